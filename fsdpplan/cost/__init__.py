@@ -1,0 +1,1 @@
+"""Pure formulas: parameters, FLOPs, matmuls, memory, collectives, overlap, pipeline, step."""

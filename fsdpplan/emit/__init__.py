@@ -1,0 +1,1 @@
+"""Plan to text: launch scripts and NCCL environment."""

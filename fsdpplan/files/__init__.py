@@ -1,0 +1,1 @@
+"""Disk to spec and back: plans, profiles, model configs."""

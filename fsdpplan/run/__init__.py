@@ -1,0 +1,1 @@
+"""Text to processes: local torchrun and Slurm."""

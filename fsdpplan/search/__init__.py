@@ -1,0 +1,1 @@
+"""Enumerate layouts, judge their legality, rank them."""

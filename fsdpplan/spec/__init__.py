@@ -1,0 +1,1 @@
+"""The five nouns as frozen values: no input or output here."""

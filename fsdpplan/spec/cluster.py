@@ -1,0 +1,214 @@
+"""Cluster: the devices, the links by level, and how many of them there are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from fsdpplan.errors import SpecError
+from fsdpplan.spec.checks import (
+    require_choice,
+    require_fraction,
+    require_positive,
+    require_positive_int,
+)
+
+DeviceKind = Literal["cuda", "cpu"]
+Evidence = Literal["measured", "fitted", "datasheet"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFit:
+    """Fitted numbers of a device; its profile says how each was obtained."""
+
+    matmul_fraction: float
+    """Share of the dense peak that a large matmul reaches."""
+    attention_forward_fraction: float
+    """Share of the dense peak that fused causal attention reaches in forward."""
+    attention_backward_fraction: float
+    """The same in backward."""
+    memory_fraction: float
+    """Share of the memory bandwidth that element-wise kernels reach."""
+    kernel_launch_seconds: float
+    """Least time between two kernels of an eager program: what one costs on the host."""
+    overlap_slowdown_fraction: float
+    """Extra compute time while a collective runs beside it, as a share of the overlapped time."""
+    fragmentation_fraction: float
+    """Memory reserved beyond the peak allocated, as a share of the latter."""
+    context_bytes: int
+    """Device memory outside torch's allocator: CUDA context and libraries."""
+    communicator_bytes: int
+    """Device memory of one NCCL communicator (one a mesh axis)."""
+    step_time_lower_fraction: float
+    """Lower end of the 80 % band of the step time, as a share of the expected value."""
+    step_time_upper_fraction: float
+    """Upper end of the 80 % band of the step time, as a share of the expected value."""
+
+    def __post_init__(self) -> None:
+        require_positive(
+            matmul_fraction=self.matmul_fraction,
+            attention_forward_fraction=self.attention_forward_fraction,
+            attention_backward_fraction=self.attention_backward_fraction,
+            memory_fraction=self.memory_fraction,
+            step_time_lower_fraction=self.step_time_lower_fraction,
+            step_time_upper_fraction=self.step_time_upper_fraction,
+        )
+        require_fraction(
+            matmul_fraction=self.matmul_fraction,
+            attention_forward_fraction=self.attention_forward_fraction,
+            attention_backward_fraction=self.attention_backward_fraction,
+            memory_fraction=self.memory_fraction,
+            overlap_slowdown_fraction=self.overlap_slowdown_fraction,
+            fragmentation_fraction=self.fragmentation_fraction,
+            step_time_lower_fraction=self.step_time_lower_fraction,
+        )
+        if self.step_time_upper_fraction < 1:
+            raise SpecError(
+                "step_time_upper_fraction must be at least 1, "
+                f"not {self.step_time_upper_fraction!r}"
+            )
+        if not 0 <= self.kernel_launch_seconds < 1:
+            raise SpecError(
+                f"kernel_launch_seconds must lie in [0, 1), not {self.kernel_launch_seconds!r}"
+            )
+        if min(self.context_bytes, self.communicator_bytes) < 0:
+            raise SpecError("context_bytes and communicator_bytes cannot be negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One accelerator as torch sees it (or one CPU process)."""
+
+    name: str
+    """Profile name, such as `h100-sxm-80g`."""
+    kind: DeviceKind
+    """What torch calls it."""
+    memory_bytes: int
+    """Memory that torch reports for one device."""
+    memory_bandwidth_bytes_per_second: float
+    """Datasheet bandwidth of that memory."""
+    peak_bf16_flops_per_second: float
+    """Dense peak rate."""
+    peak_fp16_flops_per_second: float
+    """Dense peak rate."""
+    peak_fp32_flops_per_second: float
+    """Dense peak rate of true fp32 (not TF32): torch's default for fp32 matmuls."""
+    peak_fp8_flops_per_second: float | None
+    """Dense peak rate; None where there is no fp8."""
+    multiprocessors: int
+    """Units that run matmul tiles (SMs); 1 on a CPU."""
+    host_link_bytes_per_second: float
+    """Link between device and host, one direction."""
+    evidence: Evidence
+    """The weakest evidence behind the fitted numbers."""
+    fit: DeviceFit
+    """Fitted numbers."""
+
+    def __post_init__(self) -> None:
+        require_choice("kind", self.kind, get_args(DeviceKind))
+        require_choice("evidence", self.evidence, get_args(Evidence))
+        require_positive_int(memory_bytes=self.memory_bytes, multiprocessors=self.multiprocessors)
+        require_positive(
+            memory_bandwidth_bytes_per_second=self.memory_bandwidth_bytes_per_second,
+            peak_bf16_flops_per_second=self.peak_bf16_flops_per_second,
+            peak_fp16_flops_per_second=self.peak_fp16_flops_per_second,
+            peak_fp32_flops_per_second=self.peak_fp32_flops_per_second,
+            host_link_bytes_per_second=self.host_link_bytes_per_second,
+        )
+        if self.peak_fp8_flops_per_second is not None:
+            require_positive(peak_fp8_flops_per_second=self.peak_fp8_flops_per_second)
+
+    def peak_flops_per_second(self, dtype: str) -> float:
+        """Dense peak of `dtype` (bf16, fp16, fp32, fp8). Raises SpecError where it has none."""
+        peaks = {
+            "bf16": self.peak_bf16_flops_per_second,
+            "fp16": self.peak_fp16_flops_per_second,
+            "fp32": self.peak_fp32_flops_per_second,
+            "fp8": self.peak_fp8_flops_per_second,
+        }
+        peak = peaks.get(dtype)
+        if peak is None:
+            raise SpecError(f"{self.name} has no {dtype} matmul rate; use --precision bf16")
+        return peak
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """One level of the network, from the inside out.
+
+    A domain of this level joins `domain_gpus` GPUs. It is made of domains of the level below
+    (single GPUs for the innermost level), and each of those reaches this level by `ports` ports.
+    """
+
+    name: str
+    """`nvlink`, `infiniband`, `ethernet`, `shm`, ..."""
+    domain_gpus: int
+    """GPUs that one domain of this level joins."""
+    ports: int
+    """Ports by which one domain of the level below reaches this level."""
+    port_bandwidth_bytes_per_second: float
+    """One port, one direction, datasheet."""
+    latency_seconds: float
+    """Time of one hop of a small message."""
+    bandwidth_fraction: float
+    """Fitted share of the datasheet bandwidth that large collectives reach."""
+    half_bandwidth_bytes: float
+    """Fitted: bytes one rank sends a step at which a collective reaches half that share."""
+    gpudirect: bool
+    """The ports read device memory directly; if not, data goes through host memory."""
+
+    def __post_init__(self) -> None:
+        require_positive_int(domain_gpus=self.domain_gpus, ports=self.ports)
+        require_positive(
+            port_bandwidth_bytes_per_second=self.port_bandwidth_bytes_per_second,
+            bandwidth_fraction=self.bandwidth_fraction,
+        )
+        require_fraction(bandwidth_fraction=self.bandwidth_fraction)
+        if not 0 <= self.latency_seconds < 1:
+            raise SpecError(f"latency_seconds must lie in [0, 1), not {self.latency_seconds!r}")
+        if not 0 <= self.half_bandwidth_bytes < 1e12:
+            raise SpecError(
+                f"half_bandwidth_bytes must lie in [0, 1e12), not {self.half_bandwidth_bytes!r}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Equal nodes of equal devices, joined by levels of links."""
+
+    name: str
+    """Profile name, or what was declared."""
+    device: Device
+    """What every rank runs on."""
+    gpus: int
+    """Devices to train on, in all."""
+    gpus_per_node: int
+    """Devices used on each node."""
+    levels: tuple[Level, ...]
+    """Innermost first; the last one joins all devices."""
+
+    def __post_init__(self) -> None:
+        require_positive_int(gpus=self.gpus, gpus_per_node=self.gpus_per_node)
+        if self.gpus % self.gpus_per_node:
+            raise SpecError(
+                f"{self.gpus} GPUs do not fill nodes of {self.gpus_per_node}: use --gpus "
+                f"{self.gpus // self.gpus_per_node * self.gpus_per_node or self.gpus_per_node} or "
+                f"{(self.gpus // self.gpus_per_node + 1) * self.gpus_per_node}, "
+                "or give --gpus-per-node"
+            )
+        if not self.levels:
+            raise SpecError("a cluster needs at least one level of links")
+        sizes = [level.domain_gpus for level in self.levels]
+        if sizes != sorted(set(sizes)):
+            raise SpecError(
+                f"levels must grow outwards: domain_gpus {sizes} is not strictly increasing"
+            )
+        if sizes[-1] < self.gpus:
+            raise SpecError(
+                f"the outermost level joins {sizes[-1]} GPUs, but {self.gpus} are asked for"
+            )
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes."""
+        return self.gpus // self.gpus_per_node

@@ -1,0 +1,126 @@
+"""Estimate: what the cost model says of one layout, with every part that adds up to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """An expected value with its 80 % band."""
+
+    lower: float
+    expected: float
+    upper: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeBreakdown:
+    """Seconds of one optimizer step on the slowest rank; the parts add up to the step."""
+
+    compute_seconds: float
+    """Forward, backward and recomputation kernels."""
+    exposed_communication_seconds: float
+    """Time in which the device waits for a collective or a point-to-point message."""
+    bubble_seconds: float
+    """Time in which a pipeline rank waits for its neighbours."""
+    optimizer_seconds: float
+    """Gradient norm, clipping and optimizer step."""
+
+    @property
+    def total_seconds(self) -> float:
+        """Sum of the parts: the step."""
+        return (
+            self.compute_seconds
+            + self.exposed_communication_seconds
+            + self.bubble_seconds
+            + self.optimizer_seconds
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBreakdown:
+    """Bytes on the fullest rank at its peak; `*_bytes` parts add up to `peak_allocated_bytes`."""
+
+    parameters_bytes: int
+    """Sharded (or replicated) master parameters."""
+    gradients_bytes: int
+    """Sharded gradients that are alive at the peak."""
+    optimizer_bytes: int
+    """Optimizer state."""
+    unsharded_parameters_bytes: int
+    """Gathered parameters and gather buffers alive at the peak."""
+    unsharded_gradients_bytes: int
+    """Gradients not yet reduced, and reduction buffers, alive at the peak."""
+    activations_bytes: int
+    """Saved for backward, at the peak."""
+    logits_bytes: int
+    """Logits, loss and their gradients, at the peak."""
+    temporaries_bytes: int
+    """Short-lived tensors of the operation at the peak."""
+    reserved_overhead_bytes: int
+    """Reserved by torch's allocator beyond what is allocated."""
+    context_bytes: int
+    """Outside torch's allocator: CUDA context, NCCL buffers."""
+    peak_phase: str
+    """Where in the step the peak is: forward, loss, backward, optimizer."""
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """What `torch.cuda.max_memory_allocated` should show."""
+        parts = (getattr(self, field.name) for field in fields(self)[:8])
+        return int(sum(parts))
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """What `torch.cuda.max_memory_reserved` should show."""
+        return self.peak_allocated_bytes + self.reserved_overhead_bytes
+
+    @property
+    def peak_device_bytes(self) -> int:
+        """What `nvidia-smi` should show for the process."""
+        return self.peak_reserved_bytes + self.context_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveCost:
+    """All calls of one collective on one mesh axis, for one rank and one step."""
+
+    collective: str
+    """`all_gather`, `reduce_scatter`, `all_reduce`, `all_to_all`, `send_recv`."""
+    axis: str
+    """Mesh axis, or axes joined by `*`."""
+    ranks: int
+    """Ranks in the group."""
+    level: str
+    """Outermost level of the network that the group spans."""
+    dtype: str
+    """Number format of the payload."""
+    count: int
+    """Calls."""
+    bytes: int
+    """The full unsharded buffer, summed over the calls."""
+    seconds: float
+    """Time of the calls, summed, without contention from compute."""
+    exposed_seconds: float
+    """Part of it in which the device has nothing else to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Prediction for one layout."""
+
+    step_seconds: Interval
+    tokens_per_second: float
+    tokens_per_second_per_gpu: float
+    mfu_fraction: float
+    """Useful FLOPs over the dense peak of the precision; recomputation does not count."""
+    hfu_fraction: float
+    """Executed FLOPs, recomputation included, over the same peak."""
+    bottleneck: str
+    """The largest part of the step that is not useful compute, or `compute`."""
+    runnable: bool
+    """Today's trainer can run this layout."""
+    time: TimeBreakdown
+    memory: MemoryBreakdown
+    communication: tuple[CollectiveCost, ...]

@@ -1,0 +1,160 @@
+"""Layout: the degrees, the schedule and the policies of one way to train."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from fsdpplan.errors import SpecError
+from fsdpplan.spec.checks import require_choice, require_positive_int
+
+Sharding = Literal["ddp", "zero1", "zero2", "fsdp"]
+GradientSync = Literal["every", "reduce_scatter_only", "last"]
+Schedule = Literal[
+    "none",
+    "gpipe",
+    "1f1b",
+    "interleaved_1f1b",
+    "looped_bfs",
+    "interleaved_zero_bubble",
+    "zbv",
+    "dualpipev",
+]
+ActivationCheckpointing = Literal["none", "attention", "op", "full"]
+Offload = Literal["none"]
+Reshard = Literal["always", "never"] | int
+
+MESH_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+"""Axes of the device mesh, outermost first."""
+
+SPLIT_BACKWARD_SCHEDULES = frozenset({"interleaved_zero_bubble", "zbv", "dualpipev"})
+"""Schedules that split the backward pass into input and weight halves."""
+
+DDP_BUCKET_BYTES = 25 * 2**20
+"""DistributedDataParallel's default `bucket_cap_mb`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How the model, the batch and the schedule are spread over the ranks."""
+
+    dp_replicate: int = 1
+    """Copies of the parameters over which gradients are all-reduced."""
+    dp_shard: int = 1
+    """Ranks over which parameters, gradients and optimizer state are sharded."""
+    cp: int = 1
+    """Context-parallel ranks: they split the sequence."""
+    tp: int = 1
+    """Tensor-parallel ranks: they split each matrix."""
+    pp: int = 1
+    """Pipeline stages' ranks: they split the blocks."""
+    ep: int = 1
+    """Expert-parallel ranks; divides `dp_shard * cp` and adds no ranks."""
+    sharding: Sharding = "fsdp"
+    """`ddp` keeps a full copy on each of `dp_replicate` ranks; `fsdp` is `fully_shard`."""
+    reshard_after_forward: Reshard = "always"
+    """Free gathered blocks after forward (`always`), keep them (`never`), or reshard to
+    groups of N ranks."""
+    gradient_sync: GradientSync = "every"
+    """Which micro-batches reduce gradients: all; reduce-scatter in all and all-reduce in the
+    last; or only the last."""
+    wrap_blocks: int = 1
+    """Transformer blocks an FSDP unit: the bucket of FSDP."""
+    ddp_bucket_bytes: int = DDP_BUCKET_BYTES
+    """Bucket of DistributedDataParallel."""
+    micro_batch: int = 1
+    """Sequences a data-parallel rank in one forward pass."""
+    num_microbatches: int = 1
+    """Forward passes a rank and optimizer step: gradient accumulation, or pipeline
+    micro-batches."""
+    schedule: Schedule = "none"
+    """Pipeline schedule; `none` exactly when pp is 1."""
+    virtual_stages: int = 1
+    """Model chunks a pipeline rank."""
+    activation_checkpointing: ActivationCheckpointing = "none"
+    """What backward recomputes: nothing, attention only, cheap operations, whole blocks."""
+    sequence_parallel: bool = False
+    """Split the sequence outside the tensor-parallel matmuls."""
+    loss_parallel: bool = False
+    """Keep logits split over the vocabulary in the loss."""
+    async_tp: bool = False
+    """Overlap tensor-parallel collectives with their matmuls."""
+    offload: Offload = "none"
+    """Where parameters and optimizer state live when unused."""
+    compile: bool = True
+    """torch.compile each block."""
+
+    def __post_init__(self) -> None:
+        require_positive_int(
+            dp_replicate=self.dp_replicate,
+            dp_shard=self.dp_shard,
+            cp=self.cp,
+            tp=self.tp,
+            pp=self.pp,
+            ep=self.ep,
+            wrap_blocks=self.wrap_blocks,
+            ddp_bucket_bytes=self.ddp_bucket_bytes,
+            micro_batch=self.micro_batch,
+            num_microbatches=self.num_microbatches,
+            virtual_stages=self.virtual_stages,
+        )
+        require_choice("sharding", self.sharding, get_args(Sharding))
+        require_choice("gradient_sync", self.gradient_sync, get_args(GradientSync))
+        require_choice("schedule", self.schedule, get_args(Schedule))
+        require_choice(
+            "activation_checkpointing",
+            self.activation_checkpointing,
+            get_args(ActivationCheckpointing),
+        )
+        require_choice("offload", self.offload, get_args(Offload))
+        reshard = self.reshard_after_forward
+        if reshard not in ("always", "never") and (
+            isinstance(reshard, bool) or not isinstance(reshard, int) or reshard < 2
+        ):
+            raise SpecError(
+                "reshard_after_forward must be always, never or a whole number of at least 2, "
+                f"not {reshard!r}"
+            )
+        if (self.schedule == "none") != (self.pp == 1):
+            raise SpecError(
+                f"schedule {self.schedule} does not go with pp {self.pp}: use none with pp 1, "
+                "and gpipe, 1f1b or interleaved_1f1b above"
+            )
+        if (self.dp_shard * self.cp) % self.ep:
+            raise SpecError(
+                f"ep {self.ep} must divide dp_shard * cp = {self.dp_shard * self.cp}"
+            )
+        if self.sharding == "ddp" and self.dp_shard > 1:
+            raise SpecError(
+                f"sharding ddp keeps whole copies: use dp_replicate, not dp_shard {self.dp_shard}"
+            )
+
+    @property
+    def world(self) -> int:
+        """Ranks in all."""
+        return self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp
+
+    @property
+    def data_parallel(self) -> int:
+        """Ranks over which the batch splits."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def shard_ranks(self) -> int:
+        """Ranks over which FSDP shards parameters."""
+        return self.dp_shard * self.cp
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences an optimizer step."""
+        return self.data_parallel * self.micro_batch * self.num_microbatches
+
+    @property
+    def inner_ranks(self) -> dict[str, int]:
+        """Ranks between neighbours on each mesh axis: the product of the axes inside it."""
+        strides: dict[str, int] = {}
+        stride = 1
+        for axis in reversed(MESH_AXES):
+            strides[axis] = stride
+            stride *= getattr(self, axis)
+        return strides

@@ -1,0 +1,58 @@
+"""Plan: a model, a cluster, a training and the layouts chosen for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fsdpplan.errors import SpecError
+from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.estimate import Estimate
+from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.model import Model
+from fsdpplan.spec.training import Training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankedLayout:
+    """One line of the answer."""
+
+    rank: int
+    """1 is the fastest that fits."""
+    layout: Layout
+    estimate: Estimate
+    reason: str
+    """Why it is first, or why it lost to the first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """All that emitting, running and checking need: they never plan again."""
+
+    model: Model
+    cluster: Cluster
+    training: Training
+    layout: Layout
+    """The layout to run."""
+    estimate: Estimate
+    """Its prediction."""
+    alternatives: tuple[RankedLayout, ...]
+    """The ranked list that the layout was taken from, itself included."""
+    sources: tuple[tuple[str, str], ...]
+    """(field, where its value came from) for each input: flag, catalogue, profile, default."""
+    assumptions: tuple[str, ...]
+    """Sentences on what was not given and what is taken instead."""
+    warnings: tuple[str, ...]
+    """Sentences on what the user should look at."""
+    versions: tuple[tuple[str, str], ...]
+    """(name, version) of fsdpplan and Python; torch's is checked where it runs."""
+
+    def __post_init__(self) -> None:
+        if self.layout.world != self.cluster.gpus:
+            raise SpecError(
+                f"the layout has {self.layout.world} ranks, the cluster {self.cluster.gpus} GPUs"
+            )
+        if self.layout.global_batch != self.training.global_batch:
+            raise SpecError(
+                f"the layout takes {self.layout.global_batch} sequences a step, the training "
+                f"{self.training.global_batch}"
+            )

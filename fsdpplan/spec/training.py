@@ -1,0 +1,53 @@
+"""Training: how much data a step takes and in which number formats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from fsdpplan.spec.checks import require_choice, require_fraction, require_positive_int
+
+Precision = Literal["bf16", "fp16", "fp32", "fp8"]
+ReduceDtype = Literal["fp32", "bf16"]
+Optimizer = Literal["adamw"]
+Runtime = Literal["fsdp2"]
+
+DTYPE_BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
+"""Bytes of one element, by the names used in options, JSON and profiles."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """What one optimizer step is asked to do."""
+
+    seq_len: int
+    """Tokens a sequence."""
+    global_batch: int
+    """Sequences an optimizer step, over all data-parallel ranks."""
+    precision: Precision = "bf16"
+    """Number format of matmuls and of gathered parameters; master weights are fp32."""
+    reduce_dtype: ReduceDtype = "fp32"
+    """Number format in which gradients are reduced."""
+    optimizer: Optimizer = "adamw"
+    """Optimizer recipe; decides the bytes of state a parameter."""
+    tokens: int | None = None
+    """Tokens of the whole training, for the time to train; None: not asked."""
+    runtime: Runtime = "fsdp2"
+    """The software that trains; `fsdp2` is PyTorch's `fully_shard` and its DDP."""
+    headroom_fraction: float = 0.08
+    """Share of device memory that a plan must leave free."""
+
+    def __post_init__(self) -> None:
+        require_positive_int(seq_len=self.seq_len, global_batch=self.global_batch)
+        if self.tokens is not None:
+            require_positive_int(tokens=self.tokens)
+        require_choice("precision", self.precision, get_args(Precision))
+        require_choice("reduce_dtype", self.reduce_dtype, get_args(ReduceDtype))
+        require_choice("optimizer", self.optimizer, get_args(Optimizer))
+        require_choice("runtime", self.runtime, get_args(Runtime))
+        require_fraction(headroom_fraction=self.headroom_fraction)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens an optimizer step over all ranks."""
+        return self.seq_len * self.global_batch
