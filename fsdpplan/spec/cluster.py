@@ -43,6 +43,13 @@ class DeviceFit:
     """Lower end of the 80 % band of the step time, as a share of the expected value."""
     step_time_upper_fraction: float
     """Upper end of the 80 % band of the step time, as a share of the expected value."""
+    matmul_fill_depth: float = 0.0
+    """Depth k that filling and draining the pipeline of one matmul tile is worth."""
+    matmul_wave_fraction: float = 0.0
+    """Share of the idle multiprocessors of the last wave that is really lost: 1 for one tile a
+    multiprocessor at a time, less where kernels split tiles among them."""
+    matmul_start_seconds: float = 0.0
+    """Time on the device before and after the tiles of a matmul, whatever its size."""
 
     def __post_init__(self) -> None:
         require_positive(
@@ -61,7 +68,13 @@ class DeviceFit:
             overlap_slowdown_fraction=self.overlap_slowdown_fraction,
             fragmentation_fraction=self.fragmentation_fraction,
             step_time_lower_fraction=self.step_time_lower_fraction,
+            matmul_wave_fraction=self.matmul_wave_fraction,
         )
+        if not 0 <= self.matmul_fill_depth < 1e6 or not 0 <= self.matmul_start_seconds < 1:
+            raise SpecError(
+                "matmul_fill_depth must lie in [0, 1e6) and matmul_start_seconds in [0, 1), not "
+                f"{self.matmul_fill_depth!r} and {self.matmul_start_seconds!r}"
+            )
         if self.step_time_upper_fraction < 1:
             raise SpecError(
                 "step_time_upper_fraction must be at least 1, "
@@ -156,6 +169,11 @@ class Level:
     """Fitted: bytes one rank sends a step at which a collective reaches half that share."""
     gpudirect: bool
     """The ports read device memory directly; if not, data goes through host memory."""
+    base_seconds: float = 0.0
+    """Fitted: launch and synchronisation of any collective that spans this level."""
+    multicast_fraction: float = 0.0
+    """Fitted share of the datasheet bandwidth of an all-reduce in which the switch itself
+    reduces and multicasts (NVLS: NVSwitch of H100 and later); 0 where it cannot."""
 
     def __post_init__(self) -> None:
         require_positive_int(domain_gpus=self.domain_gpus, ports=self.ports)
@@ -166,6 +184,9 @@ class Level:
         require_fraction(bandwidth_fraction=self.bandwidth_fraction)
         if not 0 <= self.latency_seconds < 1:
             raise SpecError(f"latency_seconds must lie in [0, 1), not {self.latency_seconds!r}")
+        require_fraction(multicast_fraction=self.multicast_fraction)
+        if not 0 <= self.base_seconds < 1:
+            raise SpecError(f"base_seconds must lie in [0, 1), not {self.base_seconds!r}")
         if not 0 <= self.half_bandwidth_bytes < 1e12:
             raise SpecError(
                 f"half_bandwidth_bytes must lie in [0, 1e12), not {self.half_bandwidth_bytes!r}"

@@ -121,9 +121,7 @@ class Layout:
                 "and gpipe, 1f1b or interleaved_1f1b above"
             )
         if (self.dp_shard * self.cp) % self.ep:
-            raise SpecError(
-                f"ep {self.ep} must divide dp_shard * cp = {self.dp_shard * self.cp}"
-            )
+            raise SpecError(f"ep {self.ep} must divide dp_shard * cp = {self.dp_shard * self.cp}")
         if self.sharding == "ddp" and self.dp_shard > 1:
             raise SpecError(
                 f"sharding ddp keeps whole copies: use dp_replicate, not dp_shard {self.dp_shard}"

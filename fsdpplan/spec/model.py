@@ -12,6 +12,10 @@ Mlp = Literal["swiglu", "gelu"]
 Norm = Literal["rmsnorm", "layernorm"]
 Positions = Literal["rope", "learned"]
 
+MAX_LAYERS = 10_000
+MAX_WIDTH = 100_000_000
+"""Beyond these a shape is a slip of the pen, and loops over it would not end."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
@@ -71,6 +75,12 @@ class Model:
         require_choice("mlp", self.mlp, get_args(Mlp))
         require_choice("norm", self.norm, get_args(Norm))
         require_choice("positions", self.positions, get_args(Positions))
+        widest = max(self.hidden, self.ffn_hidden, self.heads * self.head_dim, self.vocab)
+        if self.layers > MAX_LAYERS or max(widest, self.max_positions) > MAX_WIDTH:
+            raise SpecError(
+                f"no model has more than {MAX_LAYERS} layers or a width or vocabulary above "
+                f"{MAX_WIDTH:.0e}; check the shape"
+            )
         if self.heads % self.kv_heads:
             raise SpecError(
                 f"kv_heads must divide heads: {self.heads} query heads cannot share "

@@ -1,0 +1,71 @@
+"""Matmul: time of one dense matrix product by its shape."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import inf
+
+from fsdpplan.spec.cluster import Device
+from fsdpplan.spec.training import DTYPE_BYTES
+
+_TILES = ((256, 128), (128, 256), (192, 128), (128, 192), (128, 128))
+"""Output tiles (rows, columns) that one multiprocessor computes at full rate: the large ones of
+tensor-core libraries, which fit the measured shapes best (`matmul_fit` in the profiles)."""
+
+_RESULT_BYTES = {"fp8": 2}
+"""Products of 8-bit operands are written in 16 bits."""
+
+
+def matmul_flops(*, m: int, n: int, k: int) -> int:
+    """FLOPs of (m x k) @ (k x n): a multiplication and an addition for each product."""
+    return 2 * m * n * k
+
+
+def matmul_bytes(*, m: int, n: int, k: int, dtype: str) -> int:
+    """Least memory traffic: both operands read and the result written once."""
+    operand = DTYPE_BYTES[dtype]
+    return (m * k + k * n) * operand + m * n * _RESULT_BYTES.get(dtype, operand)
+
+
+@lru_cache(maxsize=4096)
+def busy_waves(*, m: int, n: int, multiprocessors: int, wave_fraction: float) -> float:
+    """Least multiprocessor time for the tiles of an m x n result, in elements of the result.
+
+        waves = fraction * ceil(t / p) + (1 - fraction) * max(1, t / p)
+
+    t tiles over p multiprocessors, for the tile shape that does it in the least time; edge tiles
+    are computed whole. `wave_fraction` 1 is one whole tile at a time; less is for kernels that
+    split the last tiles along k. One multiprocessor has no tiles: m * n.
+    """
+    if multiprocessors == 1:
+        return float(m * n)
+    least = inf
+    for rows, columns in _TILES:
+        tiles = -(-m // rows) * -(-n // columns)
+        whole = -(-tiles // multiprocessors)
+        waves = wave_fraction * whole + (1 - wave_fraction) * max(1.0, tiles / multiprocessors)
+        least = min(least, waves * rows * columns)
+    return least
+
+
+def matmul_seconds(*, m: int, n: int, k: int, dtype: str, device: Device) -> float:
+    """Time of (m x k) @ (k x n) on the device alone, without what the launch costs on the host.
+
+        T = max(2 w (k + fill) / (peak * fraction / p), bytes / memory bandwidth) + start
+
+    A roofline whose compute side counts whole tiles: w is the work of the busiest of p
+    multiprocessors in elements of the result (`busy_waves`), and each tile pays for filling and
+    draining its pipeline as if k were longer. Assumed away: cache reuse beyond one reading of each
+    operand, and clocks that fall under long loads other than in the fitted ceiling. fp8 is the
+    product alone: casting and scaling its operands is traffic to be counted apart.
+    """
+    fit = device.fit
+    multiprocessors = device.multiprocessors
+    elements = busy_waves(
+        m=m, n=n, multiprocessors=multiprocessors, wave_fraction=fit.matmul_wave_fraction
+    )
+    rate = device.peak_flops_per_second(dtype) * fit.matmul_fraction / multiprocessors
+    flops_seconds = 2 * elements * (k + fit.matmul_fill_depth) / rate
+    memory = device.memory_bandwidth_bytes_per_second * fit.memory_fraction
+    traffic_seconds = matmul_bytes(m=m, n=n, k=k, dtype=dtype) / memory
+    return max(flops_seconds, traffic_seconds) + fit.matmul_start_seconds

@@ -1,0 +1,22 @@
+"""Defaults that depend on other inputs; each one is printed as an assumption by the caller."""
+
+from __future__ import annotations
+
+DEFAULT_SEQ_LEN = 4096
+DEFAULT_TOKENS_PER_STEP = 4 * 2**20
+"""About what dense models of 7B and more are pre-trained with."""
+
+
+def default_global_batch(*, seq_len: int, gpus: int) -> int:
+    """Sequences a step: about 4 Mi tokens, rounded so that every data-parallel degree divides it.
+
+    A multiple of the number of GPUs where there are at least that many sequences; otherwise the
+    largest divisor of the number of GPUs takes their place.
+    """
+    wanted = max(1, round(DEFAULT_TOKENS_PER_STEP / seq_len))
+    step = next(gpus // parts for parts in range(1, gpus + 1) if _fits(gpus, parts, wanted))
+    return max(1, round(wanted / step)) * step
+
+
+def _fits(gpus: int, parts: int, wanted: int) -> bool:
+    return gpus % parts == 0 and gpus // parts <= wanted

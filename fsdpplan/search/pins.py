@@ -1,0 +1,44 @@
+"""Pins: the parts of a layout that the user has fixed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from fsdpplan.spec.layout import (
+    ActivationCheckpointing,
+    GradientSync,
+    Layout,
+    Reshard,
+    Schedule,
+    Sharding,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pins:
+    """Each field is a field of `Layout`; None leaves the choice to the search."""
+
+    dp_replicate: int | None = None
+    dp_shard: int | None = None
+    cp: int | None = None
+    tp: int | None = None
+    pp: int | None = None
+    ep: int | None = None
+    sharding: Sharding | None = None
+    reshard_after_forward: Reshard | None = None
+    gradient_sync: GradientSync | None = None
+    micro_batch: int | None = None
+    schedule: Schedule | None = None
+    virtual_stages: int | None = None
+    activation_checkpointing: ActivationCheckpointing | None = None
+    compile: bool | None = None
+
+    def given(self) -> dict[str, Any]:
+        """The pinned fields and their values."""
+        pairs = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return {name: value for name, value in pairs if value is not None}
+
+    def allows(self, layout: Layout) -> bool:
+        """Whether `layout` keeps every pin."""
+        return all(getattr(layout, name) == value for name, value in self.given().items())
