@@ -1,0 +1,84 @@
+"""Documents checked by pydantic: one envelope a file kind, with the frozen spec values inside.
+
+Import this module only where a document is read: pydantic costs more than planning does.
+Two traps, both seen: a bare `TypeAdapter(dataclass)` drops unknown keys in silence (the envelope's
+`forbid` reaches all depths), and only errors that are also ValueError get a field path.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from fsdpplan.errors import SpecError
+from fsdpplan.files.table import short
+from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.estimate import Estimate
+from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.model import Model
+from fsdpplan.spec.plan import RankedLayout
+from fsdpplan.spec.training import Training
+
+
+class PlanDocument(BaseModel):
+    """A plan on disk, derived totals removed."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    schema_version: Literal[1]
+    model: Model
+    cluster: Cluster
+    training: Training
+    layout: Layout
+    estimate: Estimate
+    alternatives: tuple[RankedLayout, ...]
+    sources: dict[str, str]
+    assumptions: tuple[str, ...]
+    warnings: tuple[str, ...]
+    versions: dict[str, str]
+
+
+def validate_plan(values: dict[str, Any]) -> PlanDocument:
+    """The document in `values`. Raises SpecError naming the first wrong field.
+
+    It goes through JSON once more because strict pydantic takes lists for tuples only from there.
+    """
+    try:
+        return PlanDocument.model_validate_json(json.dumps(values, allow_nan=False))
+    except ValidationError as error:
+        raise SpecError(_first_problem(error, values)) from error
+
+
+def _first_problem(error: ValidationError, values: dict[str, Any]) -> str:
+    """The first problem as one line with the path of its field.
+
+    A field that may be one of several things has a problem for each: they are joined.
+    """
+    problems = error.errors(include_url=False, include_context=False)
+    path = _path(problems[0]["loc"], values)
+    match problems[0]["type"]:
+        case "missing":
+            return f"{path} is missing"
+        case "extra_forbidden" | "unexpected_keyword_argument":
+            return f"unknown key {path}"
+        case "value_error":
+            return f"{path}: {problems[0]['msg'].removeprefix('Value error, ')}"
+    same = [problem["msg"] for problem in problems if _path(problem["loc"], values) == path]
+    wanted = " or ".join(message.removeprefix("Input should be ") for message in same)
+    return f"{path} must be {wanted}, not {short(problems[0]['input'])}"
+
+
+def _path(location: tuple[int | str, ...], values: Any) -> str:
+    """The path of a field, without the names that pydantic adds for branches of a union."""
+    steps: list[str] = []
+    here = values
+    for step in location:
+        if isinstance(here, dict):
+            steps.append(str(step))
+            here = here.get(step)
+        elif isinstance(here, list) and isinstance(step, int) and step < len(here):
+            steps.append(str(step))
+            here = here[step]
+    return ".".join(steps) or "the document"

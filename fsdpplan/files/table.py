@@ -1,0 +1,209 @@
+"""Reading text and tables that a user may have written: size limits, types and paths to the fault.
+
+Profiles and model configs are read through `Table` rather than pydantic, because planning reads
+them on every start and pydantic costs more than the rest of it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fsdpplan.errors import SpecError
+
+MAX_INTEGER = 2**63 - 1
+UNREADABLE = "it holds a number of thousands of digits, or brackets in brackets without end"
+
+
+def read_text(path: Path, *, limit_bytes: int, what: str) -> str:
+    """The text of a regular UTF-8 file of at most `limit_bytes`, or one line on why not."""
+    shown = path_text(path)
+    try:
+        exists, is_file = path.exists(), path.is_file()
+        data = _read_at_most(path, limit_bytes + 1) if is_file else b""
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise SpecError(f"{what} {shown} cannot be read: {reason}") from error
+    if not is_file:
+        missing = "is not a file" if exists else "does not exist"
+        raise SpecError(f"{what} {shown} {missing}; check the path")
+    if len(data) > limit_bytes:
+        raise SpecError(
+            f"{what} {shown} is larger than {limit_bytes // 1024} KiB, so it is not a {what}; "
+            "check the path"
+        )
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{what} {shown} is not text (UTF-8) at byte {error.start}") from error
+
+
+def path_text(path: Path | str) -> str:
+    """A path for messages: as it is, or escaped where it would break the line."""
+    text = str(path)
+    return text if text.isprintable() else ascii(text)
+
+
+def _read_at_most(path: Path, limit_bytes: int) -> bytes:
+    with path.open("rb") as file:
+        return file.read(limit_bytes)
+
+
+def write_text_atomically(path: Path, text: str, *, advice: str = "choose another place") -> None:
+    """Write `text` beside `path` and move it there, so that a reader never sees half of it."""
+    temporary: str | None = None
+    try:
+        descriptor, temporary = tempfile.mkstemp(
+            dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"
+        )
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        # mkstemp makes private files; a plan is as readable as any file that the user makes
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
+        os.replace(temporary, path)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise SpecError(f"{path_text(path)} cannot be written: {reason}; {advice}") from error
+    finally:
+        if temporary is not None and os.path.exists(temporary):
+            os.unlink(temporary)
+
+
+def parse_json_object(text: str, *, where: str) -> dict[str, Any]:
+    """The JSON object in `text`; NaN, infinities and repeated keys are refused."""
+
+    def refuse_constant(constant: str) -> float:
+        raise SpecError(f"{where}: {constant} is not a number; write a finite one")
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        table = dict(pairs)
+        if len(table) != len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise SpecError(f"{where}: the key {short(twice)} stands twice; keep one")
+        return table
+
+    try:
+        value = json.loads(text, parse_constant=refuse_constant, object_pairs_hook=unique)
+    except SpecError:
+        raise
+    except json.JSONDecodeError as error:
+        raise SpecError(
+            f"{where} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"{where} cannot be read as JSON: {UNREADABLE}") from error
+    if not isinstance(value, dict):
+        raise SpecError(f"{where} must hold one JSON object, not {kind_of(value)}")
+    return value
+
+
+def short(value: object) -> str:
+    """`value` as it was written, cut where it would fill the screen."""
+    try:
+        text = repr(value)
+    except ValueError:  # an int of more digits than Python prints
+        return "a number with thousands of digits"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def kind_of(value: object) -> str:
+    """What `value` is, in the words of JSON and TOML."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    names = {int: "a whole number", float: "a number", str: "text", list: "a list", dict: "a table"}
+    return names.get(type(value), f"a {type(value).__name__}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """One table of a document: typed access, each failure naming the file and the field."""
+
+    where: str
+    """File that it came from."""
+    values: Mapping[str, Any]
+    prefix: str = ""
+    """Path of this table within the file, with its final dot."""
+
+    def field(self, key: str) -> str:
+        """Where `key` is, for messages."""
+        return f"{self.where}: {self.prefix}{key}"
+
+    def refuse_unknown(self, known: Iterable[str]) -> None:
+        """Raise on keys that are not `known`."""
+        allowed = sorted(known)
+        for key in self.values:
+            if key not in allowed:
+                raise SpecError(
+                    f"{self.where}: unknown key {short(self.prefix + key)}; "
+                    f"known here: {', '.join(allowed)}"
+                )
+
+    def require(self, key: str) -> Any:
+        """The value of `key`, which must be there."""
+        if key not in self.values:
+            raise SpecError(f"{self.field(key)} is missing; add it")
+        return self.values[key]
+
+    def text(self, key: str) -> str:
+        """A non-empty text of one line."""
+        value = self.require(key)
+        if not isinstance(value, str) or not value.strip():
+            raise self.wrong(key, "a text")
+        if len(value) > 2000 or not value.isprintable():
+            raise self.wrong(key, "one line of printable text")
+        return value
+
+    def choice(self, key: str, choices: Iterable[str]) -> str:
+        """One of `choices`."""
+        value, allowed = self.require(key), tuple(choices)
+        if value not in allowed:
+            raise self.wrong(key, f"one of {', '.join(allowed)}")
+        return str(value)
+
+    def integer(self, key: str, *, lowest: int = 1) -> int:
+        """A whole number of at least `lowest`."""
+        value = self.require(key)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.wrong(key, "a whole number")
+        if not lowest <= value <= MAX_INTEGER:
+            raise self.wrong(key, f"a whole number from {lowest} to 2**63 - 1")
+        return value
+
+    def number(self, key: str) -> float:
+        """A finite number."""
+        value = self.require(key)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.wrong(key, "a number")
+        if not -MAX_INTEGER <= value <= MAX_INTEGER or not math.isfinite(value):
+            raise self.wrong(key, "a finite number")
+        return float(value)
+
+    def flag(self, key: str) -> bool:
+        """True or false."""
+        value = self.require(key)
+        if not isinstance(value, bool):
+            raise self.wrong(key, "true or false")
+        return value
+
+    def table(self, key: str) -> Table:
+        """A table within this one."""
+        value = self.require(key)
+        if not isinstance(value, dict):
+            raise self.wrong(key, "a table")
+        return Table(where=self.where, values=value, prefix=f"{self.prefix}{key}.")
+
+    def wrong(self, key: str, wanted: str) -> SpecError:
+        """The error for a value that is not what was `wanted`."""
+        value = self.values.get(key)
+        return SpecError(f"{self.field(key)} must be {wanted}, not {short(value)}")
