@@ -85,26 +85,26 @@ def projection_shapes(work: BlockWork) -> tuple[tuple[int, int, int], ...]:
 def forward_matmul_seconds(
     shapes: tuple[tuple[int, int, int], ...], *, dtype: str, device: Device
 ) -> float:
-    """Seconds of the products in `shapes`."""
-    return sum(matmul_seconds(m=m, n=n, k=k, dtype=dtype, device=device) for m, n, k in shapes)
+    """Seconds of the products in `shapes`, at the sustained rate."""
+    seconds = sum(matmul_seconds(m=m, n=n, k=k, dtype=dtype, device=device) for m, n, k in shapes)
+    return seconds / device.fit.sustained_fraction
 
 
 def backward_matmul_seconds(
     shapes: tuple[tuple[int, int, int], ...], *, dtype: str, device: Device
 ) -> float:
     """Seconds of the two products behind each forward one: by input and by weight."""
-    return sum(
-        matmul_seconds(m=m, n=k, k=n, dtype=dtype, device=device)
-        + matmul_seconds(m=k, n=n, k=m, dtype=dtype, device=device)
-        for m, n, k in shapes
-    )
+    by_input = tuple((m, k, n) for m, n, k in shapes)
+    by_weight = tuple((k, n, m) for m, n, k in shapes)
+    return forward_matmul_seconds(by_input + by_weight, dtype=dtype, device=device)
 
 
 def attention_forward_seconds(work: BlockWork, device: Device) -> float:
     """Fused causal attention of one block's forward on one rank."""
     flops = work.tokens * attention_forward_flops_per_token(model=work.model, seq_len=work.seq_len)
     peak = device.peak_flops_per_second(work.precision)
-    return flops / work.tp / (peak * device.fit.attention_forward_fraction)
+    fit = device.fit
+    return flops / work.tp / (peak * fit.attention_forward_fraction * fit.sustained_fraction)
 
 
 def attention_backward_seconds(work: BlockWork, device: Device) -> float:

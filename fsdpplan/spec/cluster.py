@@ -50,6 +50,9 @@ class DeviceFit:
     multiprocessor at a time, less where kernels split tiles among them."""
     matmul_start_seconds: float = 0.0
     """Time on the device before and after the tiles of a matmul, whatever its size."""
+    sustained_fraction: float = 1.0
+    """Rate of matmuls and attention in a training step as a share of their rate on their own: a
+    long step is held to the power cap, a short benchmark is not."""
 
     def __post_init__(self) -> None:
         require_positive(
@@ -57,6 +60,7 @@ class DeviceFit:
             attention_forward_fraction=self.attention_forward_fraction,
             attention_backward_fraction=self.attention_backward_fraction,
             memory_fraction=self.memory_fraction,
+            sustained_fraction=self.sustained_fraction,
             step_time_lower_fraction=self.step_time_lower_fraction,
             step_time_upper_fraction=self.step_time_upper_fraction,
         )
@@ -69,6 +73,7 @@ class DeviceFit:
             fragmentation_fraction=self.fragmentation_fraction,
             step_time_lower_fraction=self.step_time_lower_fraction,
             matmul_wave_fraction=self.matmul_wave_fraction,
+            sustained_fraction=self.sustained_fraction,
         )
         if not 0 <= self.matmul_fill_depth < 1e6 or not 0 <= self.matmul_start_seconds < 1:
             raise SpecError(
