@@ -317,7 +317,7 @@ def test_a_cluster_profile_fixes_the_number_of_gpus(tmp_path: Path) -> None:
         ("schema_version = 1", "", "schema_version is missing"),
         ('kind = "device"', 'kind = "gpu"', "kind must be one of device, node, cluster"),
         ('torch_device = "cuda"', 'torch_device = "tpu"', "torch_device must be one of cuda, cpu"),
-        ('evidence = "datasheet"', 'evidence = "rumour"', "evidence must be one of"),
+        ('evidence = "fitted"', 'evidence = "rumour"', "evidence must be one of"),
         ("[numbers]", "[numbers", "is not TOML"),
         ("[fit]", "[fits]", "unknown key 'fits'"),
         ("what = ", "who = ", "unknown key 'sources.datasheet.who'"),
