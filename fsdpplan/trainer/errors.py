@@ -1,0 +1,19 @@
+"""Errors that a user of the trainer can meet: one line each, no traceback."""
+
+from __future__ import annotations
+
+
+class TrainerError(ValueError):
+    """Something the user gave is impossible; `exit_code` is the process's exit code."""
+
+    exit_code = 2
+
+
+class RankError(TrainerError):
+    """A mistake that not every rank sees, so each that does must say it."""
+
+
+class TrainingDiverged(TrainerError):
+    """The loss is no longer a number."""
+
+    exit_code = 1

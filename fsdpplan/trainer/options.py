@@ -1,0 +1,94 @@
+"""Command line of the trainer."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .config import PLAN_VARIABLE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the command line says."""
+
+    plan: str | None
+    steps: int
+    data: Path | None
+    learning_rate: float
+    warmup_steps: int
+    weight_decay: float
+    clip_norm: float
+    seed: int
+    checkpoint_dir: Path | None
+    checkpoint_every: int
+    checkpoint_keep: int
+    resume: str
+    metrics: Path | None
+
+
+def whole(least: int) -> Callable[[str], int]:
+    """An argparse type: a whole number of at least `least`."""
+
+    def parse(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{text} is less than {least}")
+        return value
+
+    parse.__name__ = "whole number"
+    return parse
+
+
+def number(*, above: float = -math.inf, least: float = -math.inf) -> Callable[[str], float]:
+    """An argparse type: a number within bounds; never NaN."""
+
+    def parse(text: str) -> float:
+        value = float(text)
+        if not (value > above and value >= least):
+            bound = f"above {above:g}" if above > -math.inf else f"at least {least:g}"
+            raise argparse.ArgumentTypeError(f"{text} must be {bound}")
+        return value
+
+    parse.__name__ = "number"
+    return parse
+
+
+def parse_options(arguments: Sequence[str] | None = None) -> Options:
+    """Parse the command line; exits with code 2 and one line on a mistake."""
+    parser = argparse.ArgumentParser(
+        prog="torchrun ... -m fsdpplan.trainer",
+        description="Train the plan's model with the plan's layout.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--plan", metavar="FILE", help=f"plan to run; otherwise the JSON in ${PLAN_VARIABLE}")
+    add("--steps", type=whole(1), default=20, help="optimizer steps in all, resumed ones included")
+    add("--data", type=Path, metavar="FILE", help="token file; otherwise synthetic tokens")
+    add("--learning-rate", type=number(above=0), default=3e-4, help="at its peak")
+    add("--warmup-steps", type=whole(0), help="steps of linear warm-up (default: a tenth, <= 2000)")
+    add("--weight-decay", type=number(least=0), default=0.1, help="of matrices")
+    add("--clip-norm", type=number(above=0), default=1.0, help="norm of all gradients; inf: none")
+    add("--seed", type=whole(0), default=0, help="of weights and data")
+    add("--checkpoint-dir", type=Path, metavar="DIR", help="shared folder; otherwise none are kept")
+    add("--checkpoint-every", type=whole(0), default=0, metavar="STEPS", help="0: only at the end")
+    add("--checkpoint-keep", type=whole(1), default=2, metavar="N", help="newest ones to keep")
+    add(
+        "--resume",
+        choices=("auto", "required", "never"),
+        default="auto",
+        help="auto: if --checkpoint-dir has a checkpoint; never: refuse to start if it has one",
+    )
+    add("--metrics", type=Path, metavar="FILE", help="one JSON line a step")
+    values = vars(parser.parse_args(arguments))
+    if values["checkpoint_dir"] is None:
+        if values["checkpoint_every"]:
+            parser.error("--checkpoint-every needs --checkpoint-dir")
+        if values["resume"] == "required":
+            parser.error("--resume required needs --checkpoint-dir")
+    if values["warmup_steps"] is None:
+        values["warmup_steps"] = min(2000, values["steps"] // 10)
+    return Options(**values)

@@ -1,0 +1,198 @@
+"""From a model and a plan to a distributed model: mesh, recomputation, compilation, sharding.
+
+plan = load_plan()
+model = parallelize(model, plan)
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from .config import LayoutConfig, PlanConfig
+from .ddp_hooks import reduce_in_bf16
+from .distributed import build_mesh, start
+from .errors import TrainerError
+from .recompute import checkpoint_block
+from .support import require_runnable
+
+TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+DDP_DEFAULT_BUCKET_BYTES = 25 * 2**20
+"""What DistributedDataParallel takes when it is not told."""
+
+
+def parallelize(
+    model: nn.Module, plan: PlanConfig, *, blocks: Sequence[nn.Module] | None = None
+) -> nn.Module:
+    """Apply the plan's layout to `model` and return what to call in its place.
+
+    FSDP changes `model` in place and returns it (a model on the meta device stays there:
+    `materialise` it afterwards); DDP returns a wrapper. The process group is joined if there is
+    none. `blocks` are the repeated layers; by default `find_blocks` finds them.
+    """
+    require_runnable(plan)
+    device = start(plan)
+    blocks = find_blocks(model) if blocks is None else list(blocks)
+    if plan.layout.sharding == "fsdp" and plan.layout.wrap_blocks > len(blocks):
+        raise TrainerError(
+            f"the plan wraps {plan.layout.wrap_blocks} blocks in one FSDP unit, the model has "
+            f"{len(blocks)}"
+        )
+    stop_generation_cache(model)
+    apply_checkpointing(blocks, plan.layout)
+    apply_compile(blocks, plan.layout, device)
+    if plan.layout.sharding == "ddp":
+        return apply_ddp(model, plan, device)
+    mesh = build_mesh(plan.layout, device.type)
+    apply_fsdp(model, blocks, plan, mesh)
+    equalise_replicas(model, mesh)
+    return model
+
+
+def find_blocks(model: nn.Module) -> list[nn.Module]:
+    """The repeated layers: of all lists and dicts of modules of one class, the one with most
+    parameters (the outermost, where one holds another)."""
+    best: list[nn.Module] = []
+    most = 0
+    for container in model.modules():
+        if not isinstance(container, nn.ModuleList | nn.ModuleDict):
+            continue
+        children = list(container.children())
+        elements = sum(parameter.numel() for parameter in container.parameters())
+        if len({type(child) for child in children}) == 1 and elements > most:
+            best, most = children, elements
+    if not best:
+        raise TrainerError(
+            "no repeated blocks found: the model needs an nn.ModuleList or nn.ModuleDict of "
+            "modules of one class, or give parallelize(..., blocks=[...])"
+        )
+    return best
+
+
+def stop_generation_cache(model: nn.Module) -> None:
+    """Turn off the key/value cache of Hugging Face models: it is for generation, and recomputing
+    a block would fill it twice."""
+    config = getattr(model, "config", None)
+    if getattr(config, "use_cache", False):
+        config.use_cache = False  # type: ignore[union-attr]
+
+
+def apply_checkpointing(blocks: Sequence[nn.Module], layout: LayoutConfig) -> None:
+    """Recompute each block in backward, as far as the layout says."""
+    for block in blocks:
+        checkpoint_block(block, layout.activation_checkpointing)
+
+
+def apply_compile(blocks: Sequence[nn.Module], layout: LayoutConfig, device: torch.device) -> None:
+    """Compile each block's forward; FSDP's hooks stay outside of the graph. Off on CPU."""
+    if layout.compile and device.type == "cuda":
+        for block in blocks:
+            block.forward = torch.compile(block.forward)
+
+
+def apply_fsdp(
+    model: nn.Module, blocks: Sequence[nn.Module], plan: PlanConfig, mesh: DeviceMesh
+) -> None:
+    """`fully_shard` each unit of `wrap_blocks` blocks, then the rest of the model.
+
+    The root keeps torch's default: its parameters are not gathered again for backward, since the
+    output head is the first that backward needs.
+    """
+    training, layout = plan.training, plan.layout
+    policy = MixedPrecisionPolicy(
+        param_dtype=None if training.precision == "fp32" else TORCH_DTYPES[training.precision],
+        reduce_dtype=TORCH_DTYPES[training.reduce_dtype],
+    )
+    reshard = {"always": True, "never": False}.get(
+        str(layout.reshard_after_forward), layout.reshard_after_forward
+    )
+    for first in range(0, len(blocks), layout.wrap_blocks):
+        unit = list(blocks[first : first + layout.wrap_blocks])
+        fully_shard(
+            unit if len(unit) > 1 else unit[0],  # type: ignore[arg-type]
+            mesh=mesh,
+            reshard_after_forward=reshard,  # type: ignore[arg-type]
+            mp_policy=policy,
+        )
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+@torch.no_grad()
+def equalise_replicas(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Copy the first replica's parameters to the others; FSDP2 takes them to be equal.
+
+    DDP does the same when it wraps a model. Parameters on the meta device have no values yet.
+    """
+    if mesh.ndim == 1 or mesh.size(0) == 1:
+        return
+    group = mesh.get_group("dp_replicate")
+    for parameter in model.parameters():
+        assert isinstance(parameter, DTensor)
+        local = parameter.to_local()
+        if not local.is_meta:
+            dist.broadcast(local, src=dist.get_global_rank(group, 0), group=group)
+
+
+def apply_ddp(model: nn.Module, plan: PlanConfig, device: torch.device) -> nn.Module:
+    """DistributedDataParallel over fp32 parameters; matmuls in the plan's precision by autocast."""
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise TrainerError("DDP needs a model with values: call materialise(model, device) first")
+    model.to(device)
+    if plan.training.precision == "bf16":
+        model.forward = torch.autocast(device.type, dtype=torch.bfloat16)(model.forward)
+    bucket_bytes = plan.layout.ddp_bucket_bytes
+    # Told its own default, DDP would no longer make the first bucket small.
+    default = bucket_bytes == DDP_DEFAULT_BUCKET_BYTES
+    wrapped = DistributedDataParallel(
+        model,
+        device_ids=[device.index] if device.type == "cuda" else None,
+        bucket_cap_mb=None if default else bucket_bytes / 2**20,
+        gradient_as_bucket_view=True,
+        **_no_buffer_broadcast(),
+    )
+    if plan.training.reduce_dtype == "bf16":
+        wrapped.register_comm_hook(dist.group.WORLD, reduce_in_bf16)
+    return wrapped
+
+
+def _no_buffer_broadcast() -> dict[str, Any]:
+    """DDP's switch against sending buffers with each forward, which FSDP does not do either.
+
+    torch 2.13 renamed it and warns of the old name.
+    """
+    names = inspect.signature(DistributedDataParallel).parameters
+    return {
+        "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": False
+    }
+
+
+@contextmanager
+def gradient_sync(model: nn.Module, layout: LayoutConfig, *, is_last: bool) -> Iterator[None]:
+    """Run one micro-batch, forward and backward, with the layout's synchronisation of gradients.
+
+    `is_last` says whether it is the last one before the optimizer's step. Without reduction FSDP
+    still reshards after each backward, so parameters are gathered anew in every micro-batch, also
+    under reshard never (torch 2.13: 4 micro-batches of a model of 33 units make 132 all-gathers).
+    """
+    if isinstance(model, DistributedDataParallel):
+        if layout.gradient_sync == "last" and not is_last:
+            with model.no_sync():
+                yield
+            return
+    elif isinstance(model, FSDPModule):
+        model.set_is_last_backward(is_last)
+        # In this order: the first sets what the second does, too.
+        model.set_requires_gradient_sync(is_last or layout.gradient_sync != "last")
+        model.set_requires_all_reduce(is_last or layout.gradient_sync == "every")
+    yield

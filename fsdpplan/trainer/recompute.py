@@ -1,0 +1,71 @@
+"""Activation checkpointing: what backward computes again instead of keeping."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    SelectiveCheckpointContext,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+aten = torch.ops.aten
+
+ATTENTION_OPS = frozenset(
+    {
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_efficient_attention.default,
+        aten._scaled_dot_product_cudnn_attention.default,
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+    }
+)
+"""Fused attention: always kept, as the costliest to compute again."""
+
+MATMUL_OPS = frozenset({aten.mm.default, aten.addmm.default})
+"""What `nn.Linear` becomes, without and with a bias: every other one is kept."""
+
+
+def checkpoint_block(block: nn.Module, mode: str) -> None:
+    """Let backward recompute `block`: all of it (`full`), or all but attention and every other
+    matmul (`op`).
+
+    The block's `forward` is replaced, not the block: parameter names stay as they are, and FSDP's
+    hooks stay outside, so that the recomputation finds the parameters gathered by backward.
+    """
+    if mode == "none":
+        return
+    context: dict[str, Any] = {"context_fn": save_costly_operations} if mode == "op" else {}
+    block.forward = partial(checkpoint, block.forward, use_reentrant=False, **context)
+
+
+def save_costly_operations() -> Any:
+    """The two contexts (forward, recompute) of per-operation checkpointing for one block call."""
+    return create_selective_checkpoint_contexts(  # type: ignore[no-untyped-call]
+        _costly_operations_policy()
+    )
+
+
+def _costly_operations_policy() -> Callable[..., CheckpointPolicy]:
+    """Keep attention, and the 1st, 3rd, 5th ... matmul of a block.
+
+    Forward and recomputation count their matmuls apart, or the second would begin where the first
+    ended.
+    """
+    matmuls = {False: 0, True: 0}
+
+    def policy(
+        context: SelectiveCheckpointContext, operation: Any, *args: Any, **kwargs: Any
+    ) -> CheckpointPolicy:
+        kept = operation in ATTENTION_OPS
+        if operation in MATMUL_OPS:
+            matmuls[context.is_recompute] += 1
+            kept = matmuls[context.is_recompute] % 2 == 1
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return policy

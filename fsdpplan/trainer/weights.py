@@ -1,0 +1,78 @@
+"""Weights that are the same whatever the sharding: each parameter from its own seed."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+
+def materialise(model: nn.Module, device: torch.device) -> None:
+    """Give a model on the meta device uninitialised memory; tied parameters stay tied.
+
+    `Module.to_empty` makes one tensor for each name, so names that shared a parameter must be
+    joined again.
+    """
+    first_name_of: dict[nn.Parameter, str] = {}
+    ties = []
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        first = first_name_of.setdefault(parameter, name)
+        if first != name:
+            ties.append((name, first))
+    model.to_empty(device=device)
+    for name, first in ties:
+        owner, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(owner), attribute, model.get_parameter(first))
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, *, seed: int, layers: int) -> None:
+    """Fill the reference decoder in place: normal(0, 0.02), the outputs onto the residual stream
+    scaled by 1/sqrt(2 layers), norms at one, biases at zero (GPT-2 paper, section 2.3).
+
+    Each rank draws every parameter whole, one at a time, and keeps its part. The values depend on
+    the parameter's name, the seed and the kind of device, not on the layout.
+    """
+    residual_std = 0.02 / math.sqrt(2 * layers)
+    for name, parameter in named_parameters(model):
+        if parameter.ndim > 1:
+            residual = name.endswith(("wo.weight", "w2.weight"))
+            _fill_normal(name, parameter, seed=seed, std=residual_std if residual else 0.02)
+        else:
+            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+
+
+def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """`model.named_parameters()` under the names of the model without its DDP wrapper."""
+    for name, parameter in model.named_parameters():
+        yield name.removeprefix("module."), parameter
+
+
+def _fill_normal(name: str, parameter: nn.Parameter, *, seed: int, std: float) -> None:
+    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    generator = torch.Generator(device=local.device)
+    # Of a CPU generator's seed only 32 bits count.
+    generator.manual_seed(zlib.crc32(f"{seed}:{name}".encode()))
+    whole = torch.empty(parameter.shape, dtype=local.dtype, device=local.device)
+    whole.normal_(std=std, generator=generator)
+    local.copy_(_local_part(whole, parameter))
+
+
+def _local_part(whole: Tensor, like: Tensor) -> Tensor:
+    """The part of `whole` that this rank holds of `like`; no communication."""
+    if not isinstance(like, DTensor):
+        return whole
+    coordinate = like.device_mesh.get_coordinate()
+    assert coordinate is not None, "this rank is not in the parameter's mesh"
+    for axis, placement in enumerate(like.placements):
+        if placement.is_shard():
+            dim = placement.dim  # type: ignore[attr-defined]
+            # As FSDP2 shards: equal chunks, the last ones shorter or empty.
+            chunks = whole.chunk(like.device_mesh.size(axis), dim=dim)
+            rank = coordinate[axis]
+            whole = chunks[rank] if rank < len(chunks) else whole.narrow(dim, 0, 0)
+    return whole

@@ -1,0 +1,77 @@
+"""Start the trainer's command line on forked gloo ranks, and read what it reports."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.trainer import plans
+
+RANKS = Path(__file__).parent / "ranks.py"
+TIMEOUT_SECONDS = 180
+
+
+def start(folder: Path, world: int, *arguments: str, **plan: Any) -> subprocess.Popen[str]:
+    """The trainer on `world` ranks; its metrics go to `folder/metrics.jsonl`."""
+    folder.mkdir(exist_ok=True)
+    plan_path = folder / "plan.json"
+    plan_path.write_text(plans.plan_text(**plan), encoding="utf-8")
+    metrics = folder / "metrics.jsonl"
+    options = ["--plan", str(plan_path), "--metrics", str(metrics), "--learning-rate", "3e-3"]
+    return subprocess.Popen(
+        [sys.executable, str(RANKS), str(world), *options, *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str], *, exit_code: int = 0) -> str:
+    """Wait for the end and return the two outputs together."""
+    out, err = process.communicate(timeout=TIMEOUT_SECONDS)
+    assert process.returncode == exit_code, (
+        f"exit {process.returncode}\n{out[-2000:]}\n{err[-4000:]}"
+    )
+    return out + err
+
+
+def train(folder: Path, world: int, *arguments: str, exit_code: int = 0, **plan: Any) -> str:
+    """Run the trainer to its end."""
+    return finish(start(folder, world, *arguments, **plan), exit_code=exit_code)
+
+
+def rank_pids(process: subprocess.Popen[str]) -> list[int]:
+    """Process ids of the ranks, which come first on stdout."""
+    assert process.stdout is not None
+    return [int(word) for word in process.stdout.readline().split()[1:]]
+
+
+def lines(folder: Path, event: str) -> list[dict[str, Any]]:
+    """The metrics lines of one kind."""
+    text = (folder / "metrics.jsonl").read_text(encoding="utf-8")
+    whole = [json.loads(line) for line in text.splitlines()]
+    return [line for line in whole if line["event"] == event]
+
+
+def losses(folder: Path) -> dict[int, float]:
+    """Step to loss; no step comes twice."""
+    pairs = [(line["step"], line["loss"]) for line in lines(folder, "step")]
+    assert len(dict(pairs)) == len(pairs)
+    return dict(pairs)
+
+
+def wait_for_step(process: subprocess.Popen[str], folder: Path, step: int) -> None:
+    """Wait until the metrics file has a line of `step`."""
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        path = folder / "metrics.jsonl"
+        if path.exists() and f'"event": "step", "step": {step},' in path.read_text():
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"no step {step}: {finish(process)}")

@@ -1,0 +1,187 @@
+"""What each rank of the loss tests runs: some steps in every layout, and what they communicated."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fsdpplan.trainer import load_plan, parallelize
+from fsdpplan.trainer.config import parse_plan
+from fsdpplan.trainer.data import micro_batches, open_sequences
+from fsdpplan.trainer.distributed import leave
+from fsdpplan.trainer.model import Decoder, next_token_loss
+from fsdpplan.trainer.step import Recipe, make_optimizer, train_step
+from fsdpplan.trainer.train import build_model
+from fsdpplan.trainer.weights import initialise
+from tests.trainer import plans
+
+STEPS = 4
+RECIPE = Recipe(steps=STEPS, learning_rate=3e-3, warmup_steps=0, weight_decay=0.1, clip_norm=0.5)
+CPU = torch.device("cpu")
+HSDP = {"dp_replicate": 2, "dp_shard": 2}
+DDP = {"dp_replicate": 4, "sharding": "ddp"}
+FSDP = {"dp_shard": 4}
+TWICE = {"num_microbatches": 2}
+
+FP32: dict[str, dict[str, Any]] = {
+    "fsdp_always": FSDP,
+    "fsdp_never": FSDP | {"reshard_after_forward": "never"},
+    "fsdp_int2": FSDP | {"reshard_after_forward": 2},
+    "hsdp": HSDP,
+    "hsdp_never": HSDP | {"reshard_after_forward": "never"},
+    "hsdp_1_shard": {"dp_replicate": 4},
+    "ddp": DDP,
+    "ddp_small_buckets": DDP | {"ddp_bucket_bytes": 20_000},
+    "fsdp_accumulate_every": FSDP | TWICE,
+    "fsdp_accumulate_last": FSDP | TWICE | {"gradient_sync": "last"},
+    "fsdp_never_accumulate_every": FSDP | TWICE | {"reshard_after_forward": "never"},
+    "fsdp_never_accumulate_last": FSDP
+    | TWICE
+    | {"reshard_after_forward": "never", "gradient_sync": "last"},
+    "hsdp_accumulate_every": HSDP | TWICE,
+    "hsdp_accumulate_reduce_scatter_only": HSDP | TWICE | {"gradient_sync": "reduce_scatter_only"},
+    "hsdp_accumulate_last": HSDP | TWICE | {"gradient_sync": "last"},
+    "ddp_accumulate_every": DDP | TWICE,
+    "ddp_accumulate_last": DDP | TWICE | {"gradient_sync": "last"},
+    "fsdp_checkpoint_full": FSDP | {"activation_checkpointing": "full"},
+    "fsdp_checkpoint_op": FSDP | {"activation_checkpointing": "op"},
+    "ddp_checkpoint_full": DDP | {"activation_checkpointing": "full"},
+    "ddp_checkpoint_op": DDP | {"activation_checkpointing": "op"},
+    "fsdp_wrap_2": FSDP | {"wrap_blocks": 2},
+    "fsdp_wrap_3_checkpoint_full": FSDP | {"wrap_blocks": 3, "activation_checkpointing": "full"},
+    "hsdp_wrap_2_never_checkpoint_op": HSDP
+    | {"wrap_blocks": 2, "reshard_after_forward": "never", "activation_checkpointing": "op"},
+}
+"""Layouts that must lose like one process, in fp32."""
+
+GPT2: dict[str, dict[str, Any]] = {
+    "gpt2_fsdp": FSDP,
+    "gpt2_hsdp_accumulate": HSDP | TWICE,
+    "gpt2_ddp": DDP,
+    "gpt2_ddp_checkpoint_op": DDP | {"activation_checkpointing": "op"},
+}
+"""The same for tied embeddings, learned positions, biases and GELU."""
+
+BF16: dict[str, dict[str, Any]] = {
+    "bf16_fsdp": FSDP,
+    "bf16_ddp": DDP,
+    "bf16_hsdp_reduce_bf16": HSDP,
+    "bf16_ddp_reduce_bf16": DDP,
+}
+"""Layouts in bf16; the name says in what gradients are reduced."""
+
+
+class Collectives(TorchDispatchMode):
+    """Counts the collectives by their names in torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: collections.Counter[str] = collections.Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            self.counts[func._overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def reference(model: dict[str, Any]) -> dict[str, list[float]]:
+    """The same steps in one process, without any of the trainer's distribution."""
+    plan = parse_plan(plans.plan_text(model=model))
+    decoder = Decoder(plan.model)
+    initialise(decoder, seed=0, layers=plan.model.layers)
+    optimizer = make_optimizer(decoder, RECIPE, fused=False)
+    sequences = open_sequences(plan, None, seed=0)
+    losses, norms = [], []
+    for step in range(STEPS):
+        rows = torch.stack([sequences(step * 8 + row) for row in range(8)])
+        optimizer.zero_grad()
+        loss = next_token_loss(decoder(rows[:, :-1]), rows[:, 1:])
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(decoder.parameters(), RECIPE.clip_norm)
+        optimizer.step()
+        losses.append(loss.item())
+        norms.append(norm.item())
+    return {"losses": losses, "norms": norms}
+
+
+def measure(text: str) -> dict[str, Any]:
+    """Losses, gradient norms and collectives a step of the plan in `text`."""
+    plan = parse_plan(text)
+    model = build_model(plan, CPU, seed=0)
+    optimizer = make_optimizer(model, RECIPE, fused=False)
+    sequences = open_sequences(plan, None, seed=0)
+    losses, norms, counts = [], [], {}
+    for step in range(STEPS):
+        batches = micro_batches(
+            sequences,
+            plan,
+            first=step * plan.training.global_batch,
+            rank=dist.get_rank(),
+            device=CPU,
+        )
+        with Collectives() as collectives:
+            output = train_step(model, optimizer, batches, plan.layout, clip_norm=RECIPE.clip_norm)
+        loss = output.loss.clone()
+        dist.all_reduce(loss)
+        losses.append(loss.item() / dist.get_world_size())
+        norms.append(output.grad_norm.item())
+        counts = dict(collectives.counts)
+    gradients = sum(parameter.numel() for parameter in model.parameters())
+    return {"losses": losses, "norms": norms, "collectives": counts, "parameters": gradients}
+
+
+class Stack(nn.Module):
+    """A user's own model, each rank's with other values at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(dist.get_rank())
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + torch.tanh(block(x))
+        logits: torch.Tensor = self.head(x)
+        return logits
+
+
+def replicas_of_a_user_model() -> list[list[float]]:
+    """Sums of the whole parameters, as each rank sees them, after the two lines of a user."""
+    plan = load_plan(plans.plan_text(**HSDP))
+    model = parallelize(Stack(), plan)
+    model(torch.ones(2, 8)).sum().backward()
+    sums = torch.stack([p.full_tensor().sum() for p in model.parameters()])  # type: ignore[attr-defined]
+    gathered = [torch.empty_like(sums) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, sums.detach())
+    return [entry.tolist() for entry in gathered]
+
+
+def measure_all(out: Path) -> None:
+    """Every layout above; rank 0 writes the results."""
+    dist.init_process_group("gloo")
+    results: dict[str, Any] = {}
+    for name, layout in FP32.items():
+        results[name] = measure(plans.plan_text(**layout))
+    for name, layout in GPT2.items():
+        results[name] = measure(plans.plan_text(model=plans.GPT2_STYLE, **layout))
+    for name, layout in BF16.items():
+        reduce_dtype = "bf16" if "reduce_bf16" in name else "fp32"
+        training = {"precision": "bf16", "reduce_dtype": reduce_dtype}
+        results[name] = measure(plans.plan_text(training=training, **layout))
+    results["user_model"] = {"parameter_sums": replicas_of_a_user_model()}
+    if dist.get_rank() == 0:
+        results["reference"] = reference({})
+        results["gpt2_reference"] = reference(plans.GPT2_STYLE)
+        partial = out.with_suffix(".partial")
+        partial.write_text(json.dumps(results), encoding="utf-8")
+        os.replace(partial, out)
+    leave(0)

@@ -1,0 +1,81 @@
+"""Start real gloo ranks by fork, after one import of torch: `python ranks.py losses OUT` or
+`python ranks.py WORLD ARGUMENTS...`.
+
+A fork is safe here because this process has run no torch operation. Prints the ranks' process ids
+first, passes stop signals on, ends with the highest exit code, and kills ranks that hang.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+TIME_LIMIT_SECONDS = 150
+"""When ranks that wait for each other are killed."""
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def fork_ranks(world: int, body: Callable[[], None]) -> int:
+    """Run `body` on `world` ranks, with the environment that torchrun would give."""
+    port = free_port()
+    children: list[int] = []
+    for rank in range(world):
+        child = os.fork()
+        if child == 0:
+            os.environ.update(
+                RANK=str(rank),
+                LOCAL_RANK=str(rank),
+                WORLD_SIZE=str(world),
+                MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=str(port),
+            )
+            try:
+                body()
+            except BaseException as error:
+                print(f"rank {rank}: {error!r}", file=sys.stderr, flush=True)
+                os._exit(99)
+            os._exit(0)
+        children.append(child)
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, number)
+
+    def give_up(_number: int, _frame: FrameType | None) -> None:
+        print(f"ranks still run after {TIME_LIMIT_SECONDS} s", file=sys.stderr, flush=True)
+        forward(signal.SIGKILL, None)
+
+    signal.signal(signal.SIGUSR1, forward)
+    signal.signal(signal.SIGTERM, forward)
+    signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(TIME_LIMIT_SECONDS)
+    print("ranks", *children, flush=True)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    return max(abs(code) for code in codes)
+
+
+if __name__ == "__main__":
+    import torch
+
+    torch.set_num_threads(1)
+    if sys.argv[1] == "losses":
+        from tests.trainer import losses
+
+        sys.exit(fork_ranks(4, lambda: losses.measure_all(Path(sys.argv[2]))))
+    from fsdpplan.trainer.train import main
+
+    sys.exit(fork_ranks(int(sys.argv[1]), lambda: main(sys.argv[2:])))

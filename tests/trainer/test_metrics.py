@@ -1,0 +1,36 @@
+"""The metrics file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fsdpplan.trainer.errors import TrainerError
+from fsdpplan.trainer.metrics import as_line, keep_steps_until
+
+
+def test_a_resumed_run_drops_the_steps_it_trains_again(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    written = [as_line("start", {"step": 0}), *(as_line("step", {"step": s}) for s in (1, 2, 3))]
+    path.write_text("\n".join(written) + '\n{"event": "step", "st', encoding="utf-8")
+    keep_steps_until(path, 2)
+    kept = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert [line["step"] for line in kept] == [0, 1, 2]
+
+
+def test_a_new_run_begins_a_new_file(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("old\n", encoding="utf-8")
+    keep_steps_until(path, 0)
+    assert path.read_text(encoding="utf-8") == ""
+
+
+def test_a_file_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    with pytest.raises(TrainerError, match="metrics file"):
+        keep_steps_until(tmp_path / "none" / "metrics.jsonl", 0)
+
+
+def test_what_json_cannot_say_becomes_null() -> None:
+    assert json.loads(as_line("step", {"loss": float("nan")})) == {"event": "step", "loss": None}

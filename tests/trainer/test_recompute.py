@@ -1,0 +1,61 @@
+"""What per-operation checkpointing keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fsdpplan.trainer.config import parse_plan
+from fsdpplan.trainer.model import Block
+from fsdpplan.trainer.recompute import ATTENTION_OPS, MATMUL_OPS, checkpoint_block
+from tests.trainer import plans
+
+
+class Calls(TorchDispatchMode):
+    """Counts matmuls and fused attention that really run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matmuls = self.attentions = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.matmuls += func in MATMUL_OPS
+        self.attentions += func in ATTENTION_OPS
+        return func(*args, **(kwargs or {}))
+
+
+def backward_calls(mode: str, model: dict[str, Any]) -> tuple[int, int, torch.Tensor]:
+    """(matmuls, attentions) of one block's backward, and the input's gradient."""
+    torch.manual_seed(0)
+    block = Block(parse_plan(plans.plan_text(model=model)).model)
+    checkpoint_block(block, mode)
+    x = torch.randn(2, 24, 48, requires_grad=True)
+    out = block(x).sum()
+    with Calls() as calls:
+        out.backward()
+    assert x.grad is not None
+    return calls.matmuls, calls.attentions, x.grad
+
+
+@pytest.mark.parametrize(
+    ("model", "matmuls"), [({}, 7), (plans.GPT2_STYLE, 6)], ids=["swiglu", "gelu_with_biases"]
+)
+def test_backward_recomputes_every_second_matmul_and_no_attention(
+    model: dict[str, Any], matmuls: int
+) -> None:
+    plain, attentions, gradient = backward_calls("none", model)
+    assert (plain, attentions) == (2 * matmuls, 0)
+
+    found, attentions, same = backward_calls("op", model)
+    # the 2nd, 4th and 6th, unless it is the block's last, whose output backward does not need
+    assert found - plain == {7: 3, 6: 2}[matmuls]
+    assert attentions == 0
+    torch.testing.assert_close(same, gradient)
+
+    found, attentions, same = backward_calls("full", model)
+    assert found - plain == matmuls - 1
+    assert attentions == 1
+    torch.testing.assert_close(same, gradient)
