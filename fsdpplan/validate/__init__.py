@@ -1,1 +1,0 @@
-"""Measured against predicted."""
