@@ -1,0 +1,54 @@
+"""From options to the values that planning needs, each with the place that it came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fsdpplan.cli.options import ClusterOptions, LayoutOptions, ModelOptions, TrainingOptions
+from fsdpplan.cli.resolve_cluster import resolve_cluster
+from fsdpplan.cli.resolve_layout import resolve_pins
+from fsdpplan.cli.resolve_model import resolve_model
+from fsdpplan.cli.resolve_training import resolve_training
+from fsdpplan.cli.resolved import Resolved, Sources
+from fsdpplan.search.pins import Pins
+from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.model import Model
+from fsdpplan.spec.training import Training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """All that a search or an estimate is given."""
+
+    model: Model
+    cluster: Cluster
+    training: Training
+    pins: Pins
+    sources: Sources
+    assumptions: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def resolve(
+    *,
+    model: ModelOptions,
+    cluster: ClusterOptions,
+    training: TrainingOptions,
+    layout: LayoutOptions,
+) -> Inputs:
+    """The inputs that the options ask for. Raises SpecError where they contradict each other."""
+    the_model = resolve_model(model)
+    the_cluster = resolve_cluster(cluster)
+    pins = resolve_pins(layout, gpus=the_cluster.value.gpus)
+    the_training = resolve_training(training, model=the_model.value, gpus=the_cluster.value.gpus)
+    parts: tuple[Resolved[Any], ...] = (the_model, the_cluster, the_training, pins)
+    return Inputs(
+        model=the_model.value,
+        cluster=the_cluster.value,
+        training=the_training.value,
+        pins=pins.value,
+        sources=tuple(source for part in parts for source in part.sources),
+        assumptions=tuple(text for part in parts for text in part.assumptions),
+        warnings=tuple(text for part in parts for text in part.warnings),
+    )

@@ -1,0 +1,61 @@
+"""From a saved plan to its launch script."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from fsdpplan.emit.header import plan_digest, read_plan_json
+from fsdpplan.emit.job import Job
+from fsdpplan.errors import SpecError
+from fsdpplan.files.plans import read_plan
+from fsdpplan.spec.plan import Plan
+
+
+def ranked(path: str, rank: int | None, *, own_program: bool) -> Plan:
+    """The plan in a file, with another layout of its list where `rank` asks for one."""
+    plan = saved_plan(path)
+    if rank is not None:
+        plan = _with_rank(plan, rank, path)
+    if not plan.estimate.runnable and not own_program:
+        raise SpecError(
+            f"today's trainer cannot run rank {rank} of {path}: give a program of yours that can "
+            "with --script, or another --rank"
+        )
+    return plan
+
+
+def saved_plan(path: str) -> Plan:
+    """The plan in a file, or what to type where there is none."""
+    if not Path(path).exists():
+        raise SpecError(
+            f"there is no plan {path}: type fsdpplan recommend --params 8e9 --gpus 8 first, which "
+            f"saves one, or name another"
+        )
+    return read_plan(path)
+
+
+def _with_rank(plan: Plan, rank: int, path: str) -> Plan:
+    chosen = next((line for line in plan.alternatives if line.rank == rank), None)
+    if chosen is None:
+        raise SpecError(
+            f"{path} has no rank {rank}: its list goes from 1 to {len(plan.alternatives)}"
+        )
+    return replace(plan, layout=chosen.layout, estimate=chosen.estimate)
+
+
+def script_json(script: str, plan: Plan, job: Job, out: Path | None) -> str:
+    """What `emit-launch --json` prints."""
+    return json.dumps(
+        {
+            "script": script,
+            "folder": None if out is None else os.path.abspath(out),
+            "plan_sha256": plan_digest(read_plan_json(script) or ""),
+            "job_name": job.job_name,
+            "nodes": plan.cluster.nodes,
+            "ranks": plan.cluster.gpus,
+        },
+        indent=2,
+    )

@@ -1,0 +1,33 @@
+"""`fsdpplan models`: list and show the catalogue of models."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fsdpplan.cli.options import Json
+
+Name = Annotated[str | None, typer.Argument(metavar="NAME", help="Show this one.")]
+
+
+def models(*, name: Name = None, json: Json = False) -> None:
+    """Catalogue of models: list it, or show one."""
+    from fsdpplan.cli import catalogues
+    from fsdpplan.cli.render import columns
+    from fsdpplan.files.catalogue import load_model, model_names, model_source
+
+    if name is None:
+        known = [load_model(known) for known in model_names()]
+        text = (
+            catalogues.models_json(known)
+            if json
+            else catalogues.models_table(known, width=columns())
+        )
+        typer.echo(text)
+        return
+    model, source = load_model(name), model_source(name)
+    if json:
+        typer.echo(catalogues.model_json(model, source))
+    else:
+        typer.echo(catalogues.model_page(model, source, width=columns()))

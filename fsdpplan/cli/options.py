@@ -1,0 +1,263 @@
+"""The options that planning commands share, as groups of flags. Help says units, and per what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import typer
+
+from fsdpplan.cli.expand import Flag
+from fsdpplan.cli.parse import choice, fraction, line, path, reshard, whole
+from fsdpplan.spec.layout import (
+    ActivationCheckpointing,
+    GradientSync,
+    Reshard,
+    Schedule,
+    Sharding,
+)
+from fsdpplan.spec.training import Optimizer, Precision, ReduceDtype, Runtime
+from fsdpplan.units import parse_bandwidth_bytes_per_second, parse_count
+
+DEFAULT_PLAN = "fsdpplan.json"
+"""Where `recommend` saves and the other commands look."""
+
+PlanFile = Annotated[
+    str,
+    typer.Argument(
+        metavar="PLAN", help="A saved plan. Default: fsdpplan.json.", show_default=False
+    ),
+]
+Save = Annotated[
+    str,
+    typer.Option(
+        "--save",
+        metavar="PATH",
+        help="Where to save the plan. Default: fsdpplan.json.",
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, nothing else.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """Which model: by one of the four ways."""
+
+    HEADING: ClassVar[str] = "Model (one of --params, --model, --config, or the six shape options)"
+
+    params: Annotated[
+        int | None,
+        Flag(
+            metavar="70e9|70B",
+            parse=parse_count,
+            help="Parameters; the shape of a dense decoder is inferred.",
+        ),
+    ] = None
+    model: Annotated[
+        str | None,
+        Flag(metavar="NAME", parse=line, help="A catalogue name: see `fsdpplan models`."),
+    ] = None
+    config: Annotated[
+        Path | None, Flag(metavar="PATH", parse=path, help="A Hugging Face config.json.")
+    ] = None
+    layers: Annotated[
+        int | None, Flag(metavar="N", parse=whole(example=32), help="Transformer blocks.")
+    ] = None
+    hidden: Annotated[
+        int | None, Flag(metavar="N", parse=whole(example=4096), help="Width of the model.")
+    ] = None
+    ffn_hidden: Annotated[
+        int | None,
+        Flag(metavar="N", parse=whole(example=14336), help="Inner width of the feed-forward."),
+    ] = None
+    heads: Annotated[
+        int | None, Flag(metavar="N", parse=whole(example=32), help="Query heads.")
+    ] = None
+    kv_heads: Annotated[
+        int | None, Flag(metavar="N", parse=whole(example=8), help="Key and value heads.")
+    ] = None
+    vocab: Annotated[
+        int | None, Flag(metavar="N", parse=whole(example=128256), help="Rows of the embedding.")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions:
+    """Which machines."""
+
+    HEADING: ClassVar[str] = "Cluster"
+
+    gpus: Annotated[
+        int | None,
+        Flag(
+            metavar="N",
+            parse=whole(example=64),
+            help="GPUs in all (CPU processes with --hardware cpu).",
+        ),
+    ] = None
+    hardware: Annotated[
+        str | None,
+        Flag(
+            metavar="NAME|PATH",
+            parse=line,
+            help="A profile: see `fsdpplan profiles`. Default: what is found here, else dgx-h100.",
+        ),
+    ] = None
+    gpus_per_node: Annotated[
+        int | None, Flag(metavar="N", parse=whole(example=8), help="GPUs used on each node.")
+    ] = None
+    gpu: Annotated[
+        str | None,
+        Flag(metavar="NAME", parse=line, help="Device profile in place of the profile's own."),
+    ] = None
+    intra_bw: Annotated[
+        float | None,
+        Flag(
+            metavar="450GB/s",
+            parse=parse_bandwidth_bytes_per_second,
+            help="Bandwidth inside a node, per GPU, one direction.",
+        ),
+    ] = None
+    inter_bw: Annotated[
+        float | None,
+        Flag(
+            metavar="400Gb/s",
+            parse=parse_bandwidth_bytes_per_second,
+            help="Bandwidth between nodes, per GPU (not per node), one direction.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingOptions:
+    """What one optimizer step is asked to do."""
+
+    HEADING: ClassVar[str] = "Training"
+
+    seq_len: Annotated[
+        int | None,
+        Flag(metavar="N", parse=whole(example=4096), help="Tokens a sequence. Default 4096."),
+    ] = None
+    global_batch: Annotated[
+        int | None,
+        Flag(
+            metavar="N",
+            parse=whole(example=1024),
+            help="Sequences an optimizer step, over all GPUs. Default: about 4 Mi tokens.",
+        ),
+    ] = None
+    precision: Annotated[
+        str | None,
+        Flag(
+            metavar="bf16|fp16|fp32|fp8",
+            parse=choice(Precision),
+            help="Number format of the matmuls. Default bf16.",
+        ),
+    ] = None
+    reduce_dtype: Annotated[
+        str | None,
+        Flag(
+            metavar="fp32|bf16",
+            parse=choice(ReduceDtype),
+            help="Number format of gradient reduction. Default fp32.",
+        ),
+    ] = None
+    optimizer: Annotated[
+        str | None,
+        Flag(metavar="adamw", parse=choice(Optimizer), help="Default adamw, the only one so far."),
+    ] = None
+    tokens: Annotated[
+        int | None,
+        Flag(metavar="15T", parse=parse_count, help="Tokens in all, for the time to train."),
+    ] = None
+    runtime: Annotated[
+        str | None,
+        Flag(
+            metavar="fsdp2|autocast",
+            parse=choice(Runtime),
+            help="What trains; autocast keeps fp32 parameters and is priced only. Default fsdp2.",
+        ),
+    ] = None
+    headroom: Annotated[
+        float | None,
+        Flag(metavar="8%", parse=fraction, help="Device memory to leave free. Default 8%."),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutOptions:
+    """Parts of the layout that the user fixes."""
+
+    HEADING: ClassVar[str] = "Layout (each one given is kept; the others are searched)"
+
+    dp_replicate: Annotated[
+        int | None,
+        Flag(metavar="N", parse=whole(example=8), help="Copies of the parameters."),
+    ] = None
+    dp_shard: Annotated[
+        int | None,
+        Flag(metavar="N", parse=whole(example=8), help="Ranks that share one copy."),
+    ] = None
+    tp: Annotated[
+        int | None, Flag(metavar="N", parse=whole(example=8), help="Tensor-parallel ranks.")
+    ] = None
+    cp: Annotated[
+        int | None,
+        Flag(metavar="N", parse=whole(example=1), help="Context-parallel ranks; only 1 so far."),
+    ] = None
+    pp: Annotated[int | None, Flag(metavar="N", parse=whole(example=4), help="Pipeline ranks.")] = (
+        None
+    )
+    ep: Annotated[
+        int | None,
+        Flag(metavar="N", parse=whole(example=1), help="Expert-parallel ranks; only 1 so far."),
+    ] = None
+    micro_batch: Annotated[
+        int | None,
+        Flag(metavar="N", parse=whole(example=2), help="Sequences a forward pass and rank."),
+    ] = None
+    schedule: Annotated[
+        Schedule | None,
+        Flag(
+            metavar="NAME",
+            parse=choice(Schedule),
+            help="Pipeline schedule: none, gpipe, 1f1b, interleaved_1f1b.",
+        ),
+    ] = None
+    virtual_stages: Annotated[
+        int | None,
+        Flag(metavar="N", parse=whole(example=2), help="Model chunks a pipeline rank."),
+    ] = None
+    sharding: Annotated[
+        Sharding | None,
+        Flag(metavar="ddp|fsdp", parse=choice(Sharding), help="Whole copies, or FSDP2."),
+    ] = None
+    reshard_after_forward: Annotated[
+        Reshard | None,
+        Flag(
+            metavar="always|never|N",
+            parse=reshard,
+            help="Free gathered blocks, keep them, or reshard to groups of N ranks.",
+        ),
+    ] = None
+    gradient_sync: Annotated[
+        GradientSync | None,
+        Flag(
+            metavar="every|reduce_scatter_only|last",
+            parse=choice(GradientSync),
+            help="Which micro-batches reduce gradients.",
+        ),
+    ] = None
+    activation_checkpointing: Annotated[
+        ActivationCheckpointing | None,
+        Flag(
+            metavar="none|attention|op|full",
+            parse=choice(ActivationCheckpointing),
+            help="What backward recomputes.",
+        ),
+    ] = None
+    compile: Annotated[
+        bool | None, Flag(name="--compile/--no-compile", help="torch.compile of each block.")
+    ] = None

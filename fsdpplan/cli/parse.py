@@ -1,0 +1,141 @@
+"""Text of an option to its value. Each parser takes the flag's name for its message, as
+`fsdpplan.units` does, and says what to type instead."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from pathlib import Path
+from typing import Any, Protocol, get_args
+
+from fsdpplan.errors import SpecError
+from fsdpplan.spec.layout import Reshard
+
+
+class Parser(Protocol):
+    """Text to value; raises SpecError that starts with `name`."""
+
+    def __call__(self, text: str, *, name: str) -> Any:
+        """The value that `text` stands for."""
+
+
+MOST_DIGITS = 15
+"""More digits than this in a whole number are a slip, whatever the option."""
+
+
+def whole(*, example: int, least: int = 1) -> Parser:
+    """A parser of plain whole numbers of at least `least`."""
+
+    def parse(text: str, *, name: str) -> int:
+        value = _digits(text)
+        if value is None or value < least:
+            raise SpecError(
+                f"{name}: {shown(text)} is not a whole number of at least {least}; "
+                f"type one such as {example}"
+            )
+        return value
+
+    return parse
+
+
+def _digits(text: str) -> int | None:
+    stripped = text.strip()
+    if stripped.isascii() and stripped.isdigit() and len(stripped) <= MOST_DIGITS:
+        return int(stripped)
+    return None
+
+
+def choice(literal: Any) -> Parser:
+    """A parser of one of the words of a `Literal`."""
+    allowed = get_args(literal)
+
+    def parse(text: str, *, name: str) -> str:
+        if text not in allowed:
+            raise SpecError(f"{name}: {shown(text)} is not known; type {either(allowed)}")
+        return text
+
+    return parse
+
+
+def either(alternatives: tuple[str, ...]) -> str:
+    """`a, b or c`."""
+    *first, last = alternatives
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def fraction(text: str, *, name: str) -> float:
+    """`8%` or `0.08`: at least 0 and below 1."""
+    number = text.strip()
+    value = _float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
+    if not 0 <= value < 1:
+        raise SpecError(
+            f"{name}: {shown(text)} is not a share of at least 0 and below 1; "
+            "type one such as 8% or 0.08"
+        )
+    return value
+
+
+def positive(*, example: str) -> Parser:
+    """A parser of finite numbers above 0."""
+
+    def parse(text: str, *, name: str) -> float:
+        value = _float(text)
+        if not (math.isfinite(value) and value > 0):
+            raise SpecError(
+                f"{name}: {shown(text)} is not a number above 0; type one such as {example}"
+            )
+        return value
+
+    return parse
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def reshard(text: str, *, name: str) -> Reshard:
+    """`always`, `never`, or how many ranks keep the parameters between them."""
+    match text:
+        case "always":
+            return "always"
+        case "never":
+            return "never"
+    ranks = _digits(text)
+    if ranks is None or ranks < 2:
+        raise SpecError(
+            f"{name}: {shown(text)} is not known; "
+            "type always, never or a whole number of at least 2"
+        )
+    return ranks
+
+
+def line(text: str, *, name: str) -> str:
+    """Any text of one line that is not empty."""
+    if not text.strip() or not text.isprintable():
+        raise SpecError(f"{name}: {shown(text)} is not a line of text; type one, or leave it out")
+    return text
+
+
+def path(text: str, *, name: str) -> Path:
+    """A path of the file system; whether it exists is for its user to say."""
+    if not text or "\0" in text:
+        raise SpecError(f"{name}: {shown(text)} is not a path; type one such as fsdpplan.json")
+    return Path(text)
+
+
+def words(text: str, *, name: str) -> tuple[str, ...]:
+    """Words as a shell would split them."""
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise SpecError(
+            f"{name}: {shown(text)} cannot be split into words ({error}); check its quotes"
+        ) from None
+
+
+def shown(text: str) -> str:
+    """`text` quoted, cut where it would fill the screen."""
+    return repr(text if len(text) <= 40 else text[:37] + "...")

@@ -1,0 +1,174 @@
+"""The parts of a layout that the user fixed, and the one layout that `estimate` is asked about."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from math import prod
+from typing import Any
+
+from fsdpplan.cli.options import LayoutOptions
+from fsdpplan.cli.resolved import Resolved, flag
+from fsdpplan.errors import SpecError
+from fsdpplan.search.pins import Pins
+from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.layout import MESH_AXES, SPLIT_BACKWARD_SCHEDULES, Layout
+from fsdpplan.spec.training import Training
+
+PRICED_SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b")
+
+
+def resolve_pins(options: LayoutOptions, *, gpus: int) -> Resolved[Pins]:
+    """The pins, refused where they contradict each other or are not priced yet."""
+    given = {
+        field.name: getattr(options, field.name)
+        for field in fields(options)
+        if getattr(options, field.name) is not None
+    }
+    _refuse_unpriced(given)
+    _refuse_degrees(given, gpus)
+    _refuse_schedule(given)
+    return Resolved(
+        value=Pins(**given),
+        sources=tuple((f"layout.{name}", f"flag {flag(name)}") for name in given),
+    )
+
+
+def _refuse_unpriced(given: dict[str, Any]) -> None:
+    if given.get("cp", 1) > 1:
+        raise SpecError(f"--cp {given['cp']}: context parallelism is not priced yet; use --cp 1")
+    if given.get("ep", 1) > 1:
+        raise SpecError(
+            f"--ep {given['ep']}: experts are not priced yet, and this model has none; use --ep 1"
+        )
+    if given.get("sharding") in ("zero1", "zero2"):
+        raise SpecError(
+            f"--sharding {given['sharding']} is not priced yet; the nearest that is: "
+            "--sharding fsdp --reshard-after-forward never"
+        )
+
+
+def _refuse_degrees(given: dict[str, Any], gpus: int) -> None:
+    degrees = {axis: given[axis] for axis in MESH_AXES if axis in given}
+    product = prod(degrees.values())
+    if gpus % product:
+        words = " x ".join(f"{flag(axis)} {degree}" for axis, degree in degrees.items())
+        raise SpecError(
+            f"{words} = {product} does not divide {gpus} GPUs; {_divisors_hint(degrees, gpus)}"
+        )
+    if given.get("sharding") == "ddp" and given.get("dp_shard", 1) > 1:
+        raise SpecError(
+            f"--sharding ddp keeps whole copies: leave --dp-shard {given['dp_shard']} out, "
+            "or use --sharding fsdp"
+        )
+
+
+def _divisors_hint(degrees: dict[str, int], gpus: int) -> str:
+    """The divisors of `gpus` beside the degree that does not divide it."""
+    for axis, degree in degrees.items():
+        if gpus % degree:
+            below = max(d for d in range(1, min(degree, gpus) + 1) if gpus % d == 0)
+            above = next((d for d in range(degree, gpus + 1) if gpus % d == 0), None)
+            near = [f"{flag(axis)} {d}" for d in (below, above) if d is not None]
+            return f"use {' or '.join(dict.fromkeys(near))}, or other --gpus"
+    return f"their product must divide {gpus}"
+
+
+def _refuse_schedule(given: dict[str, Any]) -> None:
+    schedule, pp = given.get("schedule"), given.get("pp")
+    if schedule in SPLIT_BACKWARD_SCHEDULES:
+        raise SpecError(
+            f"--schedule {schedule} splits the backward pass, which trains silently wrong with "
+            f"FSDP2 resharding; use {', '.join(PRICED_SCHEDULES)}"
+        )
+    if schedule is not None and schedule not in ("none", *PRICED_SCHEDULES):
+        raise SpecError(
+            f"--schedule {schedule} is not priced yet; use {', '.join(PRICED_SCHEDULES)}"
+        )
+    if schedule == "none" and pp is not None and pp > 1:
+        raise SpecError(f"--pp {pp} needs a schedule: --schedule 1f1b, or leave --schedule out")
+    if schedule not in (None, "none") and pp == 1:
+        raise SpecError(f"--schedule {schedule} needs a pipeline: --pp 2 or more, or leave it out")
+    if given.get("virtual_stages", 1) > 1 and schedule not in (None, "interleaved_1f1b"):
+        raise SpecError(
+            f"--virtual-stages {given['virtual_stages']} needs --schedule interleaved_1f1b"
+        )
+
+
+def the_layout(pins: Pins, *, cluster: Cluster, training: Training) -> Resolved[Layout]:
+    """The one layout that the pins name; what is missing is derived, or the default, and said."""
+    degrees, derived = _degrees(pins, cluster.gpus)
+    defaults = _default_policies(pins, degrees, cluster)
+    chosen = {**defaults, **pins.given(), **degrees}
+    micro_batch = chosen["micro_batch"]
+    ranks = degrees["dp_replicate"] * degrees["dp_shard"]
+    chosen["num_microbatches"] = _microbatches(training, ranks=ranks, micro_batch=micro_batch)
+    taken = [name for name in defaults if name in SAID and name not in pins.given()]
+    words = ", ".join(f"{flag(name)} {chosen[name]}" for name in taken)
+    return Resolved(
+        value=Layout(**chosen),
+        assumptions=(*derived, *([f"of the layout, not given: {words}"] if words else [])),
+    )
+
+
+def _degrees(pins: Pins, gpus: int) -> tuple[dict[str, int], tuple[str, ...]]:
+    """All degrees, and what to say about the data-parallel one that was derived."""
+    degrees = {axis: getattr(pins, axis) or 1 for axis in MESH_AXES}
+    missing = [axis for axis in ("dp_replicate", "dp_shard") if getattr(pins, axis) is None]
+    left = gpus // prod(degrees.values())
+    if pins.sharding == "ddp" and "dp_shard" in missing:
+        missing.remove("dp_shard")
+    if left == 1:
+        return degrees, ()
+    words = " x ".join(f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1)
+    if len(missing) != 1:
+        ways = "--dp-shard or --dp-replicate, or both" if missing else "more of a degree"
+        raise SpecError(
+            f"{words or 'no degree'} leaves {left} of {gpus} GPUs to split: give {ways}, "
+            f"such as --dp-shard {degrees['dp_shard'] * left}, or use --gpus {gpus // left}"
+        )
+    axis = missing[0]
+    return {**degrees, axis: left}, (f"{axis} {left}, the GPUs left by the other degrees",)
+
+
+SAID = (
+    "micro_batch",
+    "sharding",
+    "reshard_after_forward",
+    "gradient_sync",
+    "activation_checkpointing",
+    "schedule",
+)
+"""Defaults of a layout that are worth a word."""
+
+
+def _default_policies(pins: Pins, degrees: dict[str, int], cluster: Cluster) -> dict[str, Any]:
+    """What a layout has where it was not said."""
+    split, pipelined = degrees["tp"] > 1, degrees["pp"] > 1
+    sharded = degrees["dp_shard"] > 1 or pins.sharding == "fsdp"
+    interleaved = (pins.virtual_stages or 1) > 1
+    policies: dict[str, Any] = {
+        "micro_batch": 1,
+        "sharding": "fsdp" if sharded else "ddp",
+        "sequence_parallel": split,
+        "loss_parallel": split,
+        "compile": cluster.device.kind == "cuda",
+    }
+    if sharded:
+        policies["reshard_after_forward"] = "never" if pipelined else "always"
+    policies["gradient_sync"] = "every" if sharded and not pipelined else "last"
+    if pipelined:
+        policies["schedule"] = "interleaved_1f1b" if interleaved else "1f1b"
+    return {**policies, "activation_checkpointing": "none"}
+
+
+def _microbatches(training: Training, *, ranks: int, micro_batch: int) -> int:
+    """Forward passes that a rank makes in a step."""
+    if training.global_batch % (ranks * micro_batch):
+        whole = ranks * micro_batch
+        near = max(1, round(training.global_batch / whole)) * whole
+        raise SpecError(
+            f"a global batch of {training.global_batch} sequences does not split over {ranks} "
+            f"data-parallel ranks x micro-batch {micro_batch}: use --global-batch {near}, "
+            "or another --micro-batch"
+        )
+    return training.global_batch // (ranks * micro_batch)

@@ -1,0 +1,105 @@
+"""What a step is asked to do: the options, or the defaults, each said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fsdpplan.cli.options import TrainingOptions
+from fsdpplan.cli.resolved import Resolved, flag
+from fsdpplan.errors import SpecError
+from fsdpplan.spec.model import Model
+from fsdpplan.spec.training import Training
+from fsdpplan.units import format_count, format_percent
+
+POLICIES = ("precision", "reduce_dtype", "optimizer", "runtime")
+"""Options whose default is that of `Training`."""
+
+
+def resolve_training(options: TrainingOptions, *, model: Model, gpus: int) -> Resolved[Training]:
+    """The training that the options ask for."""
+    if options.precision == "fp8":
+        raise SpecError("--precision fp8 is not priced yet: use bf16, fp16 or fp32")
+    seq_len = _seq_len(options, model)
+    batch = _global_batch(options, seq_len=seq_len.value, gpus=gpus)
+    given = {name: getattr(options, name) for name in POLICIES}
+    values: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if options.headroom is not None:
+        values["headroom_fraction"] = options.headroom
+    training = Training(
+        seq_len=seq_len.value, global_batch=batch.value, tokens=options.tokens, **values
+    )
+    named = {**given, "tokens": options.tokens, "headroom": options.headroom}
+    return Resolved(
+        value=training,
+        sources=(
+            *seq_len.sources,
+            *batch.sources,
+            *((f"training.{name}", _source(name, value)) for name, value in named.items()),
+        ),
+        assumptions=(
+            *seq_len.assumptions,
+            *batch.assumptions,
+            *_policies_taken(training, options),
+        ),
+        warnings=seq_len.warnings,
+    )
+
+
+def _source(name: str, value: object) -> str:
+    return "default" if value is None else f"flag {flag(name)}"
+
+
+def _seq_len(options: TrainingOptions, model: Model) -> Resolved[int]:
+    from fsdpplan.search.defaults import DEFAULT_SEQ_LEN
+
+    longest = model.max_positions
+    sources = (("training.seq_len", _source("seq_len", options.seq_len)),)
+    if options.seq_len is None:
+        length = min(DEFAULT_SEQ_LEN, longest)
+        return Resolved(
+            value=length,
+            sources=sources,
+            assumptions=(f"sequences of {length:,} tokens (--seq-len)",),
+        )
+    if options.seq_len <= longest:
+        return Resolved(value=options.seq_len, sources=sources)
+    beyond = f"--seq-len {options.seq_len} is longer than the {longest} positions of {model.name}"
+    if model.positions == "learned":
+        raise SpecError(f"{beyond}, which are learned: use --seq-len {longest} or less")
+    return Resolved(value=options.seq_len, sources=sources, warnings=(beyond,))
+
+
+def _global_batch(options: TrainingOptions, *, seq_len: int, gpus: int) -> Resolved[int]:
+    sources = (("training.global_batch", _source("global_batch", options.global_batch)),)
+    if options.global_batch is not None:
+        return Resolved(value=options.global_batch, sources=sources)
+    from fsdpplan.search.defaults import default_global_batch
+
+    batch = default_global_batch(seq_len=seq_len, gpus=gpus)
+    return Resolved(
+        value=batch,
+        sources=sources,
+        assumptions=(
+            f"a global batch of {batch:,} sequences, {format_count(batch * seq_len)} tokens "
+            "(--global-batch)",
+        ),
+    )
+
+
+def _policies_taken(training: Training, options: TrainingOptions) -> tuple[str, ...]:
+    """One line for the formats and one for the head-room, where they were not given."""
+    words = {
+        "precision": f"{training.precision} matmuls",
+        "reduce_dtype": f"gradients reduced in {training.reduce_dtype}",
+        "optimizer": f"optimizer {training.optimizer}",
+        "runtime": f"runtime {training.runtime}",
+    }
+    taken = [name for name in POLICIES if getattr(options, name) is None]
+    lines = []
+    if taken:
+        flags = ", ".join(map(flag, taken))
+        lines.append(f"{', '.join(words[name] for name in taken)} ({flags})")
+    if options.headroom is None:
+        share = format_percent(training.headroom_fraction).replace(".0", "")
+        lines.append(f"{share} of the device memory left free (--headroom)")
+    return tuple(lines)

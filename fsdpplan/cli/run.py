@@ -1,0 +1,74 @@
+"""`fsdpplan run`: start the job here or by Slurm, follow it, compare it with the prediction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import typer
+
+from fsdpplan.cli.expand import Flag
+from fsdpplan.cli.job_options import JobOptions, ProgramOptions, TrainerOptions
+from fsdpplan.cli.options import DEFAULT_PLAN, Json, PlanFile
+from fsdpplan.cli.parse import choice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What is run, and where."""
+
+    HEADING: ClassVar[str] = "Run"
+
+    source: Annotated[
+        Literal["script", "plan"] | None,
+        Flag(
+            name="--from",
+            metavar="script|plan",
+            parse=choice(Literal["script", "plan"]),
+            help="Run job.sbatch as it stands here, or emit from the plan.",
+        ),
+    ] = None
+    target: Annotated[
+        Literal["here", "slurm"] | None,
+        Flag(
+            metavar="here|slurm",
+            parse=choice(Literal["here", "slurm"]),
+            help="Default: here where the plan fits, else Slurm.",
+        ),
+    ] = None
+    smoke: Annotated[
+        bool | None,
+        Flag(
+            name="--smoke",
+            help="Train the same layout, shrunk, on a few CPU processes with a tiny model.",
+        ),
+    ] = None
+    dry_run: Annotated[
+        bool | None, Flag(name="--dry-run", help="Print the command and the script; run nothing.")
+    ] = None
+
+
+def run(
+    *,
+    plan: PlanFile = DEFAULT_PLAN,
+    options: RunOptions,
+    job: JobOptions,
+    trainer: TrainerOptions,
+    program: ProgramOptions,
+    json: Json = False,
+) -> None:
+    """Run the job and compare it with the prediction."""
+    from fsdpplan.cli import session
+    from fsdpplan.cli.render import columns
+
+    started = session.prepare(plan, options, session.job_given(job, trainer, program))
+    if options.dry_run:
+        typer.echo(session.dry_run_json(started) if json else started.launch.script, nl=json)
+        typer.echo(f"would run: {' '.join(started.command)}", err=True)
+        return
+    outcome = session.follow(started)
+    if json:
+        typer.echo(session.outcome_json(started, outcome))
+    else:
+        typer.echo(session.outcome_table(started, outcome, width=columns()))
+    raise typer.Exit(outcome.exit_code)

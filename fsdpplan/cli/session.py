@@ -1,0 +1,183 @@
+"""One `fsdpplan run`: which script, where, and what it came to."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fsdpplan.cli.job_options import JobOptions, ProgramOptions, TrainerOptions, given, job_of
+from fsdpplan.cli.launch import saved_plan
+from fsdpplan.cli.options import DEFAULT_PLAN
+from fsdpplan.cli.render import blocks, table, wrapped
+from fsdpplan.cli.run import RunOptions
+from fsdpplan.cost.step import estimate
+from fsdpplan.emit.folder import SCRIPT_NAME
+from fsdpplan.emit.job import Job, Trainer
+from fsdpplan.errors import SpecError
+from fsdpplan.files.plans import estimate_document, layout_document
+from fsdpplan.run.compare import Comparison, compare
+from fsdpplan.run.launch import Launch, emit_script, resolve_launch
+from fsdpplan.run.machine import Target, choose_target, this_machine
+from fsdpplan.run.session import Outcome, command_words, run_launch
+from fsdpplan.run.show import display_for
+from fsdpplan.run.smoke import smoke_plan
+from fsdpplan.units import format_gib, format_percent, format_seconds
+
+SMOKE_STEPS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """What is to be run, and where."""
+
+    launch: Launch
+    target: Target
+    folder: Path
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The command that starts it."""
+        return command_words(self.target, Path(SCRIPT_NAME))
+
+
+def job_given(job: JobOptions, trainer: TrainerOptions, program: ProgramOptions) -> Job | None:
+    """The job that the options describe; None where none was given.
+
+    A job started from here runs the Python that runs this program: it has torch, and whatever
+    `python3` is on PATH may not.
+    """
+    if not any(map(given, (job, trainer, program))):
+        return None
+    asked = job_of(job, trainer, program)
+    return asked if job.python is not None else replace(asked, python=sys.executable)
+
+
+def prepare(plan: str, options: RunOptions, job: Job | None) -> Started:
+    """Find the script and the place to run it."""
+    folder = Path.cwd()
+    if options.smoke:
+        launch = _smoke(plan, options, job)
+        return Started(launch=launch, target="here", folder=folder)
+    emits = options.source == "plan" or not (folder / SCRIPT_NAME).exists()
+    launch = resolve_launch(
+        folder,
+        plan_file=None if plan == DEFAULT_PLAN else Path(plan),
+        job=job or (Job(python=sys.executable) if emits else None),
+        source=options.source,
+    )
+    target = choose_target(plan=launch.plan, machine=this_machine(), asked=options.target)
+    return Started(launch=launch, target=target, folder=folder)
+
+
+def _smoke(plan: str, options: RunOptions, job: Job | None) -> Launch:
+    if options.source == "script" or options.target == "slurm":
+        raise SpecError(
+            "--smoke shrinks the plan and runs it here: leave out --from script and --target slurm"
+        )
+    asked = job or Job(python=sys.executable)
+    if isinstance(asked.program, Trainer) and asked.program.steps is None:
+        asked = replace(asked, program=replace(asked.program, steps=SMOKE_STEPS))
+    small = smoke_plan(plan=saved_plan(plan), estimate=estimate)
+    return Launch(script=emit_script(small, asked), plan=small, origin=f"smoke run of {plan}")
+
+
+def follow(started: Started) -> Outcome:
+    """Run it to its end."""
+    return run_launch(
+        started.launch,
+        folder=started.folder,
+        target=started.target,
+        display=display_for(sys.stderr),
+    )
+
+
+def dry_run_json(started: Started) -> str:
+    """What `run --dry-run --json` prints."""
+    return json.dumps(
+        {
+            "command": list(started.command),
+            "target": started.target,
+            "origin": started.launch.origin,
+            "script": started.launch.script,
+        },
+        indent=2,
+    )
+
+
+def outcome_json(started: Started, outcome: Outcome) -> str:
+    """What `run --json` prints."""
+    rows = compare(estimate=started.launch.plan.estimate, measured=outcome.measured)
+    return json.dumps(
+        {
+            "job_exit_code": outcome.exit_code,
+            "job_id": outcome.job_id,
+            "ended": outcome.ended,
+            "seconds": outcome.seconds,
+            "run_folder": str(outcome.run_folder),
+            "layout": layout_document(started.launch.plan.layout),
+            "predicted": estimate_document(started.launch.plan.estimate),
+            "measured": {row.quantity: row.measured for row in rows},
+            "comparison": [_row_document(row) for row in rows],
+        },
+        indent=2,
+    )
+
+
+def _row_document(row: Comparison) -> dict[str, Any]:
+    return {
+        "quantity": row.quantity,
+        "predicted": row.predicted,
+        "lower": row.lower,
+        "upper": row.upper,
+        "measured": row.measured,
+        "error_fraction": row.error_fraction,
+        "inside_band": row.inside_band,
+    }
+
+
+def outcome_table(started: Started, outcome: Outcome, *, width: int) -> str:
+    """Predicted against measured, and how the job ended."""
+    rows = compare(estimate=started.launch.plan.estimate, measured=outcome.measured)
+    cells = [
+        (
+            row.quantity.removesuffix("_seconds").removesuffix("_fraction").replace("_", " "),
+            _shown(row, row.predicted),
+            "" if row.lower is None else f"{_shown(row, row.lower)} to {_shown(row, row.upper)}",
+            _shown(row, row.measured),
+            "" if row.error_fraction is None else f"{row.error_fraction * 100:+.1f} %",
+        )
+        for row in rows
+    ]
+    headers = ("", "predicted", "80 % band", "measured", "error")
+    align = ("left", "right", "right", "right", "right")
+    return blocks(
+        table(cells, headers=headers, align=align, width=width),
+        wrapped(_ending(outcome), width=width),
+    )
+
+
+def _ending(outcome: Outcome) -> str:
+    steps = len(outcome.measured.steps)
+    code = "" if outcome.exit_code == 0 else f" with exit code {outcome.exit_code}"
+    verb = "ended" if outcome.ended else "was left running"
+    return (
+        f"The job {verb} after {steps} steps and {format_seconds(outcome.seconds)}{code}; "
+        f"log and metrics: {outcome.run_folder}"
+    )
+
+
+def _shown(row: Comparison, value: float | None) -> str:
+    if value is None:
+        return "unknown"
+    match row.unit:
+        case "seconds":
+            return format_seconds(value)
+        case "tokens_per_second":
+            return f"{value:,.0f}"
+        case "fraction":
+            return format_percent(value)
+        case "bytes":
+            return format_gib(value)

@@ -1,0 +1,25 @@
+"""Command lines that are quick to answer, and a machine that is the same everywhere."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+
+def words(text: str) -> tuple[str, ...]:
+    """`text` as a shell would split it."""
+    return tuple(shlex.split(text))
+
+
+SHAPE = words("--layers 8 --hidden 320 --ffn-hidden 864 --heads 5 --kv-heads 5 --vocab 256")
+DEMO = words(
+    f"recommend {shlex.join(SHAPE)} --seq-len 128 --global-batch 16 --precision fp32 "
+    "--hardware cpu --gpus 4 --gpus-per-node 2 --dp-replicate 2 --dp-shard 2"
+)
+"""Four processes of this machine in two nodes, HSDP pinned."""
+
+
+def on_a_machine_without_gpus(patch: pytest.MonkeyPatch) -> None:
+    """Make detection find nothing, so that a test says the same on a machine with GPUs."""
+    patch.setattr("fsdpplan.topology.probe.visible_gpus", lambda: ())

@@ -1,0 +1,133 @@
+"""The program as a process: exit codes, streams, and what it must not import."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fsdpplan import __version__
+from fsdpplan.cli.app import exit_code_of
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def fsdpplan(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the program as a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "fsdpplan", *words],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_help_fits_the_screen_and_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    commands = ("recommend", "estimate", "emit-launch", "run", "profiles", "models")
+    assert exit_code_of(["--help"]) == 0
+    top = capsys.readouterr().out
+    for command in commands:
+        assert f"  {command} " in top
+        assert exit_code_of([command, "--help"]) == 0
+        page = capsys.readouterr().out
+        assert max(map(len, page.splitlines())) <= 80, command
+    assert "..." not in top.partition("Commands:")[2], "a short help is whole"
+
+
+def test_no_arguments_is_a_question_for_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code_of([]) == 0
+    assert "Commands:" in capsys.readouterr().out
+
+
+def test_version_is_said_by_the_process() -> None:
+    result = fsdpplan("--version")
+    assert (result.returncode, result.stdout) == (0, f"fsdpplan {__version__}\n")
+
+
+def test_bad_input_as_a_process() -> None:
+    result = fsdpplan("recommend", "--params", "70GB", "--gpus", "64")
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("fsdpplan: --params")
+    assert "Traceback" not in result.stderr
+
+
+def test_a_closed_pipe_ends_it_quietly(tmp_path: Path) -> None:
+    command = f"set -o pipefail; {sys.executable} -m fsdpplan models --json | head -n 1"
+    result = subprocess.run(
+        ["bash", "-c", command],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.stderr == ""
+    assert result.returncode in (0, 141), "0 where the pipe took all before it closed"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_behind_stdout_is_one_line() -> None:
+    command = f"{sys.executable} -m fsdpplan models > /dev/full"
+    result = subprocess.run(
+        ["bash", "-c", command],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode == 1
+    assert result.stderr.count("\n") == 1
+    assert "No space left" in result.stderr
+
+
+def test_an_interrupt_is_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fsdpplan.files.catalogue.model_names", interrupt)
+    assert exit_code_of(["models"]) == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "unwanted"),
+    [
+        (("--help",), ("torch", "pydantic", "rich", "tabulate", "fsdpplan.cost", "fsdpplan.files")),
+        (("recommend", "--help"), ("torch", "pydantic", "rich", "tabulate", "fsdpplan.cost")),
+        (
+            ("recommend", "--params", "1e9", "--gpus", "4", "--hardware", "dgx-h100"),
+            ("torch", "pydantic", "rich", "numpy", "pynvml", "tabulate"),
+        ),
+    ],
+    ids=" ".join,
+)
+def test_a_command_imports_only_what_it_needs(
+    words: tuple[str, ...], unwanted: tuple[str, ...], tmp_path: Path
+) -> None:
+    program = (
+        "import sys, json, contextlib, io\n"
+        "from fsdpplan.cli.app import exit_code_of\n"
+        "with contextlib.redirect_stdout(io.StringIO()):\n"
+        f"    code = exit_code_of({list(words)!r})\n"
+        "print(json.dumps([code, sorted(sys.modules)]))\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    code, modules = json.loads(result.stdout)
+    assert code == 0, result.stderr
+    assert not [name for name in modules if name in unwanted]

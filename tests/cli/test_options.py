@@ -1,0 +1,286 @@
+"""No option is accepted and ignored: each one changes what its command answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from fsdpplan.cli.app import app, exit_code_of
+from tests.cli.small import DEMO, SHAPE, on_a_machine_without_gpus, words
+
+HSDP = "estimate --model llama-3.2-1b --gpus 16 --hardware dgx-h100 --dp-shard 8"
+SMALL = f"estimate {' '.join(SHAPE)} --gpus 8 --hardware dgx-h100 --dp-shard 8"
+ONE_NODE = "estimate --model llama-3.2-1b --gpus 8 --hardware dgx-h100"
+PIPELINE = f"{ONE_NODE} --dp-replicate 4 --pp 2 --global-batch 64"
+
+PLANNING = {
+    "--params": (SMALL.replace(" ".join(SHAPE), "--params 1e9"), ("--params", "2e9")),
+    "--model": (HSDP, ("--model", "llama-3.2-3b")),
+    "--config": (SMALL.replace(" ".join(SHAPE), "--params 1e9"), ()),
+    "--layers": (SMALL, ("--layers", "9")),
+    "--hidden": (SMALL, ("--hidden", "640")),
+    "--ffn-hidden": (SMALL, ("--ffn-hidden", "1024")),
+    "--heads": (SMALL, ("--heads", "10")),
+    "--kv-heads": (SMALL, ("--kv-heads", "1")),
+    "--vocab": (SMALL, ("--vocab", "512")),
+    "--gpus": (HSDP, ("--gpus", "32")),
+    "--hardware": (HSDP, ("--hardware", "dgx-h200")),
+    "--gpus-per-node": (HSDP, ("--gpus-per-node", "4")),
+    "--gpu": (HSDP, ("--gpu", "h200-sxm-141g")),
+    "--intra-bw": (HSDP, ("--intra-bw", "100GB/s")),
+    "--inter-bw": (HSDP, ("--inter-bw", "10Gb/s")),
+    "--seq-len": (HSDP, ("--seq-len", "8192")),
+    "--global-batch": (HSDP, ("--global-batch", "64")),
+    "--precision": (HSDP, ("--precision", "fp32")),
+    "--reduce-dtype": (HSDP, ("--reduce-dtype", "bf16")),
+    "--headroom": (HSDP, ("--headroom", "30%")),
+    "--dp-replicate": (f"{ONE_NODE} --dp-shard 8", ("--dp-replicate", "2", "--dp-shard", "4")),
+    "--dp-shard": (f"{ONE_NODE} --dp-replicate 2", ("--dp-replicate", "4", "--dp-shard", "2")),
+    "--tp": (HSDP, ("--tp", "2")),
+    "--pp": (f"{ONE_NODE} --dp-replicate 8", ("--pp", "2", "--dp-replicate", "4")),
+    "--micro-batch": (HSDP, ("--micro-batch", "2")),
+    "--schedule": (PIPELINE, ("--schedule", "gpipe")),
+    "--virtual-stages": (PIPELINE, ("--virtual-stages", "2")),
+    "--sharding": (f"{ONE_NODE} --dp-shard 8", ("--sharding", "ddp")),
+    "--reshard-after-forward": (HSDP, ("--reshard-after-forward", "never")),
+    "--gradient-sync": (HSDP, ("--gradient-sync", "last")),
+    "--activation-checkpointing": (HSDP, ("--activation-checkpointing", "full")),
+    "--compile": (HSDP, ("--no-compile",)),
+    "--tokens": (HSDP, ("--tokens", "1T")),
+}
+"""Option -> (a command, what changes its answer)."""
+
+ONLY_ONE_VALUE = {"--cp": "1", "--ep": "1", "--optimizer": "adamw", "--runtime": "fsdp2"}
+"""Options whose other values are refused until they are priced; the answer names this one."""
+
+
+def answer(capsys: pytest.CaptureFixture[str], given: tuple[str, ...]) -> dict[str, Any]:
+    """The JSON that a command prints."""
+    code = exit_code_of([*given, "--json"])
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    document: dict[str, Any] = json.loads(out)
+    return document
+
+
+def replaced(base: tuple[str, ...], change: tuple[str, ...]) -> tuple[str, ...]:
+    """`base` with the options of `change` in place of its own."""
+    kept = list(base)
+    for flag in (word for word in change if word.startswith("--") and word in kept):
+        index = kept.index(flag)
+        del kept[index : index + 2]
+    if "--sharding" in change:
+        index = kept.index("--dp-shard")
+        del kept[index : index + 2]
+    return (*kept, *change)
+
+
+@pytest.mark.parametrize("flag", PLANNING)
+def test_an_option_of_planning_changes_the_estimate(
+    flag: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    base, change = PLANNING[flag]
+    given = words(base)
+    if flag == "--config":
+        config = tmp_path / "config.json"
+        config.write_text(json.dumps(CONFIG))
+        change = ("--config", str(config))
+        given = tuple(word for word in given if word not in ("--params", "1e9"))
+        before = answer(capsys, (*given, "--params", "1e9"))
+    else:
+        before = answer(capsys, given)
+    after = answer(capsys, replaced(given, change))
+    said = ("assumptions", "sources")
+    assert {k: v for k, v in before.items() if k not in said} != {
+        k: v for k, v in after.items() if k not in said
+    }
+
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": 1000,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+}
+
+
+@pytest.mark.parametrize("flag", ONLY_ONE_VALUE)
+def test_an_option_with_one_value_takes_no_other(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = words(HSDP)
+    assert (
+        answer(capsys, (*given, flag, ONLY_ONE_VALUE[flag]))["sources"]
+        != (answer(capsys, given)["sources"])
+    )
+    assert exit_code_of([*given, flag, "2"]) == 2
+
+
+SEARCH = words("recommend --model llama-3.2-1b --gpus 4 --hardware dgx-h100 --global-batch 64")
+PINS = {
+    "dp_replicate": 2,
+    "dp_shard": 2,
+    "cp": 1,
+    "tp": 2,
+    "pp": 2,
+    "ep": 1,
+    "micro_batch": 4,
+    "virtual_stages": 2,
+    "sharding": "fsdp",
+    "reshard_after_forward": "never",
+    "gradient_sync": "last",
+    "activation_checkpointing": "op",
+    "compile": False,
+}
+
+
+@pytest.mark.parametrize("pin", PINS)
+def test_a_pin_is_kept_by_every_layout(
+    pin: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    value = PINS[pin]
+    flag = "--" + pin.replace("_", "-")
+    pinned = ("--no-compile",) if value is False else (flag, str(value))
+    plans = answer(capsys, (*SEARCH, *pinned, "--save", str(tmp_path / "plan.json")))["plans"]
+    assert plans
+    assert {json.dumps(plan["layout"][pin]) for plan in plans} == {json.dumps(value)}
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved_1f1b"])
+def test_a_pinned_schedule_means_a_pipeline(
+    schedule: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    given = (*SEARCH, "--schedule", schedule, "--save", str(tmp_path / "plan.json"))
+    for plan in answer(capsys, given)["plans"]:
+        assert plan["layout"]["schedule"] == schedule
+        assert plan["layout"]["pp"] > 1
+
+
+JOB = {
+    "--job-name": "llama",
+    "--time": "08:00:00",
+    "--partition": "gpu",
+    "--account": "lab",
+    "--qos": "high",
+    "--output": "logs/%j.out",
+    "--cpus-per-task": "7",
+    "--sbatch": "--constraint=h100",
+    "--env-setup": "module load cuda",
+    "--python": "/opt/venv/bin/python",
+    "--port": "29511",
+    "--metrics": "run.jsonl",
+    "--steps": "77",
+    "--data": "tokens.bin",
+    "--learning-rate": "0.00031",
+    "--clip-norm": "0.7",
+    "--seed": "4321",
+    "--checkpoint-dir": "saved",
+}
+"""Option of a job -> a value that must stand in the script."""
+
+TOGETHER = {
+    "--env": ("--env 'NAME=some value'", "some value"),
+    "--signal-seconds": ("--signal-seconds 90 --time 08:00:00", "90"),
+    "--checkpoint-every": ("--checkpoint-every 55 --checkpoint-dir saved", "55"),
+    "--script": ("--script train.py", "train.py"),
+    "--args": ("--script train.py --args '--lr 1e-4 --name \"a b\"'", "a b"),
+}
+"""The same for options that need another."""
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a saved plan, and the shell in it."""
+    on_a_machine_without_gpus(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    assert exit_code_of(DEMO) == 0
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", ["emit-launch", "run --dry-run"])
+def test_each_option_of_a_job_reaches_the_script(
+    command: str, plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cases = {flag: ((f"{flag}={value}",), value) for flag, value in JOB.items()}
+    cases |= {flag: (words(text), value) for flag, (text, value) in TOGETHER.items()}
+    bare = answer(capsys, words(command))["script"]
+    for flag, (given, value) in cases.items():
+        script = answer(capsys, (*words(command), *given))["script"]
+        assert script != bare, flag
+        assert value in script, flag
+
+
+def test_the_log_of_nccl_is_for_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert exit_code_of(SEARCH) == 0
+    capsys.readouterr()
+    bare = answer(capsys, ("emit-launch",))["script"]
+    assert "INFO" not in bare
+    script = answer(capsys, words("emit-launch --nccl-debug INFO"))["script"]
+    assert any("NCCL_DEBUG" in line and "INFO" in line for line in script.splitlines())
+
+
+def test_rank_takes_another_layout_of_the_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plans = answer(capsys, SEARCH)["plans"]
+    runnable = [plan["rank"] for plan in plans if plan["estimate"]["runnable"]]
+    refused = [plan["rank"] for plan in plans if not plan["estimate"]["runnable"]]
+    digests = {
+        answer(capsys, ("emit-launch", "--rank", str(rank)))["plan_sha256"] for rank in runnable
+    }
+    assert len(digests) == len(runnable) > 1
+    assert exit_code_of(["emit-launch", "--rank", str(refused[0])]) == 2
+    assert exit_code_of(["emit-launch", "--rank", str(refused[0]), "--script", "own.py"]) == 0
+
+
+def test_out_writes_a_job_folder(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code_of(["emit-launch", "--out", "job", "--steps", "5"]) == 0
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "job/job.sbatch" in err
+    assert {"job.sbatch", "fsdpplan.json", "trainer"} <= {p.name for p in (plan / "job").iterdir()}
+    assert "--steps=5" in (plan / "job" / "job.sbatch").read_text()
+    assert exit_code_of(["emit-launch", "--out", "job"]) == 2
+
+
+def test_smoke_from_and_target_change_what_run_does(
+    plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dry = words("run --dry-run")
+    emitted = answer(capsys, dry)
+    assert "emitted" in emitted["origin"]
+    assert answer(capsys, (*dry, "--smoke"))["origin"].startswith("smoke run")
+    assert answer(capsys, (*dry, "--target", "here"))["target"] == "here"
+    (plan / "job.sbatch").write_text(emitted["script"])
+    assert answer(capsys, (*dry, "--from", "script"))["origin"].endswith("job.sbatch")
+    assert "emitted" in answer(capsys, (*dry, "--from", "plan"))["origin"]
+
+
+def test_every_option_is_tested_here() -> None:
+    tested = {*PLANNING, *ONLY_ONE_VALUE, *JOB, *TOGETHER}
+    tested |= {"--rank", "--out", "--smoke", "--dry-run", "--from", "--target"}
+    tested |= {"--nccl-debug"}
+    tested |= {"--json", "--save", "--help", "-h"}
+    commands: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
+    flags = {
+        flag
+        for command in commands.values()
+        for parameter in command.params
+        if parameter.param_type_name == "option"
+        for flag in parameter.opts
+    }
+    assert flags <= tested, flags - tested

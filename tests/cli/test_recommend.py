@@ -1,0 +1,187 @@
+"""The answer: one screen, one JSON object, one saved plan."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsdpplan.cli.app import exit_code_of
+from fsdpplan.files.plans import read_plan
+from tests.cli.small import DEMO, on_a_machine_without_gpus, words
+
+ASKED = words(
+    "recommend --model llama-3.2-3b --gpus 16 --hardware dgx-h100 --tokens 1T --global-batch 256"
+)
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_a_machine_without_gpus(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+
+
+def ask(capsys: pytest.CaptureFixture[str], *given: str) -> tuple[str, str]:
+    """stdout and stderr of a command that succeeds."""
+    code = exit_code_of(given)
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    return out, err
+
+
+def ask_json(capsys: pytest.CaptureFixture[str], *given: str) -> dict[str, Any]:
+    """The JSON object on stdout."""
+    document: dict[str, Any] = json.loads(ask(capsys, *given, "--json")[0])
+    return document
+
+
+@pytest.mark.parametrize("columns", [80, 60, 40])
+@pytest.mark.parametrize("given", [ASKED, DEMO], ids=["3b", "demo"])
+def test_the_screen_is_never_wider_than_the_terminal(
+    columns: int,
+    given: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    out, _ = ask(capsys, *given)
+    assert max(map(len, out.splitlines())) <= columns
+    assert all(line == line.rstrip() for line in out.splitlines())
+    assert out.isascii()
+    assert "\x1b" not in out, "no colour"
+
+
+def test_the_screen_answers_which_will_it_fit_and_how_fast(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out, err = ask(capsys, *ASKED)
+    for said in (
+        "llama-3.2-3b, 3.21 B parameters",
+        "2 nodes of 8 x h100-sxm-80g",
+        "80 % band",
+        "tokens/s",
+        "MFU",
+        "to train",
+        "GiB per GPU",
+        "bottleneck",
+        "Time of a step",
+        "Memory of the fullest GPU",
+        "Searched",
+        "Assumed",
+        "sequences of 4,096 tokens (--seq-len)",
+        "8 % of the device memory left free (--headroom)",
+    ):
+        assert said in out
+    assert "saved as fsdpplan.json" in err
+    assert "emit-launch" in err
+
+
+def test_every_default_is_said_and_no_given_value_is(capsys: pytest.CaptureFixture[str]) -> None:
+    said = " ".join(ask_json(capsys, *ASKED)["assumptions"])
+    for flag in ("--seq-len", "--precision", "--reduce-dtype", "--optimizer", "--headroom"):
+        assert flag in said
+    for flag in ("--global-batch", "--hardware", "--gpus", "--tokens"):
+        assert flag not in said
+
+
+def test_no_gpu_here_means_the_default_profile_and_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    document = ask_json(capsys, *words("recommend --params 1e9 --gpus 8"))
+    assert document["cluster"]["name"] == "dgx-h100"
+    assert any("no GPU was found here" in text for text in document["assumptions"])
+    assert any("the shape is inferred" in text for text in document["assumptions"])
+
+
+def test_gpus_found_here_choose_the_profile(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fsdpplan.topology.probe import VisibleGpu
+
+    found = (VisibleGpu(name="NVIDIA H100 80GB HBM3", memory_bytes=85_520_809_984),) * 8
+    monkeypatch.setattr("fsdpplan.topology.probe.visible_gpus", lambda: found)
+    document = ask_json(capsys, *words("recommend --params 1e9"))
+    assert document["cluster"]["name"] == "dgx-h100"
+    assert document["cluster"]["gpus"] == 8
+    assert any("found here" in text for text in document["assumptions"])
+
+    unknown = (VisibleGpu(name="NVIDIA GeForce 256", memory_bytes=2**25),)
+    monkeypatch.setattr("fsdpplan.topology.probe.visible_gpus", lambda: unknown)
+    assert exit_code_of(words("recommend --params 1e9")) == 2
+    assert "--hardware" in capsys.readouterr().err
+
+
+def test_json_holds_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
+    document = ask_json(capsys, *ASKED)
+    assert {"schema_version", "model", "cluster", "training", "plans", "search"} <= set(document)
+    assert {"assumptions", "warnings"} <= set(document)
+    assert {"candidates", "feasible", "rejected", "seconds"} == set(document["search"])
+    assert [plan["rank"] for plan in document["plans"]] == list(
+        range(1, len(document["plans"]) + 1)
+    )
+    first = document["plans"][0]
+    assert {"dp_replicate", "dp_shard", "tp", "pp", "micro_batch"} <= set(first["layout"])
+    step = first["estimate"]["step_seconds"]
+    assert step["lower"] <= step["expected"] <= step["upper"]
+    assert first["estimate"]["memory"]["peak_allocated_bytes"] > 0
+    assert document["training"]["tokens"] == 10**12
+
+
+def test_json_is_all_there_is_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = ask(capsys, *ASKED, "--json")
+    assert out.startswith("{")
+    assert out.endswith("}\n")
+    assert "saved as" in err
+
+
+def test_the_saved_plan_is_the_best_that_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = ask_json(capsys, *ASKED, "--save", "other.json")
+    plan = read_plan(tmp_path / "other.json")
+    runnable = next(line for line in document["plans"] if line["estimate"]["runnable"])
+    assert plan.layout.dp_shard == runnable["layout"]["dp_shard"]
+    assert plan.estimate.runnable
+    assert len(plan.alternatives) == len(document["plans"])
+    assert plan.assumptions == tuple(document["assumptions"])
+    assert dict(plan.sources)["training.tokens"] == "flag --tokens"
+    assert dict(plan.sources)["training.seq_len"] == "default"
+    assert not (tmp_path / "fsdpplan.json").exists()
+
+
+def test_a_faster_layout_that_does_not_run_is_shown_with_its_gain(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = words("recommend --params 70e9 --gpus 64 --hardware dgx-h100 --pp 2")
+    out, err = ask(capsys, *given)
+    assert "nothing was saved" in err
+    assert not Path("fsdpplan.json").exists()
+    assert "Rank 1:" in out
+
+
+def test_nothing_fits_says_by_how_much_and_what_would_help(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code = exit_code_of(words("recommend --params 70e9 --gpus 8 --hardware dgx-h100"))
+    out, err = capsys.readouterr()
+    assert code == 3
+    assert out == ""
+    assert "GiB too much" in err
+    assert not Path("fsdpplan.json").exists()
+
+
+def test_json_says_what_was_rejected_when_nothing_fits(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = words("recommend --params 70e9 --gpus 8 --hardware dgx-h100 --json")
+    assert exit_code_of(given) == 3
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["kind"] == "NoFeasibleLayout"
+    assert sum(error["rejected"].values()) > 0
+
+
+def test_the_same_question_gets_the_same_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = ask(capsys, *ASKED)[0], ask(capsys, *ASKED)[0]
+    assert first == second
