@@ -1,0 +1,133 @@
+"""Write the parts of the documentation that come from the program itself.
+
+    python docs/generate.py            # or: make docs
+
+* `docs/reference/cli.md`: all commands and options, from the Typer app.
+* Every fenced block under a comment `<!-- output: COMMAND -->`: what COMMAND prints on stdout. The
+  commands of one page run in order in one empty folder, at 80 columns.
+* Every table under a comment `<!-- fields: MODULE CLASS [PROPERTY ...] -->`: the fields of a
+  dataclass with their types and docstrings, and the properties named.
+
+`tests/test_docs.py` fails when a page differs from what this writes.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+CLI_PAGE = ROOT / "docs" / "reference" / "cli.md"
+OUTPUT = re.compile(r"^<!-- output: (?P<command>.+) -->\n```text\n(?P<text>.*?)^```$", re.M | re.S)
+
+FIELDS = re.compile(r"^<!-- fields: (?P<arguments>.+) -->\n(?P<table>(?:^\|.*\n)*)", re.M)
+
+CLI_HEAD = """# Commands
+
+Generated from the program by `make docs`. What `--json` prints is in [the JSON page](json.md), exit
+codes are in [the errors page](errors.md).
+"""
+
+
+def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run `command` in `folder` by bash, where `fsdpplan` is this checkout's."""
+    tools = folder / ".tools"
+    tools.mkdir(exist_ok=True)
+    program = tools / "fsdpplan"
+    program.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m fsdpplan "$@"\n')
+    program.chmod(0o755)
+    # What is printed must not depend on the GPUs of the machine that prints it.
+    same = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb", "CUDA_VISIBLE_DEVICES": ""}
+    search = os.pathsep.join([str(tools), str(Path(sys.executable).parent), os.environ["PATH"]])
+    return subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", command],
+        cwd=folder,
+        env={**os.environ, "PATH": search, **same},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
+def outputs(page: str, folder: Path) -> str:
+    """`page` with the text of each output block as the program prints it now."""
+
+    def block(match: re.Match[str]) -> str:
+        result = shell(match["command"], folder)
+        if result.returncode:
+            raise SystemExit(f"{match['command']}: exit {result.returncode}\n{result.stderr}")
+        text = "\n".join(line.rstrip() for line in result.stdout.splitlines())
+        return f"<!-- output: {match['command']} -->\n```text\n{text}\n```"
+
+    return OUTPUT.sub(block, page)
+
+
+def cli_page() -> str:
+    """The help of every command."""
+    with tempfile.TemporaryDirectory() as folder:
+        top = shell("fsdpplan --help", Path(folder)).stdout
+        names = re.findall(r"^  ([a-z-]+)  ", top.partition("\nCommands:\n")[2], re.M)
+        sections = [f"```text\n{top.rstrip()}\n```\n"]
+        for name in names:
+            text = shell(f"fsdpplan {name} --help", Path(folder)).stdout.rstrip()
+            sections.append(f"## {name}\n\n```text\n{text}\n```\n")
+    return "\n".join([CLI_HEAD, *sections])
+
+
+def documented_fields(module: str, name: str, properties: list[str]) -> list[tuple[str, str, str]]:
+    """(name, type, docstring) of the fields of class `name`, then of `properties`."""
+    tree = ast.parse((ROOT / "fsdpplan" / f"{module}.py").read_text(encoding="utf-8"))
+    body = next(n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == name)
+    rows = []
+    for node, after in zip(body, [*body[1:], None], strict=True):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            text = after.value if isinstance(after, ast.Expr) else None
+            told = str(text.value) if isinstance(text, ast.Constant) else ""
+            rows.append((node.target.id, ast.unparse(node.annotation), told))
+        elif isinstance(node, ast.FunctionDef) and node.name in properties:
+            told, returns = ast.get_docstring(node) or "", ast.unparse(node.returns or ast.Tuple())
+            rows.append((node.name, returns, told))
+    return rows
+
+
+def field_tables(page: str) -> str:
+    """`page` with the tables of fields as the code has them now."""
+
+    def table(match: re.Match[str]) -> str:
+        module, name, *properties = match["arguments"].split()
+        lines = ["| field | type | meaning |", "|---|---|---|"]
+        for field, kind, told in documented_fields(module, name, properties):
+            cells = (f"`{field}`", f"`{kind}`".replace("|", "\\|"), " ".join(told.split()))
+            lines.append("| " + " | ".join(cells) + " |")
+        return f"<!-- fields: {match['arguments']} -->\n" + "".join(f"{line}\n" for line in lines)
+
+    return FIELDS.sub(table, page)
+
+
+def written_page(path: Path) -> str:
+    """What `path` should hold."""
+    if path == CLI_PAGE:
+        return cli_page()
+    page = field_tables(path.read_text(encoding="utf-8"))
+    with tempfile.TemporaryDirectory() as folder:
+        return outputs(page, Path(folder))
+
+
+def main() -> None:
+    """Write every page that differs."""
+    for path in sorted({*PAGES, CLI_PAGE}):
+        old = path.read_text(encoding="utf-8") if path.exists() else ""
+        new = written_page(path)
+        if new != old:
+            path.write_text(new, encoding="utf-8")
+            print(f"wrote {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
