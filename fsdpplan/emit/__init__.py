@@ -1,1 +1,1 @@
-"""Plan to text: launch scripts and NCCL environment."""
+"""From a plan to text: the job script and the files of a job folder. Nothing here touches disk."""

@@ -1,1 +1,1 @@
-"""Text to processes: local torchrun and Slurm."""
+"""From text to processes: run a job here or by Slurm, follow it, compare it with its plan."""

@@ -1,0 +1,133 @@
+"""The head of a job script: which plan it runs and what was predicted. Written and read here."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass, replace
+
+from fsdpplan.emit.quoting import comment, literal_word
+from fsdpplan.errors import SpecError
+from fsdpplan.spec.plan import Plan
+from fsdpplan.units import format_gib, format_percent, format_seconds
+
+PLAN_DELIMITER = "FSDPPLAN_PLAN_END"
+"""Ends the plan in the script. JSON has no bare words, so no plan holds such a line."""
+
+METRICS_LINE = "export FSDPPLAN_METRICS="
+"""Begins the line of a script that says where its metrics go."""
+
+MAX_PLAN_BYTES = 120_000
+"""Linux passes at most 128 KiB in one variable (MAX_ARG_STRLEN in execve(2))."""
+
+_HEADER = re.compile(
+    r"# fsdpplan job script, format (?P<format>\d+): fsdpplan (?P<version>\S+), "
+    r"plan sha256 (?P<digest>[0-9a-f]{64})"
+)
+_PLAN = re.compile(
+    rf"^FSDPPLAN_PLAN=\$\(cat <<'{PLAN_DELIMITER}'\n(?P<json>.*?)\n{PLAN_DELIMITER}\n\)$",
+    re.DOTALL | re.MULTILINE,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What a job script says of itself in its second line."""
+
+    version: str
+    """fsdpplan that wrote it."""
+    digest: str
+    """sha256 of the plan's JSON text."""
+
+
+def plan_digest(plan_json: str) -> str:
+    """sha256 of the plan's JSON text, in hexadecimal."""
+    return hashlib.sha256(plan_json.rstrip("\n").encode()).hexdigest()
+
+
+def header_lines(*, plan: Plan, plan_json: str, version: str) -> list[str]:
+    """Comment lines: identity, layout, prediction."""
+    cluster, estimate = plan.cluster, plan.estimate
+    step = estimate.step_seconds
+    device = "GPU" if cluster.device.kind == "cuda" else "process"
+    return [
+        f"# fsdpplan job script, format 1: fsdpplan {version}, "
+        f"plan sha256 {plan_digest(plan_json)}",
+        comment(
+            f"{plan.model.name} on {cluster.name}: {cluster.nodes} x {cluster.gpus_per_node} "
+            f"= {cluster.gpus} ranks"
+        ),
+        comment(f"Layout: {layout_words(plan)}"),
+        comment(
+            f"Predicted step: {format_seconds(step.expected)} (80 % band "
+            f"{format_seconds(step.lower)} to {format_seconds(step.upper)}), "
+            f"{estimate.tokens_per_second:,.0f} tokens/s, "
+            f"MFU {format_percent(estimate.mfu_fraction)}"
+        ),
+        comment(
+            f"Predicted memory a {device}: {format_gib(estimate.memory.peak_allocated_bytes)} "
+            f"allocated, {format_gib(estimate.memory.peak_reserved_bytes)} reserved, of "
+            f"{format_gib(cluster.device.memory_bytes)}"
+        ),
+    ]
+
+
+def layout_words(plan: Plan) -> str:
+    """The layout in one line: its degrees above 1 and its policies."""
+    layout = plan.layout
+    axes = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+    degrees = [f"{axis} {getattr(layout, axis)}" for axis in axes if getattr(layout, axis) > 1]
+    parts = [" x ".join(degrees) or "one rank", layout.sharding]
+    if layout.sharding == "fsdp":
+        parts.append(f"reshard {layout.reshard_after_forward}")
+    parts.append(f"micro-batch {layout.micro_batch} x {layout.num_microbatches}")
+    parts.append(f"checkpointing {layout.activation_checkpointing}")
+    return ", ".join(parts)
+
+
+def plan_lines(plan_json: str) -> list[str]:
+    """Lines that put the plan into the environment of every rank."""
+    size = len(plan_json.encode())
+    if size > MAX_PLAN_BYTES:
+        raise SpecError(
+            f"the plan is {size:,} bytes of JSON; a script can pass on {MAX_PLAN_BYTES:,}: "
+            "drop its alternatives"
+        )
+    if "\0" in plan_json or PLAN_DELIMITER in plan_json.splitlines():
+        raise SpecError("the plan's JSON text has a NUL or the script's own delimiter in it")
+    return [
+        "# The plan travels in the environment: no rank needs a file for it.",
+        f"FSDPPLAN_PLAN=$(cat <<'{PLAN_DELIMITER}'",
+        *plan_json.rstrip("\n").split("\n"),
+        PLAN_DELIMITER,
+        ")",
+        "export FSDPPLAN_PLAN",
+    ]
+
+
+def job_plan(plan: Plan) -> Plan:
+    """The plan that a job carries: without the layouts that it does not run."""
+    return replace(plan, alternatives=())
+
+
+def read_header(script: str) -> Header | None:
+    """The header of a job script, or None when it is not one of ours."""
+    for line in script.splitlines()[:5]:
+        if match := _HEADER.fullmatch(line):
+            return Header(version=match["version"], digest=match["digest"])
+    return None
+
+
+def read_plan_json(script: str) -> str | None:
+    """The JSON text of the plan inside a job script, or None when there is none."""
+    match = _PLAN.search(script)
+    return None if match is None else match["json"]
+
+
+def read_metrics_path(script: str) -> str | None:
+    """The metrics file that a job script sets itself, or None when it leaves that open."""
+    after_plan = script.partition(f"\n{PLAN_DELIMITER}\n")[2]
+    for line in after_plan.splitlines():
+        if line.startswith(METRICS_LINE):
+            return literal_word(line.removeprefix(METRICS_LINE))
+    return None

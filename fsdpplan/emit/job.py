@@ -1,0 +1,235 @@
+"""Job: what a person asks of the scheduler, the environment and the program that runs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from fsdpplan.errors import SpecError
+from fsdpplan.spec.checks import require_choice, require_positive, require_positive_int
+
+NcclDebug = Literal["VERSION", "WARN", "INFO"]
+
+DEFAULT_SIGNAL_SECONDS = 120
+"""How long before the time limit the trainer is told to save and leave."""
+
+RESERVED_SBATCH = {
+    "nodes": "the plan fixes the number of nodes",
+    "ntasks": "one task a node starts torchrun",
+    "ntasks-per-node": "one task a node starts torchrun",
+    "tasks-per-node": "one task a node starts torchrun",
+    "gpus": "the plan fixes the GPUs a node",
+    "gpus-per-node": "the plan fixes the GPUs a node",
+    "gpus-per-task": "the plan fixes the GPUs a node",
+    "cpus-per-task": "use --cpus-per-task",
+    "job-name": "use --job-name",
+    "time": "use --time",
+    "partition": "use --partition",
+    "account": "use --account",
+    "qos": "use --qos",
+    "output": "use --output",
+    "signal": "use --signal-seconds",
+    "export": "the plan reaches the ranks through the exported environment",
+    "array": "each array task would run the same plan on the same checkpoint",
+    "wrap": "the script is the program",
+}
+"""Options of sbatch that the script sets itself, or must not have, and why."""
+
+_TIME = re.compile(
+    r"(?:(?P<days>\d+)-(?P<day_hours>\d+)(?::(?P<day_minutes>\d+)(?::(?P<day_seconds>\d+))?)?"
+    r"|(?:(?P<hours>\d+):)?(?P<minutes>\d+):(?P<seconds>\d+)"
+    r"|(?P<only_minutes>\d+))"
+)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SBATCH_OPTION = re.compile(r"--(?P<name>[a-z][a-z0-9-]*)(?:=(?P<value>.*))?", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trainer:
+    """The reference trainer (`python -m fsdpplan.trainer`) and its options.
+
+    None leaves the choice to the trainer.
+    """
+
+    steps: int | None = None
+    data: str | None = None
+    learning_rate: float | None = None
+    clip_norm: float | None = None
+    seed: int | None = None
+    checkpoint_dir: str | None = None
+    checkpoint_every: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps is not None:
+            require_positive_int(steps=self.steps)
+        if self.checkpoint_every is not None:
+            require_positive_int(checkpoint_every=self.checkpoint_every)
+            if self.checkpoint_dir is None:
+                raise SpecError("checkpoint_every needs a place: give --checkpoint-dir too")
+        if self.learning_rate is not None:
+            require_positive(learning_rate=self.learning_rate)
+        if self.clip_norm is not None:
+            require_positive(clip_norm=self.clip_norm)
+        if self.seed is not None and self.seed < 0:
+            raise SpecError(f"seed must be a whole number of at least 0, not {self.seed}")
+
+    def words(self) -> tuple[str, ...]:
+        """The command line after the program."""
+        pairs = (
+            ("--steps", self.steps),
+            ("--data", self.data),
+            ("--learning-rate", self.learning_rate),
+            ("--clip-norm", self.clip_norm),
+            ("--seed", self.seed),
+            ("--checkpoint-dir", self.checkpoint_dir),
+            ("--checkpoint-every", self.checkpoint_every),
+        )
+        given = ((name, str(value)) for name, value in pairs if value is not None)
+        return tuple(f"{name}={value}" for name, value in given)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserProgram:
+    """A program of the user's own; it finds the plan in the variable FSDPPLAN_PLAN."""
+
+    script: str
+    """Python file that torchrun starts on each rank."""
+    args: tuple[str, ...] = ()
+    """Its arguments, as they are."""
+
+    def __post_init__(self) -> None:
+        if not self.script:
+            raise SpecError("script is empty: give the path of a Python file, such as train.py")
+
+    def words(self) -> tuple[str, ...]:
+        """The command line after the program."""
+        return self.args
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Everything about a job that the plan does not say."""
+
+    program: Trainer | UserProgram = field(default_factory=Trainer)
+    """What every rank runs."""
+    job_name: str = "fsdpplan"
+    """What the queue shows."""
+    time: str | None = None
+    """Time limit as sbatch reads it: `90` (minutes), `08:00:00`, `2-12`."""
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    output: str = "fsdpplan-%j.out"
+    """Log file; sbatch puts the job id in place of %j."""
+    cpus_per_task: int | None = None
+    """CPU cores a node; None: whole nodes on GPUs, one core a rank on CPUs."""
+    signal_seconds: int | None = None
+    """Seconds before the time limit at which the program gets SIGUSR1; None: 120 when it has
+    a time limit and checkpoints."""
+    sbatch: tuple[str, ...] = ()
+    """More options for sbatch, such as `--constraint=h100`."""
+    env_setup: tuple[str, ...] = ()
+    """Shell lines to run first, such as `source venv/bin/activate`."""
+    env: tuple[tuple[str, str], ...] = ()
+    """Variables to export."""
+    python: str = "python3"
+    """The Python that has torch."""
+    port: int | None = None
+    """Port of the rendezvous; None: derived from the job id."""
+    nccl_debug: NcclDebug | None = None
+    """NCCL's own log."""
+    metrics: str | None = None
+    """File for one JSON line a step."""
+    trainer_folder: str | None = None
+    """Copy of the trainer's source to run in place of the installed one."""
+
+    def __post_init__(self) -> None:
+        if self.cpus_per_task is not None:
+            require_positive_int(cpus_per_task=self.cpus_per_task)
+        if self.nccl_debug is not None:
+            require_choice("nccl_debug", self.nccl_debug, get_args(NcclDebug))
+        if self.port is not None and not 1024 <= self.port <= 65535:
+            raise SpecError(f"port must lie between 1024 and 65535, not {self.port}")
+        if not self.python:
+            raise SpecError("python is empty: give the name or path of a Python, such as python3")
+        _require_no_expansion("output", self.output)
+        for name, _ in self.env:
+            if not _VARIABLE.fullmatch(name):
+                raise SpecError(
+                    f"{name!r} is no name of an environment variable: letters, digits and _ only, "
+                    "as in --env NCCL_DEBUG=INFO"
+                )
+        for option in self.sbatch:
+            sbatch_option(option)
+        self._check_signal()
+
+    def _check_signal(self) -> None:
+        limit = None if self.time is None else time_limit_seconds(self.time)
+        if self.signal_seconds is None:
+            return
+        require_positive_int(signal_seconds=self.signal_seconds)
+        if limit is None:
+            raise SpecError("signal_seconds counts back from a time limit: give --time too")
+        if self.signal_seconds >= limit:
+            raise SpecError(
+                f"signal_seconds {self.signal_seconds} is not below the time limit of "
+                f"{limit} s: lower it, or raise --time"
+            )
+
+
+def signal_seconds(job: Job) -> int | None:
+    """Seconds before the end at which the program is told, or None for not at all."""
+    if job.signal_seconds is not None or job.time is None:
+        return job.signal_seconds
+    limit = time_limit_seconds(job.time)
+    saves = isinstance(job.program, Trainer) and job.program.checkpoint_dir is not None
+    if not saves or limit is None or limit <= 2 * DEFAULT_SIGNAL_SECONDS:
+        return None
+    return DEFAULT_SIGNAL_SECONDS
+
+
+def time_limit_seconds(text: str) -> int | None:
+    """Seconds of a Slurm time limit; None for an unlimited one.
+
+    Source: sbatch(1), --time: minutes, minutes:seconds, hours:minutes:seconds, days-hours,
+    days-hours:minutes and days-hours:minutes:seconds; 0, -1, INFINITE and UNLIMITED for none.
+    """
+    if text.lower() in ("infinite", "unlimited"):
+        return None
+    match = _TIME.fullmatch(text)
+    if match is None:
+        raise SpecError(
+            f"time {text!r} is not one that sbatch reads: use minutes (90), hours:minutes:seconds "
+            "(08:00:00) or days-hours (2-12)"
+        )
+    part = {name: int(value or 0) for name, value in match.groupdict().items()}
+    hours = 24 * part["days"] + part["day_hours"] + part["hours"]
+    minutes = part["day_minutes"] + part["minutes"] + part["only_minutes"]
+    seconds = 3600 * hours + 60 * minutes + part["day_seconds"] + part["seconds"]
+    return seconds or None
+
+
+def sbatch_option(option: str) -> tuple[str, str | None]:
+    """(name, value) of one extra option. Raises SpecError for one the script must set itself."""
+    match = _SBATCH_OPTION.fullmatch(option)
+    if match is None:
+        raise SpecError(
+            f"sbatch option {option!r} must be written --name or --name=value, "
+            "such as --constraint=h100"
+        )
+    name = match["name"]
+    # sbatch takes any unambiguous beginning of a name, so --gpus-per-nod is --gpus-per-node.
+    for reserved, reason in RESERVED_SBATCH.items():
+        if name == reserved or (len(name) > 2 and reserved.startswith(name)):
+            raise SpecError(f"sbatch option --{name} cannot be added: {reason}")
+    return name, match["value"]
+
+
+def _require_no_expansion(name: str, path: str) -> None:
+    """Refuse what a shell would have expanded: sbatch does not."""
+    if "$" in path or path.startswith("~"):
+        raise SpecError(
+            f"{name} {path!r} would be taken literally, since #SBATCH lines expand nothing: "
+            "write the path out, with %j for the job id"
+        )

@@ -1,0 +1,248 @@
+"""One job script: `sbatch` takes it as it is, `bash` runs it on one node or in an allocation."""
+
+from __future__ import annotations
+
+from fsdpplan.emit.header import METRICS_LINE, header_lines, plan_lines
+from fsdpplan.emit.job import Job, sbatch_option, signal_seconds
+from fsdpplan.emit.nccl import environment
+from fsdpplan.emit.node import node_functions
+from fsdpplan.emit.quoting import paragraph, sbatch_value, shell_word
+from fsdpplan.errors import SpecError
+from fsdpplan.spec.plan import Plan
+
+LEAVE_IF_STOPPED = '[ -z "$stopped" ] || exit "$stopped"'
+"""A signal that came during the check counts after it."""
+
+
+def render_launch(*, plan: Plan, plan_json: str, job: Job, version: str) -> str:
+    """The job script of `plan`.
+
+    `plan_json` is the plan as JSON text, which travels inside the script; `version` is the
+    fsdpplan that every node must have.
+    """
+    _require_meaning(plan=plan, job=job)
+    sections = [
+        [
+            "#!/bin/bash",
+            *header_lines(plan=plan, plan_json=plan_json, version=version),
+            *_usage(plan),
+        ],
+        [*sbatch_lines(plan=plan, job=job)],
+        _strict(),
+        plan_lines(plan_json),
+        _environment(plan=plan, job=job),
+        node_functions(plan=plan, job=job, version=version),
+        _signals(),
+        _start(plan=plan, job=job),
+        _wait(),
+    ]
+    return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
+
+
+def _require_meaning(*, plan: Plan, job: Job) -> None:
+    """Refuse options that would change nothing for this plan."""
+    if job.nccl_debug is not None and plan.cluster.device.kind == "cpu":
+        raise SpecError("nccl_debug has no meaning here: CPU processes talk by gloo; leave it out")
+    if job.port is not None and plan.cluster.nodes == 1:
+        raise SpecError(
+            "port has no meaning here: the ranks of one node meet on a free port; leave it out"
+        )
+
+
+def sbatch_lines(*, plan: Plan, job: Job) -> list[str]:
+    """#SBATCH lines: what SLURM is asked for."""
+    extra = [sbatch_option(option) for option in job.sbatch]
+    names = {name for name, _ in extra}
+    values: list[tuple[str, str | None]] = [
+        ("job-name", job.job_name),
+        ("nodes", str(plan.cluster.nodes)),
+        ("ntasks-per-node", "1"),
+    ]
+    if plan.cluster.device.kind == "cuda" and "gres" not in names:
+        values.append(("gpus-per-node", str(plan.cluster.gpus_per_node)))
+    values += _cores(plan=plan, job=job, names=names)
+    for name in ("time", "partition", "account", "qos", "output"):
+        value = getattr(job, name)
+        values += [] if value is None else [(name, value)]
+    seconds = signal_seconds(job)
+    if seconds is not None:
+        # B: to this script alone, which passes it on; torchrun would die of it.
+        values.append(("signal", f"B:USR1@{seconds}"))
+    return [
+        "# SLURM reads these lines as they are: no variable expands in them.",
+        *(_sbatch_line(name, value) for name, value in values + extra),
+    ]
+
+
+def _cores(*, plan: Plan, job: Job, names: set[str]) -> list[tuple[str, str | None]]:
+    """Cores and memory: without a word on them SLURM gives one core a task."""
+    if job.cpus_per_task is not None:
+        return [("cpus-per-task", str(job.cpus_per_task))]
+    if plan.cluster.device.kind == "cpu":
+        return [("cpus-per-task", str(plan.cluster.gpus_per_node))]
+    whole_nodes: list[tuple[str, str | None]] = [("exclusive", None), ("mem", "0")]
+    return [(name, value) for name, value in whole_nodes if name not in names]
+
+
+def _sbatch_line(name: str, value: str | None) -> str:
+    return f"#SBATCH --{name}" + ("" if value is None else f"={sbatch_value(name, value)}")
+
+
+def _usage(plan: Plan) -> list[str]:
+    where = "in an allocation of that many nodes"
+    if plan.cluster.nodes == 1:
+        where = "on such a node"
+    elif plan.cluster.device.kind == "cpu":
+        where = "on one host, which then runs all ranks"
+    return [
+        "#",
+        "# Submit it:  sbatch THIS_FILE",
+        f"# Or run it:  bash THIS_FILE    ({where})",
+    ]
+
+
+def _strict() -> list[str]:
+    return [
+        "# Strings from options are literal: dollars, tildes, backslashes, typographic quotes",
+        "# (SC2016, SC2088, SC1003, SC1112); srun and traps call functions (SC2317, SC2329).",
+        "# shellcheck disable=SC1003,SC1112,SC2016,SC2088,SC2317,SC2329",
+        "set -euo pipefail",
+        'refuse() { echo "fsdpplan: $*" >&2; exit 5; }',
+    ]
+
+
+def _environment(*, plan: Plan, job: Job) -> list[str]:
+    lines = []
+    if job.env_setup:
+        lines += ["# Set-up lines, as given; such scripts seldom bear unset variables.", "set +u"]
+        lines += [f"eval {shell_word(line)}" for line in job.env_setup]
+        lines += ["set -u"]
+    lines += [f"export {name}={shell_word(value)}" for name, value in job.env]
+    for variable in environment(plan=plan, job=job):
+        lines += paragraph(f"{variable.name}: {variable.reason}.")
+        lines += [f'export {variable.name}="${{{variable.name}:-{variable.default}}}"']
+    if job.metrics is not None:
+        lines += [
+            "# One JSON line a step.",
+            METRICS_LINE + shell_word(job.metrics),
+        ]
+    return lines
+
+
+def _signals() -> list[str]:
+    return [
+        "# Signals come to this shell: USR1 (save and leave) goes on to the ranks, an end to all.",
+        "job='' passed_on='' stopped=''",
+        "pass_usr1() { passed_on=1; signal_ranks; }",
+        "stop() { passed_on=1 stopped=$1; end_job; }",
+        'end_job() { [ -z "$job" ] || kill -TERM "$job" 2>/dev/null || true; }',
+        "trap pass_usr1 USR1",
+        "trap 'stop 130' INT",
+        "trap 'stop 143' TERM",
+    ]
+
+
+def _start(*, plan: Plan, job: Job) -> list[str]:
+    nodes, ranks, world = (
+        plan.cluster.nodes,
+        plan.cluster.gpus_per_node,
+        plan.cluster.gpus,
+    )
+    if nodes == 1:
+        inside = '[ -n "${SLURM_JOB_ID:-}" ] && command -v srun >/dev/null'
+        return [
+            f"if {inside}; then",
+            *_in_allocation(nodes=nodes, ranks=ranks, port=job.port),
+            "else",
+            *_here(ranks=ranks),
+            "fi",
+        ]
+    without = [
+        f'  refuse "this plan needs {nodes} nodes, and this is no SLURM allocation: submit it by'
+        ' sbatch $0 (it never falls back to one host)"'
+    ]
+    if plan.cluster.device.kind == "cpu":
+        without = [
+            f'  echo "fsdpplan: no SLURM allocation: all {world} ranks of the {nodes} planned'
+            ' nodes run on $HOSTNAME" >&2',
+            *_here(ranks=world),
+        ]
+    return [
+        'if [ -n "${SLURM_JOB_ID:-}" ]; then',
+        *_in_allocation(nodes=nodes, ranks=ranks, port=job.port),
+        "else",
+        *without,
+        "fi",
+    ]
+
+
+def _here(*, ranks: int) -> list[str]:
+    return [
+        "  # torchrun gives each rank a session of its own: they are found by their parent.",
+        "  signal_ranks() {",
+        "    local stat fields parent",
+        "    for stat in /proc/[0-9]*/stat; do",
+        '      read -r fields 2>/dev/null <"$stat" || continue',
+        '      read -r _ parent _ <<<"${fields##*) }"',
+        '      [ "$parent" != "$job" ] || kill -USR1 "${fields%% *}" 2>/dev/null || true',
+        "    done",
+        "  }",
+        "  check_node",
+        f"  {LEAVE_IF_STOPPED}",
+        f"  start_ranks 1 {ranks} &",
+    ]
+
+
+def _in_allocation(*, nodes: int, ranks: int, port: int | None) -> list[str]:
+    label = " --label" if nodes > 1 else ""
+    lines = [
+        f'  [ "${{SLURM_JOB_NUM_NODES:-0}}" = {nodes} ] ||',
+        f'    refuse "the plan needs {nodes} node(s) of {ranks} ranks, allocation $SLURM_JOB_ID has'
+        ' ${SLURM_JOB_NUM_NODES:-0}: take as many, or plan again for what there is"',
+    ]
+    if nodes > 1:
+        derived = "$((20000 + SLURM_JOB_ID % 10000))" if port is None else str(port)
+        lines += [
+            "  if ! command -v srun >/dev/null || ! command -v scontrol >/dev/null; then",
+            '    refuse "srun and scontrol are not on PATH in allocation $SLURM_JOB_ID"',
+            "  fi",
+            '  hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")',
+            "  # The first host carries the rendezvous; a port per job keeps two jobs on one host",
+            "  # apart (below the ports that Linux hands out itself).",
+            "  FSDPPLAN_HEAD=${hosts%%$'\\n'*}",
+            f"  FSDPPLAN_PORT={derived}",
+            '  FSDPPLAN_RUN="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}"',
+            "  export FSDPPLAN_HEAD FSDPPLAN_PORT FSDPPLAN_RUN",
+        ]
+    return [
+        *lines,
+        "  # srun does not inherit the cores since SLURM 22.05: give each task those of the",
+        "  # smallest node, from a list such as 96(x3),48.",
+        "  cores=$(tr ',' '\\n' <<<\"${SLURM_JOB_CPUS_PER_NODE:-1}\" | sed 's/(.*//' | sort -n |"
+        " sed -n 1p)",
+        '  signal_ranks() { kill -USR1 "$job" 2>/dev/null || true; }',
+        "  # One task a node, whatever the allocation says. --overlap: inside another step (an",
+        "  # interactive shell) srun would wait for its cores.",
+        f"  step=(srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1",
+        f'    --cpus-per-task="$cores" --export=ALL{label} ${{SLURM_STEP_ID:+--overlap}})',
+        "  # First all nodes are looked at, so that each one that fails is named.",
+        '  "${step[@]}" bash -c "$(declare -f refuse check_node); check_node"',
+        f"  {LEAVE_IF_STOPPED}",
+        "  # A task that fails ends the others.",
+        '  "${step[@]}" --kill-on-bad-exit=1 \\',
+        f'    bash -c "$(declare -f start_ranks); start_ranks {nodes} {ranks}" &',
+    ]
+
+
+def _wait() -> list[str]:
+    return [
+        "job=$!",
+        '[ -z "$stopped" ] || end_job',
+        "# A signal interrupts wait: wait again for the job's own exit code.",
+        "while :; do",
+        "  passed_on='' code=0",
+        '  wait "$job" || code=$?',
+        '  [ -n "$passed_on" ] || break',
+        "done",
+        'exit "${stopped:-$code}"',
+    ]

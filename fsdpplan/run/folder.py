@@ -1,0 +1,68 @@
+"""Write a job folder: the script, the plan and a copy of the trainer's source."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from importlib.resources import files
+from pathlib import Path
+
+from fsdpplan import __version__
+from fsdpplan.emit.folder import TRAINER_NAME, job_folder_files
+from fsdpplan.emit.header import job_plan
+from fsdpplan.emit.job import Job
+from fsdpplan.errors import SpecError
+from fsdpplan.files.plans import plan_json
+from fsdpplan.spec.plan import Plan
+
+
+def write_job_folder(folder: Path, *, plan: Plan, job: Job) -> list[Path]:
+    """Make `folder` with all that the job needs but torch; the files in it.
+
+    All of it appears at once, or nothing does. A folder with anything in it is left alone: the
+    trainer in it may have been changed by its owner.
+    """
+    folder = folder.absolute()
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise SpecError(f"{folder} exists already: choose another --out, or remove it first")
+    carried = job_plan(plan)
+    texts = job_folder_files(
+        plan=carried,
+        plan_json=plan_json(carried),
+        job=job,
+        version=__version__,
+        folder=str(folder),
+    )
+    texts |= {f"{TRAINER_NAME}/{name}": text for name, text in trainer_sources().items()}
+    try:
+        _write_at_once(folder, texts)
+    except OSError as error:
+        raise SpecError(
+            f"cannot write the job folder {folder}: {error.strerror}: choose another --out"
+        ) from error
+    return [folder / name for name in texts]
+
+
+def trainer_sources() -> dict[str, str]:
+    """File name -> text of the trainer that is installed."""
+    package = files("fsdpplan") / "trainer"
+    return {
+        file.name: file.read_text(encoding="utf-8")
+        for file in sorted(package.iterdir(), key=lambda file: file.name)
+        if file.name.endswith(".py")
+    }
+
+
+def _write_at_once(folder: Path, texts: dict[str, str]) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    try:
+        temporary.chmod(0o755)
+        for name, text in texts.items():
+            path = temporary / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8", newline="\n")
+        os.replace(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

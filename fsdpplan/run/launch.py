@@ -1,0 +1,105 @@
+"""Which script to run: the one that stands in the folder, or one emitted from the plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from fsdpplan import __version__
+from fsdpplan.emit.folder import PLAN_NAME, SCRIPT_NAME
+from fsdpplan.emit.header import job_plan, plan_digest, read_header, read_plan_json
+from fsdpplan.emit.job import Job
+from fsdpplan.emit.script import render_launch
+from fsdpplan.errors import SpecError
+from fsdpplan.files.plans import plan_from_json, plan_json, read_plan
+from fsdpplan.files.table import read_text
+from fsdpplan.spec.plan import Plan
+
+Source = Literal["script", "plan"]
+
+MAX_SCRIPT_BYTES = 2**20
+"""No script of ours comes near it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """A script that is ready to run."""
+
+    script: str
+    """Its text."""
+    plan: Plan
+    """The plan inside it."""
+    origin: str
+    """Where it came from, in words."""
+
+
+def emit_script(plan: Plan, job: Job) -> str:
+    """The job script of `plan`, for this version of fsdpplan."""
+    carried = job_plan(plan)
+    return render_launch(plan=carried, plan_json=plan_json(carried), job=job, version=__version__)
+
+
+def resolve_launch(
+    folder: Path,
+    *,
+    plan_file: Path | None = None,
+    job: Job | None = None,
+    source: Source | None = None,
+) -> Launch:
+    """The script to run in `folder`.
+
+    `job` is None when no job option was given; `source` settles a disagreement between a script
+    that stands there and the plan.
+    """
+    script_path, plan_path = folder / SCRIPT_NAME, plan_file or folder / PLAN_NAME
+    if source == "plan" or not script_path.exists():
+        return _from_plan(plan_path, job=job or Job(), folder=folder)
+    if job is not None:
+        raise SpecError(
+            f"{script_path} stands here with job options of its own: run it without any, or type "
+            "--from plan to emit a new script from the plan"
+        )
+    script, plan = _read_script(script_path)
+    if source is None and plan_path.exists():
+        _require_same_plan(script_path, plan_path, inside=plan)
+    return Launch(script=script, plan=plan, origin=str(script_path))
+
+
+def _from_plan(plan_path: Path, *, job: Job, folder: Path) -> Launch:
+    if not plan_path.exists():
+        raise SpecError(
+            f"there is neither {SCRIPT_NAME} in {folder} nor the plan {plan_path}: type "
+            "fsdpplan recommend --params 8e9 --gpus 8 first, which saves one"
+        )
+    plan = read_plan(plan_path)
+    return Launch(script=emit_script(plan, job), plan=plan, origin=f"emitted from {plan_path}")
+
+
+def _read_script(path: Path) -> tuple[str, Plan]:
+    """A job script of ours and the plan inside it; anything else is refused."""
+    script = read_text(path, limit_bytes=MAX_SCRIPT_BYTES, what="job script")
+    choices = (
+        f"type --from plan to run the plan instead, or fsdpplan emit-launch > {SCRIPT_NAME} to "
+        f"write it again, or bash {SCRIPT_NAME} to run it as it is"
+    )
+    if not script.strip():
+        raise SpecError(f"{path} is empty: {choices}")
+    header, text = read_header(script), read_plan_json(script)
+    if header is None or text is None:
+        raise SpecError(
+            f"{path} is no job script of fsdpplan (it has no header of ours): {choices}"
+        )
+    if plan_digest(text) != header.digest:
+        raise SpecError(f"the plan inside {path} was changed after it was emitted: {choices}")
+    return script, plan_from_json(text, where=f"the plan inside {path}")
+
+
+def _require_same_plan(script_path: Path, plan_path: Path, *, inside: Plan) -> None:
+    planned = job_plan(read_plan(plan_path))
+    if plan_json(planned) != plan_json(job_plan(inside)):
+        raise SpecError(
+            f"{script_path} runs another plan than {plan_path} holds: type --from script to run "
+            f"the script, --from plan to run the plan, or fsdpplan emit-launch > {SCRIPT_NAME} to "
+            "write the script again"
+        )

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fsdpplan.emit.job import (
+    Job,
+    Trainer,
+    UserProgram,
+    sbatch_option,
+    signal_seconds,
+    time_limit_seconds,
+)
+from fsdpplan.errors import SpecError
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 5400),
+        ("1:30", 90),
+        ("08:00:00", 28800),
+        ("2-12", 216000),
+        ("1-2:30", 95400),
+        ("1-00:00:30", 86430),
+        ("UNLIMITED", None),
+        ("infinite", None),
+        ("0", None),
+    ],
+)
+def test_time_limits_are_read_as_sbatch_reads_them(text: str, seconds: int | None) -> None:
+    assert time_limit_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "8h", "1:2:3:4", "-5", "1-", "08:00:00 ", "١٢h"])
+def test_other_time_limits_are_refused(text: str) -> None:
+    with pytest.raises(SpecError, match="minutes"):
+        time_limit_seconds(text)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"time": "tomorrow"}, "08:00:00"),
+        ({"port": 80}, "1024"),
+        ({"cpus_per_task": 0}, "at least 1"),
+        ({"output": "$HOME/x.out"}, "expand nothing"),
+        ({"output": "~/x.out"}, "expand nothing"),
+        ({"env": (("A B", "c"),)}, "no name of an environment variable"),
+        ({"sbatch": ("--nodes=4",)}, "the plan fixes"),
+        ({"sbatch": ("--gpus-per-nod=4",)}, "the plan fixes"),
+        ({"sbatch": ("-N4",)}, "--name=value"),
+        ({"sbatch": ("--export=NONE",)}, "exported environment"),
+        ({"signal_seconds": 60}, "--time"),
+        ({"signal_seconds": 600, "time": "5"}, "not below the time limit"),
+        ({"python": ""}, "python3"),
+        ({"nccl_debug": "LOUD"}, "VERSION"),
+    ],
+)
+def test_an_impossible_job_is_refused_in_words(values: dict[str, Any], says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        Job(**values)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"steps": 0}, "at least 1"),
+        ({"checkpoint_every": 5}, "--checkpoint-dir"),
+        ({"learning_rate": float("nan")}, "finite"),
+        ({"clip_norm": -1.0}, "above 0"),
+        ({"seed": -1}, "at least 0"),
+    ],
+)
+def test_impossible_trainer_options_are_refused(values: dict[str, Any], says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        Trainer(**values)
+
+
+def test_a_program_needs_a_path() -> None:
+    with pytest.raises(SpecError, match=r"train\.py"):
+        UserProgram(script="")
+
+
+def test_extra_sbatch_options_keep_their_values() -> None:
+    assert sbatch_option("--constraint=h100&ib") == ("constraint", "h100&ib")
+    assert sbatch_option("--exclusive") == ("exclusive", None)
+
+
+def test_the_trainer_is_told_of_the_limit_only_when_it_can_save() -> None:
+    saving = Trainer(checkpoint_dir="saved")
+    assert signal_seconds(Job(time="1:00:00", program=saving)) == 120
+    assert signal_seconds(Job(time="1:00:00", program=saving, signal_seconds=300)) == 300
+    assert signal_seconds(Job(time="1:00:00")) is None
+    assert signal_seconds(Job(program=saving)) is None
+    assert signal_seconds(Job(time="2", program=saving)) is None
+    own = UserProgram(script="train.py")
+    assert signal_seconds(Job(time="1:00:00", program=own)) is None
+    assert signal_seconds(Job(time="1:00:00", program=own, signal_seconds=90)) == 90

@@ -1,0 +1,27 @@
+"""A display that remembers."""
+
+from __future__ import annotations
+
+from fsdpplan.run.metrics import Measured
+from fsdpplan.run.show import Display
+
+
+class Remembers(Display):
+    """Keeps all that it is told."""
+
+    def __init__(self) -> None:
+        self.states: list[str] = []
+        self.lines: list[str] = []
+        self.steps: list[int] = []
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def state(self, text: str) -> None:
+        self.states.append(text)
+
+    def output(self, line: str) -> None:
+        self.lines.append(line)
+
+    def progress(self, measured: Measured) -> None:
+        self.steps = [step.step for step in measured.steps]

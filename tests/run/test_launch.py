@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fsdpplan.emit.job import Job, Trainer
+from fsdpplan.errors import SpecError
+from fsdpplan.files.plans import write_plan
+from fsdpplan.run.launch import emit_script, resolve_launch
+from fsdpplan.spec.plan import RankedLayout
+from tests.emit.plans import make_plan
+
+PLAN = make_plan("cpu", nodes=2)
+OTHER = make_plan("cpu", nodes=2, micro_batch=2)
+
+
+def test_without_a_script_one_is_emitted_from_the_plan(tmp_path: Path) -> None:
+    write_plan(PLAN, tmp_path / "fsdpplan.json")
+    job = Job(program=Trainer(steps=7))
+    launch = resolve_launch(tmp_path, job=job)
+    assert launch.script == emit_script(PLAN, job)
+    assert launch.plan == PLAN
+    assert "emitted from" in launch.origin
+
+
+def test_a_script_that_stands_here_is_run_as_it_is(tmp_path: Path) -> None:
+    script = emit_script(PLAN, Job(program=Trainer(steps=7)))
+    (tmp_path / "job.sbatch").write_text(script)
+    assert resolve_launch(tmp_path).script == script
+    write_plan(PLAN, tmp_path / "fsdpplan.json")
+    assert resolve_launch(tmp_path).script == script
+    assert resolve_launch(tmp_path).plan == PLAN
+
+
+def test_a_plan_with_its_ranked_list_is_still_the_plan_of_the_script(tmp_path: Path) -> None:
+    line = RankedLayout(rank=1, layout=PLAN.layout, estimate=PLAN.estimate, reason="fastest")
+    (tmp_path / "job.sbatch").write_text(emit_script(PLAN, Job()))
+    write_plan(replace(PLAN, alternatives=(line,)), tmp_path / "fsdpplan.json")
+    assert resolve_launch(tmp_path).plan == PLAN
+
+
+def test_a_script_of_another_plan_is_refused_until_one_of_them_is_chosen(tmp_path: Path) -> None:
+    (tmp_path / "job.sbatch").write_text(emit_script(PLAN, Job()))
+    write_plan(OTHER, tmp_path / "fsdpplan.json")
+    with pytest.raises(SpecError, match=r"--from script .* --from plan"):
+        resolve_launch(tmp_path)
+    assert resolve_launch(tmp_path, source="script").plan == PLAN
+    assert resolve_launch(tmp_path, source="plan").plan == OTHER
+
+
+def edited(script: str) -> str:
+    return script.replace('"micro_batch": 1', '"micro_batch": 9')
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "is empty"),
+        ("\n \n", "is empty"),
+        ("#!/bin/bash\necho hello\n", "no header of ours"),
+        (edited(emit_script(PLAN, Job())), "changed after it was emitted"),
+        (emit_script(PLAN, Job()).replace("FSDPPLAN_PLAN=$(cat", "X=$(cat"), "no header of ours"),
+    ],
+)
+def test_a_script_that_is_not_as_emitted_is_refused_naming_the_choices(
+    tmp_path: Path, text: str, says: str
+) -> None:
+    (tmp_path / "job.sbatch").write_text(text)
+    with pytest.raises(SpecError, match=says) as refused:
+        resolve_launch(tmp_path)
+    assert "--from plan" in str(refused.value)
+    assert "emit-launch" in str(refused.value)
+
+
+def test_job_options_do_not_go_with_a_script_that_has_its_own(tmp_path: Path) -> None:
+    (tmp_path / "job.sbatch").write_text(emit_script(PLAN, Job()))
+    with pytest.raises(SpecError, match="options of its own"):
+        resolve_launch(tmp_path, job=Job(program=Trainer(steps=3)))
+
+
+def test_an_empty_folder_is_told_what_to_type(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="fsdpplan recommend"):
+        resolve_launch(tmp_path)
+
+
+def test_changing_the_rest_of_a_script_is_the_users_right(tmp_path: Path) -> None:
+    script = emit_script(PLAN, Job()).replace("#SBATCH --nodes=2", "#SBATCH --nodes=2\n#SBATCH -v")
+    (tmp_path / "job.sbatch").write_text(script)
+    assert resolve_launch(tmp_path).script == script
