@@ -49,7 +49,7 @@ def emit_launch(
     from fsdpplan.run.folder import write_job_folder
     from fsdpplan.run.launch import emit_script
 
-    asked = job_of(job, trainer, program)
+    asked = launch.with_this_python(job_of(job, trainer, program), given=job)
     chosen = launch.ranked(plan, emit.rank, own_program=program.script is not None)
     if emit.out is None:
         script = emit_script(chosen, asked)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
+from fsdpplan.cli.job_options import JobOptions
 from fsdpplan.emit.header import plan_digest, read_plan_json
 from fsdpplan.emit.job import Job
 from fsdpplan.errors import SpecError
@@ -44,6 +46,16 @@ def _with_rank(plan: Plan, rank: int, path: str) -> Plan:
             f"{path} has no rank {rank}: its list goes from 1 to {len(plan.alternatives)}"
         )
     return replace(plan, layout=chosen.layout, estimate=chosen.estimate)
+
+
+def with_this_python(job: Job, *, given: JobOptions) -> Job:
+    """`job`, run by the Python that runs this program: it has torch, `python3` on PATH may not.
+
+    Unless a Python was named, or lines that set up the environment will put theirs on PATH.
+    """
+    if given.python is not None or given.env_setup:
+        return job
+    return replace(job, python=sys.executable)
 
 
 def script_json(script: str, plan: Plan, job: Job, out: Path | None) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpplan.cli.job_options import JobOptions, ProgramOptions, TrainerOptions, given, job_of
-from fsdpplan.cli.launch import saved_plan
+from fsdpplan.cli.launch import saved_plan, with_this_python
 from fsdpplan.cli.options import DEFAULT_PLAN
 from fsdpplan.cli.render import blocks, table, wrapped
 from fsdpplan.cli.run import RunOptions
@@ -44,15 +44,10 @@ class Started:
 
 
 def job_given(job: JobOptions, trainer: TrainerOptions, program: ProgramOptions) -> Job | None:
-    """The job that the options describe; None where none was given.
-
-    A job started from here runs the Python that runs this program: it has torch, and whatever
-    `python3` is on PATH may not.
-    """
+    """The job that the options describe; None where none was given."""
     if not any(map(given, (job, trainer, program))):
         return None
-    asked = job_of(job, trainer, program)
-    return asked if job.python is not None else replace(asked, python=sys.executable)
+    return with_this_python(job_of(job, trainer, program), given=job)
 
 
 def prepare(plan: str, options: RunOptions, job: Job | None) -> Started:
@@ -135,6 +130,7 @@ def _row_document(row: Comparison) -> dict[str, Any]:
         "measured": row.measured,
         "error_fraction": row.error_fraction,
         "inside_band": row.inside_band,
+        "note": row.note,
     }
 
 
@@ -153,8 +149,12 @@ def outcome_table(started: Started, outcome: Outcome, *, width: int) -> str:
     ]
     headers = ("", "predicted", "80 % band", "measured", "error")
     align = ("left", "right", "right", "right", "right")
+    notes = [
+        wrapped(f"{row.note[0].upper()}{row.note[1:]}.", width=width) for row in rows if row.note
+    ]
     return blocks(
         table(cells, headers=headers, align=align, width=width),
+        *notes,
         wrapped(_ending(outcome), width=width),
     )
 

@@ -8,11 +8,8 @@ from typing import Literal
 from fsdpplan.run.metrics import Measured
 from fsdpplan.spec.estimate import Estimate
 
-RESIDENT_NOTES = (
-    "measured: growth of the process since torch was loaded; a CPU has no allocator counter",
-    "measured: the whole process, Python and torch included",
-)
-"""On the two rows of memory where the trainer reports resident memory."""
+RESIDENT_NOTE = "memory is the growth of the process since torch was loaded: a CPU has no allocator"
+"""Where the trainer reports resident memory; there is nothing reserved to compare then."""
 
 Unit = Literal["seconds", "tokens_per_second", "fraction", "bytes"]
 
@@ -57,7 +54,6 @@ def compare(*, estimate: Estimate, measured: Measured) -> tuple[Comparison, ...]
     allocated = summary.peak_allocated_bytes if summary else measured.peak("allocated_bytes")
     reserved = summary.peak_reserved_bytes if summary else measured.peak("reserved_bytes")
     resident = summary is not None and summary.memory_kind == "resident"
-    notes = RESIDENT_NOTES if resident else (None, None)
     # Rates are inversely proportional to the step, so its band turns into theirs.
     slowest, fastest = step.expected / step.upper, step.expected / step.lower
     return (
@@ -82,11 +78,17 @@ def compare(*, estimate: Estimate, measured: Measured) -> tuple[Comparison, ...]
             unit="fraction",
             predicted=estimate.mfu_fraction,
             lower=estimate.mfu_fraction * slowest,
-            upper=estimate.mfu_fraction * fastest,
+            upper=min(1.0, estimate.mfu_fraction * fastest),
             measured=mfu,
         ),
-        _bytes("peak_allocated_bytes", memory.peak_allocated_bytes, allocated, notes[0]),
-        _bytes("peak_reserved_bytes", memory.peak_reserved_bytes, reserved, notes[1]),
+        *(
+            [_bytes("peak_allocated_bytes", memory.peak_allocated_bytes, allocated, RESIDENT_NOTE)]
+            if resident
+            else [
+                _bytes("peak_allocated_bytes", memory.peak_allocated_bytes, allocated, None),
+                _bytes("peak_reserved_bytes", memory.peak_reserved_bytes, reserved, None),
+            ]
+        ),
     )
 
 

@@ -295,8 +295,15 @@ def save(run: Run) -> None:
 
 
 def conclude(run: Run, stop_signal: int) -> None:
-    """The summary line, to the file and to stdout."""
+    """The summary: for people, and as JSON to the metrics file or, without one, to stdout."""
     totals = summary(run.plan, run.step_seconds, run.losses, run.memory)
     totals = {"step": run.progress.step, "stopped_by_signal": stop_signal or None, **totals}
     run.metrics.emit("summary", **totals)
-    run.metrics.say(as_line("summary", totals))
+    if totals["steps_measured"]:
+        run.metrics.say(
+            f"median of {totals['steps_measured']} steps: {totals['step_seconds']:.3f} s, "
+            f"{totals['tokens_per_second']:,.0f} tokens/s, MFU {totals['mfu_fraction']:.1%}; loss "
+            f"{totals['first_loss']:.4f} to {totals['last_loss']:.4f}"
+        )
+    if run.options.metrics is None:
+        run.metrics.say(as_line("summary", totals))
