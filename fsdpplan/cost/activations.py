@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 from fsdpplan.spec.layout import ActivationCheckpointing
 from fsdpplan.spec.model import Model
@@ -30,6 +31,15 @@ class BlockTensors:
     """The block's input in the dtype of the residual stream: tokens * hidden."""
     normed: int
     """Input of the projections, gathered over the sequence: tokens * hidden."""
+    normed_gradient: int
+    """Gradient of the norm's output: as large as `normed`, but fp32 under autocast."""
+    residual_cast: int
+    """The gradient of the residual stream, cast by autocast or gathered over the sequence for the
+    matmuls; 0 where it serves as it is."""
+    scatter_copy: int
+    """What a reduce-scatter over the sequence lays out before; 0 without sequence parallelism."""
+    shares_inputs: bool
+    """Projections of one input save it once; autocast makes a copy for each."""
     query: int
     """tokens * heads * head_dim / tp."""
     key: int
@@ -52,12 +62,24 @@ class WeightGradients:
     gate: int
     up: int
     output: int
-    qkv: int
+    query: int
+    key: int
+    """The value projection's is as large."""
 
     @property
     def total(self) -> int:
         """All matrices of the block."""
-        return self.down + self.gate + self.up + self.output + self.qkv
+        return self.down + self.gate + self.up + self.output + self.query + 2 * self.key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackwardStep:
+    """One operator of a block's backward: it allocates, then frees its inputs."""
+
+    weight_gradient: int = 0
+    """Allocated; stays until the block's gradients are reduced."""
+    allocated: int = 0
+    freed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +97,9 @@ class BlockActivations:
     backward_peak_bytes: int
     """Most that backward reaches above the level at its start, weight gradients included."""
     weight_gradient_bytes: int
-    """Unsharded weight gradients at the end of the block's backward."""
+    """Unsharded weight gradients that the block's backward leaves."""
+    last_weight_gradient_bytes: int
+    """The one registered last: FSDP2 still refers to it while it reduces."""
 
 
 @lru_cache(maxsize=4096)
@@ -89,7 +113,14 @@ def block_tensors_bytes(
     element_bytes: int,
     residual_element_bytes: int,
 ) -> BlockTensors:
-    """Sizes of the tensors of one block; `seq_len` is the local sequence."""
+    """Sizes of the tensors of one block; `seq_len` is the local sequence.
+
+    A residual stream wider than the compute dtype is DDP's under CUDA autocast: norms and the sums
+    of the stream are fp32, each matmul casts its input. In torch 2.13 the norms of queries and
+    keys are fp32, too (`rms_norm` in autocast's fp32 list; older versions lack it there).
+    """
+    autocasts = residual_element_bytes > element_bytes
+    norm_scale = residual_element_bytes // element_bytes
     residual_tokens = -(-tokens // tp) if sequence_parallel else tokens
     statistics_per_norm = 2 if model.norm == "layernorm" else 1
     norm_statistics = 2 * residual_tokens * statistics_per_norm * FP32_BYTES
@@ -99,15 +130,20 @@ def block_tensors_bytes(
     key = tokens * kv_heads * model.head_dim * element_bytes
     qk_statistics = tokens * (heads + kv_heads) * FP32_BYTES
     rotary = 2 * seq_len * model.head_dim * element_bytes
+    normed = tokens * model.hidden * element_bytes
     return BlockTensors(
         residual=residual_tokens * model.hidden * residual_element_bytes,
-        normed=tokens * model.hidden * element_bytes,
+        normed=normed,
+        normed_gradient=normed * norm_scale,
+        residual_cast=normed if autocasts or sequence_parallel else 0,
+        scatter_copy=normed if sequence_parallel else 0,
+        shares_inputs=not autocasts,
         query=query,
         key=key,
         inner=tokens * -(-model.ffn_hidden // tp) * element_bytes,
         statistics=norm_statistics + tokens * heads * FP32_BYTES,
-        rotary=rotary if model.positions == "rope" else 0,
-        qk_normed=query + key + qk_statistics if model.qk_norm else 0,
+        rotary=rotary * (norm_scale if model.qk_norm else 1) if model.positions == "rope" else 0,
+        qk_normed=norm_scale * (query + key) + qk_statistics if model.qk_norm else 0,
     )
 
 
@@ -122,7 +158,8 @@ def weight_gradient_bytes(*, model: Model, tp: int, element_bytes: int) -> Weigh
         gate=feed_forward,
         up=feed_forward if model.mlp == "swiglu" else 0,
         output=query,
-        qkv=query + 2 * key,
+        query=query,
+        key=key,
     )
 
 
@@ -130,6 +167,7 @@ def saved_bytes(*, model: Model, tensors: BlockTensors, mode: ActivationCheckpoi
     """Bytes of one block kept from forward to backward.
 
         none       2 residual + 2 normed + 2 query + 2 key + 4 inner (GELU: 2) + statistics
+                   (autocast: 5 normed, GELU: 4)
         attention  none, less the log-sum-exp (Megatron's selective, beside fused attention)
         op         residual + first, third, fifth and seventh matmul + attention output
         full       residual
@@ -145,7 +183,7 @@ def saved_bytes(*, model: Model, tensors: BlockTensors, mode: ActivationCheckpoi
         case "op":
             attention_output = tensors.query + tensors.statistics
             projections = tensors.query + tensors.key + tensors.inner
-            down = tensors.residual if model.mlp == "swiglu" else 0
+            down = tensors.normed if model.mlp == "swiglu" else 0
             return tensors.residual + attention_output + projections + down
         case "full":
             return tensors.residual
@@ -153,10 +191,12 @@ def saved_bytes(*, model: Model, tensors: BlockTensors, mode: ActivationCheckpoi
 
 def all_saved_bytes(*, model: Model, tensors: BlockTensors) -> int:
     """Bytes that one block saves without checkpointing."""
-    inner_copies = 4 if model.mlp == "swiglu" else 2
+    is_gated = model.mlp == "swiglu"
+    inner_copies = 4 if is_gated else 2
+    inputs = 2 if tensors.shares_inputs else 4 + int(is_gated)
     return (
         2 * tensors.residual
-        + 2 * tensors.normed
+        + inputs * tensors.normed
         + 2 * tensors.query
         + 2 * tensors.key
         + inner_copies * tensors.inner
@@ -166,34 +206,70 @@ def all_saved_bytes(*, model: Model, tensors: BlockTensors) -> int:
     )
 
 
-def backward_peak_bytes(*, model: Model, tensors: BlockTensors, gradients: WeightGradients) -> int:
-    """Highest level in the backward of one block above the level at its start.
+def backward_steps(
+    *, model: Model, tensors: BlockTensors, gradients: WeightGradients
+) -> list[BackwardStep]:
+    """The operators of one block's backward, last operator of forward first.
 
-    Backward frees saved tensors while it allocates gradients. The candidates are, in order: the
-    gradients of gate and up; the up projection; the gate projection; attention; the first norm.
-    Source: order of operators of the reference block, traced under fake tensors.
+    Source: the reference block traced under fake tensors (tests/ground_truth). Left out: what the
+    CUDA kernel of attention allocates for itself (fp32 sums of the query gradient; under grouped
+    queries, key and value gradients of every query head).
     """
-    inner, residual, query, key = tensors.inner, tensors.residual, tensors.query, tensors.key
-    normed = tensors.normed
+    t, w, step = tensors, gradients, BackwardStep
+    cast = t.residual_cast
+    own_input = 0 if t.shares_inputs else t.normed
+    normed = t.normed_gradient
+    down = step(weight_gradient=w.down, allocated=t.inner + cast, freed=t.inner + cast)
+    gate = step(weight_gradient=w.gate, allocated=normed, freed=t.inner + t.normed)
+    activation = step(allocated=t.inner, freed=2 * t.inner)
+    sum_of_two = step(allocated=normed, freed=2 * normed)
     if model.mlp == "swiglu":
-        feed_forward: tuple[int, ...] = (
-            gradients.down + 2 * inner,
-            gradients.down + gradients.up - inner + normed,
-            gradients.down + gradients.up + gradients.gate - 3 * inner + 2 * normed,
-        )
-        inner_freed = 4 * inner
+        product = step(allocated=2 * t.inner, freed=3 * t.inner)
+        up = step(weight_gradient=w.up, allocated=normed, freed=t.inner + own_input)
+        feed_forward = [down, product, up, activation, gate, sum_of_two]
     else:
-        feed_forward = (
-            gradients.down + inner,
-            gradients.down + gradients.gate - inner + normed,
-        )
-        inner_freed = 2 * inner
-    after_feed_forward = (
-        gradients.down + gradients.gate + gradients.up - inner_freed - residual - normed
-    )
-    attention = after_feed_forward + gradients.output + 2 * query + 2 * key
-    end = gradients.total - all_saved_bytes(model=model, tensors=tensors) + 3 * residual
-    return max(*feed_forward, attention, end)
+        feed_forward = [down, activation, gate]
+    local_normed = t.residual if t.scatter_copy else normed
+    scatter = step(allocated=t.scatter_copy + t.residual, freed=t.scatter_copy + normed)
+    norm_and_sum = [
+        *([scatter] if t.scatter_copy else []),
+        step(allocated=t.residual, freed=local_normed + t.residual),
+        step(allocated=t.residual, freed=2 * t.residual),
+    ]
+    attention = [
+        step(weight_gradient=w.output, allocated=t.query + cast, freed=cast),
+        step(allocated=t.query + 2 * t.key, freed=3 * t.query + 2 * t.key),
+        step(freed=t.rotary + t.qk_normed),
+        step(weight_gradient=w.key, allocated=normed, freed=t.key + own_input),
+        step(weight_gradient=w.key, allocated=normed, freed=t.key + own_input),
+        sum_of_two,
+        step(weight_gradient=w.query, allocated=normed, freed=t.query + t.normed),
+        sum_of_two,
+    ]
+    return [*feed_forward, *norm_and_sum, *attention, *norm_and_sum]
+
+
+WeightGradientsOf = Literal["kept", "added", "cast", "cast_and_added"]
+"""What becomes of a weight's gradient in backward: it stays until its unit is reduced, or is added
+at once to what there is. Under autocast it is cast to fp32 first, and the compute-dtype copy of the
+weight is freed with the matmul."""
+
+
+def backward_peak_bytes(steps: list[BackwardStep], *, weight_gradients: WeightGradientsOf) -> int:
+    """Highest level in the backward of one block above the level at its start."""
+    level = peak = 0
+    for step in steps:
+        peak = max(peak, level + step.weight_gradient + step.allocated)
+        level += step.allocated - step.freed
+        match weight_gradients:
+            case "kept":
+                level += step.weight_gradient
+            case "added":
+                pass
+            case "cast" | "cast_and_added":
+                peak = max(peak, level + 2 * step.weight_gradient)
+                level += step.weight_gradient * (1 if weight_gradients == "cast" else -1)
+    return peak
 
 
 @lru_cache(maxsize=8192)
@@ -207,6 +283,7 @@ def block_activations(
     element_bytes: int,
     residual_element_bytes: int,
     mode: ActivationCheckpointing,
+    weight_gradients: WeightGradientsOf,
 ) -> BlockActivations:
     """All activation quantities of one block for one micro-batch on one rank."""
     tensors = block_tensors_bytes(
@@ -221,15 +298,20 @@ def block_activations(
     gradients = weight_gradient_bytes(model=model, tp=tp, element_bytes=element_bytes)
     saved = saved_bytes(model=model, tensors=tensors, mode=mode)
     everything = all_saved_bytes(model=model, tensors=tensors)
-    unused = tensors.residual if mode == "op" and model.mlp == "swiglu" else 0
+    unused = tensors.normed if mode == "op" and model.mlp == "swiglu" else 0
     recomputing = mode in ("op", "full")
+    recomputed_inner = (3 if model.mlp == "swiglu" else 2) * tensors.inner
+    steps = backward_steps(model=model, tensors=tensors, gradients=gradients)
     return BlockActivations(
         saved_bytes=saved,
         live_bytes=everything + unused,
         residual_bytes=tensors.residual,
         forward_transient_bytes=(
-            3 * tensors.inner + 2 * tensors.normed if recomputing else 2 * tensors.residual
+            recomputed_inner + tensors.residual + tensors.normed_gradient - unused
+            if recomputing
+            else tensors.residual + tensors.normed + tensors.scatter_copy
         ),
-        backward_peak_bytes=backward_peak_bytes(model=model, tensors=tensors, gradients=gradients),
-        weight_gradient_bytes=gradients.total,
+        backward_peak_bytes=backward_peak_bytes(steps, weight_gradients=weight_gradients),
+        weight_gradient_bytes=gradients.total if weight_gradients in ("kept", "cast") else 0,
+        last_weight_gradient_bytes=0 if model.mlp_bias else gradients.up or gradients.down,
     )

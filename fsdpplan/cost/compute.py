@@ -34,6 +34,11 @@ COMPILED_OPERATOR_FRACTION = 0.35
 attention stay, element-wise chains fuse. Counted on the reference block: 12 of 34."""
 
 
+def memory_bytes_per_second(device: Device) -> float:
+    """What element-wise kernels reach of the memory bandwidth."""
+    return device.memory_bandwidth_bytes_per_second * device.fit.memory_fraction
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockSeconds:
     """Seconds of one block for one micro-batch on one rank."""
@@ -60,7 +65,7 @@ class BlockWork:
     mode: ActivationCheckpointing
     compiled: bool
     autocast: bool
-    """DDP's autocast: fp32 residual stream, weights cast in each forward."""
+    """DDP's autocast, or the runtime's: fp32 residual stream, weights cast in each forward."""
     wrapper_operators: float
     """What the data-parallel wrapper dispatches on the host for this block, in operators."""
 
@@ -165,7 +170,7 @@ def operators(work: BlockWork) -> tuple[float, float]:
 def block_seconds(work: BlockWork, device: Device) -> BlockSeconds:
     """Seconds of one block for one micro-batch on one rank, communication apart."""
     dtype = work.precision
-    memory = device.memory_bandwidth_bytes_per_second * device.fit.memory_fraction
+    memory = memory_bytes_per_second(device)
     launch = device.fit.kernel_launch_seconds
     shapes = projection_shapes(work)
     forward_bytes, backward_bytes = element_wise_bytes(work)
@@ -229,7 +234,7 @@ def head_seconds(
     Element-wise bytes a logit: forward 2 + 4 (copy to fp32) + 4 + 4 (log-softmax); backward
     4 (zeros) + 4 + 4 + 4 (log-softmax) + 4 + 2 (copy back).
     """
-    memory = device.memory_bandwidth_bytes_per_second * device.fit.memory_fraction
+    memory = memory_bytes_per_second(device)
     logits = tokens * vocab
     shapes = ((tokens, vocab, model.hidden),)
     forward = forward_matmul_seconds(shapes, dtype=precision, device=device)
@@ -243,6 +248,6 @@ def optimizer_seconds(*, local_parameters: int, device: Device, tensors: int) ->
 
     A few kernels a hundred tensors are launched; one a tensor is the upper bound for the norm.
     """
-    memory = device.memory_bandwidth_bytes_per_second * device.fit.memory_fraction
+    memory = memory_bytes_per_second(device)
     traffic = (ADAMW_BYTES_PER_PARAMETER + CLIP_BYTES_PER_PARAMETER) * local_parameters
     return max(traffic / memory, tensors * device.fit.kernel_launch_seconds)

@@ -170,7 +170,8 @@ def _repeat(before: Timeline, after: Timeline, times: int) -> Timeline:
     return Timeline(
         compute=after.compute + times * (after.compute - before.compute),
         shard=after.shard + times * (after.compute - before.compute),
-        replicate=after.replicate + times * (after.compute - before.compute),
+        # nothing waits for these before the last micro-batch: slow ones pile up
+        replicate=after.replicate + times * (after.replicate - before.replicate),
         gather_exposed=after.gather_exposed
         + times * (after.gather_exposed - before.gather_exposed),
         reduce_scatter_exposed=after.reduce_scatter_exposed

@@ -144,11 +144,13 @@ def peak_in_flight(
 
 def _peak_of_rank(actions: tuple[Action, ...], pp: int, virtual_stages: int) -> tuple[int, ...]:
     alive = [0] * virtual_stages
-    peak = tuple(alive)
+    peak, total, most = tuple(alive), 0, 0
     for stage, _, backward in actions:
-        alive[stage // pp] += -1 if backward else 1
-        if sum(alive) > sum(peak):
-            peak = tuple(alive)
+        change = -1 if backward else 1
+        alive[stage // pp] += change
+        total += change
+        if total > most:
+            peak, most = tuple(alive), total
     return peak
 
 

@@ -8,10 +8,11 @@ device profile's 80 % band for the kind of evidence behind its fitted numbers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from fsdpplan.cost.compute import projection_shapes
+from fsdpplan.cost.exposed import ExposedSeconds, bottleneck, call_seconds, collective_costs
 from fsdpplan.cost.flops import (
     attention_forward_flops_per_token,
     mfu_fraction,
@@ -26,7 +27,7 @@ from fsdpplan.cost.timing import (
     block_work,
     ddp_bucket_seconds,
     fsdp_micro_batch,
-    group_level,
+    gradient_seconds,
     group_seconds,
     layout_block_seconds,
     layout_head_seconds,
@@ -36,7 +37,6 @@ from fsdpplan.cost.timing import (
 from fsdpplan.cost.traffic import Calls, activation_bytes, pp_group, step_calls
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.estimate import (
-    CollectiveCost,
     Estimate,
     Interval,
     MemoryBreakdown,
@@ -45,23 +45,6 @@ from fsdpplan.spec.estimate import (
 from fsdpplan.spec.layout import Layout, Schedule
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
-
-COMPUTE_BOUND_FRACTION = 0.1
-"""Below this share of waiting and optimizer, a step is called compute-bound."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExposedSeconds:
-    """Waiting by its cause, in one step."""
-
-    all_gather: float = 0.0
-    reduce_scatter: float = 0.0
-    all_reduce: float = 0.0
-
-    @property
-    def total(self) -> float:
-        """All of it."""
-        return self.all_gather + self.reduce_scatter + self.all_reduce
 
 
 def estimate(*, model: Model, cluster: Cluster, training: Training, layout: Layout) -> Estimate:
@@ -111,6 +94,7 @@ def is_runnable(*, training: Training, layout: Layout) -> bool:
         and layout.sharding in ("ddp", "fsdp")
         and layout.activation_checkpointing in ("none", "op", "full")
         and training.precision in ("bf16", "fp32")
+        and training.runtime == "fsdp2"
         and not (layout.sharding == "ddp" and layout.gradient_sync == "reduce_scatter_only")
     )
 
@@ -235,7 +219,8 @@ def step_time(
         local_parameters=state_bytes(model=model, layout=layout, stage=stage) // 4,
     )
     common = {"model": model, "cluster": cluster, "training": training, "layout": layout}
-    tp_total = sum(_call_seconds(call, cluster) for call in calls if call.group.axis == "tp")
+    tp_total = sum(call_seconds(call, cluster) for call in calls if call.group.axis == "tp")
+    in_blocks = layout.num_microbatches * stage.blocks * sum(tp_block_seconds(**common))  # type: ignore[arg-type]
     if layout.pp > 1:
         busy, bubble, exposed = _pipeline_seconds(**common)  # type: ignore[arg-type]
     elif layout.sharding == "fsdp":
@@ -245,25 +230,24 @@ def step_time(
         busy, exposed = _ddp_seconds(stage=stage, **common)  # type: ignore[arg-type]
         bubble = 0.0
     hidden = sum(
-        _call_seconds(call, cluster)
+        call_seconds(call, cluster)
         for call in calls
         if call.group.axis.startswith("dp") and call.call_bytes > 2**16
     )
+    busy += gradient_seconds(
+        model=model, training=training, layout=layout, stage=stage, device=cluster.device
+    )
     slowdown = cluster.device.fit.overlap_slowdown_fraction * max(0.0, hidden - exposed.total)
-    compute = max(0.0, busy - tp_total) + min(slowdown, busy)
+    compute = max(0.0, busy - in_blocks) + min(slowdown, busy)
     return (
         TimeBreakdown(
             compute_seconds=compute,
-            exposed_communication_seconds=exposed.total + min(tp_total, busy),
+            exposed_communication_seconds=exposed.total + tp_total,
             bubble_seconds=bubble,
             optimizer_seconds=optimizer,
         ),
         exposed,
     )
-
-
-def _call_seconds(call: Calls, cluster: Cluster) -> float:
-    return call.count * group_seconds(cluster, call.group, call.collective, call.call_bytes)
 
 
 def _early(batch: MicroBatch, layout: Layout) -> MicroBatch:
@@ -329,7 +313,9 @@ def _ddp_seconds(
     busy = layout.num_microbatches * (forward + backward)
     if layout.dp_replicate == 1:
         return busy, ExposedSeconds()
-    seconds, sizes = ddp_bucket_seconds(model=model, cluster=cluster, layout=layout, stage=stage)
+    seconds, sizes = ddp_bucket_seconds(
+        model=model, cluster=cluster, training=training, layout=layout, stage=stage
+    )
     once = ddp_exposed_seconds(
         bucket_seconds=seconds, bucket_bytes=sizes, backward_seconds=backward
     )
@@ -385,50 +371,6 @@ def _pipeline_seconds(
     return busy, timing.bubble_seconds, exposed
 
 
-def collective_costs(
-    calls: list[Calls], *, cluster: Cluster, exposed: ExposedSeconds, tp_exposed: bool
-) -> tuple[CollectiveCost, ...]:
-    """One row for each collective, axis, group and dtype; waiting is split by seconds."""
-    rows: dict[tuple[str, str, int, str], CollectiveCost] = {}
-    for call in calls:
-        key = (call.collective, call.group.axis, call.group.ranks, call.dtype)
-        seconds = _call_seconds(call, cluster)
-        old = rows.get(key)
-        rows[key] = CollectiveCost(
-            collective=call.collective,
-            axis=call.group.axis,
-            ranks=call.group.ranks,
-            level=group_level(cluster, call.group),
-            dtype=call.dtype,
-            count=call.count + (old.count if old else 0),
-            bytes=call.count * call.call_bytes + (old.bytes if old else 0),
-            seconds=seconds + (old.seconds if old else 0.0),
-            exposed_seconds=0.0,
-        )
-    totals: dict[str, float] = {}
-    for row in rows.values():
-        if row.axis.startswith("dp"):
-            totals[row.collective] = totals.get(row.collective, 0.0) + row.seconds
-    waiting = {
-        "all_gather": exposed.all_gather,
-        "reduce_scatter": exposed.reduce_scatter,
-        "all_reduce": exposed.all_reduce,
-    }
-    return tuple(
-        replace(row, exposed_seconds=_row_exposed(row, totals, waiting, tp_exposed))
-        for row in rows.values()
-    )
-
-
-def _row_exposed(
-    row: CollectiveCost, totals: dict[str, float], waiting: dict[str, float], tp_exposed: bool
-) -> float:
-    if row.axis == "tp":
-        return row.seconds if tp_exposed else 0.0
-    total = totals.get(row.collective, 0.0)
-    return waiting.get(row.collective, 0.0) * row.seconds / total if total else 0.0
-
-
 def executed_flops_ratio(*, model: Model, training: Training, layout: Layout) -> float:
     """Executed over useful FLOPs: recomputation counts here."""
     useful = useful_flops_per_token(model=model, seq_len=training.seq_len)
@@ -446,18 +388,3 @@ def executed_flops_ratio(*, model: Model, training: Training, layout: Layout) ->
         case "full":
             again = sum(per_token[:-1]) + attention
     return 1 + model.layers * again / useful
-
-
-def bottleneck(time: TimeBreakdown, communication: tuple[CollectiveCost, ...]) -> str:
-    """The largest part of the step that is not compute, or `compute`."""
-    waits = {
-        "pipeline bubble": time.bubble_seconds,
-        "optimizer": time.optimizer_seconds,
-    }
-    for row in communication:
-        name = f"{row.collective} over {row.axis} ({row.level})"
-        waits[name] = waits.get(name, 0.0) + row.exposed_seconds
-    waiting = time.total_seconds - time.compute_seconds
-    if waiting < COMPUTE_BOUND_FRACTION * time.total_seconds:
-        return "compute"
-    return max(waits, key=lambda name: waits[name])

@@ -14,14 +14,23 @@ from fsdpplan.cost.compute import (
     BlockWork,
     block_seconds,
     head_seconds,
+    memory_bytes_per_second,
     optimizer_seconds,
 )
 from fsdpplan.cost.ddp import ddp_buckets_bytes
-from fsdpplan.cost.memory import local_tokens
 from fsdpplan.cost.overlap import MicroBatch, UnitSeconds
 from fsdpplan.cost.params import block_tensors
 from fsdpplan.cost.placement import group_placement
-from fsdpplan.cost.shards import Stage, UnitSize, block_size, root_size, unit_blocks
+from fsdpplan.cost.shards import (
+    Stage,
+    UnitSize,
+    block_size,
+    gradient_syncs,
+    root_size,
+    stage_elements,
+    unit_blocks,
+)
+from fsdpplan.cost.sizes import local_tokens
 from fsdpplan.cost.traffic import (
     Group,
     activation_bytes,
@@ -59,6 +68,13 @@ def group_level(cluster: Cluster, group: Group) -> str:
     return group_placement(cluster=cluster, ranks=group.ranks, stride=group.stride).level_name
 
 
+def is_autocast(*, training: Training, layout: Layout) -> bool:
+    """Whether blocks cast fp32 weights in each forward, instead of being handed cast ones."""
+    if training.precision == "fp32":
+        return False
+    return layout.sharding == "ddp" or training.runtime == "autocast"
+
+
 def block_work(*, model: Model, training: Training, layout: Layout) -> BlockWork:
     """What one block computes for one micro-batch on one rank."""
     if layout.sharding == "fsdp":
@@ -76,7 +92,7 @@ def block_work(*, model: Model, training: Training, layout: Layout) -> BlockWork
         precision=training.precision,
         mode=layout.activation_checkpointing,
         compiled=layout.compile,
-        autocast=layout.sharding == "ddp" and training.precision != "fp32",
+        autocast=is_autocast(training=training, layout=layout),
         wrapper_operators=wrapper,
     )
 
@@ -122,15 +138,51 @@ def tp_block_seconds(
 
 def copy_seconds(size: UnitSize, *, training: Training, device: Device) -> tuple[float, float]:
     """(copy-out, copy-in) of one unit: read and write of its gathered parameters, and of its
-    gradients into the reduce dtype."""
-    memory = device.memory_bandwidth_bytes_per_second * device.fit.memory_fraction
-    element_bytes = DTYPE_BYTES[training.precision]
+    gradients into the reduce dtype.
+
+    Under `autocast` the unit is one flat parameter, as FSDP1 has it: gathered in place, so nothing
+    is copied out, and its gradients are divided by the ranks before the reduction.
+    Source: torch 2.13 torch/distributed/fsdp/_flat_param.py and _runtime_utils.py.
+    """
+    memory = memory_bytes_per_second(device)
+    element_bytes = DTYPE_BYTES[training.gathered_dtype]
     reduce_bytes = DTYPE_BYTES[training.reduce_dtype]
-    elements = size.padded_elements
-    return (
-        2 * element_bytes * elements / memory,
-        (element_bytes + reduce_bytes) * elements / memory,
-    )
+    copy_in = (element_bytes + reduce_bytes) * size.padded_elements / memory
+    if training.runtime == "autocast":
+        return 0.0, copy_in
+    return 2 * element_bytes * size.padded_elements / memory, copy_in
+
+
+def flat_gradient_seconds(size: UnitSize, *, training: Training, device: Device) -> float:
+    """A flat parameter's gradients concatenated in backward: autograd's inverse of its split.
+
+    37 `CatArrayBatchedCopy` kernels in a published profile of FSDP1 on 36 blocks; FSDP2 has none.
+    """
+    if training.runtime != "autocast":
+        return 0.0
+    return 2 * DTYPE_BYTES["fp32"] * size.padded_elements / memory_bytes_per_second(device)
+
+
+def gradient_seconds(
+    *, model: Model, training: Training, layout: Layout, stage: Stage, device: Device
+) -> float:
+    """What gradients cost in a step beyond the products that make them and FSDP's copies.
+
+    Each micro-batch after the first adds its gradients to the kept ones: both are read, one is
+    written. What is kept is whole under DDP and without reduction until the last micro-batch, a
+    shard otherwise. DDP also copies gradients, divided, into its buckets when it reduces.
+    """
+    whole = stage_elements(model=model, stage=stage, tp=layout.tp)
+    again = layout.num_microbatches - 1
+    if layout.sharding == "ddp":
+        copies = gradient_syncs(layout) if layout.dp_replicate > 1 else 0
+        traffic = (12 * again + 8 * copies) * whole
+    elif layout.gradient_sync == "last":
+        kept_bytes = DTYPE_BYTES[training.reduce_dtype]
+        traffic = (2 * kept_bytes + DTYPE_BYTES[training.gathered_dtype]) * again * whole
+    else:
+        traffic = 12 * again * whole // layout.shard_ranks
+    return traffic / memory_bytes_per_second(device)
 
 
 def fsdp_unit_seconds(
@@ -144,7 +196,7 @@ def fsdp_unit_seconds(
     is_root: bool,
 ) -> UnitSeconds:
     """Compute and collectives of one FSDP unit in a micro-batch that reduces everything."""
-    gathered = size.padded_elements * DTYPE_BYTES[training.precision]
+    gathered = size.padded_elements * DTYPE_BYTES[training.gathered_dtype]
     reduced = size.padded_elements * DTYPE_BYTES[training.reduce_dtype]
     shard, regather, replicate = (
         shard_group(layout),
@@ -155,7 +207,7 @@ def fsdp_unit_seconds(
     regathers = not is_root and layout.reshard_after_forward != "never"
     return UnitSeconds(
         forward=forward,
-        backward=backward,
+        backward=backward + flat_gradient_seconds(size, training=training, device=cluster.device),
         gather=group_seconds(cluster, shard, "all_gather", gathered),
         regather=group_seconds(cluster, regather, "all_gather", gathered) if regathers else 0.0,
         reduce_scatter=group_seconds(cluster, shard, "reduce_scatter", reduced),
@@ -228,14 +280,18 @@ def _links_shared(cluster: Cluster, layout: Layout) -> bool:
 
 
 def ddp_bucket_seconds(
-    *, model: Model, cluster: Cluster, layout: Layout, stage: Stage
+    *, model: Model, cluster: Cluster, training: Training, layout: Layout, stage: Stage
 ) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """(seconds, bytes) of each of DDP's all-reduces of one synchronised backward."""
+    """(seconds, fp32 bytes) of each of DDP's all-reduces of one synchronised backward."""
     sizes = ddp_buckets_bytes(
         model=model, stage=stage, tp=layout.tp, bucket_bytes=layout.ddp_bucket_bytes
     )
     group = replicate_group(layout)
-    return tuple(group_seconds(cluster, group, "all_reduce", size) for size in sizes), sizes
+    reduce_bytes = DTYPE_BYTES[training.reduce_dtype]
+    seconds = tuple(
+        group_seconds(cluster, group, "all_reduce", size * reduce_bytes // 4) for size in sizes
+    )
+    return seconds, sizes
 
 
 def layout_optimizer_seconds(

@@ -3,10 +3,10 @@
 `bytes` is always the full unsharded buffer: the output of an all-gather, the input of a
 reduce-scatter, the buffer of an all-reduce. Counts and bytes of FSDP2 and HSDP equal those of real
 `fully_shard` steps under a fake process group exactly, padding included (tests/ground_truth);
-DDP's counts those of real gloo jobs (tests/trainer); TP's those noted for torch 2.13.
+so do those of tensor with sequence parallelism. DDP's counts are those of real gloo jobs
+(tests/trainer).
 
-Left out: the few scalars a step of the loss and of agreement between ranks, and the fp32 rows that
-a vocabulary-parallel loss all-reduces (12 bytes a token).
+Left out: the few scalars a step of the loss and of agreement between ranks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from fsdpplan.cost.collectives import Collective
 from fsdpplan.cost.ddp import ddp_buckets_bytes
-from fsdpplan.cost.memory import local_tokens
 from fsdpplan.cost.params import block_tensors, head_tensors
 from fsdpplan.cost.shards import (
     Stage,
@@ -26,6 +25,7 @@ from fsdpplan.cost.shards import (
     root_size,
     unit_blocks,
 )
+from fsdpplan.cost.sizes import local_tokens
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import DTYPE_BYTES, Training
@@ -126,8 +126,8 @@ def fsdp_calls(
     gathers = 1 if layout.pp > 1 else layout.num_microbatches
     syncs = 1 if layout.pp > 1 else gradient_syncs(layout)
     all_reduces = syncs if layout.gradient_sync == "every" else 1
-    precision, reduce_dtype = training.precision, training.reduce_dtype
-    element_bytes, reduce_bytes = DTYPE_BYTES[precision], DTYPE_BYTES[reduce_dtype]
+    gathered_dtype, reduce_dtype = training.gathered_dtype, training.reduce_dtype
+    element_bytes, reduce_bytes = DTYPE_BYTES[gathered_dtype], DTYPE_BYTES[reduce_dtype]
     root = root_size(
         model=model,
         tp=layout.tp,
@@ -143,7 +143,7 @@ def fsdp_calls(
         yield Calls(
             collective="all_gather",
             group=shard,
-            dtype=precision,
+            dtype=gathered_dtype,
             count=gathers * number,
             call_bytes=gathered_bytes,
         )
@@ -167,14 +167,19 @@ def fsdp_calls(
             yield Calls(
                 collective="all_gather",
                 group=regather,
-                dtype=precision,
+                dtype=gathered_dtype,
                 count=gathers * number,
                 call_bytes=unit.padded_elements * element_bytes,
             )
 
 
 def norm_calls(*, model: Model, layout: Layout, stage: Stage) -> Iterator[Calls]:
-    """The gradient norm: one all-reduce of one fp32 number a parameter over the shards."""
+    """The gradient norm: one fp32 number a parameter, all-reduced over the shards, then over the
+    tensor-parallel ranks.
+
+    `torch.nn.utils.clip_grad_norm_`, which the trainer clips with, stacks the norms of all
+    parameters' shards and reduces them at once; replicas have equal gradients by then.
+    """
     tensors = stage.blocks * len(block_tensors(model)) + (
         root_size(
             model=model,
@@ -184,17 +189,21 @@ def norm_calls(*, model: Model, layout: Layout, stage: Stage) -> Iterator[Calls]
             has_head=stage.has_head,
         ).tensors
     )
-    yield Calls(
-        collective="all_reduce",
-        group=shard_group(layout),
-        dtype="fp32",
-        count=1,
-        call_bytes=FP32_BYTES * tensors,
-    )
+    for group in (shard_group(layout), tp_group(layout)):
+        yield Calls(
+            collective="all_reduce",
+            group=group,
+            dtype="fp32",
+            count=1,
+            call_bytes=FP32_BYTES * tensors,
+        )
 
 
-def ddp_calls(*, model: Model, layout: Layout, stage: Stage) -> Iterator[Calls]:
-    """DDP's all-reduces: one a bucket of fp32 gradients and synchronised backward."""
+def ddp_calls(*, model: Model, training: Training, layout: Layout, stage: Stage) -> Iterator[Calls]:
+    """DDP's all-reduces: one a bucket and synchronised backward.
+
+    Buckets are filled by fp32 bytes; a bf16 reduction compresses them by a communication hook.
+    """
     if layout.dp_replicate == 1:
         return
     buckets = ddp_buckets_bytes(
@@ -207,9 +216,9 @@ def ddp_calls(*, model: Model, layout: Layout, stage: Stage) -> Iterator[Calls]:
         yield Calls(
             collective="all_reduce",
             group=replicate_group(layout),
-            dtype="fp32",
+            dtype=training.reduce_dtype,
             count=number * gradient_syncs(layout),
-            call_bytes=size,
+            call_bytes=size * DTYPE_BYTES[training.reduce_dtype] // FP32_BYTES,
         )
 
 
@@ -223,25 +232,27 @@ def tp_block_calls(layout: Layout) -> tuple[int, int]:
     """(forward, backward) pairs of all-gather and reduce-scatter of one block.
 
     With sequence parallelism, attention and the feed-forward network each gather their input and
-    scatter their output; backward mirrors it. Recomputation repeats forward's, less the last
-    reduce-scatter, which early stopping skips: counted as two pairs less half of one.
-    Source: torch 2.13 under a fake process group (counts noted for 8B and 70B shapes).
+    scatter their output; backward mirrors it.
     """
     return 2, 2
 
 
 def tp_calls(*, model: Model, training: Training, layout: Layout, stage: Stage) -> Iterator[Calls]:
-    """All-gathers and reduce-scatters of tensor parallelism with sequence parallelism."""
+    """Collectives of tensor parallelism with sequence parallelism.
+
+    Those of `tp_block_calls` in each block; the embedding scatters and the head gathers once.
+    Recomputation repeats forward's, but for the last reduce-scatter, before which it stops.
+    """
     if layout.tp == 1:
         return
     group = tp_group(layout)
     size = activation_bytes(model=model, training=training, layout=layout)
-    forward, backward = tp_block_calls(layout)
     recomputes = layout.activation_checkpointing in ("op", "full")
     ends = int(stage.has_embedding) + int(stage.has_head)
-    per_block_gathers = forward + backward + (2 if recomputes else 0)
-    per_block_scatters = forward + backward + (1 if recomputes else 0)
-    for collective, per_block in (
+    per_block = sum(tp_block_calls(layout))
+    per_block_gathers = per_block + (2 if recomputes else 0)
+    per_block_scatters = per_block + (1 if recomputes else 0)
+    for collective, block_calls in (
         ("all_gather", per_block_gathers),
         ("reduce_scatter", per_block_scatters),
     ):
@@ -249,16 +260,55 @@ def tp_calls(*, model: Model, training: Training, layout: Layout, stage: Stage) 
             collective=collective,  # type: ignore[arg-type]
             group=group,
             dtype=training.precision,
-            count=layout.num_microbatches * (stage.blocks * per_block + ends),
+            count=layout.num_microbatches * (stage.blocks * block_calls + ends),
             call_bytes=size,
         )
-    norms = 2 * stage.blocks * sum(len(t.shape) == 1 for t in head_tensors(model))
+    yield from _tp_norm_weight_calls(model=model, training=training, layout=layout, stage=stage)
+    if stage.has_head:
+        yield from _tp_loss_calls(model=model, training=training, layout=layout)
+
+
+def _tp_norm_weight_calls(
+    *, model: Model, training: Training, layout: Layout, stage: Stage
+) -> Iterator[Calls]:
+    """Sequence parallelism: each rank has its tokens' part of the norms' gradients."""
+    holds = layout.gradient_sync == "last" and layout.num_microbatches > 1
+    dtype = training.reduce_dtype if holds else training.precision
+    widths: dict[int, int] = {}
+    norms = [t for t in block_tensors(model) if "norm" in t.name]
+    last_norm = [t for t in head_tensors(model) if len(t.shape) == 1]
+    for tensors, copies in ((norms, stage.blocks), (last_norm, int(stage.has_head))):
+        for tensor in tensors:
+            widths[tensor.shape[0]] = widths.get(tensor.shape[0], 0) + copies
+    for width, number in widths.items():
+        yield Calls(
+            collective="all_reduce",
+            group=tp_group(layout),
+            dtype=dtype,
+            count=gradient_syncs(layout) * number,
+            call_bytes=width * DTYPE_BYTES[dtype],
+        )
+
+
+def _tp_loss_calls(*, model: Model, training: Training, layout: Layout) -> Iterator[Calls]:
+    """The logits, gathered; or, of a vocabulary-parallel loss, three fp32 numbers a token (the
+    highest logit, the sum of exponentials, the target's logit)."""
+    tokens = local_tokens(training=training, layout=layout)
+    if layout.loss_parallel:
+        yield Calls(
+            collective="all_reduce",
+            group=tp_group(layout),
+            dtype="fp32",
+            count=3 * layout.num_microbatches,
+            call_bytes=FP32_BYTES * tokens,
+        )
+        return
     yield Calls(
-        collective="all_reduce",
-        group=group,
+        collective="all_gather",
+        group=tp_group(layout),
         dtype=training.precision,
-        count=layout.num_microbatches * norms,
-        call_bytes=model.hidden * DTYPE_BYTES[training.precision],
+        count=layout.num_microbatches,
+        call_bytes=tokens * model.vocab * DTYPE_BYTES[training.precision],
     )
 
 
@@ -289,7 +339,7 @@ def step_calls(*, model: Model, training: Training, layout: Layout, stage: Stage
         calls += fsdp_calls(model=model, training=training, layout=layout, stage=stage)
         calls += norm_calls(model=model, layout=layout, stage=stage)
     else:
-        calls += ddp_calls(model=model, layout=layout, stage=stage)
+        calls += ddp_calls(model=model, training=training, layout=layout, stage=stage)
     calls += tp_calls(model=model, training=training, layout=layout, stage=stage)
     calls += pp_calls(model=model, training=training, layout=layout, stage=stage)
     return [call for call in calls if call.count and call.group.ranks > 1]

@@ -113,7 +113,8 @@ def schedules(
 ) -> Iterator[tuple[Schedule, int]]:
     """(schedule, virtual stages). GPipe has 1F1B's bubble and more memory: only when pinned."""
     if d.pp == 1:
-        yield pins.schedule or "none", pins.virtual_stages or 1
+        if pins.schedule in (None, "none"):
+            yield "none", pins.virtual_stages or 1
         return
     for schedule in (pins.schedule,) if pins.schedule else ("1f1b", "interleaved_1f1b"):
         if schedule != "interleaved_1f1b":

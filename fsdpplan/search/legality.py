@@ -64,6 +64,12 @@ def _not_priced(layout: Layout, training: Training) -> Iterator[Problem]:
             reason="fp8 is not priced yet",
             sentence="precision fp8: fp8 recipes are not priced yet; use --precision bf16",
         )
+    if training.runtime == "autocast" and max(layout.tp, layout.pp) > 1:
+        yield Problem(
+            reason="runtime autocast is data-parallel",
+            sentence=f"runtime autocast is priced for DDP and FSDP, not with tp {layout.tp} and pp "
+            f"{layout.pp}; use --tp 1 --pp 1, or --runtime fsdp2",
+        )
     if layout.async_tp:
         yield Problem(
             reason="async TP is not priced yet",
@@ -213,11 +219,16 @@ def _pipeline(layout: Layout, model: Model) -> Iterator[Problem]:
             sentence=f"interleaved_1f1b needs a multiple of pp {layout.pp} micro-batches, not "
             f"{layout.num_microbatches}",
         )
-    if layout.sharding == "fsdp" and (
-        layout.reshard_after_forward != "never" or layout.gradient_sync != "last"
-    ):
+    if layout.gradient_sync != "last":
+        yield Problem(
+            reason="a pipeline reduces after its last micro-batch",
+            sentence=f"gradient_sync {layout.gradient_sync} with pp {layout.pp}: PyTorch's "
+            "pipeline schedules reduce gradients after the last micro-batch; use "
+            "--gradient-sync last",
+        )
+    if layout.sharding == "fsdp" and layout.reshard_after_forward != "never":
         yield Problem(
             reason="FSDP inside a pipeline without reshard never",
-            sentence="fsdp inside a pipeline is priced with --reshard-after-forward never and "
-            "--gradient-sync last, which is how PyTorch's schedules drive it",
+            sentence="fsdp inside a pipeline is priced with --reshard-after-forward never, "
+            "which is how PyTorch's schedules drive it",
         )

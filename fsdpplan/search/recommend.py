@@ -44,7 +44,7 @@ from fsdpplan.spec.training import Training
 STATE_BYTES_PER_PARAMETER = 12
 """Parameters and AdamW moments in fp32: alive in every phase of the step."""
 
-SIMPLER_WINS_FRACTION = 0.05
+SIMPLER_WINS_FRACTION = 0.03
 """Closer than this the model cannot tell layouts of different kinds apart (its band is wider), and
 the one with fewer kinds of parallelism is taken: no sharding, tensor or pipeline parallelism for a
 gain that may not be there."""
@@ -82,9 +82,12 @@ class Tally:
         self.candidates += number
         self.rejected[reason] += number
 
-    def too_large(self, layout: Layout, needed_bytes: int) -> None:
+    def too_large(self, problem: Problem, layout: Layout, *, at_least_bytes: int) -> None:
         """Count a layout that does not fit, and remember the one that comes closest."""
         self.reject("does not fit in device memory")
+        if self.feasible or (self.closest and at_least_bytes >= self.closest[0]):
+            return
+        needed_bytes = _peak_bytes(problem, layout)
         if self.closest is None or needed_bytes < self.closest[0]:
             self.closest = (needed_bytes, layout)
 
@@ -130,7 +133,9 @@ def _price(
     times: list[float] = []
     for group in sorted(groups, key=lambda group: group[0][0]):
         floor, layout = group[0]
-        beaten = len(times) >= limit and floor > times[limit - 1]
+        beaten = len(times) >= limit and floor > max(
+            times[limit - 1], times[0] * (1 + SIMPLER_WINS_FRACTION)
+        )
         if beaten and not _is_data_parallel(layout):
             continue
         best = _best_of_group(problem, group)
@@ -222,7 +227,7 @@ def _fitting(problem: Problem, d: Degrees, tally: Tally) -> Iterator[Layout]:
     """Layouts with these degrees that are legal and fit, without the dominated ones."""
     too_large: set[tuple[object, ...]] = set()
     for policies in _policies(problem, d):
-        fits_with_less = False
+        fits_with_less = is_too_large = False
         several = policies.num_microbatches > 1
         family = (
             policies.schedule,
@@ -251,13 +256,14 @@ def _fitting(problem: Problem, d: Degrees, tally: Tally) -> Iterator[Layout]:
                 continue
             needed = _needed_bytes(problem, layout)
             if needed > problem.available_bytes:
-                tally.too_large(layout, needed)
+                tally.too_large(problem, layout, at_least_bytes=needed)
+                is_too_large = True
                 continue
             fits_with_less = True
             tally.candidates += 1
             tally.feasible += 1
             yield layout
-        if several and not fits_with_less:
+        if several and is_too_large and not fits_with_less:
             too_large.add(family)
 
 
@@ -297,6 +303,11 @@ def _needed_bytes(problem: Problem, layout: Layout) -> int:
     state = STATE_BYTES_PER_PARAMETER * elements // shard_ranks
     if state > problem.available_bytes:
         return state
+    return _peak_bytes(problem, layout)
+
+
+def _peak_bytes(problem: Problem, layout: Layout) -> int:
+    """Device memory of the fullest rank."""
     memory = rank_memory(
         model=problem.model,
         cluster=problem.cluster,
@@ -315,4 +326,5 @@ def _miss(problem: Problem, tally: Tally) -> NearestMiss | None:
         cluster=problem.cluster,
         training=problem.training,
         layout=layout,
+        pins=problem.pins,
     )

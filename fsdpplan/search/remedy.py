@@ -3,105 +3,167 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from fsdpplan.cost.memory import available_bytes
 from fsdpplan.cost.step import rank_memory
 from fsdpplan.search.legality import legal_layout_problem
+from fsdpplan.search.pins import Pins
 from fsdpplan.search.result import NearestMiss
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
 
-_MORE_GPUS_LIMIT = 64
-"""Largest multiple of the GPUs that is tried."""
+_MOST_GPUS = 16_384
+"""Largest number of GPUs that is tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Other inputs, and what to type for them."""
+
+    words: str
+    cluster: Cluster
+    training: Training
+    layout: Layout
 
 
 def nearest_miss(
-    *, model: Model, cluster: Cluster, training: Training, layout: Layout
+    *, model: Model, cluster: Cluster, training: Training, layout: Layout, pins: Pins
 ) -> NearestMiss:
     """The closest layout with what it needs and the cheapest change that would make it fit."""
-    needed = _needed(model, cluster, training, layout)
-    available = available_bytes(cluster=cluster, training=training)
+    as_asked = Change(words="", cluster=cluster, training=training, layout=layout)
     return NearestMiss(
         layout=layout,
-        needed_bytes=needed,
-        available_bytes=available,
-        remedy=_remedy(model, cluster, training, layout),
+        needed_bytes=_needed_bytes(model, as_asked),
+        available_bytes=available_bytes(cluster=cluster, training=training),
+        remedy=_remedy(model, as_asked, pins),
     )
 
 
-def _needed(model: Model, cluster: Cluster, training: Training, layout: Layout) -> int:
-    memory = rank_memory(model=model, cluster=cluster, training=training, layout=layout)
+def _needed_bytes(model: Model, change: Change) -> int:
+    memory = rank_memory(
+        model=model, cluster=change.cluster, training=change.training, layout=change.layout
+    )
     return memory.peak_device_bytes
 
 
-def _remedy(model: Model, cluster: Cluster, training: Training, layout: Layout) -> str:
+def _remedy(model: Model, asked: Change, pins: Pins) -> str:
     """The first change, cheapest first, after which the closest layout fits."""
-    for words, changed_training, changed_layout in _changes(training, layout):
-        problem = legal_layout_problem(
-            model=model, cluster=cluster, training=changed_training, layout=changed_layout
-        )
-        if problem:
-            continue
-        needed = _needed(model, cluster, changed_training, changed_layout)
-        if needed <= available_bytes(cluster=cluster, training=changed_training):
-            return words
-    return _more_gpus(model, cluster, training, layout)
+    for change in (*_changes(asked), *_more_gpus(asked)):
+        if _fits(model, change):
+            return change.words + _without_pins(change, pins)
+    return "use GPUs with more memory: more of these do not help"
 
 
-def _changes(training: Training, layout: Layout) -> Iterator[tuple[str, Training, Layout]]:
+def _fits(model: Model, change: Change) -> bool:
+    problem = legal_layout_problem(
+        model=model, cluster=change.cluster, training=change.training, layout=change.layout
+    )
+    available = available_bytes(cluster=change.cluster, training=change.training)
+    return problem is None and _needed_bytes(model, change) <= available
+
+
+def _without_pins(change: Change, pins: Pins) -> str:
+    """The flags that stand in the way of the change and have to go."""
+    flags = [
+        f"--{name.replace('_', '-')}"
+        for name, value in pins.given().items()
+        if getattr(change.layout, name) != value
+    ]
+    kept = [flag for flag in flags if flag not in change.words]
+    return f", without {' '.join(kept)}" if kept else ""
+
+
+def _changes(asked: Change) -> Iterator[Change]:
+    """Changes of policies, then of the training, on the same GPUs."""
+    layout, training = asked.layout, asked.training
     full = replace(layout, activation_checkpointing="full")
-    yield "use --activation-checkpointing full", training, full
+    yield replace(asked, words="use --activation-checkpointing full", layout=full)
     whole = layout.micro_batch * layout.num_microbatches
     single = replace(full, micro_batch=1, num_microbatches=whole)
-    yield "use --micro-batch 1 with --activation-checkpointing full", training, single
-    for sync in ("every", "reduce_scatter_only"):
-        if layout.pp == 1:
+    words = "use --micro-batch 1 with --activation-checkpointing full"
+    yield replace(asked, words=words, layout=single)
+    if layout.pp == 1:
+        for sync in ("every", "reduce_scatter_only"):
             synced = replace(single, gradient_sync=sync)
-            yield f"use --gradient-sync {sync}", training, synced
-    if layout.sharding == "fsdp" and layout.pp == 1:
-        resharded = replace(single, reshard_after_forward="always", gradient_sync="every")
-        yield "use --reshard-after-forward always", training, resharded
-    if layout.pp == 1 and layout.data_parallel > 1:
-        flat = replace(
-            single,
-            sharding="fsdp",
-            dp_replicate=1,
-            dp_shard=layout.data_parallel,
-            reshard_after_forward="always",
-            gradient_sync="every",
-        )
-        yield f"shard over all ranks: --dp-shard {layout.data_parallel}", training, flat
+            yield replace(asked, words=f"use --gradient-sync {sync}", layout=synced)
+        yield from _sharding_changes(replace(asked, layout=single))
     seq_len = training.seq_len
     while seq_len > 512:
         seq_len //= 2
         shorter = replace(training, seq_len=seq_len)
-        yield f"use --seq-len {seq_len}", shorter, single
-    yield "use less head-room: --headroom 0.02", replace(training, headroom_fraction=0.02), single
+        yield replace(asked, words=f"use --seq-len {seq_len}", training=shorter, layout=single)
+    tight = replace(training, headroom_fraction=0.02)
+    if tight.headroom_fraction < training.headroom_fraction:
+        words = "use less head-room: --headroom 2%"
+        yield replace(asked, words=words, training=tight, layout=single)
 
 
-def _more_gpus(model: Model, cluster: Cluster, training: Training, layout: Layout) -> str:
-    """How many GPUs would hold the shards, sharding over all of them."""
-    available = available_bytes(cluster=cluster, training=training)
-    factor = 2
-    while factor <= _MORE_GPUS_LIMIT:
-        ranks = layout.data_parallel * factor
-        wider = replace(
-            layout,
-            sharding="fsdp",
-            pp=1,
-            schedule="none",
-            virtual_stages=1,
-            dp_replicate=1,
-            dp_shard=ranks * layout.pp,
-            reshard_after_forward="always",
-            gradient_sync="every",
-            micro_batch=1,
-            activation_checkpointing="full",
-        )
-        if _needed(model, cluster, training, wider) <= available:
-            return f"use --gpus {cluster.gpus * factor}, or GPUs with more memory"
-        factor *= 2
-    return "use GPUs with more memory: more of these do not help"
+def _sharding_changes(asked: Change) -> Iterator[Change]:
+    """Reshard always, then shard over all ranks."""
+    layout = asked.layout
+    always = replace(layout, reshard_after_forward="always", gradient_sync="every")
+    if layout.sharding == "fsdp":
+        yield replace(asked, words="use --reshard-after-forward always", layout=always)
+    if layout.data_parallel > 1:
+        ranks = layout.data_parallel
+        flat = replace(always, sharding="fsdp", dp_replicate=1, dp_shard=ranks)
+        yield replace(asked, words=f"shard over all ranks: --dp-shard {ranks}", layout=flat)
+
+
+def _more_gpus(asked: Change) -> Iterator[Change]:
+    """More GPUs, twice as many each time: sharding over all of them, also with TP inside."""
+    for gpus in _gpu_counts(asked.cluster):
+        cluster = _with_gpus(asked.cluster, gpus)
+        words = f"use --gpus {gpus}, or GPUs with more memory"
+        for tp in dict.fromkeys((1, asked.layout.tp, 8)):
+            if gpus % tp == 0:
+                yield _sharded_over_all(replace(asked, words=words, cluster=cluster), tp=tp)
+
+
+def _gpu_counts(cluster: Cluster) -> Iterator[int]:
+    """Numbers of GPUs that fill nodes: twice as many nodes, or powers of two beyond one node."""
+    gpus = 2 * cluster.gpus if cluster.nodes > 1 else 2 ** cluster.gpus.bit_length()
+    while gpus <= _MOST_GPUS:
+        yield gpus
+        gpus *= 2
+
+
+def _with_gpus(cluster: Cluster, gpus: int) -> Cluster:
+    """The same devices, more of them; only memory and legality are asked of it."""
+    *inner, outer = cluster.levels
+    return replace(
+        cluster,
+        gpus=gpus,
+        gpus_per_node=cluster.gpus_per_node if cluster.nodes > 1 else gpus,
+        levels=(*inner, replace(outer, domain_gpus=max(outer.domain_gpus, gpus))),
+    )
+
+
+def _sharded_over_all(asked: Change, *, tp: int) -> Change:
+    """FSDP over all ranks but the tensor-parallel ones, with all that saves memory.
+
+    The global batch grows where the ranks do not divide it.
+    """
+    ranks = asked.cluster.gpus // tp
+    training, words = asked.training, asked.words
+    if training.global_batch % ranks:
+        batch = -(-training.global_batch // ranks) * ranks
+        training = replace(training, global_batch=batch)
+        words = words.replace(", or", f" with --global-batch {batch}, or")
+    layout = Layout(
+        dp_shard=ranks,
+        tp=tp,
+        sharding="fsdp",
+        reshard_after_forward="always",
+        gradient_sync="every",
+        micro_batch=1,
+        num_microbatches=training.global_batch // ranks,
+        activation_checkpointing="full",
+        sequence_parallel=tp > 1,
+        loss_parallel=tp > 1,
+        compile=asked.layout.compile,
+    )
+    return replace(asked, words=words, training=training, layout=layout)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from fsdpplan.errors import SpecError
 from fsdpplan.spec.checks import require_choice, require_fraction, require_positive_int
 
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 ReduceDtype = Literal["fp32", "bf16"]
 Optimizer = Literal["adamw"]
-Runtime = Literal["fsdp2"]
+Runtime = Literal["fsdp2", "autocast"]
 
 DTYPE_BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 """Bytes of one element, by the names used in options, JSON and profiles."""
@@ -25,7 +26,7 @@ class Training:
     global_batch: int
     """Sequences an optimizer step, over all data-parallel ranks."""
     precision: Precision = "bf16"
-    """Number format of matmuls and of gathered parameters; master weights are fp32."""
+    """Number format of matmuls; master weights are fp32."""
     reduce_dtype: ReduceDtype = "fp32"
     """Number format in which gradients are reduced."""
     optimizer: Optimizer = "adamw"
@@ -33,7 +34,9 @@ class Training:
     tokens: int | None = None
     """Tokens of the whole training, for the time to train; None: not asked."""
     runtime: Runtime = "fsdp2"
-    """The software that trains; `fsdp2` is PyTorch's `fully_shard` and its DDP."""
+    """The software that trains. `fsdp2`: PyTorch's `fully_shard` with its mixed-precision policy,
+    and its DDP under autocast. `autocast`: DDP and FSDP alike under `torch.autocast`, parameters
+    gathered and gradients reduced in fp32, as FSDP1 scripts without `MixedPrecision` do."""
     headroom_fraction: float = 0.08
     """Share of device memory that a plan must leave free."""
 
@@ -46,6 +49,25 @@ class Training:
         require_choice("optimizer", self.optimizer, get_args(Optimizer))
         require_choice("runtime", self.runtime, get_args(Runtime))
         require_fraction(headroom_fraction=self.headroom_fraction)
+        if self.runtime == "autocast":
+            self._require_autocast()
+
+    def _require_autocast(self) -> None:
+        if self.precision not in ("bf16", "fp16"):
+            raise SpecError(
+                f"runtime autocast computes in bf16 or fp16, not {self.precision}: use "
+                "--precision bf16, or --runtime fsdp2"
+            )
+        if self.reduce_dtype != "fp32":
+            raise SpecError(
+                f"runtime autocast has fp32 gradients and reduces them as they are, not in "
+                f"{self.reduce_dtype}: use --reduce-dtype fp32, or --runtime fsdp2"
+            )
+
+    @property
+    def gathered_dtype(self) -> Precision:
+        """Number format in which FSDP gathers parameters and leaves unsharded gradients."""
+        return "fp32" if self.runtime == "autocast" else self.precision
 
     @property
     def tokens_per_step(self) -> int:

@@ -149,8 +149,7 @@ def apply_ddp(model: nn.Module, plan: PlanConfig, device: torch.device) -> nn.Mo
     if any(parameter.is_meta for parameter in model.parameters()):
         raise TrainerError("DDP needs a model with values: call materialise(model, device) first")
     model.to(device)
-    if plan.training.precision == "bf16":
-        model.forward = torch.autocast(device.type, dtype=torch.bfloat16)(model.forward)
+    apply_autocast(model, plan, device)
     bucket_bytes = plan.layout.ddp_bucket_bytes
     # Told its own default, DDP would no longer make the first bucket small.
     default = bucket_bytes == DDP_DEFAULT_BUCKET_BYTES
@@ -164,6 +163,12 @@ def apply_ddp(model: nn.Module, plan: PlanConfig, device: torch.device) -> nn.Mo
     if plan.training.reduce_dtype == "bf16":
         wrapped.register_comm_hook(dist.group.WORLD, reduce_in_bf16)
     return wrapped
+
+
+def apply_autocast(model: nn.Module, plan: PlanConfig, device: torch.device) -> None:
+    """Let the forward of fp32 parameters compute in the plan's precision."""
+    if plan.training.precision == "bf16":
+        model.forward = torch.autocast(device.type, dtype=torch.bfloat16)(model.forward)
 
 
 def _no_buffer_broadcast() -> dict[str, Any]:

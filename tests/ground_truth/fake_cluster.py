@@ -8,7 +8,7 @@ The only file of the project that touches private modules of torch:
 * `torch.distributed._tools.fake_collectives`: which dispatcher calls are collectives.
 * `torch.distributed.tensor._sharding_prop.detect_fake_mode`: sharding propagation runs operators
   at global shapes in the ambient fake mode, which would be counted as memory; it is given a mode
-  of its own.
+  of its own; it and the redistribution planner keep process groups in caches.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import collections
 import contextlib
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,8 +26,10 @@ import torch.distributed.tensor._sharding_prop as sharding_propagation
 from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.fake_collectives import CollectiveOp, collective_ops, sync_ops
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor._redistribute import clear_redistribute_planner_cache
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache as clear_sharding_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
@@ -53,19 +55,22 @@ class CollectiveRow:
     bytes: int = 0
 
 
+RowKey = tuple[str, str, int, str]
+"""(collective, axis, ranks, dtype)."""
+
+DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.int64: "int64"}
+
+
 class CollectiveCounter(TorchDispatchMode):
     """Counts collectives by (collective, axis, ranks, dtype)."""
 
-    def __init__(self, axes: dict[str, str]) -> None:
+    def __init__(self, mesh: DeviceMesh) -> None:
         super().__init__()
-        self.axes = axes
-        self.rows: dict[tuple[str, str, int, str], CollectiveRow] = collections.defaultdict(
-            CollectiveRow
-        )
+        self.axis_ranks = axis_ranks(mesh)
+        self.axis_of_group: dict[str, str] = {}
+        self.rows: dict[RowKey, CollectiveRow] = collections.defaultdict(CollectiveRow)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(t is DTensor for t in types):
             return NotImplemented  # first let DTensor become local operators
         out = func(*args, **(kwargs or {}))
@@ -76,12 +81,27 @@ class CollectiveCounter(TorchDispatchMode):
             if isinstance(tensor, (list, tuple)):
                 tensor = tensor[0]
             group = CollectiveOp.get_process_group(func, args)
-            axis = self.axes.get(group.group_name, "other")
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            row = self.rows[collective, axis, group.size(), dtype]
+            row = self.rows[collective, self._axis(group), group.size(), DTYPE_NAMES[tensor.dtype]]
             row.count += 1
             row.bytes += tensor.numel() * tensor.element_size()
         return out
+
+    def _axis(self, group: dist.ProcessGroup) -> str:
+        """The axis that holds all ranks of `group`: an integer reshard makes groups inside one."""
+        if group.group_name not in self.axis_of_group:
+            ranks = set(dist.get_process_group_ranks(group))
+            axes = [axis for axis, members in self.axis_ranks.items() if ranks <= members]
+            self.axis_of_group[group.group_name] = axes[0] if axes else "several"
+        return self.axis_of_group[group.group_name]
+
+
+def axis_ranks(mesh: DeviceMesh) -> dict[str, set[int]]:
+    """The ranks of this rank's group on each axis of `mesh`, smallest first."""
+    members = {
+        axis: set(dist.get_process_group_ranks(mesh.get_group(axis)))
+        for axis in mesh.mesh_dim_names or ()
+    }
+    return dict(sorted(members.items(), key=lambda item: len(item[1])))
 
 
 class LiveBytes(TorchDispatchMode):
@@ -125,6 +145,12 @@ class LiveBytes(TorchDispatchMode):
                 self._set(local.untyped_storage())
         self.tag = previous
 
+    def start_phase(self, tag: str) -> None:
+        """Forget the peaks so far: a new step begins, in phase `tag`."""
+        self.tag = tag
+        self.peak_in_tag.clear()
+        self.peak = self.peak_in_tag[tag] = self.total
+
     def __enter__(self) -> LiveBytes:
         self._mode, self._resize = active_fake_mode(), torch.UntypedStorage.resize_
 
@@ -140,11 +166,11 @@ class LiveBytes(TorchDispatchMode):
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
         return super().__exit__(*exc)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(t is DTensor for t in types):
             return NotImplemented
+        if func is torch.ops._c10d_functional.wait_tensor.default:
+            return args[0]  # as outside of the fake mode, where it makes a new tensor
         out = func(*args, **(kwargs or {}))
         if active_fake_mode() is self._mode:
             for leaf in tree_iter(out):
@@ -155,30 +181,23 @@ class LiveBytes(TorchDispatchMode):
         return out
 
 
-@dataclass
-class FakeWorld:
-    """A mesh over a fake process group, seen by one rank."""
-
-    mesh: DeviceMesh
-    axes: dict[str, str] = field(default_factory=dict)
-
-
 @contextlib.contextmanager
-def fake_world(degrees: dict[str, int], *, rank: int = 0) -> Iterator[FakeWorld]:
-    """Mesh of `degrees` (axis to ranks, outermost first) over a fake process group."""
-    world = 1
-    for ranks in degrees.values():
-        world *= ranks
-    dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
+def fake_world(ranks: int, *, rank: int = 0) -> Iterator[None]:
+    """A process group of `ranks` of which this process is `rank`, alone.
+
+    Meshes must be made in it but outside of the fake mode: they look into their rank tensor.
+    """
+    dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
     original = sharding_propagation.detect_fake_mode
     sharding_propagation.detect_fake_mode = lambda *args, **kwargs: None
     try:
-        # outside the fake mode: a mesh looks into its rank tensor
-        mesh = init_device_mesh("cpu", tuple(degrees.values()), mesh_dim_names=tuple(degrees))
-        yield FakeWorld(mesh, {mesh.get_group(axis).group_name: axis for axis in degrees})
+        yield
     finally:
         sharding_propagation.detect_fake_mode = original
         dist.destroy_process_group()
+        # equal meshes of the next world would find this one's groups
+        clear_sharding_cache()
+        clear_redistribute_planner_cache()
 
 
 def fake_tensors() -> FakeTensorMode:
@@ -203,14 +222,28 @@ class _FusedRMSNorm(torch.autograd.Function):
 
 @contextlib.contextmanager
 def cuda_like_norms() -> Iterator[None]:
-    """Replace nn.RMSNorm's composite CPU kernel, which saves two fp32 copies of its input."""
-    original = torch.nn.RMSNorm.forward
+    """Replace RMSNorm's composite CPU kernel, which saves two fp32 copies of its input.
+
+    Under autocast to bf16, CUDA computes it in fp32 (torch 2.13, `AT_FORALL_FP32`).
+    """
+    module_forward, function = torch.nn.RMSNorm.forward, torch.nn.functional.rms_norm
+
+    def rms_norm(x: torch.Tensor, shape: Any, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        if torch.is_autocast_enabled("cpu"):
+            x, weight = x.float(), weight.float()
+        return _FusedRMSNorm.apply(x, weight, epsilon)
 
     def forward(self: torch.nn.RMSNorm, x: torch.Tensor) -> torch.Tensor:
-        return _FusedRMSNorm.apply(x, self.weight, self.eps)
+        if not isinstance(x, DTensor):
+            return rms_norm(x, self.normalized_shape, self.weight, self.eps)
+        weight = self.weight.to_local(grad_placements=[Partial()])
+        out = rms_norm(x.to_local(), self.normalized_shape, weight, self.eps)
+        return DTensor.from_local(out, x.device_mesh, x.placements, run_check=False)
 
     torch.nn.RMSNorm.forward = forward  # type: ignore[method-assign]
+    torch.nn.functional.rms_norm = rms_norm  # type: ignore[assignment]
     try:
         yield
     finally:
-        torch.nn.RMSNorm.forward = original  # type: ignore[method-assign]
+        torch.nn.RMSNorm.forward = module_forward  # type: ignore[method-assign]
+        torch.nn.functional.rms_norm = function  # type: ignore[assignment]

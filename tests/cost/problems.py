@@ -1,0 +1,165 @@
+"""Problems for the tests of the cost model and the search: legal ones, and a shorthand for one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from fsdpplan.cost.shape import infer_model
+from fsdpplan.cost.step import estimate
+from fsdpplan.files.catalogue import load_model
+from fsdpplan.files.profiles import load_cluster
+from fsdpplan.search.legality import first_problem
+from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.estimate import Estimate
+from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.model import Model
+from fsdpplan.spec.training import Training
+from tests.strategies import divisors
+
+SMALL = Model(
+    name="small",
+    layers=8,
+    hidden=1024,
+    ffn_hidden=4096,
+    heads=16,
+    kv_heads=8,
+    head_dim=64,
+    vocab=32000,
+)
+"""Quick to price, and its widths divide by 8."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """All that an estimate needs."""
+
+    model: Model
+    cluster: Cluster
+    training: Training
+    layout: Layout
+
+    @property
+    def estimate(self) -> Estimate:
+        """Its prediction."""
+        return estimate(
+            model=self.model, cluster=self.cluster, training=self.training, layout=self.layout
+        )
+
+    @property
+    def seconds(self) -> float:
+        """Its expected step."""
+        return self.estimate.step_seconds.expected
+
+    @property
+    def problem(self) -> object:
+        """What is illegal about it."""
+        return first_problem(
+            model=self.model, cluster=self.cluster, training=self.training, layout=self.layout
+        )
+
+    def with_layout(self, **changes: object) -> Case:
+        """The same with another layout, and the batch that this one takes."""
+        layout = replace(self.layout, **changes)  # type: ignore[arg-type]
+        training = replace(self.training, global_batch=layout.global_batch)
+        return replace(self, layout=layout, training=training)
+
+
+def case(
+    model: str | Model = SMALL,
+    *,
+    profile: str = "dgx-h100",
+    seq_len: int = 1024,
+    precision: str = "bf16",
+    reduce_dtype: str = "fp32",
+    runtime: str = "fsdp2",
+    **layout: object,
+) -> Case:
+    """One case, whose cluster and batch are those that the layout takes."""
+    built = Layout(**layout)  # type: ignore[arg-type]
+    return Case(
+        model=load_model(model) if isinstance(model, str) else model,
+        cluster=load_cluster(profile, gpus=built.world).cluster,
+        training=Training(
+            seq_len=seq_len,
+            global_batch=built.global_batch,
+            precision=precision,  # type: ignore[arg-type]
+            reduce_dtype=reduce_dtype,  # type: ignore[arg-type]
+            runtime=runtime,  # type: ignore[arg-type]
+        ),
+        layout=built,
+    )
+
+
+@st.composite
+def some_models(draw: st.DrawFn) -> Model:
+    """Models of real proportions, with any number of layers."""
+    base = draw(
+        st.sampled_from(
+            [
+                SMALL,
+                load_model("gpt2-large"),
+                load_model("llama-3.1-8b"),
+                infer_model(1_000_000_000),
+            ]
+        )
+    )
+    return replace(base, layers=draw(st.integers(1, 33)))
+
+
+@st.composite
+def cases(draw: st.DrawFn, *, data_parallel_only: bool = False, gpus: int | None = None) -> Case:
+    """Legal cases: any model, cluster, training and layout that the cost model prices."""
+    profile = draw(st.sampled_from(["dgx-a100-80g-hdr1", "dgx-h100", "dgx-b200"]))
+    world = gpus or draw(st.sampled_from([1, 2, 3, 4, 6, 8, 16, 24, 48, 64]))
+    cluster = load_cluster(profile, gpus=world).cluster
+    model = draw(some_models())
+    tp = 1 if data_parallel_only else draw(st.sampled_from(divisors(world, 8)))
+    pp = 1 if data_parallel_only else draw(st.sampled_from(divisors(world // tp, model.layers)))
+    data_parallel = world // tp // pp
+    dp_shard = draw(st.sampled_from(divisors(data_parallel, data_parallel)))
+    is_fsdp = dp_shard > 1
+    reshards = ["always", "never", *divisors(dp_shard, dp_shard)[1:-1]]
+    interleaved = pp > 1 and 2 * pp <= model.layers and draw(st.booleans())
+    num_microbatches = draw(st.integers(1, 6)) if pp == 1 else pp * draw(st.integers(1, 5))
+    if pp > 1 and not interleaved:
+        num_microbatches += draw(st.integers(0, pp))
+    layout = Layout(
+        dp_replicate=data_parallel // dp_shard,
+        dp_shard=dp_shard,
+        tp=tp,
+        pp=pp,
+        sharding="fsdp" if is_fsdp else "ddp",
+        reshard_after_forward=("never" if pp > 1 else draw(st.sampled_from(reshards)))
+        if is_fsdp
+        else "always",
+        gradient_sync="last"
+        if pp > 1
+        else draw(st.sampled_from(["every", "reduce_scatter_only", "last"])),
+        wrap_blocks=draw(st.integers(1, 3)),
+        micro_batch=draw(st.integers(1, 4)),
+        num_microbatches=num_microbatches,
+        schedule="none"
+        if pp == 1
+        else "interleaved_1f1b"
+        if interleaved
+        else draw(st.sampled_from(["1f1b", "gpipe"])),
+        virtual_stages=2 if interleaved else 1,
+        activation_checkpointing=draw(st.sampled_from(["none", "attention", "op", "full"])),
+        sequence_parallel=tp > 1,
+        loss_parallel=tp > 1,
+        compile=draw(st.booleans()),
+    )
+    runtime = "autocast" if tp == pp == 1 and draw(st.integers(0, 4)) == 0 else "fsdp2"
+    training = Training(
+        seq_len=draw(st.sampled_from([128, 1024])),
+        global_batch=layout.global_batch,
+        precision="bf16" if runtime == "autocast" else draw(st.sampled_from(["bf16", "fp32"])),
+        reduce_dtype="fp32" if runtime == "autocast" else draw(st.sampled_from(["fp32", "bf16"])),
+        runtime=runtime,  # type: ignore[arg-type]
+    )
+    drawn = Case(model=model, cluster=cluster, training=training, layout=layout)
+    assume(drawn.problem is None)
+    return drawn

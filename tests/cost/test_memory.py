@@ -1,0 +1,201 @@
+"""Memory: bytes on the fullest rank at its peak, and the ledgers behind them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from fsdpplan.cost.memory import (
+    available_bytes,
+    classic_bytes_per_parameter,
+    communicators,
+    fsdp2_bytes_per_parameter,
+    state_bytes,
+)
+from fsdpplan.cost.params import matmul_parameter_count, parameter_count
+from fsdpplan.cost.phases import RankSizes
+from fsdpplan.cost.shards import whole_model
+from fsdpplan.cost.sizes import rank_sizes
+from fsdpplan.cost.step import pipeline_ranks
+from fsdpplan.spec.estimate import MemoryBreakdown
+from tests.cost.clusters import golden
+from tests.cost.problems import SMALL, Case, case, cases
+from tests.strategies import divisors
+
+LEDGER = golden("ledger")
+
+
+def memory(case: Case) -> MemoryBreakdown:
+    """Memory of the fullest rank."""
+    return case.estimate.memory
+
+
+def sizes_of(case: Case) -> RankSizes:
+    """What the phases of the only pipeline rank add up."""
+    return rank_sizes(
+        model=case.model,
+        training=case.training,
+        layout=case.layout,
+        stage=whole_model(case.model),
+        in_flight_blocks=case.model.layers,
+    )
+
+
+@pytest.mark.parametrize("row", LEDGER["classic"], ids=lambda row: row["claim"])
+def test_golden_classic_mixed_precision(row: dict[str, int]) -> None:
+    ledger = classic_bytes_per_parameter(gradient_bytes=row["gradient_bytes"])
+    gb = {name: row["parameters"] * each / 1e9 for name, each in ledger.items()}
+    assert gb["weights"] == row["weights_gb"]
+    assert gb["gradients"] == row["gradients_gb"]
+    optimizer = gb["master_weights"] + gb["first_moment"] + gb["second_moment"]
+    assert optimizer == row["optimizer_gb"]
+    assert sum(gb.values()) == row["total_gb"]
+    assert ceil(sum(gb.values()) / row["gpu_gb"]) == row["least_gpus"]
+
+
+def test_the_ledgers_come_to_16_18_and_16_bytes() -> None:
+    assert sum(classic_bytes_per_parameter().values()) == 16
+    assert sum(classic_bytes_per_parameter(gradient_bytes=4).values()) == 18
+    assert sum(fsdp2_bytes_per_parameter().values()) == 16
+
+
+@pytest.mark.parametrize("row", LEDGER["sharded"], ids=lambda row: row["claim"])
+def test_golden_sharded_ledger(row: dict[str, int]) -> None:
+    each = sum(fsdp2_bytes_per_parameter().values())
+    assert each * row["parameters"] / row["gpus"] / 1e9 == row["gb_a_gpu"]
+
+
+@pytest.mark.parametrize("row", LEDGER["held"], ids=lambda row: row["claim"])
+def test_golden_gradients_held_until_the_last_micro_batch(row: dict[str, object]) -> None:
+    held = case(
+        str(row["model"]),
+        dp_shard=row["gpus"],
+        gradient_sync="last",
+        num_microbatches=2,
+        activation_checkpointing="full",
+    )
+    sizes = sizes_of(held)
+    gb = (sizes.blocks * sizes.held_block + sizes.held_root) / 1e9
+    assert gb == pytest.approx(row["gb"], rel=float(str(row["tolerance_fraction"])))
+    assert memory(held).unsharded_gradients_bytes >= 1e9 * gb
+
+
+def test_70b_never_fits_one_node_of_80_gb_whatever_the_replicas() -> None:
+    hybrid = case("llama-3.1-70b", dp_replicate=8, dp_shard=8, activation_checkpointing="full")
+    available = available_bytes(cluster=hybrid.cluster, training=hybrid.training)
+    assert (
+        state_bytes(model=hybrid.model, layout=hybrid.layout, stage=whole_model(hybrid.model)) * 3
+        > available
+    )
+
+
+@settings(max_examples=200)
+@given(cases())
+def test_the_parts_add_up_and_none_is_negative(drawn: Case) -> None:
+    parts = memory(drawn)
+    named = [getattr(parts, name) for name in MemoryBreakdown.__dataclass_fields__]
+    sizes = [value for value in named if isinstance(value, int)]
+    assert min(sizes) >= 0
+    assert parts.peak_allocated_bytes == sum(sizes[:8])
+    assert parts.peak_allocated_bytes <= parts.peak_reserved_bytes <= parts.peak_device_bytes
+    assert parts.optimizer_bytes == 2 * parts.parameters_bytes
+
+
+@settings(max_examples=200)
+@given(cases())
+def test_shards_sum_to_at_least_the_whole(drawn: Case) -> None:
+    layout = drawn.layout
+    held = sum(
+        state_bytes(model=drawn.model, layout=layout, stage=stage)
+        for stage in pipeline_ranks(drawn.model, layout)
+    )
+    ranks = layout.tp * (layout.shard_ranks if layout.sharding == "fsdp" else 1)
+    assert held * ranks >= 4 * parameter_count(drawn.model)
+
+
+@settings(max_examples=100)
+@given(cases(data_parallel_only=True, gpus=48), st.data())
+def test_sharding_more_never_keeps_more(drawn: Case, data: st.DataObject) -> None:
+    assume(drawn.layout.sharding == "fsdp")
+    few = drawn.layout.dp_shard
+    wider = replace(
+        drawn.layout,
+        dp_shard=few * data.draw(st.sampled_from(divisors(48 // few, 48))),
+        reshard_after_forward="always",
+    )
+    stage = whole_model(drawn.model)
+    less, more = (
+        state_bytes(model=drawn.model, layout=layout, stage=stage)
+        for layout in (drawn.layout, wider)
+    )
+    # a row of each tensor at the most is padding
+    padding = 4 * 100 * drawn.model.layers * max(drawn.model.hidden, drawn.model.ffn_hidden)
+    assert more <= less + padding
+
+
+@settings(max_examples=100)
+@given(cases(data_parallel_only=True))
+def test_recomputing_everything_never_needs_more(drawn: Case) -> None:
+    plain = memory(drawn.with_layout(activation_checkpointing="none"))
+    full = memory(drawn.with_layout(activation_checkpointing="full"))
+    assert full.peak_allocated_bytes <= plain.peak_allocated_bytes
+
+
+@settings(max_examples=100)
+@given(cases(data_parallel_only=True))
+def test_a_larger_micro_batch_never_needs_less(drawn: Case) -> None:
+    larger = drawn.with_layout(micro_batch=2 * drawn.layout.micro_batch)
+    assert memory(larger).peak_allocated_bytes >= memory(drawn).peak_allocated_bytes
+
+
+def test_reshard_and_sync_trade_memory_as_named() -> None:
+    def peak(**changes: object) -> int:
+        layout = {"dp_replicate": 2, "dp_shard": 8, "num_microbatches": 4, **changes}
+        return memory(case("llama-3.1-8b", **layout)).peak_allocated_bytes
+
+    assert peak(reshard_after_forward="always") < peak(reshard_after_forward=4)
+    assert peak(reshard_after_forward=4) < peak(reshard_after_forward="never")
+    assert peak(gradient_sync="reduce_scatter_only") < peak(gradient_sync="last")
+
+
+def test_every_axis_in_use_has_its_communicator() -> None:
+    assert communicators(case(sharding="ddp").layout) == 0
+    assert communicators(case(dp_shard=8).layout) == 1
+    assert communicators(case(dp_replicate=2, dp_shard=8).layout) == 3  # both, and the world
+    assert communicators(case(dp_shard=8, reshard_after_forward=4).layout) == 2
+
+
+def test_headroom_is_left_free() -> None:
+    small = case(dp_shard=8)
+    all_of_it = replace(small.training, headroom_fraction=0.0)
+    whole = available_bytes(cluster=small.cluster, training=all_of_it)
+    assert whole == small.cluster.device.memory_bytes
+    assert available_bytes(cluster=small.cluster, training=small.training) == int(0.92 * whole)
+
+
+def test_a_small_model_is_mostly_state() -> None:
+    assert memory(case(sharding="ddp", seq_len=8)).parameters_bytes == 4 * parameter_count(SMALL)
+
+
+def test_autocast_gathers_fp32_and_keeps_copies_in_the_compute_dtype() -> None:
+    layout = {"dp_shard": 8, "reshard_after_forward": "never"}
+    mixed, flat = (case("llama-3.1-8b", runtime=name, **layout) for name in ("fsdp2", "autocast"))
+    narrow, wide = sizes_of(mixed), sizes_of(flat)
+    assert wide.gathered_block == 2 * narrow.gathered_block
+    assert wide.block.residual_bytes == 2 * narrow.block.residual_bytes
+    assert narrow.copies_block == 0
+    head = flat.model.vocab * flat.model.hidden
+    copies = 32 * wide.copies_block + wide.copies_root
+    assert copies == 2 * matmul_parameter_count(flat.model)
+    assert wide.copies_root == 2 * head
+    assert memory(flat).peak_allocated_bytes > memory(mixed).peak_allocated_bytes
+
+
+def test_ddp_is_the_same_under_both_runtimes() -> None:
+    ddp = {"sharding": "ddp", "dp_replicate": 8}
+    same = [memory(case("gpt2-large", runtime=name, **ddp)) for name in ("fsdp2", "autocast")]
+    assert same[0] == same[1]

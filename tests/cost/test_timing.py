@@ -1,0 +1,172 @@
+"""Timing: shapes and groups translated to the seconds that the simulation takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+
+from fsdpplan.cost.shards import block_size, whole_model
+from fsdpplan.cost.timing import (
+    block_work,
+    copy_seconds,
+    ddp_bucket_seconds,
+    flat_gradient_seconds,
+    fsdp_micro_batch,
+    gradient_seconds,
+    group_level,
+    group_seconds,
+    layout_head_seconds,
+    layout_optimizer_seconds,
+    tp_block_seconds,
+)
+from fsdpplan.cost.traffic import Group, shard_group
+from tests.cost.problems import SMALL, Case, case, cases
+
+
+def micro_batch(case: Case):  # type: ignore[no-untyped-def]
+    """The micro-batch that the stream simulation gets."""
+    return fsdp_micro_batch(
+        model=case.model,
+        cluster=case.cluster,
+        training=case.training,
+        layout=case.layout,
+        stage=whole_model(case.model),
+    )
+
+
+def gradients(case: Case) -> float:
+    """Seconds that accumulating and copying gradients takes."""
+    return gradient_seconds(
+        model=case.model,
+        training=case.training,
+        layout=case.layout,
+        stage=whole_model(case.model),
+        device=case.cluster.device,
+    )
+
+
+def test_a_group_of_one_takes_no_time() -> None:
+    alone = Group(axis="tp", ranks=1, stride=1)
+    assert group_seconds(case(dp_shard=8).cluster, alone, "all_gather", 10**9) == 0
+    assert group_level(case(dp_shard=8).cluster, alone) == "none"
+
+
+def test_a_group_is_named_by_the_slowest_level_it_crosses() -> None:
+    wide = case(dp_replicate=2, dp_shard=8)
+    assert group_level(wide.cluster, shard_group(wide.layout)) == "nvlink"
+    assert group_level(wide.cluster, Group(axis="dp", ranks=16, stride=1)) == "infiniband"
+
+
+@pytest.mark.parametrize(
+    ("layout", "runtime", "autocast"),
+    [
+        ({"sharding": "ddp", "dp_replicate": 2}, "fsdp2", True),
+        ({"dp_shard": 2}, "fsdp2", False),
+        ({"dp_shard": 2}, "autocast", True),
+    ],
+)
+def test_who_computes_under_autocast(
+    layout: dict[str, object], runtime: str, autocast: bool
+) -> None:
+    spread = case(runtime=runtime, **layout)
+    work = block_work(model=SMALL, training=spread.training, layout=spread.layout)
+    assert work.autocast is autocast
+    if runtime == "fsdp2":
+        exact = case(precision="fp32", **layout)
+        assert not block_work(model=SMALL, training=exact.training, layout=exact.layout).autocast
+
+
+def test_a_flat_parameter_is_gathered_in_place_and_its_gradients_concatenated() -> None:
+    size = block_size(model=SMALL, tp=1, shard_ranks=8)
+    fsdp2, flat = case(dp_shard=8), case(dp_shard=8, runtime="autocast")
+    device = flat.cluster.device
+    memory = device.memory_bandwidth_bytes_per_second * device.fit.memory_fraction
+    out, into = copy_seconds(size, training=fsdp2.training, device=device)
+    assert (out, into) == pytest.approx(
+        (4 * size.padded_elements / memory, 6 * size.padded_elements / memory)
+    )
+    out, into = copy_seconds(size, training=flat.training, device=device)
+    assert (out, into) == pytest.approx((0, 8 * size.padded_elements / memory))
+    assert flat_gradient_seconds(size, training=flat.training, device=device) == pytest.approx(into)
+    assert flat_gradient_seconds(size, training=fsdp2.training, device=device) == 0
+
+
+def test_never_does_not_gather_again_and_an_integer_gathers_inside() -> None:
+    always = micro_batch(case(dp_shard=16)).unit
+    inside = micro_batch(case(dp_shard=16, reshard_after_forward=8)).unit
+    never = micro_batch(case(dp_shard=16, reshard_after_forward="never")).unit
+    assert never.regather == 0 < inside.regather < always.regather
+    assert always.gather == always.regather == inside.gather == never.gather
+    assert micro_batch(case(dp_shard=16)).root.regather == 0
+
+
+def test_only_replicas_that_share_the_shards_links_share_them() -> None:
+    assert not micro_batch(case(dp_replicate=2, dp_shard=8)).links_shared
+    assert micro_batch(case(dp_replicate=2, dp_shard=4)).links_shared  # both on NVLink
+    assert micro_batch(case(dp_replicate=2, dp_shard=16)).links_shared  # both between nodes
+
+
+def test_accumulation_costs_a_pass_over_what_is_kept() -> None:
+    layout = {"sharding": "ddp", "dp_replicate": 8, "gradient_sync": "last"}
+    once, twice, thrice = (
+        gradients(case(num_microbatches=number, **layout)) for number in (1, 2, 3)
+    )
+    assert thrice - twice == pytest.approx(twice - once)
+    whole = gradients(case(dp_shard=8, num_microbatches=2, gradient_sync="last"))
+    shards = gradients(case(dp_shard=8, num_microbatches=2, gradient_sync="every"))
+    assert 0 < 6 * shards < whole
+    assert gradients(case(dp_shard=8)) == 0
+
+
+def test_halving_the_reduction_halves_ddps_wire() -> None:
+    def seconds(reduce_dtype: str) -> float:
+        ddp = case(
+            "llama-3.1-8b", sharding="ddp", dp_replicate=8, reduce_dtype=reduce_dtype, seq_len=64
+        )
+        each, _ = ddp_bucket_seconds(
+            model=ddp.model,
+            cluster=ddp.cluster,
+            training=ddp.training,
+            layout=ddp.layout,
+            stage=whole_model(ddp.model),
+        )
+        return sum(each)
+
+    assert 0.4 < seconds("bf16") / seconds("fp32") < 0.7
+
+
+@settings(max_examples=100)
+@given(cases())
+def test_tensor_parallelism_alone_has_its_collectives(drawn: Case) -> None:
+    forward, backward = tp_block_seconds(
+        model=drawn.model, cluster=drawn.cluster, training=drawn.training, layout=drawn.layout
+    )
+    assert (forward > 0) == (backward > 0) == (drawn.layout.tp > 1)
+    assert backward >= forward
+
+
+def test_sharding_shortens_the_optimizer_and_tp_the_head() -> None:
+    whole = case("llama-3.1-8b", sharding="ddp", seq_len=4096)
+    device = whole.cluster.device
+    full, shard = (
+        layout_optimizer_seconds(
+            model=whole.model,
+            device=device,
+            layout=whole.layout,
+            local_parameters=8 * 10**9 // ranks,
+        )
+        for ranks in (1, 8)
+    )
+    assert full == pytest.approx(8 * shard)
+    split = replace(whole.layout, tp=8, sequence_parallel=True, loss_parallel=True)
+    one, eighth = (
+        sum(
+            layout_head_seconds(
+                model=whole.model, device=device, training=whole.training, layout=layout
+            )
+        )
+        for layout in (whole.layout, split)
+    )
+    assert eighth < one / 6

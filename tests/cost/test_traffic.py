@@ -1,0 +1,193 @@
+"""Traffic: how often each collective is called, and with how many bytes."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from fsdpplan.cost.params import parameter_count
+from fsdpplan.cost.step import pipeline_ranks
+from fsdpplan.cost.traffic import (
+    Calls,
+    pp_group,
+    replicate_group,
+    shard_group,
+    step_calls,
+    tp_group,
+)
+from tests.cost.clusters import golden
+from tests.cost.problems import SMALL, Case, case, cases
+
+
+def calls_of(case: Case) -> list[Calls]:
+    """All calls of the last pipeline rank."""
+    return step_calls(
+        model=case.model,
+        training=case.training,
+        layout=case.layout,
+        stage=pipeline_ranks(case.model, case.layout)[-1],
+    )
+
+
+def counts(case: Case) -> Counter[str]:
+    """Calls a step of each collective, those of the gradient norm apart."""
+    number: Counter[str] = Counter()
+    for call in calls_of(case):
+        is_norm = call.collective == "all_reduce" and call.group.axis.startswith("dp_shard")
+        number["norm" if is_norm else call.collective] += call.count
+    return number
+
+
+def volume(case: Case, collective: str, axis: str) -> int:
+    """Bytes a step of one collective on one axis."""
+    return sum(
+        call.count * call.call_bytes
+        for call in calls_of(case)
+        if (call.collective, call.group.axis) == (collective, axis)
+    )
+
+
+@pytest.mark.parametrize("row", golden("traffic")["all_gathers"], ids=lambda row: row["claim"])
+@pytest.mark.parametrize("num_microbatches", [1, 3])
+def test_golden_all_gathers(row: dict[str, object], num_microbatches: int) -> None:
+    study = case(
+        str(row["model"]),
+        dp_shard=2,
+        reshard_after_forward=row["reshard_after_forward"],
+        num_microbatches=num_microbatches,
+    )
+    per_micro_batch = int(str(row["per_micro_batch"]))
+    assert counts(study)["all_gather"] == num_microbatches * per_micro_batch
+    assert counts(study)["reduce_scatter"] == num_microbatches * 37
+
+
+@given(cases(gpus=1))
+def test_one_rank_communicates_nothing(alone: Case) -> None:
+    assert calls_of(alone) == []
+
+
+@settings(max_examples=200)
+@given(cases())
+def test_no_call_is_empty_or_lonely(drawn: Case) -> None:
+    for call in calls_of(drawn):
+        assert call.count > 0
+        assert call.call_bytes > 0
+        assert call.group.ranks > 1
+        assert drawn.layout.world % (call.group.ranks * call.group.stride) == 0
+
+
+@pytest.mark.parametrize(
+    ("sync", "scatters", "reduces"),
+    [("every", 4, 4), ("reduce_scatter_only", 4, 1), ("last", 1, 1)],
+)
+def test_the_policy_says_which_micro_batches_reduce(sync: str, scatters: int, reduces: int) -> None:
+    units = SMALL.layers + 1
+    number = counts(case(dp_replicate=2, dp_shard=8, num_microbatches=4, gradient_sync=sync))
+    assert number["reduce_scatter"] == scatters * units
+    assert number["all_reduce"] == reduces * units
+
+
+def test_gathers_are_in_the_compute_dtype_and_reductions_in_theirs() -> None:
+    ranks = 8
+    layout = {"dp_replicate": 2, "dp_shard": ranks, "reshard_after_forward": "never"}
+    whole = parameter_count(SMALL)  # every width divides by 8: no padding but of the norms
+    mixed = case(**layout)
+    assert volume(mixed, "all_gather", "dp_shard") == 2 * whole
+    assert volume(mixed, "reduce_scatter", "dp_shard") == 4 * whole
+    assert volume(mixed, "all_reduce", "dp_replicate") == 4 * whole // ranks
+    halved = case(**layout, reduce_dtype="bf16")
+    assert volume(halved, "reduce_scatter", "dp_shard") == 2 * whole
+    assert volume(halved, "all_reduce", "dp_replicate") == 2 * whole // ranks
+
+
+def test_autocast_gathers_and_reduces_fp32() -> None:
+    flat = case(dp_shard=8, reshard_after_forward="never", runtime="autocast")
+    assert volume(flat, "all_gather", "dp_shard") == 4 * parameter_count(SMALL)
+    assert volume(flat, "reduce_scatter", "dp_shard") == 4 * parameter_count(SMALL)
+    assert {call.dtype for call in calls_of(flat)} == {"fp32"}
+
+
+def test_ddp_reduces_every_gradient_once_in_its_dtype() -> None:
+    layout = {"sharding": "ddp", "dp_replicate": 8, "gradient_sync": "last", "num_microbatches": 4}
+    whole = parameter_count(SMALL)
+    assert volume(case(**layout), "all_reduce", "dp_replicate") == 4 * whole
+    compressed = case(**layout, reduce_dtype="bf16")
+    assert volume(compressed, "all_reduce", "dp_replicate") == 2 * whole
+    assert counts(compressed) == counts(case(**layout))
+
+
+def test_an_integer_regathers_from_fewer_ranks() -> None:
+    sharded = case(dp_shard=16, reshard_after_forward=8)
+    gathers = {
+        call.group.ranks: call.count
+        for call in calls_of(sharded)
+        if call.collective == "all_gather"
+    }
+    assert set(gathers) == {16, 8}
+    number = sum(
+        call.count
+        for call in calls_of(sharded)
+        if call.collective == "all_gather" and call.group.ranks == 8
+    )
+    assert number == SMALL.layers
+
+
+def test_wrapping_more_blocks_moves_the_same_bytes_in_fewer_calls() -> None:
+    single, double = (case(dp_shard=8, wrap_blocks=blocks) for blocks in (1, 2))
+    assert counts(double)["reduce_scatter"] == SMALL.layers // 2 + 1
+    for collective in ("all_gather", "reduce_scatter"):
+        assert volume(single, collective, "dp_shard") == volume(double, collective, "dp_shard")
+
+
+def test_sequence_parallel_gathers_and_scatters_twice_a_block_and_direction() -> None:
+    split = case(tp=8, sharding="ddp", sequence_parallel=True, loss_parallel=True, micro_batch=2)
+    number = counts(split)
+    assert number["all_gather"] == number["reduce_scatter"] == 4 * SMALL.layers + 2
+    stream = 2 * 1024 * SMALL.hidden * 2  # micro-batch * seq_len * hidden, bf16
+    assert volume(split, "all_gather", "tp") == (4 * SMALL.layers + 2) * stream
+
+
+def test_the_ends_of_a_pipeline_send_one_way_only() -> None:
+    chain = case(pp=4, sharding="ddp", gradient_sync="last", schedule="1f1b", num_microbatches=8)
+    first, inside, *_, last = pipeline_ranks(chain.model, chain.layout)
+    sends = [
+        sum(
+            call.count
+            for call in step_calls(
+                model=chain.model, training=chain.training, layout=chain.layout, stage=stage
+            )
+            if call.collective == "send_recv"
+        )
+        for stage in (first, inside, last)
+    ]
+    assert sends == [8, 16, 8]
+
+
+@given(cases())
+def test_groups_of_all_axes_fill_the_world(drawn: Case) -> None:
+    groups = [group(drawn.layout) for group in (tp_group, shard_group, replicate_group, pp_group)]
+    stride = 1
+    for group in groups:  # innermost first: each begins where the one inside it ends
+        assert group.stride == stride
+        stride *= group.ranks
+    assert stride == drawn.layout.world
+
+
+@settings(max_examples=50)
+@given(cases(data_parallel_only=True), st.integers(2, 4))
+def test_a_step_reduces_the_same_however_it_accumulates_under_last(drawn: Case, times: int) -> None:
+    assume(drawn.layout.gradient_sync == "last")
+    longer = drawn.with_layout(num_microbatches=times * drawn.layout.num_microbatches)
+    for collective in ("reduce_scatter", "all_reduce"):
+        assert counts(longer)[collective] == counts(drawn)[collective]
+
+
+@pytest.mark.parametrize("ranks", [3, 6, 48, 1024])
+def test_padding_never_loses_a_parameter(ranks: int) -> None:
+    sharded = case(dp_shard=ranks, reshard_after_forward="never")
+    gathered = volume(sharded, "all_gather", "dp_shard")
+    assert 2 * parameter_count(SMALL) <= gathered
+    assert gathered < 2 * parameter_count(SMALL) * (1.02 if ranks < 1000 else 1.1)

@@ -1,0 +1,110 @@
+"""Counts and bytes of every collective equal those of the trainer's own FSDP2 step, exactly."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytest
+
+from fsdpplan.files.catalogue import load_model
+from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.model import Model
+from fsdpplan.spec.training import Precision, ReduceDtype
+from tests.ground_truth.fsdp_step import measured_step, predicted_rows, training_for
+from tests.ground_truth.shapes import GPT2, LLAMA_8B, ODD, QWEN3, SMALL
+
+
+class Case(NamedTuple):
+    """One step to compare."""
+
+    model: Model
+    layout: Layout
+    precision: Precision = "bf16"
+    reduce_dtype: ReduceDtype = "fp32"
+    rank: int = 0
+
+
+CASES = {
+    "flat": Case(LLAMA_8B, Layout(dp_shard=64)),
+    "hsdp": Case(LLAMA_8B, Layout(dp_replicate=8, dp_shard=8)),
+    "never": Case(SMALL, Layout(dp_shard=8, reshard_after_forward="never")),
+    "integer": Case(SMALL, Layout(dp_shard=16, reshard_after_forward=4)),
+    "integer hsdp": Case(SMALL, Layout(dp_replicate=2, dp_shard=16, reshard_after_forward=8)),
+    "integer, wrapped": Case(SMALL, Layout(dp_shard=8, reshard_after_forward=2, wrap_blocks=2)),
+    "every, accumulated": Case(SMALL, Layout(dp_replicate=2, dp_shard=4, num_microbatches=3)),
+    "reduce-scatter only": Case(
+        SMALL,
+        Layout(dp_replicate=2, dp_shard=4, num_microbatches=3, gradient_sync="reduce_scatter_only"),
+    ),
+    "last": Case(
+        SMALL, Layout(dp_replicate=2, dp_shard=4, num_microbatches=4, gradient_sync="last")
+    ),
+    "last, never": Case(
+        SMALL,
+        Layout(
+            dp_shard=8,
+            num_microbatches=4,
+            gradient_sync="last",
+            reshard_after_forward="never",
+        ),
+    ),
+    "bf16 reduction": Case(SMALL, Layout(dp_replicate=2, dp_shard=8), reduce_dtype="bf16"),
+    "fp32": Case(SMALL, Layout(dp_shard=8), precision="fp32"),
+    "padding at 1,024 ranks": Case(LLAMA_8B, Layout(dp_shard=1024)),
+    "padding at 1,024 ranks, hsdp": Case(ODD, Layout(dp_replicate=4, dp_shard=256)),
+    "padding, last rank": Case(ODD, Layout(dp_shard=7), rank=6),
+    "three shard ranks": Case(ODD, Layout(dp_replicate=5, dp_shard=3)),
+    "recompute all": Case(SMALL, Layout(dp_shard=8, activation_checkpointing="full")),
+    "recompute operations": Case(
+        SMALL,
+        Layout(
+            dp_shard=8, activation_checkpointing="op", reshard_after_forward="never", micro_batch=2
+        ),
+    ),
+    "wrapped by three": Case(SMALL, Layout(dp_shard=8, wrap_blocks=3)),
+    "wrapped whole": Case(
+        SMALL, Layout(dp_shard=8, wrap_blocks=4, activation_checkpointing="full")
+    ),
+    "gpt-2": Case(GPT2, Layout(dp_shard=8)),
+    "gpt-2 hsdp, wrapped": Case(GPT2, Layout(dp_replicate=2, dp_shard=4, wrap_blocks=4)),
+    "qwen 3": Case(QWEN3, Layout(dp_replicate=2, dp_shard=12, num_microbatches=2)),
+    "one rank": Case(SMALL, Layout(dp_shard=1)),
+    "one shard rank": Case(SMALL, Layout(dp_replicate=4, dp_shard=1)),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_calls_equal_those_of_the_trainer(case: Case) -> None:
+    training = training_for(
+        case.layout, seq_len=64, precision=case.precision, reduce_dtype=case.reduce_dtype
+    )
+    measured = measured_step(case.model, training, case.layout, rank=case.rank)
+    assert measured.rows == predicted_rows(case.model, training, case.layout)
+
+
+@pytest.mark.parametrize(("reshard", "expected"), [("always", 73), ("never", 37)])
+def test_gathers_of_36_blocks(reshard: str, expected: int) -> None:
+    """A micro-batch of GPT-2 Large: each block twice and the root once, or everything once."""
+    model = load_model("gpt2-large")
+    assert model.layers == 36
+    layout = Layout(dp_shard=2, reshard_after_forward=reshard)
+    training = training_for(layout, seq_len=64)
+    row = ("all_gather", "dp_shard", 2, "bf16")
+    assert measured_step(model, training, layout).rows[row].count == expected
+    assert predicted_rows(model, training, layout)[row].count == expected
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_never_gathers_again_in_each_micro_batch(micro_batches: int) -> None:
+    """FSDP2's "never" is not ZeRO-2: it reshards after backward, also when it reduces nothing."""
+    layout = Layout(
+        dp_shard=2,
+        num_microbatches=micro_batches,
+        gradient_sync="last",
+        reshard_after_forward="never",
+    )
+    training = training_for(layout, seq_len=32)
+    rows = measured_step(replace(SMALL, layers=3), training, layout).rows
+    assert rows["all_gather", "dp_shard", 2, "bf16"].count == 4 * micro_batches
+    assert rows["reduce_scatter", "dp_shard", 2, "fp32"].count == 4

@@ -1,0 +1,213 @@
+"""Peak allocated memory equals that of the trainer's own step under fake tensors.
+
+Allocations are rounded to 512 bytes as the CUDA allocator rounds; attention's and the norms' saved
+tensors are those of CUDA's fused kernels, whose own workspaces are not seen here. The cases below
+agree to a few hundred kilobytes; the tolerance is what tiny tensors and the rounding leave.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytest
+
+from fsdpplan.cost.params import parameter_count
+from fsdpplan.files.catalogue import load_model
+from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.model import Model
+from fsdpplan.spec.training import Precision, ReduceDtype
+from tests.ground_truth.ddp_step import measured_ddp_peak_bytes
+from tests.ground_truth.fsdp_step import measured_step, predicted_peak_bytes, training_for
+from tests.ground_truth.shapes import GPT2, LLAMA_8B, LLAMA_SMALL_VOCAB, ODD, QWEN3, SMALL
+
+TOLERANCE_FRACTION = 0.005
+
+
+class Case(NamedTuple):
+    """One step to compare."""
+
+    model: Model
+    seq_len: int
+    layout: Layout
+    precision: Precision = "bf16"
+    reduce_dtype: ReduceDtype = "fp32"
+
+
+FSDP_CASES = {
+    "8b flat": Case(LLAMA_8B, 4096, Layout(dp_shard=64)),
+    "8b hsdp": Case(LLAMA_8B, 4096, Layout(dp_replicate=8, dp_shard=8)),
+    "8b never": Case(LLAMA_8B, 4096, Layout(dp_shard=64, reshard_after_forward="never")),
+    "8b integer": Case(LLAMA_8B, 4096, Layout(dp_shard=64, reshard_after_forward=8)),
+    "integer that is all": Case(
+        SMALL, 256, Layout(dp_shard=2, reshard_after_forward=2), precision="fp32"
+    ),
+    "8b recompute": Case(LLAMA_8B, 4096, Layout(dp_shard=64, activation_checkpointing="full")),
+    "8b 1024 ranks": Case(LLAMA_8B, 4096, Layout(dp_shard=1024, activation_checkpointing="op")),
+    "blocks lead": Case(LLAMA_SMALL_VOCAB, 512, Layout(dp_shard=8)),
+    "activations lead": Case(
+        LLAMA_SMALL_VOCAB, 4096, Layout(dp_shard=8, micro_batch=2, activation_checkpointing="op")
+    ),
+    "recompute leads": Case(
+        LLAMA_SMALL_VOCAB, 4096, Layout(dp_shard=8, micro_batch=8, activation_checkpointing="full")
+    ),
+    "fp32": Case(LLAMA_SMALL_VOCAB, 4096, Layout(dp_shard=8), precision="fp32"),
+    "every, twice": Case(
+        LLAMA_SMALL_VOCAB, 1024, Layout(dp_replicate=2, dp_shard=4, num_microbatches=2)
+    ),
+    "every, three times": Case(
+        LLAMA_SMALL_VOCAB, 1024, Layout(dp_replicate=2, dp_shard=4, num_microbatches=3)
+    ),
+    "every, in bf16": Case(
+        LLAMA_SMALL_VOCAB,
+        1024,
+        Layout(dp_replicate=2, dp_shard=4, num_microbatches=3),
+        reduce_dtype="bf16",
+    ),
+    "once, in bf16": Case(
+        LLAMA_SMALL_VOCAB, 1024, Layout(dp_replicate=4, dp_shard=2), reduce_dtype="bf16"
+    ),
+    "reduce-scatter only": Case(
+        LLAMA_SMALL_VOCAB,
+        1024,
+        Layout(dp_replicate=2, dp_shard=4, num_microbatches=3, gradient_sync="reduce_scatter_only"),
+    ),
+    "reduce-scatter only, in bf16": Case(
+        LLAMA_SMALL_VOCAB,
+        1024,
+        Layout(dp_replicate=2, dp_shard=4, num_microbatches=2, gradient_sync="reduce_scatter_only"),
+        reduce_dtype="bf16",
+    ),
+    "last": Case(
+        LLAMA_SMALL_VOCAB,
+        1024,
+        Layout(dp_replicate=2, dp_shard=4, num_microbatches=2, gradient_sync="last"),
+    ),
+    "last, in bf16": Case(
+        LLAMA_SMALL_VOCAB,
+        1024,
+        Layout(dp_shard=4, num_microbatches=3, gradient_sync="last"),
+        reduce_dtype="bf16",
+    ),
+    "last, in fp32": Case(
+        LLAMA_SMALL_VOCAB,
+        1024,
+        Layout(dp_shard=4, num_microbatches=2, gradient_sync="last"),
+        precision="fp32",
+    ),
+    "last, never": Case(
+        LLAMA_SMALL_VOCAB,
+        2048,
+        Layout(dp_shard=8, num_microbatches=2, gradient_sync="last", reshard_after_forward="never"),
+    ),
+    "wrapped by two": Case(LLAMA_SMALL_VOCAB, 1024, Layout(dp_shard=8, wrap_blocks=2)),
+    "wrapped by three, integer": Case(
+        LLAMA_SMALL_VOCAB, 1024, Layout(dp_shard=8, wrap_blocks=3, reshard_after_forward=2)
+    ),
+    "wrapped whole": Case(
+        LLAMA_SMALL_VOCAB,
+        2048,
+        Layout(dp_shard=8, wrap_blocks=4, activation_checkpointing="op"),
+    ),
+    "gpt-2, root leads": Case(GPT2, 128, Layout(dp_shard=8)),
+    "gpt-2, logits lead": Case(GPT2, 1024, Layout(dp_shard=8, micro_batch=8)),
+    "gpt-2 hsdp": Case(
+        GPT2,
+        256,
+        Layout(
+            dp_replicate=2,
+            dp_shard=4,
+            num_microbatches=2,
+            reshard_after_forward="never",
+            activation_checkpointing="full",
+        ),
+    ),
+    "qwen 3": Case(QWEN3, 4096, Layout(dp_replicate=2, dp_shard=4, micro_batch=2)),
+    "qwen 3, last, in bf16": Case(
+        QWEN3,
+        1024,
+        Layout(dp_shard=8, reshard_after_forward=4, num_microbatches=2, gradient_sync="last"),
+        reduce_dtype="bf16",
+    ),
+    "two ranks": Case(SMALL, 128, Layout(dp_shard=2)),
+    "one rank": Case(SMALL, 256, Layout(dp_shard=1, num_microbatches=2)),
+    "odd": Case(ODD, 77, Layout(dp_shard=3)),
+    "odd, recompute": Case(
+        ODD, 301, Layout(dp_shard=7, wrap_blocks=2, activation_checkpointing="full")
+    ),
+    "odd, fp32": Case(
+        ODD,
+        301,
+        Layout(dp_shard=5, micro_batch=4, reshard_after_forward="never"),
+        precision="fp32",
+    ),
+    "odd, everything": Case(
+        ODD,
+        1000,
+        Layout(
+            dp_replicate=3,
+            dp_shard=6,
+            reshard_after_forward=3,
+            num_microbatches=2,
+            gradient_sync="last",
+            activation_checkpointing="op",
+        ),
+    ),
+    "qwen 2.5": Case(
+        replace(load_model("qwen2.5-0.5b"), layers=4), 777, Layout(dp_shard=3, micro_batch=2)
+    ),
+    "mistral": Case(
+        replace(load_model("mistral-7b-v0.1"), layers=4), 3000, Layout(dp_replicate=3, dp_shard=12)
+    ),
+    "gpt-2 xl, uneven": Case(
+        replace(load_model("gpt2-xl"), layers=5),
+        1023,
+        Layout(dp_shard=5, wrap_blocks=2, activation_checkpointing="full"),
+    ),
+}
+
+TWO_COPIES = Layout(sharding="ddp", dp_replicate=2)
+DDP_CASES = {
+    "8b": Case(LLAMA_8B, 4096, TWO_COPIES),
+    "blocks lead": Case(LLAMA_SMALL_VOCAB, 256, replace(TWO_COPIES, num_microbatches=2)),
+    "recompute": Case(
+        LLAMA_SMALL_VOCAB, 4096, replace(TWO_COPIES, activation_checkpointing="full")
+    ),
+    "recompute operations": Case(
+        LLAMA_SMALL_VOCAB, 4096, replace(TWO_COPIES, activation_checkpointing="op")
+    ),
+    "fp32": Case(LLAMA_SMALL_VOCAB, 2048, TWO_COPIES, precision="fp32"),
+    "gpt-2": Case(GPT2, 1024, replace(TWO_COPIES, micro_batch=2)),
+    "gpt-2, embedding leads": Case(GPT2, 64, TWO_COPIES),
+    "qwen 3": Case(QWEN3, 1024, TWO_COPIES),
+    "odd": Case(ODD, 300, TWO_COPIES),
+}
+
+
+@pytest.mark.parametrize("case", FSDP_CASES.values(), ids=FSDP_CASES.keys())
+def test_fsdp_peak_equals_that_of_the_trainer(case: Case) -> None:
+    training = training_for(
+        case.layout,
+        seq_len=case.seq_len,
+        precision=case.precision,
+        reduce_dtype=case.reduce_dtype,
+    )
+    measured = measured_step(case.model, training, case.layout).peak_bytes
+    predicted = predicted_peak_bytes(case.model, training, case.layout)
+    assert predicted == pytest.approx(measured, rel=TOLERANCE_FRACTION)
+
+
+@pytest.mark.parametrize("case", DDP_CASES.values(), ids=DDP_CASES.keys())
+def test_ddp_peak_equals_that_of_the_trainers_model(case: Case) -> None:
+    training = training_for(case.layout, seq_len=case.seq_len, precision=case.precision)
+    measured = measured_ddp_peak_bytes(case.model, training, case.layout)
+    predicted = predicted_peak_bytes(case.model, training, case.layout)
+    assert predicted == pytest.approx(measured, rel=0.01)
+
+
+def test_state_between_steps_is_twelve_bytes_a_parameter() -> None:
+    """Master weights and two moments in fp32, sharded; gradients are freed after each step."""
+    layout = Layout(dp_shard=8)
+    training = training_for(layout, seq_len=32)
+    measured = measured_step(SMALL, training, layout).state_bytes
+    assert measured == pytest.approx(12 * parameter_count(SMALL) / 8, rel=0.01)

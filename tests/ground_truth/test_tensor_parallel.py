@@ -1,0 +1,92 @@
+"""Tensor with sequence parallelism, beside FSDP2: collectives exactly, and peak memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.model import Model
+from tests.ground_truth.fsdp_step import predicted_peak_bytes, predicted_rows, training_for
+from tests.ground_truth.shapes import LLAMA_8B, LLAMA_SMALL_VOCAB, QWEN3, SMALL
+from tests.ground_truth.tp_step import measured_tp_step
+
+CASES = {
+    "gathered logits": (SMALL, 1024, Layout(dp_shard=4, tp=2, sequence_parallel=True)),
+    "8b": (
+        LLAMA_8B,
+        4096,
+        Layout(dp_shard=8, tp=4, sequence_parallel=True, loss_parallel=True),
+    ),
+    "blocks lead": (
+        LLAMA_SMALL_VOCAB,
+        4096,
+        Layout(dp_shard=8, tp=8, sequence_parallel=True, loss_parallel=True),
+    ),
+    "recompute": (
+        LLAMA_SMALL_VOCAB,
+        4096,
+        Layout(
+            dp_shard=8,
+            tp=4,
+            sequence_parallel=True,
+            loss_parallel=True,
+            activation_checkpointing="full",
+        ),
+    ),
+    "recompute operations": (
+        LLAMA_SMALL_VOCAB,
+        4096,
+        Layout(
+            dp_shard=8,
+            tp=4,
+            micro_batch=2,
+            sequence_parallel=True,
+            loss_parallel=True,
+            activation_checkpointing="op",
+        ),
+    ),
+    "hsdp, twice": (
+        LLAMA_SMALL_VOCAB,
+        2048,
+        Layout(
+            dp_replicate=2,
+            dp_shard=4,
+            tp=4,
+            num_microbatches=2,
+            sequence_parallel=True,
+            loss_parallel=True,
+        ),
+    ),
+    "last": (
+        SMALL,
+        1024,
+        Layout(dp_shard=4, tp=2, num_microbatches=3, gradient_sync="last", sequence_parallel=True),
+    ),
+    "never, wrapped": (
+        SMALL,
+        512,
+        Layout(
+            dp_shard=4,
+            tp=2,
+            wrap_blocks=3,
+            reshard_after_forward="never",
+            sequence_parallel=True,
+            loss_parallel=True,
+        ),
+    ),
+    "qwen 3": (
+        QWEN3,
+        1024,
+        Layout(dp_shard=4, tp=2, sequence_parallel=True, loss_parallel=True),
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+@pytest.mark.parametrize(("model", "seq_len", "layout"), CASES.values(), ids=CASES.keys())
+def test_calls_and_peak_equal_those_of_torch(model: Model, seq_len: int, layout: Layout) -> None:
+    training = training_for(layout, seq_len=seq_len)
+    measured = measured_tp_step(model, training, layout)
+    assert measured.rows == predicted_rows(model, training, layout)
+    predicted = predicted_peak_bytes(model, training, layout)
+    assert predicted == pytest.approx(measured.peak_bytes, rel=0.01)

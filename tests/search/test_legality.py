@@ -1,0 +1,122 @@
+"""Legality: what cannot be trained, and what to use instead."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+
+from fsdpplan.search.legality import first_problem, legal_layout_problem
+from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES
+from tests.cost.problems import Case, case, cases
+
+TP = {"sequence_parallel": True, "loss_parallel": True, "sharding": "ddp"}
+PP = {"sharding": "ddp", "gradient_sync": "last", "num_microbatches": 8}
+
+ILLEGAL = [
+    ({"dp_shard": 2, "cp": 2}, "context parallelism", "--cp 1"),
+    ({"dp_shard": 2, "ep": 2}, "expert parallelism", "--ep 1"),
+    ({"dp_shard": 2, "precision": "fp8"}, "fp8", "--precision bf16"),
+    ({"tp": 2, "async_tp": True, **TP}, "async TP", "leave it off"),
+    ({"sharding": "zero1", "dp_shard": 2}, "ZeRO-1", "--reshard-after-forward never"),
+    ({"sharding": "zero2", "dp_shard": 2}, "ZeRO-2", "--reshard-after-forward never"),
+    ({"tp": 2, "sharding": "ddp"}, "TP without sequence", "loss_parallel"),
+    ({"tp": 2, "runtime": "autocast", **TP}, "runtime autocast", "--runtime fsdp2"),
+    ({"sharding": "ddp", "dp_replicate": 2, "reshard_after_forward": "never"}, "DDP", "leave"),
+    (
+        {"sharding": "ddp", "dp_replicate": 2, "gradient_sync": "reduce_scatter_only"},
+        "DDP has no reduce-scatter",
+        "every or last",
+    ),
+    ({"dp_replicate": 2}, "a shard group of one rank", "--dp-shard of at least 2"),
+    ({"dp_shard": 2, "gradient_sync": "reduce_scatter_only"}, "without replicas", "every or last"),
+    ({"dp_shard": 8, "reshard_after_forward": 3}, "reshard size", "must divide"),
+    ({"dp_shard": 8, "reshard_after_forward": 8}, "reshard size", "be smaller"),
+    ({"tp": 3, **TP}, "tp does not divide heads", "heads 16"),
+    ({"pp": 2, "schedule": "looped_bfs", **PP}, "looped_bfs", "interleaved_1f1b"),
+    ({"pp": 2, "schedule": "interleaved_1f1b", **PP}, "virtual stages", "at least 2"),
+    ({"pp": 2, "schedule": "1f1b", "virtual_stages": 2, **PP}, "virtual stages", "the others 1"),
+    ({"pp": 16, "schedule": "1f1b", **PP, "num_microbatches": 16}, "more pipeline", "smaller --pp"),
+    ({"pp": 4, "schedule": "1f1b", **PP, "num_microbatches": 2}, "fewer micro", "smaller --micro"),
+    (
+        {
+            "pp": 4,
+            "schedule": "interleaved_1f1b",
+            "virtual_stages": 2,
+            **PP,
+            "num_microbatches": 6,
+        },
+        "multiple of pp",
+        "multiple of pp 4",
+    ),
+    (
+        {"pp": 2, "schedule": "1f1b", "sharding": "ddp", "num_microbatches": 4},
+        "a pipeline reduces",
+        "--gradient-sync last",
+    ),
+    (
+        {**PP, "pp": 2, "schedule": "1f1b", "sharding": "fsdp", "dp_shard": 2},
+        "FSDP inside a pipeline",
+        "--reshard-after-forward never",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason", "advice"), ILLEGAL, ids=lambda value: str(value)[:40]
+)
+def test_each_rule_says_what_and_what_instead(
+    options: dict[str, object], reason: str, advice: str
+) -> None:
+    asked = case(**options)  # type: ignore[arg-type]
+    problem = first_problem(
+        model=asked.model, cluster=asked.cluster, training=asked.training, layout=asked.layout
+    )
+    assert problem is not None
+    assert reason in problem.reason
+    assert advice in problem.sentence
+    assert len(problem.sentence.splitlines()) == 1
+    sentence = legal_layout_problem(
+        model=asked.model, cluster=asked.cluster, training=asked.training, layout=asked.layout
+    )
+    assert sentence == problem.sentence
+
+
+@pytest.mark.parametrize("schedule", sorted(SPLIT_BACKWARD_SCHEDULES))
+def test_schedules_that_split_backward_are_refused(schedule: str) -> None:
+    asked = case(pp=2, schedule=schedule, virtual_stages=2, **PP)
+    problem = asked.problem
+    assert "split-backward" in problem.reason  # type: ignore[attr-defined]
+    assert "silently wrong" in problem.sentence  # type: ignore[attr-defined]
+
+
+def test_a_vocabulary_that_tp_does_not_divide() -> None:
+    asked = case("gpt2", tp=4, **TP)
+    assert asked.problem.reason == "tp does not divide vocab"  # type: ignore[attr-defined]
+    assert "50257" in asked.problem.sentence  # type: ignore[attr-defined]
+
+
+def test_positions_that_the_table_does_not_have() -> None:
+    asked = case("gpt2", sharding="ddp", seq_len=2048)
+    assert "--seq-len 1024" in asked.problem.sentence  # type: ignore[attr-defined]
+
+
+def test_ranks_and_batches_must_be_those_of_the_question() -> None:
+    fine = case(dp_shard=8, micro_batch=2)
+    assert fine.problem is None
+    fewer = replace(fine, cluster=case(dp_shard=4).cluster)
+    assert "8 ranks, but there are 4 GPUs" in fewer.problem.sentence  # type: ignore[attr-defined]
+    odd = replace(fine, training=replace(fine.training, global_batch=20))
+    assert "--global-batch 16" in odd.problem.sentence  # type: ignore[attr-defined]
+    short = replace(fine, training=replace(fine.training, global_batch=24))
+    assert "--micro-batch that divides 3" in short.problem.sentence  # type: ignore[attr-defined]
+
+
+@settings(max_examples=100)
+@given(cases())
+def test_legality_does_not_ask_for_memory(drawn: Case) -> None:
+    # it is about counts and shapes: what does not fit is another reason
+    device = replace(drawn.cluster.device, memory_bytes=1)
+    assert replace(drawn, cluster=replace(drawn.cluster, device=device)).problem is None
+    assert drawn.layout.world == drawn.cluster.gpus

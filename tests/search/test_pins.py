@@ -1,0 +1,34 @@
+"""Pins: what the user has fixed."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from hypothesis import given, settings
+
+from fsdpplan.search.pins import Pins
+from fsdpplan.spec.layout import Layout
+from tests.cost.problems import Case, case, cases
+
+
+def test_every_pin_is_a_field_of_the_layout() -> None:
+    assert {field.name for field in fields(Pins)} <= {field.name for field in fields(Layout)}
+
+
+def test_no_pin_allows_everything() -> None:
+    assert Pins().given() == {}
+    assert Pins().allows(case(dp_shard=8).layout)
+
+
+def test_false_and_one_are_given() -> None:
+    assert Pins(compile=False, tp=1).given() == {"tp": 1, "compile": False}
+    assert not Pins(compile=False).allows(case(dp_shard=8, compile=True).layout)
+
+
+@settings(max_examples=50)
+@given(cases())
+def test_a_layout_keeps_the_pins_that_it_gives(drawn: Case) -> None:
+    pinned = {field.name: getattr(drawn.layout, field.name) for field in fields(Pins)}
+    assert Pins(**pinned).allows(drawn.layout)
+    other = {**pinned, "micro_batch": drawn.layout.micro_batch + 1}
+    assert not Pins(**other).allows(drawn.layout)

@@ -1,0 +1,102 @@
+"""Remedy: what it says, when typed, makes a layout fit."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import fields, replace
+
+import pytest
+
+from fsdpplan.files.profiles import load_cluster
+from fsdpplan.search.pins import Pins
+from tests.search.test_recommend import Question, question
+
+TRAINING_FLAGS = {"seq_len": int, "global_batch": int}
+
+
+def applied(asked: Question, remedy: str) -> Question:
+    """The question after typing what the remedy says."""
+    told, _, dropped = remedy.partition(", without ")
+    pins = asked.pins.given()
+    for flag in shlex.split(dropped):
+        del pins[flag.removeprefix("--").replace("-", "_")]
+    training, cluster = asked.training, asked.cluster
+    for flag, value in re.findall(r"--([a-z-]+) ([0-9a-z_%]+)", told):
+        name = flag.replace("-", "_")
+        if name == "gpus":
+            cluster = load_cluster(cluster.name, gpus=int(value)).cluster
+        elif name == "headroom":
+            training = replace(training, headroom_fraction=float(value.rstrip("%")) / 100)
+        elif name in TRAINING_FLAGS:
+            training = replace(training, **{name: int(value)})
+        else:
+            assert name in {field.name for field in fields(Pins)}
+            pins[name] = int(value) if value.isdigit() else value
+    return Question(model=asked.model, cluster=cluster, training=training, pins=Pins(**pins))
+
+
+MISSES = {
+    "70b on a node": (question("llama-3.1-70b", 8), "--gpus"),
+    "405b on a node": (question("llama-3.1-405b", 8), "--gpus"),
+    "8b on one GPU": (question("llama-3.1-8b", 1), "--gpus"),
+    "8b on 3 GPUs": (question("llama-3.1-8b", 3, "dgx-a100-40g-hdr"), "--gpus"),
+    "8b on 2 nodes, few sequences": (
+        question("llama-3.1-70b", 16, "dgx-a100-40g-hdr", global_batch=16),
+        "--gpus",
+    ),
+    "pinned recomputation": (
+        question(
+            "llama-3.1-8b", 8, "dgx-a100-40g-hdr", tp=1, pp=1, activation_checkpointing="none"
+        ),
+        "--activation-checkpointing full",
+    ),
+    "pinned micro-batch": (
+        question("llama-3.1-8b", 8, tp=1, pp=1, micro_batch=32),
+        "--micro-batch 1",
+    ),
+    "pinned DDP": (
+        question("llama-3.1-8b", 8, sharding="ddp", dp_replicate=8),
+        "--dp-shard 8, without --dp-replicate --sharding",
+    ),
+    "pinned reduction": (
+        question("llama-3.1-70b", 64, "dgx-a100-80g-hdr", tp=1, pp=1, gradient_sync="last"),
+        "--gradient-sync every",
+    ),
+    "pinned reshard": (
+        question("llama-3.1-70b", 64, tp=1, pp=1, reshard_after_forward="never"),
+        "--reshard-after-forward always",
+    ),
+    "long sequences": (
+        question("llama-3.1-8b", 8, "dgx-a100-40g-hdr", tp=1, pp=1, seq_len=131072),
+        "--seq-len",
+    ),
+}
+
+
+@pytest.mark.parametrize(("asked", "told"), MISSES.values(), ids=MISSES.keys())
+def test_what_the_remedy_says_makes_it_fit(asked: Question, told: str) -> None:
+    result = asked.answer()
+    miss = result.nearest_miss
+    assert result.ranked == ()
+    assert miss is not None
+    assert miss.needed_bytes > miss.available_bytes
+    assert told in miss.remedy
+    assert applied(asked, miss.remedy).answer().ranked
+
+
+def test_the_nearest_miss_is_the_least_that_any_layout_needs() -> None:
+    asked = question("llama-3.1-8b", 4, "dgx-a100-40g-hdr", seq_len=8192)
+    miss = asked.answer().nearest_miss
+    assert miss is not None
+    for pins in ({"tp": 4}, {"pp": 4, "tp": 1}, {"dp_shard": 4}, {"dp_replicate": 4}):
+        pinned = replace(asked, pins=Pins(**pins)).answer().nearest_miss  # type: ignore[arg-type]
+        assert pinned is None or pinned.needed_bytes >= miss.needed_bytes
+
+
+def test_a_model_beyond_all_help_says_so() -> None:
+    asked = question("llama-3.1-405b", 1, "dgx-a100-40g-hdr", seq_len=131072, global_batch=1)
+    deep = replace(asked, model=replace(asked.model, layers=1, hidden=2**18, vocab=10**7))
+    miss = deep.answer().nearest_miss
+    assert miss is not None
+    assert miss.remedy == "use GPUs with more memory: more of these do not help"
