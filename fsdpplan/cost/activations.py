@@ -115,9 +115,10 @@ def block_tensors_bytes(
 ) -> BlockTensors:
     """Sizes of the tensors of one block; `seq_len` is the local sequence.
 
-    A residual stream wider than the compute dtype is DDP's under CUDA autocast: norms and the sums
-    of the stream are fp32, each matmul casts its input. In torch 2.13 the norms of queries and
-    keys are fp32, too (`rms_norm` in autocast's fp32 list; older versions lack it there).
+    A residual stream wider than the compute dtype is that of plain CUDA autocast: norms and the
+    sums of the stream are fp32, each matmul casts its input. In torch 2.13 the norms of queries and
+    keys are fp32, too (`rms_norm` in autocast's fp32 list; older versions lack it there). The
+    reference decoder casts its embedding and keeps its norms out of autocast instead.
     """
     autocasts = residual_element_bytes > element_bytes
     norm_scale = residual_element_bytes // element_bytes

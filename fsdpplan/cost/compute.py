@@ -65,7 +65,9 @@ class BlockWork:
     mode: ActivationCheckpointing
     compiled: bool
     autocast: bool
-    """DDP's autocast, or the runtime's: fp32 residual stream, weights cast in each forward."""
+    """Weights are cast in each forward."""
+    residual_bytes: int
+    """One element of the residual stream: 4 where plain autocast leaves it in fp32."""
     wrapper_operators: float
     """What the data-parallel wrapper dispatches on the host for this block, in operators."""
 
@@ -130,9 +132,8 @@ def element_wise_bytes(work: BlockWork) -> tuple[float, float]:
     """
     model = work.model
     element_bytes = DTYPE_BYTES[work.precision]
-    residual_bytes = 4 if work.autocast else element_bytes
     residual_tokens = work.tokens / work.tp if work.sequence_parallel else work.tokens
-    residual = residual_tokens * model.hidden * residual_bytes
+    residual = residual_tokens * model.hidden * work.residual_bytes
     rotated = work.tokens * (model.query_dim + model.kv_dim) / work.tp * element_bytes
     if model.positions != "rope":
         rotated = 0.0

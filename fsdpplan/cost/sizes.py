@@ -48,14 +48,15 @@ class Formats:
 
 def formats(*, training: Training, layout: Layout) -> Formats:
     """Number formats of a training: DDP has fp32 parameters and autocast; FSDP2 gathers in the
-    compute dtype."""
+    compute dtype. The reference decoder keeps its residual stream in the compute dtype under
+    autocast too; a script of the runtime `autocast` has it in fp32, as plain autocast leaves it."""
     computed = DTYPE_BYTES[training.precision]
     is_fsdp = layout.sharding == "fsdp"
     gathered = DTYPE_BYTES[training.gathered_dtype] if is_fsdp else FP32_BYTES
     return Formats(
         computed=computed,
         gathered=gathered,
-        residual=max(computed, gathered),
+        residual=gathered if training.runtime == "autocast" else computed,
         reduced=DTYPE_BYTES[training.reduce_dtype],
     )
 

@@ -30,7 +30,7 @@ from fsdpplan.cost.shards import (
     stage_elements,
     unit_blocks,
 )
-from fsdpplan.cost.sizes import local_tokens
+from fsdpplan.cost.sizes import formats, local_tokens
 from fsdpplan.cost.traffic import (
     Group,
     activation_bytes,
@@ -93,6 +93,7 @@ def block_work(*, model: Model, training: Training, layout: Layout) -> BlockWork
         mode=layout.activation_checkpointing,
         compiled=layout.compile,
         autocast=is_autocast(training=training, layout=layout),
+        residual_bytes=formats(training=training, layout=layout).residual,
         wrapper_operators=wrapper,
     )
 

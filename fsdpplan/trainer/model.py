@@ -13,23 +13,40 @@ from torch import Tensor, nn
 from .config import ModelConfig as ModelConfig
 
 
-class RMSNorm(nn.RMSNorm):
-    """RMSNorm with its weight in the dtype of the input.
+def outside_autocast(x: Tensor) -> torch.autocast:
+    """A context in which autocast leaves `x` as it is."""
+    return torch.autocast(x.device.type, enabled=False)
 
-    Under DDP's autocast the weight is fp32 where the input is bf16, and torch then falls back to
-    an unfused norm. FSDP gathers the weight in bf16 already.
+
+class RMSNorm(nn.RMSNorm):
+    """RMSNorm in the dtype of its input; the kernel sums in fp32 whatever that is.
+
+    DDP's autocast would make it fp32 and each projection behind it a copy of its own. FSDP gathers
+    the weight in the input's dtype already.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         if self.weight.dtype == x.dtype:
             return super().forward(x)
-        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+        with outside_autocast(x):
+            return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+
+
+class LayerNorm(nn.LayerNorm):
+    """LayerNorm in the dtype of its input, for the same reason."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.weight.dtype == x.dtype:
+            return super().forward(x)
+        weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
+        with outside_autocast(x):
+            return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
     """The norm of the residual stream."""
     if config.norm == "layernorm":
-        return nn.LayerNorm(config.hidden, eps=config.norm_epsilon)
+        return LayerNorm(config.hidden, eps=config.norm_epsilon)
     return RMSNorm(config.hidden, eps=config.norm_epsilon)
 
 
@@ -143,6 +160,8 @@ class Decoder(nn.Module):
         if self.config.positions == "learned":
             positions = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
             h = h + self.pos_embeddings(positions)
+        if torch.is_autocast_enabled(h.device.type):  # or the residual stream would be fp32
+            h = h.to(torch.get_autocast_dtype(h.device.type))
         for block in self.layers.values():
             h = block(h)
         logits: Tensor = self.output(self.norm(h))
