@@ -143,7 +143,7 @@ def outcome_table(started: Started, outcome: Outcome, *, width: int) -> str:
             _shown(row, row.predicted),
             "" if row.lower is None else f"{_shown(row, row.lower)} to {_shown(row, row.upper)}",
             _shown(row, row.measured),
-            "" if row.error_fraction is None else f"{row.error_fraction * 100:+.1f} %",
+            "" if row.note or row.error_fraction is None else f"{row.error_fraction * 100:+.1f} %",
         )
         for row in rows
     ]

@@ -197,6 +197,8 @@ def test_autocast_gathers_fp32_and_keeps_copies_in_the_compute_dtype() -> None:
 
 def test_plain_autocast_keeps_a_wider_residual_stream_than_the_reference_decoder() -> None:
     ddp = {"sharding": "ddp", "dp_replicate": 8}
-    ours, plain = (memory(case("gpt2-large", runtime=name, **ddp)) for name in ("fsdp2", "autocast"))
+    ours, plain = (
+        memory(case("gpt2-large", runtime=name, **ddp)) for name in ("fsdp2", "autocast")
+    )
     assert ours.activations_bytes < plain.activations_bytes
     assert ours.unsharded_parameters_bytes == plain.unsharded_parameters_bytes
