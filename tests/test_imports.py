@@ -42,7 +42,7 @@ LAZY = {"topology": {"torch"}, "run": {"torch"}}
 """Room -> distributions that it may import inside functions only."""
 
 WORLDLY = {"os", "subprocess", "socket", "shutil", "tempfile", "time", "logging", "random"}
-PURE_ROOMS = ("errors", "units", "spec", "cost", "search", "emit")
+PURE_ROOMS = ("errors", "units", "spec", "cost", "search", "emit", "validate")
 """Rooms that touch nothing: no process, file, clock or log."""
 
 

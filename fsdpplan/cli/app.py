@@ -12,7 +12,7 @@ import typer
 from typer.main import get_command
 
 from fsdpplan import __version__
-from fsdpplan.cli import emit_launch, estimate, models, profiles, recommend, run
+from fsdpplan.cli import emit_launch, estimate, models, profiles, recommend, run, validate
 from fsdpplan.cli.expand import GroupedCommand, Program, expanded
 from fsdpplan.cli.render import printable
 from fsdpplan.errors import FsdpPlanError, NoFeasibleLayout
@@ -40,6 +40,7 @@ for command in (
     estimate.estimate,
     emit_launch.emit_launch,
     run.run,
+    validate.validate,
     profiles.profiles,
     models.models,
 ):

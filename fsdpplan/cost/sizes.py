@@ -96,6 +96,7 @@ def rank_sizes(
         last_residual + last_normed + head * tokens * vocab * (FP32_BYTES + of.computed)
     )
     has_buffers = is_fsdp and shard_ranks > 1 and not of.autocasts
+    rank_elements = stage.blocks * block_unit.elements + root_unit.elements
     gathered_block = block_unit.padded_elements * of.gathered
     gathered_root = root_unit.padded_elements * of.gathered
     reduce_root = root_unit.padded_elements * of.reduced
@@ -132,7 +133,7 @@ def rank_sizes(
         ),
         bucket_copy=0
         if is_fsdp or of.reduced == FP32_BYTES
-        else layout.ddp_bucket_bytes * of.reduced // FP32_BYTES,
+        else min(layout.ddp_bucket_bytes // FP32_BYTES, rank_elements) * of.reduced,
         shard_block_elements=block_unit.shard_elements(shard_ranks),
         shard_root_elements=root_unit.shard_elements(shard_ranks),
         earlier_gradient_bytes=shard_gradient.earlier,

@@ -29,7 +29,15 @@ def fsdpplan(*words: str, cwd: Path | None = None) -> subprocess.CompletedProces
 
 
 def test_help_fits_the_screen_and_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    commands = ("recommend", "estimate", "emit-launch", "run", "profiles", "models")
+    commands = (
+        "recommend",
+        "estimate",
+        "emit-launch",
+        "run",
+        "validate",
+        "profiles",
+        "models",
+    )
     assert exit_code_of(["--help"]) == 0
     top = capsys.readouterr().out
     for command in commands:

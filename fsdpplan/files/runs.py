@@ -1,0 +1,373 @@
+"""Tables of measured training runs: CSV with the columns of docs/reference/runs.md.
+
+An empty field means that the source does not say. What is read here is only what the table says;
+what is taken where it says nothing is stated in `fsdpplan.validate`.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import io
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from fsdpplan.errors import SpecError
+from fsdpplan.files.table import path_text, read_text, short
+from fsdpplan.spec.model import MAX_LAYERS, MAX_WIDTH
+
+LIMIT_BYTES = 16 * 2**20
+MAX_ROWS = 100_000
+MAX_TEXT = 2000
+MAX_RANKS = 1_000_000
+MAX_BATCH = 1_000_000_000
+MAX_NUMBER = 1e18
+
+Outcome = Literal["n", "y", "fail"]
+MemoryKind = Literal["alloc", "reserved", "nvidia-smi", "unknown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """A column of one line of text."""
+
+    choices: tuple[str, ...] = ()
+    """What may stand there; empty: anything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whole:
+    """A column of whole numbers."""
+
+    highest: int
+    least: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Number:
+    """A column of finite numbers above 0."""
+
+
+Kind: TypeAlias = Text | Whole | Number
+Cell: TypeAlias = str | int | float | None
+
+YES_NO = Text(choices=("y", "n"))
+RANKS = Whole(highest=MAX_RANKS)
+WIDTH = Whole(highest=MAX_WIDTH)
+BATCH = Whole(highest=MAX_BATCH)
+
+COLUMNS: Mapping[str, Kind] = {
+    "source_id": Text(),
+    "source_url": Text(),
+    "source_location": Text(),
+    "date": Text(),
+    "framework": Text(),
+    "model_name": Text(),
+    "params_b": Number(),
+    "layers": Whole(highest=MAX_LAYERS),
+    "hidden": WIDTH,
+    "ffn_hidden": WIDTH,
+    "heads": WIDTH,
+    "kv_heads": WIDTH,
+    "vocab": WIDTH,
+    "seq_len": WIDTH,
+    "attention_type": Text(),
+    "moe": Text(),
+    "gpu": Text(),
+    "gpus": RANKS,
+    "gpus_per_node": RANKS,
+    "intra_bw_note": Text(),
+    "inter_net_note": Text(),
+    "dtype": Text(),
+    "zero_stage": Text(choices=("0", "1", "2", "3", "hsdp")),
+    "dp_replicate": RANKS,
+    "dp_shard": RANKS,
+    "tp": RANKS,
+    "sp": YES_NO,
+    "cp": RANKS,
+    "pp": RANKS,
+    "vpp": RANKS,
+    "schedule": Text(),
+    "ep": RANKS,
+    "micro_batch": BATCH,
+    "global_batch": BATCH,
+    "grad_accum": BATCH,
+    "act_ckpt": Text(choices=("none", "selective", "op", "full")),
+    "compile": YES_NO,
+    "async_tp": YES_NO,
+    "offload": Text(),
+    "step_time_s": Number(),
+    "tokens_per_s_per_gpu": Number(),
+    "tflops_per_gpu": Number(),
+    "mfu": Number(),
+    "hfu": Number(),
+    "peak_mem_gib": Number(),
+    "oom": Text(choices=("n", "y", "fail")),
+    "notes": Text(),
+}
+"""Every column that a table may have."""
+
+REQUIRED = ("model_name", "layers", "hidden", "heads", "seq_len", "gpu", "gpus")
+"""Columns that a table must have; a field in them may still be empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRun:
+    """One row: what a run was and what was measured. None: the table does not say."""
+
+    row: int
+    """Data row, from 0."""
+    source_id: str
+    """Where the figures come from; errors are reported by it."""
+    framework: str
+    """The software that trained."""
+    model_name: str
+    parameters: float | None
+    """Parameters by the source's count."""
+    layers: int | None
+    hidden: int | None
+    ffn_hidden: int | None
+    heads: int | None
+    kv_heads: int | None
+    vocab: int | None
+    seq_len: int | None
+    attention_type: str
+    """`mha`, `gqa`, `mla`, or empty."""
+    moe: str
+    """Experts, such as `128/8`; empty for a dense model."""
+    gpu: str
+    gpus: int | None
+    gpus_per_node: int | None
+    network: str
+    """The network between nodes in words, such as `4x100 Gb RoCE per node`."""
+    dtype: str
+    zero_stage: str
+    dp_replicate: int | None
+    dp_shard: int | None
+    """Ranks that share sharded state, context-parallel ranks included."""
+    tp: int
+    sequence_parallel: bool | None
+    cp: int
+    pp: int
+    virtual_stages: int | None
+    schedule: str
+    ep: int
+    micro_batch: int | None
+    global_batch: int | None
+    num_microbatches: int | None
+    activation_checkpointing: str
+    compile: bool | None
+    async_tp: bool
+    offload: str
+    step_seconds: float | None
+    tokens_per_second_per_gpu: float | None
+    peak_memory_bytes: int | None
+    outcome: Outcome
+    """`n` ran, `y` out of memory, `fail` failed for a reason that is not known."""
+    notes: str
+
+    @property
+    def measured_step_seconds(self) -> float | None:
+        """The step time, as given or from the throughput; None where there is neither."""
+        if self.step_seconds is not None:
+            return self.step_seconds
+        rate, seq_len, gpus = self.tokens_per_second_per_gpu, self.seq_len, self.gpus
+        batch = self.global_batch
+        if batch is None and gpus and self.micro_batch and self.num_microbatches:
+            ranks = gpus / (self.tp * self.pp * self.cp)
+            batch = round(ranks * self.micro_batch * self.num_microbatches)
+        if not rate or not seq_len or not gpus or not batch:
+            return None
+        return batch * seq_len / (rate * gpus)
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether its step time may be compared: it ran, and its notes do not rule it out."""
+        return (
+            self.outcome == "n"
+            and "EXCLUDE" not in self.notes
+            and self.measured_step_seconds is not None
+        )
+
+    @property
+    def memory_kind(self) -> MemoryKind | None:
+        """What the memory figure counts, by `mem_kind=` in the notes; None without a figure."""
+        if self.peak_memory_bytes is None:
+            return None
+        kinds: dict[str, MemoryKind] = {
+            "alloc": "alloc",
+            "reserved": "reserved",
+            "nvidia-smi": "nvidia-smi",
+        }
+        match = re.search(r"\bmem_kind=([\w-]+)", self.notes)
+        return kinds.get(match[1], "unknown") if match else "unknown"
+
+
+def read_runs(path: Path) -> tuple[MeasuredRun, ...]:
+    """The rows of the table at `path`."""
+    text = read_text(path, limit_bytes=LIMIT_BYTES, what="table of runs")
+    return parse_runs(text, where=path_text(path))
+
+
+def parse_runs(text: str, *, where: str) -> tuple[MeasuredRun, ...]:
+    """The rows of a table; raises SpecError with file, row and column at the first fault."""
+    lines = csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""), strict=True)
+    header: list[str] | None = None
+    runs: list[MeasuredRun] = []
+    for number, fields in _lines(lines, where):
+        if header is None:
+            header = _header(fields, where)
+            continue
+        place = f"{where}: row {len(runs)} (line {number})"
+        if len(runs) == MAX_ROWS:
+            raise SpecError(f"{where} has more than {MAX_ROWS} rows; split it into several tables")
+        if len(fields) != len(header):
+            raise SpecError(
+                f"{place} has {len(fields)} fields, the header {len(header)}; give one a column, "
+                "empty where nothing is known"
+            )
+        named = zip(header, fields, strict=True)
+        cells = {name: _cell(name, field.strip(), place) for name, field in named}
+        runs.append(_run(len(runs), cells))
+    if not runs:
+        what = "is empty" if header is None else "has a header and no rows"
+        raise SpecError(f"{where} {what}; add one row a run")
+    return tuple(runs)
+
+
+def _lines(lines: Iterator[list[str]], where: str) -> Iterator[tuple[int, list[str]]]:
+    """(line number, fields) of the lines that are not blank."""
+    try:
+        for fields in lines:
+            if fields:
+                yield lines.line_num, fields  # type: ignore[attr-defined]
+    except csv.Error as error:
+        line = lines.line_num  # type: ignore[attr-defined]
+        raise SpecError(
+            f"{where} is not CSV at line {line}: {error}; quote fields that hold commas or quotes"
+        ) from error
+
+
+def _header(fields: list[str], where: str) -> list[str]:
+    names = [field.strip() for field in fields]
+    for name in names:
+        if name not in COLUMNS:
+            near = difflib.get_close_matches(name[:40], COLUMNS, n=1)
+            meant = (
+                f"did you mean {near[0]}?" if near else f"columns are {', '.join(REQUIRED)}, ..."
+            )
+            raise SpecError(
+                f"{where}: the header has an unknown column {short(name)}; {meant} "
+                "docs/reference/runs.md lists all"
+            )
+        if names.count(name) > 1:
+            raise SpecError(f"{where}: the column {name} stands twice in the header; keep one")
+    missing = [name for name in REQUIRED if name not in names]
+    if missing:
+        raise SpecError(
+            f"{where}: the header lacks {', '.join(missing)}; add "
+            f"{'it' if len(missing) == 1 else 'them'}, fields may be empty"
+        )
+    return names
+
+
+def _cell(name: str, text: str, place: str) -> Cell:
+    """The value of one field, or None where it is empty."""
+    if not text:
+        return None
+    match COLUMNS[name]:
+        case Text(choices=choices):
+            value: Cell = text if _is_text(text, choices) else None
+            wanted = f"one of {', '.join(choices)}" if choices else "one line of printable text"
+        case Whole(least=least, highest=highest):
+            value = int(text) if text.isascii() and text.isdigit() and len(text) <= 15 else None
+            value = value if value is not None and least <= value <= highest else None
+            wanted = f"a whole number from {least} to {highest}"
+        case Number():
+            value = _number(text)
+            wanted = "a number above 0, with a point and no unit"
+    if value is None:
+        raise SpecError(
+            f"{place}, column {name}: {short(text)} must be {wanted}, or empty where it is not "
+            "known"
+        )
+    return value
+
+
+def _is_text(text: str, choices: tuple[str, ...]) -> bool:
+    return text in choices if choices else text.isprintable() and len(text) <= MAX_TEXT
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text) if text.isascii() and len(text) <= 40 else math.nan
+    except ValueError:
+        return None
+    return value if 0 < value <= MAX_NUMBER else None
+
+
+def _run(row: int, cells: Mapping[str, Cell]) -> MeasuredRun:
+    def text(name: str) -> str:
+        value = cells.get(name)
+        return "" if value is None else str(value)
+
+    def whole(name: str) -> int | None:
+        value = cells.get(name)
+        return value if isinstance(value, int) else None
+
+    def number(name: str, *, scale: float = 1.0) -> float | None:
+        value = cells.get(name)
+        return scale * value if isinstance(value, float) else None
+
+    def flag(name: str) -> bool | None:
+        return {"y": True, "n": False}.get(text(name))
+
+    peak_gib = number("peak_mem_gib")
+    outcomes: dict[str, Outcome] = {"y": "y", "fail": "fail"}
+    return MeasuredRun(
+        row=row,
+        source_id=text("source_id") or "unnamed",
+        framework=text("framework"),
+        model_name=text("model_name") or "unnamed",
+        parameters=number("params_b", scale=1e9),
+        layers=whole("layers"),
+        hidden=whole("hidden"),
+        ffn_hidden=whole("ffn_hidden"),
+        heads=whole("heads"),
+        kv_heads=whole("kv_heads"),
+        vocab=whole("vocab"),
+        seq_len=whole("seq_len"),
+        attention_type=text("attention_type"),
+        moe=text("moe"),
+        gpu=text("gpu"),
+        gpus=whole("gpus"),
+        gpus_per_node=whole("gpus_per_node"),
+        network=text("inter_net_note"),
+        dtype=text("dtype"),
+        zero_stage=text("zero_stage"),
+        dp_replicate=whole("dp_replicate"),
+        dp_shard=whole("dp_shard"),
+        tp=whole("tp") or 1,
+        sequence_parallel=flag("sp"),
+        cp=whole("cp") or 1,
+        pp=whole("pp") or 1,
+        virtual_stages=whole("vpp"),
+        schedule=text("schedule"),
+        ep=whole("ep") or 1,
+        micro_batch=whole("micro_batch"),
+        global_batch=whole("global_batch"),
+        num_microbatches=whole("grad_accum"),
+        activation_checkpointing=text("act_ckpt"),
+        compile=flag("compile"),
+        async_tp=flag("async_tp") or False,
+        offload=text("offload"),
+        step_seconds=number("step_time_s"),
+        tokens_per_second_per_gpu=number("tokens_per_s_per_gpu"),
+        peak_memory_bytes=None if peak_gib is None else round(peak_gib * 2**30),
+        outcome=outcomes.get(text("oom"), "n"),
+        notes=text("notes"),
+    )

@@ -1,0 +1,1 @@
+"""Measured against predicted: rows of a table become layouts, get priced, and are compared."""

@@ -1,0 +1,64 @@
+"""Express: a row of a table as the nouns of the planner, or why that cannot be done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fsdpplan.errors import SpecError
+from fsdpplan.files.runs import MeasuredRun
+from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.model import Model
+from fsdpplan.spec.training import Training
+from fsdpplan.validate.candidates import (
+    degrees_of,
+    global_batch_of,
+    layouts_of,
+    require_priced,
+)
+from fsdpplan.validate.fabric import ClusterRequest, cluster_request
+from fsdpplan.validate.recipe import training_of
+from fsdpplan.validate.shape import model_of
+from fsdpplan.validate.skipped import NotExpressed, Skipped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expressed:
+    """A row that the cost model can be asked about."""
+
+    model: Model
+    cluster_request: ClusterRequest
+    training: Training
+    layouts: tuple[Layout, ...]
+    """What the row may mean, the likeliest first: the first that fits is taken."""
+    sharded_optimizer_ranks: int
+    """ZeRO-1 ranks, which the layout cannot say: above 1 its memory is not that of the row."""
+    assumptions: tuple[str, ...]
+    """Sentences on what the row does not say and what is taken instead."""
+
+
+def express(run: MeasuredRun) -> Expressed | Skipped:
+    """`run` in the planner's words."""
+    try:
+        return _expressed(run)
+    except NotExpressed as error:
+        return error.skipped
+    except SpecError as error:
+        return Skipped(reason="the row contradicts itself", detail=str(error))
+
+
+def _expressed(run: MeasuredRun) -> Expressed:
+    require_priced(run)  # first: of several reasons, the one that waits for the cost model
+    request, of_cluster = cluster_request(run)
+    degrees, of_degrees = degrees_of(run)
+    model, of_model = model_of(run)
+    global_batch, of_batch = global_batch_of(run, degrees)
+    training, of_training = training_of(run, seq_len=model.max_positions, global_batch=global_batch)
+    layouts, of_layout = layouts_of(run, model=model, degrees=degrees, global_batch=global_batch)
+    return Expressed(
+        model=model,
+        cluster_request=request,
+        training=training,
+        layouts=layouts,
+        sharded_optimizer_ranks=degrees.sharded_optimizer_ranks,
+        assumptions=(*of_model, *of_cluster, *of_training, *of_degrees, *of_batch, *of_layout),
+    )

@@ -1,0 +1,170 @@
+"""Shape: the model of a row. What the columns leave open is inferred and stated."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from fsdpplan.cost.params import parameter_count
+from fsdpplan.files.runs import MeasuredRun
+from fsdpplan.spec.model import Mlp, Model, Norm, Positions
+from fsdpplan.validate.skipped import NotExpressed, given
+
+USUAL_HEAD_DIM = 128
+VOCAB_MULTIPLE = 128
+"""Megatron pads the vocabulary to this many rows a tensor-parallel rank.
+Source: Megatron-LM, megatron/training/arguments.py, make-vocab-size-divisible-by."""
+
+
+class Expressed(NamedTuple):
+    """A model and what was assumed for it."""
+
+    model: Model
+    assumptions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Style:
+    """What the columns cannot say of an architecture."""
+
+    name: str
+    mlp: Mlp
+    norm: Norm
+    positions: Positions
+    has_bias: bool
+
+
+GPT = Style(name="GPT", mlp="gelu", norm="layernorm", positions="learned", has_bias=True)
+MPT = Style(name="MPT", mlp="gelu", norm="layernorm", positions="learned", has_bias=False)
+NEMOTRON = Style(name="Nemotron", mlp="gelu", norm="layernorm", positions="rope", has_bias=False)
+LLAMA = Style(name="Llama", mlp="swiglu", norm="rmsnorm", positions="rope", has_bias=False)
+
+NAMED_STYLES = (
+    (re.compile(r"\bmpt", re.I), MPT),
+    (re.compile(r"nemotron", re.I), NEMOTRON),
+    (re.compile(r"llama|mistral|qwen|internlm|gemma|olmo|yi-|deepseek", re.I), LLAMA),
+    (re.compile(r"gpt|opt-|bloom|megatron", re.I), GPT),
+)
+"""Styles by model name, the first that matches."""
+
+
+def model_of(run: MeasuredRun) -> Expressed:
+    """The model of `run`; raises NotExpressed where the columns do not make one."""
+    hidden, seq_len = given(run.hidden, "hidden"), given(run.seq_len, "seq_len")
+    said: list[str] = []
+    style = _style(run, hidden, said)
+    vocab = _vocab(run, said)
+    heads = _heads(run, hidden, said)
+    model = Model(
+        name=run.model_name,
+        layers=run.layers or 1,
+        hidden=hidden,
+        ffn_hidden=_ffn_hidden(run, style, hidden, said),
+        heads=heads,
+        kv_heads=_kv_heads(run, heads, said),
+        head_dim=hidden // heads,
+        vocab=vocab,
+        mlp=style.mlp,
+        norm=style.norm,
+        positions=style.positions,
+        max_positions=seq_len,
+        tied_embeddings=style.positions == "learned",
+        attention_bias=style.has_bias,
+        attention_output_bias=style.has_bias,
+        mlp_bias=style.has_bias,
+    )
+    model = _with_layers(run, model, said)
+    return Expressed(_with_tying(run, model, said), tuple(said))
+
+
+def _style(run: MeasuredRun, hidden: int, said: list[str]) -> Style:
+    for pattern, style in NAMED_STYLES:
+        if pattern.search(run.model_name):
+            said.append(f"{_words(style)} ({style.name} style), by the model's name")
+            return style
+    style = GPT if run.ffn_hidden in (None, 4 * hidden) else LLAMA
+    said.append(f"{_words(style)} ({style.name} style), by ffn_hidden over hidden")
+    return style
+
+
+def _words(style: Style) -> str:
+    return f"{style.mlp} feed-forward, {style.norm}, {style.positions} positions"
+
+
+def _vocab(run: MeasuredRun, said: list[str]) -> int:
+    """As given, or as the notes say; padded where tensor parallelism splits it unevenly."""
+    vocab = run.vocab
+    in_notes = re.search(r"\bvocab\b[^;,]*?(\d+)k\b", run.notes)
+    if vocab is None and in_notes:
+        vocab = 1000 * int(in_notes[1][:9])
+        said.append(f"vocabulary {vocab}, by the notes")
+    vocab = given(vocab, "vocab")
+    if vocab % run.tp:
+        step = VOCAB_MULTIPLE * run.tp
+        padded = -(-vocab // step) * step
+        said.append(f"vocabulary {vocab} padded to {padded} for tp {run.tp}")
+        return padded
+    return vocab
+
+
+def _heads(run: MeasuredRun, hidden: int, said: list[str]) -> int:
+    heads = run.heads
+    if heads is None:
+        usual = max(1, round(hidden / USUAL_HEAD_DIM))
+        near = [n for n in range(usual, 2 * usual) if not hidden % n and not n % run.tp]
+        if not near:
+            raise NotExpressed("heads is not given", f"none fits tp {run.tp}, hidden {hidden}")
+        heads = near[0]
+        said.append(f"{heads} heads of {hidden // heads}")
+    if hidden % heads:
+        raise NotExpressed("heads do not divide hidden", f"{heads} heads, hidden {hidden}")
+    return heads
+
+
+def _kv_heads(run: MeasuredRun, heads: int, said: list[str]) -> int:
+    if run.attention_type not in ("", "mha", "gqa"):
+        raise NotExpressed("this attention is not priced yet", run.attention_type)
+    if run.kv_heads is None and run.attention_type == "gqa":
+        raise NotExpressed("kv_heads is not given", "attention_type is gqa")
+    if run.kv_heads is None:
+        said.append("as many key/value heads as query heads")
+    return run.kv_heads or heads
+
+
+def _ffn_hidden(run: MeasuredRun, style: Style, hidden: int, said: list[str]) -> int:
+    if run.ffn_hidden is not None:
+        return run.ffn_hidden
+    if style.mlp == "swiglu":
+        raise NotExpressed("ffn_hidden is not given")
+    said.append(f"ffn_hidden {4 * hidden}: four times hidden")
+    return 4 * hidden
+
+
+def _with_layers(run: MeasuredRun, model: Model, said: list[str]) -> Model:
+    """As many layers as given, or as the count of parameters needs."""
+    if run.layers is not None:
+        return model
+    if run.parameters is None:
+        raise NotExpressed("layers is not given", "nor params_b")
+    one, two = (parameter_count(replace(model, layers=n)) for n in (1, 2))
+    layers = max(1, round(1 + (run.parameters - one) / (two - one)))
+    said.append(f"{layers} layers, by params_b")
+    return replace(model, layers=layers)
+
+
+def _with_tying(run: MeasuredRun, model: Model, said: list[str]) -> Model:
+    """Tied or not, whichever is nearer to the count of parameters."""
+    if run.parameters is not None and run.layers is not None:
+        sizes = {
+            tied: parameter_count(replace(model, tied_embeddings=tied)) for tied in (True, False)
+        }
+        parameters = run.parameters
+        tied = min(sizes, key=lambda one: abs(math.log(sizes[one] / parameters)))
+        model = replace(model, tied_embeddings=tied)
+        reason = "nearer to params_b"
+    else:
+        reason = "as is usual for the style"
+    said.append(f"embeddings {'tied' if model.tied_embeddings else 'not tied'}, {reason}")
+    return model

@@ -1,0 +1,119 @@
+"""What the cost model says of a row: as for the layout itself, gaps filled by what fits."""
+
+from __future__ import annotations
+
+import pytest
+
+from fsdpplan.cost.step import estimate
+from fsdpplan.files.profiles import load_cluster
+from fsdpplan.validate.express import Expressed, express
+from fsdpplan.validate.predict import Prediction, predict
+from fsdpplan.validate.skipped import Skipped
+from tests.validate.tables import GPT_PIPELINE, LLAMA_8B, run
+
+
+def predicted(base: dict[str, str] = LLAMA_8B, **changes: str) -> Prediction:
+    row = express(run(base, **changes))
+    assert isinstance(row, Expressed), row
+    result = predict(row)
+    assert isinstance(result, Prediction), result
+    return result
+
+
+def test_a_full_row_is_priced_as_its_layout() -> None:
+    row = express(run())
+    assert isinstance(row, Expressed)
+    price = estimate(
+        model=row.model,
+        cluster=load_cluster("dgx-h100", gpus=64).cluster,
+        training=row.training,
+        layout=row.layouts[0],
+    )
+    result = predict(row)
+    assert isinstance(result, Prediction)
+    assert result.step_seconds == price.step_seconds
+    assert result.memory == price.memory
+
+
+def test_a_slower_network_is_not_faster() -> None:
+    slow = predicted(inter_net_note="1x100 Gb per node").step_seconds.expected
+    assert slow > 1.5 * predicted(inter_net_note="400 Gb/s per GPU").step_seconds.expected
+
+
+def test_a_pipeline_without_sequence_parallelism_is_priced() -> None:
+    result = predicted(GPT_PIPELINE)
+    assert result.step_seconds.lower < result.step_seconds.expected < result.step_seconds.upper
+    assert result.fits
+
+
+def test_each_kind_of_memory_counts_more_than_the_one_before() -> None:
+    result = predicted()
+    kinds = [result.peak_memory_bytes(kind) for kind in ("alloc", "reserved", "nvidia-smi")]
+    assert kinds == sorted(kinds, key=lambda peak: peak or 0)
+    assert len(set(kinds)) == 3
+    assert result.peak_memory_bytes("unknown") is None
+    assert result.peak_memory_bytes(None) is None
+
+
+def test_zero_1_has_a_time_and_no_memory() -> None:
+    result = predicted(zero_stage="1")
+    assert result.step_seconds.expected > 0
+    assert (result.memory, result.fits, result.peak_memory_bytes("alloc")) == (None, None, None)
+
+
+def test_zero_1_over_one_rank_is_plain_and_has_its_memory() -> None:
+    assert predicted(GPT_PIPELINE, zero_stage="1").memory is not None
+
+
+def test_the_largest_micro_batch_that_fits_is_taken() -> None:
+    result = predicted(micro_batch="", global_batch="4096")
+    assert result.fits
+    twice = predicted(micro_batch=str(2 * result.layout.micro_batch), global_batch="4096")
+    assert not twice.fits
+    assert any("largest that fits" in sentence for sentence in result.assumptions)
+
+
+@pytest.mark.parametrize(("batch", "mode"), [("64", "none"), ("512", "full")])
+def test_checkpointing_is_none_where_that_fits(batch: str, mode: str) -> None:
+    per_rank = str(int(batch) // 64)
+    result = predicted(act_ckpt="", global_batch=batch, micro_batch=per_rank, seq_len="4096")
+    assert result.layout.activation_checkpointing == mode
+
+
+def test_where_nothing_fits_the_least_is_taken_and_said_not_to_fit() -> None:
+    # 405B over 128 GPUs of 80 GB with a sequence of 8192: out of memory
+    big = {
+        "model_name": "Llama3.1-405B",
+        "params_b": "405.8",
+        "layers": "126",
+        "hidden": "16384",
+        "ffn_hidden": "53248",
+        "heads": "128",
+        "gpus": "128",
+        "dp_shard": "128",
+        "micro_batch": "",
+        "global_batch": "",
+        "act_ckpt": "",
+        "step_time_s": "",
+        "oom": "y",
+    }
+    result = predicted(**big)
+    assert (result.layout.micro_batch, result.layout.activation_checkpointing) == (1, "full")
+    assert result.fits is False
+
+
+def test_what_the_cost_model_refuses_is_a_skip() -> None:
+    changes = {"vpp": "4", "global_batch": "56", "micro_batch": "2"}  # 7 micro-batches, pp 2
+    row = express(run(GPT_PIPELINE, **changes))
+    assert isinstance(row, Expressed)
+    result = predict(row)
+    assert isinstance(result, Skipped)
+    assert "micro-batches" in result.sentence
+
+
+def test_a_cluster_that_no_profile_makes_is_a_skip() -> None:
+    row = express(run(gpus="12", dp_shard="12", global_batch="12"))
+    assert isinstance(row, Expressed)
+    result = predict(row)
+    assert isinstance(result, Skipped)
+    assert "12 GPUs" in result.sentence
