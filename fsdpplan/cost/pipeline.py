@@ -20,7 +20,7 @@ from fsdpplan.cost.pipeline_order import (
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.layout import Schedule
 
-_EXACT_ROUNDS = 12
+_EXACT_ROUNDS = 8
 """Rounds of p micro-batches past which the steady state is extended instead of simulated."""
 
 

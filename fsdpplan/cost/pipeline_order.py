@@ -131,6 +131,8 @@ def peak_in_flight(
             virtual_stages=virtual_stages,
         )
         return ((num_microbatches,) * virtual_stages,) * pp
+    if schedule == "1f1b":  # a rank starts as many forwards as stages are left behind it
+        return tuple((min(num_microbatches, pp - rank),) for rank in range(pp))
     actions = rank_actions(
         schedule=schedule,
         pp=pp,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -86,6 +87,11 @@ def test_multi_stage_orders_are_those_of_torch(
 def test_one_f_one_b_holds_as_many_micro_batches_as_stages_follow(pp: int, count: int) -> None:
     held = peak_in_flight(schedule="1f1b", pp=pp, num_microbatches=count, virtual_stages=1)
     assert held == tuple((min(count, pp - rank),) for rank in range(pp))
+    for rank, todo in enumerate(
+        rank_actions(schedule="1f1b", pp=pp, num_microbatches=count, virtual_stages=1)
+    ):
+        alive = list(accumulate(-1 if backward else 1 for _, _, backward in todo))
+        assert held[rank] == (max(alive),)
 
 
 @given(st.integers(1, 8), st.integers(1, 40))
