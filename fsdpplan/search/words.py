@@ -49,7 +49,7 @@ def _data_parallel(layout: Layout, cluster: Cluster) -> str:
     replicate = _span(layout.dp_replicate, inside * layout.shard_ranks, cluster)
     match _family(layout):
         case "DDP":
-            return f"DDP: a whole copy on each of {replicate}"
+            return f"DDP: a whole copy on each of {replicate.replace('all ', 'the ', 1)}"
         case "HSDP":
             return f"HSDP: shard over {shard}, replicate over {replicate}"
         case _:

@@ -24,7 +24,7 @@ PP = {"gradient_sync": "last", "num_microbatches": 8, "schedule": "1f1b"}
         (
             {"sharding": "ddp", "dp_replicate": 128},
             "DDP",
-            "DDP: a whole copy on each of all 128 GPUs",
+            "DDP: a whole copy on each of the 128 GPUs",
         ),
         ({"dp_shard": 64}, "FSDP", "FSDP: shard over all 64 GPUs"),
         ({"dp_shard": 8}, "FSDP", "FSDP: shard over the 8 GPUs of a node"),
