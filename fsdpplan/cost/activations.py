@@ -169,13 +169,12 @@ def saved_bytes(*, model: Model, tensors: BlockTensors, mode: ActivationCheckpoi
 
         none       2 residual + 2 normed + 2 query + 2 key + 4 inner (GELU: 2) + statistics
                    (autocast: 5 normed, GELU: 4)
-        attention  none, less the log-sum-exp (Megatron's selective, beside fused attention)
+        attention  as none: beside fused attention, which keeps no scores, Megatron's selective
+                   mode frees next to nothing
         op         residual + first, third, fifth and seventh matmul + attention output
         full       residual
 
-    Source: saved tensors of the operators, counted under fake tensors (tests/ground_truth);
-    Korthikanti et al. 2022 (arXiv 2205.05198) section 4 counts the same block without fused
-    attention and with dropout.
+    Source: saved tensors of the operators, counted under fake tensors (tests/ground_truth).
     """
     everything = all_saved_bytes(model=model, tensors=tensors)
     match mode:

@@ -15,7 +15,7 @@ def attention_forward_flops_per_token(*, model: Model, seq_len: int) -> float:
 
         2 matmuls * 2 FLOPs * seq_len * query_dim / 2 = 2 * seq_len * query_dim
 
-    Half of the score matrix is masked. Source: PaLM (arXiv 2204.02311) appendix B, halved.
+    Half of the score matrix is masked.
     """
     return 2.0 * seq_len * model.query_dim
 
@@ -25,7 +25,8 @@ def useful_flops_per_token(*, model: Model, seq_len: int) -> float:
 
         6 * matmul parameters + 3 * layers * (causal attention forward)
 
-    Source: PaLM (arXiv 2204.02311) appendix B. Norms, rotations, activations, softmax and the
+    A multiplication and an addition a weight in forward, twice that in backward; the definition is
+    commonly credited to PaLM (arXiv 2204.02311). Norms, rotations, activations, softmax and the
     loss are left out (below 1 % for hidden >= 1024).
     """
     attention = 3 * model.layers * attention_forward_flops_per_token(model=model, seq_len=seq_len)

@@ -186,7 +186,8 @@ def ddp_exposed_seconds(
     """What DDP's all-reduces add after backward.
 
     A bucket is ready when backward has finished its parameters, taken as proportional to bytes;
-    buckets are reduced one after another. Source: Li et al. 2020 (arXiv 2006.15704) section 3.2.
+    buckets are reduced one after another. Source: torch 2.13's reducer launches its buckets in
+    order.
     """
     total_bytes = sum(bucket_bytes)
     done_bytes, clock = 0, 0.0

@@ -51,9 +51,9 @@ def ideal_bubble_fraction(*, pp: int, num_microbatches: int, virtual_stages: int
 
         (p - 1) / (v m + p - 1)
 
-    The same for GPipe and 1F1B (v = 1). Source: Narayanan et al., "Efficient Large-Scale Language
-    Model Training on GPU Clusters Using Megatron-LM", arXiv:2104.04473, section 2.2, with the
-    bubble as a share of the whole instead of the ideal time.
+    The same for GPipe and 1F1B (v = 1). Source: the simulation below reduces to it; for
+    interleaving commonly credited to Narayanan et al. (arXiv 2104.04473), as a share of the ideal
+    time there.
     """
     return (pp - 1) / (virtual_stages * num_microbatches + pp - 1)
 
