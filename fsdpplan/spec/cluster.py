@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 from fsdpplan.errors import SpecError
@@ -15,20 +15,26 @@ from fsdpplan.spec.checks import (
 
 DeviceKind = Literal["cuda", "cpu"]
 Evidence = Literal["measured", "fitted", "datasheet"]
+LowLatency = Literal["none", "ll", "ll128"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFit:
-    """Fitted numbers of a device; its profile says how each was obtained."""
+    """Fitted numbers of a device; its profile says how each was obtained.
+
+    Four belong to the device (`matmul_fraction`, `sustained_fraction`,
+    `attention_forward_fraction`, `memory_fraction`); the others are the same for every CUDA device
+    and stand in the profile `physics`.
+    """
 
     matmul_fraction: float
-    """Share of the dense peak that a large matmul reaches."""
+    """Share of the dense peak that a large bf16 matmul reaches."""
     attention_forward_fraction: float
     """Share of the dense peak that fused causal attention reaches in forward."""
-    attention_backward_fraction: float
-    """The same in backward."""
     memory_fraction: float
     """Share of the memory bandwidth that element-wise kernels reach."""
+    attention_backward_ratio: float
+    """Rate of fused attention in backward as a share of its rate in forward."""
     kernel_launch_seconds: float
     """Least time between two kernels of an eager program: what one costs on the host."""
     overlap_slowdown_fraction: float
@@ -39,10 +45,6 @@ class DeviceFit:
     """Device memory outside torch's allocator: CUDA context and libraries."""
     communicator_bytes: int
     """Device memory of one NCCL communicator (one a mesh axis)."""
-    step_time_lower_fraction: float
-    """Lower end of the 80 % band of the step time, as a share of the expected value."""
-    step_time_upper_fraction: float
-    """Upper end of the 80 % band of the step time, as a share of the expected value."""
     matmul_fill_depth: float = 0.0
     """Depth k that filling and draining the pipeline of one matmul tile is worth."""
     matmul_wave_fraction: float = 0.0
@@ -50,40 +52,37 @@ class DeviceFit:
     multiprocessor at a time, less where kernels split tiles among them."""
     matmul_start_seconds: float = 0.0
     """Time on the device before and after the tiles of a matmul, whatever its size."""
+    fp8_fraction: float = 1.0
+    """Share of the fp8 peak that a large fp8 matmul reaches, relative to `matmul_fraction`."""
     sustained_fraction: float = 1.0
     """Rate of matmuls and attention in a training step as a share of their rate on their own: a
     long step is held to the power cap, a short benchmark is not."""
 
+    @property
+    def attention_backward_fraction(self) -> float:
+        """Share of the dense peak that fused causal attention reaches in backward."""
+        return self.attention_forward_fraction * self.attention_backward_ratio
+
     def __post_init__(self) -> None:
-        require_positive(
-            matmul_fraction=self.matmul_fraction,
-            attention_forward_fraction=self.attention_forward_fraction,
-            attention_backward_fraction=self.attention_backward_fraction,
-            memory_fraction=self.memory_fraction,
-            sustained_fraction=self.sustained_fraction,
-            step_time_lower_fraction=self.step_time_lower_fraction,
-            step_time_upper_fraction=self.step_time_upper_fraction,
-        )
+        shares = {
+            "matmul_fraction": self.matmul_fraction,
+            "attention_forward_fraction": self.attention_forward_fraction,
+            "memory_fraction": self.memory_fraction,
+            "attention_backward_ratio": self.attention_backward_ratio,
+            "fp8_fraction": self.fp8_fraction,
+            "sustained_fraction": self.sustained_fraction,
+        }
+        require_positive(**shares)
         require_fraction(
-            matmul_fraction=self.matmul_fraction,
-            attention_forward_fraction=self.attention_forward_fraction,
-            attention_backward_fraction=self.attention_backward_fraction,
-            memory_fraction=self.memory_fraction,
+            **shares,
             overlap_slowdown_fraction=self.overlap_slowdown_fraction,
             fragmentation_fraction=self.fragmentation_fraction,
-            step_time_lower_fraction=self.step_time_lower_fraction,
             matmul_wave_fraction=self.matmul_wave_fraction,
-            sustained_fraction=self.sustained_fraction,
         )
         if not 0 <= self.matmul_fill_depth < 1e6 or not 0 <= self.matmul_start_seconds < 1:
             raise SpecError(
                 "matmul_fill_depth must lie in [0, 1e6) and matmul_start_seconds in [0, 1), not "
                 f"{self.matmul_fill_depth!r} and {self.matmul_start_seconds!r}"
-            )
-        if self.step_time_upper_fraction < 1:
-            raise SpecError(
-                "step_time_upper_fraction must be at least 1, "
-                f"not {self.step_time_upper_fraction!r}"
             )
         if not 0 <= self.kernel_launch_seconds < 1:
             raise SpecError(
@@ -91,6 +90,40 @@ class DeviceFit:
             )
         if min(self.context_bytes, self.communicator_bytes) < 0:
             raise SpecError("context_bytes and communicator_bytes cannot be negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepError:
+    """How far predicted step times are off: standard deviations of their logarithm.
+
+    Each kind of part of a step has its own error, which the step has in proportion to that part's
+    share (`fsdpplan.cost.band`).
+    """
+
+    base_fraction: float
+    """Of every step, whatever it is made of."""
+    matmul_fraction: float
+    """Of the matmuls of blocks."""
+    attention_fraction: float
+    """Of attention."""
+    element_wise_fraction: float
+    """Of all other kernels, the optimizer's among them."""
+    launch_fraction: float
+    """Of time in which the host cannot start kernels fast enough."""
+    inside_fraction: float
+    """Of exposed communication on the innermost level of the network."""
+    across_fraction: float
+    """Of exposed communication on outer levels."""
+    bubble_fraction: float
+    """Of the pipeline's bubble."""
+    layout_fraction: float
+    """Of the ratio of two layouts' step times, beyond what their parts explain."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not 0 <= value <= 3:
+                raise SpecError(f"{field.name} must lie in [0, 3], not {value!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +154,8 @@ class Device:
     """The weakest evidence behind the fitted numbers."""
     fit: DeviceFit
     """Fitted numbers."""
+    error: StepError
+    """How far step times on it are off, for its kind of evidence."""
 
     def __post_init__(self) -> None:
         require_choice("kind", self.kind, get_args(DeviceKind))
@@ -171,14 +206,17 @@ class Level:
     bandwidth_fraction: float
     """Fitted share of the datasheet bandwidth that large collectives reach."""
     half_bandwidth_bytes: float
-    """Fitted: bytes one rank sends a step at which a collective reaches half that share."""
+    """Fitted: below these bytes a large-message transfer fills its channels so badly that it
+    reaches only half of that share."""
     gpudirect: bool
     """The ports read device memory directly; if not, data goes through host memory."""
     base_seconds: float = 0.0
-    """Fitted: launch and synchronisation of any collective that spans this level."""
+    """Fitted: launch and synchronisation of a large-message collective that spans this level."""
     multicast_fraction: float = 0.0
     """Fitted share of the datasheet bandwidth of an all-reduce in which the switch itself
     reduces and multicasts (NVLS: NVSwitch of H100 and later); 0 where it cannot."""
+    low_latency: LowLatency = "ll128"
+    """The best of NCCL's protocols for small messages that runs over these links."""
 
     def __post_init__(self) -> None:
         require_positive_int(domain_gpus=self.domain_gpus, ports=self.ports)
@@ -187,6 +225,7 @@ class Level:
             bandwidth_fraction=self.bandwidth_fraction,
         )
         require_fraction(bandwidth_fraction=self.bandwidth_fraction)
+        require_choice("low_latency", self.low_latency, get_args(LowLatency))
         if not 0 <= self.latency_seconds < 1:
             raise SpecError(f"latency_seconds must lie in [0, 1), not {self.latency_seconds!r}")
         require_fraction(multicast_fraction=self.multicast_fraction)

@@ -26,6 +26,16 @@ class TimeBreakdown:
     """Time in which a pipeline rank waits for its neighbours."""
     optimizer_seconds: float
     """Gradient norm, clipping and optimizer step."""
+    matmul_seconds: float = 0.0
+    """Part of compute: the matmuls of the blocks, but those in `launch_seconds`."""
+    attention_seconds: float = 0.0
+    """Part of compute: the blocks' scores, softmax and weighted values, likewise."""
+    launch_seconds: float = 0.0
+    """Part of compute: passes through blocks whose kernels the host cannot start fast enough."""
+    exposed_inside_seconds: float = 0.0
+    """Part of exposed communication: on the innermost level of the network."""
+    exposed_across_seconds: float = 0.0
+    """Part of exposed communication: on outer levels."""
 
     @property
     def total_seconds(self) -> float:
@@ -64,6 +74,16 @@ class MemoryBreakdown:
     """Outside torch's allocator: CUDA context, NCCL buffers."""
     peak_phase: str
     """Where in the step the peak is: forward, loss, backward, optimizer."""
+    host_bytes: int = 0
+    """Host memory of one rank that offloading takes: parameter and gradient shards, optimizer."""
+    initialization_peak_bytes: int = 0
+    """Allocated on the device at the highest point before the first step."""
+    checkpoint_peak_bytes: int = 0
+    """Allocated on the device at the highest point while a checkpoint is written between steps."""
+    checkpoint_host_bytes: int = 0
+    """Host memory that an asynchronous checkpoint stages its copy in."""
+    stage_peak_device_bytes: tuple[int, ...] = ()
+    """`peak_device_bytes` of each pipeline rank, first to last; the highest is described here."""
 
     @property
     def peak_allocated_bytes(self) -> int:

@@ -21,7 +21,7 @@ Schedule = Literal[
     "dualpipev",
 ]
 ActivationCheckpointing = Literal["none", "attention", "op", "full"]
-Offload = Literal["none"]
+Offload = Literal["none", "cpu"]
 Reshard = Literal["always", "never"] | int
 
 MESH_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
@@ -51,7 +51,8 @@ class Layout:
     ep: int = 1
     """Expert-parallel ranks; divides `dp_shard * cp` and adds no ranks."""
     sharding: Sharding = "fsdp"
-    """`ddp` keeps a full copy on each of `dp_replicate` ranks; `fsdp` is `fully_shard`."""
+    """`ddp` keeps a full copy on each of `dp_replicate` ranks; `zero1` shards only the optimizer's
+    state over `dp_shard * cp` ranks, `zero2` the reduced gradients too; `fsdp` is `fully_shard`."""
     reshard_after_forward: Reshard = "always"
     """Free gathered blocks after forward (`always`), keep them (`never`), or reshard to
     groups of N ranks."""
@@ -71,6 +72,8 @@ class Layout:
     """Pipeline schedule; `none` exactly when pp is 1."""
     virtual_stages: int = 1
     """Model chunks a pipeline rank."""
+    stage_blocks: tuple[int, ...] = ()
+    """Blocks of each pipeline stage, first to last; empty: as even as can be."""
     activation_checkpointing: ActivationCheckpointing = "none"
     """What backward recomputes: nothing, attention only, cheap operations, whole blocks."""
     sequence_parallel: bool = False
@@ -80,7 +83,8 @@ class Layout:
     async_tp: bool = False
     """Overlap tensor-parallel collectives with their matmuls."""
     offload: Offload = "none"
-    """Where parameters and optimizer state live when unused."""
+    """Where parameter shards, their gradients and the optimizer state live, and where the optimizer
+    runs: `cpu` is FSDP2's `CPUOffloadPolicy`."""
     compile: bool = True
     """torch.compile each block."""
 
@@ -119,6 +123,15 @@ class Layout:
             raise SpecError(
                 f"schedule {self.schedule} does not go with pp {self.pp}: use none with pp 1, "
                 "and gpipe, 1f1b or interleaved_1f1b above"
+            )
+        if self.stage_blocks and len(self.stage_blocks) != self.pp * self.virtual_stages:
+            raise SpecError(
+                f"stage_blocks names {len(self.stage_blocks)} stages, but pp {self.pp} with "
+                f"{self.virtual_stages} stages a rank has {self.pp * self.virtual_stages}"
+            )
+        if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in self.stage_blocks):
+            raise SpecError(
+                f"stage_blocks must be whole numbers of at least 0, not {self.stage_blocks}"
             )
         if (self.dp_shard * self.cp) % self.ep:
             raise SpecError(f"ep {self.ep} must divide dp_shard * cp = {self.dp_shard * self.cp}")

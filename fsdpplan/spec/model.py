@@ -1,4 +1,4 @@
-"""Model: the shapes of a dense decoder, and nothing else."""
+"""Model: the shapes of a decoder, dense or with experts, and nothing else."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Literal, get_args
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.checks import require_choice, require_positive, require_positive_int
 
-Mlp = Literal["swiglu", "gelu"]
+Mlp = Literal["swiglu", "geglu", "gelu"]
 Norm = Literal["rmsnorm", "layernorm"]
-Positions = Literal["rope", "learned"]
+Positions = Literal["rope", "learned", "alibi"]
+QkNormWidth = Literal["head", "all_heads"]
 
 MAX_LAYERS = 10_000
 MAX_WIDTH = 100_000_000
@@ -18,8 +19,71 @@ MAX_WIDTH = 100_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """The mixture of experts that stands in a block where a dense model has one network."""
+
+    experts: int
+    """Routed experts of one block."""
+    active: int
+    """Routed experts that each token visits."""
+    hidden: int
+    """Inner width of one routed expert."""
+    shared_hidden: int = 0
+    """Inner width of the experts that every token visits, all together; 0: none."""
+    shared_gate: bool = False
+    """A gate of one row scales the shared experts' output (Qwen 1.5 and 2 MoE)."""
+    router_bias: bool = False
+    """The router has a bias (GPT-OSS)."""
+    bias: bool = False
+    """The experts' projections have biases (GPT-OSS)."""
+    dense_layers: int = 0
+    """Blocks at the start that have the dense network of width `ffn_hidden` (DeepSeek)."""
+
+    def __post_init__(self) -> None:
+        require_positive_int(experts=self.experts, active=self.active, hidden=self.hidden)
+        if self.active > self.experts:
+            raise SpecError(
+                f"a token cannot visit {self.active} of {self.experts} experts: active must be at "
+                "most experts"
+            )
+        if min(self.shared_hidden, self.dense_layers) < 0:
+            raise SpecError("shared_hidden and dense_layers cannot be negative")
+        if max(self.experts, self.hidden, self.shared_hidden) > MAX_WIDTH:
+            raise SpecError(f"no model has more than {MAX_WIDTH:.0e} experts or as wide ones")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Multi-head latent attention: keys and values come from a narrow shared projection.
+
+    `Model.head_dim` is then the width of a query or key head, both of its parts together.
+    """
+
+    kv_rank: int
+    """Width of the latent from which keys and values are made."""
+    rope_head_dim: int
+    """Part of `head_dim` that is rotated; keys share it over all heads."""
+    value_head_dim: int
+    """Width of one value head."""
+    query_rank: int = 0
+    """Width of the latent from which queries are made; 0: made from the residual stream."""
+
+    def __post_init__(self) -> None:
+        require_positive_int(
+            kv_rank=self.kv_rank,
+            rope_head_dim=self.rope_head_dim,
+            value_head_dim=self.value_head_dim,
+        )
+        if self.query_rank < 0:
+            raise SpecError("query_rank cannot be negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """Shapes of a dense decoder-only transformer with `layers` identical blocks."""
+    """Shapes of a decoder-only transformer with `layers` blocks.
+
+    All blocks are alike, but for the first `experts.dense_layers` of a model with experts.
+    """
 
     name: str
     """What to call it in output."""
@@ -28,7 +92,7 @@ class Model:
     hidden: int
     """Width of the residual stream."""
     ffn_hidden: int
-    """Inner width of the feed-forward network."""
+    """Inner width of the dense feed-forward network; with experts, of the blocks without them."""
     heads: int
     """Query heads."""
     kv_heads: int
@@ -38,11 +102,13 @@ class Model:
     vocab: int
     """Rows of the embedding."""
     mlp: Mlp = "swiglu"
-    """`swiglu`: gate, up and down projections; `gelu`: up and down."""
+    """`swiglu`, `geglu`: gate, up and down projections; `gelu`: up and down."""
     norm: Norm = "rmsnorm"
-    """`layernorm` has a bias, `rmsnorm` has none."""
+    """`layernorm` has a bias, unless `norm_bias` denies it; `rmsnorm` has none."""
+    norm_bias: bool = True
+    """The layer norms have biases (not in MPT); nothing to RMSNorm."""
     positions: Positions = "rope"
-    """`learned` adds a table of `max_positions` rows."""
+    """`learned` adds a table of `max_positions` rows; `alibi` biases the scores and has none."""
     max_positions: int = 131072
     """Longest sequence; rows of the learned position table."""
     tied_embeddings: bool = False
@@ -54,7 +120,24 @@ class Model:
     mlp_bias: bool = False
     """Bias on the feed-forward projections."""
     qk_norm: bool = False
-    """RMSNorm of width `head_dim` on queries and keys (Qwen 3)."""
+    """RMSNorm on queries and keys."""
+    qk_norm_width: QkNormWidth = "head"
+    """What one such norm spans: a `head` (Qwen 3), or `all_heads` together (OLMo 2)."""
+    post_norms: bool = False
+    """A norm behind attention and behind the feed-forward network too (Gemma 2 and 3)."""
+    embedding_norm: bool = False
+    """A norm behind the embedding (BLOOM)."""
+    attention_sinks: bool = False
+    """A learned number a query head that joins the softmax (GPT-OSS)."""
+    sliding_window: int = 0
+    """Tokens that attention looks back in windowed blocks; 0: all blocks see everything."""
+    full_attention_every: int = 1
+    """The last of this many blocks sees everything, the others `sliding_window` tokens; with more
+    than `layers`, none does."""
+    experts: Experts | None = None
+    """The mixture of experts; None: a dense model."""
+    latent: LatentAttention | None = None
+    """Multi-head latent attention; None: plain or grouped-query attention."""
     rope_theta: float = 500000.0
     """Base of the rotary frequencies; unused with learned positions."""
     norm_epsilon: float = 1e-5
@@ -75,6 +158,8 @@ class Model:
         require_choice("mlp", self.mlp, get_args(Mlp))
         require_choice("norm", self.norm, get_args(Norm))
         require_choice("positions", self.positions, get_args(Positions))
+        require_choice("qk_norm_width", self.qk_norm_width, get_args(QkNormWidth))
+        require_positive_int(full_attention_every=self.full_attention_every)
         widest = max(self.hidden, self.ffn_hidden, self.heads * self.head_dim, self.vocab)
         if self.layers > MAX_LAYERS or max(widest, self.max_positions) > MAX_WIDTH:
             raise SpecError(
@@ -92,6 +177,40 @@ class Model:
                 f"(hidden {self.hidden} over {self.heads} heads)"
             )
 
+        if self.sliding_window < 0:
+            raise SpecError(f"sliding_window cannot be negative, not {self.sliding_window}")
+        if self.experts and self.experts.dense_layers > self.layers:
+            raise SpecError(
+                f"{self.experts.dense_layers} dense layers are more than all {self.layers}"
+            )
+        if self.latent and self.latent.rope_head_dim > self.head_dim:
+            raise SpecError(
+                f"the rotated part of a head, {self.latent.rope_head_dim}, is wider than the head, "
+                f"{self.head_dim}"
+            )
+
+    @property
+    def has_norm_bias(self) -> bool:
+        """Norms of the residual stream have biases."""
+        return self.norm == "layernorm" and self.norm_bias
+
+    @property
+    def windowed_blocks(self) -> int:
+        """Blocks whose attention looks back `sliding_window` tokens."""
+        if not self.sliding_window:
+            return 0
+        return self.layers - self.layers // self.full_attention_every
+
+    @property
+    def is_gated(self) -> bool:
+        """The feed-forward network has a gate projection beside the up projection."""
+        return self.mlp in ("swiglu", "geglu")
+
+    @property
+    def dense_blocks(self) -> int:
+        """Blocks without experts, all at the start: those of a dense model are all such."""
+        return self.experts.dense_layers if self.experts else self.layers
+
     @property
     def query_dim(self) -> int:
         """Width of all query heads together."""
@@ -99,5 +218,10 @@ class Model:
 
     @property
     def kv_dim(self) -> int:
-        """Width of all key heads together (values are as wide)."""
+        """Width of all key heads together (values are as wide, but under latent attention)."""
         return self.kv_heads * self.head_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Width of all query heads' attention outputs together: what `wo` reads."""
+        return self.heads * (self.latent.value_head_dim if self.latent else self.head_dim)

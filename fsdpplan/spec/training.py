@@ -7,11 +7,12 @@ from typing import Literal, get_args
 
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.checks import require_choice, require_fraction, require_positive_int
+from fsdpplan.spec.runtime import Runtime, RuntimeName, runtime_named
 
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 ReduceDtype = Literal["fp32", "bf16"]
 Optimizer = Literal["adamw"]
-Runtime = Literal["fsdp2", "autocast"]
+Fp8Recipe = Literal["tensorwise", "rowwise", "delayed"]
 
 DTYPE_BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 """Bytes of one element, by the names used in options, JSON and profiles."""
@@ -33,10 +34,16 @@ class Training:
     """Optimizer recipe; decides the bytes of state a parameter."""
     tokens: int | None = None
     """Tokens of the whole training, for the time to train; None: not asked."""
-    runtime: Runtime = "fsdp2"
+    runtime: RuntimeName = "fsdp2"
     """The software that trains. `fsdp2`: PyTorch's `fully_shard` with its mixed-precision policy,
     and its DDP under autocast. `autocast`: DDP and FSDP alike under `torch.autocast`, parameters
-    gathered and gradients reduced in fp32, as FSDP1 scripts without `MixedPrecision` do."""
+    gathered and gradients reduced in fp32, as FSDP1 scripts without `MixedPrecision` do. The
+    others are named in `fsdpplan.spec.runtime`, each with its traits."""
+    fp8_recipe: Fp8Recipe = "tensorwise"
+    """Scales of fp8 matmuls, with precision fp8: one a tensor computed on the spot, one a row, or
+    one a tensor from earlier steps (Transformer Engine's delayed scaling)."""
+    fp8_all_gather: bool = False
+    """With precision fp8: FSDP gathers weights already cast to fp8."""
     headroom_fraction: float = 0.08
     """Share of device memory that a plan must leave free."""
 
@@ -47,7 +54,13 @@ class Training:
         require_choice("precision", self.precision, get_args(Precision))
         require_choice("reduce_dtype", self.reduce_dtype, get_args(ReduceDtype))
         require_choice("optimizer", self.optimizer, get_args(Optimizer))
-        require_choice("runtime", self.runtime, get_args(Runtime))
+        require_choice("runtime", self.runtime, get_args(RuntimeName))
+        require_choice("fp8_recipe", self.fp8_recipe, get_args(Fp8Recipe))
+        if self.fp8_all_gather and (self.precision != "fp8" or self.fp8_recipe == "rowwise"):
+            raise SpecError(
+                "fp8_all_gather needs precision fp8 with one scale a tensor: use fp8_recipe "
+                "tensorwise or leave it out"
+            )
         require_fraction(headroom_fraction=self.headroom_fraction)
         if self.runtime == "autocast":
             self._require_autocast()
@@ -65,9 +78,21 @@ class Training:
             )
 
     @property
+    def traits(self) -> Runtime:
+        """What the runtime does."""
+        return runtime_named(self.runtime)
+
+    @property
+    def activation_dtype(self) -> Precision:
+        """Number format of activations: fp8 is only that of matmuls' operands."""
+        return "bf16" if self.precision == "fp8" else self.precision
+
+    @property
     def gathered_dtype(self) -> Precision:
-        """Number format in which FSDP gathers parameters and leaves unsharded gradients."""
-        return "fp32" if self.runtime == "autocast" else self.precision
+        """Number format in which FSDP gathers the blocks' matrices."""
+        if self.traits.gathers_fp32:
+            return "fp32"
+        return "fp8" if self.fp8_all_gather else self.activation_dtype
 
     @property
     def tokens_per_step(self) -> int:

@@ -1,0 +1,315 @@
+"""Runtime: what the software that trains does, as traits with physical meaning.
+
+A trait is a fact of that software with its source, never a number fitted to a table. The cost
+model reads traits, not names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fsdpplan.errors import SpecError
+
+RuntimeName = Literal[
+    "fsdp2",
+    "fsdp2_2024",
+    "fsdp1",
+    "fsdp1_2024",
+    "composer",
+    "autocast",
+    "megatron",
+    "megatron_lm",
+    "megatron_2020",
+    "megatron_deepspeed",
+    "internevo",
+    "nanotron",
+    "nanotron_zero1",
+    "libai",
+]
+
+HalfGradients = Literal["transient", "backward", "resident"]
+PipelineOutputs = Literal["freed", "split", "kept"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime:
+    """Traits of one training software."""
+
+    name: RuntimeName
+    words: str
+    """What to call it in a sentence."""
+    flat_parameters: bool = False
+    """One flat parameter an FSDP unit (FSDP1): gathered in place, so nothing is copied out."""
+    gathers_fp32: bool = False
+    """Parameters are gathered in fp32 and cast by autocast."""
+    half_parameters: bool = False
+    """Resident parameters are in the compute dtype; fp32 masters are optimizer state."""
+    half_gradients: bool = False
+    """Resident gradients are in the compute dtype; otherwise fp32."""
+    fp32_residual: bool = False
+    """The residual stream is fp32, as plain autocast leaves it."""
+    fused_kernels: bool = False
+    """Norms, rotations and activations are one hand-written kernel each: priced as compiled
+    ones where the layout is not compiled."""
+    flash_attention: bool = True
+    """Attention keeps no score matrix; without, scores are written, masked, normalised and read."""
+    overlaps_reduction: bool = True
+    """Gradient reductions run beside backward; without, after it."""
+    overlaps_tensor_parallel: bool = False
+    """Tensor-parallel collectives run beside their matmuls, without the layout's `async_tp`."""
+    overlaps_weight_gradient: bool = False
+    """In backward, what tensor parallelism does with gradients of inputs runs beside the matmul
+    that makes the gradients of weights; sequence parallelism gathers inputs again for it."""
+    joined_projections: bool = False
+    """Projections that read the same input are one matrix: without sequence parallelism, tensor
+    parallelism then reduces the gradient of that input once, not once a projection."""
+    ring_attention: bool = False
+    """Context parallelism passes keys and values around a ring beside attention, piece by piece;
+    without, forward gathers them at once and only their gradients go around."""
+    repeats_whole_block: bool = False
+    """Recomputation repeats forward to its end (a checkpoint function that returns the block's
+    output again); without, it stops once backward has all that it needs."""
+    reduce_scatters_gradients: bool = True
+    """ZeRO-1 and ZeRO-2 reduce-scatter gradients over the shard group; without, they all-reduce
+    them over all data-parallel ranks."""
+    overlaps_parameter_gather: bool = False
+    """ZeRO-1 and ZeRO-2 gather updated parameters beside the next forward; without, before it."""
+    broadcasts_parameters: bool = False
+    """Each rank of ZeRO-1 updates whole tensors, and broadcasts them, one rank after another;
+    without, all ranks gather their shards at once."""
+    bucket_bytes: int | None = None
+    """fp32 bytes of gradients that are reduced together; None: all of a rank, in one piece."""
+    bucket_bytes_a_rank: int = 0
+    """Buckets are at least this large for each data-parallel rank."""
+    fused_loss: bool = False
+    """Cross-entropy is one kernel on the logits as they are: no fp32 copy beside them."""
+    dropout: bool = False
+    """Attention's probabilities and both residual branches drop elements at random, as in GPT."""
+    fp32_logits: int = 3
+    """fp32 tensors as large as the logits at the loss's highest, gradients among them: 3 in PyTorch
+    (log-probabilities and two gradients), fewer where the loss works in place on its fp32 copy, 0
+    where one kernel makes the gradient from the logits as they are."""
+    fp32_gradients_of_bf16: bool = False
+    """With `half_gradients`: those of fp16 only; gradients of bf16 are summed in fp32 buffers."""
+    half_gradients_beside_fp32: HalfGradients = "transient"
+    """How long gradients in the compute dtype live beside their fp32 sums: until they are added
+    (`transient`), until the end of the backward pass (`backward`), always (`resident`)."""
+    gradient_buckets: bool = False
+    """Buckets of data-parallel reductions are memory beside the gradients, as in DDP without
+    `gradient_as_bucket_view`."""
+    pipeline_outputs: PipelineOutputs = "freed"
+    """What a pipeline stage keeps of its output until its backward pass: nothing, its part of the
+    tensor-parallel group (`split`), or all (`kept`). Torch's schedules are counted apart."""
+    composite_norms: bool = False
+    """Eager RMSNorms are operators in fp32, one by one; without, one kernel (torch since 2.9)."""
+    native_attention: bool = False
+    """Fused attention is written for the device's own instructions (cuDNN, FlashAttention-3);
+    without, for those of 2020, as FlashAttention-2 and PyTorch's kernel are."""
+    foreach_optimizer: bool = False
+    """AdamW is a list of operators over all tensors, PyTorch's default; without, one kernel."""
+    pads_vocabulary: bool = False
+    """The vocabulary is padded, so that rows of logits are aligned."""
+    source: str = ""
+    """Where the traits were read."""
+
+
+RUNTIMES: tuple[Runtime, ...] = (
+    Runtime(
+        name="fsdp2",
+        words="FSDP2",
+        bucket_bytes=25 * 2**20,
+        source="torch 2.13 torch/distributed/fsdp/_fully_shard, torch/nn/parallel/distributed.py",
+    ),
+    Runtime(
+        name="fsdp1",
+        words="FSDP1",
+        flat_parameters=True,
+        bucket_bytes=25 * 2**20,
+        source="torch 2.13 torch/distributed/fsdp/_flat_param.py, _runtime_utils.py",
+    ),
+    Runtime(
+        name="fsdp2_2024",
+        words="FSDP2 with torch before 2.9",
+        bucket_bytes=25 * 2**20,
+        composite_norms=True,
+        source="torchtitan of 2024 torchtitan/models/norms.py; torch 2.5 aten rms_norm",
+    ),
+    Runtime(
+        name="fsdp1_2024",
+        words="FSDP1 with torch before 2.9",
+        flat_parameters=True,
+        bucket_bytes=25 * 2**20,
+        composite_norms=True,
+        source="torch 2.5 aten rms_norm, torch/distributed/fsdp/_flat_param.py",
+    ),
+    Runtime(
+        name="composer",
+        words="Composer",
+        flat_parameters=True,
+        bucket_bytes=25 * 2**20,
+        fused_loss=True,
+        fp32_logits=0,
+        source="llm-foundry llmfoundry/models/mpt/modeling_mpt.py (loss_fn fused_crossentropy, "
+        "from flash_attn.losses), torch 2.13 torch/distributed/fsdp/_flat_param.py",
+    ),
+    Runtime(
+        name="autocast",
+        words="DDP or FSDP1 under autocast, without mixed-precision policy",
+        flat_parameters=True,
+        gathers_fp32=True,
+        fp32_residual=True,
+        bucket_bytes=25 * 2**20,
+        foreach_optimizer=True,
+        source="torch 2.13 torch/amp/autocast_mode.py, torch/distributed/fsdp/_flat_param.py",
+    ),
+    Runtime(
+        name="megatron",
+        words="Megatron Core",
+        half_parameters=True,
+        joined_projections=True,
+        fused_kernels=True,
+        overlaps_weight_gradient=True,
+        ring_attention=True,
+        repeats_whole_block=True,
+        overlaps_parameter_gather=True,
+        bucket_bytes=4 * 40_000_000,
+        bucket_bytes_a_rank=4 * 1_000_000,
+        fused_loss=True,
+        fp32_logits=1,
+        pads_vocabulary=True,
+        native_attention=True,
+        source="Megatron-LM megatron/core/distributed/distributed_data_parallel_config.py, "
+        "tensor_parallel/layers.py, tensor_parallel/random.py; overlaps of data parallelism as in "
+        "NeMo nemo/collections/llm/recipes",
+    ),
+    Runtime(
+        name="megatron_lm",
+        words="Megatron-LM with its defaults",
+        half_parameters=True,
+        joined_projections=True,
+        fused_kernels=True,
+        overlaps_reduction=False,
+        overlaps_weight_gradient=True,
+        ring_attention=True,
+        repeats_whole_block=True,
+        fused_loss=True,
+        fp32_logits=1,
+        pads_vocabulary=True,
+        native_attention=True,
+        source="Megatron-LM megatron/core/distributed/distributed_data_parallel_config.py: "
+        "overlap_grad_reduce and overlap_param_gather are off unless asked for; the rest as above",
+    ),
+    Runtime(
+        name="megatron_2020",
+        words="Megatron-LM before FlashAttention",
+        half_parameters=True,
+        joined_projections=True,
+        half_gradients=True,
+        fused_kernels=True,
+        flash_attention=False,
+        overlaps_reduction=False,
+        repeats_whole_block=True,
+        reduce_scatters_gradients=False,
+        fused_loss=True,
+        dropout=True,
+        fp32_logits=1,
+        fp32_gradients_of_bf16=True,
+        pipeline_outputs="kept",
+        pads_vocabulary=True,
+        source="Megatron-LM before Megatron Core, megatron/model/distributed.py",
+    ),
+    Runtime(
+        name="megatron_deepspeed",
+        words="Megatron-DeepSpeed",
+        half_parameters=True,
+        joined_projections=True,
+        half_gradients=True,
+        fused_kernels=True,
+        flash_attention=False,
+        overlaps_reduction=False,
+        repeats_whole_block=True,
+        reduce_scatters_gradients=False,
+        fused_loss=True,
+        dropout=True,
+        fp32_logits=1,
+        fp32_gradients_of_bf16=True,
+        half_gradients_beside_fp32="resident",
+        pipeline_outputs="split",
+        pads_vocabulary=True,
+        source="DeepSpeed deepspeed/runtime/pipe/engine.py, runtime/bf16_optimizer.py",
+    ),
+    Runtime(
+        name="internevo",
+        words="InternEvo",
+        half_parameters=True,
+        joined_projections=True,
+        half_gradients=True,
+        fused_kernels=True,
+        repeats_whole_block=True,
+        reduce_scatters_gradients=False,
+        broadcasts_parameters=True,
+        overlaps_parameter_gather=True,
+        bucket_bytes=4 * 512 * 2**20,
+        fp32_logits=1,
+        pipeline_outputs="kept",
+        source="InternEvo 1738bee internlm/solver/optimizer/hybrid_zero_optim.py (all-reduce over "
+        "all data-parallel ranks in buckets of 512 Mi elements), configs/7B_sft.py (overlap_sync_"
+        "grad, overlap_sync_param)",
+    ),
+    Runtime(
+        name="nanotron",
+        words="nanotron",
+        half_parameters=True,
+        joined_projections=True,
+        overlaps_weight_gradient=True,
+        repeats_whole_block=True,
+        reduce_scatters_gradients=False,
+        bucket_bytes=2 * 25 * 2**20,
+        fp32_logits=2,
+        half_gradients_beside_fp32="backward",
+        gradient_buckets=True,
+        pipeline_outputs="kept",
+        source="nanotron 0e0a27ea src/nanotron/trainer.py (torch's DDP, 25 MiB of bf16 gradients a "
+        "bucket), optim/gradient_accumulator.py (its hook sums and all-reduces them in fp32), "
+        "parallel/tensor_parallel/functional.py",
+    ),
+    Runtime(
+        name="nanotron_zero1",
+        words="nanotron with ZeRO-1",
+        half_parameters=True,
+        joined_projections=True,
+        overlaps_weight_gradient=True,
+        repeats_whole_block=True,
+        overlaps_reduction=False,
+        reduce_scatters_gradients=False,
+        fp32_logits=2,
+        half_gradients_beside_fp32="backward",
+        pipeline_outputs="kept",
+        source="nanotron 0e0a27ea src/nanotron/trainer.py (no DDP where ZeRO meets fp32 "
+        "accumulation: one all-reduce of all gradients after backward), optim/zero.py",
+    ),
+    Runtime(
+        name="libai",
+        words="LiBai",
+        half_gradients=True,
+        fused_kernels=True,
+        flash_attention=False,
+        joined_projections=True,
+        repeats_whole_block=True,
+        bucket_bytes=25 * 2**20,
+        fp32_logits=1,
+        pads_vocabulary=True,
+        source="LiBai 622cff94 libai/models/gpt_model.py, layers/attention.py, "
+        "models/utils/graph_base.py, configs/common/models/gpt.py (dropout 0)",
+    ),
+)
+
+
+def runtime_named(name: str) -> Runtime:
+    """The runtime called `name`. Raises SpecError where there is none."""
+    for runtime in RUNTIMES:
+        if runtime.name == name:
+            return runtime
+    names = ", ".join(runtime.name for runtime in RUNTIMES)
+    raise SpecError(f"there is no runtime {name!r}: use one of {names}")
