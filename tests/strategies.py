@@ -24,7 +24,7 @@ from fsdpplan.spec.estimate import (
     TimeBreakdown,
 )
 from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.model import Model
+from fsdpplan.spec.model import Experts, LatentAttention, Model
 from fsdpplan.spec.plan import Plan, RankedLayout
 from fsdpplan.spec.training import Training
 
@@ -61,6 +61,54 @@ def models(draw: DrawFn, *, max_layers: int = 48) -> Model:
         attention_bias=True,
         attention_output_bias=True,
         mlp_bias=True,
+    )
+
+
+@st.composite
+def mixtures(draw: DrawFn, *, max_layers: int = 48) -> Model:
+    """Decoders with experts: few wide ones or many narrow ones, shared ones, dense blocks first."""
+    model = draw(models(max_layers=max_layers))
+    experts = draw(st.sampled_from([2, 4, 8, 64, 128]))
+    experts_of = Experts(
+        experts=experts,
+        active=draw(st.integers(1, min(experts, 8))),
+        hidden=64 * draw(st.integers(1, 16)),
+        shared_hidden=64 * draw(st.integers(0, 8)),
+        shared_gate=draw(st.booleans()),
+        router_bias=draw(st.booleans()),
+        bias=draw(st.booleans()),
+        dense_layers=draw(st.integers(0, min(3, model.layers))),
+    )
+    return replace(model, experts=experts_of)
+
+
+@st.composite
+def any_models(draw: DrawFn, *, max_layers: int = 48) -> Model:
+    """Every architecture that a Model can say: dense or with experts, latent attention, windows."""
+    kinds = models(max_layers=max_layers) | mixtures(max_layers=max_layers)
+    model = replace(
+        draw(kinds),
+        mlp=draw(st.sampled_from(["swiglu", "geglu", "gelu"])),
+        norm_bias=draw(st.booleans()),
+        qk_norm=draw(st.booleans()),
+        qk_norm_width=draw(st.sampled_from(["head", "all_heads"])),
+        post_norms=draw(st.booleans()),
+        embedding_norm=draw(st.booleans()),
+        attention_sinks=draw(st.booleans()),
+        sliding_window=draw(st.sampled_from([0, 64, 4096])),
+        full_attention_every=draw(st.sampled_from([1, 2, 6, 10_001])),
+    )
+    return replace(model, latent=draw(latents(model))) if draw(st.booleans()) else model
+
+
+@st.composite
+def latents(draw: DrawFn, model: Model) -> LatentAttention:
+    """Latent attention for heads of the width that `model` has."""
+    return LatentAttention(
+        kv_rank=64 * draw(st.integers(1, 8)),
+        rope_head_dim=model.head_dim // 2,
+        value_head_dim=draw(st.sampled_from([32, 64, 128])),
+        query_rank=draw(st.sampled_from([0, 128, 1536])),
     )
 
 
@@ -198,7 +246,7 @@ def plans(draw: DrawFn) -> Plan:
         for rank in range(1, draw(st.integers(1, 3)) + 1)
     )
     return Plan(
-        model=draw(models()),
+        model=draw(any_models()),
         cluster=cluster,
         training=training,
         layout=layout,

@@ -8,8 +8,14 @@ from dataclasses import asdict
 from typing import Any
 
 from fsdpplan.cli.render import blocks, facts, table, wrapped
-from fsdpplan.cost.params import parameter_count
-from fsdpplan.files.profile_format import ClusterProfile, DeviceProfile, NodeProfile, Profile
+from fsdpplan.cost.params import active_parameter_count, parameter_count
+from fsdpplan.files.profile_format import (
+    ClusterProfile,
+    DeviceProfile,
+    NodeProfile,
+    PhysicsProfile,
+    Profile,
+)
 from fsdpplan.spec.cluster import Level
 from fsdpplan.spec.model import Model
 from fsdpplan.units import format_bandwidth, format_count, format_gib
@@ -21,7 +27,7 @@ def profile_name(profile: Profile) -> str:
 
 
 def profile_kind(profile: Profile) -> str:
-    """device, node or cluster."""
+    """device, node, cluster or physics."""
     match profile:
         case DeviceProfile():
             return "device"
@@ -29,14 +35,16 @@ def profile_kind(profile: Profile) -> str:
             return "node"
         case ClusterProfile():
             return "cluster"
+        case PhysicsProfile():
+            return "physics"
 
 
 def profiles_table(profiles: Mapping[str, Profile], *, width: int) -> str:
-    """Two tables: what --hardware takes, and the devices that --gpu takes."""
+    """What --hardware takes, the devices that --gpu takes, and what all CUDA devices share."""
     nodes = [
         (name, *_machine_words(profile))
         for name, profile in profiles.items()
-        if not isinstance(profile, DeviceProfile)
+        if isinstance(profile, NodeProfile | ClusterProfile)
     ]
     devices = [
         (
@@ -61,11 +69,13 @@ def profiles_table(profiles: Mapping[str, Profile], *, width: int) -> str:
         headers=("name", "memory", "bandwidth", "TFLOP/s", "evidence"),
         width=width,
     )
+    shared = [name for name, profile in profiles.items() if isinstance(profile, PhysicsProfile)]
     for_hardware = "For --hardware: links inside a node per GPU, outside per node, one direction"
     for_gpu = "For --gpu: dense bf16 peak; where the efficiencies come from"
     return blocks(
         f"{wrapped(for_hardware, width=width)}\n{node_table}",
         f"{wrapped(for_gpu, width=width)}\n{device_table}",
+        "\n".join(["Shared by all CUDA devices", *(f"  {name}" for name in shared)]),
     )
 
 
@@ -77,8 +87,8 @@ def _machine_words(profile: Profile) -> tuple[str, str, str, str]:
             return (size, profile.device, links[0], links[1] if len(links) > 1 else "none")
         case ClusterProfile():
             return (f"{profile.gpus} in all", profile.node, "", "")
-        case DeviceProfile():
-            raise TypeError("a device has no links")
+        case _:
+            raise TypeError("only machines have links")
 
 
 def _ports(level: Level) -> str:
@@ -99,6 +109,8 @@ def profile_json(profile: Profile) -> str:
 
 def _profile_document(profile: Profile) -> dict[str, Any]:
     document = {"kind": profile_kind(profile), "name": profile_name(profile), **asdict(profile)}
+    if isinstance(profile, PhysicsProfile):
+        document["fit"] = dict(profile.fit)
     return {**document, "sources": dict(profile.sources)}
 
 
@@ -123,17 +135,17 @@ def _source(names: list[str], source: str, width: int) -> list[str]:
 
 def models_table(models: Sequence[Model], *, width: int) -> str:
     """One line a model."""
-    headers = ("name", "parameters", "layers", "hidden", "heads", "kv", "vocab", "positions")
+    headers = ("name", "parameters", "active", "layers", "hidden", "heads", "kv", "vocab")
     rows = [
         (
             model.name,
             format_count(parameter_count(model)),
+            format_count(active_parameter_count(model)) if model.experts else "all",
             str(model.layers),
             str(model.hidden),
             str(model.heads),
             str(model.kv_heads),
             str(model.vocab),
-            str(model.max_positions),
         )
         for model in models
     ]
@@ -157,7 +169,11 @@ def model_page(model: Model, source: str, *, width: int) -> str:
 
 
 def _model_document(model: Model) -> dict[str, Any]:
-    return {**asdict(model), "parameters": parameter_count(model)}
+    return {
+        **asdict(model),
+        "parameters": parameter_count(model),
+        "active_parameters": active_parameter_count(model),
+    }
 
 
 def _flat(key: str, value: Any) -> list[tuple[str, str]]:

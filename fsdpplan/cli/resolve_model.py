@@ -7,7 +7,7 @@ from pathlib import Path
 from fsdpplan.cli.options import ModelOptions
 from fsdpplan.cli.resolved import Resolved, flag
 from fsdpplan.errors import SpecError
-from fsdpplan.spec.model import Model
+from fsdpplan.spec.model import Experts, Model
 from fsdpplan.units import format_count
 
 SHAPE_FLAGS = ("layers", "hidden", "ffn_hidden", "heads", "kv_heads", "vocab")
@@ -20,6 +20,10 @@ def resolve_model(options: ModelOptions) -> Resolved[Model]:
     given = [*map(flag, ways), *map(flag, shape[:1])]
     if len(given) > 1:
         raise SpecError(f"{' and '.join(given)} both say which model: keep one of them")
+    if options.active_params is not None and options.params is None:
+        raise SpecError(_active_alone(given))
+    if options.params is not None and options.active_params is not None:
+        return _from_both_counts(options.params, options.active_params)
     if options.params is not None:
         return _from_parameters(options.params)
     if options.model is not None:
@@ -32,6 +36,42 @@ def resolve_model(options: ModelOptions) -> Resolved[Model]:
         "no model was given: type --params 70e9, --model llama-3.1-8b, --config config.json, "
         "or a shape from --layers to --vocab"
     )
+
+
+def _active_alone(given: list[str]) -> str:
+    if not given:
+        return (
+            "--active-params says how many of the parameters a token meets: add --params, such as "
+            "--params 235e9 --active-params 22e9"
+        )
+    return (
+        f"--active-params goes with --params only: {given[0]} says already which model, its "
+        "experts included; leave out --active-params"
+    )
+
+
+def _from_both_counts(parameters: int, active_parameters: int) -> Resolved[Model]:
+    from fsdpplan.cost.mixture_shape import infer_mixture
+    from fsdpplan.cost.params import active_parameter_count, parameter_count
+
+    model = infer_mixture(parameters, active_parameters)
+    real, active = parameter_count(model), active_parameter_count(model)
+    inferred = "inferred from --params and --active-params"
+    return Resolved(
+        value=model,
+        sources=tuple((f"model.{name}", inferred) for name in (*SHAPE_FLAGS, "experts")),
+        assumptions=(
+            f"the shape is inferred from {format_count(parameters)} parameters, "
+            f"{format_count(active_parameters)} active: {_shape(model)}; "
+            f"that has {real:,} ({(real / parameters - 1) * 100:+.2f} %), {active:,} active "
+            f"({(active / active_parameters - 1) * 100:+.2f} %)",
+        ),
+    )
+
+
+def _experts(experts: Experts) -> str:
+    shared = f" and {experts.shared_hidden} for every token" if experts.shared_hidden else ""
+    return f"{experts.experts} experts of {experts.hidden} ({experts.active} a token){shared}"
 
 
 def _from_parameters(parameters: int) -> Resolved[Model]:
@@ -51,9 +91,10 @@ def _from_parameters(parameters: int) -> Resolved[Model]:
 
 
 def _shape(model: Model) -> str:
+    feed_forward = _experts(model.experts) if model.experts else f"feed-forward {model.ffn_hidden}"
     return (
-        f"{model.layers} layers, hidden {model.hidden}, feed-forward {model.ffn_hidden}, "
-        f"{model.heads} heads, {model.kv_heads} key/value heads, vocabulary {model.vocab}"
+        f"{model.layers} layers, hidden {model.hidden}, {feed_forward}, {model.heads} heads, "
+        f"{model.kv_heads} key/value heads, vocabulary {model.vocab}"
     )
 
 

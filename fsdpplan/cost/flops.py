@@ -1,7 +1,8 @@
 """FLOPs: the useful work of a step, and what is executed.
 
 One formula for MFU everywhere (planner, trainer, verification): six FLOPs a matmul weight and
-token, the output head in and the embedding look-up out, plus causal attention.
+token, the output head in and the embedding look-up out, of the routed experts the active ones,
+plus causal attention.
 """
 
 from __future__ import annotations
@@ -10,14 +11,38 @@ from fsdpplan.cost.params import matmul_parameter_count
 from fsdpplan.spec.model import Model
 
 
-def attention_forward_flops_per_token(*, model: Model, seq_len: int) -> float:
-    """FLOPs of causal attention in one block's forward, a token.
+def attention_span_tokens(*, seq_len: int, window: int = 0) -> float:
+    """Keys that a query of causal attention meets, in the mean over a sequence.
 
-        2 matmuls * 2 FLOPs * seq_len * query_dim / 2 = 2 * seq_len * query_dim
+        full: s / 2; windowed: w - w**2 / (2 s) where w < s
 
-    Half of the score matrix is masked.
+    The first w queries see a triangle, the others a band of w. Half of a diagonal counts.
     """
-    return 2.0 * seq_len * model.query_dim
+    if not 0 < window < seq_len:
+        return seq_len / 2
+    return window - window * window / (2 * seq_len)
+
+
+def mean_attention_span_tokens(*, model: Model, seq_len: int) -> float:
+    """`attention_span_tokens` in the mean over the blocks, windowed or not."""
+    windowed = model.windowed_blocks
+    full = model.layers - windowed
+    spans = full * attention_span_tokens(seq_len=seq_len) + windowed * attention_span_tokens(
+        seq_len=seq_len, window=model.sliding_window
+    )
+    return spans / model.layers
+
+
+def attention_forward_flops_per_token(*, model: Model, seq_len: int) -> float:
+    """FLOPs of causal attention in one block's forward, a token; the mean over blocks.
+
+        2 FLOPs * span * (query_dim + value_dim), which is 2 * seq_len * query_dim
+        without windows and with values as wide as keys
+
+    The masked half of the score matrix is left out.
+    """
+    span = mean_attention_span_tokens(model=model, seq_len=seq_len)
+    return 2.0 * span * (model.query_dim + model.value_dim)
 
 
 def useful_flops_per_token(*, model: Model, seq_len: int) -> float:

@@ -1,19 +1,23 @@
 """Parameters: every tensor of the model, and how many elements it has.
 
+Names are those of torchtitan's decoders. The routed experts of a block stand in stacked tensors
+(expert, out, in), as trainers hold them that multiply all experts in one grouped matmul.
+Source: torchtitan torchtitan/models/moe/moe.py (`GroupedExperts`), models/deepseek_v3.
+
 Golden: GPT-2 Small 124,439,808 and GPT-2 Large 774,030,080 (transformers on the meta device).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from typing import Literal
 
-from fsdpplan.spec.model import Model
+from fsdpplan.spec.model import Experts, LatentAttention, Model
 
 TensorParallelSplit = Literal["rows", "columns", "none"]
-"""Which dimension tensor parallelism splits: dim 0, dim 1, or none (replicated)."""
+"""What tensor parallelism splits of a matrix (out, in): outputs, inputs, or nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,21 +28,34 @@ class ParameterTensor:
     """Name within its block, or within the model."""
     shape: tuple[int, ...]
     split: TensorParallelSplit
+    is_expert: bool = False
+    """Stacked over the routed experts of a block: dim 0 counts experts, and `split` is about one
+    expert's part."""
 
     @property
     def elements(self) -> int:
         """Elements of the whole tensor."""
         return prod(self.shape)
 
-    def local_shape(self, tp: int) -> tuple[int, ...]:
-        """Shape on one of `tp` tensor-parallel ranks (the fullest one)."""
+    @property
+    def is_matrix(self) -> bool:
+        """A weight that is multiplied with tokens: no norm, bias or table."""
+        return len(self.shape) == (3 if self.is_expert else 2)
+
+    def local_shape(self, tp: int, ep: int = 1) -> tuple[int, ...]:
+        """Shape on one of `tp` tensor-parallel and `ep` expert-parallel ranks (the fullest one)."""
+        shape = list(self.shape)
+        first = 1 if self.is_expert else 0
         match self.split:
             case "rows":
-                return (-(-self.shape[0] // tp), *self.shape[1:])
+                shape[first] = -(-shape[first] // tp)
             case "columns":
-                return (self.shape[0], -(-self.shape[1] // tp))
+                shape[first + 1] = -(-shape[first + 1] // tp)
             case "none":
-                return self.shape
+                pass
+        if self.is_expert:
+            shape[0] = -(-shape[0] // ep)
+        return tuple(shape)
 
 
 def _linear(
@@ -51,38 +68,107 @@ def _linear(
     return tensors
 
 
-def _norm(name: str, width: int, *, bias: bool) -> list[ParameterTensor]:
-    tensors = [ParameterTensor(name=f"{name}.weight", shape=(width,), split="none")]
+def _norm(
+    name: str, width: int, *, bias: bool, split: TensorParallelSplit = "none"
+) -> list[ParameterTensor]:
+    tensors = [ParameterTensor(name=f"{name}.weight", shape=(width,), split=split)]
     if bias:
-        tensors.append(ParameterTensor(name=f"{name}.bias", shape=(width,), split="none"))
+        tensors.append(ParameterTensor(name=f"{name}.bias", shape=(width,), split=split))
+    return tensors
+
+
+def dense_view(model: Model) -> Model:
+    """The model of which the blocks without experts are blocks."""
+    return replace(model, experts=None) if model.experts else model
+
+
+@lru_cache(maxsize=256)
+def block_tensors(model: Model) -> tuple[ParameterTensor, ...]:
+    """Parameters of one transformer block, in the order in which torch registers them.
+
+    With experts: of a block that has them. A block without is one of `dense_view(model)`.
+    """
+    h, bias = model.hidden, model.has_norm_bias
+    tensors = _norm("attention_norm", h, bias=bias)
+    tensors += _latent_attention(model, model.latent) if model.latent else _attention(model)
+    if model.attention_sinks:
+        tensors.append(ParameterTensor(name="sinks", shape=(model.heads,), split="rows"))
+    if model.post_norms:
+        tensors += _norm("post_attention_norm", h, bias=bias)
+    tensors += _norm("ffn_norm", h, bias=bias)
+    if model.experts:
+        tensors += _mixture(model, model.experts)
+    else:
+        tensors += _feed_forward("", h, model.ffn_hidden, bias=model.mlp_bias, gated=model.is_gated)
+    if model.post_norms:
+        tensors += _norm("post_ffn_norm", h, bias=bias)
+    return tuple(tensors)
+
+
+def _attention(model: Model) -> list[ParameterTensor]:
+    """Query, key, value and output projections, and the norms of queries and keys."""
+    h, bias = model.hidden, model.attention_bias
+    tensors = _linear("wq", model.query_dim, h, bias=bias, split="rows")
+    tensors += _linear("wk", model.kv_dim, h, bias=bias, split="rows")
+    tensors += _linear("wv", model.kv_dim, h, bias=bias, split="rows")
+    tensors += _linear("wo", h, model.value_dim, bias=model.attention_output_bias, split="columns")
+    if model.qk_norm and model.qk_norm_width == "head":
+        tensors += _norm("q_norm", model.head_dim, bias=False)
+        tensors += _norm("k_norm", model.head_dim, bias=False)
+    elif model.qk_norm:
+        tensors += _norm("q_norm", model.query_dim, bias=False, split="rows")
+        tensors += _norm("k_norm", model.kv_dim, bias=False, split="rows")
+    return tensors
+
+
+def _latent_attention(model: Model, latent: LatentAttention) -> list[ParameterTensor]:
+    """Projections into the latents, which every tensor-parallel rank holds, and out of them.
+
+    Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1 and appendix C.
+    """
+    h = model.hidden
+    if latent.query_rank:
+        tensors = _linear("wq_a", latent.query_rank, h, bias=False, split="none")
+        tensors += _norm("q_norm", latent.query_rank, bias=False)
+        tensors += _linear("wq_b", model.query_dim, latent.query_rank, bias=False, split="rows")
+    else:
+        tensors = _linear("wq", model.query_dim, h, bias=False, split="rows")
+    latent_rows = latent.kv_rank + latent.rope_head_dim
+    key_value_rows = model.query_dim - model.heads * latent.rope_head_dim + model.value_dim
+    tensors += _linear("wkv_a", latent_rows, h, bias=False, split="none")
+    tensors += _norm("kv_norm", latent.kv_rank, bias=False)
+    tensors += _linear("wkv_b", key_value_rows, latent.kv_rank, bias=False, split="rows")
+    return tensors + _linear("wo", h, model.value_dim, bias=False, split="columns")
+
+
+def _feed_forward(
+    prefix: str, hidden: int, inner: int, *, bias: bool, gated: bool
+) -> list[ParameterTensor]:
+    tensors = _linear(f"{prefix}w1", inner, hidden, bias=bias, split="rows")
+    tensors += _linear(f"{prefix}w2", hidden, inner, bias=bias, split="columns")
+    if gated:
+        tensors += _linear(f"{prefix}w3", inner, hidden, bias=bias, split="rows")
+    return tensors
+
+
+def _mixture(model: Model, experts: Experts) -> list[ParameterTensor]:
+    """Router, routed experts, and what every token visits."""
+    h = model.hidden
+    tensors = _linear("router", experts.experts, h, bias=experts.router_bias, split="none")
+    one = _feed_forward("experts.", h, experts.hidden, bias=experts.bias, gated=model.is_gated)
+    tensors += [replace(t, shape=(experts.experts, *t.shape), is_expert=True) for t in one]
+    if experts.shared_hidden:
+        tensors += _feed_forward(
+            "shared_experts.", h, experts.shared_hidden, bias=False, gated=model.is_gated
+        )
+    if experts.shared_gate:
+        tensors += _linear("shared_gate", 1, h, bias=False, split="none")
     return tensors
 
 
 @lru_cache(maxsize=64)
-def block_tensors(model: Model) -> tuple[ParameterTensor, ...]:
-    """Parameters of one transformer block, in the order in which torch registers them."""
-    layer_norm = model.norm == "layernorm"
-    attention_bias = model.attention_bias
-    h, ffn = model.hidden, model.ffn_hidden
-    tensors = _norm("attention_norm", h, bias=layer_norm)
-    tensors += _linear("wq", model.query_dim, h, bias=attention_bias, split="rows")
-    tensors += _linear("wk", model.kv_dim, h, bias=attention_bias, split="rows")
-    tensors += _linear("wv", model.kv_dim, h, bias=attention_bias, split="rows")
-    tensors += _linear("wo", h, model.query_dim, bias=model.attention_output_bias, split="columns")
-    if model.qk_norm:
-        tensors += _norm("q_norm", model.head_dim, bias=False)
-        tensors += _norm("k_norm", model.head_dim, bias=False)
-    tensors += _norm("ffn_norm", h, bias=layer_norm)
-    tensors += _linear("w1", ffn, h, bias=model.mlp_bias, split="rows")
-    tensors += _linear("w2", h, ffn, bias=model.mlp_bias, split="columns")
-    if model.mlp == "swiglu":
-        tensors += _linear("w3", ffn, h, bias=model.mlp_bias, split="rows")
-    return tuple(tensors)
-
-
-@lru_cache(maxsize=64)
 def embedding_tensors(model: Model) -> tuple[ParameterTensor, ...]:
-    """Token table and, where learned, position table."""
+    """Token table and, where there are any, position table and the norm behind them."""
     tensors = [
         ParameterTensor(
             name="tok_embeddings.weight", shape=(model.vocab, model.hidden), split="rows"
@@ -96,13 +182,15 @@ def embedding_tensors(model: Model) -> tuple[ParameterTensor, ...]:
                 split="none",
             )
         )
+    if model.embedding_norm:
+        tensors += _norm("embedding_norm", model.hidden, bias=model.has_norm_bias)
     return tuple(tensors)
 
 
 @lru_cache(maxsize=64)
 def head_tensors(model: Model) -> tuple[ParameterTensor, ...]:
     """Final norm and, unless tied, the output head."""
-    tensors = _norm("norm", model.hidden, bias=model.norm == "layernorm")
+    tensors = _norm("norm", model.hidden, bias=model.has_norm_bias)
     if not model.tied_embeddings:
         tensors.append(
             ParameterTensor(name="output.weight", shape=(model.vocab, model.hidden), split="rows")
@@ -119,17 +207,50 @@ def elements(tensors: tuple[ParameterTensor, ...]) -> int:
 def parameter_count(model: Model) -> int:
     """Parameters of the model; a tied head counts once."""
     return (
-        model.layers * elements(block_tensors(model))
+        model.dense_blocks * elements(block_tensors(dense_view(model)))
+        + (model.layers - model.dense_blocks) * elements(block_tensors(model))
         + elements(embedding_tensors(model))
         + elements(head_tensors(model))
     )
 
 
 @lru_cache(maxsize=64)
+def active_parameter_count(model: Model) -> int:
+    """Parameters that one token meets: all of a dense model.
+
+        all parameters - blocks with experts * routed experts * (1 - active / experts)
+
+    Embedding and output head are in, as in the counts of Mixtral, Qwen 3 and DeepSeek.
+    """
+    if model.experts is None:
+        return parameter_count(model)
+    routed = sum(t.elements for t in block_tensors(model) if t.is_expert)
+    idle = model.experts.experts - model.experts.active
+    blocks = model.layers - model.dense_blocks
+    return parameter_count(model) - blocks * (routed // model.experts.experts) * idle
+
+
+@lru_cache(maxsize=256)
+def block_matmul_parameter_count(model: Model) -> int:
+    """Weights of one block that multiply each token: of the routed experts, the active ones.
+
+    With experts: of a block that has them, as in `block_tensors`.
+    """
+    matrices = [t for t in block_tensors(model) if t.is_matrix]
+    routed = sum(t.elements for t in matrices if t.is_expert)
+    others = sum(t.elements for t in matrices if not t.is_expert)
+    if model.experts is None:
+        return others
+    return others + routed // model.experts.experts * model.experts.active
+
+
+@lru_cache(maxsize=64)
 def matmul_parameter_count(model: Model) -> int:
     """Weights that multiply each token: all matrices of the blocks and the output head.
 
-    The embedding look-up, norms and biases are out; a tied head is in.
+    Of the routed experts the active ones count. The embedding look-up, norms and biases are out; a
+    tied head is in.
     """
-    block = sum(t.elements for t in block_tensors(model) if len(t.shape) == 2)
-    return model.layers * block + model.vocab * model.hidden
+    dense = model.dense_blocks * block_matmul_parameter_count(dense_view(model))
+    sparse = (model.layers - model.dense_blocks) * block_matmul_parameter_count(model)
+    return dense + sparse + model.vocab * model.hidden

@@ -21,7 +21,7 @@ _BY_HAND = "--layers --hidden --ffn-hidden --heads --kv-heads --vocab"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Class:
+class SizeClass:
     """What models of one order of magnitude have in common."""
 
     vocab: int
@@ -36,16 +36,16 @@ def infer_model(parameters: int) -> Model:
     """The dense decoder of the most usual shape with `parameters` parameters, within 1 %."""
     if not SMALLEST_PARAMETERS <= parameters <= LARGEST_PARAMETERS:
         raise SpecError(
-            f"a shape is inferred for {_written(SMALLEST_PARAMETERS)} to "
-            f"{_written(LARGEST_PARAMETERS)} parameters, not for "
+            f"a shape is inferred for {written(SMALLEST_PARAMETERS)} to "
+            f"{written(LARGEST_PARAMETERS)} parameters, not for "
             f"{'more' if parameters > LARGEST_PARAMETERS else parameters}; "
             f"give the shape itself: {_BY_HAND}"
         )
-    size = _size_class(parameters)
+    size = size_class(parameters)
     _, layers, hidden, ffn_hidden = min(_shapes(parameters, size))
     heads = hidden // size.head_dim
     model = Model(
-        name=f"dense-{_written(parameters)}",
+        name=f"dense-{written(parameters)}",
         layers=layers,
         hidden=hidden,
         ffn_hidden=ffn_hidden,
@@ -81,7 +81,7 @@ def model_from_shape(
     )
 
 
-def _written(parameters: int) -> str:
+def written(parameters: int) -> str:
     """A count as people name models: `70b`, `1.5b`, `10m`."""
     for scale, suffix in ((10**12, "t"), (10**9, "b"), (10**6, "m"), (10**3, "k")):
         if parameters >= scale:
@@ -89,19 +89,25 @@ def _written(parameters: int) -> str:
     return str(parameters)
 
 
-def _size_class(parameters: int) -> _Class:
+def size_class(parameters: int) -> SizeClass:
     """Vocabularies grow with the model, so that the embedding never dominates."""
     if parameters < 20e6:
-        return _Class(vocab=256, tied_embeddings=True, head_dim=32, kv_heads=None, hidden_step=64)
+        return SizeClass(
+            vocab=256, tied_embeddings=True, head_dim=32, kv_heads=None, hidden_step=64
+        )
     if parameters < 100e6:
-        return _Class(vocab=4096, tied_embeddings=True, head_dim=64, kv_heads=None, hidden_step=128)
+        return SizeClass(
+            vocab=4096, tied_embeddings=True, head_dim=64, kv_heads=None, hidden_step=128
+        )
     if parameters < 600e6:
-        return _Class(
+        return SizeClass(
             vocab=32000, tied_embeddings=True, head_dim=64, kv_heads=None, hidden_step=256
         )
     if parameters < 2.5e9:
-        return _Class(vocab=128256, tied_embeddings=True, head_dim=64, kv_heads=8, hidden_step=512)
-    return _Class(
+        return SizeClass(
+            vocab=128256, tied_embeddings=True, head_dim=64, kv_heads=8, hidden_step=512
+        )
+    return SizeClass(
         vocab=128256,
         tied_embeddings=parameters < 6e9,
         head_dim=128,
@@ -115,7 +121,7 @@ def _usual_aspect(parameters: int) -> float:
     return 110 * min(1.0, math.pow(parameters / 3e9, 0.15))
 
 
-def _shapes(parameters: int, size: _Class) -> Iterator[tuple[float, int, int, int]]:
+def _shapes(parameters: int, size: SizeClass) -> Iterator[tuple[float, int, int, int]]:
     """(distance from the usual, layers, hidden, ffn_hidden) of shapes with this many parameters."""
     aspect = _usual_aspect(parameters)
     # N = 12.5 hidden**2 layers = 12.5 hidden**3 / aspect, in the middle of the search
@@ -133,18 +139,18 @@ def _shapes(parameters: int, size: _Class) -> Iterator[tuple[float, int, int, in
         for layers in range(fewest, most + 1):
             exact_ffn = (inside / layers - besides_ffn) / (3 * hidden)
             slack = TOLERANCE_FRACTION * 0.99 * parameters / layers / (3 * hidden)
-            ffn_hidden, multiple = _round_width(exact_ffn, slack)
+            ffn_hidden, multiple = round_width(exact_ffn, slack)
             if ffn_hidden > 0:
                 oddness = (
                     math.log(hidden / layers / aspect) ** 2
                     + math.log(ffn_hidden / hidden / 3.5) ** 2
-                    + _depth_oddness(layers)
+                    + depth_oddness(layers)
                     + 0.01 * max(0.0, math.log2(512 / multiple))
                 )
                 yield oddness, layers, hidden, ffn_hidden
 
 
-def _round_width(exact: float, slack: float) -> tuple[int, int]:
+def round_width(exact: float, slack: float) -> tuple[int, int]:
     """The width within `slack` of `exact` that is a multiple of the largest power of two."""
     for power in range(10, -1, -1):
         multiple = 2**power
@@ -154,7 +160,7 @@ def _round_width(exact: float, slack: float) -> tuple[int, int]:
     return 0, 1
 
 
-def _depth_oddness(layers: int) -> float:
+def depth_oddness(layers: int) -> float:
     """Deep models have a number of layers that pipeline stages divide."""
     if layers < 16:
         return 0.0 if layers % 2 == 0 else 0.02

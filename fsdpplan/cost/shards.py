@@ -2,7 +2,8 @@
 
 A unit is a run of `wrap_blocks` blocks, or the root with embedding, final norm and head. FSDP2
 shards every parameter on dim 0 and pads it to a multiple of the shard group, parameter by
-parameter, so a unit's gathered buffer is larger than its parameters.
+parameter, so a unit's gathered buffer is larger than its parameters. Under expert parallelism the
+routed experts of a block are a unit of their own, over fewer ranks.
 
 Source: torch 2.13 `fully_shard` (per-parameter sharding, chunks of ceil(dim0 / n) rows); checked
 against its collectives under a fake process group (tests/ground_truth).
@@ -17,6 +18,7 @@ from math import prod
 from fsdpplan.cost.params import (
     ParameterTensor,
     block_tensors,
+    dense_view,
     embedding_tensors,
     head_tensors,
 )
@@ -48,29 +50,100 @@ class Stage:
     """Transformer blocks, over all its virtual stages."""
     has_embedding: bool
     has_head: bool
+    dense_blocks: int = 0
+    """Those of its blocks that lack the model's experts; 0 for a dense model, whose blocks are all
+    of one kind."""
+    inner_boundaries: int = 0
+    """Neighbouring stages of the pipeline that this rank holds both of: the foot of a V. Between
+    them nothing is sent."""
+    parts: tuple[Stage, ...] = ()
+    """Its virtual stages, where a pipeline rank has several: no FSDP unit spans two of them."""
+
+    gathers: int = 1
+    """How often a step of a pipeline gathers its parameters under reshard never."""
+    waiting_blocks: int = 0
+    """(micro-batch, block) pairs between the two halves of their backward pass when a pipeline rank
+    holds most."""
+
+    @property
+    def pieces(self) -> tuple[Stage, ...]:
+        """Its virtual stages, or itself."""
+        return self.parts or (self,)
 
 
 def whole_model(model: Model) -> Stage:
     """The only stage of a model without pipelining."""
-    return Stage(blocks=model.layers, has_embedding=True, has_head=True)
+    return Stage(
+        blocks=model.layers,
+        has_embedding=True,
+        has_head=True,
+        dense_blocks=dense_blocks_among(model=model, first_block=0, blocks=model.layers),
+    )
 
 
-def unit_size(tensors: tuple[ParameterTensor, ...], *, tp: int, shard_ranks: int) -> UnitSize:
-    """Size of a unit made of `tensors`."""
+def dense_blocks_among(*, model: Model, first_block: int, blocks: int) -> int:
+    """`Stage.dense_blocks` of the `blocks` blocks from `first_block` on, counted from 0."""
+    if model.experts is None:
+        return 0
+    return max(0, min(model.dense_blocks - first_block, blocks))
+
+
+def block_kinds(*, model: Model, stage: Stage) -> tuple[tuple[Model, int], ...]:
+    """(model of the block, how many) for each kind of block in `stage`; kinds that it lacks are
+    left out."""
+    kinds = (
+        (dense_view(model), stage.dense_blocks),
+        (model, stage.blocks - stage.dense_blocks),
+    )
+    return tuple((kind, blocks) for kind, blocks in kinds if blocks)
+
+
+def _shard_dim(tensor: ParameterTensor, local_shape: tuple[int, ...], shard_ranks: int) -> int:
+    """The dimension that FSDP splits: that of the experts, if there is one for each rank.
+
+    With fewer, ranks would hold nothing but padding: dim 1 is split instead, as torchtitan does
+    (`_experts_shard_placement_fn` in models/llama4/infra/parallelize.py).
+    """
+    return 1 if tensor.is_expert and local_shape[0] < shard_ranks else 0
+
+
+def unit_size(
+    tensors: tuple[ParameterTensor, ...], *, tp: int, shard_ranks: int, ep: int = 1
+) -> UnitSize:
+    """Size of a unit made of `tensors`, sharded over `shard_ranks` ranks."""
     whole = padded = 0
     for tensor in tensors:
-        shape = tensor.local_shape(tp)
-        row_elements = prod(shape[1:])
-        rows = -(-shape[0] // shard_ranks) * shard_ranks
-        whole += shape[0] * row_elements
-        padded += rows * row_elements
+        shape = tensor.local_shape(tp, ep)
+        split = shape[_shard_dim(tensor, shape, shard_ranks)]
+        tensor_elements = prod(shape)
+        whole += tensor_elements
+        padded += tensor_elements // split * (-(-split // shard_ranks) * shard_ranks)
     return UnitSize(elements=whole, padded_elements=padded, tensors=len(tensors))
 
 
 @lru_cache(maxsize=4096)
-def block_size(*, model: Model, tp: int, shard_ranks: int) -> UnitSize:
-    """Size of one transformer block."""
-    return unit_size(block_tensors(model), tp=tp, shard_ranks=shard_ranks)
+def block_size(*, model: Model, tp: int, shard_ranks: int, ep: int = 1) -> UnitSize:
+    """Size of one transformer block; with experts, of one that has them.
+
+    With ep above 1 the routed experts are a unit of their own: `expert_size`.
+    """
+    tensors = block_tensors(model)
+    if ep > 1:
+        tensors = tuple(t for t in tensors if not t.is_expert)
+    return unit_size(tensors, tp=tp, shard_ranks=shard_ranks)
+
+
+@lru_cache(maxsize=4096)
+def expert_size(*, model: Model, tp: int, shard_ranks: int, ep: int) -> UnitSize:
+    """Size of the routed experts of one block on one of `ep` ranks; nothing where ep is 1 or the
+    model dense.
+
+    Each expert-parallel rank holds `1 / ep` of the experts, and shares them with
+    `shard_ranks / ep` ranks, so its shard is `shard_elements(shard_ranks // ep)`.
+    """
+    tensors = block_tensors(model) if ep > 1 else ()
+    experts = tuple(t for t in tensors if t.is_expert)
+    return unit_size(experts, tp=tp, shard_ranks=shard_ranks // ep, ep=ep)
 
 
 @lru_cache(maxsize=4096)
@@ -91,18 +164,50 @@ def root_size(
     return unit_size(tensors, tp=tp, shard_ranks=shard_ranks)
 
 
-@lru_cache(maxsize=4096)
-def stage_elements(*, model: Model, stage: Stage, tp: int) -> int:
-    """Parameters that one tensor-parallel rank of a stage holds before sharding."""
-    block = block_size(model=model, tp=tp, shard_ranks=1)
-    root = root_size(
-        model=model,
-        tp=tp,
-        shard_ranks=1,
-        has_embedding=stage.has_embedding,
-        has_head=stage.has_head,
+def stage_root_size(*, model: Model, stage: Stage, tp: int, shard_ranks: int) -> UnitSize:
+    """All root units of a stage together: two on the rank of a V that has embedding and head."""
+    roots = [
+        root_size(
+            model=model,
+            tp=tp,
+            shard_ranks=shard_ranks,
+            has_embedding=piece.has_embedding,
+            has_head=piece.has_head,
+        )
+        for piece in stage.pieces
+    ]
+    return UnitSize(
+        elements=sum(root.elements for root in roots),
+        padded_elements=sum(root.padded_elements for root in roots),
+        tensors=sum(root.tensors for root in roots),
     )
-    return stage.blocks * block.elements + root.elements
+
+
+@lru_cache(maxsize=4096)
+def stage_elements(*, model: Model, stage: Stage, tp: int, ep: int = 1) -> int:
+    """Parameters that one rank of a stage holds before FSDP shards them."""
+    root = stage_root_size(model=model, stage=stage, tp=tp, shard_ranks=1)
+    blocks = sum(
+        number * unit_size(block_tensors(kind), tp=tp, shard_ranks=1, ep=ep).elements
+        for kind, number in block_kinds(model=model, stage=stage)
+    )
+    return blocks + root.elements
+
+
+@lru_cache(maxsize=4096)
+def stage_shard_elements(
+    *, model: Model, stage: Stage, tp: int, shard_ranks: int, ep: int = 1
+) -> int:
+    """Parameters that the fullest rank of a stage keeps, padding included."""
+    root = stage_root_size(model=model, stage=stage, tp=tp, shard_ranks=shard_ranks)
+    kept = root.shard_elements(shard_ranks)
+    for kind, number in block_kinds(model=model, stage=stage):
+        block = block_size(model=kind, tp=tp, shard_ranks=shard_ranks, ep=ep)
+        experts = expert_size(model=kind, tp=tp, shard_ranks=shard_ranks, ep=ep)
+        kept += number * (
+            block.shard_elements(shard_ranks) + experts.shard_elements(shard_ranks // ep)
+        )
+    return kept
 
 
 @lru_cache(maxsize=4096)

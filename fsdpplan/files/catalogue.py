@@ -1,4 +1,4 @@
-"""The catalogue of dense models, by the names of their repositories on the Hugging Face hub."""
+"""The catalogue of models, by the names of their repositories on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any
 
 from fsdpplan.errors import ProfileNotFound, SpecError
 from fsdpplan.files.table import short
-from fsdpplan.spec.model import Model
+from fsdpplan.spec.model import Experts, LatentAttention, Model
 
 _FILE = Path(__file__).with_name("models.toml")
+_NOT_SHAPES = ("source", "paper", "note", "parameters")
 _MIXTURE_NAMES = re.compile(
     r"mixtral|deepseek|gpt-?oss|llama-?4|kimi|dbrx|grok|olmoe|minimax|glm-?4\.[5-9]|moe|-a\d+b\b"
 )
@@ -32,37 +33,50 @@ def model_names() -> list[str]:
 def load_model(name: str) -> Model:
     """The shape of a catalogue model; `Qwen/Qwen3-8B` and `qwen3-8b` are the same."""
     found = _find(name)
-    entry = _entries()[found]
-    shape = {key: value for key, value in entry.items() if key not in ("source", "parameters")}
-    return Model(name=found, **shape)
+    shape = {key: value for key, value in _entries()[found].items() if key not in _NOT_SHAPES}
+    experts, latent = shape.pop("experts", None), shape.pop("latent", None)
+    return Model(
+        name=found,
+        **shape,
+        experts=Experts(**experts) if experts else None,
+        latent=LatentAttention(**latent) if latent else None,
+    )
 
 
 def model_source(name: str) -> str:
-    """Where the shape of a catalogue model is published."""
-    return f"config.json of {_entries()[_find(name)]['source']} on the Hugging Face hub"
+    """Where the shape of a catalogue model is published, and what differs from there."""
+    entry = _entries()[_find(name)]
+    if "paper" in entry:
+        source = str(entry["paper"])
+    else:
+        source = f"config.json of {entry['source']} on the Hugging Face hub"
+    return f"{source}; {entry['note']}" if "note" in entry else source
 
 
 def published_parameter_count(name: str) -> int:
-    """The parameters that the publisher's weights hold."""
+    """The parameters that the publisher's weights hold; of a shape from a paper, those that
+    transformers builds."""
     return int(_entries()[_find(name)]["parameters"])
 
 
 def _find(name: str) -> str:
     """The catalogue's spelling of `name`."""
     plain = name.strip().lower()
-    by_source = {entry["source"].lower(): key for key, entry in _entries().items()}
+    entries = _entries().items()
+    by_source = {entry["source"].lower(): key for key, entry in entries if "source" in entry}
     if plain in by_source:
         return by_source[plain]
     last = plain.rsplit("/", 1)[-1]
     if last in _entries():
         return last
-    if _MIXTURE_NAMES.search(plain):
-        raise SpecError(
-            f"{short(name)} is a mixture of experts, which fsdpplan does not price yet; "
-            f"plan a dense model instead, such as {', '.join(_near(last) or ['llama-3.1-8b'])}"
-        )
     nearest = _near(last)
     hint = f"nearest: {', '.join(nearest)}; " if nearest else ""
+    if _MIXTURE_NAMES.search(plain):
+        raise SpecError(
+            f"no model is called {short(name)}, which sounds like a mixture of experts; {hint}"
+            "--config takes its Hugging Face config.json, and --params 235e9 --active-params 22e9 "
+            "its size"
+        )
     raise ProfileNotFound(
         f"no model is called {short(name)}; {hint}`fsdpplan models` lists all, --config takes a "
         "Hugging Face config.json and --params a number such as 7B"

@@ -1,0 +1,144 @@
+"""Fields that Hugging Face configs of several families share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from fsdpplan.errors import SpecError
+from fsdpplan.files.table import Table, short
+
+SILU = ("silu", "swish")
+GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu", "gelu_fast", "gelu_python")
+TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")
+UNGATED = (*GELU, "relu", "relu2")
+"""Activations without a gate: one read and one write each, so they are planned alike."""
+
+
+def either(table: Table, *keys: str) -> str:
+    """Which of `keys`, names of one field in configs of different age, is written."""
+    return next((key for key in keys if table.values.get(key) is not None), keys[0])
+
+
+def optional_integer(table: Table, key: str, default: int, *, lowest: int = 1) -> int:
+    """`key`, or `default` where it is absent or null."""
+    if table.values.get(key) is None:
+        return default
+    return table.integer(key, lowest=lowest)
+
+
+def optional_flag(table: Table, key: str, default: bool) -> bool:
+    """`key`, or `default` where it is absent or null."""
+    return default if table.values.get(key) is None else table.flag(key)
+
+
+def optional_number(table: Table, key: str, default: float) -> float:
+    """`key`, or `default` where it is absent or null."""
+    return default if table.values.get(key) is None else table.number(key)
+
+
+def require_flag(table: Table, key: str, wanted: bool, why: str) -> None:
+    """Raise unless `key` is absent, null or `wanted`."""
+    if optional_flag(table, key, wanted) is not wanted:
+        raise table.wrong(key, f"{str(wanted).lower()}: {why}")
+
+
+def activation(table: Table, key: str, known: Iterable[str]) -> str | None:
+    """The activation function, which must be one that the family has; None: its default."""
+    return None if table.values.get(key) is None else table.choice(key, known)
+
+
+def note_ungated(table: Table, notes: list[str], key: str, default: str) -> None:
+    """Activations without a gate are trained as the tanh form of GELU; say so of the others."""
+    kind = activation(table, key, UNGATED) or default
+    if kind not in TANH_GELU:
+        notes.append(f"{key} {kind} is planned and trained as the tanh form of GELU")
+
+
+def head_dim(table: Table, heads_key: str = "num_attention_heads") -> int:
+    """`head_dim`, or hidden / heads where it is absent or null."""
+    if table.values.get("head_dim") is not None:
+        return table.integer("head_dim")
+    return split_width(table, "hidden_size", heads_key)
+
+
+def split_width(table: Table, width_key: str, heads_key: str) -> int:
+    """Width of one of the heads that split `width_key` evenly."""
+    hidden, heads = table.integer(width_key), table.integer(heads_key)
+    if hidden % heads:
+        raise SpecError(
+            f"{table.field(heads_key)} {heads} does not divide {width_key} {hidden}; "
+            "write head_dim, or correct one of them"
+        )
+    return hidden // heads
+
+
+def rope_theta(
+    table: Table, notes: list[str], *, default: float = 10000.0, may_be_partial: bool = False
+) -> float:
+    """Base of the rotary frequencies: `rope_parameters` (transformers 5) or `rope_theta`."""
+    theta = optional_number(table, "rope_theta", default)
+    _check_partial(table, notes, may_be_partial)
+    for key in ("rope_scaling", "rope_parameters"):
+        if table.values.get(key) is None:
+            continue
+        rope = table.table(key)
+        if rope.values.get("full_attention") is not None:  # one table a kind of block (Gemma 3)
+            rope = rope.table("full_attention")
+        theta = optional_number(rope, "rope_theta", theta)
+        _check_partial(rope, notes, may_be_partial)
+        kind = rope.values.get("rope_type", rope.values.get("type", "default"))
+        if kind != "default":
+            notes.append(
+                f"{key} of type {short(kind)} is left out: it turns the angles of long positions "
+                "and changes neither memory nor time"
+            )
+    return theta
+
+
+def _check_partial(table: Table, notes: list[str], may_be_partial: bool) -> None:
+    fraction = optional_number(table, "partial_rotary_factor", 1.0)
+    if fraction != 1.0 and not may_be_partial:
+        raise table.wrong("partial_rotary_factor", "1: positions turn whole heads here")
+    if fraction != 1.0:
+        note_partial(notes, f"partial_rotary_factor {fraction:g}")
+
+
+def note_partial(notes: list[str], what: str) -> None:
+    """Heads that positions turn in part are planned and trained as turned in whole."""
+    notes.append(f"{what} is planned and trained as 1: positions turn whole heads here")
+
+
+def windows(
+    table: Table, notes: list[str], *, window: int, layers: int, full_every: int
+) -> dict[str, Any]:
+    """`sliding_window` and `full_attention_every`, by `layer_types` or the family's pattern.
+
+    `window` 0 is none; `full_every` is the pattern without `layer_types`: the last of so many
+    blocks is full, none is if there are fewer.
+    """
+    every = full_every
+    if table.values.get("layer_types") is not None:
+        every = _full_every(table, layers)
+    if not window or every == 1:
+        return {}
+    notes.append(
+        f"sliding_window {window} is priced; the trainer here takes sequences up to that length, "
+        "for which it is full causal attention"
+    )
+    return {"sliding_window": window, "full_attention_every": every}
+
+
+def _full_every(table: Table, layers: int) -> int:
+    """N where each Nth of `layer_types` is full and the others slide; N > layers: none is."""
+    kinds = table.values["layer_types"]
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        raise table.wrong("layer_types", f"a list of {layers} kinds, one a layer")
+    full = [kind == "full_attention" for kind in kinds]
+    every = full.index(True) + 1 if True in full else layers + 1
+    known = all(kind in ("full_attention", "sliding_attention") for kind in kinds)
+    if not known or full != [(i + 1) % every == 0 for i in range(layers)]:
+        raise table.wrong(
+            "layer_types", "sliding_attention but for each Nth layer, which is full_attention"
+        )
+    return every
