@@ -12,12 +12,20 @@ step of a ring; α the latency of a hop; B a bandwidth, one direction, for each 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import log2, sqrt
+from math import inf, log2
 from typing import Literal
 
 from fsdpplan.cost.placement import PlacedLevel, Placement
+from fsdpplan.cost.protocols import SIMPLE, Protocol, protocols
+from fsdpplan.spec.cluster import Level
 
-Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv"]
+_COPY_PASSES = 4
+"""Passes over the own shard at the full memory bandwidth that its copy is worth: one read and one
+write, at half of the bandwidth because NCCL has few multiprocessors."""
+
+Collective = Literal[
+    "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv", "broadcast"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +81,7 @@ def tree_all_reduce_seconds(*, gathered_bytes: float, ranks: int, link: Link) ->
 def wire_bytes(*, collective: Collective, gathered_bytes: float, ranks: int) -> float:
     """Bytes that each rank sends: M (N - 1) / N in an all-gather, twice that in an all-reduce."""
     match collective:
-        case "all_gather" | "reduce_scatter" | "all_to_all":
+        case "all_gather" | "reduce_scatter" | "all_to_all" | "broadcast":
             return gathered_bytes * (ranks - 1) / ranks
         case "all_reduce":
             return 2 * gathered_bytes * (ranks - 1) / ranks
@@ -88,126 +96,196 @@ def collective_seconds(
 
     `gathered_bytes` is the full unsharded buffer: the output of an all-gather, the input of a
     reduce-scatter, the buffer of an all-reduce, what one rank sends in all in an all-to-all, the
-    message of a send_recv between neighbours (every rank sends one at the same time).
+    message of a send_recv between neighbours (every rank sends one at the same time), what one rank
+    sends to all in a broadcast.
+
+    The least over NCCL's protocols, and for an all-reduce over its algorithms: each grows with the
+    bytes, so that more bytes are never faster.
     """
     if not placement.levels or gathered_bytes <= 0:
         return 0.0
-    base_seconds = placement.levels[-1].level.base_seconds
+    choices = protocols(tuple(placed.level.low_latency for placed in placement.levels))
     match collective:
         case "all_gather" | "reduce_scatter":
-            return base_seconds + _ring_seconds(gathered_bytes, placement, passes=1)
+            return min(_ring_seconds(gathered_bytes, placement, p, passes=1) for p in choices)
         case "all_reduce":
-            return base_seconds + min(
-                _ring_seconds(gathered_bytes, placement, passes=2),
-                _tree_seconds(gathered_bytes, placement),
-            )
+            rings = (_ring_seconds(gathered_bytes, placement, p, passes=2) for p in choices)
+            trees = (_tree_seconds(gathered_bytes, placement, p) for p in choices)
+            return min(*rings, *trees, _switch_seconds(gathered_bytes, placement))
         case "all_to_all":
-            return base_seconds + _all_to_all_seconds(gathered_bytes, placement)
+            return min(_all_to_all_seconds(gathered_bytes, placement, p) for p in choices)
         case "send_recv":
-            return base_seconds + _send_recv_seconds(gathered_bytes, placement)
+            return min(_send_recv_seconds(gathered_bytes, placement, p) for p in choices)
+        case "broadcast":
+            return _broadcast_seconds(gathered_bytes, placement)
 
 
-def _ramped_seconds(
-    volume_bytes: float, bytes_per_step: float, half_bytes: float, bytes_per_second: float
-) -> float:
-    """Time for `volume_bytes` sent in steps of x at B * 1 / (1 + sqrt(h / x)).
-
-    h is the step at which half of B is reached. One smooth ramp for what NCCL's three protocols
-    (LL, LL128, Simple) and its growing number of channels do together; it rises without a jump
-    from latency-bound to full bandwidth, so more bytes are never faster.
-    """
-    return volume_bytes * (1 + sqrt(half_bytes / bytes_per_step)) / bytes_per_second
+def _start_seconds(placement: Placement, protocol: Protocol) -> float:
+    """Launch and synchronisation of a call; of the outermost level, which is the slowest."""
+    if protocol.base_seconds is not None:
+        return protocol.base_seconds
+    return placement.levels[-1].level.base_seconds
 
 
-def _hop_seconds(placement: Placement) -> float:
-    """Mean latency of a hop along the ring, by the level at which each edge crosses."""
+def _hop_seconds(placed: PlacedLevel, placement: Placement, protocol: Protocol) -> float:
+    """One hop over a level."""
+    inner = placed is placement.levels[0] and placed.level.domain_gpus > 1
+    extra = protocol.inner_hop_seconds if inner else protocol.outer_hop_seconds
+    return placed.level.latency_seconds + extra
+
+
+def _ring_hop_seconds(placement: Placement, protocol: Protocol) -> float:
+    """Mean hop along the ring, by the level at which each edge crosses."""
     total = 0.0
     for placed in placement.levels:
         edges = placed.inner_domains - (placed.domains if placed.domains > 1 else 0)
-        total += edges * placed.level.latency_seconds
+        total += edges * _hop_seconds(placed, placement, protocol)
     return total / placement.ranks
 
 
-def _ring_seconds(gathered_bytes: float, placement: Placement, *, passes: int) -> float:
-    """A ring with `passes` rounds, at the pace of its slowest level, plus the own shard's copy."""
-    bytes_per_step = gathered_bytes / placement.ranks
-    steps = passes * (placement.ranks - 1)
-    slowest = max(
-        _ramped_seconds(
-            bytes_per_step,
-            bytes_per_step,
-            placed.level.half_bandwidth_bytes,
-            placed.bandwidth_bytes_per_second * placed.level.bandwidth_fraction,
-        )
-        for placed in placement.levels
-    )
-    copy_seconds = 3 * bytes_per_step / placement.memory_bytes_per_second
-    return steps * (_hop_seconds(placement) + slowest) + copy_seconds
+def _bandwidth(
+    placed: PlacedLevel, placement: Placement, protocol: Protocol, share: float
+) -> float:
+    """What `protocol` carries of a group's bandwidth at one level, in bytes per second."""
+    datasheet = placed.bandwidth_bytes_per_second
+    carried = datasheet * placed.level.bandwidth_fraction * share
+    if placed is placement.levels[0]:
+        return min(carried, datasheet * protocol.inner_port_share)
+    return min(carried, protocol.outer_cap_bytes_per_second)
 
 
-def _tree_seconds(gathered_bytes: float, placement: Placement) -> float:
-    """All-reduce inside the innermost domains, and over double binary trees between them.
+def _filling_seconds(
+    volume_bytes: float, level: Level, bytes_per_second: float, protocol: Protocol, hops: float
+) -> float:
+    """Simple moves whole chunks: a pipeline of `hops` fills with them before it runs at its rate.
 
-    Inside, a chain carries the buffer up and down, or (NVLS) the switch reduces and multicasts:
-    a rank then sends S and gets S / g back, and the reverse. Between N domains, two trees carry
-    half of the buffer each over N - 1 edges, up and down. The levels work at the same time.
+        hops * c / B,  c = h * V / (V + h)
+
+    A chunk has h bytes in all channels together, less where there are not as many to send.
     """
-    latency_seconds = 0.0
+    if protocol is not SIMPLE:
+        return 0.0
+    half_bytes = level.half_bandwidth_bytes
+    return hops * half_bytes * volume_bytes / (volume_bytes + half_bytes) / bytes_per_second
+
+
+def _ring_seconds(
+    gathered_bytes: float, placement: Placement, protocol: Protocol, *, passes: int
+) -> float:
+    """A ring with `passes` rounds, at the pace of its slowest level, plus the own shard's copy."""
+    ranks = placement.ranks
+    volume_bytes = passes * gathered_bytes * (ranks - 1) / ranks
     slowest = 0.0
-    bytes_per_step = gathered_bytes / placement.ranks
+    for placed in placement.levels:
+        bandwidth = _bandwidth(placed, placement, protocol, protocol.share)
+        filling = _filling_seconds(volume_bytes, placed.level, bandwidth, protocol, passes)
+        slowest = max(slowest, volume_bytes / bandwidth + filling)
+    hops_seconds = passes * (ranks - 1) * _ring_hop_seconds(placement, protocol)
+    copied = _copy_seconds(gathered_bytes, placement)
+    return _start_seconds(placement, protocol) + hops_seconds + slowest + copied
+
+
+def _broadcast_seconds(gathered_bytes: float, placement: Placement) -> float:
+    """One rank's buffer along the ring to all others: each hop passes on whole chunks.
+
+        T = base + (n - 1) * (α + c / B) + S / B,  c = h * S / (h + 4 S)
+
+    A chunk is one of NCCL's steps, of which a gather's has four (src/include/collectives.h,
+    BROADCAST_CHUNKSTEPS and ALLGATHER_CHUNKSTEPS); its tuning model counts the latency of one hop
+    whatever the ranks (src/graph/tuning.cc), and so takes Simple.
+    """
+    ranks = placement.ranks
+    hops_seconds = (ranks - 1) * _ring_hop_seconds(placement, SIMPLE)
+    slowest = 0.0
+    for placed in placement.levels:
+        half_bytes = placed.level.half_bandwidth_bytes
+        chunk_bytes = half_bytes * gathered_bytes / (half_bytes + 4 * gathered_bytes)
+        bandwidth = _bandwidth(placed, placement, SIMPLE, SIMPLE.share)
+        edges = placed.inner_domains - (placed.domains if placed.domains > 1 else 0)
+        hops_seconds += (ranks - 1) * edges / ranks * chunk_bytes / bandwidth
+        slowest = max(slowest, gathered_bytes / bandwidth)
+    return _start_seconds(placement, SIMPLE) + hops_seconds + slowest
+
+
+def _copy_seconds(gathered_bytes: float, placement: Placement) -> float:
+    """The own shard goes from the input into the output on few multiprocessors."""
+    return _COPY_PASSES * gathered_bytes / placement.ranks / placement.memory_bytes_per_second
+
+
+def _tree_seconds(gathered_bytes: float, placement: Placement, protocol: Protocol) -> float:
+    """All-reduce along a chain in the innermost domains, and over double binary trees between them.
+
+    The chain carries the buffer up and down over its g - 1 edges; each channel begins it at another
+    rank, so that all send alike. Between N domains, two trees carry half of the buffer each over
+    N - 1 edges, up and down. The levels work at the same time.
+    """
+    hops_seconds = 0.0
+    hops = 0.0
+    slowest = 0.0
     for placed in placement.levels:
         level = placed.level
         branches = -(-placed.inner_domains // placed.domains)
+        inner = placed is placement.levels[0]
+        level_hops = 2.0 * (branches - 1) if inner else 2 * log2(branches)
         volume_bytes = 2 * gathered_bytes * (branches - 1) / branches
-        fraction = level.bandwidth_fraction
-        hops = 2 * log2(branches)
-        if placed is placement.levels[0]:
-            hops = 2.0 * (branches - 1)
-            volume_bytes = 2 * gathered_bytes if branches > 2 else volume_bytes
-            if level.multicast_fraction and branches > 2:
-                hops = 2.0
-                fraction = level.multicast_fraction
-                volume_bytes = gathered_bytes * (1 + 1 / branches)
-        latency_seconds += hops * level.latency_seconds
-        slowest = max(
-            slowest,
-            _ramped_seconds(
-                volume_bytes,
-                bytes_per_step,
-                level.half_bandwidth_bytes,
-                placed.bandwidth_bytes_per_second * fraction,
-            ),
-        )
-    return latency_seconds + slowest
+        hops += level_hops
+        hops_seconds += level_hops * _hop_seconds(placed, placement, protocol)
+        bandwidth = _bandwidth(placed, placement, protocol, protocol.tree_share)
+        filling = _filling_seconds(gathered_bytes, level, bandwidth, protocol, hops)
+        slowest = max(slowest, volume_bytes / bandwidth + filling)
+    return _start_seconds(placement, protocol) + hops_seconds + slowest
 
 
-def _all_to_all_seconds(gathered_bytes: float, placement: Placement) -> float:
+def _switch_seconds(gathered_bytes: float, placement: Placement) -> float:
+    """NVLS: the switch of the innermost level reduces and multicasts; trees between domains.
+
+    A rank sends S and gets S / g back, and the reverse. Infinite where the switch cannot.
+    """
+    inner = placement.levels[0]
+    ranks = -(-inner.inner_domains // inner.domains)
+    if not inner.level.multicast_fraction or ranks <= 2:
+        return inf
+    hops = 2.0
+    hops_seconds = 2 * _hop_seconds(inner, placement, SIMPLE)
+    bandwidth = inner.bandwidth_bytes_per_second * inner.level.multicast_fraction
+    volume_bytes = gathered_bytes * (1 + 1 / ranks)
+    filling = _filling_seconds(gathered_bytes, inner.level, bandwidth, SIMPLE, hops)
+    slowest = volume_bytes / bandwidth + filling
+    for placed in placement.levels[1:]:
+        branches = -(-placed.inner_domains // placed.domains)
+        level_hops = 2 * log2(branches)
+        hops += level_hops
+        hops_seconds += level_hops * _hop_seconds(placed, placement, SIMPLE)
+        bandwidth = placed.bandwidth_bytes_per_second * placed.level.bandwidth_fraction
+        volume_bytes = 2 * gathered_bytes * (branches - 1) / branches
+        filling = _filling_seconds(gathered_bytes, placed.level, bandwidth, SIMPLE, hops)
+        slowest = max(slowest, volume_bytes / bandwidth + filling)
+    return _start_seconds(placement, SIMPLE) + hops_seconds + slowest
+
+
+def _all_to_all_seconds(gathered_bytes: float, placement: Placement, protocol: Protocol) -> float:
     """Each rank sends S / n to each other rank; at each level, what must leave its domains."""
     ranks = placement.ranks
-    bytes_per_step = gathered_bytes / ranks
-    slowest = max(_all_to_all_level_seconds(bytes_per_step, ranks, p) for p in placement.levels)
-    copy_seconds = 3 * bytes_per_step / placement.memory_bytes_per_second
-    return (ranks - 1) * _hop_seconds(placement) + slowest + copy_seconds
+    slowest = 0.0
+    for placed in placement.levels:
+        inside = placed.inner_ranks
+        leaving_bytes = inside * (ranks - inside) * gathered_bytes / ranks
+        bandwidth = _bandwidth(placed, placement, protocol, protocol.share)
+        filling = _filling_seconds(leaving_bytes, placed.level, bandwidth, protocol, 1)
+        slowest = max(slowest, leaving_bytes / bandwidth + filling)
+    hops_seconds = (ranks - 1) * _ring_hop_seconds(placement, protocol)
+    copied = _copy_seconds(gathered_bytes, placement)
+    return _start_seconds(placement, protocol) + hops_seconds + slowest + copied
 
 
-def _all_to_all_level_seconds(bytes_per_step: float, ranks: int, placed: PlacedLevel) -> float:
-    inside = placed.inner_ranks
-    leaving_bytes = inside * (ranks - inside) * bytes_per_step
-    return _ramped_seconds(
-        leaving_bytes,
-        bytes_per_step,
-        placed.level.half_bandwidth_bytes,
-        placed.bandwidth_bytes_per_second * placed.level.bandwidth_fraction,
-    )
-
-
-def _send_recv_seconds(message_bytes: float, placement: Placement) -> float:
+def _send_recv_seconds(message_bytes: float, placement: Placement, protocol: Protocol) -> float:
     """Every rank of the group sends to its neighbour: the worst edge sets the time."""
     worst = 0.0
     for placed in placement.levels:
-        bandwidth = placed.rank_bandwidth_bytes_per_second * placed.level.bandwidth_fraction
-        seconds = placed.level.latency_seconds + _ramped_seconds(
-            message_bytes, message_bytes, placed.level.half_bandwidth_bytes, bandwidth
-        )
-        worst = max(worst, seconds)
-    return worst
+        carried = _bandwidth(placed, placement, protocol, protocol.share)
+        bandwidth = carried / placed.bandwidth_bytes_per_second
+        bandwidth *= placed.rank_bandwidth_bytes_per_second
+        seconds = _hop_seconds(placed, placement, protocol) + message_bytes / bandwidth
+        filling = _filling_seconds(message_bytes, placed.level, bandwidth, protocol, 1)
+        worst = max(worst, seconds + filling)
+    return _start_seconds(placement, protocol) + worst

@@ -64,7 +64,8 @@ def matmul_seconds(*, m: int, n: int, k: int, dtype: str, device: Device) -> flo
     elements = busy_waves(
         m=m, n=n, multiprocessors=multiprocessors, wave_fraction=fit.matmul_wave_fraction
     )
-    rate = device.peak_flops_per_second(dtype) * fit.matmul_fraction / multiprocessors
+    ceiling = fit.matmul_fraction * (fit.fp8_fraction if dtype == "fp8" else 1.0)
+    rate = device.peak_flops_per_second(dtype) * ceiling / multiprocessors
     flops_seconds = 2 * elements * (k + fit.matmul_fill_depth) / rate
     memory = device.memory_bandwidth_bytes_per_second * fit.memory_fraction
     traffic_seconds = matmul_bytes(m=m, n=n, k=k, dtype=dtype) / memory

@@ -46,7 +46,7 @@ class Placement:
     levels: tuple[PlacedLevel, ...]
     """Levels that the group crosses, innermost first; empty for one rank."""
     memory_bytes_per_second: float
-    """Fitted bandwidth of a rank's own memory."""
+    """Datasheet bandwidth of a rank's own memory."""
 
     @property
     def level_name(self) -> str:
@@ -99,14 +99,11 @@ def _group_placement(
         groups = min(inside.groups, groups_at_once or inside.groups)
         placed.append(_placed_level(cluster, level, inner_gpus, inside, outside, groups))
         inside, inner_gpus = outside, level.domain_gpus
-    device = cluster.device
     return Placement(
         ranks=ranks,
         stride=stride,
         levels=tuple(placed),
-        memory_bytes_per_second=(
-            device.memory_bandwidth_bytes_per_second * device.fit.memory_fraction
-        ),
+        memory_bytes_per_second=cluster.device.memory_bandwidth_bytes_per_second,
     )
 
 

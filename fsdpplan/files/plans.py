@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpplan.errors import SpecError
+from fsdpplan.files.plan_upgrade import upgraded
 from fsdpplan.files.table import (
     MAX_INTEGER,
     parse_json_object,
@@ -121,6 +122,7 @@ def plan_from_json(text: str, *, where: str) -> Plan:
         )
     try:
         _refuse_extremes(values, path="")
+        values = upgraded(values)
         plan = _build(_without_totals(values))
         check_plan(plan)
         _refuse_differences(values, json.loads(plan_json(plan)), path="")

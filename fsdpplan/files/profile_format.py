@@ -1,31 +1,61 @@
-"""The TOML format of hardware profiles: one device, node type or cluster a file.
+"""The TOML format of hardware profiles: one device, node type or cluster a file, and `physics`.
 
-Every number is written `key = { value = 1.0, source = "name" }`, where `[sources.name]` says what
-it is taken from. A number without a source is an error.
+`physics` holds the numbers that all CUDA devices share. A device or level without measurements of
+its own names its relative (`fitted_as`), whose fitted numbers it takes; what it gives itself goes
+before both.
 """
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
-from fsdpplan.errors import SpecError
-from fsdpplan.files.table import UNREADABLE, Table, path_text, read_text, short
-from fsdpplan.spec.cluster import Device, DeviceFit, DeviceKind, Evidence, Level
+from fsdpplan.errors import ProfileNotFound, SpecError
+from fsdpplan.files.profile_folder import profiles_folder
+from fsdpplan.files.profile_levels import LevelProfile, Relatives, read_level
+from fsdpplan.files.profile_numbers import (
+    SourcedNumbers,
+    Sources,
+    checked,
+    parse_toml,
+    read_sources,
+    taken_over,
+    texts,
+)
+from fsdpplan.files.table import Table, path_text, read_text, short
+from fsdpplan.spec.cluster import Device, DeviceFit, DeviceKind, Evidence, StepError
 
-ProfileKind = Literal["device", "node", "cluster"]
-Joins = Literal["node", "cluster"]
-Sources = tuple[tuple[str, str], ...]
-Value = TypeVar("Value")
+ProfileKind = Literal["device", "node", "cluster", "physics"]
 
 SCHEMA_VERSION = 1
 LIMIT_BYTES = 256 * 1024
+PHYSICS = "physics"
+POWER = "power_fraction"
+"""Power limit of a device as a share of its relative's. Near its limit a chip takes power as the
+third power of its clock (P = C V^2 f, and V grows as f), so that its sustained rate goes as the
+cube root."""
+DEVICE_FIT = (
+    "matmul_fraction",
+    "sustained_fraction",
+    "attention_forward_fraction",
+    "memory_fraction",
+)
+"""Fields of `DeviceFit` that belong to one device; `physics` has all others."""
 _HEADER = ("schema_version", "kind", "name", "description", "sources")
-_SOURCE_KEYS = ("what", "url", "how", "measured_on", "date")
-_INTEGERS = ("memory_bytes", "multiprocessors", "context_bytes", "communicator_bytes", "ports")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhysicsProfile:
+    """The fitted numbers that all CUDA devices share."""
+
+    name: str
+    fit: tuple[tuple[str, float], ...]
+    """Fields of `DeviceFit` with their values."""
+    errors: tuple[tuple[Evidence, StepError], ...]
+    """How far step times are off, by the evidence behind a device's fitted numbers."""
+    sources: Sources
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,17 +65,9 @@ class DeviceProfile:
     device: Device
     nvml_names: tuple[str, ...]
     """Names under which NVML reports it."""
+    fitted_as: str | None
+    """Profile of the relative whose fitted numbers it takes; None where it has its own."""
     sources: Sources
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LevelProfile:
-    """One level of links before the number of GPUs is known."""
-
-    joins: Joins
-    """`node`: the GPUs of one node; `cluster`: all nodes."""
-    level: Level
-    """Complete but for `domain_gpus`, which stands at 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,104 +95,103 @@ class ClusterProfile:
     sources: Sources
 
 
-Profile = DeviceProfile | NodeProfile | ClusterProfile
+Profile = DeviceProfile | NodeProfile | ClusterProfile | PhysicsProfile
 
 
 def read_profile(path: Path) -> Profile:
-    """The profile in the file at `path`."""
+    """The profile in the file at `path`; its relatives lie beside it or in the catalogue."""
     text = read_text(path, limit_bytes=LIMIT_BYTES, what="profile")
-    return parse_profile(text, where=path_text(path))
+
+    def relatives(name: str) -> Table:
+        beside = path.parent / f"{name}.toml"
+        return _document(beside) if _is_plain(name) and beside.is_file() else _catalogued(name)
+
+    return parse_profile(text, where=path_text(path), relatives=relatives)
 
 
-def parse_profile(text: str, *, where: str) -> Profile:
-    """The profile in `text`; `where` names the file in messages."""
-    table = _parse_toml(text, where=where)
+def parse_profile(text: str, *, where: str, relatives: Relatives | None = None) -> Profile:
+    """The profile in `text`; `where` names the file in messages.
+
+    `relatives` finds the profiles that it names; None: those of the catalogue.
+    """
+    relatives = relatives or _catalogued
+    table = parse_toml(text, where=where)
     if table.integer("schema_version") != SCHEMA_VERSION:
         raise table.wrong("schema_version", f"{SCHEMA_VERSION}, the version read here")
-    sources = _read_sources(table.table("sources"))
+    sources = read_sources(table.table("sources"))
     table.text("description")
     match table.choice("kind", get_args(ProfileKind)):
         case "device":
-            return _device(table, sources)
+            return _device(table, sources, relatives)
         case "node":
-            return _node(table, sources)
+            return _node(table, sources, relatives)
+        case "physics":
+            return _physics(table, sources)
         case _:
             return _cluster(table, sources)
 
 
-def _parse_toml(text: str, *, where: str) -> Table:
-    try:
-        return Table(where=where, values=tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise SpecError(f"{where} is not TOML: {error}") from error
-    except (ValueError, RecursionError) as error:  # thousands of digits, or of brackets
-        raise SpecError(f"{where} cannot be read as TOML: {UNREADABLE}") from error
+def _document(path: Path) -> Table:
+    text = read_text(path, limit_bytes=LIMIT_BYTES, what="profile")
+    return parse_toml(text, where=path_text(path))
 
 
-def _read_sources(table: Table) -> dict[str, str]:
-    """Each source as one line of text."""
-    lines: dict[str, str] = {}
-    for key in table.values:
-        entry = table.table(key)
-        entry.refuse_unknown(_SOURCE_KEYS)
-        entry.text("what")
-        parts = [entry.text(part) for part in _SOURCE_KEYS if part in entry.values]
-        lines[key] = "; ".join(parts)
-    return lines
+@lru_cache(maxsize=64)
+def _catalogued(name: str) -> Table:
+    path = profiles_folder() / f"{name}.toml"
+    if not _is_plain(name) or not path.is_file():
+        raise ProfileNotFound(f"no hardware profile is called {short(name)}")
+    return _document(path)
 
 
-class _SourcedNumbers:
-    """Reads the numbers of one table and remembers the source of each."""
-
-    def __init__(self, table: Table, sources: dict[str, str], *, prefix: str) -> None:
-        self.table = table
-        self.used: list[tuple[str, str]] = []
-        self._sources = sources
-        self._prefix = prefix
-
-    def _entry(self, key: str) -> Table:
-        """The inline table of `key`, its source checked and remembered."""
-        if not isinstance(self.table.require(key), dict):
-            raise self.table.wrong(key, 'written { value = ..., source = "..." }')
-        entry = self.table.table(key)
-        entry.refuse_unknown(("value", "source"))
-        source = entry.text("source")
-        if source not in self._sources:
-            raise entry.wrong("source", f"one of [sources]: {', '.join(sorted(self._sources))}")
-        self.used.append((f"{self._prefix}{key}", self._sources[source]))
-        return entry
-
-    def read(self, key: str) -> int | float:
-        """A whole number where the field counts bytes or things, else a finite number."""
-        entry = self._entry(key)
-        return entry.integer("value", lowest=0) if key in _INTEGERS else entry.number("value")
-
-    def fields_of(self, spec: type, *, besides: frozenset[str]) -> dict[str, Any]:
-        """The numbers of a dataclass by field; one that has a default may be left out."""
-        numbers = [field for field in fields(spec) if field.name not in besides]
-        optional = {field.name for field in numbers if field.default is not MISSING}
-        return {
-            field.name: self.read(field.name)
-            for field in numbers
-            if field.name in self.table.values or field.name not in optional
-        }
-
-    def integer(self, key: str) -> int:
-        """A whole number of at least 1."""
-        return self._entry(key).integer("value")
-
-    def flag(self, key: str) -> bool:
-        """True or false."""
-        return self._entry(key).flag("value")
+def _is_plain(name: str) -> bool:
+    return name.isprintable() and len(name) < 100 and not set(name) & set("/\\")
 
 
-def _device(table: Table, sources: dict[str, str]) -> DeviceProfile:
-    table.refuse_unknown((*_HEADER, "torch_device", "nvml_names", "evidence", "numbers", "fit"))
-    numbers = _SourcedNumbers(table.table("numbers"), sources, prefix="cluster.device.")
-    fit = _SourcedNumbers(table.table("fit"), sources, prefix="cluster.device.fit.")
-    besides = frozenset({"name", "kind", "evidence", "fit"})
+def _physics(table: Table, sources: dict[str, str]) -> PhysicsProfile:
+    table.refuse_unknown((*_HEADER, "fit", "error"))
+    numbers = SourcedNumbers(table.table("fit"), sources, prefix="cluster.device.fit.")
+    numbers.table.refuse_unknown({field.name for field in fields(DeviceFit)} - set(DEVICE_FIT))
+    values = numbers.fields_of(DeviceFit, besides=frozenset(DEVICE_FIT))
+    kinds: tuple[Evidence, ...] = get_args(Evidence)
+    errors = {kind: _error(table.table("error").table(kind), sources) for kind in kinds}
+    return PhysicsProfile(
+        name=table.text("name"),
+        fit=tuple(values.items()),
+        errors=tuple((kind, error) for kind, (error, _) in errors.items()),
+        sources=tuple(numbers.used),
+    )
+
+
+def _error(table: Table, sources: dict[str, str]) -> tuple[StepError, Sources]:
+    """Errors by kind of part, each with its source."""
+    numbers = SourcedNumbers(table, sources, prefix="cluster.device.error.")
+    table.refuse_unknown(field.name for field in fields(StepError))
+    values = numbers.fields_of(StepError, besides=frozenset())
+    return checked(table, lambda: StepError(**values)), tuple(numbers.used)
+
+
+def _device_error(
+    table: Table,
+    sources: dict[str, str],
+    kind: DeviceKind,
+    evidence: Evidence,
+    relatives: Relatives,
+) -> tuple[StepError, Sources]:
+    """A device's own errors, or those of `physics` for its evidence."""
+    if kind == "cpu" or "error" in table.values:
+        return _error(table.table("error"), sources)
+    document = relatives(PHYSICS)
+    by_kind = document.table("error").table(evidence)
+    return _error(by_kind, read_sources(document.table("sources")))
+
+
+def _device(table: Table, sources: dict[str, str], relatives: Relatives) -> DeviceProfile:
+    known = ("torch_device", "nvml_names", "evidence", "fitted_as", "numbers", "fit", "error")
+    table.refuse_unknown((*_HEADER, *known, POWER))
+    numbers = SourcedNumbers(table.table("numbers"), sources, prefix="cluster.device.")
+    besides = frozenset({"name", "kind", "evidence", "fit", "error"})
     numbers.table.refuse_unknown({field.name for field in fields(Device)} - besides)
-    fit.table.refuse_unknown(field.name for field in fields(DeviceFit))
     # the one rate that a device may lack
     values: dict[str, Any] = {"peak_fp8_flops_per_second": None}
     absent = frozenset(set(values) - set(numbers.table.values))
@@ -178,18 +199,73 @@ def _device(table: Table, sources: dict[str, str]) -> DeviceProfile:
     values["kind"] = table.choice("torch_device", get_args(DeviceKind))
     values["evidence"] = table.choice("evidence", get_args(Evidence))
     values["name"] = table.text("name")
-    fit_values = fit.fields_of(DeviceFit, besides=frozenset())
-    device = _checked(table, lambda: Device(fit=DeviceFit(**fit_values), **values))
+    fitted_as = table.text("fitted_as") if "fitted_as" in table.values else None
+    fit, fit_sources = _fit(table, sources, values["kind"], fitted_as, relatives)
+    error, error_sources = _device_error(
+        table, sources, values["kind"], values["evidence"], relatives
+    )
+    device = checked(table, lambda: Device(fit=DeviceFit(**fit), error=error, **values))
     return DeviceProfile(
         device=device,
-        nvml_names=_texts(table, "nvml_names"),
-        sources=(*numbers.used, *fit.used),
+        nvml_names=texts(table, "nvml_names"),
+        fitted_as=fitted_as,
+        sources=(*numbers.used, *fit_sources, *error_sources),
     )
 
 
-def _node(table: Table, sources: dict[str, str]) -> NodeProfile:
+def _fit(
+    table: Table,
+    sources: dict[str, str],
+    kind: DeviceKind,
+    fitted_as: str | None,
+    relatives: Relatives,
+) -> tuple[dict[str, Any], Sources]:
+    """Fitted numbers by field: of `physics` (CUDA), then of the relative, then its own."""
+    values: dict[str, Any] = {}
+    named: dict[str, str] = {}
+    if kind == "cuda":
+        document = relatives(PHYSICS)
+        physics = _physics(document, read_sources(document.table("sources")))
+        values |= dict(physics.fit)
+        named |= dict(physics.sources)
+    if fitted_as is not None:
+        relative = _relative_device(table, fitted_as, relatives)
+        values |= {field: getattr(relative.device.fit, field) for field in DEVICE_FIT}
+        named |= taken_over(relative.sources, "cluster.device.fit.", DEVICE_FIT, fitted_as)
+        if POWER in table.values:
+            power = SourcedNumbers(table, sources, prefix="cluster.device.fit.")
+            share = min(1.0, power.read(POWER)) ** (1 / 3)
+            values["sustained_fraction"] *= share
+            named["cluster.device.fit.sustained_fraction"] = (
+                f"{fitted_as}, times {share:.3f}, the cube root of the power limit: "
+                f"{power.used[0][1]}"
+            )
+    elif POWER in table.values:
+        raise table.wrong(POWER, "left out where there is no fitted_as")
+    own = SourcedNumbers(
+        table.table("fit")
+        if "fit" in table.values or not values
+        else Table(where=table.where, values={}),
+        sources,
+        prefix="cluster.device.fit.",
+    )
+    own.table.refuse_unknown(field.name for field in fields(DeviceFit))
+    given = frozenset(set(values) - set(own.table.values))
+    values |= own.fields_of(DeviceFit, besides=given)
+    return values, tuple((named | dict(own.used)).items())
+
+
+def _relative_device(table: Table, name: str, relatives: Relatives) -> DeviceProfile:
+    if name != table.text("name"):
+        document = relatives(name)
+        if document.values.get("kind") == "device" and "fitted_as" not in document.values:
+            return _device(document, read_sources(document.table("sources")), relatives)
+    raise table.wrong("fitted_as", "the name of another device profile with a fit of its own")
+
+
+def _node(table: Table, sources: dict[str, str], relatives: Relatives) -> NodeProfile:
     table.refuse_unknown((*_HEADER, "device", "gpus_per_node", "levels"))
-    size = _SourcedNumbers(table, sources, prefix="cluster.")
+    size = SourcedNumbers(table, sources, prefix="cluster.")
     any_size = table.require("gpus_per_node") == "any"
     gpus_per_node = None if any_size else size.integer("gpus_per_node")
     rows = table.require("levels")
@@ -198,7 +274,7 @@ def _node(table: Table, sources: dict[str, str]) -> NodeProfile:
     levels, used = [], list(size.used)
     for index, row in enumerate(rows):
         row_table = Table(where=table.where, values=row, prefix=f"levels[{index}].")
-        level, level_sources = _level(row_table, sources)
+        level, level_sources = read_level(row_table, sources, relatives)
         levels.append(level)
         used += level_sources
     joins = [level.joins for level in levels]
@@ -216,40 +292,12 @@ def _node(table: Table, sources: dict[str, str]) -> NodeProfile:
     )
 
 
-def _level(table: Table, sources: dict[str, str]) -> tuple[LevelProfile, Sources]:
-    besides = frozenset({"name", "domain_gpus", "gpudirect"})
-    keys = {field.name for field in fields(Level)} - besides
-    table.refuse_unknown((*keys, "name", "joins", "gpudirect"))
-    name = table.text("name")
-    numbers = _SourcedNumbers(table, sources, prefix=f"cluster.levels.{name}.")
-    values = numbers.fields_of(Level, besides=besides)
-    gpudirect = numbers.flag("gpudirect")
-    level = _checked(table, lambda: Level(name=name, domain_gpus=1, gpudirect=gpudirect, **values))
-    joins: Joins = "node" if table.choice("joins", get_args(Joins)) == "node" else "cluster"
-    return LevelProfile(joins=joins, level=level), tuple(numbers.used)
-
-
 def _cluster(table: Table, sources: dict[str, str]) -> ClusterProfile:
     table.refuse_unknown((*_HEADER, "node", "gpus"))
-    numbers = _SourcedNumbers(table, sources, prefix="cluster.")
+    numbers = SourcedNumbers(table, sources, prefix="cluster.")
     return ClusterProfile(
         name=table.text("name"),
         node=table.text("node"),
         gpus=numbers.integer("gpus"),
         sources=tuple(numbers.used),
     )
-
-
-def _texts(table: Table, key: str) -> tuple[str, ...]:
-    values = table.require(key)
-    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise table.wrong(key, "a list of texts")
-    return tuple(values)
-
-
-def _checked(table: Table, build: Callable[[], Value]) -> Value:
-    """`build()`, its complaint headed by the file."""
-    try:
-        return build()
-    except SpecError as error:
-        raise SpecError(f"{table.where}: {table.prefix}{error}") from error

@@ -8,16 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fsdpplan.errors import ProfileNotFound, SpecError
+from fsdpplan.files.profile_folder import profiles_folder as profiles_folder
 from fsdpplan.files.profile_format import (
     LIMIT_BYTES,
     ClusterProfile,
     DeviceProfile,
     NodeProfile,
+    PhysicsProfile,
     Profile,
     ProfileKind,
-    Sources,
     read_profile,
 )
+from fsdpplan.files.profile_numbers import Sources
 from fsdpplan.files.table import read_text, short
 from fsdpplan.spec.cluster import Cluster, Level
 
@@ -26,6 +28,7 @@ _KINDS: dict[ProfileKind, type] = {
     "device": DeviceProfile,
     "node": NodeProfile,
     "cluster": ClusterProfile,
+    "physics": PhysicsProfile,
 }
 
 
@@ -35,13 +38,6 @@ class LoadedCluster:
 
     cluster: Cluster
     sources: Sources
-
-
-def profiles_folder() -> Path:
-    """Wheels carry the profiles inside the package; a checkout has them beside it."""
-    package = Path(__file__).resolve().parent.parent
-    packaged = package / "hardware_profiles"
-    return packaged if packaged.is_dir() else package.parent / "hardware_profiles"
 
 
 def profile_names(kind: ProfileKind | None = None) -> list[str]:
@@ -172,6 +168,11 @@ def _node_of(name_or_path: str) -> tuple[NodeProfile, Path, int | None, Sources]
         raise SpecError(
             f"{short(name_or_path)} is a device, not a node type; use --hardware with "
             f"{' or '.join(nodes) or 'a node profile'}"
+        )
+    if isinstance(profile, PhysicsProfile):
+        raise SpecError(
+            f"{short(name_or_path)} holds what all GPUs share; use --hardware with a node profile, "
+            "which `fsdpplan profiles` lists"
         )
     node = read_profile(_find(profile.node, beside=path.parent))
     if not isinstance(node, NodeProfile):

