@@ -1,85 +1,35 @@
 """Activations: what one block keeps for backward, and the peaks inside its backward.
 
-Everything is counted for one micro-batch on one rank, operator by operator, for the reference
-decoder in eager mode: PyTorch saves the inputs of each matmul, of fused attention, of the norms
-and of the element-wise functions. Checked to the byte class against real FSDP2 under fake tensors
-in `tests/ground_truth`. Compiled blocks may keep less (they recompute element-wise results), never
-more; that saving is left out.
+Everything is counted for one micro-batch on one rank, operator by operator. An eager block saves
+the inputs of each matmul, of fused attention, of the norms and of the element-wise functions; one
+with fused kernels, compiled or written by hand, recomputes element-wise results, so a SwiGLU keeps
+gate and up but not their product's first factor. Norms, rotations and GELU keep the same.
+
+Sources: real FSDP2 under fake tensors, and the partitioner of torch 2.13's compiler on the
+reference block (tests/ground_truth); Megatron-LM megatron/core/fusions/fused_bias_swiglu.py;
+scores and dropout as in arXiv 2205.05198, equation 1. Rows of routed experts are the average over
+ranks: a router out of balance needs more.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
 
+from fsdpplan.cost.backward_steps import (
+    WeightGradientsOf,
+    backward_peak_bytes,
+    backward_steps,
+)
+from fsdpplan.cost.block_sizes import (
+    BlockShape,
+    BlockTensors,
+    Kernels,
+    block_tensors_bytes,
+)
+from fsdpplan.cost.weight_gradients import weight_gradient_bytes
 from fsdpplan.spec.layout import ActivationCheckpointing
 from fsdpplan.spec.model import Model
-
-FP32_BYTES = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockTensors:
-    """Bytes of the distinct tensors of one block on one rank.
-
-    `tokens` below is micro_batch * seq_len / cp, and tensor parallelism divides heads and the
-    feed-forward width; sequence parallelism divides the residual stream too.
-    """
-
-    residual: int
-    """The block's input in the dtype of the residual stream: tokens * hidden."""
-    normed: int
-    """Input of the projections, gathered over the sequence: tokens * hidden."""
-    normed_gradient: int
-    """Gradient of the norm's output: as large as `normed`, but fp32 under autocast."""
-    residual_cast: int
-    """The gradient of the residual stream, cast by autocast or gathered over the sequence for the
-    matmuls; 0 where it serves as it is."""
-    scatter_copy: int
-    """What a reduce-scatter over the sequence lays out before; 0 without sequence parallelism."""
-    shares_inputs: bool
-    """Projections of one input save it once; autocast makes a copy for each."""
-    query: int
-    """tokens * heads * head_dim / tp."""
-    key: int
-    """tokens * kv_heads * head_dim / tp; values are as large."""
-    inner: int
-    """tokens * ffn_hidden / tp."""
-    statistics: int
-    """fp32 row statistics of the two norms and the log-sum-exp of attention."""
-    rotary: int
-    """Cosines and sines saved by the two rotations."""
-    qk_normed: int
-    """Inputs and statistics of the query and key norms; 0 without them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightGradients:
-    """Bytes of the unsharded weight gradients of one block, in the compute dtype."""
-
-    down: int
-    gate: int
-    up: int
-    output: int
-    query: int
-    key: int
-    """The value projection's is as large."""
-
-    @property
-    def total(self) -> int:
-        """All matrices of the block."""
-        return self.down + self.gate + self.up + self.output + self.query + 2 * self.key
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BackwardStep:
-    """One operator of a block's backward: it allocates, then frees its inputs."""
-
-    weight_gradient: int = 0
-    """Allocated; stays until the block's gradients are reduced."""
-    allocated: int = 0
-    freed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,216 +52,140 @@ class BlockActivations:
     """The one registered last: FSDP2 still refers to it while it reduces."""
 
 
-@lru_cache(maxsize=4096)
-def block_tensors_bytes(
-    *,
-    model: Model,
-    tokens: int,
-    seq_len: int,
-    tp: int,
-    sequence_parallel: bool,
-    element_bytes: int,
-    residual_element_bytes: int,
-) -> BlockTensors:
-    """Sizes of the tensors of one block; `seq_len` is the local sequence.
-
-    A residual stream wider than the compute dtype is that of plain CUDA autocast: norms and the
-    sums of the stream are fp32, each matmul casts its input. In torch 2.13 the norms of queries and
-    keys are fp32, too (`rms_norm` in autocast's fp32 list; older versions lack it there). The
-    reference decoder casts its embedding and keeps its norms out of autocast instead.
-    """
-    autocasts = residual_element_bytes > element_bytes
-    norm_scale = residual_element_bytes // element_bytes
-    residual_tokens = -(-tokens // tp) if sequence_parallel else tokens
-    statistics_per_norm = 2 if model.norm == "layernorm" else 1
-    norm_statistics = 2 * residual_tokens * statistics_per_norm * FP32_BYTES
-    heads = -(-model.heads // tp)
-    kv_heads = -(-model.kv_heads // tp)
-    query = tokens * heads * model.head_dim * element_bytes
-    key = tokens * kv_heads * model.head_dim * element_bytes
-    qk_statistics = tokens * (heads + kv_heads) * FP32_BYTES
-    rotary = 2 * seq_len * model.head_dim * element_bytes
-    normed = tokens * model.hidden * element_bytes
-    return BlockTensors(
-        residual=residual_tokens * model.hidden * residual_element_bytes,
-        normed=normed,
-        normed_gradient=normed * norm_scale,
-        residual_cast=normed if autocasts or sequence_parallel else 0,
-        scatter_copy=normed if sequence_parallel else 0,
-        shares_inputs=not autocasts,
-        query=query,
-        key=key,
-        inner=tokens * -(-model.ffn_hidden // tp) * element_bytes,
-        statistics=norm_statistics + tokens * heads * FP32_BYTES,
-        rotary=rotary * (norm_scale if model.qk_norm else 1) if model.positions == "rope" else 0,
-        qk_normed=norm_scale * (query + key) + qk_statistics if model.qk_norm else 0,
-    )
-
-
-@lru_cache(maxsize=1024)
-def weight_gradient_bytes(*, model: Model, tp: int, element_bytes: int) -> WeightGradients:
-    """Unsharded gradients of the matrices of one block on one tensor-parallel rank."""
-    feed_forward = model.hidden * -(-model.ffn_hidden // tp) * element_bytes
-    query = model.hidden * -(-model.query_dim // tp) * element_bytes
-    key = model.hidden * -(-model.kv_dim // tp) * element_bytes
-    return WeightGradients(
-        down=feed_forward,
-        gate=feed_forward,
-        up=feed_forward if model.mlp == "swiglu" else 0,
-        output=query,
-        query=query,
-        key=key,
-    )
-
-
-def saved_bytes(*, model: Model, tensors: BlockTensors, mode: ActivationCheckpointing) -> int:
+def saved_bytes(
+    *, model: Model, tensors: BlockTensors, mode: ActivationCheckpointing, kernels: Kernels
+) -> int:
     """Bytes of one block kept from forward to backward.
 
-        none       2 residual + 2 normed + 2 query + 2 key + 4 inner (GELU: 2) + statistics
-                   (autocast: 5 normed, GELU: 4)
-        attention  as none: beside fused attention, which keeps no scores, Megatron's selective
-                   mode frees next to nothing
-        op         residual + first, third, fifth and seventh matmul + attention output
+        none       2 residual + 2 normed + query + key + value + attended + 4 inner (fused: 3,
+                   GELU: 2) + statistics (autocast: 5 normed, GELU: 4)
+        attention  as none without the scores: beside fused attention, which keeps none, Megatron's
+                   selective mode frees next to nothing
+        op         residual + every second matmul from the first + attention output
         full       residual
 
     Source: saved tensors of the operators, counted under fake tensors (tests/ground_truth).
     """
-    everything = all_saved_bytes(model=model, tensors=tensors)
     match mode:
-        case "none" | "attention":
-            return everything
+        case "none":
+            return all_saved_bytes(model=model, tensors=tensors, kernels=kernels)
+        case "attention":
+            everything = all_saved_bytes(model=model, tensors=tensors, kernels=kernels)
+            return everything - tensors.scores_kept
         case "op":
-            attention_output = tensors.query + tensors.statistics
-            projections = tensors.query + tensors.key + tensors.inner
-            down = tensors.normed if model.mlp == "swiglu" else 0
-            return tensors.residual + attention_output + projections + down
+            kept = _matmul_outputs(model, tensors)[::2]
+            if kernels.drops_unused and len(_matmul_outputs(model, tensors)) % 2:
+                kept = kept[:-1]
+            return tensors.residual + tensors.attended + tensors.statistics + sum(kept)
         case "full":
             return tensors.residual
 
 
-def all_saved_bytes(*, model: Model, tensors: BlockTensors) -> int:
+def all_saved_bytes(*, model: Model, tensors: BlockTensors, kernels: Kernels) -> int:
     """Bytes that one block saves without checkpointing."""
-    is_gated = model.mlp == "swiglu"
-    inner_copies = 4 if is_gated else 2
-    inputs = 2 if tensors.shares_inputs else 4 + int(is_gated)
+    t = tensors
+    activated = (2 if kernels.fused else 3) if model.is_gated else 1
+    inputs = 2 if t.shares_inputs else 4 + int(model.is_gated)
+    attention = t.query + t.key + t.value + t.attended + t.attended_copy + t.latents
+    experts = t.routed.rows + t.routed.returned_kept + (activated + 1) * t.routed.inner
     return (
-        2 * tensors.residual
-        + inputs * tensors.normed
-        + 2 * tensors.query
-        + 2 * tensors.key
-        + inner_copies * tensors.inner
-        + tensors.statistics
-        + tensors.rotary
-        + tensors.qk_normed
+        2 * t.residual
+        + inputs * t.normed_kept
+        + attention
+        + activated * t.inner
+        + t.product_kept
+        + t.statistics
+        + t.norm_copies
+        + t.rotary
+        + t.qk_normed
+        + t.post_normed
+        + t.scores_kept
+        + t.masks
+        + t.routed.router
+        + experts
     )
 
 
-def backward_steps(
-    *, model: Model, tensors: BlockTensors, gradients: WeightGradients
-) -> list[BackwardStep]:
-    """The operators of one block's backward, last operator of forward first.
+def _matmul_outputs(model: Model, t: BlockTensors) -> list[int]:
+    """Outputs of a block's plain matmuls in the order of forward; grouped ones of routed experts
+    are not among those that per-operator checkpointing counts.
 
-    Source: the reference block traced under fake tensors (tests/ground_truth). Left out: what the
-    CUDA kernel of attention allocates for itself (fp32 sums of the query gradient; under grouped
-    queries, key and value gradients of every query head).
+    Source: torchtitan torchtitan/parallelisms/parallelize_llama.py, `_get_custom_policy`.
     """
-    t, w, step = tensors, gradients, BackwardStep
-    cast = t.residual_cast
-    own_input = 0 if t.shares_inputs else t.normed
-    normed = t.normed_gradient
-    down = step(weight_gradient=w.down, allocated=t.inner + cast, freed=t.inner + cast)
-    gate = step(weight_gradient=w.gate, allocated=normed, freed=t.inner + t.normed)
-    activation = step(allocated=t.inner, freed=2 * t.inner)
-    sum_of_two = step(allocated=normed, freed=2 * normed)
-    if model.mlp == "swiglu":
-        product = step(allocated=2 * t.inner, freed=3 * t.inner)
-        up = step(weight_gradient=w.up, allocated=normed, freed=t.inner + own_input)
-        feed_forward = [down, product, up, activation, gate, sum_of_two]
-    else:
-        feed_forward = [down, activation, gate]
-    local_normed = t.residual if t.scatter_copy else normed
-    scatter = step(allocated=t.scatter_copy + t.residual, freed=t.scatter_copy + normed)
-    norm_and_sum = [
-        *([scatter] if t.scatter_copy else []),
-        step(allocated=t.residual, freed=local_normed + t.residual),
-        step(allocated=t.residual, freed=2 * t.residual),
-    ]
-    attention = [
-        step(weight_gradient=w.output, allocated=t.query + cast, freed=cast),
-        step(allocated=t.query + 2 * t.key, freed=3 * t.query + 2 * t.key),
-        step(freed=t.rotary + t.qk_normed),
-        step(weight_gradient=w.key, allocated=normed, freed=t.key + own_input),
-        step(weight_gradient=w.key, allocated=normed, freed=t.key + own_input),
-        sum_of_two,
-        step(weight_gradient=w.query, allocated=normed, freed=t.query + t.normed),
-        sum_of_two,
-    ]
-    return [*feed_forward, *norm_and_sum, *attention, *norm_and_sum]
+    attention = [t.query, t.key, t.value, t.normed]
+    if model.latent:
+        # into the latents and out of them; a latent is half of what its norm reads and returns
+        into = [t.latents // 2] if model.latent.query_rank else []
+        attention = [*into, t.query, t.latents // 2, t.key + t.value, t.normed]
+    if model.experts and not model.experts.shared_hidden:
+        return [*attention, t.routed.router // 2]
+    router = [t.routed.router // 2] if model.experts else []
+    projections = [t.inner, t.inner] if model.is_gated else [t.inner]
+    return [*attention, *router, *projections, t.normed]
 
 
-WeightGradientsOf = Literal["kept", "added", "cast", "cast_and_added"]
-"""What becomes of a weight's gradient in backward: it stays until its unit is reduced, or is added
-at once to what there is. Under autocast it is cast to fp32 first, and the compute-dtype copy of the
-weight is freed with the matmul."""
-
-
-def backward_peak_bytes(steps: list[BackwardStep], *, weight_gradients: WeightGradientsOf) -> int:
-    """Highest level in the backward of one block above the level at its start."""
-    level = peak = 0
-    for step in steps:
-        peak = max(peak, level + step.weight_gradient + step.allocated)
-        level += step.allocated - step.freed
-        match weight_gradients:
-            case "kept":
-                level += step.weight_gradient
-            case "added":
-                pass
-            case "cast" | "cast_and_added":
-                peak = max(peak, level + 2 * step.weight_gradient)
-                level += step.weight_gradient * (1 if weight_gradients == "cast" else -1)
-    return peak
+def _unread_bytes(
+    *, model: Model, tensors: BlockTensors, mode: ActivationCheckpointing, kernels: Kernels
+) -> int:
+    """What per-operator checkpointing keeps though backward does not read it: the last output."""
+    is_kept = mode == "op" and len(_matmul_outputs(model, tensors)) % 2 and not kernels.drops_unused
+    return tensors.normed if is_kept else 0
 
 
 @lru_cache(maxsize=8192)
 def block_activations(
     *,
-    model: Model,
-    tokens: int,
-    seq_len: int,
-    tp: int,
-    sequence_parallel: bool,
-    element_bytes: int,
-    residual_element_bytes: int,
+    shape: BlockShape,
     mode: ActivationCheckpointing,
     weight_gradients: WeightGradientsOf,
 ) -> BlockActivations:
     """All activation quantities of one block for one micro-batch on one rank."""
-    tensors = block_tensors_bytes(
-        model=model,
-        tokens=tokens,
-        seq_len=seq_len,
-        tp=tp,
-        sequence_parallel=sequence_parallel,
-        element_bytes=element_bytes,
-        residual_element_bytes=residual_element_bytes,
+    model, kernels = shape.model, shape.kernels
+    tensors = block_tensors_bytes(shape)
+    gradients = weight_gradient_bytes(
+        model=model, tp=shape.tp, element_bytes=shape.element_bytes, ep=shape.ep
     )
-    gradients = weight_gradient_bytes(model=model, tp=tp, element_bytes=element_bytes)
-    saved = saved_bytes(model=model, tensors=tensors, mode=mode)
-    everything = all_saved_bytes(model=model, tensors=tensors)
-    unused = tensors.normed if mode == "op" and model.mlp == "swiglu" else 0
-    recomputing = mode in ("op", "full")
-    recomputed_inner = (3 if model.mlp == "swiglu" else 2) * tensors.inner
-    steps = backward_steps(model=model, tensors=tensors, gradients=gradients)
+    everything = all_saved_bytes(model=model, tensors=tensors, kernels=kernels)
+    unread = _unread_bytes(model=model, tensors=tensors, mode=mode, kernels=kernels)
+    steps = backward_steps(model=model, tensors=tensors, gradients=gradients, kernels=kernels)
+    leaves_gradients = weight_gradients in ("kept", "cast")
     return BlockActivations(
-        saved_bytes=saved,
-        live_bytes=everything + unused,
+        saved_bytes=saved_bytes(model=model, tensors=tensors, mode=mode, kernels=kernels),
+        live_bytes=everything + unread,
         residual_bytes=tensors.residual,
-        forward_transient_bytes=(
-            recomputed_inner + tensors.residual + tensors.normed_gradient - unused
-            if recomputing
-            else tensors.residual + tensors.normed + tensors.scatter_copy
-        ),
-        backward_peak_bytes=backward_peak_bytes(steps, weight_gradients=weight_gradients),
-        weight_gradient_bytes=gradients.total if weight_gradients in ("kept", "cast") else 0,
+        forward_transient_bytes=_forward_transient_bytes(
+            model=model, tensors=tensors, mode=mode, kernels=kernels
+        )
+        - unread,
+        backward_peak_bytes=backward_peak_bytes(steps, weight_gradients=weight_gradients)
+        + tensors.gather_buffer,
+        weight_gradient_bytes=gradients.total if leaves_gradients else 0,
         last_weight_gradient_bytes=0 if model.mlp_bias else gradients.up or gradients.down,
     )
+
+
+def _forward_transient_bytes(
+    *, model: Model, tensors: BlockTensors, mode: ActivationCheckpointing, kernels: Kernels
+) -> int:
+    """The larger of what attention and the feed-forward network need besides what they save.
+
+    Under checkpointing nothing of them is saved, so inner tensors count too.
+    """
+    t = tensors
+    in_attention = t.exchanged + t.scores
+    if mode in ("none", "attention"):
+        recomputes_scores = t.scores_kept if mode == "attention" else 0
+        in_network = t.residual + t.normed + t.scatter_copy + t.gather_buffer
+        return max(in_network, in_attention + recomputes_scores)
+    inner_tensors = (2 if kernels.fused else 3) if model.is_gated else 2
+    in_network = (
+        inner_tensors * (t.inner + t.routed.inner)
+        + 2 * t.routed.rows
+        + t.residual
+        + t.normed_gradient
+        + t.gather_buffer
+    )
+    heads = t.query + t.key + t.value + t.attended
+    if t.scores or t.exchanged:
+        return max(in_network, in_attention + t.scores_kept + heads + t.normed)
+    return in_network

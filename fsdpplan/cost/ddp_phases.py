@@ -1,21 +1,23 @@
-"""Phases of a DDP rank: the moments of one step at which its memory can be highest.
+"""Phases of a rank that holds its parameters whole: DDP, ZeRO-1 and ZeRO-2.
 
-Checked against the trainer's model under autocast and fake tensors (tests/ground_truth); the
-reducer's buckets are added by arithmetic.
+Gradients and their buffers are there all the time. Checked against the trainer's model under
+autocast and fake tensors (tests/ground_truth); the reducer's buckets, ZeRO's shards and what other
+softwares keep are added by arithmetic.
 """
 
 from __future__ import annotations
 
-from fsdpplan.cost.activations import FP32_BYTES
-from fsdpplan.cost.phases import Phase, RankSizes
+from fsdpplan.cost.block_sizes import FP32_BYTES
+from fsdpplan.cost.rank_quantities import Phase, RankSizes
 
 
 def ddp_phases(s: RankSizes) -> list[Phase]:
-    """All candidates of a DDP rank; gradients live in the reducer's buckets all the time.
+    """All candidates of a rank with whole parameters.
 
     Autocast copies each matrix to the compute dtype. The copies stay to the end of forward, and to
     backward unless it recomputes. Backward frees them with the saved activations, so the last
-    block's is the highest.
+    block's is the highest; where gradients in the compute dtype gather until its end, the first
+    block's may be.
     """
 
     def phase(
@@ -23,10 +25,10 @@ def ddp_phases(s: RankSizes) -> list[Phase]:
     ) -> Phase:
         return Phase(
             name=name,
-            gradients=s.gradients(0),
+            gradients=s.resident_gradients,
             unsharded_parameters=parameters,
             unsharded_gradients=gradients + s.bucket_copy,
-            activations=activations,
+            activations=activations + s.message_buffers,
             temporaries=extra,
         )
 
@@ -36,41 +38,48 @@ def ddp_phases(s: RankSizes) -> list[Phase]:
         activations=s.saved(s.blocks),
         extra=s.block.forward_transient_bytes,
     )
-    backward = phase(
-        "backward",
-        parameters=s.copies(s.blocks),
-        gradients=s.head_gradient,
-        activations=s.saved(s.blocks)
-        + s.block.live_bytes
-        - s.block.saved_bytes
-        + s.block.residual_bytes,
-        extra=s.block.backward_peak_bytes,
-    )
+    recomputed = s.block.live_bytes - s.block.saved_bytes + s.block.residual_bytes
+    backward = [
+        phase(
+            "backward",
+            parameters=s.copies(left),
+            gradients=s.head_gradient + (s.blocks - left) * s.grown_block,
+            activations=s.saved(left) + recomputed,
+            extra=s.block.backward_peak_bytes,
+        )
+        for left in sorted({min(1, s.blocks), s.blocks})
+    ]
     embedding = phase(
         "backward",
         parameters=0,
-        gradients=s.head_gradient + s.embedding_gradient,
+        gradients=s.head_gradient + s.embedding_gradient + s.blocks * s.grown_block,
         activations=s.block.residual_bytes,
+    )
+    grown = phase(
+        "backward",
+        parameters=0,
+        gradients=s.blocks * s.grown_block + s.grown_root,
+        activations=s.other_micro_batches,
     )
     logits = phase(
         "forward",
         parameters=s.blocks * s.copies_block + s.copies_root,
         activations=s.saved(s.blocks) + 2 * s.last_residual + s.last_normed,
-        extra=s.element_bytes * s.logits_elements,
+        extra=s.element_bytes * s.logits_elements + s.logits_gather_bytes,
     )
-    return [forward, logits, *_ddp_loss_phases(s), backward, embedding]
+    return [forward, logits, *_loss_phases(s), *backward, embedding, grown]
 
 
-def _ddp_loss_phases(s: RankSizes) -> list[Phase]:
+def _loss_phases(s: RankSizes) -> list[Phase]:
     """The loss, forward and backward; then the head's backward and the cast of its gradient."""
     recomputes = s.block.live_bytes > s.block.saved_bytes
     copies = 0 if recomputes else s.blocks * s.copies_block
-    saved = s.saved(s.blocks) + s.last_residual
+    saved = s.saved(s.blocks) + s.last_residual + s.message_buffers
 
     def phase(*, activations: int, logits_bytes: int, parameters: int, gradients: int) -> Phase:
         return Phase(
             name="loss",
-            gradients=s.gradients(0),
+            gradients=s.resident_gradients,
             unsharded_parameters=copies + parameters,
             unsharded_gradients=gradients,
             activations=saved + activations,
@@ -90,10 +99,11 @@ def _ddp_loss_phases(s: RankSizes) -> list[Phase]:
         parameters=s.copies_root,
         gradients=head,
     )
+    is_cast = s.element_bytes < FP32_BYTES and s.copies_root > 0
     gradient_cast = phase(
         activations=s.last_residual,
         logits_bytes=0,
         parameters=0,
-        gradients=3 * head if s.element_bytes < FP32_BYTES else head,
+        gradients=3 * head if is_cast else head,
     )
     return [loss, backward, gradient_cast]

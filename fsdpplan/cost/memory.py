@@ -2,57 +2,55 @@
 
     peak = parameter shards + optimizer state + max over phases
 
-Bytes a parameter come from the recipe. FSDP2 with fp32 shards and AdamW: 4 parameter + 4 gradient
-+ 8 optimizer = 16, sharded, and transient compute-dtype units on top. The classic mixed-precision
-ledger (2 + 2 + 4 + 4 + 4 = 16, or 18 with fp32 gradients) is in `classic_bytes_per_parameter`.
+Bytes a parameter come from the `ledger`, what is added to them in a step from the phases: of FSDP
+units, of whole parameters, or of a pipeline rank. Beyond what is allocated, torch's allocator
+reserves: see `reserve`; and the device holds what is outside of it.
 
-Assumed: steady state (optimizer state exists, gradients are None between steps), fused AdamW (no
-temporaries), eager blocks. Checked against real FSDP2 under fake tensors to 3 % in
-`tests/ground_truth`; a CUDA peak is not yet measured against it.
+Assumed: steady state (optimizer state exists), fused AdamW (no temporaries). Checked against real
+FSDP2 under fake tensors in `tests/ground_truth`.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+from dataclasses import replace
 
-from fsdpplan.cost.activations import FP32_BYTES
+from fsdpplan.cost.block_sizes import FP32_BYTES
 from fsdpplan.cost.ddp_phases import ddp_phases
-from fsdpplan.cost.phases import Phase, RankSizes, fsdp_phases
+from fsdpplan.cost.device_memory import communicators, outside_allocator_bytes
+from fsdpplan.cost.formats import formats
+from fsdpplan.cost.ledger import (
+    ADAM_STATES,
+    StateBytes,
+    classic_bytes_per_parameter,
+    fsdp2_bytes_per_parameter,
+    rank_state,
+    sums_fp32_gradients,
+)
+from fsdpplan.cost.offload import host_bytes, require_offloadable, staging_bytes
+from fsdpplan.cost.phases import fsdp_phases
 from fsdpplan.cost.pipeline_phases import pipeline_phases
-from fsdpplan.cost.shards import Stage, block_size, root_size, stage_elements
+from fsdpplan.cost.pipeline_stages import in_flight_blocks, pipeline_ranks
+from fsdpplan.cost.rank_quantities import Phase, RankSizes
+from fsdpplan.cost.reserve import reserved_overhead_bytes
+from fsdpplan.cost.shards import Stage
 from fsdpplan.cost.sizes import rank_sizes
+from fsdpplan.cost.start_memory import checkpoint_peak_bytes, initialization_peak_bytes
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.estimate import MemoryBreakdown
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
 
-ADAM_STATES = 2
-"""fp32 tensors of AdamW for each parameter: first and second moment."""
-
-
-def classic_bytes_per_parameter(*, gradient_bytes: int = 2) -> dict[str, int]:
-    """The ledger of classic mixed precision with Adam, in bytes a parameter.
-
-    2 weights + 2 (or 4) gradients + 4 master weights + 4 + 4 moments = 16 (or 18).
-    Source: the field's worked example, 70B in 1.12 TB (tests/golden/ledger.toml); the ledger is
-    commonly credited to ZeRO (arXiv 1910.02054).
-    """
-    return {
-        "weights": 2,
-        "gradients": gradient_bytes,
-        "master_weights": 4,
-        "first_moment": 4,
-        "second_moment": 4,
-    }
-
-
-def fsdp2_bytes_per_parameter() -> dict[str, int]:
-    """The ledger of FSDP2 with fp32 shards and AdamW, in bytes a parameter: 16, never 18.
-
-    The compute-dtype copy is gathered unit by unit and freed, so it is not in the ledger.
-    """
-    return {"parameters": 4, "gradients": 4, "first_moment": 4, "second_moment": 4}
+__all__ = [
+    "ADAM_STATES",
+    "available_bytes",
+    "classic_bytes_per_parameter",
+    "communicators",
+    "fsdp2_bytes_per_parameter",
+    "rank_memory",
+    "stage_memory",
+    "state_bytes",
+]
 
 
 def available_bytes(*, cluster: Cluster, training: Training) -> int:
@@ -61,27 +59,10 @@ def available_bytes(*, cluster: Cluster, training: Training) -> int:
 
 
 def state_bytes(*, model: Model, layout: Layout, stage: Stage) -> int:
-    """fp32 elements times four that a rank keeps of the parameters: one of the ledger's rows."""
-    if layout.sharding == "ddp":
-        return FP32_BYTES * stage_elements(model=model, stage=stage, tp=layout.tp)
-    shard_ranks = layout.shard_ranks
-    block = block_size(model=model, tp=layout.tp, shard_ranks=shard_ranks)
-    root = root_size(
-        model=model,
-        tp=layout.tp,
-        shard_ranks=shard_ranks,
-        has_embedding=stage.has_embedding,
-        has_head=stage.has_head,
-    )
-    return FP32_BYTES * (
-        stage.blocks * block.shard_elements(shard_ranks) + root.shard_elements(shard_ranks)
-    )
-
-
-def optimizer_phase(sizes: RankSizes) -> Phase:
-    """Gradient norm and fused AdamW: all gradient shards, no temporaries."""
-    elements = sizes.blocks * sizes.shard_block_elements + sizes.shard_root_elements
-    return Phase(name="optimizer", gradients=FP32_BYTES * elements)
+    """Elements times four that a rank's optimizer updates: one of the ledger's fp32 rows."""
+    training = Training(seq_len=1, global_batch=1)
+    state = rank_state(model=model, training=training, layout=layout, stage=stage)
+    return FP32_BYTES * state.optimizer_parameters
 
 
 def rank_phases(sizes: RankSizes, layout: Layout) -> list[Phase]:
@@ -89,6 +70,32 @@ def rank_phases(sizes: RankSizes, layout: Layout) -> list[Phase]:
     if layout.sharding != "fsdp":
         return ddp_phases(sizes)
     return fsdp_phases(sizes) if layout.pp == 1 else pipeline_phases(sizes)
+
+
+def optimizer_phase(
+    sizes: RankSizes, *, state: StateBytes, training: Training, layout: Layout
+) -> Phase:
+    """Gradient norm and AdamW: all gradient shards, and no temporaries where it is one kernel.
+
+    Lists of operators have one tensor more for each parameter. Half-precision gradients of the
+    optimizer's part are copied to fp32 for it; those of softwares that keep no buffer of all
+    gradients are joined in one piece first.
+
+    Source: DeepSpeed runtime/zero/stage_1_and_2.py, `step`; InternEvo hybrid_zero_optim.py.
+    """
+    of_lists = FP32_BYTES * state.optimizer_parameters * int(training.traits.foreach_optimizer)
+    if layout.sharding == "fsdp":
+        elements = sizes.blocks * sizes.shard_block_elements + sizes.shard_root_elements
+        kept = FP32_BYTES
+        if not sums_fp32_gradients(training):
+            kept += formats(training=training, layout=layout).computed
+        return Phase(name="optimizer", gradients=kept * elements, temporaries=of_lists)
+    copies = of_lists
+    if not sums_fp32_gradients(training):
+        joined = formats(training=training, layout=layout).computed
+        joined *= int(training.traits.half_gradients)
+        copies += (joined + FP32_BYTES) * state.optimizer_parameters
+    return Phase(name="optimizer", gradients=sizes.resident_gradients, temporaries=copies)
 
 
 def stage_memory(
@@ -101,6 +108,7 @@ def stage_memory(
     in_flight_blocks: int,
 ) -> MemoryBreakdown:
     """Memory of one pipeline rank at its peak."""
+    require_offloadable(layout)
     sizes = rank_sizes(
         model=model,
         training=training,
@@ -108,31 +116,65 @@ def stage_memory(
         stage=stage,
         in_flight_blocks=in_flight_blocks,
     )
-    phases = rank_phases(sizes, layout)
-    peak = max([*phases, optimizer_phase(sizes)], key=lambda phase: phase.total_bytes)
-    parameters = state_bytes(model=model, layout=layout, stage=stage)
-    optimizer = ADAM_STATES * parameters
+    state = rank_state(model=model, training=training, layout=layout, stage=stage)
+    phases = [
+        *rank_phases(sizes, layout),
+        optimizer_phase(sizes, state=state, training=training, layout=layout),
+    ]
+    peak = max(phases, key=lambda phase: phase.total_bytes)
+    on_device = layout.offload == "none"
+    parameters = state.parameters if on_device else 0
+    optimizer = state.optimizer if on_device else 0
+    gradients = peak.gradients if on_device else staging_bytes(sizes)
     fit = cluster.device.fit
-    allocated = parameters + optimizer + peak.total_bytes
+    allocated = parameters + optimizer + gradients + peak.total_bytes - peak.gradients
     return MemoryBreakdown(
         parameters_bytes=parameters,
-        gradients_bytes=peak.gradients,
+        gradients_bytes=gradients,
         optimizer_bytes=optimizer,
         unsharded_parameters_bytes=peak.unsharded_parameters,
         unsharded_gradients_bytes=peak.unsharded_gradients,
         activations_bytes=peak.activations,
         logits_bytes=peak.logits,
         temporaries_bytes=peak.temporaries,
-        reserved_overhead_bytes=int(allocated * fit.fragmentation_fraction),
-        context_bytes=fit.context_bytes + communicators(layout) * fit.communicator_bytes,
+        reserved_overhead_bytes=reserved_overhead_bytes(
+            allocated=allocated,
+            phases=phases,
+            peak=peak,
+            recorded_bytes=sizes.recorded_bytes,
+            fragmentation_fraction=fit.fragmentation_fraction,
+        ),
+        context_bytes=outside_allocator_bytes(layout=layout, training=training, fit=fit),
         peak_phase=peak.name,
+        host_bytes=host_bytes(state=state, sizes=sizes, layout=layout),
+        initialization_peak_bytes=initialization_peak_bytes(
+            model=model, training=training, layout=layout, stage=stage
+        ),
+        checkpoint_peak_bytes=checkpoint_peak_bytes(
+            model=model, training=training, layout=layout, stage=stage
+        ),
+        checkpoint_host_bytes=state.parameters + state.optimizer,
     )
 
 
-@lru_cache(maxsize=1024)
-def communicators(layout: Layout) -> int:
-    """Process groups that hold buffers: one a mesh axis with more than one rank, and the world."""
-    axes = (layout.pp, layout.dp_replicate, layout.shard_ranks, layout.tp)
-    used = sum(ranks > 1 for ranks in axes)
-    reshards_to_fewer = isinstance(layout.reshard_after_forward, int)
-    return used + int(used > 1) + int(reshards_to_fewer)
+def rank_memory(
+    *, model: Model, cluster: Cluster, training: Training, layout: Layout
+) -> MemoryBreakdown:
+    """Memory of the fullest pipeline rank, and the peaks of all of them."""
+    stages = pipeline_ranks(model=model, layout=layout)
+    in_flight = in_flight_blocks(model=model, layout=layout)
+    breakdowns: dict[tuple[Stage, int], MemoryBreakdown] = {}
+    peaks = []
+    for key in zip(stages, in_flight, strict=True):
+        if key not in breakdowns:
+            breakdowns[key] = stage_memory(
+                model=model,
+                cluster=cluster,
+                training=training,
+                layout=layout,
+                stage=key[0],
+                in_flight_blocks=key[1],
+            )
+        peaks.append(breakdowns[key].peak_device_bytes)
+    fullest = max(breakdowns.values(), key=lambda one: one.peak_device_bytes)
+    return replace(fullest, stage_peak_device_bytes=tuple(peaks))

@@ -10,14 +10,14 @@ fake process group (tests/ground_truth).
 
 from __future__ import annotations
 
-from fsdpplan.cost.phases import Phase, RankSizes
+from fsdpplan.cost.rank_quantities import Phase, RankSizes
 
 
 def pipeline_phases(s: RankSizes) -> list[Phase]:
     """All candidates of one pipeline rank that shards with FSDP."""
     gathered = s.gathered_root + s.blocks * s.gathered_block
     in_flight = s.saved(s.blocks)
-    later = in_flight if s.is_steady else in_flight - s.blocks * s.block.saved_bytes
+    later = in_flight if s.is_steady else in_flight - s.looped_blocks * s.block.saved_bytes
 
     def phase(
         name: str,
@@ -25,12 +25,14 @@ def pipeline_phases(s: RankSizes) -> list[Phase]:
         activations: int,
         held: int,
         parameters: int = gathered,
+        gathers: int = 0,
         logits: int = 0,
         extra: int = 0,
     ) -> Phase:
         return Phase(
             name=name,
             unsharded_parameters=parameters,
+            gathers=gathers,
             unsharded_gradients=held,
             activations=activations + s.message_buffers,
             logits=logits,
@@ -38,10 +40,21 @@ def pipeline_phases(s: RankSizes) -> list[Phase]:
         )
 
     held = s.held(s.blocks)
+    # looped: the last stage's gradients are there before the others'
+    later_held = [(later, s.held(s.looped_blocks))]
+    if s.looped_blocks < s.blocks:
+        later_held.append((in_flight * (s.blocks - s.looped_blocks) // s.blocks, held))
+    reduced = max(s.reduce_block if s.blocks else 0, s.reduce_root)
     recomputed = s.block.live_bytes - s.block.saved_bytes + s.block.residual_bytes
     backward_peak = s.block.backward_peak_bytes
     candidates = [
-        phase("forward", activations=in_flight, held=0, parameters=gathered + s.gathered_block),
+        phase(
+            "forward",
+            activations=in_flight,
+            held=0,
+            parameters=gathered + s.gathered_block,
+            gathers=s.gathered_block,
+        ),
         phase(
             "forward",
             activations=in_flight,
@@ -54,19 +67,24 @@ def pipeline_phases(s: RankSizes) -> list[Phase]:
             held=s.head_gradient,
             extra=backward_peak,
         ),
-        phase(
-            "backward",
-            activations=later + recomputed,
-            held=held + s.head_gradient,
-            extra=backward_peak,
+        *(
+            phase(
+                "backward",
+                activations=activations + recomputed,
+                held=gradients + s.head_gradient,
+                extra=backward_peak,
+            )
+            for activations, gradients in later_held
         ),
         phase(
             "backward",
             activations=s.other_micro_batches if s.is_steady else 0,
             held=held + s.head_gradient + s.embedding_gradient,
         ),
-        phase("backward", activations=0, held=held + max(s.reduce_block, s.reduce_root)),
+        phase("backward", activations=0, held=held + reduced),
     ]
+    if not s.blocks:  # the head alone: no block is ever at work
+        candidates = candidates[-2:]
     return candidates + (_loss_phases(s, in_flight, later, gathered) if s.logits_elements else [])
 
 
@@ -81,5 +99,5 @@ def _loss_phases(s: RankSizes, in_flight: int, later: int, gathered: int) -> lis
             activations=activations + s.last_residual + s.last_normed + s.message_buffers,
             logits=(s.loss_element_bytes + s.element_bytes) * s.logits_elements,
         )
-        for activations, held in ((in_flight, 0), (later, s.held(s.blocks)))
+        for activations, held in ((in_flight, 0), (later, s.held(s.looped_blocks)))
     ]

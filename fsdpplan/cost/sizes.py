@@ -1,64 +1,41 @@
 """Sizes: the quantities that the memory phases of one rank add up.
 
-Number formats, what the layout's policies keep from one micro-batch to the next, and what tensor
-parallelism splits or does not split.
+Number formats are in `formats`, what the layout's policies keep of gradients in `gradient_sizes`,
+the logits in `head_sizes`; here they meet the sizes of blocks and of FSDP's units.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from fsdpplan.cost.activations import (
-    FP32_BYTES,
-    BlockActivations,
-    WeightGradientsOf,
-    block_activations,
-    weight_gradient_bytes,
+from fsdpplan.cost.activations import BlockActivations, block_activations
+from fsdpplan.cost.block_sizes import FP32_BYTES, BlockShape
+from fsdpplan.cost.formats import Formats, formats, kernels_of, local_tokens
+from fsdpplan.cost.gradient_sizes import (
+    embedding_gradient_bytes,
+    grows_in_backward,
+    held_root_elements,
+    holds_gradients,
+    keeps_head_gradient,
+    shard_gradient_bytes,
+    weight_gradients_of,
 )
-from fsdpplan.cost.phases import RankSizes
-from fsdpplan.cost.shards import Stage, block_size, root_size
+from fsdpplan.cost.head_sizes import head_sizes
+from fsdpplan.cost.ledger import rank_state
+from fsdpplan.cost.pipeline_weights import split_backward_bytes
+from fsdpplan.cost.rank_quantities import RankSizes
+from fsdpplan.cost.shards import (
+    Stage,
+    UnitSize,
+    block_kinds,
+    block_size,
+    expert_size,
+    root_size,
+)
+from fsdpplan.cost.weight_gradients import weight_gradient_bytes
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.training import DTYPE_BYTES, Training
+from fsdpplan.spec.training import Training
 
-
-def local_tokens(*, training: Training, layout: Layout) -> int:
-    """Tokens of one micro-batch on one rank, before sequence parallelism splits them."""
-    return layout.micro_batch * -(-training.seq_len // layout.cp)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Formats:
-    """Bytes of one element of each kind of tensor."""
-
-    computed: int
-    """Matmuls' inputs, outputs and weights."""
-    gathered: int
-    """Unsharded parameters and their gradients."""
-    residual: int
-    """The residual stream."""
-    reduced: int
-    """Gradients in the collectives."""
-
-    @property
-    def autocasts(self) -> bool:
-        """Weights and inputs are cast for each matmul."""
-        return self.computed < self.gathered
-
-
-def formats(*, training: Training, layout: Layout) -> Formats:
-    """Number formats of a training: DDP has fp32 parameters and autocast; FSDP2 gathers in the
-    compute dtype. The reference decoder keeps its residual stream in the compute dtype under
-    autocast too; a script of the runtime `autocast` has it in fp32, as plain autocast leaves it."""
-    computed = DTYPE_BYTES[training.precision]
-    is_fsdp = layout.sharding == "fsdp"
-    gathered = DTYPE_BYTES[training.gathered_dtype] if is_fsdp else FP32_BYTES
-    return Formats(
-        computed=computed,
-        gathered=gathered,
-        residual=gathered if training.runtime == "autocast" else computed,
-        reduced=DTYPE_BYTES[training.reduce_dtype],
-    )
+__all__ = ["Formats", "formats", "local_tokens", "rank_sizes"]
 
 
 def rank_sizes(
@@ -67,101 +44,128 @@ def rank_sizes(
     """Sizes that the phases of one pipeline rank add up.
 
     `in_flight_blocks` counts (micro-batch, block) pairs whose activations are alive at the
-    schedule's worst moment; without pipelining it is the number of blocks.
+    schedule's worst moment; without pipelining it is the number of blocks. Blocks without experts,
+    in a model that has them, count as the others; only their state is counted exactly.
     """
     of = formats(training=training, layout=layout)
     is_fsdp = layout.sharding == "fsdp"
     shard_ranks = layout.shard_ranks if is_fsdp else 1
-    block_unit = block_size(model=model, tp=layout.tp, shard_ranks=shard_ranks)
-    root_unit = root_size(
+    block_model = block_kinds(model=model, stage=stage)[-1][0] if stage.blocks else model
+    unit, shard_block = _block_unit(block_model, layout=layout, shard_ranks=shard_ranks)
+    root = root_size(
         model=model,
         tp=layout.tp,
         shard_ranks=shard_ranks,
         has_embedding=stage.has_embedding,
         has_head=stage.has_head,
     )
-    block = _block_activations(model=model, training=training, layout=layout)
-    holds = _holds_gradients(layout)
-    shard_gradient = _shard_gradient_bytes(layout=layout, reduce_bytes=of.reduced)
-    tokens = local_tokens(training=training, layout=layout)
-    residual_tokens = -(-tokens // layout.tp) if layout.sequence_parallel else tokens
-    head = int(stage.has_head)
-    head_elements = head * -(-model.vocab // layout.tp) * model.hidden
-    vocab = -(-model.vocab // layout.tp) if layout.loss_parallel else model.vocab
-    last_residual = head * residual_tokens * model.hidden * of.residual
-    last_normed = head * tokens * model.hidden * of.computed
-    # GPipe's last stage goes forward with every micro-batch before it goes back with the first
-    others_at_the_loss = layout.num_microbatches - 1 if layout.schedule == "gpipe" else 0
-    head_activations = (
-        last_residual + last_normed + head * tokens * vocab * (FP32_BYTES + of.computed)
+    shard_root = root.shard_elements(shard_ranks)
+    state = rank_state(model=model, training=training, layout=layout, stage=stage)
+    block = _block_activations(model=block_model, training=training, layout=layout)
+    head = head_sizes(model=model, training=training, layout=layout, stage=stage)
+    holds = holds_gradients(layout)
+    shard_gradient = shard_gradient_bytes(training=training, layout=layout)
+    # their last stage goes forward with every micro-batch before it goes back with the first
+    forward_first = layout.schedule in ("gpipe", "looped_bfs")
+    others_at_the_loss = layout.num_microbatches - 1 if forward_first else 0
+    has_buffers = is_fsdp and shard_ranks > 1 and not training.traits.flat_parameters
+    gathered_block = unit.padded_elements * of.gathered_matrix
+    gathered_root = root.padded_elements * of.gathered
+    reduce_root = root.padded_elements * of.reduced
+    copies = weight_gradient_bytes(
+        model=block_model, tp=layout.tp, element_bytes=of.computed, ep=layout.ep
     )
-    has_buffers = is_fsdp and shard_ranks > 1 and not of.autocasts
-    rank_elements = stage.blocks * block_unit.elements + root_unit.elements
-    gathered_block = block_unit.padded_elements * of.gathered
-    gathered_root = root_unit.padded_elements * of.gathered
-    reduce_root = root_unit.padded_elements * of.reduced
+    in_flight = -(-in_flight_blocks // max(1, stage.blocks))
+    hidden_tokens = local_tokens(training=training, layout=layout) * model.hidden
+    grows = grows_in_backward(training=training, layout=layout)
     return RankSizes(
         blocks=stage.blocks,
-        unit_blocks=min(layout.wrap_blocks, stage.blocks),
+        unit_blocks=max(1, min(layout.wrap_blocks, stage.blocks)),
+        gathers_in_place=is_fsdp and training.traits.flat_parameters,
         gathered_block=gathered_block,
         buffer_block=gathered_block if has_buffers else 0,
         prefetched_block=gathered_block if shard_ranks > 1 else 0,
-        copies_block=weight_gradient_bytes(
-            model=model, tp=layout.tp, element_bytes=of.computed
-        ).total
-        if of.autocasts
-        else 0,
-        copies_root=head_elements * of.computed if of.autocasts else 0,
+        copies_block=copies.total if of.autocasts else 0,
+        copies_root=head.weight_elements * of.computed if of.autocasts else 0,
         kept_block=_kept_block_bytes(layout=layout, gathered_block=gathered_block),
         regathers=layout.reshard_after_forward != "never",
-        block_gradient=0 if holds else block_unit.elements * of.gathered,
-        reduce_block=block_unit.padded_elements * of.reduced,
-        held_block=block_unit.elements * of.reduced if holds else 0,
+        block_gradient=0 if holds else unit.elements * of.gathered,
+        reduce_block=unit.padded_elements * of.reduced,
+        held_block=unit.elements * of.reduced if holds else 0,
         gathered_root=gathered_root,
         buffer_root=gathered_root if has_buffers else 0,
-        root_gradient=0 if holds else root_unit.elements * of.gathered,
+        root_gradient=0 if holds else root.elements * of.gathered,
         reduce_root=reduce_root,
-        held_root=_held_root_elements(root_unit.elements, model=model, layout=layout, stage=stage)
+        held_root=held_root_elements(root.elements, model=model, layout=layout, stage=stage)
         * of.reduced,
         behind_root=reduce_root if layout.num_microbatches > 1 and not holds else 0,
-        head_gradient=head_elements * of.gathered
-        if _keeps_head_gradient(model=model, training=training, layout=layout, stage=stage)
+        head_gradient=head.weight_elements * of.gathered
+        if keeps_head_gradient(model=model, training=training, layout=layout, stage=stage)
         else 0,
-        head_gradient_made=head_elements * of.computed,
-        embedding_gradient=_embedding_gradient_bytes(
-            model=model, layout=layout, stage=stage, element_bytes=of.gathered
+        head_gradient_made=head.weight_elements * of.computed,
+        embedding_gradient=embedding_gradient_bytes(
+            model=model, training=training, layout=layout, stage=stage
         ),
-        bucket_copy=0
-        if is_fsdp or of.reduced == FP32_BYTES
-        else min(layout.ddp_bucket_bytes // FP32_BYTES, rank_elements) * of.reduced,
-        shard_block_elements=block_unit.shard_elements(shard_ranks),
-        shard_root_elements=root_unit.shard_elements(shard_ranks),
+        bucket_copy=_bucket_copy_bytes(
+            training=training, layout=layout, elements=state.held_parameters
+        ),
+        shard_block_elements=(state.held_parameters - shard_root) // max(1, stage.blocks)
+        if is_fsdp
+        else shard_block,
+        shard_root_elements=shard_root,
         earlier_gradient_bytes=shard_gradient.earlier,
         later_gradient_bytes=shard_gradient.later,
         reduced_bytes=shard_gradient.reduced,
+        resident_gradients=state.gradients,
+        grown_block=block.weight_gradient_bytes if grows else 0,
+        grown_root=root.elements * of.computed if grows else 0,
         block=block,
-        other_micro_batches=(in_flight_blocks - stage.blocks) * block.saved_bytes
-        + others_at_the_loss * head_activations,
+        other_micro_batches=max(0, in_flight_blocks - stage.blocks) * block.saved_bytes
+        + others_at_the_loss * head.kept_bytes
+        + split_backward_bytes(model=model, training=training, layout=layout, stage=stage)
+        + in_flight * hidden_tokens * int(training.traits.dropout and stage.has_embedding),
         is_steady=in_flight_blocks < layout.num_microbatches * stage.blocks,
-        message_buffers=_message_buffers_bytes(
+        looped_blocks=stage.pieces[-1].blocks if layout.schedule == "looped_bfs" else stage.blocks,
+        message_buffers=_message_bytes(
+            training=training,
             layout=layout,
             stage=stage,
-            message_bytes=residual_tokens * model.hidden * of.residual,
+            in_flight=in_flight,
+            message_bytes=block.residual_bytes,
         ),
-        last_residual=last_residual,
-        last_normed=last_normed,
-        logits_elements=head * tokens * vocab,
-        logits_gather_bytes=head
-        * _logits_gather_bytes(model=model, training=training, layout=layout),
-        loss_element_bytes=_loss_element_bytes(layout),
+        recorded_bytes=2 * hidden_tokens * of.computed
+        if layout.sequence_parallel and not layout.async_tp
+        else 0,
+        last_residual=head.last_residual,
+        last_normed=head.last_normed,
+        logits_elements=head.logits_elements,
+        logits_gather_bytes=head.gather_bytes,
+        loss_element_bytes=head.loss_element_bytes,
         element_bytes=of.computed,
     )
+
+
+def _block_unit(model: Model, *, layout: Layout, shard_ranks: int) -> tuple[UnitSize, int]:
+    """A block with its routed experts, which expert parallelism makes a unit of their own; and the
+    elements of its shard."""
+    ep = layout.ep
+    # not sharded by FSDP, the experts of one rank are one shard
+    expert_ranks = ep if shard_ranks % ep else shard_ranks
+    block = block_size(model=model, tp=layout.tp, shard_ranks=shard_ranks, ep=ep)
+    experts = expert_size(model=model, tp=layout.tp, shard_ranks=expert_ranks, ep=ep)
+    both = UnitSize(
+        elements=block.elements + experts.elements,
+        padded_elements=block.padded_elements + experts.padded_elements,
+        tensors=block.tensors + experts.tensors,
+    )
+    shard = block.shard_elements(shard_ranks) + experts.shard_elements(expert_ranks // ep)
+    return both, shard
 
 
 def _block_activations(*, model: Model, training: Training, layout: Layout) -> BlockActivations:
     """Activation quantities of one block for one micro-batch."""
     of = formats(training=training, layout=layout)
-    return block_activations(
+    shape = BlockShape(
         model=model,
         tokens=local_tokens(training=training, layout=layout),
         seq_len=-(-training.seq_len // layout.cp),
@@ -169,122 +173,50 @@ def _block_activations(*, model: Model, training: Training, layout: Layout) -> B
         sequence_parallel=layout.sequence_parallel,
         element_bytes=of.computed,
         residual_element_bytes=of.residual,
+        kernels=kernels_of(training=training, layout=layout),
+        cp=layout.cp,
+        ep=layout.ep,
+    )
+    return block_activations(
+        shape=shape,
         mode=layout.activation_checkpointing,
-        weight_gradients=_weight_gradients_of(training=training, layout=layout),
+        weight_gradients=weight_gradients_of(training=training, layout=layout),
     )
 
 
-def _weight_gradients_of(*, training: Training, layout: Layout) -> WeightGradientsOf:
-    """What becomes of a weight's gradient when backward has made it.
-
-    FSDP2 adds it at once where it holds gradients of the same dtype from earlier micro-batches.
-    """
+def _bucket_copy_bytes(*, training: Training, layout: Layout, elements: int) -> int:
+    """DDP's bucket in the reduce dtype, where that is not fp32; under ZeRO-2 the unreduced bucket
+    and the one that is being filled."""
     of = formats(training=training, layout=layout)
-    adds = layout.sharding != "fsdp" or (_holds_gradients(layout) and of.reduced == of.gathered)
-    if of.autocasts:
-        return "cast_and_added" if adds else "cast"
-    return "added" if adds else "kept"
+    bucket = min(layout.ddp_bucket_bytes // FP32_BYTES, elements)
+    if layout.sharding == "zero2":
+        return 2 * bucket * of.reduced
+    is_cast = layout.sharding != "fsdp" and of.reduced < FP32_BYTES
+    return bucket * of.reduced if is_cast and not training.traits.half_parameters else 0
 
 
-def _keeps_head_gradient(*, model: Model, training: Training, layout: Layout, stage: Stage) -> bool:
-    """The head's gradient stays to the end of backward: until the root's reduction, or, of a tied
-    table, until the embedding's joins it."""
-    if model.tied_embeddings and stage.has_embedding:
-        return True
-    return _weight_gradients_of(training=training, layout=layout) in ("kept", "cast")
+def _message_bytes(
+    *, training: Training, layout: Layout, stage: Stage, in_flight: int, message_bytes: int
+) -> int:
+    """What pipelining holds of its messages.
 
-
-def _held_root_elements(elements: int, *, model: Model, layout: Layout, stage: Stage) -> int:
-    """Elements of the root's gradients kept from earlier micro-batches. The token table's gradient
-    is made whole, and split over tensor-parallel ranks when it is reduced."""
-    if not _holds_gradients(layout):
-        return 0
-    unsplit_rows = model.vocab - -(-model.vocab // layout.tp) if stage.has_embedding else 0
-    return elements + unsplit_rows * model.hidden
-
-
-def _holds_gradients(layout: Layout) -> bool:
-    """Gradients stay unsharded from micro-batch to micro-batch until the last one reduces them."""
-    return layout.num_microbatches > 1 and layout.gradient_sync == "last"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardGradientBytes:
-    """Bytes of one element of a gradient shard in the last micro-batch of a step."""
-
-    earlier: int
-    """Before this micro-batch reduces it."""
-    later: int
-    """After that."""
-    reduced: int
-    """More than `earlier` while it is being reduced."""
-
-
-def _shard_gradient_bytes(*, layout: Layout, reduce_bytes: int) -> ShardGradientBytes:
-    """DDP's are its buckets. HSDP refers to each all-reduced buffer until the unit's next reduction
-    or the end of the last backward; in fp32 the first micro-batch's buffers are the gradients.
-
-    Source: torch 2.13 `FSDPParamGroup._all_reduce_state` and `_partial_reduce_output`.
+    Torch's schedules have a buffer for each message that a rank receives in a step, inputs and
+    gradients. Other softwares receive inputs into what the first block keeps, and hold outputs of
+    the micro-batches in flight as their trait says.
     """
-    if layout.sharding != "fsdp":
-        return ShardGradientBytes(earlier=FP32_BYTES, later=FP32_BYTES, reduced=0)
-    is_hsdp = layout.dp_replicate > 1
-    copy = FP32_BYTES if reduce_bytes < FP32_BYTES else 0
-    output = reduce_bytes + copy
-    first_input = reduce_bytes if is_hsdp and copy else 0
-    if layout.num_microbatches == 1 or _holds_gradients(layout):
-        return ShardGradientBytes(earlier=0, later=FP32_BYTES + first_input, reduced=output)
-    if not is_hsdp:
-        return ShardGradientBytes(earlier=FP32_BYTES, later=FP32_BYTES, reduced=output)
-    if layout.gradient_sync == "reduce_scatter_only":
-        return ShardGradientBytes(
-            earlier=reduce_bytes, later=FP32_BYTES + first_input, reduced=output
-        )
-    later = FP32_BYTES + reduce_bytes
-    earlier = FP32_BYTES + first_input if layout.num_microbatches == 2 else later
-    return ShardGradientBytes(earlier=earlier, later=later, reduced=output - (earlier - FP32_BYTES))
-
-
-def _message_buffers_bytes(*, layout: Layout, stage: Stage, message_bytes: int) -> int:
-    """A buffer for each message that a pipeline rank receives in a step: inputs and gradients."""
     if layout.pp == 1:
         return 0
-    ends = int(stage.has_embedding) + int(stage.has_head)
-    return layout.num_microbatches * (2 * layout.virtual_stages - ends) * message_bytes
-
-
-def _logits_gather_bytes(*, model: Model, training: Training, layout: Layout) -> int:
-    """Without a vocabulary-parallel loss, ranks gather the logits, then join them side by side."""
-    if layout.tp == 1 or layout.loss_parallel:
-        return 0
-    local_vocab = -(-model.vocab // layout.tp)
-    tokens = local_tokens(training=training, layout=layout)
-    return tokens * (model.vocab + local_vocab) * DTYPE_BYTES[training.precision]
-
-
-def _loss_element_bytes(layout: Layout) -> int:
-    """fp32 tensors that cross-entropy holds at its highest, in backward.
-
-    Log-probabilities and two gradients; torch's `loss_parallel` makes one gradient more. Forward
-    holds less: the logits, their fp32 copy and the log-probabilities.
-    """
-    return FP32_BYTES * (4 if layout.tp > 1 and layout.loss_parallel else 3)
-
-
-def _embedding_gradient_bytes(
-    *, model: Model, layout: Layout, stage: Stage, element_bytes: int
-) -> int:
-    """The tables' gradients are made whole on each rank; tensor parallelism copies its rows out;
-    with a tied head, autograd adds the head's to the token table's out of place."""
-    if not stage.has_embedding:
-        return 0
-    local_vocab = -(-model.vocab // layout.tp)
-    rows = model.vocab + (local_vocab if layout.tp > 1 else 0)
-    if model.tied_embeddings and stage.has_head:
-        rows += local_vocab
-    if model.positions == "learned":
-        rows += model.max_positions
-    return rows * model.hidden * element_bytes
+    traits = training.traits
+    if not traits.half_parameters:
+        ends = int(stage.has_embedding) + int(stage.has_head) + 2 * stage.inner_boundaries
+        return layout.num_microbatches * (2 * layout.virtual_stages - ends) * message_bytes
+    match traits.pipeline_outputs:
+        case "freed":
+            return message_bytes
+        case "split":
+            return -(-in_flight * message_bytes // layout.tp)
+        case "kept":
+            return in_flight * message_bytes
 
 
 def _kept_block_bytes(*, layout: Layout, gathered_block: int) -> int:

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import pytest
 
 from fsdpplan.cost.params import parameter_count
+from fsdpplan.cost.shards import whole_model
+from fsdpplan.cost.start_memory import checkpoint_peak_bytes, initialization_peak_bytes
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
@@ -20,6 +22,7 @@ from fsdpplan.spec.training import Precision, ReduceDtype
 from tests.ground_truth.ddp_step import measured_ddp_peak_bytes
 from tests.ground_truth.fsdp_step import measured_step, predicted_peak_bytes, training_for
 from tests.ground_truth.shapes import GPT2, LLAMA_8B, LLAMA_SMALL_VOCAB, ODD, QWEN3, SMALL
+from tests.ground_truth.start_step import measured_start_bytes
 
 TOLERANCE_FRACTION = 0.005
 
@@ -211,3 +214,22 @@ def test_state_between_steps_is_twelve_bytes_a_parameter() -> None:
     training = training_for(layout, seq_len=32)
     measured = measured_step(SMALL, training, layout).state_bytes
     assert measured == pytest.approx(12 * parameter_count(SMALL) / 8, rel=0.01)
+
+
+START_CASES = {
+    "8b flat": (LLAMA_8B, Layout(dp_shard=64)),
+    "8b hsdp": (LLAMA_8B, Layout(dp_replicate=2, dp_shard=8, wrap_blocks=2)),
+    "odd": (ODD, Layout(dp_shard=3)),
+    "gpt-2": (GPT2, Layout(dp_shard=8)),
+}
+
+
+@pytest.mark.parametrize(("model", "layout"), START_CASES.values(), ids=START_CASES.keys())
+def test_start_and_checkpoint_peaks_equal_those_of_the_trainer(
+    model: Model, layout: Layout
+) -> None:
+    training = training_for(layout, seq_len=64)
+    start, checkpoint = measured_start_bytes(model, training, layout)
+    common = {"model": model, "training": training, "layout": layout, "stage": whole_model(model)}
+    assert initialization_peak_bytes(**common) == pytest.approx(start, rel=TOLERANCE_FRACTION)
+    assert checkpoint_peak_bytes(**common) == pytest.approx(checkpoint, rel=TOLERANCE_FRACTION)

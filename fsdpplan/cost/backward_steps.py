@@ -1,0 +1,180 @@
+"""Backward steps: what the operators of one block's backward pass allocate and free.
+
+Source: the reference block traced under fake tensors (tests/ground_truth). Left out: what the CUDA
+kernel of attention allocates for itself (fp32 sums of the query gradient; under grouped queries,
+key and value gradients of every query head).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fsdpplan.cost.block_sizes import BlockTensors, Kernels
+from fsdpplan.cost.weight_gradients import WeightGradients
+from fsdpplan.spec.model import Model
+
+WeightGradientsOf = Literal["kept", "added", "cast", "cast_and_added"]
+"""What becomes of a weight's gradient in backward: it stays until its unit is reduced, or is added
+at once to what there is. Under autocast it is cast to fp32 first, and the compute-dtype copy of the
+weight is freed with the matmul."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackwardStep:
+    """One operator of a block's backward: it allocates, then frees its inputs."""
+
+    weight_gradient: int = 0
+    """Allocated; stays until the block's gradients are reduced."""
+    allocated: int = 0
+    freed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """The tensors of one feed-forward network: the dense one, or the routed experts together."""
+
+    gradient: int
+    """Gradient of what the network reads or returns."""
+    kept_input: int
+    inner: int
+    kept_product: int
+    output_cast: int
+    """A copy of the output's gradient in another form; 0 where it serves as it is."""
+
+
+def backward_steps(
+    *, model: Model, tensors: BlockTensors, gradients: WeightGradients, kernels: Kernels
+) -> list[BackwardStep]:
+    """The operators of one block's backward, last operator of forward first."""
+    feed_forward = (
+        _mixture_steps(model, tensors, gradients, kernels)
+        if model.experts
+        else _network_steps(model, tensors, gradients, kernels)
+    )
+    norm_and_sum = _norm_steps(tensors)
+    attention = _attention_steps(tensors, gradients, kernels)
+    return [*feed_forward, *norm_and_sum, *attention, *norm_and_sum]
+
+
+def _network_steps(
+    model: Model, t: BlockTensors, w: WeightGradients, kernels: Kernels
+) -> list[BackwardStep]:
+    """The network that every token visits."""
+    network = Network(
+        gradient=t.normed_gradient,
+        kept_input=t.normed_kept,
+        inner=t.inner,
+        kept_product=t.product_kept,
+        output_cast=t.residual_cast,
+    )
+    own_input = 0 if t.shares_inputs else t.normed
+    return _feed_forward_steps(network, w, gated=model.is_gated, fused=kernels.fused, own=own_input)
+
+
+def _feed_forward_steps(
+    n: Network, w: WeightGradients, *, gated: bool, fused: bool, own: int
+) -> list[BackwardStep]:
+    """Down projection, activation, gate and up projections. A fused activation keeps what it reads
+    alone and makes both gradients in one kernel."""
+    step, cast = BackwardStep, n.output_cast
+    down = step(weight_gradient=w.down, allocated=n.inner + cast, freed=n.kept_product + cast)
+    gate = step(weight_gradient=w.gate, allocated=n.gradient, freed=n.inner + n.kept_input)
+    if not gated:
+        return [down, step(allocated=n.inner, freed=2 * n.inner), gate]
+    up = step(weight_gradient=w.up, allocated=n.gradient, freed=n.inner + own)
+    sum_of_two = step(allocated=n.gradient, freed=2 * n.gradient)
+    if fused:
+        both = step(allocated=2 * n.inner, freed=3 * n.inner)
+        return [down, both, up, gate, sum_of_two]
+    product = step(allocated=2 * n.inner, freed=3 * n.inner)
+    activation = step(allocated=n.inner, freed=2 * n.inner)
+    return [down, product, up, activation, gate, sum_of_two]
+
+
+def _mixture_steps(
+    model: Model, t: BlockTensors, w: WeightGradients, kernels: Kernels
+) -> list[BackwardStep]:
+    """The routed experts between combine and dispatch, then those that every token visits."""
+    rows = t.routed.rows
+    combine = BackwardStep(allocated=rows, freed=t.routed.returned_kept)
+    routed = Network(
+        gradient=rows,
+        kept_input=rows,
+        inner=t.routed.inner,
+        kept_product=t.routed.inner,
+        output_cast=0,
+    )
+    dispatch = BackwardStep(
+        weight_gradient=w.other, allocated=t.normed_gradient, freed=rows + t.routed.router
+    )
+    steps = [
+        combine,
+        *_feed_forward_steps(routed, w, gated=model.is_gated, fused=kernels.fused, own=0),
+        dispatch,
+    ]
+    if t.inner:
+        steps += _network_steps(model, t, WeightGradients(), kernels)
+        steps.append(BackwardStep(allocated=t.normed_gradient, freed=2 * t.normed_gradient))
+    return steps
+
+
+def _norm_steps(t: BlockTensors) -> list[BackwardStep]:
+    """The norm before a branch, and the sum of the branch with the residual stream."""
+    step = BackwardStep
+    local_normed = t.residual if t.scatter_copy else t.normed_gradient
+    scatter = step(allocated=t.scatter_copy + t.residual, freed=t.scatter_copy + t.normed_gradient)
+    return [
+        *([scatter] if t.scatter_copy else []),
+        step(allocated=t.residual, freed=local_normed + t.residual + t.norm_copies // 2),
+        step(allocated=t.residual, freed=2 * t.residual),
+    ]
+
+
+def _attention_steps(t: BlockTensors, w: WeightGradients, kernels: Kernels) -> list[BackwardStep]:
+    """Output projection, attention, then the projections of values, keys and queries."""
+    step, normed = BackwardStep, t.normed_gradient
+    cast = t.residual_cast
+    own_input = 0 if t.shares_inputs else t.normed
+    sum_of_two = step(allocated=normed, freed=2 * normed)
+    read = t.attended + t.query + t.key + t.value
+    core = [
+        step(
+            allocated=t.query + t.key + t.value + t.exchanged,
+            freed=t.attended + read + t.exchanged,
+        )
+    ]
+    if not kernels.flash:
+        made = t.scores + t.value
+        core = [
+            step(allocated=made, freed=t.scores_kept - t.scores + t.attended),
+            step(freed=t.scores),  # the softmax makes its gradient in place
+            step(allocated=t.query + t.key, freed=t.scores + read),
+        ]
+    return [
+        step(weight_gradient=w.output, allocated=t.attended + cast, freed=t.attended_copy + cast),
+        *core,
+        step(freed=t.rotary + t.qk_normed + t.latents),
+        step(weight_gradient=w.value, allocated=normed, freed=t.value + own_input),
+        step(weight_gradient=w.key, allocated=normed, freed=t.key + own_input),
+        sum_of_two,
+        step(weight_gradient=w.query, allocated=normed, freed=t.query + t.normed_kept),
+        sum_of_two,
+    ]
+
+
+def backward_peak_bytes(steps: list[BackwardStep], *, weight_gradients: WeightGradientsOf) -> int:
+    """Highest level in the backward of one block above the level at its start."""
+    level = peak = 0
+    for step in steps:
+        peak = max(peak, level + step.weight_gradient + step.allocated)
+        level += step.allocated - step.freed
+        match weight_gradients:
+            case "kept":
+                level += step.weight_gradient
+            case "added":
+                pass
+            case "cast" | "cast_and_added":
+                peak = max(peak, level + 2 * step.weight_gradient)
+                level += step.weight_gradient * (1 if weight_gradients == "cast" else -1)
+    return peak

@@ -1,0 +1,261 @@
+"""Block sizes: bytes of the distinct tensors of one block on one rank, for one micro-batch.
+
+Everything that the memory of a block is made of: `activations` adds up what is kept of it and what
+backward allocates. `tokens` is micro_batch * seq_len / cp; tensor parallelism divides heads and
+inner widths, sequence parallelism the residual stream too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from fsdpplan.spec.model import Experts, LatentAttention, Model
+
+FP32_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """How the kernels of a block are written, as far as it decides what they keep."""
+
+    fused: bool = False
+    """Compiled, or written by hand: backward recomputes element-wise results from their inputs."""
+    drops_unused: bool = False
+    """Compiled: a result that backward does not read is not kept, whatever checkpointing says."""
+    flash: bool = True
+    """Attention keeps no score matrix."""
+    dropout: bool = False
+    """Probabilities and residual branches drop elements: a byte for each, and dropped copies."""
+    fp8_inputs: bool = False
+    """Matmuls keep their inputs in fp8 for backward."""
+    gathers_again: bool = False
+    """Under sequence parallelism, matmuls keep the rank's part of their input and gather it again
+    in backward, into a buffer that all share."""
+    composite_norms: bool = False
+    """RMSNorms are several operators, which keep an fp32 copy and what they scale."""
+    weighs_inside: bool = False
+    """Routed experts are weighted in their activation, so what they return is not kept."""
+    ring_attention: bool = False
+    """Context parallelism passes keys and values on, piece by piece; else it gathers them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockShape:
+    """What the sizes of a block's tensors follow from."""
+
+    model: Model
+    """With experts: the block has them."""
+    tokens: int
+    """Of a micro-batch on this rank, before sequence parallelism splits them."""
+    seq_len: int
+    """The rank's part of a sequence."""
+    tp: int = 1
+    sequence_parallel: bool = False
+    element_bytes: int = 2
+    """Of the compute dtype."""
+    residual_element_bytes: int = 2
+    """Of the residual stream."""
+    kernels: Kernels = Kernels()
+    cp: int = 1
+    ep: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedTensors:
+    """Tensors of the routed experts: those of `tokens * active` rows, the average over ranks."""
+
+    router: int = 0
+    """fp32 logits and probabilities of all experts."""
+    rows: int = 0
+    """Rows of hidden width: what the experts read, and as much that they return."""
+    returned_kept: int = 0
+    """What they return, where it is kept to be weighted."""
+    inner: int = 0
+    """Rows of the experts' inner width."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockTensors:
+    """Bytes of the distinct tensors of one block on one rank."""
+
+    residual: int
+    """The block's input in the dtype of the residual stream: tokens * hidden."""
+    normed: int
+    """Input of the projections, gathered over the sequence: tokens * hidden."""
+    normed_kept: int
+    """The same as matmuls keep it: half of it in fp8, the rank's part where they gather again."""
+    gather_buffer: int
+    """Where inputs are gathered again; 0 where they are kept gathered."""
+    normed_gradient: int
+    """Gradient of the norm's output: as large as `normed`, but fp32 under autocast."""
+    residual_cast: int
+    """The gradient of the residual stream, cast by autocast or gathered over the sequence for the
+    matmuls; 0 where it serves as it is."""
+    scatter_copy: int
+    """What a reduce-scatter over the sequence lays out before; 0 without sequence parallelism."""
+    shares_inputs: bool
+    """Projections of one input save it once; autocast makes a copy for each."""
+    query: int
+    """tokens * heads * head_dim / tp."""
+    key: int
+    """tokens * kv_heads * head_dim / tp; of every query head under latent attention."""
+    value: int
+    """As `key`; of its own width under latent attention."""
+    attended: int
+    """What attention returns and the output projection reads."""
+    attended_copy: int
+    """The same again in fp8, where matmuls keep their inputs so."""
+    latents: int
+    """Inputs and outputs of the norms between the two halves of latent projections."""
+    inner: int
+    """tokens * ffn_hidden / tp; with experts, of those that every token visits."""
+    product_kept: int
+    """Input of the down projection as it keeps it."""
+    norm_copies: int
+    """What the block's two norms keep beside their input, where they are several operators."""
+    statistics: int
+    """fp32 row statistics of the norms and the log-sum-exp of attention."""
+    rotary: int
+    """Cosines and sines saved by the two rotations."""
+    qk_normed: int
+    """Inputs and statistics of the query and key norms; 0 without them."""
+    post_normed: int
+    """Inputs of the norms behind attention and feed-forward; 0 without them."""
+    scores: int
+    """One score matrix: heads/tp * tokens * seq_len; 0 where attention keeps none."""
+    scores_kept: int
+    """Probabilities; with dropout also the mask and what it left."""
+    masks: int
+    """Dropout's masks on the residual branches: a byte an element."""
+    exchanged: int
+    """Keys and values of other ranks that context parallelism holds at once."""
+    routed: RoutedTensors
+
+
+@lru_cache(maxsize=4096)
+def block_tensors_bytes(shape: BlockShape) -> BlockTensors:
+    """Sizes of the tensors of one block.
+
+    A residual stream wider than the compute dtype is that of plain CUDA autocast: norms and the
+    sums of the stream are fp32, each matmul casts its input. In torch 2.13 the norms of queries and
+    keys are fp32, too (`rms_norm` in autocast's fp32 list; older versions lack it there). The
+    reference decoder casts its embedding and keeps its norms out of autocast instead.
+    """
+    model, tokens, tp, e = shape.model, shape.tokens, shape.tp, shape.element_bytes
+    kernels = shape.kernels
+    autocasts = shape.residual_element_bytes > e
+    norm_scale = shape.residual_element_bytes // e
+    residual_tokens = -(-tokens // tp) if shape.sequence_parallel else tokens
+    heads, kv_heads = -(-model.heads // tp), -(-model.kv_heads // tp)
+    query = tokens * heads * model.head_dim * e
+    key = query if model.latent else tokens * kv_heads * model.head_dim * e
+    attended = tokens * -(-model.value_dim // tp) * e
+    value = attended if model.latent else key
+    normed = tokens * model.hidden * e
+    inner = tokens * -(-_dense_width(model) // tp) * e
+    rotary = 2 * shape.seq_len * _rotated_width(model) * e
+    has_rotary = model.positions == "rope"
+    scores = 0 if kernels.flash else tokens * (shape.seq_len * shape.cp) * heads
+    return BlockTensors(
+        residual=residual_tokens * model.hidden * shape.residual_element_bytes,
+        normed=normed,
+        normed_kept=_kept_input_bytes(shape, normed=normed),
+        gather_buffer=normed if kernels.gathers_again and shape.sequence_parallel else 0,
+        normed_gradient=normed * norm_scale,
+        residual_cast=normed if autocasts or shape.sequence_parallel else 0,
+        scatter_copy=normed if shape.sequence_parallel else 0,
+        shares_inputs=not autocasts,
+        query=query,
+        key=key,
+        value=value,
+        attended=attended,
+        attended_copy=attended // e if kernels.fp8_inputs else 0,
+        latents=_latent_bytes(model.latent, tokens=tokens, element_bytes=e),
+        inner=inner,
+        product_kept=inner // e if kernels.fp8_inputs else inner,
+        norm_copies=_norm_copies_bytes(shape, residual_tokens=residual_tokens),
+        statistics=_statistics_bytes(shape, residual_tokens=residual_tokens, heads=heads),
+        rotary=rotary * (norm_scale if model.qk_norm else 1) if has_rotary else 0,
+        qk_normed=_qk_normed_bytes(model, tokens=tokens, tp=tp, of_both=norm_scale * (query + key)),
+        post_normed=2 * residual_tokens * model.hidden * e if model.post_norms else 0,
+        scores=scores * e,
+        scores_kept=scores * (2 * e + 1) if kernels.dropout else scores * e,
+        masks=2 * residual_tokens * model.hidden if kernels.dropout else 0,
+        exchanged=_exchanged_bytes(shape, of_one=key + value),
+        routed=_routed_tensors(model.experts, shape),
+    )
+
+
+def _kept_input_bytes(shape: BlockShape, *, normed: int) -> int:
+    kept = normed // shape.element_bytes if shape.kernels.fp8_inputs else normed
+    is_part = shape.kernels.gathers_again and shape.sequence_parallel
+    return -(-kept // shape.tp) if is_part else kept
+
+
+def _dense_width(model: Model) -> int:
+    """Inner width of the network that every token visits."""
+    return model.experts.shared_hidden if model.experts else model.ffn_hidden
+
+
+def _rotated_width(model: Model) -> int:
+    return model.latent.rope_head_dim if model.latent else model.head_dim
+
+
+def _norm_copies_bytes(shape: BlockShape, *, residual_tokens: int) -> int:
+    """An fp32 copy of the input, and the quotient in the compute dtype before it is scaled.
+
+    Source: torch 2.5 aten/src/ATen/native/layer_norm.cpp, `rms_norm`; counted under fake tensors.
+    """
+    kernels = shape.kernels
+    if not kernels.composite_norms or kernels.fused or shape.model.norm != "rmsnorm":
+        return 0
+    return 2 * residual_tokens * shape.model.hidden * (FP32_BYTES + shape.element_bytes)
+
+
+def _statistics_bytes(shape: BlockShape, *, residual_tokens: int, heads: int) -> int:
+    model = shape.model
+    norms = 4 if model.post_norms else 2
+    of_norms = norms * residual_tokens * (2 if model.norm == "layernorm" else 1)
+    log_sum_exp = shape.tokens * heads if shape.kernels.flash else 0
+    return (of_norms + log_sum_exp) * FP32_BYTES
+
+
+def _qk_normed_bytes(model: Model, *, tokens: int, tp: int, of_both: int) -> int:
+    if not model.qk_norm:
+        return 0
+    per_head = -(-model.heads // tp) + -(-model.kv_heads // tp)
+    rows = tokens * (per_head if model.qk_norm_width == "head" else 2)
+    return of_both + rows * FP32_BYTES
+
+
+def _latent_bytes(latent: LatentAttention | None, *, tokens: int, element_bytes: int) -> int:
+    """Every rank makes the latents whole; the norms keep what they read and what they return."""
+    if latent is None:
+        return 0
+    widths = 2 * latent.kv_rank + latent.rope_head_dim + 2 * latent.query_rank
+    return tokens * widths * element_bytes
+
+
+def _exchanged_bytes(shape: BlockShape, *, of_one: int) -> int:
+    """A ring holds what it computes with and what arrives; a gather all ranks' parts.
+
+    Source: Megatron Core's context parallelism in Transformer Engine, `AttnFuncWithCPAndKVP2P`;
+    torch 2.13 torch/distributed/tensor/experimental/_context_parallel, `_AllGatherRotater`.
+    """
+    if shape.cp == 1:
+        return 0
+    return (2 if shape.kernels.ring_attention else shape.cp) * of_one
+
+
+def _routed_tensors(experts: Experts | None, shape: BlockShape) -> RoutedTensors:
+    if experts is None:
+        return RoutedTensors()
+    rows = shape.tokens * experts.active
+    hidden_bytes = shape.model.hidden * shape.element_bytes
+    return RoutedTensors(
+        router=2 * shape.tokens * experts.experts * FP32_BYTES,
+        rows=rows * hidden_bytes,
+        returned_kept=0 if shape.kernels.weighs_inside else rows * hidden_bytes,
+        inner=rows * -(-experts.hidden // shape.tp) * shape.element_bytes,
+    )

@@ -1,0 +1,127 @@
+"""Ledger: what a rank keeps between steps of parameters, gradients and optimizer state.
+
+Bytes a parameter follow from what the software keeps. fp32 parameters with AdamW: 4 parameter + 4
+gradient + 8 optimizer = 16. Half-precision parameters with fp32 masters: 2 parameter + 2 or 4
+gradient + 12 optimizer = 16 or 18. FSDP shards all of it, ZeRO-2 gradients and optimizer, ZeRO-1
+the optimizer alone. With `offload: cpu` the shards and the optimizer are in host memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from fsdpplan.cost.block_sizes import FP32_BYTES
+from fsdpplan.cost.formats import formats
+from fsdpplan.cost.shards import Stage, stage_elements, stage_shard_elements
+from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.model import Model
+from fsdpplan.spec.training import Training
+
+ADAM_STATES = 2
+"""fp32 tensors of AdamW for each parameter: first and second moment."""
+
+
+def classic_bytes_per_parameter(*, gradient_bytes: int = 2) -> dict[str, int]:
+    """The ledger of classic mixed precision with Adam, in bytes a parameter.
+
+    2 weights + 2 (or 4) gradients + 4 master weights + 4 + 4 moments = 16 (or 18).
+    Source: the field's worked example, 70B in 1.12 TB (tests/golden/ledger.toml); the ledger is
+    commonly credited to ZeRO (arXiv 1910.02054).
+    """
+    return {
+        "weights": 2,
+        "gradients": gradient_bytes,
+        "master_weights": 4,
+        "first_moment": 4,
+        "second_moment": 4,
+    }
+
+
+def fsdp2_bytes_per_parameter() -> dict[str, int]:
+    """The ledger of FSDP2 with fp32 shards and AdamW, in bytes a parameter: 16, never 18.
+
+    The compute-dtype copy is gathered unit by unit and freed, so it is not in the ledger.
+    """
+    return {"parameters": 4, "gradients": 4, "first_moment": 4, "second_moment": 4}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateBytes:
+    """Bytes that one rank keeps from step to step, wherever they are."""
+
+    parameters: int
+    """Shards or copies that forward reads."""
+    gradients: int
+    """Gradients and buffers that are there all the time; 0 under FSDP, which frees them."""
+    optimizer: int
+    """Moments, and fp32 masters where parameters are in half precision."""
+    held_parameters: int
+    """Elements of `parameters`."""
+    optimizer_parameters: int
+    """Parameters that this rank's optimizer updates."""
+
+
+@lru_cache(maxsize=4096)
+def rank_state(*, model: Model, training: Training, layout: Layout, stage: Stage) -> StateBytes:
+    """The ledger of one pipeline rank."""
+    whole = stage_elements(model=model, stage=stage, tp=layout.tp, ep=layout.ep)
+    shard = _shard_elements(whole, model=model, layout=layout, stage=stage)
+    held = shard if layout.sharding == "fsdp" else whole
+    updated = whole if layout.sharding == "ddp" else shard
+    masters = FP32_BYTES if training.traits.half_parameters else 0
+    return StateBytes(
+        parameters=held * formats(training=training, layout=layout).resident,
+        gradients=_resident_gradient_bytes(
+            whole=whole, shard=shard, training=training, layout=layout
+        ),
+        optimizer=updated * (masters + ADAM_STATES * FP32_BYTES),
+        held_parameters=held,
+        optimizer_parameters=updated,
+    )
+
+
+def _shard_elements(whole: int, *, model: Model, layout: Layout, stage: Stage) -> int:
+    """Elements of the fullest shard: by tensors under FSDP2; ZeRO-1 and 2 cut a flat buffer.
+
+    Expert-parallel ranks hold different experts, so fewer ranks share those.
+    """
+    if layout.sharding == "ddp":
+        return whole
+    if layout.sharding == "fsdp" or layout.ep > 1:
+        return stage_shard_elements(
+            model=model, stage=stage, tp=layout.tp, shard_ranks=layout.shard_ranks, ep=layout.ep
+        )
+    return -(-whole // layout.shard_ranks)
+
+
+def sums_fp32_gradients(training: Training) -> bool:
+    """Gradients are kept, or summed, in fp32.
+
+    Where parameters are in half precision and gradients are not said to be, the buffer has the
+    dtype of the reduction. Source: Megatron-LM megatron/core/distributed/
+    distributed_data_parallel.py, `grad_reduce_in_fp32`.
+    """
+    traits = training.traits
+    if not traits.half_parameters:
+        return True
+    if not traits.half_gradients:
+        return training.reduce_dtype == "fp32"
+    return traits.fp32_gradients_of_bf16 and training.activation_dtype == "bf16"
+
+
+def _resident_gradient_bytes(*, whole: int, shard: int, training: Training, layout: Layout) -> int:
+    """Gradients of all the rank's parameters, or with ZeRO-2 of its shard; with fp32 sums, what
+    half precision keeps beside them; and buckets that are not the gradients themselves."""
+    if layout.sharding == "fsdp":
+        return 0
+    traits = training.traits
+    of = formats(training=training, layout=layout)
+    sums = FP32_BYTES if sums_fp32_gradients(training) else of.computed
+    total = (shard if layout.sharding == "zero2" else whole) * sums
+    is_beside = sums == FP32_BYTES and traits.half_gradients_beside_fp32 == "resident"
+    if is_beside and traits.half_parameters:
+        total += whole * of.computed
+    if traits.gradient_buckets and layout.data_parallel * layout.cp > 1:
+        total += whole * of.resident
+    return total

@@ -1,0 +1,166 @@
+"""Rank quantities: what one rank's memory phases add up, and what a phase is.
+
+`sizes` makes the quantities, `phases`, `ddp_phases` and `pipeline_phases` the candidates for the
+peak, `memory` takes the highest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fsdpplan.cost.activations import BlockActivations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """One candidate for the peak: bytes beside the parameter shards and optimizer state."""
+
+    name: str
+    gradients: int = 0
+    """fp32 gradient shards."""
+    unsharded_parameters: int = 0
+    """Gathered parameters, gather buffers, and autocast's copies of weights."""
+    unsharded_gradients: int = 0
+    """Gradients before reduction, and reduce-scatter inputs."""
+    activations: int = 0
+    """Saved for backward or recomputed."""
+    logits: int = 0
+    """Logits, log-probabilities and their gradients."""
+    temporaries: int = 0
+    """Of the operation at hand."""
+    gathers: int = 0
+    """Part of `unsharded_parameters` that the streams of all-gathers allocated."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Sum of the parts."""
+        return (
+            self.gradients
+            + self.unsharded_parameters
+            + self.unsharded_gradients
+            + self.activations
+            + self.logits
+            + self.temporaries
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSizes:
+    """What the phases add up: sizes on one rank, in bytes unless said otherwise."""
+
+    blocks: int
+    """Blocks on this rank."""
+    unit_blocks: int
+    """Blocks in an FSDP unit; the last unit may have fewer."""
+    gathers_in_place: bool
+    """Units are gathered where they are computed with (FSDP1); FSDP2 copies them out of buffers."""
+    gathered_block: int
+    """A block's parameters in the compute dtype, padded."""
+    buffer_block: int
+    """A block's part of the flat gather buffer; 0 where one rank has all."""
+    prefetched_block: int
+    """A block's part of what is gathered one unit ahead."""
+    copies_block: int
+    """Autocast's copies of a block's weights in the compute dtype; 0 without autocast."""
+    copies_root: int
+    """The same of the head's weight."""
+    kept_block: int
+    """What stays of a gathered block between forward and backward: all (reshard never), a smaller
+    shard (integer), nothing (always)."""
+    regathers: bool
+    """Backward gathers the blocks again."""
+    block_gradient: int
+    """Unsharded gradient of a block in the compute dtype, when its reduction begins."""
+    reduce_block: int
+    """A block's part of the reduce-scatter input."""
+    held_block: int
+    """Unsharded gradient of a block kept from earlier micro-batches."""
+    gathered_root: int
+    buffer_root: int
+    root_gradient: int
+    reduce_root: int
+    held_root: int
+    behind_root: int
+    """The root's reduce-scatter input of the micro-batch before, kept until the next reduction."""
+    head_gradient: int
+    """Unsharded gradient of the head's weight, until the root's reduction; 0 without a head."""
+    head_gradient_made: int
+    """The same at the moment when backward makes it."""
+    embedding_gradient: int
+    """Full gradients of the embedding tables (also under tensor parallelism); 0 without one."""
+    bucket_copy: int
+    """A bucket in the reduce dtype, where that is not fp32; DDP only."""
+    shard_block_elements: int
+    shard_root_elements: int
+    earlier_gradient_bytes: int
+    """Of one element of a gradient shard before the last micro-batch reduces it."""
+    later_gradient_bytes: int
+    """Of one element after that, with what HSDP keeps of its all-reduce."""
+    reduced_bytes: int
+    """Of one element of a gradient shard while it is reduced: the output, and its fp32 copy."""
+    resident_gradients: int
+    """Gradients and buckets that are there all the time; 0 under FSDP."""
+    grown_block: int
+    """Gradients that a block's backward leaves beside those, to be added after the pass."""
+    grown_root: int
+    """The same of embedding, final norm and head."""
+    block: BlockActivations
+    other_micro_batches: int
+    """Activations of the other micro-batches in the pipeline."""
+    is_steady: bool
+    """The pipeline has more micro-batches than this rank holds at once: gradients of earlier ones
+    are held beside the most activations."""
+    looped_blocks: int
+    """Blocks of the virtual stage that all micro-batches go back through before another one; all
+    blocks where micro-batches alternate."""
+    message_buffers: int
+    """Buffers for the messages of a pipeline's step."""
+    recorded_bytes: int
+    """What tensor-parallel collectives still use when the program has freed it."""
+    last_residual: int
+    """Input of the final norm; 0 without a head."""
+    last_normed: int
+    """Input of the head; 0 without a head."""
+    logits_elements: int
+    """Logits on this rank; 0 without a head."""
+    logits_gather_bytes: int
+    """Further logits while tensor-parallel ranks gather them for the loss."""
+    loss_element_bytes: int
+    """All fp32 tensors of the loss, for one of the logits, at its highest."""
+    element_bytes: int
+    """Of the compute dtype."""
+
+    @property
+    def units(self) -> int:
+        """Number of block units."""
+        return -(-self.blocks // self.unit_blocks)
+
+    def blocks_of(self, index: int) -> int:
+        """Blocks of unit `index`, in forward order."""
+        return min(self.unit_blocks, self.blocks - index * self.unit_blocks)
+
+    def gradients(self, reduced_blocks: int) -> int:
+        """Gradient shards when the last micro-batch has reduced so many blocks."""
+        block_elements = self.shard_block_elements
+        elements = self.blocks * block_elements + self.shard_root_elements
+        gained = self.later_gradient_bytes - self.earlier_gradient_bytes
+        return elements * self.earlier_gradient_bytes + reduced_blocks * block_elements * gained
+
+    def gathers(self, copied: int, buffers: int) -> int:
+        """What all-gathers allocated: FSDP2's buffers; FSDP1's parameters too, which it gathers
+        in place."""
+        return buffers + copied if self.gathers_in_place else buffers
+
+    def copies(self, blocks: int) -> int:
+        """Autocast's copies that `blocks` blocks keep for backward; recomputation makes them anew
+        and has one block's."""
+        recomputes = self.block.live_bytes > self.block.saved_bytes
+        return min(blocks, 1 if recomputes else blocks) * self.copies_block
+
+    def saved(self, blocks: int) -> int:
+        """Activations of `blocks` blocks, and of the other micro-batches in the pipeline."""
+        return blocks * self.block.saved_bytes + self.other_micro_batches
+
+    def held(self, blocks: int) -> int:
+        """Unsharded gradients that `blocks` blocks and the root keep from earlier micro-batches."""
+        return blocks * self.held_block + self.held_root

@@ -1,0 +1,62 @@
+"""Backward steps: what is allocated is freed, and what gradients add to the peak."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fsdpplan.cost.backward_steps import BackwardStep, backward_peak_bytes, backward_steps
+from fsdpplan.cost.block_sizes import (
+    BlockShape,
+    Kernels,
+    block_tensors_bytes,
+)
+from fsdpplan.cost.weight_gradients import weight_gradient_bytes
+from fsdpplan.spec.model import Experts, Model
+from tests.cost.problems import SMALL
+
+GELU = replace(SMALL, mlp="gelu")
+MIXTURE = replace(SMALL, experts=Experts(experts=8, active=2, hidden=2048, shared_hidden=512))
+KERNELS = [
+    Kernels(),
+    Kernels(fused=True),
+    Kernels(flash=False),
+    Kernels(fused=True, flash=False, dropout=True),
+]
+
+
+def steps_of(model: Model, kernels: Kernels) -> list[BackwardStep]:
+    """Of a block in bf16."""
+    shape = BlockShape(model=model, tokens=1024, seq_len=1024, kernels=kernels)
+    return backward_steps(
+        model=model,
+        tensors=block_tensors_bytes(shape),
+        gradients=weight_gradient_bytes(model=model, tp=1, element_bytes=2),
+        kernels=kernels,
+    )
+
+
+@pytest.mark.parametrize("kernels", KERNELS, ids=repr)
+@pytest.mark.parametrize("model", [SMALL, GELU, MIXTURE], ids=["swiglu", "gelu", "mixture"])
+def test_every_weight_gradient_is_made_and_more_is_freed_than_allocated(
+    model: Model, kernels: Kernels
+) -> None:
+    steps = steps_of(model, kernels)
+    gradients = weight_gradient_bytes(model=model, tp=1, element_bytes=2)
+    assert sum(step.weight_gradient for step in steps) == gradients.total
+    # what the block saved is gone in the end
+    assert sum(step.allocated for step in steps) < sum(step.freed for step in steps)
+
+
+def test_kept_gradients_raise_the_peak_and_casts_more() -> None:
+    steps = steps_of(SMALL, Kernels())
+    added, kept = (backward_peak_bytes(steps, weight_gradients=g) for g in ("added", "kept"))
+    assert added <= kept
+    assert kept <= backward_peak_bytes(steps, weight_gradients="cast")
+
+
+def test_a_single_step_peaks_at_what_it_allocates() -> None:
+    step = BackwardStep(weight_gradient=3, allocated=5, freed=7)
+    assert backward_peak_bytes([step, step], weight_gradients="kept") == 9
+    assert backward_peak_bytes([step], weight_gradients="added") == 8
