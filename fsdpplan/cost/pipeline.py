@@ -1,27 +1,33 @@
-"""Pipeline: the order in which each rank works through its micro-batches, and the time it takes.
+"""Pipeline: the time of all micro-batches through all stages, and when each rank is done.
 
-A stage is a slice of the model; rank r of p holds stages r, r + p, r + 2p, ... (`virtual_stages`
-of them), and works in the order of `pipeline_order`. The simulation charges each hand-over between
-ranks `send_seconds` of delay and otherwise lets it overlap with compute; a rank does one thing at
-a time.
+A stage is a slice of the model; ranks hold stages as in `rank_stages` and work in the order of
+`rank_actions`. Under GPipe and 1F1B a rank waits for each message: torch issues the receive behind
+the compute before it and waits for it, and under 1F1B sends the rank's own message in the same
+call (torch 2.13 torch/distributed/pipelining/schedules.py, `_step_microbatches` of ScheduleGPipe
+and Schedule1F1B; Megatron Core's forward_backward_pipelining_without_interleaving does as well).
+Under the others messages travel beside compute, and only what is not there in time is waited for.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fsdpplan.cost.pipeline_order import (
-    Action,
-    peak_in_flight,
-    rank_actions,
-    require_simulated,
-    steady_microbatches,
-)
+from fsdpplan.cost.pipeline_order import peak_in_flight, rank_stages, require_simulated
+from fsdpplan.cost.pipeline_simulation import Run, run_ends
+from fsdpplan.cost.pipeline_stages import stage_blocks
 from fsdpplan.errors import SpecError
-from fsdpplan.spec.layout import Schedule
+from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Schedule
 
-_EXACT_ROUNDS = 8
-"""Rounds of p micro-batches past which the steady state is extended instead of simulated."""
+__all__ = [
+    "PipelineTiming",
+    "ideal_bubble_fraction",
+    "reduced_seconds",
+    "simulate_pipeline",
+    "stage_blocks",
+]
+
+WAITING_SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b")
+"""A rank waits for each message when it needs it, not before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +40,20 @@ class PipelineTiming:
     """Compute of each rank."""
     peak_in_flight: tuple[tuple[int, ...], ...]
     """For each rank, the micro-batches alive in each of its stages when it holds most."""
+    end_seconds: tuple[float, ...]
+    """When each rank's last action ends: then it can reduce what it has not reduced yet."""
+    stage_end_seconds: tuple[float, ...]
+    """When each stage's last backward pass ends, first stage first."""
+
+    @property
+    def idle_seconds(self) -> tuple[float, ...]:
+        """What each rank waits, up to the end of all."""
+        return tuple(max(0.0, self.total_seconds - busy) for busy in self.busy_seconds)
 
     @property
     def bubble_seconds(self) -> float:
         """What the busiest rank waits."""
-        return max(0.0, self.total_seconds - max(self.busy_seconds))
+        return min(self.idle_seconds)
 
     @property
     def bubble_fraction(self) -> float:
@@ -58,22 +73,6 @@ def ideal_bubble_fraction(*, pp: int, num_microbatches: int, virtual_stages: int
     return (pp - 1) / (virtual_stages * num_microbatches + pp - 1)
 
 
-def stage_blocks(*, layers: int, stages: int) -> tuple[int, ...]:
-    """Transformer blocks of each stage, as even as can be.
-
-    Blocks left over go one each to the stages after the first, in order, then to the first: it
-    also holds the embedding, and the last stage, which never gets one, the output head.
-    """
-    if stages > layers:
-        raise SpecError(
-            f"{layers} blocks do not fill {stages} pipeline stages: use --pp and "
-            f"--virtual-stages whose product is at most {layers}"
-        )
-    even, left = divmod(layers, stages)
-    takers = [*range(1, stages - 1), 0][:left]
-    return tuple(even + (stage in takers) for stage in range(stages))
-
-
 def simulate_pipeline(
     *,
     schedule: Schedule,
@@ -82,118 +81,115 @@ def simulate_pipeline(
     num_microbatches: int,
     virtual_stages: int,
     send_seconds: float,
+    backward_weight_seconds: tuple[float, ...] = (),
+    gathered_seconds: tuple[float, ...] = (),
 ) -> PipelineTiming:
     """Time of all micro-batches through a pipeline whose stages may be uneven.
 
-    `forward_seconds` and `backward_seconds` are of one micro-batch in each stage, first to last.
-    Long runs are simulated up to the steady state, which is then extended by whole rounds:
-    within two percent, as stages that differ little take long to settle. GPipe has a closed form.
+    All seconds are of one micro-batch in each stage, first to last. `backward_weight_seconds` is
+    the part of `backward_seconds` that makes the weights' gradients: schedules that split the
+    backward pass need it. `gathered_seconds`: before this moment, from the start of the step, a
+    stage's first forward pass cannot end, as its parameters are still being gathered.
     """
-    stages = len(forward_seconds)
-    if len(backward_seconds) != stages or stages % virtual_stages:
-        raise SpecError(
-            f"{stages} forward and {len(backward_seconds)} backward times do not fill ranks with "
-            f"{virtual_stages} stages each"
-        )
-    pp = stages // virtual_stages
+    _require_lengths(
+        schedule,
+        virtual_stages,
+        forward_seconds,
+        backward_seconds,
+        backward_weight_seconds,
+        gathered_seconds,
+    )
+    pp = len(forward_seconds) // virtual_stages
     require_simulated(
-        schedule=schedule,
-        pp=pp,
-        num_microbatches=num_microbatches,
-        virtual_stages=virtual_stages,
+        schedule=schedule, pp=pp, num_microbatches=num_microbatches, virtual_stages=virtual_stages
+    )
+    waits = send_seconds if schedule in WAITING_SCHEDULES and pp > 1 else 0.0
+    weights = backward_weight_seconds or (0.0,) * len(backward_seconds)
+    # the first stage has no input to differentiate by: its weights' half is all of it
+    weights = (backward_seconds[0], *weights[1:])
+    ends = run_ends(
+        Run(
+            schedule=schedule,
+            pp=pp,
+            virtual_stages=virtual_stages,
+            num_microbatches=num_microbatches,
+            seconds=(
+                (forward_seconds[0], *(seconds + waits for seconds in forward_seconds[1:])),
+                (*(seconds + waits for seconds in backward_seconds[:-1]), backward_seconds[-1]),
+                tuple(b - w for b, w in zip(backward_seconds, weights, strict=True)),
+                weights,
+            ),
+            send_seconds=0.0 if waits else send_seconds,
+            gathered_seconds=gathered_seconds,
+        )
     )
     work = [f + b for f, b in zip(forward_seconds, backward_seconds, strict=True)]
-    if schedule == "gpipe":
-        total = _gpipe_seconds(forward_seconds, backward_seconds, num_microbatches, send_seconds)
-    else:
-        total = _extended_seconds(
-            schedule, forward_seconds, backward_seconds, num_microbatches, pp, send_seconds
-        )
+    held = [
+        rank_stages(schedule=schedule, pp=pp, virtual_stages=virtual_stages, rank=rank)
+        for rank in range(pp)
+    ]
     return PipelineTiming(
-        total_seconds=total,
-        busy_seconds=tuple(num_microbatches * sum(work[rank::pp]) for rank in range(pp)),
+        total_seconds=max(ends.ranks),
+        busy_seconds=tuple(num_microbatches * sum(work[s] for s in stages) for stages in held),
         peak_in_flight=peak_in_flight(
             schedule=schedule,
             pp=pp,
             num_microbatches=num_microbatches,
             virtual_stages=virtual_stages,
         ),
+        end_seconds=ends.ranks,
+        stage_end_seconds=ends.stages,
     )
 
 
-def _gpipe_seconds(
-    forward_seconds: tuple[float, ...],
-    backward_seconds: tuple[float, ...],
-    num_microbatches: int,
-    send_seconds: float,
-) -> float:
-    """All forwards, then all backwards: each a flow shop paced by its slowest stage."""
-    once = sum(forward_seconds) + sum(backward_seconds)
-    again = max(forward_seconds) + max(backward_seconds)
-    hops = 2 * (len(forward_seconds) - 1)
-    return once + (num_microbatches - 1) * again + hops * send_seconds
-
-
-def _extended_seconds(
+def _require_lengths(
     schedule: Schedule,
-    forward_seconds: tuple[float, ...],
-    backward_seconds: tuple[float, ...],
-    num_microbatches: int,
-    pp: int,
-    send_seconds: float,
-) -> float:
-    def seconds(count: int) -> float:
-        actions = rank_actions(
-            schedule=schedule,
-            pp=pp,
-            num_microbatches=count,
-            virtual_stages=len(forward_seconds) // pp,
+    virtual_stages: int,
+    forward: tuple[float, ...],
+    backward: tuple[float, ...],
+    weights: tuple[float, ...],
+    gathered: tuple[float, ...],
+) -> None:
+    stages = len(forward)
+    if len(backward) != stages or stages % virtual_stages:
+        raise SpecError(
+            f"{stages} forward and {len(backward)} backward times do not fill ranks with "
+            f"{virtual_stages} stages each"
         )
-        return _makespan_seconds(actions, forward_seconds, backward_seconds, count, send_seconds)
+    if len(weights) not in (0, stages) or len(gathered) not in (0, stages):
+        raise SpecError(
+            f"{len(weights)} weight and {len(gathered)} gather times do not go with {stages} "
+            "stages: give one a stage, or none"
+        )
+    if schedule in SPLIT_BACKWARD_SCHEDULES and not weights:
+        raise SpecError(
+            f"schedule {schedule} splits the backward pass: say how much of it makes the weights' "
+            "gradients (backward_weight_seconds)"
+        )
+    if any(w > b for b, w in zip(backward, weights, strict=False)):
+        raise SpecError("the weights' half of a backward pass cannot take longer than the whole")
 
-    short = steady_microbatches(
-        schedule=schedule, pp=pp, num_microbatches=num_microbatches, rounds=_EXACT_ROUNDS
-    )
-    if short == num_microbatches or schedule == "looped_bfs":
-        return seconds(num_microbatches)
-    first, second = seconds(short), seconds(short + pp)
-    return second + (second - first) * ((num_microbatches - short) // pp - 1)
 
+def reduced_seconds(
+    *,
+    timing: PipelineTiming,
+    rank_stage_indices: tuple[tuple[int, ...], ...],
+    reduce_seconds: tuple[float, ...],
+    hidden_seconds: tuple[float, ...] = (),
+) -> tuple[float, ...]:
+    """When each rank has reduced its gradients, from the start of the step.
 
-def _makespan_seconds(
-    actions: tuple[tuple[Action, ...], ...],
-    forward_seconds: tuple[float, ...],
-    backward_seconds: tuple[float, ...],
-    num_microbatches: int,
-    send_seconds: float,
-) -> float:
-    """Plays the ranks' action lists: each action starts when its rank and its input are ready."""
-    stages, ranks = len(forward_seconds), len(actions)
-    hop = send_seconds if ranks > 1 else 0.0
-    # arrival[backward][stage][micro-batch]: when its input is there; -1: not yet known
-    arrival = [[[-1.0] * num_microbatches for _ in range(stages + 1)] for _ in range(2)]
-    arrival[0][0] = [0.0] * num_microbatches
-    arrival[1][stages - 1] = [0.0] * num_microbatches
-    clock = [0.0] * ranks
-    position = [0] * ranks
-    waiting = True
-    while waiting:
-        waiting = False
-        for rank, todo in enumerate(actions):
-            now, at = clock[rank], position[rank]
-            while at < len(todo):
-                stage, index, backward = todo[at]
-                ready = arrival[backward][stage][index]
-                if ready < 0:
-                    waiting = True
-                    break
-                now = ready if ready > now else now
-                if backward:
-                    now += backward_seconds[stage]
-                    arrival[1][stage - 1][index] = now + hop
-                else:
-                    now += forward_seconds[stage]
-                    arrival[0][stage + 1][index] = now + hop
-                at += 1
-            clock[rank], position[rank] = now, at
-    return max(clock)
+    A stage's reduction takes `reduce_seconds` from the end of its last backward pass, or
+    `hidden_seconds` earlier where it runs beside that; a rank reduces its stages one after
+    another, in the order in which they end. The step ends with the latest rank: the first ranks
+    end last, and the reductions of the others hide in their wait.
+    """
+    hidden = hidden_seconds or (0.0,) * len(reduce_seconds)
+    ends = []
+    for rank, stages in enumerate(rank_stage_indices):
+        clock = 0.0
+        for stage in sorted(stages, key=lambda stage: timing.stage_end_seconds[stage]):
+            start = timing.stage_end_seconds[stage] - hidden[stage]
+            clock = max(clock, start) + reduce_seconds[stage]
+        ends.append(max(clock, timing.end_seconds[rank]))
+    return tuple(ends)

@@ -1,23 +1,52 @@
-"""Pipeline order: what each rank does with its micro-batches, and how many are alive at once.
-
-A stage is a slice of the model; rank r of p holds stages r, r + p, r + 2p, ... (`virtual_stages`
-of them). The orders are those of torch 2.13's distributed/pipelining/schedules.py; a test compares
-them action by action.
-"""
+"""Pipeline order: what each rank does with its micro-batches, and how many are alive at once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 
+from fsdpplan.cost.pipeline_actions import (
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    V_SCHEDULES,
+    Action,
+    actions_of_rank,
+    rank_stages,
+)
 from fsdpplan.errors import SpecError
-from fsdpplan.spec.layout import Schedule
+from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Schedule
 
-Action = tuple[int, int, bool]
-"""(stage, micro-batch, whether it is the backward pass)."""
+__all__ = [
+    "BACKWARD",
+    "BACKWARD_INPUT",
+    "BACKWARD_WEIGHT",
+    "FORWARD",
+    "SIMULATED_SCHEDULES",
+    "Action",
+    "microbatches_refusal",
+    "peak_in_flight",
+    "peak_weights_pending",
+    "rank_actions",
+    "rank_stages",
+    "require_simulated",
+    "steady_microbatches",
+]
 
-SIMULATED_SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs")
-"""Schedules whose time and memory are known here; all keep the backward pass whole."""
+SIMULATED_SCHEDULES: tuple[Schedule, ...] = (
+    "gpipe",
+    "1f1b",
+    "interleaved_1f1b",
+    "looped_bfs",
+    "interleaved_zero_bubble",
+    "zbv",
+    "dualpipev",
+)
+"""Schedules whose time and memory are known here: all."""
+
+_ROUND_SCHEDULES = ("interleaved_1f1b", "interleaved_zero_bubble")
+"""Micro-batches go through them in equal rounds of about pp."""
 
 _PEAK_ROUNDS = 4
 """Rounds of p micro-batches after which no rank holds more than before."""
@@ -27,31 +56,34 @@ def microbatches_refusal(*, schedule: Schedule, pp: int, num_microbatches: int) 
     """Why torch refuses this number of micro-batches under the schedule; None if it does not."""
     if schedule == "1f1b" and num_microbatches < pp:
         return f"1f1b needs at least as many micro-batches as stages: {num_microbatches} < {pp}"
-    if schedule == "interleaved_1f1b":
+    if schedule == "dualpipev" and num_microbatches < 2 * pp:
+        return (
+            f"dualpipev needs at least as many micro-batches as stages: {num_microbatches} < "
+            f"2 x {pp}"
+        )
+    if schedule in _ROUND_SCHEDULES:
         rounds = max(1, num_microbatches // pp)
         if num_microbatches % rounds:
             return (
-                f"interleaved_1f1b needs micro-batches in {rounds} equal rounds: "
+                f"{schedule} needs micro-batches in {rounds} equal rounds: "
                 f"{num_microbatches} is not a multiple of {rounds}"
             )
     return None
 
 
-@lru_cache(maxsize=64)  # long lists
-def rank_actions(
-    *, schedule: Schedule, pp: int, num_microbatches: int, virtual_stages: int
-) -> tuple[tuple[Action, ...], ...]:
-    """What each rank does, in order."""
-    require_simulated(
-        schedule=schedule,
-        pp=pp,
-        num_microbatches=num_microbatches,
-        virtual_stages=virtual_stages,
-    )
-    return tuple(
-        tuple(_actions_of_rank(schedule, rank, pp, num_microbatches, virtual_stages))
-        for rank in range(pp)
-    )
+def stages_refusal(*, schedule: Schedule, virtual_stages: int) -> str | None:
+    """Why torch refuses this number of stages a rank; None if it does not."""
+    if schedule in ("gpipe", "1f1b") and virtual_stages != 1:
+        return (
+            f"schedule {schedule} has one stage a rank, not {virtual_stages}: use "
+            "--schedule interleaved_1f1b or --virtual-stages 1"
+        )
+    if schedule in V_SCHEDULES and virtual_stages != 2:
+        return (
+            f"schedule {schedule} has two stages a rank, not {virtual_stages}: use "
+            "--virtual-stages 2"
+        )
+    return None
 
 
 def require_simulated(
@@ -63,65 +95,62 @@ def require_simulated(
             f"schedule {schedule} cannot be predicted: use --schedule with one of "
             f"{', '.join(SIMULATED_SCHEDULES)}"
         )
-    if schedule in ("gpipe", "1f1b") and virtual_stages != 1:
-        raise SpecError(
-            f"schedule {schedule} has one stage a rank, not {virtual_stages}: use "
-            "--schedule interleaved_1f1b or --virtual-stages 1"
-        )
-    if schedule == "interleaved_1f1b":
+    refusal = stages_refusal(schedule=schedule, virtual_stages=virtual_stages)
+    if not refusal and schedule != "1f1b":
         refusal = microbatches_refusal(schedule=schedule, pp=pp, num_microbatches=num_microbatches)
-        if refusal:
-            raise SpecError(refusal)
+    if refusal:
+        raise SpecError(refusal)
 
 
-def _actions_of_rank(
-    schedule: Schedule, rank: int, pp: int, num_microbatches: int, virtual_stages: int
-) -> Iterator[Action]:
-    match schedule:
-        case "gpipe":
-            yield from ((rank, index, False) for index in range(num_microbatches))
-            yield from ((rank, index, True) for index in range(num_microbatches))
-        case "looped_bfs":
-            stages = range(rank, pp * virtual_stages, pp)
-            for stage in stages:
-                yield from ((stage, index, False) for index in range(num_microbatches))
-            for stage in reversed(stages):
-                yield from ((stage, index, True) for index in reversed(range(num_microbatches)))
-        case _:
-            warmup = min(num_microbatches * virtual_stages, pp - 1 - rank)
-            round_size = num_microbatches
-            if schedule == "interleaved_1f1b":
-                round_size = num_microbatches // max(1, num_microbatches // pp)
-                warmup = (virtual_stages - 1) * round_size + 2 * (pp - 1 - rank)
-                warmup = min(warmup, num_microbatches * virtual_stages)
-            forwards = _in_rounds(rank, pp, num_microbatches, virtual_stages, round_size, False)
-            backwards = _in_rounds(rank, pp, num_microbatches, virtual_stages, round_size, True)
-            for position, forward in enumerate(forwards):
-                yield forward
-                if position >= warmup:
-                    yield next(backwards)
-            yield from backwards
+def round_microbatches(*, schedule: Schedule, pp: int, num_microbatches: int) -> int:
+    """Micro-batches that go through a stage in turn before the rank's next stage does."""
+    if schedule in _ROUND_SCHEDULES:
+        return num_microbatches // max(1, num_microbatches // pp)
+    return num_microbatches
 
 
-def _in_rounds(
-    rank: int, pp: int, num_microbatches: int, virtual_stages: int, round_size: int, backward: bool
-) -> Iterator[Action]:
-    """Rounds of `round_size` micro-batches, each through all stages of the rank in turn."""
-    chunks = range(virtual_stages)
-    for start in range(0, num_microbatches, round_size):
-        for chunk in reversed(chunks) if backward else chunks:
-            for index in range(start, start + round_size):
-                yield rank + chunk * pp, index, backward
+@lru_cache(maxsize=256)  # long lists
+def rank_actions(
+    *, schedule: Schedule, pp: int, num_microbatches: int, virtual_stages: int
+) -> tuple[tuple[Action, ...], ...]:
+    """What each rank does, in order."""
+    require_simulated(
+        schedule=schedule,
+        pp=pp,
+        num_microbatches=num_microbatches,
+        virtual_stages=virtual_stages,
+    )
+    round_size = round_microbatches(schedule=schedule, pp=pp, num_microbatches=num_microbatches)
+    return tuple(
+        tuple(
+            actions_of_rank(
+                schedule=schedule,
+                rank=rank,
+                pp=pp,
+                num_microbatches=num_microbatches,
+                virtual_stages=virtual_stages,
+                round_size=round_size,
+            )
+        )
+        for rank in range(pp)
+    )
 
 
 @lru_cache(maxsize=1024)
 def peak_in_flight(
-    *, schedule: Schedule, pp: int, num_microbatches: int, virtual_stages: int
+    *,
+    schedule: Schedule,
+    pp: int,
+    num_microbatches: int,
+    virtual_stages: int,
+    stage_weights: tuple[int, ...] = (),
 ) -> tuple[tuple[int, ...], ...]:
     """For each rank, the micro-batches whose activations each of its stages holds at the peak.
 
-    The peak is when the rank holds most in all; activations live from the start of the forward to
-    the end of the backward pass.
+    Stages as in `rank_stages`. The peak is when the rank holds most in all, each stage counted by
+    its weight of `stage_weights` (its blocks; empty: all alike); activations live from
+    the start of the forward to the end of the backward pass, of its weight half where it is split
+    (torch keeps the graph for it).
     """
     if schedule in ("gpipe", "looped_bfs"):
         require_simulated(
@@ -133,35 +162,103 @@ def peak_in_flight(
         return ((num_microbatches,) * virtual_stages,) * pp
     if schedule == "1f1b":  # a rank starts as many forwards as stages are left behind it
         return tuple((min(num_microbatches, pp - rank),) for rank in range(pp))
+    return tuple(
+        peak.alive
+        for peak in _peaks(
+            schedule,
+            pp,
+            steady_microbatches(
+                schedule=schedule, pp=pp, num_microbatches=num_microbatches, rounds=_PEAK_ROUNDS
+            ),
+            virtual_stages,
+            stage_weights,
+        )
+    )
+
+
+def peak_weights_pending(
+    *, schedule: Schedule, pp: int, num_microbatches: int, virtual_stages: int
+) -> tuple[tuple[int, ...], ...]:
+    """For each rank, the micro-batches of each of its stages that wait for their weights' half of
+    the backward pass when the rank holds most: their outputs' gradients are kept for it."""
+    if schedule not in SPLIT_BACKWARD_SCHEDULES:
+        return ((0,) * virtual_stages,) * pp
+    short = steady_microbatches(
+        schedule=schedule, pp=pp, num_microbatches=num_microbatches, rounds=_PEAK_ROUNDS
+    )
+    return tuple(peak.pending for peak in _peaks(schedule, pp, short, virtual_stages, ()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Peak:
+    """Micro-batches in each stage of a rank when it holds most."""
+
+    alive: tuple[int, ...]
+    pending: tuple[int, ...]
+    """Those of them between the two halves of their backward pass."""
+
+
+@lru_cache(maxsize=256)
+def _peaks(
+    schedule: Schedule,
+    pp: int,
+    num_microbatches: int,
+    virtual_stages: int,
+    stage_weights: tuple[int, ...],
+) -> tuple[_Peak, ...]:
+    weights = stage_weights or (1,) * (pp * virtual_stages)
     actions = rank_actions(
         schedule=schedule,
         pp=pp,
-        num_microbatches=steady_microbatches(
-            schedule=schedule, pp=pp, num_microbatches=num_microbatches, rounds=_PEAK_ROUNDS
-        ),
+        num_microbatches=num_microbatches,
         virtual_stages=virtual_stages,
     )
-    return tuple(_peak_of_rank(todo, pp, virtual_stages) for todo in actions)
+    return tuple(
+        _peak_of_rank(
+            todo,
+            rank_stages(schedule=schedule, pp=pp, virtual_stages=virtual_stages, rank=rank),
+            weights,
+        )
+        for rank, todo in enumerate(actions)
+    )
 
 
-def _peak_of_rank(actions: tuple[Action, ...], pp: int, virtual_stages: int) -> tuple[int, ...]:
-    alive = [0] * virtual_stages
-    peak, total, most = tuple(alive), 0, 0
-    for stage, _, backward in actions:
-        change = -1 if backward else 1
-        alive[stage // pp] += change
-        total += change
-        if total > most:
-            peak, most = tuple(alive), total
+def _peak_of_rank(
+    actions: tuple[Action, ...], stages: tuple[int, ...], weights: tuple[int, ...]
+) -> _Peak:
+    place = {stage: position for position, stage in enumerate(stages)}
+    alive, pending = [0] * len(stages), [0] * len(stages)
+    peak, most = _Peak(alive=tuple(alive), pending=tuple(pending)), (0, 0)
+    held = waiting = 0
+    for stage, _, kind in actions:
+        at = place[stage]
+        if kind == FORWARD:
+            alive[at] += 1
+            held += weights[stage]
+        elif kind == BACKWARD_INPUT:
+            pending[at] += 1
+            waiting += weights[stage]
+        if (held, waiting) > most:
+            most = (held, waiting)
+            peak = _Peak(alive=tuple(alive), pending=tuple(pending))
+        if kind in (BACKWARD, BACKWARD_WEIGHT):
+            alive[at] -= 1
+            held -= weights[stage]
+        if kind == BACKWARD_WEIGHT:
+            pending[at] -= 1
+            waiting -= weights[stage]
     return peak
 
 
 def steady_microbatches(*, schedule: Schedule, pp: int, num_microbatches: int, rounds: int) -> int:
-    """Fewer micro-batches with the same start and end: at most `rounds` rounds of pp.
+    """Fewer micro-batches with the same start and end: at most `rounds` rounds.
 
-    Not fewer where the rounds of an interleaved schedule would change their size.
+    A round is of pp micro-batches, or of as many as the schedule sends through a stage in turn.
     """
-    most = rounds * pp
-    if num_microbatches <= most or (schedule == "interleaved_1f1b" and num_microbatches % pp):
+    size = pp
+    if schedule in _ROUND_SCHEDULES:
+        size = round_microbatches(schedule=schedule, pp=pp, num_microbatches=num_microbatches)
+    most = rounds * size
+    if num_microbatches <= most:
         return num_microbatches
-    return most - pp + num_microbatches % pp
+    return most - size + num_microbatches % size

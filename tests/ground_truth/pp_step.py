@@ -1,4 +1,4 @@
-"""One step of one pipeline rank: the trainer's decoder in stages, torch's schedules and FSDP2.
+"""One step of one pipeline rank: the trainer's decoder in stages, torch's schedules, FSDP2 and TP.
 
 The trainer does not run pipelines yet; stages are cut from its decoder as they will be. Stages talk
 to nobody: a fake process group's messages arrive at once, and torch's first exchange of shapes,
@@ -7,6 +7,7 @@ which it cannot answer, is replaced by stating them.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -19,7 +20,9 @@ from torch.distributed.pipelining.schedules import (
     get_schedule_class,
 )
 from torch.distributed.pipelining.stage import InferenceMode
+from torch.distributed.tensor.parallel import loss_parallel
 
+from fsdpplan.cost.pipeline_stages import layout_rank_stages, layout_stage_blocks
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
@@ -36,8 +39,17 @@ from tests.ground_truth.fake_cluster import (
     fake_world,
 )
 from tests.ground_truth.fsdp_step import RECIPE, MeasuredStep, plan_config
+from tests.ground_truth.tp_step import shard_tensors
 
-SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved_1f1b": "Interleaved1F1B"}
+SCHEDULES = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved_1f1b": "Interleaved1F1B",
+    "looped_bfs": "LoopedBFS",
+    "interleaved_zero_bubble": "InterleavedZeroBubble",
+    "zbv": "ZBVZeroBubble",
+    "dualpipev": "DualPipeV",
+}
 
 
 class StageModel(nn.Module):
@@ -62,32 +74,40 @@ class StageModel(nn.Module):
 
 
 def measured_pp_step(
-    model: Model, training: Training, layout: Layout, *, pp_rank: int, stage_blocks: list[int]
+    model: Model, training: Training, layout: Layout, *, pp_rank: int
 ) -> MeasuredStep:
     """Run two steps of the first data-parallel rank of stage rank `pp_rank`; measure the second.
 
-    `stage_blocks` are the blocks of all virtual stages, in order. Gradients are not clipped.
+    Gradients are not clipped.
     """
     plan = plan_config(model, training, layout)
-    with fake_world(layout.world, rank=pp_rank * layout.dp_shard), cuda_like_norms():
+    per_stage = layout_stage_blocks(model=model, layout=layout)
+    with fake_world(layout.world, rank=pp_rank * (layout.world // layout.pp)), cuda_like_norms():
         mesh = init_device_mesh(
-            "cpu", (layout.pp, layout.dp_shard), mesh_dim_names=("pp", "dp_shard")
+            "cpu",
+            (layout.pp, layout.dp_replicate, layout.dp_shard, layout.tp),
+            mesh_dim_names=("pp", "dp_replicate", "dp_shard", "tp"),
         )
         with torch.device("meta"):
             decoder = Decoder(plan.model)
-        starts = [sum(stage_blocks[:stage]) for stage in range(len(stage_blocks) + 1)]
-        indices = range(pp_rank, len(stage_blocks), layout.pp)
-        stages = {index: StageModel(decoder, starts[index], starts[index + 1]) for index in indices}
+        if layout.tp > 1:
+            shard_tensors(decoder, mesh["tp"], loss_parallel=layout.loss_parallel)
+        starts = [sum(per_stage[:stage]) for stage in range(len(per_stage) + 1)]
+        stages = {
+            index: StageModel(decoder, starts[index], starts[index + 1])
+            for index in layout_rank_stages(layout)[pp_rank]
+        }
+        data_axes = ("dp_replicate", "dp_shard") if layout.dp_replicate > 1 else ("dp_shard",)
         for stage in stages.values():
             blocks = list(stage.layers)
             apply_checkpointing(blocks, plan.layout)
-            apply_fsdp(stage, blocks, plan, mesh["dp_shard"])
+            apply_fsdp(stage, blocks, plan, mesh[data_axes])
         group = mesh["pp"].get_group()
         original = _PipelineSchedule._warmup_p2p
         _PipelineSchedule._warmup_p2p = _state_shapes  # type: ignore[method-assign]
         try:
             with fake_tensors():
-                return _measure(stages, plan, group, len(stage_blocks), CollectiveCounter(mesh))
+                return _measure(stages, plan, group, len(per_stage), CollectiveCounter(mesh))
         finally:
             _PipelineSchedule._warmup_p2p = original  # type: ignore[method-assign]
 
@@ -104,7 +124,9 @@ def _pipeline_stages(
     shape = (layout.micro_batch, training.seq_len)
     dtype = TORCH_DTYPES[training.precision]
     tokens = torch.zeros(shape, dtype=torch.int64)
-    hidden = torch.zeros(*shape, plan.model.hidden, dtype=dtype, requires_grad=True)
+    # sequence parallelism hands over each rank's own tokens
+    split = (layout.micro_batch, training.seq_len // layout.tp)
+    hidden = torch.zeros(*split, plan.model.hidden, dtype=dtype, requires_grad=True)
     logits = torch.zeros(*shape, plan.model.vocab, dtype=dtype, requires_grad=True)
     return [
         PipelineStage(
@@ -146,7 +168,10 @@ def _measure(
     live = LiveBytes()
     live.add("parameters", *model.parameters())
     live.add("tokens", tokens)
-    with live, collectives:
+    splits_loss: AbstractContextManager[None] = (
+        loss_parallel() if plan.layout.loss_parallel else nullcontext()
+    )
+    with live, collectives, splits_loss:
         for _ in range(2):
             collectives.rows.clear()
             live.start_phase("step")

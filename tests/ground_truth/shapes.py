@@ -9,6 +9,7 @@ from fsdpplan.files.catalogue import load_model
 from fsdpplan.spec.model import Model
 
 LLAMA_8B = replace(load_model("llama-3.1-8b"), layers=4)
+LLAMA_70B = load_model("llama-3.1-70b")
 LLAMA_SMALL_VOCAB = replace(LLAMA_8B, vocab=8192)
 GPT2 = replace(load_model("gpt2"), layers=6)
 QWEN3 = replace(load_model("qwen3-0.6b"), layers=6)

@@ -12,7 +12,7 @@ from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Precision, ReduceDtype
 from tests.ground_truth.fsdp_step import measured_step, predicted_rows, training_for
-from tests.ground_truth.shapes import GPT2, LLAMA_8B, ODD, QWEN3, SMALL
+from tests.ground_truth.shapes import GPT2, LLAMA_8B, LLAMA_70B, ODD, QWEN3, SMALL
 
 
 class Case(NamedTuple):
@@ -65,6 +65,11 @@ CASES = {
     "wrapped by three": Case(SMALL, Layout(dp_shard=8, wrap_blocks=3)),
     "wrapped whole": Case(
         SMALL, Layout(dp_shard=8, wrap_blocks=4, activation_checkpointing="full")
+    ),
+    "70b, 256 ranks": Case(LLAMA_70B, Layout(dp_shard=256)),
+    "70b, hsdp, integer": Case(
+        replace(LLAMA_70B, layers=8),
+        Layout(dp_replicate=4, dp_shard=64, reshard_after_forward=8, wrap_blocks=2),
     ),
     "gpt-2": Case(GPT2, Layout(dp_shard=8)),
     "gpt-2 hsdp, wrapped": Case(GPT2, Layout(dp_replicate=2, dp_shard=4, wrap_blocks=4)),

@@ -1,4 +1,4 @@
-"""Pipeline schedules beside FSDP2: messages and collectives exactly, and peak memory."""
+"""Pipeline schedules beside FSDP2 and TP: messages and collectives exactly, and peak memory."""
 
 from __future__ import annotations
 
@@ -7,66 +7,172 @@ from dataclasses import replace
 import pytest
 
 from fsdpplan.cost.memory import stage_memory
-from fsdpplan.cost.step import in_flight_blocks, pipeline_ranks
-from fsdpplan.cost.traffic import fsdp_calls, pp_calls
+from fsdpplan.cost.pipeline_stages import in_flight_blocks, pipeline_ranks
+from fsdpplan.cost.traffic import step_calls
+from fsdpplan.cost.traffic_fsdp import norm_calls
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.training import Training
 from tests.cost.clusters import cluster
 from tests.ground_truth.fake_cluster import CollectiveRow, RowKey
-from tests.ground_truth.fsdp_step import MeasuredStep, summed, training_for
+from tests.ground_truth.fsdp_step import summed, training_for
 from tests.ground_truth.pp_step import measured_pp_step
-from tests.ground_truth.shapes import LLAMA_8B, LLAMA_SMALL_VOCAB
+from tests.ground_truth.shapes import LLAMA_8B, LLAMA_70B, LLAMA_SMALL_VOCAB
 
 TOLERANCE_FRACTION = 0.05
 
 BASE = Layout(
+    compile=False,
     pp=2,
     dp_shard=4,
     schedule="1f1b",
-    num_microbatches=4,
+    num_microbatches=6,
     reshard_after_forward="never",
     gradient_sync="last",
 )
-RECOMPUTED = replace(BASE, pp=4, num_microbatches=6, activation_checkpointing="full")
+TWO = replace(BASE, virtual_stages=2)
+RECOMPUTED = replace(BASE, pp=4, activation_checkpointing="full")
 SMALL_VOCAB = replace(LLAMA_SMALL_VOCAB, layers=8)
 LARGE_VOCAB = replace(LLAMA_8B, layers=8)
+SEVENTY = replace(LLAMA_70B, layers=8)
+
+
+def _tensor_parallel(layout: Layout, tp: int) -> Layout:
+    return replace(layout, tp=tp, sequence_parallel=True, loss_parallel=True)
+
+
 CASES = {
     "gpipe, first": (SMALL_VOCAB, replace(BASE, schedule="gpipe"), 0),
     "gpipe, last": (SMALL_VOCAB, replace(BASE, schedule="gpipe"), 1),
     "1f1b, first": (SMALL_VOCAB, BASE, 0),
     "1f1b, last": (SMALL_VOCAB, BASE, 1),
-    "interleaved, first": (
+    "1f1b, hsdp": (SMALL_VOCAB, replace(BASE, dp_replicate=2), 0),
+    "1f1b, tp, first": (LARGE_VOCAB, _tensor_parallel(BASE, 4), 0),
+    "1f1b, tp, last": (LARGE_VOCAB, _tensor_parallel(BASE, 4), 1),
+    "1f1b, uneven": (SMALL_VOCAB, replace(BASE, stage_blocks=(5, 3)), 1),
+    "1f1b, a head alone": (SMALL_VOCAB, replace(BASE, stage_blocks=(8, 0)), 1),
+    "interleaved, first": (SMALL_VOCAB, replace(TWO, schedule="interleaved_1f1b"), 0),
+    "interleaved, last": (SMALL_VOCAB, replace(TWO, schedule="interleaved_1f1b"), 1),
+    "interleaved, wrapped": (
         SMALL_VOCAB,
-        replace(BASE, schedule="interleaved_1f1b", virtual_stages=2),
+        replace(TWO, schedule="interleaved_1f1b", wrap_blocks=3, stage_blocks=(4, 2, 1, 1)),
         0,
     ),
-    "interleaved, last": (
+    "interleaved, four stages a rank": (
         SMALL_VOCAB,
-        replace(BASE, schedule="interleaved_1f1b", virtual_stages=2),
+        replace(BASE, schedule="interleaved_1f1b", virtual_stages=4),
+        0,
+    ),
+    "interleaved, tp, recompute": (
+        SMALL_VOCAB,
+        _tensor_parallel(
+            replace(TWO, schedule="interleaved_1f1b", activation_checkpointing="full"), 4
+        ),
         1,
+    ),
+    "looped, first": (SMALL_VOCAB, replace(TWO, schedule="looped_bfs"), 0),
+    "looped, last": (SMALL_VOCAB, replace(TWO, schedule="looped_bfs"), 1),
+    "zero bubble, first": (SMALL_VOCAB, replace(TWO, schedule="interleaved_zero_bubble"), 0),
+    "zero bubble, last": (SMALL_VOCAB, replace(TWO, schedule="interleaved_zero_bubble"), 1),
+    "zero bubble, one stage, tp": (
+        SMALL_VOCAB,
+        _tensor_parallel(replace(BASE, schedule="interleaved_zero_bubble"), 4),
+        0,
+    ),
+    "zero bubble, tp, last": (
+        SMALL_VOCAB,
+        _tensor_parallel(replace(TWO, schedule="interleaved_zero_bubble"), 4),
+        1,
+    ),
+    "zbv, first": (SMALL_VOCAB, replace(TWO, schedule="zbv"), 0),
+    "zbv, last": (SMALL_VOCAB, replace(TWO, schedule="zbv"), 1),
+    "zbv, hsdp, tp": (
+        SMALL_VOCAB,
+        _tensor_parallel(replace(TWO, schedule="zbv", dp_replicate=2), 4),
+        0,
+    ),
+    "zbv, second of four": (
+        SMALL_VOCAB,
+        replace(TWO, schedule="zbv", pp=4, num_microbatches=10, stage_blocks=(1,) * 8),
+        1,
+    ),
+    "dualpipev, first": (SMALL_VOCAB, replace(TWO, schedule="dualpipev"), 0),
+    "dualpipev, last": (SMALL_VOCAB, replace(TWO, schedule="dualpipev"), 1),
+    "dualpipev, tp, last of four": (
+        SMALL_VOCAB,
+        _tensor_parallel(
+            replace(TWO, schedule="dualpipev", pp=4, num_microbatches=10, stage_blocks=(1,) * 8),
+            2,
+        ),
+        3,
     ),
     "recompute, second of four": (LARGE_VOCAB, RECOMPUTED, 1),
     "recompute, last of four": (LARGE_VOCAB, RECOMPUTED, 3),
+    "70b, 1f1b, first of four": (
+        SEVENTY,
+        _tensor_parallel(replace(BASE, pp=4, dp_shard=8), 8),
+        0,
+    ),
+    "70b, interleaved, hsdp, last of four": (
+        SEVENTY,
+        _tensor_parallel(
+            replace(
+                TWO,
+                pp=4,
+                dp_replicate=4,
+                dp_shard=8,
+                schedule="interleaved_1f1b",
+                num_microbatches=8,
+                stage_blocks=(1,) * 8,
+            ),
+            8,
+        ),
+        3,
+    ),
+    "70b, whole, 1,024 ranks": (
+        LLAMA_70B,
+        _tensor_parallel(
+            replace(BASE, pp=8, dp_shard=16, num_microbatches=8, activation_checkpointing="full"),
+            8,
+        ),
+        7,
+    ),
 }
 
 
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 @pytest.mark.parametrize(("model", "layout", "pp_rank"), CASES.values(), ids=CASES.keys())
 def test_calls_and_peak_equal_those_of_torch(model: Model, layout: Layout, pp_rank: int) -> None:
     training = training_for(layout, seq_len=2048)
-    measured = _measured(model, training, layout, pp_rank)
-    stage = pipeline_ranks(model, layout)[pp_rank]
+    measured = measured_pp_step(model, training, layout, pp_rank=pp_rank)
+    stage = pipeline_ranks(model=model, layout=layout)[pp_rank]
 
     arguments = {"model": model, "training": training, "layout": layout, "stage": stage}
-    predicted = summed([*fsdp_calls(**arguments), *pp_calls(**arguments)])
+    clipping = set(norm_calls(model=model, layout=layout, stage=stage))
+    predicted = summed(call for call in step_calls(**arguments) if call not in clipping)
     assert _as_messages(measured.rows) == predicted
 
     peak = stage_memory(
         cluster=cluster(gpus=8),
-        in_flight_blocks=in_flight_blocks(model, layout)[pp_rank],
+        in_flight_blocks=in_flight_blocks(model=model, layout=layout)[pp_rank],
         **arguments,
     ).peak_allocated_bytes
     assert peak == pytest.approx(measured.peak_bytes, rel=TOLERANCE_FRACTION)
+
+
+def test_recomputation_under_a_split_backward_pass_repeats_its_collectives() -> None:
+    """Once for each parameter of a block, not once: legality refuses it, and this is why."""
+    layout = _tensor_parallel(
+        replace(TWO, schedule="interleaved_zero_bubble", stage_blocks=(1,) * 4), 2
+    )
+    rows = []
+    for checkpointing in ("none", "full"):
+        recomputed = replace(layout, activation_checkpointing=checkpointing)
+        training = training_for(recomputed, seq_len=256)
+        model = replace(SMALL_VOCAB, layers=4)
+        rows.append(measured_pp_step(model, training, recomputed, pp_rank=1).rows)
+    plain, full = (row["all_gather", "tp", 2, "bf16"].count for row in rows)
+    blocks, gathers, parameters = 2, 2, 9
+    assert full - plain == layout.num_microbatches * blocks * gathers * (1 + parameters)
 
 
 def _as_messages(rows: dict[RowKey, CollectiveRow]) -> dict[RowKey, CollectiveRow]:
@@ -76,10 +182,3 @@ def _as_messages(rows: dict[RowKey, CollectiveRow]) -> dict[RowKey, CollectiveRo
         for (collective, *rest), row in rows.items()
         if collective != "recv"
     }
-
-
-def _measured(model: Model, training: Training, layout: Layout, pp_rank: int) -> MeasuredStep:
-    stages = layout.pp * layout.virtual_stages
-    return measured_pp_step(
-        model, training, layout, pp_rank=pp_rank, stage_blocks=[model.layers // stages] * stages
-    )

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from tests.ground_truth.fsdp_step import predicted_peak_bytes, predicted_rows, training_for
-from tests.ground_truth.shapes import LLAMA_8B, LLAMA_SMALL_VOCAB, QWEN3, SMALL
+from tests.ground_truth.shapes import (
+    GPT2,
+    LLAMA_8B,
+    LLAMA_70B,
+    LLAMA_SMALL_VOCAB,
+    QWEN3,
+    SMALL,
+)
 from tests.ground_truth.tp_step import measured_tp_step
+
+GPT2_PADDED = replace(GPT2, vocab=50304)
+"""Its own vocabulary of 50,257 splits over no two ranks."""
 
 CASES = {
     "gathered logits": (SMALL, 1024, Layout(dp_shard=4, tp=2, sequence_parallel=True)),
@@ -70,6 +82,65 @@ CASES = {
             tp=2,
             wrap_blocks=3,
             reshard_after_forward="never",
+            sequence_parallel=True,
+            loss_parallel=True,
+        ),
+    ),
+    "8b, hsdp": (
+        LLAMA_8B,
+        2048,
+        Layout(dp_replicate=4, dp_shard=8, tp=4, sequence_parallel=True, loss_parallel=True),
+    ),
+    "70b": (
+        replace(LLAMA_70B, layers=8),
+        4096,
+        Layout(
+            dp_shard=16,
+            tp=8,
+            sequence_parallel=True,
+            loss_parallel=True,
+            activation_checkpointing="full",
+        ),
+    ),
+    "70b, hsdp, never": (
+        replace(LLAMA_70B, layers=8),
+        2048,
+        Layout(
+            dp_replicate=2,
+            dp_shard=8,
+            tp=8,
+            num_microbatches=2,
+            gradient_sync="last",
+            reshard_after_forward="never",
+            sequence_parallel=True,
+            loss_parallel=True,
+        ),
+    ),
+    "70b, whole, 1,024 ranks": (
+        LLAMA_70B,
+        4096,
+        Layout(
+            dp_replicate=16,
+            dp_shard=8,
+            tp=8,
+            sequence_parallel=True,
+            loss_parallel=True,
+            activation_checkpointing="full",
+        ),
+    ),
+    "gpt-2": (
+        GPT2_PADDED,
+        256,
+        Layout(dp_shard=4, tp=4, sequence_parallel=True, loss_parallel=True),
+    ),
+    "gpt-2, last": (
+        GPT2_PADDED,
+        256,
+        Layout(
+            dp_shard=4,
+            tp=2,
+            num_microbatches=2,
+            gradient_sync="last",
             sequence_parallel=True,
             loss_parallel=True,
         ),

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -82,18 +82,39 @@ def shard_tensors(decoder: Decoder, mesh: DeviceMesh, *, loss_parallel: bool) ->
         "feed_forward.w2": RowwiseParallel(output_layouts=Shard(1)),
     }
     columns = ["attention.wq", "attention.wk", "attention.wv", "feed_forward.w1"]
-    if decoder.config.mlp == "swiglu":
+    if decoder.config.mlp in ("swiglu", "geglu"):
         columns.append("feed_forward.w3")
     inside |= {name: ColwiseParallel() for name in columns}
     if decoder.config.qk_norm:
         for name in ("attention.q_norm", "attention.k_norm"):
             inside[name] = SequenceParallel(sequence_dim=2, use_local_output=True)
+    if decoder.config.positions == "learned":
+        ends["pos_embeddings"] = SplitPositions()
     parallelize_module(decoder, mesh, ends)
     if decoder.config.tied_embeddings:
         # both are split over the vocabulary, but each was made a parameter of its own
         decoder.output.weight = decoder.tok_embeddings.weight
     for block in decoder.layers.values():
         parallelize_module(block, mesh, inside)
+
+
+class SplitPositions(ParallelStyle):
+    """A position table that every rank has, of which each looks up its own part of the sequence."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def own_part(_: nn.Module, inputs: tuple[Tensor], mesh: DeviceMesh) -> DTensor:
+            positions = DTensor.from_local(*inputs, mesh, (Replicate(),), run_check=False)
+            return positions.redistribute(placements=(Shard(0),))
+
+        def as_tensor(_: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:
+            return output.to_local()
+
+        return distribute_module(
+            module,
+            device_mesh,
+            input_fn=own_part,  # type: ignore[arg-type]
+            output_fn=as_tensor,  # type: ignore[arg-type]
+        )
 
 
 def _measure(model: nn.Module, plan: PlanConfig, collectives: CollectiveCounter) -> MeasuredStep:

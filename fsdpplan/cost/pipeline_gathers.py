@@ -1,0 +1,47 @@
+"""Pipeline gathers: how often FSDP gathers the stages of a pipeline rank in one step."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from fsdpplan.cost.pipeline_order import Action, rank_actions, rank_stages
+from fsdpplan.spec.layout import Schedule
+
+ACTIVE_STAGES = 3
+"""Stages whose parameters torch's pipeline runtime keeps gathered: the next that it will need."""
+
+
+@lru_cache(maxsize=1024)
+def stage_gathers(
+    *, schedule: Schedule, pp: int, num_microbatches: int, virtual_stages: int
+) -> tuple[tuple[int, ...], ...]:
+    """For each rank, how often a step gathers the parameters of each of its stages.
+
+    Under reshard never: once, but with more than `ACTIVE_STAGES` stages a rank, which torch drops
+    and gathers again. Source: torch 2.13 schedules.py, `_add_unshard_reshard`.
+    """
+    shape = {"pp": pp, "virtual_stages": virtual_stages}
+    if virtual_stages <= ACTIVE_STAGES:
+        return ((1,) * virtual_stages,) * pp
+    actions = rank_actions(schedule=schedule, num_microbatches=num_microbatches, **shape)
+    return tuple(
+        _gathers_of_rank(todo, rank_stages(schedule=schedule, rank=rank, **shape))
+        for rank, todo in enumerate(actions)
+    )
+
+
+def _gathers_of_rank(actions: tuple[Action, ...], stages: tuple[int, ...]) -> tuple[int, ...]:
+    order = [stage for stage, _, _ in actions]
+    gathers = dict.fromkeys(stages, 0)
+    # when each stage is needed next, seen from the end of the list
+    coming: list[tuple[int, ...]] = []
+    following: tuple[int, ...] = ()
+    for stage in reversed(order):
+        following = (stage, *(other for other in following if other != stage))
+        coming.append(following[:ACTIVE_STAGES])
+    active: set[int] = set()
+    for wanted in reversed(coming):
+        for stage in wanted:
+            gathers[stage] += stage not in active
+        active = set(wanted)
+    return tuple(gathers[stage] for stage in stages)
