@@ -144,10 +144,18 @@ def _ring_hop_seconds(placement: Placement, protocol: Protocol) -> float:
 
 
 def _bandwidth(
-    placed: PlacedLevel, placement: Placement, protocol: Protocol, share: float
+    placed: PlacedLevel,
+    placement: Placement,
+    protocol: Protocol,
+    share: float,
+    *,
+    alone: bool = False,
 ) -> float:
-    """What `protocol` carries of a group's bandwidth at one level, in bytes per second."""
+    """What `protocol` carries of a group's bandwidth at one level, in bytes per second; `alone`: of
+    one rank's."""
     datasheet = placed.bandwidth_bytes_per_second
+    if alone:
+        datasheet = placed.rank_bandwidth_bytes_per_second
     carried = datasheet * placed.level.bandwidth_fraction * share
     if placed is placement.levels[0]:
         return min(carried, datasheet * protocol.inner_port_share)
@@ -282,9 +290,7 @@ def _send_recv_seconds(message_bytes: float, placement: Placement, protocol: Pro
     """Every rank of the group sends to its neighbour: the worst edge sets the time."""
     worst = 0.0
     for placed in placement.levels:
-        carried = _bandwidth(placed, placement, protocol, protocol.share)
-        bandwidth = carried / placed.bandwidth_bytes_per_second
-        bandwidth *= placed.rank_bandwidth_bytes_per_second
+        bandwidth = _bandwidth(placed, placement, protocol, protocol.share, alone=True)
         seconds = _hop_seconds(placed, placement, protocol) + message_bytes / bandwidth
         filling = _filling_seconds(message_bytes, placed.level, bandwidth, protocol, 1)
         worst = max(worst, seconds + filling)

@@ -1,16 +1,24 @@
-"""Exposed: which collectives a step waits for, and what to call its bottleneck."""
+"""Exposed: which collectives a step waits for, what the hidden ones cost, and its bottleneck."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fsdpplan.cost.timing import group_level, group_seconds
-from fsdpplan.cost.traffic import Calls
-from fsdpplan.spec.cluster import Cluster
+from fsdpplan.cost.calls import Calls, call_seconds, group_level
+from fsdpplan.cost.collectives import wire_bytes
+from fsdpplan.spec.cluster import Cluster, Device
 from fsdpplan.spec.estimate import CollectiveCost, TimeBreakdown
 
 COMPUTE_BOUND_FRACTION = 0.1
 """Below this share of waiting and optimizer, a step is called compute-bound."""
+
+DISTURBING_FRACTION = 1 / 8
+"""Wire rate of a collective, as a share of memory bandwidth, at which it disturbs kernels fully.
+
+What a collective takes from kernels beside it are multiprocessors and memory traffic, both in
+proportion to the bytes a second that it moves. NVLink's rate is about an eighth of memory
+bandwidth from V100 (150 of 900 GB/s) to B200 (900 of 8000); a network's is far less.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,22 +28,53 @@ class ExposedSeconds:
     all_gather: float = 0.0
     reduce_scatter: float = 0.0
     all_reduce: float = 0.0
+    by_axis: tuple[tuple[str, float], ...] = ()
+    """Beside those of data parallelism, by mesh axis: tp, cp, ep, pp."""
+
+    @property
+    def data_parallel(self) -> float:
+        """What data parallelism waits."""
+        return self.all_gather + self.reduce_scatter + self.all_reduce
 
     @property
     def total(self) -> float:
         """All of it."""
-        return self.all_gather + self.reduce_scatter + self.all_reduce
-
-
-def call_seconds(call: Calls, cluster: Cluster) -> float:
-    """Seconds of all calls, one after another."""
-    return call.count * group_seconds(cluster, call.group, call.collective, call.call_bytes)
+        return self.data_parallel + sum(seconds for _, seconds in self.by_axis)
 
 
 def collective_costs(
-    calls: list[Calls], *, cluster: Cluster, exposed: ExposedSeconds, tp_exposed: bool
+    calls: list[Calls], *, cluster: Cluster, exposed: ExposedSeconds
 ) -> tuple[CollectiveCost, ...]:
     """One row for each collective, axis, group and dtype; waiting is split by seconds."""
+    rows = _rows(calls, cluster)
+    data_parallel: dict[str, float] = {}
+    axes: dict[str, float] = {}
+    for row in rows:
+        key, totals = (
+            (row.collective, data_parallel) if is_data_parallel(row.axis) else (row.axis, axes)
+        )
+        totals[key] = totals.get(key, 0.0) + row.seconds
+    waiting = own_waiting(exposed, data_parallel)
+    by_axis = dict(exposed.by_axis)
+    return tuple(
+        replace(
+            row,
+            exposed_seconds=_share(
+                row.seconds, waiting.get(row.collective, 0.0), data_parallel[row.collective]
+            )
+            if is_data_parallel(row.axis)
+            else _share(row.seconds, by_axis.get(row.axis, 0.0), axes[row.axis]),
+        )
+        for row in rows
+    )
+
+
+def is_data_parallel(axis: str) -> bool:
+    """A group of ranks with other tokens: its collectives are those of FSDP, DDP and ZeRO."""
+    return axis.startswith("dp")
+
+
+def _rows(calls: list[Calls], cluster: Cluster) -> list[CollectiveCost]:
     rows: dict[tuple[str, str, int, str], CollectiveCost] = {}
     for call in calls:
         key = (call.collective, call.group.axis, call.group.ranks, call.dtype)
@@ -52,27 +91,25 @@ def collective_costs(
             seconds=seconds + (old.seconds if old else 0.0),
             exposed_seconds=0.0,
         )
-    totals: dict[str, float] = {}
-    for row in rows.values():
-        if row.axis.startswith("dp"):
-            totals[row.collective] = totals.get(row.collective, 0.0) + row.seconds
-    waiting = own_waiting(exposed, totals)
-    return tuple(
-        replace(row, exposed_seconds=_row_exposed(row, totals, waiting, tp_exposed))
-        for row in rows.values()
-    )
+    return list(rows.values())
+
+
+def _share(seconds: float, waiting: float, total: float) -> float:
+    return min(seconds, waiting * seconds / total) if total else 0.0
 
 
 def own_waiting(exposed: ExposedSeconds, totals: dict[str, float]) -> dict[str, float]:
-    """Waiting by collective, of each at most what its calls take.
+    """Data parallelism's waiting by collective, of each at most what its calls take.
 
     A collective that is waited for has often waited itself, behind another one of its
-    communicator or its links: what exceeds its own time is theirs.
+    communicator or its links: what exceeds its own time is theirs. Parameters that are broadcast
+    are not gathered.
     """
+    gathers = "broadcast" if "broadcast" in totals else "all_gather"
     waiting = {
         "reduce_scatter": exposed.reduce_scatter,
         "all_reduce": exposed.all_reduce,
-        "all_gather": exposed.all_gather,
+        gathers: exposed.all_gather,
     }
     behind = 0.0
     for name, seconds in waiting.items():
@@ -85,13 +122,30 @@ def own_waiting(exposed: ExposedSeconds, totals: dict[str, float]) -> dict[str, 
     return waiting
 
 
-def _row_exposed(
-    row: CollectiveCost, totals: dict[str, float], waiting: dict[str, float], tp_exposed: bool
-) -> float:
-    if row.axis == "tp":
-        return row.seconds if tp_exposed else 0.0
-    total = totals.get(row.collective, 0.0)
-    return waiting.get(row.collective, 0.0) * row.seconds / total if total else 0.0
+def slowdown_seconds(communication: tuple[CollectiveCost, ...], device: Device) -> float:
+    """What kernels lose to collectives that run beside them.
+
+    fraction * sum over collectives (hidden seconds * min(1, wire rate / (memory rate / 8)))
+    """
+    full_rate = DISTURBING_FRACTION * device.memory_bandwidth_bytes_per_second
+    lost = 0.0
+    for row in communication:
+        hidden = row.seconds - row.exposed_seconds
+        if hidden <= 0:
+            continue
+        wire = wire_bytes(
+            collective=row.collective,  # type: ignore[arg-type]
+            gathered_bytes=row.bytes,
+            ranks=row.ranks,
+        )
+        lost += hidden * min(1.0, wire / row.seconds / full_rate)
+    return device.fit.overlap_slowdown_fraction * lost
+
+
+def inside_seconds(communication: tuple[CollectiveCost, ...], cluster: Cluster) -> float:
+    """Waiting for collectives that stay on the innermost level of the network."""
+    innermost = cluster.levels[0].name
+    return sum(row.exposed_seconds for row in communication if row.level == innermost)
 
 
 def bottleneck(time: TimeBreakdown, communication: tuple[CollectiveCost, ...]) -> str:

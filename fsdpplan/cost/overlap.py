@@ -11,8 +11,12 @@ own, unless they share the shard group's links.
   after its computation; the compute stream waits for the reduce-scatter of i + 1 before it fills
   the next input buffer.
 
+FSDP1 (`is_flat`) frees a unit when its computation is done, limits gathers to two units by that,
+and divides and reduces gradients on a stream of their own.
+
 Source: torch 2.13, torch/distributed/fsdp/_fully_shard (`_fsdp_param_group.py`,
-`_fsdp_collectives.py`). Left out: the cast of the own shard before a gather (1/n of it).
+`_fsdp_collectives.py`) and torch/distributed/fsdp/_runtime_utils.py. Left out: the cast of the own
+shard before a gather (1/n of it).
 """
 
 from __future__ import annotations
@@ -25,31 +29,52 @@ from functools import lru_cache
 class UnitSeconds:
     """Seconds of one FSDP unit in one micro-batch."""
 
-    forward: float
-    backward: float
+    forward: float = 0.0
+    backward: float = 0.0
     """Recomputation included."""
-    gather: float
-    regather: float
+    gather: float = 0.0
+    regather: float = 0.0
     """Gather in backward; 0 when forward's copy is kept."""
-    reduce_scatter: float
+    reduce_scatter: float = 0.0
     """0 in a micro-batch that does not reduce."""
-    all_reduce: float
-    copy_out: float
+    all_reduce: float = 0.0
+    copy_out: float = 0.0
     """From the flat buffer into parameters, on the compute stream."""
-    copy_in: float
+    copy_in: float = 0.0
     """From gradients into the reduce-scatter input, on the compute stream."""
+
+    def plus(self, other: UnitSeconds) -> UnitSeconds:
+        """One unit that does what both do."""
+        return UnitSeconds(
+            forward=self.forward + other.forward,
+            backward=self.backward + other.backward,
+            gather=self.gather + other.gather,
+            regather=self.regather + other.regather,
+            reduce_scatter=self.reduce_scatter + other.reduce_scatter,
+            all_reduce=self.all_reduce + other.all_reduce,
+            copy_out=self.copy_out + other.copy_out,
+            copy_in=self.copy_in + other.copy_in,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
     """One forward and backward through all units."""
 
-    units: int
-    unit: UnitSeconds
+    runs: tuple[tuple[UnitSeconds, int], ...]
+    """(unit, how many in a row), in the order of forward."""
     root: UnitSeconds
     """Its `forward` is the head with the loss, its `backward` theirs; the embedding is free."""
     links_shared: bool
     """All-reduces use the same links as the shard group."""
+    is_flat: bool = False
+    """FSDP1's streams: a gather waits for the computation of the unit before the last, not for its
+    copy-out, and nothing waits for a reduce-scatter but the optimizer."""
+
+    @property
+    def units(self) -> tuple[UnitSeconds, ...]:
+        """Every unit, in the order of forward."""
+        return tuple(unit for unit, number in self.runs for _ in range(number))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,47 +96,65 @@ class Timeline:
 
 def run_micro_batch(batch: MicroBatch, start: Timeline) -> Timeline:
     """The clocks after one micro-batch that begins at `start`."""
-    unit, root, units = batch.unit, batch.root, batch.units
-    compute, shard, replicate = start.compute, start.shard, start.replicate
-    gather_wait = scatter_wait = 0.0
+    forward = _forward(batch, start)
+    return _backward(batch, forward)
 
-    # forward: the root (embedding, head) first, then each unit
-    shard = max(shard, compute) + root.gather  # FSDP2 waits for the optimizer here
-    gather_wait += max(0.0, shard - compute)
-    compute = max(compute, shard) + root.copy_out
-    copied_before, copied = compute, compute
-    for _ in range(units):
-        shard = max(shard, copied_before) + unit.gather
+
+def _forward(batch: MicroBatch, start: Timeline) -> Timeline:
+    """The root (embedding, head) first, then each unit, gathered ahead."""
+    root, is_flat = batch.root, batch.is_flat
+    # FSDP2 waits for the optimizer before it gathers the root
+    shard = max(start.shard, start.compute) + root.gather
+    wait = max(0.0, shard - start.compute)
+    compute = max(start.compute, shard) + root.copy_out
+    freed_before, freed = compute, compute
+    for unit in batch.units:
+        shard = max(shard, freed_before) + unit.gather
         if shard > compute:
-            gather_wait += shard - compute
+            wait += shard - compute
             compute = shard
-        copied_before, copied = copied, compute + unit.copy_out
+        copied = compute + unit.copy_out
         compute = copied + unit.forward
-    compute += root.forward
+        freed_before, freed = freed, compute if is_flat else copied
+    return replace(
+        start,
+        compute=compute + root.forward,
+        shard=shard,
+        gather_exposed=start.gather_exposed + wait,
+    )
 
-    # backward: the last unit's gather runs beside the head's backward
-    regathered = shard = max(shard, compute) + unit.regather if unit.regather else 0.0
-    compute += root.backward
-    reduced = 0.0
-    for index in range(units - 1, -1, -1):
+
+def _backward(batch: MicroBatch, start: Timeline) -> Timeline:
+    """The last unit's gather runs beside the head's backward, each other one beside the unit
+    before it in backward."""
+    root, units = batch.root, batch.units
+    shard, replicate = start.shard, start.replicate
+    compute = start.compute + root.backward
+    regathered = reduced = 0.0
+    if units and units[-1].regather:
+        regathered = shard = max(shard, start.compute) + units[-1].regather
+    gather_wait = scatter_wait = 0.0
+    for index in range(len(units) - 1, -1, -1):
+        unit = units[index]
         if unit.regather:
             if regathered > compute:
                 gather_wait += regathered - compute
                 compute = regathered
             compute += unit.copy_out
             if index:
-                regathered = shard = max(shard, compute) + unit.regather
+                regathered = shard = max(shard, compute) + units[index - 1].regather
         compute += unit.backward
         if unit.reduce_scatter:
-            if reduced > compute:
+            if reduced > compute and not batch.is_flat:
                 scatter_wait += reduced - compute
                 compute = reduced
             compute += unit.copy_in
             shard, replicate = _reduce(batch, unit, compute, shard, replicate)
             reduced = shard
     if root.reduce_scatter:
-        scatter_wait += max(0.0, reduced - compute)
-        compute = max(compute, reduced) + root.copy_in
+        wait = 0.0 if batch.is_flat else max(0.0, reduced - compute)
+        scatter_wait += wait
+        compute += wait + root.copy_in
         shard, replicate = _reduce(batch, root, compute, shard, replicate)
     return Timeline(
         compute=compute,
@@ -178,21 +221,3 @@ def _repeat(before: Timeline, after: Timeline, times: int) -> Timeline:
         + times * (after.reduce_scatter_exposed - before.reduce_scatter_exposed),
         all_reduce_exposed=after.all_reduce_exposed,
     )
-
-
-def ddp_exposed_seconds(
-    *, bucket_seconds: tuple[float, ...], bucket_bytes: tuple[int, ...], backward_seconds: float
-) -> float:
-    """What DDP's all-reduces add after backward.
-
-    A bucket is ready when backward has finished its parameters, taken as proportional to bytes;
-    buckets are reduced one after another. Source: torch 2.13's reducer launches its buckets in
-    order.
-    """
-    total_bytes = sum(bucket_bytes)
-    done_bytes, clock = 0, 0.0
-    for seconds, size in zip(bucket_seconds, bucket_bytes, strict=True):
-        done_bytes += size
-        ready = backward_seconds * done_bytes / total_bytes
-        clock = max(clock, ready) + seconds
-    return max(0.0, clock - backward_seconds)

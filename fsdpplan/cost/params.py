@@ -77,6 +77,7 @@ def _norm(
     return tensors
 
 
+@lru_cache(maxsize=256)
 def dense_view(model: Model) -> Model:
     """The model of which the blocks without experts are blocks."""
     return replace(model, experts=None) if model.experts else model

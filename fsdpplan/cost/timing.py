@@ -6,41 +6,16 @@ in `overlap` and `pipeline`, the sum in `step`.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from dataclasses import replace
 
-from fsdpplan.cost.collectives import Collective, collective_seconds
-from fsdpplan.cost.compute import (
-    BlockSeconds,
-    BlockWork,
-    block_seconds,
-    head_seconds,
-    memory_bytes_per_second,
-    optimizer_seconds,
-)
-from fsdpplan.cost.ddp import ddp_buckets_bytes
-from fsdpplan.cost.overlap import MicroBatch, UnitSeconds
+from fsdpplan.cost.compute import BlockSeconds, BlockWork, block_seconds, head_seconds
+from fsdpplan.cost.head import embedding_seconds
+from fsdpplan.cost.optimizer import OptimizerRecipe, optimizer_seconds
 from fsdpplan.cost.params import block_tensors
-from fsdpplan.cost.placement import group_placement
-from fsdpplan.cost.shards import (
-    Stage,
-    UnitSize,
-    block_size,
-    gradient_syncs,
-    root_size,
-    stage_elements,
-    unit_blocks,
-)
+from fsdpplan.cost.shards import Stage, gradient_syncs, stage_elements, stage_shard_elements
 from fsdpplan.cost.sizes import formats, local_tokens
-from fsdpplan.cost.traffic import (
-    Group,
-    activation_bytes,
-    regather_group,
-    replicate_group,
-    shard_group,
-    tp_block_calls,
-    tp_group,
-)
-from fsdpplan.spec.cluster import Cluster, Device
+from fsdpplan.cost.work import memory_bytes_per_second
+from fsdpplan.spec.cluster import Device
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import DTYPE_BYTES, Training
@@ -55,36 +30,24 @@ DDP_PARAMETER_OPERATORS = 0.5
 torch's reducer, not measured."""
 
 
-@lru_cache(maxsize=16384)
-def group_seconds(cluster: Cluster, group: Group, collective: Collective, call_bytes: int) -> float:
-    """Seconds of one call of `collective` over `group`."""
-    if group.ranks == 1:
-        return 0.0
-    placement = group_placement(cluster=cluster, ranks=group.ranks, stride=group.stride)
-    return collective_seconds(collective=collective, gathered_bytes=call_bytes, placement=placement)
-
-
-@lru_cache(maxsize=4096)
-def group_level(cluster: Cluster, group: Group) -> str:
-    """Outermost level of the network that `group` spans."""
-    return group_placement(cluster=cluster, ranks=group.ranks, stride=group.stride).level_name
-
-
 def is_autocast(*, training: Training, layout: Layout) -> bool:
     """Whether blocks cast fp32 weights in each forward, instead of being handed cast ones."""
-    if training.precision == "fp32":
+    if training.precision == "fp32" or training.traits.half_parameters:
         return False
-    return layout.sharding == "ddp" or training.runtime == "autocast"
+    return layout.sharding != "fsdp" or training.traits.gathers_fp32
 
 
 def block_work(*, model: Model, training: Training, layout: Layout) -> BlockWork:
-    """What one block computes for one micro-batch on one rank."""
+    """What one block computes for one micro-batch on one rank; of a model with experts, one that
+    has them (`dense_view(model)` for one that has not)."""
     if layout.sharding == "fsdp":
         wrapper = FSDP_UNIT_OPERATORS / layout.wrap_blocks
-    elif layout.dp_replicate > 1:
+    elif layout.dp_replicate * layout.dp_shard > 1:
         wrapper = DDP_PARAMETER_OPERATORS * len(block_tensors(model))
     else:
         wrapper = 0.0
+    traits = training.traits
+    caches_fp8_weights = training.fp8_recipe == "delayed"  # until the optimizer has changed them
     return BlockWork(
         model=model,
         tokens=local_tokens(training=training, layout=layout),
@@ -97,6 +60,18 @@ def block_work(*, model: Model, training: Training, layout: Layout) -> BlockWork
         autocast=is_autocast(training=training, layout=layout),
         residual_bytes=formats(training=training, layout=layout).residual,
         wrapper_operators=wrapper,
+        cp=layout.cp,
+        ep=layout.ep,
+        fused_kernels=traits.fused_kernels,
+        joined_projections=traits.joined_projections,
+        flash_attention=traits.flash_attention,
+        native_attention=traits.native_attention,
+        dropout=traits.dropout,
+        composite_norms=traits.composite_norms,
+        repeats_whole_block=traits.repeats_whole_block,
+        fp8_recipe=training.fp8_recipe,
+        fp8_all_gather=training.fp8_all_gather,
+        weight_casts=1 / layout.num_microbatches if caches_fp8_weights else 1.0,
     )
 
 
@@ -111,59 +86,51 @@ def layout_head_seconds(
     *, model: Model, device: Device, training: Training, layout: Layout
 ) -> tuple[float, float]:
     """(forward, backward) seconds of head and loss for one micro-batch on one rank."""
+    vocab = -(-model.vocab // layout.tp)
+    traits = training.traits
     return head_seconds(
         model=model,
         tokens=local_tokens(training=training, layout=layout),
-        vocab=-(-model.vocab // layout.tp),
+        vocab=vocab,
         precision=training.precision,
+        device=device,
+        loss_vocab=vocab if layout.loss_parallel or traits.fused_loss else model.vocab,
+        joins_loss=layout.compile or traits.fused_loss,
+        pads=layout.compile or traits.pads_vocabulary,
+    )
+
+
+def layout_embedding_seconds(
+    *, model: Model, device: Device, training: Training, layout: Layout, is_tied_here: bool
+) -> tuple[float, float]:
+    """(forward, backward) seconds of the embedding for one micro-batch on one rank; tied: the head
+    is on the same rank and has the same table."""
+    return embedding_seconds(
+        model=model,
+        tokens=local_tokens(training=training, layout=layout),
+        rows=model.vocab,  # tensor parallelism makes the table's gradient whole on each rank
+        element_bytes=formats(training=training, layout=layout).residual,
+        tied=is_tied_here and model.tied_embeddings,
         device=device,
     )
 
 
-def tp_block_seconds(
-    *, model: Model, cluster: Cluster, training: Training, layout: Layout
+def ends_seconds(
+    *, model: Model, device: Device, training: Training, layout: Layout, stage: Stage
 ) -> tuple[float, float]:
-    """(forward, backward) seconds of one block's tensor-parallel collectives: all exposed.
-
-    The matmul that needs a gathered input waits for it; without async TP nothing hides it.
-    """
-    if layout.tp == 1:
-        return 0.0, 0.0
-    size = activation_bytes(model=model, training=training, layout=layout)
-    group = tp_group(layout)
-    gather = group_seconds(cluster, group, "all_gather", size)
-    scatter = group_seconds(cluster, group, "reduce_scatter", size)
-    forward, backward = tp_block_calls(layout)
-    recomputes = layout.activation_checkpointing in ("op", "full")
-    again = 2 * gather + scatter if recomputes else 0.0
-    return forward * (gather + scatter), backward * (gather + scatter) + again
-
-
-def copy_seconds(size: UnitSize, *, training: Training, device: Device) -> tuple[float, float]:
-    """(copy-out, copy-in) of one unit: read and write of its gathered parameters, and of its
-    gradients into the reduce dtype.
-
-    Under `autocast` the unit is one flat parameter, as FSDP1 has it: gathered in place, so nothing
-    is copied out, and its gradients are divided by the ranks before the reduction.
-    Source: torch 2.13 torch/distributed/fsdp/_flat_param.py and _runtime_utils.py.
-    """
-    memory = memory_bytes_per_second(device)
-    element_bytes = DTYPE_BYTES[training.gathered_dtype]
-    reduce_bytes = DTYPE_BYTES[training.reduce_dtype]
-    copy_in = (element_bytes + reduce_bytes) * size.padded_elements / memory
-    if training.runtime == "autocast":
-        return 0.0, copy_in
-    return 2 * element_bytes * size.padded_elements / memory, copy_in
-
-
-def flat_gradient_seconds(size: UnitSize, *, training: Training, device: Device) -> float:
-    """A flat parameter's gradients concatenated in backward: autograd's inverse of its split.
-
-    37 `CatArrayBatchedCopy` kernels in a published profile of FSDP1 on 36 blocks; FSDP2 has none.
-    """
-    if training.runtime != "autocast":
-        return 0.0
-    return 2 * DTYPE_BYTES["fp32"] * size.padded_elements / memory_bytes_per_second(device)
+    """(forward, backward) seconds of the embedding, head and loss that a stage has."""
+    common = {"model": model, "device": device, "training": training, "layout": layout}
+    forward = backward = 0.0
+    if stage.has_head:
+        head = layout_head_seconds(**common)  # type: ignore[arg-type]
+        forward, backward = forward + head[0], backward + head[1]
+    if stage.has_embedding:
+        embedding = layout_embedding_seconds(
+            is_tied_here=stage.has_head,
+            **common,  # type: ignore[arg-type]
+        )
+        forward, backward = forward + embedding[0], backward + embedding[1]
+    return forward, backward
 
 
 def gradient_seconds(
@@ -172,137 +139,67 @@ def gradient_seconds(
     """What gradients cost in a step beyond the products that make them and FSDP's copies.
 
     Each micro-batch after the first adds its gradients to the kept ones: both are read, one is
-    written. What is kept is whole under DDP and without reduction until the last micro-batch, a
-    shard otherwise. DDP also copies gradients, divided, into its buckets when it reduces.
+    written. What is kept is whole under DDP and ZeRO and without reduction until the last
+    micro-batch, a shard otherwise. DDP also copies gradients, divided, into its buckets when it
+    reduces. Where parameters are in half precision, so are new gradients; fp32 ones that they are
+    added to take every micro-batch, unless the product itself adds (fused kernels).
     """
-    whole = stage_elements(model=model, stage=stage, tp=layout.tp)
+    whole = stage_elements(model=model, stage=stage, tp=layout.tp, ep=layout.ep)
     again = layout.num_microbatches - 1
-    if layout.sharding == "ddp":
-        copies = gradient_syncs(layout) if layout.dp_replicate > 1 else 0
-        traffic = (12 * again + 8 * copies) * whole
-    elif layout.gradient_sync == "last":
+    traits = training.traits
+    if layout.sharding == "fsdp" and layout.gradient_sync == "last":
         kept_bytes = DTYPE_BYTES[training.reduce_dtype]
-        traffic = (2 * kept_bytes + DTYPE_BYTES[training.gathered_dtype]) * again * whole
-    else:
+        made_bytes = DTYPE_BYTES[training.activation_dtype]
+        if traits.gathers_fp32:
+            made_bytes = DTYPE_BYTES["fp32"]
+        traffic = (2 * kept_bytes + made_bytes) * again * whole
+    elif layout.sharding == "fsdp":
         traffic = 12 * again * whole // layout.shard_ranks
+    elif traits.half_gradients:
+        traffic = 6 * again * whole
+    elif traits.half_parameters:
+        traffic = 0 if traits.fused_kernels else 10 * layout.num_microbatches * whole
+    else:
+        is_copied = layout.dp_replicate * layout.shard_ranks > 1
+        copies = gradient_syncs(layout) if is_copied else 0
+        traffic = (12 * again + 8 * copies) * whole
     return traffic / memory_bytes_per_second(device)
 
 
-def fsdp_unit_seconds(
-    size: UnitSize,
-    *,
-    cluster: Cluster,
-    training: Training,
-    layout: Layout,
-    forward: float,
-    backward: float,
-    is_root: bool,
-) -> UnitSeconds:
-    """Compute and collectives of one FSDP unit in a micro-batch that reduces everything."""
-    gathered = size.padded_elements * DTYPE_BYTES[training.gathered_dtype]
-    reduced = size.padded_elements * DTYPE_BYTES[training.reduce_dtype]
-    shard, regather, replicate = (
-        shard_group(layout),
-        regather_group(layout),
-        replicate_group(layout),
-    )
-    copy_out, copy_in = copy_seconds(size, training=training, device=cluster.device)
-    regathers = not is_root and layout.reshard_after_forward != "never"
-    return UnitSeconds(
-        forward=forward,
-        backward=backward + flat_gradient_seconds(size, training=training, device=cluster.device),
-        gather=group_seconds(cluster, shard, "all_gather", gathered),
-        regather=group_seconds(cluster, regather, "all_gather", gathered) if regathers else 0.0,
-        reduce_scatter=group_seconds(cluster, shard, "reduce_scatter", reduced),
-        all_reduce=group_seconds(cluster, replicate, "all_reduce", reduced // layout.shard_ranks),
-        copy_out=copy_out,
-        copy_in=copy_in,
-    )
-
-
-def fsdp_micro_batch(
-    *, model: Model, cluster: Cluster, training: Training, layout: Layout, stage: Stage
-) -> MicroBatch:
-    """One micro-batch that reduces everything, for the stream simulation.
-
-    A last unit of fewer blocks is priced as a full one's share: units are taken as equal.
-    """
-    device = cluster.device
-    block = layout_block_seconds(model=model, device=device, training=training, layout=layout)
-    tp_forward, tp_backward = tp_block_seconds(
-        model=model, cluster=cluster, training=training, layout=layout
-    )
-    units = len(unit_blocks(blocks=stage.blocks, wrap_blocks=layout.wrap_blocks))
-    blocks_a_unit = stage.blocks / units
-    size = block_size(model=model, tp=layout.tp, shard_ranks=layout.shard_ranks)
-    unit_size = UnitSize(
-        elements=round(size.elements * blocks_a_unit),
-        padded_elements=round(size.padded_elements * blocks_a_unit),
-        tensors=size.tensors,
-    )
-    root = root_size(
+def optimizer_elements(*, model: Model, layout: Layout, stage: Stage) -> int:
+    """Parameters that a rank updates."""
+    if layout.sharding == "ddp":
+        return stage_elements(model=model, stage=stage, tp=layout.tp, ep=layout.ep)
+    return stage_shard_elements(
         model=model,
+        stage=stage,
         tp=layout.tp,
         shard_ranks=layout.shard_ranks,
-        has_embedding=stage.has_embedding,
-        has_head=stage.has_head,
+        ep=layout.ep,
     )
-    head_forward, head_backward = (
-        layout_head_seconds(model=model, device=device, training=training, layout=layout)
-        if stage.has_head
-        else (0.0, 0.0)
-    )
-    common = {"cluster": cluster, "training": training, "layout": layout}
-    return MicroBatch(
-        units=units,
-        unit=fsdp_unit_seconds(
-            unit_size,
-            forward=blocks_a_unit * (block.forward + tp_forward),
-            backward=blocks_a_unit * (block.recompute + block.backward + tp_backward),
-            is_root=False,
-            **common,  # type: ignore[arg-type]
-        ),
-        root=fsdp_unit_seconds(
-            root,
-            forward=head_forward,
-            backward=head_backward,
-            is_root=True,
-            **common,  # type: ignore[arg-type]
-        ),
-        links_shared=_links_shared(cluster, layout),
-    )
-
-
-def _links_shared(cluster: Cluster, layout: Layout) -> bool:
-    """Whether HSDP's all-reduces cross the same outermost links as the shard group."""
-    if layout.dp_replicate == 1:
-        return False
-    return group_level(cluster, shard_group(layout)) == group_level(
-        cluster, replicate_group(layout)
-    )
-
-
-def ddp_bucket_seconds(
-    *, model: Model, cluster: Cluster, training: Training, layout: Layout, stage: Stage
-) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """(seconds, fp32 bytes) of each of DDP's all-reduces of one synchronised backward."""
-    sizes = ddp_buckets_bytes(
-        model=model, stage=stage, tp=layout.tp, bucket_bytes=layout.ddp_bucket_bytes
-    )
-    group = replicate_group(layout)
-    reduce_bytes = DTYPE_BYTES[training.reduce_dtype]
-    seconds = tuple(
-        group_seconds(cluster, group, "all_reduce", size * reduce_bytes // 4) for size in sizes
-    )
-    return seconds, sizes
 
 
 def layout_optimizer_seconds(
-    *, model: Model, device: Device, layout: Layout, local_parameters: int
+    *,
+    model: Model,
+    device: Device,
+    layout: Layout,
+    local_parameters: int,
+    training: Training | None = None,
 ) -> float:
-    """Gradient norm, clipping and AdamW on one rank."""
+    """Gradient norm, clipping and AdamW on one rank, by what the runtime does with parameters."""
+    recipe = OptimizerRecipe(on_host=layout.offload == "cpu")
+    if training is not None:
+        traits = training.traits
+        recipe = replace(
+            recipe,
+            half_parameters=traits.half_parameters,
+            half_gradients=traits.half_gradients,
+            fused=not traits.foreach_optimizer,
+        )
     return optimizer_seconds(
         local_parameters=local_parameters,
         device=device,
         tensors=len(block_tensors(model)) * model.layers // layout.pp,
+        recipe=recipe,
     )

@@ -75,6 +75,7 @@ def case(
     precision: str = "bf16",
     reduce_dtype: str = "fp32",
     runtime: str = "fsdp2",
+    fp8_all_gather: bool = False,
     **layout: object,
 ) -> Case:
     """One case, whose cluster and batch are those that the layout takes."""
@@ -88,6 +89,7 @@ def case(
             precision=precision,  # type: ignore[arg-type]
             reduce_dtype=reduce_dtype,  # type: ignore[arg-type]
             runtime=runtime,  # type: ignore[arg-type]
+            fp8_all_gather=fp8_all_gather,
         ),
         layout=built,
     )
@@ -138,7 +140,7 @@ def cases(draw: st.DrawFn, *, data_parallel_only: bool = False, gpus: int | None
         gradient_sync="last"
         if pp > 1
         else draw(st.sampled_from(["every", "reduce_scatter_only", "last"])),
-        wrap_blocks=draw(st.integers(1, 3)),
+        wrap_blocks=draw(st.integers(1, 3)) if is_fsdp else 1,
         micro_batch=draw(st.integers(1, 4)),
         num_microbatches=num_microbatches,
         schedule="none"

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpplan.cost.exposed import ExposedSeconds, bottleneck, collective_costs, own_waiting
+from fsdpplan.cost.exposed import (
+    ExposedSeconds,
+    bottleneck,
+    collective_costs,
+    own_waiting,
+    slowdown_seconds,
+)
 from fsdpplan.cost.step import pipeline_ranks
 from fsdpplan.cost.traffic import step_calls
 from fsdpplan.spec.estimate import CollectiveCost, TimeBreakdown
@@ -30,7 +36,7 @@ def rows(case: Case, exposed: ExposedSeconds) -> tuple[CollectiveCost, ...]:
         layout=case.layout,
         stage=pipeline_ranks(case.model, case.layout)[-1],
     )
-    return collective_costs(calls, cluster=case.cluster, exposed=exposed, tp_exposed=True)
+    return collective_costs(calls, cluster=case.cluster, exposed=exposed)
 
 
 @given(st.tuples(SECONDS, SECONDS, SECONDS), st.tuples(SECONDS, SECONDS, SECONDS))
@@ -74,3 +80,24 @@ def test_the_bottleneck_is_the_longest_wait_of_a_step_that_waits() -> None:
     found = rows(case(dp_shard=16), ExposedSeconds(reduce_scatter=1e-3))
     step = time(compute_seconds=2e-3, exposed_communication_seconds=1e-3, bubble_seconds=1e-6)
     assert bottleneck(step, found) == "reduce_scatter over dp_shard (infiniband)"
+
+
+def test_slow_collectives_disturb_kernels_less() -> None:
+    """As many bytes over a slower link take longer, and as much from what runs beside them."""
+    inside = rows(case(dp_replicate=8, dp_shard=8), ExposedSeconds())
+    fast = [row for row in inside if row.level == "nvlink" and row.collective != "all_reduce"]
+    slow = [row for row in inside if row.axis == "dp_replicate"]
+    device = case(dp_shard=8).cluster.device
+    per_second = [
+        slowdown_seconds(tuple(part), device) / sum(row.seconds for row in part)
+        for part in (fast, slow)
+    ]
+    fraction = device.fit.overlap_slowdown_fraction
+    assert per_second[1] < 0.3 * fraction < 0.6 * fraction < per_second[0] <= fraction
+
+
+def test_what_is_waited_for_disturbs_nothing() -> None:
+    run = case(dp_shard=16)
+    everything = ExposedSeconds(all_gather=1e3, reduce_scatter=1e3, all_reduce=1e3)
+    assert slowdown_seconds(rows(run, everything), run.cluster.device) == pytest.approx(0)
+    assert slowdown_seconds(rows(run, ExposedSeconds()), run.cluster.device) > 0

@@ -12,7 +12,6 @@ from fsdpplan.cost.overlap import (
     MicroBatch,
     Timeline,
     UnitSeconds,
-    ddp_exposed_seconds,
     finish,
     fsdp_timeline,
     run_micro_batch,
@@ -37,11 +36,22 @@ def units(draw: st.DrawFn) -> UnitSeconds:
 def batches(draw: st.DrawFn) -> MicroBatch:
     """Any micro-batch; the root is not gathered again."""
     return MicroBatch(
-        units=draw(st.integers(1, 5)),
-        unit=draw(units()),
+        runs=((draw(units()), draw(st.integers(1, 5))),),
         root=replace(draw(units()), regather=0.0),
         links_shared=draw(st.booleans()),
+        is_flat=draw(st.booleans()),
     )
+
+
+def only_unit(batch: MicroBatch) -> tuple[UnitSeconds, int]:
+    """The unit of a batch whose units are all alike, and how many there are."""
+    ((one, number),) = batch.runs
+    return one, number
+
+
+def with_unit(batch: MicroBatch, one: UnitSeconds) -> MicroBatch:
+    """The same with another unit."""
+    return replace(batch, runs=((one, only_unit(batch)[1]),))
 
 
 def step(batch: MicroBatch, num_microbatches: int = 1) -> Timeline:
@@ -51,15 +61,12 @@ def step(batch: MicroBatch, num_microbatches: int = 1) -> Timeline:
 
 def busy(batch: MicroBatch) -> float:
     """What the compute stream does in one micro-batch."""
-    one = batch.unit
+    one, number = only_unit(batch)
     copies = one.copy_out * (2 if one.regather else 1) + (one.copy_in if one.reduce_scatter else 0)
     root = batch.root
     root_copies = root.copy_out + (root.copy_in if root.reduce_scatter else 0)
     return (
-        batch.units * (one.forward + one.backward + copies)
-        + root.forward
-        + root.backward
-        + root_copies
+        number * (one.forward + one.backward + copies) + root.forward + root.backward + root_copies
     )
 
 
@@ -73,17 +80,18 @@ def test_time_is_work_plus_waiting(batch: MicroBatch, num_microbatches: int) -> 
 
 @given(batches())
 def test_waiting_is_at_most_what_the_collectives_take(batch: MicroBatch) -> None:
-    one, root = batch.unit, batch.root
+    (one, number), root = only_unit(batch), batch.root
     reductions = one.reduce_scatter + (one.all_reduce if one.reduce_scatter else 0)
     root_reductions = root.reduce_scatter + (root.all_reduce if root.reduce_scatter else 0)
-    total = batch.units * (one.gather + one.regather + reductions) + root.gather + root_reductions
+    total = number * (one.gather + one.regather + reductions) + root.gather + root_reductions
     assert step(batch).exposed <= total + 1e-9
 
 
 @given(batches())
 def test_free_collectives_expose_nothing(batch: MicroBatch) -> None:
     free = {"gather": 0.0, "regather": 0.0, "reduce_scatter": 0.0, "all_reduce": 0.0}
-    silent = replace(batch, unit=replace(batch.unit, **free), root=replace(batch.root, **free))
+    one, _ = only_unit(batch)
+    silent = replace(with_unit(batch, replace(one, **free)), root=replace(batch.root, **free))
     assert step(silent).exposed == 0
 
 
@@ -91,9 +99,10 @@ def test_free_collectives_expose_nothing(batch: MicroBatch) -> None:
 def test_no_part_taking_longer_makes_the_step_shorter(
     batch: MicroBatch, name: str, more: float
 ) -> None:
-    if getattr(batch.unit, name) == 0:
+    one, _ = only_unit(batch)
+    if getattr(one, name) == 0:
         return  # a zero switches a collective off: another step, not a longer one
-    slower = replace(batch, unit=replace(batch.unit, **{name: getattr(batch.unit, name) + more}))
+    slower = with_unit(batch, replace(one, **{name: getattr(one, name) + more}))
     assert step(slower).compute >= step(batch).compute - 1e-9
 
 
@@ -108,8 +117,7 @@ def test_repeating_the_second_micro_batch_is_simulating_it(batch: MicroBatch) ->
 
 def test_a_gather_shorter_than_a_block_hides_but_for_the_first() -> None:
     batch = MicroBatch(
-        units=4,
-        unit=unit(forward=1.0, backward=2.0, gather=0.5, regather=0.5),
+        runs=((unit(forward=1.0, backward=2.0, gather=0.5, regather=0.5), 4),),
         root=unit(forward=1.0, backward=2.0, gather=0.25),
         links_shared=False,
     )
@@ -120,8 +128,7 @@ def test_a_gather_shorter_than_a_block_hides_but_for_the_first() -> None:
 
 def test_the_last_reduce_scatter_is_exposed() -> None:
     batch = MicroBatch(
-        units=4,
-        unit=unit(forward=1.0, backward=2.0, reduce_scatter=1.0),
+        runs=((unit(forward=1.0, backward=2.0, reduce_scatter=1.0), 4),),
         root=unit(reduce_scatter=0.5),
         links_shared=False,
     )
@@ -130,33 +137,44 @@ def test_the_last_reduce_scatter_is_exposed() -> None:
 
 def test_gathers_queue_behind_reduce_scatters_of_their_communicator() -> None:
     inside = unit(forward=1.0, backward=2.0, gather=0.1, regather=1.0, reduce_scatter=1.5)
-    batch = MicroBatch(units=6, unit=inside, root=unit(forward=1.0), links_shared=False)
+    batch = MicroBatch(runs=((inside, 6),), root=unit(forward=1.0), links_shared=False)
     assert step(batch).exposed > 6 * 0.4  # 1.0 + 1.5 do not fit beside 2.0
 
 
 def test_shared_links_make_all_reduces_stand_in_the_way() -> None:
     inside = unit(forward=1.0, backward=2.0, regather=0.5, reduce_scatter=0.5, all_reduce=1.5)
-    apart = MicroBatch(units=6, unit=inside, root=unit(forward=1.0), links_shared=False)
+    apart = MicroBatch(runs=((inside, 6),), root=unit(forward=1.0), links_shared=False)
     assert step(replace(apart, links_shared=True)).compute > step(apart).compute
 
 
-def test_ddp_exposes_the_last_bucket_and_what_queued_before_it() -> None:
-    hidden = ddp_exposed_seconds(
-        bucket_seconds=(0.1, 0.1, 0.1), bucket_bytes=(1, 1, 1), backward_seconds=3.0
-    )
-    assert hidden == pytest.approx(0.1)
-    queued = ddp_exposed_seconds(
-        bucket_seconds=(2.0, 2.0, 2.0), bucket_bytes=(1, 1, 1), backward_seconds=3.0
-    )
-    assert queued == pytest.approx(1.0 + 6.0 - 3.0)
+def test_a_run_of_many_units_is_as_good_as_many_runs() -> None:
+    inside = unit(forward=1.0, backward=2.0, gather=0.5, regather=0.7, reduce_scatter=0.9)
+    root = unit(forward=1.0, backward=2.0, gather=0.25)
+    one_run = MicroBatch(runs=((inside, 4),), root=root, links_shared=False)
+    runs = replace(one_run, runs=((inside, 1), (inside, 3)))
+    assert step(one_run) == step(runs)
 
 
-@given(st.lists(st.tuples(SECONDS, st.integers(1, 100)), min_size=1, max_size=8), SECONDS)
-def test_ddp_exposes_at_least_its_last_bucket(
-    buckets: list[tuple[float, int]], backward: float
-) -> None:
-    seconds, sizes = zip(*buckets, strict=True)
-    exposed = ddp_exposed_seconds(
-        bucket_seconds=seconds, bucket_bytes=sizes, backward_seconds=backward
+def test_a_large_unit_is_waited_for_where_it_stands() -> None:
+    small = unit(forward=1.0, backward=2.0, gather=0.5)
+    large = unit(forward=1.0, backward=2.0, gather=5.0)
+    batch = MicroBatch(runs=((small, 2), (large, 1), (small, 1)), root=unit(), links_shared=False)
+    # from 1.0, when the second unit is gathered, to 6.0; the second unit computes until 2.5
+    assert step(batch).gather_exposed == pytest.approx(0.5 + 3.5)
+
+
+def test_a_flat_parameter_is_freed_later_and_holds_fewer_gathers() -> None:
+    inside = unit(forward=1.0, backward=2.0, gather=1.5)
+    fsdp2 = MicroBatch(
+        runs=((unit(forward=4.0, backward=2.0, gather=0.5), 1), (inside, 2)),
+        root=unit(),
+        links_shared=False,
     )
-    assert seconds[-1] - 1e-9 <= exposed <= sum(seconds) + 1e-9
+    assert step(replace(fsdp2, is_flat=True)).gather_exposed > step(fsdp2).gather_exposed
+
+
+def test_fsdp1_does_not_wait_for_the_reduction_of_the_unit_before() -> None:
+    inside = unit(forward=1.0, backward=1.0, reduce_scatter=2.0)
+    fsdp2 = MicroBatch(runs=((inside, 4),), root=unit(), links_shared=False)
+    flat = step(replace(fsdp2, is_flat=True))
+    assert flat.compute == step(fsdp2).compute == pytest.approx(4.0 + 1.0 + 8.0)

@@ -5,24 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
 
+from fsdpplan.cost.calls import group_level, group_seconds
+from fsdpplan.cost.fsdp_timing import copy_seconds, flat_gradient_seconds, fsdp_micro_batch
+from fsdpplan.cost.groups import Group, shard_group
+from fsdpplan.cost.overlap import UnitSeconds
+from fsdpplan.cost.replica_timing import bucket_seconds
 from fsdpplan.cost.shards import block_size, whole_model
 from fsdpplan.cost.timing import (
     block_work,
-    copy_seconds,
-    ddp_bucket_seconds,
-    flat_gradient_seconds,
-    fsdp_micro_batch,
     gradient_seconds,
-    group_level,
-    group_seconds,
     layout_head_seconds,
     layout_optimizer_seconds,
-    tp_block_seconds,
+    optimizer_elements,
 )
-from fsdpplan.cost.traffic import Group, shard_group
-from tests.cost.problems import SMALL, Case, case, cases
+from tests.cost.problems import SMALL, Case, case
 
 
 def micro_batch(case: Case):  # type: ignore[no-untyped-def]
@@ -34,6 +31,11 @@ def micro_batch(case: Case):  # type: ignore[no-untyped-def]
         layout=case.layout,
         stage=whole_model(case.model),
     )
+
+
+def unit(case: Case) -> UnitSeconds:
+    """Its first unit of blocks."""
+    return micro_batch(case).runs[0][0]
 
 
 def gradients(case: Case) -> float:
@@ -94,9 +96,9 @@ def test_a_flat_parameter_is_gathered_in_place_and_its_gradients_concatenated() 
 
 
 def test_never_does_not_gather_again_and_an_integer_gathers_inside() -> None:
-    always = micro_batch(case(dp_shard=16)).unit
-    inside = micro_batch(case(dp_shard=16, reshard_after_forward=8)).unit
-    never = micro_batch(case(dp_shard=16, reshard_after_forward="never")).unit
+    always = unit(case(dp_shard=16))
+    inside = unit(case(dp_shard=16, reshard_after_forward=8))
+    never = unit(case(dp_shard=16, reshard_after_forward="never"))
     assert never.regather == 0 < inside.regather < always.regather
     assert always.gather == always.regather == inside.gather == never.gather
     assert micro_batch(case(dp_shard=16)).root.regather == 0
@@ -125,26 +127,52 @@ def test_halving_the_reduction_halves_ddps_wire() -> None:
         ddp = case(
             "llama-3.1-8b", sharding="ddp", dp_replicate=8, reduce_dtype=reduce_dtype, seq_len=64
         )
-        each, _ = ddp_bucket_seconds(
+        times = bucket_seconds(
             model=ddp.model,
             cluster=ddp.cluster,
             training=ddp.training,
             layout=ddp.layout,
             stage=whole_model(ddp.model),
         )
-        return sum(each)
+        return sum(times.reductions)
 
     assert 0.4 < seconds("bf16") / seconds("fp32") < 0.7
 
 
-@settings(max_examples=100)
-@given(cases())
-def test_tensor_parallelism_alone_has_its_collectives(drawn: Case) -> None:
-    forward, backward = tp_block_seconds(
-        model=drawn.model, cluster=drawn.cluster, training=drawn.training, layout=drawn.layout
+def test_a_flat_parameter_is_fsdp1s_without_autocast_too() -> None:
+    size = block_size(model=SMALL, tp=1, shard_ranks=8)
+    half = case(dp_shard=8, runtime="fsdp1")
+    out, _ = copy_seconds(size, training=half.training, device=half.cluster.device)
+    assert out == 0
+    assert micro_batch(half).is_flat
+    assert not micro_batch(case(dp_shard=8)).is_flat
+
+
+def test_the_last_unit_is_as_small_as_it_is() -> None:
+    (full, number), (rest, last) = micro_batch(case(dp_shard=8, wrap_blocks=3)).runs
+    assert (number, last) == (2, 1)
+    assert rest.forward == pytest.approx(full.forward * 2 / 3)
+    assert rest.gather < full.gather
+
+
+def test_what_a_rank_updates_is_what_it_owns() -> None:
+    def owned(**layout: object) -> int:
+        run = case(**layout)
+        return optimizer_elements(model=run.model, layout=run.layout, stage=whole_model(run.model))
+
+    whole = owned(sharding="ddp", dp_replicate=8)
+    for sharding in ("zero1", "zero2", "fsdp"):
+        assert owned(sharding=sharding, dp_shard=8) == pytest.approx(whole / 8, rel=1e-3)
+    assert owned(sharding="zero1", dp_replicate=2, dp_shard=4) == pytest.approx(whole / 4, rel=1e-3)
+
+
+def test_gradients_that_the_product_adds_up_cost_nothing_more() -> None:
+    layout = {"sharding": "zero1", "dp_shard": 8, "gradient_sync": "last", "num_microbatches": 4}
+    fused, half, added = (
+        gradients(case(runtime=runtime, **layout))
+        for runtime in ("megatron", "internevo", "nanotron")
     )
-    assert (forward > 0) == (backward > 0) == (drawn.layout.tp > 1)
-    assert backward >= forward
+    assert fused == 0 < half < added
 
 
 def test_sharding_shortens_the_optimizer_and_tp_the_head() -> None:

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fsdpplan.cost.params import parameter_count
-from fsdpplan.cost.step import pipeline_ranks
-from fsdpplan.cost.traffic import (
-    Calls,
+from fsdpplan.cost.calls import Calls
+from fsdpplan.cost.groups import (
+    ep_group,
+    expert_shard_group,
     pp_group,
     replicate_group,
     shard_group,
-    step_calls,
     tp_group,
 )
+from fsdpplan.cost.params import parameter_count
+from fsdpplan.cost.step import pipeline_ranks
+from fsdpplan.cost.traffic import step_calls
 from tests.cost.clusters import golden
 from tests.cost.problems import SMALL, Case, case, cases
+from tests.cost.wide import LATENT, MIXTURE, wide_cases
 
 
 def calls_of(case: Case) -> list[Calls]:
@@ -70,7 +74,7 @@ def test_one_rank_communicates_nothing(alone: Case) -> None:
 
 
 @settings(max_examples=200)
-@given(cases())
+@given(cases() | wide_cases())
 def test_no_call_is_empty_or_lonely(drawn: Case) -> None:
     for call in calls_of(drawn):
         assert call.count > 0
@@ -191,3 +195,113 @@ def test_padding_never_loses_a_parameter(ranks: int) -> None:
     gathered = volume(sharded, "all_gather", "dp_shard")
     assert 2 * parameter_count(SMALL) <= gathered
     assert gathered < 2 * parameter_count(SMALL) * (1.02 if ranks < 1000 else 1.1)
+
+
+def test_without_sequence_parallelism_outputs_and_input_gradients_are_all_reduced() -> None:
+    split = {"tp": 8, "sharding": "ddp", "loss_parallel": True}
+    joined = counts(case(runtime="megatron_2020", **split))
+    # two outputs and two inputs a block, embedding and head, three numbers a token of the loss
+    assert joined["all_reduce"] == 4 * SMALL.layers + 2 + 3
+    # torch reduces the input's gradient of each of five projections
+    assert counts(case(**split))["all_reduce"] == 7 * SMALL.layers + 2 + 3
+
+
+def test_recomputation_repeats_collectives_to_the_end_where_the_checkpoint_does() -> None:
+    full = {"tp": 8, "sharding": "ddp", "sequence_parallel": True, "loss_parallel": True}
+    stops, repeats = (
+        counts(case(runtime=runtime, activation_checkpointing="full", **full))
+        for runtime in ("fsdp2", "internevo")
+    )
+    assert stops["all_gather"] == repeats["all_gather"] == 6 * SMALL.layers + 2
+    assert stops["reduce_scatter"] == 5 * SMALL.layers + 2
+    assert repeats["reduce_scatter"] == 6 * SMALL.layers + 2
+
+
+def test_inputs_are_gathered_again_for_a_weight_gradient_that_hides_their_reduction() -> None:
+    split = {"tp": 8, "sharding": "ddp", "sequence_parallel": True, "loss_parallel": True}
+    assert counts(case(runtime="megatron", **split))["all_gather"] == 6 * SMALL.layers + 2
+
+
+def test_fp8_inputs_are_gathered_as_such_but_with_scales_a_row() -> None:
+    split = {"tp": 8, "sharding": "ddp", "sequence_parallel": True, "precision": "fp8"}
+
+    def gathered(recipe: str) -> int:
+        run = case(**split, loss_parallel=True)
+        training = replace(run.training, fp8_recipe=recipe)  # type: ignore[arg-type]
+        return volume(replace(run, training=training), "all_gather", "tp")
+
+    stream = 1024 * SMALL.hidden
+    assert gathered("tensorwise") == (4 * SMALL.layers + 2 * 2) * stream
+    assert gathered("rowwise") == (4 * SMALL.layers + 2) * 2 * stream
+
+
+def test_fp8_weights_are_gathered_in_one_byte_and_the_root_in_two() -> None:
+    sharded = case(dp_shard=8, reshard_after_forward="never", precision="fp8")
+    cast = replace(sharded.training, fp8_all_gather=True)
+    root = 2 * SMALL.vocab * SMALL.hidden + SMALL.hidden
+    whole = parameter_count(SMALL)
+    assert volume(sharded, "all_gather", "dp_shard") == 2 * whole
+    assert volume(replace(sharded, training=cast), "all_gather", "dp_shard") == whole + root
+
+
+def test_zero_reduces_every_gradient_once_and_gathers_every_parameter_once() -> None:
+    whole = parameter_count(SMALL)
+    zero = {"sharding": "zero1", "dp_shard": 8, "gradient_sync": "last", "num_microbatches": 4}
+    scattered = case(runtime="megatron", **zero)
+    assert volume(scattered, "reduce_scatter", "dp_shard") == 4 * whole
+    assert volume(scattered, "all_gather", "dp_shard") == 2 * whole
+    replicas = case(runtime="megatron", dp_replicate=4, **zero)
+    assert volume(replicas, "reduce_scatter", "dp_shard") == 4 * whole
+    assert volume(replicas, "all_reduce", "dp_replicate") == 4 * whole // 8
+    reduced = case(runtime="internevo", dp_replicate=4, reduce_dtype="bf16", **zero)
+    assert volume(reduced, "all_reduce", "dp_replicate*dp_shard") == 2 * whole
+    assert volume(reduced, "broadcast", "dp_shard") == pytest.approx(2 * whole, rel=1e-6)
+
+
+def test_torch_gathers_keys_and_values_and_a_ring_passes_them_on() -> None:
+    """Keys and values of 8 heads of 64 each, bf16; their gradients in fp32 in torch."""
+    cp, tokens = 4, 1024 // 4
+    pieces = tokens * 2 * SMALL.kv_dim
+    torch = case(cp=cp, dp_shard=2)
+    assert volume(torch, "all_gather", "cp") == SMALL.layers * 2 * cp * pieces * 2
+    assert volume(torch, "send_recv", "cp") == SMALL.layers * cp * pieces * 4
+    ring = case(cp=cp, dp_shard=2, sharding="zero1", runtime="megatron")
+    assert volume(ring, "all_gather", "cp") == 0
+    forward, backward = (cp - 1) * pieces * 2, (cp - 1) * pieces * 4 + pieces * 2
+    assert volume(ring, "send_recv", "cp") == SMALL.layers * (forward + backward)
+    assert shard_group(torch.layout).ranks == 8
+
+
+def test_latent_attention_passes_whole_heads_around() -> None:
+    run = case(LATENT, cp=2, dp_shard=2)
+    width = LATENT.query_dim + LATENT.value_dim
+    assert volume(run, "all_gather", "cp") == LATENT.layers * 2 * 1024 * width * 2
+
+
+def test_tokens_go_to_their_experts_and_back_in_both_passes() -> None:
+    assert MIXTURE.experts
+    spread = {"dp_shard": 8, "ep": 8}
+    sparse = MIXTURE.layers - MIXTURE.experts.dense_layers
+    rows = 1024 * MIXTURE.experts.active * MIXTURE.hidden * 2
+    assert volume(case(MIXTURE, **spread), "all_to_all", "ep") == sparse * 4 * rows
+    recomputed = case(MIXTURE, activation_checkpointing="full", **spread)
+    assert volume(recomputed, "all_to_all", "ep") == sparse * 6 * rows
+    assert counts(case(MIXTURE, dp_shard=8))["all_to_all"] == 0
+
+
+def test_experts_are_sharded_over_fewer_ranks_and_gathered_there() -> None:
+    layout = {"reshard_after_forward": "never", "dp_shard": 8}
+    split, whole = case(MIXTURE, ep=2, **layout), case(MIXTURE, **layout)
+    experts = volume(split, "all_gather", "dp_shard/ep")
+    assert experts > 0
+    assert 2 * experts + volume(split, "all_gather", "dp_shard") == pytest.approx(
+        volume(whole, "all_gather", "dp_shard"), rel=1e-3
+    )
+    assert counts(case(MIXTURE, ep=8, **layout))["all_gather"] == MIXTURE.layers + 1
+
+
+@given(wide_cases())
+def test_expert_groups_are_cut_out_of_the_shard_group(drawn: Case) -> None:
+    experts, copies = ep_group(drawn.layout), expert_shard_group(drawn.layout)
+    assert experts.ranks * copies.ranks == drawn.layout.shard_ranks
+    assert copies.stride == experts.stride * experts.ranks

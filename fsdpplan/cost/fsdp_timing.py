@@ -1,0 +1,180 @@
+"""FSDP timing: what one unit computes, copies and communicates in a micro-batch."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from fsdpplan.cost.block_exposed import block_waiting
+from fsdpplan.cost.calls import group_level, group_seconds
+from fsdpplan.cost.fsdp_units import NOTHING, BlockUnit, block_units, root_unit
+from fsdpplan.cost.groups import (
+    Group,
+    expert_shard_group,
+    regather_group,
+    replicate_group,
+    shard_group,
+)
+from fsdpplan.cost.overlap import MicroBatch, UnitSeconds
+from fsdpplan.cost.shards import Stage, UnitSize
+from fsdpplan.cost.timing import ends_seconds, layout_block_seconds
+from fsdpplan.cost.traffic_fsdp import root_gathered_dtype
+from fsdpplan.cost.work import memory_bytes_per_second
+from fsdpplan.spec.cluster import Cluster, Device
+from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.model import Model
+from fsdpplan.spec.training import DTYPE_BYTES, Training
+
+
+def copy_seconds(
+    size: UnitSize, *, training: Training, device: Device, gathered_dtype: str | None = None
+) -> tuple[float, float]:
+    """(copy-out, copy-in) of one unit: read and write of its gathered parameters, and of its
+    gradients into the reduce dtype.
+
+    A flat parameter, as FSDP1 has it, is gathered in place, so nothing is copied out, and its
+    gradients are divided by the ranks before the reduction.
+    Source: torch 2.13 torch/distributed/fsdp/_flat_param.py and _runtime_utils.py.
+    """
+    memory = memory_bytes_per_second(device)
+    element_bytes = DTYPE_BYTES[gathered_dtype or training.gathered_dtype]
+    gradient_bytes = DTYPE_BYTES[root_gathered_dtype(training)]
+    copied_in = gradient_bytes + DTYPE_BYTES[training.reduce_dtype]
+    copy_in = copied_in * size.padded_elements / memory
+    if training.traits.flat_parameters:
+        return 0.0, copy_in
+    return 2 * element_bytes * size.padded_elements / memory, copy_in
+
+
+def flat_gradient_seconds(size: UnitSize, *, training: Training, device: Device) -> float:
+    """A flat parameter's gradients concatenated in backward: autograd's inverse of its split.
+
+    37 `CatArrayBatchedCopy` kernels in a published profile of FSDP1 on 36 blocks; FSDP2 has none.
+    """
+    if not training.traits.flat_parameters:
+        return 0.0
+    element_bytes = DTYPE_BYTES[root_gathered_dtype(training)]
+    return 2 * element_bytes * size.padded_elements / memory_bytes_per_second(device)
+
+
+def host_copy_seconds(size: UnitSize, *, ranks: int, layout: Layout, device: Device) -> float:
+    """One way of a unit's fp32 shard over the host link, where state lives on the host.
+
+    Source: torch 2.13 `CPUOffloadPolicy`: parameter shards are copied to the device before each
+    gather, gradient shards to the host after each reduction.
+    """
+    if layout.offload != "cpu":
+        return 0.0
+    shard_bytes = DTYPE_BYTES["fp32"] * size.shard_elements(ranks)
+    return shard_bytes / device.host_link_bytes_per_second
+
+
+def sharded_seconds(
+    size: UnitSize,
+    group: Group,
+    gathered_dtype: str,
+    *,
+    cluster: Cluster,
+    training: Training,
+    layout: Layout,
+    regathers: bool,
+) -> UnitSeconds:
+    """Collectives and copies of parameters that are sharded over `group`; computation apart.
+
+    Copies over the host link run beside the collective of another unit: the slower one counts.
+    """
+    if size == NOTHING:
+        return UnitSeconds()
+    gathered = size.padded_elements * DTYPE_BYTES[gathered_dtype]
+    reduced = size.padded_elements * DTYPE_BYTES[training.reduce_dtype]
+    again = regather_group(layout) if group == shard_group(layout) else group
+    device = cluster.device
+    copy_out, copy_in = copy_seconds(
+        size, training=training, device=device, gathered_dtype=gathered_dtype
+    )
+    host = host_copy_seconds(size, ranks=group.ranks, layout=layout, device=device)
+    return UnitSeconds(
+        backward=flat_gradient_seconds(size, training=training, device=device),
+        gather=max(host, group_seconds(cluster, group, "all_gather", gathered)),
+        regather=max(host, group_seconds(cluster, again, "all_gather", gathered))
+        if regathers
+        else 0.0,
+        reduce_scatter=max(host, group_seconds(cluster, group, "reduce_scatter", reduced)),
+        all_reduce=group_seconds(
+            cluster, replicate_group(layout), "all_reduce", reduced // group.ranks
+        ),
+        copy_out=copy_out,
+        copy_in=copy_in,
+    )
+
+
+def block_unit_seconds(
+    unit: BlockUnit, *, cluster: Cluster, training: Training, layout: Layout
+) -> UnitSeconds:
+    """One unit of blocks in a micro-batch that reduces everything.
+
+    Experts that are sharded over other ranks are gathered and reduced behind the rest.
+    """
+    common = {"cluster": cluster, "training": training, "layout": layout}
+    block = layout_block_seconds(
+        model=unit.model, device=cluster.device, training=training, layout=layout
+    )
+    waiting = block_waiting(model=unit.model, **common)  # type: ignore[arg-type]
+    regathers = layout.reshard_after_forward != "never"
+    dtype = training.gathered_dtype
+    parts = (
+        sharded_seconds(
+            unit.size,
+            shard_group(layout),
+            dtype,
+            regathers=regathers,
+            **common,  # type: ignore[arg-type]
+        ),
+        sharded_seconds(
+            unit.experts,
+            expert_shard_group(layout),
+            dtype,
+            regathers=regathers,
+            **common,  # type: ignore[arg-type]
+        ),
+        UnitSeconds(
+            forward=unit.blocks * (block.forward + waiting.forward),
+            backward=unit.blocks * (block.recompute + block.backward + waiting.backward),
+        ),
+    )
+    return parts[0].plus(parts[1]).plus(parts[2])
+
+
+@lru_cache(maxsize=4096)
+def _links_shared(cluster: Cluster, layout: Layout) -> bool:
+    """HSDP: do its all-reduces use the links that the shard group uses?"""
+    if layout.dp_replicate == 1:
+        return False
+    return group_level(cluster, shard_group(layout)) == group_level(
+        cluster, replicate_group(layout)
+    )
+
+
+def fsdp_micro_batch(
+    *, model: Model, cluster: Cluster, training: Training, layout: Layout, stage: Stage
+) -> MicroBatch:
+    """One micro-batch that reduces everything, for the stream simulation."""
+    common = {"cluster": cluster, "training": training, "layout": layout}
+    forward, backward = ends_seconds(
+        model=model, device=cluster.device, training=training, layout=layout, stage=stage
+    )
+    root = sharded_seconds(
+        root_unit(model=model, layout=layout, stage=stage),
+        shard_group(layout),
+        root_gathered_dtype(training),
+        regathers=False,
+        **common,  # type: ignore[arg-type]
+    )
+    return MicroBatch(
+        runs=tuple(
+            (block_unit_seconds(unit, **common), unit.number)  # type: ignore[arg-type]
+            for unit in block_units(model=model, layout=layout, stage=stage)
+        ),
+        root=root.plus(UnitSeconds(forward=forward, backward=backward)),
+        links_shared=_links_shared(cluster, layout),
+        is_flat=training.traits.flat_parameters,
+    )

@@ -1,0 +1,105 @@
+"""Passes: the time of all micro-batches on one rank, and what it waits for, without a pipeline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fsdpplan.cost.block_exposed import block_waiting
+from fsdpplan.cost.exposed import ExposedSeconds
+from fsdpplan.cost.fsdp_timing import fsdp_micro_batch
+from fsdpplan.cost.overlap import MicroBatch, fsdp_timeline
+from fsdpplan.cost.replica_timing import (
+    bucket_seconds,
+    gather_waiting_seconds,
+    reduction_exposed_seconds,
+)
+from fsdpplan.cost.shards import Stage, block_kinds, gradient_syncs
+from fsdpplan.cost.timing import ends_seconds, layout_block_seconds
+from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.model import Model
+from fsdpplan.spec.training import Training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passes:
+    """All forward and backward passes of a step on one rank."""
+
+    busy_seconds: float
+    """The compute stream's work, with what the collectives inside blocks expose."""
+    exposed: ExposedSeconds
+    """What data parallelism and pipeline messages add."""
+    bubble_seconds: float = 0.0
+    pp_rank: int = 0
+    """The rank that this is about: the busiest."""
+
+
+def plain_seconds(
+    *, model: Model, cluster: Cluster, training: Training, layout: Layout, stage: Stage
+) -> tuple[float, float]:
+    """(forward, backward) of one micro-batch on one rank, data-parallel collectives apart."""
+    device = cluster.device
+    forward, backward = ends_seconds(
+        model=model, device=device, training=training, layout=layout, stage=stage
+    )
+    for kind, blocks in block_kinds(model=model, stage=stage):
+        block = layout_block_seconds(model=kind, device=device, training=training, layout=layout)
+        waiting = block_waiting(model=kind, cluster=cluster, training=training, layout=layout)
+        forward += blocks * (block.forward + waiting.forward)
+        backward += blocks * (block.recompute + block.backward + waiting.backward)
+    return forward, backward
+
+
+def fsdp_passes(
+    *, model: Model, cluster: Cluster, training: Training, layout: Layout, stage: Stage
+) -> Passes:
+    """All micro-batches under FSDP, by its streams."""
+    batch = fsdp_micro_batch(
+        model=model, cluster=cluster, training=training, layout=layout, stage=stage
+    )
+    timeline = fsdp_timeline(
+        early=_early(batch, layout), last=batch, num_microbatches=layout.num_microbatches
+    )
+    return Passes(
+        busy_seconds=timeline.compute - timeline.exposed,
+        exposed=ExposedSeconds(
+            all_gather=timeline.gather_exposed,
+            reduce_scatter=timeline.reduce_scatter_exposed,
+            all_reduce=timeline.all_reduce_exposed,
+        ),
+    )
+
+
+def _early(batch: MicroBatch, layout: Layout) -> MicroBatch:
+    """A micro-batch before the last one, by the synchronisation policy."""
+    match layout.gradient_sync:
+        case "every":
+            return batch
+        case "reduce_scatter_only":
+            silenced = {"all_reduce": 0.0}
+        case "last":
+            silenced = {"all_reduce": 0.0, "reduce_scatter": 0.0, "copy_in": 0.0}
+    return replace(
+        batch,
+        runs=tuple((replace(unit, **silenced), number) for unit, number in batch.runs),
+        root=replace(batch.root, **silenced),
+    )
+
+
+def replica_passes(
+    *, model: Model, cluster: Cluster, training: Training, layout: Layout, stage: Stage
+) -> Passes:
+    """All micro-batches under DDP, ZeRO-1 or ZeRO-2, or on one rank."""
+    common = {"model": model, "cluster": cluster, "training": training, "layout": layout}
+    forward, backward = plain_seconds(stage=stage, **common)  # type: ignore[arg-type]
+    times = bucket_seconds(stage=stage, **common)
+    once = reduction_exposed_seconds(times, training=training, backward_seconds=backward)
+    reduced = gradient_syncs(layout) * once
+    return Passes(
+        busy_seconds=layout.num_microbatches * (forward + backward),
+        exposed=ExposedSeconds(
+            all_gather=gather_waiting_seconds(times, training=training, forward_seconds=forward),
+            reduce_scatter=times.scatter_share * reduced,
+            all_reduce=(1 - times.scatter_share) * reduced,
+        ),
+    )

@@ -1,0 +1,172 @@
+"""Step time: seconds of one optimizer step by part, and the collectives behind them.
+
+    step = compute + exposed communication + pipeline bubble + optimizer
+
+Compute includes FSDP's copies, what gradients cost beside the products that make them, and what
+overlapped collectives take from kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from fsdpplan.cost.block_exposed import block_waiting
+from fsdpplan.cost.calls import Calls, call_seconds
+from fsdpplan.cost.compute import block_seconds, device_parts
+from fsdpplan.cost.exposed import (
+    collective_costs,
+    inside_seconds,
+    slowdown_seconds,
+)
+from fsdpplan.cost.passes import Passes, fsdp_passes, replica_passes
+from fsdpplan.cost.pipeline_passes import pipeline_passes
+from fsdpplan.cost.pipeline_stages import pipeline_ranks
+from fsdpplan.cost.shards import Stage, block_kinds
+from fsdpplan.cost.timing import (
+    block_work,
+    gradient_seconds,
+    layout_optimizer_seconds,
+    optimizer_elements,
+)
+from fsdpplan.cost.traffic import step_calls, tp_end_calls
+from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.estimate import CollectiveCost, TimeBreakdown
+from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.model import Model
+from fsdpplan.spec.training import Training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Where the time of a step goes, and its collectives, on the rank that computes most."""
+
+    time: TimeBreakdown
+    communication: tuple[CollectiveCost, ...]
+
+
+def step_time(*, model: Model, cluster: Cluster, training: Training, layout: Layout) -> StepTime:
+    """Seconds of the step by part, with one row for each kind of collective."""
+    common = {"model": model, "cluster": cluster, "training": training, "layout": layout}
+    stages = pipeline_ranks(model=model, layout=layout)
+    passes = _passes(stages, **common)  # type: ignore[arg-type]
+    stage = stages[passes.pp_rank]
+    inner = inner_waiting_seconds(stage=stage, **common)  # type: ignore[arg-type]
+    exposed = replace(
+        passes.exposed,
+        by_axis=_with_ends(
+            {**dict(passes.exposed.by_axis), **inner},
+            tp_end_calls(model=model, training=training, layout=layout, stage=stage),
+            cluster,
+        ),
+    )
+    communication = collective_costs(
+        step_calls(model=model, training=training, layout=layout, stage=stage),
+        cluster=cluster,
+        exposed=exposed,
+    )
+    busy = passes.busy_seconds - sum(inner.values())
+    busy += gradient_seconds(
+        model=model, training=training, layout=layout, stage=stage, device=cluster.device
+    )
+    compute = busy + min(busy, slowdown_seconds(communication, cluster.device))
+    parts = _compute_parts(stage=stage, **common)  # type: ignore[arg-type]
+    waiting = sum(row.exposed_seconds for row in communication)
+    # in a pipeline, what is not this rank's own collectives is another rank's, and its wait
+    others = max(0.0, exposed.total - waiting) if layout.pp > 1 else 0.0
+    inside = inside_seconds(communication, cluster) / waiting if waiting else 0.0
+    time = TimeBreakdown(
+        compute_seconds=compute,
+        exposed_communication_seconds=exposed.total - others,
+        bubble_seconds=passes.bubble_seconds + others,
+        optimizer_seconds=max(
+            layout_optimizer_seconds(
+                model=model,
+                device=cluster.device,
+                layout=layout,
+                local_parameters=optimizer_elements(model=model, layout=layout, stage=held),
+                training=training,
+            )
+            for held in dict.fromkeys(stages)
+        ),
+        matmul_seconds=parts.matmul,
+        attention_seconds=parts.attention,
+        launch_seconds=parts.launch,
+        exposed_inside_seconds=inside * (exposed.total - others),
+        exposed_across_seconds=(1 - inside) * (exposed.total - others),
+    )
+    return StepTime(time=time, communication=communication)
+
+
+def _passes(
+    stages: tuple[Stage, ...],
+    *,
+    model: Model,
+    cluster: Cluster,
+    training: Training,
+    layout: Layout,
+) -> Passes:
+    common = {"model": model, "cluster": cluster, "training": training, "layout": layout}
+    if layout.pp > 1:
+        return pipeline_passes(**common)  # type: ignore[arg-type]
+    passes = fsdp_passes if layout.sharding == "fsdp" else replica_passes
+    return passes(stage=stages[0], **common)  # type: ignore[arg-type]
+
+
+def inner_waiting_seconds(
+    *, model: Model, cluster: Cluster, training: Training, layout: Layout, stage: Stage
+) -> dict[str, float]:
+    """What the collectives inside all blocks expose in a step, by mesh axis."""
+    waiting: dict[str, float] = {}
+    for kind, blocks in block_kinds(model=model, stage=stage):
+        block = block_waiting(model=kind, cluster=cluster, training=training, layout=layout)
+        for axis, seconds in block.by_axis:
+            more = layout.num_microbatches * blocks * seconds
+            waiting[axis] = waiting.get(axis, 0.0) + more
+    return waiting
+
+
+def _with_ends(
+    waiting: dict[str, float], ends: Iterator[Calls], cluster: Cluster
+) -> tuple[tuple[str, float], ...]:
+    """Embedding, head and loss wait for their collectives, too."""
+    total = dict(waiting)
+    for call in ends:
+        total[call.group.axis] = total.get(call.group.axis, 0.0) + call_seconds(call, cluster)
+    return tuple(total.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeParts:
+    """Seconds of the blocks of one rank in a step, by what they are made of."""
+
+    matmul: float
+    attention: float
+    launch: float
+    """Passes whose kernels the host cannot start fast enough: all of their time."""
+
+
+def _compute_parts(
+    *, model: Model, cluster: Cluster, training: Training, layout: Layout, stage: Stage
+) -> ComputeParts:
+    """Parts of all blocks and micro-batches, none of them in two; recomputation is split as forward
+    is."""
+    matmul = attention = launch = 0.0
+    for kind, blocks in block_kinds(model=model, stage=stage):
+        work = block_work(model=kind, training=training, layout=layout)
+        block = block_seconds(work, cluster.device)
+        forward, backward = device_parts(work, cluster.device)
+        number = layout.num_microbatches * blocks
+        again = number * block.recompute_device / forward.total
+        if block.forward_host > block.forward_device:
+            launch += number * block.forward
+        else:
+            matmul += number * forward.matmuls
+            attention += number * forward.attention
+        on_device = block.recompute_device + block.backward_device
+        if block.recompute_host + block.backward_host > on_device:
+            launch += number * (block.recompute + block.backward)
+        else:
+            matmul += again * forward.matmuls + number * backward.matmuls
+            attention += again * forward.attention + number * backward.attention
+    return ComputeParts(matmul=matmul, attention=attention, launch=launch)

@@ -1,0 +1,125 @@
+"""The band: errors by kind of part, carried into the step and into differences."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from math import exp, isclose, log
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsdpplan.cost.band import (
+    MOST_INDISTINGUISHABLE_FRACTION,
+    NORMAL_80,
+    difference_fraction,
+    log_error,
+    step_interval,
+    step_shares,
+)
+from fsdpplan.cost.shape import infer_model
+from fsdpplan.cost.step import estimate
+from fsdpplan.files.profiles import load_cluster, load_device
+from fsdpplan.spec.cluster import StepError
+from fsdpplan.spec.estimate import TimeBreakdown
+from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.training import Training
+
+NOTHING = StepError(**dict.fromkeys([field.name for field in fields(StepError)], 0.0))
+
+
+def times() -> st.SearchStrategy[TimeBreakdown]:
+    seconds = st.floats(0.001, 1e3)
+    share = st.floats(0, 0.3)
+    return st.builds(
+        lambda compute, exposed, bubble, optimizer, shares, inside: TimeBreakdown(
+            compute_seconds=compute,
+            exposed_communication_seconds=exposed,
+            bubble_seconds=bubble,
+            optimizer_seconds=optimizer,
+            matmul_seconds=shares[0] * compute,
+            attention_seconds=shares[1] * compute,
+            launch_seconds=shares[2] * compute,
+            exposed_inside_seconds=inside * exposed,
+            exposed_across_seconds=(1 - inside) * exposed,
+        ),
+        seconds,
+        seconds,
+        seconds,
+        seconds,
+        st.tuples(share, share, share),
+        st.floats(0, 1),
+    )
+
+
+def errors() -> st.SearchStrategy[StepError]:
+    return st.builds(StepError, **{field.name: st.floats(0, 0.5) for field in fields(StepError)})
+
+
+@given(times())
+def test_shares_of_the_parts_add_up_to_the_step(time: TimeBreakdown) -> None:
+    assert isclose(sum(step_shares(time).values()), 1.0)
+
+
+@given(times(), errors())
+def test_the_band_holds_the_expected_value(time: TimeBreakdown, error: StepError) -> None:
+    interval = step_interval(time, error)
+    assert interval.lower <= interval.expected <= interval.upper
+    assert isclose(interval.expected, time.total_seconds)
+
+
+@given(times(), errors())
+def test_a_step_is_known_no_better_than_its_base_and_no_worse_than_all_errors_together(
+    time: TimeBreakdown, error: StepError
+) -> None:
+    kinds = [getattr(error, f.name) for f in fields(StepError) if f.name != "layout_fraction"]
+    assert error.base_fraction <= log_error(time, error) * (1 + 1e-9)
+    assert log_error(time, error) <= sum(kinds) + 1e-9
+
+
+def test_the_error_of_one_part_counts_by_its_share() -> None:
+    time = TimeBreakdown(
+        compute_seconds=3.0,
+        exposed_communication_seconds=1.0,
+        bubble_seconds=0.0,
+        optimizer_seconds=0.0,
+        exposed_across_seconds=1.0,
+    )
+    error = replace(NOTHING, across_fraction=0.4)
+    assert isclose(log_error(time, error), 0.1)
+    assert isclose(log(step_interval(time, error).upper / 4.0), NORMAL_80 * 0.1)
+
+
+def test_a_device_known_by_its_datasheet_alone_has_the_wider_band() -> None:
+    time = TimeBreakdown(
+        compute_seconds=8.0,
+        exposed_communication_seconds=1.0,
+        bubble_seconds=1.0,
+        optimizer_seconds=0.1,
+        matmul_seconds=5.0,
+        attention_seconds=1.0,
+        exposed_inside_seconds=1.0,
+    )
+    fitted = load_device("h100-sxm-80g").device
+    relative = load_device("h200-sxm-141g").device
+    assert (fitted.evidence, relative.evidence) == ("fitted", "datasheet")
+    assert log_error(time, fitted.error) < log_error(time, relative.error)
+
+
+def test_what_two_layouts_share_cancels() -> None:
+    cluster = load_cluster("dgx-h100", gpus=16).cluster
+    model, training = infer_model(8_000_000_000), Training(seq_len=4096, global_batch=64)
+    layouts = (
+        Layout(dp_shard=16, num_microbatches=4),
+        Layout(dp_replicate=2, dp_shard=8, num_microbatches=4),
+        Layout(dp_shard=8, tp=2, sequence_parallel=True, num_microbatches=8),
+    )
+    flat, hybrid, split = (
+        estimate(model=model, cluster=cluster, training=training, layout=layout)
+        for layout in layouts
+    )
+    own = exp(NORMAL_80 * cluster.device.error.layout_fraction) - 1
+    alike = difference_fraction(flat, flat, cluster=cluster)
+    assert isclose(alike, min(own, MOST_INDISTINGUISHABLE_FRACTION))
+    near = difference_fraction(flat, hybrid, cluster=cluster)
+    far = difference_fraction(flat, split, cluster=cluster)
+    assert alike <= near <= far <= MOST_INDISTINGUISHABLE_FRACTION
