@@ -5,15 +5,41 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from math import gcd
 
+from fsdpplan.cost.pipeline_gathers import ACTIVE_STAGES
+from fsdpplan.cost.pipeline_order import microbatches_refusal
 from fsdpplan.search.pins import Pins
 from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.layout import GradientSync, Layout, Reshard, Schedule, Sharding
+from fsdpplan.spec.layout import (
+    DDP_BUCKET_BYTES,
+    GradientSync,
+    Layout,
+    Reshard,
+    Schedule,
+    Sharding,
+)
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
 
 MAX_MICRO_BATCH = 32
 """Larger micro-batches gain nothing that accumulation does not."""
+
+LONG_SEQUENCE_TOKENS = 16384
+"""From here on splitting a sequence is tried; below, only where sequences are fewer than GPUs."""
+
+LEAST_LOCAL_TOKENS = 1024
+"""Tokens of a sequence that context parallelism leaves a rank at the least."""
+
+LOOPED_SCHEDULES: tuple[Schedule, ...] = (
+    "interleaved_1f1b",
+    "looped_bfs",
+    "interleaved_zero_bubble",
+)
+"""Schedules with any number of stages a rank, from two on."""
+
+V_SCHEDULES: tuple[Schedule, ...] = ("zbv", "dualpipev")
+"""Schedules with exactly two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,30 +71,54 @@ def _choices(pinned: int | None, choices: tuple[int, ...]) -> tuple[int, ...]:
     return choices if pinned is None else (pinned,)
 
 
-def degrees(*, cluster: Cluster, pins: Pins) -> Iterator[Degrees]:
+def context_ranks(*, cluster: Cluster, training: Training, pins: Pins) -> tuple[int, ...]:
+    """Degrees of context parallelism that can help: for long sequences, or where data parallelism
+    alone leaves GPUs without a sequence."""
+    if pins.cp is not None:
+        return (pins.cp,)
+    long = training.seq_len >= LONG_SEQUENCE_TOKENS
+    if not long and training.global_batch >= cluster.gpus:
+        return (1,)
+    most = training.seq_len // LEAST_LOCAL_TOKENS
+    splits = (
+        cp for cp in divisors(cluster.gpus) if cp <= most and training.seq_len % (2 * cp) == 0
+    )
+    return (1, *(cp for cp in splits if cp > 1))
+
+
+def expert_ranks(*, model: Model, shard_ranks: int, pins: Pins) -> tuple[int, ...]:
+    """Degrees of expert parallelism: what divides the experts and the shard group."""
+    if pins.ep is not None:
+        return (pins.ep,) if shard_ranks % pins.ep == 0 else ()
+    return divisors(gcd(model.experts.experts, shard_ranks)) if model.experts else (1,)
+
+
+def degrees(*, model: Model, cluster: Cluster, training: Training, pins: Pins) -> Iterator[Degrees]:
     """Every way to spread the ranks that the pins allow."""
-    cp, ep = pins.cp or 1, pins.ep or 1
+    contexts = context_ranks(cluster=cluster, training=training, pins=pins)
     for tp in _choices(pins.tp, divisors(cluster.gpus)):
         for pp in _choices(pins.pp, divisors(cluster.gpus)):
-            rest, left = divmod(cluster.gpus, tp * pp * cp)
-            if left or not rest:
-                continue
-            for dp_shard in _choices(pins.dp_shard, divisors(rest)):
-                dp_replicate, left = divmod(rest, dp_shard)
-                if left or dp_replicate != (pins.dp_replicate or dp_replicate):
+            for cp in contexts:
+                rest, left = divmod(cluster.gpus, tp * pp * cp)
+                if left or not rest:
                     continue
-                sharding = pins.sharding or ("ddp" if dp_shard * cp == 1 else "fsdp")
-                if sharding == "ddp" and dp_shard > 1:
-                    continue
-                yield Degrees(
-                    pp=pp,
-                    dp_replicate=dp_replicate,
-                    dp_shard=dp_shard,
-                    cp=cp,
-                    tp=tp,
-                    ep=ep,
-                    sharding=sharding,
-                )
+                for dp_shard in _choices(pins.dp_shard, divisors(rest)):
+                    dp_replicate, left = divmod(rest, dp_shard)
+                    if left or dp_replicate != (pins.dp_replicate or dp_replicate):
+                        continue
+                    sharding = pins.sharding or ("ddp" if dp_shard * cp == 1 else "fsdp")
+                    if sharding == "ddp" and dp_shard > 1:
+                        continue
+                    for ep in expert_ranks(model=model, shard_ranks=dp_shard * cp, pins=pins):
+                        yield Degrees(
+                            pp=pp,
+                            dp_replicate=dp_replicate,
+                            dp_shard=dp_shard,
+                            cp=cp,
+                            tp=tp,
+                            ep=ep,
+                            sharding=sharding,
+                        )
 
 
 def micro_batches(*, training: Training, data_parallel: int, pins: Pins) -> tuple[int, ...]:
@@ -80,21 +130,26 @@ def micro_batches(*, training: Training, data_parallel: int, pins: Pins) -> tupl
 
 
 def reshard_policies(*, d: Degrees, cluster: Cluster, pins: Pins) -> tuple[Reshard, ...]:
-    """always, never, and back to the domain of a fast level when the shard group leaves it."""
+    """always, back to the domain of a fast level when the shard group leaves it, and never.
+
+    In the order of growing memory.
+    """
     if pins.reshard_after_forward is not None:
         return (pins.reshard_after_forward,)
-    if d.sharding == "ddp":
+    if d.sharding != "fsdp":
         return ("always",)
     if d.pp > 1:
         return ("never",)
     shard_ranks = d.dp_shard * d.cp
     inside = {level.domain_gpus // d.tp for level in cluster.levels[:-1]}
-    smaller = sorted(n for n in inside if 1 < n < shard_ranks and shard_ranks % n == 0)
-    return ("never", *smaller, "always")
+    smaller = sorted(
+        (n for n in inside if 1 < n < shard_ranks and not shard_ranks % n), reverse=True
+    )
+    return ("always", *(smaller if d.ep == 1 else ()), "never")
 
 
 def sync_policies(*, d: Degrees, num_microbatches: int, pins: Pins) -> tuple[GradientSync, ...]:
-    """Policies that differ: all are the same with one micro-batch."""
+    """Policies that differ, by growing memory: all are the same with one micro-batch."""
     if pins.gradient_sync is not None:
         return (pins.gradient_sync,)
     if d.pp > 1:
@@ -103,26 +158,39 @@ def sync_policies(*, d: Degrees, num_microbatches: int, pins: Pins) -> tuple[Gra
         return ("every",)
     if d.sharding == "ddp":
         return ("last",)
+    if d.sharding == "zero1":
+        return ("last",)
     if d.dp_replicate > 1:
-        return ("last", "reduce_scatter_only", "every")
-    return ("last", "every")
+        return ("every", "reduce_scatter_only", "last")
+    return ("every", "last")
 
 
 def schedules(
     *, d: Degrees, model: Model, num_microbatches: int, pins: Pins
 ) -> Iterator[tuple[Schedule, int]]:
-    """(schedule, virtual stages). GPipe has 1F1B's bubble and more memory: only when pinned."""
+    """(schedule, virtual stages). GPipe has 1F1B's bubble and more memory: only when pinned.
+
+    Zero-bubble schedules too are only taken when pinned: few programs can run them. More stages
+    a rank than torch keeps gathered are too: it would gather them again and again.
+    """
     if d.pp == 1:
         if pins.schedule in (None, "none"):
             yield "none", pins.virtual_stages or 1
         return
-    for schedule in (pins.schedule,) if pins.schedule else ("1f1b", "interleaved_1f1b"):
-        if schedule != "interleaved_1f1b":
-            yield schedule, pins.virtual_stages or 1
-        elif pins.virtual_stages:
+    offered: tuple[Schedule, ...] = ("1f1b", "interleaved_1f1b")
+    for schedule in (pins.schedule,) if pins.schedule else offered:
+        refusal = microbatches_refusal(
+            schedule=schedule, pp=d.pp, num_microbatches=num_microbatches
+        )
+        if pins.virtual_stages:
             yield schedule, pins.virtual_stages
-        elif num_microbatches % d.pp == 0:
-            yield from ((schedule, v) for v in (2, 4) if d.pp * v <= model.layers)
+        elif schedule in V_SCHEDULES:
+            yield schedule, 2
+        elif schedule not in LOOPED_SCHEDULES:
+            yield schedule, 1
+        elif not refusal:
+            tried = (2, ACTIVE_STAGES)
+            yield from ((schedule, v) for v in tried if d.pp * v <= model.layers)
 
 
 def layout_of(
@@ -134,10 +202,10 @@ def layout_of(
     sync: GradientSync,
     schedule: Schedule,
     virtual_stages: int,
-    checkpointing: str,
     compiled: bool,
+    pins: Pins,
 ) -> Layout:
-    """The layout of one leaf of the search."""
+    """The layout of one leaf of the search: without recomputation, with default buckets."""
     return Layout(
         dp_replicate=d.dp_replicate,
         dp_shard=d.dp_shard,
@@ -148,12 +216,15 @@ def layout_of(
         sharding=d.sharding,
         reshard_after_forward=reshard,
         gradient_sync=sync,
+        wrap_blocks=pins.wrap_blocks or 1,
+        ddp_bucket_bytes=pins.ddp_bucket_bytes or DDP_BUCKET_BYTES,
         micro_batch=micro_batch,
         num_microbatches=num_microbatches,
         schedule=schedule,
         virtual_stages=virtual_stages,
-        activation_checkpointing=checkpointing,  # type: ignore[arg-type]
         sequence_parallel=d.tp > 1,
         loss_parallel=d.tp > 1,
+        async_tp=pins.async_tp or False,
+        offload=pins.offload or "none",
         compile=compiled,
     )

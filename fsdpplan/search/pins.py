@@ -9,10 +9,16 @@ from fsdpplan.spec.layout import (
     ActivationCheckpointing,
     GradientSync,
     Layout,
+    Offload,
     Reshard,
     Schedule,
     Sharding,
 )
+
+
+def pin_flag(name: str) -> str:
+    """How the option of a pinned field is typed."""
+    return "--ddp-bucket" if name == "ddp_bucket_bytes" else "--" + name.replace("_", "-")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +38,10 @@ class Pins:
     schedule: Schedule | None = None
     virtual_stages: int | None = None
     activation_checkpointing: ActivationCheckpointing | None = None
+    async_tp: bool | None = None
+    offload: Offload | None = None
+    wrap_blocks: int | None = None
+    ddp_bucket_bytes: int | None = None
     compile: bool | None = None
 
     def given(self) -> dict[str, Any]:

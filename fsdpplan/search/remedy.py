@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fsdpplan.cost.memory import available_bytes
 from fsdpplan.cost.step import rank_memory
 from fsdpplan.search.legality import legal_layout_problem
-from fsdpplan.search.pins import Pins
+from fsdpplan.search.pins import Pins, pin_flag
 from fsdpplan.search.result import NearestMiss
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import Layout
@@ -50,11 +50,27 @@ def _needed_bytes(model: Model, change: Change) -> int:
 
 
 def _remedy(model: Model, asked: Change, pins: Pins) -> str:
-    """The first change, cheapest first, after which the closest layout fits."""
-    for change in (*_changes(asked), *_more_gpus(asked)):
+    """The first change, cheapest first, after which the closest layout fits; the host's memory is
+    the last resort, and named beside more GPUs."""
+    for change in _changes(asked):
         if _fits(model, change):
             return change.words + _without_pins(change, pins)
-    return "use GPUs with more memory: more of these do not help"
+    last = [c.words + _without_pins(c, pins) for c in _offloaded(asked) if _fits(model, c)][:1]
+    for change in _more_gpus(asked):
+        if _fits(model, change):
+            return "; or, much slower, ".join((change.words + _without_pins(change, pins), *last))
+    return last[0] if last else "use GPUs with more memory: more of these do not help"
+
+
+def _offloaded(asked: Change) -> Iterator[Change]:
+    """Shards and optimizer on the host, the rest as lean as can be."""
+    if asked.cluster.device.kind == "cpu" or asked.layout.data_parallel * asked.layout.cp == 1:
+        return
+    for tp in dict.fromkeys((1, asked.layout.tp)):
+        words = "keep shards and optimizer on the host: --offload cpu"
+        change = _sharded_over_all(replace(asked, words=words), tp=tp)
+        if change.training == asked.training:
+            yield replace(change, layout=replace(change.layout, offload="cpu"))
 
 
 def _fits(model: Model, change: Change) -> bool:
@@ -68,7 +84,7 @@ def _fits(model: Model, change: Change) -> bool:
 def _without_pins(change: Change, pins: Pins) -> str:
     """The flags that stand in the way of the change and have to go."""
     flags = [
-        f"--{name.replace('_', '-')}"
+        pin_flag(name)
         for name, value in pins.given().items()
         if getattr(change.layout, name) != value
     ]

@@ -26,7 +26,10 @@ class SearchResult:
     """Ranked layouts and what was seen on the way."""
 
     ranked: tuple[RankedLayout, ...]
-    """Fastest first; empty when nothing fits."""
+    """The best first: the fastest, or one that is not told apart from it and leaves more head-room.
+    Empty when nothing fits."""
+    tied: tuple[int, ...] = ()
+    """Ranks of those that are not told apart from the first."""
     candidates: int
     """Layouts considered, legal or not."""
     feasible: int
@@ -35,6 +38,8 @@ class SearchResult:
     """(reason, number of layouts), largest first."""
     nearest_miss: NearestMiss | None
     """Set when nothing fits."""
+    example: str | None = None
+    """An illegal layout of the commonest kind: what is wrong with it, and what would be right."""
 
     @property
     def best_runnable(self) -> RankedLayout | None:

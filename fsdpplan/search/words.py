@@ -3,13 +3,61 @@
 from __future__ import annotations
 
 from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.layout import MESH_AXES, Layout
+from fsdpplan.units import format_gib
+
+_WHOLE = {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2"}
+"""What keeps whole parameters."""
 
 _SCHEDULES = {
     "gpipe": "GPipe",
     "1f1b": "1F1B",
     "interleaved_1f1b": "interleaved 1F1B",
+    "looped_bfs": "looped breadth-first",
+    "interleaved_zero_bubble": "interleaved zero-bubble",
+    "zbv": "ZBV zero-bubble",
+    "dualpipev": "DualPipeV",
 }
+
+POLICIES = {
+    "sharding": "sharding",
+    "reshard_after_forward": "reshard",
+    "gradient_sync": "gradient sync",
+    "wrap_blocks": "blocks a unit",
+    "ddp_bucket_bytes": "bucket",
+    "schedule": "schedule",
+    "virtual_stages": "stages a rank",
+    "micro_batch": "micro-batch",
+    "activation_checkpointing": "checkpointing",
+    "async_tp": "async TP",
+    "offload": "offload",
+    "compile": "compile",
+}
+"""Policies of a layout and what to call them."""
+
+
+def degrees(layout: Layout) -> str:
+    """`dp_replicate 16 x dp_shard 8`: the degrees that are not 1; ep adds no ranks, so apart."""
+    parts = [f"{axis} {getattr(layout, axis)}" for axis in MESH_AXES if getattr(layout, axis) > 1]
+    words = " x ".join(parts) or "one rank"
+    return f"{words}, ep {layout.ep}" if layout.ep > 1 else words
+
+
+def differences(layout: Layout, other: Layout) -> list[str]:
+    """The policies in which `layout` differs from `other`."""
+    return [
+        f"{words} {_value(getattr(layout, name), name)}"
+        for name, words in POLICIES.items()
+        if getattr(layout, name) != getattr(other, name)
+    ]
+
+
+def _value(value: object, name: str) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if name == "ddp_bucket_bytes" and isinstance(value, int):
+        return format_gib(value) if value >= 2**30 else f"{value / 2**20:g} MiB"
+    return str(value)
 
 
 def describe(layout: Layout, cluster: Cluster) -> str:
@@ -18,7 +66,12 @@ def describe(layout: Layout, cluster: Cluster) -> str:
         return "one GPU: nothing to spread"
     parts = [_data_parallel(layout, cluster)] if layout.data_parallel * layout.cp > 1 else []
     if layout.tp > 1:
-        parts.append(f"tensor parallel over {_span(layout.tp, 1, cluster)}")
+        how = "tensor parallel, overlapped," if layout.async_tp else "tensor parallel"
+        parts.append(f"{how} over {_span(layout.tp, 1, cluster)}")
+    if layout.cp > 1:
+        parts.append(f"context parallel over {_span(layout.cp, layout.tp, cluster)}")
+    if layout.ep > 1:
+        parts.append(f"experts over {_span(layout.ep, layout.tp, cluster)}")
     if layout.pp > 1:
         schedule = _SCHEDULES.get(layout.schedule, layout.schedule)
         parts.append(f"pipeline of {layout.pp} stages ({schedule})")
@@ -30,6 +83,10 @@ def name(layout: Layout) -> str:
     families = []
     if layout.tp > 1:
         families.append("TP")
+    if layout.cp > 1:
+        families.append("CP")
+    if layout.ep > 1:
+        families.append("EP")
     if layout.pp > 1:
         families.append("PP")
     if layout.data_parallel * layout.cp > 1:
@@ -38,8 +95,8 @@ def name(layout: Layout) -> str:
 
 
 def _family(layout: Layout) -> str:
-    if layout.sharding == "ddp":
-        return "DDP"
+    if layout.sharding in _WHOLE:
+        return _WHOLE[layout.sharding]
     return "HSDP" if layout.dp_replicate > 1 else "FSDP"
 
 
@@ -52,6 +109,10 @@ def _data_parallel(layout: Layout, cluster: Cluster) -> str:
             return f"DDP: a whole copy on each of {replicate.replace('all ', 'the ', 1)}"
         case "HSDP":
             return f"HSDP: shard over {shard}, replicate over {replicate}"
+        case "ZeRO-1" | "ZeRO-2" as zero:
+            what = "optimizer state" if zero == "ZeRO-1" else "gradients and optimizer state"
+            copies = f", replicated over {replicate}" if layout.dp_replicate > 1 else ""
+            return f"{zero}: {what} sharded over {shard}{copies}"
         case _:
             return f"FSDP: shard over {shard}"
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.search.enumerate import (
+    LEAST_LOCAL_TOKENS,
+    LONG_SEQUENCE_TOKENS,
     MAX_MICRO_BATCH,
     Degrees,
+    context_ranks,
     degrees,
     divisors,
     micro_batches,
@@ -17,15 +22,37 @@ from fsdpplan.search.enumerate import (
     sync_policies,
 )
 from fsdpplan.search.pins import Pins
+from fsdpplan.spec.model import Experts, Model
 from fsdpplan.spec.training import Training
 from tests.cost.clusters import cluster
 from tests.cost.problems import SMALL
+
+MIXTURE = replace(SMALL, experts=Experts(experts=12, active=2, hidden=512))
 
 
 def spread(**changes: object) -> Degrees:
     """Degrees of one rank but for what is given."""
     ones = dict.fromkeys(("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep"), 1)
     return Degrees(**{"sharding": "fsdp", **ones, **changes})  # type: ignore[arg-type]
+
+
+def spreads(
+    gpus: int,
+    *,
+    model: Model = SMALL,
+    seq_len: int = 1024,
+    global_batch: int = 4096,
+    **pins: object,
+) -> list[Degrees]:
+    """Every way to spread `gpus` ranks."""
+    return list(
+        degrees(
+            model=model,
+            cluster=cluster(gpus=gpus),
+            training=Training(seq_len=seq_len, global_batch=global_batch),
+            pins=Pins(**pins),  # type: ignore[arg-type]
+        )
+    )
 
 
 @given(st.integers(1, 5000))
@@ -35,7 +62,7 @@ def test_divisors_are_all_of_them(number: int) -> None:
 
 @pytest.mark.parametrize(("gpus", "ways"), [(1, 1), (2, 4), (8, 20), (6, 16)])
 def test_every_way_is_there_once(gpus: int, ways: int) -> None:
-    found = list(degrees(cluster=cluster(gpus=gpus), pins=Pins()))
+    found = spreads(gpus)
     assert len(set(found)) == len(found)
     assert len(found) == ways  # ordered products of four degrees
     for d in found:
@@ -44,7 +71,7 @@ def test_every_way_is_there_once(gpus: int, ways: int) -> None:
 
 
 def test_six_gpus_split_by_three() -> None:
-    found = {d.dp_shard for d in degrees(cluster=cluster(gpus=6), pins=Pins())}
+    found = {d.dp_shard for d in spreads(6)}
     assert found == {1, 2, 3, 6}
 
 
@@ -53,7 +80,7 @@ def test_six_gpus_split_by_three() -> None:
     [{"tp": 2}, {"pp": 4}, {"dp_shard": 8}, {"dp_replicate": 2}, {"tp": 2, "dp_shard": 4}],
 )
 def test_pinned_degrees_are_kept(pins: dict[str, int]) -> None:
-    found = list(degrees(cluster=cluster(gpus=16), pins=Pins(**pins)))  # type: ignore[arg-type]
+    found = spreads(16, **pins)
     assert found
     for d in found:
         assert {name: getattr(d, name) for name in pins} == pins
@@ -61,12 +88,37 @@ def test_pinned_degrees_are_kept(pins: dict[str, int]) -> None:
 
 def test_pinned_sharding_is_kept() -> None:
     for sharding in ("ddp", "fsdp"):
-        found = list(degrees(cluster=cluster(gpus=8), pins=Pins(sharding=sharding)))
+        found = spreads(8, sharding=sharding)
         assert {d.sharding for d in found} == {sharding}
 
 
 def test_pins_that_do_not_multiply_leave_nothing() -> None:
-    assert list(degrees(cluster=cluster(gpus=8), pins=Pins(tp=3))) == []
+    assert spreads(8, tp=3) == []
+
+
+def test_sequences_are_split_where_they_are_long_or_too_few() -> None:
+    def tried(seq_len: int, global_batch: int, gpus: int = 64, **pins: object) -> tuple[int, ...]:
+        return context_ranks(
+            cluster=cluster(gpus=gpus),
+            training=Training(seq_len=seq_len, global_batch=global_batch),
+            pins=Pins(**pins),  # type: ignore[arg-type]
+        )
+
+    assert tried(4096, 64) == (1,)
+    assert tried(4096, 32) == (1, 2, 4)
+    assert tried(LONG_SEQUENCE_TOKENS, 1024) == (1, 2, 4, 8, 16)
+    assert tried(LONG_SEQUENCE_TOKENS + 4, 1024) == (1, 2)
+    assert tried(4096, 1024, cp=16) == (16,)
+    for cp in tried(131072, 64):
+        assert 131072 // cp >= LEAST_LOCAL_TOKENS
+
+
+def test_experts_are_split_by_what_divides_them_and_the_shard_group() -> None:
+    found = spreads(8, model=MIXTURE, tp=1, pp=1)
+    assert {d.ep for d in found if d.dp_shard == 8} == {1, 2, 4}
+    assert {d.ep for d in found if d.dp_shard == 1} == {1}
+    assert {d.ep for d in spreads(8)} == {1}
+    assert {(d.ep, d.dp_shard % 4) for d in spreads(8, model=MIXTURE, ep=4)} == {(4, 0)}
 
 
 @given(st.integers(1, 64), st.integers(1, 200))
@@ -85,11 +137,13 @@ def test_resharding_to_the_node_is_offered_where_the_group_leaves_it() -> None:
     def policies(**changes: object) -> tuple[object, ...]:
         return reshard_policies(d=spread(**changes), cluster=cluster(gpus=64), pins=Pins())
 
-    assert policies(dp_shard=64) == ("never", 8, "always")
-    assert policies(dp_shard=32, tp=2) == ("never", 4, "always")
-    assert policies(dp_shard=8, dp_replicate=8) == ("never", "always")
+    assert policies(dp_shard=64) == ("always", 8, "never")
+    assert policies(dp_shard=32, tp=2) == ("always", 4, "never")
+    assert policies(dp_shard=8, dp_replicate=8) == ("always", "never")
     assert policies(sharding="ddp", dp_replicate=64) == ("always",)
     assert policies(dp_shard=16, pp=4) == ("never",)
+    assert policies(dp_shard=64, ep=2) == ("always", "never")
+    assert policies(sharding="zero1", dp_shard=64) == ("always",)
 
 
 def test_only_policies_that_differ_are_offered() -> None:
@@ -97,7 +151,7 @@ def test_only_policies_that_differ_are_offered() -> None:
         return sync_policies(d=spread(**changes), num_microbatches=number, pins=Pins())
 
     assert policies(1, dp_shard=8) == ("every",)
-    assert policies(4, dp_shard=8) == ("last", "every")
+    assert policies(4, dp_shard=8) == ("every", "last")
     assert set(policies(4, dp_shard=8, dp_replicate=2)) == {
         "last",
         "reduce_scatter_only",
@@ -119,8 +173,14 @@ def test_interleaving_needs_blocks_and_whole_rounds() -> None:
         )
 
     assert offered(1, 8) == [("none", 1)]
-    assert offered(2, 8) == [("1f1b", 1), ("interleaved_1f1b", 2), ("interleaved_1f1b", 4)]
+    assert offered(2, 8) == [("1f1b", 1), ("interleaved_1f1b", 2), ("interleaved_1f1b", 3)]
     assert offered(4, 8) == [("1f1b", 1), ("interleaved_1f1b", 2)]
-    assert offered(4, 6) == [("1f1b", 1)]
+    assert offered(4, 6) == [("1f1b", 1), ("interleaved_1f1b", 2)]  # one round of six
+    assert offered(4, 9) == [("1f1b", 1)]
     assert offered(4, 8, schedule="gpipe") == [("gpipe", 1)]
     assert offered(1, 8, schedule="1f1b") == []
+    assert offered(2, 8, schedule="zbv") == [("zbv", 2)]
+    assert offered(2, 8, schedule="interleaved_zero_bubble") == [
+        ("interleaved_zero_bubble", 2),
+        ("interleaved_zero_bubble", 3),
+    ]

@@ -7,20 +7,53 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from fsdpplan.search.legality import first_problem, legal_layout_problem
+from fsdpplan.search.legality import first_problem, legal_layout_problem, question_problem
+from fsdpplan.search.pins import Pins
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES
-from tests.cost.problems import Case, case, cases
+from fsdpplan.spec.model import Experts
+from tests.cost.problems import SMALL, Case, case, cases
 
+MIXTURE = replace(SMALL, name="mixture", experts=Experts(experts=4, active=2, hidden=512))
 TP = {"sequence_parallel": True, "loss_parallel": True, "sharding": "ddp"}
 PP = {"sharding": "ddp", "gradient_sync": "last", "num_microbatches": 8}
 
 ILLEGAL = [
-    ({"dp_shard": 2, "cp": 2}, "context parallelism", "--cp 1"),
-    ({"dp_shard": 2, "ep": 2}, "expert parallelism", "--ep 1"),
-    ({"dp_shard": 2, "precision": "fp8"}, "fp8", "--precision bf16"),
-    ({"tp": 2, "async_tp": True, **TP}, "async TP", "leave it off"),
-    ({"sharding": "zero1", "dp_shard": 2}, "ZeRO-1", "--reshard-after-forward never"),
-    ({"sharding": "zero2", "dp_shard": 2}, "ZeRO-2", "--reshard-after-forward never"),
+    ({"dp_shard": 2, "cp": 2, "seq_len": 1026}, "equal work", "--seq-len 1024"),
+    ({"dp_shard": 2, "ep": 2}, "without experts", "--ep 1"),
+    ({"dp_shard": 3, "ep": 3, "model": MIXTURE}, "does not divide the experts", "--ep 2"),
+    (
+        {"dp_shard": 8, "ep": 2, "model": MIXTURE, "reshard_after_forward": 4},
+        "fewer ranks",
+        "always",
+    ),
+    ({"cp": 2, "sharding": "ddp"}, "DDP with context", "--sharding fsdp"),
+    (
+        {"dp_shard": 2, "precision": "fp8", "profile": "dgx-a100-80g-hdr"},
+        "no fp8",
+        "--precision bf16",
+    ),
+    ({"tp": 1, "async_tp": True, "sharding": "ddp"}, "async TP without", "--tp 2"),
+    ({"tp": 2, "async_tp": True, "compile": False, **TP}, "without torch.compile", "--compile"),
+    ({"sharding": "zero1", "dp_replicate": 2}, "a shard group of one", "--dp-shard of at least 2"),
+    (
+        {"sharding": "zero2", "dp_shard": 2, "reshard_after_forward": "never"},
+        "do not reshard",
+        "leave",
+    ),
+    (
+        {"sharding": "ddp", "dp_replicate": 2, "offload": "cpu"},
+        "offload without",
+        "--sharding fsdp",
+    ),
+    ({"dp_shard": 2, "offload": "cpu", "profile": "cpu", "compile": False}, "on a CPU", "leave"),
+    ({"sharding": "ddp", "dp_replicate": 2, "wrap_blocks": 2}, "without FSDP", "--sharding fsdp"),
+    ({"dp_shard": 2, "wrap_blocks": 9}, "more blocks a unit", "--wrap-blocks 8"),
+    ({"dp_shard": 2, "ddp_bucket_bytes": 2**20}, "without DDP", "--wrap-blocks"),
+    (
+        {"dp_replicate": 2, "sharding": "ddp", "precision": "fp8", "fp8_all_gather": True},
+        "fp8 all-gather",
+        "--sharding fsdp",
+    ),
     ({"tp": 2, "sharding": "ddp"}, "TP without sequence", "loss_parallel"),
     ({"tp": 2, "runtime": "autocast", **TP}, "runtime autocast", "--runtime fsdp2"),
     ({"sharding": "ddp", "dp_replicate": 2, "reshard_after_forward": "never"}, "DDP", "leave"),
@@ -34,9 +67,17 @@ ILLEGAL = [
     ({"dp_shard": 8, "reshard_after_forward": 3}, "reshard size", "must divide"),
     ({"dp_shard": 8, "reshard_after_forward": 8}, "reshard size", "be smaller"),
     ({"tp": 3, **TP}, "tp does not divide heads", "heads 16"),
-    ({"pp": 2, "schedule": "looped_bfs", **PP}, "looped_bfs", "interleaved_1f1b"),
-    ({"pp": 2, "schedule": "interleaved_1f1b", **PP}, "virtual stages", "at least 2"),
-    ({"pp": 2, "schedule": "1f1b", "virtual_stages": 2, **PP}, "virtual stages", "the others 1"),
+    ({"pp": 2, "schedule": "looped_bfs", **PP}, "stages a rank", "at least 2"),
+    ({"pp": 2, "schedule": "interleaved_1f1b", **PP}, "stages a rank", "at least 2"),
+    ({"pp": 2, "schedule": "zbv", **PP}, "stages a rank", "--virtual-stages 2"),
+    ({"pp": 2, "schedule": "1f1b", "virtual_stages": 2, **PP}, "stages a rank", "interleaved_1f1b"),
+    ({"virtual_stages": 2, "sharding": "ddp"}, "stages a rank", "the others 1"),
+    (
+        {"pp": 4, "schedule": "dualpipev", "virtual_stages": 2, **PP, "num_microbatches": 4},
+        "does not take",
+        "another --micro-batch",
+    ),
+    ({"pp": 2, "schedule": "1f1b", "stage_blocks": (3, 4), **PP}, "do not hold all", "add up to 7"),
     ({"pp": 16, "schedule": "1f1b", **PP, "num_microbatches": 16}, "more pipeline", "smaller --pp"),
     ({"pp": 4, "schedule": "1f1b", **PP, "num_microbatches": 2}, "fewer micro", "smaller --micro"),
     (
@@ -45,10 +86,10 @@ ILLEGAL = [
             "schedule": "interleaved_1f1b",
             "virtual_stages": 2,
             **PP,
-            "num_microbatches": 6,
+            "num_microbatches": 9,
         },
-        "multiple of pp",
-        "multiple of pp 4",
+        "does not take",
+        "equal rounds",
     ),
     (
         {"pp": 2, "schedule": "1f1b", "sharding": "ddp", "num_microbatches": 4},
@@ -84,11 +125,48 @@ def test_each_rule_says_what_and_what_instead(
 
 
 @pytest.mark.parametrize("schedule", sorted(SPLIT_BACKWARD_SCHEDULES))
-def test_schedules_that_split_backward_are_refused(schedule: str) -> None:
-    asked = case(pp=2, schedule=schedule, virtual_stages=2, **PP)
-    problem = asked.problem
+def test_schedules_that_split_backward_are_refused_with_resharding(schedule: str) -> None:
+    split = {**PP, "pp": 2, "schedule": schedule, "virtual_stages": 2, "sharding": "fsdp"}
+    problem = case(dp_shard=2, **split).problem
     assert "split-backward" in problem.reason  # type: ignore[attr-defined]
     assert "silently wrong" in problem.sentence  # type: ignore[attr-defined]
+    assert case(dp_shard=2, reshard_after_forward="never", compile=False, **split).problem is None
+
+
+LEGAL = [
+    {"dp_shard": 2, "cp": 4},
+    {"dp_shard": 4, "ep": 4, "model": MIXTURE},
+    {"dp_shard": 2, "cp": 2, "ep": 4, "model": MIXTURE},
+    {"dp_shard": 2, "precision": "fp8", "fp8_all_gather": True},
+    {"tp": 2, "async_tp": True, **TP},
+    {"sharding": "zero1", "dp_shard": 4, "gradient_sync": "last"},
+    {"sharding": "zero2", "dp_shard": 4, "dp_replicate": 2},
+    {"dp_shard": 4, "offload": "cpu"},
+    {"dp_shard": 4, "wrap_blocks": 4},
+    {"sharding": "ddp", "dp_replicate": 4, "ddp_bucket_bytes": 2**27},
+    {"pp": 2, "schedule": "looped_bfs", "virtual_stages": 2, **PP},
+    {"pp": 2, "schedule": "1f1b", "stage_blocks": (5, 3), **PP},
+]
+
+
+@pytest.mark.parametrize("options", LEGAL, ids=str)
+def test_what_is_legal_is_priced(options: dict[str, object]) -> None:
+    asked = case(**options)  # type: ignore[arg-type]
+    assert asked.problem is None
+    result = asked.estimate
+    step = result.step_seconds
+    assert 0 < step.lower <= step.expected <= step.upper
+    assert 0 < result.mfu_fraction <= 1
+
+
+def test_a_question_that_no_layout_answers() -> None:
+    asked = case("gpt2", sharding="ddp", seq_len=2048)
+    common = {"model": asked.model, "cluster": asked.cluster, "training": asked.training}
+    assert "--seq-len 1024" in (question_problem(**common, pins=Pins()) or "")  # type: ignore[arg-type]
+    fine = case(dp_shard=2)
+    common = {"model": fine.model, "cluster": fine.cluster, "training": fine.training}
+    assert question_problem(**common, pins=Pins()) is None  # type: ignore[arg-type]
+    assert "use --ep 1" in (question_problem(**common, pins=Pins(ep=2)) or "")  # type: ignore[arg-type]
 
 
 def test_a_vocabulary_that_tp_does_not_divide() -> None:

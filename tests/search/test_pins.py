@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import get_args, get_type_hints
 
 from hypothesis import given, settings
 
-from fsdpplan.search.pins import Pins
+from fsdpplan.search.pins import Pins, pin_flag
 from fsdpplan.spec.layout import Layout
 from tests.cost.problems import Case, case, cases
 
@@ -23,6 +24,16 @@ def test_no_pin_allows_everything() -> None:
 def test_false_and_one_are_given() -> None:
     assert Pins(compile=False, tp=1).given() == {"tp": 1, "compile": False}
     assert not Pins(compile=False).allows(case(dp_shard=8, compile=True).layout)
+
+
+def test_a_pin_is_typed_as_its_option_is_called() -> None:
+    from fsdpplan.cli.expand import Flag, flag_of
+    from fsdpplan.cli.options import LayoutOptions
+
+    hints = get_type_hints(LayoutOptions, include_extras=True)
+    for field in fields(Pins):
+        found = next(item for item in get_args(hints[field.name]) if isinstance(item, Flag))
+        assert flag_of(field.name, found).split("/")[0] == pin_flag(field.name)
 
 
 @settings(max_examples=50)

@@ -3,178 +3,52 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fsdpplan.cost.band import MOST_INDISTINGUISHABLE_FRACTION
 from fsdpplan.cost.memory import available_bytes
 from fsdpplan.cost.shape import infer_model
-from fsdpplan.cost.step import estimate
 from fsdpplan.files.catalogue import load_model
-from fsdpplan.files.profiles import load_cluster
 from fsdpplan.search import recommend as searching
-from fsdpplan.search.defaults import default_global_batch
-from fsdpplan.search.enumerate import (
-    degrees,
-    layout_of,
-    micro_batches,
-    reshard_policies,
-    schedules,
-    sync_policies,
-)
+from fsdpplan.search.enumerate import degrees
 from fsdpplan.search.legality import first_problem
-from fsdpplan.search.pins import Pins
-from fsdpplan.search.recommend import CHECKPOINTING, SIMPLER_WINS_FRACTION, recommend
-from fsdpplan.search.result import SearchResult
-from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.estimate import Estimate
+from fsdpplan.search.order import headroom_steps, seconds
+from fsdpplan.search.pricing import REACH
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
-from fsdpplan.spec.model import Model
-from fsdpplan.spec.training import Training
+from fsdpplan.spec.model import Experts
 from tests.cost.problems import SMALL
+from tests.search.questions import WIDE, Question, brute_force, question
 
-NO_PINS = Pins()
-
-WIDE = replace(SMALL, name="wide", layers=12, hidden=4096, ffn_hidden=16384, head_dim=256)
-"""3.1 B parameters: tight on a few GPUs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """What is asked of the search."""
-
-    model: Model
-    cluster: Cluster
-    training: Training
-    pins: Pins = NO_PINS
-
-    def answer(self, *, limit: int = 10) -> SearchResult:
-        """What the search says."""
-        return recommend(
-            model=self.model,
-            cluster=self.cluster,
-            training=self.training,
-            pins=self.pins,
-            limit=limit,
-        )
-
-
-def question(
-    model: str | Model,
-    gpus: int,
-    profile: str = "dgx-h100",
-    *,
-    seq_len: int = 4096,
-    global_batch: int | None = None,
-    **pins: object,
-) -> Question:
-    """A question with the defaults of the command line."""
-    return Question(
-        model=load_model(model) if isinstance(model, str) else model,
-        cluster=load_cluster(profile, gpus=gpus).cluster,
-        training=Training(
-            seq_len=seq_len,
-            global_batch=global_batch or default_global_batch(seq_len=seq_len, gpus=gpus),
-        ),
-        pins=Pins(**pins),  # type: ignore[arg-type]
-    )
-
-
-def all_layouts(asked: Question) -> Iterator[Layout]:
-    """Every leaf of the search, whatever bound would skip it."""
-    pins, cluster, training = asked.pins, asked.cluster, asked.training
-    for d in degrees(cluster=cluster, pins=pins):
-        if d.tp > cluster.levels[0].domain_gpus:
-            continue
-        for micro_batch in micro_batches(
-            training=training, data_parallel=d.data_parallel, pins=pins
-        ):
-            number = max(1, training.global_batch // (d.data_parallel * micro_batch))
-            for schedule, virtual_stages in schedules(
-                d=d, model=asked.model, num_microbatches=number, pins=pins
-            ):
-                for reshard in reshard_policies(d=d, cluster=cluster, pins=pins):
-                    for sync in sync_policies(d=d, num_microbatches=number, pins=pins):
-                        for mode in CHECKPOINTING:
-                            yield layout_of(
-                                d,
-                                micro_batch=micro_batch,
-                                num_microbatches=number,
-                                reshard=reshard,
-                                sync=sync,
-                                schedule=schedule,
-                                virtual_stages=virtual_stages,
-                                checkpointing=mode,
-                                compiled=cluster.device.kind == "cuda",
-                            )
-
-
-def priced(asked: Question) -> list[tuple[Layout, Estimate]]:
-    """Everything that is legal and fits, priced."""
-    available = available_bytes(cluster=asked.cluster, training=asked.training)
-    found = []
-    for layout in all_layouts(asked):
-        given_ = {
-            "model": asked.model,
-            "cluster": asked.cluster,
-            "training": asked.training,
-            "layout": layout,
-        }
-        if first_problem(**given_) is None:  # type: ignore[arg-type]
-            result = estimate(**given_)  # type: ignore[arg-type]
-            if result.memory.peak_device_bytes <= available:
-                found.append((layout, result))
-    return found
-
-
-def kinds(layout: Layout) -> int:
-    """Kinds of parallelism beyond whole copies."""
-    return sum((layout.tp > 1, layout.pp > 1, layout.sharding == "fsdp"))
-
+MIXTURE = replace(SMALL, name="mixture", experts=Experts(experts=4, active=2, hidden=2048))
 
 SMALL_QUESTIONS = {
     "8 GPUs": question(SMALL, 8, seq_len=1024, global_batch=32),
     "8 tight GPUs": question(WIDE, 8, "dgx-a100-40g-hdr", global_batch=16),
-    "two nodes on one port": question(WIDE, 16, "dgx-a100-80g-hdr1", global_batch=32),
+    "two nodes on one port": question(WIDE, 16, "dgx-a100-80g-hdr1", global_batch=32, tp=1, pp=1),
     "6 GPUs": question(SMALL, 6, "dgx-a100-80g-hdr", seq_len=1024, global_batch=36),
-    "24 GPUs": question(SMALL, 24, "dgx-a100-80g-hdr1", seq_len=1024, global_batch=48),
     "4 GPUs of GPT-2": question("gpt2", 4, seq_len=1024, global_batch=16),
+    "experts": question(MIXTURE, 8, seq_len=1024, global_batch=16, pp=1),
+    "long sequences": question(SMALL, 8, seq_len=16384, global_batch=8, pp=1),
+    "fp8 without compilation": question(
+        SMALL, 4, seq_len=1024, global_batch=16, precision="fp8", compile=False, pp=1
+    ),
 }
 
 
 @pytest.mark.parametrize("asked", SMALL_QUESTIONS.values(), ids=SMALL_QUESTIONS.keys())
-def test_the_winner_is_that_of_brute_force(asked: Question) -> None:
-    everything = priced(asked)
-    fastest = min(result.step_seconds.expected for _, result in everything)
-    bound = fastest * (1 + SIMPLER_WINS_FRACTION)
-    close = [entry for entry in everything if entry[1].step_seconds.expected <= bound]
-    simplest = min(kinds(layout) for layout, _ in close)
-    expected = min(
-        (result.step_seconds.expected, result.memory.peak_allocated_bytes, repr(layout))
-        for layout, result in close
-        if kinds(layout) == simplest
-    )
-    winner = asked.answer().ranked[0]
-    assert repr(winner.layout) == expected[2]
-    assert winner.estimate.step_seconds.expected == expected[0]
-
-
-@pytest.mark.parametrize("asked", SMALL_QUESTIONS.values(), ids=SMALL_QUESTIONS.keys())
-def test_the_list_is_the_best_of_each_spread_of_ranks(asked: Question) -> None:
-    best: dict[tuple[int, ...], float] = {}
-    for layout, result in priced(asked):
-        spread = (layout.pp, layout.dp_replicate, layout.dp_shard, layout.tp)
-        seconds = result.step_seconds.expected
-        best[spread] = min(seconds, best.get(spread, seconds))
+def test_the_list_is_that_of_brute_force(asked: Question) -> None:
+    expected = brute_force(asked)
     ranked = asked.answer(limit=5).ranked
-    listed = sorted(entry.estimate.step_seconds.expected for entry in ranked[:5])
-    assert listed[:4] == pytest.approx(sorted(best.values())[:4])
+    assert [entry.layout for entry in ranked[:5]] == [layout for layout, _ in expected[:5]]
+    fastest = min(map(seconds, expected))
+    assert ranked[0].estimate.step_seconds.expected <= REACH * fastest
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.sampled_from(sorted(SMALL_QUESTIONS)), st.integers(0, 2**32))
 def test_the_order_of_the_search_never_changes_the_answer(name: str, seed: int) -> None:
     asked = SMALL_QUESTIONS[name]
@@ -191,10 +65,13 @@ def test_the_order_of_the_search_never_changes_the_answer(name: str, seed: int) 
     assert sorted(other.rejected) == sorted(asked.answer().rejected)
 
 
+MODELS = [SMALL, WIDE, MIXTURE, load_model("llama-3.1-8b"), load_model("gpt2-large")]
+
+
 @st.composite
 def questions(draw: st.DrawFn) -> Question:
     """Small questions, some of them pinned."""
-    gpus = draw(st.sampled_from([1, 2, 3, 6, 8, 16, 24, 48]))
+    gpus = draw(st.sampled_from([1, 2, 3, 6, 8, 16, 24]))
     profile = draw(st.sampled_from(["dgx-a100-40g-hdr", "dgx-a100-80g-hdr1", "dgx-h100"]))
     pins: dict[str, object] = {}
     if draw(st.booleans()):
@@ -208,8 +85,11 @@ def questions(draw: st.DrawFn) -> Question:
         pins["reshard_after_forward"] = draw(st.sampled_from(["always", "never", 2]))
     if draw(st.booleans()):
         pins["gradient_sync"] = draw(st.sampled_from(["every", "last", "reduce_scatter_only"]))
+    if draw(st.booleans()):
+        name = draw(st.sampled_from(["wrap_blocks", "cp", "ep"]))
+        pins[name] = draw(st.sampled_from([1, 2, 3]))
     return question(
-        draw(st.sampled_from([SMALL, WIDE, load_model("llama-3.1-8b"), load_model("gpt2-large")])),
+        draw(st.sampled_from(MODELS)),
         gpus,
         profile,
         seq_len=1024,
@@ -218,7 +98,7 @@ def questions(draw: st.DrawFn) -> Question:
     )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(questions())
 def test_every_layout_is_legal_fits_and_keeps_the_pins(asked: Question) -> None:
     available = available_bytes(cluster=asked.cluster, training=asked.training)
@@ -235,7 +115,7 @@ def test_every_layout_is_legal_fits_and_keeps_the_pins(asked: Question) -> None:
         assert problem is None
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(questions())
 def test_the_counts_add_up(asked: Question) -> None:
     result = asked.answer()
@@ -246,7 +126,7 @@ def test_the_counts_add_up(asked: Question) -> None:
         assert result.nearest_miss.needed_bytes > result.nearest_miss.available_bytes
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(questions())
 def test_the_best_layouts_that_people_look_for_are_in_the_list(asked: Question) -> None:
     every = asked.answer(limit=1000).ranked
@@ -254,47 +134,105 @@ def test_the_best_layouts_that_people_look_for_are_in_the_list(asked: Question) 
     assert [entry.layout for entry in few[:1]] == [entry.layout for entry in every[:1]]
 
     def is_data_parallel(layout: Layout) -> bool:
-        return layout.tp == layout.pp == 1
+        return layout.tp == layout.pp == layout.cp == 1
 
     if any(is_data_parallel(entry.layout) for entry in every):
-        best = min(
-            (entry for entry in every if is_data_parallel(entry.layout)),
-            key=lambda entry: entry.estimate.step_seconds.expected,
-        )
+        best = next(entry for entry in every if is_data_parallel(entry.layout))
         assert any(is_data_parallel(entry.layout) for entry in few)
         assert any(entry.layout == best.layout for entry in asked.answer(limit=10).ranked)
 
 
-def test_8b_over_nodes_on_one_port_each_is_not_sharded_flat() -> None:
-    result = question("llama-3.1-8b", 128, "dgx-a100-80g-hdr1").answer()
-    chosen = result.best_runnable
-    assert chosen is not None
-    flat = chosen.layout.dp_shard == 128 and chosen.layout.reshard_after_forward in (
-        "always",
-        "never",
+FASTER = {
+    "bandwidth": lambda asked, share: _with_levels(asked, share),
+    "ports": lambda asked, share: _with_ports(asked),
+    "memory bandwidth": lambda asked, share: _with_device(
+        asked,
+        memory_bandwidth_bytes_per_second=asked.cluster.device.memory_bandwidth_bytes_per_second
+        * (1 + share),
+    ),
+    "memory": lambda asked, share: _with_device(
+        asked, memory_bytes=int(asked.cluster.device.memory_bytes * (1 + share))
+    ),
+    "less head-room": lambda asked, share: replace(
+        asked, training=replace(asked.training, headroom_fraction=0.08 / (1 + share))
+    ),
+    "fewer bytes": lambda asked, share: replace(
+        asked, training=replace(asked.training, reduce_dtype="bf16")
+    ),
+}
+
+
+def _with_levels(asked: Question, share: float) -> Question:
+    """Each port faster by `share`."""
+    levels = tuple(
+        replace(
+            level,
+            port_bandwidth_bytes_per_second=level.port_bandwidth_bytes_per_second * (1 + share),
+        )
+        for level in asked.cluster.levels
     )
-    assert not flat
-    per_node = 8
-    assert chosen.layout.dp_replicate > 1 or chosen.layout.reshard_after_forward == per_node
+    return replace(asked, cluster=replace(asked.cluster, levels=levels))
+
+
+def _with_ports(asked: Question) -> Question:
+    """Twice the ports on the outermost level."""
+    *inner, outer = asked.cluster.levels
+    levels = (*inner, replace(outer, ports=2 * outer.ports))
+    return replace(asked, cluster=replace(asked.cluster, levels=levels))
+
+
+def _with_device(asked: Question, **changes: object) -> Question:
+    device = replace(asked.cluster.device, **changes)  # type: ignore[arg-type]
+    return replace(asked, cluster=replace(asked.cluster, device=device))
+
+
+def fastest_seconds(asked: Question) -> float:
+    """The least expected time of all that is listed."""
+    times = [entry.estimate.step_seconds.expected for entry in asked.answer().ranked]
+    return min(times, default=float("inf"))
+
+
+@pytest.mark.parametrize("change", FASTER)
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(asked=questions(), share=st.floats(0.01, 3.0))
+def test_a_better_machine_never_has_a_slower_best_plan(
+    change: str, asked: Question, share: float
+) -> None:
+    better = FASTER[change](asked, share)  # type: ignore[no-untyped-call]
+    assert fastest_seconds(better) <= fastest_seconds(asked) * (1 + 1e-9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(questions())
+def test_the_first_is_within_reach_of_the_fastest(asked: Question) -> None:
+    result = asked.answer()
+    if not result.ranked:
+        return
+    first = result.ranked[0].estimate.step_seconds.expected
+    assert first <= fastest_seconds(asked) * (1 + MOST_INDISTINGUISHABLE_FRACTION)
+    for rank in result.tied:
+        assert "not told apart" in result.ranked[rank - 1].reason
+    assert 1 not in result.tied
 
 
 @pytest.mark.parametrize("global_batch", [128, 256, 1024])
-def test_what_8b_gets_there_beats_flat_sharding(global_batch: int) -> None:
+def test_8b_over_nodes_on_one_port_each_is_sharded_flat_only_where_that_is_no_slower(
+    global_batch: int,
+) -> None:
     def best(**pins: object) -> float:
         asked = question(
-            "llama-3.1-8b",
-            128,
-            "dgx-a100-80g-hdr1",
-            global_batch=global_batch,
-            tp=1,
-            pp=1,
-            **pins,
+            "llama-3.1-8b", 128, "dgx-a100-80g-hdr1", global_batch=global_batch, tp=1, pp=1, **pins
         )
-        return asked.answer().ranked[0].estimate.step_seconds.expected
+        return fastest_seconds(asked)
 
-    chosen = best()
-    for reshard in ("always", "never"):
-        assert chosen < best(dp_shard=128, reshard_after_forward=reshard)
+    inside = min(best(dp_shard=8), best(dp_shard=128, reshard_after_forward=8))
+    flat = min(best(dp_shard=128, reshard_after_forward=each) for each in ("always", "never"))
+    chosen = question("llama-3.1-8b", 128, "dgx-a100-80g-hdr1", global_batch=global_batch).answer()
+    runs = chosen.best_runnable
+    assert runs is not None
+    if runs.layout.dp_shard == 128 and runs.layout.reshard_after_forward in ("always", "never"):
+        assert flat <= inside
+    assert runs.estimate.step_seconds.expected <= REACH * min(inside, flat)
 
 
 def test_70b_on_64_keeps_the_heavy_traffic_inside_the_node() -> None:
@@ -303,7 +241,7 @@ def test_70b_on_64_keeps_the_heavy_traffic_inside_the_node() -> None:
     assert 1 < winner.layout.tp <= 8
     data_parallel = [entry for entry in result.ranked if entry.layout.tp == entry.layout.pp == 1]
     assert data_parallel
-    assert "a step:" in data_parallel[0].reason
+    assert "a step" in data_parallel[0].reason
     assert data_parallel[0].estimate.step_seconds.expected > (winner.estimate.step_seconds.expected)
 
 
@@ -314,13 +252,15 @@ def test_1b_on_8_gpus_is_ddp_where_memory_does_not_need_shards() -> None:
 
 
 @pytest.mark.parametrize("profile", ["dgx-h100", "dgx-a100-80g-hdr", "dgx-h200"])
-def test_1b_is_sharded_only_for_more_than_the_error(profile: str) -> None:
-    # on 80 GB, shards make room for twice the micro-batch of DDP
-    ranked = question(infer_model(10**9), 8, profile).answer().ranked
-    ddp = next(entry for entry in ranked if entry.layout.sharding == "ddp")
-    fastest = min(entry.estimate.step_seconds.expected for entry in ranked)
-    loses = ddp.estimate.step_seconds.expected > fastest * (1 + SIMPLER_WINS_FRACTION)
-    assert loses == (ranked[0].layout.sharding != "ddp")
+def test_1b_is_sharded_only_for_more_than_the_error_or_for_head_room(profile: str) -> None:
+    asked = question(infer_model(10**9), 8, profile)
+    ranked = asked.answer().ranked
+    first = (ranked[0].layout, ranked[0].estimate)
+    ddp = next((e.layout, e.estimate) for e in ranked if e.layout.sharding == "ddp")
+    is_faster = seconds(ddp) > REACH * fastest_seconds(asked)
+    device_bytes = asked.cluster.device.memory_bytes
+    is_roomier = headroom_steps(first, ddp, device_bytes=device_bytes) > 0
+    assert first == ddp or is_faster or is_roomier
 
 
 @pytest.mark.parametrize(("gpus", "profile"), [(48, "dgx-h100"), (24, "dgx-a100-80g-hdr1")])
@@ -333,7 +273,6 @@ def test_numbers_of_nodes_that_are_no_power_of_two(gpus: int, profile: str) -> N
 
 def test_6_gpus_of_a_node_split_by_2_3_and_6() -> None:
     result = question("llama-3.2-1b", 6).answer()
-    assert result.ranked[0].layout.sharding == "ddp"
     shards = {entry.layout.dp_shard for entry in result.ranked if entry.layout.tp == 1}
     assert {1, 2, 3, 6} <= shards
 

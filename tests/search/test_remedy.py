@@ -10,7 +10,7 @@ import pytest
 
 from fsdpplan.files.profiles import load_cluster
 from fsdpplan.search.pins import Pins
-from tests.search.test_recommend import Question, question
+from tests.search.questions import Question, question
 
 TRAINING_FLAGS = {"seq_len": int, "global_batch": int}
 

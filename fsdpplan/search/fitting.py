@@ -1,0 +1,220 @@
+"""Fitting: the layouts with given degrees that are legal and fit, without the dominated ones.
+
+Three bounds leave out most of the work. What does not fit with its parameters resharded does not
+fit with more of them kept; a micro-batch that does not fit while gradients accumulate leaves no
+room for a larger one; and recomputation is only taken where memory asks for it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from fsdpplan.cost.memory import available_bytes, stage_memory
+from fsdpplan.cost.pipeline_stages import in_flight_blocks, pipeline_ranks
+from fsdpplan.cost.shards import Stage
+from fsdpplan.search.enumerate import (
+    Degrees,
+    layout_of,
+    micro_batches,
+    reshard_policies,
+    schedules,
+    sync_policies,
+)
+from fsdpplan.search.legality import first_problem
+from fsdpplan.search.pins import Pins
+from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, ActivationCheckpointing, Layout
+from fsdpplan.spec.model import Model
+from fsdpplan.spec.training import Training
+
+CHECKPOINTING: tuple[ActivationCheckpointing, ...] = ("none", "op", "full")
+"""In the order of growing recomputation and shrinking memory."""
+
+TOO_LARGE = "does not fit in device memory"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is asked: the inputs of the search."""
+
+    model: Model
+    cluster: Cluster
+    training: Training
+    pins: Pins
+
+    @property
+    def available_bytes(self) -> int:
+        """Device memory less head-room."""
+        return available_bytes(cluster=self.cluster, training=self.training)
+
+    @property
+    def modes(self) -> tuple[ActivationCheckpointing, ...]:
+        """What backward may recompute, growing."""
+        pinned = self.pins.activation_checkpointing
+        return (pinned,) if pinned else CHECKPOINTING
+
+    @property
+    def compiled(self) -> bool:
+        """Whether blocks are compiled: on GPUs, unless the user or the schedule says no."""
+        if self.pins.compile is not None:
+            return self.pins.compile
+        is_split = self.pins.schedule in SPLIT_BACKWARD_SCHEDULES
+        return self.cluster.device.kind == "cuda" and not is_split
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the search has seen so far; private to one call."""
+
+    candidates: int = 0
+    feasible: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    closest: tuple[int, Layout] | None = None
+    examples: dict[str, str] = field(default_factory=dict)
+    """What to say of the first layout that was rejected for a reason."""
+
+    def reject(self, reason: str, number: int = 1) -> None:
+        """Count `number` layouts as rejected."""
+        self.candidates += number
+        self.rejected[reason] += number
+
+    def accept(self, number: int = 1) -> None:
+        """Count `number` layouts as fitting."""
+        self.candidates += number
+        self.feasible += number
+
+    def missed(self, asked: Question, layout: Layout, *, at_least_bytes: int) -> None:
+        """Remember the layout that comes closest to fitting, while none does."""
+        if self.feasible or (self.closest and at_least_bytes >= self.closest[0]):
+            return
+        needed = needed_bytes(asked, layout)
+        if self.closest is None or needed < self.closest[0]:
+            self.closest = (needed, layout)
+
+
+def hopeless(asked: Question, d: Degrees) -> str | None:
+    """Why no layout with these degrees can work, whatever its policies."""
+    innermost = asked.cluster.levels[0].domain_gpus
+    if d.tp > innermost and asked.pins.tp is None:
+        return "tp leaves the fastest links"
+    if asked.training.global_batch % d.data_parallel:
+        return "global batch is not a multiple of the data-parallel ranks"
+    if d.pp * (asked.pins.virtual_stages or 1) > asked.model.layers:
+        return "more pipeline stages than blocks"
+    if asked.training.global_batch // d.data_parallel < d.pp:
+        return "fewer micro-batches than pipeline stages"
+    return None
+
+
+def fitting(asked: Question, d: Degrees, tally: Tally) -> Iterator[Layout]:
+    """Layouts with these degrees that are legal and fit, each with the least recomputation."""
+    too_large: set[Policies] = set()
+    for leaves in _leaves(asked, d):
+        for layout in leaves:
+            if too_large & _no_smaller(layout, leaves[0]):
+                tally.reject(TOO_LARGE, len(asked.modes))
+                continue
+            broken = first_problem(
+                model=asked.model, cluster=asked.cluster, training=asked.training, layout=layout
+            )
+            if broken is not None:
+                tally.reject(broken.reason, len(asked.modes))
+                tally.examples.setdefault(broken.reason, broken.sentence)
+                continue
+            fits = _least_recomputation(asked, layout, tally)
+            if fits is not None:
+                tally.accept(len(asked.modes))
+                yield fits
+                continue
+            tally.reject(TOO_LARGE, len(asked.modes))
+            too_large.add(_policies(layout))
+
+
+Policies = tuple[object, ...]
+
+
+def _policies(layout: Layout) -> Policies:
+    """What a layout's memory depends on, given its degrees and its recomputation."""
+    return (
+        layout.schedule,
+        layout.virtual_stages,
+        layout.reshard_after_forward,
+        layout.gradient_sync,
+        # as long as gradients accumulate, a larger micro-batch never needs less
+        0 if layout.num_microbatches > 1 else layout.micro_batch,
+    )
+
+
+def _no_smaller(layout: Layout, least: Layout) -> set[Policies]:
+    """Policies that never need more than those of `layout`: where they fail, it fails."""
+    resharded = replace(layout, reshard_after_forward=least.reshard_after_forward)
+    return {_policies(layout), _policies(resharded)}
+
+
+def _least_recomputation(asked: Question, layout: Layout, tally: Tally) -> Layout | None:
+    """`layout` with the least recomputation that fits: more of it only costs time."""
+    modes = [replace(layout, activation_checkpointing=mode) for mode in asked.modes]
+    available = asked.available_bytes
+    least_bytes = needed_bytes(asked, modes[-1], enough_bytes=available)
+    if least_bytes > available:
+        tally.missed(asked, modes[-1], at_least_bytes=least_bytes)
+        return None
+    for mode in modes[:-1]:
+        if needed_bytes(asked, mode, enough_bytes=available) <= available:
+            return mode
+    return modes[-1]
+
+
+def needed_bytes(asked: Question, layout: Layout, *, enough_bytes: int | None = None) -> int:
+    """Device memory of the fullest rank: of equal ranks, that with most in flight.
+
+    With `enough_bytes` that of the first rank that needs more than that, if any does.
+    """
+    stages = pipeline_ranks(model=asked.model, layout=layout)
+    in_flight = in_flight_blocks(model=asked.model, layout=layout)
+    most: dict[Stage, int] = {}
+    for stage, blocks in zip(stages, in_flight, strict=True):
+        most[stage] = max(blocks, most.get(stage, 0))
+    needed = 0
+    for stage, blocks in most.items():
+        memory = stage_memory(
+            model=asked.model,
+            cluster=asked.cluster,
+            training=asked.training,
+            layout=layout,
+            stage=stage,
+            in_flight_blocks=blocks,
+        )
+        needed = max(needed, memory.peak_device_bytes)
+        if enough_bytes is not None and needed > enough_bytes:
+            break
+    return needed
+
+
+def _leaves(asked: Question, d: Degrees) -> Iterator[list[Layout]]:
+    """Layouts of one micro-batch and schedule, without recomputation, by growing memory."""
+    pins, cluster, training = asked.pins, asked.cluster, asked.training
+    for micro_batch in micro_batches(training=training, data_parallel=d.data_parallel, pins=pins):
+        number = max(1, training.global_batch // (d.data_parallel * micro_batch))
+        for schedule, virtual_stages in schedules(
+            d=d, model=asked.model, num_microbatches=number, pins=pins
+        ):
+            leaves = [
+                layout_of(
+                    d,
+                    micro_batch=micro_batch,
+                    num_microbatches=number,
+                    reshard=reshard,
+                    sync=sync,
+                    schedule=schedule,
+                    virtual_stages=virtual_stages,
+                    compiled=asked.compiled,
+                    pins=pins,
+                )
+                for reshard in reshard_policies(d=d, cluster=cluster, pins=pins)
+                for sync in sync_policies(d=d, num_microbatches=number, pins=pins)
+            ]
+            if leaves:
+                yield leaves

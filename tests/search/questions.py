@@ -1,0 +1,188 @@
+"""Questions for the tests of the search, and the answer that pricing everything gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+from fsdpplan.cost.band import difference_fraction
+from fsdpplan.cost.step import estimate
+from fsdpplan.files.catalogue import load_model
+from fsdpplan.files.profiles import load_cluster
+from fsdpplan.search.defaults import default_global_batch
+from fsdpplan.search.enumerate import (
+    degrees,
+    layout_of,
+    micro_batches,
+    reshard_policies,
+    schedules,
+    sync_policies,
+)
+from fsdpplan.search.fitting import CHECKPOINTING
+from fsdpplan.search.fitting import Question as Asked
+from fsdpplan.search.legality import first_problem
+from fsdpplan.search.order import Entry, by_time, in_order, seconds
+from fsdpplan.search.pins import Pins
+from fsdpplan.search.pricing import REACH
+from fsdpplan.search.recommend import recommend
+from fsdpplan.search.result import SearchResult
+from fsdpplan.search.variants import buckets, overlapped
+from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.model import Model
+from fsdpplan.spec.training import Training
+from tests.cost.problems import SMALL
+
+NO_PINS = Pins()
+
+WIDE = replace(SMALL, name="wide", layers=12, hidden=4096, ffn_hidden=16384, head_dim=256)
+"""3.1 B parameters: tight on a few GPUs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is asked of the search."""
+
+    model: Model
+    cluster: Cluster
+    training: Training
+    pins: Pins = NO_PINS
+
+    def answer(self, *, limit: int = 10) -> SearchResult:
+        """What the search says."""
+        return recommend(
+            model=self.model,
+            cluster=self.cluster,
+            training=self.training,
+            pins=self.pins,
+            limit=limit,
+        )
+
+    @property
+    def asked(self) -> Asked:
+        """The question as the search's own parts take it."""
+        return Asked(model=self.model, cluster=self.cluster, training=self.training, pins=self.pins)
+
+
+def question(
+    model: str | Model,
+    gpus: int,
+    profile: str = "dgx-h100",
+    *,
+    seq_len: int = 4096,
+    global_batch: int | None = None,
+    precision: str = "bf16",
+    **pins: object,
+) -> Question:
+    """A question with the defaults of the command line."""
+    return Question(
+        model=load_model(model) if isinstance(model, str) else model,
+        cluster=load_cluster(profile, gpus=gpus).cluster,
+        training=Training(
+            seq_len=seq_len,
+            global_batch=global_batch or default_global_batch(seq_len=seq_len, gpus=gpus),
+            precision=precision,  # type: ignore[arg-type]
+        ),
+        pins=Pins(**pins),  # type: ignore[arg-type]
+    )
+
+
+def policies(question: Question) -> Iterator[Layout]:
+    """Every layout that differs in more than recomputation, overlap and buckets."""
+    pins, cluster, training = question.pins, question.cluster, question.training
+    common = {"cluster": cluster, "pins": pins}
+    for d in degrees(model=question.model, training=training, **common):  # type: ignore[arg-type]
+        if d.tp > cluster.levels[0].domain_gpus:
+            continue
+        for micro_batch in micro_batches(
+            training=training, data_parallel=d.data_parallel, pins=pins
+        ):
+            number = max(1, training.global_batch // (d.data_parallel * micro_batch))
+            for schedule, virtual_stages in schedules(
+                d=d, model=question.model, num_microbatches=number, pins=pins
+            ):
+                for reshard in reshard_policies(d=d, **common):  # type: ignore[arg-type]
+                    for sync in sync_policies(d=d, num_microbatches=number, pins=pins):
+                        yield layout_of(
+                            d,
+                            micro_batch=micro_batch,
+                            num_microbatches=number,
+                            reshard=reshard,
+                            sync=sync,
+                            schedule=schedule,
+                            virtual_stages=virtual_stages,
+                            compiled=question.asked.compiled,
+                            pins=pins,
+                        )
+
+
+def priced(question: Question, layout: Layout) -> Entry | None:
+    """The layout with its estimate, where it is legal and fits."""
+    given = {
+        "model": question.model,
+        "cluster": question.cluster,
+        "training": question.training,
+        "layout": layout,
+    }
+    if first_problem(**given) is not None:  # type: ignore[arg-type]
+        return None
+    result = estimate(**given)  # type: ignore[arg-type]
+    fits = result.memory.peak_device_bytes <= question.asked.available_bytes
+    return (layout, result) if fits else None
+
+
+def least_recomputation(question: Question, layout: Layout) -> Entry | None:
+    """The layout with the first of the modes that fits."""
+    modes = (question.pins.activation_checkpointing,)
+    for mode in modes if modes[0] else CHECKPOINTING:
+        found = priced(question, replace(layout, activation_checkpointing=mode))  # type: ignore[arg-type]
+        if found:
+            return found
+    return None
+
+
+def everything(question: Question) -> list[Entry]:
+    """All that fits, priced, whatever bound would skip it; buckets apart."""
+    found = [least_recomputation(question, layout) for layout in policies(question)]
+    fits = [entry for entry in found if entry]
+    others = [
+        priced(question, other)
+        for layout, _ in fits
+        for other in overlapped(question.asked, layout)
+    ]
+    return [*fits, *(entry for entry in others if entry)]
+
+
+def spread(layout: Layout) -> tuple[int, ...]:
+    """How the ranks are spread."""
+    return (layout.pp, layout.dp_replicate, layout.dp_shard, layout.cp, layout.tp, layout.ep)
+
+
+def brute_force(question: Question) -> list[Entry]:
+    """The whole list, one layout for each way to spread the ranks, from pricing everything."""
+    usual = everything(question)
+    other_buckets = [
+        priced(question, other)
+        for layout, result in usual
+        if layout.pp == 1 and any(row.exposed_seconds for row in result.communication)
+        for other in buckets(question.asked, layout)
+    ]
+    all_ = [*usual, *(entry for entry in other_buckets if entry)]
+    bound = REACH * min(map(seconds, all_), default=0.0)
+    fastest = {
+        spread(layout): (layout, result)
+        for layout, result in sorted(usual, key=by_time, reverse=True)
+    }
+    kept = {repr(one[0]): one for one in (*fastest.values(), *all_) if seconds(one) <= bound}
+    kept |= {repr(one[0]): one for one in fastest.values()}
+    groups = in_order(
+        list(kept.values()),
+        difference=partial(difference_fraction, cluster=question.cluster),
+        device_bytes=question.cluster.device.memory_bytes,
+    )
+    first: dict[tuple[int, ...], Entry] = {}
+    for tied in groups:
+        for one in tied.entries:
+            first.setdefault(spread(one[0]), one)
+    return list(first.values())
