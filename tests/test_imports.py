@@ -38,8 +38,9 @@ THIRD_PARTY = {
 }
 """Room -> distributions that it may import at module level."""
 
-LAZY = {"topology": {"torch"}, "run": {"torch"}}
-"""Room -> distributions that it may import inside functions only."""
+LAZY = {"topology": {"torch"}, "run": {"torch"}, "validate": {"scipy"}}
+"""Room -> distributions that it may import inside functions only (scipy: in its fitting programs,
+which need the development environment)."""
 
 WORLDLY = {"os", "subprocess", "socket", "shutil", "tempfile", "time", "logging", "random"}
 PURE_ROOMS = ("errors", "units", "spec", "cost", "search", "emit", "validate")

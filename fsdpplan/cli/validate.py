@@ -7,13 +7,13 @@ from typing import Annotated
 import typer
 
 from fsdpplan.cli.options import Json
-from fsdpplan.errors import SpecError
 
 Runs = Annotated[
     str | None,
     typer.Argument(
-        metavar="RUNS.csv",
-        help="A table of measured runs: docs/reference/runs.md.",
+        metavar="[RUNS.csv]",
+        help="A table of measured runs (docs/reference/runs.md); without, the published runs that "
+        "come with the repository.",
         show_default=False,
     ),
 ]
@@ -23,17 +23,13 @@ def validate(*, runs: Runs = None, json: Json = False) -> None:
     """Predict a table of measured runs, and report the errors."""
     from pathlib import Path
 
-    from fsdpplan.cli import validation
+    from fsdpplan.cli import validation, validation_json
     from fsdpplan.cli.render import columns
+    from fsdpplan.files.bundled import bundled_runs
     from fsdpplan.files.runs import read_runs
     from fsdpplan.validate.report import report
 
-    if runs is None:
-        raise SpecError(
-            "validate needs a table of measured runs, as none comes with fsdpplan yet; type "
-            "`fsdpplan validate RUNS.csv`, with the columns of docs/reference/runs.md"
-        )
-    result = report(read_runs(Path(runs)))
+    result = report(read_runs(bundled_runs() if runs is None else Path(runs)))
     typer.echo(
-        validation.report_json(result) if json else validation.screen(result, width=columns())
+        validation_json.report_json(result) if json else validation.screen(result, width=columns())
     )

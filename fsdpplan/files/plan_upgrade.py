@@ -1,7 +1,7 @@
 """Plan upgrade: documents of the first fsdpplan, read as the same plan with today's fields.
 
-They are told by a fitted number that no plan has had since. What they do not say is what they meant:
-the default of each field that has come since, all of which are neutral.
+They are told by a fitted number that no plan has had since. A field that has come since has its
+default, which is what they meant without saying it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,18 @@ from fsdpplan.spec.training import Training
 
 OLD_MARK = "attention_backward_fraction"
 """Since then a ratio to the forward pass."""
+
+THEN: dict[type, str] = {
+    Layout: "dp_replicate dp_shard cp tp pp ep sharding reshard_after_forward gradient_sync "
+    "wrap_blocks ddp_bucket_bytes micro_batch num_microbatches schedule virtual_stages "
+    "activation_checkpointing sequence_parallel loss_parallel async_tp offload compile",
+    Model: "mlp norm positions max_positions tied_embeddings attention_bias "
+    "attention_output_bias mlp_bias qk_norm rope_theta norm_epsilon",
+    Training: "precision reduce_dtype optimizer tokens runtime headroom_fraction",
+    DeviceFit: "matmul_fill_depth matmul_wave_fraction matmul_start_seconds sustained_fraction",
+    Level: "base_seconds multicast_fraction",
+}
+"""Fields that had a default already then, and stood in every plan."""
 
 _NORMAL_80 = 1.2816
 
@@ -85,7 +97,7 @@ def _filled(kind: type, table: Any) -> Any:
 
 def _defaults(kind: type) -> Iterator[tuple[str, Any]]:
     for field in fields(kind):
-        if field.default is not MISSING:
+        if field.default is not MISSING and field.name not in THEN.get(kind, "").split():
             is_list = isinstance(field.default, tuple)
             yield field.name, list(field.default) if is_list else field.default
 

@@ -16,12 +16,14 @@ def number_text(value: float) -> str:
     return text if any(mark in text for mark in ".einf") else f"{text}.0"
 
 
-def with_numbers(text: str, values: Mapping[str, float], *, level: str | None = None) -> str:
-    """`text` with other values: of the [fit] table, or of the [[levels]] table named `level`.
+def with_numbers(
+    text: str, values: Mapping[str, float], *, level: str | None = None, table: str = FIT
+) -> str:
+    """`text` with other values: of the table [`table`], or of the [[levels]] table named `level`.
 
     A number that is not there yet is an error: its source must be written by hand first.
     """
-    start, stop = _span(text, level)
+    start, stop = _span(text, level, table)
     part = text[start:stop]
     for key, value in values.items():
         pattern = rf"^({re.escape(key)} = {{ value = )[^,]+(,)"
@@ -29,7 +31,7 @@ def with_numbers(text: str, values: Mapping[str, float], *, level: str | None = 
             pattern, rf"\g<1>{number_text(value)}\g<2>", part, count=1, flags=re.M
         )
         if not found:
-            where = f"level {level}" if level else "[fit]"
+            where = f"level {level}" if level else f"[{table}]"
             raise SpecError(f"the profile has no {key} in {where}; write it with its source first")
     return text[:start] + part + text[stop:]
 
@@ -49,15 +51,15 @@ def with_source(text: str, source: str, words: Mapping[str, str]) -> str:
     return text[: match.start()] + part + text[match.end() :]
 
 
-def _span(text: str, level: str | None) -> tuple[int, int]:
+def _span(text: str, level: str | None, table: str) -> tuple[int, int]:
     """Where the table stands, from its header to the next one."""
     if level is None:
-        pattern = rf"^\[{FIT}\]\n"
+        pattern = rf"^\[{re.escape(table)}\]\n"
     else:
         pattern = rf'^\[\[levels\]\]\nname = "{re.escape(level)}"\n'
     header = re.search(pattern, text, flags=re.M)
     if header is None:
-        raise SpecError(f"the profile has no table of {level or FIT}")
+        raise SpecError(f"the profile has no table of {level or table}")
     following = re.search(r"^\[", text[header.end() :], flags=re.M)
     stop = header.end() + following.start() if following else len(text)
     return header.end(), stop

@@ -53,7 +53,7 @@ class MeasuredRun:
     vocab: int | None
     seq_len: int | None
     attention_type: str
-    """`mha`, `gqa`, `mla`, or empty."""
+    """`mha`, `gqa`, `mqa`, `mla`, or empty."""
     moe: str
     """Experts, such as `128/8`; empty for a dense model."""
     gpu: str

@@ -7,6 +7,7 @@ model reads traits, not names.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from fsdpplan.errors import SpecError
@@ -306,6 +307,7 @@ RUNTIMES: tuple[Runtime, ...] = (
 )
 
 
+@lru_cache(maxsize=64)
 def runtime_named(name: str) -> Runtime:
     """The runtime called `name`. Raises SpecError where there is none."""
     for runtime in RUNTIMES:

@@ -137,8 +137,21 @@ class PlanConfig:
         return rate * self.cluster.gpus
 
 
+ONLY_VALUES: dict[str, tuple[object, str]] = {
+    "experts": (None, "a mixture of experts"),
+    "latent": (None, "latent attention"),
+    "norm_bias": (True, "layer norms without biases"),
+    "qk_norm_width": ("head", "norms that span the queries or keys of all heads"),
+    "post_norms": (False, "norms behind attention and feed-forward"),
+    "embedding_norm": (False, "a norm behind the embedding"),
+    "attention_sinks": (False, "attention sinks"),
+}
+"""Fields of a model that the decoder has in one form only: (the form, what the others are)."""
+
 NOT_FOR_THE_TRAINER: dict[type, frozenset[str] | None] = {
-    TrainingConfig: frozenset({"tokens", "headroom_fraction"}),
+    ModelConfig: frozenset({*ONLY_VALUES, "sliding_window", "full_attention_every"}),
+    TrainingConfig: frozenset({"tokens", "headroom_fraction", "fp8_recipe", "fp8_all_gather"}),
+    LayoutConfig: frozenset({"stage_blocks"}),
     ClusterConfig: None,
     DeviceConfig: None,
     PlanConfig: None,
@@ -180,6 +193,7 @@ def parse_plan(text: str) -> PlanConfig:
             "plan again with the fsdpplan version that is installed here"
         )
     plan = _parse_object(PlanConfig, document, "")
+    _check_decoder(document["model"], plan)
     _check_sums(plan)
     return plan
 
@@ -231,6 +245,27 @@ def _shown(value: Any) -> str:
     """`value` for a message, cut short."""
     text = json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _check_decoder(model: dict[str, Any], plan: PlanConfig) -> None:
+    """Raise unless the reference decoder can be built in the shape of `model`."""
+    lacks = [
+        f"{words} (model.{name})"
+        for name, (value, words) in ONLY_VALUES.items()
+        if model.get(name, value) != value
+    ]
+    window = model.get("sliding_window", 0)
+    if window and not (type(window) is int and plan.training.seq_len <= window):
+        lacks.append(
+            f"attention that looks back {_shown(window)} tokens only, in sequences of "
+            f"{plan.training.seq_len} (model.sliding_window)"
+        )
+    if lacks:
+        raise TrainerError(
+            f"this trainer's decoder lacks {' and '.join(lacks)}, so it cannot train "
+            f"{plan.model.name[:100]}: plan a dense model such as llama-3.1-8b, or launch a "
+            "program of your own"
+        )
 
 
 def _check_sums(plan: PlanConfig) -> None:

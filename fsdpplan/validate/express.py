@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from fsdpplan.errors import SpecError
 from fsdpplan.files.runs import MeasuredRun
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
-from fsdpplan.validate.candidates import (
-    degrees_of,
-    global_batch_of,
-    layouts_of,
-    require_priced,
-)
+from fsdpplan.validate.candidates import checkpointing_of, layouts_of
+from fsdpplan.validate.degrees import degrees_of, global_batch_of
 from fsdpplan.validate.fabric import ClusterRequest, cluster_request
 from fsdpplan.validate.recipe import training_of
+from fsdpplan.validate.runtimes import software_of
 from fsdpplan.validate.shape import model_of
 from fsdpplan.validate.skipped import NotExpressed, Skipped
 
@@ -30,12 +28,13 @@ class Expressed:
     training: Training
     layouts: tuple[Layout, ...]
     """What the row may mean, the likeliest first: the first that fits is taken."""
-    sharded_optimizer_ranks: int
-    """ZeRO-1 ranks, which the layout cannot say: above 1 its memory is not that of the row."""
+    recomputed_share: float | None
+    """Share of the blocks that the layouts' recomputation applies to; None: all of them."""
     assumptions: tuple[str, ...]
     """Sentences on what the row does not say and what is taken instead."""
 
 
+@lru_cache(maxsize=8192)
 def express(run: MeasuredRun) -> Expressed | Skipped:
     """`run` in the planner's words."""
     try:
@@ -47,18 +46,41 @@ def express(run: MeasuredRun) -> Expressed | Skipped:
 
 
 def _expressed(run: MeasuredRun) -> Expressed:
-    require_priced(run)  # first: of several reasons, the one that waits for the cost model
+    software = software_of(run)
     request, of_cluster = cluster_request(run)
-    degrees, of_degrees = degrees_of(run)
+    degrees, of_degrees = degrees_of(run, software)
     model, of_model = model_of(run)
     global_batch, of_batch = global_batch_of(run, degrees)
-    training, of_training = training_of(run, seq_len=model.max_positions, global_batch=global_batch)
-    layouts, of_layout = layouts_of(run, model=model, degrees=degrees, global_batch=global_batch)
+    training, of_training = training_of(
+        run,
+        software=software,
+        seq_len=model.max_positions,
+        global_batch=global_batch,
+        is_fsdp=degrees.sharding == "fsdp",
+    )
+    checkpointing, of_checkpointing = checkpointing_of(run, software)
+    layouts, of_layout = layouts_of(
+        run,
+        model=model,
+        software=software,
+        degrees=degrees,
+        global_batch=global_batch,
+        modes=checkpointing.modes,
+    )
+    assumptions = (
+        *of_model,
+        *of_cluster,
+        *of_training,
+        *of_degrees,
+        *of_batch,
+        *of_checkpointing,
+        *of_layout,
+    )
     return Expressed(
         model=model,
         cluster_request=request,
         training=training,
         layouts=layouts,
-        sharded_optimizer_ranks=degrees.sharded_optimizer_ranks,
-        assumptions=(*of_model, *of_cluster, *of_training, *of_degrees, *of_batch, *of_layout),
+        recomputed_share=checkpointing.recomputed_share,
+        assumptions=assumptions,
     )

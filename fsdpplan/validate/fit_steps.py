@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import exp, log
+from math import copysign, exp, log, sqrt
 from pathlib import Path
 from statistics import median
 
@@ -191,8 +191,7 @@ def _values(point: Sequence[float]) -> dict[str, float]:
 def _softened(error: float) -> float:
     """A residual whose square is the soft L1 loss of `error`."""
     scaled = (error / SOFT_LOG_ERROR) ** 2
-    loss = 2 * SOFT_LOG_ERROR**2 * ((1 + scaled) ** 0.5 - 1)
-    return loss**0.5 if error >= 0 else -(loss**0.5)
+    return copysign(sqrt(2 * SOFT_LOG_ERROR**2 * (sqrt(1 + scaled) - 1)), error)
 
 
 def new_profiles(values: Values, *, how: str, date: str | None) -> dict[str, str]:

@@ -1,18 +1,42 @@
-"""Predict: the cost model's word on one row."""
+"""Predict: the cost model's word on one row, or on many.
+
+    predict_rows(runs)                                 # with the profiles' fitted numbers
+    predict_rows(runs, fits=Fits(physics={"overlap_slowdown_fraction": 0.2}))
+    predict_rows(runs, fits=Fits(devices={"h100-sxm-80g": {"matmul_fraction": 0.8}}))
+
+`Fits` stands in for what the profiles hold, so that a fitting program can try values; the one place
+where it is laid over a cluster is `with_fit`. Rows are expressed once and remembered.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import TypeVar
 
 from fsdpplan.cost.step import estimate, rank_memory
 from fsdpplan.errors import SpecError
-from fsdpplan.files.runs import MemoryKind
-from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.estimate import Interval, MemoryBreakdown
+from fsdpplan.files.runs import MeasuredRun, MemoryKind
+from fsdpplan.spec.cluster import Cluster, Evidence
+from fsdpplan.spec.estimate import Estimate, Interval, MemoryBreakdown, TimeBreakdown
 from fsdpplan.spec.layout import Layout
-from fsdpplan.validate.express import Expressed
+from fsdpplan.validate.express import Expressed, express
 from fsdpplan.validate.fabric import load_request
 from fsdpplan.validate.skipped import NotExpressed, Skipped
+
+Value = TypeVar("Value", Interval, TimeBreakdown, MemoryBreakdown)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fits:
+    """Numbers to price with instead of the profiles'; fields of DeviceFit and Level by name."""
+
+    physics: Mapping[str, float] = field(default_factory=dict)
+    """For every CUDA device."""
+    devices: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """For the device profile of that name; goes before `physics`."""
+    levels: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """For levels of the network of that name, such as `nvlink`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,16 +46,16 @@ class Prediction:
     layout: Layout
     """The layout that was priced."""
     step_seconds: Interval
-    memory: MemoryBreakdown | None
-    """None where the priced layout holds other state than the row's."""
-    fits: bool | None
-    """Whether the device has room for it; None without `memory`."""
+    time: TimeBreakdown
+    memory: MemoryBreakdown
+    fits: bool
+    """Whether the device has room for it."""
+    evidence: Evidence
+    """Behind the numbers of the device."""
     assumptions: tuple[str, ...]
 
     def peak_memory_bytes(self, kind: MemoryKind | None) -> int | None:
         """The peak as `kind` counts it; None where that cannot be told."""
-        if self.memory is None:
-            return None
         match kind:
             case "alloc":
                 return self.memory.peak_allocated_bytes
@@ -43,27 +67,93 @@ class Prediction:
                 return None
 
 
-def predict(expressed: Expressed) -> Prediction | Skipped:
+def predict_rows(
+    runs: Iterable[MeasuredRun], fits: Fits | None = None
+) -> tuple[Prediction | Skipped, ...]:
+    """The prediction for each row, in their order."""
+    return tuple(predict_row(run, fits) for run in runs)
+
+
+def predict_row(run: MeasuredRun, fits: Fits | None = None) -> Prediction | Skipped:
+    """The prediction for `run`, or why there is none."""
+    expressed = express(run)
+    return expressed if isinstance(expressed, Skipped) else predict(expressed, fits)
+
+
+def with_fit(cluster: Cluster, fits: Fits | None) -> Cluster:
+    """`cluster` with the numbers of `fits` in place of its profiles'."""
+    if fits is None:
+        return cluster
+    changes = {**fits.physics, **fits.devices.get(cluster.device.name, {})}
+    device = replace(cluster.device, fit=replace(cluster.device.fit, **changes))  # type: ignore[arg-type]
+    levels = tuple(
+        replace(level, **fits.levels.get(level.name, {}))  # type: ignore[arg-type]
+        for level in cluster.levels
+    )
+    return replace(cluster, device=device, levels=levels)
+
+
+def predict(expressed: Expressed, fits: Fits | None = None) -> Prediction | Skipped:
     """The prediction for a row; what it left open is chosen by what fits in memory."""
     try:
-        cluster = load_request(expressed.cluster_request)
+        cluster = with_fit(load_request(expressed.cluster_request), fits)
         layout = _first_fitting(expressed, cluster)
-        result = estimate(
-            model=expressed.model, cluster=cluster, training=expressed.training, layout=layout
-        )
+        price = _price(expressed, cluster, layout)
     except NotExpressed as error:
         return error.skipped
     except SpecError as error:
         return Skipped(reason="the cost model does not take it", detail=str(error))
-    has_memory = expressed.sharded_optimizer_ranks == 1
-    fits = result.memory.peak_device_bytes <= cluster.device.memory_bytes
     return Prediction(
         layout=layout,
-        step_seconds=result.step_seconds,
-        memory=result.memory if has_memory else None,
-        fits=fits if has_memory else None,
+        step_seconds=price.step_seconds,
+        time=price.time,
+        memory=price.memory,
+        fits=price.memory.peak_device_bytes <= cluster.device.memory_bytes,
+        evidence=cluster.device.evidence,
         assumptions=(*expressed.assumptions, *_fills(expressed, layout)),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """The part of an estimate that a row is compared with."""
+
+    step_seconds: Interval
+    time: TimeBreakdown
+    memory: MemoryBreakdown
+
+
+def _price(expressed: Expressed, cluster: Cluster, layout: Layout) -> Price:
+    """Time and memory of `layout`; in proportion where only a share of the blocks recomputes."""
+    whole = _estimate(expressed, cluster, layout)
+    share = expressed.recomputed_share
+    if share is None:
+        return Price(step_seconds=whole.step_seconds, time=whole.time, memory=whole.memory)
+    none = _estimate(expressed, cluster, replace(layout, activation_checkpointing="none"))
+    return Price(
+        step_seconds=_between(none.step_seconds, whole.step_seconds, share),
+        time=_between(none.time, whole.time, share),
+        memory=_between(none.memory, whole.memory, share),
+    )
+
+
+def _estimate(expressed: Expressed, cluster: Cluster, layout: Layout) -> Estimate:
+    return estimate(
+        model=expressed.model, cluster=cluster, training=expressed.training, layout=layout
+    )
+
+
+def _between(none: Value, whole: Value, share: float) -> Value:
+    """Each number `share` of the way from `none` to `whole`."""
+    mixed = {}
+    for part in fields(none):
+        low, high = getattr(none, part.name), getattr(whole, part.name)
+        if isinstance(low, str | tuple):
+            mixed[part.name] = high
+        else:
+            value = low + share * (high - low)
+            mixed[part.name] = round(value) if isinstance(low, int) else value
+    return replace(none, **mixed)
 
 
 def _first_fitting(expressed: Expressed, cluster: Cluster) -> Layout:
@@ -72,9 +162,7 @@ def _first_fitting(expressed: Expressed, cluster: Cluster) -> Layout:
         memory = rank_memory(
             model=expressed.model, cluster=cluster, training=expressed.training, layout=layout
         )
-        spread = expressed.sharded_optimizer_ranks
-        elsewhere = memory.optimizer_bytes * (spread - 1) // spread
-        if memory.peak_device_bytes - elsewhere <= cluster.device.memory_bytes:
+        if memory.peak_device_bytes <= cluster.device.memory_bytes:
             return layout
     return expressed.layouts[-1]
 

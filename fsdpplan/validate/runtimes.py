@@ -1,62 +1,197 @@
-"""Runtimes: how the software named in a row reduces gradients, where not as PyTorch does.
+"""Runtimes: which software trained a row, and what it does that a layout has to say.
 
-Each entry is a fact of that software with its source, never a number fitted to a table.
+Traits of the cost model are in `fsdpplan.spec.runtime`. Here is what a table's columns leave open
+and the software settles: the format of reduced gradients, the split of a pipeline, the meaning of
+words. Each entry is a fact of that software with its source, never a number fitted to a table.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from fsdpplan.spec.layout import DDP_BUCKET_BYTES
+from fsdpplan.files.runs import MeasuredRun
+from fsdpplan.spec.runtime import RuntimeName
+from fsdpplan.spec.training import Fp8Recipe
+
+StageRule = Literal["even", "torchtitan", "nanotron"]
+Selective = Literal["attention", "blocks"]
+
+MEGATRON_CORE = "2023-07"
+"""Runs of Megatron-LM before this month are of the code before Megatron Core and FlashAttention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Runtime:
-    """How a software reduces the gradients of replicated parameters."""
+class Software:
+    """What trained, by the name of the framework."""
 
-    name: str
+    words: str
+    """What to call it in a sentence."""
+    runtime: RuntimeName
+    """Its traits."""
     half_gradients: tuple[str, ...] = ()
     """Number formats whose gradients are reduced as they are; others are reduced in fp32."""
-    ddp_bucket_bytes: int | None = DDP_BUCKET_BYTES
-    """fp32 bytes of parameters whose gradients are reduced together; None: all that a rank has."""
-    bucket_words: str = "buckets of 25 MiB"
+    stage_rule: StageRule = "even"
+    """How blocks are given to pipeline stages."""
+    selective: Selective = "attention"
+    """What `selective` checkpointing recomputes: attention, or whole blocks of some layers."""
+    fp8_recipe: Fp8Recipe = "delayed"
+    """The recipe where the number format only says fp8."""
+    fp8_all_gather: bool = False
+    """FSDP gathers fp8 where the number format only says fp8."""
+    is_zero_fsdp: bool = True
+    """ZeRO-2 is FSDP that keeps parameters after forward; otherwise DeepSpeed's."""
+    unstated_zero: Literal["", "1"] = ""
+    """ZeRO stage where the table gives none."""
+    chunk_blocks: int | None = None
+    """Blocks of a pipeline chunk where a table gives neither schedule nor chunks; None: a rank's
+    blocks are one chunk."""
+    recomputes_by_default: bool | None = None
+    """Whether blocks are recomputed where a table does not say; None: where it needs to."""
 
 
-PYTORCH = Runtime(name="PyTorch")
-"""torch.nn.parallel.DistributedDataParallel with its defaults."""
+PYTORCH = Software(words="PyTorch", runtime="fsdp2", selective="blocks", fp8_recipe="tensorwise")
 
-RUNTIMES = (
-    # One all-reduce of the gradient buffer after backward; the buffer is fp32 only with
-    # accumulate-allreduce-grads-in-fp32, which Megatron sets by itself under bf16.
-    # Source: Megatron-LM before Megatron Core, megatron/model/distributed.py and arguments.py.
-    # DeepSpeed's pipeline engine likewise reduces after its last backward pass.
+SOFTWARE: tuple[tuple[re.Pattern[str], Software], ...] = (
+    # Pipeline split: torchtitan/parallelisms/pipelining_utils.py, generate_split_points. Fp8:
+    # docs/float8.md at 3f20451b: tensor-wise dynamic scales, and the command line that it gives
+    # has fp8 all-gather. Selective `layer` checkpoints every second block by default.
     (
-        re.compile(r"^megatron-(lm|deepspeed)", re.I),
-        Runtime(
-            name="Megatron",
-            half_gradients=("fp16",),
-            ddp_bucket_bytes=None,
-            bucket_words="one piece after backward",
+        re.compile(r"torchtitan", re.I),
+        Software(
+            words="torchtitan",
+            runtime="fsdp2",
+            stage_rule="torchtitan",
+            selective="blocks",
+            fp8_recipe="tensorwise",
+            fp8_all_gather=True,
         ),
     ),
-    # Parameters and gradients stay in half precision, and a bucket has 512 Mi elements.
-    # Source: InternEvo internlm/solver/optimizer/hybrid_zero_optim.py, configs/7B_sft.py.
+    # MixedPrecision modes: composer/trainer/mosaic_fsdp_utils.py, get_mixed_precision: DEFAULT
+    # reduces in fp32, PURE in bf16 (the notes name the mode). fp8 is Transformer Engine's.
+    (
+        re.compile(r"llm-foundry|composer|mosaic", re.I),
+        Software(words="Composer", runtime="composer", selective="blocks"),
+    ),
+    # fms_fsdp/policies/mixed_precision.py reduces in bf16; policies/ac_handler.py recomputes a
+    # share of the blocks, evenly spread.
+    (
+        re.compile(r"fms-fsdp", re.I),
+        Software(words="fms-fsdp", runtime="fsdp1", half_gradients=("bf16",), selective="blocks"),
+    ),
+    # NeMo-Framework-Launcher, launcher_scripts/conf/training: distributed_fused_adam, overlapped;
+    # virtual_pipeline_model_parallel_size "set to maximum"; Transformer Engine's delayed scaling
+    # with fp8_hybrid. grad_sync_dtype is bf16 in the performance configurations.
+    (
+        re.compile(r"\bnemo\b", re.I),
+        Software(
+            words="NeMo",
+            runtime="megatron",
+            half_gradients=("bf16",),
+            is_zero_fsdp=False,
+            recomputes_by_default=False,
+            unstated_zero="1",
+            chunk_blocks=1,
+        ),
+    ),
+    # DeepSpeed runtime/pipe/engine.py reduces after its last backward pass.
+    (
+        re.compile(r"megatron-deepspeed", re.I),
+        Software(
+            words="Megatron-DeepSpeed",
+            runtime="megatron_deepspeed",
+            half_gradients=("fp16",),
+            is_zero_fsdp=False,
+            recomputes_by_default=False,
+        ),
+    ),
+    (
+        re.compile(r"megatron", re.I),
+        Software(
+            words="Megatron-LM",
+            runtime="megatron_lm",
+            is_zero_fsdp=False,
+            recomputes_by_default=False,
+        ),
+    ),
+    # Parameters and gradients stay in half precision.
+    # Source: internlm/solver/optimizer/hybrid_zero_optim.py.
     (
         re.compile(r"internevo", re.I),
-        Runtime(
-            name="InternEvo",
+        Software(
+            words="InternEvo",
+            runtime="internevo",
             half_gradients=("bf16", "fp16"),
-            ddp_bucket_bytes=4 * 512 * 2**20,
-            bucket_words="buckets of 512 Mi elements",
+            is_zero_fsdp=False,
+            recomputes_by_default=False,
         ),
     ),
-    # MixedPrecision reduces in bf16. Source: fms-fsdp, fms_fsdp/policies/mixed_precision.py.
-    (re.compile(r"fms-fsdp", re.I), Runtime(name="fms-fsdp", half_gradients=("bf16",))),
+    # Pipeline split: src/nanotron/models/base.py, build_model, by get_block_compute_costs.
+    (
+        re.compile(r"nanotron", re.I),
+        Software(
+            words="nanotron",
+            runtime="nanotron",
+            stage_rule="nanotron",
+            is_zero_fsdp=False,
+            recomputes_by_default=False,
+        ),
+    ),
+    (
+        re.compile(r"libai|oneflow", re.I),
+        Software(
+            words="LiBai",
+            runtime="libai",
+            half_gradients=("fp16",),
+            is_zero_fsdp=False,
+            recomputes_by_default=False,
+        ),
+    ),
 )
-"""Runtimes by the name of the framework, the first that matches."""
+"""Software by the name of the framework, the first that matches."""
+
+FUSED_NORMS = "2025-10"
+"""PyTorch runs an eager RMSNorm as one kernel since version 2.9, of this month. Runs without a
+date are taken as of today's software."""
+
+COMPOSITE: dict[RuntimeName, RuntimeName] = {"fsdp2": "fsdp2_2024", "fsdp1": "fsdp1_2024"}
+"""What a runtime was before that."""
+
+TRITON_NORMS = ("2024-07-10", re.compile(r"llama-?[23].*?-(7|8|13)b", re.I))
+"""torchtitan's presets of these models had a fused norm of its own until this day.
+Source: torchtitan at 10ef7a6d, train_configs, norm_type; changed in 3ff7fbb2."""
+
+OVERLAPPED = re.compile(r"\bzero(/tp)? overlap\b", re.I)
+"""Words in the notes on runs of Megatron-LM whose data parallelism is overlapped."""
+
+OLD_MEGATRON = Software(
+    words="Megatron-LM before Megatron Core",
+    runtime="megatron_2020",
+    half_gradients=("fp16",),
+    is_zero_fsdp=False,
+    recomputes_by_default=False,
+)
 
 
-def runtime_of(framework: str) -> Runtime:
-    """What is known of `framework`; PyTorch's own ways where nothing is."""
-    return next((runtime for pattern, runtime in RUNTIMES if pattern.search(framework)), PYTORCH)
+def software_of(run: MeasuredRun) -> Software:
+    """What is known of the row's framework; PyTorch's own ways where nothing is."""
+    for pattern, software in SOFTWARE:
+        if pattern.search(run.framework):
+            is_megatron = software.words == "Megatron-LM"
+            if is_megatron and "0" < run.date < MEGATRON_CORE:
+                return OLD_MEGATRON
+            if is_megatron and OVERLAPPED.search(run.notes):
+                return replace(software, runtime="megatron")
+            if software.runtime in COMPOSITE and not _has_fused_norms(run, software):
+                return replace(software, runtime=COMPOSITE[software.runtime])
+            return software
+    return PYTORCH
+
+
+def _has_fused_norms(run: MeasuredRun, software: Software) -> bool:
+    if not run.date or run.date >= FUSED_NORMS:
+        return True
+    until, models = TRITON_NORMS
+    is_preset = software.words == "torchtitan" and bool(models.search(run.model_name))
+    return is_preset and run.date < until

@@ -10,12 +10,21 @@ from typing import NamedTuple
 from fsdpplan.cost.params import parameter_count
 from fsdpplan.files.runs import MeasuredRun
 from fsdpplan.spec.model import Mlp, Model, Norm, Positions
+from fsdpplan.validate.known import (
+    WIDTH_MULTIPLE,
+    catalogue_model,
+    experts_by_columns,
+    with_expert_width,
+)
 from fsdpplan.validate.skipped import NotExpressed, given
 
 USUAL_HEAD_DIM = 128
 VOCAB_MULTIPLE = 128
 """Megatron pads the vocabulary to this many rows a tensor-parallel rank.
 Source: Megatron-LM, megatron/training/arguments.py, make-vocab-size-divisible-by."""
+
+GPT2 = re.compile(r"\bgpt-?2\b", re.I)
+GPT2_VOCAB = 50_304
 
 
 class Expressed(NamedTuple):
@@ -53,6 +62,9 @@ NAMED_STYLES = (
 def model_of(run: MeasuredRun) -> Expressed:
     """The model of `run`; raises NotExpressed where the columns do not make one."""
     hidden, seq_len = given(run.hidden, "hidden"), given(run.seq_len, "seq_len")
+    known = catalogue_model(run, seq_len=seq_len)
+    if known is not None:
+        return Expressed(*_known(run, known))
     said: list[str] = []
     style = _style(run, hidden, said)
     vocab = _vocab(run, said)
@@ -74,9 +86,17 @@ def model_of(run: MeasuredRun) -> Expressed:
         attention_bias=style.has_bias,
         attention_output_bias=style.has_bias,
         mlp_bias=style.has_bias,
+        experts=experts_by_columns(run, said),
     )
-    model = _with_layers(run, model, said)
+    model = with_expert_width(run, _with_layers(run, model, said), said)
     return Expressed(_with_tying(run, model, said), tuple(said))
+
+
+def _known(run: MeasuredRun, known: Model) -> tuple[Model, tuple[str, ...]]:
+    """A catalogue model with a vocabulary that tensor parallelism divides."""
+    said = [f"shape of {known.name} as in the catalogue"]
+    vocab = _padded(known.vocab, run.tp, said)
+    return replace(known, vocab=vocab), tuple(said)
 
 
 def _style(run: MeasuredRun, hidden: int, said: list[str]) -> Style:
@@ -84,8 +104,9 @@ def _style(run: MeasuredRun, hidden: int, said: list[str]) -> Style:
         if pattern.search(run.model_name):
             said.append(f"{_words(style)} ({style.name} style), by the model's name")
             return style
-    style = GPT if run.ffn_hidden in (None, 4 * hidden) else LLAMA
-    said.append(f"{_words(style)} ({style.name} style), by ffn_hidden over hidden")
+    style = GPT if run.ffn_hidden in (None, 4 * hidden) and not run.moe else LLAMA
+    why = "as models with experts have" if run.moe else "by ffn_hidden over hidden"
+    said.append(f"{_words(style)} ({style.name} style), {why}")
     return style
 
 
@@ -100,17 +121,27 @@ def _vocab(run: MeasuredRun, said: list[str]) -> int:
     if vocab is None and in_notes:
         vocab = 1000 * int(in_notes[1][:9])
         said.append(f"vocabulary {vocab}, by the notes")
-    vocab = given(vocab, "vocab")
-    if vocab % run.tp:
-        step = VOCAB_MULTIPLE * run.tp
-        padded = -(-vocab // step) * step
-        said.append(f"vocabulary {vocab} padded to {padded} for tp {run.tp}")
-        return padded
-    return vocab
+    if vocab is None and GPT2.search(run.model_name):
+        vocab = GPT2_VOCAB
+        said.append(f"vocabulary {vocab}: that of GPT-2, padded to a multiple of {VOCAB_MULTIPLE}")
+    return _padded(given(vocab, "vocab"), run.tp, said)
+
+
+def _padded(vocab: int, tp: int, said: list[str]) -> int:
+    if vocab % tp == 0:
+        return vocab
+    step = VOCAB_MULTIPLE * tp
+    padded = -(-vocab // step) * step
+    said.append(f"vocabulary {vocab} padded to {padded} for tp {tp}")
+    return padded
 
 
 def _heads(run: MeasuredRun, hidden: int, said: list[str]) -> int:
     heads = run.heads
+    sibling = run.sibling_heads
+    if heads is None and sibling and not hidden % sibling and not sibling % run.tp:
+        heads = sibling
+        said.append(f"{heads} heads, as the nearest row of the source with that width")
     if heads is None:
         usual = max(1, round(hidden / USUAL_HEAD_DIM))
         near = [n for n in range(usual, 2 * usual) if not hidden % n and not n % run.tp]
@@ -124,10 +155,14 @@ def _heads(run: MeasuredRun, hidden: int, said: list[str]) -> int:
 
 
 def _kv_heads(run: MeasuredRun, heads: int, said: list[str]) -> int:
-    if run.attention_type not in ("", "mha", "gqa"):
-        raise NotExpressed("this attention is not priced yet", run.attention_type)
+    if run.attention_type == "mla":
+        raise NotExpressed("no model of the catalogue has this latent attention", run.model_name)
+    if run.attention_type not in ("", "mha", "gqa", "mqa"):
+        raise NotExpressed("this attention is not priced", run.attention_type)
     if run.kv_heads is None and run.attention_type == "gqa":
         raise NotExpressed("kv_heads is not given", "attention_type is gqa")
+    if run.attention_type == "mqa":
+        return run.kv_heads or 1
     if run.kv_heads is None:
         said.append("as many key/value heads as query heads")
     return run.kv_heads or heads
@@ -136,6 +171,8 @@ def _kv_heads(run: MeasuredRun, heads: int, said: list[str]) -> int:
 def _ffn_hidden(run: MeasuredRun, style: Style, hidden: int, said: list[str]) -> int:
     if run.ffn_hidden is not None:
         return run.ffn_hidden
+    if run.moe:
+        return WIDTH_MULTIPLE  # no block has the dense network; see with_expert_width
     if style.mlp == "swiglu":
         raise NotExpressed("ffn_hidden is not given")
     said.append(f"ffn_hidden {4 * hidden}: four times hidden")

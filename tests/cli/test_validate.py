@@ -41,7 +41,7 @@ def runs(tmp_path: Path) -> str:
     path.write_text(
         table(
             LLAMA_8B | {"peak_mem_gib": "50", "notes": "mem_kind=reserved"},
-            LLAMA_8B | {"moe": "128/8"},
+            LLAMA_8B | {"attention_type": "mla"},
             GPT_PIPELINE | {"source_id": "theirs", "oom": "y", "step_time_s": ""},
         )
     )
@@ -67,7 +67,7 @@ def test_the_screen_shows_sources_skips_and_assumptions(
     monkeypatch.setenv("COLUMNS", str(columns))
     out = show(capsys, "validate", runs)
     assert max(map(len, out.splitlines())) <= columns
-    for words in ("mine", "theirs", "mixture of experts", "mean over sources", "Assumed", "80 %"):
+    for words in ("mine", "theirs", "latent attention", "mean over sources", "Assumed", "80 %"):
         assert words in " ".join(out.split())
 
 
@@ -86,7 +86,7 @@ def test_the_json_keeps_its_contract(runs: str, capsys: pytest.CaptureFixture[st
     assert first["memory_kind"] == "reserved"
     assert first["predicted_peak_memory_bytes"] > 2**30
     assert expert["status"] == "skipped"
-    assert "mixture of experts" in expert["reason"]
+    assert "latent attention" in expert["reason"]
     assert expert["predicted_step_seconds"] is None
     assert out_of_memory["predicted_fits"] in (True, False)
     assert out_of_memory["measured_step_seconds"] is None
@@ -113,7 +113,6 @@ def test_a_hostile_name_does_not_break_the_screen(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("validate",), "fsdpplan validate RUNS.csv"),
         (("validate", "none.csv"), "none.csv does not exist"),
         (("validate", "."), "is not a file"),
         (("validate", ""), "check the path"),
@@ -158,3 +157,24 @@ def test_a_bad_table_is_one_line_and_a_json_error(
     assert says in err
     assert len(err.splitlines()) == 1
     assert json.loads(out)["error"]["exit_code"] == 2
+
+
+def test_without_a_table_it_takes_the_published_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    document: dict[str, Any] = json.loads(show(capsys, "validate", "--json"))
+    assert len(document["rows"]) == 2375
+    assert document["fits"]["ran"] > 1600
+    assert {pair["change"] for pair in document["pairs"]} == {"compile", "async_tp", "fp8"}
+    assert document["ranking"]["groups"] == len(document["groups"]) > 30
+    assert {one["kind"] for one in document["memory"]} >= {"reserved", "nvidia-smi"}
+
+
+def test_from_a_wheel_one_line_says_where_the_published_runs_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fsdpplan.files.bundled.BENCH", Path("nowhere"))
+    assert exit_code_of(("validate",)) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "in a clone" in err
+    assert "fsdpplan validate RUNS.csv" in err
+    assert len(err.splitlines()) == 1

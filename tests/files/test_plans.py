@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from fsdpplan.spec.estimate import (
     TimeBreakdown,
 )
 from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.model import Model
+from fsdpplan.spec.model import Experts, LatentAttention, Model
 from fsdpplan.spec.plan import Plan, RankedLayout
 from fsdpplan.spec.training import Training
 from tests.refusals import check_one_line
@@ -126,6 +127,73 @@ def edited(path: str, value: Any) -> str:
     else:
         here[last] = value
     return json.dumps(document)
+
+
+OLD = Path(__file__).parent.parent / "recordings" / "plan_0.1.0.json"
+"""What the first fsdpplan wrote of `PLAN`."""
+
+
+def test_a_plan_of_the_first_fsdpplan_is_still_read() -> None:
+    plan = read_plan(OLD)
+    assert (plan.model, plan.training, plan.layout) == (PLAN.model, PLAN.training, PLAN.layout)
+    assert plan.estimate == PLAN.estimate
+    assert plan.layout.stage_blocks == ()
+    fit = plan.cluster.device.fit
+    written = json.loads(OLD.read_text())["cluster"]["device"]["fit"]
+    assert fit.attention_backward_fraction == pytest.approx(written["attention_backward_fraction"])
+    error = plan.cluster.device.error
+    assert error.base_fraction > 0
+    assert plan_from_json(plan_json(plan), where="plan") == plan
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"dp_shard": 8', '"dp_shard": 7', "ranks"),
+        ('"tp": 1,', "", "layout.tp is missing"),
+        ('"attention_backward_fraction":', '"attention_backwards_fraction":', "attention_backward"),
+        ('"levels": [', '"levels": [7, ', "cluster.levels.0"),
+        ('"time": {', '"time": 7, "times": {', "estimate.time"),
+    ],
+)
+def test_an_old_plan_edited_into_nonsense_is_refused(old: str, new: str, said: str) -> None:
+    text = OLD.read_text()
+    assert old in text
+    with pytest.raises(SpecError) as raised:
+        plan_from_json(text.replace(old, new), where="plan")
+    assert said in str(raised.value)
+    check_one_line(str(raised.value))
+
+
+NEW_FIELDS = replace(
+    PLAN,
+    model=replace(
+        PLAN.model,
+        experts=Experts(experts=8, active=2, hidden=64, shared_hidden=32, dense_layers=1),
+        latent=LatentAttention(kv_rank=32, rope_head_dim=16, value_head_dim=32),
+        sliding_window=128,
+    ),
+    training=replace(TRAINING, precision="fp8", fp8_all_gather=True, fp8_recipe="delayed"),
+    layout=replace(LAYOUT, ep=2, offload="cpu", wrap_blocks=2),
+    alternatives=(),
+)
+
+
+def test_the_fields_of_today_come_back() -> None:
+    again = plan_from_json(plan_json(NEW_FIELDS), where="plan")
+    assert again == NEW_FIELDS
+    staged = replace(
+        NEW_FIELDS,
+        layout=replace(
+            LAYOUT,
+            dp_replicate=1,
+            pp=2,
+            num_microbatches=4,
+            schedule="1f1b",
+            stage_blocks=(3, 1),
+        ),
+    )
+    assert plan_from_json(plan_json(staged), where="plan").layout.stage_blocks == (3, 1)
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)

@@ -29,7 +29,7 @@ from fsdpplan.files.profiles import (
     profile_text,
     profiles_folder,
 )
-from fsdpplan.spec.cluster import Device, Level
+from fsdpplan.spec.cluster import Device, Level, StepError
 from tests.refusals import check_one_line
 
 GPUS = ("a100-sxm-40g", "a100-sxm-80g", "h100-sxm-80g", "h200-sxm-141g", "b200-sxm-180g")
@@ -74,10 +74,12 @@ def test_every_number_of_a_cluster_has_a_source(name: str) -> None:
     sources = dict(loaded.sources)
     cluster = loaded.cluster
     numbers = [f"cluster.device.{field}" for field in Device.__dataclass_fields__]
-    numbers = [n for n in numbers if not n.endswith((".name", ".kind", ".fit", ".evidence"))]
+    numbers = [n for n in numbers if not n.endswith((".name", ".kind", ".fit", ".evidence", ".error"))]
     for field in numbers:
         if getattr(cluster.device, field.rsplit(".", 1)[1]) is not None:
             assert sources[field].strip()
+    for field in StepError.__dataclass_fields__:
+        assert sources[f"cluster.device.error.{field}"].strip()
     for level in cluster.levels:
         for field in ("ports", "port_bandwidth_bytes_per_second", "latency_seconds", "gpudirect"):
             assert sources[f"cluster.levels.{level.name}.{field}"].strip()
@@ -306,7 +308,7 @@ POWER = 'power_fraction = { value = 0.7, source = "torch" }'
         ("dgx-h200", '"dgx-h100:nvlink"', '"dgx-h200:nvlink"', 'fitted_as must be written "node'),
         ("p4de-24xlarge", 'value = "none"', 'value = "most"', "low_latency.value must be one of"),
         ("physics", "fp8_fraction", "matmul_fraction", "unknown key 'fit.matmul_fraction'"),
-        ("physics", "value = 0.3,", "value = 0.3, of = 1,", "unknown key"),
+        ("physics", '"matmul_fit" }', '"matmul_fit", of = 1 }', "unknown key"),
         ("h100-sxm-80g", "[numbers]", f"{POWER}\n[numbers]", "left out where there is no"),
     ],
 )  # fmt: skip

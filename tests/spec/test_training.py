@@ -14,7 +14,7 @@ from fsdpplan.spec.training import Training
         ({"runtime": "autocast", "precision": "fp32"}, "--precision bf16"),
         ({"runtime": "autocast", "precision": "fp8"}, "--precision bf16"),
         ({"runtime": "autocast", "reduce_dtype": "bf16"}, "--reduce-dtype fp32"),
-        ({"runtime": "fsdp1"}, "fsdp2, autocast"),
+        ({"runtime": "deepspeed"}, "fsdp2, .*autocast"),
         ({"seq_len": 0}, "seq_len must be"),
         ({"global_batch": True}, "global_batch must be"),
         ({"tokens": -1}, "tokens must be"),

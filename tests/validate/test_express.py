@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from fsdpplan.cost.params import parameter_count
+from fsdpplan.files.runs import parse_runs
 from fsdpplan.validate.express import Expressed, express
 from fsdpplan.validate.skipped import Skipped
-from tests.validate.tables import GPT_PIPELINE, LLAMA_8B, run
+from tests.validate.tables import GPT_PIPELINE, LLAMA_8B, run, table
 
 
 def expressed(base: dict[str, str] = LLAMA_8B, **changes: str) -> Expressed:
@@ -51,13 +52,27 @@ def test_zero_2_keeps_parameters_after_forward() -> None:
     assert any("ZeRO-2" in sentence for sentence in row.assumptions)
 
 
-@pytest.mark.parametrize("zero_stage", ["0", "1"])
-def test_zero_0_and_1_replicate_over_all_data_parallel_ranks(zero_stage: str) -> None:
-    row = expressed(zero_stage=zero_stage, dp_replicate="8", dp_shard="8")
-    (layout,) = row.layouts
+def test_zero_0_replicates_over_all_data_parallel_ranks() -> None:
+    (layout,) = expressed(zero_stage="0", dp_replicate="8", dp_shard="8").layouts
     assert (layout.sharding, layout.dp_replicate, layout.gradient_sync) == ("ddp", 64, "last")
-    assert row.sharded_optimizer_ranks == (8 if zero_stage == "1" else 1)
-    assert any("memory not predicted" in s for s in row.assumptions) == (zero_stage == "1")
+
+
+def test_zero_1_shards_the_optimizer_over_its_own_ranks() -> None:
+    (layout,) = expressed(zero_stage="1", dp_replicate="8", dp_shard="8").layouts
+    assert (layout.sharding, layout.dp_replicate, layout.dp_shard) == ("zero1", 8, 8)
+    assert layout.gradient_sync == "last"
+
+
+def test_zero_2_of_deepspeed_is_its_own() -> None:
+    (layout,) = expressed(framework="Megatron-DeepSpeed", zero_stage="2", act_ckpt="none").layouts
+    assert (layout.sharding, layout.reshard_after_forward) == ("zero2", "always")
+
+
+def test_context_parallel_ranks_are_taken_out_of_the_shard_group() -> None:
+    row = expressed(cp="4", global_batch="16")
+    (layout,) = row.layouts
+    assert (layout.dp_shard, layout.cp, layout.shard_ranks, layout.world) == (16, 4, 64, 64)
+    assert any("counts the 4 context-parallel ranks" in sentence for sentence in row.assumptions)
 
 
 def test_one_gpu_shards_nothing() -> None:
@@ -86,6 +101,40 @@ def test_a_pipeline_of_megatron_is_expressed() -> None:
 def test_schedules_keep_their_stages(changes: dict[str, str], schedule: str, stages: int) -> None:
     (layout,) = expressed(GPT_PIPELINE, **changes).layouts
     assert (layout.schedule, layout.virtual_stages) == (schedule, stages)
+
+
+@pytest.mark.parametrize(
+    ("framework", "changes", "blocks"),
+    [
+        # torchtitan's 405B in 8 stages: 126 blocks (its generate_split_points)
+        ("torchtitan", {"layers": "126", "pp": "8", "gpus": "256"}, (15, *[16] * 6, 15)),
+        # nanotron counts the head as work: 32 blocks of 243 M, head of 537 M multiplications
+        (
+            "nanotron",
+            {"layers": "32", "hidden": "4096", "ffn_hidden": "14336", "vocab": "131072",
+             "heads": "32", "kv_heads": "32"},
+            (18, 14),
+        ),
+        ("Megatron-LM", {}, (20, 20)),
+        ("Megatron-LM", {"notes": "one fewer layer in first/last stage", "pp": "6",
+                         "gpus": "192"}, (6, 7, 7, 7, 7, 6)),
+        ("Megatron-DeepSpeed", {"notes": "type:transformer|embed", "pp": "6", "gpus": "192"},
+         (6, 7, 7, 7, 7, 6)),
+    ],
+)  # fmt: skip
+def test_blocks_are_given_to_stages_as_the_software_does(
+    framework: str, changes: dict[str, str], blocks: tuple[int, ...]
+) -> None:
+    (layout,) = expressed(GPT_PIPELINE, framework=framework, **changes).layouts
+    assert layout.stage_blocks == blocks
+
+
+def test_nemo_interleaves_as_far_as_it_can_where_nothing_is_said() -> None:
+    recipe = {"framework": "NeMo/Megatron-Core", "schedule": "", "vpp": ""}
+    row = expressed(GPT_PIPELINE, **recipe)
+    assert (row.layouts[0].schedule, row.layouts[0].virtual_stages) == ("interleaved_1f1b", 20)
+    tuning = expressed(GPT_PIPELINE, **recipe, notes="task=SFT; packed").layouts[0]
+    assert (tuning.schedule, tuning.virtual_stages) == ("1f1b", 1)
 
 
 def test_fsdp_in_a_pipeline_keeps_parameters_and_reduces_last() -> None:
@@ -142,6 +191,74 @@ def test_a_vocabulary_is_taken_from_the_notes_and_padded_for_tp() -> None:
     assert padded == 51_200  # of Megatron: a multiple of 128 * 8
 
 
+MOE = {
+    "model_name": "ours-moe",
+    "framework": "Megatron-LM",
+    "moe": "64/4",
+    "ep": "8",
+    "ffn_hidden": "1024",
+    "params_b": "",
+    "zero_stage": "1",
+    "act_ckpt": "none",
+}
+
+
+def test_experts_are_as_wide_as_the_column_or_as_the_count_needs() -> None:
+    by_column = expressed(**MOE)
+    assert by_column.model.experts is not None
+    assert (by_column.model.experts.experts, by_column.model.experts.active) == (64, 4)
+    assert by_column.model.experts.hidden == 1024
+    assert by_column.layouts[0].ep == 8
+    size = parameter_count(by_column.model)
+    by_count = expressed(**(MOE | {"ffn_hidden": "", "params_b": str(size / 1e9)})).model
+    assert by_count.experts is not None
+    assert by_count.experts.hidden == 1024
+
+
+def test_a_model_of_the_catalogue_has_what_no_column_says() -> None:
+    row = expressed(
+        model_name="Qwen3-235B-A22B",
+        framework="Megatron-LM",
+        params_b="235",
+        layers="94",
+        hidden="4096",
+        ffn_hidden="",
+        heads="64",
+        kv_heads="4",
+        vocab="151936",
+        moe="128/8",
+        zero_stage="1",
+        act_ckpt="none",
+    )
+    experts = row.model.experts
+    assert experts is not None
+    assert (row.model.head_dim, experts.experts, experts.hidden) == (128, 128, 1536)
+    assert "shape of Qwen3-235B-A22B as in the catalogue" in row.assumptions
+
+
+def test_experts_over_tensor_parallel_ranks_are_split_instead() -> None:
+    changes = {"tp": "2", "dp_shard": "4", "gpus": "8", "global_batch": "4"}
+    row = expressed(**MOE, **changes)
+    assert row.layouts[0].ep == 4
+    assert any("each expert split by tp" in sentence for sentence in row.assumptions)
+
+
+def test_heads_are_those_of_the_nearest_row_of_the_source() -> None:
+    wide = {"hidden": "14400", "params_b": "200", "kv_heads": "", "attention_type": "mha"}
+    rows = parse_runs(
+        table(
+            GPT_PIPELINE | wide | {"heads": "96"},
+            GPT_PIPELINE | wide | {"heads": "32", "params_b": "20"},
+            GPT_PIPELINE | wide | {"heads": ""},
+        ),
+        where="runs.csv",
+    )
+    row = express(rows[2])
+    assert isinstance(row, Expressed)
+    assert row.model.heads == 96
+    assert any("nearest row of the source" in sentence for sentence in row.assumptions)
+
+
 # --- the cluster --------------------------------------------------------------------------------
 
 
@@ -161,7 +278,7 @@ def test_the_network_is_read_from_its_words(words: str, ports: int, gigabytes: f
     assert request.port_bandwidth_bytes_per_second == gigabytes * 1e9
 
 
-@pytest.mark.parametrize("words", ["", "AWS EFA", "0 Gb/s", "fast", "9" * 500])
+@pytest.mark.parametrize("words", ["", "Ethernet", "0 Gb/s", "fast", "9" * 500])
 def test_without_a_bandwidth_the_network_is_the_profiles(words: str) -> None:
     row = expressed(inter_net_note=words)
     assert row.cluster_request.ports is None
@@ -188,11 +305,18 @@ def test_two_h100_are_a_machine_of_their_own() -> None:
         (LLAMA_8B, {"notes": "MixedPrecision mode PURE (params+reduce bf16)"}, "bf16"),
         (LLAMA_8B, {"notes": "reduce_dtype=bf16"}, "bf16"),
         (LLAMA_8B, {"notes": "grad-reduce dtype depends on version: bf16 or fp32"}, "fp32"),
-        (GPT_PIPELINE, {}, "bf16"),
+        (GPT_PIPELINE, {"date": "2020-09"}, "bf16"),
+        (GPT_PIPELINE, {}, "fp32"),
         (GPT_PIPELINE, {"dtype": "bf16"}, "fp32"),
-        (LLAMA_8B, {"framework": "InternEvo", "zero_stage": "1"}, "bf16"),
+        (LLAMA_8B, {"framework": "InternEvo", "zero_stage": "1", "act_ckpt": "none"}, "bf16"),
         (LLAMA_8B, {"framework": "fms-fsdp (PyTorch FSDP1)"}, "bf16"),
-        (LLAMA_8B, {"framework": "NeMo/Megatron-Core", "dtype": "fp16"}, "fp32"),
+        (LLAMA_8B, {"framework": "NeMo/Megatron-Core", "dtype": "fp16", "act_ckpt": ""}, "fp32"),
+        (LLAMA_8B, {"framework": "NeMo", "dtype": "fp8 (TE)", "act_ckpt": ""}, "bf16"),
+        (
+            GPT_PIPELINE,
+            {"framework": "Megatron-DeepSpeed", "notes": "fp32 grad accumulation"},
+            "fp32",
+        ),
     ],
 )
 def test_gradients_are_reduced_as_the_software_does(
@@ -201,10 +325,47 @@ def test_gradients_are_reduced_as_the_software_does(
     assert expressed(base, **changes).training.reduce_dtype == reduce_dtype
 
 
-def test_megatron_reduces_in_one_piece() -> None:
-    row = expressed(GPT_PIPELINE)
-    (layout,) = row.layouts
-    assert layout.ddp_bucket_bytes > 4 * parameter_count(row.model) / (layout.tp * layout.pp)
+@pytest.mark.parametrize(
+    ("changes", "runtime"),
+    [
+        ({}, "fsdp2"),
+        ({"date": "2024-12"}, "fsdp2_2024"),
+        ({"date": "2025-12"}, "fsdp2"),
+        ({"framework": "llm-foundry/Composer (PyTorch FSDP1)"}, "composer"),
+        ({"framework": "fms-fsdp (PyTorch FSDP1)"}, "fsdp1"),
+        ({"framework": "NeMo/Megatron-Core", "act_ckpt": "full"}, "megatron"),
+        ({"framework": "Megatron-LM", "act_ckpt": "full"}, "megatron_lm"),
+        ({"framework": "Megatron-LM", "act_ckpt": "full", "notes": "zero overlap"}, "megatron"),
+        ({"framework": "Megatron-LM", "act_ckpt": "full", "date": "2020-09-11"}, "megatron_2020"),
+        ({"framework": "Megatron-DeepSpeed", "act_ckpt": "full"}, "megatron_deepspeed"),
+        ({"framework": "InternEvo", "act_ckpt": "full"}, "internevo"),
+        ({"framework": "nanotron", "act_ckpt": "full", "zero_stage": "0"}, "nanotron"),
+        ({"framework": "nanotron", "act_ckpt": "full", "zero_stage": "1"}, "nanotron_zero1"),
+        ({"framework": "LiBai/OneFlow", "act_ckpt": "full"}, "libai"),
+        ({"framework": "something new"}, "fsdp2"),
+    ],
+)
+def test_the_framework_and_its_date_tell_the_runtime(changes: dict[str, str], runtime: str) -> None:
+    assert expressed(**changes).training.runtime == runtime
+
+
+@pytest.mark.parametrize(
+    ("framework", "dtype", "recipe", "gathers"),
+    [
+        ("torchtitan (FSDP2)", "fp8 (torchao)", "tensorwise", True),
+        ("torchtitan (FSDP2)", "fp8 (torchao tensorwise)", "tensorwise", False),
+        ("torchtitan (FSDP2)", "fp8 (torchao tensorwise+fp8 all-gather)", "tensorwise", True),
+        ("torchtitan (FSDP2)", "fp8 (torchao rowwise)", "rowwise", False),
+        ("llm-foundry/Composer", "fp8 (TransformerEngine)", "delayed", False),
+        ("NeMo/Megatron-Core", "fp8 (TE)", "delayed", False),
+    ],
+)
+def test_the_words_on_fp8_tell_the_recipe(
+    framework: str, dtype: str, recipe: str, gathers: bool
+) -> None:
+    training = expressed(framework=framework, dtype=dtype, act_ckpt="full").training
+    assert training.precision == "fp8"
+    assert (training.fp8_recipe, training.fp8_all_gather) == (recipe, gathers)
 
 
 def test_autocast_is_a_runtime_of_its_own() -> None:
@@ -219,6 +380,33 @@ def test_a_missing_micro_batch_leaves_each_that_fills_the_batch() -> None:
     layouts = expressed(micro_batch="", global_batch="768").layouts
     assert [one.micro_batch for one in layouts] == [12, 6, 4, 3, 2, 1]
     assert all(one.global_batch == 768 for one in layouts)
+
+
+@pytest.mark.parametrize(
+    ("changes", "share"),
+    [
+        ({}, 0.5),  # torchtitan: every second block
+        ({"mfu": "0.51", "hfu": "0.59"}, 0.47),
+        ({"mfu": "0.5", "hfu": "0.9"}, 1.0),
+    ],
+)
+def test_selective_checkpointing_of_pytorch_is_a_share_of_the_blocks(
+    changes: dict[str, str], share: float
+) -> None:
+    row = expressed(act_ckpt="selective", **changes)
+    assert row.layouts[0].activation_checkpointing == "full"
+    assert row.recomputed_share == pytest.approx(share, abs=0.005)
+
+
+def test_selective_checkpointing_of_megatron_is_of_attention() -> None:
+    row = expressed(GPT_PIPELINE, act_ckpt="selective")
+    assert row.layouts[0].activation_checkpointing == "attention"
+    assert row.recomputed_share is None
+
+
+def test_megatron_recomputes_nothing_unless_told_to() -> None:
+    (layout,) = expressed(GPT_PIPELINE, act_ckpt="").layouts
+    assert layout.activation_checkpointing == "none"
 
 
 def test_missing_checkpointing_tries_none_first() -> None:
@@ -242,22 +430,25 @@ def test_missing_degrees_follow_from_the_gpus(
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"moe": "128/8"}, "mixture of experts"),
-        ({"cp": "2", "dp_shard": "64"}, "context parallelism"),
-        ({"ep": "8"}, "expert parallelism"),
-        ({"dtype": "fp8 (TE)"}, "fp8"),
+        ({"moe": "many"}, "moe is not written as 128/8"),
+        ({"moe": "128/8", "ffn_hidden": "", "params_b": ""}, "the width of an expert"),
+        ({"cp": "3"}, "cp does not divide dp_shard"),
+        ({"cp": "2", "zero_stage": "0"}, "context parallelism without shared state"),
+        ({"ep": "8"}, "expert parallelism without experts"),
+        ({"moe": "96/8", "ep": "48"}, "ep does not divide the ranks"),
         ({"dtype": "int4"}, "number format"),
-        ({"async_tp": "y"}, "async tensor parallelism"),
-        ({"offload": "cpu"}, "offload"),
-        ({"gpu": "V100-32GB"}, "no hardware profile for the GPU: V100-32GB"),
+        ({"offload": "nvme"}, "offload"),
+        ({"gpu": "TPU v5"}, "no hardware profile for the GPU: TPU v5"),
+        ({"notes": "task=LoRA"}, "adapters"),
+        ({"framework": "Megatron-LM"}, "checkpointing by operation"),
         ({"gpu": ""}, "GPU is not named"),
         ({"gpus": ""}, "gpus is not given"),
         ({"hidden": ""}, "hidden is not given"),
-        ({"vocab": ""}, "vocab is not given"),
-        ({"ffn_hidden": ""}, "ffn_hidden is not given"),
+        ({"model_name": "ours", "vocab": ""}, "vocab is not given"),
+        ({"model_name": "llama", "ffn_hidden": ""}, "ffn_hidden is not given"),
         ({"layers": "", "params_b": ""}, "layers is not given"),
-        ({"kv_heads": ""}, "kv_heads is not given"),
-        ({"attention_type": "mla"}, "attention"),
+        ({"model_name": "ours", "kv_heads": ""}, "kv_heads is not given"),
+        ({"attention_type": "mla"}, "latent attention"),
         ({"zero_stage": ""}, "zero_stage is not given"),
         ({"global_batch": ""}, "global_batch is not given"),
         ({"global_batch": "65"}, "whole micro-batches"),
@@ -273,7 +464,7 @@ def test_a_row_is_skipped_for_a_stated_reason(changes: dict[str, str], says: str
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"schedule": "zbv"}, "schedule is not priced: zbv"),
+        ({"schedule": "chimera"}, "schedule is not priced: chimera"),
         ({"schedule": "gpipe", "vpp": "2"}, "schedule is not priced"),
         ({"layers": "1"}, "more pipeline stages than layers"),
         ({"kv_heads": "6"}, "tp does not divide kv_heads"),

@@ -7,7 +7,7 @@ import pytest
 from fsdpplan.cost.step import estimate
 from fsdpplan.files.profiles import load_cluster
 from fsdpplan.validate.express import Expressed, express
-from fsdpplan.validate.predict import Prediction, predict
+from fsdpplan.validate.predict import Fits, Prediction, predict, predict_rows, with_fit
 from fsdpplan.validate.skipped import Skipped
 from tests.validate.tables import GPT_PIPELINE, LLAMA_8B, run
 
@@ -55,14 +55,53 @@ def test_each_kind_of_memory_counts_more_than_the_one_before() -> None:
     assert result.peak_memory_bytes(None) is None
 
 
-def test_zero_1_has_a_time_and_no_memory() -> None:
-    result = predicted(zero_stage="1")
-    assert result.step_seconds.expected > 0
-    assert (result.memory, result.fits, result.peak_memory_bytes("alloc")) == (None, None, None)
+def test_zero_1_holds_less_than_zero_0() -> None:
+    whole = predicted(GPT_PIPELINE, zero_stage="0")
+    sharded = predicted(GPT_PIPELINE, zero_stage="1", dp_replicate="1", dp_shard="4")
+    assert sharded.memory.optimizer_bytes < whole.memory.optimizer_bytes / 3
 
 
-def test_zero_1_over_one_rank_is_plain_and_has_its_memory() -> None:
-    assert predicted(GPT_PIPELINE, zero_stage="1").memory is not None
+def test_a_share_of_recomputed_blocks_lies_between_none_and_all() -> None:
+    none, some, full = (
+        predicted(act_ckpt=mode).step_seconds.expected for mode in ("none", "selective", "full")
+    )
+    assert none < some < full
+    assert some == pytest.approx((none + full) / 2)
+    memory = [predicted(act_ckpt=mode).memory for mode in ("none", "selective", "full")]
+    peaks = [one.peak_allocated_bytes for one in memory]
+    assert peaks == sorted(peaks, reverse=True)
+
+
+def test_other_fits_take_the_place_of_the_profiles() -> None:
+    row = express(run())
+    assert isinstance(row, Expressed)
+    plain = predict(row)
+    slow = predict(row, Fits(devices={"h100-sxm-80g": {"matmul_fraction": 0.4}}))
+    elsewhere = predict(row, Fits(devices={"a100-sxm-80g": {"matmul_fraction": 0.4}}))
+    assert isinstance(plain, Prediction)
+    assert isinstance(slow, Prediction)
+    assert slow.step_seconds.expected > 1.3 * plain.step_seconds.expected
+    assert elsewhere == plain
+    cluster = load_cluster("dgx-h100", gpus=64).cluster
+    assert with_fit(cluster, None) == cluster == with_fit(cluster, Fits())
+    narrow = with_fit(cluster, Fits(levels={"nvlink": {"bandwidth_fraction": 0.5}}))
+    assert narrow.levels[0].bandwidth_fraction == 0.5
+    assert narrow.levels[1] == cluster.levels[1]
+
+
+def test_a_devices_own_fit_goes_before_physics() -> None:
+    cluster = load_cluster("dgx-h100", gpus=64).cluster
+    fits = Fits(
+        physics={"overlap_slowdown_fraction": 0.1},
+        devices={"h100-sxm-80g": {"overlap_slowdown_fraction": 0.2}},
+    )
+    assert with_fit(cluster, fits).device.fit.overlap_slowdown_fraction == 0.2
+
+
+def test_rows_are_predicted_in_their_order() -> None:
+    rows = [run(), run(moe="many"), run(GPT_PIPELINE)]
+    outcomes = predict_rows(rows)
+    assert [isinstance(one, Skipped) for one in outcomes] == [False, True, False]
 
 
 def test_the_largest_micro_batch_that_fits_is_taken() -> None:

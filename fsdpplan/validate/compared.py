@@ -1,0 +1,71 @@
+"""Compared: one row's prediction beside what was measured.
+
+error = predicted / measured - 1
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fsdpplan.files.runs import MeasuredRun, MemoryKind
+from fsdpplan.validate.predict import Fits, Prediction, predict_row
+from fsdpplan.validate.skipped import Skipped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedRun:
+    """One row."""
+
+    run: MeasuredRun
+    outcome: Prediction | Skipped
+
+    @property
+    def prediction(self) -> Prediction | None:
+        """What is predicted; None where the row was skipped."""
+        return None if isinstance(self.outcome, Skipped) else self.outcome
+
+    @property
+    def error_fraction(self) -> float | None:
+        """Predicted over measured step time, less 1; None where the row has none to compare."""
+        measured = self.run.measured_step_seconds
+        if self.prediction is None or not self.run.is_timed or measured is None:
+            return None
+        return self.prediction.step_seconds.expected / measured - 1
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether the measured step time lies in the band."""
+        measured, prediction = self.run.measured_step_seconds, self.prediction
+        if prediction is None or measured is None:
+            return False
+        return prediction.step_seconds.lower <= measured <= prediction.step_seconds.upper
+
+    @property
+    def memory_kind(self) -> MemoryKind | None:
+        """What the row's memory figure counts."""
+        return self.run.memory_kind
+
+    @property
+    def predicted_peak_memory_bytes(self) -> int | None:
+        """The predicted peak in the row's own way of counting."""
+        if self.prediction is None:
+            return None
+        return self.prediction.peak_memory_bytes(self.memory_kind)
+
+    @property
+    def memory_error_fraction(self) -> float | None:
+        """Predicted over measured peak, less 1; None where there is none of one kind."""
+        predicted, measured = self.predicted_peak_memory_bytes, self.run.peak_memory_bytes
+        if predicted is None or not measured or self.run.outcome != "n":
+            return None
+        return predicted / measured - 1
+
+    @property
+    def fits(self) -> bool | None:
+        """The prediction's."""
+        return None if self.prediction is None else self.prediction.fits
+
+
+def compare(run: MeasuredRun, fits: Fits | None = None) -> ComparedRun:
+    """The prediction for `run` beside it."""
+    return ComparedRun(run=run, outcome=predict_row(run, fits))

@@ -1,0 +1,137 @@
+"""Degrees: how a row's ranks share state and split the batch and the sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fsdpplan.files.runs import MeasuredRun
+from fsdpplan.spec.layout import Sharding
+from fsdpplan.spec.model import Model
+from fsdpplan.validate.runtimes import Software
+from fsdpplan.validate.skipped import NotExpressed, given
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Degrees:
+    """Data- and context-parallel ranks, and what is sharded over them."""
+
+    replicate: int
+    shard: int
+    """Ranks that share state, context-parallel ones apart."""
+    cp: int
+    sharding: Sharding
+    keeps_parameters: bool
+    """FSDP that does not free parameters after forward: how tables write ZeRO-2 of PyTorch."""
+
+    @property
+    def data_parallel(self) -> int:
+        """Ranks over which the batch splits."""
+        return self.replicate * self.shard
+
+
+def degrees_of(run: MeasuredRun, software: Software) -> tuple[Degrees, list[str]]:
+    """Data-parallel degrees, checked against the GPUs."""
+    said: list[str] = []
+    zero = _zero_stage(run, software, said)
+    replicate, shard = _checked_ranks(run, said)
+    if shard % run.cp:
+        raise NotExpressed("cp does not divide dp_shard", f"cp {run.cp}, dp_shard {shard}")
+    if run.cp > 1:
+        said.append(f"dp_shard {shard} counts the {run.cp} context-parallel ranks too")
+    sharding: Sharding
+    match zero:
+        case "0":
+            sharding = "ddp"
+        case "1":
+            sharding = "zero1"
+        case "2" if not software.is_zero_fsdp:
+            sharding = "zero2"
+        case _:
+            sharding = "fsdp"
+    if shard == 1:
+        sharding = "ddp"
+    if sharding == "ddp":
+        if run.cp > 1:
+            raise NotExpressed("context parallelism without shared state", f"cp {run.cp}")
+        replicate, shard = replicate * shard, 1
+    keeps = sharding == "fsdp" and zero == "2"
+    if keeps:
+        said.append("ZeRO-2 of FSDP keeps parameters after forward")
+    return Degrees(
+        replicate=replicate,
+        shard=shard // run.cp,
+        cp=run.cp,
+        sharding=sharding,
+        keeps_parameters=keeps,
+    ), said
+
+
+def _zero_stage(run: MeasuredRun, software: Software, said: list[str]) -> str:
+    if run.zero_stage:
+        return run.zero_stage
+    if not software.unstated_zero:
+        raise NotExpressed("zero_stage is not given")
+    said.append(f"ZeRO-{software.unstated_zero}, as {software.words}'s recipes have")
+    return software.unstated_zero
+
+
+def _checked_ranks(run: MeasuredRun, said: list[str]) -> tuple[int, int]:
+    """(replicas, ranks that share state), which with tp and pp make all GPUs."""
+    gpus = given(run.gpus, "gpus")
+    replicate, shard = run.dp_replicate, run.dp_shard
+    inner = run.tp * run.pp
+    if replicate is None or shard is None:
+        if gpus % (inner * (replicate or shard or 1)):
+            raise NotExpressed("the degrees do not multiply to the GPUs", f"{gpus} GPUs")
+        rest = gpus // (inner * (replicate or shard or 1))
+        if run.zero_stage == "hsdp" and replicate is None and shard is None:
+            raise NotExpressed("dp_shard is not given", "zero_stage is hsdp")
+        replicate, shard = replicate or (rest if shard else 1), shard or rest
+        said.append(f"dp_replicate {replicate} and dp_shard {shard}, by the GPUs")
+    if inner * replicate * shard != gpus:
+        raise NotExpressed(
+            "the degrees do not multiply to the GPUs",
+            f"{run.tp} x {run.pp} x {replicate} x {shard} is not {gpus}",
+        )
+    return replicate, shard
+
+
+def expert_ranks(run: MeasuredRun, *, model: Model, degrees: Degrees, said: list[str]) -> int:
+    """Expert-parallel ranks as the layout counts them: inside `dp_shard * cp`.
+
+    Megatron can spread experts over tensor-parallel ranks too, whole ones. A rank then holds as
+    many weights as with fewer expert-parallel ranks and every expert split by `tp`.
+    """
+    if model.experts is None or run.ep == 1:
+        if run.ep > 1:
+            raise NotExpressed("expert parallelism without experts", f"ep {run.ep}")
+        return 1
+    shared = degrees.shard * degrees.cp
+    if shared % run.ep == 0:
+        return run.ep
+    if (shared * run.tp) % run.ep or run.ep % run.tp or shared % (run.ep // run.tp):
+        raise NotExpressed(
+            "ep does not divide the ranks that share state", f"ep {run.ep} of {shared} x {run.tp}"
+        )
+    inner = run.ep // run.tp
+    said.append(
+        f"ep {run.ep} over tp {run.tp} too: taken as ep {inner} with each expert split by tp"
+    )
+    return inner
+
+
+def global_batch_of(run: MeasuredRun, degrees: Degrees) -> tuple[int, list[str]]:
+    """Sequences a step: as given, or from micro-batch and accumulation."""
+    ranks = degrees.data_parallel
+    least = ranks * (run.micro_batch or 1)
+    if run.global_batch is None:
+        if run.is_timed and not (run.micro_batch and run.num_microbatches):
+            raise NotExpressed("global_batch is not given")
+        batch = least * (run.num_microbatches or 1)
+        return batch, [f"global batch {batch}: the least that the other columns allow"]
+    if run.global_batch % least:
+        raise NotExpressed(
+            "the batch does not split into whole micro-batches",
+            f"{run.global_batch} sequences over {ranks} ranks, micro-batch {least // ranks}",
+        )
+    return run.global_batch, []

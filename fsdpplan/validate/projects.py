@@ -1,0 +1,34 @@
+"""Projects: which sources are one piece of software run by one group.
+
+Runs of one project share code, machine and habits, so an error is only a held-out one where none
+of the project's rows were fitted to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fsdpplan.files.runs import MeasuredRun
+
+PROJECT_HEADS = ("mosaicml_llmfoundry", "torchtitan", "nemo")
+"""Sources that begin with one of these are that project's; any other is one of its own."""
+
+POORLY_TUNED = "nanotron_ultrascale"
+"""The code of this source waits where others overlap; only its plain layouts tell of hardware."""
+
+
+def project_of(source_id: str) -> str:
+    """The project that `source_id` belongs to."""
+    return next((head for head in PROJECT_HEADS if source_id.startswith(head)), source_id)
+
+
+def projects_of(runs: Iterable[MeasuredRun]) -> tuple[str, ...]:
+    """All projects of `runs`, in the order of their first row."""
+    return tuple(dict.fromkeys(project_of(run.source_id) for run in runs))
+
+
+def tells_of_hardware(run: MeasuredRun) -> bool:
+    """Whether the row's step time may be fitted to: timed, on a named GPU, by tuned code."""
+    if not run.is_timed or not run.gpu:
+        return False
+    return project_of(run.source_id) != POORLY_TUNED or (run.pp == 1 and run.tp <= 8)

@@ -1,0 +1,56 @@
+"""The band's errors: the score that they are fitted by, and that the fit finds them."""
+
+from __future__ import annotations
+
+import random
+from math import exp, log
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsdpplan.cost.band import NORMAL_80, log_error
+from fsdpplan.spec.estimate import TimeBreakdown
+from fsdpplan.validate.fit_bands import fit_error, interval_score
+from fsdpplan.validate.held_out import HeldOutRow
+
+
+@given(st.floats(0, 1), st.floats(-2, 2))
+def test_a_miss_costs_ten_times_what_it_misses_by(half_width: float, residual: float) -> None:
+    score = interval_score(half_width=half_width, log_residual=residual)
+    assert score >= 2 * half_width
+    if abs(residual) <= half_width:
+        assert score == 2 * half_width
+
+
+def test_the_fitted_band_holds_about_80_percent_of_what_it_was_fitted_to() -> None:
+    draw = random.Random(7)
+    rows = []
+    for index in range(400):
+        across = draw.uniform(0.0, 0.6)
+        time = TimeBreakdown(
+            compute_seconds=1 - across,
+            exposed_communication_seconds=across,
+            bubble_seconds=0.0,
+            optimizer_seconds=0.0,
+            matmul_seconds=1 - across,
+            exposed_across_seconds=across,
+        )
+        residual = draw.gauss(0.0, 0.04) * (1 - across) + draw.gauss(0.0, 0.5) * across
+        rows.append(
+            HeldOutRow(
+                row=index,
+                project=f"project {index % 4}",
+                measured_step_seconds=exp(-residual),
+                evidence="fitted",
+                time=time,
+            )
+        )
+    found = fit_error(rows, evidence="fitted")
+    inside = [abs(_log_residual(row)) <= NORMAL_80 * log_error(row.time, found) for row in rows]
+    assert 0.72 <= sum(inside) / len(rows) <= 0.88
+    assert found.across_fraction > 3 * found.matmul_fraction
+
+
+def _log_residual(row: HeldOutRow) -> float:
+
+    return log(row.predicted_step_seconds / row.measured_step_seconds)
