@@ -17,7 +17,7 @@ RUNS ?= 15
 # Workers of pytest. Tests that start process groups or Slurm share one of them (tests/conftest.py).
 WORKERS ?= 2
 
-.PHONY: help demo test lint types bench docs clean
+.PHONY: help demo test lint types bench docs fit clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 8
@@ -40,7 +40,15 @@ bench: $(VENV)/.dev  ## measure the start-up of the command line
 	$(BIN)/python tests/benchmarks/startup.py --runs $(RUNS)
 
 docs: $(VENV)/.dev  ## write the generated pages and outputs again
+	$(BIN)/python docs/validation.py
 	$(BIN)/python docs/generate.py
+
+fit: $(VENV)/.dev  ## fit the profiles' constants to the tables again, in about five minutes
+	$(BIN)/python -m fsdpplan.validate.fit_kernels
+	$(BIN)/python -m fsdpplan.validate.fit_steps
+	$(BIN)/python -m fsdpplan.validate.fit_memory
+	$(BIN)/python -m fsdpplan.validate.held_out
+	$(BIN)/python -m fsdpplan.validate.fit_bands
 
 clean:  ## remove what make made
 	rm -rf $(VENV) demo dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -14,6 +14,7 @@ from fsdpplan import __version__
 from fsdpplan.cli.inputs import Inputs
 from fsdpplan.cli.options import DEFAULT_PLAN
 from fsdpplan.cli.resolve_layout import the_layout
+from fsdpplan.cost.buildable import trainer_builds
 from fsdpplan.cost.memory import available_bytes
 from fsdpplan.cost.step import estimate
 from fsdpplan.errors import NoFeasibleLayout, SpecError
@@ -26,7 +27,7 @@ from fsdpplan.files.plans import (
     training_document,
     write_plan,
 )
-from fsdpplan.search.legality import legal_layout_problem
+from fsdpplan.search.legality import legal_layout_problem, question_problem
 from fsdpplan.search.recommend import recommend
 from fsdpplan.search.result import NearestMiss, SearchResult
 from fsdpplan.search.words import describe
@@ -46,6 +47,7 @@ class Found:
 
 def search(inputs: Inputs) -> Found:
     """The ranked layouts. Raises NoFeasibleLayout with the nearest miss when there are none."""
+    _refuse_question(inputs)
     started = time.perf_counter()
     result = recommend(
         model=inputs.model,
@@ -59,12 +61,23 @@ def search(inputs: Inputs) -> Found:
     return Found(result=result, seconds=seconds)
 
 
+def _refuse_question(inputs: Inputs) -> None:
+    """Raise SpecError where no layout at all could be trained."""
+    problem = question_problem(
+        model=inputs.model, cluster=inputs.cluster, training=inputs.training, pins=inputs.pins
+    )
+    if problem is not None:
+        raise SpecError(problem)
+
+
 def _nothing(inputs: Inputs, result: SearchResult) -> str:
     what = f"{inputs.model.name} on {inputs.cluster.gpus} x {inputs.cluster.device.name}"
     reasons = rejections(result.rejected)
     if result.nearest_miss is None:
+        advice = f"; {result.example}" if result.example else ""
+        counts = reasons or "no degrees multiply to the GPUs"
         return (
-            f"no layout of {what} is legal: {reasons or 'no degrees multiply to the GPUs'}; "
+            f"no layout of {what} is legal: {counts}{advice}; "
             f"{'pin less of the layout, or ' if inputs.pins.given() else ''}use another "
             "--global-batch or other --gpus"
         )
@@ -104,6 +117,7 @@ class OneLayout:
 def one_layout(inputs: Inputs) -> OneLayout:
     """The layout that the pins name and its prediction. Raises SpecError where it is illegal."""
     model, cluster, training = inputs.model, inputs.cluster, inputs.training
+    _refuse_question(inputs)
     found = the_layout(inputs.pins, cluster=cluster, training=training)
     layout = found.value
     problem = legal_layout_problem(model=model, cluster=cluster, training=training, layout=layout)
@@ -121,14 +135,31 @@ def save(inputs: Inputs, result: SearchResult, path: Path) -> str:
     """Save the best plan that runs; what to say about it."""
     chosen = result.best_runnable
     if chosen is None:
-        return (
-            "nothing was saved: today's trainer runs none of these layouts; it runs DDP, FSDP2 and "
-            "HSDP, which --tp 1 --pp 1 asks for"
-        )
+        return f"nothing was saved: {_not_runnable(inputs)}"
     write_plan(plan_of(inputs, result, chosen), path)
     shown = "" if path == Path(DEFAULT_PLAN) else f" {shlex.quote(str(path))}"
     return (
         f"saved as {path}; next: fsdpplan emit-launch{shown} > job.sbatch, or fsdpplan run{shown}"
+    )
+
+
+def _not_runnable(inputs: Inputs) -> str:
+    """Why today's trainer runs none of the layouts, and what it would run."""
+    training = inputs.training
+    if not trainer_builds(model=inputs.model, seq_len=training.seq_len):
+        kind = "has experts" if inputs.model.experts else "is of another kind"
+        return (
+            f"today's trainer builds plain dense decoders, and {inputs.model.name} {kind}; take "
+            "the degrees above to a program that trains it"
+        )
+    if training.precision not in ("bf16", "fp32") or training.runtime != "fsdp2":
+        return (
+            f"today's trainer runs bf16 and fp32 with FSDP2, not {training.precision} with "
+            f"{training.traits.words}"
+        )
+    return (
+        "today's trainer runs none of these layouts; it runs DDP, FSDP2 and HSDP, which --tp 1 "
+        "--pp 1 asks for"
     )
 
 
@@ -163,6 +194,7 @@ def recommend_json(inputs: Inputs, found: Found) -> str:
                 }
                 for ranked in result.ranked
             ],
+            "not_told_apart": list(result.tied),
             "search": {
                 "candidates": result.candidates,
                 "feasible": result.feasible,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, get_args
 
 import typer
 
@@ -13,15 +13,19 @@ from fsdpplan.cli.parse import choice, fraction, line, path, reshard, whole
 from fsdpplan.spec.layout import (
     ActivationCheckpointing,
     GradientSync,
+    Offload,
     Reshard,
     Schedule,
     Sharding,
 )
-from fsdpplan.spec.training import Optimizer, Precision, ReduceDtype, Runtime
-from fsdpplan.units import parse_bandwidth_bytes_per_second, parse_count
+from fsdpplan.spec.runtime import RuntimeName as Runtime
+from fsdpplan.spec.training import Fp8Recipe, Optimizer, Precision, ReduceDtype
+from fsdpplan.units import parse_bandwidth_bytes_per_second, parse_bytes, parse_count
 
 DEFAULT_PLAN = "fsdpplan.json"
 """Where `recommend` saves and the other commands look."""
+
+_OTHER_RUNTIMES = ", ".join(name for name in get_args(Runtime) if name != "fsdp2")
 
 PlanFile = Annotated[
     str,
@@ -52,7 +56,15 @@ class ModelOptions:
         Flag(
             metavar="70e9|70B",
             parse=parse_count,
-            help="Parameters; the shape of a dense decoder is inferred.",
+            help="Parameters; the shape is inferred: a dense decoder, but with --active-params.",
+        ),
+    ] = None
+    active_params: Annotated[
+        int | None,
+        Flag(
+            metavar="22e9|22B",
+            parse=parse_count,
+            help="With --params: those that one token meets, of a mixture of experts.",
         ),
     ] = None
     model: Annotated[
@@ -156,6 +168,21 @@ class TrainingOptions:
             help="Number format of the matmuls. Default bf16.",
         ),
     ] = None
+    fp8_recipe: Annotated[
+        str | None,
+        Flag(
+            metavar="tensorwise|rowwise|delayed",
+            parse=choice(Fp8Recipe),
+            help="Scales of fp8 matmuls, with --precision fp8. Default tensorwise.",
+        ),
+    ] = None
+    fp8_all_gather: Annotated[
+        bool | None,
+        Flag(
+            name="--fp8-all-gather/--no-fp8-all-gather",
+            help="FSDP gathers weights already cast to fp8. Default no.",
+        ),
+    ] = None
     reduce_dtype: Annotated[
         str | None,
         Flag(
@@ -175,9 +202,9 @@ class TrainingOptions:
     runtime: Annotated[
         str | None,
         Flag(
-            metavar="fsdp2|autocast",
+            metavar="NAME",
             parse=choice(Runtime),
-            help="What trains; autocast keeps fp32 parameters and is priced only. Default fsdp2.",
+            help=f"What trains: fsdp2 (default), or, priced only, {_OTHER_RUNTIMES}.",
         ),
     ] = None
     headroom: Annotated[
@@ -205,14 +232,18 @@ class LayoutOptions:
     ] = None
     cp: Annotated[
         int | None,
-        Flag(metavar="N", parse=whole(example=1), help="Context-parallel ranks; only 1 so far."),
+        Flag(metavar="N", parse=whole(example=2), help="Context-parallel ranks."),
     ] = None
     pp: Annotated[int | None, Flag(metavar="N", parse=whole(example=4), help="Pipeline ranks.")] = (
         None
     )
     ep: Annotated[
         int | None,
-        Flag(metavar="N", parse=whole(example=1), help="Expert-parallel ranks; only 1 so far."),
+        Flag(
+            metavar="N",
+            parse=whole(example=8),
+            help="Expert-parallel ranks, of those that share one copy.",
+        ),
     ] = None
     micro_batch: Annotated[
         int | None,
@@ -223,7 +254,8 @@ class LayoutOptions:
         Flag(
             metavar="NAME",
             parse=choice(Schedule),
-            help="Pipeline schedule: none, gpipe, 1f1b, interleaved_1f1b.",
+            help="Pipeline schedule: none, gpipe, 1f1b, interleaved_1f1b, looped_bfs, "
+            "interleaved_zero_bubble, zbv, dualpipev.",
         ),
     ] = None
     virtual_stages: Annotated[
@@ -232,7 +264,11 @@ class LayoutOptions:
     ] = None
     sharding: Annotated[
         Sharding | None,
-        Flag(metavar="ddp|fsdp", parse=choice(Sharding), help="Whole copies, or FSDP2."),
+        Flag(
+            metavar="ddp|zero1|zero2|fsdp",
+            parse=choice(Sharding),
+            help="Whole copies; sharded optimizer state; gradients too; FSDP2.",
+        ),
     ] = None
     reshard_after_forward: Annotated[
         Reshard | None,
@@ -257,6 +293,29 @@ class LayoutOptions:
             parse=choice(ActivationCheckpointing),
             help="What backward recomputes.",
         ),
+    ] = None
+    async_tp: Annotated[
+        bool | None,
+        Flag(
+            name="--async-tp/--no-async-tp",
+            help="Tensor-parallel collectives beside their matmuls.",
+        ),
+    ] = None
+    offload: Annotated[
+        Offload | None,
+        Flag(
+            metavar="none|cpu",
+            parse=choice(Offload),
+            help="Where shards and optimizer state live. Default none: on the device.",
+        ),
+    ] = None
+    wrap_blocks: Annotated[
+        int | None,
+        Flag(metavar="N", parse=whole(example=2), help="Blocks an FSDP unit: FSDP's bucket."),
+    ] = None
+    ddp_bucket_bytes: Annotated[
+        int | None,
+        Flag(name="--ddp-bucket", metavar="25MiB", parse=parse_bytes, help="Bucket of DDP."),
     ] = None
     compile: Annotated[
         bool | None, Flag(name="--compile/--no-compile", help="torch.compile of each block.")

@@ -7,44 +7,29 @@ from math import prod
 from typing import Any
 
 from fsdpplan.cli.options import LayoutOptions
-from fsdpplan.cli.resolved import Resolved, flag
+from fsdpplan.cli.resolved import Resolved
 from fsdpplan.errors import SpecError
+from fsdpplan.search.enumerate import LOOPED_SCHEDULES, V_SCHEDULES
 from fsdpplan.search.pins import Pins
+from fsdpplan.search.pins import pin_flag as flag
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import MESH_AXES, SPLIT_BACKWARD_SCHEDULES, Layout
 from fsdpplan.spec.training import Training
 
-PRICED_SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b")
-
 
 def resolve_pins(options: LayoutOptions, *, gpus: int) -> Resolved[Pins]:
-    """The pins, refused where they contradict each other or are not priced yet."""
+    """The pins, refused where they contradict each other."""
     given = {
         field.name: getattr(options, field.name)
         for field in fields(options)
         if getattr(options, field.name) is not None
     }
-    _refuse_unpriced(given)
     _refuse_degrees(given, gpus)
     _refuse_schedule(given)
     return Resolved(
         value=Pins(**given),
         sources=tuple((f"layout.{name}", f"flag {flag(name)}") for name in given),
     )
-
-
-def _refuse_unpriced(given: dict[str, Any]) -> None:
-    if given.get("cp", 1) > 1:
-        raise SpecError(f"--cp {given['cp']}: context parallelism is not priced yet; use --cp 1")
-    if given.get("ep", 1) > 1:
-        raise SpecError(
-            f"--ep {given['ep']}: experts are not priced yet, and this model has none; use --ep 1"
-        )
-    if given.get("sharding") in ("zero1", "zero2"):
-        raise SpecError(
-            f"--sharding {given['sharding']} is not priced yet; the nearest that is: "
-            "--sharding fsdp --reshard-after-forward never"
-        )
 
 
 def _refuse_degrees(given: dict[str, Any], gpus: int) -> None:
@@ -59,6 +44,12 @@ def _refuse_degrees(given: dict[str, Any], gpus: int) -> None:
         raise SpecError(
             f"--sharding ddp keeps whole copies: leave --dp-shard {given['dp_shard']} out, "
             "or use --sharding fsdp"
+        )
+    ep, shard_ranks = given.get("ep", 1), given.get("dp_shard", 0) * given.get("cp", 1)
+    if shard_ranks and shard_ranks % ep:
+        raise SpecError(
+            f"--ep {ep} must divide --dp-shard x --cp = {shard_ranks}, the ranks that share one "
+            "copy: use another --ep or --dp-shard"
         )
 
 
@@ -75,22 +66,15 @@ def _divisors_hint(degrees: dict[str, int], gpus: int) -> str:
 
 def _refuse_schedule(given: dict[str, Any]) -> None:
     schedule, pp = given.get("schedule"), given.get("pp")
-    if schedule in SPLIT_BACKWARD_SCHEDULES:
-        raise SpecError(
-            f"--schedule {schedule} splits the backward pass, which trains silently wrong with "
-            f"FSDP2 resharding; use {', '.join(PRICED_SCHEDULES)}"
-        )
-    if schedule is not None and schedule not in ("none", *PRICED_SCHEDULES):
-        raise SpecError(
-            f"--schedule {schedule} is not priced yet; use {', '.join(PRICED_SCHEDULES)}"
-        )
     if schedule == "none" and pp is not None and pp > 1:
         raise SpecError(f"--pp {pp} needs a schedule: --schedule 1f1b, or leave --schedule out")
     if schedule not in (None, "none") and pp == 1:
         raise SpecError(f"--schedule {schedule} needs a pipeline: --pp 2 or more, or leave it out")
-    if given.get("virtual_stages", 1) > 1 and schedule not in (None, "interleaved_1f1b"):
+    stages = given.get("virtual_stages", 1)
+    if stages > 1 and schedule in ("gpipe", "1f1b"):
         raise SpecError(
-            f"--virtual-stages {given['virtual_stages']} needs --schedule interleaved_1f1b"
+            f"--virtual-stages {stages} does not go with --schedule {schedule}: use --schedule "
+            "interleaved_1f1b"
         )
 
 
@@ -144,20 +128,26 @@ SAID = (
 def _default_policies(pins: Pins, degrees: dict[str, int], cluster: Cluster) -> dict[str, Any]:
     """What a layout has where it was not said."""
     split, pipelined = degrees["tp"] > 1, degrees["pp"] > 1
-    sharded = degrees["dp_shard"] > 1 or pins.sharding == "fsdp"
+    sharded = (
+        degrees["dp_shard"] * degrees["cp"] > 1
+        if pins.sharding is None
+        else (pins.sharding == "fsdp")
+    )
     interleaved = (pins.virtual_stages or 1) > 1
     policies: dict[str, Any] = {
         "micro_batch": 1,
         "sharding": "fsdp" if sharded else "ddp",
         "sequence_parallel": split,
         "loss_parallel": split,
-        "compile": cluster.device.kind == "cuda",
+        "compile": cluster.device.kind == "cuda" and pins.schedule not in SPLIT_BACKWARD_SCHEDULES,
     }
     if sharded:
         policies["reshard_after_forward"] = "never" if pipelined else "always"
     policies["gradient_sync"] = "every" if sharded and not pipelined else "last"
     if pipelined:
+        several = (*LOOPED_SCHEDULES, *V_SCHEDULES)
         policies["schedule"] = "interleaved_1f1b" if interleaved else "1f1b"
+        policies["virtual_stages"] = 2 if pins.schedule in several else 1
     return {**policies, "activation_checkpointing": "none"}
 
 

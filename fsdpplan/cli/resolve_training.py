@@ -12,16 +12,17 @@ from fsdpplan.spec.training import Training
 from fsdpplan.units import format_count, format_percent
 
 POLICIES = ("precision", "reduce_dtype", "optimizer", "runtime")
-"""Options whose default is that of `Training`."""
+FP8_POLICIES = ("fp8_recipe", "fp8_all_gather")
+"""Options whose default is that of `Training`; those of fp8 mean nothing without it."""
 
 
 def resolve_training(options: TrainingOptions, *, model: Model, gpus: int) -> Resolved[Training]:
     """The training that the options ask for."""
-    if options.precision == "fp8":
-        raise SpecError("--precision fp8 is not priced yet: use bf16, fp16 or fp32")
+    if options.precision != "fp8":
+        _refuse_fp8_options(options)
     seq_len = _seq_len(options, model)
     batch = _global_batch(options, seq_len=seq_len.value, gpus=gpus)
-    given = {name: getattr(options, name) for name in POLICIES}
+    given = {name: getattr(options, name) for name in (*POLICIES, *FP8_POLICIES)}
     values: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if options.headroom is not None:
         values["headroom_fraction"] = options.headroom
@@ -43,6 +44,12 @@ def resolve_training(options: TrainingOptions, *, model: Model, gpus: int) -> Re
         ),
         warnings=seq_len.warnings,
     )
+
+
+def _refuse_fp8_options(options: TrainingOptions) -> None:
+    for name in FP8_POLICIES:
+        if getattr(options, name):
+            raise SpecError(f"{flag(name)} needs --precision fp8: add it, or leave this out")
 
 
 def _source(name: str, value: object) -> str:
@@ -99,7 +106,20 @@ def _policies_taken(training: Training, options: TrainingOptions) -> tuple[str, 
     if taken:
         flags = ", ".join(map(flag, taken))
         lines.append(f"{', '.join(words[name] for name in taken)} ({flags})")
+    if training.precision == "fp8":
+        lines += _fp8_taken(training, options)
     if options.headroom is None:
         share = format_percent(training.headroom_fraction).replace(".0", "")
         lines.append(f"{share} of the device memory left free (--headroom)")
     return tuple(lines)
+
+
+def _fp8_taken(training: Training, options: TrainingOptions) -> list[str]:
+    """What fp8 means here, where it was not said."""
+    words = {
+        "fp8_recipe": f"{training.fp8_recipe} scales of fp8 matmuls",
+        "fp8_all_gather": f"weights gathered in {training.gathered_dtype}",
+    }
+    taken = [name for name in FP8_POLICIES if getattr(options, name) is None]
+    flags = ", ".join(map(flag, taken))
+    return [f"{', '.join(words[name] for name in taken)} ({flags})"] if taken else []

@@ -63,7 +63,24 @@ CASES = {
     ),
     # names
     "model_unknown": Case((*BARE, "--model", "llama-3.1-8c"), ("llama-3.1-8b", "fsdpplan models")),
-    "model_of_experts": Case((*BARE, "--model", "mixtral-8x7b"), ("mixture of experts",)),
+    "model_of_experts": Case((*BARE, "--model", "grok-1"), ("mixture of experts", "--params")),
+    "active_alone": Case((*BARE, "--active-params", "22e9"), ("--params 235e9",)),
+    "active_and_model": Case(
+        (*BARE, "--model", "mixtral-8x7b", "--active-params", "13e9"), ("--model", "leave out")
+    ),
+    "active_and_shape": Case(
+        (*BARE, "--layers", "4", "--active-params", "13e9"), ("--layers", "leave out")
+    ),
+    "active_over_total": Case(
+        (*BARE, "--params", "7e9", "--active-params", "9e9"), ("--params", "exchange")
+    ),
+    "active_is_total": Case(
+        (*BARE, "--params", "7e9", "--active-params", "7e9"), ("dense", "5.6b")
+    ),
+    "active_too_few": Case(
+        (*BARE, "--params", "7e9", "--active-params", "1e6"), ("at least 175m",)
+    ),
+    "active_in_words": Case((*B8, "--active-params", "few"), ("--active-params", "70e9")),
     "model_empty": Case((*BARE, "--model", ""), ("--model",)),
     "hardware_unknown": Case((*B8, "--hardware", "dgx-h1000"), ("dgx-h100", "fsdpplan profiles")),
     "hardware_is_a_device": Case((*B8, "--hardware", "h100-sxm-80g"), ("dgx-h100",)),
@@ -73,8 +90,19 @@ CASES = {
         ("recommend", "--params", "7B", "--gpus", "8", "--gpu", "h100-sxm-80g"), ("--hardware",)
     ),
     "precision_unknown": Case((*B8, "--precision", "bf61"), ("--precision", "bf16")),
-    "precision_fp8": Case((*B8, "--precision", "fp8"), ("fp8", "not priced yet", "bf16")),
-    "runtime_unknown": Case((*B8, "--runtime", "megatron"), ("--runtime", "fsdp2")),
+    "fp8_on_a100": Case(
+        words(
+            "recommend --model llama-3.1-8b --gpus 8 --hardware dgx-a100-80g-hdr --precision fp8"
+        ),
+        ("a100-sxm-80g has no fp8", "--precision bf16"),
+    ),
+    "fp8_recipe_of_bf16": Case((*B8, "--fp8-recipe", "rowwise"), ("--precision fp8", "leave")),
+    "fp8_recipe_unknown": Case((*B8, "--fp8-recipe", "blockwise"), ("tensorwise", "delayed")),
+    "fp8_all_gather_of_bf16": Case((*B8, "--fp8-all-gather"), ("--precision fp8",)),
+    "fp8_all_gather_rowwise": Case(
+        (*B8, *words("--precision fp8 --fp8-recipe rowwise --fp8-all-gather")), ("tensorwise",)
+    ),
+    "runtime_unknown": Case((*B8, "--runtime", "horovod"), ("--runtime", "fsdp2")),
     "optimizer_unknown": Case((*B8, "--optimizer", "muon"), ("--optimizer", "adamw")),
     "reduce_dtype_unknown": Case((*B8, "--reduce-dtype", "fp16"), ("--reduce-dtype", "fp32")),
     "command_unknown": Case(("recomend",), ("recomend", "fsdpplan --help")),
@@ -88,15 +116,61 @@ CASES = {
     "product_past_the_gpus": Case(
         (*B8, "--dp-shard", "64", "--tp", "8"), ("--dp-shard 64 x --tp 8 = 512",)
     ),
-    "cp": Case((*B8, "--cp", "2"), ("--cp 2", "--cp 1")),
-    "ep": Case((*B8, "--ep", "2"), ("--ep 2", "--ep 1")),
-    "zero1": Case((*B8, "--sharding", "zero1"), ("zero1", "--sharding fsdp")),
-    "zero2": Case((*B8, "--sharding", "zero2"), ("--reshard-after-forward never",)),
+    "cp_of_an_odd_sequence": Case(
+        (*B8, "--cp", "8", "--seq-len", "4100"), ("cp 8", "--seq-len 4096"), code=3
+    ),
+    "cp_of_an_odd_sequence_estimated": Case(
+        (*ONE, *words("--cp 8 --dp-shard 8 --seq-len 4100")), ("4100", "--seq-len 4096")
+    ),
+    "ep_of_a_dense_model": Case((*B8, "--ep", "2"), ("ep 2", "is dense", "--ep 1")),
+    "ep_that_divides_nothing": Case(
+        (*BARE, "--model", "mixtral-8x7b", "--ep", "3"), ("8 experts", "--ep 2")
+    ),
+    "ep_beyond_the_shards": Case(
+        (*BARE, "--model", "mixtral-8x7b", *words("--ep 8 --dp-shard 4")), ("--ep 8", "= 4")
+    ),
+    "zero1_over_one_rank": Case(
+        (*ONE, *words("--sharding zero1 --dp-shard 1 --dp-replicate 64")),
+        ("--dp-shard of at least",),
+    ),
+    "zero2_that_reshards": Case(
+        (*ONE, *words("--sharding zero2 --dp-shard 64 --reshard-after-forward never")),
+        ("nothing to reshard", "leave"),
+    ),
+    "async_without_tp": Case(
+        (*ONE, "--dp-shard", "64", "--async-tp"), ("--tp 2", "leave --async-tp out")
+    ),
+    "async_without_compile": Case(
+        (*ONE, *words("--dp-shard 32 --tp 2 --async-tp --no-compile")),
+        ("torch.compile", "--compile"),
+    ),
+    "offload_of_ddp": Case(
+        (*ONE, *words("--sharding ddp --offload cpu")), ("--sharding fsdp", "--offload")
+    ),
+    "offload_on_a_cpu": Case(
+        (*DEMO, "--offload", "cpu"), ("on a CPU", "leave --offload out"), code=3
+    ),
+    "wrap_blocks_of_ddp": Case(
+        (*ONE, *words("--sharding ddp --wrap-blocks 2")), ("--wrap-blocks", "--sharding fsdp")
+    ),
+    "wrap_blocks_too_many": Case(
+        (*ONE, *words("--dp-shard 64 --wrap-blocks 99")), ("32 blocks", "--wrap-blocks 32")
+    ),
+    "bucket_of_fsdp": Case(
+        (*ONE, *words("--dp-shard 64 --ddp-bucket 100MiB")), ("--ddp-bucket", "--wrap-blocks")
+    ),
+    "bucket_without_unit": Case((*B8, "--ddp-bucket", "100"), ("--ddp-bucket", "100GiB")),
     "ddp_with_shards": Case((*B8, "--sharding", "ddp", "--dp-shard", "8"), ("--sharding fsdp",)),
     "reshard_one": Case((*B8, "--reshard-after-forward", "1"), ("always, never", "at least 2")),
     "reshard_word": Case((*B8, "--reshard-after-forward", "true"), ("always, never",)),
-    "schedule_split_backward": Case((*B8, "--schedule", "zbv"), ("silently wrong", "1f1b")),
-    "schedule_unpriced": Case((*B8, "--schedule", "looped_bfs"), ("looped_bfs", "1f1b")),
+    "schedule_split_backward": Case(
+        (*ONE, *words("--pp 2 --dp-shard 32 --schedule zbv --reshard-after-forward always")),
+        ("silently wrong", "--reshard-after-forward never"),
+    ),
+    "schedule_of_two_stages": Case(
+        (*ONE, *words("--pp 2 --dp-shard 32 --schedule zbv --virtual-stages 3")),
+        ("--virtual-stages 2",),
+    ),
     "schedule_without_pipeline": Case((*B8, "--schedule", "1f1b", "--pp", "1"), ("--pp 2",)),
     "pipeline_without_schedule": Case((*B8, "--schedule", "none", "--pp", "2"), ("1f1b",)),
     "virtual_stages_of_gpipe": Case(

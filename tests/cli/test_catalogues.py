@@ -48,8 +48,20 @@ def test_a_profile_shows_the_source_of_each_number(
 
 @pytest.mark.parametrize("name", model_names())
 def test_a_model_shows_where_it_is_published(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "Source: config.json of" in show(capsys, "models", name)
+    assert "Source: " in show(capsys, "models", name)
     document = json.loads(show(capsys, "models", name, "--json"))
     assert document["name"] == name
-    assert document["parameters"] > 0
-    assert "Hugging Face" in document["source"]
+    assert 0 < document["active_parameters"] <= document["parameters"]
+    assert (document["active_parameters"] == document["parameters"]) is not bool(
+        document["experts"]
+    )
+    assert "Hugging Face" in document["source"] or "arXiv" in document["source"]
+
+
+def test_the_list_tells_total_and_active_parameters_apart(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = {line.split()[0]: line for line in show(capsys, "models").splitlines()}
+    assert "46.7 B  12.9 B" in lines["mixtral-8x7b"]
+    assert "8.03 B     all" in lines["llama-3.1-8b"]

@@ -17,8 +17,14 @@ SMALL = f"estimate {' '.join(SHAPE)} --gpus 8 --hardware dgx-h100 --dp-shard 8"
 ONE_NODE = "estimate --model llama-3.2-1b --gpus 8 --hardware dgx-h100"
 PIPELINE = f"{ONE_NODE} --dp-replicate 4 --pp 2 --global-batch 64"
 
+MIXTURE = "estimate --model mixtral-8x7b --gpus 32 --hardware dgx-h100 --dp-shard 32"
+
 PLANNING = {
     "--params": (SMALL.replace(" ".join(SHAPE), "--params 1e9"), ("--params", "2e9")),
+    "--active-params": (
+        SMALL.replace(" ".join(SHAPE), "--params 1e9"),
+        ("--active-params", "200e6"),
+    ),
     "--model": (HSDP, ("--model", "llama-3.2-3b")),
     "--config": (SMALL.replace(" ".join(SHAPE), "--params 1e9"), ()),
     "--layers": (SMALL, ("--layers", "9")),
@@ -51,10 +57,19 @@ PLANNING = {
     "--activation-checkpointing": (HSDP, ("--activation-checkpointing", "full")),
     "--compile": (HSDP, ("--no-compile",)),
     "--tokens": (HSDP, ("--tokens", "1T")),
+    "--runtime": (HSDP, ("--runtime", "fsdp1")),
+    "--fp8-recipe": (f"{HSDP} --precision fp8", ("--fp8-recipe", "delayed")),
+    "--fp8-all-gather": (f"{HSDP} --precision fp8", ("--fp8-all-gather",)),
+    "--cp": (f"{ONE_NODE} --dp-replicate 2", ("--cp", "2")),
+    "--ep": (MIXTURE, ("--ep", "8")),
+    "--async-tp": (f"{HSDP} --tp 2", ("--async-tp",)),
+    "--offload": (HSDP, ("--offload", "cpu")),
+    "--wrap-blocks": (HSDP, ("--wrap-blocks", "2")),
+    "--ddp-bucket": (f"{ONE_NODE} --dp-replicate 8", ("--ddp-bucket", "100MiB")),
 }
 """Option -> (a command, what changes its answer)."""
 
-ONLY_ONE_VALUE = {"--cp": "1", "--ep": "1", "--optimizer": "adamw", "--runtime": "fsdp2"}
+ONLY_ONE_VALUE = {"--optimizer": "adamw"}
 """Options whose other values are refused until they are priced; the answer names this one."""
 
 
@@ -141,6 +156,9 @@ PINS = {
     "gradient_sync": "last",
     "activation_checkpointing": "op",
     "compile": False,
+    "async_tp": True,
+    "offload": "cpu",
+    "wrap_blocks": 2,
 }
 
 
@@ -150,13 +168,34 @@ def test_a_pin_is_kept_by_every_layout(
 ) -> None:
     value = PINS[pin]
     flag = "--" + pin.replace("_", "-")
-    pinned = ("--no-compile",) if value is False else (flag, str(value))
+    no_value = {False: ("--no-compile",), True: (flag,)}
+    pinned = no_value[value] if isinstance(value, bool) else (flag, str(value))
     plans = answer(capsys, (*SEARCH, *pinned, "--save", str(tmp_path / "plan.json")))["plans"]
     assert plans
     assert {json.dumps(plan["layout"][pin]) for plan in plans} == {json.dumps(value)}
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved_1f1b"])
+def test_a_pinned_bucket_is_kept_by_every_layout(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    given = (*SEARCH, "--ddp-bucket", "50MiB", "--save", str(tmp_path / "plan.json"))
+    plans = answer(capsys, given)["plans"]
+    assert {plan["layout"]["ddp_bucket_bytes"] for plan in plans} == {50 * 2**20}
+    assert {plan["layout"]["sharding"] for plan in plans} == {"ddp"}
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "gpipe",
+        "1f1b",
+        "interleaved_1f1b",
+        "looped_bfs",
+        "interleaved_zero_bubble",
+        "zbv",
+        "dualpipev",
+    ],
+)
 def test_a_pinned_schedule_means_a_pipeline(
     schedule: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

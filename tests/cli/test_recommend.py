@@ -118,6 +118,7 @@ def test_json_holds_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"schema_version", "model", "cluster", "training", "plans", "search"} <= set(document)
     assert {"assumptions", "warnings"} <= set(document)
     assert {"candidates", "feasible", "rejected", "seconds"} == set(document["search"])
+    assert set(document["not_told_apart"]) <= {plan["rank"] for plan in document["plans"]}
     assert [plan["rank"] for plan in document["plans"]] == list(
         range(1, len(document["plans"]) + 1)
     )
@@ -185,3 +186,63 @@ def test_json_says_what_was_rejected_when_nothing_fits(
 def test_the_same_question_gets_the_same_answer(capsys: pytest.CaptureFixture[str]) -> None:
     first, second = ask(capsys, *ASKED)[0], ask(capsys, *ASKED)[0]
     assert first == second
+
+
+MIXTURES = {
+    "mixtral-8x7b": (
+        words("recommend --model mixtral-8x7b --gpus 64"),
+        ("46.7 B parameters, 12.9 B active (2 of 8 experts)", "ep "),
+    ),
+    "two counts": (
+        words("recommend --params 235e9 --active-params 22e9 --gpus 256"),
+        ("22.0 B active (8 of 128 experts)", "ep "),
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "said"), MIXTURES.values(), ids=MIXTURES.keys())
+def test_a_mixture_of_experts_is_planned_and_said_not_to_run(
+    given: tuple[str, ...], said: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, err = ask(capsys, *given)
+    flat = " ".join(out.split())
+    for text in (*said, "Today's trainer runs none of these layouts"):
+        assert text in flat
+    assert "nothing was saved" in err
+    assert "experts" in err
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_the_screen_says_what_the_band_stands_on_and_counts_memory_three_ways(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flat = " ".join(ask(capsys, *ASKED)[0].split())
+    assert "fitted from published runs)" in flat
+    assert "GiB allocated" in flat
+    assert "GiB reserved" in flat
+    pipeline = words("recommend --model llama-3.2-3b --gpus 16 --pp 4 --global-batch 256")
+    flat = " ".join(ask(capsys, *pipeline)[0].split())
+    assert "of 4 is the fullest, the emptiest needs" in flat
+
+
+def test_what_is_not_told_apart_from_the_first_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = words("recommend --model llama-3.2-1b --gpus 8 --hardware dgx-h200")
+    ranks = ask_json(capsys, *given)["not_told_apart"]
+    assert ranks
+    flat = " ".join(ask(capsys, *given)[0].split())
+    assert f"Not told apart from rank 1 by step time: rank{'s' if len(ranks) > 1 else ''} " in flat
+    assert all(str(rank) in flat for rank in ranks)
+
+
+def test_nothing_fits_and_the_host_is_the_last_resort(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = words("recommend --params 70e9 --gpus 8 --hardware dgx-h100")
+    assert exit_code_of(given) == 3
+    assert "or, much slower, keep shards and optimizer on the host: --offload cpu" in (
+        capsys.readouterr().err
+    )
+    out, _ = ask(capsys, *given, "--offload", "cpu")
+    assert "of host memory each" in " ".join(out.split())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fsdpplan.spec.cluster import Cluster, Device, DeviceFit, DeviceKind, Level
+from fsdpplan.spec.cluster import Cluster, Device, DeviceFit, DeviceKind, Level, StepError
 from fsdpplan.spec.estimate import Estimate, Interval, MemoryBreakdown, TimeBreakdown
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
@@ -117,14 +117,23 @@ def _device(kind: DeviceKind) -> Device:
         fit=DeviceFit(
             matmul_fraction=0.5,
             attention_forward_fraction=0.5,
-            attention_backward_fraction=0.5,
             memory_fraction=0.5,
+            attention_backward_ratio=1.0,
             kernel_launch_seconds=1e-6,
             overlap_slowdown_fraction=0.0,
             fragmentation_fraction=0.05,
             context_bytes=0,
             communicator_bytes=0,
-            step_time_lower_fraction=0.5,
-            step_time_upper_fraction=2.0,
+        ),
+        error=StepError(
+            base_fraction=0.5,
+            matmul_fraction=0.1,
+            attention_fraction=0.1,
+            element_wise_fraction=0.1,
+            launch_fraction=0.1,
+            inside_fraction=0.1,
+            across_fraction=0.1,
+            bubble_fraction=0.1,
+            layout_fraction=0.01,
         ),
     )

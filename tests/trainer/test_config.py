@@ -142,6 +142,36 @@ def test_what_the_trainer_cannot_run_is_refused_in_words(
     assert words in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ({"experts": {"experts": 8, "active": 2, "hidden": 64}}, "a mixture of experts"),
+        ({"latent": {"kv_rank": 8, "rope_head_dim": 4, "value_head_dim": 8}}, "latent attention"),
+        ({"norm": "layernorm", "norm_bias": False}, "layer norms without biases"),
+        ({"qk_norm_width": "all_heads"}, "all heads"),
+        ({"post_norms": True}, "norms behind attention"),
+        ({"embedding_norm": True}, "a norm behind the embedding"),
+        ({"attention_sinks": True}, "attention sinks"),
+        ({"sliding_window": 4}, "looks back 4 tokens only, in sequences of"),
+        ({"sliding_window": "wide"}, "looks back"),
+    ],
+)
+def test_a_model_that_the_decoder_cannot_be_is_refused_in_words(
+    model: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(TrainerError, match="this trainer's decoder lacks") as raised:
+        parse_plan(plans.plan_text(model=model))
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_windows_beyond_the_sequence_are_full_causal_attention() -> None:
+    plain = parse_plan(plans.plan_text())
+    wide = {"sliding_window": plain.training.seq_len, "full_attention_every": 2}
+    others = {"experts": None, "latent": None, "norm_bias": True, "qk_norm_width": "head"}
+    assert parse_plan(plans.plan_text(model=wide | others)) == plain
+
+
 @pytest.mark.parametrize("kind", ["cuda", "cpu"])
 def test_what_the_trainer_can_run_is_not_refused(kind: str) -> None:
     document = plans.plan_document(dp_replicate=2, dp_shard=4, reshard_after_forward=2)
