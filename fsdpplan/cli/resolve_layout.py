@@ -38,7 +38,8 @@ def _refuse_degrees(given: dict[str, Any], gpus: int) -> None:
     if gpus % product:
         words = " x ".join(f"{flag(axis)} {degree}" for axis, degree in degrees.items())
         raise SpecError(
-            f"{words} = {product} does not divide {gpus} GPUs; {_divisors_hint(degrees, gpus)}"
+            f"{words}{f' = {product}' if len(degrees) > 1 else ''} does not divide {gpus} GPUs; "
+            f"{_divisors_hint(degrees, gpus)}"
         )
     if given.get("sharding") == "ddp" and given.get("dp_shard", 1) > 1:
         raise SpecError(

@@ -66,8 +66,12 @@ def step_time(*, model: Model, cluster: Cluster, training: Training, layout: Lay
         exposed=exposed,
     )
     busy = passes.busy_seconds - sum(inner.values())
-    busy += gradient_seconds(
-        model=model, training=training, layout=layout, stage=stage, device=cluster.device
+    # of the rank that keeps most: which rank computes most may hang on a hair
+    busy += max(
+        gradient_seconds(
+            model=model, training=training, layout=layout, stage=held, device=cluster.device
+        )
+        for held in dict.fromkeys(stages)
     )
     compute = busy + min(busy, slowdown_seconds(communication, cluster.device))
     parts = _compute_parts(stage=stage, **common)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ model reads traits, not names.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -115,32 +115,90 @@ class Runtime:
     """Where the traits were read."""
 
 
+FSDP2 = Runtime(
+    name="fsdp2",
+    words="FSDP2",
+    bucket_bytes=25 * 2**20,
+    source="torch 2.13 torch/distributed/fsdp/_fully_shard, torch/nn/parallel/distributed.py",
+)
+FSDP1 = Runtime(
+    name="fsdp1",
+    words="FSDP1",
+    flat_parameters=True,
+    bucket_bytes=25 * 2**20,
+    source="torch 2.13 torch/distributed/fsdp/_flat_param.py, _runtime_utils.py",
+)
+MEGATRON = Runtime(
+    name="megatron",
+    words="Megatron Core",
+    half_parameters=True,
+    joined_projections=True,
+    fused_kernels=True,
+    overlaps_weight_gradient=True,
+    ring_attention=True,
+    repeats_whole_block=True,
+    overlaps_parameter_gather=True,
+    bucket_bytes=4 * 40_000_000,
+    bucket_bytes_a_rank=4 * 1_000_000,
+    fused_loss=True,
+    fp32_logits=1,
+    pads_vocabulary=True,
+    native_attention=True,
+    source="Megatron-LM megatron/core/distributed/distributed_data_parallel_config.py, "
+    "tensor_parallel/layers.py, tensor_parallel/random.py; overlaps of data parallelism as in "
+    "NeMo nemo/collections/llm/recipes",
+)
+MEGATRON_2020 = Runtime(
+    name="megatron_2020",
+    words="Megatron-LM before FlashAttention",
+    half_parameters=True,
+    joined_projections=True,
+    half_gradients=True,
+    fused_kernels=True,
+    flash_attention=False,
+    overlaps_reduction=False,
+    repeats_whole_block=True,
+    reduce_scatters_gradients=False,
+    fused_loss=True,
+    dropout=True,
+    fp32_logits=1,
+    fp32_gradients_of_bf16=True,
+    pipeline_outputs="kept",
+    pads_vocabulary=True,
+    source="Megatron-LM before Megatron Core, megatron/model/distributed.py",
+)
+NANOTRON = Runtime(
+    name="nanotron",
+    words="nanotron",
+    half_parameters=True,
+    joined_projections=True,
+    overlaps_weight_gradient=True,
+    repeats_whole_block=True,
+    reduce_scatters_gradients=False,
+    bucket_bytes=2 * 25 * 2**20,
+    fp32_logits=2,
+    half_gradients_beside_fp32="backward",
+    gradient_buckets=True,
+    pipeline_outputs="kept",
+    source="nanotron 0e0a27ea src/nanotron/trainer.py (torch's DDP, 25 MiB of bf16 gradients a "
+    "bucket), optim/gradient_accumulator.py (its hook sums and all-reduces them in fp32), "
+    "parallel/tensor_parallel/functional.py",
+)
+
 RUNTIMES: tuple[Runtime, ...] = (
-    Runtime(
-        name="fsdp2",
-        words="FSDP2",
-        bucket_bytes=25 * 2**20,
-        source="torch 2.13 torch/distributed/fsdp/_fully_shard, torch/nn/parallel/distributed.py",
-    ),
-    Runtime(
-        name="fsdp1",
-        words="FSDP1",
-        flat_parameters=True,
-        bucket_bytes=25 * 2**20,
-        source="torch 2.13 torch/distributed/fsdp/_flat_param.py, _runtime_utils.py",
-    ),
-    Runtime(
+    FSDP2,
+    FSDP1,
+    replace(
+        FSDP2,
         name="fsdp2_2024",
         words="FSDP2 with torch before 2.9",
-        bucket_bytes=25 * 2**20,
         composite_norms=True,
         source="torchtitan of 2024 torchtitan/models/norms.py; torch 2.5 aten rms_norm",
     ),
-    Runtime(
+    replace(
+        FSDP1,
         name="fsdp1_2024",
         words="FSDP1 with torch before 2.9",
-        flat_parameters=True,
-        bucket_bytes=25 * 2**20,
         composite_norms=True,
         source="torch 2.5 aten rms_norm, torch/distributed/fsdp/_flat_param.py",
     ),
@@ -164,80 +222,25 @@ RUNTIMES: tuple[Runtime, ...] = (
         foreach_optimizer=True,
         source="torch 2.13 torch/amp/autocast_mode.py, torch/distributed/fsdp/_flat_param.py",
     ),
-    Runtime(
-        name="megatron",
-        words="Megatron Core",
-        half_parameters=True,
-        joined_projections=True,
-        fused_kernels=True,
-        overlaps_weight_gradient=True,
-        ring_attention=True,
-        repeats_whole_block=True,
-        overlaps_parameter_gather=True,
-        bucket_bytes=4 * 40_000_000,
-        bucket_bytes_a_rank=4 * 1_000_000,
-        fused_loss=True,
-        fp32_logits=1,
-        pads_vocabulary=True,
-        native_attention=True,
-        source="Megatron-LM megatron/core/distributed/distributed_data_parallel_config.py, "
-        "tensor_parallel/layers.py, tensor_parallel/random.py; overlaps of data parallelism as in "
-        "NeMo nemo/collections/llm/recipes",
-    ),
-    Runtime(
+    MEGATRON,
+    replace(
+        MEGATRON,
         name="megatron_lm",
         words="Megatron-LM with its defaults",
-        half_parameters=True,
-        joined_projections=True,
-        fused_kernels=True,
         overlaps_reduction=False,
-        overlaps_weight_gradient=True,
-        ring_attention=True,
-        repeats_whole_block=True,
-        fused_loss=True,
-        fp32_logits=1,
-        pads_vocabulary=True,
-        native_attention=True,
+        overlaps_parameter_gather=False,
+        bucket_bytes=None,
+        bucket_bytes_a_rank=0,
         source="Megatron-LM megatron/core/distributed/distributed_data_parallel_config.py: "
         "overlap_grad_reduce and overlap_param_gather are off unless asked for; the rest as above",
     ),
-    Runtime(
-        name="megatron_2020",
-        words="Megatron-LM before FlashAttention",
-        half_parameters=True,
-        joined_projections=True,
-        half_gradients=True,
-        fused_kernels=True,
-        flash_attention=False,
-        overlaps_reduction=False,
-        repeats_whole_block=True,
-        reduce_scatters_gradients=False,
-        fused_loss=True,
-        dropout=True,
-        fp32_logits=1,
-        fp32_gradients_of_bf16=True,
-        pipeline_outputs="kept",
-        pads_vocabulary=True,
-        source="Megatron-LM before Megatron Core, megatron/model/distributed.py",
-    ),
-    Runtime(
+    MEGATRON_2020,
+    replace(
+        MEGATRON_2020,
         name="megatron_deepspeed",
         words="Megatron-DeepSpeed",
-        half_parameters=True,
-        joined_projections=True,
-        half_gradients=True,
-        fused_kernels=True,
-        flash_attention=False,
-        overlaps_reduction=False,
-        repeats_whole_block=True,
-        reduce_scatters_gradients=False,
-        fused_loss=True,
-        dropout=True,
-        fp32_logits=1,
-        fp32_gradients_of_bf16=True,
         half_gradients_beside_fp32="resident",
         pipeline_outputs="split",
-        pads_vocabulary=True,
         source="DeepSpeed deepspeed/runtime/pipe/engine.py, runtime/bf16_optimizer.py",
     ),
     Runtime(
@@ -258,35 +261,14 @@ RUNTIMES: tuple[Runtime, ...] = (
         "all data-parallel ranks in buckets of 512 Mi elements), configs/7B_sft.py (overlap_sync_"
         "grad, overlap_sync_param)",
     ),
-    Runtime(
-        name="nanotron",
-        words="nanotron",
-        half_parameters=True,
-        joined_projections=True,
-        overlaps_weight_gradient=True,
-        repeats_whole_block=True,
-        reduce_scatters_gradients=False,
-        bucket_bytes=2 * 25 * 2**20,
-        fp32_logits=2,
-        half_gradients_beside_fp32="backward",
-        gradient_buckets=True,
-        pipeline_outputs="kept",
-        source="nanotron 0e0a27ea src/nanotron/trainer.py (torch's DDP, 25 MiB of bf16 gradients a "
-        "bucket), optim/gradient_accumulator.py (its hook sums and all-reduces them in fp32), "
-        "parallel/tensor_parallel/functional.py",
-    ),
-    Runtime(
+    NANOTRON,
+    replace(
+        NANOTRON,
         name="nanotron_zero1",
         words="nanotron with ZeRO-1",
-        half_parameters=True,
-        joined_projections=True,
-        overlaps_weight_gradient=True,
-        repeats_whole_block=True,
         overlaps_reduction=False,
-        reduce_scatters_gradients=False,
-        fp32_logits=2,
-        half_gradients_beside_fp32="backward",
-        pipeline_outputs="kept",
+        bucket_bytes=None,
+        gradient_buckets=False,
         source="nanotron 0e0a27ea src/nanotron/trainer.py (no DDP where ZeRO meets fp32 "
         "accumulation: one all-reduce of all gradients after backward), optim/zero.py",
     ),

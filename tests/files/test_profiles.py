@@ -74,7 +74,9 @@ def test_every_number_of_a_cluster_has_a_source(name: str) -> None:
     sources = dict(loaded.sources)
     cluster = loaded.cluster
     numbers = [f"cluster.device.{field}" for field in Device.__dataclass_fields__]
-    numbers = [n for n in numbers if not n.endswith((".name", ".kind", ".fit", ".evidence", ".error"))]
+    numbers = [
+        n for n in numbers if not n.endswith((".name", ".kind", ".fit", ".evidence", ".error"))
+    ]
     for field in numbers:
         if getattr(cluster.device, field.rsplit(".", 1)[1]) is not None:
             assert sources[field].strip()

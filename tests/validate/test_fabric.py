@@ -82,7 +82,6 @@ def test_a_gpu_is_known_by_the_names_that_tools_print(words: str, profile: str) 
 @pytest.mark.parametrize(
     "words",
     ["H100 PCIe 80GB", "H100 NVL 94GB", "A100-20GB", "RTX 4090", "MI300X", "GB200", "H1000"],
-    ["H100 PCIe 80GB", "H100 NVL 94GB", "A100-20GB", "RTX 4090", "MI300X", "GB200", "H1000"],
 )
 def test_another_part_of_the_same_name_is_not_taken_for_it(words: str) -> None:
     with pytest.raises(NotExpressed, match="no hardware profile"):
