@@ -25,7 +25,7 @@ from math import exp, log, sqrt
 from pathlib import Path
 from statistics import mean, median
 
-from fsdpplan.cost.band import NORMAL_80, difference_log_error, log_error
+from fsdpplan.cost.band import NORMAL_80, difference_log_error, log_error, step_interval
 from fsdpplan.files.bundled import bundled_runs
 from fsdpplan.files.profile_edit import with_numbers, with_source
 from fsdpplan.files.profile_format import PHYSICS
@@ -174,15 +174,26 @@ def band_rows(rows: Sequence[HeldOutRow], runs: Sequence[MeasuredRun]) -> tuple[
     )
 
 
+def half_width_fraction(row: HeldOutRow, errors: Mapping[Evidence, StepError]) -> float:
+    """Half of the row's band over its expected time."""
+    band = step_interval(row.time, errors[row.evidence])
+    return (band.upper - band.lower) / 2 / band.expected
+
+
+def is_inside(row: HeldOutRow, errors: Mapping[Evidence, StepError]) -> bool:
+    """Whether the measured time lies in the row's band."""
+    return abs(log_residual(row)) <= NORMAL_80 * log_error(row.time, errors[row.evidence])
+
+
 def how_fitted(rows: Sequence[HeldOutRow], errors: Mapping[Evidence, StepError]) -> str:
     """A sentence on the fit."""
-    widths = [NORMAL_80 * log_error(row.time, errors[row.evidence]) for row in rows]
-    inside = [abs(log_residual(row)) <= width for row, width in zip(rows, widths, strict=True)]
+    inside = mean(is_inside(row, errors) for row in rows)
+    width = median(half_width_fraction(row, errors) for row in rows if row.evidence == "fitted")
     projects = len({row.project for row in rows})
     return (
         f"by fsdpplan.validate.fit_bands: least mean interval score over {len(rows)} rows of "
-        f"{projects} held-out projects: {100 * mean(inside):.0f} % inside, median half-width "
-        f"{100 * (exp(median(widths)) - 1):.0f} %, score {mean_interval_score(rows, errors):.3f}"
+        f"{projects} held-out projects: {100 * inside:.0f} % inside, median half-width "
+        f"{100 * width:.1f} % on devices with rows, score {mean_interval_score(rows, errors):.3f}"
     )
 
 

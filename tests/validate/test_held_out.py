@@ -14,7 +14,13 @@ from fsdpplan.files.bundled import bundled_runs
 from fsdpplan.files.profile_format import PHYSICS, PhysicsProfile
 from fsdpplan.files.profiles import load_profile
 from fsdpplan.files.runs import MeasuredRun, read_runs
-from fsdpplan.validate.fit_bands import band_rows, fit_errors, log_residual
+from fsdpplan.validate.fit_bands import (
+    band_rows,
+    fit_errors,
+    half_width_fraction,
+    is_inside,
+    log_residual,
+)
 from fsdpplan.validate.fit_steps import fit, profile_values
 from fsdpplan.validate.held_out import (
     HELD_OUT,
@@ -131,6 +137,18 @@ def test_the_bands_errors_are_those_of_the_committed_residuals(
         for name in committed.__dataclass_fields__:
             assert getattr(fresh[kind], name) == pytest.approx(getattr(committed, name), rel=0.1)
     assert all(abs(log_residual(row)) < 3 for row in rows)
+
+
+def test_the_band_holds_what_it_says_and_is_narrow(
+    held_out: HeldOut, runs: tuple[MeasuredRun, ...]
+) -> None:
+    physics = load_profile(PHYSICS)
+    assert isinstance(physics, PhysicsProfile)
+    errors = dict(physics.errors)
+    rows = band_rows(held_out.rows, runs)
+    assert 0.72 <= sum(is_inside(row, errors) for row in rows) / len(rows) <= 0.88
+    fitted = [row for row in rows if row.evidence == "fitted"]
+    assert median(half_width_fraction(row, errors) for row in fitted) <= 0.12
 
 
 def test_what_is_written_is_read_again(held_out: HeldOut, tmp_path: Path) -> None:
