@@ -148,6 +148,11 @@ SOFTWARE: tuple[tuple[re.Pattern[str], Software], ...] = (
             recomputes_by_default=False,
         ),
     ),
+    # PyTorch's first FSDP by name, or a script that wraps it.
+    (
+        re.compile(r"\bfsdp ?1\b|fairscale|metaseq", re.I),
+        replace(PYTORCH, words="PyTorch FSDP1", runtime="fsdp1"),
+    ),
 )
 """Software by the name of the framework, the first that matches."""
 
@@ -162,6 +167,9 @@ TRITON_NORMS = ("2024-07-10", re.compile(r"llama-?[23].*?-(7|8|13)b", re.I))
 """torchtitan's presets of these models had a fused norm of its own until this day.
 Source: torchtitan at 10ef7a6d, train_configs, norm_type; changed in 3ff7fbb2."""
 
+FLASH = re.compile(r"(?<!no )(?<!without )\bflash[- ]?att", re.I)
+"""Words in the notes on runs whose attention keeps no scores, also before `MEGATRON_CORE`."""
+
 OVERLAPPED = re.compile(r"\bzero(/tp)? overlap\b", re.I)
 """Words in the notes on runs of Megatron-LM whose data parallelism is overlapped."""
 
@@ -175,18 +183,19 @@ OLD_MEGATRON = Software(
 
 
 def software_of(run: MeasuredRun) -> Software:
-    """What is known of the row's framework; PyTorch's own ways where nothing is."""
-    for pattern, software in SOFTWARE:
-        if pattern.search(run.framework):
-            is_megatron = software.words == "Megatron-LM"
-            if is_megatron and "0" < run.date < MEGATRON_CORE:
-                return OLD_MEGATRON
-            if is_megatron and OVERLAPPED.search(run.notes):
-                return replace(software, runtime="megatron")
-            if software.runtime in COMPOSITE and not _has_fused_norms(run, software):
-                return replace(software, runtime=COMPOSITE[software.runtime])
-            return software
-    return PYTORCH
+    """What is known of the row's framework as it was then; PyTorch's own ways where nothing is."""
+    software = next((one for pattern, one in SOFTWARE if pattern.search(run.framework)), PYTORCH)
+    has_flash = run.date >= MEGATRON_CORE or bool(FLASH.search(run.notes))
+    match software.words:
+        case "Megatron-LM" if run.date and not has_flash:
+            return OLD_MEGATRON
+        case "Megatron-LM" if OVERLAPPED.search(run.notes):
+            return replace(software, runtime="megatron")
+        case "Megatron-DeepSpeed" if has_flash:
+            return replace(software, runtime="megatron_lm")
+    if software.runtime in COMPOSITE and not _has_fused_norms(run, software):
+        return replace(software, runtime=COMPOSITE[software.runtime])
+    return software
 
 
 def _has_fused_norms(run: MeasuredRun, software: Software) -> bool:

@@ -338,13 +338,20 @@ def test_gradients_are_reduced_as_the_software_does(
         ({"framework": "Megatron-LM", "act_ckpt": "full", "notes": "zero overlap"}, "megatron"),
         ({"framework": "Megatron-LM", "act_ckpt": "full", "date": "2020-09-11"}, "megatron_2020"),
         ({"framework": "Megatron-DeepSpeed", "act_ckpt": "full"}, "megatron_deepspeed"),
+        ({"framework": "Megatron-DeepSpeed", "act_ckpt": "full", "date": "2024-01"}, "megatron_lm"),
+        ({"framework": "Megatron-LM", "act_ckpt": "full", "date": "2023-02",
+          "notes": "with FlashAttention"}, "megatron_lm"),
+        ({"framework": "Megatron-LM", "act_ckpt": "full", "date": "2023-02",
+          "notes": "no FlashAttention"}, "megatron_2020"),
         ({"framework": "InternEvo", "act_ckpt": "full"}, "internevo"),
         ({"framework": "nanotron", "act_ckpt": "full", "zero_stage": "0"}, "nanotron"),
         ({"framework": "nanotron", "act_ckpt": "full", "zero_stage": "1"}, "nanotron_zero1"),
         ({"framework": "LiBai/OneFlow", "act_ckpt": "full"}, "libai"),
+        ({"framework": "a script (FSDP1)"}, "fsdp1"),
         ({"framework": "something new"}, "fsdp2"),
+        ({"framework": "something new", "date": "2024-01"}, "fsdp2_2024"),
     ],
-)
+)  # fmt: skip
 def test_the_framework_and_its_date_tell_the_runtime(changes: dict[str, str], runtime: str) -> None:
     assert expressed(**changes).training.runtime == runtime
 
