@@ -39,10 +39,12 @@ def recommend(
     tally = Tally()
     every = degrees(model=model, cluster=cluster, training=training, pins=pins)
     groups = [_promises(asked, d, tally) for d in every]
-    ranked, tied = _ranked(asked, priced(asked, groups, limit), limit)
+    entries = priced(asked, groups, limit)
+    ranked, tied = _ranked(asked, entries, limit)
     return SearchResult(
         ranked=ranked,
         tied=tied,
+        fastest_seconds=min((result.step_seconds.expected for _, result in entries), default=None),
         candidates=tally.candidates,
         feasible=tally.feasible,
         rejected=tuple(tally.rejected.most_common()),

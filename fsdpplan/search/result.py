@@ -30,6 +30,9 @@ class SearchResult:
     Empty when nothing fits."""
     tied: tuple[int, ...] = ()
     """Ranks of those that are not told apart from the first."""
+    fastest_seconds: float | None = None
+    """Least expected step time of all that fits; the first may be slower by what cannot be told
+    apart. None when nothing fits."""
     candidates: int
     """Layouts considered, legal or not."""
     feasible: int
