@@ -24,6 +24,15 @@ ActivationCheckpointing = Literal["none", "attention", "op", "full"]
 Offload = Literal["none", "cpu"]
 Reshard = Literal["always", "never"] | int
 
+_CHOICES = {
+    "sharding": get_args(Sharding),
+    "gradient_sync": get_args(GradientSync),
+    "schedule": get_args(Schedule),
+    "activation_checkpointing": get_args(ActivationCheckpointing),
+    "offload": get_args(Offload),
+}
+"""Named once: a search makes thousands of layouts."""
+
 MESH_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """Axes of the device mesh, outermost first."""
 
@@ -102,15 +111,8 @@ class Layout:
             num_microbatches=self.num_microbatches,
             virtual_stages=self.virtual_stages,
         )
-        require_choice("sharding", self.sharding, get_args(Sharding))
-        require_choice("gradient_sync", self.gradient_sync, get_args(GradientSync))
-        require_choice("schedule", self.schedule, get_args(Schedule))
-        require_choice(
-            "activation_checkpointing",
-            self.activation_checkpointing,
-            get_args(ActivationCheckpointing),
-        )
-        require_choice("offload", self.offload, get_args(Offload))
+        for name, choices in _CHOICES.items():
+            require_choice(name, getattr(self, name), choices)
         reshard = self.reshard_after_forward
         if reshard not in ("always", "never") and (
             isinstance(reshard, bool) or not isinstance(reshard, int) or reshard < 2
