@@ -58,9 +58,10 @@ every row. An error is `predicted / measured - 1`; *p90* is what nine rows in te
 *coverage* the share of measured values inside the 80 % band, *half-width* half of that band over
 the expected time.
 
-**Held out** means: predicted with constants that were fitted without any row of that project. That
-is the error to expect for a job that is not in these tables. **Fitted** means: with the constants
-that ship, which saw the rows.
+**Held out** means: predicted with constants that were fitted without any row of that project. It
+holds back numbers, not knowledge: which effects the model has, and the four constants that are
+chosen, were settled with all of these tables in sight, so a job of another kind may be further
+off. **Fitted** means: with the constants that ship, which saw the rows.
 """
 
 PAIRS = """Two rows of one source that differ in one thing alone: by how much is the step shorter

@@ -8,13 +8,8 @@ ALIGNED_BYTES = 16
 """Rows of a matrix that start at multiples of this are loaded sixteen bytes at a time; others one
 element at a time, by kernels of an older kind. Source: cuBLAS documentation, tensor core usage."""
 
-UNALIGNED_FRACTION = 0.4
-"""Rate of matmuls with unaligned rows as a share of aligned ones. Reasoned, not fitted: without
-wide asynchronous copies (and, from Hopper on, without the tensor memory accelerator and warp-group
-instructions, which reach 1.6 times the older ones) loads stand between the multiplications."""
-
 
 def aligned_fraction(*, width: int, element_bytes: int, device: Device) -> float:
     """Rate of a matmul with rows of `width` elements as a share of an aligned one's."""
     aligned = width * element_bytes % ALIGNED_BYTES == 0
-    return 1.0 if aligned or device.kind == "cpu" else UNALIGNED_FRACTION
+    return 1.0 if aligned else device.fit.unaligned_fraction

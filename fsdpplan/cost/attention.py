@@ -40,12 +40,6 @@ BACKWARD_VALUE = 2
 """Those of the width of a value head: gradients of values and of probabilities."""
 
 
-NATIVE_SPEEDUP = 1.75
-"""Fused attention that is written for asynchronous tensor cores against FlashAttention-2 on the
-same device: 1.5 to 2.0 on H100 (FlashAttention-3, arXiv 2407.08608, abstract), the middle of it.
-The devices are those with fp8: Ampere has neither."""
-
-
 def head_channels(model: Model) -> tuple[int, int]:
     """Widths of a (query or key, value) head."""
     return model.head_dim, model.value_dim // model.heads
@@ -95,7 +89,7 @@ def _fused_rate(query: int, value: int, fraction: float, work: BlockWork, device
     width, reference, softmax = query + value, 2 * REFERENCE_CHANNELS, 2 * SOFTMAX_CHANNELS
     peak = device.peak_flops_per_second(work.activation_dtype)
     if work.native_attention and device.peak_fp8_flops_per_second is not None:
-        fraction *= NATIVE_SPEEDUP
+        fraction *= device.fit.native_attention_ratio
     relative = (reference + softmax) / reference * width / (width + softmax)
     return min(peak, peak * fraction * relative) * device.fit.sustained_fraction
 

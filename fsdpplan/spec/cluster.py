@@ -54,6 +54,12 @@ class DeviceFit:
     """Time on the device before and after the tiles of a matmul, whatever its size."""
     fp8_fraction: float = 1.0
     """Share of the fp8 peak that a large fp8 matmul reaches, relative to `matmul_fraction`."""
+    unaligned_fraction: float = 1.0
+    """Rate of matmuls whose rows do not begin at multiples of 16 bytes, as a share of aligned
+    ones'."""
+    native_attention_ratio: float = 1.0
+    """Rate of fused attention written for asynchronous tensor cores (devices with fp8) over that of
+    kernels that are not."""
     sustained_fraction: float = 1.0
     """Rate of matmuls and attention in a training step as a share of their rate on their own: a
     long step is held to the power cap, a short benchmark is not."""
@@ -72,9 +78,14 @@ class DeviceFit:
             "fp8_fraction": self.fp8_fraction,
             "sustained_fraction": self.sustained_fraction,
         }
-        require_positive(**shares)
+        require_positive(
+            **shares,
+            unaligned_fraction=self.unaligned_fraction,
+            native_attention_ratio=self.native_attention_ratio,
+        )
         require_fraction(
             **shares,
+            unaligned_fraction=self.unaligned_fraction,
             overlap_slowdown_fraction=self.overlap_slowdown_fraction,
             fragmentation_fraction=self.fragmentation_fraction,
             matmul_wave_fraction=self.matmul_wave_fraction,
