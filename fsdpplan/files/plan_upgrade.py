@@ -1,7 +1,8 @@
-"""Plan upgrade: documents of the first fsdpplan, read as the same plan with today's fields.
+"""Plan upgrade: documents of earlier fsdpplans, read as the same plan with today's fields.
 
-They are told by a fitted number that no plan has had since. A field that has come since has its
-default, which is what they meant without saying it.
+Those of the first one are told by a fitted number that no plan has had since; those before clusters
+had a network by its absence. A field that has come since has its default, which is what they meant
+without saying it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import MISSING, fields
 from math import log
 from typing import Any
 
-from fsdpplan.spec.cluster import DeviceFit, Level, StepError
+from fsdpplan.spec.cluster import Cluster, DeviceFit, Level, StepError
 from fsdpplan.spec.estimate import MemoryBreakdown, TimeBreakdown
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
@@ -37,6 +38,9 @@ _NORMAL_80 = 1.2816
 
 def upgraded(document: dict[str, Any]) -> dict[str, Any]:
     """`document` with today's fields; the same where it has them, or is no plan at all."""
+    cluster = _table(document, "cluster")
+    if cluster and "network" not in cluster and "weak" not in cluster:
+        document = {**document, "cluster": _filled(Cluster, cluster)}
     device = _table(_table(document, "cluster"), "device")
     fit = _table(device, "fit")
     if not isinstance(fit.get(OLD_MARK), int | float):

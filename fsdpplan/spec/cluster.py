@@ -12,6 +12,7 @@ from fsdpplan.spec.checks import (
     require_positive,
     require_positive_int,
 )
+from fsdpplan.spec.network import Network
 
 DeviceKind = Literal["cuda", "cpu"]
 Evidence = Literal["measured", "fitted", "datasheet"]
@@ -249,6 +250,26 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WeakSpot:
+    """A part of some nodes that is slower than its equals; all others wait for it."""
+
+    nodes: tuple[str, ...]
+    """Names of the nodes."""
+    level: str | None
+    """Level whose ports are slow; None: the device itself."""
+    remaining_fraction: float
+    """What is left of the bandwidth, or of the device's rate."""
+    text: str
+    """What is so: `mlx5_3 runs at 100 Gb/s, its equals at 400 Gb/s`."""
+
+    def __post_init__(self) -> None:
+        if not self.nodes or not all(self.nodes):
+            raise SpecError("a weak spot needs the names of its nodes")
+        require_positive(remaining_fraction=self.remaining_fraction)
+        require_fraction(remaining_fraction=self.remaining_fraction)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """Equal nodes of equal devices, joined by levels of links."""
 
@@ -261,7 +282,11 @@ class Cluster:
     gpus_per_node: int
     """Devices used on each node."""
     levels: tuple[Level, ...]
-    """Innermost first; the last one joins all devices."""
+    """Innermost first; the last one joins all devices. What is weak is counted in."""
+    network: Network | None = None
+    """What a launch must know of the network between nodes; None where nothing is known."""
+    weak: tuple[WeakSpot, ...] = ()
+    """What holds the others back; see `fsdpplan.spec.weak`."""
 
     def __post_init__(self) -> None:
         require_positive_int(gpus=self.gpus, gpus_per_node=self.gpus_per_node)
