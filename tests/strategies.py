@@ -14,7 +14,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from fsdpplan.files.profiles import load_cluster
+from fsdpplan.files.clusters import load_cluster
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.estimate import (
     CollectiveCost,

@@ -27,6 +27,7 @@ from fsdpplan.files.plans import (
     training_document,
     write_plan,
 )
+from fsdpplan.search.alternatives import Job, advice
 from fsdpplan.search.legality import legal_layout_problem, question_problem
 from fsdpplan.search.recommend import recommend
 from fsdpplan.search.result import NearestMiss, SearchResult
@@ -59,6 +60,14 @@ def search(inputs: Inputs) -> Found:
     if not result.ranked:
         raise NoFeasibleLayout(_nothing(inputs, result), rejected=dict(result.rejected))
     return Found(result=result, seconds=seconds)
+
+
+def advised(inputs: Inputs, found: Found) -> Inputs:
+    """`inputs` with warnings on machines that cost more than they bring."""
+    chosen = found.result.best_runnable or found.result.ranked[0]
+    job = Job(model=inputs.model, cluster=inputs.cluster, training=inputs.training, best=chosen)
+    said = advice(job, parts=inputs.parts)
+    return replace(inputs, warnings=(*inputs.warnings, *said))
 
 
 def _refuse_question(inputs: Inputs) -> None:

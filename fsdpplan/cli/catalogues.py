@@ -9,13 +9,9 @@ from typing import Any
 
 from fsdpplan.cli.render import blocks, facts, table, wrapped
 from fsdpplan.cost.params import active_parameter_count, parameter_count
-from fsdpplan.files.profile_format import (
-    ClusterProfile,
-    DeviceProfile,
-    NodeProfile,
-    PhysicsProfile,
-    Profile,
-)
+from fsdpplan.files.profile_devices import DeviceProfile, PhysicsProfile
+from fsdpplan.files.profile_format import Profile
+from fsdpplan.files.profile_nodes import ClusterProfile, NodeProfile
 from fsdpplan.spec.cluster import Level
 from fsdpplan.spec.model import Model
 from fsdpplan.units import format_bandwidth, format_count, format_gib

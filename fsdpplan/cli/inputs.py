@@ -28,6 +28,8 @@ class Inputs:
     sources: Sources
     assumptions: tuple[str, ...]
     warnings: tuple[str, ...]
+    parts: tuple[Cluster, ...] = ()
+    """Of a cluster with several types of nodes: the nodes of each type alone."""
 
 
 def resolve(
@@ -40,15 +42,17 @@ def resolve(
     """The inputs that the options ask for. Raises SpecError where they contradict each other."""
     the_model = resolve_model(model)
     the_cluster = resolve_cluster(cluster)
-    pins = resolve_pins(layout, gpus=the_cluster.value.gpus)
-    the_training = resolve_training(training, model=the_model.value, gpus=the_cluster.value.gpus)
+    machines = the_cluster.value.cluster
+    pins = resolve_pins(layout, gpus=machines.gpus)
+    the_training = resolve_training(training, model=the_model.value, gpus=machines.gpus)
     parts: tuple[Resolved[Any], ...] = (the_model, the_cluster, the_training, pins)
     return Inputs(
         model=the_model.value,
-        cluster=the_cluster.value,
+        cluster=machines,
         training=the_training.value,
         pins=pins.value,
         sources=tuple(source for part in parts for source in part.sources),
         assumptions=tuple(text for part in parts for text in part.assumptions),
         warnings=tuple(text for part in parts for text in part.warnings),
+        parts=the_cluster.value.parts,
     )

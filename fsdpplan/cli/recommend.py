@@ -37,6 +37,7 @@ def recommend(
     place = path(save, name="--save")
     inputs = resolve(model=model, cluster=cluster, training=training, layout=layout)
     found = answer.search(inputs)
+    inputs = answer.advised(inputs, found)
     saved = answer.save(inputs, found.result, place)
     if json:
         typer.echo(answer.recommend_json(inputs, found))

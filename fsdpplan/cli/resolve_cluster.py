@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from fsdpplan.cli.options import ClusterOptions
 from fsdpplan.cli.resolved import Resolved
 from fsdpplan.errors import SpecError
-from fsdpplan.spec.cluster import Cluster
+
+if TYPE_CHECKING:
+    from fsdpplan.files.clusters import LoadedCluster
 
 DEFAULT_HARDWARE = "dgx-h100"
 
 
-def resolve_cluster(options: ClusterOptions) -> Resolved[Cluster]:
+def resolve_cluster(options: ClusterOptions) -> Resolved[LoadedCluster]:
     """The cluster that the options ask for."""
-    from fsdpplan.files.profiles import load_cluster
+    from fsdpplan.files.clusters import load_cluster
 
     hardware = _hardware(options)
     loaded = load_cluster(
@@ -25,9 +29,10 @@ def resolve_cluster(options: ClusterOptions) -> Resolved[Cluster]:
     )
     count = f"{loaded.cluster.gpus} GPUs, as the profile {hardware.value} has (--gpus)"
     return Resolved(
-        value=loaded.cluster,
+        value=loaded,
         sources=(*hardware.sources, *loaded.sources),
         assumptions=(*hardware.assumptions, *([] if options.gpus else [count])),
+        warnings=loaded.warnings,
     )
 
 

@@ -127,10 +127,10 @@ def _start_seconds(placement: Placement, protocol: Protocol) -> float:
     return placement.levels[-1].level.base_seconds
 
 
-def _hop_seconds(placed: PlacedLevel, placement: Placement, protocol: Protocol) -> float:
+def _hop_seconds(placed: PlacedLevel, protocol: Protocol) -> float:
     """One hop over a level."""
-    inner = placed is placement.levels[0] and placed.level.domain_gpus > 1
-    extra = protocol.inner_hop_seconds if inner else protocol.outer_hop_seconds
+    outer = placed.between_nodes
+    extra = protocol.outer_hop_seconds if outer else protocol.inner_hop_seconds
     return placed.level.latency_seconds + extra
 
 
@@ -139,13 +139,12 @@ def _ring_hop_seconds(placement: Placement, protocol: Protocol) -> float:
     total = 0.0
     for placed in placement.levels:
         edges = placed.inner_domains - (placed.domains if placed.domains > 1 else 0)
-        total += edges * _hop_seconds(placed, placement, protocol)
+        total += edges * _hop_seconds(placed, protocol)
     return total / placement.ranks
 
 
 def _bandwidth(
     placed: PlacedLevel,
-    placement: Placement,
     protocol: Protocol,
     share: float,
     *,
@@ -157,9 +156,9 @@ def _bandwidth(
     if alone:
         datasheet = placed.rank_bandwidth_bytes_per_second
     carried = datasheet * placed.level.bandwidth_fraction * share
-    if placed is placement.levels[0]:
-        return min(carried, datasheet * protocol.inner_port_share)
-    return min(carried, protocol.outer_cap_bytes_per_second)
+    if placed.between_nodes:
+        return min(carried, protocol.outer_cap_bytes_per_second)
+    return min(carried, datasheet * protocol.inner_port_share)
 
 
 def _filling_seconds(
@@ -185,7 +184,7 @@ def _ring_seconds(
     volume_bytes = passes * gathered_bytes * (ranks - 1) / ranks
     slowest = 0.0
     for placed in placement.levels:
-        bandwidth = _bandwidth(placed, placement, protocol, protocol.share)
+        bandwidth = _bandwidth(placed, protocol, protocol.share)
         filling = _filling_seconds(volume_bytes, placed.level, bandwidth, protocol, passes)
         slowest = max(slowest, volume_bytes / bandwidth + filling)
     hops_seconds = passes * (ranks - 1) * _ring_hop_seconds(placement, protocol)
@@ -208,7 +207,7 @@ def _broadcast_seconds(gathered_bytes: float, placement: Placement) -> float:
     for placed in placement.levels:
         half_bytes = placed.level.half_bandwidth_bytes
         chunk_bytes = half_bytes * gathered_bytes / (half_bytes + 4 * gathered_bytes)
-        bandwidth = _bandwidth(placed, placement, SIMPLE, SIMPLE.share)
+        bandwidth = _bandwidth(placed, SIMPLE, SIMPLE.share)
         edges = placed.inner_domains - (placed.domains if placed.domains > 1 else 0)
         hops_seconds += (ranks - 1) * edges / ranks * chunk_bytes / bandwidth
         slowest = max(slowest, gathered_bytes / bandwidth)
@@ -221,7 +220,7 @@ def _copy_seconds(gathered_bytes: float, placement: Placement) -> float:
 
 
 def _tree_seconds(gathered_bytes: float, placement: Placement, protocol: Protocol) -> float:
-    """All-reduce along a chain in the innermost domains, and over double binary trees between them.
+    """All-reduce along a chain in each node, and over double binary trees between nodes.
 
     The chain carries the buffer up and down over its g - 1 edges; each channel begins it at another
     rank, so that all send alike. Between N domains, two trees carry half of the buffer each over
@@ -233,12 +232,11 @@ def _tree_seconds(gathered_bytes: float, placement: Placement, protocol: Protoco
     for placed in placement.levels:
         level = placed.level
         branches = -(-placed.inner_domains // placed.domains)
-        inner = placed is placement.levels[0]
-        level_hops = 2.0 * (branches - 1) if inner else 2 * log2(branches)
+        level_hops = 2 * log2(branches) if placed.between_nodes else 2.0 * (branches - 1)
         volume_bytes = 2 * gathered_bytes * (branches - 1) / branches
         hops += level_hops
-        hops_seconds += level_hops * _hop_seconds(placed, placement, protocol)
-        bandwidth = _bandwidth(placed, placement, protocol, protocol.tree_share)
+        hops_seconds += level_hops * _hop_seconds(placed, protocol)
+        bandwidth = _bandwidth(placed, protocol, protocol.tree_share)
         filling = _filling_seconds(gathered_bytes, level, bandwidth, protocol, hops)
         slowest = max(slowest, volume_bytes / bandwidth + filling)
     return _start_seconds(placement, protocol) + hops_seconds + slowest
@@ -254,7 +252,7 @@ def _switch_seconds(gathered_bytes: float, placement: Placement) -> float:
     if not inner.level.multicast_fraction or ranks <= 2:
         return inf
     hops = 2.0
-    hops_seconds = 2 * _hop_seconds(inner, placement, SIMPLE)
+    hops_seconds = 2 * _hop_seconds(inner, SIMPLE)
     bandwidth = inner.bandwidth_bytes_per_second * inner.level.multicast_fraction
     volume_bytes = gathered_bytes * (1 + 1 / ranks)
     filling = _filling_seconds(gathered_bytes, inner.level, bandwidth, SIMPLE, hops)
@@ -263,7 +261,7 @@ def _switch_seconds(gathered_bytes: float, placement: Placement) -> float:
         branches = -(-placed.inner_domains // placed.domains)
         level_hops = 2 * log2(branches)
         hops += level_hops
-        hops_seconds += level_hops * _hop_seconds(placed, placement, SIMPLE)
+        hops_seconds += level_hops * _hop_seconds(placed, SIMPLE)
         bandwidth = placed.bandwidth_bytes_per_second * placed.level.bandwidth_fraction
         volume_bytes = 2 * gathered_bytes * (branches - 1) / branches
         filling = _filling_seconds(gathered_bytes, placed.level, bandwidth, SIMPLE, hops)
@@ -278,7 +276,7 @@ def _all_to_all_seconds(gathered_bytes: float, placement: Placement, protocol: P
     for placed in placement.levels:
         inside = placed.inner_ranks
         leaving_bytes = inside * (ranks - inside) * gathered_bytes / ranks
-        bandwidth = _bandwidth(placed, placement, protocol, protocol.share)
+        bandwidth = _bandwidth(placed, protocol, protocol.share)
         filling = _filling_seconds(leaving_bytes, placed.level, bandwidth, protocol, 1)
         slowest = max(slowest, leaving_bytes / bandwidth + filling)
     hops_seconds = (ranks - 1) * _ring_hop_seconds(placement, protocol)
@@ -290,8 +288,8 @@ def _send_recv_seconds(message_bytes: float, placement: Placement, protocol: Pro
     """Every rank of the group sends to its neighbour: the worst edge sets the time."""
     worst = 0.0
     for placed in placement.levels:
-        bandwidth = _bandwidth(placed, placement, protocol, protocol.share, alone=True)
-        seconds = _hop_seconds(placed, placement, protocol) + message_bytes / bandwidth
+        bandwidth = _bandwidth(placed, protocol, protocol.share, alone=True)
+        seconds = _hop_seconds(placed, protocol) + message_bytes / bandwidth
         filling = _filling_seconds(message_bytes, placed.level, bandwidth, protocol, 1)
         worst = max(worst, seconds + filling)
     return _start_seconds(placement, protocol) + worst

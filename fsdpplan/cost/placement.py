@@ -33,6 +33,8 @@ class PlacedLevel:
     """Datasheet bandwidth of the group out of one domain of the level below."""
     rank_bandwidth_bytes_per_second: float
     """The same for one rank on its own: a point-to-point message."""
+    between_nodes: bool
+    """It joins nodes and is not the innermost level (NVLink may join nodes, too)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +129,7 @@ def _placed_level(
         rank_bandwidth_bytes_per_second=_exit_bandwidth(
             cluster, level, inner_gpus=inner_gpus, ranks=1, groups=groups
         ),
+        between_nodes=level is not cluster.levels[0] and level.domain_gpus > cluster.gpus_per_node,
     )
 
 

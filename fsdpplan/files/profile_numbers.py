@@ -13,6 +13,8 @@ from fsdpplan.errors import SpecError
 from fsdpplan.files.table import UNREADABLE, Table
 
 Sources = tuple[tuple[str, str], ...]
+Relatives = Callable[[str], Table]
+"""Finds the document of a profile that another one names."""
 Value = TypeVar("Value")
 
 _SOURCE_KEYS = ("what", "url", "how", "from", "measured_on", "date")
@@ -76,9 +78,17 @@ class SourcedNumbers:
             if field.name in self.table.values or field.name not in optional
         }
 
-    def integer(self, key: str) -> int:
-        """A whole number of at least 1."""
-        return self._entry(key).integer("value")
+    def integer(self, key: str, *, lowest: int = 1) -> int:
+        """A whole number of at least `lowest`."""
+        return self._entry(key).integer("value", lowest=lowest)
+
+    def text(self, key: str) -> str:
+        """A text of one line."""
+        return self._entry(key).text("value")
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of texts."""
+        return texts(self._entry(key), "value")
 
     def flag(self, key: str) -> bool:
         """True or false."""

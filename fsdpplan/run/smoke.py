@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from fsdpplan.errors import LaunchError
-from fsdpplan.files.profiles import load_cluster
+from fsdpplan.files.clusters import load_cluster
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.estimate import Estimate
 from fsdpplan.spec.layout import Layout

@@ -132,3 +132,8 @@ def _span(ranks: int, stride: int, cluster: Cluster) -> str:
     if stride > 1:
         return f"{ranks} {unit} across nodes"
     return f"all {ranks} {unit}" if covered == cluster.gpus else f"{ranks} {unit}"
+
+
+def domain_words(cluster: Cluster, gpus: int) -> str:
+    """A domain of `gpus` GPUs in words: `one node`, or `one domain of 512 GPUs`."""
+    return "one node" if gpus == cluster.gpus_per_node else f"one domain of {gpus} GPUs"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from fsdpplan.errors import ProfileNotFound, SpecError
-from fsdpplan.files.profiles import load_cluster
+from fsdpplan.files.clusters import load_cluster
 from fsdpplan.files.runs import MeasuredRun
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.validate.skipped import NotExpressed, given

@@ -27,8 +27,8 @@ from statistics import mean, median
 
 from fsdpplan.cost.band import NORMAL_80, difference_log_error, log_error, step_interval
 from fsdpplan.files.bundled import bundled_runs
+from fsdpplan.files.profile_devices import PHYSICS
 from fsdpplan.files.profile_edit import with_numbers, with_source
-from fsdpplan.files.profile_format import PHYSICS
 from fsdpplan.files.profiles import profile_text, profiles_folder
 from fsdpplan.files.runs import MeasuredRun, read_runs
 from fsdpplan.files.table import write_text_atomically

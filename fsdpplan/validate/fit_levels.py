@@ -9,7 +9,7 @@ from statistics import fmean
 
 from fsdpplan.cost.collectives import collective_seconds
 from fsdpplan.cost.placement import group_placement
-from fsdpplan.files.profile_format import NodeProfile
+from fsdpplan.files.profile_nodes import NodeProfile
 from fsdpplan.files.profiles import load_profile
 from fsdpplan.spec.cluster import Cluster, Level
 from fsdpplan.validate.kernels import CollectiveRow, cluster_of

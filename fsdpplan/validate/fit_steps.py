@@ -25,8 +25,8 @@ from pathlib import Path
 from statistics import median
 
 from fsdpplan.files.bundled import bundled_runs
+from fsdpplan.files.profile_devices import PHYSICS, PhysicsProfile
 from fsdpplan.files.profile_edit import with_numbers, with_source
-from fsdpplan.files.profile_format import PHYSICS, PhysicsProfile
 from fsdpplan.files.profiles import (
     load_device,
     load_profile,

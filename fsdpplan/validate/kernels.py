@@ -15,7 +15,7 @@ from fsdpplan.cost.collectives import Collective, collective_seconds
 from fsdpplan.cost.matmul import matmul_flops, matmul_seconds
 from fsdpplan.cost.placement import group_placement
 from fsdpplan.errors import SpecError
-from fsdpplan.files.profiles import load_cluster
+from fsdpplan.files.clusters import load_cluster
 from fsdpplan.files.table import read_text
 from fsdpplan.spec.cluster import Cluster, Device
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from fsdpplan.files.profiles import load_cluster
+from fsdpplan.files.clusters import load_cluster
 from fsdpplan.spec.cluster import Cluster
 
 GOLDEN = Path(__file__).parent.parent / "golden"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fsdpplan.cost.shape import infer_model
 from fsdpplan.cost.step import estimate
 from fsdpplan.files.catalogue import load_model
-from fsdpplan.files.profiles import load_cluster
+from fsdpplan.files.clusters import load_cluster
 from fsdpplan.search.legality import first_problem
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.estimate import Estimate

@@ -18,7 +18,8 @@ from fsdpplan.cost.band import (
 )
 from fsdpplan.cost.shape import infer_model
 from fsdpplan.cost.step import estimate
-from fsdpplan.files.profiles import load_cluster, load_device
+from fsdpplan.files.clusters import load_cluster
+from fsdpplan.files.profiles import load_device
 from fsdpplan.spec.cluster import StepError
 from fsdpplan.spec.estimate import TimeBreakdown
 from fsdpplan.spec.layout import Layout

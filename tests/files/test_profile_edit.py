@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.errors import SpecError
+from fsdpplan.files.profile_devices import PhysicsProfile
 from fsdpplan.files.profile_edit import number_text, with_numbers, with_source
-from fsdpplan.files.profile_format import NodeProfile, PhysicsProfile, parse_profile
+from fsdpplan.files.profile_format import parse_profile
+from fsdpplan.files.profile_nodes import NodeProfile
 from fsdpplan.files.profiles import profile_names, profile_text
 
 

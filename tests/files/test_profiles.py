@@ -12,16 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsdpplan.errors import ProfileNotFound, SpecError
-from fsdpplan.files.profile_format import (
-    LIMIT_BYTES,
-    DeviceProfile,
-    NodeProfile,
-    PhysicsProfile,
-    parse_profile,
-    read_profile,
-)
+from fsdpplan.files.clusters import load_cluster
+from fsdpplan.files.profile_devices import DeviceProfile, PhysicsProfile
+from fsdpplan.files.profile_format import LIMIT_BYTES, parse_profile, read_profile
+from fsdpplan.files.profile_nodes import NodeProfile
 from fsdpplan.files.profiles import (
-    load_cluster,
     load_device,
     load_profile,
     profile_for_gpus,
@@ -419,8 +414,12 @@ def test_a_wrong_device_file_is_one_line_with_the_field(old: str, new: str, mess
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('joins = "cluster"', 'joins = "node"', "levels must be one with joins"),
-        ('joins = "cluster"', 'joins = "rack"', "levels[1].joins must be one of node, cluster"),
+        ('joins = "cluster"', 'joins = "node"', "levels stand innermost first"),
+        (
+            'joins = "cluster"',
+            'joins = "rack"',
+            "joins must be one of node, domain, cluster",
+        ),
         ("{ value = true,", "{ value = 1,", "gpudirect.value must be true or false"),
         ("ports = { value = 8,", "ports = { value = 0,", "levels[1].ports must be a whole"),
         ("gpus_per_node = {", "gpus_a_node = {", "unknown key 'gpus_a_node'"),

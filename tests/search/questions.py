@@ -9,7 +9,7 @@ from functools import partial
 from fsdpplan.cost.band import difference_fraction
 from fsdpplan.cost.step import estimate
 from fsdpplan.files.catalogue import load_model
-from fsdpplan.files.profiles import load_cluster
+from fsdpplan.files.clusters import load_cluster
 from fsdpplan.search.defaults import default_global_batch
 from fsdpplan.search.enumerate import (
     degrees,

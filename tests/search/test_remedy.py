@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from fsdpplan.files.profiles import load_cluster
+from fsdpplan.files.clusters import load_cluster
 from fsdpplan.search.pins import Pins
 from tests.search.questions import Question, question
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from fsdpplan.files.profile_format import NodeProfile, PhysicsProfile
+from fsdpplan.files.profile_devices import PhysicsProfile
+from fsdpplan.files.profile_nodes import NodeProfile
 from fsdpplan.files.profiles import load_profile, profile_names
 from fsdpplan.validate.fit_kernels import TABLES, main, read_tables
 from fsdpplan.validate.fit_levels import LEVELS, collective_errors

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fsdpplan.files.bundled import bundled_runs
-from fsdpplan.files.profiles import load_cluster
+from fsdpplan.files.clusters import load_cluster
 from fsdpplan.files.runs import read_runs
 from fsdpplan.validate.fit_memory import fit_communicator_bytes, fit_fragmentation, main
 

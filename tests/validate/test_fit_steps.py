@@ -9,7 +9,7 @@ from math import isclose, log
 import pytest
 
 from fsdpplan.files.bundled import bundled_runs
-from fsdpplan.files.profile_format import DEVICE_FIT, PHYSICS, PhysicsProfile
+from fsdpplan.files.profile_devices import DEVICE_FIT, PHYSICS, PhysicsProfile
 from fsdpplan.files.profiles import load_device, load_profile
 from fsdpplan.files.runs import MeasuredRun, read_runs
 from fsdpplan.validate.fit_steps import (

@@ -11,7 +11,7 @@ import pytest
 
 from fsdpplan.errors import SpecError
 from fsdpplan.files.bundled import bundled_runs
-from fsdpplan.files.profile_format import PHYSICS, PhysicsProfile
+from fsdpplan.files.profile_devices import PHYSICS, PhysicsProfile
 from fsdpplan.files.profiles import load_profile
 from fsdpplan.files.runs import MeasuredRun, read_runs
 from fsdpplan.validate.fit_bands import (

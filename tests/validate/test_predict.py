@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fsdpplan.cost.step import estimate
-from fsdpplan.files.profiles import load_cluster
+from fsdpplan.files.clusters import load_cluster
 from fsdpplan.validate.express import Expressed, express
 from fsdpplan.validate.predict import Fits, Prediction, predict, predict_rows, with_fit
 from fsdpplan.validate.skipped import Skipped

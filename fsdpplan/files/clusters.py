@@ -1,0 +1,274 @@
+"""Clusters of some size, made from node and cluster profiles with the user's flags laid over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fsdpplan.errors import SpecError
+from fsdpplan.files.mixed_nodes import Part, slowest_of
+from fsdpplan.files.profile_devices import DeviceProfile
+from fsdpplan.files.profile_levels import LevelProfile, check_levels, levels_of
+from fsdpplan.files.profile_nodes import ClusterProfile, NodeProfile, NodeType
+from fsdpplan.files.profile_numbers import Sources
+from fsdpplan.files.profiles import load_device, load_machines, load_node
+from fsdpplan.files.table import short
+from fsdpplan.spec.cluster import Cluster, Level, WeakSpot
+from fsdpplan.spec.network import Network
+from fsdpplan.spec.weak import weakened
+
+_MAX_GPUS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedCluster:
+    """A cluster and, for each of its fields, where the value comes from."""
+
+    cluster: Cluster
+    sources: Sources
+    parts: tuple[Cluster, ...] = ()
+    """Of a cluster with several types of nodes: the nodes of each type alone."""
+    warnings: tuple[str, ...] = ()
+    """What holds the cluster back, in sentences."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flags:
+    """What the user says over a profile; bandwidths are per GPU and one direction."""
+
+    gpus: int | None = None
+    gpus_per_node: int | None = None
+    device: str | None = None
+    intra_bandwidth_bytes_per_second: float | None = None
+    inter_bandwidth_bytes_per_second: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Nodes:
+    """Equal nodes, and what joins them."""
+
+    name: str
+    node: NodeProfile
+    folder: Path | None
+    levels: tuple[LevelProfile, ...]
+    network: Network | None
+    weak: tuple[WeakSpot, ...]
+    sources: Sources
+
+
+def load_cluster(
+    name_or_path: str,
+    *,
+    gpus: int | None = None,
+    gpus_per_node: int | None = None,
+    device: str | None = None,
+    intra_bandwidth_bytes_per_second: float | None = None,
+    inter_bandwidth_bytes_per_second: float | None = None,
+) -> LoadedCluster:
+    """A cluster of `gpus` devices from a node or cluster profile, with the flags laid over it.
+
+    Bandwidths are per GPU and one direction. Fewer GPUs than a node has use a part of one node.
+    """
+    flags = Flags(
+        gpus=gpus,
+        gpus_per_node=gpus_per_node,
+        device=device,
+        intra_bandwidth_bytes_per_second=intra_bandwidth_bytes_per_second,
+        inter_bandwidth_bytes_per_second=inter_bandwidth_bytes_per_second,
+    )
+    profile, folder = load_machines(name_or_path)
+    return cluster_of(profile, folder, flags)
+
+
+def cluster_of(
+    profile: NodeProfile | ClusterProfile, folder: Path | None, flags: Flags
+) -> LoadedCluster:
+    """A cluster from a profile that has been read; `folder`: where its relatives may lie."""
+    if isinstance(profile, NodeProfile):
+        nodes = _Nodes(
+            name=profile.name,
+            node=profile,
+            folder=folder,
+            levels=profile.levels,
+            network=profile.network,
+            weak=profile.weak,
+            sources=(),
+        )
+        return _warned(_equal_nodes(nodes, profiled=profile.gpus_per_node, flags=flags))
+    if len(profile.node_types) > 1:
+        return _warned(_mixed(profile, folder, flags))
+    (only,) = profile.node_types
+    nodes = _nodes_of(profile, only, folder)
+    count = profile.gpus or only.num_nodes * (nodes.node.gpus_per_node or 1)
+    return _warned(_equal_nodes(nodes, profiled=count, flags=flags))
+
+
+def _nodes_of(profile: ClusterProfile, kind: NodeType, folder: Path | None) -> _Nodes:
+    """The nodes of one type of a cluster, joined as the cluster says."""
+    node = load_node(kind.node, beside=folder)
+    levels = node.levels
+    if profile.levels:
+        inside = tuple(level for level in node.levels if level.joins != "cluster")
+        levels = (*inside, *profile.levels)
+        check_levels(levels, gpus_per_node=node.gpus_per_node, where=profile.name)
+    return _Nodes(
+        name=profile.name,
+        node=node,
+        folder=folder,
+        levels=levels,
+        network=profile.network or node.network,
+        weak=(*node.weak, *profile.weak),
+        sources=profile.sources,
+    )
+
+
+def _equal_nodes(nodes: _Nodes, *, profiled: int | None, flags: Flags) -> LoadedCluster:
+    node = nodes.node
+    count = _gpu_count(node, asked=flags.gpus, profiled=profiled)
+    per_node = _gpus_per_node(node, gpus=count, asked=flags.gpus_per_node)
+    chosen = _device(nodes, flags.device)
+    levels = levels_of(
+        nodes.levels,
+        gpus=count,
+        per_node=per_node,
+        whole_node=node.gpus_per_node or per_node,
+        name=nodes.name,
+    )
+    cluster = Cluster(
+        name=nodes.name,
+        device=chosen.device,
+        gpus=count,
+        gpus_per_node=per_node,
+        levels=levels,
+        network=nodes.network if count > per_node else None,
+    )
+    reached = {level.name for level in levels} | {None}
+    cluster = weakened(cluster, [spot for spot in nodes.weak if spot.level in reached])
+    named = dict((*chosen.sources, *node.sources, *nodes.sources))
+    given = {
+        "cluster.gpus": ("--gpus", flags.gpus),
+        "cluster.gpus_per_node": ("--gpus-per-node", flags.gpus_per_node),
+        "cluster.device": ("--gpu", flags.device),
+    }
+    named |= {field: f"flag {flag}" for field, (flag, value) in given.items() if value is not None}
+    if flags.intra_bandwidth_bytes_per_second is not None:
+        cluster = _with_intra(cluster, flags.intra_bandwidth_bytes_per_second)
+        named |= _level_sources(cluster.levels[0], "flag --intra-bw, per GPU and direction")
+    if flags.inter_bandwidth_bytes_per_second is not None:
+        cluster = _with_inter(cluster, flags.inter_bandwidth_bytes_per_second)
+        named |= _level_sources(cluster.levels[-1], "flag --inter-bw, per GPU and direction")
+    return LoadedCluster(cluster=cluster, sources=_used(named, cluster))
+
+
+def _device(nodes: _Nodes, asked: str | None) -> DeviceProfile:
+    if asked is not None:
+        return load_device(asked)
+    return nodes.node.own_device or load_device(nodes.node.device, beside=nodes.folder)
+
+
+def _mixed(profile: ClusterProfile, folder: Path | None, flags: Flags) -> LoadedCluster:
+    """A cluster of several types of nodes: all wait for the slowest of each part."""
+    if flags != Flags(gpus=flags.gpus):
+        raise SpecError(
+            f"{profile.name} has several types of nodes: only --gpus goes with it; change the file "
+            "for the rest"
+        )
+    named = [_nodes_of(profile, kind, folder) for kind in profile.node_types]
+    sizes = [nodes.node.gpus_per_node for nodes in named]
+    per_node = min(size for size in sizes if size is not None) if None not in sizes else None
+    if per_node is None:
+        raise SpecError(f"{profile.name}: nodes in a cluster of several types have a fixed size")
+    total = per_node * sum(kind.num_nodes for kind in profile.node_types)
+    if flags.gpus is not None and flags.gpus != total:
+        raise SpecError(
+            f"{profile.name} has {total} GPUs to use in nodes of several types: leave out --gpus, "
+            "change the numbers in the file, or plan for one type by its profile"
+        )
+    parts, whole = [], []
+    for nodes, kind in zip(named, profile.node_types, strict=True):
+        alone = Flags(gpus=kind.num_nodes * (nodes.node.gpus_per_node or 1))
+        own = _equal_nodes(nodes, profiled=None, flags=alone)
+        parts.append(own.cluster)
+        together = _equal_nodes(
+            nodes, profiled=None, flags=Flags(gpus=total, gpus_per_node=per_node)
+        )
+        whole.append(Part(cluster=together.cluster, node=kind.node, num_nodes=kind.num_nodes))
+    cluster, warnings = slowest_of(whole)
+    sources = (("cluster.gpus", f"nodes of {profile.name}"), *profile.sources)
+    return LoadedCluster(
+        cluster=cluster,
+        sources=_used(dict(sources), cluster),
+        parts=tuple(parts),
+        warnings=warnings,
+    )
+
+
+def _warned(loaded: LoadedCluster) -> LoadedCluster:
+    """`loaded` with a sentence on each of its weak spots."""
+    said = tuple(f"{', '.join(spot.nodes)}: {spot.text}" for spot in loaded.cluster.weak)
+    return replace(loaded, warnings=(*loaded.warnings, *said))
+
+
+def _gpu_count(node: NodeProfile, *, asked: int | None, profiled: int | None) -> int:
+    """GPUs to use: as asked, as the cluster profile says, or one node."""
+    count = next((n for n in (asked, profiled, node.gpus_per_node) if n is not None), None)
+    if count is None:
+        raise SpecError(f"{node.name} has no fixed size: say how many processes, such as --gpus 4")
+    if not 1 <= count <= _MAX_GPUS:
+        raise SpecError(f"--gpus must lie between 1 and {_MAX_GPUS}, not {short(count)}")
+    return count
+
+
+def _gpus_per_node(node: NodeProfile, *, gpus: int, asked: int | None) -> int:
+    """GPUs used on each node: as asked, else whole nodes, or a part of a single one."""
+    most = node.gpus_per_node
+    if asked is None:
+        return gpus if most is None else min(gpus, most)
+    if not 1 <= asked <= gpus:
+        raise SpecError(
+            f"--gpus-per-node must lie between 1 and the {gpus} GPUs in all, not {short(asked)}"
+        )
+    if most is not None and asked > most:
+        raise SpecError(f"a {node.name} node has {most} GPUs: use --gpus-per-node {most} or less")
+    return asked
+
+
+def _with_intra(cluster: Cluster, bytes_per_second: float) -> Cluster:
+    if cluster.gpus_per_node == 1:
+        raise SpecError("--intra-bw has no use with one GPU a node: leave it out")
+    inside = replace(cluster.levels[0], ports=1, port_bandwidth_bytes_per_second=bytes_per_second)
+    return replace(cluster, levels=(inside, *cluster.levels[1:]))
+
+
+def _with_inter(cluster: Cluster, bytes_per_second: float) -> Cluster:
+    if cluster.nodes == 1:
+        raise SpecError(
+            f"--inter-bw has no use on one node of {cluster.gpus_per_node} GPUs: leave it out, "
+            "or ask for more --gpus"
+        )
+    *inner, outer = cluster.levels
+    below = inner[-1].domain_gpus if inner else 1
+    if below > cluster.gpus_per_node or not inner:
+        raise SpecError(
+            f"--inter-bw names one network between nodes, but {cluster.name} joins them by "
+            f"{' and '.join(level.name for level in cluster.levels)}: change the profile instead"
+        )
+    outer = replace(
+        outer, ports=cluster.gpus_per_node, port_bandwidth_bytes_per_second=bytes_per_second
+    )
+    return replace(cluster, levels=(*inner, outer))
+
+
+def _level_sources(level: Level, source: str) -> dict[str, str]:
+    prefix = f"cluster.levels.{level.name}."
+    return {f"{prefix}ports": source, f"{prefix}port_bandwidth_bytes_per_second": source}
+
+
+def _used(named: dict[str, str], cluster: Cluster) -> Sources:
+    """Sources without those of levels that a single node does not reach."""
+    reached = tuple(f"cluster.levels.{level.name}." for level in cluster.levels)
+    return tuple(
+        (field, source)
+        for field, source in named.items()
+        if not field.startswith("cluster.levels.") or field.startswith(reached)
+    )

@@ -1,0 +1,103 @@
+"""Nodes of several types in one job: every part runs at the pace of its slowest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from fsdpplan.errors import SpecError
+from fsdpplan.spec.cluster import Cluster, Device, Evidence, Level
+from fsdpplan.units import format_bandwidth, format_gib
+
+_WEAKEST: tuple[Evidence, ...] = ("datasheet", "fitted", "measured")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """The whole cluster as it would be with nodes of one type only."""
+
+    cluster: Cluster
+    node: str
+    """Profile of the nodes."""
+    num_nodes: int
+    """Nodes of this type in the real cluster."""
+
+
+def slowest_of(parts: Sequence[Part]) -> tuple[Cluster, tuple[str, ...]]:
+    """One cluster at the pace of the slowest type in each respect, and sentences on who that is.
+
+    Ranks have equal shares of the work, so that all wait for the slowest device, all fit into the
+    smallest memory, and a ring is as fast as its slowest link. Raises SpecError where the types do
+    not have the same levels of links.
+    """
+    counts = {len(part.cluster.levels) for part in parts}
+    if len(counts) > 1:
+        raise SpecError(
+            "nodes of a mixed cluster have the same number of levels of links, not "
+            f"{', '.join(f'{len(p.cluster.levels)} ({p.node})' for p in parts)}: say in the file, "
+            "by [[levels]], what joins them"
+        )
+    slow = min(parts, key=lambda part: _rate(part.cluster.device))
+    levels = tuple(
+        min(same, key=_gpu_bandwidth)
+        for same in zip(*(part.cluster.levels for part in parts), strict=True)
+    )
+    weak = tuple(dict.fromkeys(spot for part in parts for spot in part.cluster.weak))
+    cluster = replace(
+        slow.cluster,
+        device=_slowest_device(slow, parts),
+        levels=levels,
+        network=None,
+        weak=weak,
+    )
+    return cluster, tuple(_sentences(parts, slow, cluster))
+
+
+def _rate(device: Device) -> float:
+    """FLOP/s of large matmuls in training."""
+    return (
+        device.peak_bf16_flops_per_second
+        * device.fit.matmul_fraction
+        * device.fit.sustained_fraction
+    )
+
+
+def _gpu_bandwidth(level: Level) -> float:
+    return level.ports * level.port_bandwidth_bytes_per_second * level.bandwidth_fraction
+
+
+def _slowest_device(slow: Part, parts: Sequence[Part]) -> Device:
+    devices = [part.cluster.device for part in parts]
+    names = dict.fromkeys(device.name for device in devices)
+    return replace(
+        slow.cluster.device,
+        name="+".join(names),
+        memory_bytes=min(device.memory_bytes for device in devices),
+        memory_bandwidth_bytes_per_second=min(
+            device.memory_bandwidth_bytes_per_second for device in devices
+        ),
+        host_link_bytes_per_second=min(device.host_link_bytes_per_second for device in devices),
+        peak_fp8_flops_per_second=None
+        if any(device.peak_fp8_flops_per_second is None for device in devices)
+        else slow.cluster.device.peak_fp8_flops_per_second,
+        evidence=min((device.evidence for device in devices), key=_WEAKEST.index),
+    )
+
+
+def _sentences(parts: Sequence[Part], slow: Part, cluster: Cluster) -> list[str]:
+    total = sum(part.num_nodes for part in parts)
+    said = [
+        f"{slow.num_nodes} of {total} nodes are {slow.node}: every step waits for their "
+        f"{slow.cluster.device.name}"
+    ]
+    small = min(parts, key=lambda part: part.cluster.device.memory_bytes)
+    if small is not slow:
+        memory = format_gib(small.cluster.device.memory_bytes)
+        said.append(f"every rank must fit into the {memory} of {small.node}")
+    for index, level in enumerate(cluster.levels):
+        owner = next(part for part in parts if part.cluster.levels[index] == level)
+        bandwidths = {_gpu_bandwidth(part.cluster.levels[index]) for part in parts}
+        if len(bandwidths) > 1:
+            one = format_bandwidth(level.port_bandwidth_bytes_per_second)
+            said.append(f"the {level.name} of {owner.node} ({level.ports} x {one}) sets the ring")
+    return said

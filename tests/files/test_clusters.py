@@ -1,0 +1,308 @@
+"""Clusters from declared topologies: levels, oversubscription, several types of nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fsdpplan.cost.placement import bus_bandwidth_bytes_per_second
+from fsdpplan.errors import SpecError
+from fsdpplan.files.clusters import load_cluster
+from fsdpplan.files.profile_devices import DeviceProfile
+from fsdpplan.files.profile_format import parse_profile
+from fsdpplan.files.profile_nodes import NodeProfile
+from fsdpplan.files.profiles import profile_text
+from fsdpplan.spec.cluster import Cluster
+
+LEAF_SPINE = """
+schema_version = 1
+kind = "cluster"
+name = "two-sites"
+description = "two sites, leaf and spine at each"
+node = "dgx-h100"
+gpus = { value = 1024, source = "us" }
+
+[[levels]]
+name = "leaf"
+joins = "domain"
+domain_nodes = { value = 32, source = "us" }
+fitted_as = "gcp-a3-megagpu-8g:fastrak"
+ports = { value = 8, source = "us" }
+port_bandwidth_bytes_per_second = { value = 50e9, source = "us" }
+gpudirect = { value = true, source = "us" }
+
+[[levels]]
+name = "spine"
+joins = "domain"
+domain_nodes = { value = 64, source = "us" }
+fitted_as = "gcp-a3-megagpu-8g:fastrak"
+oversubscription = { value = 4, source = "us" }
+gpudirect = { value = true, source = "us" }
+
+[[levels]]
+name = "wan"
+joins = "cluster"
+fitted_as = "gcp-a3-megagpu-8g:fastrak"
+ports = { value = 1, source = "us" }
+port_bandwidth_bytes_per_second = { value = 12.5e9, source = "us" }
+latency_seconds = { value = 0.01, source = "us" }
+gpudirect = { value = false, source = "us" }
+low_latency = { value = "none", source = "us" }
+
+[sources.us]
+what = "our own records"
+"""
+
+MIXED = """
+schema_version = 1
+kind = "cluster"
+name = "mixed"
+description = "six new nodes and two old ones"
+
+[[node_types]]
+node = "dgx-h100"
+num_nodes = { value = 6, source = "us" }
+
+[[node_types]]
+node = "dgx-a100-80g-hdr"
+num_nodes = { value = 2, source = "us" }
+
+[sources.us]
+what = "our own records"
+"""
+
+WEAK = """
+[[weak]]
+nodes = ["n03"]
+level = "infiniband"
+remaining_fraction = { value = 0.25, source = "us" }
+text = "mlx5_3 runs at 100 Gb/s, its equals at 400 Gb/s"
+"""
+
+EQUAL = """
+schema_version = 1
+kind = "cluster"
+name = "equal"
+description = "eight nodes"
+node = "dgx-h100"
+gpus = { value = 64, source = "us" }
+
+[sources.us]
+what = "our own records"
+"""
+
+NVL72 = """
+schema_version = 1
+kind = "node"
+name = "tray"
+description = "trays of four GPUs, 18 of them on one NVLink"
+device = "b200-sxm-180g"
+gpus_per_node = { value = 4, source = "us" }
+
+[[levels]]
+name = "nvlink"
+joins = "domain"
+domain_gpus = { value = 72, source = "us" }
+fitted_as = "dgx-h100:nvlink"
+ports = { value = 1, source = "us" }
+port_bandwidth_bytes_per_second = { value = 900e9, source = "us" }
+gpudirect = { value = true, source = "us" }
+
+[[levels]]
+name = "infiniband"
+joins = "cluster"
+fitted_as = "gcp-a3-megagpu-8g:fastrak"
+ports = { value = 72, source = "us" }
+port_bandwidth_bytes_per_second = { value = 50e9, source = "us" }
+gpudirect = { value = true, source = "us" }
+
+[sources.us]
+what = "our own records"
+"""
+
+BRIDGES = """
+schema_version = 1
+kind = "node"
+name = "box"
+description = "eight PCIe GPUs, bridged in pairs, on two sockets"
+device = "a100-sxm-80g"
+gpus_per_node = { value = 8, source = "us" }
+
+[[levels]]
+name = "nvlink"
+joins = "domain"
+domain_gpus = { value = 2, source = "us" }
+fitted_as = "dgx-a100-80g-hdr:nvlink"
+ports = { value = 1, source = "us" }
+port_bandwidth_bytes_per_second = { value = 300e9, source = "us" }
+gpudirect = { value = true, source = "us" }
+
+[[levels]]
+name = "pcie"
+joins = "domain"
+domain_gpus = { value = 4, source = "us" }
+fitted_as = "dgx-a100-80g-hdr:nvlink"
+ports = { value = 2, source = "us" }
+port_bandwidth_bytes_per_second = { value = 31.5e9, source = "us" }
+gpudirect = { value = true, source = "us" }
+
+[[levels]]
+name = "socket"
+joins = "node"
+fitted_as = "dgx-a100-80g-hdr:nvlink"
+ports = { value = 1, source = "us" }
+port_bandwidth_bytes_per_second = { value = 20e9, source = "us" }
+gpudirect = { value = true, source = "us" }
+
+[sources.us]
+what = "our own records"
+"""
+
+
+def loaded(tmp_path: Path, text: str, gpus: int | None = None, **flags: int) -> Cluster:
+    return load_cluster(written(tmp_path, text), gpus=gpus, **flags).cluster
+
+
+def written(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def shape(cluster: Cluster) -> list[tuple[str, int, int]]:
+    return [(level.name, level.domain_gpus, level.ports) for level in cluster.levels]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "levels"),
+    [
+        (1024, [("nvlink", 8, 1), ("leaf", 256, 8), ("spine", 512, 64), ("wan", 1024, 1)]),
+        (512, [("nvlink", 8, 1), ("leaf", 256, 8), ("spine", 512, 64)]),
+        (304, [("nvlink", 8, 1), ("leaf", 256, 8), ("spine", 304, 64)]),
+        (256, [("nvlink", 8, 1), ("leaf", 256, 8)]),
+        (8, [("nvlink", 8, 1)]),
+    ],
+)
+def test_a_job_meets_the_levels_that_it_needs(
+    gpus: int, levels: list[tuple[str, int, int]], tmp_path: Path
+) -> None:
+    assert shape(loaded(tmp_path, LEAF_SPINE, gpus)) == levels
+
+
+def test_oversubscription_is_shared_by_what_crosses_at_once(tmp_path: Path) -> None:
+    """One ring over both leaves has all uplinks; 256 rings share them four to one."""
+    cluster = loaded(tmp_path, LEAF_SPINE, 512)
+    one_each = {"cluster": cluster, "ranks": 2, "stride": 256}
+    assert bus_bandwidth_bytes_per_second(**one_each, groups_at_once=1) == 50e9
+    assert bus_bandwidth_bytes_per_second(**one_each) == 12.5e9
+    assert bus_bandwidth_bytes_per_second(cluster=cluster, ranks=512, stride=1) == 400e9
+
+
+def test_half_of_each_node_has_half_of_its_ports(tmp_path: Path) -> None:
+    cluster = loaded(tmp_path, LEAF_SPINE, 256, gpus_per_node=4)
+    assert shape(cluster) == [("nvlink", 4, 1), ("leaf", 128, 4), ("spine", 256, 32)]
+
+
+def test_an_nvlink_domain_may_span_nodes(tmp_path: Path) -> None:
+    assert shape(loaded(tmp_path, NVL72, 72)) == [("nvlink", 72, 1)]
+    two = loaded(tmp_path, NVL72, 144)
+    assert shape(two) == [("nvlink", 72, 1), ("infiniband", 144, 72)]
+    assert two.nodes == 36
+    assert bus_bandwidth_bytes_per_second(cluster=two, ranks=72, stride=1) == 900e9
+    assert bus_bandwidth_bytes_per_second(cluster=two, ranks=2, stride=72) == 50e9
+
+
+def test_a_box_of_bridged_pairs_has_three_levels_in_a_node(tmp_path: Path) -> None:
+    box = loaded(tmp_path, BRIDGES)
+    assert shape(box) == [("nvlink", 2, 1), ("pcie", 4, 2), ("socket", 8, 1)]
+    ring = {"cluster": box, "stride": 1}
+    assert bus_bandwidth_bytes_per_second(**ring, ranks=2) == 300e9
+    assert bus_bandwidth_bytes_per_second(**ring, ranks=4) == 63e9
+    assert bus_bandwidth_bytes_per_second(**ring, ranks=8) == 20e9
+    assert shape(loaded(tmp_path, BRIDGES, 2)) == [("nvlink", 2, 1)]
+    with pytest.raises(SpecError, match="no network to others: use --gpus 8"):
+        loaded(tmp_path, BRIDGES, 16)
+
+
+def test_of_two_types_of_nodes_the_slowest_sets_each_part(tmp_path: Path) -> None:
+    result = load_cluster(written(tmp_path, MIXED))
+    new, old = (load_cluster(name, gpus=64).cluster for name in ("dgx-h100", "dgx-a100-80g-hdr"))
+    mixed = result.cluster
+    assert (mixed.gpus, mixed.nodes) == (64, 8)
+    peak = mixed.device.peak_bf16_flops_per_second
+    assert peak == old.device.peak_bf16_flops_per_second
+    assert mixed.device.memory_bytes == min(new.device.memory_bytes, old.device.memory_bytes)
+    assert mixed.device.peak_fp8_flops_per_second is None
+    assert [level.port_bandwidth_bytes_per_second for level in mixed.levels] == [300e9, 25e9]
+    assert [part.gpus for part in result.parts] == [48, 16]
+    assert result.warnings[0].startswith("2 of 8 nodes are dgx-a100-80g-hdr: every step waits")
+    with pytest.raises(SpecError, match="leave out --gpus"):
+        load_cluster(written(tmp_path, MIXED), gpus=32)
+
+
+def test_a_weak_spot_slows_its_level_and_is_said(tmp_path: Path) -> None:
+    result = load_cluster(written(tmp_path, EQUAL + WEAK))
+    assert result.cluster.levels[1].port_bandwidth_bytes_per_second == 12.5e9
+    assert result.warnings == ("n03: mlx5_3 runs at 100 Gb/s, its equals at 400 Gb/s",)
+    alone = load_cluster(written(tmp_path, EQUAL + WEAK), gpus=8)
+    assert alone.cluster.weak == ()  # one node does not meet the network
+    assert alone.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new", "message"),
+    [
+        (LEAF_SPINE, 'joins = "cluster"', 'joins = "node"', "the levels of a cluster join nodes"),
+        (LEAF_SPINE, "value = 64,", "value = 16,", "levels must grow outwards"),
+        (LEAF_SPINE, "value = 4,", "value = 0.5,", "oversubscription must be at least 1"),
+        (LEAF_SPINE, 'joins = "domain"\n', 'joins = "cluster"\n', "says how large one is"),
+        (LEAF_SPINE, 'name = "spine"', 'name = "leaf"', "two levels are called leaf"),
+        (LEAF_SPINE, 'gpus = { value = 1024, source = "us" }\n', "", "gpus is missing"),
+        (LEAF_SPINE, 'node = "dgx-h100"', "", "a cluster names its nodes once"),
+        (MIXED, "dgx-a100-80g-hdr", "dgx-a100", "no hardware profile is called"),
+        (MIXED, "dgx-a100-80g-hdr", "lambda-2xh100", "no network to others"),
+        (MIXED, "num_nodes", "nodes", "unknown key 'node_types[0].nodes'"),
+        (EQUAL + WEAK, '["n03"]', "[]", "needs the names of its nodes"),
+        (EQUAL + WEAK, "value = 0.25", "value = 2", "remaining_fraction must lie between 0 and 1"),
+        (NVL72, 'joins = "domain"', 'joins = "node"', "says how large one is"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_one_line(
+    text: str, old: str, new: str, message: str, tmp_path: Path
+) -> None:
+    assert old in text
+    with pytest.raises(SpecError) as refusal:
+        loaded(tmp_path, text.replace(old, new, 1))
+    assert message in str(refusal.value)
+    assert len(str(refusal.value).splitlines()) == 1
+
+
+def test_a_node_may_hold_its_device(tmp_path: Path) -> None:
+    device = profile_text("h200-sxm-141g")
+    profile = parse_profile(device, where="h200")
+    assert isinstance(profile, DeviceProfile)
+    node = profile_text("dgx-h200").replace(f'device = "{profile.device.name}"\n', "") + _as_table(
+        device
+    )
+    path = tmp_path / "own.toml"
+    path.write_text(node)
+    own = load_cluster(str(path))
+    named = load_cluster("dgx-h200")
+    assert own.cluster.device == named.cluster.device
+    read = parse_profile(node, where="own")
+    assert isinstance(read, NodeProfile)
+    assert read.own_device is not None
+    assert read.own_device.device == profile.device
+
+
+def _as_table(device: str) -> str:
+    """A device profile's text as the table [device] of a node."""
+    lines = ["", "[device]"]
+    for line in device.splitlines():
+        if line.startswith(("schema_version", "kind")):
+            continue
+        if line.startswith("[") and not line.startswith("[sources"):
+            line = f"[device.{line[1:]}"
+        lines.append(line)
+    return "\n".join(lines) + "\n"
