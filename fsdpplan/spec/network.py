@@ -23,6 +23,7 @@ class Network:
     """The network between nodes, the same on all of them unless a field says otherwise."""
 
     transport: Transport
+    """What carries data between nodes."""
     evidence: str
     """Who says so: `found on n01 by fsdpplan detect, 2026-11-22`, or the profile's source."""
     hcas: tuple[str, ...] = ()
@@ -53,6 +54,7 @@ class Network:
     provider: Provider | None = None
     """The cloud, by evidence."""
     instance_type: str | None = None
+    """The cloud's name of the machine, such as `p5.48xlarge`."""
     net_plugins: tuple[str, ...] = ()
     """Files of NCCL network plugins on the nodes."""
     env_profiles: tuple[str, ...] = ()
