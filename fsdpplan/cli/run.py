@@ -43,6 +43,13 @@ class RunOptions:
             help="Train the same layout, shrunk, on a few CPU processes with a tiny model.",
         ),
     ] = None
+    allow_sockets: Annotated[
+        bool | None,
+        Flag(
+            name="--allow-sockets",
+            help="Train on where NCCL uses sockets between nodes with RDMA adapters.",
+        ),
+    ] = None
     dry_run: Annotated[
         bool | None, Flag(name="--dry-run", help="Print the command and the script; run nothing.")
     ] = None
@@ -66,7 +73,7 @@ def run(
         typer.echo(session.dry_run_json(started) if json else started.launch.script, nl=json)
         typer.echo(f"would run: {' '.join(started.command)}", err=True)
         return
-    outcome = session.follow(started)
+    outcome = session.follow(started, allow_sockets=bool(options.allow_sockets))
     if json:
         typer.echo(session.outcome_json(started, outcome))
     else:

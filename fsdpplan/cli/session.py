@@ -13,6 +13,7 @@ from fsdpplan.cli.launch import saved_plan, with_this_python
 from fsdpplan.cli.options import DEFAULT_PLAN
 from fsdpplan.cli.render import blocks, table, wrapped
 from fsdpplan.cli.run import RunOptions
+from fsdpplan.cli.session_nccl import nccl_document, nccl_words
 from fsdpplan.cost.step import estimate
 from fsdpplan.emit.folder import SCRIPT_NAME
 from fsdpplan.emit.job import Job, Trainer
@@ -55,6 +56,7 @@ def prepare(plan: str, options: RunOptions, job: Job | None) -> Started:
     folder = Path.cwd()
     if options.smoke:
         launch = _smoke(plan, options, job)
+        _require_sockets_meant(launch, options)
         return Started(launch=launch, target="here", folder=folder)
     emits = options.source == "plan" or not (folder / SCRIPT_NAME).exists()
     launch = resolve_launch(
@@ -63,8 +65,18 @@ def prepare(plan: str, options: RunOptions, job: Job | None) -> Started:
         job=job or (Job(python=sys.executable) if emits else None),
         source=options.source,
     )
+    _require_sockets_meant(launch, options)
     target = choose_target(plan=launch.plan, machine=this_machine(), asked=options.target)
     return Started(launch=launch, target=target, folder=folder)
+
+
+def _require_sockets_meant(launch: Launch, options: RunOptions) -> None:
+    cluster = launch.plan.cluster
+    if options.allow_sockets and (cluster.device.kind != "cuda" or cluster.nodes == 1):
+        raise SpecError(
+            "--allow-sockets has no meaning here: it is about NCCL between nodes, and this runs "
+            f"on {'CPU processes' if cluster.device.kind == 'cpu' else 'one node'}; leave it out"
+        )
 
 
 def _smoke(plan: str, options: RunOptions, job: Job | None) -> Launch:
@@ -79,13 +91,14 @@ def _smoke(plan: str, options: RunOptions, job: Job | None) -> Launch:
     return Launch(script=emit_script(small, asked), plan=small, origin=f"smoke run of {plan}")
 
 
-def follow(started: Started) -> Outcome:
+def follow(started: Started, *, allow_sockets: bool = False) -> Outcome:
     """Run it to its end."""
     return run_launch(
         started.launch,
         folder=started.folder,
         target=started.target,
         display=display_for(sys.stderr),
+        allow_sockets=allow_sockets,
     )
 
 
@@ -111,11 +124,14 @@ def outcome_json(started: Started, outcome: Outcome) -> str:
             "job_id": outcome.job_id,
             "ended": outcome.ended,
             "seconds": outcome.seconds,
+            "stopped": outcome.stopped,
             "run_folder": str(outcome.run_folder),
             "layout": layout_document(started.launch.plan.layout),
             "predicted": estimate_document(started.launch.plan.estimate),
             "measured": {row.quantity: row.measured for row in rows},
             "comparison": [_row_document(row) for row in rows],
+            "nccl": None if outcome.nccl is None else nccl_document(outcome.nccl),
+            "warnings": list(outcome.warnings),
         },
         indent=2,
     )
@@ -135,7 +151,7 @@ def _row_document(row: Comparison) -> dict[str, Any]:
 
 
 def outcome_table(started: Started, outcome: Outcome, *, width: int) -> str:
-    """Predicted against measured, and how the job ended."""
+    """Predicted against measured, what NCCL did, and how the job ended."""
     rows = compare(estimate=started.launch.plan.estimate, measured=outcome.measured)
     cells = [
         (
@@ -155,6 +171,7 @@ def outcome_table(started: Started, outcome: Outcome, *, width: int) -> str:
     return blocks(
         table(cells, headers=headers, align=align, width=width),
         *notes,
+        "" if outcome.nccl is None else wrapped(nccl_words(outcome.nccl), width=width),
         wrapped(_ending(outcome), width=width),
     )
 
@@ -162,7 +179,7 @@ def outcome_table(started: Started, outcome: Outcome, *, width: int) -> str:
 def _ending(outcome: Outcome) -> str:
     steps = len(outcome.measured.steps)
     code = "" if outcome.exit_code == 0 else f" with exit code {outcome.exit_code}"
-    verb = "ended" if outcome.ended else "was left running"
+    verb = "was stopped" if outcome.stopped else "ended" if outcome.ended else "was left running"
     return (
         f"The job {verb} after {steps} steps and {format_seconds(outcome.seconds)}{code}; "
         f"log and metrics: {outcome.run_folder}"

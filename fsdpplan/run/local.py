@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import shutil
 import signal
@@ -25,6 +26,8 @@ PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 5.0
 """Between TERM and KILL for what is left when the script has ended."""
+STOP_SECONDS = 60.0
+"""Between telling the script to stop and killing it; torchrun gives its ranks 30."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -43,13 +46,25 @@ def run_here(
     process = _start(script=script, log=log, folder=folder, environment=environment, run_id=run_id)
     try:
         with _signals_passed_on(process, display):
-            while process.poll() is None:
-                follower.poll()
-                time.sleep(POLL_SECONDS)
+            _until_end(process, follower, display)
     finally:
         _end_leftovers(process, run_id)
         follower.poll(ended=True)
     return exit_code_of(process.returncode)
+
+
+def _until_end(process: subprocess.Popen[bytes], follower: Follower, display: Display) -> None:
+    """Wait for the script; end it as Ctrl-C would when the follower says that it has to."""
+    patience = math.inf
+    while process.poll() is None:
+        follower.poll()
+        if follower.verdict is not None and math.isinf(patience):
+            display.state(f"ending the job: {follower.verdict}")
+            process.send_signal(signal.SIGINT)
+            patience = time.monotonic() + STOP_SECONDS
+        if time.monotonic() > patience:
+            os.killpg(process.pid, signal.SIGKILL)
+        time.sleep(POLL_SECONDS)
 
 
 def exit_code_of(returncode: int) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +18,9 @@ from fsdpplan.run.launch import Launch
 from fsdpplan.run.local import run_here
 from fsdpplan.run.machine import Target
 from fsdpplan.run.metrics import Measured
+from fsdpplan.run.nccl_watch import NcclWatch, nccl_variables, uses_nccl
 from fsdpplan.run.show import Display
+from fsdpplan.topology.nccl_report import NcclReport
 
 RUNS_FOLDER = "fsdpplan-runs"
 """Beside the plan: one folder a run, with the script, its log and its metrics."""
@@ -33,7 +34,7 @@ class Outcome:
     """How a run ended."""
 
     exit_code: int
-    """The job's own, or 130 after Ctrl-C."""
+    """The job's own, 130 after Ctrl-C, or 5 where it was stopped."""
     job_id: str | None
     """Slurm's id; None for a run on this host."""
     ended: bool
@@ -43,6 +44,12 @@ class Outcome:
     run_folder: Path
     """Where its script, log and metrics are."""
     measured: Measured
+    nccl: NcclReport | None = None
+    """What NCCL did; None where it said nothing or there was nothing for it to do."""
+    warnings: tuple[str, ...] = ()
+    """What NCCL did not do as planned."""
+    stopped: str | None = None
+    """Why the job was ended before it trained."""
 
 
 def command_words(target: Target, script: Path) -> tuple[str, ...]:
@@ -50,15 +57,32 @@ def command_words(target: Target, script: Path) -> tuple[str, ...]:
     return ("sbatch", str(script)) if target == "slurm" else ("bash", str(script))
 
 
-def run_launch(launch: Launch, *, folder: Path, target: Target, display: Display) -> Outcome:
-    """Run `launch` from `folder` and follow it to its end."""
+def run_launch(
+    launch: Launch,
+    *,
+    folder: Path,
+    target: Target,
+    display: Display,
+    allow_sockets: bool = False,
+) -> Outcome:
+    """Run `launch` from `folder` and follow it to its end.
+
+    It is ended early where NCCL goes over sockets between nodes that have RDMA adapters, unless
+    `allow_sockets`.
+    """
     run_folder = _new_run_folder(folder)
     script = run_folder / SCRIPT_NAME
     write_text_atomically(script, launch.script)
     own_metrics = read_metrics_path(launch.script)
     metrics = run_folder / "metrics.jsonl" if own_metrics is None else folder / own_metrics
     environment = _environment(target, metrics)
-    follower = Follower(metrics=metrics, display=display)
+    watch = None
+    if uses_nccl(launch.plan):
+        watch = NcclWatch(folder=run_folder, plan=launch.plan, allow_sockets=allow_sockets)
+        environment |= nccl_variables(
+            script=launch.script, environment=environment, folder=run_folder
+        )
+    follower = Follower(metrics=metrics, display=display, nccl=watch)
     began, job_id, ended = time.monotonic(), None, True
     with display:
         display.state(f"{launch.origin}: log and metrics in {run_folder}")
@@ -84,13 +108,17 @@ def run_launch(launch: Launch, *, folder: Path, target: Target, display: Display
                 follower=follower,
                 display=display,
             )
+    stopped = follower.verdict if ended else None
     return Outcome(
-        exit_code=exit_code,
+        exit_code=exit_code if stopped is None else LaunchError.exit_code,
         job_id=job_id,
         ended=ended,
         seconds=time.monotonic() - began,
         run_folder=run_folder,
         measured=follower.measured,
+        nccl=None if watch is None else watch.report,
+        warnings=() if watch is None else watch.warnings,
+        stopped=stopped,
     )
 
 
@@ -112,7 +140,7 @@ def _new_run_folder(folder: Path) -> Path:
     raise LaunchError(f"{folder / RUNS_FOLDER} holds too many runs of this second: try again")
 
 
-def _environment(target: Target, metrics: Path) -> Mapping[str, str]:
+def _environment(target: Target, metrics: Path) -> dict[str, str]:
     """This process's own; without an allocation's variables for a run on this host alone."""
     kept = {
         name: value

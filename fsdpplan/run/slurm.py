@@ -92,10 +92,13 @@ def submit(*, script: Path, folder: Path, environment: Mapping[str, str]) -> str
 def follow_job(
     job_id: str, *, environment: Mapping[str, str], follower: Follower, display: Display
 ) -> int:
-    """Wait until the job has ended; its exit code. Raises Detached on Ctrl-C."""
+    """Wait until the job has ended; its exit code. Raises Detached on Ctrl-C.
+
+    A job that has to end in the follower's eyes is cancelled.
+    """
     with _signals(job_id, environment):
         seen = ""
-        for state in _answers(job_id, environment=environment, follower=follower):
+        for state in _answers(job_id, environment=environment, follower=follower, display=display):
             if state.words != seen:
                 seen = state.words
                 display.state(f"job {job_id}: {seen}")
@@ -108,10 +111,10 @@ def follow_job(
 
 
 def _answers(
-    job_id: str, *, environment: Mapping[str, str], follower: Follower
+    job_id: str, *, environment: Mapping[str, str], follower: Follower, display: Display
 ) -> Iterator[JobState]:
     """What the controller says, again and again; the job's files are looked at in between."""
-    interval, silent = FIRST_ASK_SECONDS, 0
+    interval, silent, cancelled = FIRST_ASK_SECONDS, 0, False
     while True:
         state = ask(job_id, environment=environment)
         silent = silent + 1 if state is None else 0
@@ -122,7 +125,19 @@ def _answers(
         interval = min(interval * 1.2, LAST_ASK_SECONDS)
         while time.monotonic() < next_ask:
             follower.poll()
+            if follower.verdict is not None and not cancelled:
+                cancelled = _cancel(job_id, environment=environment)
+                if cancelled:
+                    display.state(f"ending job {job_id}: {follower.verdict}")
             time.sleep(LOOK_SECONDS)
+
+
+def _cancel(job_id: str, *, environment: Mapping[str, str]) -> bool:
+    """End this one job; whether the controller took it."""
+    try:
+        return _slurm("scancel", job_id, environment=environment).returncode == 0
+    except LaunchError:
+        return False
 
 
 @contextmanager

@@ -9,13 +9,13 @@ from pathlib import Path
 class FileTail:
     """Whole lines added to `path` after this was made.
 
-    What the file held before is passed over. A file that is replaced or cut short is read again
-    from its beginning: a new run writes it.
+    What the file held before is passed over, unless it is read from its start. A file that is
+    replaced or cut short is read again from its beginning: a new run writes it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, from_start: bool = False) -> None:
         self._path = path
-        self._inode, self._offset = _inode_and_size(path)
+        self._inode, self._offset = (0, 0) if from_start else _inode_and_size(path)
         self._partial = b""
 
     def poll(self) -> list[str]:

@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from fsdpplan.spec.network import GpuDirect as GpuDirect
+from fsdpplan.spec.network import PciPath as PciPath
+
 UNLIMITED_BYTES = 2**63 - 1
 """What a limit without a limit is."""
 
@@ -18,14 +21,8 @@ P2pStatus = Literal["ok", "chipset", "gpu", "topology", "disabled", "not_support
 Ancestor = Literal["internal", "single", "multiple", "hostbridge", "node", "system"]
 """Nearest common ancestor of two GPUs as NVML names it: one board, one PCIe switch, several
 switches, one host bridge, one NUMA node, or the link between sockets."""
-PciPath = Literal["pix", "pxb", "phb", "node", "sys"]
-"""Way between two PCIe devices as NCCL and `nvidia-smi topo` name it, nearest first: one switch,
-several switches, one host bridge, one NUMA node, the link between sockets."""
 LinkLayer = Literal["infiniband", "ethernet", "efa", "unspecified"]
 PortState = Literal["active", "down", "init", "armed"]
-GpuDirect = Literal["peermem", "dmabuf", "none"]
-"""How adapters may read device memory: the nvidia-peermem module, the kernel's DMA-BUF with the
-open driver, or not at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

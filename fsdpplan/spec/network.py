@@ -10,8 +10,13 @@ from typing import Literal, get_args
 
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.checks import require_choice
-from fsdpplan.spec.machine import GpuDirect, PciPath
 
+PciPath = Literal["pix", "pxb", "phb", "node", "sys"]
+"""Way between two PCIe devices as NCCL and `nvidia-smi topo` name it, nearest first: one switch,
+several switches, one host bridge, one NUMA node, the link between sockets."""
+GpuDirect = Literal["peermem", "dmabuf", "none"]
+"""How adapters may read device memory: the nvidia-peermem module, the kernel's DMA-BUF with the
+open driver, or not at all."""
 Transport = Literal["infiniband", "roce", "efa", "tcpx", "tcpxo", "gib", "ethernet"]
 """What carries data between nodes: verbs over InfiniBand or RoCE, AWS's EFA, Google's GPUDirect
 stacks (TCPX of a3-high, TCPXO of a3-mega, gIB of a3-ultra and later), or plain sockets."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from fsdpplan.cli import session
 from fsdpplan.cli.app import exit_code_of
+from fsdpplan.run.launch import Launch
 from tests.cli.small import DEMO, on_a_machine_without_gpus, words
+from tests.emit.plans import make_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU_PLAN = words("recommend --model llama-3.2-1b --gpus 8 --hardware dgx-h100 --dp-shard 8 --tp 1")
@@ -102,3 +106,110 @@ def test_a_run_ends_with_predicted_against_measured(capsys: pytest.CaptureFixtur
     assert "measured" in out
     assert "after 7 steps" in out
     assert max(map(len, out.splitlines())) <= 80
+
+
+NCCL_LOGS = ROOT / "tests/recordings/nccl"
+UNTIL_TOLD = "trap 'exit 130' INT; for n in {1..600}; do sleep 0.1; done"
+
+
+@pytest.fixture
+def a_job_that_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A job on two nodes of GPUs that writes a recorded log of NCCL."""
+    monkeypatch.delenv("NCCL_DEBUG", raising=False)
+
+    def prepared(name: str, *, waits: str = "") -> None:
+        script = f'cat {NCCL_LOGS / name}.log >"${{NCCL_DEBUG_FILE//%h.%p/n01.7}}"\n{waits}'
+        launch = Launch(script=script, plan=make_plan("cuda", nodes=2), origin="a test")
+        started = session.Started(launch=launch, target="here", folder=tmp_path)
+        monkeypatch.setattr(session, "prepare", lambda *_: started)
+
+    return prepared
+
+
+def test_a_job_over_sockets_is_stopped_with_one_sentence(
+    a_job_that_logs: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_job_that_logs("2.14-sockets-ib-disabled", waits=UNTIL_TOLD)
+    assert exit_code_of(words("run --json")) == 5
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    assert document["job_exit_code"] == 5
+    assert document["stopped"] in err
+    assert "NCCL_IB_DISABLE=1 is set, so unset it" in document["stopped"]
+    assert document["nccl"]["transports"] == [
+        {
+            "transport": "P2P/IPC",
+            "between_hosts": False,
+            "gpudirect": None,
+            "pairs": 2,
+            "channels": 2,
+        },
+        {
+            "transport": "NET/Socket",
+            "between_hosts": True,
+            "gpudirect": False,
+            "pairs": 2,
+            "channels": 2,
+        },
+    ]
+
+
+def test_a_stopped_job_says_so_on_the_screen(
+    a_job_that_logs: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_job_that_logs("2.14-sockets-ib-disabled", waits=UNTIL_TOLD)
+    assert exit_code_of(["run"]) == 5
+    out = " ".join(capsys.readouterr().out.split())
+    assert "NCCL 2.14.3: P2P/IPC; NET/Socket between nodes, 2 channels." in out
+    assert "The job was stopped after 0 steps" in out
+
+
+def test_sockets_may_be_allowed(
+    a_job_that_logs: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_job_that_logs("2.14-sockets-ib-disabled")
+    assert exit_code_of(words("run --allow-sockets --json")) == 0
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    assert document["stopped"] is None
+    (warning,) = document["warnings"]
+    assert f"warning: {warning}" in err
+
+
+def test_what_nccl_did_is_one_line_and_one_object(
+    a_job_that_logs: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_job_that_logs("2.18-infiniband-nvls")
+    assert exit_code_of(["run"]) == 0
+    out, _ = capsys.readouterr()
+    assert max(map(len, out.splitlines())) <= 80
+    assert (
+        "NCCL 2.18.5: P2P/CUMEM; NET/IB with GPUDirect between nodes, 8 of 8 adapter ports in use, "
+        "4 channels, NVLS."
+    ) in " ".join(out.split())
+    assert exit_code_of(words("run --json")) == 0
+    nccl = json.loads(capsys.readouterr().out)["nccl"]
+    assert nccl["hosts"] == ["n01", "n02"]
+    assert nccl["channels"] == {"collective": 4, "nvls": 16, "point_to_point": 4, "tree": 4}
+    assert nccl["nvls"] == {"multicast": True, "connected": True}
+    assert nccl["variables"] == [{"name": "NCCL_IB_HCA", "value": "^mlx5_bond_0"}]
+    assert nccl["adapters"][0] == {
+        "host": "n01",
+        "name": "mlx5_0",
+        "port": 1,
+        "link_layer": "IB",
+        "gpudirect": True,
+        "used": True,
+    }
+
+
+@pytest.mark.parametrize("more", ["", " --smoke"])
+def test_sockets_cannot_be_allowed_where_nccl_has_no_nodes_to_join(
+    more: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code_of(DEMO) == 0
+    capsys.readouterr()
+    assert exit_code_of(words(f"run --allow-sockets --target here{more}")) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "leave it out" in err

@@ -158,6 +158,21 @@ def test_a_host_without_slurm_is_told_so(tmp_path: Path) -> None:
         submit(script=Path("job.sbatch"), folder=tmp_path, environment={"PATH": str(tmp_path)})
 
 
+def test_a_job_that_has_to_end_is_cancelled_by_its_id(
+    commands: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Follower, "verdict", "it does what it should not")
+    cancels = f'#!/bin/bash\nprintf "%s\\n" "$@" >>{commands}/args; echo 1000 >{commands}/asked\n'
+    (commands / "bin/scancel").write_text(cancels)
+    running = recorded("running")
+    answers(commands, running, running, running, recorded("cancelled"))
+    code, display = follow(commands)
+    assert code == 143
+    assert (commands / "args").read_text().split() == ["1"]
+    assert "ending job 1: it does what it should not" in display.states
+    assert display.states[-1] == "job 1: CANCELLED"
+
+
 def test_an_interrupt_detaches_and_usr1_goes_to_the_job(commands: Path) -> None:
     answers(commands, recorded("running"))
     me = os.getpid()

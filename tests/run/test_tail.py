@@ -28,6 +28,12 @@ def test_what_was_there_before_is_passed_over(tmp_path: Path) -> None:
     assert tail.poll() == ["new"]
 
 
+def test_a_file_may_be_read_from_its_start(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("old\nnew")
+    assert FileTail(path, from_start=True).poll() == ["old"]
+
+
 def test_a_file_that_is_replaced_or_cut_is_read_from_its_beginning(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("an old run\n")
