@@ -12,7 +12,17 @@ import typer
 from typer.main import get_command
 
 from fsdpplan import __version__
-from fsdpplan.cli import emit_launch, estimate, models, profiles, recommend, run, validate
+from fsdpplan.cli import (
+    detect,
+    emit_launch,
+    estimate,
+    explain,
+    models,
+    profiles,
+    recommend,
+    run,
+    validate,
+)
 from fsdpplan.cli.expand import GroupedCommand, Program, expanded
 from fsdpplan.cli.render import printable
 from fsdpplan.errors import FsdpPlanError, NoFeasibleLayout
@@ -38,8 +48,10 @@ app = typer.Typer(
 for command in (
     recommend.recommend,
     estimate.estimate,
+    explain.explain,
     emit_launch.emit_launch,
     run.run,
+    detect.detect,
     validate.validate,
     profiles.profiles,
     models.models,

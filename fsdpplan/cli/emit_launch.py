@@ -51,6 +51,8 @@ def emit_launch(
 
     asked = launch.with_this_python(job_of(job, trainer, program), given=job)
     chosen = launch.ranked(plan, emit.rank, own_program=program.script is not None)
+    for sentence in launch.price_of_weak_nodes(chosen, asked):
+        typer.echo(f"fsdpplan: {sentence}", err=True)
     if emit.out is None:
         script = emit_script(chosen, asked)
     else:

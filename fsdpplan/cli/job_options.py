@@ -47,6 +47,15 @@ class JobOptions:
             help="Seconds before the limit at which the program is told to save.",
         ),
     ] = None
+    exclude: Annotated[
+        tuple[str, ...],
+        Flag(
+            metavar="NODES",
+            parse=line,
+            many=True,
+            help="Nodes that the job must not get, such as n03,n[17-19]; may be repeated.",
+        ),
+    ] = ()
     sbatch: Annotated[
         tuple[str, ...],
         Flag(

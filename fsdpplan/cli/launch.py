@@ -9,11 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from fsdpplan.cli.job_options import JobOptions
+from fsdpplan.cost.step import estimate
 from fsdpplan.emit.header import plan_digest, read_plan_json
-from fsdpplan.emit.job import Job
+from fsdpplan.emit.job import Job, excluded_hosts
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import read_plan
+from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.plan import Plan
+from fsdpplan.spec.weak import weak_nodes, without_nodes
+from fsdpplan.units import format_percent, format_seconds
 
 
 def ranked(path: str, rank: int | None, *, own_program: bool) -> Plan:
@@ -56,6 +60,46 @@ def with_this_python(job: Job, *, given: JobOptions) -> Job:
     if given.python is not None or given.env_setup:
         return job
     return replace(job, python=sys.executable)
+
+
+def price_of_weak_nodes(plan: Plan, job: Job) -> tuple[str, ...]:
+    """Sentences on nodes that hold the others back: what it brings that some are left out, and
+    what it costs that others are kept."""
+    excluded = excluded_hosts(job)
+    weak = weak_nodes(plan.cluster)
+    out = tuple(node for node in weak if node in excluded)
+    kept = tuple(node for node in weak if node not in excluded)
+    without = without_nodes(plan.cluster, out)
+    sentences = []
+    if out:
+        times = _step_times(plan, slow=plan.cluster, fast=without)
+        sentences.append(f"without {_nodes(plan, out)} a step takes {times}")
+    if kept:
+        times = _step_times(plan, slow=without, fast=without_nodes(without, kept))
+        sentences.append(
+            f"{_nodes(plan, kept)} hold the others back: with other nodes in their place a step "
+            f"takes {times}: --exclude {','.join(kept)}"
+        )
+    return tuple(sentences)
+
+
+def _nodes(plan: Plan, nodes: tuple[str, ...]) -> str:
+    """The nodes, and what is weak about them."""
+    texts = (spot.text for spot in plan.cluster.weak if set(spot.nodes) & {*nodes})
+    return f"{', '.join(nodes)} ({'; '.join(dict.fromkeys(texts))})"
+
+
+def _step_times(plan: Plan, *, slow: Cluster, fast: Cluster) -> str:
+    before, after = (
+        estimate(
+            model=plan.model, cluster=cluster, training=plan.training, layout=plan.layout
+        ).step_seconds.expected
+        for cluster in (slow, fast)
+    )
+    return (
+        f"{format_seconds(after)}, not {format_seconds(before)} "
+        f"({format_percent(1 - after / before)} less)"
+    )
 
 
 def script_json(script: str, plan: Plan, job: Job, out: Path | None) -> str:

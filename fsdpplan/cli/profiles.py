@@ -1,4 +1,4 @@
-"""`fsdpplan profiles`: list and show the hardware profiles."""
+"""`fsdpplan profiles`: list, search and show the hardware profiles."""
 
 from __future__ import annotations
 
@@ -8,28 +8,36 @@ import typer
 
 from fsdpplan.cli.options import Json
 
-Name = Annotated[
-    str | None, typer.Argument(metavar="NAME|PATH", help="Show this one, with its sources.")
+# hidden: the list of arguments would show its Python type, so the command's text says what it is
+Words = Annotated[list[str] | None, typer.Argument(metavar="NAME|PATH|WORD", hidden=True)]
+Kind = Annotated[
+    str | None,
+    typer.Option(
+        "--kind", metavar="device|node|cluster", help="List these only.", show_default=False
+    ),
 ]
 
 
-def profiles(*, name: Name = None, json: Json = False) -> None:
-    """Hardware profiles: list them, or show one with its sources."""
-    from fsdpplan.cli import catalogues
-    from fsdpplan.cli.render import columns
-    from fsdpplan.files.profiles import load_profile, profile_names
+def profiles(*, words: Words = None, kind: Kind = None, json: Json = False) -> None:
+    """Hardware profiles: list them, search them, or show one with its sources.
 
-    if name is None:
-        known = {known: load_profile(known) for known in profile_names()}
+    A NAME or PATH shows that profile. WORDS list those that have them all in their name, their
+    description or their device, and show it where there is only one.
+    """
+    from fsdpplan.cli import profile_pages
+    from fsdpplan.cli.render import columns
+    from fsdpplan.files.profile_search import find_entries
+
+    width = columns()
+    found = find_entries(words or (), profile_pages.profile_kind(kind))
+    if not words or len(found) > 1:
         text = (
-            catalogues.profiles_json(known)
+            profile_pages.profiles_json(found)
             if json
-            else catalogues.profiles_table(known, width=columns())
+            else profile_pages.profiles_table(found, width=width)
         )
-        typer.echo(text)
-        return
-    profile = load_profile(name)
-    if json:
-        typer.echo(catalogues.profile_json(profile))
+    elif json:
+        text = profile_pages.profile_json(found[0])
     else:
-        typer.echo(catalogues.profile_page(profile, width=columns()))
+        text = profile_pages.profile_page(found[0], width=width)
+    typer.echo(text)

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.checks import require_choice, require_positive, require_positive_int
+from fsdpplan.spec.host_list import expand_host_list
 
 NcclDebug = Literal["VERSION", "WARN", "INFO"]
 
@@ -30,6 +31,7 @@ RESERVED_SBATCH = {
     "qos": "use --qos",
     "output": "use --output",
     "signal": "use --signal-seconds",
+    "exclude": "use --exclude",
     "export": "the plan reaches the ranks through the exported environment",
     "array": "each array task would run the same plan on the same checkpoint",
     "wrap": "the script is the program",
@@ -127,6 +129,8 @@ class Job:
     signal_seconds: int | None = None
     """Seconds before the time limit at which the program gets SIGUSR1; None: 120 when it has
     a time limit and checkpoints."""
+    exclude: tuple[str, ...] = ()
+    """Lists of nodes that the job must not get, as Slurm writes them: `n03,n[17-19]`."""
     sbatch: tuple[str, ...] = ()
     """More options for sbatch, such as `--constraint=h100`."""
     env_setup: tuple[str, ...] = ()
@@ -162,6 +166,8 @@ class Job:
                 )
         for option in self.sbatch:
             sbatch_option(option)
+        for hosts in self.exclude:
+            expand_host_list(hosts)
         self._check_signal()
 
     def _check_signal(self) -> None:
@@ -176,6 +182,12 @@ class Job:
                 f"signal_seconds {self.signal_seconds} is not below the time limit of "
                 f"{limit} s: lower it, or raise --time"
             )
+
+
+def excluded_hosts(job: Job) -> tuple[str, ...]:
+    """Names of the nodes that the job must not get, each once."""
+    names = (host for hosts in job.exclude for host in expand_host_list(hosts))
+    return tuple(dict.fromkeys(names))
 
 
 def signal_seconds(job: Job) -> int | None:

@@ -1,66 +1,54 @@
 """Environment of the ranks: a variable is set only where the plan gives a reason for it.
 
 NCCL finds its own interfaces, adapters and algorithms, and what was a cure for one version slows
-the next one down. So there is no list of NCCL variables here: each line has a reason taken from
-the plan, the versions it is for, and gives way to a value that the user has exported.
+the next one down. So each line has a reason taken from the plan and its topology, the versions it
+is for and its source, and gives way to a value that the user has exported.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fsdpplan.emit.job import Job
+from fsdpplan.emit.nccl_fabric import FABRIC_RULES
+from fsdpplan.emit.nccl_rules import Rule, Setting, Unset, Variable
+from fsdpplan.emit.nccl_torch import DEBUGGING_RULES, DEVICE_RULES
+from fsdpplan.emit.nccl_unset import NEVER_SET
 from fsdpplan.spec.plan import Plan
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Variable:
-    """One line of the environment."""
-
-    name: str
-    default: str
-    """What it becomes where the user has not exported it, as it stands in double quotes."""
-    reason: str
-    """Why this plan needs it, and for which versions."""
+RULES: tuple[Rule, ...] = (*DEVICE_RULES, *FABRIC_RULES, *DEBUGGING_RULES)
+"""Every variable that a job can get, in the order in which they are written."""
 
 
 def environment(*, plan: Plan, job: Job) -> tuple[Variable, ...]:
     """Variables for every rank of the plan, in the order they are written."""
-    if plan.cluster.device.kind == "cpu":
-        return _threads_of_cpu_ranks()
-    return _allocator() + _nccl_log(job)
-
-
-def _threads_of_cpu_ranks() -> tuple[Variable, ...]:
-    """A CPU device of a profile is one process on one core."""
-    return (
+    return tuple(
         Variable(
-            name="OMP_NUM_THREADS",
-            default="1",
-            reason="the plan counts one core a rank; without it each rank would take all cores",
-        ),
+            name=rule.name,
+            value=setting.value,
+            reason=setting.reason,
+            versions=rule.versions,
+            source=rule.source,
+            kind=rule.kind,
+            expands=setting.expands,
+            on_node=setting.on_node,
+        )
+        for rule in RULES
+        if isinstance(setting := rule.decide(plan, job), Setting)
     )
 
 
-def _allocator() -> tuple[Variable, ...]:
-    """Source: PyTorch's notes on CUDA semantics, memory management."""
-    return (
-        Variable(
-            name="PYTORCH_ALLOC_CONF",
-            default="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}",
-            reason="blocks are gathered and freed all the time; segments that grow leave fewer "
-            "holes, so what is reserved stays near what is allocated (torch >= 2.9)",
-        ),
-        Variable(
-            name="PYTORCH_CUDA_ALLOC_CONF",
-            default="$PYTORCH_ALLOC_CONF",
-            reason="the same setting's name for torch < 2.9",
-        ),
-    )
-
-
-def _nccl_log(job: Job) -> tuple[Variable, ...]:
-    if job.nccl_debug is None:
-        return ()
-    reason = "asked for: NCCL logs what it chose (all versions)"
-    return (Variable(name="NCCL_DEBUG", default=job.nccl_debug, reason=reason),)
+def left_unset(*, plan: Plan, job: Job) -> tuple[Unset, ...]:
+    """What the plan leaves unset on purpose: rules without evidence, those that share a reason
+    together, then what is never set."""
+    names: dict[str, list[Rule]] = {}
+    for rule in RULES:
+        why = rule.decide(plan, job)
+        if isinstance(why, str):
+            names.setdefault(why, []).append(rule)
+    without = [
+        Unset(names=tuple(rule.name for rule in rules), why=why, source=rules[0].source)
+        for why, rules in names.items()
+    ]
+    network = plan.cluster.network
+    transport = None if network is None else network.transport
+    never = [unset for unset in NEVER_SET if not unset.transports or transport in unset.transports]
+    return (*without, *never)

@@ -8,54 +8,10 @@ and shellcheck reads them like the rest of the script.
 from __future__ import annotations
 
 from fsdpplan.emit.job import Job, Trainer
-from fsdpplan.emit.quoting import shell_word, shell_words
+from fsdpplan.emit.nccl_cloud import CloudScript, cloud_scripts
+from fsdpplan.emit.node_check import NODE_CHECK, assumptions
+from fsdpplan.emit.quoting import paragraph, shell_word, shell_words
 from fsdpplan.spec.plan import Plan
-
-NODE_CHECK = """\
-import importlib.util, socket, sys
-
-here, version, gpus, head = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
-
-
-def refuse(text):
-    print(f"fsdpplan: {here}: {text}", file=sys.stderr, flush=True)
-    sys.exit(5)
-
-
-if importlib.util.find_spec("torch") is None:
-    refuse(f"{sys.executable} has no torch: give the right one by --python or --env-setup")
-if version:
-    try:
-        import fsdpplan
-    except ImportError as error:
-        refuse(f"{sys.executable} cannot import fsdpplan ({error}): install fsdpplan {version} "
-               "there, or emit a job folder with its own trainer by --out DIR")
-    if fsdpplan.__version__ != version:
-        refuse(f"fsdpplan {fsdpplan.__version__} is installed here, fsdpplan {version} wrote the "
-               "script: install that one, or emit the script again")
-if gpus:
-    import torch
-
-    visible = torch.cuda.device_count()
-    if visible < gpus:
-        refuse(f"{visible} GPUs are visible, the plan uses {gpus} a node: ask for as many, or try "
-               "the layout on CPU processes by fsdpplan run --smoke")
-if head:
-    try:
-        found = sorted({info[4][0] for info in socket.getaddrinfo(head, None)})
-    except OSError as error:
-        refuse(f"cannot resolve {head}, the first host of the allocation ({error}): all nodes "
-               "must know its name")
-    if here != head and all(a.startswith("127.") or a == "::1" for a in found):
-        refuse(f"{head}, the first host of the allocation, resolves to {found[0]} here, which is "
-               "this node itself: correct /etc/hosts or the name service")
-print(f"fsdpplan: {here} is ready", flush=True)
-"""
-"""Python program that ends with exit code 5 and one line when the node cannot do its part.
-
-Arguments: the node's name, the fsdpplan version that must be importable (empty: none must),
-GPUs a node, and the host of the rendezvous (empty on one node).
-"""
 
 
 def node_functions(*, plan: Plan, job: Job, version: str) -> list[str]:
@@ -77,6 +33,7 @@ def node_functions(*, plan: Plan, job: Job, version: str) -> list[str]:
         *_indent(_ignore_usr1()),
         *_indent(_raise_locked_memory(plan)),
         *_indent(_threads(plan)),
+        *_indent(_cloud(cloud_scripts(plan))),
         *_indent(_rendezvous(plan) if several else _standalone(plan)),
         *_indent(_torchrun(plan=plan, job=job)),
         "}",
@@ -160,10 +117,46 @@ def _check(*, plan: Plan, job: Job, version: str) -> list[str]:
     needed = shell_word(version if installed else "")
     gpus = plan.cluster.gpus_per_node if plan.cluster.device.kind == "cuda" else 0
     head = '"${FSDPPLAN_HEAD:-}"'
+    assumed = "".join(f" {shell_word(word)}" for word in assumptions(plan=plan, job=job))
     return [
         f"local python={shell_word(job.python)}",
         f'"$python" -c {_verbatim(NODE_CHECK)} \\',
-        f'  "$here" {needed} {gpus} {head}',
+        f'  "$here" {needed} {gpus} {head}{assumed}',
+    ]
+
+
+def _cloud(scripts: tuple[CloudScript, ...]) -> list[str]:
+    """Lines that run the cloud's scripts; what the user has exported stays."""
+    if not scripts:
+        return []
+    lines = [
+        "local chosen",
+        "chosen=$(export -p | sed -n 's/^declare -x NCCL_/export NCCL_/p')",
+    ]
+    for script in scripts:
+        lines += [
+            *paragraph(f"{script.reason[0].upper()}{script.reason[1:]} ({script.source})."),
+            *_run_script(script),
+        ]
+    return [*lines, 'eval "$chosen"']
+
+
+def _run_script(script: CloudScript) -> list[str]:
+    path, folder, first = shell_word(script.path), "", []
+    if script.libraries is not None:
+        libraries = shell_word(script.libraries)
+        folder = f"NCCL_LIB_DIR={libraries} "
+        first = [f'  export LD_LIBRARY_PATH={libraries}"${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"']
+    here = 'echo "fsdpplan: ${SLURMD_NODENAME:-$HOSTNAME}:"'
+    return [
+        f"if [ -r {path} ]; then",
+        "  set +u",
+        f'  {folder}. {path} || {here} {path} "ended with an error" >&2',
+        "  set -u",
+        *first,
+        "else",
+        f'  {here} {path} "is missing: NCCL may fall back to sockets" >&2',
+        "fi",
     ]
 
 

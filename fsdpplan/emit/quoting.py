@@ -68,7 +68,7 @@ def comment(text: str) -> str:
 
 def paragraph(text: str) -> list[str]:
     """`text` as comment lines of the script's width."""
-    return [comment(line) for line in textwrap.wrap(text, width=96)]
+    return [comment(line) for line in textwrap.wrap(text, width=96, break_on_hyphens=False)]
 
 
 def _has_control(text: str) -> bool:

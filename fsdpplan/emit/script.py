@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from fsdpplan.emit.header import METRICS_LINE, header_lines, plan_lines
-from fsdpplan.emit.job import Job, sbatch_option, signal_seconds
+from fsdpplan.emit.job import Job, excluded_hosts, sbatch_option, signal_seconds
 from fsdpplan.emit.nccl import environment
+from fsdpplan.emit.nccl_rules import Variable
 from fsdpplan.emit.node import node_functions
 from fsdpplan.emit.quoting import paragraph, sbatch_value, shell_word
 from fsdpplan.errors import SpecError
@@ -64,6 +65,8 @@ def sbatch_lines(*, plan: Plan, job: Job) -> list[str]:
     for name in ("time", "partition", "account", "qos", "output"):
         value = getattr(job, name)
         values += [] if value is None else [(name, value)]
+    if job.exclude:
+        values.append(("exclude", ",".join(job.exclude)))
     seconds = signal_seconds(job)
     if seconds is not None:
         # B: to this script alone, which passes it on; torchrun would die of it.
@@ -104,8 +107,9 @@ def _usage(plan: Plan) -> list[str]:
 def _strict() -> list[str]:
     return [
         "# Strings from options are literal: dollars, tildes, backslashes, typographic quotes",
-        "# (SC2016, SC2088, SC1003, SC1112); srun and traps call functions (SC2317, SC2329).",
-        "# shellcheck disable=SC1003,SC1112,SC2016,SC2088,SC2317,SC2329",
+        "# (SC2016, SC2088, SC1003, SC1112); srun and traps call functions (SC2317, SC2329); a",
+        "# cloud's script is on the nodes only (SC1091).",
+        "# shellcheck disable=SC1003,SC1091,SC1112,SC2016,SC2088,SC2317,SC2329",
         "set -euo pipefail",
         'refuse() { echo "fsdpplan: $*" >&2; exit 5; }',
     ]
@@ -118,15 +122,26 @@ def _environment(*, plan: Plan, job: Job) -> list[str]:
         lines += [f"eval {shell_word(line)}" for line in job.env_setup]
         lines += ["set -u"]
     lines += [f"export {name}={shell_word(value)}" for name, value in job.env]
-    for variable in environment(plan=plan, job=job):
-        lines += paragraph(f"{variable.name}: {variable.reason}.")
-        lines += [f'export {variable.name}="${{{variable.name}:-{variable.default}}}"']
     if job.metrics is not None:
         lines += [
             "# One JSON line a step.",
             METRICS_LINE + shell_word(job.metrics),
         ]
+    for variable in environment(plan=plan, job=job):
+        if not variable.on_node:
+            lines += variable_lines(variable)
     return lines
+
+
+def variable_lines(variable: Variable) -> list[str]:
+    """The line that sets a variable which the user has not exported, and why it is there."""
+    name = variable.name
+    default = variable.value if variable.expands else shell_word(variable.value)
+    quote = '"' if variable.expands else ""
+    return [
+        *paragraph(f"{name}: {variable.reason} ({variable.versions}; {variable.source})."),
+        f"export {name}={quote}${{{name}:-{default}}}{quote}",
+    ]
 
 
 def _signals() -> list[str]:
@@ -152,7 +167,7 @@ def _start(*, plan: Plan, job: Job) -> list[str]:
         inside = '[ -n "${SLURM_JOB_ID:-}" ] && command -v srun >/dev/null'
         return [
             f"if {inside}; then",
-            *_in_allocation(nodes=nodes, ranks=ranks, port=job.port),
+            *_in_allocation(nodes=nodes, ranks=ranks, job=job),
             "else",
             *_here(ranks=ranks),
             "fi",
@@ -169,7 +184,7 @@ def _start(*, plan: Plan, job: Job) -> list[str]:
         ]
     return [
         'if [ -n "${SLURM_JOB_ID:-}" ]; then',
-        *_in_allocation(nodes=nodes, ranks=ranks, port=job.port),
+        *_in_allocation(nodes=nodes, ranks=ranks, job=job),
         "else",
         *without,
         "fi",
@@ -193,7 +208,7 @@ def _here(*, ranks: int) -> list[str]:
     ]
 
 
-def _in_allocation(*, nodes: int, ranks: int, port: int | None) -> list[str]:
+def _in_allocation(*, nodes: int, ranks: int, job: Job) -> list[str]:
     label = " --label" if nodes > 1 else ""
     lines = [
         f'  [ "${{SLURM_JOB_NUM_NODES:-0}}" = {nodes} ] ||',
@@ -201,7 +216,7 @@ def _in_allocation(*, nodes: int, ranks: int, port: int | None) -> list[str]:
         ' ${SLURM_JOB_NUM_NODES:-0}: take as many, or plan again for what there is"',
     ]
     if nodes > 1:
-        derived = "$((20000 + SLURM_JOB_ID % 10000))" if port is None else str(port)
+        derived = "$((20000 + SLURM_JOB_ID % 10000))" if job.port is None else str(job.port)
         lines += [
             "  if ! command -v srun >/dev/null || ! command -v scontrol >/dev/null; then",
             '    refuse "srun and scontrol are not on PATH in allocation $SLURM_JOB_ID"',
@@ -216,6 +231,7 @@ def _in_allocation(*, nodes: int, ranks: int, port: int | None) -> list[str]:
         ]
     return [
         *lines,
+        *_without_excluded(nodes=nodes, excluded=excluded_hosts(job)),
         "  # srun does not inherit the cores since SLURM 22.05: give each task those of the",
         "  # smallest node, from a list such as 96(x3),48.",
         "  cores=$(tr ',' '\\n' <<<\"${SLURM_JOB_CPUS_PER_NODE:-1}\" | sed 's/(.*//' | sort -n |"
@@ -231,6 +247,22 @@ def _in_allocation(*, nodes: int, ranks: int, port: int | None) -> list[str]:
         "  # A task that fails ends the others.",
         '  "${step[@]}" --kill-on-bad-exit=1 \\',
         f'    bash -c "$(declare -f start_ranks); start_ranks {nodes} {ranks}" &',
+    ]
+
+
+def _without_excluded(*, nodes: int, excluded: tuple[str, ...]) -> list[str]:
+    """Lines that refuse an allocation, made by hand, with a node that the job must not get."""
+    if not excluded:
+        return []
+    hosts = "$hosts" if nodes > 1 else "${SLURM_JOB_NODELIST:-}"
+    return [
+        f"  for host in {hosts}; do",
+        '    case "$host" in',
+        f"      {'|'.join(map(shell_word, excluded))})",
+        '        refuse "allocation $SLURM_JOB_ID has $host, which this job excludes: sbatch $0'
+        ' asks for others" ;;',
+        "    esac",
+        "  done",
     ]
 
 

@@ -12,7 +12,7 @@ from dataclasses import MISSING, fields
 from math import log
 from typing import Any
 
-from fsdpplan.spec.cluster import Cluster, DeviceFit, Level, StepError
+from fsdpplan.spec.cluster import Cluster, Device, DeviceFit, Level, StepError
 from fsdpplan.spec.estimate import MemoryBreakdown, TimeBreakdown
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
@@ -39,8 +39,9 @@ _NORMAL_80 = 1.2816
 def upgraded(document: dict[str, Any]) -> dict[str, Any]:
     """`document` with today's fields; the same where it has them, or is no plan at all."""
     cluster = _table(document, "cluster")
-    if cluster and "network" not in cluster and "weak" not in cluster:
-        document = {**document, "cluster": _filled(Cluster, cluster)}
+    if cluster and not {"network", "weak"} & set(cluster):
+        device = _filled(Device, cluster.get("device"))
+        document = {**document, "cluster": {**_filled(Cluster, cluster), "device": device}}
     device = _table(_table(document, "cluster"), "device")
     fit = _table(device, "fit")
     if not isinstance(fit.get(OLD_MARK), int | float):

@@ -20,7 +20,7 @@ from fsdpplan.files.profile_numbers import (
     texts,
 )
 from fsdpplan.files.table import Table
-from fsdpplan.spec.cluster import Device, DeviceFit, DeviceKind, Evidence, StepError
+from fsdpplan.spec.cluster import Device, DeviceFit, DeviceKind, Evidence, StepError, Vendor
 
 PHYSICS = "physics"
 POWER = "power_fraction"
@@ -38,6 +38,7 @@ DEVICE_KEYS = (
     "name",
     "description",
     "torch_device",
+    "vendor",
     "nvml_names",
     "evidence",
     "fitted_as",
@@ -114,13 +115,15 @@ def _device_error(
 def read_device(table: Table, sources: dict[str, str], relatives: Relatives) -> DeviceProfile:
     """One device, whose keys are checked to be `DEVICE_KEYS` and a header at most."""
     numbers = SourcedNumbers(table.table("numbers"), sources, prefix="cluster.device.")
-    besides = frozenset({"name", "kind", "evidence", "fit", "error"})
+    besides = frozenset({"name", "kind", "evidence", "fit", "error", "vendor"})
     numbers.table.refuse_unknown({field.name for field in fields(Device)} - besides)
     # the one rate that a device may lack
     values: dict[str, Any] = {"peak_fp8_flops_per_second": None}
     absent = frozenset(set(values) - set(numbers.table.values))
     values |= numbers.fields_of(Device, besides=besides | absent)
     values["kind"] = table.choice("torch_device", get_args(DeviceKind))
+    if "vendor" in table.values:
+        values["vendor"] = table.choice("vendor", get_args(Vendor))
     values["evidence"] = table.choice("evidence", get_args(Evidence))
     values["name"] = table.text("name")
     fitted_as = table.text("fitted_as") if "fitted_as" in table.values else None

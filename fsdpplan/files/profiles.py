@@ -54,18 +54,19 @@ def load_device(name_or_path: str, *, beside: Path | None = None) -> DeviceProfi
 def profile_for_gpus(gpu_names: Sequence[str]) -> str | None:
     """The node profile that has these GPUs (names as NVML gives them), or None.
 
-    Of several, the smallest node with room for all of them; then the first by name.
+    Of several, the smallest node with room for all of them; then NVIDIA's own system before those
+    of clouds, which have the same board; then the first by name.
     """
     if len(set(gpu_names)) != 1:
         return None
-    fitting: list[tuple[int, str]] = []
+    fitting: list[tuple[int, bool, str]] = []
     for name in profile_names("node"):
         node = load_profile(name)
         if isinstance(node, NodeProfile) and node.gpus_per_node is not None:
             known = load_device(node.device).nvml_names
             if gpu_names[0] in known and node.gpus_per_node >= len(gpu_names):
-                fitting.append((node.gpus_per_node, name))
-    return min(fitting)[1] if fitting else None
+                fitting.append((node.gpus_per_node, not name.startswith("dgx-"), name))
+    return min(fitting)[2] if fitting else None
 
 
 def _find(

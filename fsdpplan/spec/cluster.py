@@ -15,6 +15,7 @@ from fsdpplan.spec.checks import (
 from fsdpplan.spec.network import Network
 
 DeviceKind = Literal["cuda", "cpu"]
+Vendor = Literal["nvidia", "amd"]
 Evidence = Literal["measured", "fitted", "datasheet"]
 LowLatency = Literal["none", "ll", "ll128"]
 
@@ -168,9 +169,12 @@ class Device:
     """Fitted numbers."""
     error: StepError
     """How far step times on it are off, for its kind of evidence."""
+    vendor: Vendor = "nvidia"
+    """Whose software drives a device that torch calls `cuda`: CUDA and NCCL, or ROCm and RCCL."""
 
     def __post_init__(self) -> None:
         require_choice("kind", self.kind, get_args(DeviceKind))
+        require_choice("vendor", self.vendor, get_args(Vendor))
         require_choice("evidence", self.evidence, get_args(Evidence))
         require_positive_int(memory_bytes=self.memory_bytes, multiprocessors=self.multiprocessors)
         require_positive(

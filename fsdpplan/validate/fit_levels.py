@@ -55,6 +55,7 @@ class LevelFit:
 LEVELS = (
     LevelFit(profile="dgx-a100-80g-hdr", level="nvlink", ranges=LINKS, source="nvlink_fit"),
     LevelFit(profile="dgx-h100", level="nvlink", ranges={**LINKS, **SWITCH}, source="nvlink_fit"),
+    LevelFit(profile="pcie-8xl40s", level="pcie", ranges=LINKS, source="pcie_fit"),
     LevelFit(profile="p4de-24xlarge", level="efa", ranges=NETWORK, source="network_fit"),
     LevelFit(profile="gcp-a3-megagpu-8g", level="fastrak", ranges=NETWORK, source="network_fit"),
     LevelFit(profile="gcp-a3-highgpu-8g", level="tcpx", ranges=NETWORK, source="network_fit"),

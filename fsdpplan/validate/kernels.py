@@ -37,8 +37,13 @@ NODES = {
     "p4de.24xlarge": "p4de-24xlarge",
     "a3-megagpu-8g": "gcp-a3-megagpu-8g",
     "a3-highgpu-8g": "gcp-a3-highgpu-8g",
+    "PCIe": "pcie-8xl40s",
 }
 """Node profile of each machine, as the table names them."""
+
+MOST_GPUS = {"PCIe": 2}
+"""GPUs up to which the rows of a machine are read: four and eight L40S of that one met only at host
+bridges and sockets, 4 and 12 times slower than two at a switch, which is no fact about L40S."""
 
 COLLECTIVES: dict[str, Collective] = {
     "all_gather": "all_gather",
@@ -129,7 +134,12 @@ def read_matmuls(path: Path) -> tuple[MatmulRow, ...]:
 
 def read_collectives(path: Path) -> tuple[CollectiveRow, ...]:
     """All rows on a machine that has a profile."""
-    return tuple(_collective(row) for row in _rows(path) if row["node_type"] in NODES)
+    return tuple(
+        _collective(row)
+        for row in _rows(path)
+        if row["node_type"] in NODES
+        and int(row["gpus"]) <= MOST_GPUS.get(row["node_type"], int(row["gpus"]))
+    )
 
 
 def _collective(row: dict[str, str]) -> CollectiveRow:

@@ -52,6 +52,8 @@ def test_other_time_limits_are_refused(text: str) -> None:
         ({"sbatch": ("--gpus-per-nod=4",)}, "the plan fixes"),
         ({"sbatch": ("-N4",)}, "--name=value"),
         ({"sbatch": ("--export=NONE",)}, "exported environment"),
+        ({"sbatch": ("--exclude=n1",)}, "use --exclude"),
+        ({"exclude": ("n1 n2",)}, "list of nodes"),
         ({"signal_seconds": 60}, "--time"),
         ({"signal_seconds": 600, "time": "5"}, "not below the time limit"),
         ({"python": ""}, "python3"),

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,9 @@ from fsdpplan.emit.job import Job, Trainer, UserProgram
 from fsdpplan.emit.script import render_launch
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import plan_json
+from fsdpplan.spec.network import Network
 from fsdpplan.spec.plan import Plan
+from tests.emit.networks import GIB, INFINIBAND, networks, on
 from tests.emit.plans import make_plan
 
 PLANS = {
@@ -73,6 +75,14 @@ def bash_objects(script: str) -> str:
 )
 def test_shellcheck_and_bash_find_nothing(name: str, job: Job) -> None:
     script = emit(PLANS[name], job)
+    assert shellcheck(script) == ""
+    assert bash_objects(script) == ""
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(network=networks())
+def test_shellcheck_and_bash_find_nothing_on_any_network(network: Network) -> None:
+    script = emit(on(network, PLANS["gpu nodes"]), Job(exclude=("n[01-03]", "x")))
     assert shellcheck(script) == ""
     assert bash_objects(script) == ""
 
@@ -172,6 +182,8 @@ class Ran:
     """Arguments of each torchrun that was started."""
     plans: list[str]
     """The plan that each was given."""
+    environments: list[dict[str, str]]
+    """The environment of each."""
     srun: list[str]
     """Arguments of srun before the command."""
 
@@ -185,6 +197,7 @@ def bench(tmp_path: Path) -> Path:
     recorder = f"""#!/bin/bash
 if [ "$1" = -c ]; then echo "ready ${{*:3}}"; exit; fi
 out=$(mktemp {tmp_path}/torchrun.XXXXXX)
+env -0 >"$out.env"
 printf '%s\\0' "$@" >"$out"
 printf '%s' "$FSDPPLAN_PLAN" >"$out.plan"
 [ -z "${{LINGER:-}}" ] || {{ sleep 30 & wait; }}
@@ -219,18 +232,25 @@ def run(bench: Path, script: str, **values: str) -> Ran:
         timeout=60,
         check=False,
     )
-    records = sorted(path for path in bench.glob("torchrun.*") if path.suffix != ".plan")
+    records = sorted(p for p in bench.glob("torchrun.*") if p.suffix not in (".plan", ".env"))
     srun = bench / "srun"
     ran = Ran(
         code=done.returncode,
         said=done.stdout + done.stderr,
         torchrun=[path.read_bytes().decode().split("\0")[:-1] for path in records],
         plans=[path.with_name(path.name + ".plan").read_text() for path in records],
+        environments=[exported(path.with_name(path.name + ".env")) for path in records],
         srun=srun.read_text().split("\0")[:-1] if srun.exists() else [],
     )
     for path in (*bench.glob("torchrun.*"), srun):
         path.unlink(missing_ok=True)
     return ran
+
+
+def exported(path: Path) -> dict[str, str]:
+    """Variables as `env -0` writes them."""
+    pairs = (line.partition("=") for line in path.read_text().split("\0")[:-1])
+    return {name: value for name, _, value in pairs}
 
 
 def test_bash_runs_a_single_node_here(bench: Path) -> None:
@@ -396,3 +416,90 @@ def test_a_copied_trainer_runs_in_place_of_the_installed_one(bench: Path) -> Non
     assert ran.torchrun[0][-1] == f"{bench}/trainer/__main__.py"
     assert f"'{PLANS['cpu node'].cluster.gpus_per_node}'" not in ran.said
     assert "ready" in ran.said
+
+
+SET = ("NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TORCH_FR_BUFFER_SIZE")
+
+
+def test_all_ranks_get_the_same_variables(bench: Path) -> None:
+    ran = run(bench, emit(on(INFINIBAND, make_plan("cuda", nodes=2))), **ALLOCATION)
+    assert ran.code == 0, ran.said
+    first, second = ran.environments
+    assert [first[name] for name in SET] == [
+        "=mlx5_0,mlx5_1,mlx5_4:1",
+        "=eno1",
+        "eno1",
+        "2000",
+    ]
+    assert [second[name] for name in SET] == [first[name] for name in SET]
+    assert first["TORCH_FR_DUMP_TEMP_FILE"] == f"{bench}/fsdpplan-12345.nccl-rank-"
+    assert "ready n1 1.2.3 2 n1 NCCL_SOCKET_IFNAME==eno1 NCCL_IB_HCA==mlx5_0" in ran.said
+
+
+def test_a_value_that_the_user_exported_wins(bench: Path) -> None:
+    mine = {name: f"my {name}" for name in SET}
+    plan = on(INFINIBAND, make_plan("cuda", nodes=2))
+    for ran in (
+        run(bench, emit(plan), **ALLOCATION, **mine),
+        run(bench, emit(plan, Job(env=tuple(mine.items()))), **ALLOCATION),
+    ):
+        assert all(ran.environments[0][name] == value for name, value in mine.items())
+
+
+def test_records_of_collectives_go_beside_the_metrics(bench: Path) -> None:
+    ran = run(bench, emit(make_plan("cuda"), Job(metrics="runs/m.jsonl")))
+    assert ran.environments[0]["TORCH_FR_DUMP_TEMP_FILE"] == "runs/m.jsonl.nccl-rank-"
+
+
+CLOUD_SCRIPT = """\
+export NCCL_NET=gIB NCCL_IB_TC="52" NCCL_LIBS="${NCCL_LIB_DIR:-none}" SEEN="$NOT_SET_ANYWHERE"
+"""
+
+
+def test_the_clouds_script_runs_on_each_node_and_gives_way_to_the_user(bench: Path) -> None:
+    script = bench / "it's $set.sh"
+    script.write_text(CLOUD_SCRIPT)
+    plan = on(replace(GIB, env_profiles=(str(script),)), make_plan("cuda", nodes=2))
+    ran = run(bench, emit(plan), **ALLOCATION, NCCL_IB_TC="106 or 'so'")
+    assert ran.code == 0, ran.said
+    for environment in ran.environments:
+        assert environment["NCCL_NET"] == "gIB"
+        assert environment["NCCL_IB_TC"] == "106 or 'so'"
+
+
+def test_the_clouds_libraries_come_first(bench: Path) -> None:
+    folder = bench / "tcpxo"
+    folder.mkdir()
+    script = folder / "nccl-env-profile.sh"
+    script.write_text(CLOUD_SCRIPT)
+    plan = on(replace(GIB, env_profiles=(str(script),)), make_plan("cuda", nodes=2))
+    ran = run(bench, emit(plan), **ALLOCATION, LD_LIBRARY_PATH="/mine")
+    assert ran.environments[0]["LD_LIBRARY_PATH"] == f"{folder}:/mine"
+    assert ran.environments[0]["NCCL_LIBS"] == str(folder)
+
+
+def test_a_clouds_script_that_is_not_there_is_missed_aloud(bench: Path) -> None:
+    ran = run(bench, emit(on(GIB, make_plan("cuda", nodes=2))), **ALLOCATION)
+    assert ran.code == 0
+    assert f"fsdpplan: n2: {GIB.env_profiles[0]} is missing" in ran.said
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_an_allocation_with_an_excluded_node_is_refused(bench: Path, nodes: int) -> None:
+    job = Job(exclude=("n[7-9]", "n1"))
+    plan = make_plan("cuda", nodes=nodes)
+    allocation = {**ALLOCATION, "SLURM_JOB_NUM_NODES": str(nodes)}
+    if nodes == 1:
+        allocation |= {"SLURM_JOB_NODELIST": "n1", "NODES": "n1"}
+    ran = run(bench, emit(plan, job), **allocation)
+    assert ran.code == 5
+    assert len(ran.said.strip().splitlines()) == 1
+    assert "n1, which this job excludes" in ran.said
+    assert ran.torchrun == []
+    assert run(bench, emit(plan, Job(exclude=("n[7-9]",))), **allocation).code == 0
+
+
+def test_slurm_is_told_of_all_excluded_nodes_at_once() -> None:
+    options = sbatch_options(PLANS["gpu nodes"], Job(exclude=("n03", "n[17-19]")))
+    assert '--exclude="n03,n[17-19]"' in options
+    assert not any("exclude" in option for option in sbatch_options(PLANS["gpu nodes"], Job()))

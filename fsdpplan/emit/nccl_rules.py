@@ -1,0 +1,128 @@
+"""A rule: one variable of the environment, the evidence that sets it, and why it stays unset.
+
+Each rule looks at a plan and gives a value with its reason, or says in words why there is none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from fsdpplan.emit.job import Job
+from fsdpplan.spec.cluster import Cluster, Device, Level
+from fsdpplan.spec.network import Network, Transport
+from fsdpplan.spec.plan import Plan
+
+Kind = Literal["allocator", "threads", "order", "sockets", "fabric", "debugging"]
+
+NCCL_GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
+VERBS: tuple[Transport, ...] = ("infiniband", "roce")
+"""What NCCL's own transport drives; the others bring a plugin or are sockets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A value that a rule chose for a plan."""
+
+    value: str
+    reason: str
+    """Why this plan needs it, with the numbers of its topology."""
+    expands: bool = False
+    """The value is bash of ours, to stand in double quotes; otherwise it is literal."""
+    on_node: bool = False
+    """Each node sets it for itself, when it starts its ranks."""
+
+
+Decide = Callable[[Plan, Job], Setting | str]
+"""The value for a plan, or why it has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """When one variable is set."""
+
+    name: str
+    kind: Kind
+    when: str
+    """The evidence that sets it, for the reference page."""
+    versions: str
+    """Which versions of what it holds for."""
+    source: str
+    """Where that was read."""
+    decide: Decide
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    """One variable that a plan's job gets, unless the user has exported a value."""
+
+    name: str
+    value: str
+    reason: str
+    versions: str
+    source: str
+    kind: Kind
+    expands: bool = False
+    """The value is bash of ours, to stand in double quotes; otherwise it is literal."""
+    on_node: bool = False
+    """Each node sets it for itself, when it starts its ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unset:
+    """Variables that are left alone on purpose."""
+
+    names: tuple[str, ...]
+    why: str
+    source: str
+    transports: tuple[Transport, ...] = ()
+    """Networks that it is about; empty: any."""
+
+
+def is_nvidia(device: Device) -> bool:
+    """Whether NVIDIA's variables mean anything to it."""
+    return device.kind == "cuda" and device.vendor == "nvidia"
+
+
+def network_between(plan: Plan) -> Network | str:
+    """The network between the plan's nodes, or why a variable of NCCL's cannot follow from it."""
+    cluster = plan.cluster
+    if cluster.device.kind == "cpu":
+        return "CPU processes talk by gloo, not NCCL"
+    if not is_nvidia(cluster.device):
+        return f"the rules are for NVIDIA's NCCL, and {cluster.device.name} is driven by RCCL"
+    if cluster.nodes == 1:
+        return "on one node nothing crosses the network"
+    if cluster.network is None:
+        return (
+            "nothing is known of the network between the nodes: plan again with what "
+            "`fsdpplan detect --nodes` finds"
+        )
+    return cluster.network
+
+
+def verbs_between(plan: Plan) -> Network | str:
+    """Like `network_between`, of networks that NCCL's own verbs transport drives."""
+    network = network_between(plan)
+    if isinstance(network, Network) and network.transport not in VERBS:
+        return f"NCCL's own verbs transport does not carry {network.transport}"
+    return network
+
+
+def levels_between_nodes(cluster: Cluster) -> tuple[tuple[Level, float], ...]:
+    """Levels that nodes are joined by, innermost first, each with what one GPU gets of it, in
+    bytes per second, when all send."""
+    below = (1, *(level.domain_gpus for level in cluster.levels))
+    return tuple(
+        (level, level.ports * level.port_bandwidth_bytes_per_second / gpus)
+        for level, gpus in zip(cluster.levels, below, strict=False)
+        if level.domain_gpus > cluster.gpus_per_node
+    )
+
+
+def nccl_release(version: str | None) -> tuple[int, int] | None:
+    """(2, 27) of `2.27.3`; None where it is unknown."""
+    match = re.match(r"(\d+)\.(\d+)", version or "")
+    return None if match is None else (int(match[1]), int(match[2]))

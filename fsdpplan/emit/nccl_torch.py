@@ -1,0 +1,191 @@
+"""Rules of what runs on a node: allocator, threads, order of kernels, logs and post-mortems."""
+
+from __future__ import annotations
+
+import re
+
+from fsdpplan.emit.job import Job
+from fsdpplan.emit.nccl_rules import NCCL_GUIDE, Rule, Setting, is_nvidia
+from fsdpplan.spec.plan import Plan
+
+TORCH_VARIABLES = "torch 2.13 c10d/ProcessGroupNCCL.hpp"
+LEAST_RECORDS = 2000
+"""What torch 2.13 keeps by default (c10d/FlightRecorder.hpp)."""
+STEPS_RECORDED = 2
+"""The step that hung, and the whole one before it."""
+
+
+def _allocator(plan: Plan, job: Job) -> Setting | str:
+    if not is_nvidia(plan.cluster.device):
+        return "it is for CUDA's allocator"
+    return Setting(
+        value="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}",
+        expands=True,
+        reason="blocks are gathered and freed all the time; segments that grow leave fewer holes, "
+        "so what is reserved stays near what is allocated",
+    )
+
+
+def _allocator_of_older_torch(plan: Plan, job: Job) -> Setting | str:
+    if not is_nvidia(plan.cluster.device):
+        return "it is for CUDA's allocator"
+    return Setting(
+        value="$PYTORCH_ALLOC_CONF",
+        expands=True,
+        reason="the same setting, by its older name",
+    )
+
+
+def _threads(plan: Plan, job: Job) -> Setting | str:
+    """A CPU device of a profile is one process on one core; a GPU's rank gets its share."""
+    if plan.cluster.device.kind == "cpu":
+        return Setting(
+            value="1",
+            reason="the plan counts one core a rank; without it each rank would take all cores",
+        )
+    ranks = plan.cluster.gpus_per_node
+    return Setting(
+        value=f"$(nproc) / {ranks}",
+        expands=True,
+        on_node=True,
+        reason=f"{ranks} ranks share the node's cores; torchrun would give each one thread",
+    )
+
+
+def _queues(plan: Plan, job: Job) -> Setting | str:
+    """Source: Megatron-LM d98e8a64dd megatron/core/tensor_parallel/layers.py
+    (linear_with_grad_accumulation_and_async_allreduce), megatron/training/arguments.py (refused
+    with FSDP; without need on compute capability 10)."""
+    layout, device = plan.layout, plan.cluster.device
+    if not is_nvidia(device):
+        return "it is for CUDA's hardware queues"
+    if layout.tp == 1:
+        return "it orders tensor parallelism's collectives, and there is none (tp 1)"
+    if layout.async_tp:
+        return "asynchronous tensor parallelism needs several queues"
+    if layout.sharding == "fsdp" and layout.shard_ranks > 1:
+        return "with one queue FSDP's gathers could not run beside matmuls"
+    if not plan.training.traits.overlaps_weight_gradient:
+        return (
+            f"{plan.training.traits.words} waits for tensor parallelism's collectives where it "
+            "uses them, so there is no order to keep"
+        )
+    if re.match(r"g?b\d|rtx-5|rtx-pro", device.name):
+        return f"since Blackwell kernels start in order without it ({device.name})"
+    return Setting(
+        value="1",
+        reason=f"gradients of {layout.tp} tensor-parallel ranks are reduced beside the matmuls of "
+        "weights' gradients: with one queue the reduction starts first",
+    )
+
+
+def _records(plan: Plan, job: Job) -> Setting | str:
+    alone = _nothing_to_record(plan)
+    if alone is not None:
+        return alone
+    a_step = sum(cost.count for cost in plan.estimate.communication)
+    kept = max(LEAST_RECORDS, STEPS_RECORDED * a_step)
+    steps = f", {kept / a_step:.1f} steps of {a_step:,}" if a_step else ""
+    return Setting(
+        value=str(kept),
+        reason=f"after a hang the last {kept:,} collectives of each rank{steps} say who is missing",
+    )
+
+
+def _dump(plan: Plan, job: Job) -> Setting | str:
+    return _nothing_to_record(plan) or Setting(
+        value="1", reason="a rank that waits in vain writes its record down before it ends"
+    )
+
+
+def _dump_file(plan: Plan, job: Job) -> Setting | str:
+    return _nothing_to_record(plan) or Setting(
+        value="${FSDPPLAN_METRICS:-$PWD/fsdpplan-${SLURM_JOB_ID:-$$}}.nccl-rank-",
+        expands=True,
+        reason="records go beside the run's metrics, one file a rank (read by torchfrtrace); by "
+        "default a user's jobs overwrite each other's",
+    )
+
+
+def _nothing_to_record(plan: Plan) -> str | None:
+    if not is_nvidia(plan.cluster.device):
+        return "the flight recorder is that of torch's NCCL backend"
+    return None if plan.cluster.gpus > 1 else "one rank runs no collectives"
+
+
+def _log(plan: Plan, job: Job) -> Setting | str:
+    if job.nccl_debug is None:
+        return "nobody asked for NCCL's log (--nccl-debug INFO)"
+    return Setting(value=job.nccl_debug, reason="asked for: NCCL logs what it chose")
+
+
+DEVICE_RULES: tuple[Rule, ...] = (
+    Rule(
+        name="PYTORCH_ALLOC_CONF",
+        kind="allocator",
+        when="GPUs of NVIDIA",
+        versions="torch >= 2.9",
+        source="torch 2.13 c10/core/AllocatorConfig.h",
+        decide=_allocator,
+    ),
+    Rule(
+        name="PYTORCH_CUDA_ALLOC_CONF",
+        kind="allocator",
+        when="GPUs of NVIDIA",
+        versions="torch < 2.9",
+        source="torch 2.13 c10/core/AllocatorConfig.h",
+        decide=_allocator_of_older_torch,
+    ),
+    Rule(
+        name="OMP_NUM_THREADS",
+        kind="threads",
+        when="always: a rank's share of the node's cores, 1 for CPU processes",
+        versions="torchrun, all versions",
+        source="torch 2.13 torch/distributed/run.py",
+        decide=_threads,
+    ),
+    Rule(
+        name="CUDA_DEVICE_MAX_CONNECTIONS",
+        kind="order",
+        when="tensor parallelism that reduces beside weights' gradients (Megatron), without FSDP, "
+        "before Blackwell",
+        versions="Hopper and older",
+        source="Megatron-LM d98e8a64dd megatron/training/arguments.py",
+        decide=_queues,
+    ),
+)
+
+DEBUGGING_RULES: tuple[Rule, ...] = (
+    Rule(
+        name="TORCH_FR_BUFFER_SIZE",
+        kind="debugging",
+        when="more than one GPU of NVIDIA",
+        versions="torch >= 2.8",
+        source="https://github.com/NVIDIA/nvidia-resiliency-ext/pull/163",
+        decide=_records,
+    ),
+    Rule(
+        name="TORCH_NCCL_DUMP_ON_TIMEOUT",
+        kind="debugging",
+        when="more than one GPU of NVIDIA",
+        versions="torch >= 2.6; newer ones do it by default",
+        source=TORCH_VARIABLES,
+        decide=_dump,
+    ),
+    Rule(
+        name="TORCH_FR_DUMP_TEMP_FILE",
+        kind="debugging",
+        when="more than one GPU of NVIDIA",
+        versions="torch >= 2.8",
+        source="https://github.com/pytorch/torchtitan/pull/1748",
+        decide=_dump_file,
+    ),
+    Rule(
+        name="NCCL_DEBUG",
+        kind="debugging",
+        when="`--nccl-debug` asks for it",
+        versions="NCCL, all versions",
+        source=NCCL_GUIDE,
+        decide=_log,
+    ),
+)

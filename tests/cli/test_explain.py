@@ -1,0 +1,164 @@
+"""`explain`: the terms of a saved plan, and its environment."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fsdpplan.cli.app import exit_code_of
+from fsdpplan.cli.job_options import JobOptions
+from fsdpplan.cli.launch import price_of_weak_nodes
+from fsdpplan.emit.job import Job
+from fsdpplan.files.plans import read_plan, write_plan
+from fsdpplan.spec.cluster import WeakSpot
+from fsdpplan.spec.network import Network
+from fsdpplan.spec.weak import weakened
+from tests.cli.small import on_a_machine_without_gpus, words
+from tests.emit.networks import GIB, INFINIBAND, on
+
+RECOMMEND = words(
+    "recommend --model llama-3.2-1b --gpus 16 --hardware dgx-h100 --tp 1 --pp 1 --micro-batch 1"
+)
+PLAN = "fsdpplan.json"
+
+
+@pytest.fixture(scope="module")
+def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plan of two nodes, searched for once."""
+    path = tmp_path_factory.mktemp("plan") / PLAN
+    with pytest.MonkeyPatch.context() as patch:
+        on_a_machine_without_gpus(patch)
+        assert exit_code_of([*RECOMMEND, "--save", str(path)]) == 0
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _beside_the_plan(
+    plan_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(plan_file, PLAN)
+    capsys.readouterr()
+
+
+def known(*, network: Network | None = INFINIBAND) -> None:
+    """Save the plan again, with a network between its nodes."""
+    write_plan(on(network, read_plan(PLAN)), PLAN)
+
+
+def said(capsys: pytest.CaptureFixture[str], text: str) -> str:
+    assert exit_code_of(words(text)) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "--json" in text or max(map(len, out.splitlines())) <= 80
+    return out
+
+
+def test_it_says_what_the_prediction_is_made_of(capsys: pytest.CaptureFixture[str]) -> None:
+    out = said(capsys, "explain")
+    for part in (
+        "Time of a step",
+        "Memory of the fullest GPU",
+        "Collectives of a step, each rank",
+        "Assumed",
+        "Where the inputs came from",
+        "cluster: flag --hardware",
+    ):
+        assert part in out
+
+
+def test_another_layout_of_the_list_can_be_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert said(capsys, "explain --rank 2") != said(capsys, "explain")
+
+
+def test_its_json_is_that_of_estimate(capsys: pytest.CaptureFixture[str]) -> None:
+    document = json.loads(said(capsys, "explain --json"))
+    assert document["fits"] is True
+    assert document["layout"]["micro_batch"] == 1
+
+
+def test_nccl_shows_value_reason_versions_and_source(capsys: pytest.CaptureFixture[str]) -> None:
+    known()
+    out = said(capsys, "explain --nccl")
+    block = out[out.index("NCCL_IB_HCA\n") :].split("\n\n")[0]
+    assert "value     =mlx5_0,mlx5_1,mlx5_4:1" in block
+    assert "3 of 5 adapters" in block
+    assert "NCCL >= 2.5.6" in block
+    assert "https://docs.nvidia.com" in block
+    unset = out.partition("Left alone on purpose")[2]
+    assert "NCCL_NVLS_ENABLE" in unset
+    assert "NCCL_IB_HCA" not in unset
+
+
+def test_nccl_says_when_nothing_is_known_of_the_network(capsys: pytest.CaptureFixture[str]) -> None:
+    known(network=None)
+    out = said(capsys, "explain --nccl")
+    assert "nothing known of their network" in " ".join(out.split())
+    assert "NCCL_IB_HCA\n" not in out
+
+
+def test_nccl_names_the_clouds_script(capsys: pytest.CaptureFixture[str]) -> None:
+    known(network=GIB)
+    assert "/usr/local/gib/scripts/set_nccl_env.sh (each node" in said(capsys, "explain --nccl")
+
+
+def test_nccl_as_json_has_what_the_screen_has(capsys: pytest.CaptureFixture[str]) -> None:
+    known(network=replace(INFINIBAND, env_profiles=GIB.env_profiles))
+    document = json.loads(said(capsys, "explain --nccl --json"))
+    by_name = {variable["name"]: variable for variable in document["variables"]}
+    assert by_name["NCCL_IB_HCA"]["value"] == "=mlx5_0,mlx5_1,mlx5_4:1"
+    assert all(v["reason"] and v["versions"] and v["source"] for v in by_name.values())
+    assert [script["required"] for script in document["scripts"]] == [True]
+    assert all(item["names"] and item["why"] for item in document["left_unset"])
+
+
+def test_without_a_plan_it_says_how_to_get_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / PLAN).unlink()
+    assert exit_code_of(["explain", "--nccl"]) == 2
+    assert "fsdpplan recommend" in capsys.readouterr().err
+
+
+def test_excluded_nodes_reach_the_script(capsys: pytest.CaptureFixture[str]) -> None:
+    out = said_of_launch(capsys, "emit-launch --exclude n03 --exclude n[17-19]")
+    assert '#SBATCH --exclude="n03,n[17-19]"' in out
+
+
+def said_of_launch(capsys: pytest.CaptureFixture[str], text: str) -> str:
+    assert exit_code_of(words(text)) == 0
+    return capsys.readouterr().out
+
+
+def test_a_list_of_nodes_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code_of(["emit-launch", "--exclude", "n[3-1]"]) == 2
+    assert "n[01-04,7]" in capsys.readouterr().err
+
+
+def test_the_price_of_a_weak_node_is_said() -> None:
+    plan = read_plan(PLAN)
+    spot = WeakSpot(
+        nodes=("n03",),
+        level=plan.cluster.levels[-1].name,
+        remaining_fraction=0.25,
+        text="mlx5_3 runs at 100 Gb/s, its equals at 400 Gb/s",
+    )
+    slow = replace(plan, cluster=weakened(plan.cluster, (spot,)))
+    assert price_of_weak_nodes(plan, Job()) == ()
+    (keep,) = price_of_weak_nodes(slow, Job())
+    assert "--exclude n03" in keep
+    assert "100 Gb/s" in keep
+    (leave,) = price_of_weak_nodes(slow, Job(exclude=("n[01-03]",)))
+    assert leave.startswith("without n03")
+
+
+def test_options_of_a_job_have_no_excluded_node_by_default() -> None:
+    assert JobOptions().exclude == ()
