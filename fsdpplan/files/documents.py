@@ -8,7 +8,7 @@ Two traps, both seen: a bare `TypeAdapter(dataclass)` drops unknown keys in sile
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -17,9 +17,12 @@ from fsdpplan.files.table import short
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.estimate import Estimate
 from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.machine import Machine
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import RankedLayout
 from fsdpplan.spec.training import Training
+
+Document = TypeVar("Document", bound=BaseModel)
 
 
 class PlanDocument(BaseModel):
@@ -40,13 +43,32 @@ class PlanDocument(BaseModel):
     versions: dict[str, str]
 
 
+class MachineDocument(BaseModel):
+    """One host as it was read, for another host to look at."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    schema_version: Literal[1]
+    machine: Machine
+
+
 def validate_plan(values: dict[str, Any]) -> PlanDocument:
-    """The document in `values`. Raises SpecError naming the first wrong field.
+    """The plan in `values`. Raises SpecError naming the first wrong field."""
+    return _validate(PlanDocument, values)
+
+
+def validate_machine(values: dict[str, Any]) -> MachineDocument:
+    """The machine in `values`. Raises SpecError naming the first wrong field."""
+    return _validate(MachineDocument, values)
+
+
+def _validate(kind: type[Document], values: dict[str, Any]) -> Document:
+    """The document in `values`.
 
     It goes through JSON once more because strict pydantic takes lists for tuples only from there.
     """
     try:
-        return PlanDocument.model_validate_json(json.dumps(values, allow_nan=False))
+        return kind.model_validate_json(json.dumps(values, allow_nan=False))
     except ValidationError as error:
         raise SpecError(_first_problem(error, values)) from error
 

@@ -1,12 +1,31 @@
-"""What this machine is: the only place that asks NVML."""
+"""What this host is: the only place that runs commands and opens NVML."""
 
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
 from typing import Any
 
+from fsdpplan import __version__
 from fsdpplan.errors import ProbeError
+from fsdpplan.topology.host_files import host_files, host_links
+from fsdpplan.topology.nvml import Facts, gpu_names, gpu_text, nvml_facts
+from fsdpplan.topology.places import ENVIRONMENT, PACKAGES, commands_for, kept_text
+from fsdpplan.topology.recording import Recording
+from fsdpplan.topology.visible import visible_indices
+
+COMMAND_SECONDS = 20.0
+"""nvidia-smi takes seconds on 8 GPUs that nothing has used since the boot."""
+KILL_SECONDS = 1.0
+"""A command that hangs in the driver does not even die."""
+MAX_OUTPUT_BYTES = 8 * 2**20
+"""Most that is kept of what a command prints, before `kept_text` shortens it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,20 +47,24 @@ def visible_gpus() -> tuple[VisibleGpu, ...]:
     if nvml is None:
         return ()
     try:
-        nvml.nvmlInit()
+        with _opened(nvml) as driver:
+            return () if not driver else tuple(_visible_gpus(nvml))
     except nvml.NVMLError as error:
-        if error.value in _no_driver_codes(nvml):
-            return ()
-        raise ProbeError(_advice("nvmlInit", error)) from error
-    try:
-        handles = [
-            nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())
-        ]
-        return tuple(_gpu(nvml, handle) for handle in _chosen(nvml, handles))
-    except nvml.NVMLError as error:
-        raise ProbeError(_advice("reading the GPUs", error)) from error
-    finally:
-        nvml.nvmlShutdown()
+        raise ProbeError(
+            f"NVML failed at reading the GPUs: {error}; run nvidia-smi to see why, or name the "
+            "hardware with --hardware (`fsdpplan profiles` lists it)"
+        ) from error
+
+
+def _visible_gpus(nvml: Any) -> Iterator[VisibleGpu]:
+    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+    named = [gpu_names(nvml, index, handle) for index, handle in enumerate(handles)]
+    for index in visible_indices(wanted, named):
+        yield VisibleGpu(
+            name=gpu_text(nvml.nvmlDeviceGetName(handles[index])),
+            memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handles[index]).total),
+        )
 
 
 def _import_nvml() -> Any | None:
@@ -53,45 +76,147 @@ def _import_nvml() -> Any | None:
     return pynvml
 
 
-def _no_driver_codes(nvml: Any) -> tuple[int, ...]:
-    """Errors that mean: no NVIDIA driver here. That is an answer, not a failure."""
-    return (nvml.NVML_ERROR_LIBRARY_NOT_FOUND, nvml.NVML_ERROR_DRIVER_NOT_LOADED)
+@contextmanager
+def _opened(nvml: Any) -> Iterator[bool]:
+    """NVML, open; False when there is no NVIDIA driver here, which is an answer, not a failure."""
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        if error.value not in (
+            nvml.NVML_ERROR_LIBRARY_NOT_FOUND,
+            nvml.NVML_ERROR_DRIVER_NOT_LOADED,
+        ):
+            raise
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        nvml.nvmlShutdown()
 
 
-def _chosen(nvml: Any, handles: list[Any]) -> list[Any]:
-    """Those that CUDA_VISIBLE_DEVICES leaves; as CUDA does, stop at the first unknown entry."""
-    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if wanted is None:
-        return handles
-    chosen: list[Any] = []
-    for entry in (part.strip() for part in wanted.split(",")):
-        if entry.isdecimal() and int(entry) < len(handles):
-            chosen.append(handles[int(entry)])
-        elif entry.startswith("GPU-"):
-            chosen += [h for h in handles if _uuid(nvml, h).startswith(entry)][:1]
-        else:
-            break
-    return chosen
+def record_host(*, root: Path = Path("/")) -> Recording:
+    """All that is read of this host. `root` is where its files stand.
 
-
-def _uuid(nvml: Any, handle: Any) -> str:
-    return _text(nvml.nvmlDeviceGetUUID(handle))
-
-
-def _text(value: str | bytes) -> str:
-    """NVML's text, which was bytes before nvidia-ml-py 11.510."""
-    return value.decode() if isinstance(value, bytes) else value
-
-
-def _gpu(nvml: Any, handle: Any) -> VisibleGpu:
-    return VisibleGpu(
-        name=_text(nvml.nvmlDeviceGetName(handle)),
-        memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+    It reads what `topology.places` lists and nothing else, and never fails: what could not be read
+    is said in `failed` and `nvml_error`.
+    """
+    files, failed = host_files(root)
+    environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+    hostname = files.get("/proc/sys/kernel/hostname", "").strip()
+    nvml, nvml_error = _nvml_reading()
+    commands, not_run = _run_all(commands_for(hostname=hostname, environment=environment))
+    if nvml is None:
+        smi, smi_not_run = _nvidia_smi_outputs()
+        commands, not_run = commands | smi, not_run | smi_not_run
+    return Recording(
+        about=f"recorded by fsdpplan {__version__}",
+        date=date.today().isoformat(),
+        files=files,
+        links=host_links(root),
+        commands=commands,
+        failed=failed | not_run,
+        environment=environment,
+        packages=_versions(PACKAGES),
+        nvml=nvml,
+        nvml_error=nvml_error,
     )
 
 
-def _advice(action: str, error: Exception) -> str:
-    return (
-        f"NVML failed at {action}: {error}; run nvidia-smi to see why, or name the hardware "
-        "with --hardware (`fsdpplan profiles` lists it)"
-    )
+def run_command(command: Sequence[str], *, timeout_seconds: float = COMMAND_SECONDS) -> str:
+    """What the command prints, in English. Raises ProbeError where it does not succeed in time."""
+    line = " ".join(command)
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"LC_ALL": "C"},
+            start_new_session=True,
+        )
+    except FileNotFoundError:
+        raise ProbeError(f"{line}: not found") from None
+    except OSError as error:
+        raise ProbeError(f"{line}: {error.strerror}") from error
+    try:
+        output, errors = process.communicate(timeout=timeout_seconds)
+    except subprocess.TimeoutExpired:
+        _kill(process)
+        raise ProbeError(f"{line}: no answer within {timeout_seconds:g} seconds") from None
+    if process.returncode != 0:
+        said = (errors or output).decode(errors="replace").strip().splitlines()
+        raise ProbeError(": ".join([line, f"exit code {process.returncode}", *said[:1]]))
+    return output[:MAX_OUTPUT_BYTES].decode(errors="replace")
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End the command and what it started, and do not wait for one that cannot end."""
+    os.killpg(process.pid, signal.SIGKILL)
+    try:
+        process.communicate(timeout=KILL_SECONDS)
+    except subprocess.TimeoutExpired:
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def _run_all(commands: Iterable[Sequence[str]]) -> tuple[dict[str, str], dict[str, str]]:
+    """(line -> output, line -> why there is none), all at once: each may take its time."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    outputs: dict[str, str] = {}
+    failed: dict[str, str] = {}
+    wanted = list(commands)
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        for command, answer in zip(wanted, pool.map(_answer, wanted), strict=True):
+            line = " ".join(command)
+            if isinstance(answer, ProbeError):
+                failed[line] = str(answer).removeprefix(f"{line}: ")
+            else:
+                outputs[line] = kept_text(line, answer)
+    return outputs, failed
+
+
+def _answer(command: Sequence[str]) -> str | ProbeError:
+    try:
+        return run_command(command)
+    except ProbeError as error:
+        return error
+
+
+def _nvidia_smi_outputs() -> tuple[dict[str, str], dict[str, str]]:
+    """What nvidia-smi says, asked further only where it answers at all."""
+    from fsdpplan.topology.nvidia_smi import QUERY, SMI_COMMANDS, kept_smi_text
+
+    outputs, failed = _run_all([QUERY.split()])
+    if outputs:
+        more, more_failed = _run_all(line.split() for line in SMI_COMMANDS if line != QUERY)
+        outputs, failed = outputs | more, failed | more_failed
+    return {line: kept_smi_text(line, text) for line, text in outputs.items()}, failed
+
+
+def _nvml_reading() -> tuple[Facts | None, str | None]:
+    """(what NVML said, what it failed at)."""
+    nvml = _import_nvml()
+    if nvml is None:
+        return None, "nvidia-ml-py is not installed"
+    try:
+        with _opened(nvml) as driver:
+            facts, failures = nvml_facts(nvml) if driver else (None, ())
+    except nvml.NVMLError as error:
+        return None, str(error)
+    return facts, "; ".join(failures) or None
+
+
+def _versions(packages: Iterable[str]) -> Mapping[str, str]:
+    """Versions of the distributions that are installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found: dict[str, str] = {}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
