@@ -13,6 +13,7 @@ from typer.main import get_command
 
 from fsdpplan import __version__
 from fsdpplan.cli import (
+    calibrate,
     detect,
     emit_launch,
     estimate,
@@ -52,6 +53,7 @@ for command in (
     emit_launch.emit_launch,
     run.run,
     detect.detect,
+    calibrate.calibrate,
     validate.validate,
     profiles.profiles,
     models.models,

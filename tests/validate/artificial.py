@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import product
 from math import exp
 
 from fsdpplan.cost.matmul import matmul_seconds
@@ -22,8 +23,8 @@ from fsdpplan.spec.measurement import (
     MeasuredMemory,
     Measurement,
 )
-from fsdpplan.validate.measured_kernels import attention_seconds
 from fsdpplan.validate.calibrate_levels import predicted_call_seconds
+from fsdpplan.validate.measured_kernels import attention_seconds
 
 COLLECTIVES: tuple[MeasuredCollective, ...] = (
     "all_gather",
@@ -68,16 +69,16 @@ class Faults:
 
     ranks: dict[int, float] = field(default_factory=dict)
     """The device of a rank."""
-    pairs: dict[int, float] = field(default_factory=dict)
-    """The link from a rank to the next one; whatever group it is in waits for it."""
+    pairs: dict[tuple[int, int], float] = field(default_factory=dict)
+    """The link between two neighbours; whatever group it is in waits for it."""
     levels: dict[str, float] = field(default_factory=dict)
 
 
 def log_of(
     cluster: Cluster,
     *,
-    clock: Clock = Clock(),  # noqa: B008 - frozen
-    faults: Faults = Faults(),  # noqa: B008
+    clock: Clock = Clock(),
+    faults: Faults = Faults(),
     sizes: tuple[int, ...] = SIZES,
     collectives: tuple[MeasuredCollective, ...] = COLLECTIVES,
 ) -> tuple[Measurement, ...]:
@@ -109,8 +110,8 @@ def machine_of(cluster: Cluster) -> MeasuredMachine:
 def device_rows(
     cluster: Cluster,
     *,
-    clock: Clock = Clock(),  # noqa: B008
-    faults: Faults = Faults(),  # noqa: B008
+    clock: Clock = Clock(),
+    faults: Faults = Faults(),
 ) -> Iterator[Measurement]:
     """Matmuls, memory, attention, launches and copies of every rank."""
     device, seconds = cluster.device, clock.repeat()
@@ -156,48 +157,54 @@ def device_rows(
 def call_rows(
     cluster: Cluster,
     *,
-    clock: Clock = Clock(),  # noqa: B008
-    faults: Faults = Faults(),  # noqa: B008
+    clock: Clock = Clock(),
+    faults: Faults = Faults(),
     sizes: tuple[int, ...] = SIZES,
     collectives: tuple[MeasuredCollective, ...] = COLLECTIVES,
 ) -> Iterator[MeasuredCall]:
-    """Every collective on the ranks of a node, on one rank of each node, on all; and pairs."""
+    """Every collective on the ranks of each node, on like ranks of all nodes, on all; and a large
+    message between neighbours, in a node and over nodes."""
     seconds = clock.repeat()
     world, per_node, nodes = cluster.gpus, cluster.gpus_per_node, cluster.nodes
-    groups: list[tuple[GroupKind, int, int, int]] = []
-    if per_node > 1:
-        groups.append(("inside", per_node, 1, nodes))
-    if nodes > 1:
-        groups += [("across", nodes, per_node, per_node), ("world", world, 1, 1)]
-    for kind, ranks, stride, at_once in groups:
-        for collective in collectives:
-            for size in sizes:
-                call = MeasuredCall(
-                    group=kind,
-                    axis=None,
-                    collective=collective,
-                    first_rank=0,
-                    ranks=ranks,
-                    stride=stride,
-                    groups_at_once=at_once,
-                    gathered_bytes=size,
-                    seconds=(),
-                )
-                yield _timed(call, cluster, faults, seconds)
-    for rank in range(world - 1):
-        for size in sizes[-3:]:
-            pair = MeasuredCall(
-                group="pair",
-                axis=None,
-                collective="send_recv",
-                first_rank=rank,
-                ranks=2,
-                stride=1,
-                groups_at_once=1,
-                gathered_bytes=size,
-                seconds=(),
-            )
-            yield _timed(pair, cluster, faults, seconds)
+    shapes: list[tuple[GroupKind, int, int, range]] = [
+        ("inside", per_node, 1, range(0, world, per_node)),
+        ("across", nodes, per_node, range(per_node)),
+        ("world", world if nodes > 1 and per_node > 1 else 1, 1, range(1)),
+    ]
+    for kind, ranks, stride, firsts in shapes:
+        for collective, size, first in product(collectives, sizes, firsts if ranks > 1 else ()):
+            call = _call(kind, collective, first, ranks, stride, len(firsts), size)
+            yield _timed(call, cluster, faults, seconds)
+    for first in range(world):
+        for stride, has_next in (
+            (1, (first + 1) % per_node > 0),
+            (per_node, first + per_node < world),
+        ):
+            if has_next:
+                pair = _call("pair", "send_recv", first, 2, stride, world // 2, sizes[-3])
+                yield _timed(pair, cluster, faults, seconds)
+
+
+def _call(
+    kind: GroupKind,
+    collective: MeasuredCollective,
+    first_rank: int,
+    ranks: int,
+    stride: int,
+    at_once: int,
+    size: int,
+) -> MeasuredCall:
+    return MeasuredCall(
+        group=kind,
+        axis=None,
+        collective=collective,
+        first_rank=first_rank,
+        ranks=ranks,
+        stride=stride,
+        groups_at_once=at_once,
+        gathered_bytes=size,
+        seconds=(),
+    )
 
 
 def _timed(
@@ -206,32 +213,26 @@ def _timed(
     faults: Faults,
     seconds: Callable[[float], tuple[float, ...]],
 ) -> MeasuredCall:
-    """`call` with its times; all groups of a shape wait for the slowest."""
-    crossed = {
-        level.name: factor
-        for level in cluster.levels
-        if (factor := faults.levels.get(level.name, 0.0))
-    }
-    slow = 1.0
+    """`call` with its times: a group waits for the slowest link in it."""
+    last = call.first_rank + (call.ranks - 1) * call.stride
     if call.group == "pair":
-        slow = faults.pairs.get(call.first_rank, 1.0)
-    elif call.stride == 1:
-        inside = call.group == "inside"
-        edges = [
+        within = [faults.pairs.get((call.first_rank, last), 1.0)]
+    else:
+        within = [
             factor
-            for rank, factor in faults.pairs.items()
-            if not inside or (rank + 1) % cluster.gpus_per_node
+            for (one, other), factor in faults.pairs.items()
+            if call.first_rank <= one and other <= last and (other - one) % call.stride == 0
         ]
-        slow = max([1.0, *edges])
     slowed = replace(
         cluster,
         levels=tuple(
             replace(
                 level,
                 port_bandwidth_bytes_per_second=level.port_bandwidth_bytes_per_second
-                / crossed.get(level.name, 1.0),
+                / faults.levels.get(level.name, 1.0),
             )
             for level in cluster.levels
         ),
     )
+    slow = max([1.0, *within])
     return replace(call, seconds=seconds(slow * predicted_call_seconds(call, slowed)))

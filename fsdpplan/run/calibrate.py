@@ -1,0 +1,111 @@
+"""Measure this machine: start the measuring program, follow it, keep its log whatever happens."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from fsdpplan.errors import LaunchError
+from fsdpplan.run.calibrate_plan import settings_for_plan as settings_for_plan
+from fsdpplan.run.calibrate_script import Ranks as Ranks
+from fsdpplan.run.calibrate_script import measuring_script
+from fsdpplan.run.calibrate_show import measuring_display, reason_in
+from fsdpplan.run.follow import Follower
+from fsdpplan.run.local import run_here
+from fsdpplan.run.show import Display
+from fsdpplan.topology.measure.settings import Settings as Settings
+from fsdpplan.topology.measure.settings import words
+
+INTERRUPTED, TERMINATED = 130, 143
+
+
+def measure(
+    settings: Settings,
+    *,
+    ranks: Ranks,
+    out: Path,
+    environment: Mapping[str, str] | None = None,
+    display: Display | None = None,
+) -> Path:
+    """Measure on `ranks` and return `out`, the log; what the program prints is beside it.
+
+    `environment` is added to this process's own. Raises LaunchError where the program could not
+    start or failed, KeyboardInterrupt after Ctrl-C; the rows up to there are in the log.
+    """
+    _require_allocation(ranks)
+    out = out.absolute()
+    console = out.with_suffix(".log")
+    _make_empty(out, console)
+    script = measuring_script(
+        ranks, python=sys.executable, arguments=("--out", str(out), *words(settings))
+    )
+    shown = display or measuring_display(sys.stderr)
+    with shown, tempfile.TemporaryDirectory(prefix="fsdpplan-") as folder:
+        follower = Follower(metrics=Path(folder, "none"), display=shown)
+        follower.follow_log(console)
+        path = Path(folder, "measure.sh")
+        path.write_text(script, encoding="utf-8")
+        code = run_here(
+            script=path,
+            log=console,
+            folder=Path.cwd(),
+            environment={**_own_environment(ranks), **(environment or {})},
+            follower=follower,
+            display=shown,
+        )
+        if code in (INTERRUPTED, TERMINATED):
+            shown.state(f"what was measured until now is in {out}")
+    _require_done(code, out=out, console=console)
+    return out
+
+
+def _require_allocation(ranks: Ranks) -> None:
+    allocated = os.environ.get("SLURM_JOB_NUM_NODES")
+    if ranks.nodes > 1 and allocated != str(ranks.nodes):
+        there = f"this one has {allocated}" if allocated else "this is none"
+        raise LaunchError(
+            f"measuring {ranks.nodes} nodes needs a Slurm allocation of as many, and {there}: type "
+            f"salloc --nodes={ranks.nodes}, then fsdpplan calibrate again"
+        )
+
+
+def _make_empty(*files: Path) -> None:
+    """An earlier log must not pass for this one's."""
+    for path in files:
+        try:
+            path.write_text("", encoding="utf-8")
+        except OSError as error:
+            raise LaunchError(
+                f"the log {path} cannot be written: {error.strerror}: choose another place by "
+                "--save"
+            ) from error
+
+
+def _own_environment(ranks: Ranks) -> dict[str, str]:
+    """This process's own; without an allocation's variables for a run on this host alone."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if ranks.nodes > 1 or not name.startswith("SLURM_")
+    }
+
+
+def _require_done(code: int, *, out: Path, console: Path) -> None:
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
+    if code == TERMINATED:
+        raise SystemExit(TERMINATED)
+    if code:
+        reason = reason_in(console.read_text(encoding="utf-8", errors="replace"))
+        said = f": {reason}" if reason else ""
+        raise LaunchError(
+            f"measuring failed with exit code {code}{said}; all that it printed is in {console}"
+        )
+    if not out.stat().st_size:
+        raise LaunchError(
+            f"the first node wrote its log to a {out} of its own: choose by --save a folder that "
+            "this host and the nodes share"
+        )
