@@ -31,7 +31,7 @@ test: $(VENV)/.dev  ## run the tests
 lint: $(VENV)/.dev  ## check style and formatting, and the shell scripts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/shellcheck .ci/run docs/tutorial/demo.sh
+	$(BIN)/shellcheck .ci/run docs/tutorial/demo.sh tests/gpu/session.sh
 
 types: $(VENV)/.dev  ## check types
 	$(BIN)/mypy

@@ -35,9 +35,9 @@ def head_seconds(
     """(forward, backward) seconds of final norm, head and cross-entropy over `vocab` local columns.
 
     `loss_vocab`: columns that the loss sees on this rank, all of them where ranks gather the logits
-    first (None: `vocab`). `joins_loss`: the loss is compiled or one kernel. `pads`: the vocabulary
-    is padded, by the software or by the compiler, so that rows are aligned. The head stays in 16
-    bits under fp8.
+    first (None: `vocab`). `joins_loss`: the loss is compiled or one kernel. `pads`: the software
+    pads the vocabulary, so that rows are aligned (compiled blocks and a compiled loss leave the
+    head alone). The head stays in 16 bits under fp8.
     """
     dtype: Precision = "bf16" if precision == "fp8" else precision
     memory = memory_bytes_per_second(device)

@@ -96,7 +96,7 @@ def layout_head_seconds(
         device=device,
         loss_vocab=vocab if layout.loss_parallel or traits.fused_loss else model.vocab,
         joins_loss=layout.compile or traits.fused_loss,
-        pads=layout.compile or traits.pads_vocabulary,
+        pads=traits.pads_vocabulary,
     )
 
 

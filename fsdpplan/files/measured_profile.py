@@ -103,7 +103,8 @@ def _device(device: Device, head: ProfileHead, named: _Sources) -> Iterator[str]
     yield f"name = {quoted(device.name)}"
     yield f"description = {quoted(head.device_description)}"
     yield f"torch_device = {quoted(device.kind)}"
-    yield f"vendor = {quoted(device.vendor)}"
+    if device.kind == "cuda":
+        yield f"vendor = {quoted(device.vendor)}"
     yield f"nvml_names = [{names}]"
     yield f"evidence = {quoted(device.evidence)}"
     yield "\n[device.numbers]"

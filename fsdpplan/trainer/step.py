@@ -6,8 +6,9 @@ Nothing here reads a value back from the device, so it also runs under FakeTenso
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -77,15 +78,29 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
         group["lr"] = learning_rate
 
 
+def loss_function(layout: LayoutConfig, device: torch.device) -> Callable[..., Tensor]:
+    """Cross-entropy, compiled where the blocks are: eager, it reads and writes the logits in fp32
+    several times over."""
+    compiles = layout.compile and device.type == "cuda"
+    return _compiled_loss() if compiles else next_token_loss
+
+
+@cache
+def _compiled_loss() -> Callable[..., Tensor]:
+    """One for all steps, so that it is compiled once."""
+    return torch.compile(next_token_loss)
+
+
 def forward_backward(
     model: nn.Module, micro_batches: Sequence[tuple[Tensor, Tensor]], layout: LayoutConfig
 ) -> Tensor:
     """Gradients of the mean loss over `micro_batches` of (tokens, targets); returns that loss."""
+    loss_of = loss_function(layout, micro_batches[0][0].device)
     losses = []
     for index, (tokens, targets) in enumerate(micro_batches):
         is_last = index == len(micro_batches) - 1
         with gradient_sync(model, layout, is_last=is_last):
-            loss = next_token_loss(model(tokens), targets) / len(micro_batches)
+            loss = loss_of(model(tokens), targets) / len(micro_batches)
             torch.autograd.backward(loss)
         losses.append(loss.detach())
     return losses[0] if len(losses) == 1 else torch.stack(losses).sum()

@@ -153,7 +153,8 @@ def _errors(
     """Errors after measuring.
 
     Of CPU processes none were held out: their kinds of parts keep the profile's errors at least,
-    and only that of every step, which stood for a CPU that nobody had measured, becomes less.
+    and that of every step, which stood for a CPU that nobody had measured, becomes what the fits
+    leave over and what ranks differ by, since processes of one host disturb each other.
     """
     before, measured = cluster.device.error, measured_error()
     least = before if device.device.kind == "cpu" else measured
@@ -162,7 +163,7 @@ def _errors(
         if field in device.numbers:
             found[kind] = max(getattr(least, kind), device.numbers[field].residual_fraction)
     if all(field in device.numbers for field in OF_EVERY_STEP):
-        found["base_fraction"] = measured.base_fraction
+        found["base_fraction"] = max(measured.base_fraction, _disturbance(device))
     inside, across = levels[0], levels[1:]
     if inside is not None:
         found["inside_fraction"] = max(least.inside_fraction, inside.residual_fraction)
@@ -170,6 +171,14 @@ def _errors(
     if residuals and len(residuals) == len(across):
         found["across_fraction"] = max(least.across_fraction, *residuals)
     return replace(before, **{kind: float(f"{error:.3g}") for kind, error in found.items()})
+
+
+def _disturbance(device: DeviceCalibration) -> float:
+    """The worst residual of a CPU's numbers, or the most that its ranks differ by; 0 on a GPU."""
+    if device.device.kind != "cpu":
+        return 0.0
+    numbers = [device.numbers[field] for field in OF_EVERY_STEP]
+    return max(max(number.residual_fraction, number.spread_fraction) for number in numbers)
 
 
 def _notes(calibration: Calibration, before: Cluster) -> Iterable[str]:

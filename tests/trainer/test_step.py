@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from fsdpplan.trainer.config import parse_plan
+from fsdpplan.trainer.model import next_token_loss
 from fsdpplan.trainer.step import (
     FINAL_LEARNING_RATE_FRACTION,
     Recipe,
     learning_rate_at,
+    loss_function,
     make_optimizer,
 )
+from tests.trainer.plans import plan_text
 
 
 def recipe(*, steps: int, warmup_steps: int) -> Recipe:
@@ -47,3 +52,13 @@ def test_only_matrices_decay() -> None:
     groups = make_optimizer(model, recipe(steps=1, warmup_steps=0), fused=False).param_groups
     decays = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
     assert [decays[id(parameter)] for parameter in model.parameters()] == [0.1, 0, 0, 0]
+
+
+def test_the_loss_is_compiled_where_the_blocks_are() -> None:
+    """A device needs no driver to be named."""
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    compiled, eager = (parse_plan(plan_text(compile=compiled)).layout for compiled in (True, False))
+    assert loss_function(compiled, gpu) is not next_token_loss
+    assert loss_function(compiled, gpu) is loss_function(compiled, gpu)
+    assert loss_function(compiled, cpu) is next_token_loss
+    assert loss_function(eager, gpu) is next_token_loss

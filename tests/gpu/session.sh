@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# All that needs a GPU, within ten minutes: what the machine is, its profile, training steps beside
+# their predictions, and the tests. README.md beside this says what it leaves in $OUT.
+#
+#   tests/gpu/session.sh [host] [calibrate] [table] [tests]      # all four by default
+#
+# From the environment: OUT, a folder for the results (a new one); PYTHON, the one that has torch
+# (python3); WHEELS, a folder of wheels that it lacks (.whl); LIMIT, seconds for everything (570);
+# MEASURED, the profile that predicts (what calibrate writes); CALIBRATE and CASES, more words for
+# fsdpplan calibrate and for single_gpu.py.
+set -uo pipefail
+cd "$(dirname "$0")/../.." || exit
+
+out=${OUT:-$(mktemp -d)} python=${PYTHON:-python3} wheels=${WHEELS:-.whl} limit=${LIMIT:-570}
+parts=" ${*:-host calibrate table tests} "
+mkdir -p "$out" || exit
+out=$(cd "$out" && pwd)
+read -ra calibrate_words <<<"${CALIBRATE:-}"
+read -ra case_words <<<"${CASES:-}"
+measured=${MEASURED:-$out/measured.toml}
+site=$(mktemp -d)
+trap 'rm -rf "$site"' EXIT
+worst=0
+
+say() { echo "session: $* (after ${SECONDS} s)"; }
+
+# wants PART: whether it was asked for.
+wants() { [[ $parts == *" $1 "* ]]; }
+
+# run NAME SECONDS COMMAND...: for so long at most, and not past the limit.
+run() {
+  local name=$1 seconds=$2 left=$((limit - SECONDS)) code=0
+  shift 2
+  ((seconds < left)) || seconds=$left
+  if ((seconds < 10)); then
+    code=124
+  else
+    timeout --signal=INT --kill-after=20 "$seconds" "$@" || code=$?
+  fi
+  ((code == 0)) || worst=1
+  say "$name ended with $code"
+}
+
+use_wheels() {
+  local found
+  shopt -s nullglob
+  found=("$wheels"/*.whl)
+  ((${#found[@]} == 0)) || "$python" -m pip install --quiet --no-index --no-deps --no-compile \
+    --no-cache-dir --target "$site" "${found[@]}" || exit
+  export PYTHONPATH="$site:$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+}
+
+# The same recording without NVML: what nvidia-smi says.
+without_nvml='import sys
+sys.modules["pynvml"] = None
+from fsdpplan.topology.probe import record_host
+from fsdpplan.topology.recording import recording_json
+open(sys.argv[1], "w", encoding="utf-8").write(recording_json(record_host()))'
+
+main() {
+  local seconds tests_seconds=0
+  use_wheels
+  "$python" -c 'import torch; print("torch", torch.__version__, torch.cuda.is_available())' || exit
+  if wants host; then
+    run detect 60 "$python" -m fsdpplan detect --record "$out/host.json"
+    run nvidia-smi 60 "$python" -c "$without_nvml" "$out/host-smi.json"
+  fi
+  if wants calibrate; then
+    run calibrate 150 "$python" -m fsdpplan calibrate --seconds 90 --save "$out/measured.toml" \
+      "${calibrate_words[@]}"
+  fi
+  if wants table; then
+    ! wants tests || tests_seconds=200
+    # The benchmark ends itself in its budget; the other seconds are for its last case to end.
+    seconds=$((limit - SECONDS - tests_seconds))
+    run table "$seconds" "$python" tests/benchmarks/single_gpu.py --hardware "$measured" \
+      --out "$out/table.md" --json "$out/rows.jsonl" --budget-seconds $((seconds - 40)) \
+      "${case_words[@]}"
+  fi
+  if wants tests; then
+    # Warnings are of that machine's packages, which the project does not pin.
+    run tests 300 "$python" -m pytest tests/gpu -m gpu -W default -p no:cacheprovider -rs
+  fi
+  say "results in $out"
+  exit "$worst"
+}
+
+main 2>&1 | tee "$out/session.log"
+exit "${PIPESTATUS[0]}"

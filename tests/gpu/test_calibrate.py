@@ -1,0 +1,61 @@
+"""Calibrating one GPU: its profile is plausible, and plans with it know more."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from fsdpplan.files.clusters import load_cluster
+from fsdpplan.files.measurements import read_measurements
+from fsdpplan.spec.cluster import Device
+from fsdpplan.spec.measurement import MeasuredMachine, MeasuredMatmul
+from tests.gpu.program import fsdpplan
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
+
+PROFILE, LOG = "measured.toml", "measured.jsonl"
+
+
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the profile and the log of this GPU."""
+    folder = tmp_path_factory.mktemp("calibrated")
+    problem = json.loads(fsdpplan("detect", "--json", folder=folder))["profile_problem"]
+    if problem is not None:
+        pytest.skip(f"this machine has no profile to start from: {problem}")
+    fsdpplan("calibrate", "--seconds", "30", "--save", PROFILE, folder=folder, seconds=300)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def measured(calibrated: Path) -> Device:
+    return load_cluster(str(calibrated / PROFILE), gpus=1).cluster.device
+
+
+def test_the_profile_says_that_it_is_measured(measured: Device) -> None:
+    assert measured.evidence == "measured"
+    assert measured.memory_bytes == torch.cuda.get_device_properties(0).total_memory
+
+
+def test_kernels_reach_a_plausible_share_of_the_data_sheet(measured: Device) -> None:
+    assert 0.4 <= measured.fit.matmul_fraction <= 1.0
+    assert 0.5 <= measured.fit.memory_fraction <= 1.0
+
+
+def test_the_log_speaks_of_this_device(calibrated: Path) -> None:
+    rows = read_measurements(calibrated / LOG)
+    (machine,) = (row for row in rows if isinstance(row, MeasuredMachine))
+    assert machine.device_name == torch.cuda.get_device_name(0)
+    assert {"bf16", "fp32"} <= {row.dtype for row in rows if isinstance(row, MeasuredMatmul)}
+
+
+def test_its_predictions_have_a_narrower_band(calibrated: Path) -> None:
+    def band(*hardware: str) -> float:
+        words = ("estimate", *hardware, "--model", "gpt2", "--global-batch", "8", "--json")
+        step = json.loads(fsdpplan(*words, folder=calibrated))["step_seconds"]
+        return float(step["upper"] / step["lower"])
+
+    assert band("--hardware", PROFILE) < band()
