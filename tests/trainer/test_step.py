@@ -54,6 +54,7 @@ def test_only_matrices_decay() -> None:
     assert [decays[id(parameter)] for parameter in model.parameters()] == [0.1, 0, 0, 0]
 
 
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # torch._dynamo's own
 def test_the_loss_is_compiled_where_the_blocks_are() -> None:
     """A device needs no driver to be named."""
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
