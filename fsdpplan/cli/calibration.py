@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from fsdpplan.files.profile_nodes import ClusterProfile, NodeProfile
 from fsdpplan.files.profiles import load_device, load_machines, load_node, profile_for_gpus
 from fsdpplan.files.table import write_text_atomically
 from fsdpplan.run import calibrate as measuring_program
+from fsdpplan.run.calibrate_variables import network_variables
 from fsdpplan.run.machine import this_machine
 from fsdpplan.spec.cluster import DeviceKind
 from fsdpplan.spec.measurement import MeasuredMachine, Measurement
@@ -154,7 +156,15 @@ def _measured_log(measuring: MeasuringOptions, profile: ProfileOptions, start: S
     )
     place = profile.save or Path(DEFAULT_SAVE)
     out = place.with_name(CHECK_LOG) if profile.check else place.with_suffix(".jsonl")
-    return measuring_program.measure(settings, ranks=ranks, out=out)
+    variables = _variables(start, ranks) if kind == "cuda" else {}
+    return measuring_program.measure(settings, ranks=ranks, out=out, environment=variables)
+
+
+def _variables(start: Start, ranks: measuring_program.Ranks) -> dict[str, str]:
+    """What the script of a job on these nodes would set of NCCL's network."""
+    flags = Flags(gpus=ranks.nodes * ranks.processes, gpus_per_node=ranks.processes)
+    cluster = cluster_of(start.profile, start.folder, flags).cluster
+    return network_variables(cluster, exported=os.environ)
 
 
 def _visible(kind: DeviceKind, start: Start) -> int:

@@ -53,6 +53,7 @@ def emit_launch(
     chosen = launch.ranked(plan, emit.rank, own_program=program.script is not None)
     for sentence in launch.price_of_weak_nodes(chosen, asked):
         typer.echo(f"fsdpplan: {sentence}", err=True)
+    chosen = launch.without_excluded(chosen, asked)
     if emit.out is None:
         script = emit_script(chosen, asked)
     else:

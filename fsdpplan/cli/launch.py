@@ -62,6 +62,18 @@ def with_this_python(job: Job, *, given: JobOptions) -> Job:
     return replace(job, python=sys.executable)
 
 
+def without_excluded(plan: Plan, job: Job) -> Plan:
+    """`plan` as it is predicted where the job leaves weak nodes out; scripts carry no list."""
+    out = [node for node in weak_nodes(plan.cluster) if node in excluded_hosts(job)]
+    if not out:
+        return plan
+    cluster = without_nodes(plan.cluster, out)
+    predicted = estimate(
+        model=plan.model, cluster=cluster, training=plan.training, layout=plan.layout
+    )
+    return replace(plan, cluster=cluster, estimate=predicted, alternatives=())
+
+
 def price_of_weak_nodes(plan: Plan, job: Job) -> tuple[str, ...]:
     """Sentences on nodes that hold the others back: what it brings that some are left out, and
     what it costs that others are kept."""

@@ -96,10 +96,17 @@ def _read_script(path: Path) -> tuple[str, Plan]:
 
 
 def _require_same_plan(script_path: Path, plan_path: Path, *, inside: Plan) -> None:
-    planned = job_plan(read_plan(plan_path))
-    if plan_json(planned) != plan_json(job_plan(inside)):
+    if _what_runs(read_plan(plan_path)) != _what_runs(inside):
         raise SpecError(
             f"{script_path} runs another plan than {plan_path} holds: type --from script to run "
             f"the script, --from plan to run the plan, or fsdpplan emit-launch > {SCRIPT_NAME} to "
             "write the script again"
         )
+
+
+def _what_runs(plan: Plan) -> tuple[object, ...]:
+    """What two plans have in common whose job is the same: they may predict it differently, as one
+    does that leaves weak nodes out."""
+    cluster = plan.cluster
+    machines = (cluster.name, cluster.device.name, cluster.gpus, cluster.gpus_per_node)
+    return (plan.model, plan.training, plan.layout, machines)

@@ -12,10 +12,15 @@ import pytest
 from fsdpplan.cli.app import exit_code_of
 from fsdpplan.cli.job_options import JobOptions
 from fsdpplan.cli.launch import price_of_weak_nodes
+from fsdpplan.cost.step import estimate
+from fsdpplan.emit.folder import SCRIPT_NAME
+from fsdpplan.emit.header import read_plan_json
 from fsdpplan.emit.job import Job
-from fsdpplan.files.plans import read_plan, write_plan
+from fsdpplan.files.plans import plan_from_json, read_plan, write_plan
+from fsdpplan.run.launch import resolve_launch
 from fsdpplan.spec.cluster import WeakSpot
 from fsdpplan.spec.network import Network
+from fsdpplan.spec.plan import Plan
 from fsdpplan.spec.weak import weakened
 from tests.cli.small import on_a_machine_without_gpus, words
 from tests.emit.networks import GIB, INFINIBAND, on
@@ -143,21 +148,49 @@ def test_a_list_of_nodes_that_is_none_is_refused(capsys: pytest.CaptureFixture[s
     assert "n[01-04,7]" in capsys.readouterr().err
 
 
-def test_the_price_of_a_weak_node_is_said() -> None:
-    plan = read_plan(PLAN)
+def with_a_weak_node(plan: Plan) -> Plan:
+    """The plan where n03 has a slow port, and the prediction that goes with it."""
     spot = WeakSpot(
         nodes=("n03",),
         level=plan.cluster.levels[-1].name,
         remaining_fraction=0.25,
         text="mlx5_3 runs at 100 Gb/s, its equals at 400 Gb/s",
     )
-    slow = replace(plan, cluster=weakened(plan.cluster, (spot,)))
+    cluster = weakened(plan.cluster, (spot,))
+    predicted = estimate(
+        model=plan.model, cluster=cluster, training=plan.training, layout=plan.layout
+    )
+    return replace(plan, cluster=cluster, estimate=predicted, alternatives=())
+
+
+def test_the_price_of_a_weak_node_is_said() -> None:
+    plan = read_plan(PLAN)
+    slow = with_a_weak_node(plan)
     assert price_of_weak_nodes(plan, Job()) == ()
     (keep,) = price_of_weak_nodes(slow, Job())
     assert "--exclude n03" in keep
     assert "100 Gb/s" in keep
     (leave,) = price_of_weak_nodes(slow, Job(exclude=("n[01-03]",)))
     assert leave.startswith("without n03")
+
+
+def test_a_script_without_the_weak_node_is_predicted_without_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And `run` takes it for the plan's own script."""
+    plan = read_plan(PLAN)
+    slow = with_a_weak_node(plan)
+    write_plan(slow, PLAN)
+    script = said_of_launch(capsys, "emit-launch --exclude n03")
+    carried = plan_from_json(read_plan_json(script) or "", where="script")
+    assert carried.cluster.weak == ()
+    assert carried.estimate.step_seconds.expected < slow.estimate.step_seconds.expected
+    assert carried.estimate.step_seconds.expected == pytest.approx(
+        plan.estimate.step_seconds.expected
+    )
+    (tmp_path / SCRIPT_NAME).write_text(script)
+    launch = resolve_launch(tmp_path)
+    assert launch.plan == carried
 
 
 def test_options_of_a_job_have_no_excluded_node_by_default() -> None:
