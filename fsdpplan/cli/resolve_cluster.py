@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fsdpplan.cli.options import ClusterOptions
 from fsdpplan.cli.resolved import Resolved
-from fsdpplan.errors import SpecError
+from fsdpplan.errors import ProbeError, SpecError
 
 if TYPE_CHECKING:
     from fsdpplan.files.clusters import LoadedCluster
@@ -16,71 +16,113 @@ DEFAULT_HARDWARE = "dgx-h100"
 
 def resolve_cluster(options: ClusterOptions) -> Resolved[LoadedCluster]:
     """The cluster that the options ask for."""
+    if options.hardware is not None:
+        source = ("cluster", "flag --hardware")
+        return _loaded(options, options.hardware, Resolved(value=None, sources=(source,)))
+    if options.gpu is not None:
+        raise SpecError(
+            f"--gpu {options.gpu} changes the device of a profile: name that too, such as "
+            f"--hardware {DEFAULT_HARDWARE} --gpu {options.gpu}"
+        )
+    return _detected(options) or _loaded(options, DEFAULT_HARDWARE, _default(options))
+
+
+def _loaded(
+    options: ClusterOptions, hardware: str, said: Resolved[None]
+) -> Resolved[LoadedCluster]:
+    """The cluster of a profile, under what is `said` of the choice."""
     from fsdpplan.files.clusters import load_cluster
 
-    hardware = _hardware(options)
     loaded = load_cluster(
-        hardware.value,
+        hardware,
         gpus=options.gpus,
         gpus_per_node=options.gpus_per_node,
         device=options.gpu,
         intra_bandwidth_bytes_per_second=options.intra_bw,
         inter_bandwidth_bytes_per_second=options.inter_bw,
     )
-    count = f"{loaded.cluster.gpus} GPUs, as the profile {hardware.value} has (--gpus)"
+    count = f"{loaded.cluster.gpus} GPUs, as the profile {hardware} has (--gpus)"
     return Resolved(
         value=loaded,
-        sources=(*hardware.sources, *loaded.sources),
-        assumptions=(*hardware.assumptions, *([] if options.gpus else [count])),
+        sources=(*said.sources, *loaded.sources),
+        assumptions=(*said.assumptions, *([] if options.gpus else [count])),
         warnings=loaded.warnings,
     )
 
 
-def _hardware(options: ClusterOptions) -> Resolved[str]:
-    """Name or path of the profile."""
-    if options.hardware is not None:
-        return Resolved(value=options.hardware, sources=(("cluster", "flag --hardware"),))
-    if options.gpu is not None:
-        raise SpecError(
-            f"--gpu {options.gpu} changes the device of a profile: name that too, such as "
-            f"--hardware {DEFAULT_HARDWARE} --gpu {options.gpu}"
-        )
-    return _detected() or _default(options)
-
-
-def _detected() -> Resolved[str] | None:
-    """The profile of the GPUs of this machine, or None where there are none."""
+def _detected(options: ClusterOptions) -> Resolved[LoadedCluster] | None:
+    """The machine that this is, or None where it has no GPU of NVIDIA."""
     from fsdpplan.topology.probe import visible_gpus
 
-    names = [gpu.name for gpu in visible_gpus()]
-    if not names:
+    if not visible_gpus():
         return None
-    from fsdpplan.files.profiles import profile_for_gpus
+    from fsdpplan.files.clusters import Flags
+    from fsdpplan.run import detect
 
-    profile = profile_for_gpus(names)
-    found = f"{len(names)} x {names[0]}"
-    if profile is None:
-        raise SpecError(
-            f"no profile has the GPUs of this machine ({found}): name one with --hardware, "
-            "a name of `fsdpplan profiles` or a file of your own"
-        )
+    survey = detect.survey_of_recordings([detect.this_host()])
+    nodes, here = detect.allocated_nodes(survey), survey.machines[survey.typical].gpus
+    flags = Flags(
+        gpus=options.gpus or nodes * len(here),
+        gpus_per_node=options.gpus_per_node,
+        intra_bandwidth_bytes_per_second=options.intra_bw,
+        inter_bandwidth_bytes_per_second=options.inter_bw,
+    )
+    loaded = detect.found_cluster(survey, flags)
+    found = f"{len(here)} x {here[0].name}"
+    count = f"{loaded.cluster.gpus} GPUs: {_how_many(nodes, len(here))} (--gpus)"
+    said = f"the hardware is what was found here: {found} ({_links(loaded)}) (--hardware)"
     return Resolved(
-        value=profile,
-        sources=(("cluster", f"found on this machine: {found}"),),
-        assumptions=(f"nodes of profile {profile}, for {found} found here (--hardware)",),
+        value=loaded,
+        sources=(("cluster", f"found on this machine: {found}"), *loaded.sources),
+        assumptions=(said, *([] if options.gpus else [count])),
+        warnings=loaded.warnings,
     )
 
 
-def _default(options: ClusterOptions) -> Resolved[str]:
+def _how_many(nodes: int, per_node: int) -> str:
+    if nodes == 1:
+        return "those of this machine"
+    return f"{per_node} on each of the {nodes} nodes of this allocation"
+
+
+def _links(loaded: LoadedCluster) -> str:
+    from fsdpplan.units import format_bandwidth
+
+    return ", ".join(
+        f"{level.name} {level.ports} x {format_bandwidth(level.port_bandwidth_bytes_per_second)}"
+        for level in loaded.cluster.levels
+        if level.name != "none"
+    )
+
+
+def _other_accelerators() -> str:
+    """Those that are not NVIDIA's, in words; empty where there are none."""
+    from fsdpplan.topology.probe import may_have_other_accelerators
+
+    if not may_have_other_accelerators():
+        return ""
+    from fsdpplan.run.detect import other_accelerators_here
+
+    return " and ".join(other_accelerators_here())
+
+
+def _default(options: ClusterOptions) -> Resolved[None]:
+    """The default profile. Raises SpecError where not even a number of GPUs is given, and
+    ProbeError where there are accelerators, but none that could be planned for."""
+    others = _other_accelerators()
+    if options.gpus is None and others:
+        raise ProbeError(
+            f"this machine has {others}, which fsdpplan cannot plan for as found: name declared "
+            "hardware with --hardware (`fsdpplan profiles` lists it)"
+        )
     if options.gpus is None:
         raise SpecError(
             "no GPU was found here: say how many to plan for, such as --gpus 64, and which, "
             f"such as --hardware {DEFAULT_HARDWARE}"
         )
+    why = f"{others} here cannot be planned for as found" if others else "no GPU was found here"
     return Resolved(
-        value=DEFAULT_HARDWARE,
-        sources=(("cluster", "default: no GPU found here"),),
-        assumptions=(
-            f"no GPU was found here, so the hardware is profile {DEFAULT_HARDWARE} (--hardware)",
-        ),
+        value=None,
+        sources=(("cluster", f"default: {why}"),),
+        assumptions=(f"{why}, so the hardware is profile {DEFAULT_HARDWARE} (--hardware)",),
     )

@@ -78,7 +78,7 @@ def _document(path: Path) -> Table:
     return parse_toml(text, where=path_text(path))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _catalogued(name: str) -> Table:
     path = profiles_folder() / f"{name}.toml"
     if not _is_plain(name) or not path.is_file():

@@ -38,6 +38,12 @@ class VisibleGpu:
     """All memory of the board; torch sees a little less."""
 
 
+def may_have_other_accelerators() -> bool:
+    """Whether a driver of accelerators that are not NVIDIA's is loaded: a look that costs nothing."""
+    classes = ("kfd", "accel", "habanalabs")
+    return any(Path("/sys/class", name).exists() for name in classes)
+
+
 def visible_gpus() -> tuple[VisibleGpu, ...]:
     """The GPUs of this machine that a program may use; none where there is no NVIDIA driver.
 

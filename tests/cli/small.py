@@ -23,3 +23,4 @@ DEMO = words(
 def on_a_machine_without_gpus(patch: pytest.MonkeyPatch) -> None:
     """Make detection find nothing, so that a test says the same on a machine with GPUs."""
     patch.setattr("fsdpplan.topology.probe.visible_gpus", lambda: ())
+    patch.setattr("fsdpplan.topology.probe.may_have_other_accelerators", lambda: False)

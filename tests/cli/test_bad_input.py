@@ -85,7 +85,7 @@ CASES = {
     "hardware_unknown": Case((*B8, "--hardware", "dgx-h1000"), ("dgx-h100", "fsdpplan profiles")),
     "hardware_is_a_device": Case((*B8, "--hardware", "h100-sxm-80g"), ("dgx-h100",)),
     "hardware_missing_file": Case((*B8, "--hardware", "./no.toml"), ("no.toml", "does not exist")),
-    "gpu_unknown": Case((*B8, "--gpu", "h100-pcie"), ("h100-sxm-80g",)),
+    "gpu_unknown": Case((*B8, "--gpu", "h100-pcie"), ("h100-pcie-80g",)),
     "gpu_without_hardware": Case(
         ("recommend", "--params", "7B", "--gpus", "8", "--gpu", "h100-sxm-80g"), ("--hardware",)
     ),

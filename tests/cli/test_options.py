@@ -215,6 +215,7 @@ JOB = {
     "--qos": "high",
     "--output": "logs/%j.out",
     "--cpus-per-task": "7",
+    "--exclude": "n03",
     "--sbatch": "--constraint=h100",
     "--env-setup": "module load cuda",
     "--python": "/opt/venv/bin/python",
@@ -314,7 +315,7 @@ def test_smoke_from_and_target_change_what_run_does(
 def test_every_option_is_tested_here() -> None:
     tested = {*PLANNING, *ONLY_ONE_VALUE, *JOB, *TOGETHER}
     tested |= {"--rank", "--out", "--smoke", "--dry-run", "--from", "--target"}
-    tested |= {"--nccl-debug"}
+    tested |= {"--nccl-debug", "--nccl"}
     tested |= {"--json", "--save", "--help", "-h"}
     commands: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
     flags = {

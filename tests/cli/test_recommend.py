@@ -95,24 +95,6 @@ def test_no_gpu_here_means_the_default_profile_and_says_so(
     assert any("the shape is inferred" in text for text in document["assumptions"])
 
 
-def test_gpus_found_here_choose_the_profile(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from fsdpplan.topology.probe import VisibleGpu
-
-    found = (VisibleGpu(name="NVIDIA H100 80GB HBM3", memory_bytes=85_520_809_984),) * 8
-    monkeypatch.setattr("fsdpplan.topology.probe.visible_gpus", lambda: found)
-    document = ask_json(capsys, *words("recommend --params 1e9"))
-    assert document["cluster"]["name"] == "dgx-h100"
-    assert document["cluster"]["gpus"] == 8
-    assert any("found here" in text for text in document["assumptions"])
-
-    unknown = (VisibleGpu(name="NVIDIA GeForce 256", memory_bytes=2**25),)
-    monkeypatch.setattr("fsdpplan.topology.probe.visible_gpus", lambda: unknown)
-    assert exit_code_of(words("recommend --params 1e9")) == 2
-    assert "--hardware" in capsys.readouterr().err
-
-
 def test_json_holds_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
     document = ask_json(capsys, *ASKED)
     assert {"schema_version", "model", "cluster", "training", "plans", "search"} <= set(document)

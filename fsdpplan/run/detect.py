@@ -1,0 +1,121 @@
+"""Detect: this host or recorded hosts, and the profile of what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fsdpplan.errors import ProbeError
+from fsdpplan.files.clusters import Flags, LoadedCluster, cluster_of
+from fsdpplan.files.detected import Found, node_of
+from fsdpplan.files.profile_nodes import NodeProfile
+from fsdpplan.files.table import read_text
+from fsdpplan.spec.host_list import compress_host_list
+from fsdpplan.spec.machine import Machine
+from fsdpplan.topology.gpus import gpus_of
+from fsdpplan.topology.host_files import host_files
+from fsdpplan.topology.machine import machine_of
+from fsdpplan.topology.probe import record_host
+from fsdpplan.topology.recording import Recording, recording_from_json
+from fsdpplan.topology.slow_hosts import common_levels, weak_spots
+from fsdpplan.topology.surroundings import other_accelerators_of
+from fsdpplan.topology.survey import Survey, survey_of
+
+LIMIT_BYTES = 16 * 2**20
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def this_host() -> Recording:
+    """What is read of this host."""
+    return record_host()
+
+
+def other_accelerators_here() -> tuple[str, ...]:
+    """Accelerators of this host that are not NVIDIA's, in words; a look at a few files."""
+    files, _ = host_files(Path("/"))
+    return other_accelerators_of(Recording(files=files))
+
+
+def recorded(path: Path) -> Recording:
+    """A recording from a file."""
+    text = read_text(path, limit_bytes=LIMIT_BYTES, what="recording")
+    return recording_from_json(text)
+
+
+def survey_of_recordings(recordings: Sequence[Recording]) -> Survey:
+    """What follows from recorded hosts, of the GPUs that a program would see there."""
+    survey = survey_of([machine_of(recording) for recording in recordings])
+    hiding = [
+        machine.host.name
+        for machine, recording in zip(survey.machines, recordings, strict=True)
+        if hidden_gpus(recording)
+    ]
+    findings = [f for f in survey.findings if f.kind != "gpu_missing" or f.host not in hiding]
+    return replace(survey, findings=tuple(findings))
+
+
+def hidden_gpus(recording: Recording) -> int:
+    """How many GPUs of the host CUDA_VISIBLE_DEVICES hides from programs."""
+    others = {name: text for name, text in recording.environment.items() if name != VISIBLE}
+    return len(gpus_of(replace(recording, environment=others))) - len(gpus_of(recording))
+
+
+def found_node(survey: Survey, *, name: str | None = None, date: str | None = None) -> NodeProfile:
+    """The node profile of what was surveyed; `date`: of the reading, where it was not today.
+
+    Raises ProbeError where there is no GPU that fsdpplan can plan for, or too little is known of
+    what joins them.
+    """
+    machine, topology = survey.machines[survey.typical], survey.topologies[survey.typical]
+    if not machine.gpus:
+        raise ProbeError(_no_gpu(machine))
+    if len(machine.gpus) > 1 and topology.inside_bytes_per_second is None:
+        raise ProbeError(
+            f"what joins the {len(machine.gpus)} GPUs of {machine.host.name} could not be read: "
+            "run nvidia-smi topo -m to see whether the driver says it, or name the hardware with "
+            "--hardware"
+        )
+    hosts = compress_host_list(survey.machines[index].host.name for index in survey.taking_part)
+    found = Found(
+        name=name or machine.host.name,
+        hosts=hosts,
+        gpus=machine.gpus,
+        levels=common_levels(survey),
+        nvlink_switch=all(island.kind == "nvswitch" for island in topology.islands),
+        network=survey.network,
+        weak=weak_spots(survey),
+        date=date or datetime.now(UTC).date().isoformat(),
+    )
+    return node_of(found)
+
+
+def found_cluster(survey: Survey, flags: Flags) -> LoadedCluster:
+    """The cluster that was found, with the user's flags laid over it."""
+    return cluster_of(found_node(survey), None, flags)
+
+
+def allocated_nodes(survey: Survey) -> int:
+    """Nodes of the Slurm allocation around the typical host; 1 outside of one."""
+    slurm = survey.machines[survey.typical].slurm
+    return max(1, len(slurm.nodes)) if slurm is not None and slurm.job_id is not None else 1
+
+
+def _no_gpu(machine: Machine) -> str:
+    host = machine.host.name
+    if machine.other_accelerators:
+        return (
+            f"{host} has {' and '.join(machine.other_accelerators)}, which fsdpplan cannot plan "
+            "for as found: name declared hardware with --hardware (`fsdpplan profiles` lists it)"
+        )
+    nvml = next((each for each in machine.unread if each.startswith("NVML")), None)
+    if nvml is not None:
+        return (
+            f"the GPUs of {host} could not be read ({nvml}): run nvidia-smi to see why, or name "
+            "the hardware with --hardware"
+        )
+    return (
+        f"no GPU was found on {host}: run detect on a node that has some, or name the hardware "
+        "with --hardware"
+    )
