@@ -39,7 +39,7 @@ class VisibleGpu:
 
 
 def may_have_other_accelerators() -> bool:
-    """Whether a driver of accelerators that are not NVIDIA's is loaded: a look that costs nothing."""
+    """Whether a driver of accelerators that are not NVIDIA's is loaded."""
     classes = ("kfd", "accel", "habanalabs")
     return any(Path("/sys/class", name).exists() for name in classes)
 
