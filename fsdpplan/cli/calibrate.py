@@ -101,7 +101,7 @@ class ProfileOptions:
 
 
 def calibrate(*, measuring: MeasuringOptions, profile: ProfileOptions, json: Json = False) -> None:
-    """Measure this machine and write its profile, or check it against one."""
+    """Measure this machine: write its profile, or check it."""
     from fsdpplan.cli import calibration, calibration_json, screen_calibration
     from fsdpplan.cli.render import columns
 

@@ -291,14 +291,15 @@ def failure(checked: Checked) -> GateFailed | None:
         return None
     worst = sorted(checked.slow, key=lambda gate: gate.limit / gate.factor)
     named = [
-        f"{gate.where} is {gate.factor:.2f}x slower in {gate.what} than {_expected(gate)} "
-        f"(limit {gate.limit:.2f}x)"
+        f"{gate.where} {'are' if gate.kind == 'device' else 'is'} {gate.factor:.2f}x slower in "
+        f"{gate.what} than {_expected(gate)} (limit {gate.limit:.2f}x)"
         for gate in worst[:NAMED]
     ]
     more = f" and {len(worst) - NAMED} more" if len(worst) > NAMED else ""
-    return GateFailed(
-        f"{'; '.join(named)}{more}: leave the node out by --exclude, or allow more by --tolerance"
-    )
+    advice = "fsdpplan detect says what is degraded"
+    if any(gate.against == "equals" for gate in worst):
+        advice = "leave the node out by emit-launch --exclude"
+    return GateFailed(f"{'; '.join(named)}{more}: {advice}, or allow more by --tolerance")
 
 
 def _expected(gate: Gate) -> str:

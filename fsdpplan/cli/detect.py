@@ -52,7 +52,7 @@ class DetectOptions:
 
 
 def detect(*, options: DetectOptions, json: Json = False) -> None:
-    """What this machine and its network are, as a table and as a cluster profile."""
+    """What this machine and its network are, and their profile."""
     from fsdpplan.cli import detection
     from fsdpplan.cli.render import columns
 

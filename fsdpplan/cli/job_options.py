@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from fsdpplan.cli.expand import Flag
-from fsdpplan.cli.parse import choice, line, positive, whole, words
+from fsdpplan.cli.parse import choice, line, nodes, positive, whole, words
 from fsdpplan.errors import SpecError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class JobOptions:
         tuple[str, ...],
         Flag(
             metavar="NODES",
-            parse=line,
+            parse=nodes,
             many=True,
             help="Nodes that the job must not get, such as n03,n[17-19]; may be repeated.",
         ),

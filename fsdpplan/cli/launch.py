@@ -15,6 +15,7 @@ from fsdpplan.emit.job import Job, excluded_hosts
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import read_plan
 from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.host_list import compress_host_list
 from fsdpplan.spec.plan import Plan
 from fsdpplan.spec.weak import weak_nodes, without_nodes
 from fsdpplan.units import format_percent, format_seconds
@@ -84,13 +85,17 @@ def price_of_weak_nodes(plan: Plan, job: Job) -> tuple[str, ...]:
     without = without_nodes(plan.cluster, out)
     sentences = []
     if out:
-        times = _step_times(plan, slow=plan.cluster, fast=without)
-        sentences.append(f"without {_nodes(plan, out)} a step takes {times}")
-    if kept:
-        times = _step_times(plan, slow=without, fast=without_nodes(without, kept))
+        slow, fast = _step_seconds(plan, plan.cluster), _step_seconds(plan, without)
         sentences.append(
-            f"{_nodes(plan, kept)} hold the others back: with other nodes in their place a step "
-            f"takes {times}: --exclude {','.join(kept)}"
+            f"without {_nodes(plan, out)} a step takes {format_seconds(fast)}; kept, "
+            f"{'it' if len(out) == 1 else 'they'} would make it {_longer(slow, fast)}"
+        )
+    if kept:
+        slow = _step_seconds(plan, without)
+        fast = _step_seconds(plan, without_nodes(without, kept))
+        sentences.append(
+            f"keeping {_nodes(plan, kept)} makes a step {_longer(slow, fast)} in place of "
+            f"{format_seconds(fast)}; --exclude {compress_host_list(kept)} takes other nodes"
         )
     return tuple(sentences)
 
@@ -98,20 +103,18 @@ def price_of_weak_nodes(plan: Plan, job: Job) -> tuple[str, ...]:
 def _nodes(plan: Plan, nodes: tuple[str, ...]) -> str:
     """The nodes, and what is weak about them."""
     texts = (spot.text for spot in plan.cluster.weak if set(spot.nodes) & {*nodes})
-    return f"{', '.join(nodes)} ({'; '.join(dict.fromkeys(texts))})"
+    return f"{compress_host_list(nodes)} ({'; '.join(dict.fromkeys(texts))})"
 
 
-def _step_times(plan: Plan, *, slow: Cluster, fast: Cluster) -> str:
-    before, after = (
-        estimate(
-            model=plan.model, cluster=cluster, training=plan.training, layout=plan.layout
-        ).step_seconds.expected
-        for cluster in (slow, fast)
-    )
-    return (
-        f"{format_seconds(after)}, not {format_seconds(before)} "
-        f"({format_percent(1 - after / before)} less)"
-    )
+def _step_seconds(plan: Plan, cluster: Cluster) -> float:
+    return estimate(
+        model=plan.model, cluster=cluster, training=plan.training, layout=plan.layout
+    ).step_seconds.expected
+
+
+def _longer(slow_seconds: float, fast_seconds: float) -> str:
+    more = format_percent(slow_seconds / fast_seconds - 1)
+    return f"{more} longer: {format_seconds(slow_seconds)}"
 
 
 def script_json(script: str, plan: Plan, job: Job, out: Path | None) -> str:

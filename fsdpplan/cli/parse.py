@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, get_args
 
 from fsdpplan.errors import SpecError
+from fsdpplan.spec.host_list import expand_host_list
 from fsdpplan.spec.layout import Reshard
 
 
@@ -116,6 +117,16 @@ def line(text: str, *, name: str) -> str:
     """Any text of one line that is not empty."""
     if not text.strip() or not text.isprintable():
         raise SpecError(f"{name}: {shown(text)} is not a line of text; type one, or leave it out")
+    return text
+
+
+def nodes(text: str, *, name: str) -> str:
+    """A list of nodes as Slurm writes it, on one line."""
+    line(text, name=name)
+    try:
+        expand_host_list(text)
+    except SpecError as error:
+        raise SpecError(f"{name}: {error}") from error
     return text
 
 

@@ -45,7 +45,8 @@ def profiles_table(entries: Sequence[Entry], *, width: int) -> str:
     ]
     shared = [entry.name for entry in entries if isinstance(entry.profile, PhysicsProfile)]
     machine_table = _section(
-        "For --hardware: GB/s of links inside a node per GPU, outside per node, one direction",
+        "For --hardware, in GB/s one way: inside, what one GPU has (to 72: into 72 GPUs, more or "
+        "fewer than the node's); outside, what one node has",
         machines,
         headers=("name", "GPUs", "device", "inside", "outside"),
         align=("left", "right", "left", "right", "right"),
@@ -138,9 +139,17 @@ def profile_document(profile: Profile) -> dict[str, Any]:
             document["errors"] = dict(document["errors"])
         case DeviceProfile():
             document["achieved"] = [asdict(rate) for rate in achieved_rates(profile.device)]
-        case _:
-            pass
+        case NodeProfile() | ClusterProfile():
+            document["levels"] = [_level_document(level) for level in profile.levels]
     return {**document, "sources": dict(profile.sources)}
+
+
+def _level_document(level: LevelProfile) -> dict[str, Any]:
+    """A level; its ports are open where they follow from those of the level below."""
+    document = asdict(level)
+    if level.oversubscription is not None:
+        document["level"] |= {"ports": None, "port_bandwidth_bytes_per_second": None}
+    return document
 
 
 def _document(entry: Entry) -> dict[str, Any]:
@@ -182,11 +191,13 @@ def _values(document: Mapping[str, Any], width: int) -> str:
 
 
 def _is_open(key: str, text: str) -> bool:
-    """A field that is said already, that a profile does not have, or that follows from others."""
+    """A field that is said already (as sources are, below), that a profile does not have, or that
+    follows from others."""
     repeated = key.startswith("levels.") and key.endswith(".name")
     follows = key.endswith(".num_nodes") and text == "0"
     absent = text in ("none", "") and not key.startswith(("device.", "nvml_names"))
-    return repeated or follows or absent
+    unsaid = key.startswith("network.") and (text == "False" or key == "network.evidence")
+    return repeated or follows or absent or unsaid
 
 
 def _achieved(rates: Sequence[Achieved], width: int) -> str:

@@ -19,7 +19,7 @@ Kind = Annotated[
 
 
 def profiles(*, words: Words = None, kind: Kind = None, json: Json = False) -> None:
-    """Hardware profiles: list them, search them, or show one with its sources.
+    """Hardware profiles: list or search them, or show one.
 
     A NAME or PATH shows that profile. WORDS list those that have them all in their name, their
     description or their device, and show it where there is only one.

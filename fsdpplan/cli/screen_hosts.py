@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from fsdpplan.cli.render import blocks, facts, listed, table, wrapped
 from fsdpplan.spec.host_list import compress_host_list
 from fsdpplan.spec.machine import UNLIMITED_BYTES, Gpu, Machine
-from fsdpplan.spec.topology import Finding, Island, Rail, Severity, Topology
+from fsdpplan.spec.topology import Finding, Island, LevelKind, Rail, Severity, Topology
+from fsdpplan.topology.pci import path_in
 from fsdpplan.topology.survey import Survey
 from fsdpplan.units import format_bandwidth, format_bit_bandwidth, format_gib
 
@@ -16,6 +17,13 @@ _HEADINGS: dict[Severity, str] = {
     "broken": "Broken: a job would fail or crawl",
     "degraded": "Degraded: slower than the hardware",
     "note": "To know",
+}
+_NETWORKS: dict[LevelKind, str] = {
+    "infiniband": "InfiniBand",
+    "roce": "RoCE",
+    "efa": "EFA",
+    "tcpx": "GPUDirect-TCPX",
+    "ethernet": "TCP",
 }
 _FEW, _MANY = 4, 12
 """Ports of one rate that are named one by one even where each GPU has equally many, and at most."""
@@ -72,7 +80,7 @@ def _gpu_table(machine: Machine, topology: Topology, width: int) -> str:
     if not machine.gpus:
         return ""
     nics = {
-        gpu: f"{rail.nic} ({rail.path or 'unknown way'})"
+        gpu: f"{rail.nic} ({_way(machine, gpu, rail) or 'unknown way'})"
         for rail in reversed(topology.rails)
         for gpu in rail.gpus
     }
@@ -90,6 +98,15 @@ def _gpu_table(machine: Machine, topology: Topology, width: int) -> str:
     headers = ("GPU", "memory", "PCIe", "NVLink", "nearest port", "NUMA")
     align = ("right", "right", "left", "left", "left", "right")
     return table(rows, headers=headers, align=align, width=width)
+
+
+def _way(machine: Machine, index: int, rail: Rail) -> str | None:
+    """From this one GPU to the port."""
+    gpu = next(gpu for gpu in machine.gpus if gpu.index == index)
+    nic = next(nic for nic in machine.nics if nic.name == rail.nic)
+    if gpu.bus_id is None or nic.bus_id is None:
+        return None
+    return path_in(machine, gpu.bus_id, nic.bus_id)
 
 
 def _pcie(gpu: Gpu) -> str:
@@ -118,10 +135,17 @@ def _links(topology: Topology, machine: Machine, width: int) -> str:
     if topology.rails:
         pairs.append(("rails", _rails(topology.rails, len(machine.gpus))))
     pairs += [
-        ("inside", _rate(topology.inside_bytes_per_second, "between the GPUs of the node")),
-        ("across", _rate(topology.across_bytes_per_second, "out of the node when all send")),
+        ("inside", _rate(topology.inside_bytes_per_second, "between the slowest pair of the node")),
+        ("across", _rate(topology.across_bytes_per_second, _across(topology))),
     ]
     return f"One direction\n{facts(pairs, width=width)}"
+
+
+def _across(topology: Topology) -> str:
+    """By which network, and when."""
+    kind = next((level.kind for level in topology.levels if level.domain_gpus is None), None)
+    over = "" if kind is None else f" over {_NETWORKS.get(kind, kind)}"
+    return f"out of the node{over} when all send"
 
 
 def _islands(islands: Sequence[Island]) -> str:

@@ -111,7 +111,7 @@ def _interface(plan: Plan, *, prefix: str, chooses: str) -> Setting | str:
     if name is None:
         return "which interface routes between the nodes is not known"
     if not others:
-        return f"{name} is the only interface that is up"
+        return f"{name} routes between the nodes, and no other is known that may be taken for it"
     return Setting(
         value=f"{prefix}{name}",
         reason=f"{name} routes between the nodes; {_listed(others)} up, too, and {chooses}",

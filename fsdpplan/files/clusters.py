@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from fsdpplan.files.profile_numbers import Sources
 from fsdpplan.files.profiles import load_device, load_machines, load_node
 from fsdpplan.files.table import short
 from fsdpplan.spec.cluster import Cluster, Level, WeakSpot
+from fsdpplan.spec.host_list import compress_host_list
 from fsdpplan.spec.network import Network
 from fsdpplan.spec.weak import weakened
 
@@ -100,7 +102,11 @@ def cluster_of(
     (only,) = profile.node_types
     nodes = _nodes_of(profile, only, folder)
     count = profile.gpus or only.num_nodes * (nodes.node.gpus_per_node or 1)
-    return _warned(_equal_nodes(nodes, profiled=count, flags=flags))
+    loaded = _warned(_equal_nodes(nodes, profiled=count, flags=flags))
+    if loaded.cluster.gpus <= count:
+        return loaded
+    more = f"{profile.name} has {count:,} GPUs: planned as if its outermost level joined more"
+    return replace(loaded, warnings=(more, *loaded.warnings))
 
 
 def _nodes_of(profile: ClusterProfile, kind: NodeType, folder: Path | None) -> _Nodes:
@@ -117,9 +123,24 @@ def _nodes_of(profile: ClusterProfile, kind: NodeType, folder: Path | None) -> _
         folder=folder,
         levels=levels,
         network=profile.network or node.network,
-        weak=(*node.weak, *profile.weak),
+        weak=(*node.weak, *_weak_of(profile, kind, levels)),
         sources=profile.sources,
     )
+
+
+def _weak_of(
+    profile: ClusterProfile, kind: NodeType, levels: tuple[LevelProfile, ...]
+) -> list[WeakSpot]:
+    """The cluster's weak spots that this type of nodes may have: all where there is one type, else
+    those of its names and levels."""
+    if len(profile.node_types) == 1:
+        return list(profile.weak)
+    known = {None, *(level.level.name for level in levels)}
+    return [
+        spot
+        for spot in profile.weak
+        if spot.level in known and (not kind.names or {*kind.names} & {*spot.nodes})
+    ]
 
 
 def _equal_nodes(nodes: _Nodes, *, profiled: int | None, flags: Flags) -> LoadedCluster:
@@ -142,8 +163,6 @@ def _equal_nodes(nodes: _Nodes, *, profiled: int | None, flags: Flags) -> Loaded
         levels=levels,
         network=nodes.network if count > per_node else None,
     )
-    reached = {level.name for level in levels} | {None}
-    cluster = weakened(cluster, [spot for spot in nodes.weak if spot.level in reached])
     named = dict((*chosen.sources, *node.sources, *nodes.sources))
     given = {
         "cluster.gpus": ("--gpus", flags.gpus),
@@ -157,6 +176,8 @@ def _equal_nodes(nodes: _Nodes, *, profiled: int | None, flags: Flags) -> Loaded
     if flags.inter_bandwidth_bytes_per_second is not None:
         cluster = _with_inter(cluster, flags.inter_bandwidth_bytes_per_second)
         named |= _level_sources(cluster.levels[-1], "flag --inter-bw, per GPU and direction")
+    beyond = {profile.level.name for profile in nodes.levels} - {level.name for level in levels}
+    cluster = weakened(cluster, [spot for spot in nodes.weak if spot.level not in beyond])
     return LoadedCluster(cluster=cluster, sources=_used(named, cluster))
 
 
@@ -174,6 +195,7 @@ def _mixed(profile: ClusterProfile, folder: Path | None, flags: Flags) -> Loaded
             "for the rest"
         )
     named = [_nodes_of(profile, kind, folder) for kind in profile.node_types]
+    _require_owned(profile.weak, named, where=profile.name)
     sizes = [nodes.node.gpus_per_node for nodes in named]
     per_node = min(size for size in sizes if size is not None) if None not in sizes else None
     if per_node is None:
@@ -203,9 +225,18 @@ def _mixed(profile: ClusterProfile, folder: Path | None, flags: Flags) -> Loaded
     )
 
 
+def _require_owned(weak: Sequence[WeakSpot], types: Sequence[_Nodes], *, where: str) -> None:
+    for spot in weak:
+        if not any(spot in nodes.weak for nodes in types):
+            raise SpecError(
+                f"{where}: the weak spot of {', '.join(spot.nodes)} is of none of its types of "
+                "nodes: name a level that one of them has, and nodes among their names"
+            )
+
+
 def _warned(loaded: LoadedCluster) -> LoadedCluster:
     """`loaded` with a sentence on each of its weak spots."""
-    said = tuple(f"{', '.join(spot.nodes)}: {spot.text}" for spot in loaded.cluster.weak)
+    said = tuple(f"{compress_host_list(spot.nodes)}: {spot.text}" for spot in loaded.cluster.weak)
     return replace(loaded, warnings=(*loaded.warnings, *said))
 
 

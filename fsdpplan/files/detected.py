@@ -14,7 +14,7 @@ from typing import Any
 from fsdpplan.errors import ProbeError
 from fsdpplan.files.profile_devices import DeviceProfile
 from fsdpplan.files.profile_format import Profile
-from fsdpplan.files.profile_levels import LEVEL_FIT, Joins, LevelProfile
+from fsdpplan.files.profile_levels import LEVEL_LOAN, Joins, LevelProfile
 from fsdpplan.files.profile_nodes import NodeProfile
 from fsdpplan.files.profile_numbers import Sources, taken_over
 from fsdpplan.files.profiles import load_profile, profile_names, profile_text
@@ -35,8 +35,6 @@ _NAMES: dict[LevelKind, tuple[str, ...]] = {
 }
 """Names under which levels of a kind stand in the catalogue, the nearest kind first."""
 _READ = ("ports", "port_bandwidth_bytes_per_second", "gpudirect")
-_TAKEN = (*LEVEL_FIT, "low_latency")
-"""What a level takes over from its relative."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,9 +183,9 @@ def _taken(
     if relative is None:
         values = {"latency_seconds": 0.0, "bandwidth_fraction": 1.0, "half_bandwidth_bytes": 0.0}
         return values, dict.fromkeys(values, "there is no other GPU to reach over this level")
-    values = {name: getattr(relative.level, name) for name in _TAKEN}
+    values = {name: getattr(relative.level, name) for name in LEVEL_LOAN}
     theirs = f"cluster.levels.{relative.level.name}."
-    named = taken_over(relative.sources, theirs, _TAKEN, relative.key)
+    named = taken_over(relative.sources, theirs, LEVEL_LOAN, relative.key)
     named = {field.removeprefix(theirs): text for field, text in named.items()}
     if level.kind == "nvlink" and not found.nvlink_switch:
         values["multicast_fraction"] = 0.0

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 
 from fsdpplan.files.profile_devices import PHYSICS, PhysicsProfile
+from fsdpplan.files.profile_levels import Joins
+from fsdpplan.files.profile_text import (
+    SourceNames,
+    level_lines,
+    network_lines,
+    number_line,
+    quoted,
+)
 from fsdpplan.files.profiles import load_profile
-from fsdpplan.files.saved_profile import number_line, quoted
-from fsdpplan.spec.cluster import Cluster, Device, DeviceFit, Level, StepError
-from fsdpplan.spec.network import Network
+from fsdpplan.spec.cluster import Cluster, Device, DeviceFit, StepError
 
 _NO_NUMBERS = frozenset({"name", "kind", "evidence", "fit", "error", "vendor"})
-_OF_LEVEL = frozenset({"name", "domain_gpus"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +45,7 @@ class ProfileHead:
     """A node has any number of devices: processes of one machine."""
 
 
-class _Sources:
+class _Sources(SourceNames):
     """Gives each source a name, and remembers those that were used."""
 
     def __init__(self, sources: Mapping[str, NumberSource], start: str) -> None:
@@ -51,7 +56,7 @@ class _Sources:
     def knows(self, field: str) -> bool:
         return field in self._sources
 
-    def name(self, field: str) -> str:
+    def of(self, field: str) -> str:
         source = self._sources.get(field) or NumberSource(
             key="taken_over", what=f"as {self._start} has it"
         )
@@ -78,7 +83,7 @@ def measured_profile_text(
         *("\n".join(_level(cluster, index, named)) for index in range(len(cluster.levels))),
     ]
     if cluster.network is not None:
-        parts.append("\n".join(_network(cluster.network, named)))
+        parts.append("\n".join(network_lines(cluster.network, named)))
     parts += ["\n".join(_source(name, source)) for source, name in named.used.items()]
     return "\n\n".join(parts) + "\n"
 
@@ -92,9 +97,7 @@ def _head(cluster: Cluster, head: ProfileHead, named: _Sources) -> Iterator[str]
     if head.any_size:
         yield 'gpus_per_node = "any"'
     else:
-        yield number_line(
-            "gpus_per_node", cluster.gpus_per_node, named.name("cluster.gpus_per_node")
-        )
+        yield number_line("gpus_per_node", cluster.gpus_per_node, named.of("cluster.gpus_per_node"))
 
 
 def _device(device: Device, head: ProfileHead, named: _Sources) -> Iterator[str]:
@@ -111,18 +114,18 @@ def _device(device: Device, head: ProfileHead, named: _Sources) -> Iterator[str]
     for field in fields(Device):
         value = getattr(device, field.name)
         if field.name not in _NO_NUMBERS and value is not None:
-            yield number_line(field.name, value, named.name(f"cluster.device.{field.name}"))
+            yield number_line(field.name, value, named.of(f"cluster.device.{field.name}"))
     yield "\n[device.fit]"
     shared = _shared_fit() if device.kind == "cuda" else {}
     for field in fields(DeviceFit):
         value, path = getattr(device.fit, field.name), f"cluster.device.fit.{field.name}"
         unsaid = value == field.default and not named.knows(path)
         if shared.get(field.name) != value and not unsaid:
-            yield number_line(field.name, value, named.name(path))
+            yield number_line(field.name, value, named.of(path))
     yield "\n[device.error]"
     for field in fields(StepError):
         path = f"cluster.device.error.{field.name}"
-        yield number_line(field.name, getattr(device.error, field.name), named.name(path))
+        yield number_line(field.name, getattr(device.error, field.name), named.of(path))
 
 
 def _shared_fit() -> dict[str, float]:
@@ -134,33 +137,16 @@ def _shared_fit() -> dict[str, float]:
 
 def _level(cluster: Cluster, index: int, named: _Sources) -> Iterator[str]:
     level = cluster.levels[index]
-    prefix = f"cluster.levels.{level.name}."
-    joins = _joins(cluster, index)
-    yield "[[levels]]"
-    yield f"name = {quoted(level.name)}"
-    yield f"joins = {quoted(joins)}"
-    if joins == "domain":
-        yield number_line("domain_gpus", level.domain_gpus, named.name(f"{prefix}domain_gpus"))
-    for field in fields(Level):
-        value, path = getattr(level, field.name), f"{prefix}{field.name}"
-        unsaid = field.default is not MISSING and value == field.default and not named.knows(path)
-        if field.name not in _OF_LEVEL and not unsaid:
-            yield number_line(field.name, value, named.name(path))
+    return level_lines(
+        level, joins=_joins(cluster, index), domain_gpus=level.domain_gpus, names=named
+    )
 
 
-def _joins(cluster: Cluster, index: int) -> str:
+def _joins(cluster: Cluster, index: int) -> Joins:
     level = cluster.levels[index]
     if level.domain_gpus == cluster.gpus_per_node:
         return "node"
     return "cluster" if index == len(cluster.levels) - 1 else "domain"
-
-
-def _network(network: Network, named: _Sources) -> Iterator[str]:
-    yield "[network]"
-    for field in fields(Network):
-        value, path = getattr(network, field.name), f"cluster.network.{field.name}"
-        if field.name != "evidence" and value is not None and value != field.default:
-            yield number_line(field.name, value, named.name(path))
 
 
 def _source(name: str, source: NumberSource) -> Iterator[str]:

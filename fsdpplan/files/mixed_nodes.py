@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fsdpplan.errors import SpecError
-from fsdpplan.spec.cluster import Cluster, Device, Evidence, Level
+from fsdpplan.spec.cluster import Cluster, Device, Evidence, Level, WeakSpot
+from fsdpplan.spec.weak import weak_nodes, weakened, without_nodes
 from fsdpplan.units import format_bandwidth, format_gib
 
 _WEAKEST: tuple[Evidence, ...] = ("datasheet", "fitted", "measured")
@@ -37,20 +38,50 @@ def slowest_of(parts: Sequence[Part]) -> tuple[Cluster, tuple[str, ...]]:
             f"{', '.join(f'{len(p.cluster.levels)} ({p.node})' for p in parts)}: say in the file, "
             "by [[levels]], what joins them"
         )
-    slow = min(parts, key=lambda part: _rate(part.cluster.device))
+    healthy = [
+        replace(part, cluster=without_nodes(part.cluster, weak_nodes(part.cluster)))
+        for part in parts
+    ]
+    slow = min(healthy, key=lambda part: _rate(part.cluster.device))
     levels = tuple(
         min(same, key=_gpu_bandwidth)
-        for same in zip(*(part.cluster.levels for part in parts), strict=True)
+        for same in zip(*(part.cluster.levels for part in healthy), strict=True)
     )
-    weak = tuple(dict.fromkeys(spot for part in parts for spot in part.cluster.weak))
     cluster = replace(
-        slow.cluster,
-        device=_slowest_device(slow, parts),
-        levels=levels,
-        network=None,
-        weak=weak,
+        slow.cluster, device=_slowest_device(slow, healthy), levels=levels, network=None
     )
-    return cluster, tuple(_sentences(parts, slow, cluster))
+    spots = [
+        spot
+        for part, whole in zip(parts, healthy, strict=True)
+        for spot in _spots(part.cluster.weak, whole.cluster, cluster)
+    ]
+    return weakened(cluster, _weakest(spots)), tuple(_sentences(healthy, slow, cluster))
+
+
+def _spots(weak: Sequence[WeakSpot], own: Cluster, mixed: Cluster) -> Iterator[WeakSpot]:
+    """`weak` of the nodes that are healthy as `own`, as shares of what `mixed` has; none of what
+    still is as fast as that."""
+    for spot in weak:
+        left, name = spot.remaining_fraction, spot.level
+        if name is None:
+            left *= _rate(own.device) / _rate(mixed.device)
+        else:
+            place = [level.name for level in own.levels].index(name)
+            left *= _gpu_bandwidth(own.levels[place]) / _gpu_bandwidth(mixed.levels[place])
+            name = mixed.levels[place].name
+        if left < 1:
+            yield replace(spot, level=name, remaining_fraction=left)
+
+
+def _weakest(spots: Sequence[WeakSpot]) -> list[WeakSpot]:
+    """Each once: one that may be of several types of nodes is taken for the slowest's."""
+    least: dict[WeakSpot, WeakSpot] = {}
+    for spot in spots:
+        key = replace(spot, remaining_fraction=1.0)
+        known = least.get(key)
+        if known is None or spot.remaining_fraction < known.remaining_fraction:
+            least[key] = spot
+    return list(least.values())
 
 
 def _rate(device: Device) -> float:

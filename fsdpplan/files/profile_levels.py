@@ -15,7 +15,7 @@ from fsdpplan.files.profile_numbers import (
     read_sources,
     taken_over,
 )
-from fsdpplan.files.table import Table
+from fsdpplan.files.table import Table, short
 from fsdpplan.spec.cluster import Level, LowLatency
 
 Joins = Literal["node", "domain", "cluster"]
@@ -27,7 +27,9 @@ LEVEL_FIT = (
     "base_seconds",
     "multicast_fraction",
 )
-"""Fields of `Level` that are fitted, so that a relative can give them."""
+"""Fields of `Level` that are fitted."""
+LEVEL_LOAN = (*LEVEL_FIT, "low_latency")
+"""Fields that a relative can give."""
 
 _DOMAIN = ("domain_gpus", "domain_nodes")
 _PORTS = ("ports", "port_bandwidth_bytes_per_second", "oversubscription")
@@ -67,9 +69,15 @@ def read_level(
     fitted_as = table.text("fitted_as") if "fitted_as" in table.values else None
     if fitted_as is not None:
         relative, relative_sources = _relative_level(table, fitted_as, relatives)
-        values |= {field: getattr(relative.level, field) for field in (*LEVEL_FIT, "low_latency")}
+        values |= {field: getattr(relative.level, field) for field in LEVEL_LOAN}
         from_prefix = f"cluster.levels.{relative.level.name}."
-        named |= taken_over(relative_sources, from_prefix, LEVEL_FIT, fitted_as, prefix)
+        named |= taken_over(relative_sources, from_prefix, LEVEL_LOAN, fitted_as, prefix)
+    elif "latency_seconds" not in table.values:
+        raise SpecError(
+            f"{table.field('fitted_as')} is missing: name the level of the catalogue that is most "
+            'like this one, such as "gcp-a3-megagpu-8g:fastrak", or give its latency_seconds, '
+            "bandwidth_fraction and half_bandwidth_bytes"
+        )
     numbers = SourcedNumbers(table, sources, prefix=prefix)
     joins, domain = _domain(table, numbers)
     oversubscription = _oversubscription(table, numbers)
@@ -109,11 +117,15 @@ def _domain(table: Table, numbers: SourcedNumbers) -> tuple[Joins, dict[str, int
 def _oversubscription(table: Table, numbers: SourcedNumbers) -> float | None:
     if "oversubscription" not in table.values:
         return None
+    field = table.field("oversubscription")
     if any(key in table.values for key in _PORTS[:2]):
-        raise table.wrong("oversubscription", "left out where ports and their bandwidth are given")
+        raise SpecError(f"{field} says what ports and their bandwidth say: give either")
     value = float(numbers.read("oversubscription"))
     if not 1 <= value <= 1000:
-        raise table.wrong("oversubscription", "at least 1: ports below over ports of this level")
+        raise SpecError(
+            f"{field} must lie between 1 and 1000: ports below over ports of this level, not "
+            f"{value:g}"
+        )
     return value
 
 
@@ -124,10 +136,17 @@ def _relative_level(
     document = relatives(node_name)
     rows = document.values.get("levels")
     for index, row in enumerate(rows if isinstance(rows, list) else []):
-        if isinstance(row, dict) and row.get("name") == level_name and "fitted_as" not in row:
+        if isinstance(row, dict) and row.get("name") == level_name:
+            if "fitted_as" in row:
+                raise SpecError(
+                    f"{table.field('fitted_as')}: {fitted_as} borrows its numbers itself: write "
+                    f"{short(row['fitted_as'])}"
+                )
             row_table = Table(where=document.where, values=row, prefix=f"levels[{index}].")
             return read_level(row_table, read_sources(document.table("sources")), relatives)
-    raise table.wrong("fitted_as", 'written "node profile:level", of a level with its own fit')
+    raise table.wrong(
+        "fitted_as", 'written "node profile:level", such as "gcp-a3-megagpu-8g:fastrak"'
+    )
 
 
 def check_levels(levels: Sequence[LevelProfile], *, gpus_per_node: int | None, where: str) -> None:

@@ -7,8 +7,9 @@ from typing import Any, get_type_hints
 
 from fsdpplan.errors import SpecError
 from fsdpplan.files.profile_numbers import SourcedNumbers, Sources, checked
-from fsdpplan.files.table import Table, short
+from fsdpplan.files.table import Table
 from fsdpplan.spec.cluster import WeakSpot
+from fsdpplan.spec.host_list import expand_host_list
 from fsdpplan.spec.network import Network
 
 _EVIDENCE = "evidence"
@@ -65,14 +66,17 @@ def _weak_spot(table: Table, sources: dict[str, str]) -> tuple[WeakSpot, str]:
     table.refuse_unknown(("nodes", "level", "remaining_fraction", "text"))
     nodes = table.require("nodes")
     if not isinstance(nodes, list) or not all(isinstance(node, str) for node in nodes):
-        raise table.wrong("nodes", f"a list of names of nodes, not {short(nodes)}")
+        raise table.wrong("nodes", "a list of names of nodes")
     numbers = SourcedNumbers(table, sources, prefix="")
     fraction = float(numbers.read("remaining_fraction"))
     level = table.text("level") if "level" in table.values else None
     spot = checked(
         table,
         lambda: WeakSpot(
-            nodes=tuple(nodes), level=level, remaining_fraction=fraction, text=table.text("text")
+            nodes=tuple(name for node in nodes for name in expand_host_list(node)),
+            level=level,
+            remaining_fraction=fraction,
+            text=table.text("text"),
         ),
     )
     return spot, numbers.used[0][1]

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from dataclasses import fields
 
 from fsdpplan.files.profile_levels import LevelProfile
 from fsdpplan.files.profile_nodes import NodeProfile
-from fsdpplan.spec.cluster import Level, WeakSpot
-from fsdpplan.spec.network import Network
+from fsdpplan.files.profile_text import (
+    SourceNames,
+    level_lines,
+    network_lines,
+    number_line,
+    quoted,
+)
+from fsdpplan.spec.cluster import WeakSpot
 
-_OF_LEVEL = ("name", "domain_gpus")
-_LONGEST = 2000
-"""Longer texts are refused where a profile is read."""
 
-
-class _Names:
+class _Names(SourceNames):
     """Gives each source a short name, in the order of use."""
 
     def __init__(self, profile: NodeProfile) -> None:
@@ -39,7 +39,7 @@ def node_text(profile: NodeProfile) -> str:
     parts = [
         _lines(_head(profile, names)),
         *(_lines(_level(level, names)) for level in profile.levels),
-        *([] if profile.network is None else [_lines(_network(profile.network, names))]),
+        *([] if profile.network is None else [_lines(network_lines(profile.network, names))]),
         *(_lines(_weak(spot, index, names)) for index, spot in enumerate(profile.weak)),
     ]
     parts += [
@@ -63,25 +63,9 @@ def _head(profile: NodeProfile, names: _Names) -> Iterator[str]:
 
 
 def _level(profile: LevelProfile, names: _Names) -> Iterator[str]:
-    level = profile.level
-    prefix = f"cluster.levels.{level.name}."
-    yield "[[levels]]"
-    yield f"name = {quoted(level.name)}"
-    yield f"joins = {quoted(profile.joins)}"
-    if profile.joins == "domain":
-        yield number_line("domain_gpus", profile.domain_gpus, names.of(f"{prefix}ports"))
-    for field in fields(Level):
-        value, where = getattr(level, field.name), f"{prefix}{field.name}"
-        if field.name not in _OF_LEVEL and (value != field.default or names.knows(where)):
-            yield number_line(field.name, value, names.of(where))
-
-
-def _network(network: Network, names: _Names) -> Iterator[str]:
-    yield "[network]"
-    for field in fields(Network):
-        value = getattr(network, field.name)
-        if field.name != "evidence" and value != field.default:
-            yield number_line(field.name, value, names.of(f"cluster.network.{field.name}"))
+    return level_lines(
+        profile.level, joins=profile.joins, domain_gpus=profile.domain_gpus, names=names
+    )
 
 
 def _weak(spot: WeakSpot, index: int, names: _Names) -> Iterator[str]:
@@ -92,24 +76,3 @@ def _weak(spot: WeakSpot, index: int, names: _Names) -> Iterator[str]:
     source = names.of(f"cluster.weak.{index}")
     yield number_line("remaining_fraction", spot.remaining_fraction, source)
     yield f"text = {quoted(spot.text)}"
-
-
-def number_line(key: str, value: object, source: str) -> str:
-    """`key = { value = ..., source = "..." }`."""
-    return f"{key} = {{ value = {_value(value)}, source = {quoted(source)} }}"
-
-
-def _value(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple):
-        return f"[{', '.join(quoted(str(one)) for one in value)}]"
-    return repr(value) if isinstance(value, int | float) else quoted(str(value))
-
-
-def quoted(text: str) -> str:
-    """A TOML text of one line; what cannot be printed becomes a space, and what is too
-    long is cut."""
-    plain = "".join(c if c.isprintable() else " " for c in text)
-    short = plain if len(plain) <= _LONGEST else f"{plain[: _LONGEST - 3]}..."
-    return json.dumps(short, ensure_ascii=False)

@@ -30,6 +30,7 @@ _LEFT_OUT = (
     "SLURM_GPU_BIND",
     "SLURM_LABELIO",
     "SLURM_NTASKS_PER_GPU",
+    "SLURM_STDERRMODE",
     "SLURM_STDOUTMODE",
     "SLURM_STEP_GRES",
     "SLURM_TRES_BIND",
@@ -37,7 +38,7 @@ _LEFT_OUT = (
     "SRUN_CPUS_PER_TASK",
 )
 """What a job says of its own tasks, which srun would take for ours: a task might then see one GPU
-of eight, or its lines stand elsewhere. Source: srun(1), "INPUT ENVIRONMENT VARIABLES"."""
+of eight, or its lines stand elsewhere (srun(1), "INPUT ENVIRONMENT VARIABLES")."""
 
 
 _ENDED = re.compile("Killed|Terminated|forcing job termination|Job step aborted")
@@ -86,6 +87,7 @@ def _command(nodes: int) -> list[str]:
         f"--ntasks={nodes}",
         "--ntasks-per-node=1",
         "--kill-on-bad-exit=0",
+        "--wait=0",  # a site may let srun end the others soon after the first one
         "--quit-on-interrupt",
         "--export=ALL",
         *(["--overlap"] if "SLURM_STEP_ID" in os.environ else []),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -20,6 +22,7 @@ from fsdpplan.topology.measure.settings import Settings as Settings
 from fsdpplan.topology.measure.settings import words
 
 INTERRUPTED, TERMINATED = 130, 143
+_NEXT_TO_NOTHING_BYTES = 2**16
 
 
 def measure(
@@ -57,7 +60,7 @@ def measure(
             display=shown,
         )
         if code in (INTERRUPTED, TERMINATED):
-            shown.state(f"what was measured until now is in {out}")
+            shown.state(_measured_until_now(out))
     _require_done(code, out=out, console=console)
     return out
 
@@ -70,6 +73,13 @@ def _require_allocation(ranks: Ranks) -> None:
             f"measuring {ranks.nodes} nodes needs a Slurm allocation of as many, and {there}: type "
             f"salloc --nodes={ranks.nodes}, then fsdpplan calibrate again"
         )
+
+
+def _full_disk(out: Path) -> str | None:
+    """The reason that a program cannot write down itself."""
+    if shutil.disk_usage(out.parent).free >= _NEXT_TO_NOTHING_BYTES:
+        return None
+    return f"the disk that {out} is on is full: choose another one by --save"
 
 
 def _make_empty(*files: Path) -> None:
@@ -93,13 +103,24 @@ def _own_environment(ranks: Ranks) -> dict[str, str]:
     }
 
 
+def _measured_until_now(out: Path) -> str:
+    """After an interruption: where the rows are, and what to do with them. The first line says what
+    was measured on."""
+    if out.read_bytes().count(b"\n") < 2:
+        return "nothing was measured yet"
+    return (
+        f"what was measured until now is in {out}; fsdpplan calibrate --from "
+        f"{shlex.quote(str(out))} fits it"
+    )
+
+
 def _require_done(code: int, *, out: Path, console: Path) -> None:
     if code == INTERRUPTED:
         raise KeyboardInterrupt
     if code == TERMINATED:
         raise SystemExit(TERMINATED)
     if code:
-        reason = reason_in(console.read_text(encoding="utf-8", errors="replace"))
+        reason = _full_disk(out) or reason_in(console.read_text("utf-8", errors="replace"))
         said = f": {reason}" if reason else ""
         raise LaunchError(
             f"measuring failed with exit code {code}{said}; all that it printed is in {console}"

@@ -7,11 +7,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fsdpplan.errors import ProbeError
+from fsdpplan.errors import ProbeError, SpecError
 from fsdpplan.files.clusters import Flags, LoadedCluster, cluster_of
 from fsdpplan.files.detected import Found, node_of
 from fsdpplan.files.profile_nodes import NodeProfile
-from fsdpplan.files.table import read_text
+from fsdpplan.files.table import path_text, read_text
 from fsdpplan.spec.host_list import compress_host_list
 from fsdpplan.spec.machine import Machine
 from fsdpplan.topology.gpus import gpus_of
@@ -39,9 +39,12 @@ def other_accelerators_here() -> tuple[str, ...]:
 
 
 def recorded(path: Path) -> Recording:
-    """A recording from a file."""
+    """A recording from a file. Raises SpecError, headed by the file, where it is none."""
     text = read_text(path, limit_bytes=LIMIT_BYTES, what="recording")
-    return recording_from_json(text)
+    try:
+        return recording_from_json(text)
+    except SpecError as error:
+        raise SpecError(f"{path_text(path)}: {error}") from error
 
 
 def survey_of_recordings(recordings: Sequence[Recording]) -> Survey:

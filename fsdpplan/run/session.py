@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -88,14 +89,9 @@ def run_launch(
         display.state(f"{launch.origin}: log and metrics in {run_folder}")
         if target == "slurm":
             job_id = slurm.submit(script=script, folder=folder, environment=environment)
-            display.state(f"submitted as job {job_id}")
-            try:
-                exit_code = slurm.follow_job(
-                    job_id, environment=environment, follower=follower, display=display
-                )
-            except slurm.Detached:
-                display.state(f"job {job_id} goes on without you; scancel {job_id} ends it")
-                exit_code, ended = INTERRUPTED, False
+            exit_code, ended = _followed(
+                job_id, environment=environment, follower=follower, display=display
+            )
         else:
             log = run_folder / "job.log"
             log.touch()
@@ -120,6 +116,19 @@ def run_launch(
         warnings=() if watch is None else watch.warnings,
         stopped=stopped,
     )
+
+
+def _followed(
+    job_id: str, *, environment: Mapping[str, str], follower: Follower, display: Display
+) -> tuple[int, bool]:
+    """(exit code, whether the job has ended: it goes on after Ctrl-C)."""
+    display.state(f"submitted as job {job_id}")
+    try:
+        code = slurm.follow_job(job_id, environment=environment, follower=follower, display=display)
+    except slurm.Detached:
+        display.state(f"job {job_id} goes on without you; scancel {job_id} ends it")
+        return INTERRUPTED, False
+    return code, True
 
 
 def _new_run_folder(folder: Path) -> Path:

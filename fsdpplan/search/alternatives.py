@@ -14,6 +14,7 @@ from fsdpplan.search.pins import Pins
 from fsdpplan.search.recommend import recommend
 from fsdpplan.search.words import domain_words
 from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.host_list import compress_host_list
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import RankedLayout
 from fsdpplan.spec.training import Training
@@ -116,7 +117,7 @@ def _weak_nodes(job: Job) -> str | None:
     if not nodes:
         return None
     extra = keeping_fraction(job, nodes)
-    names = ",".join(nodes)
+    names = compress_host_list(nodes)
     if extra < 0.01:
         return f"keeping {names} costs less than 1 % a step: this layout hardly meets what is slow"
     now = job.best.estimate.step_seconds.expected

@@ -1,6 +1,6 @@
 """Host lists: many node names in one word, as Slurm writes them (`n[01-04,7],m3`).
 
-Source: Slurm, slurm.conf(5), "NodeName", and scontrol(1), "show hostnames".
+Source: Flux RFC 29, "Hostlist Format" (leading zeros), and Slurm::Hostlist(3).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import product
 from fsdpplan.errors import SpecError
 
 MAX_NODES = 65536
-"""Slurm's own limit of names in one bracket."""
+"""More than any machine has: a longer list is a slip."""
 
 _NUMBERS = "[0-9]{1,18}(?:-[0-9]{1,18})?"
 _PART = re.compile(rf"(?!-)(?:[A-Za-z0-9_.-]|\[{_NUMBERS}(?:,{_NUMBERS})*\])+(?:,|$)")

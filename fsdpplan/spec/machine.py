@@ -227,6 +227,8 @@ class Slurm:
     """Nodes of the allocation; empty outside of one."""
     gres: str | None
     """Generic resources of this node, such as `gpu:h100:8`."""
+    given_gpus: int | None
+    """GPUs of this node that the job around us was given."""
     partition: str | None
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fsdpplan.spec.host_list import compress_host_list
 from fsdpplan.spec.machine import Machine
 from fsdpplan.spec.topology import Finding, Severity
-from fsdpplan.topology.rails import rails_of
+from fsdpplan.topology.rails import fabric_of, rails_of
 from fsdpplan.units import format_bit_bandwidth, format_gib
 
 
@@ -65,35 +65,64 @@ def _differing(machines: Sequence[Machine], aspect: _Aspect) -> list[Finding]:
     return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ports:
+    """Those of a host's compute fabric, as if all were healthy."""
+
+    count: int
+    gpus: int
+    bytes_per_second: float
+    """Of each."""
+
+    @property
+    def share(self) -> int:
+        """Bytes a second that one GPU gets of them."""
+        return round(self.count * self.bytes_per_second / self.gpus)
+
+    @property
+    def words(self) -> str:
+        rate = format_bit_bandwidth(self.bytes_per_second)
+        return f"{self.count} x {rate} for {self.gpus} GPUs"
+
+
 def _slow_networks(machines: Sequence[Machine]) -> list[Finding]:
-    """Hosts whose ports are all slower than those of most hosts, or faster."""
-    rates = {
-        machine.host.name: min(rail.expected_bytes_per_second for rail in rails)
-        for machine in machines
-        if (rails := rails_of(machine))
-    }
-    usual = Counter(rates.values()).most_common(1)[0][0] if rates else 0.0
-    return [
-        _other_rate(rates, rate, usual) for rate in dict.fromkeys(rates.values()) if rate != usual
-    ]
+    """Hosts whose healthy ports give a GPU less than those of most hosts, or more."""
+    ports = {machine.host.name: found for machine in machines if (found := _ports_of(machine))}
+    if not ports:
+        return []
+    commonest = Counter(each.share for each in ports.values()).most_common(1)[0][0]
+    usual = next(each for each in ports.values() if each.share == commonest)
+    others = dict.fromkeys(each for each in ports.values() if each.share != usual.share)
+    return [_other_ports(ports, each, usual) for each in others]
 
 
-def _other_rate(rates: dict[str, float], rate: float, usual: float) -> Finding:
-    nodes = compress_host_list(name for name, each in rates.items() if each == rate)
-    slower = rate < usual
+def _ports_of(machine: Machine) -> _Ports | None:
+    rails, fabric = rails_of(machine), fabric_of(machine)
+    if not rails or not machine.gpus:
+        return None
+    return _Ports(
+        count=len(rails) + len(fabric.silent) + fabric.missing,
+        gpus=len(machine.gpus),
+        bytes_per_second=min(rail.expected_bytes_per_second for rail in rails),
+    )
+
+
+def _other_ports(ports: dict[str, _Ports], other: _Ports, usual: _Ports) -> Finding:
+    nodes = compress_host_list(name for name, each in ports.items() if each == other)
+    slower = other.share < usual.share
+    equals = sum(each.share == usual.share for each in ports.values())
     return Finding(
         kind="nodes_differ",
         severity="degraded" if slower else "note",
         host=nodes,
-        where="port rate",
-        text=f"ports run at {format_bit_bandwidth(rate)} on {nodes}, at "
-        f"{format_bit_bandwidth(usual)} on {_others(list(rates.values()).count(usual))}",
+        where="ports",
+        text=f"ports: {other.words} on {nodes}, {usual.words} on {_others(equals)}",
         consequence="the slowest host sets the ring: all-gather over the network "
-        f"{usual / rate:.1f}x slower"
+        f"{usual.share / other.share:.1f}x slower"
         if slower
         else "it waits for the others: what it has more is of no use to a job with them",
         remedy=f"leave it out: emit-launch --exclude {nodes}",
-        slowdown=usual / rate if slower else None,
+        slowdown=usual.share / other.share if slower else None,
     )
 
 
@@ -112,6 +141,12 @@ def _models(machine: Machine) -> str | None:
         for gpu in machine.gpus
     }
     return ", ".join(sorted(models)) or None
+
+
+def _gpudirect(machine: Machine) -> str | None:
+    """The one way is as good as the other."""
+    way = machine.host.gpudirect
+    return way if way in (None, "none") else "works"
 
 
 def _adapters(machine: Machine) -> str | None:
@@ -143,7 +178,7 @@ _ASPECTS = (
     ),
     _Aspect(
         name="GPUDirect",
-        value=lambda machine: machine.host.gpudirect,
+        value=_gpudirect,
         severity="degraded",
         consequence="hosts without it copy every byte through host memory, and the others wait",
         remedy="load the same modules on all hosts (nvidia-peermem, or the open driver)",

@@ -13,8 +13,9 @@ from fsdpplan.topology.lanes import (
 )
 from fsdpplan.units import format_bandwidth
 
-_BOARD = re.compile(r"SXM|HBM3|\b(H200|H20|H800|B200|B300|GB200|GB300)\b")
-"""Products that come on boards of 4 or 8, joined by NVLink, by their names in the driver."""
+_BOARD = re.compile(r"(?!.*\b(NVL|PCIe)\b).*(SXM|HBM3|\b(H200|H20|H800|B200|B300|GB200|GB300)\b)")
+"""Products that come on boards of 4 or 8, joined by NVLink, by their names in the driver. Cards of
+the same chip come alone, and their links need bridges."""
 _CONSUMER = ("GeForce", "TITAN", "RTX")
 """Products whose memory runs without ECC as they come."""
 _WHY_NOT: Mapping[P2pStatus, str] = {
@@ -51,22 +52,15 @@ def named(gpus: Sequence[Gpu]) -> str:
 
 
 def _missing(machine: Machine) -> list[Finding]:
-    """Fewer GPUs than Slurm lists for the node, or than its board has.
+    """Fewer GPUs than Slurm gave the job or lists for the node, or than its board has.
 
-    A job may have been given a part of the node, and clouds sell parts of boards, by powers of two;
-    a gap in the driver's numbers means that the rest is hidden, not missing.
+    A gap in the driver's numbers means that the rest is hidden, not missing.
     """
     seen = len(machine.gpus)
-    listed = _listed_gpus(machine)
-    board = 0
-    if seen and all(_BOARD.search(gpu.name) for gpu in machine.gpus):
-        board = 4 if seen == 3 else 8 if seen in (5, 6, 7) else 0
-    expected = listed if listed is not None else board
+    expected, who = _expected_gpus(machine)
     hidden = [gpu.index for gpu in machine.gpus] != list(range(seen))
-    part = machine.slurm is not None and machine.slurm.job_id is not None and seen in (1, 2, 4)
-    if seen >= expected or hidden or part:
+    if seen >= expected or hidden:
         return []
-    who = "Slurm lists" if listed is not None else "its board has"
     return [
         Finding(
             kind="gpu_missing",
@@ -81,6 +75,25 @@ def _missing(machine: Machine) -> list[Finding]:
             slowdown=None,
         )
     ]
+
+
+def _expected_gpus(machine: Machine) -> tuple[int, str]:
+    """How many GPUs there should be, and who says so; 0 where nobody does.
+
+    A job may have been given a part of the node, a pod any number, and clouds sell parts of boards,
+    by powers of two.
+    """
+    seen, listed, slurm = len(machine.gpus), _listed_gpus(machine), machine.slurm
+    if slurm is not None and slurm.given_gpus is not None:
+        return slurm.given_gpus, "the job was given"
+    if slurm is not None and slurm.job_id is not None and seen in (1, 2, 4):
+        return 0, ""
+    if listed is not None:
+        return listed, "Slurm lists"
+    on_boards = all(_BOARD.match(gpu.name) for gpu in machine.gpus)
+    if not seen or not on_boards or machine.kubernetes:
+        return 0, ""
+    return (4 if seen == 3 else 8 if seen in (5, 6, 7) else 0), "its board has"
 
 
 def _listed_gpus(machine: Machine) -> int | None:
@@ -158,7 +171,7 @@ def _weak_nvlinks(machine: Machine) -> list[Finding]:
         if gpu.index not in active:
             continue
         switched = any(link.remote == "switch" for each in equals for link in each.nvlinks)
-        whole = len(gpu.nvlinks) if switched or _BOARD.search(gpu.name) else 0
+        whole = len(gpu.nvlinks) if switched or _BOARD.match(gpu.name) else 0
         best = max([whole, *(active[each.index] for each in equals)])
         if active[gpu.index] < best:
             found.append(_weak_nvlink(machine, gpu, active[gpu.index], best))

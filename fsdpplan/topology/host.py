@@ -12,9 +12,10 @@ _DMABUF_KERNEL = (5, 12)
 _PEER_MEMORY = (
     "/sys/module/nvidia_peermem",
     "/sys/module/nv_peer_mem",
+    "/sys/module/efa_nv_peermem",
     "/sys/kernel/mm/memory_peers/nv_mem",
 )
-"""The module of today's driver, its forerunner, and what the latter registers."""
+"""The module of today's driver, its forerunner, AWS's, and what the forerunner registers."""
 
 
 def host_of(recording: Recording) -> Host:
@@ -25,7 +26,7 @@ def host_of(recording: Recording) -> Host:
     nodes = numbers_in_list(recording.text("/sys/devices/system/node/has_cpu"))
     cores = numbers_in_list(recording.text("/sys/devices/system/cpu/online"))
     return Host(
-        name=first_line(recording.text("/proc/sys/kernel/hostname")) or "this host",
+        name=_name(recording),
         kernel=first_line(recording.text("/proc/sys/kernel/osrelease")),
         cpu=_cpu(recording),
         sockets=whole_number(labelled(lscpu, "Socket(s)")) or None,
@@ -41,11 +42,18 @@ def host_of(recording: Recording) -> Host:
     )
 
 
+def _name(recording: Recording) -> str:
+    """What the host is called, if that is a name: it stands in commands that a user may copy."""
+    name = recording.text("/proc/sys/kernel/hostname") or ""
+    return name if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}", name) else "localhost"
+
+
 def _cpu(recording: Recording) -> str | None:
     """Model name; ARM's /proc/cpuinfo has none, lscpu knows the number's name."""
-    return labelled(recording.command("lscpu"), "Model name") or labelled(
+    named = labelled(recording.command("lscpu"), "Model name") or labelled(
         recording.text("/proc/cpuinfo"), "model name"
     )
+    return first_line(named)
 
 
 def _kib_bytes(text: str | None) -> int | None:
@@ -85,7 +93,9 @@ def _gpudirect(recording: Recording) -> GpuDirect | None:
 
     DMA-BUF needs the open kernel module and Linux 5.12 (NVIDIA GPU Operator, "GPUDirect RDMA and
     GPUDirect Storage"). NCCL looks for the peer-memory modules at the same places (2.30.7
-    src/transport/net_ib/gdr.cc, ibGdrSupportInitOnce).
+    src/transport/net_ib/gdr.cc, ibGdrSupportInitOnce), UCX also for AWS's (openucx/ucx pull request
+    10704). EFA's own driver may do it without any (amzn-drivers issue 282), so that it is unknown
+    there.
     """
     if any(recording.children(folder) for folder in _PEER_MEMORY):
         return "peermem"
@@ -95,11 +105,18 @@ def _gpudirect(recording: Recording) -> GpuDirect | None:
     )
     if driver is None or "NVRM version:" not in driver:
         return None
+    without: GpuDirect | None = None if _has_efa(recording) else "none"
     if "Open Kernel Module" not in driver:
-        return "none"
+        return without
     if kernel is None:
         return None
-    return "dmabuf" if (int(kernel[1]), int(kernel[2])) >= _DMABUF_KERNEL else "none"
+    return "dmabuf" if (int(kernel[1]), int(kernel[2])) >= _DMABUF_KERNEL else without
+
+
+def _has_efa(recording: Recording) -> bool:
+    folder = "/sys/class/infiniband"
+    drivers = (recording.link(f"{folder}/{n}/device/driver") for n in recording.children(folder))
+    return any((driver or "").endswith("/efa") for driver in drivers)
 
 
 def _acs_bridges(recording: Recording) -> tuple[Bridge, ...] | None:

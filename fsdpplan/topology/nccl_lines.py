@@ -15,9 +15,13 @@ from typing import Literal, cast, get_args
 from fsdpplan.topology.nccl_report import ComplaintKind, End
 
 _PREFIX = re.compile(
-    r"(?P<host>\w[\w.-]*):(?P<pid>\d+):\d+ \[-?\d+\] (?:\S+:\d+ )?NCCL (?P<level>INFO|WARN) "
+    r"(?<![\w.-])(?P<host>\w[\w.-]{0,252}):(?P<pid>\d{1,10}):\d{1,10} \[-?\d{1,4}\] "
+    r"(?:\S{1,255}:\d{1,6} )?NCCL (?P<level>INFO|WARN) "
 )
-"""Since 2.26 a time may stand before it; srun, torchrun and Kubernetes put labels there."""
+"""Since 2.26 a time may stand before it; srun, torchrun and Kubernetes put labels there. All parts
+have a greatest length, so that a long line of anything is passed over in time."""
+LONGEST = 4096
+"""Characters of a message; a list of sixteen adapters has a tenth of them."""
 _VERSION = re.compile(r"(?:^|.*[\s:])NCCL version (\d+\.\d+\.\d+\w*)(?:\+cuda[\d.]+)?\s*")
 _CHANNEL = re.compile(
     r"Channel (?P<channel>\d+)(?:/\d+)? : (?P<sender>\d+)\[(?P<sending>[0-9a-f]+)\] -> "
@@ -123,12 +127,14 @@ def message_in(line: str) -> Message | None:
     start = found[-1]
     level = cast(Literal["INFO", "WARN"], start["level"])
     text = line[start.end() :].rstrip()
+    if len(text) > LONGEST:
+        return None
     return Message(host=start["host"], pid=int(start["pid"]), level=level, text=text)
 
 
 def version_in(text: str) -> str | None:
     """NCCL's version, of a line with or without a prefix."""
-    match = _VERSION.fullmatch(text)
+    match = _VERSION.fullmatch(text) if len(text) <= LONGEST else None
     return match[1] if match else None
 
 

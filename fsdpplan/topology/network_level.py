@@ -88,9 +88,9 @@ def _hosts_in_domain(machine: Machine, islands: Sequence[Island]) -> int:
 
 def _rdma_level(machine: Machine, rails: Sequence[Rail]) -> FoundLevel:
     """The rails. Every ring or tree uses all ports alike, so the slowest sets them all, and what a
-    silent port should carry is spread over the others."""
-    silent = fabric_of(machine).silent
-    ports = len(rails) + len(silent)
+    silent or missing port should carry is spread over the others."""
+    fabric = fabric_of(machine)
+    ports = len(rails) + len(fabric.silent) + fabric.missing
     slowest = min(rail.bandwidth_bytes_per_second for rail in rails)
     names = ", ".join(rail.nic for rail in rails[:8]) + (", ..." if len(rails) > 8 else "")
     return FoundLevel(

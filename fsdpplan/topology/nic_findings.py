@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from fsdpplan.spec.machine import Machine, Nic
 from fsdpplan.spec.topology import Finding, Rail, Topology
 from fsdpplan.topology.lanes import nic_link_bytes_per_second
-from fsdpplan.topology.rails import fabric_of
+from fsdpplan.topology.rails import Fabric, fabric_of
 from fsdpplan.units import format_bandwidth, format_bit_bandwidth
 
 _WHY_SILENT: Mapping[str | None, str] = {
@@ -36,6 +36,7 @@ def nic_findings(machine: Machine, topology: Topology) -> list[Finding]:
     return [
         *slow,
         *silent,
+        *_missing(machine, fabric),
         *_no_gpudirect(machine, topology),
     ]
 
@@ -70,9 +71,10 @@ def _slow_rate(machine: Machine, topology: Topology, rail: Rail, nic: Nic) -> Fi
 def _slow_pcie(machine: Machine, rail: Rail, nic: Nic) -> Finding | None:
     """The adapter's PCIe link is degraded and carries less than the port."""
     link, rate = nic_link_bytes_per_second(nic), nic.rate_bytes_per_second or 0.0
-    if link is None or not link < rate:
+    carried, expected = rail.bandwidth_bytes_per_second, rail.expected_bytes_per_second
+    if link is None or not carried < min(rate, expected):
         return None
-    slowdown = rail.expected_bytes_per_second / link
+    slowdown = expected / carried
     return Finding(
         kind="pcie_slow",
         severity="degraded",
@@ -105,6 +107,32 @@ def _silent(machine: Machine, nic: Nic, *, active: int, down: int) -> Finding:
         f"emit-launch --exclude {machine.host.name}",
         slowdown=slowdown,
     )
+
+
+def _missing(machine: Machine, fabric: Fabric) -> list[Finding]:
+    """Ports that other GPUs have have gone from the bus beside some."""
+    if not fabric.missing:
+        return []
+    there = len(fabric.ports) + len(fabric.silent)
+    ports = there + fabric.missing
+    gpus = ", ".join(map(str, fabric.lacking))
+    them = f"GPU {gpus}" if len(fabric.lacking) == 1 else f"GPUs {gpus}"
+    slowdown = ports / there
+    return [
+        Finding(
+            kind="nic_down",
+            severity="degraded",
+            host=machine.host.name,
+            where=them,
+            text=f"{there} of {ports} ports of the fabric are there: {them} "
+            f"{'lacks' if len(fabric.lacking) == 1 else 'lack'} what every other GPU has beside it",
+            consequence=f"{there} ports carry what {ports} should: all-gather over the network "
+            f"{slowdown:.2f}x slower, and {them} through farther adapters",
+            remedy="look for the adapter in lspci and dmesg, and reseat or replace it, or leave "
+            f"the node out: emit-launch --exclude {machine.host.name}",
+            slowdown=slowdown,
+        )
+    ]
 
 
 def _none_up(machine: Machine, down: list[Nic]) -> list[Finding]:

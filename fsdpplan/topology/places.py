@@ -58,13 +58,11 @@ FILES: tuple[str, ...] = (
     "/sys/devices/system/node/has_cpu",
     "/sys/module/nvidia_peermem/version",
     "/sys/module/nv_peer_mem/version",
+    "/sys/module/efa_nv_peermem/version",
     "/sys/kernel/mm/memory_peers/nv_mem/version",
     "/sys/class/dmi/id/sys_vendor",
     "/sys/class/dmi/id/product_name",
     "/sys/class/dmi/id/chassis_asset_tag",
-    "/sys/class/dmi/id/bios_vendor",
-    "/sys/class/dmi/id/bios_version",
-    "/run/cloud-init/cloud-id",
     "/sys/class/kfd/kfd/topology/nodes/*/properties",
     "/sys/class/net/*/operstate",
     "/sys/class/net/*/speed",
@@ -117,7 +115,6 @@ ENVIRONMENT = (
     "SLURM_GPUS_ON_NODE",
     "SLURM_JOB_ID",
     "SLURM_JOB_NODELIST",
-    "SLURM_JOB_NUM_NODES",
     "SLURM_JOB_PARTITION",
 )
 """Variables that are read; nothing else of the environment is."""
@@ -133,7 +130,7 @@ _KEPT_LINES = {
     "lscpu": r"Architecture|CPU\(s\)|Model name|Socket\(s\)|NUMA node\(s\)",
 }
 """Source -> how the lines begin that are of use; of equal lines one."""
-_NODE_FIELDS = "NodeName|Arch|Gres|Sockets|RealMemory|State|Partitions|Version"
+_NODE_FIELDS = "Gres|Partitions"
 _KERNEL_WORDS = ("iommu", "intel_iommu", "amd_iommu", "pci", "pcie_acs_override")
 
 

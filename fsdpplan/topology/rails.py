@@ -9,13 +9,17 @@ compute fabric are told in three steps.
    in all.
 2. Every GPU names the ports nearest to it, up or down, among those of that link layer which are of
    that kind or share a switch with a GPU. A port that no GPU names is left out: on a DGX H100 the
-   storage ports are equals of the others in everything but their place.
+   storage ports are equals of the others in everything but their place. A GPU without a port below
+   its own switch names none where one of the nearest is another GPU's.
 3. Each GPU is served by the nearest named ports that are up; GPUs and ports at one distance are
    shared out evenly.
 
 A port of which no way to a GPU is known can be named by nobody. Where that holds for all of them
 (some virtual machines show no tree), all ports of the kind belong to the fabric, but no more than
 one for each GPU, since nothing tells storage from it.
+
+Where few GPUs have fewer ports below their own switches than all others, ports have gone from the
+bus: nobody builds hosts like that.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from dataclasses import dataclass
 
 from fsdpplan.spec.machine import Gpu, Machine, Nic, PciPath
 from fsdpplan.spec.topology import Rail
-from fsdpplan.topology.lanes import nic_link_bytes_per_second
+from fsdpplan.topology.lanes import nic_link_bytes_per_second, pcie_bytes_per_second
 from fsdpplan.topology.pci import path_in
 
 _NEAREST_FIRST: tuple[PciPath, ...] = ("pix", "pxb", "phb", "node", "sys")
@@ -49,6 +53,10 @@ class Fabric:
     left_out: tuple[Nic, ...]
     placed: bool
     """The way between ports and GPUs is known."""
+    lacking: tuple[int, ...]
+    """GPUs that have fewer ports below their switches than all others."""
+    missing: int
+    """How many ports these lack: gone from the bus."""
 
 
 def fabric_of(machine: Machine) -> Fabric:
@@ -62,17 +70,43 @@ def fabric_of(machine: Machine) -> Fabric:
         and nic.link_layer == primary[0]
         and (_kind(nic) == primary or _near_gpus(machine, nic, paths))
     ]
-    named = {_key(nic) for gpu in machine.gpus for nic in _nearest(gpu, candidates, paths)}
+    named = _named(machine, candidates, paths)
     members = [
         nic for nic in candidates if (_key(nic) in named if named else _kind(nic) == primary)
     ]
     ports = [nic for nic in members if _carries(nic)]
+    lacking, missing = _missing(machine, members, paths)
     return Fabric(
         ports=tuple(ports if named else ports[: len(machine.gpus)]),
         silent=tuple(nic for nic in members if not _carries(nic)),
         left_out=tuple(nic for nic in machine.nics if nic not in members),
         placed=bool(named),
+        lacking=lacking,
+        missing=missing,
     )
+
+
+def _named(machine: Machine, candidates: Sequence[Nic], paths: _Paths) -> set[tuple[str, int]]:
+    """Keys of the ports that GPUs name."""
+    nearest = [{_key(nic) for nic in _nearest(gpu, candidates, paths)} for gpu in machine.gpus]
+    switched = {_key(nic) for nic in candidates if _near_gpus(machine, nic, paths)}
+    return {key for keys in nearest for key in keys & switched or keys}
+
+
+def _missing(
+    machine: Machine, members: Sequence[Nic], paths: _Paths
+) -> tuple[tuple[int, ...], int]:
+    """GPUs that lack ports below their switches, at most a quarter of all, and how many ports."""
+    own = {gpu.index: 0.0 for gpu in machine.gpus}
+    for nic in members:
+        near = _near_gpus(machine, nic, paths)
+        for gpu in near:
+            own[gpu.index] += 1 / len(near)
+    usual = max(own.values(), default=0.0)
+    lacking = tuple(index for index, ports in own.items() if ports < usual)
+    if not lacking or 4 * len(lacking) > len(own) or len({*own.values()}) > 2:
+        return (), 0
+    return lacking, round(sum(usual - own[index] for index in lacking))
 
 
 def rails_of(machine: Machine) -> tuple[Rail, ...]:
@@ -86,17 +120,36 @@ def rails_of(machine: Machine) -> tuple[Rail, ...]:
             link_layer=nic.link_layer,
             gpus=tuple(gpu.index for gpu in gpus),
             path=_farthest(nic, gpus, paths),
-            bandwidth_bytes_per_second=port_bytes_per_second(nic),
+            bandwidth_bytes_per_second=_port_bytes_per_second(nic, fabric.ports),
             expected_bytes_per_second=_expected_bytes_per_second(nic, fabric.ports),
         )
         for nic, gpus in zip(fabric.ports, served, strict=True)
     )
 
 
-def port_bytes_per_second(nic: Nic) -> float:
-    """Rate of a port that is up, or of its PCIe link where that is degraded and slower."""
+def _port_bytes_per_second(nic: Nic, ports: Sequence[Nic]) -> float:
+    """Rate of a port that is up, or its share of its PCIe link where that is slower."""
+    healthy = _healthy_bytes_per_second(nic, ports)
+    degraded = nic_link_bytes_per_second(nic)
+    return healthy if degraded is None else min(healthy, degraded / _on_card(nic, ports))
+
+
+def _healthy_bytes_per_second(nic: Nic, ports: Sequence[Nic]) -> float:
+    """Rate of a port; of a card with several ports no more than its share of the PCIe link that
+    the card can have."""
     rate = nic.rate_bytes_per_second or 0.0
-    return min(rate, nic_link_bytes_per_second(nic) or rate)
+    link = pcie_bytes_per_second(nic.pcie_max_generation, nic.pcie_max_width)
+    together = _on_card(nic, ports)
+    return rate if link is None or together == 1 else min(rate, link / together)
+
+
+def _on_card(nic: Nic, ports: Sequence[Nic]) -> int:
+    """Ports that share the card, and so its PCIe link, with this one; functions of a shared adapter
+    may have a link each, for all that is known."""
+    if nic.bus_id is None or nic.virtual_function:
+        return 1
+    card = nic.bus_id[:-1]
+    return sum(other.bus_id is not None and other.bus_id[:-1] == card for other in ports)
 
 
 def _carries(nic: Nic) -> bool:
@@ -106,7 +159,7 @@ def _carries(nic: Nic) -> bool:
 def _expected_bytes_per_second(nic: Nic, ports: Sequence[Nic]) -> float:
     """The best rate among equals: what one of them has, all can have."""
     equals = [other for other in ports if _kind(other) == _kind(nic)]
-    return max(other.rate_bytes_per_second or 0.0 for other in equals)
+    return max(_healthy_bytes_per_second(other, ports) for other in equals)
 
 
 def _kind(nic: Nic) -> _Kind:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 
+MOST_LISTED = 65536
+"""Numbers of a list: no kernel counts more cores or nodes."""
+
 
 def whole_number(text: str | None) -> int | None:
     """`text` as a number of at most 18 digits, not negative: drivers say -1 for unknown."""
@@ -38,9 +41,14 @@ def numbers_in_list(text: str | None) -> frozenset[int] | None:
     Source: Linux, Documentation/admin-guide/kernel-parameters.rst, cpu lists.
     """
     found: set[int] = set()
+    listed = 0
     for part in (text or "").strip().split(","):
         match = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", part)
         if match is None:
             return None
-        found |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
+        numbers = range(int(match[1]), int(match[2] or match[1]) + 1)
+        listed += len(numbers)
+        if listed > MOST_LISTED:
+            return None
+        found |= set(numbers)
     return frozenset(found) or None

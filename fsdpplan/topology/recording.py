@@ -108,9 +108,9 @@ def _object(text: str) -> dict[str, Json]:
     try:
         values = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise SpecError(f"the recording of a host is not JSON: {error}") from error
+        raise _wrong("it", f"is not JSON, as if it was cut ({error})") from error
     if not isinstance(values, dict):
-        raise SpecError("the recording of a host must be a JSON object")
+        raise _wrong("it", "must be a JSON object")
     return values
 
 

@@ -61,7 +61,7 @@ def _nccl(recording: Recording) -> str | None:
 
 def _found(recording: Recording, globs: tuple[str, ...]) -> tuple[str, ...]:
     """Recorded paths that one of `globs` names, `*` inside of one folder only."""
-    paths = sorted({*recording.links, *recording.files})
+    paths = sorted(path for path in {*recording.links, *recording.files} if path.isprintable())
     return tuple(path for path in paths if any(_names(glob, path) for glob in globs))
 
 

@@ -35,6 +35,7 @@ def slurm_of(recording: Recording) -> Slurm | None:
         job_id=job_id,
         nodes=_nodes(environment.get("SLURM_JOB_NODELIST")) if job_id is not None else (),
         gres=_gres(node),
+        given_gpus=whole_number(environment.get("SLURM_GPUS_ON_NODE")) if job_id else None,
         partition=_word(environment.get("SLURM_JOB_PARTITION")) or _field(node, "Partitions"),
     )
 
@@ -82,9 +83,8 @@ def kubernetes_of(recording: Recording) -> bool:
 def cloud_of(recording: Recording) -> Cloud | None:
     """The cloud, by what its firmware says.
 
-    Source: AWS EC2 user guide, "Identify EC2 instances"; cloud-init, tools/ds-identify and
-    sources/DataSourceOracle (chassis tag), sources/azure/identity.py (chassis tag).
-    Only AWS writes the type of the instance there.
+    Source: AWS EC2 user guide, "Identify EC2 instances"; cloud-init's DataSourceOracle and
+    sources/azure/identity.py for the chassis tags. Only AWS writes the type of the instance there.
     """
     vendor, product = (_dmi(recording, name) for name in ("sys_vendor", "product_name"))
     tag = _dmi(recording, "chassis_asset_tag")

@@ -16,7 +16,7 @@ from fsdpplan.files.profile_devices import PHYSICS, PhysicsProfile
 from fsdpplan.files.profiles import load_profile
 from fsdpplan.spec.cluster import Cluster, Evidence, Level, StepError
 from fsdpplan.spec.measurement import MeasuredCall, MeasuredMachine, Measurement
-from fsdpplan.units import format_bandwidth, format_gib, format_percent
+from fsdpplan.units import MIB, format_bandwidth, format_gib, format_percent
 from fsdpplan.validate.alpha_beta import CallFit, call_fits
 from fsdpplan.validate.calibrate_device import DeviceCalibration, calibrate_device
 from fsdpplan.validate.calibrate_levels import LevelFit, calibrate_levels
@@ -34,6 +34,8 @@ OF_EVERY_STEP = ("matmul_fraction", "attention_forward_fraction", "memory_fracti
 """With these a device is measured."""
 TOLD_SPREAD = 0.05
 """Ranks that differ by less are equal."""
+TELLING_BYTES = 8 * MIB
+"""Calls of so many bytes show a bandwidth; smaller ones the cost of a start and a protocol."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,13 +166,24 @@ def _errors(
             found[kind] = max(getattr(least, kind), device.numbers[field].residual_fraction)
     if all(field in device.numbers for field in OF_EVERY_STEP):
         found["base_fraction"] = max(measured.base_fraction, _disturbance(device))
-    inside, across = levels[0], levels[1:]
+    inside, across = _link_error(levels[:1]), _link_error(levels[1:])
     if inside is not None:
-        found["inside_fraction"] = max(least.inside_fraction, inside.residual_fraction)
-    residuals = [fit.residual_fraction for fit in across if fit is not None]
-    if residuals and len(residuals) == len(across):
-        found["across_fraction"] = max(least.across_fraction, *residuals)
+        found["inside_fraction"] = max(least.inside_fraction, inside)
+    if across is not None:
+        found["across_fraction"] = max(least.across_fraction, across)
     return replace(before, **{kind: float(f"{error:.3g}") for kind, error in found.items()})
+
+
+def _link_error(fits: Sequence[LevelFit | None]) -> float | None:
+    """What the fits of these levels leave open; None where the bandwidth of one was not measured,
+    so that its profile's error stands."""
+    known = [fit for fit in fits if fit is not None and fit.largest_bytes >= TELLING_BYTES]
+    if not known or len(known) < len(fits):
+        return None
+    return max(
+        max(fit.residual_fraction, fit.numbers["bandwidth_fraction"].error_fraction)
+        for fit in known
+    )
 
 
 def _disturbance(device: DeviceCalibration) -> float:
@@ -208,6 +221,12 @@ def _notes(calibration: Calibration, before: Cluster) -> Iterable[str]:
             )
     if calibration.taken_over and machine.world > 1:
         yield f"not measured, taken over: {', '.join(calibration.taken_over)}"
+    for level, fit in zip(before.levels, calibration.levels, strict=True):
+        if fit is not None and fit.largest_bytes < TELLING_BYTES:
+            yield (
+                f"{level.name} was measured up to {format_gib(fit.largest_bytes)} only, which does "
+                "not show its bandwidth: give it more time by --seconds"
+            )
     missing = [field for field in OF_EVERY_STEP if field not in calibration.device.numbers]
     if missing:
         yield f"not measured, taken over: {', '.join(missing)}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from statistics import median
 from typing import Literal
 
 from fsdpplan.cost.band import NORMAL_80
@@ -16,7 +15,7 @@ from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.measurement import MeasuredCall, MeasuredMachine
 from fsdpplan.validate.calibrate_levels import level_of, middle_calls, predicted_call_seconds
 from fsdpplan.validate.check_pairs import pair_gates
-from fsdpplan.validate.gates import Gate, Part, Timed, gate, middle, timed
+from fsdpplan.validate.gates import Gate, Part, Timed, gate, middle, timed, undisturbed
 
 TINY_BYTES = 1
 """Size of a call that has only a start."""
@@ -89,7 +88,7 @@ def _beside_equals(calls: Sequence[MeasuredCall]) -> dict[MeasuredCall, dict[int
     found: dict[MeasuredCall, dict[int, list[Timed]]] = {}
     for key, members in alike.items():
         if len(members) > 1:
-            expected = median(middle(members.values()))
+            expected = undisturbed(middle(members.values()))
             shape = replace(key, collective="all_gather", gathered_bytes=0)
             rows = found.setdefault(shape, {})
             for first, seconds in members.items():

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from statistics import median
 
 from fsdpplan.cost.band import NORMAL_80
 from fsdpplan.spec.cluster import Cluster, Device
@@ -25,7 +24,7 @@ from fsdpplan.spec.measurement import (
 )
 from fsdpplan.validate.calibrated import as_measured, machine_of
 from fsdpplan.validate.check_links import link_gates
-from fsdpplan.validate.gates import Gate, Part, Timed, gate, middle, timed
+from fsdpplan.validate.gates import Gate, Part, Timed, gate, middle, timed, undisturbed
 from fsdpplan.validate.kernels import SMALLEST
 from fsdpplan.validate.measured_kernels import (
     Kernel,
@@ -111,7 +110,7 @@ def _rank_gates(
 ) -> Iterator[Gate]:
     by_rank: dict[int, list[Timed]] = {}
     for ranks in kernels.values():
-        expected = median(middle(ranks.values()))
+        expected = undisturbed(middle(ranks.values()))
         for rank, seconds in ranks.items() if len(ranks) > 1 else ():
             by_rank.setdefault(rank, []).append(timed(seconds, expected))
     for rank, own in sorted(by_rank.items()):

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.measurement import MeasuredCall, MeasuredMachine
 from fsdpplan.validate.calibrate_levels import level_of
-from fsdpplan.validate.gates import Gate, Part, Timed, gate, healthy, timed
+from fsdpplan.validate.gates import Gate, Part, Timed, gate, healthy, timed, undisturbed
 
 FEWEST_TOGETHER = 2
 """One slow pair is named by itself."""
@@ -64,7 +63,7 @@ def _pairs(calls: Sequence[MeasuredCall], cluster: Cluster) -> list[_Pair]:
             last=last,
             level=index,
             level_name=cluster.levels[index].name,
-            row=timed(call.seconds, median(healthy(one.seconds for one in members.values()))),
+            row=timed(call.seconds, undisturbed(healthy(one.seconds for one in members.values()))),
         )
         for index, members in sorted(levels.items())
         if len(members) > 1

@@ -32,6 +32,9 @@ def test_help_fits_the_screen_and_names_every_command(capsys: pytest.CaptureFixt
     commands = (
         "recommend",
         "estimate",
+        "explain",
+        "detect",
+        "calibrate",
         "emit-launch",
         "run",
         "validate",

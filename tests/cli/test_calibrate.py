@@ -142,6 +142,7 @@ def test_the_failure_stands_in_the_json_too(capsys: pytest.CaptureFixture[str]) 
     write(log_of(cluster(gpus=16), faults=Faults(levels={"infiniband": 9.0})))
     found = document(capsys, "calibrate --check --from log.jsonl", code=6)
     assert found["error"]["kind"] == "GateFailed"
+    assert "fsdpplan detect says what is degraded" in found["error"]["message"]
     assert found["error"]["exit_code"] == 6
     assert [gate["name"] for gate in found["slow"]] == ["level infiniband: bandwidth"]
     assert all(gate["passed"] == (gate["value"] <= gate["limit"]) for gate in found["gates"])

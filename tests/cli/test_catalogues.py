@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from fsdpplan.cli.app import exit_code_of
 from fsdpplan.files.catalogue import model_names
 from fsdpplan.files.profiles import profile_names
+
+ROOT = Path(__file__).parents[2]
 
 
 def show(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -94,6 +97,27 @@ def test_a_rack_of_nvl72_is_shown_with_the_size_of_its_domain(
     assert "levels.nvlink.domain_gpus                          72\n" in show(
         capsys, "profiles", "gb200-nvl72"
     )
+
+
+def test_ports_that_follow_from_the_level_below_are_not_shown(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    guide = (ROOT / "docs" / "guides" / "declare-a-cluster.md").read_text(encoding="utf-8")
+    declared = tmp_path / "ours.toml"
+    declared.write_text(guide.partition("```toml\n")[2].partition("```")[0], encoding="utf-8")
+    page = show(capsys, "profiles", str(declared))
+    assert "levels.leaf.ports " in page
+    assert "levels.spine.ports" not in page
+    document = json.loads(show(capsys, "profiles", str(declared), "--json"))
+    assert [level["level"]["ports"] for level in document["levels"]] == [8, None]
+
+
+def test_what_a_relative_lends_names_its_source_and_a_source_stands_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = show(capsys, "profiles", "pcie-4xa100-80g-bridged")
+    assert "  - levels.pcie.low_latency\n      taken over from pcie-8xl40s:pcie" in page
+    assert "network.evidence" not in show(capsys, "profiles", "azure-nd-h100-v5")
 
 
 def test_an_exact_name_is_shown_though_others_hold_it(capsys: pytest.CaptureFixture[str]) -> None:

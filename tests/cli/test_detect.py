@@ -331,4 +331,4 @@ def test_no_changed_recording_crashes_detect(data: st.DataObject) -> None:
 def test_an_empty_recording_is_a_host_without_gpus(capsys: pytest.CaptureFixture[str]) -> None:
     Path("empty.json").write_text(recording_json(Recording()))
     out, _ = detect(capsys, "--from", "empty.json")
-    assert "no GPU was found on this host" in " ".join(out.split())
+    assert "no GPU was found on localhost" in " ".join(out.split())

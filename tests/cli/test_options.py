@@ -312,10 +312,25 @@ def test_smoke_from_and_target_change_what_run_does(
     assert "emitted" in answer(capsys, (*dry, "--from", "plan"))["origin"]
 
 
-def test_every_option_is_tested_here() -> None:
+ELSEWHERE = {
+    "--nodes": "slurm/test_detect_nodes.py, cli/test_calibrate.py",
+    "--record": "cli/test_detect.py",
+    "--processes": "cli/test_calibrate.py",
+    "--seconds": "cli/test_calibrate.py",
+    "--plan": "cli/test_calibrate.py",
+    "--check": "cli/test_calibrate.py",
+    "--tolerance": "cli/test_calibrate.py",
+    "--kind": "cli/test_catalogues.py",
+    "--allow-sockets": "cli/test_run.py",
+}
+"""Options that other tests show to change what is done."""
+
+
+def test_every_option_is_tested() -> None:
     tested = {*PLANNING, *ONLY_ONE_VALUE, *JOB, *TOGETHER}
     tested |= {"--rank", "--out", "--smoke", "--dry-run", "--from", "--target"}
     tested |= {"--nccl-debug", "--nccl"}
+    tested |= ELSEWHERE.keys()
     tested |= {"--json", "--save", "--help", "-h"}
     commands: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
     flags = {

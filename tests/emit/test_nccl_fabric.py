@@ -74,7 +74,11 @@ def test_a_rule_fires_with_its_evidence(name: str, network: Network, expected: s
         ("NCCL_IB_HCA", replace(INFINIBAND, hcas_differ=True), "/etc/nccl.conf"),
         ("NCCL_IB_HCA", replace(INFINIBAND, transport="efa"), "does not carry efa"),
         ("NCCL_SOCKET_IFNAME", replace(INFINIBAND, socket_interface=None), "not known"),
-        ("NCCL_SOCKET_IFNAME", replace(INFINIBAND, socket_interfaces_left_out=()), "only"),
+        (
+            "NCCL_SOCKET_IFNAME",
+            replace(INFINIBAND, socket_interfaces_left_out=()),
+            "no other is known",
+        ),
         ("GLOO_SOCKET_IFNAME", replace(INFINIBAND, socket_interface=None), "not known"),
         ("NCCL_IB_TC", replace(ROCE, traffic_class=None), "operator"),
         ("NCCL_IB_TC", replace(ROCE, transport="infiniband"), "RoCE only"),

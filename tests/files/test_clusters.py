@@ -14,6 +14,7 @@ from fsdpplan.files.profile_format import parse_profile
 from fsdpplan.files.profile_nodes import NodeProfile
 from fsdpplan.files.profiles import profile_text
 from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.weak import weak_nodes, without_nodes
 
 LEAF_SPINE = """
 schema_version = 1
@@ -250,12 +251,87 @@ def test_a_weak_spot_slows_its_level_and_is_said(tmp_path: Path) -> None:
     assert alone.warnings == ()
 
 
+def test_weak_nodes_may_be_named_as_slurm_does(tmp_path: Path) -> None:
+    text = (EQUAL + WEAK).replace('["n03"]', '["n[02-03]", "m1"]')
+    assert weak_nodes(load_cluster(written(tmp_path, text)).cluster) == ("n02", "n03", "m1")
+
+
+def test_a_bandwidth_by_flag_is_that_of_a_healthy_node(tmp_path: Path) -> None:
+    """The weak node has its share of it, and without the node all of it is there."""
+    weak = load_cluster(
+        written(tmp_path, EQUAL + WEAK), inter_bandwidth_bytes_per_second=100e9
+    ).cluster
+    assert weak.levels[-1].port_bandwidth_bytes_per_second == pytest.approx(25e9)
+    healthy = without_nodes(weak, ["n03"])
+    assert healthy.levels[-1].port_bandwidth_bytes_per_second == pytest.approx(100e9)
+
+
+def test_more_gpus_than_a_cluster_has_are_planned_but_said(tmp_path: Path) -> None:
+    assert load_cluster(written(tmp_path, EQUAL), gpus=64).warnings == ()
+    (said,) = load_cluster(written(tmp_path, EQUAL), gpus=72).warnings
+    assert said == "equal has 64 GPUs: planned as if its outermost level joined more"
+
+
+def mixed_weak(tmp_path: Path, *, node: str, left: float, names: bool = True) -> Cluster:
+    """Six DGX H100 and two DGX A100 (a1, a2), one node of which has a slow port."""
+    text = MIXED.replace(
+        "[sources.us]", WEAK.replace("n03", node).replace("0.25", str(left)) + "\n[sources.us]"
+    )
+    if names:
+        text = text.replace(
+            "num_nodes = { value = 2,", 'names = ["a1", "a2"]\nnum_nodes = { value = 2,'
+        )
+        own = ", ".join(f'"h{n}"' for n in range(1, 7))
+        text = text.replace(
+            "num_nodes = { value = 6,", f"names = [{own}]\nnum_nodes = {{ value = 6,"
+        )
+    return load_cluster(written(tmp_path, text)).cluster
+
+
+@pytest.mark.parametrize(
+    ("node", "left", "now"),
+    [("a1", 0.5, 12.5e9), ("h1", 0.25, 12.5e9), ("h1", 0.5, 25e9), ("h1", 0.9, 25e9)],
+)
+def test_a_weak_node_of_the_faster_type_waits_for_the_slower_one_anyway(
+    node: str, left: float, now: float, tmp_path: Path
+) -> None:
+    cluster = mixed_weak(tmp_path, node=node, left=left)
+    slowest = cluster.levels[1].port_bandwidth_bytes_per_second
+    assert slowest == pytest.approx(now, rel=0.05)  # ports of both types reach other shares
+    healed = without_nodes(cluster, [node])
+    assert healed.levels[1].port_bandwidth_bytes_per_second == 25e9
+
+
+def test_a_weak_node_of_unknown_type_is_taken_for_the_slowest(tmp_path: Path) -> None:
+    cluster = mixed_weak(tmp_path, node="x1", left=0.5, names=False)
+    assert cluster.levels[1].port_bandwidth_bytes_per_second == 12.5e9
+    assert len(cluster.weak) == 1
+
+
+def test_a_weak_node_that_no_type_has_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="the weak spot of x1 is of none of its types"):
+        mixed_weak(tmp_path, node="x1", left=0.5)
+
+
+def test_a_weak_spot_of_a_level_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="a weak spot names the level 'infinband'"):
+        load_cluster(written(tmp_path, EQUAL + WEAK.replace("infiniband", "infinband")))
+
+
 @pytest.mark.parametrize(
     ("text", "old", "new", "message"),
     [
         (LEAF_SPINE, 'joins = "cluster"', 'joins = "node"', "the levels of a cluster join nodes"),
         (LEAF_SPINE, "value = 64,", "value = 16,", "levels must grow outwards"),
-        (LEAF_SPINE, "value = 4,", "value = 0.5,", "oversubscription must be at least 1"),
+        (LEAF_SPINE, "value = 4,", "value = 0.5,", "must lie between 1 and 1000: ports below"),
+        (LEAF_SPINE, 'fitted_as = "gcp-a3-megagpu-8g:fastrak"', "", "fitted_as is missing: name"),
+        (
+            LEAF_SPINE,
+            "gcp-a3-megagpu-8g:fastrak",
+            "dgx-h100:infiniband",
+            "borrows its numbers itself",
+        ),
+        (LEAF_SPINE, ":fastrak", ":infiniband", 'such as "gcp-a3-megagpu-8g:fastrak"'),
         (LEAF_SPINE, 'joins = "domain"\n', 'joins = "cluster"\n', "says how large one is"),
         (LEAF_SPINE, 'name = "spine"', 'name = "leaf"', "two levels are called leaf"),
         (LEAF_SPINE, 'gpus = { value = 1024, source = "us" }\n', "", "gpus is missing"),
@@ -264,6 +340,8 @@ def test_a_weak_spot_slows_its_level_and_is_said(tmp_path: Path) -> None:
         (MIXED, "dgx-a100-80g-hdr", "lambda-2xh100", "no network to others"),
         (MIXED, "num_nodes", "nodes", "unknown key 'node_types[0].nodes'"),
         (EQUAL + WEAK, '["n03"]', "[]", "needs the names of its nodes"),
+        (EQUAL + WEAK, '["n03"]', '"n03"', "must be a list of names of nodes, not 'n03'"),
+        (EQUAL + WEAK, '["n03"]', '["n 03; id"]', "'n 03; id' is no list of nodes"),
         (EQUAL + WEAK, "value = 0.25", "value = 2", "remaining_fraction must lie between 0 and 1"),
         (NVL72, 'joins = "domain"', 'joins = "node"', "says how large one is"),
     ],

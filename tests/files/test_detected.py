@@ -9,7 +9,7 @@ import pytest
 from fsdpplan.errors import ProbeError
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.files.detected import Found, node_of
-from fsdpplan.files.profile_levels import LEVEL_FIT
+from fsdpplan.files.profile_levels import LEVEL_LOAN
 from fsdpplan.files.profiles import load_node
 from fsdpplan.spec.cluster import Cluster, Level
 from fsdpplan.spec.machine import Gpu
@@ -106,7 +106,7 @@ def test_a_machine_of_a_cloud_resembles_its_profile(name: str, catalogued: str) 
     assert here.device == there.device
     assert here.levels[0] == there.levels[0]
     assert per_gpu(here) == pytest.approx(per_gpu(there))
-    for field in LEVEL_FIT:
+    for field in LEVEL_LOAN:
         assert getattr(here.levels[-1], field) == getattr(there.levels[-1], field)
 
 

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -178,9 +179,30 @@ def test_an_interruption_ends_the_ranks_and_keeps_their_rows(
     process.send_signal(number)
     _, said = process.communicate(timeout=60)
     assert process.returncode == code
-    assert f"what was measured until now is in {log}" in said
+    assert f"what was measured until now is in {log}; fsdpplan calibrate --from {log}" in said
     assert len(read_measurements(log)) >= 10
     assert not processes_with(str(log))
+
+
+def test_an_interruption_before_the_first_row_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fsdpplan.run.calibrate.run_here", lambda **_: 130)
+    settings = Settings(device="cpu", seconds=1)
+    with pytest.raises(KeyboardInterrupt):
+        measure(settings, ranks=Ranks(device="cpu", processes=2), out=tmp_path / "measured.jsonl")
+    assert capsys.readouterr().err == "fsdpplan: nothing was measured yet\n"
+
+
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program on it could not write down why it failed."""
+    full = SimpleNamespace(free=4096)
+    monkeypatch.setattr("fsdpplan.run.calibrate.shutil.disk_usage", lambda _: full)
+    monkeypatch.setattr("fsdpplan.run.calibrate.run_here", lambda **_: 1)
+    settings = Settings(device="cpu", seconds=1)
+    out = tmp_path / "measured.jsonl"
+    with pytest.raises(LaunchError, match=r"exit code 1: the disk that .* is full"):
+        measure(settings, ranks=Ranks(device="cpu", processes=2), out=out)
 
 
 def processes_with(word: str) -> list[str]:

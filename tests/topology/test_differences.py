@@ -46,8 +46,13 @@ def test_nodes_with_the_same_difference_are_told_together() -> None:
 def test_of_two_nodes_the_first_is_what_was_meant() -> None:
     first, second = nodes(2)
     assert only([first, with_host(second, gpudirect="none")]).text == (
-        "GPUDirect: none on n02, peermem on the other host"
+        "GPUDirect: none on n02, works on the other host"
     )
+
+
+def test_two_ways_of_gpudirect_are_no_difference() -> None:
+    first, second = nodes(2)
+    assert differences([first, with_host(second, gpudirect="dmabuf")]) == ()
 
 
 def test_a_node_that_says_nothing_is_not_compared() -> None:
@@ -64,7 +69,25 @@ def test_a_node_whose_ports_are_all_slower_sets_the_ring(
     machines = nodes(3)
     machines[1] = with_nics(machines[1], rate_bytes_per_second=rate)
     found = only(machines)
-    assert (found.host, found.where, found.slowdown) == ("n02", "port rate", slowdown)
+    assert (found.host, found.where, found.slowdown) == ("n02", "ports", slowdown)
+
+
+def test_a_node_with_fewer_ports_sets_the_ring_by_what_its_gpus_share() -> None:
+    machines = nodes(3)
+    half = ("mlx5_3", "mlx5_5", "mlx5_9", "mlx5_11")
+    kept = tuple(nic for nic in machines[1].nics if nic.name not in half)
+    machines[1] = with_nics(replace(machines[1], nics=kept), rate_bytes_per_second=25e9)
+    found = next(each for each in differences(machines) if each.where == "ports")
+    assert (
+        found.text == "ports: 4 x 200 Gb/s for 8 GPUs on n02, 8 x 400 Gb/s for 8 GPUs on 2 others"
+    )
+    assert found.slowdown == 4.0
+
+
+def test_a_node_that_lost_a_gpu_and_the_port_beside_it_has_no_slower_network() -> None:
+    machines = nodes(3)
+    machines[1] = without_gpus(machines[1], 5)
+    assert [each.where for each in differences(machines)] == ["GPUs"]
 
 
 def test_a_node_with_one_slow_port_does_not_differ_in_its_hardware() -> None:

@@ -41,6 +41,16 @@ def test_a_port_that_is_down_is_told_with_what_is_left() -> None:
     assert found.slowdown == pytest.approx(8 / 7)
 
 
+def test_an_adapter_that_has_gone_is_told_by_the_gpu_that_lacks_it() -> None:
+    whole = machine("dgx-h100")
+    found = only(replace(whole, nics=tuple(nic for nic in whole.nics if nic.name != "mlx5_9")))
+    assert (found.kind, found.severity, found.where) == ("nic_down", "degraded", "GPU 5")
+    assert found.text == (
+        "7 of 8 ports of the fabric are there: GPU 5 lacks what every other GPU has beside it"
+    )
+    assert found.slowdown == pytest.approx(8 / 7)
+
+
 def test_a_port_without_a_subnet_manager_is_told_so() -> None:
     waiting = with_nics(machine("dgx-h100"), "mlx5_5", state="init")
     assert "no subnet manager" in only(waiting).text
@@ -153,9 +163,33 @@ def test_gpus_that_are_hidden_are_not_missing() -> None:
 def test_slurm_shows_that_a_gpu_is_missing(
     gres: str | None, job: str | None, left: int, missing: bool
 ) -> None:
-    slurm = Slurm(version="24.05.4", job_id=job, nodes=(), gres=gres, partition=None)
+    slurm = Slurm(
+        version="24.05.4", job_id=job, nodes=(), gres=gres, given_gpus=None, partition=None
+    )
     node = replace(without_gpus(machine("dgx-h100"), *range(left, 8)), slurm=slurm)
     assert ("gpu_missing" in kinds(node)) == missing
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H200 NVL", "NVIDIA H800 PCIe", "NVIDIA H100 PCIe"])
+def test_cards_are_on_no_board(name: str) -> None:
+    cards = with_gpus(without_gpus(machine("dgx-h100"), 7), name=name)
+    assert "gpu_missing" not in kinds(cards)
+
+
+@pytest.mark.parametrize(
+    ("given", "left", "missing"), [(8, 7, True), (8, 4, True), (6, 6, False), (2, 8, False)]
+)
+def test_a_job_misses_what_it_was_given_and_no_more(given: int, left: int, missing: bool) -> None:
+    slurm = Slurm(
+        version=None, job_id="17", nodes=(), gres="gpu:8", given_gpus=given, partition=None
+    )
+    node = replace(without_gpus(machine("dgx-h100"), *range(left, 8)), slurm=slurm)
+    assert ("gpu_missing" in kinds(node)) == missing
+
+
+def test_a_pod_with_a_part_of_a_board_misses_nothing() -> None:
+    pod = replace(without_gpus(machine("dgx-h100"), 6, 7), kubernetes=True)
+    assert "gpu_missing" not in kinds(pod)
 
 
 def test_a_lowered_power_cap_is_told_once_for_all_gpus_that_have_it() -> None:

@@ -29,7 +29,7 @@ def test_a_dgx_h100_is_two_sockets_with_two_tib() -> None:
 
 def test_a_host_that_says_nothing_is_unknown() -> None:
     host = host_of(Recording())
-    assert host.name == "this host"
+    assert host.name == "localhost"
     assert {getattr(host, name) for name in host.__slots__ if name != "name"} == {None}
 
 
@@ -86,6 +86,42 @@ def test_gpudirect_is_told_by_the_modules(
     }
     recording = Recording(files={path: text for path, text in texts.items() if text is not None})
     assert host_of(recording).gpudirect == gpudirect
+
+
+@pytest.mark.parametrize(
+    ("driver", "kernel", "module", "gpudirect"),
+    [
+        (CLOSED, "5.10.0", "efa_nv_peermem", "peermem"),
+        (CLOSED, "5.10.0", None, None),
+        (OPEN, "5.10.0", None, None),
+        (OPEN, "6.1.0", None, "dmabuf"),
+    ],
+)
+def test_efa_may_read_device_memory_without_any_module(
+    driver: str, kernel: str, module: str | None, gpudirect: str | None
+) -> None:
+    files = {"/proc/driver/nvidia/version": driver, "/proc/sys/kernel/osrelease": kernel}
+    files |= {} if module is None else {f"/sys/module/{module}/version": "1.2.2\n"}
+    links = {"/sys/class/infiniband/rdmap16s27/device/driver": "/sys/bus/pci/drivers/efa"}
+    assert host_of(Recording(files=files, links=links)).gpudirect == gpudirect
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("gpu-001.example\n", "gpu-001.example"),
+        ("n1; reboot\n", "localhost"),
+        ("$(id)\n", "localhost"),
+        ("-x\n", "localhost"),
+        ("n1\x1b[31m\n", "localhost"),
+    ],
+)
+def test_a_host_is_called_what_can_stand_in_a_command(said: str, name: str) -> None:
+    assert host_of(Recording(files={"/proc/sys/kernel/hostname": said})).name == name
+
+
+def test_the_cpu_is_one_printable_line() -> None:
+    assert host_of(Recording(commands={"lscpu": "Model name: \x1b[31mXeon\n"})).cpu is None
 
 
 @pytest.mark.parametrize(

@@ -234,6 +234,22 @@ def test_lines_of_nccl_are_told_from_others() -> None:
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        "a" * 10**6 + " NCCL INFO x",
+        "a:1:2 [0] " * 10**5 + "NCCL x",
+        "n01:1:2 [0] NCCL INFO NET/IB : Using" + " [0]mlx5_0:1/IB" * 10**5 + " ; OOB eth0",
+        "n01:1:2 [0] NCCL INFO Trees" + " [0] 1" * 10**5,
+        "NCCL version " * 10**5,
+    ],
+)
+def test_a_line_longer_than_any_of_nccl_s_is_passed_over(line: str) -> None:
+    reader = NcclLogReader()
+    assert not reader.feed(line)
+    assert reader.report() == NcclLogReader().report()
+
+
+@pytest.mark.parametrize(
     "way",
     [
         *("NET/Socket", "NET/Sock", "NET/Socket/", "NET/Socket/0 step 1", "NET/IB/0/GDRD"),

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from fsdpplan.topology.levels import topology_of
 from fsdpplan.topology.rails import fabric_of, rails_of
 from tests.topology.found import machine, with_nics
 
@@ -42,6 +43,37 @@ def test_the_gpu_of_a_port_that_is_down_goes_through_the_next_ones_of_the_fabric
     assert serving == {"mlx5_0": "node", "mlx5_3": "node", "mlx5_4": "node"}
 
 
+def test_a_port_that_has_gone_from_the_bus_is_missed() -> None:
+    """And its GPU does not take a storage port of its socket for one of the fabric."""
+    whole = machine("dgx-h100")
+    gone = replace(whole, nics=tuple(nic for nic in whole.nics if nic.name != "mlx5_9"))
+    fabric = fabric_of(gone)
+    assert (fabric.lacking, fabric.missing) == ((5,), 1)
+    assert [nic.name for nic in fabric.ports] == [n for n in names("dgx-h100") if n != "mlx5_9"]
+    serving = {rail.nic for rail in rails_of(gone) if 5 in rail.gpus}
+    assert serving == {"mlx5_6", "mlx5_10", "mlx5_11"}
+    assert topology_of(gone).across_bytes_per_second == pytest.approx(7 / 8 * 50e9)
+
+
+@pytest.mark.parametrize(("name", "gone"), [("dgx-a100", "mlx5_1"), ("p5-efa", "rdmap99s0")])
+def test_a_missing_port_is_counted_where_gpus_share_a_switch_or_have_several(
+    name: str, gone: str
+) -> None:
+    whole = machine(name)
+    fabric = fabric_of(replace(whole, nics=tuple(n for n in whole.nics if n.name != gone)))
+    assert fabric.missing == 1
+    assert fabric_of(whole).missing == 0
+
+
+def test_hosts_with_adapters_below_some_switches_only_lack_nothing() -> None:
+    """Half of the GPUs without one is how a host was built."""
+    whole = machine("dgx-h100")
+    few = ("mlx5_0", "mlx5_3", "mlx5_6", "mlx5_9")
+    assert (
+        fabric_of(replace(whole, nics=tuple(n for n in whole.nics if n.name in few))).missing == 0
+    )
+
+
 def test_gpus_and_ports_at_one_distance_are_shared_out_evenly() -> None:
     def shares(name: str) -> list[int]:
         return [len(rail.gpus) for rail in rails_of(machine(name))]
@@ -69,6 +101,17 @@ def test_a_pcie_link_at_its_best_does_not_count_however_slow_it_says_it_is() -> 
     made_up = {"pcie_width": 1, "pcie_generation": 1, "pcie_max_width": 1, "pcie_max_generation": 1}
     virtual = with_nics(machine("p5-efa"), **made_up)
     assert rails_of(virtual)[0].bandwidth_bytes_per_second == pytest.approx(12.5e9)
+
+
+@pytest.mark.parametrize(("lanes", "now", "expected"), [(16, 31.5e9, 31.5e9), (8, 15.75e9, 31.5e9)])
+def test_two_ports_of_one_card_share_its_pcie_link(lanes: int, now: float, expected: float) -> None:
+    """Gen 5 x16 carries 63 GB/s, two ports at 400 Gb/s would take 100."""
+    one = next(nic for nic in machine("dgx-h100").nics if nic.name == "mlx5_0")
+    card = tuple(replace(one, name=f"mlx5_{n}", port=n + 1, pcie_width=lanes) for n in (0, 1))
+    rails = rails_of(replace(machine("dgx-h100"), nics=card))
+    assert [rail.bandwidth_bytes_per_second for rail in rails] == pytest.approx([now] * 2, rel=0.01)
+    (best,) = {rail.expected_bytes_per_second for rail in rails}
+    assert best == pytest.approx(expected, rel=0.01)
 
 
 def test_a_port_of_unknown_rate_is_no_rail_but_still_belongs_to_the_fabric() -> None:

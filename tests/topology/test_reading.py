@@ -28,6 +28,8 @@ def test_a_number_is_read_back(number: int) -> None:
         ("3-1", None),
         ("0-", None),
         ("a", None),
+        ("0-99999", None),
+        (",".join(["0-65535"] * 10**4), None),
     ],
 )
 def test_a_kernel_list_is_its_numbers(text: str, numbers: set[int] | None) -> None:

@@ -23,7 +23,7 @@ def test_inside_of_an_allocation_slurm_names_job_nodes_and_gpus() -> None:
     assert slurm is not None
     assert (slurm.version, slurm.job_id, slurm.partition) == ("24.05.4", "48213", "batch")
     assert slurm.nodes == ("gpu-003", "gpu-004")
-    assert slurm.gres == "gpu:h100:8"
+    assert (slurm.gres, slurm.given_gpus) == ("gpu:h100:8", 8)
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,17 @@ def test_a_log_that_was_cut_short_changes_what_it_has() -> None:
     assert any("attention_forward_fraction" in note for note in found.notes)
 
 
+def test_small_calls_alone_do_not_show_a_bandwidth() -> None:
+    true = cluster(gpus=16)
+    found = calibrated(log_of(true, sizes=SIZES[:6]), guessed(true))
+    before, after = guessed(true).device.error, found.cluster.device.error
+    assert (after.inside_fraction, after.across_fraction) == (
+        before.inside_fraction,
+        before.across_fraction,
+    )
+    assert [note for note in found.notes if note.startswith("nvlink was measured up to 1.0 MiB")]
+
+
 def test_nothing_measured_changes_nothing_but_what_torch_says() -> None:
     start = guessed(cluster(gpus=8))
     found = calibrated([machine_of(log_of(start))], start)

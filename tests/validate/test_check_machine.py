@@ -175,6 +175,18 @@ def test_noise_falls_with_the_rows_and_is_there_with_one() -> None:
     assert noise([timed((2.0,), 1.0)]) == 0.0
 
 
+def test_a_part_whose_repeats_were_mostly_disturbed_is_not_slow() -> None:
+    assert timed((1.0, 5.0, 5.1), 1.0).log_factor == 0.0
+    assert timed((2.0, 5.0, 5.1), 1.0).log_factor > 0.5
+
+
+def test_few_repeats_of_which_many_are_disturbed_raise_few_false_alarms() -> None:
+    clock = Clock(noise=0.05, outliers=0.1, repeats=3)
+    healthy = cluster(gpus=8)
+    alarms = [seed for seed in range(40) if slow(Faults(), healthy, replace(clock, seed=seed))]
+    assert len(alarms) <= 2
+
+
 def test_a_gate_passes_up_to_its_limit() -> None:
     gate = Gate(kind="rank", where="", what="", level=None, factor=1.2, limit=1.2, rows=1)
     assert gate.passed

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, get_args
 
-from fsdpplan.spec.measurement import MeasuredCall, MeasuredCollective, Measurement
+from fsdpplan.spec.measurement import MeasuredCall, MeasuredCollective
 from fsdpplan.topology.measure.cell import Cell, Seconds
 from fsdpplan.topology.measure.clock import Call
 from fsdpplan.topology.measure.groups import Groups
@@ -86,21 +86,6 @@ def _cell(
             return lambda: None
         return _CALLS[collective](elements, own, ranks, process_group)
 
-    def rows(seconds: Seconds) -> Iterator[Measurement]:
-        for members in groups.members:
-            slowest = map(max, zip(*(seconds[rank] for rank in members), strict=True))
-            yield MeasuredCall(
-                group=groups.kind,
-                axis=groups.axis,
-                collective=collective,
-                first_rank=members[0],
-                ranks=groups.ranks,
-                stride=groups.stride,
-                groups_at_once=len(groups.members),
-                gathered_bytes=gathered_bytes,
-                seconds=tuple(slowest),
-            )
-
     where = f"{groups.name} {groups.members[0][0]}, {groups.members[0][1]}, ..."
     return Cell(
         name=f"{collective} {where if groups.kind == 'pair' else groups.name} {_shown(size)}",
@@ -108,10 +93,29 @@ def _cell(
         work=gathered_bytes + FIXED_BYTES,
         needed_bytes=3 * gathered_bytes,
         prepare=prepare,
-        rows=rows,
+        rows=lambda seconds: _rows(groups, collective, gathered_bytes, seconds),
         is_coarse=is_coarse,
         is_aligned=True,
     )
+
+
+def _rows(
+    groups: Groups, collective: MeasuredCollective, gathered_bytes: int, seconds: Seconds
+) -> Iterator[MeasuredCall]:
+    """One row a group, with the times of its slowest rank."""
+    for members in groups.members:
+        slowest = map(max, zip(*(seconds[rank] for rank in members), strict=True))
+        yield MeasuredCall(
+            group=groups.kind,
+            axis=groups.axis,
+            collective=collective,
+            first_rank=members[0],
+            ranks=groups.ranks,
+            stride=groups.stride,
+            groups_at_once=len(groups.members),
+            gathered_bytes=gathered_bytes,
+            seconds=tuple(slowest),
+        )
 
 
 def _shown(size: int) -> str:

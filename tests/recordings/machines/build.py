@@ -192,7 +192,6 @@ def slurm_node() -> Tree:
         "SLURM_GPUS_ON_NODE": "8",
         "SLURM_JOB_ID": "48213",
         "SLURM_JOB_NODELIST": "gpu-[003-004]",
-        "SLURM_JOB_NUM_NODES": "2",
         "SLURM_JOB_PARTITION": "batch",
     }
     return tree
@@ -460,7 +459,6 @@ def p5_efa() -> Tree:
     tree.files |= {
         "/sys/class/dmi/id/sys_vendor": "Amazon EC2\n",
         "/sys/class/dmi/id/product_name": "p5.48xlarge\n",
-        "/sys/class/dmi/id/bios_vendor": "Amazon EC2\n",
     }
     plugin = "/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu/libnccl-net.so"
     tree.links[plugin] = plugin
@@ -518,7 +516,6 @@ def a3_tcpx() -> Tree:
     tree.files |= {
         "/sys/class/dmi/id/sys_vendor": "Google\n",
         "/sys/class/dmi/id/product_name": "Google Compute Engine\n",
-        "/sys/class/dmi/id/bios_vendor": "Google\n",
     }
     plugin = "/var/lib/tcpx/lib64/libnccl-net.so"
     tree.links[plugin] = plugin
