@@ -91,6 +91,8 @@ def _find(
 
 
 def _hint(typed: str, kinds: tuple[ProfileKind, ...]) -> str:
+    if typed.isprintable() and len(typed) < 100 and Path(f"{typed}.toml").is_file():
+        return f"for the file here type {typed}.toml"
     names = sorted(name for kind in kinds for name in profile_names(kind))
     plain = typed.strip().lower()[:100]
     within = [name for name in names if plain and plain in name]

@@ -69,7 +69,12 @@ def survey_of_allocation(*, seconds: float = NODES_SECONDS) -> Survey:
 
 def _allocated_nodes() -> tuple[str, ...]:
     listed = os.environ.get("SLURM_JOB_NODELIST", "")
-    if not listed or shutil.which("srun") is None:
+    if listed and shutil.which("srun") is None:
+        raise ProbeError(
+            "detect --nodes reads the nodes of this allocation by srun, which is not on PATH: type "
+            "it where srun is, or give recordings of the hosts by --from"
+        )
+    if not listed:
         raise ProbeError(
             "detect --nodes reads the nodes of a Slurm allocation, and this is none: take one, as "
             "by salloc --nodes=4 --exclusive --gpus-per-node=8, or give recordings of several "

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 SAID = "measure: "
 """Begins every line of the measuring program; torchrun's own stay in the file."""
 _DONE = re.compile(rf"(?:\d+: )?{SAID}(?P<done>\d+)/(?P<all>\d+) (?P<what>.+)")
+_REFUSED = re.compile("srun: (?:error|fatal): ")
 _SAID = re.compile(rf"(?:\d+: )?{SAID}(?P<text>.+)")
 
 
@@ -82,13 +83,16 @@ def measuring_display(stream: TextIO) -> Display:
 
 
 def reason_in(console: str) -> str | None:
-    """The last thing that the measuring program said beside results, in what it printed."""
+    """What the program printed about a failure: the last thing that it said beside results, or
+    what srun refused."""
+    lines = console.splitlines()
     said = [
         match["text"]
-        for line in console.splitlines()
+        for line in lines
         if (match := _SAID.fullmatch(line)) and not _DONE.fullmatch(line)
     ]
-    return said[-1] if said else None
+    refused = [line for line in lines if _REFUSED.match(line)]
+    return next(reversed(said or refused), None)
 
 
 def _progress_line() -> Progress:

@@ -34,7 +34,10 @@ def weakened(cluster: Cluster, spots: Collection[WeakSpot]) -> Cluster:
 
 def without_nodes(cluster: Cluster, nodes: Collection[str]) -> Cluster:
     """The same number of nodes, but none of `nodes`: others stand in for them."""
-    return _paced(cluster, tuple(spot for spot in cluster.weak if not set(spot.nodes) <= {*nodes}))
+    spots = (
+        (spot, tuple(node for node in spot.nodes if node not in nodes)) for spot in cluster.weak
+    )
+    return _paced(cluster, tuple(replace(spot, nodes=left) for spot, left in spots if left))
 
 
 def weak_nodes(cluster: Cluster) -> tuple[str, ...]:

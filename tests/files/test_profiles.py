@@ -232,6 +232,13 @@ def test_an_unknown_name_lists_the_nearest(name: str) -> None:
         load_cluster(name)
 
 
+def test_a_file_of_the_name_is_pointed_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mynode.toml").touch()
+    with pytest.raises(ProfileNotFound, match=r"for the file here type mynode\.toml"):
+        load_cluster("mynode")
+
+
 @pytest.mark.parametrize("name", ["", "\0", "qqqqqq", "x" * 5000])
 def test_nonsense_names_are_one_short_line(name: str) -> None:
     with pytest.raises(ProfileNotFound) as refusal:
@@ -318,7 +325,7 @@ POWER = 'power_fraction = { value = 0.7, source = "torch" }'
         ("h200-sxm-141g", '"h100-sxm-80g"', '"../x"', "no hardware profile is called"),
         ("h200-sxm-141g", 'fitted_as = "h100-sxm-80g"', "", "fit.matmul_fraction is missing"),
         ("dgx-h200", '"dgx-h100:nvlink"', '"dgx-h100:shm"', 'fitted_as must be written "node'),
-        ("dgx-h200", '"dgx-h100:nvlink"', '"dgx-h200:nvlink"', 'fitted_as must be written "node'),
+        ("dgx-h200", '"dgx-h100:nvlink"', '"dgx-h200:nvlink"', "borrows its numbers itself"),
         ("p4de-24xlarge", 'value = "none"', 'value = "most"', "low_latency.value must be one of"),
         ("physics", "fp8_fraction", "matmul_fraction", "unknown key 'fit.matmul_fraction'"),
         ("physics", '"matmul_fit" }', '"matmul_fit", of = 1 }', "unknown key"),

@@ -57,7 +57,7 @@ def test_outside_of_an_allocation_there_are_no_nodes(monkeypatch: pytest.MonkeyP
 def test_without_srun_there_are_no_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[01-02]")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ProbeError, match="this is none"):
+    with pytest.raises(ProbeError, match="by srun, which is not on PATH"):
         survey_of_allocation()
 
 

@@ -245,3 +245,5 @@ def test_the_reason_of_a_failure_is_the_last_note() -> None:
     console = "measure: first\nmeasure: 1/2 a thing: 3 ms\n0: measure: the cause\nTraceback"
     assert reason_in(console) == "the cause"
     assert reason_in("Traceback") is None
+    refused = "srun: fatal: Could not establish a configuration source"
+    assert reason_in(f"starting\n{refused}\n") == refused

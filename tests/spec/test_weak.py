@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,6 +42,15 @@ def test_without_the_slowest_node_the_next_one_sets_it() -> None:
     slow = weakened(CLUSTER, [spot("n01", 0.5), spot("n02", 0.25)])
     better = without_nodes(slow, ["n02"])
     assert better.levels[1].port_bandwidth_bytes_per_second == pytest.approx(25e9)
+
+
+def test_nodes_of_one_spot_may_be_left_out_one_after_the_other() -> None:
+    both = replace(spot("n01", 0.25), nodes=("n01", "n02"))
+    slow = weakened(CLUSTER, [both])
+    one_left = without_nodes(slow, ["n01"])
+    assert weak_nodes(one_left) == ("n02",)
+    assert one_left.levels == slow.levels
+    assert without_nodes(one_left, ["n02"]).levels == CLUSTER.levels
 
 
 @given(SPOTS)
