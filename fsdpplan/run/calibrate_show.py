@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import re
-import sys
-from types import TracebackType
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
-from fsdpplan.run.metrics import Measured
-from fsdpplan.run.show import Display
-
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+from fsdpplan.run.show import Display, LiveDisplay, PlainDisplay
 
 SAID = "measure: "
 """Begins every line of the measuring program; torchrun's own stay in the file."""
@@ -20,54 +14,25 @@ _REFUSED = re.compile("srun: (?:error|fatal): ")
 _SAID = re.compile(rf"(?:\d+: )?{SAID}(?P<text>.+)")
 
 
-class PlainMeasuring(Display):
+class PlainMeasuring(PlainDisplay):
     """For logs and pipes: the program's lines as they come."""
-
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stderr
-
-    def __exit__(self, *_: object) -> None:
-        self._stream.flush()
-
-    def state(self, text: str) -> None:
-        print(f"fsdpplan: {text}", file=self._stream, flush=True)
 
     def output(self, line: str) -> None:
         if said := _SAID.fullmatch(line):
             self.state(said["text"])
 
-    def progress(self, measured: Measured) -> None:
-        """Nothing: there are no steps."""
 
-
-class LiveMeasuring(Display):
+class LiveMeasuring(LiveDisplay):
     """For a person: one moving line, and above it whatever is no result."""
-
-    def __init__(self) -> None:
-        self._progress = _progress_line()
-        self._task: TaskID | None = None
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._progress.stop()
-
-    def state(self, text: str) -> None:
-        self._progress.console.print(
-            f"fsdpplan: {text}", markup=False, highlight=False, emoji=False, soft_wrap=True
-        )
 
     def output(self, line: str) -> None:
         if done := _DONE.fullmatch(line):
             self._show(int(done["done"]), int(done["all"]), done["what"])
         elif said := _SAID.fullmatch(line):
-            self.state(said["text"])
+            super().output(f"fsdpplan: {said['text']}")
 
-    def progress(self, measured: Measured) -> None:
-        """Nothing: there are no steps."""
+    def state(self, text: str) -> None:
+        super().output(f"fsdpplan: {text}")
 
     def _show(self, done: int, total: int, what: str) -> None:
         if self._task is None:
@@ -93,15 +58,3 @@ def reason_in(console: str) -> str | None:
     ]
     refused = [line for line in lines if _REFUSED.match(line)]
     return next(reversed(said or refused), None)
-
-
-def _progress_line() -> Progress:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    return Progress(
-        BarColumn(bar_width=20),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}", markup=False),
-        console=Console(stderr=True),
-    )

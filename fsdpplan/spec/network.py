@@ -54,8 +54,6 @@ class Network:
     """Ports of a node that lead to switches of their own (rail-optimised); None: unknown."""
     nvlink_switch: bool | None = None
     """The GPUs of a node hang on switches that can reduce (NVLS: H100 and later)."""
-    nvlink_domain_spans_nodes: bool = False
-    """NVLink leads to other nodes (NVL72)."""
     provider: Provider | None = None
     """The cloud, by evidence."""
     instance_type: str | None = None

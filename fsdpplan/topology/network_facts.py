@@ -38,7 +38,6 @@ def network_of(
     machines = (machine, *others)
     hcas, differ = _hcas(machines) if transport in ("infiniband", "roce", "gib") else ((), False)
     socket = _socket_interface(machines)
-    islands = topology.islands
     return Network(
         transport=transport,
         evidence=_evidence(machines),
@@ -51,7 +50,6 @@ def network_of(
         gpudirect="none" if closed_to_adapters(machine) else machine.host.gpudirect,
         gpudirect_path=_farthest(topology),
         nvlink_switch=_nvlink_switch(machine, topology),
-        nvlink_domain_spans_nodes=any(island.fabric is not None for island in islands),
         provider=machine.cloud.provider if machine.cloud is not None else None,
         instance_type=machine.cloud.instance_type if machine.cloud is not None else None,
         net_plugins=machine.software.net_plugins,

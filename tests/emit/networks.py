@@ -70,7 +70,6 @@ def networks() -> st.SearchStrategy[Network]:
         gpudirect_path=some(get_args(PciPath)),
         rails=st.none() | st.integers(1, 16),
         nvlink_switch=some((True, False)),
-        nvlink_domain_spans_nodes=st.booleans(),
         provider=some(get_args(Provider)),
         net_plugins=st.sampled_from(((), ("/opt/x y/libnccl-net.so",))),
         env_profiles=st.sampled_from(((), ("/opt/$(touch x)/set.sh",), GIB.env_profiles)),

@@ -146,11 +146,6 @@ def test_switches_reduce_from_hopper_on(name: str, reduces: bool) -> None:
     assert network(machine(name)).nvlink_switch is reduces
 
 
-def test_a_domain_that_spans_nodes_is_told() -> None:
-    assert network(machine("gb200-tray")).nvlink_domain_spans_nodes
-    assert not network(machine("dgx-h100")).nvlink_domain_spans_nodes
-
-
 def test_the_cloud_and_its_stack_are_passed_on() -> None:
     found = network(machine("p5-efa"))
     assert (found.provider, found.instance_type) == ("aws", "p5.48xlarge")
