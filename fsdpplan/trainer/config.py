@@ -11,7 +11,7 @@ import json
 import math
 import os
 import types
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -22,6 +22,36 @@ PLAN_VARIABLE = "FSDPPLAN_PLAN"
 
 SCHEMA_VERSION = 1
 """Version of the plan document that this trainer reads."""
+
+
+def _from_zero(default: int) -> int:
+    """A whole number that may be 0, and may be left out of a plan."""
+    number: int = field(default=default, metadata={"least": 0})
+    return number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsConfig:
+    """The `model.experts` part of a plan: the mixture in a block's place of one network."""
+
+    experts: int
+    active: int
+    hidden: int
+    shared_hidden: int = _from_zero(0)
+    shared_gate: bool = False
+    router_bias: bool = False
+    bias: bool = False
+    dense_layers: int = _from_zero(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentConfig:
+    """The `model.latent` part of a plan: multi-head latent attention."""
+
+    kv_rank: int
+    rope_head_dim: int
+    value_head_dim: int
+    query_rank: int = _from_zero(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +77,28 @@ class ModelConfig:
     qk_norm: bool
     rope_theta: float
     norm_epsilon: float
+    norm_bias: bool = True
+    qk_norm_width: str = "head"
+    post_norms: bool = False
+    embedding_norm: bool = False
+    attention_sinks: bool = False
+    sliding_window: int = _from_zero(0)
+    full_attention_every: int = 1
+    experts: ExpertsConfig | None = None
+    latent: LatentConfig | None = None
+
+    @property
+    def value_head_dim(self) -> int:
+        """Width of a head's values."""
+        return self.latent.value_head_dim if self.latent else self.head_dim
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether block `layer` routes tokens to experts."""
+        return self.experts is not None and layer >= self.experts.dense_layers
+
+    def window(self, layer: int) -> int:
+        """Tokens that attention looks back in block `layer`; 0: all."""
+        return self.sliding_window if (layer + 1) % self.full_attention_every else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +109,8 @@ class DeviceConfig:
     kind: str
     peak_bf16_flops_per_second: float
     peak_fp32_flops_per_second: float
+    peak_fp16_flops_per_second: float | None = None
+    peak_fp8_flops_per_second: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +132,8 @@ class TrainingConfig:
     reduce_dtype: str
     optimizer: str
     runtime: str
+    fp8_recipe: str = "tensorwise"
+    fp8_all_gather: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +161,14 @@ class LayoutConfig:
     async_tp: bool
     offload: str
     compile: bool
+    stage_blocks: tuple[int, ...] = field(default=(), metadata={"least": 0})
+    loss_chunks: int = 1
+    """Pieces of a micro-batch's tokens whose logits exist at a time."""
+
+    @property
+    def shard_ranks(self) -> int:
+        """Ranks over which FSDP shards parameters."""
+        return self.dp_shard * self.cp
 
     @property
     def world(self) -> int:
@@ -133,25 +197,19 @@ class PlanConfig:
         rate = {
             "bf16": device.peak_bf16_flops_per_second,
             "fp32": device.peak_fp32_flops_per_second,
+            "fp16": device.peak_fp16_flops_per_second,
+            "fp8": device.peak_fp8_flops_per_second,
         }[self.training.precision]
+        if rate is None:
+            raise TrainerError(
+                f"the plan does not say the {self.training.precision} peak of {device.name}: write "
+                "it again with recommend --save"
+            )
         return rate * self.cluster.gpus
 
 
-ONLY_VALUES: dict[str, tuple[object, str]] = {
-    "experts": (None, "a mixture of experts"),
-    "latent": (None, "latent attention"),
-    "norm_bias": (True, "layer norms without biases"),
-    "qk_norm_width": ("head", "norms that span the queries or keys of all heads"),
-    "post_norms": (False, "norms behind attention and feed-forward"),
-    "embedding_norm": (False, "a norm behind the embedding"),
-    "attention_sinks": (False, "attention sinks"),
-}
-"""Fields of a model that the decoder has in one form only: (the form, what the others are)."""
-
 NOT_FOR_THE_TRAINER: dict[type, frozenset[str] | None] = {
-    ModelConfig: frozenset({*ONLY_VALUES, "sliding_window", "full_attention_every"}),
-    TrainingConfig: frozenset({"tokens", "headroom_fraction", "fp8_recipe", "fp8_all_gather"}),
-    LayoutConfig: frozenset({"stage_blocks"}),
+    TrainingConfig: frozenset({"tokens", "headroom_fraction"}),
     ClusterConfig: None,
     DeviceConfig: None,
     PlanConfig: None,
@@ -193,7 +251,6 @@ def parse_plan(text: str) -> PlanConfig:
             "plan again with the fsdpplan version that is installed here"
         )
     plan = _parse_object(PlanConfig, document, "")
-    _check_decoder(document["model"], plan)
     _check_sums(plan)
     return plan
 
@@ -211,61 +268,64 @@ def _parse_object(cls: type[Parsed], document: Any, where: str) -> Parsed:
             "does not know: plan again with the fsdpplan version that is installed here"
         )
     values = {}
-    for field in fields(cls):  # type: ignore[arg-type]
-        path = f"{where}.{field.name}" if where else field.name
-        if field.name not in document:
+    for each in fields(cls):  # type: ignore[arg-type]
+        path = f"{where}.{each.name}" if where else each.name
+        if each.name in document:
+            values[each.name] = _parse_value(hints[each.name], document[each.name], path, each)
+        elif each.default is MISSING:
             raise TrainerError(f"the plan has no {path}: write it again with recommend --save")
-        values[field.name] = _parse_value(hints[field.name], document[field.name], path)
     return cls(**values)
 
 
-def _parse_value(hint: Any, value: Any, where: str) -> Any:
+def _parse_value(hint: Any, value: Any, where: str, of: Field[Any]) -> Any:
     """`value`, checked against a field type."""
     if get_origin(hint) in (types.UnionType, Union):
-        if type(value) not in get_args(hint):
-            raise TrainerError(f"the plan's {where} cannot be {_shown(value)}")
-    elif hint is float:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise TrainerError(f"the plan's {where} must be a number, not {_shown(value)}")
-        if not math.isfinite(value) or value <= 0:
-            raise TrainerError(f"the plan's {where} must be a finite number above 0, not {value}")
-        return float(value)
-    elif hint in (int, str, bool):
-        if type(value) is not hint:
-            kind = {int: "a whole number", str: "a string", bool: "true or false"}[hint]
-            raise TrainerError(f"the plan's {where} must be {kind}, not {_shown(value)}")
-    else:
-        return _parse_object(hint, value, where)
-    if type(value) is int and value < 1:
-        raise TrainerError(f"the plan's {where} must be at least 1, not {value}")
+        return _parse_choice(get_args(hint), value, where, of)
+    if get_origin(hint) is tuple:
+        if not isinstance(value, list | tuple):
+            raise TrainerError(f"the plan's {where} must be a list, not {_shown(value)}")
+        (item, _) = get_args(hint)
+        return tuple(_parse_value(item, one, where, of) for one in value)
+    if is_dataclass(hint):
+        return _parse_object(hint, value, where)  # type: ignore[arg-type]
+    if hint is float:
+        return _parse_number(value, where)
+    if type(value) is not hint:
+        kind = {int: "a whole number", str: "a string", bool: "true or false"}[hint]
+        raise TrainerError(f"the plan's {where} must be {kind}, not {_shown(value)}")
+    least = of.metadata.get("least", 1)
+    if type(value) is int and value < least:
+        raise TrainerError(f"the plan's {where} must be at least {least}, not {value}")
     return value
+
+
+def _parse_choice(hints: tuple[Any, ...], value: Any, where: str, of: Field[Any]) -> Any:
+    """`value` as the one of `hints` that it can be."""
+    if value is None and type(None) in hints:
+        return None
+    for hint in hints:
+        of_kind = (
+            isinstance(value, dict)
+            if is_dataclass(hint)
+            else type(value) is hint or (hint is float and type(value) is int)
+        )
+        if of_kind:
+            return _parse_value(hint, value, where, of)
+    raise TrainerError(f"the plan's {where} cannot be {_shown(value)}")
+
+
+def _parse_number(value: Any, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TrainerError(f"the plan's {where} must be a number, not {_shown(value)}")
+    if not math.isfinite(value) or value <= 0:
+        raise TrainerError(f"the plan's {where} must be a finite number above 0, not {value}")
+    return float(value)
 
 
 def _shown(value: Any) -> str:
     """`value` for a message, cut short."""
     text = json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _check_decoder(model: dict[str, Any], plan: PlanConfig) -> None:
-    """Raise unless the reference decoder can be built in the shape of `model`."""
-    lacks = [
-        f"{words} (model.{name})"
-        for name, (value, words) in ONLY_VALUES.items()
-        if model.get(name, value) != value
-    ]
-    window = model.get("sliding_window", 0)
-    if window and not (type(window) is int and plan.training.seq_len <= window):
-        lacks.append(
-            f"attention that looks back {_shown(window)} tokens only, in sequences of "
-            f"{plan.training.seq_len} (model.sliding_window)"
-        )
-    if lacks:
-        raise TrainerError(
-            f"this trainer's decoder lacks {' and '.join(lacks)}, so it cannot train "
-            f"{plan.model.name[:100]}: plan a dense model such as llama-3.1-8b, or launch a "
-            "program of your own"
-        )
 
 
 def _check_sums(plan: PlanConfig) -> None:

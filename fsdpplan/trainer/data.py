@@ -23,8 +23,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from .batch import MicroBatch
 from .config import PlanConfig
 from .errors import RankError, TrainerError
+from .mesh import batch_rank
 
 TOKEN_BYTES = {"uint16": 2, "uint32": 4}
 TOKEN_FORMAT = "fsdpplan_tokens"
@@ -150,14 +152,14 @@ def open_sequences(plan: PlanConfig, path: Path | None, *, seed: int) -> Sequenc
 
 def micro_batches(
     sequences: Sequences, plan: PlanConfig, *, first: int, rank: int, device: torch.device
-) -> list[tuple[Tensor, Tensor]]:
-    """(tokens, targets) of each micro-batch of `rank`, in the step that begins with sequence
-    number `first`."""
+) -> list[MicroBatch]:
+    """The micro-batches of `rank`, in the step that begins with sequence number `first`."""
     layout = plan.layout
+    part = batch_rank(layout, rank)
     batches = []
     for index in range(layout.num_microbatches):
-        start = first + (index * layout.data_parallel + rank) * layout.micro_batch
+        start = first + (index * layout.data_parallel + part) * layout.micro_batch
         rows = torch.stack([sequences(start + row) for row in range(layout.micro_batch)])
         rows = rows.to(device)
-        batches.append((rows[:, :-1].contiguous(), rows[:, 1:].contiguous()))
+        batches.append(MicroBatch(rows[:, :-1].contiguous(), rows[:, 1:].contiguous()))
     return batches

@@ -8,9 +8,8 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from .config import LayoutConfig, PlanConfig
+from .config import PlanConfig
 from .errors import RankError, TrainerError
 
 
@@ -70,17 +69,6 @@ def _alone() -> dict[str, Any]:
     if "RANK" in os.environ:
         return {}
     return {"rank": 0, "world_size": 1, "store": dist.HashStore()}  # type: ignore[attr-defined]
-
-
-def build_mesh(layout: LayoutConfig, device_type: str) -> DeviceMesh:
-    """The data-parallel mesh, outermost axis first: `dp_replicate` is left out when it is 1."""
-    if layout.dp_replicate == 1:
-        return init_device_mesh(device_type, (layout.dp_shard,), mesh_dim_names=("dp_shard",))
-    return init_device_mesh(
-        device_type,
-        (layout.dp_replicate, layout.dp_shard),
-        mesh_dim_names=("dp_replicate", "dp_shard"),
-    )
 
 
 def agree(condition: bool) -> bool:

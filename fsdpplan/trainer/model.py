@@ -166,8 +166,3 @@ class Decoder(nn.Module):
             h = block(h)
         logits: Tensor = self.output(self.norm(h))
         return logits
-
-
-def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    """Mean cross-entropy in fp32."""
-    return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten())

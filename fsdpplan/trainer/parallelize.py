@@ -14,15 +14,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from .config import LayoutConfig, PlanConfig
 from .ddp_hooks import reduce_in_bf16
-from .distributed import build_mesh, start
+from .distributed import start
 from .errors import TrainerError
+from .mesh import Meshes, build_meshes
 from .recompute import checkpoint_block
 from .support import require_runnable
 
@@ -44,19 +44,14 @@ def parallelize(
     require_runnable(plan)
     device = start(plan)
     blocks = find_blocks(model) if blocks is None else list(blocks)
-    if plan.layout.sharding == "fsdp" and plan.layout.wrap_blocks > len(blocks):
-        raise TrainerError(
-            f"the plan wraps {plan.layout.wrap_blocks} blocks in one FSDP unit, the model has "
-            f"{len(blocks)}"
-        )
     stop_generation_cache(model)
     apply_checkpointing(blocks, plan.layout)
     apply_compile(blocks, plan.layout, device)
+    meshes = build_meshes(plan.layout, device.type)
     if plan.layout.sharding == "ddp":
-        return apply_ddp(model, plan, device)
-    mesh = build_mesh(plan.layout, device.type)
-    apply_fsdp(model, blocks, plan, mesh)
-    equalise_replicas(model, mesh)
+        return apply_ddp(model, plan, device, meshes)
+    apply_fsdp(model, blocks, plan, meshes)
+    equalise_replicas(model, meshes)
     return model
 
 
@@ -102,14 +97,19 @@ def apply_compile(blocks: Sequence[nn.Module], layout: LayoutConfig, device: tor
 
 
 def apply_fsdp(
-    model: nn.Module, blocks: Sequence[nn.Module], plan: PlanConfig, mesh: DeviceMesh
+    model: nn.Module, blocks: Sequence[nn.Module], plan: PlanConfig, meshes: Meshes
 ) -> None:
     """`fully_shard` each unit of `wrap_blocks` blocks, then the rest of the model.
 
     The root keeps torch's default: its parameters are not gathered again for backward, since the
     output head is the first that backward needs.
     """
-    training, layout = plan.training, plan.layout
+    training, layout, mesh = plan.training, plan.layout, meshes.fsdp
+    if layout.wrap_blocks > len(blocks):
+        raise TrainerError(
+            f"the plan wraps {layout.wrap_blocks} blocks in one FSDP unit, the model has "
+            f"{len(blocks)}"
+        )
     policy = MixedPrecisionPolicy(
         param_dtype=None if training.precision == "fp32" else TORCH_DTYPES[training.precision],
         reduce_dtype=TORCH_DTYPES[training.reduce_dtype],
@@ -129,14 +129,15 @@ def apply_fsdp(
 
 
 @torch.no_grad()
-def equalise_replicas(model: nn.Module, mesh: DeviceMesh) -> None:
+def equalise_replicas(model: nn.Module, meshes: Meshes) -> None:
     """Copy the first replica's parameters to the others; FSDP2 takes them to be equal.
 
     DDP does the same when it wraps a model. Parameters on the meta device have no values yet.
     """
-    if mesh.ndim == 1 or mesh.size(0) == 1:
+    replicas = meshes.axis("dp_replicate")
+    if replicas is None:
         return
-    group = mesh.get_group("dp_replicate")
+    group = replicas.get_group()
     for parameter in model.parameters():
         assert isinstance(parameter, DTensor)
         local = parameter.to_local()
@@ -144,7 +145,9 @@ def equalise_replicas(model: nn.Module, mesh: DeviceMesh) -> None:
             dist.broadcast(local, src=dist.get_global_rank(group, 0), group=group)
 
 
-def apply_ddp(model: nn.Module, plan: PlanConfig, device: torch.device) -> nn.Module:
+def apply_ddp(
+    model: nn.Module, plan: PlanConfig, device: torch.device, meshes: Meshes
+) -> nn.Module:
     """DistributedDataParallel over fp32 parameters; matmuls in the plan's precision by autocast."""
     if any(parameter.is_meta for parameter in model.parameters()):
         raise TrainerError("DDP needs a model with values: call materialise(model, device) first")

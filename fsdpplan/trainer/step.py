@@ -6,17 +6,19 @@ Nothing here reads a value back from the device, so it also runs under FakeTenso
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
-from .config import LayoutConfig
-from .model import next_token_loss
+from .assemble import Assembled
+from .batch import MicroBatch
+from .clip import clip_gradients
+from .config import PlanConfig
+from .loss import loss_function
 from .parallelize import gradient_sync
+from .tensor_parallel import loss_context
 
 FINAL_LEARNING_RATE_FRACTION = 0.1
 """Share of the peak learning rate at which the cosine ends."""
@@ -78,56 +80,45 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
         group["lr"] = learning_rate
 
 
-def loss_function(layout: LayoutConfig, device: torch.device) -> Callable[..., Tensor]:
-    """Cross-entropy, compiled where the blocks are: eager, it reads and writes the logits in fp32
-    several times over."""
-    compiles = layout.compile and device.type == "cuda"
-    return _compiled_loss() if compiles else next_token_loss
-
-
-@cache
-def _compiled_loss() -> Callable[..., Tensor]:
-    """One for all steps, so that it is compiled once."""
-    return torch.compile(next_token_loss)
-
-
 def forward_backward(
-    model: nn.Module, micro_batches: Sequence[tuple[Tensor, Tensor]], layout: LayoutConfig
+    assembled: Assembled, micro_batches: Sequence[MicroBatch], plan: PlanConfig
 ) -> Tensor:
-    """Gradients of the mean loss over `micro_batches` of (tokens, targets); returns that loss."""
-    loss_of = loss_function(layout, micro_batches[0][0].device)
+    """Gradients of the mean loss over `micro_batches`; returns that loss, 0 on the pipeline ranks
+    that do not have it."""
+    if assembled.pipeline is not None:
+        return assembled.pipeline.forward_backward(micro_batches)
+    (model,) = assembled.parts
+    layout = plan.layout
+    loss_of = loss_function(layout, micro_batches[0].tokens.device)
     losses = []
-    for index, (tokens, targets) in enumerate(micro_batches):
+    for index, batch in enumerate(micro_batches):
         is_last = index == len(micro_batches) - 1
-        with gradient_sync(model, layout, is_last=is_last):
-            loss = loss_of(model(tokens), targets) / len(micro_batches)
+        with gradient_sync(model, layout, is_last=is_last), loss_context(layout):
+            outputs = model(batch.tokens, **model_inputs(batch))
+            loss = loss_of(outputs, batch.targets) / len(micro_batches)
             torch.autograd.backward(loss)
         losses.append(loss.detach())
     return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
 
-def clip_gradients(model: nn.Module, clip_norm: float) -> Tensor:
-    """Scale the gradients down to `clip_norm` in all; returns their norm before.
-
-    The norm is over all ranks: of sharded gradients by DTensor, of DDP's they are equal already.
-    """
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    norm = torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+def model_inputs(batch: MicroBatch) -> dict[str, Tensor]:
+    """What the decoder is given beside the tokens."""
+    given = {"positions": batch.positions, "documents": batch.documents}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def train_step(
-    model: nn.Module,
+    assembled: Assembled,
     optimizer: torch.optim.Optimizer,
-    micro_batches: Sequence[tuple[Tensor, Tensor]],
-    layout: LayoutConfig,
+    micro_batches: Sequence[MicroBatch],
+    plan: PlanConfig,
     *,
     clip_norm: float,
 ) -> StepOutput:
     """Forward and backward of all micro-batches, clipping, update; gradients are freed at the
     end."""
-    loss = forward_backward(model, micro_batches, layout)
-    grad_norm = clip_gradients(model, clip_norm)
+    loss = forward_backward(assembled, micro_batches, plan)
+    grad_norm = clip_gradients(assembled.model, assembled.meshes, clip_norm)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return StepOutput(loss=loss, grad_norm=grad_norm)

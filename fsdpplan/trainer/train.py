@@ -15,15 +15,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from .assemble import Assembled, assemble
 from .checkpoint import Progress, latest_checkpoint, load_checkpoint, read_progress, save_checkpoint
 from .config import PlanConfig, load_plan
 from .data import Sequences, micro_batches, open_sequences
 from .distributed import leave, require_world, start
 from .errors import RankError, TrainerError, TrainingDiverged
 from .metrics import MemoryMeter, Metrics, as_line, device_name, step_rates, summary
-from .model import Decoder
 from .options import Options, parse_options
-from .parallelize import parallelize
 from .signals import StopRequest
 from .step import (
     Recipe,
@@ -34,7 +33,6 @@ from .step import (
     train_step,
 )
 from .support import require_runnable
-from .weights import initialise, materialise
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,7 +43,7 @@ class Run:
     options: Options
     recipe: Recipe
     device: torch.device
-    model: nn.Module
+    assembled: Assembled
     optimizer: torch.optim.Optimizer
     sequences: Sequences
     stop: StopRequest
@@ -123,15 +121,15 @@ def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> Run:
         weight_decay=options.weight_decay,
         clip_norm=options.clip_norm,
     )
-    model = build_model(plan, device, seed=options.seed)
-    optimizer = make_optimizer(model, recipe, fused=device.type == "cuda")
-    progress = begin_or_resume(plan, options, model, optimizer)
+    assembled = assemble(plan, device, seed=options.seed)
+    optimizer = make_optimizer(assembled.model, recipe, fused=device.type == "cuda")
+    progress = begin_or_resume(plan, options, assembled.model, optimizer)
     return Run(
         plan=plan,
         options=options,
         recipe=recipe,
         device=device,
-        model=model,
+        assembled=assembled,
         optimizer=optimizer,
         sequences=sequences,
         stop=stop,
@@ -140,20 +138,6 @@ def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> Run:
         progress=progress,
         saved_step=progress.step,
     )
-
-
-def build_model(plan: PlanConfig, device: torch.device, *, seed: int) -> nn.Module:
-    """The reference decoder in the plan's layout, initialised."""
-    with torch.device("meta"):
-        model: nn.Module = Decoder(plan.model)
-    if plan.layout.sharding == "ddp":
-        materialise(model, device)
-        model = parallelize(model, plan)
-    else:
-        model = parallelize(model, plan)
-        materialise(model, device)
-    initialise(model, seed=seed, layers=plan.model.layers)
-    return model
 
 
 def begin_or_resume(
@@ -201,9 +185,9 @@ def one_step(run: Run) -> int:
         device=run.device,
     )
     output = train_step(
-        run.model, run.optimizer, batches, run.plan.layout, clip_norm=run.recipe.clip_norm
+        run.assembled, run.optimizer, batches, run.plan, clip_norm=run.recipe.clip_norm
     )
-    loss, grad_norm, stop_signal = settle(output, run.stop)
+    loss, grad_norm, stop_signal = settle(output, run.stop, stages=run.plan.layout.pp)
     seconds = time.perf_counter() - began
     run.progress = replace(
         run.progress,
@@ -221,10 +205,11 @@ def one_step(run: Run) -> int:
     return stop_signal
 
 
-def settle(output: StepOutput, stop: StopRequest) -> tuple[float, float, int]:
+def settle(output: StepOutput, stop: StopRequest, *, stages: int) -> tuple[float, float, int]:
     """(loss over all ranks, gradient norm, highest stop signal of any rank); waits for the device.
 
-    One all-reduce carries both, so that all ranks leave after the same step.
+    One all-reduce carries both, so that all ranks leave after the same step. Of `stages` pipeline
+    ranks one has the loss, the others 0.
     """
     ranks = dist.get_world_size()
     votes = torch.zeros(1 + ranks, device=output.loss.device)
@@ -232,7 +217,7 @@ def settle(output: StepOutput, stop: StopRequest) -> tuple[float, float, int]:
     votes[1 + dist.get_rank()] = stop.number
     dist.all_reduce(votes)
     loss, *signals = votes.tolist()
-    return loss / ranks, float(output.grad_norm), int(max(signals))
+    return loss * stages / ranks, float(output.grad_norm), int(max(signals))
 
 
 def report(run: Run, *, loss: float, grad_norm: float, learning_rate: float) -> None:
@@ -286,7 +271,7 @@ def save(run: Run) -> None:
         return
     began = time.perf_counter()
     path = save_checkpoint(
-        folder, run.model, run.optimizer, run.progress, keep=run.options.checkpoint_keep
+        folder, run.assembled.model, run.optimizer, run.progress, keep=run.options.checkpoint_keep
     )
     run.saved_step = run.progress.step
     seconds = time.perf_counter() - began

@@ -20,13 +20,14 @@ from fsdpplan.files.plans import plan_json
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import ActivationCheckpointing, Sharding
 from fsdpplan.spec.training import Training
+from fsdpplan.trainer.assemble import assemble
 from fsdpplan.trainer.config import PlanConfig, parse_plan
 from fsdpplan.trainer.data import micro_batches, open_sequences
 from fsdpplan.trainer.model import Decoder
 from fsdpplan.trainer.options import parse_options
 from fsdpplan.trainer.signals import StopRequest
 from fsdpplan.trainer.step import make_optimizer, train_step
-from fsdpplan.trainer.train import build_model, one_step, set_up
+from fsdpplan.trainer.train import one_step, set_up
 from fsdpplan.trainer.weights import initialise, named_parameters
 from tests.benchmarks.single_gpu_cases import Case, planned
 from tests.trainer import losses, plans
@@ -65,7 +66,8 @@ def take_weights_of_a_cpu(model: nn.Module, plan: PlanConfig) -> None:
 
 def trained_losses(plan: PlanConfig, device: torch.device) -> list[float]:
     """Losses of a few steps from a CPU's weights."""
-    model = build_model(plan, device, seed=0)
+    assembled = assemble(plan, device, seed=0)
+    model = assembled.model
     take_weights_of_a_cpu(model, plan)
     optimizer = make_optimizer(model, losses.RECIPE, fused=True)
     sequences = open_sequences(plan, None, seed=0)
@@ -73,9 +75,7 @@ def trained_losses(plan: PlanConfig, device: torch.device) -> list[float]:
     for step in range(losses.STEPS):
         first = step * plan.training.global_batch
         batches = micro_batches(sequences, plan, first=first, rank=0, device=device)
-        output = train_step(
-            model, optimizer, batches, plan.layout, clip_norm=losses.RECIPE.clip_norm
-        )
+        output = train_step(assembled, optimizer, batches, plan, clip_norm=losses.RECIPE.clip_norm)
         found.append(output.loss.item())
     return found
 
@@ -124,12 +124,13 @@ def peak_allocated_bytes(plan: PlanConfig, device: torch.device) -> int:
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
-    model = build_model(plan, device, seed=0)
+    assembled = assemble(plan, device, seed=0)
+    model = assembled.model
     optimizer = make_optimizer(model, losses.RECIPE, fused=True)
     sequences = open_sequences(plan, None, seed=0)
     for _ in range(MEMORY_STEPS):
         batches = micro_batches(sequences, plan, first=0, rank=0, device=device)
-        train_step(model, optimizer, batches, plan.layout, clip_norm=1.0)
+        train_step(assembled, optimizer, batches, plan, clip_norm=1.0)
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_allocated(device)
 

@@ -14,12 +14,13 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdpplan.trainer import load_plan, parallelize
+from fsdpplan.trainer.assemble import assemble
 from fsdpplan.trainer.config import parse_plan
 from fsdpplan.trainer.data import micro_batches, open_sequences
 from fsdpplan.trainer.distributed import leave
-from fsdpplan.trainer.model import Decoder, next_token_loss
+from fsdpplan.trainer.loss import next_token_loss
+from fsdpplan.trainer.model import Decoder
 from fsdpplan.trainer.step import Recipe, make_optimizer, train_step
-from fsdpplan.trainer.train import build_model
 from fsdpplan.trainer.weights import initialise
 from tests.trainer import plans
 
@@ -115,7 +116,8 @@ def reference(model: dict[str, Any]) -> dict[str, list[float]]:
 def measure(text: str) -> dict[str, Any]:
     """Losses, gradient norms and collectives a step of the plan in `text`."""
     plan = parse_plan(text)
-    model = build_model(plan, CPU, seed=0)
+    assembled = assemble(plan, CPU, seed=0)
+    model = assembled.model
     optimizer = make_optimizer(model, RECIPE, fused=False)
     sequences = open_sequences(plan, None, seed=0)
     losses, norms, counts = [], [], {}
@@ -128,10 +130,10 @@ def measure(text: str) -> dict[str, Any]:
             device=CPU,
         )
         with Collectives() as collectives:
-            output = train_step(model, optimizer, batches, plan.layout, clip_norm=RECIPE.clip_norm)
+            output = train_step(assembled, optimizer, batches, plan, clip_norm=RECIPE.clip_norm)
         loss = output.loss.clone()
         dist.all_reduce(loss)
-        losses.append(loss.item() / dist.get_world_size())
+        losses.append(loss.item() * plan.layout.pp / dist.get_world_size())
         norms.append(output.grad_norm.item())
         counts = dict(collectives.counts)
     gradients = sum(parameter.numel() for parameter in model.parameters())

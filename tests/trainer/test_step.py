@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fsdpplan.trainer.config import parse_plan
-from fsdpplan.trainer.model import next_token_loss
+from fsdpplan.trainer.loss import next_token_loss
 from fsdpplan.trainer.step import (
     FINAL_LEARNING_RATE_FRACTION,
     Recipe,

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from fsdpplan.trainer.assemble import assemble
 from fsdpplan.trainer.config import parse_plan
 from fsdpplan.trainer.model import Decoder
-from fsdpplan.trainer.train import build_model
 from fsdpplan.trainer.weights import initialise, materialise, named_parameters
 from tests.trainer import plans
 
@@ -60,7 +60,7 @@ def test_a_layout_begins_with_the_weights_of_the_plain_model(
     alone: None, layout: dict[str, Any], model: dict[str, Any]
 ) -> None:
     plan = parse_plan(plans.plan_text(model=model, **layout))
-    built = dict(named_parameters(build_model(plan, CPU, seed=3)))
+    built = dict(named_parameters(assemble(plan, CPU, seed=3).model))
     plain = dict(decoder(seed=3, **model).named_parameters())
     assert built.keys() == plain.keys()
     for name, parameter in built.items():

@@ -1,0 +1,94 @@
+"""From a plan to the reference model on this rank: built, cut, split, sharded, initialised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from .config import PlanConfig
+from .context_parallel import apply_context_parallel
+from .distributed import start
+from .expert_parallel import apply_expert_parallel
+from .mesh import Meshes, build_meshes, place
+from .model import Decoder
+from .parallelize import apply_checkpointing, apply_compile, apply_ddp, apply_fsdp
+from .pipeline import Pipeline, cut_stages
+from .support import require_runnable
+from .tensor_parallel import apply_tensor_parallel
+from .weights import initialise, materialise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembled:
+    """A model that is ready to train."""
+
+    model: nn.Module
+    """All parameters of this rank, under their names in the whole model."""
+    parts: tuple[nn.Module, ...]
+    """What is called: the model, its DDP wrapper, or the pipeline stages of this rank."""
+    meshes: Meshes
+    pipeline: Pipeline | None
+    """What runs the parts; None without pipeline parallelism."""
+
+
+def assemble(plan: PlanConfig, device: torch.device, *, seed: int) -> Assembled:
+    """The reference decoder in the plan's layout, initialised; joins the process group if there is
+    none."""
+    require_runnable(plan)
+    start(plan)
+    meshes = build_meshes(plan.layout, device.type)
+    model, parts = build_parts(plan, meshes, device)
+    return finish(plan, device, meshes, model, parts, seed=seed)
+
+
+def build_parts(
+    plan: PlanConfig, meshes: Meshes, device: torch.device
+) -> tuple[nn.Module, tuple[nn.Module, ...]]:
+    """(the model, its parts) on the meta device: split, wrapped, and sharded where FSDP does it.
+
+    This and `assemble` apart: meshes and DTensors are made outside of a fake mode, values inside.
+    """
+    with torch.device("meta"):
+        model = Decoder(plan.model)
+    parts: tuple[nn.Module, ...] = (model,)
+    if meshes.pp is not None:
+        parts = cut_stages(model, plan, pp_rank=place(plan.layout, dist.get_rank()).pp)
+    for part in parts:
+        prepare(part, plan, meshes, device)
+    return model, parts
+
+
+def prepare(part: nn.Module, plan: PlanConfig, meshes: Meshes, device: torch.device) -> None:
+    """Apply the plan's layout to a part, all but DDP."""
+    blocks = list(part.layers.values())  # type: ignore[operator]
+    if meshes.tp is not None:
+        apply_tensor_parallel(part, plan, meshes.tp)
+    if meshes.experts is not None or (plan.model.experts and meshes.tp is not None):
+        apply_expert_parallel(part, plan, meshes)
+    if meshes.cp is not None:
+        apply_context_parallel(part, plan, meshes.cp)
+    apply_checkpointing(blocks, plan.layout)
+    apply_compile(blocks, plan.layout, device)
+    if plan.layout.sharding == "fsdp":
+        apply_fsdp(part, blocks, plan, meshes)
+
+
+def finish(
+    plan: PlanConfig,
+    device: torch.device,
+    meshes: Meshes,
+    model: nn.Module,
+    parts: tuple[nn.Module, ...],
+    *,
+    seed: int,
+) -> Assembled:
+    """Give the parameters memory and values, then what needs them: DDP and the schedule."""
+    materialise(model, device)
+    initialise(model, seed=seed, layers=plan.model.layers)
+    if plan.layout.sharding == "ddp":
+        parts = tuple(apply_ddp(part, plan, device, meshes) for part in parts)
+    pipeline = None if meshes.pp is None else Pipeline(parts, plan, meshes, device)
+    return Assembled(model=model, parts=parts, meshes=meshes, pipeline=pipeline)
