@@ -1,5 +1,5 @@
-"""Start real gloo ranks by fork, after one import of torch: `python ranks.py losses OUT` or
-`python ranks.py WORLD ARGUMENTS...`.
+"""Start real gloo ranks by fork, after one import of torch: `python ranks.py WORLD ARGUMENTS...` for
+the trainer's command line, `python ranks.py WORLD MODULE:FUNCTION OUT` to call `function(Path)`.
 
 A fork is safe here because this process has run no torch operation. Prints the ranks' process ids
 first, passes stop signals on, ends with the highest exit code, and kills ranks that hang.
@@ -8,6 +8,7 @@ first, passes stop signals on, ends with the highest exit code, and kills ranks 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import signal
 import socket
@@ -72,10 +73,11 @@ if __name__ == "__main__":
     import torch
 
     torch.set_num_threads(1)
-    if sys.argv[1] == "losses":
-        from tests.trainer import losses
-
-        sys.exit(fork_ranks(4, lambda: losses.measure_all(Path(sys.argv[2]))))
+    world, what, *others = sys.argv[1:]
+    if ":" in what:
+        module, _, function = what.partition(":")
+        body = getattr(importlib.import_module(module), function)
+        sys.exit(fork_ranks(int(world), lambda: body(Path(others[0]))))
     from fsdpplan.trainer.train import main
 
-    sys.exit(fork_ranks(int(sys.argv[1]), lambda: main(sys.argv[2:])))
+    sys.exit(fork_ranks(int(world), lambda: main(sys.argv[2:])))

@@ -34,7 +34,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """All layouts, measured one after the other in one set of processes."""
     out = tmp_path_factory.mktemp("losses") / "results.json"
     finished = subprocess.run(
-        [sys.executable, str(RANKS), "losses", str(out)],
+        [sys.executable, str(RANKS), "4", "tests.trainer.losses:measure_all", str(out)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
