@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
 ONE_AT_A_TIME = ("gloo", "slurm", "gpu")
@@ -14,3 +18,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(item.get_closest_marker(mark) for mark in ONE_AT_A_TIME):
             item.add_marker(pytest.mark.xdist_group("machine"))
+
+
+def _ledger_at(place: Path) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FSDPPLAN_LEDGER", str(place / f"{uuid.uuid4().hex}.sqlite"))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nobodys_ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No fixture reads or writes the runs of whoever tests."""
+    yield from _ledger_at(tmp_path_factory.getbasetemp() / "ledgers")
+
+
+@pytest.fixture(autouse=True)
+def _a_ledger_of_its_own(
+    _nobodys_ledger: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """No test sees the runs of another one."""
+    yield from _ledger_at(tmp_path_factory.getbasetemp() / "ledgers")

@@ -38,9 +38,14 @@ THIRD_PARTY = {
 }
 """Room -> distributions that it may import at module level."""
 
-LAZY = {"topology": {"torch"}, "run": {"torch"}, "validate": {"scipy"}}
+LAZY = {
+    "topology": {"torch"},
+    "trainer": {"torchao"},
+    "run": {"torch"},
+    "validate": {"scipy"},
+}
 """Room -> distributions that it may import inside functions only (scipy: in its fitting programs,
-which need the development environment)."""
+which need the development environment; torchao: where a plan asks for it)."""
 
 WORLDLY = {"os", "subprocess", "socket", "shutil", "tempfile", "time", "logging", "random"}
 PURE_ROOMS = ("errors", "units", "spec", "cost", "search", "emit", "validate")

@@ -14,7 +14,6 @@ from fsdpplan import __version__
 from fsdpplan.cli.inputs import Inputs
 from fsdpplan.cli.options import DEFAULT_PLAN
 from fsdpplan.cli.resolve_layout import the_layout
-from fsdpplan.cost.buildable import trainer_builds
 from fsdpplan.cost.memory import available_bytes
 from fsdpplan.cost.step import estimate
 from fsdpplan.errors import NoFeasibleLayout, SpecError
@@ -64,7 +63,7 @@ def search(inputs: Inputs) -> Found:
 
 def advised(inputs: Inputs, found: Found) -> Inputs:
     """`inputs` with warnings on machines that cost more than they bring."""
-    chosen = found.result.best_runnable or found.result.ranked[0]
+    chosen = found.result.ranked[0]
     job = Job(model=inputs.model, cluster=inputs.cluster, training=inputs.training, best=chosen)
     said = advice(job, parts=inputs.parts)
     return replace(inputs, warnings=(*inputs.warnings, *said))
@@ -141,34 +140,18 @@ def one_layout(inputs: Inputs) -> OneLayout:
 
 
 def save(inputs: Inputs, result: SearchResult, path: Path) -> str:
-    """Save the best plan that runs; what to say about it."""
-    chosen = result.best_runnable
-    if chosen is None:
-        return f"nothing was saved: {_not_runnable(inputs)}"
+    """Save the best plan; what to say about it."""
+    chosen = result.ranked[0]
     write_plan(plan_of(inputs, result, chosen), path)
     shown = "" if path == Path(DEFAULT_PLAN) else f" {shlex.quote(str(path))}"
+    if not chosen.estimate.runnable:
+        return (
+            f"saved as {path}; fsdpplan's own trainer is FSDP2's, not "
+            f"{inputs.training.traits.words}: launch a program of yours by fsdpplan "
+            f"emit-launch{shown} --script train.py"
+        )
     return (
         f"saved as {path}; next: fsdpplan emit-launch{shown} > job.sbatch, or fsdpplan run{shown}"
-    )
-
-
-def _not_runnable(inputs: Inputs) -> str:
-    """Why today's trainer runs none of the layouts, and what it would run."""
-    training = inputs.training
-    if not trainer_builds(model=inputs.model, seq_len=training.seq_len):
-        kind = "has experts" if inputs.model.experts else "is of another kind"
-        return (
-            f"today's trainer builds plain dense decoders, and {inputs.model.name} {kind}; take "
-            "the degrees above to a program that trains it"
-        )
-    if training.precision not in ("bf16", "fp32") or training.runtime != "fsdp2":
-        return (
-            f"today's trainer runs bf16 and fp32 with FSDP2, not {training.precision} with "
-            f"{training.traits.words}"
-        )
-    return (
-        "today's trainer runs none of these layouts; it runs DDP, FSDP2 and HSDP, which --tp 1 "
-        "--pp 1 asks for"
     )
 
 

@@ -18,11 +18,13 @@ from fsdpplan.cli import (
     emit_launch,
     estimate,
     explain,
+    ledger,
     models,
     profiles,
     recommend,
     run,
     validate,
+    verify,
 )
 from fsdpplan.cli.expand import GroupedCommand, Program, expanded
 from fsdpplan.cli.render import printable
@@ -52,6 +54,8 @@ for command in (
     explain.explain,
     emit_launch.emit_launch,
     run.run,
+    verify.verify,
+    ledger.ledger,
     detect.detect,
     calibrate.calibrate,
     validate.validate,

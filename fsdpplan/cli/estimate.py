@@ -8,6 +8,7 @@ from fsdpplan.cli.options import (
     ClusterOptions,
     Json,
     LayoutOptions,
+    LedgerOptions,
     ModelOptions,
     TrainingOptions,
 )
@@ -19,6 +20,7 @@ def estimate(
     cluster: ClusterOptions,
     training: TrainingOptions,
     layout: LayoutOptions,
+    ledger: LedgerOptions,
     json: Json = False,
 ) -> None:
     """Predict the time and memory of one layout."""
@@ -26,7 +28,7 @@ def estimate(
     from fsdpplan.cli.inputs import resolve
     from fsdpplan.cli.render import columns
 
-    inputs = resolve(model=model, cluster=cluster, training=training, layout=layout)
+    inputs = resolve(model=model, cluster=cluster, training=training, layout=layout, ledger=ledger)
     one = answer.one_layout(inputs)
     if json:
         typer.echo(answer.estimate_json(one))

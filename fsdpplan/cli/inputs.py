@@ -5,9 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fsdpplan.cli.options import ClusterOptions, LayoutOptions, ModelOptions, TrainingOptions
+from fsdpplan.cli.options import (
+    ClusterOptions,
+    LayoutOptions,
+    LedgerOptions,
+    ModelOptions,
+    TrainingOptions,
+)
 from fsdpplan.cli.resolve_cluster import resolve_cluster
 from fsdpplan.cli.resolve_layout import resolve_pins
+from fsdpplan.cli.resolve_ledger import with_learned
 from fsdpplan.cli.resolve_model import resolve_model
 from fsdpplan.cli.resolve_training import resolve_training
 from fsdpplan.cli.resolved import Resolved, Sources
@@ -38,10 +45,11 @@ def resolve(
     cluster: ClusterOptions,
     training: TrainingOptions,
     layout: LayoutOptions,
+    ledger: LedgerOptions,
 ) -> Inputs:
     """The inputs that the options ask for. Raises SpecError where they contradict each other."""
     the_model = resolve_model(model)
-    the_cluster = resolve_cluster(cluster)
+    the_cluster = with_learned(resolve_cluster(cluster), ledger)
     machines = the_cluster.value.cluster
     pins = resolve_pins(layout, gpus=machines.gpus)
     the_training = resolve_training(training, model=the_model.value, gpus=machines.gpus)

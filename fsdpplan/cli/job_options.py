@@ -114,7 +114,22 @@ class TrainerOptions:
     ] = None
     data: Annotated[
         str | None,
-        Flag(metavar="PATH", parse=line, help="Token file. Default: synthetic tokens."),
+        Flag(
+            metavar="PATH",
+            parse=line,
+            help="Token file, .txt or .jsonl file, or folder of these. Default: synthetic tokens.",
+        ),
+    ] = None
+    tokenizer: Annotated[
+        str | None,
+        Flag(metavar="PATH", parse=line, help="tokenizer.json for text. Default: bytes."),
+    ] = None
+    pack: Annotated[
+        bool | None,
+        Flag(
+            name="--pack/--no-pack",
+            help="Train the documents of a sequence apart. Memory stays that of whole sequences.",
+        ),
     ] = None
     learning_rate: Annotated[
         float | None, Flag(metavar="3e-4", parse=positive(example="3e-4"), help="At its peak.")

@@ -28,8 +28,9 @@ def ranked(path: str, rank: int | None, *, own_program: bool) -> Plan:
         plan = _with_rank(plan, rank, path)
     if not plan.estimate.runnable and not own_program:
         raise SpecError(
-            f"today's trainer cannot run rank {rank} of {path}: give a program of yours that can "
-            "with --script, or another --rank"
+            f"fsdpplan's own trainer is FSDP2's and cannot run {path}, which is for "
+            f"{plan.training.traits.words}: give a program of yours with --script, or plan again "
+            "with --runtime fsdp2"
         )
     return plan
 

@@ -143,6 +143,25 @@ class ClusterOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerOptions:
+    """What is remembered of finished runs."""
+
+    HEADING: ClassVar[str] = "Ledger (finished runs)"
+
+    ledger: Annotated[
+        Path | None,
+        Flag(
+            metavar="FILE",
+            parse=path,
+            help="Default: $FSDPPLAN_LEDGER, else ~/.local/state/fsdpplan/ledger.sqlite.",
+        ),
+    ] = None
+    no_ledger: Annotated[
+        bool | None, Flag(name="--no-ledger", help="Neither learn from past runs nor add one.")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingOptions:
     """What one optimizer step is asked to do."""
 
@@ -193,7 +212,11 @@ class TrainingOptions:
     ] = None
     optimizer: Annotated[
         str | None,
-        Flag(metavar="adamw", parse=choice(Optimizer), help="Default adamw, the only one so far."),
+        Flag(
+            metavar="adamw|adamw_8bit|muon",
+            parse=choice(Optimizer),
+            help="Muon: for the blocks' matrices. Default adamw.",
+        ),
     ] = None
     tokens: Annotated[
         int | None,
@@ -316,6 +339,14 @@ class LayoutOptions:
     ddp_bucket_bytes: Annotated[
         int | None,
         Flag(name="--ddp-bucket", metavar="25MiB", parse=parse_bytes, help="Bucket of DDP."),
+    ] = None
+    loss_chunks: Annotated[
+        int | None,
+        Flag(
+            metavar="N",
+            parse=whole(example=8),
+            help="Pieces in which head and loss are computed. Searched where memory asks for it.",
+        ),
     ] = None
     compile: Annotated[
         bool | None, Flag(name="--compile/--no-compile", help="torch.compile of each block.")

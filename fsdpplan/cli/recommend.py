@@ -10,6 +10,7 @@ from fsdpplan.cli.options import (
     ClusterOptions,
     Json,
     LayoutOptions,
+    LedgerOptions,
     ModelOptions,
     Save,
     TrainingOptions,
@@ -26,6 +27,7 @@ def recommend(
     cluster: ClusterOptions,
     training: TrainingOptions,
     layout: LayoutOptions,
+    ledger: LedgerOptions,
     save: Save = "fsdpplan.json",
     json: Json = False,
 ) -> None:
@@ -35,7 +37,7 @@ def recommend(
     from fsdpplan.cli.render import columns
 
     place = path(save, name="--save")
-    inputs = resolve(model=model, cluster=cluster, training=training, layout=layout)
+    inputs = resolve(model=model, cluster=cluster, training=training, layout=layout, ledger=ledger)
     found = answer.search(inputs)
     inputs = answer.advised(inputs, found)
     saved = answer.save(inputs, found.result, place)

@@ -9,7 +9,7 @@ import typer
 
 from fsdpplan.cli.expand import Flag
 from fsdpplan.cli.job_options import JobOptions, ProgramOptions, TrainerOptions
-from fsdpplan.cli.options import DEFAULT_PLAN, Json, PlanFile
+from fsdpplan.cli.options import DEFAULT_PLAN, Json, LedgerOptions, PlanFile
 from fsdpplan.cli.parse import choice
 
 
@@ -62,12 +62,14 @@ def run(
     job: JobOptions,
     trainer: TrainerOptions,
     program: ProgramOptions,
+    ledger: LedgerOptions,
     json: Json = False,
 ) -> None:
     """Run the job and compare it with the prediction."""
-    from fsdpplan.cli import session
+    from fsdpplan.cli import session, session_ledger
     from fsdpplan.cli.render import columns
 
+    remembered = session_ledger.wanted(ledger, is_smoke=bool(options.smoke))
     started = session.prepare(plan, options, session.job_given(job, trainer, program))
     if options.dry_run:
         typer.echo(session.dry_run_json(started) if json else started.launch.script, nl=json)
@@ -78,4 +80,6 @@ def run(
         typer.echo(session.outcome_json(started, outcome))
     else:
         typer.echo(session.outcome_table(started, outcome, width=columns()))
+    if remembered is not None:
+        typer.echo(session_ledger.recorded(started, outcome, remembered), err=True)
     raise typer.Exit(outcome.exit_code)

@@ -6,7 +6,7 @@ from fsdpplan.cli.answer import OneLayout, rejections
 from fsdpplan.cli.inputs import Inputs
 from fsdpplan.cli.render import aligned, beside, blocks, listed, table, wrapped
 from fsdpplan.cli.screen_answer import answer_lines, unit
-from fsdpplan.cli.screen_ranks import faster_ones, ranked_lines, why
+from fsdpplan.cli.screen_ranks import ranked_lines, why
 from fsdpplan.cost.params import active_parameter_count, parameter_count
 from fsdpplan.search.result import SearchResult
 from fsdpplan.spec.estimate import CollectiveCost, Estimate
@@ -21,15 +21,12 @@ RUNNERS_UP = "Runners-up, and what they lose to rank 1"
 
 def recommend_screen(inputs: Inputs, result: SearchResult, *, width: int) -> str:
     """What `recommend` prints when something fits."""
-    chosen = result.best_runnable or result.ranked[0]
-    faster = faster_ones(result, chosen)
-    others = [ranked for ranked in result.ranked if ranked not in (chosen, *faster)]
+    chosen, *others = result.ranked
     return blocks(
         _question(inputs, width),
         answer_lines(inputs, chosen.layout, chosen.estimate, width),
-        wrapped(why(result, chosen), width=width),
+        wrapped(why(result), width=width),
         _breakdowns(inputs, chosen.estimate, width),
-        ranked_lines("Faster, but today's trainer cannot run it", faster, chosen, width),
         ranked_lines(RUNNERS_UP, others[:MOST_RUNNERS_UP], chosen, width),
         _searched(result, width),
         _assumed(inputs, width),

@@ -9,33 +9,12 @@ from fsdpplan.spec.plan import RankedLayout
 from fsdpplan.units import format_gib, format_percent, format_seconds
 
 LEAST_GAIN_FRACTION = 0.01
-"""A layout that cannot run yet is worth a place of its own from this gain on."""
+"""From this on a runner-up is said to be faster."""
 
 
-def faster_ones(result: SearchResult, chosen: RankedLayout) -> list[RankedLayout]:
-    """The fastest layout that today's trainer cannot run, where it runs another and this gains."""
-    if not chosen.estimate.runnable:
-        return []
-    most = chosen.estimate.step_seconds.expected * (1 - LEAST_GAIN_FRACTION)
-    gaining = [
-        ranked
-        for ranked in result.ranked
-        if not ranked.estimate.runnable and ranked.estimate.step_seconds.expected < most
-    ]
-    return sorted(gaining, key=lambda ranked: ranked.estimate.step_seconds.expected)[:1]
-
-
-def why(result: SearchResult, chosen: RankedLayout) -> str:
-    """Why this one is shown, and which others the model cannot tell from the first."""
-    if result.best_runnable is None:
-        shown = f"Rank 1: {chosen.reason}. Today's trainer runs none of these layouts"
-    elif chosen.rank == 1:
-        shown = f"Rank 1: {chosen.reason}"
-    else:
-        shown = (
-            f"Rank {chosen.rank}, the first that today's trainer can run; against rank 1: "
-            f"{chosen.reason}"
-        )
+def why(result: SearchResult) -> str:
+    """Why the first is first, and which others the model cannot tell from it."""
+    shown = f"Rank 1: {result.ranked[0].reason}"
     if not result.tied:
         return f"{shown}."
     ranks = " and ".join(map(str, result.tied[-2:]))

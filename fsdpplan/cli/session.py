@@ -6,12 +6,12 @@ import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from fsdpplan.cli.comparison import comparison_table, row_document
 from fsdpplan.cli.job_options import JobOptions, ProgramOptions, TrainerOptions, given, job_of
 from fsdpplan.cli.launch import saved_plan, with_this_python
 from fsdpplan.cli.options import DEFAULT_PLAN
-from fsdpplan.cli.render import blocks, table, wrapped
+from fsdpplan.cli.render import blocks, wrapped
 from fsdpplan.cli.run import RunOptions
 from fsdpplan.cli.session_nccl import nccl_document, nccl_words
 from fsdpplan.cost.step import estimate
@@ -19,13 +19,13 @@ from fsdpplan.emit.folder import SCRIPT_NAME
 from fsdpplan.emit.job import Job, Trainer
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import estimate_document, layout_document
-from fsdpplan.run.compare import Comparison, compare
+from fsdpplan.run.compare import compare
 from fsdpplan.run.launch import Launch, emit_script, resolve_launch
 from fsdpplan.run.machine import Target, choose_target, this_machine
 from fsdpplan.run.session import Outcome, command_words, run_launch
 from fsdpplan.run.show import display_for
 from fsdpplan.run.smoke import smoke_plan
-from fsdpplan.units import format_gib, format_percent, format_seconds
+from fsdpplan.units import format_seconds
 
 SMOKE_STEPS = 10
 
@@ -129,7 +129,7 @@ def outcome_json(started: Started, outcome: Outcome) -> str:
             "layout": layout_document(started.launch.plan.layout),
             "predicted": estimate_document(started.launch.plan.estimate),
             "measured": {row.quantity: row.measured for row in rows},
-            "comparison": [_row_document(row) for row in rows],
+            "comparison": [row_document(row) for row in rows],
             "nccl": None if outcome.nccl is None else nccl_document(outcome.nccl),
             "warnings": list(outcome.warnings),
         },
@@ -137,40 +137,11 @@ def outcome_json(started: Started, outcome: Outcome) -> str:
     )
 
 
-def _row_document(row: Comparison) -> dict[str, Any]:
-    return {
-        "quantity": row.quantity,
-        "predicted": row.predicted,
-        "lower": row.lower,
-        "upper": row.upper,
-        "measured": row.measured,
-        "error_fraction": row.error_fraction,
-        "inside_band": row.inside_band,
-        "note": row.note,
-    }
-
-
 def outcome_table(started: Started, outcome: Outcome, *, width: int) -> str:
     """Predicted against measured, what NCCL did, and how the job ended."""
     rows = compare(estimate=started.launch.plan.estimate, measured=outcome.measured)
-    cells = [
-        (
-            row.quantity.removesuffix("_seconds").removesuffix("_fraction").replace("_", " "),
-            _shown(row, row.predicted),
-            "" if row.lower is None else f"{_shown(row, row.lower)} to {_shown(row, row.upper)}",
-            _shown(row, row.measured),
-            "" if row.note or row.error_fraction is None else f"{row.error_fraction * 100:+.1f} %",
-        )
-        for row in rows
-    ]
-    headers = ("", "predicted", "80 % band", "measured", "error")
-    align = ("left", "right", "right", "right", "right")
-    notes = [
-        wrapped(f"{row.note[0].upper()}{row.note[1:]}.", width=width) for row in rows if row.note
-    ]
     return blocks(
-        table(cells, headers=headers, align=align, width=width),
-        *notes,
+        comparison_table(rows, width=width),
         "" if outcome.nccl is None else wrapped(nccl_words(outcome.nccl), width=width),
         wrapped(_ending(outcome), width=width),
     )
@@ -184,17 +155,3 @@ def _ending(outcome: Outcome) -> str:
         f"The job {verb} after {steps} steps and {format_seconds(outcome.seconds)}{code}; "
         f"log and metrics: {outcome.run_folder}"
     )
-
-
-def _shown(row: Comparison, value: float | None) -> str:
-    if value is None:
-        return "unknown"
-    match row.unit:
-        case "seconds":
-            return format_seconds(value)
-        case "tokens_per_second":
-            return f"{value:,.0f}"
-        case "fraction":
-            return format_percent(value)
-        case "bytes":
-            return format_gib(value)

@@ -16,9 +16,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+from fsdpplan.cost.all_heads_norms import all_heads_norm_calls
 from fsdpplan.cost.calls import BlockCall, Overlap, Pass, Piece, activation_bytes
 from fsdpplan.cost.groups import cp_group, ep_group, tp_group
 from fsdpplan.cost.sizes import local_tokens
+from fsdpplan.cost.traded_heads import traded_heads_calls
+from fsdpplan.spec.cluster import DeviceKind
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import DTYPE_BYTES, Training
@@ -27,13 +30,20 @@ Network = Literal["attention", "ffn", "experts"]
 """What tensor parallelism splits by its inner width."""
 
 
-def block_calls(*, model: Model, training: Training, layout: Layout) -> tuple[BlockCall, ...]:
-    """Collectives of one block and micro-batch on one rank; with experts: of one that has them."""
+def block_calls(
+    *, model: Model, training: Training, layout: Layout, device_kind: DeviceKind = "cuda"
+) -> tuple[BlockCall, ...]:
+    """Collectives of one block and micro-batch on one rank; with experts: of one that has them.
+
+    Attention over several ranks is a ring on CUDA, and all-to-all on CPU.
+    """
     calls: list[BlockCall] = []
     if layout.tp > 1:
         calls += _tensor_parallel(model, training, layout)
+        calls += all_heads_norm_calls(model, training, layout, _passes(training, layout))
     if layout.cp > 1:
-        calls += _context_parallel(model, training, layout)
+        attention = _context_parallel if device_kind == "cuda" else traded_heads_calls
+        calls += attention(model, training, layout)
     if layout.ep > 1 and model.experts:
         calls += _expert_parallel(model, training, layout)
     return tuple(calls)

@@ -56,7 +56,7 @@ def block_waiting(
     if layout.tp == layout.cp == layout.ep == 1:
         return BlockWaiting()
     return _block_waiting(
-        block_calls(model=model, training=training, layout=layout),
+        block_calls(model=model, training=training, layout=layout, device_kind=cluster.device.kind),
         block_work(model=model, training=training, layout=layout),
         cluster,
     )

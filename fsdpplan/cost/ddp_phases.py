@@ -67,12 +67,14 @@ def ddp_phases(s: RankSizes) -> list[Phase]:
         activations=s.saved(s.blocks) + 2 * s.last_residual + s.last_normed,
         extra=s.element_bytes * s.logits_elements + s.logits_gather_bytes,
     )
-    return [forward, logits, *_loss_phases(s), *backward, embedding, grown]
+    whole = [logits] if s.pieces is None else []
+    return [forward, *whole, *_loss_phases(s), *backward, embedding, grown]
 
 
 def _loss_phases(s: RankSizes) -> list[Phase]:
     """The loss, forward and backward; then the head's backward and the cast of its gradient."""
     recomputes = s.block.live_bytes > s.block.saved_bytes
+    pieces = s.pieces
     copies = 0 if recomputes else s.blocks * s.copies_block
     saved = s.saved(s.blocks) + s.last_residual + s.message_buffers
 
@@ -83,19 +85,35 @@ def _loss_phases(s: RankSizes) -> list[Phase]:
             unsharded_parameters=copies + parameters,
             unsharded_gradients=gradients,
             activations=saved + activations,
-            logits=logits_bytes * s.logits_elements,
+            logits=logits_bytes,
         )
 
+    if pieces is not None:
+        both = s.last_normed + pieces.hidden_gradient
+        return [
+            phase(
+                activations=both,
+                logits_bytes=pieces.logits,
+                parameters=s.copies_root,
+                gradients=pieces.weight_gradient,
+            ),
+            phase(
+                activations=both,
+                logits_bytes=pieces.logits_gradient,
+                parameters=s.copies_root,
+                gradients=pieces.weight_gradient + pieces.product,
+            ),
+        ]
     head = s.head_gradient_made
     loss = phase(
         activations=s.last_normed,
-        logits_bytes=s.loss_element_bytes,
+        logits_bytes=s.loss_element_bytes * s.logits_elements,
         parameters=s.copies_root,
         gradients=0,
     )
     backward = phase(
         activations=2 * s.last_normed,
-        logits_bytes=s.element_bytes,
+        logits_bytes=s.element_bytes * s.logits_elements,
         parameters=s.copies_root,
         gradients=head,
     )

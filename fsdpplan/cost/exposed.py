@@ -28,13 +28,15 @@ class ExposedSeconds:
     all_gather: float = 0.0
     reduce_scatter: float = 0.0
     all_reduce: float = 0.0
+    all_to_all: float = 0.0
+    """Of an optimizer that needs whole matrices: nothing runs beside it."""
     by_axis: tuple[tuple[str, float], ...] = ()
     """Beside those of data parallelism, by mesh axis: tp, cp, ep, pp."""
 
     @property
     def data_parallel(self) -> float:
         """What data parallelism waits."""
-        return self.all_gather + self.reduce_scatter + self.all_reduce
+        return self.all_gather + self.reduce_scatter + self.all_reduce + self.all_to_all
 
     @property
     def total(self) -> float:
@@ -111,6 +113,8 @@ def own_waiting(exposed: ExposedSeconds, totals: dict[str, float]) -> dict[str, 
         "all_reduce": exposed.all_reduce,
         gathers: exposed.all_gather,
     }
+    if "all_to_all" in totals:
+        waiting["all_to_all"] = exposed.all_to_all
     behind = 0.0
     for name, seconds in waiting.items():
         waiting[name] = min(seconds, totals.get(name, 0.0))

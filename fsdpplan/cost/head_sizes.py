@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from fsdpplan.cost.block_sizes import FP32_BYTES
 from fsdpplan.cost.formats import formats, local_tokens
+from fsdpplan.cost.head_pieces import LossPieces, loss_pieces
 from fsdpplan.cost.shards import Stage
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
@@ -40,6 +41,8 @@ class HeadSizes:
     """What a forward pass leaves for its backward pass."""
     weight_elements: int
     """The head's weight."""
+    pieces: LossPieces | None
+    """Of a loss that is made in pieces."""
 
 
 def head_sizes(*, model: Model, training: Training, layout: Layout, stage: Stage) -> HeadSizes:
@@ -56,14 +59,19 @@ def head_sizes(*, model: Model, training: Training, layout: Layout, stage: Stage
     # ranks gather the logits, then join them side by side
     gathered = head * tokens * (model.vocab + local_vocab) * of.computed if gathers else 0
     loss = _loss_bytes(training=training, layout=layout, element_bytes=of.computed)
+    pieces = loss_pieces(model=model, training=training, layout=layout, stage=stage)
+    kept = last_normed + logits * loss.kept
+    if pieces is not None:
+        kept = last_normed + pieces.hidden_gradient + pieces.weight_gradient
     return HeadSizes(
         last_residual=last_residual,
         last_normed=last_normed,
         logits_elements=logits,
         gather_bytes=gathered,
         loss_element_bytes=loss.peak,
-        kept_bytes=last_residual + last_normed + logits * loss.kept,
+        kept_bytes=last_residual + kept,
         weight_elements=head * local_vocab * model.hidden,
+        pieces=pieces,
     )
 
 

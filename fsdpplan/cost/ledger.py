@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from fsdpplan.cost.block_sizes import FP32_BYTES
 from fsdpplan.cost.formats import formats
+from fsdpplan.cost.muon import muon_elements
 from fsdpplan.cost.shards import Stage, stage_elements, stage_shard_elements
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
@@ -20,6 +21,9 @@ from fsdpplan.spec.training import Training
 
 ADAM_STATES = 2
 """fp32 tensors of AdamW for each parameter: first and second moment."""
+
+BLOCK_OF_8BIT_ELEMENTS = 256
+"""Elements of a moment in 8 bits that share a scale."""
 
 
 def classic_bytes_per_parameter(*, gradient_bytes: int = 2) -> dict[str, int]:
@@ -75,10 +79,33 @@ def rank_state(*, model: Model, training: Training, layout: Layout, stage: Stage
         gradients=_resident_gradient_bytes(
             whole=whole, shard=shard, training=training, layout=layout
         ),
-        optimizer=updated * (masters + ADAM_STATES * FP32_BYTES),
+        optimizer=updated * masters
+        + _state_bytes(updated, model=model, training=training, layout=layout, stage=stage),
         held_parameters=held,
         optimizer_parameters=updated,
     )
+
+
+def _state_bytes(
+    updated: int, *, model: Model, training: Training, layout: Layout, stage: Stage
+) -> int:
+    """Bytes that the optimizer keeps of `updated` parameters.
+
+    AdamW two moments in fp32. AdamW of 8 bits a byte for each, and an fp32 scale for each 256
+    elements (torchao torchao/optim/subclass_8bit.py; tensors below 4096 elements, which it keeps in
+    fp32, are assumed away). Muon one momentum of the blocks' matrices, AdamW's two of the rest.
+    """
+    match training.optimizer:
+        case "adamw":
+            return updated * ADAM_STATES * FP32_BYTES
+        case "adamw_8bit":
+            scales = -(-updated // BLOCK_OF_8BIT_ELEMENTS)
+            return ADAM_STATES * (updated + FP32_BYTES * scales)
+        case "muon":
+            matrices = muon_elements(
+                model=model, layout=layout, stage=stage, is_whole=layout.sharding == "ddp"
+            )
+            return FP32_BYTES * (ADAM_STATES * updated - matrices)
 
 
 def _shard_elements(whole: int, *, model: Model, layout: Layout, stage: Stage) -> int:

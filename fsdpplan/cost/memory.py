@@ -26,6 +26,7 @@ from fsdpplan.cost.ledger import (
     rank_state,
     sums_fp32_gradients,
 )
+from fsdpplan.cost.muon import muon_temporary_bytes
 from fsdpplan.cost.offload import host_bytes, require_offloadable, staging_bytes
 from fsdpplan.cost.phases import fsdp_phases
 from fsdpplan.cost.pipeline_phases import pipeline_phases
@@ -73,9 +74,15 @@ def rank_phases(sizes: RankSizes, layout: Layout) -> list[Phase]:
 
 
 def optimizer_phase(
-    sizes: RankSizes, *, state: StateBytes, training: Training, layout: Layout
+    sizes: RankSizes,
+    *,
+    state: StateBytes,
+    training: Training,
+    layout: Layout,
+    optimizer_temporaries: int = 0,
 ) -> Phase:
-    """Gradient norm and AdamW: all gradient shards, and no temporaries where it is one kernel.
+    """Gradient norm and AdamW: all gradient shards, and no temporaries where it is one kernel;
+    `optimizer_temporaries` are what Muon needs beside.
 
     Lists of operators have one tensor more for each parameter. Half-precision gradients of the
     optimizer's part are copied to fp32 for it; those of softwares that keep no buffer of all
@@ -84,6 +91,7 @@ def optimizer_phase(
     Source: DeepSpeed runtime/zero/stage_1_and_2.py, `step`; InternEvo hybrid_zero_optim.py.
     """
     of_lists = FP32_BYTES * state.optimizer_parameters * int(training.traits.foreach_optimizer)
+    of_lists += optimizer_temporaries
     if layout.sharding == "fsdp":
         elements = sizes.blocks * sizes.shard_block_elements + sizes.shard_root_elements
         kept = FP32_BYTES
@@ -119,7 +127,15 @@ def stage_memory(
     state = rank_state(model=model, training=training, layout=layout, stage=stage)
     phases = [
         *rank_phases(sizes, layout),
-        optimizer_phase(sizes, state=state, training=training, layout=layout),
+        optimizer_phase(
+            sizes,
+            state=state,
+            training=training,
+            layout=layout,
+            optimizer_temporaries=muon_temporary_bytes(model=model, layout=layout, stage=stage)
+            if training.optimizer == "muon"
+            else 0,
+        ),
     ]
     peak = max(phases, key=lambda phase: phase.total_bytes)
     on_device = layout.offload == "none"

@@ -1,11 +1,13 @@
-"""Optimizer: seconds of gradient norm, clipping and AdamW over a rank's own parameters."""
+"""Optimizer: seconds of gradient norm, clipping and update over a rank's own parameters."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fsdpplan.cost.muon import MOMENTUM_BYTES_PER_PARAMETER
 from fsdpplan.cost.work import memory_bytes_per_second
 from fsdpplan.spec.cluster import Device
+from fsdpplan.spec.training import Optimizer
 
 ADAMW_BYTES_PER_PARAMETER = 28
 """Fused AdamW reads parameter, gradient and two moments and writes all but the gradient, fp32."""
@@ -14,6 +16,14 @@ FOREACH_BYTES_PER_PARAMETER = 80
 """AdamW of separate operators over lists of tensors: decay (8), first moment (12), second moment
 (8 + 12), root (8), two quotients and a sum (8 + 8), update (16). Source: torch 2.13
 torch/optim/adamw.py `_multi_tensor_adamw`."""
+
+ADAMW_8BIT_BYTES_PER_PARAMETER = 16
+"""Parameter read and written and gradient read in fp32, two moments read and written in a byte
+each. Source: torchao torchao/optim/adam.py, `single_param_adam`, compiled to one kernel a tensor;
+taken to read nothing twice for the greatest element of each 256."""
+
+UNSCALE_BYTES_PER_PARAMETER = 8
+"""With loss scaling, fp32 gradients are read and written to be divided."""
 
 CLIP_BYTES_PER_PARAMETER = 12
 """The norm reads the fp32 gradients; clipping reads and writes them."""
@@ -38,14 +48,22 @@ class OptimizerRecipe:
     half_gradients: bool = False
     fused: bool = True
     on_host: bool = False
+    optimizer: Optimizer = "adamw"
+    scales_loss: bool = False
 
     @property
     def bytes_per_parameter(self) -> int:
         """Memory traffic of one parameter."""
-        step = ADAMW_BYTES_PER_PARAMETER if self.fused else FOREACH_BYTES_PER_PARAMETER
+        adamw = ADAMW_BYTES_PER_PARAMETER if self.fused else FOREACH_BYTES_PER_PARAMETER
+        step = {
+            "adamw": adamw,
+            "adamw_8bit": ADAMW_8BIT_BYTES_PER_PARAMETER,
+            "muon": MOMENTUM_BYTES_PER_PARAMETER,
+        }[self.optimizer]
+        scaling = UNSCALE_BYTES_PER_PARAMETER if self.scales_loss else 0
         half = HALF_COPY_BYTES_PER_PARAMETER if self.half_parameters else 0
         gradient = HALF_GRADIENT_BYTES_PER_PARAMETER if self.half_gradients else 0
-        return CLIP_BYTES_PER_PARAMETER + step + half + gradient
+        return CLIP_BYTES_PER_PARAMETER + scaling + step + half + gradient
 
 
 def optimizer_seconds(

@@ -69,6 +69,24 @@ def loss_phases(s: RankSizes) -> list[Phase]:
         )
 
     last_blocks = s.blocks_of(s.units - 1)
+    if s.pieces is not None:
+        made = s.pieces.weight_gradient
+        return [
+            phase(
+                "loss",
+                parameters=0,
+                gradients=made,
+                logits=s.pieces.logits,
+                extra=s.pieces.hidden_gradient,
+            ),
+            phase(
+                "loss",
+                parameters=0,
+                gradients=made + s.pieces.product,
+                logits=s.pieces.logits_gradient,
+                extra=s.pieces.hidden_gradient,
+            ),
+        ]
     return [
         phase(
             "forward",

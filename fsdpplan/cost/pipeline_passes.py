@@ -31,6 +31,7 @@ from fsdpplan.cost.replica_timing import (
     reduction_exposed_seconds,
 )
 from fsdpplan.cost.shards import Stage, block_kinds
+from fsdpplan.cost.tied_tables import table_seconds
 from fsdpplan.cost.timing import block_work
 from fsdpplan.cost.traffic import message_bytes
 from fsdpplan.spec.cluster import Cluster
@@ -68,13 +69,14 @@ def pipeline_passes(
     rank = max(range(layout.pp), key=lambda rank: (timing.busy_seconds[rank], rank))
     idle = timing.idle_seconds[rank]
     messages = min(idle, _message_waiting_seconds(model, layout, rank, send))
+    tables = table_seconds(model=model, cluster=cluster, layout=layout)
     return Passes(
         busy_seconds=timing.busy_seconds[rank],
         exposed=ExposedSeconds(
             all_gather=exposed.all_gather,
             reduce_scatter=exposed.reduce_scatter,
             all_reduce=exposed.all_reduce,
-            by_axis=(("pp", messages),),
+            by_axis=(("pp", messages + tables),),
         ),
         bubble_seconds=idle - messages,
         pp_rank=rank,

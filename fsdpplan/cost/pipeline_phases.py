@@ -91,13 +91,22 @@ def pipeline_phases(s: RankSizes) -> list[Phase]:
 def _loss_phases(s: RankSizes, in_flight: int, later: int, gathered: int) -> list[Phase]:
     """The loss with the first backward to come, and with gradients held; the stage keeps its
     output, the logits, until its backward."""
+    kept = s.last_residual + s.last_normed + s.message_buffers
+    sizes = [(0, 0, (s.loss_element_bytes + s.element_bytes) * s.logits_elements)]
+    if s.pieces is not None:
+        made, gradient = s.pieces.weight_gradient, s.pieces.hidden_gradient
+        sizes = [
+            (gradient, made, s.pieces.logits),
+            (gradient, made + s.pieces.product, s.pieces.logits_gradient),
+        ]
     return [
         Phase(
             name="loss",
             unsharded_parameters=gathered,
-            unsharded_gradients=held,
-            activations=activations + s.last_residual + s.last_normed + s.message_buffers,
-            logits=(s.loss_element_bytes + s.element_bytes) * s.logits_elements,
+            unsharded_gradients=held + made,
+            activations=activations + kept + gradient,
+            logits=logits,
         )
         for activations, held in ((in_flight, 0), (later, s.held(s.looped_blocks)))
+        for gradient, made, logits in sizes
     ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fsdpplan.cost.activations import BlockActivations
+from fsdpplan.cost.head_pieces import LossPieces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +130,8 @@ class RankSizes:
     """All fp32 tensors of the loss, for one of the logits, at its highest."""
     element_bytes: int
     """Of the compute dtype."""
+    pieces: LossPieces | None = None
+    """Of a loss that is made in pieces; None: it is whole, or on another rank."""
 
     @property
     def units(self) -> int:

@@ -116,7 +116,8 @@ def rank_sizes(
         earlier_gradient_bytes=shard_gradient.earlier,
         later_gradient_bytes=shard_gradient.later,
         reduced_bytes=shard_gradient.reduced,
-        resident_gradients=state.gradients,
+        resident_gradients=state.gradients
+        + _accumulated_bytes(training=training, layout=layout, elements=state.held_parameters),
         grown_block=block.weight_gradient_bytes if grows else 0,
         grown_root=root.elements * of.computed if grows else 0,
         block=block,
@@ -142,6 +143,7 @@ def rank_sizes(
         logits_gather_bytes=head.gather_bytes,
         loss_element_bytes=head.loss_element_bytes,
         element_bytes=of.computed,
+        pieces=head.pieces,
     )
 
 
@@ -182,6 +184,18 @@ def _block_activations(*, model: Model, training: Training, layout: Layout) -> B
         mode=layout.activation_checkpointing,
         weight_gradients=weight_gradients_of(training=training, layout=layout),
     )
+
+
+def _accumulated_bytes(*, training: Training, layout: Layout, elements: int) -> int:
+    """Gradients of DDP beside its buckets: those of micro-batches that are not reduced stay where
+    backward makes them, and are copied when the last one is.
+
+    Seen of torch 2.13's DistributedDataParallel with gradient_as_bucket_view, under no_sync, with
+    gradients that are freed after each step.
+    """
+    by_ddp = layout.sharding == "ddp" and layout.pp == 1 and not training.traits.half_parameters
+    accumulates = layout.gradient_sync == "last" and layout.num_microbatches > 1
+    return FP32_BYTES * elements if by_ddp and accumulates else 0
 
 
 def _bucket_copy_bytes(*, training: Training, layout: Layout, elements: int) -> int:

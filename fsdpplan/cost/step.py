@@ -58,16 +58,8 @@ def estimate(*, model: Model, cluster: Cluster, training: Training, layout: Layo
 
 
 def is_runnable(*, training: Training, layout: Layout) -> bool:
-    """Whether today's trainer can run `layout`, if it can build the model: the data-parallel family
-    in bf16 or fp32."""
-    return (
-        layout.tp == layout.pp == layout.cp == layout.ep == 1
-        and layout.sharding in ("ddp", "fsdp")
-        and layout.activation_checkpointing in ("none", "op", "full")
-        and training.precision in ("bf16", "fp32")
-        and training.runtime == "fsdp2"
-        and not (layout.sharding == "ddp" and layout.gradient_sync == "reduce_scatter_only")
-    )
+    """Whether the trainer can run a legal `layout`, if it can build the model: it is FSDP2's."""
+    return training.runtime == "fsdp2" and layout.sharding in ("ddp", "fsdp")
 
 
 def pipeline_ranks(model: Model, layout: Layout) -> tuple[Stage, ...]:

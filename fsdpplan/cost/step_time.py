@@ -29,7 +29,7 @@ from fsdpplan.cost.timing import (
     layout_optimizer_seconds,
     optimizer_elements,
 )
-from fsdpplan.cost.traffic import step_calls, tp_end_calls
+from fsdpplan.cost.traffic import optimizer_calls, step_calls, tp_end_calls
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.estimate import CollectiveCost, TimeBreakdown
 from fsdpplan.spec.layout import Layout
@@ -59,9 +59,19 @@ def step_time(*, model: Model, cluster: Cluster, training: Training, layout: Lay
             tp_end_calls(model=model, training=training, layout=layout, stage=stage),
             cluster,
         ),
+        all_to_all=sum(
+            call_seconds(call, cluster)
+            for call in optimizer_calls(model=model, training=training, layout=layout, stage=stage)
+        ),
     )
     communication = collective_costs(
-        step_calls(model=model, training=training, layout=layout, stage=stage),
+        step_calls(
+            model=model,
+            training=training,
+            layout=layout,
+            stage=stage,
+            device_kind=cluster.device.kind,
+        ),
         cluster=cluster,
         exposed=exposed,
     )
@@ -90,6 +100,7 @@ def step_time(*, model: Model, cluster: Cluster, training: Training, layout: Lay
                 layout=layout,
                 local_parameters=optimizer_elements(model=model, layout=layout, stage=held),
                 training=training,
+                stage=held,
             )
             for held in dict.fromkeys(stages)
         ),

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fsdpplan.cost.block_sizes import FP32_BYTES
 from fsdpplan.cost.compute import BlockSeconds, BlockWork, block_seconds, head_seconds
 from fsdpplan.cost.head import embedding_seconds
+from fsdpplan.cost.head_pieces import head_pieces_seconds
+from fsdpplan.cost.muon import muon_elements, muon_matrices, muon_seconds
 from fsdpplan.cost.optimizer import OptimizerRecipe, optimizer_seconds
 from fsdpplan.cost.params import block_tensors
 from fsdpplan.cost.shards import Stage, gradient_syncs, stage_elements, stage_shard_elements
@@ -88,6 +91,19 @@ def layout_head_seconds(
     """(forward, backward) seconds of head and loss for one micro-batch on one rank."""
     vocab = -(-model.vocab // layout.tp)
     traits = training.traits
+    if layout.loss_chunks > 1:
+        is_wide = training.activation_dtype == "fp16"
+        of = formats(training=training, layout=layout)
+        return head_pieces_seconds(
+            model=model,
+            tokens=local_tokens(training=training, layout=layout),
+            vocab=vocab,
+            chunks=layout.loss_chunks,
+            precision=training.precision,
+            device=device,
+            joins_loss=layout.compile and layout.tp == 1,
+            weight_bytes=FP32_BYTES if is_wide else of.gathered,
+        )
     return head_seconds(
         model=model,
         tokens=local_tokens(training=training, layout=layout),
@@ -186,8 +202,12 @@ def layout_optimizer_seconds(
     layout: Layout,
     local_parameters: int,
     training: Training | None = None,
+    stage: Stage | None = None,
 ) -> float:
-    """Gradient norm, clipping and AdamW on one rank, by what the runtime does with parameters."""
+    """Gradient norm, clipping and update on one rank, by what the runtime does with parameters.
+
+    Of Muon, whose matrices depend on the `stage`, without the exchange between ranks.
+    """
     recipe = OptimizerRecipe(on_host=layout.offload == "cpu")
     if training is not None:
         traits = training.traits
@@ -196,10 +216,22 @@ def layout_optimizer_seconds(
             half_parameters=traits.half_parameters,
             half_gradients=traits.half_gradients,
             fused=not traits.foreach_optimizer,
+            optimizer="adamw_8bit" if training.optimizer == "adamw_8bit" else "adamw",
+            scales_loss=training.scales_loss,
         )
-    return optimizer_seconds(
-        local_parameters=local_parameters,
+    by_muon, orthogonal = 0, 0.0
+    if training is not None and training.optimizer == "muon" and stage is not None:
+        by_muon = muon_elements(
+            model=model, layout=layout, stage=stage, is_whole=layout.sharding == "ddp"
+        )
+        matrices = muon_matrices(model=model, layout=layout, stage=stage)
+        traffic = replace(recipe, optimizer="muon").bytes_per_parameter * by_muon
+        orthogonal = muon_seconds(matrices=matrices, device=device)
+        orthogonal += traffic / memory_bytes_per_second(device)
+    seconds = optimizer_seconds(
+        local_parameters=local_parameters - by_muon,
         device=device,
         tensors=len(block_tensors(model)) * model.layers // layout.pp,
         recipe=recipe,
     )
+    return seconds + orthogonal

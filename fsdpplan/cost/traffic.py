@@ -16,24 +16,37 @@ from collections.abc import Iterator
 from fsdpplan.cost.block_calls import block_calls, gathered_activation_dtype
 from fsdpplan.cost.calls import Calls, activation_bytes
 from fsdpplan.cost.groups import pp_group, tp_group
-from fsdpplan.cost.params import block_tensors, embedding_tensors, head_tensors
+from fsdpplan.cost.params import (
+    ParameterTensor,
+    block_tensors,
+    embedding_tensors,
+    head_tensors,
+)
 from fsdpplan.cost.shards import Stage, block_kinds, gradient_syncs
 from fsdpplan.cost.sizes import local_tokens
+from fsdpplan.cost.tied_tables import table_calls
 from fsdpplan.cost.traffic_fsdp import FP32_BYTES, fsdp_calls, norm_calls
+from fsdpplan.cost.traffic_muon import muon_calls
 from fsdpplan.cost.traffic_replicas import replica_calls
+from fsdpplan.spec.cluster import DeviceKind
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import DTYPE_BYTES, Training
+
+NARROW = ("wq_a.", "wkv_a.")
+"""Projections whose output all heads share."""
 
 __all__ = ["Calls", "activation_bytes", "fsdp_calls", "pp_calls", "step_calls"]
 
 
 def inner_calls(
-    *, model: Model, training: Training, layout: Layout, stage: Stage
+    *, model: Model, training: Training, layout: Layout, stage: Stage, device_kind: DeviceKind
 ) -> Iterator[Calls]:
     """Collectives inside the blocks, of all blocks and micro-batches."""
     for kind, blocks in block_kinds(model=model, stage=stage):
-        for call in block_calls(model=kind, training=training, layout=layout):
+        for call in block_calls(
+            model=kind, training=training, layout=layout, device_kind=device_kind
+        ):
             yield Calls(
                 collective=call.collective,
                 group=call.group,
@@ -81,7 +94,7 @@ def _norm_weight_calls(
     dtype = training.reduce_dtype if holds else training.activation_dtype
     lengths: dict[int, int] = {}
     parts = [
-        ([t for t in block_tensors(kind) if "norm" in t.name and t.split == "none"], blocks)
+        ([t for t in block_tensors(kind) if _has_partial_gradients(t)], blocks)
         for kind, blocks in block_kinds(model=model, stage=stage)
     ]
     last_norm = [t for t in head_tensors(model) if len(t.shape) == 1]
@@ -100,18 +113,26 @@ def _norm_weight_calls(
         )
 
 
+def _has_partial_gradients(tensor: ParameterTensor) -> bool:
+    """Whether tensor-parallel ranks all have the tensor, and each its tokens' or its heads' part of
+    the gradient: norms, and the narrow projections of latent attention."""
+    return tensor.split == "none" and ("norm" in tensor.name or tensor.name.startswith(NARROW))
+
+
 def _loss_calls(*, model: Model, training: Training, layout: Layout) -> Iterator[Calls]:
     """The logits, gathered; or, of a vocabulary-parallel loss, three fp32 numbers a token (the
     highest logit, the sum of exponentials, the target's logit)."""
     tokens = local_tokens(training=training, layout=layout)
     if layout.loss_parallel:
-        yield Calls(
-            collective="all_reduce",
-            group=tp_group(layout),
-            dtype="fp32",
-            count=3 * layout.num_microbatches,
-            call_bytes=FP32_BYTES * tokens,
-        )
+        smaller, larger = divmod(tokens, layout.loss_chunks)
+        for pieces, size in ((larger, smaller + 1), (layout.loss_chunks - larger, smaller)):
+            yield Calls(
+                collective="all_reduce",
+                group=tp_group(layout),
+                dtype="fp32",
+                count=3 * pieces * layout.num_microbatches,
+                call_bytes=FP32_BYTES * size,
+            )
         return
     yield Calls(
         collective="all_gather",
@@ -162,16 +183,34 @@ def message_bytes(*, model: Model, training: Training, layout: Layout) -> int:
     return size // layout.tp if layout.sequence_parallel else size
 
 
-def step_calls(*, model: Model, training: Training, layout: Layout, stage: Stage) -> list[Calls]:
+def optimizer_calls(
+    *, model: Model, training: Training, layout: Layout, stage: Stage
+) -> Iterator[Calls]:
+    """What an optimizer exchanges that needs more than each rank's own shards."""
+    if training.optimizer == "muon":
+        yield from muon_calls(model=model, layout=layout, stage=stage)
+
+
+def step_calls(
+    *,
+    model: Model,
+    training: Training,
+    layout: Layout,
+    stage: Stage,
+    device_kind: DeviceKind = "cuda",
+) -> list[Calls]:
     """Every collective of one rank's step."""
     arguments = {"model": model, "training": training, "layout": layout, "stage": stage}
     calls: list[Calls] = []
     if layout.sharding == "fsdp":
         calls += fsdp_calls(**arguments)  # type: ignore[arg-type]
-        calls += norm_calls(model=model, layout=layout, stage=stage)
     else:
         calls += replica_calls(**arguments)  # type: ignore[arg-type]
-    calls += inner_calls(**arguments)  # type: ignore[arg-type]
+    if layout.sharding in ("fsdp", "ddp"):
+        calls += norm_calls(model=model, layout=layout, stage=stage)
+    calls += inner_calls(device_kind=device_kind, **arguments)  # type: ignore[arg-type]
     calls += tp_end_calls(**arguments)  # type: ignore[arg-type]
     calls += pp_calls(**arguments)  # type: ignore[arg-type]
+    calls += table_calls(model=model, layout=layout, stage=stage)
+    calls += optimizer_calls(**arguments)  # type: ignore[arg-type]
     return [call for call in calls if call.count and call.group.ranks > 1]

@@ -9,6 +9,7 @@ from fsdpplan.cost.fsdp_units import NOTHING, block_units, root_unit
 from fsdpplan.cost.groups import (
     Group,
     expert_shard_group,
+    pp_group,
     regather_group,
     replicate_group,
     shard_group,
@@ -130,20 +131,20 @@ def _unit_calls(
 
 def norm_calls(*, model: Model, layout: Layout, stage: Stage) -> Iterator[Calls]:
     """The gradient norm: one fp32 number a parameter, all-reduced over the shards, then over the
-    tensor-parallel ranks.
+    tensor-parallel ranks; their sum over the pipeline's.
 
-    `torch.nn.utils.clip_grad_norm_`, which the trainer clips with, stacks the norms of all
-    parameters' shards and reduces them at once; replicas have equal gradients by then.
+    The trainer adds up squares axis by axis; replicas have equal gradients by then.
     """
     root = stage_root_size(model=model, stage=stage, tp=1, shard_ranks=1)
     tensors = root.tensors + sum(
         number * len(block_tensors(kind)) for kind, number in block_kinds(model=model, stage=stage)
     )
-    for group in (shard_group(layout), tp_group(layout)):
+    sums = ((shard_group(layout), tensors), (tp_group(layout), tensors), (pp_group(layout), 1))
+    for group, numbers in sums:
         yield Calls(
             collective="all_reduce",
             group=group,
             dtype="fp32",
             count=1,
-            call_bytes=FP32_BYTES * tensors,
+            call_bytes=FP32_BYTES * numbers,
         )

@@ -56,6 +56,8 @@ class Trainer:
 
     steps: int | None = None
     data: str | None = None
+    tokenizer: str | None = None
+    pack: bool = False
     learning_rate: float | None = None
     clip_norm: float | None = None
     seed: int | None = None
@@ -71,6 +73,8 @@ class Trainer:
                 raise SpecError("checkpoint_every needs a place: give --checkpoint-dir too")
         if self.learning_rate is not None:
             require_positive(learning_rate=self.learning_rate)
+        if self.tokenizer is not None and self.data is None:
+            raise SpecError("tokenizer needs text: give --data with .txt or .jsonl files too")
         if self.clip_norm is not None:
             require_positive(clip_norm=self.clip_norm)
         if self.seed is not None and self.seed < 0:
@@ -81,6 +85,7 @@ class Trainer:
         pairs = (
             ("--steps", self.steps),
             ("--data", self.data),
+            ("--tokenizer", self.tokenizer),
             ("--learning-rate", self.learning_rate),
             ("--clip-norm", self.clip_norm),
             ("--seed", self.seed),
@@ -88,7 +93,8 @@ class Trainer:
             ("--checkpoint-every", self.checkpoint_every),
         )
         given = ((name, str(value)) for name, value in pairs if value is not None)
-        return tuple(f"{name}={value}" for name, value in given)
+        words = tuple(f"{name}={value}" for name, value in given)
+        return (*words, "--pack") if self.pack else words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

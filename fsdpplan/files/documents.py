@@ -17,6 +17,7 @@ from fsdpplan.files.table import short
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.estimate import Estimate
 from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.ledger import Job, Machines, Observed, Predicted
 from fsdpplan.spec.machine import Machine
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import RankedLayout
@@ -52,6 +53,18 @@ class MachineDocument(BaseModel):
     machine: Machine
 
 
+class LedgerDocument(BaseModel):
+    """What one row of the ledger says beside its time and place."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    job: Job
+    machines: Machines
+    predicted: Predicted
+    observed: Observed
+    versions: dict[str, str]
+
+
 def validate_plan(values: dict[str, Any]) -> PlanDocument:
     """The plan in `values`. Raises SpecError naming the first wrong field."""
     return _validate(PlanDocument, values)
@@ -60,6 +73,11 @@ def validate_plan(values: dict[str, Any]) -> PlanDocument:
 def validate_machine(values: dict[str, Any]) -> MachineDocument:
     """The machine in `values`. Raises SpecError naming the first wrong field."""
     return _validate(MachineDocument, values)
+
+
+def validate_ledger(values: dict[str, Any]) -> LedgerDocument:
+    """The row in `values`. Raises SpecError naming the first wrong field."""
+    return _validate(LedgerDocument, values)
 
 
 def _validate(kind: type[Document], values: dict[str, Any]) -> Document:

@@ -1,8 +1,8 @@
 """Plan upgrade: documents of earlier fsdpplans, read as the same plan with today's fields.
 
 Those of the first one are told by a fitted number that no plan has had since; those before clusters
-had a network by its absence. A field that has come since has its default, which is what they meant
-without saying it.
+had a network, or a correction, by its absence. A field that has come since has its default, which
+is what they meant without saying it.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ def upgraded(document: dict[str, Any]) -> dict[str, Any]:
     if cluster and not {"network", "weak"} & set(cluster):
         device = _filled(Device, cluster.get("device"))
         document = {**document, "cluster": {**_filled(Cluster, cluster), "device": device}}
+    elif cluster and "correction" not in cluster:
+        document = {**document, "cluster": {**cluster, "correction": None}}
     device = _table(_table(document, "cluster"), "device")
     fit = _table(device, "fit")
     if not isinstance(fit.get(OLD_MARK), int | float):

@@ -28,6 +28,11 @@ class Follower:
         """Why the job has to end; None as long as it may go on."""
         return None if self._nccl is None else self._nccl.verdict
 
+    @property
+    def log(self) -> Path | None:
+        """The job's log; None as long as nobody said where it is."""
+        return self._log_path
+
     def follow_log(self, path: Path) -> None:
         """Show what is added to `path`; Slurm says only after a while where that is."""
         if path != self._log_path:

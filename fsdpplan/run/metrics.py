@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fsdpplan.run.tail import FileTail
@@ -21,6 +21,8 @@ class Start:
     """Steps done before it: above 0 when it resumed."""
     steps: int | None
     """Step at which it ends."""
+    plan_sha256: str | None = None
+    """Of the plan that it trains by; None: it did not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +51,33 @@ class Summary:
     memory_kind: str | None
     """`allocator`: of torch's CUDA allocator; `resident`: of the process."""
     world: int | None
+    steps_measured: int | None = None
+    """Steps that its medians count."""
+    stopped_by_signal: int | None = None
+    """Signal that ended it early."""
+    torch_version: str | None = None
+    nccl_version: str | None = None
+    driver_version: str | None = None
 
 
-Event = Start | Step | Summary
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Communication:
+    """All calls of one collective on one mesh axis in one step, as the profiler saw them."""
+
+    axis: str
+    """As in an estimate: mesh axis, or axes joined by `*`."""
+    collective: str
+    seconds: float
+    """Summed over the calls."""
+    exposed_seconds: float | None
+    """Part of it in which no kernel ran beside it."""
+    count: int | None
+    """Calls."""
+    bytes: int | None
+    """The full unsharded buffer, summed over the calls."""
+
+
+Event = Start | Step | Summary | Communication
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +87,8 @@ class Measured:
     start: Start | None = None
     steps: tuple[Step, ...] = ()
     summary: Summary | None = None
+    communication: tuple[Communication, ...] = ()
+    """The newest of each axis and collective."""
 
     def plus(self, event: Event) -> Measured:
         """With one more event."""
@@ -68,9 +96,11 @@ class Measured:
             case Start():
                 return Measured(start=event)
             case Step():
-                return Measured(start=self.start, steps=(*self.steps, event), summary=None)
+                return replace(self, steps=(*self.steps, event), summary=None)
             case Summary():
-                return Measured(start=self.start, steps=self.steps, summary=event)
+                return replace(self, summary=event)
+            case Communication():
+                return replace(self, communication=_newest(self.communication, event))
 
     def median(self, name: str) -> float | None:
         """Median of a field of the steps, without the first few."""
@@ -78,10 +108,31 @@ class Measured:
         counted = values[min(WARMUP_STEPS, len(values) // 2) :]
         return statistics.median(counted) if counted else None
 
+    @property
+    def measured_steps(self) -> int:
+        """Steps that the medians count."""
+        if self.summary is not None and self.summary.steps_measured is not None:
+            return self.summary.steps_measured
+        steps = sum(step.step_seconds is not None for step in self.steps)
+        return steps - min(WARMUP_STEPS, steps // 2)
+
     def peak(self, name: str) -> int | None:
         """Largest value of a field of the steps."""
         values = [value for step in self.steps if (value := getattr(step, name)) is not None]
         return max(values, default=None)
+
+
+def _newest(known: tuple[Communication, ...], event: Communication) -> tuple[Communication, ...]:
+    kept = (one for one in known if (one.axis, one.collective) != (event.axis, event.collective))
+    return (*kept, event)
+
+
+def read_metrics(text: str) -> Measured:
+    """All that a metrics file says of its last run."""
+    measured = Measured()
+    for event in map(parse_event, text.splitlines()):
+        measured = measured if event is None else measured.plus(event)
+    return measured
 
 
 class MetricsTail:
@@ -109,11 +160,17 @@ def parse_event(line: str) -> Event | None:
         return None
     match record.get("event", "step"):
         case "start":
-            return Start(first_step=_whole(record, "step") or 0, steps=_whole(record, "steps"))
+            return Start(
+                first_step=_whole(record, "step") or 0,
+                steps=_whole(record, "steps"),
+                plan_sha256=_text(record, "plan_sha256"),
+            )
         case "step":
             return _step(record)
         case "summary":
             return _summary(record)
+        case "communication":
+            return _communication(record)
         case _:
             return None
 
@@ -134,16 +191,40 @@ def _step(record: dict[str, object]) -> Step | None:
 
 
 def _summary(record: dict[str, object]) -> Summary:
-    kind = record.get("memory_kind")
     return Summary(
         step_seconds=_number(record, "step_seconds"),
         tokens_per_second=_number(record, "tokens_per_second"),
         mfu_fraction=_number(record, "mfu_fraction"),
         peak_allocated_bytes=_whole(record, "peak_allocated_bytes"),
         peak_reserved_bytes=_whole(record, "peak_reserved_bytes"),
-        memory_kind=kind if isinstance(kind, str) else None,
+        memory_kind=_text(record, "memory_kind"),
         world=_whole(record, "world"),
+        steps_measured=_whole(record, "steps_measured"),
+        stopped_by_signal=_whole(record, "stopped_by_signal"),
+        torch_version=_text(record, "torch_version"),
+        nccl_version=_text(record, "nccl_version"),
+        driver_version=_text(record, "driver_version"),
     )
+
+
+def _communication(record: dict[str, object]) -> Communication | None:
+    axis, collective = _text(record, "axis"), _text(record, "collective")
+    seconds = _number(record, "seconds")
+    if axis is None or collective is None or seconds is None:
+        return None
+    return Communication(
+        axis=axis,
+        collective=collective,
+        seconds=seconds,
+        exposed_seconds=_number(record, "exposed_seconds"),
+        count=_whole(record, "count"),
+        bytes=_whole(record, "bytes"),
+    )
+
+
+def _text(record: dict[str, object], key: str) -> str | None:
+    value = record.get(key)
+    return value if isinstance(value, str) else None
 
 
 def _number(record: dict[str, object], key: str) -> float | None:

@@ -51,6 +51,8 @@ class Outcome:
     """What NCCL did not do as planned."""
     stopped: str | None = None
     """Why the job was ended before it trained."""
+    log: Path | None = None
+    """The job's log; None where Slurm has not said where it is."""
 
 
 def command_words(target: Target, script: Path) -> tuple[str, ...]:
@@ -115,6 +117,7 @@ def run_launch(
         nccl=None if watch is None else watch.report,
         warnings=() if watch is None else watch.warnings,
         stopped=stopped,
+        log=follower.log,
     )
 
 

@@ -43,10 +43,11 @@ def first_problem(
         _question(model, cluster, training),
         _ranks(layout, cluster),
         _tensor_parallel(layout, model, training),
-        _context_parallel(layout, training),
+        _context_parallel(layout, model, cluster, training),
         _expert_parallel(layout, model),
         sharding_problems(model=model, cluster=cluster, training=training, layout=layout),
         _batch(layout, training),
+        _optimizer(layout, training),
         pipeline_problems(model=model, layout=layout),
     )
     return next((problem for rule in rules for problem in rule), None)
@@ -124,7 +125,9 @@ def _split_widths(layout: Layout, model: Model, training: Training) -> dict[str,
     return widths
 
 
-def _context_parallel(layout: Layout, training: Training) -> Iterator[Problem]:
+def _context_parallel(
+    layout: Layout, model: Model, cluster: Cluster, training: Training
+) -> Iterator[Problem]:
     if layout.cp == 1:
         return
     pieces = 2 * layout.cp * layout.tp
@@ -136,6 +139,36 @@ def _context_parallel(layout: Layout, training: Training) -> Iterator[Problem]:
             sentence=f"cp {layout.cp} cuts a sequence into {2 * layout.cp} pieces, two a rank, so "
             f"that causal attention is shared evenly{beside}: {training.seq_len} tokens do not "
             f"split into {pieces}; use --seq-len {near}, or another --cp",
+        )
+    if cluster.device.kind == "cpu":
+        yield from _traded_heads(layout, model)
+    elif training.runtime == "fsdp2":
+        yield from _ring(layout, model, training)
+
+
+def _traded_heads(layout: Layout, model: Model) -> Iterator[Problem]:
+    heads = model.heads // layout.tp
+    if heads % layout.cp:
+        yield Problem(
+            reason="cp does not divide the heads on CPU",
+            sentence=f"cp {layout.cp} on CPU shares the {heads} heads of a rank around attention, "
+            "and does not divide them; use another --cp",
+        )
+
+
+def _ring(layout: Layout, model: Model, training: Training) -> Iterator[Problem]:
+    """Source: torch 2.13 torch/distributed/tensor/experimental/_context_parallel/_attention.py."""
+    if model.windowed_blocks and model.sliding_window < training.seq_len:
+        yield Problem(
+            reason="ring attention with sliding windows",
+            sentence=f"cp {layout.cp}: torch's ring attention knows no sliding window, and "
+            f"{model.name} has one of {model.sliding_window} tokens; use --cp 1",
+        )
+    if model.attention_sinks:
+        yield Problem(
+            reason="ring attention with attention sinks",
+            sentence=f"cp {layout.cp}: torch's ring attention knows no attention sinks, which "
+            f"{model.name} has; use --cp 1",
         )
 
 
@@ -187,3 +220,18 @@ def _batch(layout: Layout, training: Training) -> Iterator[Problem]:
 
 def _nearest_multiple(value: int, step: int) -> int:
     return max(1, round(value / step)) * step
+
+
+def _optimizer(layout: Layout, training: Training) -> Iterator[Problem]:
+    if training.optimizer == "muon" and layout.sharding in ("zero1", "zero2"):
+        yield Problem(
+            reason="Muon needs whole matrices",
+            sentence=f"optimizer muon needs whole matrices, and {layout.sharding} cuts them "
+            "anywhere; use --sharding fsdp or ddp",
+        )
+    if training.optimizer != "adamw" and layout.offload == "cpu":
+        yield Problem(
+            reason="only AdamW runs on the host",
+            sentence=f"optimizer {training.optimizer} needs the device, and offload cpu keeps "
+            "shards on the host; use --optimizer adamw, or --offload none",
+        )

@@ -43,6 +43,7 @@ class Pins:
     wrap_blocks: int | None = None
     ddp_bucket_bytes: int | None = None
     compile: bool | None = None
+    loss_chunks: int | None = None
 
     def given(self) -> dict[str, Any]:
         """The pinned fields and their values."""

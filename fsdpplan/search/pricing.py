@@ -12,9 +12,8 @@ from heapq import heapify, heappop, heapreplace
 from math import inf
 
 from fsdpplan.cost.band import MOST_INDISTINGUISHABLE_FRACTION
-from fsdpplan.cost.buildable import trainer_builds
 from fsdpplan.cost.least import least_communication_seconds, least_pipeline_seconds
-from fsdpplan.cost.step import estimate, is_runnable, least_seconds
+from fsdpplan.cost.step import estimate, least_seconds
 from fsdpplan.search.fitting import Question, needed_bytes
 from fsdpplan.search.order import Entry, by_time, seconds
 from fsdpplan.search.variants import WRAP_BLOCKS, buckets
@@ -92,8 +91,8 @@ def priced(asked: Question, promises: list[list[Promise]], limit: int) -> list[E
     """All layouts that the first place may go to, and of each group that may be listed the fastest
     with the usual buckets.
 
-    The first place goes to a layout within reach of the fastest; the best data-parallel and the
-    best runnable layouts are always listed.
+    The first place goes to a layout within reach of the fastest; the best data-parallel layout is
+    always listed.
     """
     groups = [Group(promises=group) for group in promises if group]
     listed = _listed(asked, sorted(groups, key=lambda group: group.floor), limit)
@@ -135,12 +134,7 @@ def _listed(asked: Question, groups: list[Group], limit: int) -> list[Group]:
 def _wanted_kinds(asked: Question, group: Group) -> set[str]:
     """Kinds of layouts of which the best one is always listed."""
     layouts = [one.layout for one in group.promises]
-    kinds = {"data-parallel"} if is_data_parallel(layouts[0]) else set()
-    if trainer_builds(model=asked.model, seq_len=asked.training.seq_len) and any(
-        is_runnable(training=asked.training, layout=layout) for layout in layouts
-    ):
-        kinds.add("runnable")
-    return kinds
+    return {"data-parallel"} if is_data_parallel(layouts[0]) else set()
 
 
 def is_data_parallel(layout: Layout) -> bool:

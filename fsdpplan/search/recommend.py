@@ -32,8 +32,7 @@ def recommend(
     """The `limit` best ways to spread the ranks, each with its best policies.
 
     Layouts that differ only in policies (micro-batch, resharding, synchronisation, schedule,
-    checkpointing, buckets) are one entry. The best data-parallel and the best runnable layouts are
-    always among the ranked.
+    checkpointing, buckets) are one entry. The best data-parallel layout is always among the ranked.
     """
     asked = Question(model=model, cluster=cluster, training=training, pins=pins)
     tally = Tally()
@@ -77,9 +76,8 @@ def _ranked(
     if not ordered:
         return (), ()
     kept = ordered[:limit]
-    for is_wanted in (lambda e: is_data_parallel(e[0]), lambda e: e[1].runnable):
-        if not any(is_wanted(entry) for entry in kept):
-            kept += [entry for entry in ordered[limit:] if is_wanted(entry)][:1]
+    if not any(is_data_parallel(layout) for layout, _ in kept):
+        kept += [entry for entry in ordered[limit:] if is_data_parallel(entry[0])][:1]
     tied = [rank for rank, entry in enumerate(kept, start=1) if entry in ties[0].entries]
     reasons = _reasons(kept, ties[0], difference=difference, device_bytes=device_bytes)
     lines = [

@@ -43,8 +43,3 @@ class SearchResult:
     """Set when nothing fits."""
     example: str | None = None
     """An illegal layout of the commonest kind: what is wrong with it, and what would be right."""
-
-    @property
-    def best_runnable(self) -> RankedLayout | None:
-        """The first layout that today's trainer runs."""
-        return next((r for r in self.ranked if r.estimate.runnable), None)

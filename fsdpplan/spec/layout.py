@@ -96,6 +96,9 @@ class Layout:
     runs: `cpu` is FSDP2's `CPUOffloadPolicy`."""
     compile: bool = True
     """torch.compile each block."""
+    loss_chunks: int = 1
+    """Pieces of a micro-batch's tokens whose logits exist at a time; from two on, the loss makes
+    the gradients beside it."""
 
     def __post_init__(self) -> None:
         require_positive_int(
@@ -110,6 +113,7 @@ class Layout:
             micro_batch=self.micro_batch,
             num_microbatches=self.num_microbatches,
             virtual_stages=self.virtual_stages,
+            loss_chunks=self.loss_chunks,
         )
         for name, choices in _CHOICES.items():
             require_choice(name, getattr(self, name), choices)

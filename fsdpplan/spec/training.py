@@ -11,7 +11,7 @@ from fsdpplan.spec.runtime import Runtime, RuntimeName, runtime_named
 
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 ReduceDtype = Literal["fp32", "bf16"]
-Optimizer = Literal["adamw"]
+Optimizer = Literal["adamw", "adamw_8bit", "muon"]
 Fp8Recipe = Literal["tensorwise", "rowwise", "delayed"]
 
 DTYPE_BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
@@ -31,7 +31,8 @@ class Training:
     reduce_dtype: ReduceDtype = "fp32"
     """Number format in which gradients are reduced."""
     optimizer: Optimizer = "adamw"
-    """Optimizer recipe; decides the bytes of state a parameter."""
+    """Optimizer recipe; decides the bytes of state a parameter. `adamw_8bit`: moments in 8 bits;
+    `muon`: the blocks' matrices by Muon, the rest by AdamW."""
     tokens: int | None = None
     """Tokens of the whole training, for the time to train; None: not asked."""
     runtime: RuntimeName = "fsdp2"
@@ -64,6 +65,11 @@ class Training:
         require_fraction(headroom_fraction=self.headroom_fraction)
         if self.runtime == "autocast":
             self._require_autocast()
+        if self.optimizer != "adamw" and self.runtime != "fsdp2":
+            raise SpecError(
+                f"optimizer {self.optimizer} is that of runtime fsdp2, not of {self.runtime}: use "
+                "--optimizer adamw, or --runtime fsdp2"
+            )
 
     def _require_autocast(self) -> None:
         if self.precision not in ("bf16", "fp16"):
@@ -93,6 +99,11 @@ class Training:
         if self.traits.gathers_fp32:
             return "fp32"
         return "fp8" if self.fp8_all_gather else self.activation_dtype
+
+    @property
+    def scales_loss(self) -> bool:
+        """Gradients are divided by a loss scale before they are used."""
+        return self.precision == "fp16" and self.runtime == "fsdp2"
 
     @property
     def tokens_per_step(self) -> int:

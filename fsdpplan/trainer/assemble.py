@@ -5,19 +5,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
+from .chunked_loss import defer_head
 from .config import PlanConfig
 from .context_parallel import apply_context_parallel
 from .distributed import start
 from .expert_parallel import apply_expert_parallel
-from .mesh import Meshes, build_meshes, place
+from .float8 import apply_float8
+from .mesh import Meshes, build_meshes
 from .model import Decoder
-from .parallelize import apply_checkpointing, apply_compile, apply_ddp, apply_fsdp
-from .pipeline import Pipeline, cut_stages
+from .parallelize import (
+    apply_checkpointing,
+    apply_compile,
+    apply_ddp,
+    apply_fsdp,
+)
+from .pipeline import Pipeline
+from .pipeline_stages import RankModel, rank_shares
+from .precision import apply_autocast
+from .scaler import LossScaler
 from .support import require_runnable
 from .tensor_parallel import apply_tensor_parallel
+from .tied_tables import copied_parameters
 from .weights import initialise, materialise
 
 
@@ -32,6 +43,8 @@ class Assembled:
     meshes: Meshes
     pipeline: Pipeline | None
     """What runs the parts; None without pipeline parallelism."""
+    scaler: LossScaler | None
+    """Keeps fp16 gradients in range; None with other number formats."""
 
 
 def assemble(plan: PlanConfig, device: torch.device, *, seed: int) -> Assembled:
@@ -52,24 +65,35 @@ def build_parts(
     This and `assemble` apart: meshes and DTensors are made outside of a fake mode, values inside.
     """
     with torch.device("meta"):
-        model = Decoder(plan.model)
-    parts: tuple[nn.Module, ...] = (model,)
-    if meshes.pp is not None:
-        parts = cut_stages(model, plan, pp_rank=place(plan.layout, dist.get_rank()).pp)
+        parts = (Decoder(plan.model),) if meshes.pp is None else _build_stages(plan, meshes.pp)
     for part in parts:
         prepare(part, plan, meshes, device)
-    return model, parts
+    return parts[0] if len(parts) == 1 else RankModel(parts), parts
+
+
+def _build_stages(plan: PlanConfig, pp: DeviceMesh) -> tuple[Decoder, ...]:
+    """The parts of the decoder that are this rank's."""
+    return tuple(
+        Decoder(
+            plan.model, blocks=share.blocks, has_embedding=share.is_first, has_head=share.is_last
+        )
+        for share in rank_shares(plan, pp_rank=pp.get_local_rank())
+    )
 
 
 def prepare(part: nn.Module, plan: PlanConfig, meshes: Meshes, device: torch.device) -> None:
     """Apply the plan's layout to a part, all but DDP."""
     blocks = list(part.layers.values())  # type: ignore[operator]
+    if plan.training.precision == "fp8":
+        apply_float8(part, plan, device)
     if meshes.tp is not None:
         apply_tensor_parallel(part, plan, meshes.tp)
     if meshes.experts is not None or (plan.model.experts and meshes.tp is not None):
         apply_expert_parallel(part, plan, meshes)
     if meshes.cp is not None:
         apply_context_parallel(part, plan, meshes.cp)
+    if plan.layout.loss_chunks > 1:
+        defer_head(part)
     apply_checkpointing(blocks, plan.layout)
     apply_compile(blocks, plan.layout, device)
     if plan.layout.sharding == "fsdp":
@@ -86,9 +110,15 @@ def finish(
     seed: int,
 ) -> Assembled:
     """Give the parameters memory and values, then what needs them: DDP and the schedule."""
-    materialise(model, device)
-    initialise(model, seed=seed, layers=plan.model.layers)
-    if plan.layout.sharding == "ddp":
+    for part in parts:
+        materialise(part, torch.device("cpu") if plan.layout.offload == "cpu" else device)
+    copies = copied_parameters(plan)
+    initialise(model, seed=seed, layers=plan.model.layers, copies=copies)
+    if plan.layout.sharding == "ddp" and meshes.pp is None:
         parts = tuple(apply_ddp(part, plan, device, meshes) for part in parts)
+    elif plan.layout.sharding == "ddp":  # the pipeline averages their gradients
+        for part in parts:
+            apply_autocast(part, plan, device)
     pipeline = None if meshes.pp is None else Pipeline(parts, plan, meshes, device)
-    return Assembled(model=model, parts=parts, meshes=meshes, pipeline=pipeline)
+    scaler = LossScaler(device) if plan.training.precision == "fp16" else None
+    return Assembled(model=model, parts=parts, meshes=meshes, pipeline=pipeline, scaler=scaler)

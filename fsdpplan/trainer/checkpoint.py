@@ -1,32 +1,66 @@
-"""Checkpoints that any layout can read: published whole, or not at all.
+"""Checkpoints that lose nothing: written beside training, published whole, checked when read.
 
-    DIR/step-00000100/     torch.distributed.checkpoint's files, and trainer.json
-    DIR/latest             name of the newest whole checkpoint, written last
-
-A checkpoint is written into a hidden folder and renamed when all ranks have written their part, so
-a killed run leaves only whole ones. DIR must be one that all nodes share.
+How they lie on disk, and why a killed run leaves only whole ones: checkpoint_files.py. Any layout
+reads what any other wrote. DIR must be one that all nodes share.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from .distributed import agree
+from .checkpoint_files import (
+    MANIFEST,
+    PROGRESS,
+    FileRecord,
+    Unreadable,
+    checkpoint_path,
+    damage,
+    partial_path,
+    prepare_folder,
+    read_manifest,
+    reason,
+    remove,
+    resumable,
+)
+from .checkpoint_state import Staging, equalise_copies, fill_optimizer, named_tensors, tree
+from .checkpoint_storage import (
+    CheckedReader,
+    PublishingWriter,
+    StagedTensors,
+    TensorsOnly,
+    read_index,
+)
+from .config import PlanConfig
 from .errors import TrainerError
+from .rng import generator_states, restore_generators, seed_generators
+from .tied_tables import copied_parameters
 
-LATEST = "latest"
-PROGRESS = "trainer.json"
+SCHEMA_VERSION = 2
+"""Version of trainer.json. Those of version 1 have no version, no manifest and no generators."""
+
+GROUP_TIMEOUT = timedelta(hours=2)
+"""How long ranks wait for the slowest one to write."""
+
+NOT_OF_THE_WEIGHTS = frozenset(
+    {"name", "max_positions", "rope_theta", "sliding_window", "full_attention_every"}
+)
+"""Settings of a model that may change between runs on the same weights, such as for longer texts.
+Where one does change the weights, their shapes do not match."""
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,117 +77,298 @@ class Progress:
     """Steps that the learning-rate schedule was laid out for."""
     learning_rate: float
     warmup_steps: int
+    data_state: dict[str, Any] = field(default_factory=dict)
+    """What the data needs beside the number of sequences, as JSON values."""
+    scaler_state: dict[str, Any] = field(default_factory=dict)
+    """The loss scaler's, as JSON values."""
+    model: dict[str, Any] = field(default_factory=dict)
+    """`model` of the plan that wrote it; empty in version 1, as are the next three."""
+    layout: dict[str, Any] = field(default_factory=dict)
+    optimizer: str = ""
+    precision: str = ""
 
 
-def latest_checkpoint(folder: Path) -> Path | None:
-    """The newest whole checkpoint of `folder`, or None where there is none."""
-    try:
-        name = (folder / LATEST).read_text(encoding="utf-8").strip()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise TrainerError(f"cannot read {folder / LATEST}: {error}") from error
-    path = folder / name
-    if not name or not (path / PROGRESS).is_file() or not (path / ".metadata").is_file():
-        whole = sorted(entry.parent.name for entry in folder.glob(f"step-*/{PROGRESS}"))
-        raise TrainerError(
-            f"{folder / LATEST} names {name!r}, which is not a whole checkpoint: write one of "
-            f"{', '.join(whole) or 'none left'} into it, or take another --checkpoint-dir"
-        )
-    return path
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """How a save ended."""
+
+    step: int
+    path: Path
+    seconds: float
+    """From the end of the step until it was published."""
+    problem: str
+    """Why it was not published; empty when it was."""
+
+
+class CheckpointFailed(TrainerError):
+    """The run's last state could not be saved."""
+
+    exit_code = 1
+
+
+class Checkpoints:
+    """The checkpoints of a run, one under way at most.
+
+    In the background, the values are copied to CPU memory and a thread writes them: its messages go
+    over a group of its own, which never mixes with training's, and which works without a GPU. A
+    save that fails is told about and training goes on: it loses nothing, and the disk may be back
+    at the next one. The last good checkpoint stays until another one is published.
+    """
+
+    def __init__(self, folder: Path, plan: PlanConfig, *, keep: int, background: bool) -> None:
+        """All ranks call this."""
+        self.folder = folder
+        self.plan = plan
+        self.keep = keep
+        self.group = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
+        self.staging = Staging() if background else None
+        self.worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self.under_way: Future[Saved] | None = None
+        self.good_step = 0
+        """Step of the newest checkpoint of this run; where it began if it has written none."""
+
+    def save(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress
+    ) -> Saved | None:
+        """Begin to write and publish; all ranks call this.
+
+        Waits for the last save, and returns how that ended if nobody heard yet.
+        """
+        ended = self.wait()
+        began = time.perf_counter()
+        tensors = tree(named_tensors(model, optimizer, copied_parameters(self.plan)))
+        tensors["rng"] = {str(dist.get_rank()): generator_states()}
+        planner = None if self.staging is None else StagedTensors(self.staging.take(tensors))
+        path = checkpoint_path(self.folder, progress.step)
+        document = {"schema_version": SCHEMA_VERSION, **asdict(progress), **written_by(self.plan)}
+        writer = PublishingWriter(partial_path(path), path, document, keep=self.keep)
+
+        def write() -> Saved:
+            problem = ""
+            try:
+                dcp.save(  # type: ignore[attr-defined]
+                    tensors, storage_writer=writer, planner=planner, process_group=self.group
+                )
+            except dcp.api.CheckpointException as error:
+                problem = reason(next(iter(error.failures.values()))[0])
+            except Exception as error:
+                problem = reason(error)
+            seconds = time.perf_counter() - began
+            return Saved(step=progress.step, path=path, seconds=seconds, problem=problem)
+
+        self.under_way = self.worker.submit(write)
+        if self.staging is None:
+            self.under_way.exception()
+        return ended
+
+    def ended(self) -> Saved | None:
+        """How the save under way ended, once: as soon as it did; does not wait."""
+        if self.under_way is None or not self.under_way.done():
+            return None
+        return self.wait()
+
+    def wait(self) -> Saved | None:
+        """How the save under way ended, if nobody heard yet."""
+        if self.under_way is None:
+            return None
+        saved, self.under_way = self.under_way.result(), None
+        if not saved.problem:
+            self.good_step = saved.step
+        return saved
+
+    def begin(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, *, seed: int, resume: str
+    ) -> tuple[Progress | None, list[str]]:
+        """Read the best checkpoint into place, as `resume` (auto, required, never) allows, and get
+        the folder ready; all ranks call this.
+
+        Returns where that checkpoint stands, None where there is none at all, and what is to be
+        said. Raises TrainerError where there are some and none is good: starting over is not for
+        us to decide.
+        """
+        paths = self._on_first_rank(lambda: resumable(self.folder))
+        if resume == "never" and paths:
+            raise TrainerError(
+                f"{self.folder} has a checkpoint already: take another --checkpoint-dir"
+            )
+        if resume == "required" and not paths:
+            raise TrainerError(f"{self.folder} has no checkpoint to resume from; use --resume auto")
+        self._require_shared()
+        remarks: list[str] = []
+        for path in paths:
+            problem = self._damage(path)
+            if problem:
+                remarks.append(f"{path.name} is damaged: {problem}")
+                continue
+            progress = read_progress(path)
+            remarks += require_same_run(path, progress, self.plan, seed=seed)
+            remarks += self._load(path, model, optimizer, progress)
+            self.good_step = progress.step
+            return progress, remarks
+        if paths:
+            raise TrainerError(
+                f"{self.folder} has no whole checkpoint left ({'; '.join(remarks)}): take another "
+                "--checkpoint-dir to begin anew"
+            )
+        return None, remarks
+
+    def _load(
+        self,
+        path: Path,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        progress: Progress,
+    ) -> list[str]:
+        """Read a good checkpoint into place, whatever layout wrote it; returns what is to be said.
+
+        Generators go on where they were on the same layout. On another there is no such place:
+        they begin anew, from the seed, the step and the rank.
+        """
+        if not optimizer.state:
+            fill_optimizer(optimizer)
+        named = named_tensors(model, optimizer, copied_parameters(self.plan))
+        tensors = tree(named)
+        rank = dist.get_rank()
+        index = read_index(path)
+        same_layout = progress.layout == written_by(self.plan)["layout"]
+        generators = empty_generators(index, rank) if same_layout else {}
+        if generators:
+            tensors["rng"] = {str(rank): generators}
+        try:
+            dcp.load(  # type: ignore[attr-defined]
+                tensors,
+                storage_reader=CheckedReader(path, index),
+                planner=TensorsOnly(),
+                process_group=self.group,
+            )
+        except dcp.api.CheckpointException as error:
+            first = next(iter(error.failures.values()))[0]
+            raise TrainerError(
+                f"{path} does not hold this model: {first}; take another --checkpoint-dir"
+            ) from error
+        equalise_copies(named)
+        if generators:
+            restore_generators(generators)
+            return []
+        seed_generators(seed=progress.seed, step=progress.step, rank=rank)
+        return ["random numbers begin anew: another layout or an older trainer wrote it"]
+
+    def _damage(self, path: Path) -> str:
+        """What is wrong with a checkpoint, as any rank sees it: each checks its share of it."""
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        try:
+            records = require_manifest(path)
+            problem = damage(records, path, rank=rank, ranks=ranks)
+        except Unreadable as error:
+            problem = str(error)
+        problems: list[str] = [""] * ranks
+        dist.all_gather_object(problems, problem, group=self.group)
+        return next((problem for problem in problems if problem), "")
+
+    def _require_shared(self) -> None:
+        """Raise unless all ranks see what the first one writes."""
+        trial: Path = self._on_first_rank(lambda: prepare_folder(self.folder))
+        seen = [False] * dist.get_world_size()
+        dist.all_gather_object(seen, trial.exists(), group=self.group)
+        self._on_first_rank(lambda: remove(trial))
+        if not all(seen):
+            raise TrainerError(
+                f"rank {seen.index(False)} does not see what rank 0 writes into {self.folder}: "
+                "take a --checkpoint-dir that all nodes share"
+            )
+
+    def _on_first_rank(self, ask: Callable[[], Answer]) -> Answer:
+        """What `ask` returns on the first rank, on all ranks; so is the error that it raises."""
+        told: list[Any] = [None, ""]
+        if dist.get_rank() == 0:
+            try:
+                told[0] = ask()
+            except TrainerError as error:
+                told[1] = str(error)
+            except OSError as error:
+                told[1] = (
+                    f"--checkpoint-dir {self.folder} cannot be used: {reason(error)}; take a "
+                    "folder that can be written"
+                )
+        dist.broadcast_object_list(told, src=0, group=self.group)
+        if told[1]:
+            raise TrainerError(told[1])
+        answer: Answer = told[0]
+        return answer
+
+
+def require_manifest(path: Path) -> list[FileRecord]:
+    """What to check of a checkpoint; none of one that was written without checksums."""
+    progress = read_progress(path)
+    records = read_manifest(path)
+    if records is None and progress.model:
+        raise Unreadable(f"{MANIFEST} is missing")
+    files = {info.relative_path for info in read_index(path).storage_data.values()}
+    if records is not None and not files.issubset(record.name for record in records):
+        raise Unreadable(f"{MANIFEST} does not name all files of tensors")
+    return records or []
 
 
 def read_progress(path: Path) -> Progress:
     """What the checkpoint `path` says of the run that wrote it."""
     try:
-        return Progress(**json.loads((path / PROGRESS).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+        document = json.loads((path / PROGRESS).read_text(encoding="utf-8"))
+        version = document.pop("schema_version", 1)
+        if version > SCHEMA_VERSION:
+            raise TrainerError(
+                f"{path / PROGRESS} has schema_version {version}, this trainer reads up to "
+                f"{SCHEMA_VERSION}: resume with the fsdpplan that wrote it"
+            )
+        return Progress(**document)
+    except TrainerError:
+        raise
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise Unreadable(f"{PROGRESS} cannot be read: {reason(error)}") from error
+
+
+def require_same_run(path: Path, found: Progress, plan: PlanConfig, *, seed: int) -> list[str]:
+    """Raise unless the plan's run can go on from `found`; returns what else has changed."""
+    if (found.seed, found.seq_len) != (seed, plan.training.seq_len):
         raise TrainerError(
-            f"{path / PROGRESS} cannot be read: {error}; write the name of an older checkpoint "
-            f"into {path.parent / LATEST}"
-        ) from error
-
-
-def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Read weights and optimizer state into place, whatever layout wrote them.
-
-    What the command line says of the optimizer stands; the checkpoint's own settings are dropped.
-    """
-    settings = [
-        {key: value for key, value in group.items() if key != "params"}
-        for group in optimizer.param_groups
-    ]
-    state = _state(model, optimizer)
-    try:
-        dcp.load(state, checkpoint_id=path)  # type: ignore[attr-defined]
-    except dcp.api.CheckpointException as error:
-        first = next(iter(error.failures.values()))[0]
+            f"{path} was trained with --seed {found.seed} and sequences of {found.seq_len}, this "
+            f"run has --seed {seed} and {plan.training.seq_len}: the data would not go on where it "
+            "stopped; use the same, or another --checkpoint-dir"
+        )
+    if not found.model:
+        return []
+    planned = json.loads(json.dumps(asdict(plan.model)))
+    changed = [key for key in planned if found.model.get(key) != planned[key]]
+    words = [f"{key} {found.model.get(key)} there, {planned[key]} in the plan" for key in changed]
+    if not NOT_OF_THE_WEIGHTS.issuperset(changed):
         raise TrainerError(
-            f"{path} does not hold this model: {first}; take another --checkpoint-dir"
-        ) from error
-    set_state_dict(
-        model,
-        optimizer,
-        model_state_dict=state["model"],
-        optim_state_dict=state["optimizer"],
-    )
-    for group, setting in zip(optimizer.param_groups, settings, strict=True):
-        group.update(setting)
+            f"{path} does not hold this model: {', '.join(words)}; take another --checkpoint-dir"
+        )
+    if found.optimizer != plan.training.optimizer:
+        raise TrainerError(
+            f"{path} was trained with {found.optimizer}, the plan's optimizer is "
+            f"{plan.training.optimizer}, which cannot go on with that state: plan with --optimizer "
+            f"{found.optimizer}, or take another --checkpoint-dir"
+        )
+    if found.precision != plan.training.precision:
+        words.append(f"precision {found.precision} there, {plan.training.precision} from here on")
+    return words
 
 
-def save_checkpoint(
-    folder: Path,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    progress: Progress,
-    *,
-    keep: int,
-) -> Path:
-    """Write and publish a checkpoint; all ranks call this. Keeps the newest `keep`."""
-    path = folder / f"step-{progress.step:08d}"
-    partial = folder / f".{path.name}.partial"
-    is_first_rank = dist.get_rank() == 0
-    if is_first_rank:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-    dist.barrier()
-    if not agree(partial.is_dir()):
-        raise TrainerError(f"{folder} is not shared by all nodes: take a --checkpoint-dir that is")
-    dcp.save(_state(model, optimizer), checkpoint_id=partial)  # type: ignore[attr-defined]
-    if is_first_rank:
-        _write(partial / PROGRESS, json.dumps(asdict(progress)) + "\n")
-        _publish(partial, path)
-        _retire(folder, keep=keep)
-    dist.barrier()
-    return path
+def empty_generators(index: Metadata, rank: int) -> dict[str, torch.Tensor]:
+    """Room for the states of `rank`'s generators, where the checkpoint has them."""
+    prefix = f"rng.{rank}."
+    return {
+        name.removeprefix(prefix): torch.empty(entry.size, dtype=torch.uint8)
+        for name, entry in index.state_dict_metadata.items()
+        if name.startswith(prefix) and isinstance(entry, TensorStorageMetadata)
+    }
 
 
-def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    model_state, optimizer_state = get_state_dict(model, optimizer)
-    return {"model": model_state, "optimizer": optimizer_state}
-
-
-def _publish(partial: Path, path: Path) -> None:
-    """Give a whole checkpoint its name, then let `latest` name it."""
-    shutil.rmtree(path, ignore_errors=True)
-    os.replace(partial, path)
-    marker = path.parent / f".{LATEST}.partial"
-    _write(marker, path.name + "\n")
-    os.replace(marker, path.parent / LATEST)
-
-
-def _write(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _retire(folder: Path, *, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints, and what killed runs left half-written."""
-    for partial in folder.glob(".step-*.partial"):
-        shutil.rmtree(partial, ignore_errors=True)
-    for old in sorted(folder.glob("step-*"))[:-keep]:
-        # Without this file it is no whole checkpoint, should the deletion be cut short.
-        (old / PROGRESS).unlink(missing_ok=True)
-        shutil.rmtree(old, ignore_errors=True)
+def written_by(plan: PlanConfig) -> dict[str, Any]:
+    """What a checkpoint says of the plan that wrote it: fields of Progress."""
+    return {
+        "model": json.loads(json.dumps(asdict(plan.model))),
+        "layout": json.loads(json.dumps(asdict(plan.layout))),
+        "optimizer": plan.training.optimizer,
+        "precision": plan.training.precision,
+    }

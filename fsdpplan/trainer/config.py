@@ -7,6 +7,7 @@ the device and the counts, and nothing of the prediction.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -221,6 +222,11 @@ Parsed = TypeVar("Parsed")
 
 def load_plan(source: str | os.PathLike[str] | None = None) -> PlanConfig:
     """Read the plan from a file, or from JSON text; by default from `$FSDPPLAN_PLAN`."""
+    return parse_plan(plan_text(source))
+
+
+def plan_text(source: str | os.PathLike[str] | None = None) -> str:
+    """The plan's JSON text, as in `load_plan`."""
     if source is None:
         source = os.environ.get(PLAN_VARIABLE, "")
         if not source.strip():
@@ -229,11 +235,16 @@ def load_plan(source: str | os.PathLike[str] | None = None) -> PlanConfig:
             )
     text = os.fspath(source)
     if text.lstrip().startswith("{"):
-        return parse_plan(text)
+        return text
     try:
-        return parse_plan(Path(text).read_text(encoding="utf-8"))
+        return Path(text).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise TrainerError(f"the plan {text[:200]!r} cannot be read: {error}") from error
+
+
+def plan_sha256(text: str) -> str:
+    """What tells one plan from another: as in the head of a job script."""
+    return hashlib.sha256(text.rstrip("\n").encode()).hexdigest()
 
 
 def parse_plan(text: str) -> PlanConfig:

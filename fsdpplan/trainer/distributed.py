@@ -58,7 +58,9 @@ def start(plan: PlanConfig) -> torch.device:
         return device
     require_world(plan)
     if device.type == "cuda":
-        dist.init_process_group("nccl", device_id=device, **_alone())
+        # offloaded gradients are on the host, where their norm is agreed upon
+        backend = "cpu:gloo,cuda:nccl" if plan.layout.offload == "cpu" else "nccl"
+        dist.init_process_group(backend, device_id=device, **_alone())
     else:
         dist.init_process_group("gloo", **_alone())
     return device

@@ -18,14 +18,18 @@ class Options:
     plan: str | None
     steps: int
     data: Path | None
+    tokenizer: Path | None
+    pack: bool
     learning_rate: float
     warmup_steps: int
     weight_decay: float
     clip_norm: float
+    adamw: str
     seed: int
     checkpoint_dir: Path | None
     checkpoint_every: int
     checkpoint_keep: int
+    checkpoint_async: bool
     resume: str
     metrics: Path | None
 
@@ -67,23 +71,45 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     add = parser.add_argument
     add("--plan", metavar="FILE", help=f"plan to run; otherwise the JSON in ${PLAN_VARIABLE}")
     add("--steps", type=whole(1), default=20, help="optimizer steps in all, resumed ones included")
-    add("--data", type=Path, metavar="FILE", help="token file; otherwise synthetic tokens")
+    add(
+        "--data",
+        type=Path,
+        metavar="PATH",
+        help="token file, .txt or .jsonl file, or folder of these; otherwise synthetic tokens",
+    )
+    add("--tokenizer", type=Path, metavar="FILE", help="tokenizer.json for text; otherwise bytes")
+    add("--pack", action="store_true", help="train the documents of a sequence apart")
     add("--learning-rate", type=number(above=0), default=3e-4, help="at its peak")
     add("--warmup-steps", type=whole(0), help="steps of linear warm-up (default: a tenth, <= 2000)")
     add("--weight-decay", type=number(least=0), default=0.1, help="of matrices")
     add("--clip-norm", type=number(above=0), default=1.0, help="norm of all gradients; inf: none")
+    add(
+        "--adamw",
+        choices=("fused", "foreach", "loop"),
+        default="fused",
+        help="fused: one kernel; foreach: lists of tensors, more memory; loop: one tensor at a time",
+    )
     add("--seed", type=whole(0), default=0, help="of weights and data")
     add("--checkpoint-dir", type=Path, metavar="DIR", help="shared folder; otherwise none are kept")
     add("--checkpoint-every", type=whole(0), default=0, metavar="STEPS", help="0: only at the end")
     add("--checkpoint-keep", type=whole(1), default=2, metavar="N", help="newest ones to keep")
     add(
+        "--checkpoint-async",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="write while training goes on, from a copy in CPU memory",
+    )
+    add(
         "--resume",
         choices=("auto", "required", "never"),
         default="auto",
-        help="auto: if --checkpoint-dir has a checkpoint; never: refuse to start if it has one",
+        help="auto: if --checkpoint-dir has a checkpoint (an older one where the newest is "
+        "damaged); never: refuse to start if it has one",
     )
     add("--metrics", type=Path, metavar="FILE", help="one JSON line a step")
     values = vars(parser.parse_args(arguments))
+    if values["tokenizer"] is not None and values["data"] is None:
+        parser.error("--tokenizer needs --data with text")
     if values["checkpoint_dir"] is None:
         if values["checkpoint_every"]:
             parser.error("--checkpoint-every needs --checkpoint-dir")

@@ -14,7 +14,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -22,11 +27,12 @@ from .config import LayoutConfig, PlanConfig
 from .ddp_hooks import reduce_in_bf16
 from .distributed import start
 from .errors import TrainerError
+from .expert_parallel import expert_placement, shard_experts
+from .local_parameters import LocalParameters, has_distributed_parameters
 from .mesh import Meshes, build_meshes
+from .precision import apply_autocast, fsdp_precision
 from .recompute import checkpoint_block
 from .support import require_runnable
-
-TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 DDP_DEFAULT_BUCKET_BYTES = 25 * 2**20
 """What DistributedDataParallel takes when it is not told."""
@@ -105,17 +111,23 @@ def apply_fsdp(
     output head is the first that backward needs.
     """
     training, layout, mesh = plan.training, plan.layout, meshes.fsdp
-    if layout.wrap_blocks > len(blocks):
+    if layout.pp == 1 and layout.wrap_blocks > len(blocks):
         raise TrainerError(
             f"the plan wraps {layout.wrap_blocks} blocks in one FSDP unit, the model has "
             f"{len(blocks)}"
         )
-    policy = MixedPrecisionPolicy(
-        param_dtype=None if training.precision == "fp32" else TORCH_DTYPES[training.precision],
-        reduce_dtype=TORCH_DTYPES[training.reduce_dtype],
-    )
+    policy = fsdp_precision(training)
     reshard = {"always": True, "never": False}.get(
         str(layout.reshard_after_forward), layout.reshard_after_forward
+    )
+    offload = offload_policy(layout, mesh.device_type)
+    shard_experts(
+        blocks,
+        plan,
+        meshes,
+        reshard_after_forward=reshard,
+        mp_policy=policy,
+        offload_policy=offload,
     )
     for first in range(0, len(blocks), layout.wrap_blocks):
         unit = list(blocks[first : first + layout.wrap_blocks])
@@ -124,8 +136,17 @@ def apply_fsdp(
             mesh=mesh,
             reshard_after_forward=reshard,  # type: ignore[arg-type]
             mp_policy=policy,
+            offload_policy=offload,
+            shard_placement_fn=expert_placement(blocks, layout.shard_ranks),
         )
-    fully_shard(model, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=offload)
+
+
+def offload_policy(layout: LayoutConfig, device_type: str) -> OffloadPolicy:
+    """Where shards live. Memory can only be pinned where there is a device to copy it to."""
+    if layout.offload == "cpu":
+        return CPUOffloadPolicy(pin_memory=device_type == "cuda")
+    return OffloadPolicy()
 
 
 @torch.no_grad()
@@ -148,30 +169,36 @@ def equalise_replicas(model: nn.Module, meshes: Meshes) -> None:
 def apply_ddp(
     model: nn.Module, plan: PlanConfig, device: torch.device, meshes: Meshes
 ) -> nn.Module:
-    """DistributedDataParallel over fp32 parameters; matmuls in the plan's precision by autocast."""
+    """DistributedDataParallel over fp32 parameters; matmuls in the plan's precision by autocast.
+
+    The replicas are those of `dp_replicate`: where there is one, beside tensor parallelism, there
+    is nothing to reduce, and no DDP.
+    """
     if any(parameter.is_meta for parameter in model.parameters()):
         raise TrainerError("DDP needs a model with values: call materialise(model, device) first")
-    model.to(device)
+    if any(tensor.device != device for tensor in (*model.parameters(), *model.buffers())):
+        model.to(device)
     apply_autocast(model, plan, device)
+    replicas = meshes.axis("dp_replicate")
+    if has_distributed_parameters(model):
+        model = LocalParameters(model)
+    if replicas is None and plan.layout.world > 1:
+        return model
+    group = dist.group.WORLD if replicas is None else replicas.get_group()
     bucket_bytes = plan.layout.ddp_bucket_bytes
     # Told its own default, DDP would no longer make the first bucket small.
     default = bucket_bytes == DDP_DEFAULT_BUCKET_BYTES
     wrapped = DistributedDataParallel(
         model,
         device_ids=[device.index] if device.type == "cuda" else None,
+        process_group=group,
         bucket_cap_mb=None if default else bucket_bytes / 2**20,
         gradient_as_bucket_view=True,
         **_no_buffer_broadcast(),
     )
     if plan.training.reduce_dtype == "bf16":
-        wrapped.register_comm_hook(dist.group.WORLD, reduce_in_bf16)
+        wrapped.register_comm_hook(group, reduce_in_bf16)
     return wrapped
-
-
-def apply_autocast(model: nn.Module, plan: PlanConfig, device: torch.device) -> None:
-    """Let the forward of fp32 parameters compute in the plan's precision."""
-    if plan.training.precision == "bf16":
-        model.forward = torch.autocast(device.type, dtype=torch.bfloat16)(model.forward)
 
 
 def _no_buffer_broadcast() -> dict[str, Any]:

@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleDualPipeV,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
+)
 
 from .batch import MicroBatch
 from .config import PlanConfig
+from .loss import loss_function
 from .mesh import Meshes
-from .model import Decoder
+from .pipeline_stages import StageShare, rank_shares
+from .precision import compute_dtype
+from .replicas import ReplicaGradients
+from .scaler import LossScaler, scaled
+from .tensor_parallel import loss_context
+from .tied_tables import TiedTables
 
+ONE_STAGE_SCHEDULES: dict[str, Callable[..., Any]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageShare:
-    """What one stage is made of."""
-
-    index: int
-    """Of all stages, from 0."""
-    blocks: range
-    """Numbers of its blocks in the whole model."""
-
-
-def rank_shares(plan: PlanConfig, *, pp_rank: int) -> tuple[StageShare, ...]:
-    """The stages of pipeline rank `pp_rank`, in order of their index."""
-    raise NotImplementedError
-
-
-def cut_stages(decoder: Decoder, plan: PlanConfig, *, pp_rank: int) -> tuple[nn.Module, ...]:
-    """The stages of this rank as modules that share the decoder's blocks, in order."""
-    raise NotImplementedError
+MANY_STAGES_SCHEDULES: dict[str, Callable[..., Any]] = {
+    "interleaved_1f1b": ScheduleInterleaved1F1B,
+    "looped_bfs": ScheduleLoopedBFS,
+    "interleaved_zero_bubble": ScheduleInterleavedZeroBubble,
+    "zbv": ScheduleZBVZeroBubble,
+    "dualpipev": ScheduleDualPipeV,
+}
 
 
 class Pipeline:
@@ -44,8 +51,108 @@ class Pipeline:
         meshes: Meshes,
         device: torch.device,
     ) -> None:
-        raise NotImplementedError
+        assert meshes.pp is not None
+        shares = rank_shares(plan, pp_rank=meshes.pp.get_local_rank())
+        self._layout = plan.layout
+        self._scaler: LossScaler | None = None
+        last = [stage for stage, share in zip(stages, shares, strict=True) if share.is_last]
+        self._loss_of = loss_function(plan.layout, device, last[0] if last else None)
+        self._has_first = any(share.is_first for share in shares)
+        self._has_last = any(share.is_last for share in shares)
+        self._tables = TiedTables.of(stages, shares, plan, meshes.pp)
+        self._replicas = None
+        if plan.layout.sharding == "ddp" and meshes.axis("dp_replicate") is not None:
+            self._replicas = ReplicaGradients(
+                stages, plan, meshes.parameters["dp_replicate"].get_group()
+            )
+        self._no_loss = torch.zeros((), device=device)
+        group = meshes.pp.get_group()
+        self._schedule = _schedule(
+            plan,
+            [
+                _stage(stage, share, plan, device, group)
+                for stage, share in zip(stages, shares, strict=True)
+            ],
+            self._loss,
+        )
 
-    def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
+    def forward_backward(
+        self, micro_batches: Sequence[MicroBatch], scaler: LossScaler | None = None
+    ) -> Tensor:
         """Gradients of the mean loss; returns that loss on ranks with the last stage, else 0."""
-        raise NotImplementedError
+        self._scaler = scaler
+        losses: list[Tensor] = []
+        joined = MicroBatch(*map(_joined, zip(*micro_batches, strict=True)))
+        given = {"positions": joined.positions, "documents": joined.documents}
+        if self._replicas is not None:
+            self._replicas.begin()
+        with loss_context(self._layout):
+            self._schedule.step(
+                *((joined.tokens,) if self._has_first else ()),
+                target=joined.targets if self._has_last else None,
+                losses=losses,
+                return_outputs=False,
+                **{name: value for name, value in given.items() if value is not None},
+            )
+        if self._replicas is not None:
+            self._replicas.finish()
+        if self._tables is not None:
+            self._tables.sum_gradients()
+        return torch.stack(losses).detach().sum() if losses else self._no_loss
+
+    def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        loss: Tensor = self._loss_of(outputs, targets) / self._layout.num_microbatches
+        return scaled(loss, self._scaler)
+
+
+def _schedule(plan: PlanConfig, stages: list[PipelineStage], loss_of: Callable[..., Tensor]) -> Any:
+    """torch's schedule; the losses that it is given are shares of the mean already."""
+    layout = plan.layout
+    options = {
+        "n_microbatches": layout.num_microbatches,
+        "loss_fn": loss_of,
+        "scale_grads": False,
+    }
+    if layout.schedule in ONE_STAGE_SCHEDULES:
+        (stage,) = stages
+        return ONE_STAGE_SCHEDULES[layout.schedule](stage, **options)
+    return MANY_STAGES_SCHEDULES[layout.schedule](stages, **options)
+
+
+def _stage(
+    module: nn.Module,
+    share: StageShare,
+    plan: PlanConfig,
+    device: torch.device,
+    group: dist.ProcessGroup,
+) -> PipelineStage:
+    """`module` with its shapes stated, so that ranks need not find them out."""
+    layout, training = plan.layout, plan.training
+    length = training.seq_len // layout.cp
+    tokens = (layout.micro_batch, length)
+    # between stages each rank of tp hands over its own part of the sequence
+    split = length // layout.tp if layout.sequence_parallel else length
+    hidden = torch.empty(
+        (layout.micro_batch, split, plan.model.hidden),
+        dtype=compute_dtype(training),
+        device="meta",
+        requires_grad=True,
+    )
+    return PipelineStage(
+        module,
+        share.index,
+        layout.pp * layout.virtual_stages,
+        device,
+        input_args=torch.empty(tokens, dtype=torch.int64, device="meta")
+        if share.is_first
+        else hidden,
+        # what the last stage gives is sent nowhere: only their number counts
+        output_args=hidden,
+        group=group,
+    )
+
+
+def _joined(parts: tuple[Tensor | None, ...]) -> Tensor | None:
+    """One batch of micro-batches, which the schedule cuts again; None where there is nothing."""
+    given = [part for part in parts if part is not None]
+    return torch.cat(given) if given else None

@@ -15,6 +15,9 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from .attention import AttentionCore
+from .errors import TrainerError
+
 aten = torch.ops.aten
 
 ATTENTION_OPS = frozenset(
@@ -27,21 +30,37 @@ ATTENTION_OPS = frozenset(
 )
 """Fused attention: always kept, as the costliest to compute again."""
 
-MATMUL_OPS = frozenset({aten.mm.default, aten.addmm.default})
-"""What `nn.Linear` becomes, without and with a bias: every other one is kept."""
+MATMUL_OPS = frozenset({aten.mm.default, aten.addmm.default, aten._grouped_mm.default})
+"""What `nn.Linear` becomes, without and with a bias, and all experts together: every other one is
+kept."""
 
 
 def checkpoint_block(block: nn.Module, mode: str) -> None:
-    """Let backward recompute `block`: all of it (`full`), or all but attention and every other
-    matmul (`op`).
+    """Let backward recompute `block`: all of it (`full`), all but attention and every other matmul
+    (`op`), or attention between the projections only (`attention`: arXiv 2205.05198, section 5).
 
     The block's `forward` is replaced, not the block: parameter names stay as they are, and FSDP's
     hooks stay outside, so that the recomputation finds the parameters gathered by backward.
     """
     if mode == "none":
         return
+    if mode == "attention":
+        for core in attention_cores(block):
+            core.forward = partial(checkpoint, core.forward, use_reentrant=False)  # type: ignore[method-assign]
+        return
     context: dict[str, Any] = {"context_fn": save_costly_operations} if mode == "op" else {}
     block.forward = partial(checkpoint, block.forward, use_reentrant=False, **context)
+
+
+def attention_cores(block: nn.Module) -> list[AttentionCore]:
+    """What computes attention in `block`, which must be one of the reference decoder's."""
+    cores = [module for module in block.modules() if isinstance(module, AttentionCore)]
+    if not cores:
+        raise TrainerError(
+            f"activation_checkpointing attention needs the reference decoder's blocks, and this is "
+            f"{type(block).__name__}: plan with none, op or full"
+        )
+    return cores
 
 
 def save_costly_operations() -> Any:

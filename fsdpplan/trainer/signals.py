@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 from types import FrameType
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-"""What Slurm and torchrun send before they kill."""
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""What schedulers and torchrun send before they kill."""
 
 
 class StopRequest:

@@ -13,27 +13,23 @@ import torch
 from torch import Tensor, nn
 
 from .assemble import Assembled
+from .balance import balance_experts
 from .batch import MicroBatch
 from .clip import clip_gradients
 from .config import PlanConfig
+from .errors import RankError
+from .float8 import refresh_scales
+from .local_parameters import hand_over_gradients
 from .loss import loss_function
+from .optimizer import Recipe
+from .packing import counted_fraction, divide_gradients
 from .parallelize import gradient_sync
+from .scaler import scaled
 from .tensor_parallel import loss_context
+from .tied_tables import copied_parameters
 
 FINAL_LEARNING_RATE_FRACTION = 0.1
 """Share of the peak learning rate at which the cosine ends."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """How the weights are updated."""
-
-    steps: int
-    learning_rate: float
-    warmup_steps: int
-    weight_decay: float
-    clip_norm: float
-    """Largest norm of all gradients together; infinite: not clipped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +40,9 @@ class StepOutput:
     """Mean loss of this rank's sequences."""
     grad_norm: Tensor
     """Norm of all gradients, over all ranks, before clipping."""
+    expert_imbalance: Tensor | None = None
+    """Tokens of the busiest expert over the mean, of any block of this rank; None without experts.
+    """
 
 
 def learning_rate_at(step: int, recipe: Recipe) -> float:
@@ -57,46 +56,24 @@ def learning_rate_at(step: int, recipe: Recipe) -> float:
     return recipe.learning_rate * (low + (1 - low) * cosine)
 
 
-def make_optimizer(model: nn.Module, recipe: Recipe, *, fused: bool) -> torch.optim.AdamW:
-    """AdamW; weight decay on matrices only. `fused` updates in place, one pass, no temporaries."""
-    matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
-    vectors = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
-    groups = [
-        {"params": matrices, "weight_decay": recipe.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=recipe.learning_rate,
-        betas=(0.9, 0.95),
-        fused=fused,
-        foreach=False,
-    )
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Let the next step use `learning_rate`."""
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate
-
-
 def forward_backward(
     assembled: Assembled, micro_batches: Sequence[MicroBatch], plan: PlanConfig
 ) -> Tensor:
     """Gradients of the mean loss over `micro_batches`; returns that loss, 0 on the pipeline ranks
     that do not have it."""
     if assembled.pipeline is not None:
-        return assembled.pipeline.forward_backward(micro_batches)
+        return assembled.pipeline.forward_backward(micro_batches, assembled.scaler)
     (model,) = assembled.parts
     layout = plan.layout
-    loss_of = loss_function(layout, micro_batches[0].tokens.device)
+    loss_of = loss_function(layout, micro_batches[0].tokens.device, model)
     losses = []
     for index, batch in enumerate(micro_batches):
         is_last = index == len(micro_batches) - 1
         with gradient_sync(model, layout, is_last=is_last), loss_context(layout):
-            outputs = model(batch.tokens, **model_inputs(batch))
-            loss = loss_of(outputs, batch.targets) / len(micro_batches)
-            torch.autograd.backward(loss)
+            # no name for the logits: it would keep them through backward
+            loss = loss_of(model(batch.tokens, **model_inputs(batch)), batch.targets)
+            loss = loss / len(micro_batches)
+            torch.autograd.backward(scaled(loss, assembled.scaler))
         losses.append(loss.detach())
     return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
@@ -105,6 +82,17 @@ def model_inputs(batch: MicroBatch) -> dict[str, Tensor]:
     """What the decoder is given beside the tokens."""
     given = {"positions": batch.positions, "documents": batch.documents}
     return {name: value for name, value in given.items() if value is not None}
+
+
+def require_gradients(model: nn.Module) -> None:
+    """Raise if a parameter has none: its weights would stay as they are, and the loss hardly show
+    it."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.grad is None:
+            raise RankError(
+                f"{name} has no gradient after the backward pass: this layout would not train it; "
+                "plan another one and report this one"
+            )
 
 
 def train_step(
@@ -118,7 +106,24 @@ def train_step(
     """Forward and backward of all micro-batches, clipping, update; gradients are freed at the
     end."""
     loss = forward_backward(assembled, micro_batches, plan)
-    grad_norm = clip_gradients(assembled.model, assembled.meshes, clip_norm)
-    optimizer.step()
+    hand_over_gradients(assembled.parts)
+    require_gradients(assembled.model)
+    counted = counted_fraction(micro_batches)
+    if counted is not None:
+        divide_gradients(assembled.model, counted)
+        loss = loss / counted
+    scaler = assembled.scaler
+    if scaler is not None:
+        scaler.unscale(assembled.model)
+    grad_norm = clip_gradients(
+        assembled.model, assembled.meshes, clip_norm, counted_elsewhere=copied_parameters(plan)
+    )
+    if scaler is None:
+        optimizer.step()
+    else:
+        scaler.step(optimizer, grad_norm)
+    if plan.training.fp8_all_gather:
+        refresh_scales(assembled.parts)
     optimizer.zero_grad(set_to_none=True)
-    return StepOutput(loss=loss, grad_norm=grad_norm)
+    imbalance = balance_experts(assembled.model, assembled.meshes)
+    return StepOutput(loss=loss, grad_norm=grad_norm, expert_imbalance=imbalance)

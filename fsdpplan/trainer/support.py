@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from .config import LayoutConfig, ModelConfig, PlanConfig, TrainingConfig
 from .errors import TrainerError
+from .parallel_support import parallel_problems
+from .pipeline_rules import pipeline_problems
 
 
 def require_runnable(plan: PlanConfig) -> None:
@@ -11,7 +13,9 @@ def require_runnable(plan: PlanConfig) -> None:
     problems = (
         *_model_problems(plan.model, plan.training),
         *_training_problems(plan.training),
-        *_degree_problems(plan.layout),
+        *_expert_problems(plan.model, plan.layout),
+        *parallel_problems(plan),
+        *pipeline_problems(plan),
         *_policy_problems(plan.layout),
     )
     if plan.cluster.device.kind not in ("cuda", "cpu"):
@@ -29,14 +33,17 @@ def _one_of(name: str, value: object, *choices: str) -> list[str]:
 
 def _model_problems(model: ModelConfig, training: TrainingConfig) -> list[str]:
     problems = [
-        *_one_of("model.mlp", model.mlp, "swiglu", "gelu"),
+        *_one_of("model.mlp", model.mlp, "swiglu", "geglu", "gelu"),
         *_one_of("model.norm", model.norm, "rmsnorm", "layernorm"),
-        *_one_of("model.positions", model.positions, "rope", "learned"),
+        *_one_of("model.positions", model.positions, "rope", "learned", "alibi"),
+        *_one_of("model.qk_norm_width", model.qk_norm_width, "head", "all_heads"),
     ]
     if model.heads % model.kv_heads:
         problems.append(f"{model.kv_heads} key/value heads for {model.heads} query heads")
     if model.positions == "rope" and model.head_dim % 2:
         problems.append(f"rotary positions with an odd head_dim {model.head_dim}")
+    if model.positions == "rope" and model.latent and model.latent.rope_head_dim % 2:
+        problems.append(f"rotary positions with an odd rope_head_dim {model.latent.rope_head_dim}")
     if model.positions == "learned" and training.seq_len > model.max_positions:
         problems.append(
             f"sequences of {training.seq_len} with {model.max_positions} learned positions"
@@ -46,52 +53,58 @@ def _model_problems(model: ModelConfig, training: TrainingConfig) -> list[str]:
 
 def _training_problems(training: TrainingConfig) -> list[str]:
     return [
-        *_one_of("precision", training.precision, "bf16", "fp32"),
+        *_one_of("precision", training.precision, "bf16", "fp32", "fp16", "fp8"),
         *_one_of("reduce_dtype", training.reduce_dtype, "fp32", "bf16"),
-        *_one_of("optimizer", training.optimizer, "adamw"),
+        *_one_of("optimizer", training.optimizer, "adamw", "adamw_8bit", "muon"),
         *_one_of("runtime", training.runtime, "fsdp2"),
     ]
 
 
-def _degree_problems(layout: LayoutConfig) -> list[str]:
-    names = {
-        "tp": "tensor parallelism",
-        "pp": "pipeline parallelism",
-        "cp": "context parallelism",
-        "ep": "expert parallelism",
-    }
-    problems = [
-        f"{words} ({axis} {getattr(layout, axis)}; only 1 works)"
-        for axis, words in names.items()
-        if getattr(layout, axis) > 1
-    ]
-    if layout.schedule != "none" or layout.virtual_stages > 1:
+def _expert_problems(model: ModelConfig, layout: LayoutConfig) -> list[str]:
+    experts, ep = model.experts, layout.ep
+    if experts is None:
+        return [f"ep {ep} with a dense model (it has no experts; 1 works)"] if ep > 1 else []
+    problems = []
+    for name, number in (("experts", experts.experts), ("dp_shard x cp", layout.shard_ranks)):
+        if number % ep:
+            problems.append(f"ep {ep} with {name} of {number} (a divisor of it works)")
+    for name, width in (("expert", experts.hidden), ("shared experts", experts.shared_hidden)):
+        if width % layout.tp:
+            problems.append(f"tp {layout.tp} with {name} hidden of {width} (a divisor of it works)")
+    if ep > 1 and not isinstance(layout.reshard_after_forward, str):
         problems.append(
-            f"schedule {layout.schedule} with {layout.virtual_stages} virtual stages (none works)"
+            f"reshard_after_forward {layout.reshard_after_forward} with ep {ep} (always and never "
+            "work: routed experts have another group of ranks)"
         )
-    on = [
-        name for name in ("sequence_parallel", "loss_parallel", "async_tp") if getattr(layout, name)
-    ]
-    return problems + [f"{name} (it needs tensor parallelism)" for name in on]
+    return problems
 
 
 def _policy_problems(layout: LayoutConfig) -> list[str]:
     problems = [
         *_one_of("sharding", layout.sharding, "ddp", "fsdp"),
-        *_one_of("activation_checkpointing", layout.activation_checkpointing, "none", "op", "full"),
+        *_one_of(
+            "activation_checkpointing",
+            layout.activation_checkpointing,
+            "none",
+            "attention",
+            "op",
+            "full",
+        ),
         *_one_of("gradient_sync", layout.gradient_sync, "every", "reduce_scatter_only", "last"),
-        *_one_of("offload", layout.offload, "none"),
+        *_one_of("offload", layout.offload, "none", "cpu"),
     ]
     if layout.sharding == "ddp" and layout.dp_shard > 1:
         problems.append(f"sharding ddp with dp_shard {layout.dp_shard} (use dp_replicate)")
     if layout.sharding == "ddp" and layout.gradient_sync == "reduce_scatter_only":
         problems.append("gradient_sync reduce_scatter_only with ddp (every and last work)")
+    if layout.sharding == "ddp" and layout.offload != "none":
+        problems.append(f"offload {layout.offload} with ddp (it is FSDP2's)")
     reshard = layout.reshard_after_forward
     if isinstance(reshard, str):
         problems += _one_of("reshard_after_forward", reshard, "always", "never")
-    elif layout.sharding == "fsdp" and (reshard < 2 or layout.dp_shard % reshard):
+    elif layout.sharding == "fsdp" and (reshard < 2 or layout.shard_ranks % reshard):
         problems.append(
-            f"reshard_after_forward {reshard} with dp_shard {layout.dp_shard} (a divisor of it "
+            f"reshard_after_forward {reshard} over {layout.shard_ranks} ranks (a divisor of them "
             "above 1, always and never work)"
         )
     return problems

@@ -16,22 +16,24 @@ import torch.distributed as dist
 from torch import nn
 
 from .assemble import Assembled, assemble
-from .checkpoint import Progress, latest_checkpoint, load_checkpoint, read_progress, save_checkpoint
-from .config import PlanConfig, load_plan
-from .data import Sequences, micro_batches, open_sequences
+from .checkpoint import CheckpointFailed, Checkpoints, Progress, Saved
+from .config import PlanConfig, load_plan, plan_sha256, plan_text
+from .data import (
+    Sequences,
+    data_state,
+    micro_batches,
+    open_sequences,
+    require_same_data,
+)
 from .distributed import leave, require_world, start
 from .errors import RankError, TrainerError, TrainingDiverged
 from .metrics import MemoryMeter, Metrics, as_line, device_name, step_rates, summary
+from .optimizer import Recipe, make_optimizer, set_learning_rate
 from .options import Options, parse_options
+from .rng import seed_generators
+from .scaler import LEAST_SCALE, scaler_state
 from .signals import StopRequest
-from .step import (
-    Recipe,
-    StepOutput,
-    learning_rate_at,
-    make_optimizer,
-    set_learning_rate,
-    train_step,
-)
+from .step import StepOutput, learning_rate_at, train_step
 from .support import require_runnable
 
 
@@ -50,8 +52,7 @@ class Run:
     metrics: Metrics
     memory: MemoryMeter
     progress: Progress
-    saved_step: int
-    """Step of the newest checkpoint; where the run began if it has written none."""
+    checkpoints: Checkpoints | None
     step_seconds: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
 
@@ -101,17 +102,25 @@ def run_training(options: Options) -> None:
     announce(run)
     stop_signal = 0
     while run.progress.step < options.steps and not stop_signal:
-        stop_signal = one_step(run)
+        try:
+            stop_signal = one_step(run)
+        except TrainingDiverged:
+            # Every rank is here, and what is being saved is of a step before.
+            if run.checkpoints is not None:
+                told(run, run.checkpoints.wait())
+            raise
         every = options.checkpoint_every
         if every and run.progress.step % every == 0:
             save(run)
-    save(run)
+    unsaved = save_the_end(run)
     conclude(run, stop_signal)
+    if unsaved:
+        raise CheckpointFailed(unsaved)
 
 
 def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> Run:
     """Everything up to the first step."""
-    sequences = open_sequences(plan, options.data, seed=options.seed)
+    sequences = open_sequences(plan, options.data, seed=options.seed, tokenizer=options.tokenizer)
     device = start(plan)
     memory = MemoryMeter(device)
     recipe = Recipe(
@@ -120,10 +129,17 @@ def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> Run:
         warmup_steps=options.warmup_steps,
         weight_decay=options.weight_decay,
         clip_norm=options.clip_norm,
+        optimizer=plan.training.optimizer,
+        adamw=options.adamw,
     )
     assembled = assemble(plan, device, seed=options.seed)
-    optimizer = make_optimizer(assembled.model, recipe, fused=device.type == "cuda")
-    progress = begin_or_resume(plan, options, assembled.model, optimizer)
+    optimizer = make_optimizer(assembled.model, recipe)
+    checkpoints = open_checkpoints(plan, options)
+    progress = begin_or_resume(plan, options, checkpoints, assembled.model, optimizer)
+    if assembled.scaler is not None and progress.scaler_state:
+        assembled.scaler.load(progress.scaler_state)
+    require_same_data(progress.data_state, sequences)
+    progress = replace(progress, data_state=data_state(sequences, packs=options.pack))
     return Run(
         plan=plan,
         options=options,
@@ -136,14 +152,30 @@ def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> Run:
         metrics=Metrics(options.metrics, first_step=progress.step),
         memory=memory,
         progress=progress,
-        saved_step=progress.step,
+        checkpoints=checkpoints,
+    )
+
+
+def open_checkpoints(plan: PlanConfig, options: Options) -> Checkpoints | None:
+    """The folder of the run's checkpoints, if it keeps any."""
+    if options.checkpoint_dir is None:
+        return None
+    return Checkpoints(
+        options.checkpoint_dir,
+        plan,
+        keep=options.checkpoint_keep,
+        background=options.checkpoint_async,
     )
 
 
 def begin_or_resume(
-    plan: PlanConfig, options: Options, model: nn.Module, optimizer: torch.optim.Optimizer
+    plan: PlanConfig,
+    options: Options,
+    checkpoints: Checkpoints | None,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
 ) -> Progress:
-    """Where the run starts: the newest checkpoint, if there is one, else step 0."""
+    """Where the run starts: the newest good checkpoint, if there is one, else step 0."""
     beginning = Progress(
         step=0,
         sequences=0,
@@ -153,23 +185,21 @@ def begin_or_resume(
         learning_rate=options.learning_rate,
         warmup_steps=options.warmup_steps,
     )
-    folder = options.checkpoint_dir
-    path = None if folder is None else latest_checkpoint(folder)
-    if path is None:
-        if options.resume == "required":
-            raise TrainerError(f"{folder} has no checkpoint to resume from; use --resume auto")
+    seed_generators(seed=options.seed, step=0, rank=dist.get_rank())
+    if checkpoints is None:
         return beginning
-    if options.resume == "never":
-        raise TrainerError(f"{folder} has a checkpoint already: take another --checkpoint-dir")
-    found = read_progress(path)
-    if (found.seed, found.seq_len) != (options.seed, plan.training.seq_len):
-        raise TrainerError(
-            f"{path} was trained with --seed {found.seed} and sequences of {found.seq_len}, this "
-            f"run has --seed {options.seed} and {plan.training.seq_len}: the data would not go on "
-            "where it stopped; use the same, or another --checkpoint-dir"
-        )
-    load_checkpoint(path, model, optimizer)
-    return replace(beginning, step=found.step, sequences=found.sequences)
+    found, remarks = checkpoints.begin(model, optimizer, seed=options.seed, resume=options.resume)
+    for remark in remarks:
+        complain(f"checkpoint: {remark}")
+    if found is None:
+        return beginning
+    return replace(
+        beginning,
+        step=found.step,
+        sequences=found.sequences,
+        data_state=found.data_state,
+        scaler_state=found.scaler_state,
+    )
 
 
 def one_step(run: Run) -> int:
@@ -183,6 +213,7 @@ def one_step(run: Run) -> int:
         first=run.progress.sequences,
         rank=dist.get_rank(),
         device=run.device,
+        packs=run.options.pack,
     )
     output = train_step(
         run.assembled, run.optimizer, batches, run.plan, clip_norm=run.recipe.clip_norm
@@ -193,14 +224,22 @@ def one_step(run: Run) -> int:
         run.progress,
         step=run.progress.step + 1,
         sequences=run.progress.sequences + run.plan.training.global_batch,
+        scaler_state=scaler_state(run.assembled.scaler),
     )
     run.step_seconds.append(seconds)
     run.losses.append(loss)
     report(run, loss=loss, grad_norm=grad_norm, learning_rate=rate)
+    if run.checkpoints is not None:
+        told(run, run.checkpoints.ended())
     if not math.isfinite(loss):
         raise TrainingDiverged(
             f"the loss is {loss} in step {run.progress.step}: use a smaller --learning-rate or "
             "more --warmup-steps"
+        )
+    if run.progress.scaler_state.get("scale", 1.0) < LEAST_SCALE:
+        raise TrainingDiverged(
+            f"fp16 gradients overflow at every loss scale up to step {run.progress.step}: plan "
+            "again with --precision bf16, or use a smaller --learning-rate"
         )
     return stop_signal
 
@@ -232,6 +271,7 @@ def report(run: Run, *, loss: float, grad_norm: float, learning_rate: float) -> 
         **memory,
         grad_norm=grad_norm,
         learning_rate=learning_rate,
+        loss_scale=run.progress.scaler_state.get("scale"),
     )
     run.metrics.say(
         f"step {run.progress.step}/{run.options.steps}  loss {loss:.4f}  "
@@ -250,6 +290,7 @@ def announce(run: Run) -> None:
         steps=run.options.steps,
         world=layout.world,
         model=run.plan.model.name,
+        plan_sha256=plan_sha256(plan_text(run.options.plan)),
         sharding=layout.sharding,
         dp_replicate=layout.dp_replicate,
         dp_shard=layout.dp_shard,
@@ -261,22 +302,46 @@ def announce(run: Run) -> None:
         f"{layout.dp_shard}, {layout.world} processes on {device_name(run.device)}; {where}"
     )
     if layout.compile and run.device.type == "cpu":
-        run.metrics.say("torch.compile is off on CPU")
+        passes = ", and with it async TP," if layout.async_tp else ""
+        run.metrics.say(f"torch.compile{passes} is off on CPU")
 
 
 def save(run: Run) -> None:
-    """Publish a checkpoint, unless there is nowhere to or nothing new."""
-    folder = run.options.checkpoint_dir
-    if folder is None or run.progress.step == run.saved_step:
+    """Begin to save, unless there is nowhere to or nothing new; waits for the last save."""
+    if run.checkpoints is not None and run.progress.step != run.checkpoints.good_step:
+        told(run, run.checkpoints.save(run.assembled.model, run.optimizer, run.progress))
+
+
+def told(run: Run, saved: Saved | None) -> None:
+    """Report how a save ended, if one did."""
+    if saved is None:
         return
-    began = time.perf_counter()
-    path = save_checkpoint(
-        folder, run.assembled.model, run.optimizer, run.progress, keep=run.options.checkpoint_keep
-    )
-    run.saved_step = run.progress.step
-    seconds = time.perf_counter() - began
-    run.metrics.emit("checkpoint", step=run.progress.step, path=str(path), seconds=seconds)
+    path, seconds = str(saved.path), saved.seconds
+    if saved.problem:
+        run.metrics.emit("checkpoint_failed", step=saved.step, path=path, reason=saved.problem)
+        complain(
+            f"checkpoint: step {saved.step} was not saved: {saved.problem}; training goes on, and "
+            "the last good checkpoint stays"
+        )
+        return
+    run.metrics.emit("checkpoint", step=saved.step, path=path, seconds=seconds)
     run.metrics.say(f"saved {path} in {seconds:.2f} s")
+
+
+def save_the_end(run: Run) -> str:
+    """Save the last state and wait until it is published; returns why it was not."""
+    if run.checkpoints is None:
+        return ""
+    told(run, run.checkpoints.wait())
+    save(run)
+    last = run.checkpoints.wait()
+    told(run, last)
+    if last is None or not last.problem:
+        return ""
+    return (
+        f"the run's last state, after step {last.step}, is not saved: {last.problem}; the newest "
+        f"checkpoint in {run.checkpoints.folder} is older"
+    )
 
 
 def conclude(run: Run, stop_signal: int) -> None:

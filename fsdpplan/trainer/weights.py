@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Placement
 
 
 def materialise(model: nn.Module, device: torch.device) -> None:
@@ -30,20 +30,29 @@ def materialise(model: nn.Module, device: torch.device) -> None:
 
 
 @torch.no_grad()
-def initialise(model: nn.Module, *, seed: int, layers: int) -> None:
+def initialise(
+    model: nn.Module, *, seed: int, layers: int, copies: Mapping[str, str] | None = None
+) -> None:
     """Fill the reference decoder in place: normal(0, 0.02), the outputs onto the residual stream
-    scaled by 1/sqrt(2 layers), norms at one, biases at zero (GPT-2 paper, section 2.3).
+    scaled by 1/sqrt(2 layers), norms at one, biases at zero (GPT-2 paper, section 2.3), attention
+    sinks and buffers at zero, too.
 
     Each rank draws every parameter whole, one at a time, and keeps its part. The values depend on
-    the parameter's name, the seed and the kind of device, not on the layout.
+    the parameter's name, the seed and the kind of device, not on the layout. `copies` says whose
+    values parameters get that are copies.
     """
     residual_std = 0.02 / math.sqrt(2 * layers)
     for name, parameter in named_parameters(model):
-        if parameter.ndim > 1:
+        if name.endswith(("bias", "sinks")):
+            parameter.zero_()
+        elif parameter.ndim > 1:
+            name = (copies or {}).get(name, name)
             residual = name.endswith(("wo.weight", "w2.weight"))
             _fill_normal(name, parameter, seed=seed, std=residual_std if residual else 0.02)
         else:
-            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+            parameter.fill_(1.0)
+    for buffer in model.buffers():
+        buffer.zero_()
 
 
 def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -68,11 +77,20 @@ def _local_part(whole: Tensor, like: Tensor) -> Tensor:
         return whole
     coordinate = like.device_mesh.get_coordinate()
     assert coordinate is not None, "this rank is not in the parameter's mesh"
-    for axis, placement in enumerate(like.placements):
-        if placement.is_shard():
-            dim = placement.dim  # type: ignore[attr-defined]
-            # As FSDP2 shards: equal chunks, the last ones shorter or empty.
-            chunks = whole.chunk(like.device_mesh.size(axis), dim=dim)
-            rank = coordinate[axis]
-            whole = chunks[rank] if rank < len(chunks) else whole.narrow(dim, 0, 0)
+    # A dimension that tensor parallelism has split is split again by FSDP (`_StridedShard`).
+    order = sorted(range(len(like.placements)), key=lambda axis: _is_strided(like.placements[axis]))
+    for axis in order:
+        placement = like.placements[axis]
+        if placement.is_replicate():
+            continue
+        dim = placement.dim  # type: ignore[attr-defined]
+        # As `chunk` splits, the last parts shorter or empty; 1,024 views of each would be too many.
+        length = whole.shape[dim]
+        part = -(-length // like.device_mesh.size(axis))
+        begin = min(length, part * coordinate[axis])
+        whole = whole.narrow(dim, begin, min(part, length - begin))
     return whole
+
+
+def _is_strided(placement: Placement) -> bool:
+    return hasattr(placement, "split_factor")

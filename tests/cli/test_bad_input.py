@@ -103,7 +103,7 @@ CASES = {
         (*B8, *words("--precision fp8 --fp8-recipe rowwise --fp8-all-gather")), ("tensorwise",)
     ),
     "runtime_unknown": Case((*B8, "--runtime", "horovod"), ("--runtime", "fsdp2")),
-    "optimizer_unknown": Case((*B8, "--optimizer", "muon"), ("--optimizer", "adamw")),
+    "optimizer_unknown": Case((*B8, "--optimizer", "moun"), ("--optimizer", "muon")),
     "reduce_dtype_unknown": Case((*B8, "--reduce-dtype", "fp16"), ("--reduce-dtype", "fp32")),
     "command_unknown": Case(("recomend",), ("recomend", "fsdpplan --help")),
     "option_unknown": Case((*B8, "--paramz", "7B"), ("--paramz", "--params")),

@@ -24,9 +24,10 @@ from fsdpplan.trainer.assemble import assemble
 from fsdpplan.trainer.config import PlanConfig, parse_plan
 from fsdpplan.trainer.data import micro_batches, open_sequences
 from fsdpplan.trainer.model import Decoder
+from fsdpplan.trainer.optimizer import make_optimizer
 from fsdpplan.trainer.options import parse_options
 from fsdpplan.trainer.signals import StopRequest
-from fsdpplan.trainer.step import make_optimizer, train_step
+from fsdpplan.trainer.step import train_step
 from fsdpplan.trainer.train import one_step, set_up
 from fsdpplan.trainer.weights import initialise, named_parameters
 from tests.benchmarks.single_gpu_cases import Case, planned
@@ -69,7 +70,7 @@ def trained_losses(plan: PlanConfig, device: torch.device) -> list[float]:
     assembled = assemble(plan, device, seed=0)
     model = assembled.model
     take_weights_of_a_cpu(model, plan)
-    optimizer = make_optimizer(model, losses.RECIPE, fused=True)
+    optimizer = make_optimizer(model, losses.RECIPE)
     sequences = open_sequences(plan, None, seed=0)
     found = []
     for step in range(losses.STEPS):
@@ -126,7 +127,7 @@ def peak_allocated_bytes(plan: PlanConfig, device: torch.device) -> int:
     torch.cuda.reset_peak_memory_stats(device)
     assembled = assemble(plan, device, seed=0)
     model = assembled.model
-    optimizer = make_optimizer(model, losses.RECIPE, fused=True)
+    optimizer = make_optimizer(model, losses.RECIPE)
     sequences = open_sequences(plan, None, seed=0)
     for _ in range(MEMORY_STEPS):
         batches = micro_batches(sequences, plan, first=0, rank=0, device=device)

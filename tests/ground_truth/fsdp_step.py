@@ -1,19 +1,11 @@
-"""One optimizer step of the trainer, as one rank of any world makes it, under fake tensors.
-
-The code measured is the trainer's own: its decoder, `parallelize`, optimizer and `train_step`.
-"""
+"""One optimizer step of the trainer as one rank of any world makes it: its own rehearsal."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
-
-import torch
-from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
 from fsdpplan.cost.memory import stage_memory
 from fsdpplan.cost.shards import whole_model
@@ -21,7 +13,6 @@ from fsdpplan.cost.traffic import Calls, step_calls
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
-from fsdpplan.trainer import materialise, parallelize
 from fsdpplan.trainer.config import (
     LayoutConfig,
     ModelConfig,
@@ -29,39 +20,20 @@ from fsdpplan.trainer.config import (
     TrainingConfig,
     parse_plan,
 )
-from fsdpplan.trainer.model import Decoder
-from fsdpplan.trainer.step import Recipe, make_optimizer, train_step
+from fsdpplan.trainer.counting import CollectiveRow, RowKey
+from fsdpplan.trainer.data import open_sequences
+from fsdpplan.trainer.optimizer import Recipe
+from fsdpplan.trainer.rehearse import RankRehearsal, rehearse_rank
 from tests.cost.clusters import cluster
-from tests.ground_truth.fake_cluster import (
-    CollectiveCounter,
-    CollectiveRow,
-    LiveBytes,
-    RowKey,
-    cuda_like_norms,
-    fake_tensors,
-    fake_world,
-)
 
 RECIPE = Recipe(steps=2, learning_rate=1e-3, warmup_steps=1, weight_decay=0.1, clip_norm=1.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredStep:
-    """What one rank did in its second step, when all optimizer state exists."""
-
-    rows: dict[RowKey, CollectiveRow]
-    peak_bytes: int
-    peak_in_phase: dict[str, int]
-    """Highest level in `step` (forward, backward and clipping) and in `optimizer`."""
-    state_bytes: int
-    """Parameters, optimizer state and input tokens: the level between steps."""
-
-
 def plan_config(model: Model, training: Training, layout: Layout) -> PlanConfig:
-    """The plan as the trainer reads it, for CPU devices."""
+    """The plan as the trainer reads it; the device is one of CUDA's, whatever its rates."""
     device = {
-        "name": "cpu",
-        "kind": "cpu",
+        "name": "any",
+        "kind": "cuda",
         "peak_bf16_flops_per_second": 1e11,
         "peak_fp32_flops_per_second": 1e11,
     }
@@ -88,52 +60,11 @@ def training_for(layout: Layout, *, seq_len: int, **settings: Any) -> Training:
 
 def measured_step(
     model: Model, training: Training, layout: Layout, *, rank: int = 0
-) -> MeasuredStep:
+) -> RankRehearsal:
     """Run two steps of the trainer as `rank` of the layout's world, and measure the second."""
     plan = plan_config(model, training, layout)
-    with fake_world(layout.world, rank=rank), cuda_like_norms():
-        with torch.device("meta"):
-            decoder: nn.Module = Decoder(plan.model)
-        decoder = parallelize(decoder, plan)
-        mesh = _mesh(decoder)
-        with fake_tensors():
-            materialise(decoder, torch.device("cpu"))
-            return _measure(decoder, plan, CollectiveCounter(mesh))
-
-
-def _mesh(model: nn.Module) -> DeviceMesh:
-    parameter = next(model.parameters())
-    assert isinstance(parameter, DTensor)
-    return parameter.device_mesh
-
-
-def _measure(model: nn.Module, plan: PlanConfig, collectives: CollectiveCounter) -> MeasuredStep:
-    optimizer = make_optimizer(model, RECIPE, fused=True)
-    batches = token_batches(plan)
-    live = LiveBytes()
-    live.add("parameters", *model.parameters())
-    live.add("tokens", *(tensor for batch in batches for tensor in batch))
-    optimizer.register_step_pre_hook(lambda *_: setattr(live, "tag", "optimizer"))
-    with live, collectives:
-        for _ in range(2):
-            collectives.rows.clear()
-            live.start_phase("step")
-            train_step(model, optimizer, batches, plan.layout, clip_norm=RECIPE.clip_norm)
-    return MeasuredStep(
-        rows=dict(collectives.rows),
-        peak_bytes=live.peak,
-        peak_in_phase=dict(live.peak_in_tag),
-        state_bytes=live.total,
-    )
-
-
-def token_batches(plan: PlanConfig) -> list[tuple[Tensor, Tensor]]:
-    """(tokens, targets) of each micro-batch of one rank."""
-    shape = (plan.layout.micro_batch, plan.training.seq_len)
-    tokens = [
-        torch.zeros(shape, dtype=torch.int64) for _ in range(2 * plan.layout.num_microbatches)
-    ]
-    return list(zip(tokens[::2], tokens[1::2], strict=True))
+    sequences = open_sequences(plan, None, seed=0)
+    return rehearse_rank(plan, rank, sequences=sequences, recipe=RECIPE)
 
 
 def predicted_rows(model: Model, training: Training, layout: Layout) -> dict[RowKey, CollectiveRow]:

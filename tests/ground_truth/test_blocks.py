@@ -23,7 +23,7 @@ from fsdpplan.cost.activations import saved_bytes
 from fsdpplan.cost.block_sizes import BlockShape, Kernels, block_tensors_bytes
 from fsdpplan.spec.layout import ActivationCheckpointing
 from fsdpplan.spec.model import Experts, LatentAttention, Model
-from tests.ground_truth.fake_cluster import cuda_like_norms
+from fsdpplan.trainer.fake_world import cuda_like_norms
 
 BATCH, SEQ_LEN = 2, 96
 TOKENS = BATCH * SEQ_LEN

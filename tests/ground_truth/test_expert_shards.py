@@ -22,11 +22,8 @@ from fsdpplan.cost.params import block_tensors  # noqa: E402
 from fsdpplan.cost.shards import block_size, expert_size  # noqa: E402
 from fsdpplan.files.catalogue import load_model  # noqa: E402
 from fsdpplan.spec.model import Model  # noqa: E402
-from tests.ground_truth.fake_cluster import (  # noqa: E402
-    CollectiveCounter,
-    fake_tensors,
-    fake_world,
-)
+from fsdpplan.trainer.counting import CollectiveCounter, mesh_axes  # noqa: E402
+from fsdpplan.trainer.fake_world import fake_tensors, fake_world  # noqa: E402
 
 
 class Holder(nn.Module):
@@ -59,7 +56,7 @@ def kept_and_gathered(model: Model, *, ep: int, shard_ranks: int) -> tuple[int, 
             experts, mesh=split["efsdp"], shard_placement_fn=lambda _: Shard(1) if few else None
         )
         fully_shard(block, mesh=whole)
-        counter = CollectiveCounter(whole)
+        counter = CollectiveCounter(mesh_axes(whole))
         with fake_tensors():
             block.to_empty(device="cpu")
             shards = [p.to_local() for p in block.parameters() if isinstance(p, DTensor)]

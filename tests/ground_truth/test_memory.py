@@ -19,10 +19,8 @@ from fsdpplan.files.catalogue import load_model
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Precision, ReduceDtype
-from tests.ground_truth.ddp_step import measured_ddp_peak_bytes
 from tests.ground_truth.fsdp_step import measured_step, predicted_peak_bytes, training_for
 from tests.ground_truth.shapes import GPT2, LLAMA_8B, LLAMA_SMALL_VOCAB, ODD, QWEN3, SMALL
-from tests.ground_truth.start_step import measured_start_bytes
 
 TOLERANCE_FRACTION = 0.005
 
@@ -184,6 +182,9 @@ DDP_CASES = {
     "gpt-2, embedding leads": Case(GPT2, 64, TWO_COPIES),
     "qwen 3": Case(QWEN3, 1024, TWO_COPIES),
     "odd": Case(ODD, 300, TWO_COPIES),
+    "accumulated apart": Case(
+        SMALL, 256, replace(TWO_COPIES, num_microbatches=2, gradient_sync="last")
+    ),
 }
 
 
@@ -203,7 +204,7 @@ def test_fsdp_peak_equals_that_of_the_trainer(case: Case) -> None:
 @pytest.mark.parametrize("case", DDP_CASES.values(), ids=DDP_CASES.keys())
 def test_ddp_peak_equals_that_of_the_trainers_model(case: Case) -> None:
     training = training_for(case.layout, seq_len=case.seq_len, precision=case.precision)
-    measured = measured_ddp_peak_bytes(case.model, training, case.layout)
+    measured = measured_step(case.model, training, case.layout).peak_bytes
     predicted = predicted_peak_bytes(case.model, training, case.layout)
     assert predicted == pytest.approx(measured, rel=0.01)
 
@@ -229,7 +230,10 @@ def test_start_and_checkpoint_peaks_equal_those_of_the_trainer(
     model: Model, layout: Layout
 ) -> None:
     training = training_for(layout, seq_len=64)
-    start, checkpoint = measured_start_bytes(model, training, layout)
+    measured = measured_step(model, training, layout).peak_bytes_of
     common = {"model": model, "training": training, "layout": layout, "stage": whole_model(model)}
-    assert initialization_peak_bytes(**common) == pytest.approx(start, rel=TOLERANCE_FRACTION)
-    assert checkpoint_peak_bytes(**common) == pytest.approx(checkpoint, rel=TOLERANCE_FRACTION)
+    for phase, predicted in (
+        ("start", initialization_peak_bytes(**common)),
+        ("checkpoint", checkpoint_peak_bytes(**common)),
+    ):
+        assert predicted == pytest.approx(measured[phase], rel=TOLERANCE_FRACTION)

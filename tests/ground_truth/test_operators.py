@@ -21,7 +21,7 @@ from fsdpplan.trainer import materialise
 from fsdpplan.trainer.model import Decoder
 from fsdpplan.trainer.parallelize import parallelize
 from fsdpplan.trainer.step import forward_backward
-from tests.ground_truth.fake_cluster import cuda_like_norms, fake_tensors, fake_world
+from fsdpplan.trainer.fake_world import cuda_like_norms, fake_tensors, fake_world
 from tests.ground_truth.fsdp_step import plan_config, token_batches
 
 LAYOUT = Layout(dp_shard=8, compile=False)

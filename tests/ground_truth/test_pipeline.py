@@ -9,13 +9,11 @@ import pytest
 from fsdpplan.cost.memory import stage_memory
 from fsdpplan.cost.pipeline_stages import in_flight_blocks, pipeline_ranks
 from fsdpplan.cost.traffic import step_calls
-from fsdpplan.cost.traffic_fsdp import norm_calls
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
+from fsdpplan.trainer.counting import CollectiveRow, RowKey
 from tests.cost.clusters import cluster
-from tests.ground_truth.fake_cluster import CollectiveRow, RowKey
-from tests.ground_truth.fsdp_step import summed, training_for
-from tests.ground_truth.pp_step import measured_pp_step
+from tests.ground_truth.fsdp_step import measured_step, summed, training_for
 from tests.ground_truth.shapes import LLAMA_8B, LLAMA_70B, LLAMA_SMALL_VOCAB
 
 TOLERANCE_FRACTION = 0.05
@@ -143,13 +141,12 @@ CASES = {
 @pytest.mark.parametrize(("model", "layout", "pp_rank"), CASES.values(), ids=CASES.keys())
 def test_calls_and_peak_equal_those_of_torch(model: Model, layout: Layout, pp_rank: int) -> None:
     training = training_for(layout, seq_len=2048)
-    measured = measured_pp_step(model, training, layout, pp_rank=pp_rank)
+    rank = pp_rank * (layout.world // layout.pp)
+    measured = measured_step(model, training, layout, rank=rank)
     stage = pipeline_ranks(model=model, layout=layout)[pp_rank]
 
     arguments = {"model": model, "training": training, "layout": layout, "stage": stage}
-    clipping = set(norm_calls(model=model, layout=layout, stage=stage))
-    predicted = summed(call for call in step_calls(**arguments) if call not in clipping)
-    assert _as_messages(measured.rows) == predicted
+    assert _as_messages(measured.rows) == summed(step_calls(**arguments))
 
     peak = stage_memory(
         cluster=cluster(gpus=8),
@@ -169,7 +166,8 @@ def test_recomputation_under_a_split_backward_pass_repeats_its_collectives() -> 
         recomputed = replace(layout, activation_checkpointing=checkpointing)
         training = training_for(recomputed, seq_len=256)
         model = replace(SMALL_VOCAB, layers=4)
-        rows.append(measured_pp_step(model, training, recomputed, pp_rank=1).rows)
+        last_stage = recomputed.world // 2
+        rows.append(measured_step(model, training, recomputed, rank=last_stage).rows)
     plain, full = (row["all_gather", "tp", 2, "bf16"].count for row in rows)
     blocks, gathers, parameters = 2, 2, 9
     assert full - plain == layout.num_microbatches * blocks * gathers * (1 + parameters)

@@ -8,7 +8,12 @@ import pytest
 
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
-from tests.ground_truth.fsdp_step import predicted_peak_bytes, predicted_rows, training_for
+from tests.ground_truth.fsdp_step import (
+    measured_step,
+    predicted_peak_bytes,
+    predicted_rows,
+    training_for,
+)
 from tests.ground_truth.shapes import (
     GPT2,
     LLAMA_8B,
@@ -17,7 +22,6 @@ from tests.ground_truth.shapes import (
     QWEN3,
     SMALL,
 )
-from tests.ground_truth.tp_step import measured_tp_step
 
 GPT2_PADDED = replace(GPT2, vocab=50304)
 """Its own vocabulary of 50,257 splits over no two ranks."""
@@ -157,7 +161,7 @@ CASES = {
 @pytest.mark.parametrize(("model", "seq_len", "layout"), CASES.values(), ids=CASES.keys())
 def test_calls_and_peak_equal_those_of_torch(model: Model, seq_len: int, layout: Layout) -> None:
     training = training_for(layout, seq_len=seq_len)
-    measured = measured_tp_step(model, training, layout)
+    measured = measured_step(model, training, layout)
     assert measured.rows == predicted_rows(model, training, layout)
     predicted = predicted_peak_bytes(model, training, layout)
     assert predicted == pytest.approx(measured.peak_bytes, rel=0.01)

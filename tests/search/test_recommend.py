@@ -17,7 +17,7 @@ from fsdpplan.search import recommend as searching
 from fsdpplan.search.enumerate import degrees
 from fsdpplan.search.legality import first_problem
 from fsdpplan.search.order import headroom_steps, seconds
-from fsdpplan.search.pricing import REACH
+from fsdpplan.search.pricing import REACH, is_data_parallel
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
 from fsdpplan.spec.model import Experts
 from tests.cost.problems import SMALL
@@ -227,8 +227,7 @@ def test_8b_over_nodes_on_one_port_each_is_sharded_flat_only_where_that_is_no_sl
     inside = min(best(dp_shard=8), best(dp_shard=128, reshard_after_forward=8))
     flat = min(best(dp_shard=128, reshard_after_forward=each) for each in ("always", "never"))
     chosen = question("llama-3.1-8b", 128, "dgx-a100-80g-hdr1", global_batch=global_batch).answer()
-    runs = chosen.best_runnable
-    assert runs is not None
+    runs = next(entry for entry in chosen.ranked if is_data_parallel(entry.layout))
     if runs.layout.dp_shard == 128 and runs.layout.reshard_after_forward in ("always", "never"):
         assert flat <= inside
     assert runs.estimate.step_seconds.expected <= REACH * min(inside, flat)
@@ -267,7 +266,7 @@ def test_numbers_of_nodes_that_are_no_power_of_two(gpus: int, profile: str) -> N
     result = question("llama-3.1-8b", gpus, profile).answer()
     assert {entry.layout.world for entry in result.ranked} == {gpus}
     assert any((entry.layout.pp * entry.layout.data_parallel) % 3 == 0 for entry in result.ranked)
-    assert result.best_runnable is not None
+    assert all(entry.estimate.runnable for entry in result.ranked)
 
 
 def test_6_gpus_of_a_node_split_by_2_3_and_6() -> None:
@@ -300,4 +299,4 @@ def test_autocast_is_priced_and_not_run() -> None:
     asked = question("gpt2-large", 2, "lambda-2xh100", seq_len=1024, global_batch=32)
     priced_only = replace(asked, training=replace(asked.training, runtime="autocast")).answer()
     assert priced_only.ranked
-    assert priced_only.best_runnable is None
+    assert not any(entry.estimate.runnable for entry in priced_only.ranked)

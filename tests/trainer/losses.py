@@ -15,12 +15,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdpplan.trainer import load_plan, parallelize
 from fsdpplan.trainer.assemble import assemble
+from fsdpplan.trainer.balance import balance_experts
 from fsdpplan.trainer.config import parse_plan
 from fsdpplan.trainer.data import micro_batches, open_sequences
 from fsdpplan.trainer.distributed import leave
 from fsdpplan.trainer.loss import next_token_loss
 from fsdpplan.trainer.model import Decoder
-from fsdpplan.trainer.step import Recipe, make_optimizer, train_step
+from fsdpplan.trainer.optimizer import Recipe, make_optimizer
+from fsdpplan.trainer.step import train_step
 from fsdpplan.trainer.weights import initialise
 from tests.trainer import plans
 
@@ -56,6 +58,7 @@ FP32: dict[str, dict[str, Any]] = {
     "fsdp_checkpoint_op": FSDP | {"activation_checkpointing": "op"},
     "ddp_checkpoint_full": DDP | {"activation_checkpointing": "full"},
     "ddp_checkpoint_op": DDP | {"activation_checkpointing": "op"},
+    "fsdp_offload": FSDP | {"offload": "cpu"},
     "fsdp_wrap_2": FSDP | {"wrap_blocks": 2},
     "fsdp_wrap_3_checkpoint_full": FSDP | {"wrap_blocks": 3, "activation_checkpointing": "full"},
     "hsdp_wrap_2_never_checkpoint_op": HSDP
@@ -93,32 +96,41 @@ class Collectives(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def reference(model: dict[str, Any]) -> dict[str, list[float]]:
+def reference(model: dict[str, Any], recipe: Recipe = RECIPE) -> dict[str, list[float]]:
     """The same steps in one process, without any of the trainer's distribution."""
     plan = parse_plan(plans.plan_text(model=model))
     decoder = Decoder(plan.model)
     initialise(decoder, seed=0, layers=plan.model.layers)
-    optimizer = make_optimizer(decoder, RECIPE, fused=False)
+    optimizer = make_optimizer(decoder, recipe)
     sequences = open_sequences(plan, None, seed=0)
     losses, norms = [], []
-    for step in range(STEPS):
+    for step in range(recipe.steps):
         rows = torch.stack([sequences(step * 8 + row) for row in range(8)])
         optimizer.zero_grad()
         loss = next_token_loss(decoder(rows[:, :-1]), rows[:, 1:])
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(decoder.parameters(), RECIPE.clip_norm)
         optimizer.step()
+        balance_experts(decoder, None)
         losses.append(loss.item())
         norms.append(norm.item())
     return {"losses": losses, "norms": norms}
 
 
-def measure(text: str) -> dict[str, Any]:
+def require_gradients(model: nn.Module) -> None:
+    """Raise if a parameter has no gradient: the loss would hardly show it."""
+    missing = [name for name, parameter in model.named_parameters() if parameter.grad is None]
+    if missing:
+        raise AssertionError(f"no gradient: {', '.join(missing)}")
+
+
+def measure(text: str, *, packs: bool = False) -> dict[str, Any]:
     """Losses, gradient norms and collectives a step of the plan in `text`."""
     plan = parse_plan(text)
     assembled = assemble(plan, CPU, seed=0)
     model = assembled.model
-    optimizer = make_optimizer(model, RECIPE, fused=False)
+    optimizer = make_optimizer(model, RECIPE)
+    optimizer.register_step_pre_hook(lambda *_: require_gradients(model))
     sequences = open_sequences(plan, None, seed=0)
     losses, norms, counts = [], [], {}
     for step in range(STEPS):
@@ -128,6 +140,7 @@ def measure(text: str) -> dict[str, Any]:
             first=step * plan.training.global_batch,
             rank=dist.get_rank(),
             device=CPU,
+            packs=packs,
         )
         with Collectives() as collectives:
             output = train_step(assembled, optimizer, batches, plan, clip_norm=RECIPE.clip_norm)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
+
+from fsdpplan.spec.model import Model
+from fsdpplan.trainer.config import ModelConfig, parse_plan
 
 MODEL: dict[str, Any] = {
     "name": "tiny",
@@ -113,3 +117,13 @@ def plan_document(
 def plan_text(**arguments: Any) -> str:
     """The JSON of `plan_document`."""
     return json.dumps(plan_document(**arguments))
+
+
+def config_of(**fields: Any) -> ModelConfig:
+    """The tiny model, changed, as the trainer reads it."""
+    return parse_plan(plan_text(model=fields)).model
+
+
+def config_of_model(model: Model) -> ModelConfig:
+    """A planned model as the trainer reads it."""
+    return parse_plan(json.dumps(plan_document() | {"model": asdict(model)})).model

@@ -49,7 +49,7 @@ def test_the_learning_rate_ends_at_a_tenth() -> None:
 
 def test_only_matrices_decay() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
-    groups = make_optimizer(model, recipe(steps=1, warmup_steps=0), fused=False).param_groups
+    groups = make_optimizer(model, recipe(steps=1, warmup_steps=0)).param_groups
     decays = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
     assert [decays[id(parameter)] for parameter in model.parameters()] == [0.1, 0, 0, 0]
 

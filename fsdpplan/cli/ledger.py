@@ -1,0 +1,55 @@
+"""`fsdpplan ledger`: all finished runs, and how far their plans were off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import typer
+
+from fsdpplan.cli.expand import Flag
+from fsdpplan.cli.options import Json
+from fsdpplan.cli.parse import line, path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerViewOptions:
+    """Which runs, and where they go."""
+
+    HEADING: ClassVar[str] = "Ledger"
+
+    ledger: Annotated[
+        Path | None,
+        Flag(
+            metavar="FILE",
+            parse=path,
+            help="Default: $FSDPPLAN_LEDGER, else ~/.local/state/fsdpplan/ledger.sqlite.",
+        ),
+    ] = None
+    cluster: Annotated[
+        str | None,
+        Flag(metavar="NAME", parse=line, help="Runs on this cluster only."),
+    ] = None
+    export: Annotated[
+        Path | None,
+        Flag(
+            metavar="PATH",
+            parse=path,
+            help="Write the runs there, one JSON line each, without their folders.",
+        ),
+    ] = None
+
+
+def ledger(*, options: LedgerViewOptions, json: Json = False) -> None:
+    """Show finished runs and how far their plans were off."""
+    from fsdpplan.cli import ledger_view
+    from fsdpplan.cli.render import columns
+
+    view = ledger_view.view(options)
+    if options.export is not None:
+        typer.echo(ledger_view.export(view, options.export), err=True)
+    if json:
+        typer.echo(ledger_view.view_json(view))
+    else:
+        typer.echo(ledger_view.view_screen(view, width=columns()))

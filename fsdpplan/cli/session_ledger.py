@@ -1,0 +1,35 @@
+"""A run of `fsdpplan run` in the ledger."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fsdpplan.cli.options import LedgerOptions
+from fsdpplan.cli.resolve_ledger import ledger_file
+from fsdpplan.cli.session import Started
+from fsdpplan.errors import SpecError
+from fsdpplan.run.ledger import record
+from fsdpplan.run.session import Outcome
+
+
+def wanted(options: LedgerOptions, *, is_smoke: bool) -> Path | None:
+    """The ledger that the run goes to; None where it goes to none, as a smoke run does."""
+    file = ledger_file(options)
+    if is_smoke and options.ledger is not None:
+        raise SpecError(
+            "--ledger has no meaning with --smoke: a shrunk job says nothing of a real one's "
+            "speed; leave it out"
+        )
+    return None if is_smoke else file
+
+
+def recorded(started: Started, outcome: Outcome, ledger: Path) -> str:
+    """Add the run; what to say about that. It never fails a run."""
+    if not outcome.ended:
+        return "a job that goes on is not in the ledger; fsdpplan verify compares it at its end"
+    failed = record(
+        started.launch, outcome, target=started.target, folder=started.folder, ledger=ledger
+    )
+    if failed is not None:
+        return f"warning: {failed}"
+    return "next: fsdpplan verify holds this run to limits, fsdpplan ledger shows all runs"

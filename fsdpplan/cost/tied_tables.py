@@ -1,0 +1,56 @@
+"""Tied tables: what the two ends of a pipeline exchange so that their copies stay equal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fsdpplan.cost.calls import Calls, group_seconds
+from fsdpplan.cost.groups import pp_group
+from fsdpplan.cost.params import embedding_tensors
+from fsdpplan.cost.pipeline_actions import V_SCHEDULES
+from fsdpplan.cost.shards import Stage, unit_size
+from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.model import Model
+from fsdpplan.spec.training import DTYPE_BYTES
+
+
+def has_distant_copies(*, model: Model, layout: Layout) -> bool:
+    """Embedding and head share a table and lie on different ranks."""
+    return model.tied_embeddings and layout.pp > 1 and layout.schedule not in V_SCHEDULES
+
+
+def table_gradient_bytes(*, model: Model, layout: Layout) -> int:
+    """Reduced fp32 gradient of one rank's part of the table.
+
+        4 * ceil(V / (tp n)) * h
+
+    with n the ranks of a shard group: 1 where each rank keeps whole gradients.
+    """
+    ranks = layout.shard_ranks if layout.sharding in ("fsdp", "zero2") else 1
+    table = unit_size(embedding_tensors(model)[:1], tp=layout.tp, shard_ranks=ranks)
+    return DTYPE_BYTES["fp32"] * (table.padded_elements // ranks)
+
+
+def table_calls(*, model: Model, layout: Layout, stage: Stage) -> Iterator[Calls]:
+    """The gradient that an end of the pipeline sends to the other, once a step.
+
+    Each adds what it receives to its own. Source: `fsdpplan.trainer.tied_tables`; Megatron-LM
+    all-reduces over the two in the same place.
+    """
+    if has_distant_copies(model=model, layout=layout) and stage.has_embedding != stage.has_head:
+        yield Calls(
+            collective="send_recv",
+            group=pp_group(layout),
+            dtype="fp32",
+            count=1,
+            call_bytes=table_gradient_bytes(model=model, layout=layout),
+        )
+
+
+def table_seconds(*, model: Model, cluster: Cluster, layout: Layout) -> float:
+    """Time of the exchange, between the last backward pass and the gradient norm: all wait."""
+    if not has_distant_copies(model=model, layout=layout):
+        return 0.0
+    size = table_gradient_bytes(model=model, layout=layout)
+    return group_seconds(cluster, pp_group(layout), "send_recv", size)

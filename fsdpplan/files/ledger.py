@@ -1,0 +1,189 @@
+"""The ledger on disk: an SQLite file that runs append to and plans read.
+
+Write-ahead logging lets readers read while a run appends, and a writer that is killed leaves
+nothing of its row. Where the file system has no shared memory for it, as on NFS, SQLite says so or
+keeps its older journal; that costs nothing here. Source: sqlite.org, Write-Ahead Logging, sections
+1 and 8.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from fsdpplan.errors import SpecError
+from fsdpplan.files.ledger_rows import read_row, row_values
+from fsdpplan.files.table import path_text
+from fsdpplan.spec.ledger import LedgerRow
+
+SCHEMA_VERSION = 1
+BUSY_SECONDS = 10.0
+"""How long to wait for another run's append."""
+
+MOST_ROWS = 10_000
+"""Newest rows that are read."""
+
+_SCHEMA = """
+CREATE TABLE runs (
+    id INTEGER PRIMARY KEY,
+    ended_at TEXT NOT NULL,
+    plan_sha256 TEXT NOT NULL,
+    run_folder TEXT NOT NULL,
+    target TEXT NOT NULL,
+    cluster TEXT NOT NULL,
+    device TEXT NOT NULL,
+    gpus INTEGER NOT NULL,
+    model TEXT NOT NULL,
+    predicted_step_seconds REAL NOT NULL,
+    measured_step_seconds REAL,
+    exit_code INTEGER NOT NULL,
+    failure TEXT,
+    versions TEXT NOT NULL,
+    job TEXT NOT NULL,
+    machines TEXT NOT NULL,
+    predicted TEXT NOT NULL,
+    observed TEXT NOT NULL
+);
+CREATE INDEX runs_by_cluster ON runs (cluster);
+CREATE TABLE learned (
+    basis TEXT PRIMARY KEY,
+    cluster TEXT NOT NULL,
+    newest_row INTEGER NOT NULL,
+    document TEXT NOT NULL
+);
+"""
+
+
+def append_row(path: Path, row: LedgerRow) -> None:
+    """Add one run; the file and its folder are made where there are none."""
+    values = row_values(row)
+    names, marks = ", ".join(values), ", ".join("?" for _ in values)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecError(
+            f"the ledger's folder {path_text(path.parent)} cannot be made: {error.strerror}; name "
+            "another file with --ledger"
+        ) from error
+    with _opened(path) as connection:
+        connection.execute("PRAGMA journal_mode=WAL")
+        with _transaction(connection):
+            if _version(connection) == 0:
+                for statement in filter(str.strip, _SCHEMA.split(";")):
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            _require_version(connection, path)
+            connection.execute(
+                f"INSERT INTO runs ({names}) VALUES ({marks})", tuple(values.values())
+            )
+
+
+def read_rows(path: Path, *, cluster: str | None = None) -> tuple[list[LedgerRow], int]:
+    """(runs, oldest first; how many could not be read), of one cluster's name where it is given."""
+    chosen, given = ("WHERE cluster = ?", (cluster,)) if cluster is not None else ("", ())
+    with _reading(path) as connection:
+        found = connection.execute(
+            f"SELECT * FROM runs {chosen} ORDER BY id DESC LIMIT {MOST_ROWS}", given
+        ).fetchall()
+    rows = [read_row(dict(one)) for one in reversed(found)]
+    known = [row for row in rows if row is not None]
+    return known, len(rows) - len(known)
+
+
+def newest_row(path: Path, *, cluster: str) -> int:
+    """Number of the newest run there; 0 where there is none."""
+    with _reading(path) as connection:
+        (number,) = connection.execute(
+            "SELECT coalesce(max(id), 0) FROM runs WHERE cluster = ?", (cluster,)
+        ).fetchone()
+    return int(number)
+
+
+def read_learned(path: Path, *, basis: str) -> dict[str, Any] | None:
+    """What was learned on that basis; None where nothing was."""
+    with _reading(path) as connection:
+        found = connection.execute(
+            "SELECT document FROM learned WHERE basis = ?", (basis,)
+        ).fetchone()
+    document = None if found is None else json.loads(found[0])
+    return document if isinstance(document, dict) else None
+
+
+def all_learned(path: Path) -> dict[str, dict[str, Any]]:
+    """Cluster -> what was learned of it last, where anything was."""
+    with _reading(path) as connection:
+        found = connection.execute(
+            "SELECT cluster, document FROM learned ORDER BY newest_row, basis"
+        ).fetchall()
+    documents = ((row["cluster"], json.loads(row["document"])) for row in found)
+    return {cluster: document for cluster, document in documents if document}
+
+
+def write_learned(
+    path: Path, *, basis: str, cluster: str, newest: int, document: Mapping[str, Any]
+) -> None:
+    """Keep what was learned of a cluster from its runs up to `newest`, in place of what was learned
+    before that."""
+    with _reading(path) as connection, _transaction(connection):
+        connection.execute(
+            "DELETE FROM learned WHERE cluster = ? AND newest_row < ?", (cluster, newest)
+        )
+        connection.execute(
+            "INSERT OR REPLACE INTO learned VALUES (?, ?, ?, ?)",
+            (basis, cluster, newest, json.dumps(document, allow_nan=False)),
+        )
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[sqlite3.Connection]:
+    with _opened(path, mode="rw") as connection:
+        if _version(connection) == 0:
+            raise SpecError(f"{path_text(path)} is no ledger of fsdpplan; {_ADVICE}")
+        _require_version(connection, path)
+        yield connection
+
+
+_ADVICE = "name another file with --ledger, or leave it out by --no-ledger"
+
+
+@contextmanager
+def _opened(path: Path, *, mode: str = "rwc") -> Iterator[sqlite3.Connection]:
+    try:
+        address = f"{path.absolute().as_uri()}?mode={mode}"
+        connection = sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
+        with closing(connection):
+            connection.row_factory = sqlite3.Row
+            yield connection
+    except sqlite3.Error as error:
+        raise SpecError(
+            f"the ledger {path_text(path)} cannot be used: {error}; {_ADVICE}"
+        ) from error
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """All of it or nothing; the write lock is taken at once, so that no two writers meet."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _require_version(connection: sqlite3.Connection, path: Path) -> None:
+    version = _version(connection)
+    if version != SCHEMA_VERSION:
+        raise SpecError(
+            f"the ledger {path_text(path)} has schema version {version}, and this fsdpplan reads "
+            f"{SCHEMA_VERSION}: update fsdpplan, or {_ADVICE}"
+        )

@@ -1,0 +1,249 @@
+"""Verify: a finished run against its plan, and the limits that it must keep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from fsdpplan.emit.folder import PLAN_NAME, SCRIPT_NAME
+from fsdpplan.emit.header import job_plan, plan_digest, read_metrics_path, read_plan_json
+from fsdpplan.errors import SpecError
+from fsdpplan.files.plans import plan_from_json, plan_json, read_plan
+from fsdpplan.files.table import read_text
+from fsdpplan.run.compare import Comparison, compare
+from fsdpplan.run.launch import MAX_SCRIPT_BYTES
+from fsdpplan.run.metrics import Communication, Measured, read_metrics
+from fsdpplan.run.session import RUNS_FOLDER
+from fsdpplan.spec.estimate import CollectiveCost
+from fsdpplan.spec.ledger import LEAST_STEPS
+from fsdpplan.spec.plan import Plan
+from fsdpplan.units import format_gib, format_percent
+
+METRICS_NAME = "metrics.jsonl"
+MAX_METRICS_BYTES = 2**30
+
+GateName = Literal["min_mfu", "max_reserved", "max_error"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedRun:
+    """What a run left, and the plan that it ran."""
+
+    metrics: Path
+    plan: Plan
+    plan_sha256: str
+    measured: Measured
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences on what stands between the numbers."""
+        summary, start = self.measured.summary, self.measured.start
+        if summary is not None and summary.stopped_by_signal is not None:
+            return (f"the run was stopped by signal {summary.stopped_by_signal} before its end",)
+        if summary is None and start is None:
+            return ("the program wrote no summary: the numbers are medians of its steps",)
+        return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a run must keep to. None: not asked."""
+
+    min_mfu_fraction: float | None = None
+    max_reserved_bytes: int | None = None
+    max_error_fraction: float | None = None
+    """Of the step time, either way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """One limit beside what was measured."""
+
+    name: GateName
+    limit: float
+    value: float
+    passed: bool
+
+    @property
+    def words(self) -> str:
+        """What is past the limit, in one clause."""
+        match self.name:
+            case "min_mfu":
+                return f"MFU is {format_percent(self.value)}, below {format_percent(self.limit)}"
+            case "max_reserved":
+                return (
+                    f"{format_gib(int(self.value))} were reserved, more than "
+                    f"{format_gib(int(self.limit))}"
+                )
+            case "max_error":
+                return (
+                    f"the predicted step time is off by {format_percent(self.value)}, more than "
+                    f"{format_percent(self.limit)}"
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisComparison:
+    """One collective on one mesh axis: a step's prediction beside what the profiler saw."""
+
+    axis: str
+    collective: str
+    predicted_seconds: float | None
+    """None: the plan has no such collective."""
+    predicted_exposed_seconds: float | None
+    measured: Communication | None
+    """None: the profiler saw none."""
+
+
+def finished_run(place: Path | None, *, plan_file: Path | None, folder: Path) -> FinishedRun:
+    """The run at `place`, its folder or its metrics file; by default the newest one of `folder`.
+
+    Its plan is that of the script beside its metrics, unless `plan_file` names one. Raises
+    SpecError where the two are no pair, or too little was measured.
+    """
+    found = _newest(folder) if place is None else place
+    metrics = _metrics_of(found, folder)
+    plan, digest = _plan_of(found, plan_file, folder)
+    text = read_text(metrics, limit_bytes=MAX_METRICS_BYTES, what="metrics file")
+    measured = read_metrics(text)
+    _require_pair(measured, digest, plan, metrics)
+    _require_end(measured, metrics)
+    return FinishedRun(metrics=metrics, plan=plan, plan_sha256=digest, measured=measured)
+
+
+def _newest(folder: Path) -> Path:
+    runs = folder / RUNS_FOLDER
+    scripts = [script for script in runs.glob(f"*/{SCRIPT_NAME}") if script.is_file()]
+    if not scripts:
+        raise SpecError(
+            f"there is no run in {runs}: type fsdpplan run first, or name a run's folder or its "
+            "metrics file"
+        )
+    return max(scripts, key=lambda script: (script.stat().st_mtime_ns, script.parent.name)).parent
+
+
+def _metrics_of(found: Path, folder: Path) -> Path:
+    if not found.exists():
+        raise SpecError(f"{found} does not exist: name a run's folder or its metrics file")
+    if not found.is_dir():
+        return found
+    script = _script_text(found)
+    own = None if script is None else read_metrics_path(script)
+    metrics = found / METRICS_NAME if own is None else folder / own
+    if not metrics.exists():
+        raise SpecError(
+            f"{found} has no {metrics.name}: the run reported no step; its log says why "
+            f"({found / 'job.log'}), and fsdpplan run starts another"
+        )
+    return metrics
+
+
+def _script_text(found: Path) -> str | None:
+    script = (found if found.is_dir() else found.parent) / SCRIPT_NAME
+    if not script.is_file():
+        return None
+    return read_text(script, limit_bytes=MAX_SCRIPT_BYTES, what="job script")
+
+
+def _plan_of(found: Path, plan_file: Path | None, folder: Path) -> tuple[Plan, str]:
+    """(plan, its sha256 as a job script has it)."""
+    if plan_file is None:
+        script = _script_text(found)
+        text = None if script is None else read_plan_json(script)
+        if text is not None:
+            return plan_from_json(text, where=f"the plan inside {found}"), plan_digest(text)
+        plan_file = folder / PLAN_NAME
+        if not plan_file.exists():
+            raise SpecError(
+                f"there is no plan beside {found}, nor {plan_file}: name the plan of that run "
+                "with --plan"
+            )
+    plan = read_plan(plan_file)
+    return plan, plan_digest(plan_json(job_plan(plan)))
+
+
+def _require_pair(measured: Measured, digest: str, plan: Plan, metrics: Path) -> None:
+    start = measured.start
+    told = None if start is None else start.plan_sha256
+    if told is not None and told != digest:
+        raise SpecError(
+            f"{metrics} is of another plan (sha256 {told[:12]}, not {digest[:12]}): name the plan "
+            "of that run with --plan, or another run"
+        )
+    world = None if measured.summary is None else measured.summary.world
+    if world is not None and world != plan.layout.world:
+        raise SpecError(
+            f"{metrics} is of a run with {world} ranks, and the plan has {plan.layout.world}: name "
+            "the plan of that run with --plan"
+        )
+
+
+def _require_end(measured: Measured, metrics: Path) -> None:
+    if measured.start is not None and measured.summary is None:
+        raise SpecError(
+            f"the run of {metrics} has not ended, or was killed, after {len(measured.steps)} "
+            "steps: wait for it, or run it again"
+        )
+    if measured.measured_steps < LEAST_STEPS:
+        raise SpecError(
+            f"the run of {metrics} has {measured.measured_steps} steps to measure, and "
+            f"{LEAST_STEPS} are the least: train longer, such as --steps 20"
+        )
+
+
+def comparison(run: FinishedRun) -> tuple[Comparison, ...]:
+    """Predicted beside measured, one row a quantity."""
+    return compare(estimate=run.plan.estimate, measured=run.measured)
+
+
+def communication(run: FinishedRun) -> tuple[AxisComparison, ...]:
+    """The collectives of one step, those of the plan first; nothing where none were reported."""
+    seen = {(one.axis, one.collective): one for one in run.measured.communication}
+    if not seen:
+        return ()
+    planned: dict[tuple[str, str], list[CollectiveCost]] = {}
+    for cost in run.plan.estimate.communication:
+        planned.setdefault((cost.axis, cost.collective), []).append(cost)
+    return tuple(
+        AxisComparison(
+            axis=key[0],
+            collective=key[1],
+            predicted_seconds=_sum(costs := planned.get(key), "seconds"),
+            predicted_exposed_seconds=_sum(costs, "exposed_seconds"),
+            measured=seen.get(key),
+        )
+        for key in dict.fromkeys((*planned, *seen))
+    )
+
+
+def _sum(costs: list[CollectiveCost] | None, name: str) -> float | None:
+    return None if costs is None else sum(getattr(cost, name) for cost in costs)
+
+
+def gates(run: FinishedRun, limits: Limits) -> tuple[Gate, ...]:
+    """The limits that were asked for. Raises SpecError where the run cannot be held to one."""
+    rows = {row.quantity: row for row in comparison(run)}
+    found = []
+    if limits.min_mfu_fraction is not None:
+        value, limit = _value(rows, "mfu_fraction", "--min-mfu"), limits.min_mfu_fraction
+        found.append(Gate(name="min_mfu", limit=limit, value=value, passed=value >= limit))
+    if limits.max_reserved_bytes is not None:
+        value = _value(rows, "peak_reserved_bytes", "--max-reserved")
+        most = limits.max_reserved_bytes
+        found.append(Gate(name="max_reserved", limit=most, value=value, passed=value <= most))
+    if limits.max_error_fraction is not None:
+        _value(rows, "step_seconds", "--max-error")
+        value, limit = abs(rows["step_seconds"].error_fraction or 0.0), limits.max_error_fraction
+        found.append(Gate(name="max_error", limit=limit, value=value, passed=value <= limit))
+    return tuple(found)
+
+
+def _value(rows: dict[str, Comparison], quantity: str, flag: str) -> float:
+    row = rows.get(quantity)
+    if row is None or row.measured is None:
+        why = "it ran on CPUs, which have no allocator to ask" if row is None else "it is missing"
+        raise SpecError(
+            f"{flag} asks for {quantity}, which the run did not report ({why}): leave it out"
+        )
+    return row.measured

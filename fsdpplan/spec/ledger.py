@@ -1,0 +1,144 @@
+"""Ledger: one row a run: what was predicted, what was measured, and on which machines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isclose
+from typing import Literal
+
+from fsdpplan.spec.cluster import Cluster, Level
+from fsdpplan.spec.corrected import uncorrected_levels
+from fsdpplan.spec.estimate import Interval, TimeBreakdown
+from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.model import Model
+from fsdpplan.spec.training import Training
+
+LEAST_STEPS = 5
+"""Measured steps below which a run says nothing of its speed."""
+
+Failure = Literal["out_of_memory", "stopped", "failed", "interrupted"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machines:
+    """What a run trained on: enough to predict it again, and no name of a host."""
+
+    cluster: str
+    """Name of the cluster's profile."""
+    device: str
+    gpus: int
+    gpus_per_node: int
+    levels: tuple[Level, ...]
+    """As the profile had them."""
+    is_weak: bool
+    """Some part was known to be slower than its equals: such runs say nothing of the others."""
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> Machines:
+        """Those of a plan."""
+        return cls(
+            cluster=cluster.name,
+            device=cluster.device.name,
+            gpus=cluster.gpus,
+            gpus_per_node=cluster.gpus_per_node,
+            levels=uncorrected_levels(cluster),
+            is_weak=bool(cluster.weak),
+        )
+
+    def are_of(self, cluster: Cluster) -> bool:
+        """Whether they are some of `cluster`: one profile, one device, the same links."""
+        pairs = zip(self.levels, cluster.levels, strict=False)
+        return (
+            (self.cluster, self.device, self.is_weak) == (cluster.name, cluster.device.name, False)
+            and not cluster.weak
+            and all(_same_links(one, other) for one, other in pairs)
+        )
+
+
+def _same_links(one: Level, other: Level) -> bool:
+    return (one.name, one.ports) == (other.name, other.ports) and isclose(
+        one.port_bandwidth_bytes_per_second, other.port_bandwidth_bytes_per_second, rel_tol=1e-6
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What was trained, and how."""
+
+    model: Model
+    training: Training
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """What the plan said before the run."""
+
+    step_seconds: Interval
+    time: TimeBreakdown
+    mfu_fraction: float
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    corrected_by_runs: int
+    """Runs that its cluster was corrected by; 0: none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What the run reported. None: it did not."""
+
+    steps: int
+    """Steps that it reported."""
+    measured_steps: int
+    """Those that its median counts."""
+    step_seconds: float | None
+    tokens_per_second: float | None
+    mfu_fraction: float | None
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    memory_kind: str | None
+    exit_code: int
+    failure: Failure | None
+    """None: it ended well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerRow:
+    """One run."""
+
+    ended_at: str
+    """UTC, ISO 8601."""
+    plan_sha256: str
+    run_folder: str
+    """Relative to where the run was started."""
+    target: str
+    """`here` or `slurm`."""
+    job: Job
+    machines: Machines
+    predicted: Predicted
+    observed: Observed
+    versions: tuple[tuple[str, str], ...]
+    """(name, version) of fsdpplan, and of what the run reported."""
+
+    @property
+    def tells_speed(self) -> bool:
+        """Whether its step time may be compared: enough steps, and no part known to be slow."""
+        return (
+            self.observed.step_seconds is not None
+            and self.observed.measured_steps >= LEAST_STEPS
+            and not self.machines.is_weak
+        )
+
+    @property
+    def error_fraction(self) -> float | None:
+        """Predicted over measured step time, less 1; None where there is none to compare."""
+        measured = self.observed.step_seconds
+        if not measured or not self.tells_speed:
+            return None
+        return self.predicted.step_seconds.expected / measured - 1
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether the measured step time lies in the band."""
+        step, measured = self.predicted.step_seconds, self.observed.step_seconds
+        return measured is not None and step.lower <= measured <= step.upper

@@ -1,0 +1,215 @@
+"""A mixture of experts: each token visits the `active` experts that its router scores best.
+
+No token is dropped, and no auxiliary loss is added (balance.py).
+
+There is one form of the router: fp32 scores by softmax over all experts; the chosen weigh by
+softmax over the chosen, so that they sum to 1 (Mixtral, Qwen 3 and GPT-OSS). DeepSeek-V3's sigmoid,
+its groups of experts and its scaling of the outputs are not in the plan's model.
+
+Shape suffixes: N tokens, K chosen experts of each, R = N * K copies of tokens, D hidden.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from .autograd_collectives import sum_gradient
+from .config import ExpertsConfig
+from .feed_forward import FeedForward, activate
+from .norms import outside_autocast
+from .private_torch import is_fake
+
+GROUP_ROWS = 8
+"""On CUDA a group of rows begins at 16 bytes: 8 numbers of bf16."""
+
+
+class StackedLinear(nn.Module):
+    """One linear layer for each expert: `weight` (experts, outputs, inputs)."""
+
+    def __init__(self, experts: int, inputs: int, outputs: int, *, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(experts, outputs, inputs))
+        self.bias = nn.Parameter(torch.zeros(experts, outputs)) if bias else None
+        nn.init.normal_(self.weight, std=0.02)
+        self.inputs_over: DeviceMesh | None = None
+        """Ranks that have a part of the inputs each, under tensor parallelism."""
+
+    def forward(self, rows_RD: Tensor, groups: Groups) -> Tensor:
+        """`rows_RD`, sorted by expert, each through its expert."""
+        weight = local(self.weight).to(rows_RD.dtype)
+        bias = None if self.bias is None else local(self.bias).to(rows_RD.dtype)
+        if bias is not None and self.inputs_over is not None:
+            # Their outputs are summed, so each adds its share.
+            bias = sum_gradient(bias, self.inputs_over) / self.inputs_over.size()
+        return groups.multiply(rows_RD, weight, bias)
+
+
+class Groups:
+    """Which expert each of some rows, sorted by expert, visits."""
+
+    def __init__(self, counts: Tensor, rows_RD: Tensor, inner: int) -> None:
+        """`counts` are rows of each expert (int64), `inner` the experts' own width."""
+        self.counts, self.rows = counts, len(rows_RD)
+        self.offsets: Tensor | None = None
+        self.sizes: list[int] = []
+        if takes_grouped_mm(rows_RD, inner):
+            self.offsets = counts.cumsum(0).int()
+        else:
+            self.sizes = host_sizes(counts, total=self.rows)
+
+    def multiply(self, rows_RD: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Each row times the transposed weight of its expert, plus its bias."""
+        if self.offsets is None:
+            biases = [None] * len(weight) if bias is None else bias.unbind()
+            rows = torch.split(rows_RD, self.sizes)
+            parts = zip(rows, weight.unbind(), biases, strict=True)
+            return torch.cat([F.linear(*part) for part in parts])
+        with outside_autocast(rows_RD):
+            out = F.grouped_mm(rows_RD, weight.transpose(-2, -1), offs=self.offsets)
+        if bias is None:
+            return out
+        expert = torch.searchsorted(self.offsets, self._row_numbers(rows_RD), right=True)
+        # Rows behind the last group are nobody's; they take any bias.
+        return out + bias[expert.clamp(max=len(bias) - 1)]
+
+    def _row_numbers(self, rows_RD: Tensor) -> Tensor:
+        return torch.arange(len(rows_RD), device=rows_RD.device, dtype=torch.int32)
+
+
+class GroupedExperts(nn.Module):
+    """The routed experts of a block."""
+
+    def __init__(self, hidden: int, config: ExpertsConfig, *, mlp: str) -> None:
+        super().__init__()
+        self.mlp = mlp
+        stacked = partial(StackedLinear, config.experts, bias=config.bias)
+        self.w1 = stacked(hidden, config.hidden)
+        self.w2 = stacked(config.hidden, hidden)
+        if mlp != "gelu":
+            self.w3 = stacked(hidden, config.hidden)
+
+    def forward(self, rows_RD: Tensor, counts: Tensor) -> Tensor:
+        """`rows_RD`, sorted by expert, each through its expert; `counts` are rows of each."""
+        inner = local(self.w1.weight).shape[1]
+        aligned = rows_RD.is_cuda and takes_grouped_mm(rows_RD, inner)
+        if not aligned:
+            return self._run(rows_RD, Groups(counts, rows_RD, inner))
+        padded_counts = -(-counts // GROUP_ROWS) * GROUP_ROWS
+        at = padded_places(counts, padded_counts, rows=len(rows_RD))
+        room = len(rows_RD) + len(counts) * (GROUP_ROWS - 1)
+        room = -(-room // GROUP_ROWS) * GROUP_ROWS
+        padded = rows_RD.new_zeros(room, rows_RD.shape[1]).index_copy(0, at, rows_RD)
+        return self._run(padded, Groups(padded_counts, padded, inner))[at]
+
+    def _run(self, rows_RD: Tensor, groups: Groups) -> Tensor:
+        inner = activate(self.w1(rows_RD, groups), self.mlp)
+        if self.mlp != "gelu":
+            inner = inner * self.w3(rows_RD, groups)
+        out: Tensor = self.w2(inner, groups)
+        return out
+
+
+class MixtureOfExperts(nn.Module):
+    """Router, routed experts, and the shared experts that every token visits."""
+
+    expert_bias: Tensor
+    counts: Tensor
+
+    def __init__(self, hidden: int, config: ExpertsConfig, *, mlp: str) -> None:
+        super().__init__()
+        self.config = config
+        self.router = Scores(hidden, config.experts, bias=config.router_bias)
+        self.experts = GroupedExperts(hidden, config, mlp=mlp)
+        self.shared_experts = (
+            FeedForward(hidden, config.shared_hidden, mlp=mlp, bias=False)
+            if config.shared_hidden
+            else None
+        )
+        self.shared_gate = Scores(hidden, 1, bias=False) if config.shared_gate else None
+        self.register_buffer("expert_bias", torch.zeros(config.experts))
+        self.register_buffer(
+            "counts", torch.zeros(config.experts, dtype=torch.int64), persistent=False
+        )
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        x_ND = x_BTD.flatten(0, 1)
+        weights_NK, chosen_NK = self.route(x_ND)
+        flat = chosen_NK.flatten()
+        counts = torch.zeros_like(self.counts).scatter_add(0, flat, torch.ones_like(flat))
+        self.counts.add_(counts)
+        order = flat.argsort(stable=True)
+        rows = self.experts(x_ND[order // self.config.active], counts)
+        # Put back in the order of tokens; a permutation, so nothing is summed in any order.
+        copies = rows[order.argsort()].unflatten(0, (-1, self.config.active))
+        out = (copies * weights_NK.to(rows.dtype)[..., None]).sum(1)
+        if self.shared_experts is not None:
+            shared = self.shared_experts(x_ND)
+            if self.shared_gate is not None:
+                shared = shared * torch.sigmoid(self.shared_gate(x_ND)).to(shared.dtype)
+            out = out + shared
+        whole: Tensor = out.view_as(x_BTD)
+        return whole
+
+    def route(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
+        """(weights, numbers) of each token's experts (N, K)."""
+        with outside_autocast(x_ND):
+            logits = self.router(x_ND)
+            scores = logits.detach().softmax(-1) + self.expert_bias
+            chosen = scores.topk(self.config.active, dim=-1).indices
+            return logits.gather(-1, chosen).softmax(-1), chosen
+
+
+class Scores(nn.Linear):
+    """Numbers of each token, computed in fp32 whatever the weight is gathered in."""
+
+    parts_over: DeviceMesh | None = None
+    """Ranks that each see a part of the gradient of all tokens, under tensor parallelism."""
+
+    def forward(self, x_ND: Tensor) -> Tensor:
+        weight, bias = self._own(self.weight), self._own(self.bias)
+        assert weight is not None
+        with outside_autocast(x_ND):
+            return F.linear(x_ND.float(), weight, bias)
+
+    def _own(self, parameter: Tensor | None) -> Tensor | None:
+        if parameter is None:
+            return None
+        mine = local(parameter).float()
+        return mine if self.parts_over is None else sum_gradient(mine, self.parts_over)
+
+
+def local(parameter: Tensor) -> Tensor:
+    """What this rank holds of a parameter."""
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
+def takes_grouped_mm(rows_RD: Tensor, inner: int) -> bool:
+    """Whether one kernel multiplies all experts: rows begin at 16 bytes, and on CUDA are bf16."""
+    numbers = 16 // rows_RD.element_size()
+    fits = rows_RD.shape[1] % numbers == 0 and inner % numbers == 0
+    return fits and (rows_RD.dtype == torch.bfloat16 or not rows_RD.is_cuda)
+
+
+def padded_places(counts: Tensor, padded_counts: Tensor, *, rows: int) -> Tensor:
+    """Where each of `rows`, sorted by expert, stands when the groups are as long as padded."""
+    shift = (padded_counts - counts).cumsum(0) - (padded_counts - counts)
+    numbers = torch.arange(rows, device=counts.device)
+    expert = torch.searchsorted(counts.cumsum(0), numbers, right=True)
+    return numbers + shift[expert.clamp(max=len(counts) - 1)]
+
+
+def host_sizes(counts: Tensor, *, total: int) -> list[int]:
+    """`counts` as numbers; of fake tensors, which have no values, `total` split evenly."""
+    return balanced(total, len(counts)) if is_fake(counts) else counts.tolist()
+
+
+def balanced(total: int, parts: int) -> list[int]:
+    """`total` in `parts` whole numbers that differ by one at most."""
+    each, more = divmod(total, parts)
+    return [each + (part < more) for part in range(parts)]

@@ -1,0 +1,78 @@
+"""Positions: rotated queries and keys, or scores that fall with distance.
+
+Shape suffixes: B batch, T sequence, H heads, E head width.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+EXTRA_WIDTH = 8
+"""Columns added to queries and keys at a time: fused kernels take widths that 8 divides."""
+
+POSITION_DIGIT = 256
+"""bf16 is exact up to here, so positions are split into two digits."""
+
+
+def rotate(x_BTHE: Tensor, theta: float, positions_BT: Tensor | None = None) -> Tensor:
+    """Rotary position embedding in the dtype of `x`; the halves of a head are the two coordinates
+    (as in Hugging Face's Llama, not interleaved).
+
+    `positions_BT` are 0, 1, 2 ... where None. The angles are computed here rather than kept in a
+    buffer, so that building the model on the meta device leaves nothing to restore.
+    """
+    length, width = x_BTHE.shape[1], x_BTHE.shape[3]
+    exponents = torch.arange(0, width, 2, device=x_BTHE.device, dtype=torch.float32) / width
+    if positions_BT is None:
+        positions_BT = torch.arange(length, device=x_BTHE.device)[None]
+    angles = (positions_BT.float()[..., None] * theta**-exponents)[:, :, None]
+    cos, sin = angles.cos().to(x_BTHE.dtype), angles.sin().to(x_BTHE.dtype)
+    first, second = x_BTHE.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """How fast each head's scores fall with distance.
+
+    A geometric sequence from 2^(-8/n) for n heads; between powers of two, every other term of the
+    next longer sequence follows. Source: ALiBi (arXiv 2108.12409), section 3 and appendix A.
+    """
+    whole = 2 ** math.floor(math.log2(heads))
+    slopes = [2 ** (-8 * (head + 1) / whole) for head in range(whole)]
+    between = [2 ** (-4 * (head + 1) / whole) for head in range(0, 2 * whole, 2)]
+    return slopes + between[: heads - whole]
+
+
+def with_alibi(
+    q_BHTE: Tensor,
+    k_BHTE: Tensor,
+    *,
+    slopes_H: Tensor,
+    scale: float,
+    positions_BT: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys whose scaled product has `slope * (key's position)` added.
+
+    The same as a bias of `-slope * distance`, since a query's own position adds one number to all
+    its scores, and no matrix of T x T biases a head is kept.
+    """
+    batch, heads, length, _ = q_BHTE.shape
+    if positions_BT is None:
+        positions_BT = torch.arange(length, device=q_BHTE.device)[None]
+    digits = torch.stack([positions_BT // POSITION_DIGIT, positions_BT % POSITION_DIGIT], dim=-1)
+    per_score = slopes_H.to(q_BHTE.device) / scale
+    slopes = torch.stack([per_score * POSITION_DIGIT, per_score], dim=-1)
+    return (
+        widened(q_BHTE, slopes[None, :, None].expand(batch, heads, length, 2)),
+        widened(k_BHTE, digits[:, None].expand(batch, k_BHTE.shape[1], length, 2)),
+    )
+
+
+def widened(x_BHTE: Tensor, columns: Tensor) -> Tensor:
+    """`x` with `columns` and zeros behind, EXTRA_WIDTH in all."""
+    padded = F.pad(columns.to(x_BHTE.dtype), (0, EXTRA_WIDTH - columns.shape[-1]))
+    return torch.cat([x_BHTE, padded], dim=-1)

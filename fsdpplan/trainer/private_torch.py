@@ -1,0 +1,197 @@
+"""What the trainer uses of torch that it does not document: one function a need, with its reason.
+
+Everything here was read in, and works with, torch 2.13; an update of torch is checked here first.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+import torch.distributed.tensor._sharding_prop as sharding_propagation
+import torch.distributed.tensor.experimental._attention as context_attention
+from torch import Tensor, nn
+from torch._guards import active_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._redistribute import clear_redistribute_planner_cache
+from torch.distributed.tensor.parallel import parallelize_module
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class DispatchMode(TorchDispatchMode):
+    """A dispatch mode that torch does not keep from compilers: nothing is compiled beneath it, and
+    the keeping is a third of what it costs."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+def join_fake_group(*, rank: int, world: int) -> None:
+    """Join a process group of `world` ranks that are not there: messages arrive at once, as they
+    are. Only this module makes the "fake" backend known."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
+
+
+def fake_tensors() -> FakeTensorMode:
+    """Tensors without storage, whose shapes, dtypes and saved tensors are those of the real
+    program. Real ones may be among them: meshes are."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def ambient_fake_mode() -> FakeTensorMode | None:
+    """The fake mode under way."""
+    mode: FakeTensorMode | None = active_fake_mode()
+    return mode
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Whether `tensor` has no values, so that nothing may depend on them."""
+    return isinstance(tensor, FakeTensor)
+
+
+@contextmanager
+def own_propagation_mode() -> Iterator[None]:
+    """Let DTensor infer shapes in a fake mode of its own.
+
+    In the ambient one it would run each operator at global shapes among those of the program, and
+    they would be taken for it.
+    """
+    module: Any = sharding_propagation
+    original = module.detect_fake_mode
+    module.detect_fake_mode = lambda *args, **kwargs: None
+    try:
+        yield
+    finally:
+        module.detect_fake_mode = original
+
+
+def forget_meshes() -> None:
+    """Empty DTensor's caches: equal meshes of a later process group would find this one's."""
+    propagate = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding
+    propagate.cache.cache_clear()
+    torch._C._clear_DTensor_sharding_propagator_cache()
+    clear_redistribute_planner_cache()
+
+
+def group_of(argument: Any) -> dist.ProcessGroup:
+    """The process group that an operator was given: boxed, or by its name."""
+    by_name: Any = c10d._resolve_process_group  # type: ignore[attr-defined]
+    named = isinstance(argument, str)
+    group: dist.ProcessGroup = by_name(argument) if named else dist.ProcessGroup.unbox(argument)
+    return group
+
+
+def storage_key(storage: torch.UntypedStorage) -> int:
+    """What tells a storage from others as long as it lives; fake ones have no address."""
+    key: int = storage._cdata
+    return key
+
+
+@contextmanager
+def on_storage_resize(seen: Callable[[torch.UntypedStorage, int], None]) -> Iterator[None]:
+    """Call `seen(storage, size_bytes)` after each resizing in place, by which FSDP frees."""
+    original = torch.UntypedStorage.resize_
+
+    def resize_(storage: torch.UntypedStorage, size_bytes: int) -> Any:
+        result = original(storage, size_bytes)
+        seen(storage, size_bytes)
+        return result
+
+    torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        torch.UntypedStorage.resize_ = original  # type: ignore[method-assign]
+
+
+@contextmanager
+def stated_pipeline_shapes() -> Iterator[None]:
+    """Let pipeline stages take the shapes that they were given.
+
+    Before their first step they ask each other whether all have them, which ranks that are not
+    there do not answer.
+    """
+    schedules = import_module("torch.distributed.pipelining.schedules")._PipelineSchedule
+    static = import_module("torch.distributed.pipelining.stage").InferenceMode.STATIC
+    original = schedules._warmup_p2p
+
+    def without_asking(_: Any, stages: Any, *__: Any) -> None:
+        for stage in stages:
+            stage._inference_mode = static
+
+    schedules._warmup_p2p = without_asking
+    try:
+        yield
+    finally:
+        schedules._warmup_p2p = original
+
+
+def ddp_buckets(parameters: list[Tensor], limits_bytes: list[int]) -> list[list[int]]:
+    """How DDP groups `parameters`, in this order: numbers of those that are reduced together."""
+    fill: Any = dist._compute_bucket_assignment_by_size  # type: ignore[attr-defined]
+    buckets, _ = fill(parameters, limits_bytes)
+    return [list(bucket) for bucket in buckets]
+
+
+def ddp_first_bucket_bytes() -> int:
+    """Limit of DDP's first bucket, unless it is told the others'."""
+    limit: int = dist._DEFAULT_FIRST_BUCKET_BYTES  # type: ignore[attr-defined]
+    return limit
+
+
+def norms_of(tensors: list[Tensor]) -> list[Tensor]:
+    """The norm of each tensor, in few kernels; the public functions give one of them all."""
+    norms: list[Tensor] = torch._foreach_norm(tensors)  # type: ignore[no-untyped-call]
+    return norms
+
+
+def scale_all(tensors: list[Tensor], factor: Tensor) -> None:
+    """Multiply each tensor in place, in few kernels; no value is read back from the device."""
+    by_device: dict[torch.device, list[Tensor]] = {}
+    for tensor in tensors:
+        by_device.setdefault(tensor.device, []).append(tensor)
+    for device, there in by_device.items():
+        torch._foreach_mul_(there, factor.to(device, non_blocking=True))  # type: ignore[no-untyped-call]
+
+
+def attend_around_a_ring(attention: nn.Module, mesh: DeviceMesh) -> None:
+    """Let the scaled dot-product attention that `attention` calls go around the ranks of `mesh`,
+    each of which has an early and a late piece of the sequence: torch's ring attention.
+
+    The public `context_parallel` patches the function for the time of a context and cuts tensors
+    itself; this is what it is made of.
+    """
+    context_attention._cp_options.enable_load_balance = True
+    context_attention._enable_context_parallel_dispatcher()
+    style = context_attention._ContextParallel(
+        seq_dim=2, attention_type=context_attention._ContextParallel.AttentionType.SDPA
+    )
+    parallelize_module(attention, mesh, style)
+
+
+def share_of_pieces(length: int, ranks: int) -> Tensor:
+    """The order of positions, rank after rank, that ring attention takes sequences to have."""
+    balancer = context_attention._HeadTailLoadBalancer(length, ranks, "cpu")
+    order: Tensor = balancer._generate_indices()[0]
+    return order
+
+
+def overlap_tensor_parallel(group: dist.ProcessGroup) -> None:
+    """Let torch.compile cut the collectives of `group` and their matmuls into chunks that run side
+    by side: async TP, a pass of inductor over symmetric memory."""
+    import_module("torch._inductor.config")._micro_pipeline_tp = True
+    symmetric_memory = import_module("torch.distributed._symmetric_memory")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        symmetric_memory.enable_symm_mem_for_group(group.group_name)

@@ -1,0 +1,216 @@
+"""A rehearsal: this program, as one rank of its whole world, without the others and without memory.
+
+The process group is fake (messages arrive at once), tensors hold nothing, everything else is the
+program that trains: meshes, parts, data, steps, the state of a checkpoint. So shapes, divisibility,
+collectives, gradients and the peak of memory are those of the cluster, in seconds on one CPU.
+
+What differs from CUDA: tensors are CPU tensors, with the norms' saved tensors as CUDA's kernels
+keep them; blocks are not compiled; DDP's C++ reducer is stood in for (fake_ddp); attention under
+context parallelism takes the CPU's all-to-all. Kernels' workspaces and NCCL's buffers are not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from .assemble import build_parts, finish
+from .batch import MicroBatch
+from .checkpoint_state import named_tensors, tree
+from .config import PlanConfig
+from .counting import Axis, Call, CollectiveCounter, CollectiveRow, RowKey, layout_axes
+from .data import Sequences, micro_batches
+from .fake_ddp import fake_replicas
+from .fake_world import cuda_like_norms, fake_tensors, fake_world, nothing_to_draw
+from .live_bytes import LiveBytes
+from .mesh import build_meshes
+from .optimizer import Recipe, make_optimizer
+from .private_torch import stated_pipeline_shapes
+from .step import train_step
+from .tied_tables import copied_parameters
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRehearsal:
+    """What one rank did in its second step, when all optimizer state exists."""
+
+    rank: int
+    rows: dict[RowKey, CollectiveRow]
+    calls: dict[tuple[str, tuple[int, ...]], list[Call]]
+    """Of each group, by (axis, ranks), its calls in order."""
+    peak_bytes_of: dict[str, int]
+    """Highest level in `start` (until the first step), `step` (forward, backward and clipping),
+    `optimizer` and `checkpoint` (its state is collected)."""
+    state_bytes: int
+    """Parameters, optimizer state and input tokens: the level between steps."""
+    parameters: int
+    """Elements that this rank holds."""
+    without_gradient: tuple[str, ...]
+    """Parameters that the second step gave none."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """Highest level in the second step."""
+        return max(self.peak_bytes_of[phase] for phase in ("step", "optimizer"))
+
+
+@dataclass(slots=True, kw_only=True)
+class Stage:
+    """How far a rehearsal came, for whoever explains an error."""
+
+    name: str = "making the process groups"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What is rehearsed, built outside of the fake mode."""
+
+    axes: list[Axis]
+    model: nn.Module
+    """Holds the parameters of this rank."""
+    begin: Callable[[], torch.optim.Optimizer]
+    """Gives the parameters memory and values, and makes the optimizer."""
+    step: Callable[[torch.optim.Optimizer], None]
+    """One whole step."""
+    save: Callable[[torch.optim.Optimizer], None]
+    """Collects the state of a checkpoint."""
+    inputs: list[MicroBatch] = field(default_factory=list)
+    """What the steps are given, real; fake from `begin` on."""
+
+
+def rehearse_rank(
+    plan: PlanConfig, rank: int, *, sequences: Sequences, recipe: Recipe, stage: Stage | None = None
+) -> RankRehearsal:
+    """Run two steps of the plan as `rank` of its world, and measure the second."""
+    stage = stage or Stage()
+    on_cuda = plan.cluster.device.kind == "cuda"
+    plan = on_cpu(plan)
+    with fake_cluster(plan, rank, cuda_like=on_cuda):
+        program = decoder_program(plan, rank, sequences, recipe, stage=stage)
+        return measured(program, rank, stage=stage)
+
+
+def on_cpu(plan: PlanConfig) -> PlanConfig:
+    """The plan for CPU devices: fake CUDA tensors need a build of torch that has CUDA."""
+    device = replace(plan.cluster.device, kind="cpu")
+    return replace(plan, cluster=replace(plan.cluster, device=device))
+
+
+@contextmanager
+def fake_cluster(plan: PlanConfig, rank: int, *, cuda_like: bool) -> Iterator[None]:
+    """The plan's world, and CUDA's kernels as far as they keep other tensors than the CPU's."""
+    with ExitStack() as stack:
+        stack.enter_context(fake_world(plan.layout.world, rank=rank))
+        stack.enter_context(fake_replicas())
+        stack.enter_context(nothing_to_draw())
+        if plan.layout.pp > 1:
+            stack.enter_context(stated_pipeline_shapes())
+        if cuda_like:
+            stack.enter_context(cuda_like_norms())
+        yield
+
+
+def decoder_program(
+    plan: PlanConfig,
+    rank: int,
+    sequences: Sequences,
+    recipe: Recipe,
+    *,
+    stage: Stage,
+) -> Program:
+    """The reference decoder, as `train.set_up` and `train.one_step` have it."""
+    meshes = build_meshes(plan.layout, CPU.type)
+    stage.name = "building the model"
+    model, parts = build_parts(plan, meshes, CPU)
+    stage.name = "reading the data"
+    inputs = micro_batches(sequences, plan, first=0, rank=rank, device=CPU)
+    assembled = None
+
+    def begin() -> torch.optim.Optimizer:
+        nonlocal assembled
+        assembled = finish(plan, CPU, meshes, model, parts, seed=0)
+        return make_optimizer(model, recipe)
+
+    def step(optimizer: torch.optim.Optimizer) -> None:
+        assert assembled is not None
+        train_step(assembled, optimizer, inputs, plan, clip_norm=recipe.clip_norm)
+
+    def save(optimizer: torch.optim.Optimizer) -> None:
+        tree(named_tensors(model, optimizer, copied_parameters(plan)))
+
+    return Program(
+        axes=layout_axes(meshes, plan.layout),
+        model=model,
+        begin=begin,
+        step=step,
+        save=save,
+        inputs=inputs,
+    )
+
+
+def measured(program: Program, rank: int, *, stage: Stage) -> RankRehearsal:
+    """Begin, step twice and collect the state of a checkpoint, all in fake tensors."""
+    live, counter = LiveBytes(), CollectiveCounter(program.axes)
+    without_gradient: tuple[str, ...] = ()
+
+    def before_update(*_: object) -> None:
+        nonlocal without_gradient
+        without_gradient = names_without_gradient(program.model)
+        live.start_phase("optimizer")
+
+    with fake_tensors() as mode, live, counter:
+        stage.name = "giving the parameters values"
+        optimizer = program.begin()
+        program.inputs[:] = [as_fake(batch, mode) for batch in program.inputs]
+        live.add(*(part for batch in program.inputs for part in batch if part is not None))
+        optimizer.register_step_pre_hook(before_update)
+        for number in ("first", "second"):
+            stage.name = f"the {number} step"
+            counter.forget()
+            live.start_phase("step")
+            program.step(optimizer)
+        state_bytes, parameters = live.total, held_elements(program.model)
+        rows, calls = counter.rows, counter.calls
+        counter.forget()
+        program.inputs.clear()
+        stage.name = "collecting the state of a checkpoint"
+        live.start_phase("checkpoint")
+        program.save(optimizer)
+    return RankRehearsal(
+        rank=rank,
+        rows=dict(rows),
+        calls=dict(calls),
+        peak_bytes_of=dict(live.peak_in_phase),
+        state_bytes=state_bytes,
+        parameters=parameters,
+        without_gradient=without_gradient,
+    )
+
+
+def as_fake(batch: MicroBatch, mode: FakeTensorMode) -> MicroBatch:
+    """Tensors of the same shapes without values."""
+    return MicroBatch._make(None if part is None else mode.from_tensor(part) for part in batch)
+
+
+def names_without_gradient(model: nn.Module) -> tuple[str, ...]:
+    """Parameters that backward has not reached."""
+    return tuple(
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and parameter.grad is None
+    )
+
+
+def held_elements(model: nn.Module) -> int:
+    """Elements of the parameters that this rank has memory for."""
+    return sum(
+        (parameter.to_local() if hasattr(parameter, "to_local") else parameter).numel()
+        for parameter in model.parameters()
+    )

@@ -1,0 +1,120 @@
+"""Layouts in which axes meet: all pairs on 4 processes, triples on 8, other numbers on 3 and 6."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from fsdpplan.trainer.distributed import leave
+from tests.trainer import losses, plans
+
+SPLIT = {"tp": 2, "sequence_parallel": True, "loss_parallel": True}
+PIPED = {
+    "pp": 2,
+    "schedule": "1f1b",
+    "num_microbatches": 2,
+    "gradient_sync": "last",
+    "reshard_after_forward": "never",
+}
+WHOLE = {"sharding": "ddp", "reshard_after_forward": "always"}
+SHARDED = {"dp_shard": 2}
+COPIED = {"dp_replicate": 2}
+RING = {"cp": 2}
+EXPERT = {"ep": 2}
+
+EXPERTS: dict[str, Any] = {
+    "experts": {"experts": 4, "active": 2, "hidden": 32, "shared_hidden": 24, "dense_layers": 1}
+}
+"""A mixture with a shared expert behind one dense block."""
+
+SIX_HEADS = {"hidden": 72, "heads": 6, "kv_heads": 3, "vocab": 60, "layers": 6}
+FOUR_HEADS = {"vocab": 64}
+
+DENSE_4: dict[str, dict[str, Any]] = {
+    "tp_fsdp": SPLIT | SHARDED,
+    "tp_ddp": SPLIT | COPIED | WHOLE,
+    "tp_cp": SPLIT | RING,
+    "tp_pp": SPLIT | PIPED | WHOLE,
+    "cp_fsdp": RING | SHARDED,
+    "cp_replicas": RING | COPIED,
+    "cp_pp": RING | PIPED,
+    "pp_fsdp": PIPED | SHARDED,
+    "pp_ddp": PIPED | COPIED | WHOLE,
+    "pp_fsdp_interleaved": PIPED | SHARDED | {"schedule": "interleaved_1f1b", "virtual_stages": 2},
+    "pp_fsdp_zbv": PIPED
+    | SHARDED
+    | {"schedule": "zbv", "virtual_stages": 2, "num_microbatches": 4},
+    "tp_fsdp_never": SPLIT | SHARDED | {"reshard_after_forward": "never"},
+    "tp_fsdp_full": SPLIT | SHARDED | {"activation_checkpointing": "full"},
+    "tp_fsdp_op_accumulated": SPLIT
+    | SHARDED
+    | {"activation_checkpointing": "op", "num_microbatches": 2, "gradient_sync": "last"},
+    "cp_fsdp_attention": RING | SHARDED | {"activation_checkpointing": "attention"},
+    "cp_fsdp_accumulated": RING | SHARDED | {"num_microbatches": 2},
+    "pp_fsdp_full": PIPED | SHARDED | {"activation_checkpointing": "full"},
+    "pp_fsdp_uneven": PIPED | SHARDED | {"stage_blocks": [3, 1]},
+    "tp_cp_full": SPLIT | RING | {"activation_checkpointing": "full"},
+}
+EXPERTS_4: dict[str, dict[str, Any]] = {
+    "ep_fsdp": EXPERT | {"dp_shard": 4},
+    "ep_hsdp": EXPERT | SHARDED | COPIED,
+    "ep_tp": EXPERT | SHARDED | SPLIT,
+    "ep_cp": EXPERT | RING | SHARDED,
+    "ep_pp": EXPERT | SHARDED | PIPED,
+    "ep_all": {"ep": 4, "dp_shard": 4},
+    "moe_tp_pp": SPLIT | PIPED | WHOLE,
+}
+DENSE_8: dict[str, dict[str, Any]] = {
+    "tp_pp_fsdp": SPLIT | PIPED | SHARDED,
+    "tp_cp_fsdp": SPLIT | RING | SHARDED,
+    "cp_pp_fsdp": RING | PIPED | SHARDED,
+    "tp_hsdp": SPLIT | SHARDED | COPIED,
+    "pp_hsdp": PIPED | SHARDED | COPIED,
+    "cp_hsdp": RING | SHARDED | COPIED,
+    "tp_cp_pp": SPLIT | RING | PIPED,
+    "pp4_tp": SPLIT | PIPED | WHOLE | {"pp": 4, "num_microbatches": 4},
+}
+EXPERTS_8: dict[str, dict[str, Any]] = {
+    "ep_tp_pp": EXPERT | SHARDED | SPLIT | PIPED,
+    "ep_tp_fsdp": EXPERT | {"dp_shard": 4} | SPLIT,
+    "ep_cp_hsdp": EXPERT | RING | SHARDED | COPIED,
+}
+DENSE_6: dict[str, dict[str, Any]] = {
+    "tp3_fsdp": SPLIT | SHARDED | {"tp": 3},
+    "pp3_fsdp": PIPED | SHARDED | {"pp": 3, "num_microbatches": 4},
+    "cp3_fsdp": RING | SHARDED | {"cp": 3},
+}
+
+OF_WORLD: dict[int, tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]] = {
+    4: (DENSE_4, EXPERTS_4),
+    6: (DENSE_6, {}),
+    8: (DENSE_8, EXPERTS_8),
+}
+"""World -> (layouts of the dense model, layouts of the one with experts)."""
+
+
+def dense_model(world: int) -> dict[str, Any]:
+    """Whose widths the degrees of that world divide."""
+    return SIX_HEADS if world == 6 else FOUR_HEADS
+
+
+def measure_all(out: Path) -> None:
+    """Every layout of this world; rank 0 writes the results."""
+    dist.init_process_group("gloo")
+    world = dist.get_world_size()
+    dense, with_experts = OF_WORLD[world]
+    results: dict[str, Any] = {}
+    for layouts, model in ((dense, dense_model(world)), (with_experts, FOUR_HEADS | EXPERTS)):
+        for name, layout in layouts.items():
+            results[name] = losses.measure(plans.plan_text(model=model, **layout))
+    if dist.get_rank() == 0:
+        results["dense"] = losses.reference(dense_model(world))
+        results["experts"] = losses.reference(FOUR_HEADS | EXPERTS) if with_experts else {}
+        partial = out.with_suffix(".partial")
+        partial.write_text(json.dumps(results), encoding="utf-8")
+        os.replace(partial, out)
+    leave(0)

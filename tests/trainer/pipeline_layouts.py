@@ -1,0 +1,254 @@
+"""Pipelines that ranks run: every schedule, and what meets it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from fsdpplan.trainer import pipeline, train
+from fsdpplan.trainer.assemble import assemble
+from fsdpplan.trainer.batch import MicroBatch
+from fsdpplan.trainer.config import PlanConfig, parse_plan
+from fsdpplan.trainer.counting import CollectiveCounter, layout_axes
+from fsdpplan.trainer.data import micro_batches, open_sequences
+from fsdpplan.trainer.distributed import leave
+from fsdpplan.trainer.loss import next_token_loss
+from fsdpplan.trainer.model import Decoder
+from fsdpplan.trainer.optimizer import make_optimizer
+from fsdpplan.trainer.step import train_step
+from fsdpplan.trainer.weights import initialise
+from tests.trainer import losses, plans
+
+Layouts = dict[str, dict[str, Any]]
+
+PIPED: dict[str, Any] = {
+    "pp": 2,
+    "schedule": "1f1b",
+    "num_microbatches": 4,
+    "gradient_sync": "last",
+    "reshard_after_forward": "never",
+}
+TWO = {"virtual_stages": 2}
+WHOLE = {"sharding": "ddp", "reshard_after_forward": "always"}
+SCHEDULES: Layouts = {
+    "gpipe": {},
+    "1f1b": {},
+    "interleaved_1f1b": TWO,
+    "looped_bfs": TWO,
+    "interleaved_zero_bubble": TWO,
+    "zbv": TWO,
+    "dualpipev": TWO,
+}
+SPLIT = {"tp": 2, "sequence_parallel": True, "loss_parallel": True}
+
+MODELS: Layouts = {
+    "plain": {"vocab": 64},
+    "gpt2": {**plans.GPT2_STYLE, "vocab": 64},
+    "tied": {"vocab": 64, "tied_embeddings": True},
+}
+
+
+def piped(schedule: str, **others: Any) -> dict[str, Any]:
+    """A pipeline of 2 ranks under `schedule`."""
+    return {**PIPED, **SCHEDULES[schedule], "schedule": schedule, **others}
+
+
+FP32: dict[int, dict[str, Layouts]] = {
+    2: {
+        "plain": {
+            **{f"whole_{name}": piped(name, **WHOLE) for name in SCHEDULES},
+            "gpipe_one_micro_batch": piped("gpipe", num_microbatches=1),
+            "zero_bubble_one_stage": piped("interleaved_zero_bubble", virtual_stages=1),
+            "uneven": piped("1f1b", stage_blocks=[3, 1]),
+            "head_alone": piped("1f1b", stage_blocks=[4, 0]),
+            "embedding_alone": piped("zbv", stage_blocks=[0, 2, 2, 0]),
+            "wrapped": piped("interleaved_1f1b", wrap_blocks=2, stage_blocks=[1, 1, 1, 1]),
+            "checkpoint_full": piped("interleaved_1f1b", activation_checkpointing="full"),
+            "checkpoint_op": piped("1f1b", activation_checkpointing="op"),
+            "offload": piped("1f1b", offload="cpu"),
+            "loss_chunks": piped("zbv", loss_chunks=3),
+        },
+        "gpt2": {
+            "gpt2": piped("1f1b"),
+            "gpt2_zbv": piped("zbv"),
+            "gpt2_whole": piped("interleaved_1f1b", **WHOLE),
+        },
+    },
+    3: {
+        "plain": {
+            "three": piped("1f1b", pp=3),
+            "three_with_gaps": piped("zbv", pp=3, stage_blocks=[0, 2, 1, 0, 0, 1]),
+        },
+        "tied": {"three_tied": piped("1f1b", pp=3)},
+    },
+    4: {
+        "plain": {
+            **{f"sharded_{name}": piped(name, dp_shard=2) for name in SCHEDULES},
+            **{f"copied_{name}": piped(name, dp_replicate=2, **WHOLE) for name in SCHEDULES},
+            "copied_in_small_buckets": piped(
+                "1f1b", dp_replicate=2, ddp_bucket_bytes=20_000, **WHOLE
+            ),
+            "hsdp": piped("zbv", dp_replicate=2),
+            "four": piped("1f1b", pp=4),
+            "split": piped("1f1b", **SPLIT, **WHOLE),
+            "split_zbv": piped("zbv", **SPLIT),
+            "split_loss_chunks": piped("interleaved_1f1b", loss_chunks=2, **SPLIT),
+            "ring": piped("interleaved_zero_bubble", cp=2),
+        },
+        "tied": {
+            "tied_sharded": piped("1f1b", dp_shard=2),
+            "tied_sharded_zbv": piped("zbv", dp_shard=2),
+            "tied_split": piped("1f1b", **SPLIT),
+            "tied_split_whole": piped("zbv", **SPLIT, **WHOLE),
+            "tied_copied": piped("interleaved_zero_bubble", dp_replicate=2, **WHOLE),
+            "tied_ring": piped("1f1b", cp=2),
+        },
+    },
+}
+"""World -> model -> layouts that must lose as one process, in fp32."""
+
+BF16: Layouts = {
+    "bf16": piped("zbv", dp_shard=2),
+    "bf16_whole": piped("interleaved_zero_bubble", dp_replicate=2, **WHOLE),
+    "bf16_whole_reduce_bf16": piped("1f1b", dp_replicate=2, **WHOLE),
+}
+
+DOCUMENTS: Layouts = {name: piped(name) for name in ("1f1b", "zbv")}
+"""Layouts that are given positions and documents."""
+
+MESSAGES: Layouts = {
+    **{name: piped(name, dp_shard=2) for name in SCHEDULES},
+    "four": piped("1f1b", pp=4),
+    "split": piped("interleaved_1f1b", **SPLIT),
+    "tied": piped("1f1b", dp_shard=2),
+    "tied_split": piped("1f1b", **SPLIT),
+    "tied_zbv": piped("zbv", dp_shard=2),
+    "copied": piped("1f1b", dp_replicate=2, ddp_bucket_bytes=20_000, **WHOLE),
+    "copied_zbv": piped("zbv", dp_replicate=2, ddp_bucket_bytes=20_000, **WHOLE),
+}
+"""Layouts whose collectives are counted."""
+
+
+def counted_model(name: str) -> dict[str, Any]:
+    """The model that a layout of MESSAGES is counted for."""
+    return MODELS["tied" if "tied" in name else "plain"]
+
+
+def bf16_text(name: str) -> str:
+    """The plan of a layout of BF16."""
+    reduce_dtype = "bf16" if "reduce_bf16" in name else "fp32"
+    training = {"precision": "bf16", "reduce_dtype": reduce_dtype}
+    return plans.plan_text(model=MODELS["plain"], training=training, **BF16[name])
+
+
+def counted(text: str) -> list[dict[str, list[int]]]:
+    """For each rank, (count, bytes) of the second step's collectives by "name axis dtype"."""
+    plan = parse_plan(text)
+    assembled = assemble(plan, losses.CPU, seed=0)
+    optimizer = make_optimizer(assembled.model, losses.RECIPE)
+    sequences = open_sequences(plan, None, seed=0)
+    counter = CollectiveCounter(layout_axes(assembled.meshes, plan.layout))
+    batches = micro_batches(sequences, plan, first=0, rank=dist.get_rank(), device=losses.CPU)
+    with counter:
+        for _ in range(2):
+            counter.forget()
+            train_step(assembled, optimizer, batches, plan, clip_norm=1.0)
+    mine = {
+        f"{collective} {axis} {dtype}": [row.count, row.bytes]
+        for (collective, axis, _, dtype), row in counter.rows.items()
+    }
+    everyones: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyones, mine)
+    return everyones
+
+
+def documents(text: str) -> tuple[float, float]:
+    """Loss and gradient norm of sequences that hold two documents each."""
+    plan = parse_plan(text)
+    batch = two_documents(plan)
+    cut = zip(*(part.chunk(plan.layout.num_microbatches) for part in batch), strict=True)
+    assembled = assemble(plan, losses.CPU, seed=0)
+    optimizer = make_optimizer(assembled.model, losses.RECIPE)
+    output = train_step(
+        assembled, optimizer, [MicroBatch(*part) for part in cut], plan, clip_norm=math.inf
+    )
+    loss = output.loss.clone()
+    dist.all_reduce(loss)
+    return loss.item(), output.grad_norm.item()
+
+
+def documents_reference(text: str) -> tuple[float, float]:
+    """The same in one process."""
+    plan = parse_plan(text)
+    batch = two_documents(plan)
+    decoder = Decoder(plan.model)
+    initialise(decoder, seed=0, layers=plan.model.layers)
+    logits = decoder(batch.tokens, positions=batch.positions, documents=batch.documents)
+    loss = next_token_loss(logits, batch.targets)
+    loss.backward()
+    return loss.item(), torch.nn.utils.clip_grad_norm_(decoder.parameters(), math.inf).item()
+
+
+class Documents(NamedTuple):
+    """A MicroBatch in which nothing is None."""
+
+    tokens: torch.Tensor
+    targets: torch.Tensor
+    positions: torch.Tensor
+    documents: torch.Tensor
+
+
+def two_documents(plan: PlanConfig) -> Documents:
+    """A step's sequences, each cut at another place."""
+    sequences = open_sequences(plan, None, seed=0)
+    rows = torch.stack([sequences(number) for number in range(plan.training.global_batch)])
+    places = torch.arange(plan.training.seq_len).expand(len(rows), -1)
+    second = places >= 5 + torch.arange(len(rows))[:, None]
+    positions = torch.where(second, places - 5 - torch.arange(len(rows))[:, None], places)
+    return Documents(
+        rows[:, :-1].contiguous(), rows[:, 1:].contiguous(), positions, second.to(torch.int32)
+    )
+
+
+def fail_on_the_last_stage(out: Path) -> None:
+    """A job of which one rank raises in the middle of a step."""
+
+    def raise_error(*_: Any) -> torch.Tensor:
+        raise ArithmeticError("the last stage fails")
+
+    pipeline.Pipeline._loss = raise_error  # type: ignore[method-assign]
+    out.write_text(plans.plan_text(**piped("1f1b")), encoding="utf-8")
+    train.main(["--plan", str(out), "--steps", "1"])
+
+
+def measure_all(out: Path) -> None:
+    """Every layout of this world; rank 0 writes the results."""
+    dist.init_process_group("gloo")
+    world = dist.get_world_size()
+    results: dict[str, Any] = {}
+    for model, layouts in FP32[world].items():
+        results[f"reference_{model}"] = losses.reference(MODELS[model])
+        for name, layout in layouts.items():
+            text = plans.plan_text(model=MODELS[model], **layout)
+            results[name] = losses.measure(text)
+    if world == 2:
+        for name, layout in DOCUMENTS.items():
+            text = plans.plan_text(model=MODELS["plain"], **layout)
+            results[f"documents_{name}"] = documents(text), documents_reference(text)
+    if world == 4:
+        for name in BF16:
+            results[name] = losses.measure(bf16_text(name))
+        for name, layout in MESSAGES.items():
+            text = plans.plan_text(model=counted_model(name), **layout)
+            results[f"counted_{name}"] = counted(text)
+    if dist.get_rank() == 0:
+        partial = out.with_suffix(".partial")
+        partial.write_text(json.dumps(results), encoding="utf-8")
+        os.replace(partial, out)
+    leave(0)
