@@ -42,8 +42,9 @@ def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     program = tools / "fsdpplan"
     program.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m fsdpplan "$@"\n')
     program.chmod(0o755)
-    # What is printed must not depend on the GPUs of the machine that prints it.
+    # What is printed must not depend on the GPUs of the machine that prints it, nor on past runs.
     same = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb", "CUDA_VISIBLE_DEVICES": ""}
+    same["FSDPPLAN_LEDGER"] = str(tools / "ledger.sqlite")
     search = os.pathsep.join([str(tools), str(Path(sys.executable).parent), os.environ["PATH"]])
     return subprocess.run(
         ["bash", "-euo", "pipefail", "-c", command],

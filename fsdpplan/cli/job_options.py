@@ -147,6 +147,9 @@ class TrainerOptions:
     checkpoint_every: Annotated[
         int | None, Flag(metavar="N", parse=whole(example=500), help="Steps between saves.")
     ] = None
+    checkpoint_keep: Annotated[
+        int | None, Flag(metavar="N", parse=whole(example=2), help="Newest saves to keep.")
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,7 +110,7 @@ def view_screen(found: View, *, width: int) -> str:
     headers = ("ended (UTC)", "model", "degrees", "predicted", "measured", "error", "")
     align = ("left", "left", "left", "right", "right", "right", "left")
     return blocks(
-        wrapped(f"{found.path}: {len(found.rows)} runs", width=width),
+        wrapped(f"{found.path}: {_runs(len(found.rows))}", width=width),
         table([_cells(row) for row in shown], headers=headers, align=align, width=width)
         if shown
         else "",
@@ -138,7 +138,7 @@ def _cells(row: LedgerRow) -> tuple[str, ...]:
 
 def _cluster(found: View, errors: ClusterErrors, width: int) -> str:
     failed = f", {errors.failed} of them failed" if errors.failed else ""
-    lines = [f"{errors.runs} runs{failed}, {errors.compared} with enough steps to compare"]
+    lines = [f"{_runs(errors.runs)}{failed}, {errors.compared} with enough steps to compare"]
     if errors.median_abs_error_fraction is not None:
         lines.append(
             f"predicted step time off by {format_percent(errors.median_abs_error_fraction)} "
@@ -157,3 +157,7 @@ def _cluster(found: View, errors: ClusterErrors, width: int) -> str:
         else f"plans are corrected {correction_words(correction)}"
     )
     return listed(f"{errors.cluster}, {errors.device}", lines, width=width)
+
+
+def _runs(number: int) -> str:
+    return f"{number} run{'' if number == 1 else 's'}"

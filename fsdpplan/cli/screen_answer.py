@@ -20,7 +20,10 @@ EVIDENCE = {
 
 def answer_lines(inputs: Inputs, layout: Layout, estimate: Estimate, width: int) -> str:
     step = estimate.step_seconds
+    correction = inputs.cluster.correction
     evidence = EVIDENCE[inputs.cluster.device.evidence]
+    if correction is not None:
+        evidence += f", corrected by {correction.runs} runs"
     pairs = [
         ("degrees", degrees(layout)),
         ("policy", policy(layout)),
@@ -112,6 +115,8 @@ def policy(layout: Layout) -> str:
     parts.append(f"checkpointing {layout.activation_checkpointing}")
     if layout.offload != "none":
         parts.append("state and optimizer on the host")
+    if layout.loss_chunks > 1:
+        parts.append(f"loss in {layout.loss_chunks} pieces")
     parts.append("compiled" if layout.compile else "eager")
     return ", ".join(parts)
 

@@ -89,7 +89,7 @@ def _loss_phases(s: RankSizes) -> list[Phase]:
         )
 
     if pieces is not None:
-        both = s.last_normed + pieces.hidden_gradient
+        both = s.last_normed + pieces.hidden
         return [
             phase(
                 activations=both,

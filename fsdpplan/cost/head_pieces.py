@@ -44,8 +44,9 @@ class LossPieces:
     """A piece's logits, and their copy in fp32."""
     logits_gradient: int
     """A piece's gradient of the logits, in their place."""
-    hidden_gradient: int
-    """Gradient of the head's input, of all pieces."""
+    hidden: int
+    """Of all pieces: the gradient of the head's input, and that input as tensor-parallel ranks had
+    it split, where they did."""
     weight_gradient: int
     """Sum of the pieces' gradients of the head's weight."""
     product: int
@@ -72,11 +73,11 @@ def loss_pieces(
     weights = local_vocab * model.hidden
     summed = FP32_BYTES if training.activation_dtype == "fp16" else of.gathered
     copy = FP32_BYTES if of.computed < FP32_BYTES else 0
-    hidden = local_tokens(training=training, layout=layout) * model.hidden
+    hidden = local_tokens(training=training, layout=layout) * model.hidden * of.computed
     return LossPieces(
         logits=logits * (of.computed + copy),
         logits_gradient=logits * of.computed,
-        hidden_gradient=hidden * of.computed,
+        hidden=hidden + (hidden // layout.tp if layout.tp > 1 else 0),
         weight_gradient=weights * summed,
         product=0 if summed == of.computed else weights * of.computed,
     )

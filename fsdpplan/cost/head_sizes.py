@@ -62,7 +62,7 @@ def head_sizes(*, model: Model, training: Training, layout: Layout, stage: Stage
     pieces = loss_pieces(model=model, training=training, layout=layout, stage=stage)
     kept = last_normed + logits * loss.kept
     if pieces is not None:
-        kept = last_normed + pieces.hidden_gradient + pieces.weight_gradient
+        kept = pieces.hidden + pieces.weight_gradient + (last_normed if layout.tp == 1 else 0)
     return HeadSizes(
         last_residual=last_residual,
         last_normed=last_normed,

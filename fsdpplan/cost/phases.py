@@ -77,14 +77,14 @@ def loss_phases(s: RankSizes) -> list[Phase]:
                 parameters=0,
                 gradients=made,
                 logits=s.pieces.logits,
-                extra=s.pieces.hidden_gradient,
+                extra=s.pieces.hidden,
             ),
             phase(
                 "loss",
                 parameters=0,
                 gradients=made + s.pieces.product,
                 logits=s.pieces.logits_gradient,
-                extra=s.pieces.hidden_gradient,
+                extra=s.pieces.hidden,
             ),
         ]
     return [

@@ -94,19 +94,19 @@ def _loss_phases(s: RankSizes, in_flight: int, later: int, gathered: int) -> lis
     kept = s.last_residual + s.last_normed + s.message_buffers
     sizes = [(0, 0, (s.loss_element_bytes + s.element_bytes) * s.logits_elements)]
     if s.pieces is not None:
-        made, gradient = s.pieces.weight_gradient, s.pieces.hidden_gradient
+        made, hidden = s.pieces.weight_gradient, s.pieces.hidden
         sizes = [
-            (gradient, made, s.pieces.logits),
-            (gradient, made + s.pieces.product, s.pieces.logits_gradient),
+            (hidden, made, s.pieces.logits),
+            (hidden, made + s.pieces.product, s.pieces.logits_gradient),
         ]
     return [
         Phase(
             name="loss",
             unsharded_parameters=gathered,
             unsharded_gradients=held + made,
-            activations=activations + kept + gradient,
+            activations=activations + kept + hidden,
             logits=logits,
         )
         for activations, held in ((in_flight, 0), (later, s.held(s.looped_blocks)))
-        for gradient, made, logits in sizes
+        for hidden, made, logits in sizes
     ]

@@ -11,6 +11,7 @@ Left out: the few scalars a step of the loss and of agreement between ranks.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from fsdpplan.cost.block_calls import block_calls, gathered_activation_dtype
@@ -66,18 +67,19 @@ def tp_end_calls(
     """
     if layout.tp == 1:
         return
-    ends = int(stage.has_embedding) + int(stage.has_head)
-    size = activation_bytes(model=model, training=training, layout=layout)
-    dtype = training.activation_dtype
+    elements = local_tokens(training=training, layout=layout) * model.hidden
+    ends: Counter[str] = Counter({training.activation_dtype: int(stage.has_head)})
+    ends[_embedded_dtype(training, layout)] += int(stage.has_embedding)
     split = layout.sequence_parallel
     for collective in ("all_gather", "reduce_scatter") if split else ("all_reduce",):
-        yield Calls(
-            collective=collective,
-            group=tp_group(layout),
-            dtype=dtype,
-            count=layout.num_microbatches * ends,
-            call_bytes=size,
-        )
+        for dtype, number in ends.items():
+            yield Calls(
+                collective=collective,
+                group=tp_group(layout),
+                dtype=dtype,
+                count=layout.num_microbatches * number,
+                call_bytes=elements * DTYPE_BYTES[dtype],
+            )
     if split:
         yield from _norm_weight_calls(model=model, training=training, layout=layout, stage=stage)
     if stage.has_head:
@@ -85,13 +87,31 @@ def tp_end_calls(
     yield from _scale_calls(training=training, layout=layout, stage=stage)
 
 
+def _embedded_dtype(training: Training, layout: Layout) -> str:
+    """What the embedding gives: rows of an fp32 table where autocast makes the precision, which
+    does not touch lookups."""
+    return "fp32" if _autocasts(training, layout) else training.activation_dtype
+
+
+def _autocasts(training: Training, layout: Layout) -> bool:
+    """The trainer's DDP keeps fp32 parameters, and casts in each forward."""
+    return training.runtime == "fsdp2" and layout.sharding == "ddp"
+
+
 def _norm_weight_calls(
     *, model: Model, training: Training, layout: Layout, stage: Stage
 ) -> Iterator[Calls]:
     """Sequence parallelism: each rank has its tokens' part of the gradients of norms, and of a
-    learned position table, of which it looks up its own positions."""
+    learned position table, of which it looks up its own positions.
+
+    DDP is given whole gradients, so each backward sums them, in fp32.
+    """
     holds = layout.gradient_sync == "last" and layout.num_microbatches > 1
     dtype = training.reduce_dtype if holds else training.activation_dtype
+    syncs = gradient_syncs(layout)
+    if _autocasts(training, layout):
+        dtype = "fp32"
+        syncs = layout.num_microbatches if layout.pp == 1 else syncs
     lengths: dict[int, int] = {}
     parts = [
         ([t for t in block_tensors(kind) if _has_partial_gradients(t)], blocks)
@@ -108,7 +128,7 @@ def _norm_weight_calls(
             collective="all_reduce",
             group=tp_group(layout),
             dtype=dtype,
-            count=gradient_syncs(layout) * number,
+            count=syncs * number,
             call_bytes=length * DTYPE_BYTES[dtype],
         )
 

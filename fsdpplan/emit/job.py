@@ -63,6 +63,7 @@ class Trainer:
     seed: int | None = None
     checkpoint_dir: str | None = None
     checkpoint_every: int | None = None
+    checkpoint_keep: int | None = None
 
     def __post_init__(self) -> None:
         if self.steps is not None:
@@ -71,6 +72,10 @@ class Trainer:
             require_positive_int(checkpoint_every=self.checkpoint_every)
             if self.checkpoint_dir is None:
                 raise SpecError("checkpoint_every needs a place: give --checkpoint-dir too")
+        if self.checkpoint_keep is not None:
+            require_positive_int(checkpoint_keep=self.checkpoint_keep)
+            if self.checkpoint_dir is None:
+                raise SpecError("checkpoint_keep needs a place: give --checkpoint-dir too")
         if self.learning_rate is not None:
             require_positive(learning_rate=self.learning_rate)
         if self.tokenizer is not None and self.data is None:
@@ -91,6 +96,7 @@ class Trainer:
             ("--seed", self.seed),
             ("--checkpoint-dir", self.checkpoint_dir),
             ("--checkpoint-every", self.checkpoint_every),
+            ("--checkpoint-keep", self.checkpoint_keep),
         )
         given = ((name, str(value)) for name, value in pairs if value is not None)
         words = tuple(f"{name}={value}" for name, value in given)

@@ -48,9 +48,10 @@ CREATE TABLE runs (
     predicted TEXT NOT NULL,
     observed TEXT NOT NULL
 );
-CREATE INDEX runs_by_cluster ON runs (cluster);
+CREATE INDEX runs_by_device ON runs (device);
 CREATE TABLE learned (
     basis TEXT PRIMARY KEY,
+    device TEXT NOT NULL,
     cluster TEXT NOT NULL,
     newest_row INTEGER NOT NULL,
     document TEXT NOT NULL
@@ -82,23 +83,26 @@ def append_row(path: Path, row: LedgerRow) -> None:
             )
 
 
-def read_rows(path: Path, *, cluster: str | None = None) -> tuple[list[LedgerRow], int]:
-    """(runs, oldest first; how many could not be read), of one cluster's name where it is given."""
-    chosen, given = ("WHERE cluster = ?", (cluster,)) if cluster is not None else ("", ())
+def read_rows(
+    path: Path, *, cluster: str | None = None, device: str | None = None
+) -> tuple[list[LedgerRow], int]:
+    """(runs, oldest first; how many could not be read): all, or those of a cluster or a device."""
     with _reading(path) as connection:
         found = connection.execute(
-            f"SELECT * FROM runs {chosen} ORDER BY id DESC LIMIT {MOST_ROWS}", given
+            "SELECT * FROM runs WHERE cluster = coalesce(?, cluster) AND device = "
+            f"coalesce(?, device) ORDER BY id DESC LIMIT {MOST_ROWS}",
+            (cluster, device),
         ).fetchall()
     rows = [read_row(dict(one)) for one in reversed(found)]
     known = [row for row in rows if row is not None]
     return known, len(rows) - len(known)
 
 
-def newest_row(path: Path, *, cluster: str) -> int:
-    """Number of the newest run there; 0 where there is none."""
+def newest_row(path: Path, *, device: str) -> int:
+    """Number of the newest run on such devices; 0 where there is none."""
     with _reading(path) as connection:
         (number,) = connection.execute(
-            "SELECT coalesce(max(id), 0) FROM runs WHERE cluster = ?", (cluster,)
+            "SELECT coalesce(max(id), 0) FROM runs WHERE device = ?", (device,)
         ).fetchone()
     return int(number)
 
@@ -124,17 +128,17 @@ def all_learned(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def write_learned(
-    path: Path, *, basis: str, cluster: str, newest: int, document: Mapping[str, Any]
+    path: Path, *, basis: str, device: str, cluster: str, newest: int, document: Mapping[str, Any]
 ) -> None:
-    """Keep what was learned of a cluster from its runs up to `newest`, in place of what was learned
-    before that."""
+    """Keep what was learned of a cluster from runs on its devices up to `newest`, in place of what
+    was learned before that."""
     with _reading(path) as connection, _transaction(connection):
         connection.execute(
-            "DELETE FROM learned WHERE cluster = ? AND newest_row < ?", (cluster, newest)
+            "DELETE FROM learned WHERE device = ? AND newest_row < ?", (device, newest)
         )
         connection.execute(
-            "INSERT OR REPLACE INTO learned VALUES (?, ?, ?, ?)",
-            (basis, cluster, newest, json.dumps(document, allow_nan=False)),
+            "INSERT OR REPLACE INTO learned VALUES (?, ?, ?, ?, ?)",
+            (basis, device, cluster, newest, json.dumps(document, allow_nan=False)),
         )
 
 

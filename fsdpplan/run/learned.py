@@ -24,25 +24,32 @@ def learned_of(cluster: Cluster, ledger: Path) -> Learned | None:
     """
     if cluster.correction is not None:
         return None
-    newest = newest_row(ledger, cluster=cluster.name)
+    newest = newest_row(ledger, device=cluster.device.name)
     if not newest:
         return None
     basis = _basis(cluster, newest)
     kept = read_learned(ledger, basis=basis)
     if kept is not None:
         return _from_document(kept)
-    rows, _ = read_rows(ledger, cluster=cluster.name)
+    rows, _ = read_rows(ledger, device=cluster.device.name)
     found = learned(finished_jobs(rows, cluster), cluster)
     document = {} if found is None else asdict(found)
     with suppress(SpecError):  # a ledger that may only be read can be learned from
-        write_learned(ledger, basis=basis, cluster=cluster.name, newest=newest, document=document)
+        write_learned(
+            ledger,
+            basis=basis,
+            device=cluster.device.name,
+            cluster=cluster.name,
+            newest=newest,
+            document=document,
+        )
     return found
 
 
 def _basis(cluster: Cluster, newest: int) -> str:
     """All that a correction follows from, in short: the runs, the profile's numbers, the program.
 
-    How many GPUs are asked for is no part of it.
+    How many GPUs are asked for, and the cluster's name, are no part of it.
     """
     levels = [asdict(level) | {"domain_gpus": None} for level in cluster.levels]
     parts = (__version__, newest, asdict(cluster.device), levels, bool(cluster.weak))

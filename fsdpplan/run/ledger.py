@@ -38,7 +38,7 @@ def record(
 
 
 def ledger_row(launch: Launch, outcome: Outcome, *, target: str, folder: Path) -> LedgerRow:
-    """The row of one run. It holds no command, no variable and no name of a host."""
+    """The row of one run. It holds no command, no variable and no list of hosts."""
     plan = launch.plan
     return LedgerRow(
         ended_at=datetime.now(UTC).isoformat(timespec="seconds"),

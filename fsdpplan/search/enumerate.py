@@ -227,4 +227,5 @@ def layout_of(
         async_tp=pins.async_tp or False,
         offload=pins.offload or "none",
         compile=compiled,
+        loss_chunks=pins.loss_chunks or 1,
     )

@@ -23,6 +23,7 @@ from fsdpplan.search.enumerate import (
     sync_policies,
 )
 from fsdpplan.search.legality import first_problem
+from fsdpplan.search.pieces import in_pieces, most_saved_bytes
 from fsdpplan.search.pins import Pins
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, ActivationCheckpointing, Layout
@@ -124,9 +125,9 @@ def fitting(asked: Question, d: Degrees, tally: Tally) -> Iterator[Layout]:
                 tally.examples.setdefault(broken.reason, broken.sentence)
                 continue
             fits = _least_recomputation(asked, layout, tally)
-            if fits is not None:
+            if fits:
                 tally.accept(len(asked.modes))
-                yield fits
+                yield from fits
                 continue
             tally.reject(TOO_LARGE, len(asked.modes))
             too_large.add(_policies(layout))
@@ -153,18 +154,37 @@ def _no_smaller(layout: Layout, least: Layout) -> set[Policies]:
     return {_policies(layout), _policies(resharded)}
 
 
-def _least_recomputation(asked: Question, layout: Layout, tally: Tally) -> Layout | None:
-    """`layout` with the least recomputation that fits: more of it only costs time."""
+def _least_recomputation(asked: Question, layout: Layout, tally: Tally) -> list[Layout]:
+    """`layout` with the least recomputation that fits: more of it only costs time. Before it the
+    same with its loss in pieces, where that spares recomputation."""
     modes = [replace(layout, activation_checkpointing=mode) for mode in asked.modes]
     available = asked.available_bytes
     least_bytes = needed_bytes(asked, modes[-1], enough_bytes=available)
     if least_bytes > available:
-        tally.missed(asked, modes[-1], at_least_bytes=least_bytes)
-        return None
+        found = _in_pieces(asked, modes[-1], least_bytes)
+        if found is None:
+            tally.missed(asked, modes[-1], at_least_bytes=least_bytes)
+            return []
+        less = (_in_pieces(asked, mode, least_bytes) for mode in modes[:-1])
+        return [next(filter(None, less), found)]
+    spared: Layout | None = None
     for mode in modes[:-1]:
-        if needed_bytes(asked, mode, enough_bytes=available) <= available:
-            return mode
-    return modes[-1]
+        needed = needed_bytes(asked, mode, enough_bytes=available)
+        if needed <= available:
+            return [spared, mode] if spared else [mode]
+        spared = spared or _in_pieces(asked, mode, needed)
+    return [spared, modes[-1]] if spared else modes[-1:]
+
+
+def _in_pieces(asked: Question, layout: Layout, at_least_bytes: int) -> Layout | None:
+    """`layout`, which needs `at_least_bytes` and does not fit, with its loss in pieces, if then it
+    does."""
+    pieces = in_pieces(layout, training=asked.training, pins=asked.pins)
+    saved = most_saved_bytes(layout, model=asked.model, training=asked.training)
+    available = asked.available_bytes
+    if pieces is None or at_least_bytes - saved > available:
+        return None
+    return pieces if needed_bytes(asked, pieces, enough_bytes=available) <= available else None
 
 
 def needed_bytes(asked: Question, layout: Layout, *, enough_bytes: int | None = None) -> int:

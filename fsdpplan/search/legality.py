@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fsdpplan.search.pieces import pieces_problems
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.pipeline_rules import pipeline_problems
 from fsdpplan.search.rule import Problem
@@ -47,6 +48,7 @@ def first_problem(
         _expert_parallel(layout, model),
         sharding_problems(model=model, cluster=cluster, training=training, layout=layout),
         _batch(layout, training),
+        pieces_problems(layout=layout, training=training),
         _optimizer(layout, training),
         pipeline_problems(model=model, layout=layout),
     )

@@ -69,7 +69,13 @@ def kinds(layout: Layout) -> int:
 
 def settings(layout: Layout) -> int:
     """Settings that are not the default: fewer is simpler."""
-    return int(layout.wrap_blocks > 1) + int(layout.ddp_bucket_bytes != DDP_BUCKET_BYTES)
+    return sum(
+        (
+            layout.wrap_blocks > 1,
+            layout.ddp_bucket_bytes != DDP_BUCKET_BYTES,
+            layout.loss_chunks > 1,
+        )
+    )
 
 
 def headroom_steps(entry: Entry, leader: Entry, *, device_bytes: int) -> int:

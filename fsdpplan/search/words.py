@@ -32,6 +32,7 @@ POLICIES = {
     "async_tp": "async TP",
     "offload": "offload",
     "compile": "compile",
+    "loss_chunks": "pieces of the loss",
 }
 """Policies of a layout and what to call them."""
 

@@ -39,7 +39,8 @@ class Correction:
     """Half of the 80 % band over the expected step time: the median of those jobs."""
 
     def __post_init__(self) -> None:
-        require_positive(**self.factors, step_factor=self.step_factor)
+        named = {f"{part}_factor": factor for part, factor in self.factors.items()}
+        require_positive(**named, step_factor=self.step_factor)
         require_positive(half_width_fraction=self.half_width_fraction)
         require_positive_int(runs=self.runs, jobs=self.jobs)
 

@@ -21,10 +21,10 @@ Failure = Literal["out_of_memory", "stopped", "failed", "interrupted"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machines:
-    """What a run trained on: enough to predict it again, and no name of a host."""
+    """What a run trained on: enough to predict it again, and not which hosts."""
 
     cluster: str
-    """Name of the cluster's profile."""
+    """Name of its profile, or of the host that it was found on."""
     device: str
     gpus: int
     gpus_per_node: int
@@ -46,11 +46,14 @@ class Machines:
         )
 
     def are_of(self, cluster: Cluster) -> bool:
-        """Whether they are some of `cluster`: one profile, one device, the same links."""
+        """Whether they are like those of `cluster`: one device, the same links, nothing weak.
+
+        Not by name: what is found on a machine is named after whichever host was asked.
+        """
         pairs = zip(self.levels, cluster.levels, strict=False)
         return (
-            (self.cluster, self.device, self.is_weak) == (cluster.name, cluster.device.name, False)
-            and not cluster.weak
+            self.device == cluster.device.name
+            and not (self.is_weak or cluster.weak)
             and all(_same_links(one, other) for one, other in pairs)
         )
 

@@ -85,7 +85,7 @@ def prepare(part: nn.Module, plan: PlanConfig, meshes: Meshes, device: torch.dev
     """Apply the plan's layout to a part, all but DDP."""
     blocks = list(part.layers.values())  # type: ignore[operator]
     if plan.training.precision == "fp8":
-        apply_float8(part, plan, device)
+        apply_float8(blocks, plan, device)
     if meshes.tp is not None:
         apply_tensor_parallel(part, plan, meshes.tp)
     if meshes.experts is not None or (plan.model.experts and meshes.tp is not None):

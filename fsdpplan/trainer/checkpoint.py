@@ -6,11 +6,10 @@ reads what any other wrote. DIR must be one that all nodes share.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +22,6 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 from .checkpoint_files import (
     MANIFEST,
-    PROGRESS,
     FileRecord,
     Unreadable,
     checkpoint_path,
@@ -45,47 +43,14 @@ from .checkpoint_storage import (
 )
 from .config import PlanConfig
 from .errors import TrainerError
+from .progress import SCHEMA_VERSION, Progress, read_progress, require_same_run, written_by
 from .rng import generator_states, restore_generators, seed_generators
 from .tied_tables import copied_parameters
-
-SCHEMA_VERSION = 2
-"""Version of trainer.json. Those of version 1 have no version, no manifest and no generators."""
 
 GROUP_TIMEOUT = timedelta(hours=2)
 """How long ranks wait for the slowest one to write."""
 
-NOT_OF_THE_WEIGHTS = frozenset(
-    {"name", "max_positions", "rope_theta", "sliding_window", "full_attention_every"}
-)
-"""Settings of a model that may change between runs on the same weights, such as for longer texts.
-Where one does change the weights, their shapes do not match."""
-
 Answer = TypeVar("Answer")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """Where a run stands; all else that a resumed run needs is in the plan and its options."""
-
-    step: int
-    """Steps done."""
-    sequences: int
-    """Sequences seen: the number of the next one."""
-    seed: int
-    seq_len: int
-    steps: int
-    """Steps that the learning-rate schedule was laid out for."""
-    learning_rate: float
-    warmup_steps: int
-    data_state: dict[str, Any] = field(default_factory=dict)
-    """What the data needs beside the number of sequences, as JSON values."""
-    scaler_state: dict[str, Any] = field(default_factory=dict)
-    """The loss scaler's, as JSON values."""
-    model: dict[str, Any] = field(default_factory=dict)
-    """`model` of the plan that wrote it; empty in version 1, as are the next three."""
-    layout: dict[str, Any] = field(default_factory=dict)
-    optimizer: str = ""
-    precision: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,63 +262,6 @@ class Checkpoints:
         return answer
 
 
-def require_manifest(path: Path) -> list[FileRecord]:
-    """What to check of a checkpoint; none of one that was written without checksums."""
-    progress = read_progress(path)
-    records = read_manifest(path)
-    if records is None and progress.model:
-        raise Unreadable(f"{MANIFEST} is missing")
-    files = {info.relative_path for info in read_index(path).storage_data.values()}
-    if records is not None and not files.issubset(record.name for record in records):
-        raise Unreadable(f"{MANIFEST} does not name all files of tensors")
-    return records or []
-
-
-def read_progress(path: Path) -> Progress:
-    """What the checkpoint `path` says of the run that wrote it."""
-    try:
-        document = json.loads((path / PROGRESS).read_text(encoding="utf-8"))
-        version = document.pop("schema_version", 1)
-        if version > SCHEMA_VERSION:
-            raise TrainerError(
-                f"{path / PROGRESS} has schema_version {version}, this trainer reads up to "
-                f"{SCHEMA_VERSION}: resume with the fsdpplan that wrote it"
-            )
-        return Progress(**document)
-    except TrainerError:
-        raise
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise Unreadable(f"{PROGRESS} cannot be read: {reason(error)}") from error
-
-
-def require_same_run(path: Path, found: Progress, plan: PlanConfig, *, seed: int) -> list[str]:
-    """Raise unless the plan's run can go on from `found`; returns what else has changed."""
-    if (found.seed, found.seq_len) != (seed, plan.training.seq_len):
-        raise TrainerError(
-            f"{path} was trained with --seed {found.seed} and sequences of {found.seq_len}, this "
-            f"run has --seed {seed} and {plan.training.seq_len}: the data would not go on where it "
-            "stopped; use the same, or another --checkpoint-dir"
-        )
-    if not found.model:
-        return []
-    planned = json.loads(json.dumps(asdict(plan.model)))
-    changed = [key for key in planned if found.model.get(key) != planned[key]]
-    words = [f"{key} {found.model.get(key)} there, {planned[key]} in the plan" for key in changed]
-    if not NOT_OF_THE_WEIGHTS.issuperset(changed):
-        raise TrainerError(
-            f"{path} does not hold this model: {', '.join(words)}; take another --checkpoint-dir"
-        )
-    if found.optimizer != plan.training.optimizer:
-        raise TrainerError(
-            f"{path} was trained with {found.optimizer}, the plan's optimizer is "
-            f"{plan.training.optimizer}, which cannot go on with that state: plan with --optimizer "
-            f"{found.optimizer}, or take another --checkpoint-dir"
-        )
-    if found.precision != plan.training.precision:
-        words.append(f"precision {found.precision} there, {plan.training.precision} from here on")
-    return words
-
-
 def empty_generators(index: Metadata, rank: int) -> dict[str, torch.Tensor]:
     """Room for the states of `rank`'s generators, where the checkpoint has them."""
     prefix = f"rng.{rank}."
@@ -364,11 +272,13 @@ def empty_generators(index: Metadata, rank: int) -> dict[str, torch.Tensor]:
     }
 
 
-def written_by(plan: PlanConfig) -> dict[str, Any]:
-    """What a checkpoint says of the plan that wrote it: fields of Progress."""
-    return {
-        "model": json.loads(json.dumps(asdict(plan.model))),
-        "layout": json.loads(json.dumps(asdict(plan.layout))),
-        "optimizer": plan.training.optimizer,
-        "precision": plan.training.precision,
-    }
+def require_manifest(path: Path) -> list[FileRecord]:
+    """What to check of a checkpoint; none of one that was written without checksums."""
+    progress = read_progress(path)
+    records = read_manifest(path)
+    if records is None and progress.model:
+        raise Unreadable(f"{MANIFEST} is missing")
+    files = {info.relative_path for info in read_index(path).storage_data.values()}
+    if records is not None and not files.issubset(record.name for record in records):
+        raise Unreadable(f"{MANIFEST} does not name all files of tensors")
+    return records or []

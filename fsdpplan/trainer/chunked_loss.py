@@ -21,9 +21,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.nn.parallel import DistributedDataParallel
 
 from .batch import IGNORED
+from .local_parameters import current_parameter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +55,12 @@ def chunked_loss_function(
     part: nn.Module, *, chunks: int, compiles: bool
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """The loss of what `part` returns, a decoder or last stage whose head was deferred."""
-    owner = part.module if isinstance(part, DistributedDataParallel) else part
-    head = owner.output
-    assert isinstance(head, nn.Module)
+    owner = getattr(part, "module", part)  # of DDP's wrapper
 
     def loss_of(hidden: Tensor, targets: Tensor) -> Tensor:
         # read anew each time: FSDP puts the gathered weight in the place of its shard
-        return chunked_loss(hidden, head.weight, targets, chunks=chunks, compiles=compiles)  # type: ignore[arg-type]
+        weight = current_parameter(owner, "output.weight")
+        return chunked_loss(hidden, weight, targets, chunks=chunks, compiles=compiles)
 
     return loss_of
 

@@ -147,12 +147,14 @@ class CollectiveCounter(DispatchMode):
         self.calls[axis, tuple(ranks)].append(call)
 
     def _axis(self, group: dist.ProcessGroup) -> str:
-        """The axis that holds all ranks of `group`: an integer reshard makes groups inside one."""
+        """The axis that holds all ranks of `group`: an integer reshard makes groups inside that of
+        the shards."""
         name = group.group_name
         if name not in self.axis_of_group:
             ranks = set(dist.get_process_group_ranks(group))
             axes = [axis.name for axis in self.axes if ranks <= axis.ranks]
-            self.axis_of_group[name] = axes[0] if axes else SEVERAL_AXES
+            shards = [axis for axis in axes if axis.startswith("dp_shard")]
+            self.axis_of_group[name] = (*shards, *axes, SEVERAL_AXES)[0]
         return self.axis_of_group[name]
 
 

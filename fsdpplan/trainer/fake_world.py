@@ -47,6 +47,11 @@ class _FusedRMSNorm(torch.autograd.Function):
 
 
 def _fused_rms_norm(x: Tensor, shape: Any, weight: Tensor, epsilon: float) -> Tensor:
+    if isinstance(x, DTensor):
+        assert isinstance(weight, DTensor)
+        local = weight.to_local(grad_placements=[Partial()])
+        out = _fused_rms_norm(x.to_local(), shape, local, epsilon)
+        return DTensor.from_local(out, x.device_mesh, x.placements, run_check=False)
     if torch.is_autocast_enabled("cpu"):
         x, weight = x.float(), weight.float()
     normalised: Tensor = _FusedRMSNorm.apply(x, weight, epsilon)  # type: ignore[no-untyped-call]
@@ -54,12 +59,7 @@ def _fused_rms_norm(x: Tensor, shape: Any, weight: Tensor, epsilon: float) -> Te
 
 
 def _fused_rms_norm_forward(module: torch.nn.RMSNorm, x: Tensor) -> Tensor:
-    if not isinstance(x, DTensor):
-        return _fused_rms_norm(x, module.normalized_shape, module.weight, module.eps or 0.0)
-    assert isinstance(module.weight, DTensor)
-    weight = module.weight.to_local(grad_placements=[Partial()])
-    out = _fused_rms_norm(x.to_local(), module.normalized_shape, weight, module.eps or 0.0)
-    return DTensor.from_local(out, x.device_mesh, x.placements, run_check=False)
+    return _fused_rms_norm(x, module.normalized_shape, module.weight, module.eps or 0.0)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ resumed in fp8, and the other way round. The head, the router and the norms stay
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 
 import torch
@@ -23,8 +24,8 @@ MULTIPLE = 16
 Source: torchao torchao/float8/float8_linear_utils.py, `_auto_filter_for_tensorwise`."""
 
 
-def apply_float8(part: nn.Module, plan: PlanConfig, device: torch.device) -> None:
-    """Convert the linear layers of the blocks, before anything else is done to them.
+def apply_float8(blocks: Sequence[nn.Module], plan: PlanConfig, device: torch.device) -> None:
+    """Convert the linear layers of `blocks`, before anything else is done to them.
 
     On CPU a plan for GPUs is only tried out: there products are emulated.
     """
@@ -32,10 +33,16 @@ def apply_float8(part: nn.Module, plan: PlanConfig, device: torch.device) -> Non
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     recipe = Float8LinearConfig.from_recipe_name(plan.training.fp8_recipe)
-    object.__setattr__(recipe, "emulate", device.type == "cpu")
-    object.__setattr__(recipe, "enable_fsdp_float8_all_gather", plan.training.fp8_all_gather)
-    chosen = set(float8_layers(part, tp=plan.layout.tp))
-    convert_to_float8_training(part, config=recipe, module_filter_fn=lambda _, name: name in chosen)
+    config = replace(
+        recipe,
+        emulate=device.type == "cpu",
+        enable_fsdp_float8_all_gather=plan.training.fp8_all_gather,
+    )
+    for block in blocks:
+        chosen = set(float8_layers(block, tp=plan.layout.tp))
+        convert_to_float8_training(
+            block, config=config, module_filter_fn=lambda _, name, chosen=chosen: name in chosen
+        )
 
 
 def require_float8(plan: PlanConfig, device: torch.device) -> None:
@@ -53,13 +60,12 @@ def require_float8(plan: PlanConfig, device: torch.device) -> None:
         raise TrainerError(f"{name} has no 8-bit products (compute capability 8.9): {instead}")
 
 
-def float8_layers(part: nn.Module, *, tp: int) -> list[str]:
-    """Names of the linear layers of the blocks whose shapes 8-bit kernels take."""
+def float8_layers(block: nn.Module, *, tp: int) -> list[str]:
+    """Names of the linear layers of `block` whose shapes 8-bit kernels take."""
     return [
         name
-        for name, module in part.named_modules()
+        for name, module in block.named_modules()
         if isinstance(module, nn.Linear)
-        and name.startswith("layers.")
         and "router" not in name
         and all(width % (tp * MULTIPLE) == 0 for width in module.weight.shape)
     ]

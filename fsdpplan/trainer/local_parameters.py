@@ -31,11 +31,14 @@ class LocalParameters(nn.Module):
 
     def forward(self, *args: Any, **given: Any) -> Any:
         (model,) = self.called
-        values = {
-            name: as_distributed(local, model.get_parameter(name))
-            for name, local in zip(self.names, self.locals, strict=True)
-        }
-        return functional_call(model, values, args, given)
+        return functional_call(model, {name: self.value(name) for name in self.names}, args, given)
+
+    def value(self, name: str) -> Tensor:
+        """The parameter of that name as the model is called with; gradients of it come here."""
+        (model,) = self.called
+        parameter = model.get_parameter(name)
+        shared = [model.get_parameter(each) is parameter for each in self.names]
+        return as_distributed(self.locals[shared.index(True)], parameter)
 
     def hand_over(self) -> None:
         """Give the model's parameters the gradients of this step."""
@@ -45,6 +48,13 @@ class LocalParameters(nn.Module):
                 parameter = model.get_parameter(name)
                 parameter.grad = as_distributed(local.grad, parameter)
                 local.grad = None
+
+
+def current_parameter(module: nn.Module, name: str) -> Tensor:
+    """A parameter as the forward pass under way has it."""
+    if isinstance(module, LocalParameters):
+        return module.value(name)
+    return module.get_parameter(name)
 
 
 def has_distributed_parameters(model: nn.Module) -> bool:

@@ -190,10 +190,12 @@ def local(parameter: Tensor) -> Tensor:
 
 
 def takes_grouped_mm(rows_RD: Tensor, inner: int) -> bool:
-    """Whether one kernel multiplies all experts: rows begin at 16 bytes, and on CUDA are bf16."""
+    """Whether one kernel multiplies all experts: rows begin at 16 bytes, and are bf16, unless they
+    are the CPU's and have values (torch 2.13)."""
     numbers = 16 // rows_RD.element_size()
     fits = rows_RD.shape[1] % numbers == 0 and inner % numbers == 0
-    return fits and (rows_RD.dtype == torch.bfloat16 or not rows_RD.is_cuda)
+    takes_any_dtype = not (rows_RD.is_cuda or is_fake(rows_RD))
+    return fits and (rows_RD.dtype == torch.bfloat16 or takes_any_dtype)
 
 
 def padded_places(counts: Tensor, padded_counts: Tensor, *, rows: int) -> Tensor:

@@ -32,6 +32,12 @@ class Options:
     checkpoint_async: bool
     resume: str
     metrics: Path | None
+    rehearse: tuple[int, ...]
+    """Ranks to rehearse instead of training."""
+    report: Path | None
+    """Where the rehearsal's report goes."""
+    build: str | None
+    """`FILE.py:FUNCTION` that makes the model to rehearse."""
 
 
 def whole(least: int) -> Callable[[str], int]:
@@ -59,6 +65,15 @@ def number(*, above: float = -math.inf, least: float = -math.inf) -> Callable[[s
 
     parse.__name__ = "number"
     return parse
+
+
+def rank_list(text: str) -> tuple[int, ...]:
+    """An argparse type: different ranks, separated by commas."""
+    ranks = tuple(sorted({whole(0)(word) for word in text.split(",")}))
+    return ranks
+
+
+rank_list.__name__ = "list of ranks"
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> Options:
@@ -107,9 +122,26 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         "damaged); never: refuse to start if it has one",
     )
     add("--metrics", type=Path, metavar="FILE", help="one JSON line a step")
+    add(
+        "--rehearse",
+        type=rank_list,
+        default=(),
+        metavar="RANKS",
+        help="go through two steps as these ranks (0,7,1023), without the others and without "
+        "memory, in place of training",
+    )
+    add(
+        "--build",
+        metavar="FILE.py:FUNCTION",
+        help="rehearse the model that this function makes, with an example of its inputs",
+    )
+    add("--report", type=Path, metavar="FILE", help="where --rehearse writes what they did")
     values = vars(parser.parse_args(arguments))
     if values["tokenizer"] is not None and values["data"] is None:
         parser.error("--tokenizer needs --data with text")
+    for name in ("report", "build"):
+        if values[name] is not None and not values["rehearse"]:
+            parser.error(f"--{name} needs --rehearse")
     if values["checkpoint_dir"] is None:
         if values["checkpoint_every"]:
             parser.error("--checkpoint-every needs --checkpoint-dir")

@@ -22,9 +22,8 @@ def parallel_problems(plan: PlanConfig) -> Iterator[str]:
 
 def _tensor_parallel_problems(plan: PlanConfig) -> Iterator[str]:
     model, layout = plan.model, plan.layout
-    for name in ("sequence_parallel", "loss_parallel"):
-        if not getattr(layout, name):
-            yield f"tp {layout.tp} without {name} (it works with both it and the other)"
+    if not layout.sequence_parallel:
+        yield f"tp {layout.tp} without sequence_parallel (it works with it)"
     if layout.async_tp and not layout.compile:
         yield "async_tp without compile (it is a pass of torch.compile)"
     widths = {

@@ -28,6 +28,7 @@ from .ddp_hooks import reduce_in_bf16
 from .distributed import start
 from .errors import TrainerError
 from .expert_parallel import expert_placement, shard_experts
+from .float8 import apply_float8
 from .local_parameters import LocalParameters, has_distributed_parameters
 from .mesh import Meshes, build_meshes
 from .precision import apply_autocast, fsdp_precision
@@ -51,6 +52,8 @@ def parallelize(
     device = start(plan)
     blocks = find_blocks(model) if blocks is None else list(blocks)
     stop_generation_cache(model)
+    if plan.training.precision == "fp8":
+        apply_float8(blocks, plan, device)
     apply_checkpointing(blocks, plan.layout)
     apply_compile(blocks, plan.layout, device)
     meshes = build_meshes(plan.layout, device.type)

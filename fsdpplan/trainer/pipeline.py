@@ -82,17 +82,16 @@ class Pipeline:
         """Gradients of the mean loss; returns that loss on ranks with the last stage, else 0."""
         self._scaler = scaler
         losses: list[Tensor] = []
-        joined = MicroBatch(*map(_joined, zip(*micro_batches, strict=True)))
-        given = {"positions": joined.positions, "documents": joined.documents}
+        batch = _joined(micro_batches)
         if self._replicas is not None:
             self._replicas.begin()
         with loss_context(self._layout):
             self._schedule.step(
-                *((joined.tokens,) if self._has_first else ()),
-                target=joined.targets if self._has_last else None,
+                *((batch["tokens"],) if self._has_first else ()),
+                target=batch["targets"] if self._has_last else None,
                 losses=losses,
                 return_outputs=False,
-                **{name: value for name, value in given.items() if value is not None},
+                **{name: batch[name] for name in ("positions", "documents") if name in batch},
             )
         if self._replicas is not None:
             self._replicas.finish()
@@ -152,7 +151,7 @@ def _stage(
     )
 
 
-def _joined(parts: tuple[Tensor | None, ...]) -> Tensor | None:
-    """One batch of micro-batches, which the schedule cuts again; None where there is nothing."""
-    given = [part for part in parts if part is not None]
-    return torch.cat(given) if given else None
+def _joined(micro_batches: Sequence[MicroBatch]) -> dict[str, Tensor]:
+    """All micro-batches in one, which the schedule cuts again; without what they do not have."""
+    columns = zip(MicroBatch._fields, zip(*micro_batches, strict=True), strict=True)
+    return {name: torch.cat(parts) for name, parts in columns if parts[0] is not None}

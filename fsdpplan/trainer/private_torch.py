@@ -26,7 +26,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-class DispatchMode(TorchDispatchMode):
+class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A dispatch mode that torch does not keep from compilers: nothing is compiled beneath it, and
     the keeping is a third of what it costs."""
 
@@ -152,8 +152,7 @@ def ddp_first_bucket_bytes() -> int:
 
 def norms_of(tensors: list[Tensor]) -> list[Tensor]:
     """The norm of each tensor, in few kernels; the public functions give one of them all."""
-    norms: list[Tensor] = torch._foreach_norm(tensors)  # type: ignore[no-untyped-call]
-    return norms
+    return list(torch._foreach_norm(tensors))
 
 
 def scale_all(tensors: list[Tensor], factor: Tensor) -> None:
@@ -162,7 +161,7 @@ def scale_all(tensors: list[Tensor], factor: Tensor) -> None:
     for tensor in tensors:
         by_device.setdefault(tensor.device, []).append(tensor)
     for device, there in by_device.items():
-        torch._foreach_mul_(there, factor.to(device, non_blocking=True))  # type: ignore[no-untyped-call]
+        torch._foreach_mul_(there, factor.to(device, non_blocking=True))
 
 
 def attend_around_a_ring(attention: nn.Module, mesh: DeviceMesh) -> None:
@@ -190,7 +189,8 @@ def share_of_pieces(length: int, ranks: int) -> Tensor:
 def overlap_tensor_parallel(group: dist.ProcessGroup) -> None:
     """Let torch.compile cut the collectives of `group` and their matmuls into chunks that run side
     by side: async TP, a pass of inductor over symmetric memory."""
-    import_module("torch._inductor.config")._micro_pipeline_tp = True
+    inductor: Any = import_module("torch._inductor.config")
+    inductor._micro_pipeline_tp = True
     symmetric_memory = import_module("torch.distributed._symmetric_memory")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)

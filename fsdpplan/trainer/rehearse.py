@@ -11,12 +11,13 @@ context parallelism takes the CPU's all-to-all. Kernels' workspaces and NCCL's b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from .assemble import build_parts, finish
@@ -65,36 +66,50 @@ class RankRehearsal:
 class Stage:
     """How far a rehearsal came, for whoever explains an error."""
 
-    name: str = "making the process groups"
+    name: str = "starting"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
-    """What is rehearsed, built outside of the fake mode."""
+class Program(Protocol):
+    """What is rehearsed. Making it builds the model, outside of the fake mode."""
 
     axes: list[Axis]
     model: nn.Module
     """Holds the parameters of this rank."""
-    begin: Callable[[], torch.optim.Optimizer]
-    """Gives the parameters memory and values, and makes the optimizer."""
-    step: Callable[[torch.optim.Optimizer], None]
-    """One whole step."""
-    save: Callable[[torch.optim.Optimizer], None]
-    """Collects the state of a checkpoint."""
-    inputs: list[MicroBatch] = field(default_factory=list)
-    """What the steps are given, real; fake from `begin` on."""
+
+    def begin(self, mode: FakeTensorMode) -> torch.optim.Optimizer:
+        """Give the parameters memory and values, and make the optimizer."""
+        ...
+
+    def inputs(self) -> list[Tensor]:
+        """What the steps are given, fake from `begin` on."""
+        ...
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """One whole step."""
+        ...
+
+    def save(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let the inputs go, and collect the state of a checkpoint."""
+        ...
 
 
 def rehearse_rank(
-    plan: PlanConfig, rank: int, *, sequences: Sequences, recipe: Recipe, stage: Stage | None = None
+    plan: PlanConfig,
+    rank: int,
+    *,
+    sequences: Sequences,
+    recipe: Recipe,
+    packs: bool = False,
+    stage: Stage | None = None,
 ) -> RankRehearsal:
     """Run two steps of the plan as `rank` of its world, and measure the second."""
     stage = stage or Stage()
     on_cuda = plan.cluster.device.kind == "cuda"
     plan = on_cpu(plan)
     with fake_cluster(plan, rank, cuda_like=on_cuda):
-        program = decoder_program(plan, rank, sequences, recipe, stage=stage)
-        return measured(program, rank, stage=stage)
+        stage.name = "reading the data"
+        batches = micro_batches(sequences, plan, first=0, rank=rank, device=CPU, packs=packs)
+        return measured(DecoderProgram(plan, batches, recipe, stage), rank, stage=stage)
 
 
 def on_cpu(plan: PlanConfig) -> PlanConfig:
@@ -117,42 +132,35 @@ def fake_cluster(plan: PlanConfig, rank: int, *, cuda_like: bool) -> Iterator[No
         yield
 
 
-def decoder_program(
-    plan: PlanConfig,
-    rank: int,
-    sequences: Sequences,
-    recipe: Recipe,
-    *,
-    stage: Stage,
-) -> Program:
+class DecoderProgram:
     """The reference decoder, as `train.set_up` and `train.one_step` have it."""
-    meshes = build_meshes(plan.layout, CPU.type)
-    stage.name = "building the model"
-    model, parts = build_parts(plan, meshes, CPU)
-    stage.name = "reading the data"
-    inputs = micro_batches(sequences, plan, first=0, rank=rank, device=CPU)
-    assembled = None
 
-    def begin() -> torch.optim.Optimizer:
-        nonlocal assembled
-        assembled = finish(plan, CPU, meshes, model, parts, seed=0)
-        return make_optimizer(model, recipe)
+    def __init__(
+        self, plan: PlanConfig, batches: list[MicroBatch], recipe: Recipe, stage: Stage
+    ) -> None:
+        self.plan, self.batches, self.recipe = plan, batches, recipe
+        stage.name = "making the process groups"
+        self.meshes = build_meshes(plan.layout, CPU.type)
+        self.axes = layout_axes(self.meshes, plan.layout)
+        stage.name = "building the model"
+        self.model, self.parts = build_parts(plan, self.meshes, CPU)
 
-    def step(optimizer: torch.optim.Optimizer) -> None:
-        assert assembled is not None
-        train_step(assembled, optimizer, inputs, plan, clip_norm=recipe.clip_norm)
+    def begin(self, mode: FakeTensorMode) -> torch.optim.Optimizer:
+        self.assembled = finish(self.plan, CPU, self.meshes, self.model, self.parts, seed=0)
+        optimizer = make_optimizer(self.model, self.recipe)
+        self.batches = [as_fake(batch, mode) for batch in self.batches]
+        return optimizer
 
-    def save(optimizer: torch.optim.Optimizer) -> None:
-        tree(named_tensors(model, optimizer, copied_parameters(plan)))
+    def inputs(self) -> list[Tensor]:
+        return [part for batch in self.batches for part in batch if part is not None]
 
-    return Program(
-        axes=layout_axes(meshes, plan.layout),
-        model=model,
-        begin=begin,
-        step=step,
-        save=save,
-        inputs=inputs,
-    )
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        clip_norm = self.recipe.clip_norm
+        train_step(self.assembled, optimizer, self.batches, self.plan, clip_norm=clip_norm)
+
+    def save(self, optimizer: torch.optim.Optimizer) -> None:
+        self.batches = []
+        tree(named_tensors(self.model, optimizer, copied_parameters(self.plan)))
 
 
 def measured(program: Program, rank: int, *, stage: Stage) -> RankRehearsal:
@@ -167,9 +175,8 @@ def measured(program: Program, rank: int, *, stage: Stage) -> RankRehearsal:
 
     with fake_tensors() as mode, live, counter:
         stage.name = "giving the parameters values"
-        optimizer = program.begin()
-        program.inputs[:] = [as_fake(batch, mode) for batch in program.inputs]
-        live.add(*(part for batch in program.inputs for part in batch if part is not None))
+        optimizer = program.begin(mode)
+        live.add(*program.inputs())
         optimizer.register_step_pre_hook(before_update)
         for number in ("first", "second"):
             stage.name = f"the {number} step"
@@ -179,7 +186,6 @@ def measured(program: Program, rank: int, *, stage: Stage) -> RankRehearsal:
         state_bytes, parameters = live.total, held_elements(program.model)
         rows, calls = counter.rows, counter.calls
         counter.forget()
-        program.inputs.clear()
         stage.name = "collecting the state of a checkpoint"
         live.start_phase("checkpoint")
         program.save(optimizer)

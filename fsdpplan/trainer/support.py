@@ -12,7 +12,7 @@ def require_runnable(plan: PlanConfig) -> None:
     """Raise TrainerError naming the first setting that this trainer cannot run."""
     problems = (
         *_model_problems(plan.model, plan.training),
-        *_training_problems(plan.training),
+        *_training_problems(plan.training, plan.layout),
         *_expert_problems(plan.model, plan.layout),
         *parallel_problems(plan),
         *pipeline_problems(plan),
@@ -51,13 +51,28 @@ def _model_problems(model: ModelConfig, training: TrainingConfig) -> list[str]:
     return problems
 
 
-def _training_problems(training: TrainingConfig) -> list[str]:
+def _training_problems(training: TrainingConfig, layout: LayoutConfig) -> list[str]:
     return [
         *_one_of("precision", training.precision, "bf16", "fp32", "fp16", "fp8"),
         *_one_of("reduce_dtype", training.reduce_dtype, "fp32", "bf16"),
         *_one_of("optimizer", training.optimizer, "adamw", "adamw_8bit", "muon"),
         *_one_of("runtime", training.runtime, "fsdp2"),
+        *(_fp8_problems(training, layout) if training.precision == "fp8" else []),
+        *_optimizer_problems(training, layout),
     ]
+
+
+def _fp8_problems(training: TrainingConfig, layout: LayoutConfig) -> list[str]:
+    problems = _one_of("fp8_recipe", training.fp8_recipe, "tensorwise", "rowwise")
+    if training.fp8_all_gather and layout.sharding == "ddp":
+        problems.append("fp8_all_gather with ddp (it gathers nothing)")
+    return problems
+
+
+def _optimizer_problems(training: TrainingConfig, layout: LayoutConfig) -> list[str]:
+    if training.optimizer == "adamw" or layout.offload == "none":
+        return []
+    return [f"optimizer {training.optimizer} with offload {layout.offload} (adamw works)"]
 
 
 def _expert_problems(model: ModelConfig, layout: LayoutConfig) -> list[str]:

@@ -17,11 +17,8 @@ from contextlib import AbstractContextManager, nullcontext
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import (
-    DTensor,
     Replicate,
     Shard,
-    distribute_module,
-    distribute_tensor,
 )
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -32,7 +29,9 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from .attention import Attention
 from .config import LayoutConfig, ModelConfig, PlanConfig
+from .latent_attention import LatentAttention
 from .private_torch import overlap_tensor_parallel
 from .tensor_styles import (
     GatherSequence,
@@ -40,6 +39,7 @@ from .tensor_styles import (
     NarrowProjection,
     SplitAllHeadsNorm,
     SplitPositions,
+    SplitWeight,
     WideProjection,
     split_parameter,
 )
@@ -59,12 +59,17 @@ def apply_tensor_parallel(part: nn.Module, plan: PlanConfig, mesh: DeviceMesh) -
         part.output.weight = part.tok_embeddings.weight  # type: ignore[union-attr]
     for number, block in part.layers.named_children():  # type: ignore[union-attr]
         split(block, mesh, _block_styles(plan.model))
-        attention = block.attention
-        attention.first_head = plan.model.heads // mesh.size() * mesh.get_local_rank()
-        if attention.sinks is not None:
-            split_parameter(attention, "sinks", mesh)
+        _split_heads(block.get_submodule("attention"), plan.model, mesh)
         if not plan.model.has_experts(int(number)):
             split(block, mesh, feed_forward_styles())
+
+
+def _split_heads(attention: nn.Module, model: ModelConfig, mesh: DeviceMesh) -> None:
+    """What attention keeps by head, beside its projections."""
+    assert isinstance(attention, Attention | LatentAttention)
+    attention.first_head = model.heads // mesh.size() * mesh.get_local_rank()
+    if attention.sinks is not None:
+        split_parameter(attention, "sinks", mesh)
 
 
 def loss_context(layout: LayoutConfig) -> AbstractContextManager[None]:
@@ -86,9 +91,7 @@ def _has(module: nn.Module, path: str) -> bool:
 
 
 def _end_styles(*, defers_head: bool) -> dict[str, ParallelStyle]:
-    head = ColwiseParallel(
-        input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False
-    )
+    head = ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False)
     return {
         "tok_embeddings": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
         "pos_embeddings": SplitPositions(),

@@ -36,6 +36,14 @@ class GatherSequence(ParallelStyle):
         return module
 
 
+class SplitWeight(ParallelStyle):
+    """A head that is not called: the loss gathers the sequence and takes the weight's rows."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        split_parameter(module, "weight", device_mesh)
+        return module
+
+
 class SplitPositions(ParallelStyle):
     """A position table that every rank has, of which each looks up its own part of the sequence."""
 

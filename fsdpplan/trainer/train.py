@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from .assemble import Assembled, assemble
-from .checkpoint import CheckpointFailed, Checkpoints, Progress, Saved
+from .checkpoint import CheckpointFailed, Checkpoints, Saved
 from .config import PlanConfig, load_plan, plan_sha256, plan_text
 from .data import (
     Sequences,
@@ -30,6 +30,7 @@ from .errors import RankError, TrainerError, TrainingDiverged
 from .metrics import MemoryMeter, Metrics, as_line, device_name, step_rates, summary
 from .optimizer import Recipe, make_optimizer, set_learning_rate
 from .options import Options, parse_options
+from .progress import Progress
 from .rng import seed_generators
 from .scaler import LEAST_SCALE, scaler_state
 from .signals import StopRequest
@@ -97,6 +98,12 @@ def run_training(options: Options) -> None:
     stop.listen()
     plan = load_plan(options.plan)
     require_runnable(plan)
+    if options.rehearse:
+        # Imported where it is needed: training needs nothing fake.
+        from .rehearsal import rehearse_ranks
+
+        rehearse_ranks(plan, options)
+        return
     require_world(plan)
     run = set_up(plan, options, stop)
     announce(run)
@@ -228,7 +235,14 @@ def one_step(run: Run) -> int:
     )
     run.step_seconds.append(seconds)
     run.losses.append(loss)
-    report(run, loss=loss, grad_norm=grad_norm, learning_rate=rate)
+    busiest = output.expert_imbalance
+    report(
+        run,
+        loss=loss,
+        grad_norm=grad_norm,
+        learning_rate=rate,
+        expert_imbalance=None if busiest is None else float(busiest),
+    )
     if run.checkpoints is not None:
         told(run, run.checkpoints.ended())
     if not math.isfinite(loss):
@@ -259,7 +273,14 @@ def settle(output: StepOutput, stop: StopRequest, *, stages: int) -> tuple[float
     return loss * stages / ranks, float(output.grad_norm), int(max(signals))
 
 
-def report(run: Run, *, loss: float, grad_norm: float, learning_rate: float) -> None:
+def report(
+    run: Run,
+    *,
+    loss: float,
+    grad_norm: float,
+    learning_rate: float,
+    expert_imbalance: float | None,
+) -> None:
     """One JSON line and one line for people."""
     rates = step_rates(run.plan, run.step_seconds[-1])
     memory = run.memory.peaks()
@@ -272,6 +293,7 @@ def report(run: Run, *, loss: float, grad_norm: float, learning_rate: float) -> 
         grad_norm=grad_norm,
         learning_rate=learning_rate,
         loss_scale=run.progress.scaler_state.get("scale"),
+        expert_imbalance=expert_imbalance,
     )
     run.metrics.say(
         f"step {run.progress.step}/{run.options.steps}  loss {loss:.4f}  "

@@ -221,6 +221,7 @@ TOGETHER = {
     "--env": ("--env 'NAME=some value'", "some value"),
     "--signal-seconds": ("--signal-seconds 90 --time 08:00:00", "90"),
     "--checkpoint-every": ("--checkpoint-every 55 --checkpoint-dir saved", "55"),
+    "--checkpoint-keep": ("--checkpoint-keep 7 --checkpoint-dir saved", "--checkpoint-keep=7"),
     "--script": ("--script train.py", "train.py"),
     "--tokenizer": ("--data text.jsonl --tokenizer tokenizer.json", "--tokenizer=tokenizer.json"),
     "--pack": ("--pack", "--pack"),
@@ -311,6 +312,13 @@ ELSEWHERE = {
     "--tolerance": "cli/test_calibrate.py",
     "--kind": "cli/test_catalogues.py",
     "--allow-sockets": "cli/test_run.py",
+    "--ledger": "cli/test_ledger.py",
+    "--no-ledger": "cli/test_ledger.py",
+    "--cluster": "cli/test_ledger.py",
+    "--export": "cli/test_ledger.py",
+    "--min-mfu": "cli/test_verify.py",
+    "--max-reserved": "cli/test_verify.py",
+    "--max-error": "cli/test_verify.py",
 }
 """Options that other tests show to change what is done."""
 

@@ -17,6 +17,9 @@ MEMORY = H100.memory_bandwidth_bytes_per_second * H100.fit.memory_fraction
         (OptimizerRecipe(half_parameters=True), 46),
         (OptimizerRecipe(half_parameters=True, half_gradients=True), 52),
         (OptimizerRecipe(fused=False), 92),
+        (OptimizerRecipe(optimizer="adamw_8bit"), 28),
+        (OptimizerRecipe(optimizer="muon"), 80),
+        (OptimizerRecipe(scales_loss=True), 48),
     ],
 )
 def test_bytes_of_one_parameter(recipe: OptimizerRecipe, expected_bytes: int) -> None:

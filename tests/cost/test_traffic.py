@@ -151,7 +151,10 @@ def test_sequence_parallel_gathers_and_scatters_twice_a_block_and_direction() ->
     number = counts(split)
     assert number["all_gather"] == number["reduce_scatter"] == 4 * SMALL.layers + 2
     stream = 2 * 1024 * SMALL.hidden * 2  # micro-batch * seq_len * hidden, bf16
-    assert volume(split, "all_gather", "tp") == (4 * SMALL.layers + 2) * stream
+    # DDP's table is in fp32, and so are its rows and their gradients
+    assert volume(split, "all_gather", "tp") == (4 * SMALL.layers + 1 + 2) * stream
+    sharded = split.with_layout(sharding="fsdp", dp_shard=2)
+    assert volume(sharded, "all_gather", "tp") == (4 * SMALL.layers + 2) * stream
 
 
 def test_the_ends_of_a_pipeline_send_one_way_only() -> None:
@@ -200,10 +203,11 @@ def test_padding_never_loses_a_parameter(ranks: int) -> None:
 def test_without_sequence_parallelism_outputs_and_input_gradients_are_all_reduced() -> None:
     split = {"tp": 8, "sharding": "ddp", "loss_parallel": True}
     joined = counts(case(runtime="megatron_2020", **split))
-    # two outputs and two inputs a block, embedding and head, three numbers a token of the loss
-    assert joined["all_reduce"] == 4 * SMALL.layers + 2 + 3
+    # two outputs and two inputs a block, embedding and head, three numbers a token of the loss, and
+    # the gradient norm
+    assert joined["all_reduce"] == 4 * SMALL.layers + 2 + 3 + 1
     # torch reduces the input's gradient of each of five projections
-    assert counts(case(**split))["all_reduce"] == 7 * SMALL.layers + 2 + 3
+    assert counts(case(**split))["all_reduce"] == 7 * SMALL.layers + 2 + 3 + 1
 
 
 def test_recomputation_repeats_collectives_to_the_end_where_the_checkpoint_does() -> None:
@@ -231,8 +235,9 @@ def test_fp8_inputs_are_gathered_as_such_but_with_scales_a_row() -> None:
         return volume(replace(run, training=training), "all_gather", "tp")
 
     stream = 1024 * SMALL.hidden
-    assert gathered("tensorwise") == (4 * SMALL.layers + 2 * 2) * stream
-    assert gathered("rowwise") == (4 * SMALL.layers + 2) * 2 * stream
+    # the embedding's gradient is in fp32, of DDP's table
+    assert gathered("tensorwise") == (4 * SMALL.layers + 2 + 4) * stream
+    assert gathered("rowwise") == (4 * SMALL.layers + 1) * 2 * stream + 4 * stream
 
 
 def test_fp8_weights_are_gathered_in_one_byte_and_the_root_in_two() -> None:

@@ -70,6 +70,7 @@ def test_an_impossible_job_is_refused_in_words(values: dict[str, Any], says: str
     [
         ({"steps": 0}, "at least 1"),
         ({"checkpoint_every": 5}, "--checkpoint-dir"),
+        ({"checkpoint_keep": 5}, "--checkpoint-dir"),
         ({"learning_rate": float("nan")}, "finite"),
         ({"clip_norm": -1.0}, "above 0"),
         ({"seed": -1}, "at least 0"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 
 from fsdpplan.cost.band import difference_fraction
 from fsdpplan.cost.step import estimate
@@ -19,10 +20,10 @@ from fsdpplan.search.enumerate import (
     schedules,
     sync_policies,
 )
-from fsdpplan.search.fitting import CHECKPOINTING
 from fsdpplan.search.fitting import Question as Asked
 from fsdpplan.search.legality import first_problem
 from fsdpplan.search.order import Entry, by_time, in_order, seconds
+from fsdpplan.search.pieces import in_pieces
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.pricing import REACH
 from fsdpplan.search.recommend import recommend
@@ -132,20 +133,33 @@ def priced(question: Question, layout: Layout) -> Entry | None:
     return (layout, result) if fits else None
 
 
-def least_recomputation(question: Question, layout: Layout) -> Entry | None:
-    """The layout with the first of the modes that fits."""
-    modes = (question.pins.activation_checkpointing,)
-    for mode in modes if modes[0] else CHECKPOINTING:
-        found = priced(question, replace(layout, activation_checkpointing=mode))  # type: ignore[arg-type]
+def least_recomputation(question: Question, layout: Layout) -> Iterator[Entry]:
+    """The layout with the first of the modes that fits; and before it, with its loss in pieces."""
+    for mode in question.asked.modes:
+        whole = replace(layout, activation_checkpointing=mode)
+        found = priced(question, whole)
         if found:
-            return found
-    return None
+            yield found
+            return
+        pieces = in_pieces(whole, training=question.training, pins=question.pins)
+        found = priced(question, pieces) if pieces else None
+        if found:
+            yield found
+            yield from _first_whole(question, layout)
+            return
+
+
+def _first_whole(question: Question, layout: Layout) -> Iterator[Entry]:
+    modes = (replace(layout, activation_checkpointing=mode) for mode in question.asked.modes)
+    found = (priced(question, mode) for mode in modes)
+    yield from islice(filter(None, found), 1)
 
 
 def everything(question: Question) -> list[Entry]:
     """All that fits, priced, whatever bound would skip it; buckets apart."""
-    found = [least_recomputation(question, layout) for layout in policies(question)]
-    fits = [entry for entry in found if entry]
+    fits = [
+        entry for layout in policies(question) for entry in least_recomputation(question, layout)
+    ]
     others = [
         priced(question, other)
         for layout, _ in fits

@@ -14,11 +14,23 @@ from fsdpplan.spec.model import Experts
 from tests.cost.problems import SMALL, Case, case, cases
 
 MIXTURE = replace(SMALL, name="mixture", experts=Experts(experts=4, active=2, hidden=512))
+WINDOWED = replace(SMALL, sliding_window=512, full_attention_every=2)
 TP = {"sequence_parallel": True, "loss_parallel": True, "sharding": "ddp"}
 PP = {"sharding": "ddp", "gradient_sync": "last", "num_microbatches": 8}
 
 ILLEGAL = [
     ({"dp_shard": 2, "cp": 2, "seq_len": 1026}, "equal work", "--seq-len 1024"),
+    (
+        {"dp_shard": 2, "cp": 3, "seq_len": 1026, "profile": "cpu", "compile": False},
+        "does not divide the heads",
+        "another --cp",
+    ),
+    ({"dp_shard": 2, "cp": 2, "model": WINDOWED}, "sliding windows", "--cp 1"),
+    (
+        {"dp_shard": 2, "cp": 2, "model": replace(SMALL, attention_sinks=True)},
+        "attention sinks",
+        "--cp 1",
+    ),
     ({"dp_shard": 2, "ep": 2}, "without experts", "--ep 1"),
     ({"dp_shard": 3, "ep": 3, "model": MIXTURE}, "does not divide the experts", "--ep 2"),
     (

@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 
 from fsdpplan.trainer.assemble import assemble
-from fsdpplan.trainer.checkpoint import Checkpoints, Progress
+from fsdpplan.trainer.checkpoint import Checkpoints
 from fsdpplan.trainer.checkpoint_files import (
     damage,
     read_manifest,
@@ -39,6 +39,7 @@ from fsdpplan.trainer.checkpoint_files import (
 )
 from fsdpplan.trainer.config import parse_plan
 from fsdpplan.trainer.optimizer import Recipe, make_optimizer
+from fsdpplan.trainer.progress import Progress
 from fsdpplan.trainer.train import main
 from tests.trainer import plans
 

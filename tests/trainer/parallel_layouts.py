@@ -56,6 +56,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "qk_norm": False,
         "latent": {"kv_rank": 16, "query_rank": 20, "rope_head_dim": 4, "value_head_dim": 8},
     },
+    "uneven": {"layers": 2, "vocab": 66, "ffn_hidden": 98},
     "olmo2": {"layers": 2, "vocab": 64, "kv_heads": 4, "qk_norm_width": "all_heads"},
     "odd": {
         "layers": 2,
@@ -76,6 +77,7 @@ SETS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
     "tensor_4": {
         "tp4": ("wide", TP4),
         "tp2 fsdp": ("llama", TP2 | SHARD2),
+        "tp2 fsdp, logits gathered": ("llama", TP2 | SHARD2 | {"loss_parallel": False}),
         "tp2 fsdp, never": ("llama", TP2 | SHARD2 | NEVER),
         "tp2 fsdp, wrapped": ("llama", TP2 | SHARD2 | {"wrap_blocks": 2}),
         "tp2 hsdp": ("llama", TP2 | HSDP),
@@ -89,6 +91,9 @@ SETS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
         "tp2 fsdp, twice": ("llama", TP2 | SHARD2 | TWICE),
         "tp2 fsdp, last": ("llama", TP2 | SHARD2 | LAST),
         "tp2 ddp, last": ("llama", TP2 | DDP2 | LAST),
+        "tp2 ddp, chunks": ("llama", TP2 | DDP2 | {"loss_chunks": 3}),
+        "gpt-2 tp2 ddp, chunks": ("gpt2", TP2 | DDP2 | LAST | {"loss_chunks": 2}),
+        "tp2 fsdp, uneven shards": ("uneven", TP2 | SHARD2),
         "gpt-2 tp4": ("gpt2", TP4),
         "gpt-2 tp2 fsdp": ("gpt2", TP2 | SHARD2),
         "gpt-2 tp2 ddp": ("gpt2", TP2 | DDP2),
@@ -218,7 +223,12 @@ def measure(text: str) -> dict[str, Any]:
         dist.all_reduce(loss)
         found["losses"].append(loss.item() / dist.get_world_size())
         found["norms"].append(output.grad_norm.item())
-    rows = [[*key, row.count, row.bytes] for key, row in counter.rows.items() if key[2] > 1]
+    # DDP tells its buckets once, in the second step
+    rows = [
+        [*key, row.count, row.bytes]
+        for key, row in counter.rows.items()
+        if key[2] > 1 and key[0] != "broadcast"
+    ]
     return {**found, "rows": sorted(rows)}
 
 

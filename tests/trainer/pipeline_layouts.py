@@ -45,6 +45,7 @@ SCHEDULES: Layouts = {
     "zbv": TWO,
     "dualpipev": TWO,
 }
+COPIED = ("1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv")
 SPLIT = {"tp": 2, "sequence_parallel": True, "loss_parallel": True}
 
 MODELS: Layouts = {
@@ -71,6 +72,7 @@ FP32: dict[int, dict[str, Layouts]] = {
             "wrapped": piped("interleaved_1f1b", wrap_blocks=2, stage_blocks=[1, 1, 1, 1]),
             "checkpoint_full": piped("interleaved_1f1b", activation_checkpointing="full"),
             "checkpoint_op": piped("1f1b", activation_checkpointing="op"),
+            "checkpoint_attention": piped("zbv", activation_checkpointing="attention"),
             "offload": piped("1f1b", offload="cpu"),
             "loss_chunks": piped("zbv", loss_chunks=3),
         },
@@ -90,21 +92,19 @@ FP32: dict[int, dict[str, Layouts]] = {
     4: {
         "plain": {
             **{f"sharded_{name}": piped(name, dp_shard=2) for name in SCHEDULES},
-            **{f"copied_{name}": piped(name, dp_replicate=2, **WHOLE) for name in SCHEDULES},
+            **{f"copied_{name}": piped(name, dp_replicate=2, **WHOLE) for name in COPIED},
             "copied_in_small_buckets": piped(
                 "1f1b", dp_replicate=2, ddp_bucket_bytes=20_000, **WHOLE
             ),
             "hsdp": piped("zbv", dp_replicate=2),
             "four": piped("1f1b", pp=4),
             "split": piped("1f1b", **SPLIT, **WHOLE),
-            "split_zbv": piped("zbv", **SPLIT),
             "split_loss_chunks": piped("interleaved_1f1b", loss_chunks=2, **SPLIT),
             "ring": piped("interleaved_zero_bubble", cp=2),
         },
         "tied": {
             "tied_sharded": piped("1f1b", dp_shard=2),
             "tied_sharded_zbv": piped("zbv", dp_shard=2),
-            "tied_split": piped("1f1b", **SPLIT),
             "tied_split_whole": piped("zbv", **SPLIT, **WHOLE),
             "tied_copied": piped("interleaved_zero_bubble", dp_replicate=2, **WHOLE),
             "tied_ring": piped("1f1b", cp=2),
@@ -123,9 +123,8 @@ DOCUMENTS: Layouts = {name: piped(name) for name in ("1f1b", "zbv")}
 """Layouts that are given positions and documents."""
 
 MESSAGES: Layouts = {
-    **{name: piped(name, dp_shard=2) for name in SCHEDULES},
+    **{name: piped(name, dp_shard=2) for name in ("interleaved_zero_bubble", "zbv")},
     "four": piped("1f1b", pp=4),
-    "split": piped("interleaved_1f1b", **SPLIT),
     "tied": piped("1f1b", dp_shard=2),
     "tied_split": piped("1f1b", **SPLIT),
     "tied_zbv": piped("zbv", dp_shard=2),

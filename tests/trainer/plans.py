@@ -91,6 +91,7 @@ def plan_document(
                 "name": "cpu",
                 "kind": "cpu",
                 "peak_bf16_flops_per_second": 1e11,
+                "peak_fp16_flops_per_second": 1e11,
                 "peak_fp32_flops_per_second": 1e11,
                 "multiprocessors": 1,
             },

@@ -27,6 +27,9 @@ from tests.trainer import plans
 
 Change = Callable[[dict[str, Any]], object]
 
+EXPERTS = {"experts": 5, "active": 2, "hidden": 15, "shared_hidden": 7}
+LATENT = {"kv_rank": 8, "rope_head_dim": 3, "value_head_dim": 8}
+
 
 @pytest.mark.parametrize(
     ("read", "written"),
@@ -108,27 +111,40 @@ def test_a_missing_file_is_said() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"tp": 2}, "tensor parallelism"),
-        ({"pp": 2, "schedule": "1f1b"}, "pipeline parallelism"),
-        ({"cp": 2}, "context parallelism"),
-        ({"ep": 2, "dp_shard": 2}, "expert parallelism"),
+        ({"tp": 2}, "tp 2 without sequence_parallel"),
+        ({"pp": 2, "schedule": "1f1b"}, "schedule 1f1b with 1 micro-batches"),
+        ({"cp": 5}, "cp 5 with sequences of 24"),
+        ({"ep": 2, "dp_shard": 2}, "ep 2 with a dense model"),
+        ({"ep": 2, "dp_shard": 2, "model": {"experts": EXPERTS}}, "ep 2 with experts of 5"),
+        ({"ep": 5, "dp_shard": 2, "model": {"experts": EXPERTS}}, "ep 5 with dp_shard x cp of 2"),
+        (
+            {"ep": 5, "dp_shard": 10, "micro_batch": 1, "model": {"experts": EXPERTS}}
+            | {"reshard_after_forward": 2},
+            "reshard_after_forward 2 with ep 5",
+        ),
+        ({"tp": 2, "model": {"experts": EXPERTS}}, "tp 2 with expert hidden of 15"),
+        ({"tp": 2, "model": {"experts": EXPERTS}}, "tp 2 with shared experts hidden of 7"),
         ({"sharding": "zero1"}, "sharding zero1"),
         ({"sharding": "zero2"}, "sharding zero2"),
         ({"sharding": "ddp", "gradient_sync": "reduce_scatter_only"}, "reduce_scatter_only"),
         ({"sharding": "ddp", "dp_shard": 2}, "use dp_replicate"),
         ({"dp_shard": 4, "reshard_after_forward": 3}, "reshard_after_forward 3"),
         ({"reshard_after_forward": "sometimes"}, "reshard_after_forward sometimes"),
-        ({"activation_checkpointing": "attention"}, "activation_checkpointing attention"),
+        ({"activation_checkpointing": "some"}, "activation_checkpointing some"),
         ({"gradient_sync": "never"}, "gradient_sync never"),
-        ({"offload": "cpu"}, "offload cpu"),
+        ({"offload": "disk"}, "offload disk"),
         ({"sequence_parallel": True}, "sequence_parallel"),
         ({"loss_parallel": True}, "loss_parallel"),
         ({"async_tp": True}, "async_tp"),
-        ({"training": {"precision": "fp8"}}, "precision fp8"),
-        ({"training": {"precision": "fp16"}}, "precision fp16"),
-        ({"training": {"optimizer": "muon"}}, "optimizer muon"),
+        ({"training": {"precision": "fp4"}}, "precision fp4"),
+        ({"training": {"optimizer": "lion"}}, "optimizer lion"),
         ({"training": {"runtime": "megatron"}}, "runtime megatron"),
-        ({"model": {"positions": "alibi"}}, "model.positions alibi"),
+        ({"model": {"mlp": "relu"}}, "model.mlp relu"),
+        ({"model": {"norm": "batchnorm"}}, "model.norm batchnorm"),
+        ({"model": {"positions": "sine"}}, "model.positions sine"),
+        ({"model": {"qk_norm_width": "half"}}, "model.qk_norm_width half"),
+        ({"model": {"head_dim": 7}}, "odd head_dim 7"),
+        ({"model": {"latent": LATENT}}, "odd rope_head_dim 3"),
         ({"model": {"positions": "learned", "max_positions": 8}}, "8 learned positions"),
         ({"model": {"kv_heads": 3}}, "3 key/value heads"),
     ],
@@ -143,33 +159,16 @@ def test_what_the_trainer_cannot_run_is_refused_in_words(
 
 
 @pytest.mark.parametrize(
-    ("model", "words"),
-    [
-        ({"experts": {"experts": 8, "active": 2, "hidden": 64}}, "a mixture of experts"),
-        ({"latent": {"kv_rank": 8, "rope_head_dim": 4, "value_head_dim": 8}}, "latent attention"),
-        ({"norm": "layernorm", "norm_bias": False}, "layer norms without biases"),
-        ({"qk_norm_width": "all_heads"}, "all heads"),
-        ({"post_norms": True}, "norms behind attention"),
-        ({"embedding_norm": True}, "a norm behind the embedding"),
-        ({"attention_sinks": True}, "attention sinks"),
-        ({"sliding_window": 4}, "looks back 4 tokens only, in sequences of"),
-        ({"sliding_window": "wide"}, "looks back"),
-    ],
+    ("layer", "window"), [(0, 7), (1, 7), (2, 0), (3, 7)], ids=["1st", "2nd", "3rd", "4th"]
 )
-def test_a_model_that_the_decoder_cannot_be_is_refused_in_words(
-    model: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(TrainerError, match="this trainer's decoder lacks") as raised:
-        parse_plan(plans.plan_text(model=model))
-    assert words in str(raised.value)
-    assert "\n" not in str(raised.value)
+def test_each_third_block_sees_everything(layer: int, window: int) -> None:
+    config = plans.config_of(sliding_window=7, full_attention_every=3)
+    assert config.window(layer) == window
 
 
-def test_windows_beyond_the_sequence_are_full_causal_attention() -> None:
-    plain = parse_plan(plans.plan_text())
-    wide = {"sliding_window": plain.training.seq_len, "full_attention_every": 2}
-    others = {"experts": None, "latent": None, "norm_bias": True, "qk_norm_width": "head"}
-    assert parse_plan(plans.plan_text(model=wide | others)) == plain
+def test_the_first_blocks_of_a_mixture_may_be_dense() -> None:
+    config = plans.config_of(experts=EXPERTS | {"dense_layers": 2})
+    assert [config.has_experts(layer) for layer in range(4)] == [False, False, True, True]
 
 
 @pytest.mark.parametrize("kind", ["cuda", "cpu"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from typing import Any
 
@@ -10,14 +9,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.distributed.tensor.experimental import _attention as torch_ring
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 from fsdpplan.trainer.attention import AttentionCore, AttentionKernel
 from fsdpplan.trainer.config import parse_plan
 from fsdpplan.trainer.context_parallel import own_positions
 from fsdpplan.trainer.errors import TrainerError
-from fsdpplan.trainer.private_torch import share_of_pieces
+from fsdpplan.trainer.fake_world import fake_world
+from fsdpplan.trainer.private_torch import attend_around_a_ring, share_of_pieces
 from fsdpplan.trainer.support import require_runnable
 from fsdpplan.trainer.ulysses import key_copies
 from tests.trainer import plans
@@ -51,6 +52,77 @@ def test_bf16_begins_as_fp32_does(which: str, name: str) -> None:
 
 
 @pytest.mark.gloo
-@pytest.mark.parametrize(("which", "name"), FP32)
+@pytest.mark.parametrize(("which", "name"), [*FP32, *cases("context_4", precision="bf16")])
 def test_calls_and_bytes_are_those_predicted(which: str, name: str) -> None:
     assert measured(which)[name]["rows"] == predicted_rows(which, name)
+
+
+@given(st.integers(1, 6), st.integers(1, 4), st.sampled_from(["cpu", "cuda"]))
+def test_ranks_share_the_positions_of_a_sequence(cp: int, piece: int, kind: str) -> None:
+    document = plans.plan_document(training={"seq_len": 2 * cp * piece}, cp=cp)
+    document["cluster"]["device"]["kind"] = kind
+    plan = parse_plan(json.dumps(document))
+    parts = [own_positions(plan, cp_rank=rank) for rank in range(cp)]
+    assert {len(part) for part in parts} == {2 * piece}
+    assert sorted(torch.cat(parts).tolist()) == list(range(2 * cp * piece))
+    if kind == "cuda":
+        assert torch.equal(torch.cat(parts), share_of_pieces(2 * cp * piece, cp))
+
+
+@given(st.integers(1, 32), st.integers(1, 16), st.integers(1, 8))
+def test_repeated_key_heads_divide_and_query_heads_still_do(
+    key_heads: int, cp: int, groups: int
+) -> None:
+    query_heads = key_heads * groups
+    copies = key_copies(key_heads, cp)
+    assert key_heads * copies % cp == 0
+    if query_heads % cp == 0:
+        assert query_heads % (key_heads * copies) == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "model", "layout", "words"),
+    [
+        ("cpu", {"heads": 6, "kv_heads": 2}, {"cp": 4}, "6 heads a rank"),
+        ("cpu", {}, TP2 | {"cp": 4}, "2 heads a rank"),
+        ("cpu", {}, {"cp": 2, "sharding": "ddp"}, "sharding ddp with cp 2"),
+        ("cuda", {}, {"cp": 24}, "twice cp"),
+        (
+            "cuda",
+            {"sliding_window": 4, "full_attention_every": 2},
+            {"cp": 2},
+            "with sliding windows",
+        ),
+        ("cuda", {"attention_sinks": True}, {"cp": 2}, "with attention sinks"),
+    ],
+)
+def test_what_attention_over_ranks_cannot_do_is_refused_in_words(
+    kind: str, model: dict[str, Any], layout: dict[str, Any], words: str
+) -> None:
+    document = plans.plan_document(model=MODELS["llama"] | model, **layout)
+    document["cluster"]["device"]["kind"] = kind
+    with pytest.raises(TrainerError, match=words):
+        require_runnable(parse_plan(json.dumps(document)))
+
+
+class Kernel(AttentionKernel):
+    """Keeps what it is called with."""
+
+    def forward(self, q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor, **given: Any) -> Tensor:
+        self.given = (q_BHTE, k_BHTE, v_BHTE)
+        return q_BHTE
+
+
+def test_a_ring_gives_its_kernel_sequences_that_are_split_over_its_ranks() -> None:
+    with fake_world(2):
+        core = AttentionCore(scale=1.0)
+        core.kernel = Kernel()
+        attend_around_a_ring(core.kernel, init_device_mesh("cpu", (2,), mesh_dim_names=("cp",)))
+        q, k = torch.ones(1, 4, 6, 8), torch.ones(1, 2, 6, 8)
+        out = core(q, k, k[..., :4])
+        assert not isinstance(out, DTensor)
+        assert out.shape == (1, 4, 6, 4)
+        for tensor in core.kernel.given:
+            assert isinstance(tensor, DTensor)
+            assert tensor.placements == (Shard(2),)
+            assert tensor.shape[2] == 12

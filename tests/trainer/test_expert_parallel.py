@@ -16,8 +16,10 @@ from torch.distributed.tensor import Shard
 
 from fsdpplan.trainer.expert_parallel import expert_placement
 from fsdpplan.trainer.model import Block
-from tests.trainer import plans
+from tests.trainer import jobs, plans
 from tests.trainer.expert_layouts import LAYOUTS, MODELS
+
+pytestmark = pytest.mark.gloo
 
 RANKS = Path(__file__).parent / "ranks.py"
 FP32 = [name for name in LAYOUTS if not name.startswith("bf16")]
@@ -69,3 +71,11 @@ def test_experts_fewer_than_ranks_are_split_by_their_own_rows() -> None:
     assert expert_placement([block], 4)(router) is None
     assert expert_placement([block], 3)(weight) is None
     assert expert_placement([block], 8)(weight) is None  # 8 does not divide 20 rows
+
+
+def test_a_run_reports_its_busiest_expert(tmp_path: Path) -> None:
+    spread = {"model": MODELS["shared"], "dp_shard": 2, "ep": 2}
+    jobs.train(tmp_path / "spread", 2, "--steps", "2", **spread)
+    # of 8 experts that get 3/8 of the tokens in the mean
+    imbalances = [line["expert_imbalance"] for line in jobs.lines(tmp_path / "spread", "step")]
+    assert all(1 <= imbalance <= 8 / 3 for imbalance in imbalances)

@@ -132,15 +132,15 @@ def test_a_router_that_prefers_one_expert_is_balanced_in_time() -> None:
     built = mixture(active=1)
     with torch.no_grad():
         built.router.weight.mul_(0.02)
-        built.router.weight[0] += 0.05
-    x = torch.randn(1, 400, HIDDEN) + 1.0
+        built.router.weight[0] += 0.02
+    x = torch.randn(1, 200, HIDDEN) + 1.0
     spread = []
-    for _ in range(200):
+    for _ in range(60):
         built(x)
         found = balance_experts(built, None)
         assert found is not None
         spread.append(float(found))
-    assert spread[0] > 3
+    assert spread[0] > 2
     assert min(spread[-20:]) < 1.5
 
 

@@ -9,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdpplan.trainer.config import parse_plan
+from fsdpplan.trainer.errors import TrainerError
 from fsdpplan.trainer.model import Block
 from fsdpplan.trainer.recompute import ATTENTION_OPS, MATMUL_OPS, checkpoint_block
 from tests.trainer import plans
@@ -59,3 +60,28 @@ def test_backward_recomputes_every_second_matmul_and_no_attention(
     assert found - plain == matmuls - 1
     assert attentions == 1
     torch.testing.assert_close(same, gradient)
+
+    found, attentions, same = backward_calls("attention", model)
+    assert (found, attentions) == (plain, 1)
+    torch.testing.assert_close(same, gradient)
+
+
+def test_attention_is_recomputed_in_the_reference_decoder_only() -> None:
+    with pytest.raises(TrainerError, match="attention needs the reference decoder's blocks"):
+        checkpoint_block(torch.nn.Linear(2, 2), "attention")
+
+
+@pytest.mark.parametrize("mode", ["attention", "op", "full"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"experts": {"experts": 5, "active": 2, "hidden": 24, "bias": True}},
+        {"attention_sinks": True, "sliding_window": 5, "full_attention_every": 2},
+        {"positions": "alibi", "kv_heads": 4},
+    ],
+    ids=["experts", "sinks", "alibi"],
+)
+def test_any_model_has_the_gradients_that_it_has_without(mode: str, model: dict[str, Any]) -> None:
+    _, _, expected = backward_calls("none", model)
+    _, _, gradient = backward_calls(mode, model)
+    torch.testing.assert_close(gradient, expected)

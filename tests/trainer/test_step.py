@@ -1,4 +1,4 @@
-"""The learning rate and the optimizer's groups."""
+"""The learning rate and the loss."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
 from fsdpplan.trainer.config import parse_plan
 from fsdpplan.trainer.loss import next_token_loss
+from fsdpplan.trainer.optimizer import Recipe
 from fsdpplan.trainer.step import (
     FINAL_LEARNING_RATE_FRACTION,
-    Recipe,
     learning_rate_at,
     loss_function,
-    make_optimizer,
 )
 from tests.trainer.plans import plan_text
 
@@ -45,13 +43,6 @@ def test_the_learning_rate_ends_at_a_tenth() -> None:
     chosen = recipe(steps=100, warmup_steps=10)
     assert learning_rate_at(100, chosen) == pytest.approx(1e-3 * FINAL_LEARNING_RATE_FRACTION)
     assert learning_rate_at(0, chosen) == pytest.approx(1e-4)
-
-
-def test_only_matrices_decay() -> None:
-    model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
-    groups = make_optimizer(model, recipe(steps=1, warmup_steps=0)).param_groups
-    decays = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
-    assert [decays[id(parameter)] for parameter in model.parameters()] == [0.1, 0, 0, 0]
 
 
 @pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # torch._dynamo's own

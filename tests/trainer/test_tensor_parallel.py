@@ -45,7 +45,9 @@ def test_bf16_begins_as_fp32_does(which: str, name: str) -> None:
 
 
 @pytest.mark.gloo
-@pytest.mark.parametrize(("which", "name"), cases("tensor_4"))
+@pytest.mark.parametrize(
+    ("which", "name"), [*cases("tensor_4"), *cases("tensor_4", precision="bf16")]
+)
 def test_calls_and_bytes_are_those_predicted(which: str, name: str) -> None:
     assert measured(which)[name]["rows"] == predicted_rows(which, name)
 
@@ -54,7 +56,6 @@ def test_calls_and_bytes_are_those_predicted(which: str, name: str) -> None:
     ("model", "layout", "words"),
     [
         ({}, TP2 | {"sequence_parallel": False}, "tp 2 without sequence_parallel"),
-        ({}, TP2 | {"loss_parallel": False}, "tp 2 without loss_parallel"),
         ({"vocab": 61}, TP2, "tp 2 with vocabulary of 61"),
         ({"vocab": 60}, TP2 | {"tp": 4}, "tp 4 with key/value heads of 2"),
         ({"ffn_hidden": 97}, TP2, "tp 2 with feed-forward width of 97"),

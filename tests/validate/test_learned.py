@@ -36,7 +36,8 @@ def of_rows(rows: list) -> Learned:  # type: ignore[type-arg]
 
 @pytest.fixture(scope="module")
 def trials() -> list[tuple[float, float, float, float]]:
-    """(error before, error after, coverage, half width) on new jobs, after ten runs."""
+    """(error before, error after, coverage, half width over the profile's) on new jobs, after ten
+    runs."""
     found = []
     for seed in SEEDS:
         rows = rows_of_a_slow_cluster(RUNS, seed=seed)
@@ -50,10 +51,11 @@ def trials() -> list[tuple[float, float, float, float]]:
             told = corrected(profile, after.correction, after.error)
             estimate = predicted(job, told)
             band = estimate.step_seconds
-            before_errors.append(abs(log(predicted(job, profile).step_seconds.expected / truth)))
+            before = predicted(job, profile).step_seconds
+            before_errors.append(abs(log(before.expected / truth)))
             after_errors.append(abs(log(band.expected / truth)))
             inside.append(band.lower <= truth <= band.upper)
-            widths.append(band.upper / band.expected - 1)
+            widths.append(log(band.upper / band.expected) / log(before.upper / before.expected))
         found.append((median(before_errors), median(after_errors), mean(inside), median(widths)))
     return found
 
@@ -67,13 +69,13 @@ def test_after_ten_runs_the_median_error_on_new_jobs_at_least_halves(
     assert after <= before / 2
 
 
-def test_the_band_keeps_what_it_promises(
+def test_the_band_is_narrower_and_keeps_what_it_promises(
     trials: list[tuple[float, float, float, float]],
 ) -> None:
     number = len(SEEDS) * NEW
     sampling = 2 * (0.8 * 0.2 / number) ** 0.5
     assert mean(trial[2] for trial in trials) >= 0.8 - sampling
-    assert all(trial[3] < 0.35 for trial in trials)
+    assert mean(trial[3] for trial in trials) < 1
 
 
 def test_without_runs_nothing_is_learned() -> None:

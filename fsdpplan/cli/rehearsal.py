@@ -1,0 +1,119 @@
+"""A rehearsal on the screen and as JSON, and what its outcome is worth."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from fsdpplan.cli.render import blocks, listed, table, wrapped
+from fsdpplan.errors import GateFailed, LaunchError
+from fsdpplan.run.rehearse import Rehearsal
+from fsdpplan.run.rehearse_compare import ComparedCalls, ComparedRank
+from fsdpplan.units import format_count, format_gb, format_gib, format_seconds
+
+
+def screen(found: Rehearsal, *, width: int) -> str:
+    """Collectives of the first rank and of those that differ, all ranks' memory, the verdict."""
+    head = (
+        f"Rehearsed {len(found.ranks)} of {found.world:,} ranks in "
+        f"{format_seconds(found.seconds)} with torch {found.torch_version}: the training program "
+        "itself, on this CPU"
+    )
+    shown = [rank for rank in found.ranks if _differs(rank) or rank is found.ranks[0]]
+    return blocks(
+        wrapped(head, width=width),
+        *(_calls_table(rank, own_model=found.own_model, width=width) for rank in shown),
+        _ranks_table(found, width=width),
+        listed("Not as on the cluster", found.differences, width=width),
+        wrapped(verdict(found), width=width),
+    )
+
+
+def verdict(found: Rehearsal) -> str:
+    """The outcome in a sentence."""
+    if found.errors:
+        return "The job would not run."
+    if found.problems:
+        return f"{len(found.problems)} things are not as predicted, or would not run."
+    if found.own_model:
+        return "The model goes through two steps, and no two ranks would wait for each other."
+    return (
+        "Every collective is as predicted, to the byte, no two ranks would wait for each other, "
+        "and memory is within 5 % of the prediction."
+    )
+
+
+def require_agreement(found: Rehearsal) -> None:
+    """Raise what the outcome is worth as an exit code, with all that is wrong."""
+    if found.errors:
+        raise LaunchError("; ".join(found.errors))
+    if found.problems:
+        raise GateFailed("; ".join(found.problems))
+
+
+def as_json(found: Rehearsal) -> str:
+    """The rehearsal as JSON: docs/reference/json.md."""
+    document = asdict(found)
+    for rank, compared in zip(document["ranks"], found.ranks, strict=True):
+        rank["peak_error_fraction"] = compared.peak_error_fraction
+        rank["peak_agrees"] = compared.peak_agrees
+        for call, compared_call in zip(rank["calls"], compared.calls, strict=True):
+            call["agrees"] = compared_call.agrees
+    agreement = {
+        "agrees": found.agrees,
+        "problems": list(found.problems),
+        "verdict": verdict(found),
+    }
+    return json.dumps({**document, **agreement}, indent=2)
+
+
+def _differs(rank: ComparedRank) -> bool:
+    return any(not call.agrees for call in rank.calls)
+
+
+def _calls_table(rank: ComparedRank, *, own_model: bool, width: int) -> str:
+    headers = ["axis", "collective", "ranks", "dtype", "calls", "bytes"]
+    headers += [] if own_model else ["predicted", "bytes", ""]
+    rows = [
+        _call_words(call, own_model=own_model) for call in rank.calls if call.count or not own_model
+    ]
+    title = wrapped(f"Rank {rank.rank} ({rank.stands_for}), a step:", width=width)
+    align = ("left", "left", "right", "left", *["right"] * (2 if own_model else 4), "left")
+    drawn = table(rows, headers=headers, align=align[: len(headers)], width=width)
+    return f"{title}\n{drawn}" if rows else f"{title} no collective"
+
+
+def _call_words(call: ComparedCalls, *, own_model: bool) -> tuple[str, ...]:
+    words = (
+        call.axis,
+        call.collective,
+        str(call.ranks),
+        call.dtype,
+        str(call.count),
+        format_gb(call.bytes),
+    )
+    if own_model:
+        return words
+    mark = "" if call.agrees else "differs"
+    return (*words, str(call.predicted_count), format_gb(call.predicted_bytes), mark)
+
+
+def _ranks_table(found: Rehearsal, *, width: int) -> str:
+    headers = ["rank", "stands for", "holds", "peak", "predicted", "off by"]
+    if found.own_model:
+        headers = headers[:4]
+    rows = [_rank_words(rank)[: len(headers)] for rank in found.ranks]
+    align = ("right", "left", "right", "right", "right", "right")[: len(headers)]
+    return table(rows, headers=headers, align=align, width=width) if rows else ""
+
+
+def _rank_words(rank: ComparedRank) -> tuple[str, ...]:
+    error = rank.peak_error_fraction
+    return (
+        str(rank.rank),
+        rank.stands_for,
+        format_count(rank.parameters),
+        format_gib(rank.peak_bytes),
+        "-" if rank.predicted_peak_bytes is None else format_gib(rank.predicted_peak_bytes),
+        "-" if error is None else f"{error:+.1%}",
+    )

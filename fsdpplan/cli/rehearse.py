@@ -1,0 +1,51 @@
+"""`fsdpplan rehearse`: the plan's own training program at full world size, on this CPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import typer
+
+from fsdpplan.cli.expand import Flag
+from fsdpplan.cli.options import DEFAULT_PLAN, Json, PlanFile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RehearseOptions:
+    """Which ranks of which program."""
+
+    HEADING: ClassVar[str] = "Rehearsal"
+
+    ranks: Annotated[
+        str | None,
+        Flag(
+            metavar="RANKS",
+            parse=str,
+            help="Numbers, last and stages, separated by commas. Default: 0,last,stages.",
+        ),
+    ] = None
+    build: Annotated[
+        str | None,
+        Flag(
+            metavar="FILE.py:FUNCTION",
+            parse=str,
+            help="Rehearse the model that this function makes, in place of the plan's.",
+        ),
+    ] = None
+
+
+def rehearse(
+    *, plan: PlanFile = DEFAULT_PLAN, options: RehearseOptions, json: Json = False
+) -> None:
+    """Run the plan's program at full size on one CPU; no GPU."""
+    from fsdpplan.cli import launch, rehearsal
+    from fsdpplan.cli.render import columns
+    from fsdpplan.run.rehearse import rehearse as rehearse_plan
+    from fsdpplan.run.rehearse_ranks import DEFAULT_RANKS, chosen_ranks
+
+    chosen = launch.ranked(plan, None, own_program=False)
+    ranks = chosen_ranks(chosen.layout, options.ranks or DEFAULT_RANKS)
+    found = rehearse_plan(chosen, ranks, build=options.build)
+    typer.echo(rehearsal.as_json(found) if json else rehearsal.screen(found, width=columns()))
+    rehearsal.require_agreement(found)

@@ -1,0 +1,147 @@
+"""Rehearse a plan: its own training program at full world size, in one CPU process a rank.
+
+The program is started as a job would start it, with the plan in a file; `--rehearse` puts a process
+group of ranks that are not there and tensors that hold nothing beneath it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fsdpplan.errors import LaunchError
+from fsdpplan.files.plans import write_plan
+from fsdpplan.run.rehearse_compare import ComparedRank, RankReport, compared_rank
+from fsdpplan.run.rehearse_ranks import ChosenRank
+from fsdpplan.spec.plan import Plan
+
+TIME_LIMIT_SECONDS = 1800
+"""After which a rehearsal is given up; the largest plans take a minute."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """What the ranks did, beside what was predicted of them."""
+
+    world: int
+    ranks: tuple[ComparedRank, ...]
+    errors: tuple[str, ...]
+    """Why ranks did not get through, in sentences: the job would not run."""
+    mismatches: tuple[str, ...]
+    """Where ranks would wait for each other, in sentences."""
+    differences: tuple[str, ...]
+    """What a rehearsal does not do as the cluster will."""
+    torch_version: str
+    seconds: float
+    own_model: bool
+    """The model is not the plan's: predictions are not compared."""
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What does not agree, in sentences."""
+        said = list(self.mismatches)
+        for rank in self.ranks:
+            said += rank.unreached
+            said += rank.overflows if self.own_model else rank.unpredicted
+        return tuple(said)
+
+    @property
+    def agrees(self) -> bool:
+        """All ranks got through, match each other and do what was predicted."""
+        return not self.errors and not self.problems
+
+
+def rehearse(plan: Plan, ranks: Sequence[ChosenRank], *, build: str | None = None) -> Rehearsal:
+    """Rehearse `ranks` of the plan, or of the model that `build` (FILE.py:FUNCTION) makes."""
+    began = time.perf_counter()
+    report = _report(plan, [chosen.rank for chosen in ranks], build)
+    found = {each["rank"]: each for each in report["ranks"]}
+    compared = tuple(
+        compared_rank(plan, chosen, _rank_report(found[chosen.rank]))
+        for chosen in ranks
+        if found[chosen.rank]["error"] is None
+    )
+    return Rehearsal(
+        world=report["world"],
+        ranks=compared,
+        errors=tuple(f"rank {n}: {one['error']}" for n, one in found.items() if one["error"]),
+        mismatches=tuple(report["mismatches"]),
+        differences=tuple(report["differences"]),
+        torch_version=report["torch_version"],
+        seconds=time.perf_counter() - began,
+        own_model=build is not None,
+    )
+
+
+def _rank_report(document: dict[str, Any]) -> RankReport:
+    return RankReport(
+        calls={
+            (row["collective"], row["axis"], row["ranks"], row["dtype"]): (
+                row["count"],
+                row["bytes"],
+            )
+            for row in document["collectives"]
+        },
+        peak_bytes=document["peak_bytes"],
+        peak_bytes_of=document["peak_bytes_of"],
+        state_bytes=document["state_bytes"],
+        parameters=document["parameters"],
+        without_gradient=tuple(document["without_gradient"]),
+    )
+
+
+def _report(plan: Plan, ranks: Sequence[int], build: str | None) -> dict[str, Any]:
+    """What the trainer writes of `ranks`."""
+    with tempfile.TemporaryDirectory(prefix="fsdpplan-rehearse-") as name:
+        folder = Path(name)
+        write_plan(plan, folder / "plan.json")
+        words = [sys.executable, "-m", "fsdpplan.trainer", "--plan", str(folder / "plan.json")]
+        words += ["--rehearse", ",".join(map(str, ranks)), "--report", str(folder / "report.json")]
+        words += ["--build", build] if build else []
+        ended = _ended(words)
+        try:
+            text = (folder / "report.json").read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise LaunchError(_why(ended)) from None
+        document: dict[str, Any] = json.loads(text)
+        return document
+
+
+def _ended(words: list[str]) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment.pop("FSDPPLAN_PLAN", None)
+    try:
+        return subprocess.run(
+            words,
+            env=environment,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TIME_LIMIT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise LaunchError(
+            f"the rehearsal took more than {TIME_LIMIT_SECONDS // 60} minutes: rehearse fewer "
+            "ranks, --ranks 0"
+        ) from error
+
+
+def _why(ended: subprocess.CompletedProcess[str]) -> str:
+    """Why there is no report, in a sentence."""
+    if "No module named 'torch'" in ended.stderr:
+        return (
+            "a rehearsal runs the training program, which needs PyTorch, and this Python has none: "
+            "pip install torch (the CPU build does), then rehearse again"
+        )
+    lines = [line.strip() for line in ended.stderr.splitlines() if line.strip()]
+    last = lines[-1].removeprefix("error: ") if lines else f"exit code {ended.returncode}"
+    return f"the training program could not be rehearsed: {last}"

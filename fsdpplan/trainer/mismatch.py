@@ -1,0 +1,118 @@
+"""Collectives that do not match between ranks: where the job would hang, or mix up its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations, zip_longest
+
+from .config import LayoutConfig
+from .counting import Call
+from .mesh import place
+
+GroupCalls = dict[tuple[str, tuple[int, ...]], list[Call]]
+"""A rank's calls in order, by (axis, ranks of the group)."""
+
+MESSAGES = ("send", "recv")
+UNEVEN = "all_to_all"
+"""A collective whose ranks may give and get other numbers of bytes each."""
+
+
+def mismatches(layout: LayoutConfig, calls_of: dict[int, GroupCalls]) -> list[str]:
+    """A sentence for each pair of ranks whose calls do not go together, at their first difference.
+
+    Ranks of one group must make the same calls in the same order. So must those of different
+    groups along an axis that belong to the same pipeline stage: they run the same program on the
+    same shapes. What one stage sends to another must be what that one receives from it.
+    """
+    found: list[str] = []
+    for first, second in combinations(sorted(calls_of), 2):
+        found += _different_calls(layout, first, second, calls_of)
+    return found + list(_unanswered_messages(layout, calls_of))
+
+
+def _different_calls(
+    layout: LayoutConfig, first: int, second: int, calls_of: dict[int, GroupCalls]
+) -> Iterator[str]:
+    one, other = calls_of[first], calls_of[second]
+    same_stage = place(layout, first).pp == place(layout, second).pp
+    for axis in sorted({axis for axis, _ in (*one, *other)}):
+        mine, theirs = _groups(one, axis), _groups(other, axis)
+        shared = mine.keys() & theirs.keys()
+        if shared:
+            pairs = [(mine[ranks], theirs[ranks]) for ranks in sorted(shared)]
+        elif same_stage:
+            pairs = list(zip_longest(mine.values(), theirs.values(), fillvalue=[]))
+        else:
+            continue
+        for calls, others in pairs:
+            yield from _first_difference(axis, first, calls, second, others)
+
+
+def _groups(calls: GroupCalls, axis: str) -> dict[tuple[int, ...], list[Call]]:
+    """Calls along `axis`, without messages, by group."""
+    return {
+        ranks: [_comparable(call) for call in made if call.collective not in MESSAGES]
+        for (name, ranks), made in calls.items()
+        if name == axis
+    }
+
+
+def _comparable(call: Call) -> Call:
+    return call._replace(bytes=0) if call.collective == UNEVEN else call
+
+
+def _first_difference(
+    axis: str, first: int, calls: Sequence[Call], second: int, others: Sequence[Call]
+) -> Iterator[str]:
+    for number, (one, other) in enumerate(zip_longest(calls, others), start=1):
+        if one != other:
+            yield (
+                f"ranks {first} and {second} do not make the same calls over {axis}: call {number} "
+                f"is {_said(one)} on rank {first} and {_said(other)} on rank {second}, so the job "
+                "would hang there"
+            )
+            return
+
+
+def _unanswered_messages(layout: LayoutConfig, calls_of: dict[int, GroupCalls]) -> Iterator[str]:
+    """Of all pairs of stages that were rehearsed."""
+    rank_of_stage = {place(layout, rank).pp: rank for rank in sorted(calls_of, reverse=True)}
+    for (here, sender), (there, receiver) in combinations_both_ways(rank_of_stage):
+        sent = _messages(layout, calls_of[sender], "send", there)
+        received = _messages(layout, calls_of[receiver], "recv", here)
+        for number, (one, other) in enumerate(zip_longest(sent, received), start=1):
+            if one != other:
+                yield (
+                    f"message {number} from stage rank {here} to {there} is {_said(one)} where it "
+                    f"is sent (rank {sender}) and {_said(other)} where it is received (rank "
+                    f"{receiver}), so the job would hang there"
+                )
+                break
+
+
+def combinations_both_ways(
+    items: dict[int, int],
+) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """Ordered pairs of different items."""
+    for one, other in combinations(sorted(items.items()), 2):
+        yield one, other
+        yield other, one
+
+
+def _messages(layout: LayoutConfig, calls: GroupCalls, kind: str, stage: int) -> list[Call]:
+    """Messages of a rank to or from pipeline rank `stage`, as both ends see them."""
+    return [
+        Call("message", call.dtype, call.bytes)
+        for made in calls.values()
+        for call in made
+        if call.collective == kind
+        and call.peer is not None
+        and place(layout, call.peer).pp == stage
+    ]
+
+
+def _said(call: Call | None) -> str:
+    if call is None:
+        return "none"
+    size = f" of {call.bytes:,} bytes" if call.bytes else ""
+    return f"{call.collective} in {call.dtype}{size}"
