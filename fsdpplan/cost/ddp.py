@@ -88,8 +88,9 @@ def _filled(
 def _backward_order(model: Model, stage: Stage) -> list[ParameterTensor]:
     """Head, blocks from the last, embedding; within each, the reverse of registration."""
     head = list(reversed(head_tensors(model))) if stage.has_head else []
-    if head and model.tied_embeddings and not stage.has_embedding:
-        head.insert(0, embedding_tensors(model)[0])  # a copy of the table is the head
+    is_apart = any(piece.has_head and not piece.has_embedding for piece in stage.pieces)
+    if is_apart and model.tied_embeddings:
+        head.insert(0, embedding_tensors(model)[0])  # a second copy of the table
     kinds = reversed(block_kinds(model=model, stage=stage))
     blocks = chain.from_iterable(
         reversed(block_tensors(kind)) for kind, number in kinds for _ in range(number)

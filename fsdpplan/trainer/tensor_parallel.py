@@ -53,7 +53,7 @@ def apply_tensor_parallel(part: nn.Module, plan: PlanConfig, mesh: DeviceMesh) -
     if plan.layout.async_tp and mesh.device_type == "cuda":
         overlap_tensor_parallel(mesh.get_group())
     part.whole_length = plan.training.seq_len  # type: ignore[assignment]
-    split(part, mesh, _end_styles(defers_head=plan.layout.loss_chunks > 1))
+    split(part, mesh, _end_styles(plan.layout))
     if plan.model.tied_embeddings and _has(part, "tok_embeddings") and _has(part, "output"):
         # both are split over the vocabulary, but each was made a parameter of its own
         part.output.weight = part.tok_embeddings.weight  # type: ignore[union-attr]
@@ -90,14 +90,18 @@ def _has(module: nn.Module, path: str) -> bool:
     return found is not None
 
 
-def _end_styles(*, defers_head: bool) -> dict[str, ParallelStyle]:
-    head = ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False)
+def _end_styles(layout: LayoutConfig) -> dict[str, ParallelStyle]:
+    head = ColwiseParallel(
+        input_layouts=Shard(1),
+        output_layouts=Shard(-1) if layout.loss_parallel else Replicate(),
+        use_local_output=not layout.loss_parallel,
+    )
     return {
         "tok_embeddings": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
         "pos_embeddings": SplitPositions(),
         "embedding_norm": SequenceParallel(use_local_output=True),
         "norm": SequenceParallel(),
-        "output": SplitWeight() if defers_head else head,
+        "output": SplitWeight() if layout.loss_chunks > 1 else head,
     }
 
 

@@ -98,7 +98,6 @@ FP32: dict[int, dict[str, Layouts]] = {
             ),
             "hsdp": piped("zbv", dp_replicate=2),
             "four": piped("1f1b", pp=4),
-            "split": piped("1f1b", **SPLIT, **WHOLE),
             "split_loss_chunks": piped("interleaved_1f1b", loss_chunks=2, **SPLIT),
             "ring": piped("interleaved_zero_bubble", cp=2),
         },
@@ -107,17 +106,18 @@ FP32: dict[int, dict[str, Layouts]] = {
             "tied_sharded_zbv": piped("zbv", dp_shard=2),
             "tied_split_whole": piped("zbv", **SPLIT, **WHOLE),
             "tied_copied": piped("interleaved_zero_bubble", dp_replicate=2, **WHOLE),
-            "tied_ring": piped("1f1b", cp=2),
         },
     },
 }
 """World -> model -> layouts that must lose as one process, in fp32."""
 
-BF16: Layouts = {
+HALF: Layouts = {
     "bf16": piped("zbv", dp_shard=2),
     "bf16_whole": piped("interleaved_zero_bubble", dp_replicate=2, **WHOLE),
     "bf16_whole_reduce_bf16": piped("1f1b", dp_replicate=2, **WHOLE),
+    "fp16": piped("1f1b", dp_shard=2),
 }
+"""Layouts in 16 bits; the name says in which, and in what gradients are reduced."""
 
 DOCUMENTS: Layouts = {name: piped(name) for name in ("1f1b", "zbv")}
 """Layouts that are given positions and documents."""
@@ -139,11 +139,11 @@ def counted_model(name: str) -> dict[str, Any]:
     return MODELS["tied" if "tied" in name else "plain"]
 
 
-def bf16_text(name: str) -> str:
-    """The plan of a layout of BF16."""
+def half_text(name: str) -> str:
+    """The plan of a layout of HALF."""
     reduce_dtype = "bf16" if "reduce_bf16" in name else "fp32"
-    training = {"precision": "bf16", "reduce_dtype": reduce_dtype}
-    return plans.plan_text(model=MODELS["plain"], training=training, **BF16[name])
+    training = {"precision": name.split("_")[0], "reduce_dtype": reduce_dtype}
+    return plans.plan_text(model=MODELS["plain"], training=training, **HALF[name])
 
 
 def counted(text: str) -> list[dict[str, list[int]]]:
@@ -241,8 +241,8 @@ def measure_all(out: Path) -> None:
             text = plans.plan_text(model=MODELS["plain"], **layout)
             results[f"documents_{name}"] = documents(text), documents_reference(text)
     if world == 4:
-        for name in BF16:
-            results[name] = losses.measure(bf16_text(name))
+        for name in HALF:
+            results[name] = losses.measure(half_text(name))
         for name, layout in MESSAGES.items():
             text = plans.plan_text(model=counted_model(name), **layout)
             results[f"counted_{name}"] = counted(text)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -26,6 +27,7 @@ from fsdpplan.trainer.config import PlanConfig, parse_plan
 from fsdpplan.trainer.errors import TrainerError
 from fsdpplan.trainer.pipeline_rules import SCHEDULES, pipeline_problems
 from fsdpplan.trainer.pipeline_stages import rank_shares, stage_blocks
+from fsdpplan.trainer.step import require_gradients
 from fsdpplan.trainer.support import require_runnable
 from tests.trainer import pipeline_layouts, plans
 
@@ -84,8 +86,8 @@ def test_a_pipeline_loses_as_one_process(
 
 
 @gloo
-@pytest.mark.parametrize("name", pipeline_layouts.BF16)
-def test_bf16_begins_as_fp32_does(measured: dict[int, Results], name: str) -> None:
+@pytest.mark.parametrize("name", pipeline_layouts.HALF)
+def test_half_precision_begins_as_fp32_does(measured: dict[int, Results], name: str) -> None:
     expected, found = measured[4]["reference_plain"], measured[4][name]
     assert found["losses"][0] == pytest.approx(expected["losses"][0], abs=0.01)
     assert found["norms"][0] == pytest.approx(expected["norms"][0], rel=0.03)
@@ -141,6 +143,13 @@ def _nouns(document: dict[str, Any]) -> tuple[Model, Training, Layout]:
         Training(**{key: value for key, value in document["training"].items() if key in named}),
         Layout(**document["layout"]),
     )
+
+
+def test_a_parameter_without_a_gradient_is_named() -> None:
+    model = torch.nn.ModuleDict({"used": torch.nn.Linear(2, 1), "unused": torch.nn.Linear(2, 1)})
+    model["used"](torch.ones(2)).backward()
+    with pytest.raises(TrainerError, match=r"unused\.weight has no gradient"):
+        require_gradients(model)
 
 
 def _plan(layout: Layout, *, layers: int, hidden: int = 48, vocab: int = 61) -> PlanConfig:
