@@ -11,13 +11,18 @@ import pytest
 ONE_AT_A_TIME = ("gloo", "slurm", "gpu")
 """Marks of tests that load the whole machine."""
 
+TRAINING = Path(__file__).parent / "trainer"
+"""Tests of the trainer start process groups, too, but time nothing."""
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give all tests that start process groups to one worker, so that no two run at once."""
+    """Give all tests that start process groups to one worker, so that no two run at once; those of
+    the trainer stay together by file, each with the processes that its fixture started."""
     for item in items:
         if any(item.get_closest_marker(mark) for mark in ONE_AT_A_TIME):
-            item.add_marker(pytest.mark.xdist_group("machine"))
+            trains = item.path.is_relative_to(TRAINING)
+            item.add_marker(pytest.mark.xdist_group(item.path.stem if trains else "machine"))
 
 
 def _ledger_at(place: Path) -> Iterator[None]:
