@@ -44,6 +44,8 @@ class Question:
     cluster: Cluster
     training: Training
     pins: Pins
+    nothing_fits_whole: bool = False
+    """No layout fits with a whole loss: those with one in pieces may recompute, too."""
 
     @property
     def available_bytes(self) -> int:
@@ -155,25 +157,25 @@ def _no_smaller(layout: Layout, least: Layout) -> set[Policies]:
 
 
 def _least_recomputation(asked: Question, layout: Layout, tally: Tally) -> list[Layout]:
-    """`layout` with the least recomputation that fits: more of it only costs time. Before it the
-    same with its loss in pieces, where that spares recomputation."""
+    """`layout` with the least recomputation that fits: more of it only costs time. Where it
+    takes any, also none and the loss in pieces, if that fits."""
     modes = [replace(layout, activation_checkpointing=mode) for mode in asked.modes]
     available = asked.available_bytes
     least_bytes = needed_bytes(asked, modes[-1], enough_bytes=available)
     if least_bytes > available:
-        found = _in_pieces(asked, modes[-1], least_bytes)
+        tried = modes if asked.nothing_fits_whole else []
+        found = next(filter(None, (_in_pieces(asked, mode, least_bytes) for mode in tried)), None)
         if found is None:
             tally.missed(asked, modes[-1], at_least_bytes=least_bytes)
-            return []
-        less = (_in_pieces(asked, mode, least_bytes) for mode in modes[:-1])
-        return [next(filter(None, less), found)]
-    spared: Layout | None = None
+        return [found] if found else []
+    pieces: Layout | None = None
     for mode in modes[:-1]:
         needed = needed_bytes(asked, mode, enough_bytes=available)
         if needed <= available:
-            return [spared, mode] if spared else [mode]
-        spared = spared or _in_pieces(asked, mode, needed)
-    return [spared, modes[-1]] if spared else modes[-1:]
+            return [mode, pieces] if pieces else [mode]
+        if mode is modes[0]:
+            pieces = _in_pieces(asked, mode, needed)
+    return [modes[-1], pieces] if pieces else modes[-1:]
 
 
 def _in_pieces(asked: Question, layout: Layout, at_least_bytes: int) -> Layout | None:

@@ -1,7 +1,7 @@
 """Pieces: head and loss computed piece by piece, where the logits stand in the way.
 
-It costs next to nothing, but is one setting more; so it is tried where a layout does not fit, or
-fits only by recomputing.
+It costs next to nothing, but is one setting more: so it is tried where it spares a layout all
+recomputation, and where nothing else fits.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ answer: whoever prices everything finds the same.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 from fsdpplan.cost.band import difference_fraction
@@ -35,9 +36,9 @@ def recommend(
     checkpointing, buckets) are one entry. The best data-parallel layout is always among the ranked.
     """
     asked = Question(model=model, cluster=cluster, training=training, pins=pins)
-    tally = Tally()
-    every = degrees(model=model, cluster=cluster, training=training, pins=pins)
-    groups = [_promises(asked, d, tally) for d in every]
+    tally, groups = _fitting(asked)
+    if not tally.feasible:
+        tally, groups = _fitting(replace(asked, nothing_fits_whole=True))
     entries = priced(asked, groups, limit)
     ranked, tied = _ranked(asked, entries, limit)
     return SearchResult(
@@ -50,6 +51,15 @@ def recommend(
         nearest_miss=None if ranked else _miss(asked, tally),
         example=_example(tally),
     )
+
+
+def _fitting(asked: Question) -> tuple[Tally, list[list[Promise]]]:
+    """What fits, for each way to spread the ranks, and what was seen on the way."""
+    tally = Tally()
+    every = degrees(
+        model=asked.model, cluster=asked.cluster, training=asked.training, pins=asked.pins
+    )
+    return tally, [_promises(asked, d, tally) for d in every]
 
 
 def _promises(asked: Question, d: Degrees, tally: Tally) -> list[Promise]:

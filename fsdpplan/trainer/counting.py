@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from .config import LayoutConfig
 from .mesh import Meshes
-from .private_torch import DispatchMode, group_of
+from .private_torch import DispatchMode, asks_device, fake_device, group_of
 
 RowKey = tuple[str, str, int, str]
 """(collective, axis, ranks, dtype)."""
@@ -122,6 +122,8 @@ class CollectiveCounter(DispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind is DTensor for kind in types):
             return NotImplemented  # first let DTensor become local operators
+        if asks_device(func, args):
+            return fake_device(args[0])
         out = func(*args, **(kwargs or {}))
         if func.namespace in NAMESPACES:
             self._count(func._schema.name, args, out)

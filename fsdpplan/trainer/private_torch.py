@@ -5,6 +5,7 @@ Everything here was read in, and works with, torch 2.13; an update of torch is c
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -58,6 +59,17 @@ def ambient_fake_mode() -> FakeTensorMode | None:
 def is_fake(tensor: Tensor) -> bool:
     """Whether `tensor` has no values, so that nothing may depend on them."""
     return isinstance(tensor, FakeTensor)
+
+
+def asks_device(operator: Any, args: Any) -> bool:
+    """Whether an operator only asks a fake tensor for its device: more than half of all do."""
+    return operator is torch.ops.prim.device.default and isinstance(args[0], FakeTensor)
+
+
+def fake_device(tensor: Tensor) -> torch.device:
+    """The device that a fake tensor stands for, without asking its mode."""
+    assert isinstance(tensor, FakeTensor)
+    return tensor.fake_device
 
 
 @contextmanager
@@ -195,3 +207,23 @@ def overlap_tensor_parallel(group: dist.ProcessGroup) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         symmetric_memory.enable_symm_mem_for_group(group.group_name)
+
+
+def flight_records(*, only_active: bool) -> list[dict[str, Any]]:
+    """Collectives that torch's flight recorder holds, in the order in which they were asked for;
+    `only_active`: those that have not ended. Gloo and NCCL keep one each; its only public reader
+    takes the files that NCCL writes after a timeout."""
+    recorder: Any = torch._C._distributed_c10d
+    dump = getattr(recorder, "_dump_nccl_trace_json", None)
+    if dump is None or "nccl" not in str(dist.get_backend_config()):
+        dump = recorder._dump_fr_trace_json
+    records: list[dict[str, Any]] = json.loads(dump(True, only_active)).get("entries", [])
+    return records
+
+
+def flight_record_file() -> bytes:
+    """The flight recorder's contents as torchfrtrace reads them, which NCCL writes only after its
+    own timeout."""
+    recorder: Any = torch._C._distributed_c10d
+    dump = getattr(recorder, "_dump_nccl_trace", None)
+    return bytes(b"" if dump is None else dump())

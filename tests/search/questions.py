@@ -134,25 +134,15 @@ def priced(question: Question, layout: Layout) -> Entry | None:
 
 
 def least_recomputation(question: Question, layout: Layout) -> Iterator[Entry]:
-    """The layout with the first of the modes that fits; and before it, with its loss in pieces."""
-    for mode in question.asked.modes:
-        whole = replace(layout, activation_checkpointing=mode)
-        found = priced(question, whole)
-        if found:
-            yield found
-            return
-        pieces = in_pieces(whole, training=question.training, pins=question.pins)
-        found = priced(question, pieces) if pieces else None
-        if found:
-            yield found
-            yield from _first_whole(question, layout)
-            return
-
-
-def _first_whole(question: Question, layout: Layout) -> Iterator[Entry]:
-    modes = (replace(layout, activation_checkpointing=mode) for mode in question.asked.modes)
-    found = (priced(question, mode) for mode in modes)
+    """The layout with the first of the modes that fits; where that recomputes, also with its loss
+    in pieces and without."""
+    modes = [replace(layout, activation_checkpointing=mode) for mode in question.asked.modes]
+    found = [priced(question, mode) for mode in modes]
     yield from islice(filter(None, found), 1)
+    if found[0] is None and any(found):
+        pieces = in_pieces(modes[0], training=question.training, pins=question.pins)
+        in_them = priced(question, pieces) if pieces else None
+        yield from (in_them,) if in_them else ()
 
 
 def everything(question: Question) -> list[Entry]:

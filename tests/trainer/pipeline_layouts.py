@@ -119,7 +119,7 @@ HALF: Layouts = {
 }
 """Layouts in 16 bits; the name says in which, and in what gradients are reduced."""
 
-DOCUMENTS: Layouts = {name: piped(name) for name in ("1f1b", "zbv")}
+DOCUMENTS: Layouts = {"four": piped("1f1b", pp=4), "split_zbv": piped("zbv", **SPLIT)}
 """Layouts that are given positions and documents."""
 
 MESSAGES: Layouts = {
@@ -179,6 +179,7 @@ def documents(text: str) -> tuple[float, float]:
     )
     loss = output.loss.clone()
     dist.all_reduce(loss)
+    loss *= plan.layout.pp / dist.get_world_size()
     return loss.item(), output.grad_norm.item()
 
 
@@ -226,26 +227,34 @@ def fail_on_the_last_stage(out: Path) -> None:
     train.main(["--plan", str(out), "--steps", "1"])
 
 
-def measure_all(out: Path) -> None:
-    """Every layout of this world; rank 0 writes the results."""
+def measure_layouts(out: Path) -> None:
+    """Every fp32 layout of this world; rank 0 writes the results."""
     dist.init_process_group("gloo")
-    world = dist.get_world_size()
     results: dict[str, Any] = {}
-    for model, layouts in FP32[world].items():
+    for model, layouts in FP32[dist.get_world_size()].items():
         results[f"reference_{model}"] = losses.reference(MODELS[model])
         for name, layout in layouts.items():
-            text = plans.plan_text(model=MODELS[model], **layout)
-            results[name] = losses.measure(text)
-    if world == 2:
-        for name, layout in DOCUMENTS.items():
-            text = plans.plan_text(model=MODELS["plain"], **layout)
-            results[f"documents_{name}"] = documents(text), documents_reference(text)
-    if world == 4:
-        for name in HALF:
-            results[name] = losses.measure(half_text(name))
-        for name, layout in MESSAGES.items():
-            text = plans.plan_text(model=counted_model(name), **layout)
-            results[f"counted_{name}"] = counted(text)
+            results[name] = losses.measure(plans.plan_text(model=MODELS[model], **layout))
+    write(results, out)
+
+
+def measure_others(out: Path) -> None:
+    """What else 4 ranks measure."""
+    dist.init_process_group("gloo")
+    results: dict[str, Any] = {}
+    for name in HALF:
+        results[name] = losses.measure(half_text(name))
+    for name, layout in MESSAGES.items():
+        text = plans.plan_text(model=counted_model(name), **layout)
+        results[f"counted_{name}"] = counted(text)
+    for name, layout in DOCUMENTS.items():
+        text = plans.plan_text(model=MODELS["plain"], **layout)
+        results[f"documents_{name}"] = documents(text), documents_reference(text)
+    write(results, out)
+
+
+def write(results: dict[str, Any], out: Path) -> None:
+    """Let rank 0 write, and leave."""
     if dist.get_rank() == 0:
         partial = out.with_suffix(".partial")
         partial.write_text(json.dumps(results), encoding="utf-8")

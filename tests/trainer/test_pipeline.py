@@ -55,16 +55,28 @@ def run_ranks(world: int, function: str, out: Path) -> subprocess.CompletedProce
     )
 
 
+def measured_by(world: int, function: str, folder: Path) -> Results:
+    """What a function of `pipeline_layouts` measures in one set of processes."""
+    out = folder / "results.json"
+    finished = run_ranks(world, f"tests.trainer.pipeline_layouts:{function}", out)
+    assert finished.returncode == 0, finished.stderr[-4000:]
+    results: Results = json.loads(out.read_text(encoding="utf-8"))
+    return results
+
+
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Results]:
-    """World -> name -> what was measured: all layouts of a world in one set of processes."""
-    found = {}
-    for world in pipeline_layouts.FP32:
-        out = tmp_path_factory.mktemp("pipelines") / f"{world}.json"
-        finished = run_ranks(world, "tests.trainer.pipeline_layouts:measure_all", out)
-        assert finished.returncode == 0, finished.stderr[-4000:]
-        found[world] = json.loads(out.read_text(encoding="utf-8"))
-    return found
+    """World -> name -> losses and norms."""
+    return {
+        world: measured_by(world, "measure_layouts", tmp_path_factory.mktemp("pipelines"))
+        for world in pipeline_layouts.FP32
+    }
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """What else 4 ranks measured."""
+    return measured_by(4, "measure_others", tmp_path_factory.mktemp("pipelines"))
 
 
 FP32_CASES = [
@@ -87,8 +99,10 @@ def test_a_pipeline_loses_as_one_process(
 
 @gloo
 @pytest.mark.parametrize("name", pipeline_layouts.HALF)
-def test_half_precision_begins_as_fp32_does(measured: dict[int, Results], name: str) -> None:
-    expected, found = measured[4]["reference_plain"], measured[4][name]
+def test_half_precision_begins_as_fp32_does(
+    measured: dict[int, Results], others: Results, name: str
+) -> None:
+    expected, found = measured[4]["reference_plain"], others[name]
     assert found["losses"][0] == pytest.approx(expected["losses"][0], abs=0.01)
     assert found["norms"][0] == pytest.approx(expected["norms"][0], rel=0.03)
     assert found["losses"][-1] < found["losses"][0]
@@ -101,13 +115,11 @@ PRICED_ROWS |= {("all_reduce", "dp_replicate")}
 
 @gloo
 @pytest.mark.parametrize("name", pipeline_layouts.MESSAGES)
-def test_ranks_send_gather_and_reduce_what_is_priced(
-    measured: dict[int, Results], name: str
-) -> None:
+def test_ranks_send_gather_and_reduce_what_is_priced(others: Results, name: str) -> None:
     layout_of, model_of = pipeline_layouts.MESSAGES[name], pipeline_layouts.counted_model(name)
     model, training, layout = _nouns(plans.plan_document(model=model_of, **layout_of))
     stages = priced.pipeline_ranks(model=model, layout=layout)
-    for rank, counted in enumerate(measured[4][f"counted_{name}"]):
+    for rank, counted in enumerate(others[f"counted_{name}"]):
         stage = stages[rank // (layout.world // layout.pp)]
         expected: dict[str, list[int]] = {}
         for call in step_calls(model=model, training=training, layout=layout, stage=stage):
@@ -122,8 +134,8 @@ def test_ranks_send_gather_and_reduce_what_is_priced(
 
 @gloo
 @pytest.mark.parametrize("name", pipeline_layouts.DOCUMENTS)
-def test_every_stage_keeps_documents_apart(measured: dict[int, Results], name: str) -> None:
-    found, expected = measured[2][f"documents_{name}"]
+def test_every_stage_keeps_documents_apart(others: Results, name: str) -> None:
+    found, expected = others[f"documents_{name}"]
     assert found == pytest.approx(expected, abs=LOSS_TOLERANCE)
 
 

@@ -1,0 +1,168 @@
+"""What a profiler's trace says of communication: how long, and how much of it nothing hid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+UNKNOWN_AXIS = "unknown"
+
+COLLECTIVES = {
+    "allgather": "all_gather",
+    "_allgather_base": "all_gather",
+    "allgather_into_tensor_coalesced": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "_reduce_scatter_base": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce",
+    "all_to_all": "all_to_all",
+    "all_to_allv": "all_to_all",
+    "broadcast": "broadcast",
+    "send": "send_recv",
+    "recv": "send_recv",
+}
+"""How torch's NCCL backend names a collective in a trace, and how an estimate does."""
+
+DTYPE_BYTES = {"Float": 4, "BFloat16": 2, "Half": 2, "Double": 8, "Long": 8, "Int": 4, "Byte": 1}
+
+
+class Interval(NamedTuple):
+    """From when to when, in one unit."""
+
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Communication:
+    """All calls of one collective on one axis."""
+
+    axis: str
+    collective: str
+    seconds: float
+    exposed_seconds: float | None
+    """Part in which no kernel ran beside; None where the trace does not say."""
+    count: int
+    bytes: int | None
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same time in intervals that do not touch, in order."""
+    merged: list[Interval] = []
+    for each in sorted(intervals):
+        if each.end <= each.start:
+            continue
+        if merged and each.start <= merged[-1].end:
+            merged[-1] = Interval(merged[-1].start, max(merged[-1].end, each.end))
+        else:
+            merged.append(each)
+    return merged
+
+
+def outside(interval: Interval, covered: Sequence[Interval]) -> float:
+    """How much of `interval` lies outside of `covered`, which is a union."""
+    hidden = sum(
+        max(0.0, min(interval.end, each.end) - max(interval.start, each.start)) for each in covered
+    )
+    return max(0.0, interval.end - interval.start - hidden)
+
+
+def communications(
+    trace: Mapping[str, Any], *, axis_of_group: Mapping[str, str], axes_of_gloo: Mapping[str, set[str]]
+) -> list[Communication]:
+    """The collectives of a Chrome trace of torch's profiler, summed.
+
+    Those of NCCL are kernels, named by their group, and exposed where no other kernel runs. Those
+    of gloo are spans of its threads without a group: `axes_of_gloo` has the axes that use one, and
+    only a single one is named; what hides them is not in the trace.
+    """
+    events = [event for event in trace.get("traceEvents", ()) if event.get("ph") == "X"]
+    kernels = [event for event in events if event.get("cat") == "kernel"]
+    nccl = [event for event in kernels if _is_nccl(event)]
+    if nccl:
+        compute = union(_interval(event) for event in kernels if not _is_nccl(event))
+        return _summed(_of_nccl(event, compute, axis_of_group) for event in nccl)
+    return _summed(_of_gloo(event, axes_of_gloo) for event in events if _is_gloo(event))
+
+
+def _is_nccl(event: Mapping[str, Any]) -> bool:
+    return str(event["name"]).startswith("nccl")
+
+
+def _is_gloo(event: Mapping[str, Any]) -> bool:
+    return str(event["name"]).startswith("gloo:")
+
+
+def _interval(event: Mapping[str, Any]) -> Interval:
+    """In seconds; traces have microseconds."""
+    start, duration = float(event["ts"]) * 1e-6, float(event["dur"]) * 1e-6
+    return Interval(start, start + duration)
+
+
+def _of_nccl(
+    event: Mapping[str, Any], compute: Sequence[Interval], axis_of_group: Mapping[str, str]
+) -> Communication:
+    interval, about = _interval(event), event.get("args", {})
+    name = str(about.get("Collective name", ""))
+    group = str(about.get("Process Group Name", ""))
+    width = DTYPE_BYTES.get(str(about.get("dtype", "")))
+    elements = max(int(about.get("In msg nelems", 0)), int(about.get("Out msg nelems", 0)))
+    return Communication(
+        axis=axis_of_group.get(group, UNKNOWN_AXIS),
+        collective=COLLECTIVES.get(name, name or str(event["name"]).split("(")[0]),
+        seconds=interval.end - interval.start,
+        exposed_seconds=outside(interval, compute),
+        count=1,
+        bytes=None if width is None else elements * width,
+    )
+
+
+def _of_gloo(event: Mapping[str, Any], axes_of_gloo: Mapping[str, set[str]]) -> Communication:
+    interval = _interval(event)
+    collective = str(event["name"]).partition(":")[2]
+    axes = axes_of_gloo.get(collective, set())
+    return Communication(
+        axis=next(iter(axes)) if len(axes) == 1 else UNKNOWN_AXIS,
+        collective=collective,
+        seconds=interval.end - interval.start,
+        exposed_seconds=None,
+        count=1,
+        bytes=None,
+    )
+
+
+def _summed(calls: Iterable[Communication]) -> list[Communication]:
+    rows: dict[tuple[str, str], list[Communication]] = {}
+    for call in calls:
+        rows.setdefault((call.axis, call.collective), []).append(call)
+    return [
+        Communication(
+            axis=axis,
+            collective=collective,
+            seconds=sum(call.seconds for call in its),
+            exposed_seconds=_sum([call.exposed_seconds for call in its]),
+            count=len(its),
+            bytes=None if (size := _sum([call.bytes for call in its])) is None else int(size),
+        )
+        for (axis, collective), its in rows.items()
+    ]
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def a_step(row: Communication, steps: int) -> dict[str, Any]:
+    """A row of `steps` steps as the event of one."""
+    exposed, size = row.exposed_seconds, row.bytes
+    return {
+        "axis": row.axis,
+        "collective": row.collective,
+        "seconds": row.seconds / steps,
+        "exposed_seconds": None if exposed is None else exposed / steps,
+        "count": round(row.count / steps),
+        "bytes": None if size is None else round(size / steps),
+    }
