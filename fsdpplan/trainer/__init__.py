@@ -12,14 +12,20 @@ from __future__ import annotations
 
 from .config import PlanConfig, load_plan
 from .errors import TrainerError
+from .mistakes import check_optimizer
 from .parallelize import gradient_sync, parallelize
-from .weights import materialise
+from .safetensors_load import load_safetensors
+from .user_model import clip_grad_norm, materialise, sampler_arguments
 
 __all__ = [
     "PlanConfig",
     "TrainerError",
+    "check_optimizer",
+    "clip_grad_norm",
     "gradient_sync",
     "load_plan",
+    "load_safetensors",
     "materialise",
     "parallelize",
+    "sampler_arguments",
 ]

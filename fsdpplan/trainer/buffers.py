@@ -24,8 +24,7 @@ def restore_buffers(
     """
     for path, module in model.named_modules():
         names = {
-            name: f"{path}.{name}" if path else name
-            for name in module._non_persistent_buffers_set
+            name: f"{path}.{name}" if path else name for name in module._non_persistent_buffers_set
         }
         names = {name: whole for name, whole in names.items() if whole in missing}
         for name, whole in dict(names).items():
@@ -73,9 +72,7 @@ def build_again(module: nn.Module) -> None:
             _copy(buffer, value)
 
 
-def _restored(
-    module: nn.Module, names: Collection[str], way: Callable[[nn.Module], None]
-) -> bool:
+def _restored(module: nn.Module, names: Collection[str], way: Callable[[nn.Module], None]) -> bool:
     """Whether `way` wrote all of the named buffers."""
     for name in names:
         mark(module.get_buffer(name))

@@ -135,6 +135,8 @@ class TrainingConfig:
     runtime: str
     fp8_recipe: str = "tensorwise"
     fp8_all_gather: bool = False
+    tokens: int | None = None
+    """Of the whole training; None: not planned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +212,7 @@ class PlanConfig:
 
 
 NOT_FOR_THE_TRAINER: dict[type, frozenset[str] | None] = {
-    TrainingConfig: frozenset({"tokens", "headroom_fraction"}),
+    TrainingConfig: frozenset({"headroom_fraction"}),
     ClusterConfig: None,
     DeviceConfig: None,
     PlanConfig: None,

@@ -13,6 +13,12 @@ class RankError(TrainerError):
     """A mistake that not every rank sees, so each that does must say it."""
 
 
+class OutOfMemory(RankError):
+    """The device's memory ran out."""
+
+    exit_code = 1
+
+
 class TrainingDiverged(TrainerError):
     """The loss is no longer a number."""
 

@@ -114,9 +114,7 @@ def step_limit_seconds(steps: Sequence[float], limit_seconds: float | None) -> f
     return max(LEAST_SECONDS, USUAL_STEPS * statistics.median(counted))
 
 
-def waits_for(
-    records: Sequence[dict[str, Any]], axes: Sequence[Axis]
-) -> dict[str, Any] | None:
+def waits_for(records: Sequence[dict[str, Any]], axes: Sequence[Axis]) -> dict[str, Any] | None:
     """The first collective that has not ended: what it is, over which axis, the how manieth of its
     group. None where the rank waits for none."""
     active = [record for record in records if not record.get("retired")]

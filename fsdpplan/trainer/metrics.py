@@ -5,6 +5,9 @@ Lines of the file, told apart by `event`:
     start       the plan's layout in short, where the run begins
     step        loss, times, rates and memory of one step
     checkpoint  a checkpoint was published
+    communication, straggler, drift, hang
+                what a run notices of itself (watch.py)
+    oom         memory ran out: the post-mortem (oom.py), by each rank that saw it
     summary     the whole run, once, at its end
 """
 
@@ -42,13 +45,18 @@ class Metrics:
     def emit(self, event: str, **values: Any) -> None:
         """Append one JSON line."""
         if self.path is not None:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(as_line(event, values) + "\n")
+            append_line(self.path, event, values)
 
     def say(self, line: str) -> None:
         """Print a line for people, once for all ranks."""
         if dist.get_rank() == 0:
             print(line, flush=True)
+
+
+def append_line(path: Path, event: str, values: Mapping[str, Any]) -> None:
+    """Append one JSON line at once, since other ranks may, too."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(as_line(event, values) + "\n")
 
 
 def as_line(event: str, values: Mapping[str, Any]) -> str:

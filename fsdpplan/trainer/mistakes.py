@@ -125,15 +125,15 @@ def require_islands(plan: PlanConfig) -> None:
             "so that the group divides the island"
         )
     started = int(os.environ.get("LOCAL_WORLD_SIZE", layout.world))
-    if started % group and started < layout.world:
+    if started >= layout.world:
+        return
+    if started % group:
         raise TrainerError(
             f"{started} processes were started on a node, so that groups of {group} ranks that "
             f"shard parameters lie across two islands: start {island} a node, as planned"
         )
     local_rank, rank = os.environ.get("LOCAL_RANK"), os.environ.get("RANK")
-    if local_rank is None or rank is None or started >= layout.world:
-        return
-    if int(rank) % started != int(local_rank):
+    if local_rank is not None and rank is not None and (int(rank) % started != int(local_rank)):
         raise RankError(
             f"rank {rank} is local rank {local_rank} of {started}: ranks that shard parameters lie "
             "across islands unless a node has consecutive ranks; start by torchrun, or srun with "

@@ -32,6 +32,12 @@ class Options:
     checkpoint_async: bool
     resume: str
     metrics: Path | None
+    prometheus: Path | None
+    profile: tuple[int, int] | None
+    """First step and number of steps to profile."""
+    profile_ranks: tuple[int, ...]
+    hang_seconds: float | None
+    """How long a step may take; 0: for ever, None: as the steps before it say."""
     rehearse: tuple[int, ...]
     """Ranks to rehearse instead of training."""
     report: Path | None
@@ -74,6 +80,17 @@ def rank_list(text: str) -> tuple[int, ...]:
 
 
 rank_list.__name__ = "list of ranks"
+
+
+def step_window(text: str) -> tuple[int, int]:
+    """An argparse type: START:STEPS, both at least 1."""
+    first, colon, steps = text.partition(":")
+    if not colon:
+        raise argparse.ArgumentTypeError(f"{text!r} must be START:STEPS, such as 10:3")
+    return whole(1)(first), whole(1)(steps)
+
+
+step_window.__name__ = "START:STEPS"
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> Options:
@@ -122,6 +139,32 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         "damaged); never: refuse to start if it has one",
     )
     add("--metrics", type=Path, metavar="FILE", help="one JSON line a step")
+    add(
+        "--prometheus",
+        type=Path,
+        metavar="FILE.prom",
+        help="the newest step as text for Prometheus, replaced every few seconds",
+    )
+    add(
+        "--profile",
+        type=step_window,
+        metavar="START:STEPS",
+        help="steps to profile; a Chrome trace goes beside --metrics",
+    )
+    add(
+        "--profile-ranks",
+        type=rank_list,
+        default=(0,),
+        metavar="RANKS",
+        help="ranks that --profile is about (0,7)",
+    )
+    add(
+        "--hang-seconds",
+        type=number(least=0),
+        metavar="N",
+        help="end when no step ends for so long, and say what each rank waits for; 0: never "
+        "(default: 10 times the median step, at least 60)",
+    )
     add(
         "--rehearse",
         type=rank_list,

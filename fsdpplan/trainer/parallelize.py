@@ -31,9 +31,19 @@ from .expert_parallel import expert_placement, shard_experts
 from .float8 import apply_float8
 from .local_parameters import LocalParameters, has_distributed_parameters
 from .mesh import Meshes, build_meshes
+from .mistakes import (
+    require_bare,
+    require_blocks,
+    require_islands,
+    require_same_model,
+    warn_of_rounding,
+    watch_optimizers,
+)
 from .precision import apply_autocast, fsdp_precision
 from .recompute import checkpoint_block
 from .support import require_runnable
+from .user_model import remember_meshes, require_applicable
+from .user_tensor_parallel import split_user_model
 
 DDP_DEFAULT_BUCKET_BYTES = 25 * 2**20
 """What DistributedDataParallel takes when it is not told."""
@@ -49,19 +59,32 @@ def parallelize(
     none. `blocks` are the repeated layers; by default `find_blocks` finds them.
     """
     require_runnable(plan)
-    device = start(plan)
+    require_bare(model)
     blocks = find_blocks(model) if blocks is None else list(blocks)
+    require_blocks(model, blocks)
+    require_applicable(model, plan)
+    require_islands(plan)
+    warn_of_rounding(plan)
+    device = start(plan)
+    require_same_model(model, device)
+    replaced = watch_optimizers(model)
     stop_generation_cache(model)
+    meshes = build_meshes(plan.layout, device.type)
+    if meshes.tp is not None:
+        split_user_model(model, blocks, plan.layout, meshes.tp)
     if plan.training.precision == "fp8":
         apply_float8(blocks, plan, device)
     apply_checkpointing(blocks, plan.layout)
     apply_compile(blocks, plan.layout, device)
-    meshes = build_meshes(plan.layout, device.type)
     if plan.layout.sharding == "ddp":
-        return apply_ddp(model, plan, device, meshes)
-    apply_fsdp(model, blocks, plan, meshes)
-    equalise_replicas(model, meshes)
-    return model
+        called = apply_ddp(model, plan, device, meshes)
+    else:
+        apply_fsdp(model, blocks, plan, meshes)
+        equalise_replicas(model, meshes)
+        called = model
+    remember_meshes(called, meshes)
+    replaced(model)
+    return called
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:

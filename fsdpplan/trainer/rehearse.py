@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from .assemble import build_parts, finish
 from .batch import MicroBatch
-from .checkpoint_state import named_tensors, tree
+from .checkpoint_state import fill_optimizer, named_tensors, tree
 from .config import PlanConfig
 from .counting import Axis, Call, CollectiveCounter, CollectiveRow, RowKey, layout_axes
 from .data import Sequences, micro_batches
@@ -40,7 +40,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRehearsal:
-    """What one rank did in its second step, when all optimizer state exists."""
+    """What one rank did in a step, when all optimizer state exists."""
 
     rank: int
     rows: dict[RowKey, CollectiveRow]
@@ -54,11 +54,11 @@ class RankRehearsal:
     parameters: int
     """Elements that this rank holds."""
     without_gradient: tuple[str, ...]
-    """Parameters that the second step gave none."""
+    """Parameters that the step gave none."""
 
     @property
     def peak_bytes(self) -> int:
-        """Highest level in the second step."""
+        """Highest level in the step."""
         return max(self.peak_bytes_of[phase] for phase in ("step", "optimizer"))
 
 
@@ -75,6 +75,8 @@ class Program(Protocol):
     axes: list[Axis]
     model: nn.Module
     """Holds the parameters of this rank."""
+    first_step_differs: bool
+    """From later ones, in more than that it makes the optimizer's state."""
 
     def begin(self, mode: FakeTensorMode) -> torch.optim.Optimizer:
         """Give the parameters memory and values, and make the optimizer."""
@@ -102,7 +104,7 @@ def rehearse_rank(
     packs: bool = False,
     stage: Stage | None = None,
 ) -> RankRehearsal:
-    """Run two steps of the plan as `rank` of its world, and measure the second."""
+    """Run a step of the plan, not its first, as `rank` of its world."""
     stage = stage or Stage()
     on_cuda = plan.cluster.device.kind == "cuda"
     plan = on_cpu(plan)
@@ -139,6 +141,7 @@ class DecoderProgram:
         self, plan: PlanConfig, batches: list[MicroBatch], recipe: Recipe, stage: Stage
     ) -> None:
         self.plan, self.batches, self.recipe = plan, batches, recipe
+        self.first_step_differs = plan.layout.sharding == "ddp"
         stage.name = "making the process groups"
         self.meshes = build_meshes(plan.layout, CPU.type)
         self.axes = layout_axes(self.meshes, plan.layout)
@@ -164,7 +167,11 @@ class DecoderProgram:
 
 
 def measured(program: Program, rank: int, *, stage: Stage) -> RankRehearsal:
-    """Begin, step twice and collect the state of a checkpoint, all in fake tensors."""
+    """Begin, step and collect the state of a checkpoint, all in fake tensors.
+
+    What the first step leaves is there before the one that is measured: the optimizer's state, and
+    DDP's buckets. Where it is the state alone, the optimizer makes that by a step of its own.
+    """
     live, counter = LiveBytes(), CollectiveCounter(program.axes)
     without_gradient: tuple[str, ...] = ()
 
@@ -177,12 +184,17 @@ def measured(program: Program, rank: int, *, stage: Stage) -> RankRehearsal:
         stage.name = "giving the parameters values"
         optimizer = program.begin(mode)
         live.add(*program.inputs())
-        optimizer.register_step_pre_hook(before_update)
-        for number in ("first", "second"):
-            stage.name = f"the {number} step"
-            counter.forget()
-            live.start_phase("step")
+        live.start_phase("first")
+        stage.name = "the first step"
+        if program.first_step_differs:
             program.step(optimizer)
+        else:
+            fill_optimizer(optimizer)
+        counter.forget()
+        stage.name = "a step"
+        live.start_phase("step")
+        optimizer.register_step_pre_hook(before_update)
+        program.step(optimizer)
         state_bytes, parameters = live.total, held_elements(program.model)
         rows, calls = counter.rows, counter.calls
         counter.forget()

@@ -71,6 +71,8 @@ def rehearse_model(
 class ModelProgram:
     """The user's model under `parallelize`, in the loop that the documentation shows."""
 
+    first_step_differs = False
+
     def __init__(self, build: Build, plan: PlanConfig, loss: Loss, stage: Stage) -> None:
         self.plan, self.loss = plan, loss
         stage.name = "building the model"

@@ -70,7 +70,10 @@ def outside(interval: Interval, covered: Sequence[Interval]) -> float:
 
 
 def communications(
-    trace: Mapping[str, Any], *, axis_of_group: Mapping[str, str], axes_of_gloo: Mapping[str, set[str]]
+    trace: Mapping[str, Any],
+    *,
+    axis_of_group: Mapping[str, str],
+    axes_of_gloo: Mapping[str, set[str]],
 ) -> list[Communication]:
     """The collectives of a Chrome trace of torch's profiler, summed.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 import sys
 import time
 import traceback
@@ -26,8 +27,17 @@ from .data import (
     require_same_data,
 )
 from .distributed import leave, require_world, start
-from .errors import RankError, TrainerError, TrainingDiverged
-from .metrics import MemoryMeter, Metrics, as_line, device_name, step_rates, summary
+from .errors import OutOfMemory, RankError, TrainerError, TrainingDiverged
+from .metrics import (
+    MemoryMeter,
+    Metrics,
+    append_line,
+    as_line,
+    device_name,
+    step_rates,
+    summary,
+)
+from .oom import device_memory, is_out_of_memory, postmortem, postmortem_words, predicted_memory
 from .optimizer import Recipe, make_optimizer, set_learning_rate
 from .options import Options, parse_options
 from .progress import Progress
@@ -36,6 +46,7 @@ from .scaler import LEAST_SCALE, scaler_state
 from .signals import StopRequest
 from .step import StepOutput, learning_rate_at, train_step
 from .support import require_runnable
+from .watch import Watch
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,6 +63,7 @@ class Run:
     stop: StopRequest
     metrics: Metrics
     memory: MemoryMeter
+    watch: Watch
     progress: Progress
     checkpoints: Checkpoints | None
     step_seconds: list[float] = field(default_factory=list)
@@ -67,14 +79,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except TrainerError as error:
         complain(f"error: {error}", every_rank=isinstance(error, RankError))
         exit_code = error.exit_code
-    except torch.OutOfMemoryError as error:
-        # Its first sentences: what was tried, how much the device has, how much is free.
-        complain(
-            f"error: {' '.join(str(error).split())[:400]} -- plan again with a smaller "
-            "--micro-batch or more --activation-checkpointing",
-            every_rank=True,
-        )
-        exit_code = 1
     except KeyboardInterrupt:
         exit_code = 130
     except Exception:
@@ -105,8 +109,30 @@ def run_training(options: Options) -> None:
         rehearse_ranks(plan, options)
         return
     require_world(plan)
-    run = set_up(plan, options, stop)
+    attempt = Attempt()
+    try:
+        train(plan, options, stop, attempt)
+    except (torch.OutOfMemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise out_of_memory(error, plan, options, attempt.run) from error
+    finally:
+        if attempt.run is not None:
+            attempt.run.watch.stop()
+
+
+@dataclass(slots=True)
+class Attempt:
+    """How far a run came."""
+
+    run: Run | None = None
+
+
+def train(plan: PlanConfig, options: Options, stop: StopRequest, attempt: Attempt) -> None:
+    """Train to the last step, or until a signal; `attempt` knows the run once it is set up."""
+    attempt.run = run = set_up(plan, options, stop)
     announce(run)
+    run.watch.start(run.progress.step)
     stop_signal = 0
     while run.progress.step < options.steps and not stop_signal:
         try:
@@ -147,6 +173,7 @@ def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> Run:
         assembled.scaler.load(progress.scaler_state)
     require_same_data(progress.data_state, sequences)
     progress = replace(progress, data_state=data_state(sequences, packs=options.pack))
+    metrics = Metrics(options.metrics, first_step=progress.step)
     return Run(
         plan=plan,
         options=options,
@@ -156,8 +183,9 @@ def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> Run:
         optimizer=optimizer,
         sequences=sequences,
         stop=stop,
-        metrics=Metrics(options.metrics, first_step=progress.step),
+        metrics=metrics,
         memory=memory,
+        watch=Watch(plan, options, device, assembled, metrics),
         progress=progress,
         checkpoints=checkpoints,
     )
@@ -212,8 +240,11 @@ def begin_or_resume(
 def one_step(run: Run) -> int:
     """Train one step and report it; returns the signal that some rank got, or 0."""
     began = time.perf_counter()
+    run.watch.before(run.progress.step + 1)
+    own_seconds = run.watch.own_time.take()
     rate = learning_rate_at(run.progress.step, run.recipe)
     set_learning_rate(run.optimizer, rate)
+    data_began = time.perf_counter()
     batches = micro_batches(
         run.sequences,
         run.plan,
@@ -222,10 +253,13 @@ def one_step(run: Run) -> int:
         device=run.device,
         packs=run.options.pack,
     )
+    run.watch.own_time.data_seconds = time.perf_counter() - data_began
     output = train_step(
         run.assembled, run.optimizer, batches, run.plan, clip_norm=run.recipe.clip_norm
     )
-    loss, grad_norm, stop_signal = settle(output, run.stop, stages=run.plan.layout.pp)
+    loss, grad_norm, stop_signal, all_own_seconds = settle(
+        output, run.stop, stages=run.plan.layout.pp, own_seconds=own_seconds
+    )
     seconds = time.perf_counter() - began
     run.progress = replace(
         run.progress,
@@ -243,6 +277,7 @@ def one_step(run: Run) -> int:
         learning_rate=rate,
         expert_imbalance=None if busiest is None else float(busiest),
     )
+    run.watch.after(run.progress.step, seconds=seconds, own_seconds=all_own_seconds)
     if run.checkpoints is not None:
         told(run, run.checkpoints.ended())
     if not math.isfinite(loss):
@@ -258,19 +293,24 @@ def one_step(run: Run) -> int:
     return stop_signal
 
 
-def settle(output: StepOutput, stop: StopRequest, *, stages: int) -> tuple[float, float, int]:
-    """(loss over all ranks, gradient norm, highest stop signal of any rank); waits for the device.
+def settle(
+    output: StepOutput, stop: StopRequest, *, stages: int, own_seconds: float
+) -> tuple[float, float, int, list[float]]:
+    """(loss over all ranks, gradient norm, highest stop signal of any rank, what each rank gave as
+    `own_seconds`); waits for the device.
 
-    One all-reduce carries both, so that all ranks leave after the same step. Of `stages` pipeline
+    One all-reduce carries all, so that all ranks leave after the same step. Of `stages` pipeline
     ranks one has the loss, the others 0.
     """
-    ranks = dist.get_world_size()
-    votes = torch.zeros(1 + ranks, device=output.loss.device)
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    votes = torch.zeros(1 + 2 * ranks, device=output.loss.device)
     votes[0] = output.loss
-    votes[1 + dist.get_rank()] = stop.number
+    votes[1 + rank] = stop.number
+    votes[1 + ranks + rank] = own_seconds
     dist.all_reduce(votes)
-    loss, *signals = votes.tolist()
-    return loss * stages / ranks, float(output.grad_norm), int(max(signals))
+    loss, *told_by_rank = votes.tolist()
+    signals, seconds = told_by_rank[:ranks], told_by_rank[ranks:]
+    return loss * stages / ranks, float(output.grad_norm), int(max(signals)), seconds
 
 
 def report(
@@ -284,22 +324,45 @@ def report(
     """One JSON line and one line for people."""
     rates = step_rates(run.plan, run.step_seconds[-1])
     memory = run.memory.peaks()
-    run.metrics.emit(
-        "step",
-        step=run.progress.step,
-        loss=loss,
+    values = {
+        "step": run.progress.step,
+        "loss": loss,
         **rates,
+        "data_seconds": run.watch.own_time.data_seconds,
         **memory,
-        grad_norm=grad_norm,
-        learning_rate=learning_rate,
-        loss_scale=run.progress.scaler_state.get("scale"),
-        expert_imbalance=expert_imbalance,
-    )
+        "grad_norm": grad_norm,
+        "learning_rate": learning_rate,
+        "loss_scale": run.progress.scaler_state.get("scale"),
+        "expert_imbalance": expert_imbalance,
+    }
+    run.metrics.emit("step", **values)
+    run.watch.reported(values)
     run.metrics.say(
         f"step {run.progress.step}/{run.options.steps}  loss {loss:.4f}  "
         f"{rates['step_seconds']:.3f} s  {rates['tokens_per_second']:,.0f} tokens/s  "
         f"MFU {100 * rates['mfu_fraction']:.1f} %  "
         f"memory {memory['allocated_bytes'] / 2**30:.2f} GiB  norm {grad_norm:.3f}"
+    )
+
+
+def out_of_memory(
+    error: BaseException, plan: PlanConfig, options: Options, run: Run | None
+) -> OutOfMemory:
+    """The post-mortem of a run that has none left: an event, and words for people."""
+    kind = "cuda" if plan.cluster.device.kind == "cuda" else "cpu"
+    model, optimizer = (None, None) if run is None else (run.assembled.model, run.optimizer)
+    memory = device_memory(error, torch.device(kind), model, optimizer)
+    event = {
+        "step": None if run is None else run.progress.step,
+        "rank": dist.get_rank(),
+        "host": socket.gethostname(),
+        **postmortem(error, memory, predicted_memory(plan_text(options.plan))),
+    }
+    if options.metrics is not None:
+        append_line(options.metrics, "oom", event)
+    return OutOfMemory(
+        f"{postmortem_words(event)} -- fsdpplan run --fallback tries a leaner layout; or plan "
+        "again with a smaller --micro-batch or more --activation-checkpointing"
     )
 
 
@@ -331,6 +394,7 @@ def announce(run: Run) -> None:
 def save(run: Run) -> None:
     """Begin to save, unless there is nowhere to or nothing new; waits for the last save."""
     if run.checkpoints is not None and run.progress.step != run.checkpoints.good_step:
+        run.watch.not_a_step()
         told(run, run.checkpoints.save(run.assembled.model, run.optimizer, run.progress))
 
 
@@ -354,6 +418,7 @@ def save_the_end(run: Run) -> str:
     """Save the last state and wait until it is published; returns why it was not."""
     if run.checkpoints is None:
         return ""
+    run.watch.not_a_step()
     told(run, run.checkpoints.wait())
     save(run)
     last = run.checkpoints.wait()

@@ -45,7 +45,8 @@ SCHEDULES: Layouts = {
     "zbv": TWO,
     "dualpipev": TWO,
 }
-COPIED = ("1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv")
+SHARDED = ("1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "dualpipev")
+COPIED = ("interleaved_1f1b", "interleaved_zero_bubble", "zbv")
 SPLIT = {"tp": 2, "sequence_parallel": True, "loss_parallel": True}
 
 MODELS: Layouts = {
@@ -91,7 +92,7 @@ FP32: dict[int, dict[str, Layouts]] = {
     },
     4: {
         "plain": {
-            **{f"sharded_{name}": piped(name, dp_shard=2) for name in SCHEDULES},
+            **{f"sharded_{name}": piped(name, dp_shard=2) for name in SHARDED},
             **{f"copied_{name}": piped(name, dp_replicate=2, **WHOLE) for name in COPIED},
             "copied_in_small_buckets": piped(
                 "1f1b", dp_replicate=2, ddp_bucket_bytes=20_000, **WHOLE
