@@ -29,8 +29,16 @@ class EmitOptions:
         Flag(
             metavar="DIR",
             parse=path,
-            help="Write a job folder: script, plan and the trainer's source.",
+            help="Write a job folder: script, plan, alert rules and the trainer's source.",
         ),
+    ] = None
+    alerts: Annotated[
+        Path | None,
+        Flag(metavar="FILE.yml", parse=path, help="Write alert rules of the plan for Prometheus."),
+    ] = None
+    rehearsed: Annotated[
+        bool | None,
+        Flag(name="--rehearsed", help="Rehearse the plan first, and emit nothing if that fails."),
     ] = None
 
 
@@ -44,7 +52,7 @@ def emit_launch(
     json: Json = False,
 ) -> None:
     """Print the launch script of a plan, for sbatch and for bash."""
-    from fsdpplan.cli import launch
+    from fsdpplan.cli import launch, rehearsal
     from fsdpplan.emit.folder import SCRIPT_NAME
     from fsdpplan.run.folder import write_job_folder
     from fsdpplan.run.launch import emit_script
@@ -54,6 +62,11 @@ def emit_launch(
     for sentence in launch.price_of_weak_nodes(chosen, asked):
         typer.echo(f"fsdpplan: {sentence}", err=True)
     chosen = launch.without_excluded(chosen, asked)
+    if emit.rehearsed:
+        rehearsal.require_rehearsed(chosen, own_program=program.script is not None)
+    if emit.alerts is not None:
+        launch.write_alerts(emit.alerts, chosen)
+        typer.echo(f"wrote {emit.alerts}, for a run with --prometheus", err=True)
     if emit.out is None:
         script = emit_script(chosen, asked)
     else:

@@ -150,6 +150,23 @@ class TrainerOptions:
     checkpoint_keep: Annotated[
         int | None, Flag(metavar="N", parse=whole(example=2), help="Newest saves to keep.")
     ] = None
+    prometheus: Annotated[
+        str | None,
+        Flag(metavar="FILE.prom", parse=line, help="Newest step as text, for node_exporter."),
+    ] = None
+    profile: Annotated[
+        str | None,
+        Flag(metavar="START:STEPS", parse=line, help="Steps to profile on rank 0."),
+    ] = None
+    hang_seconds: Annotated[
+        int | None,
+        Flag(
+            metavar="N",
+            parse=whole(example=300, least=0),
+            help="End when no step ends for so long; 0: never. Default: 10 median steps, at least "
+            "60.",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

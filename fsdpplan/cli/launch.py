@@ -10,10 +10,12 @@ from pathlib import Path
 
 from fsdpplan.cli.job_options import JobOptions
 from fsdpplan.cost.step import estimate
-from fsdpplan.emit.header import plan_digest, read_plan_json
+from fsdpplan.emit.alerts import alert_rules
+from fsdpplan.emit.header import job_plan, plan_digest, read_plan_json
 from fsdpplan.emit.job import Job, excluded_hosts
 from fsdpplan.errors import SpecError
-from fsdpplan.files.plans import read_plan
+from fsdpplan.files.plans import plan_json, read_plan
+from fsdpplan.files.table import write_text_atomically
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.host_list import compress_host_list
 from fsdpplan.spec.plan import Plan
@@ -116,6 +118,12 @@ def _step_seconds(plan: Plan, cluster: Cluster) -> float:
 def _longer(slow_seconds: float, fast_seconds: float) -> str:
     more = format_percent(slow_seconds / fast_seconds - 1)
     return f"{more} longer: {format_seconds(slow_seconds)}"
+
+
+def write_alerts(path: Path, plan: Plan) -> None:
+    """Write the plan's rules for Prometheus."""
+    digest = plan_digest(plan_json(job_plan(plan)))
+    write_text_atomically(path, alert_rules(plan, digest=digest), advice="choose another --alerts")
 
 
 def script_json(script: str, plan: Plan, job: Job, out: Path | None) -> str:

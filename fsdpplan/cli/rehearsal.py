@@ -6,9 +6,11 @@ import json
 from dataclasses import asdict
 
 from fsdpplan.cli.render import blocks, listed, table, wrapped
-from fsdpplan.errors import GateFailed, LaunchError
-from fsdpplan.run.rehearse import Rehearsal
+from fsdpplan.errors import GateFailed, LaunchError, SpecError
+from fsdpplan.run.rehearse import Rehearsal, rehearse
 from fsdpplan.run.rehearse_compare import ComparedCalls, ComparedRank
+from fsdpplan.run.rehearse_ranks import DEFAULT_RANKS, chosen_ranks
+from fsdpplan.spec.plan import Plan
 from fsdpplan.units import format_count, format_gb, format_gib, format_seconds
 
 
@@ -36,7 +38,7 @@ def verdict(found: Rehearsal) -> str:
     if found.problems:
         return f"{len(found.problems)} things are not as predicted, or would not run."
     if found.own_model:
-        return "The model goes through two steps, and no two ranks would wait for each other."
+        return "The model goes through a step, and no two ranks would wait for each other."
     return (
         "Every collective is as predicted, to the byte, no two ranks would wait for each other, "
         "and memory is within 5 % of the prediction."
@@ -46,9 +48,24 @@ def verdict(found: Rehearsal) -> str:
 def require_agreement(found: Rehearsal) -> None:
     """Raise what the outcome is worth as an exit code, with all that is wrong."""
     if found.errors:
-        raise LaunchError("; ".join(found.errors))
+        raise LaunchError(f"the job would not run: {'; '.join(found.errors)}")
     if found.problems:
         raise GateFailed("; ".join(found.problems))
+
+
+def require_rehearsed(plan: Plan, *, own_program: bool) -> None:
+    """Raise GateFailed unless the plan's own program goes through its rehearsal as predicted."""
+    if own_program:
+        raise SpecError(
+            "--rehearsed rehearses fsdpplan's own trainer, not a --script: rehearse a model of "
+            "yours with fsdpplan rehearse --build FILE.py:FUNCTION"
+        )
+    found = rehearse(plan, chosen_ranks(plan.model, plan.layout, DEFAULT_RANKS))
+    if not found.agrees:
+        raise GateFailed(
+            f"the plan did not rehearse, so nothing is emitted: {'; '.join(found.said)}; type "
+            "fsdpplan rehearse for all of it"
+        )
 
 
 def as_json(found: Rehearsal) -> str:
@@ -72,30 +89,26 @@ def _differs(rank: ComparedRank) -> bool:
 
 
 def _calls_table(rank: ComparedRank, *, own_model: bool, width: int) -> str:
-    headers = ["axis", "collective", "ranks", "dtype", "calls", "bytes"]
-    headers += [] if own_model else ["predicted", "bytes", ""]
-    rows = [
-        _call_words(call, own_model=own_model) for call in rank.calls if call.count or not own_model
-    ]
+    headers = ("axis", "collective", "ranks", "dtype", "calls", "bytes", "predicted")
+    shown = headers[:-1] if own_model else headers
+    rows = [_call_words(call)[: len(shown)] for call in rank.calls if call.count or not own_model]
     title = wrapped(f"Rank {rank.rank} ({rank.stands_for}), a step:", width=width)
-    align = ("left", "left", "right", "left", *["right"] * (2 if own_model else 4), "left")
-    drawn = table(rows, headers=headers, align=align[: len(headers)], width=width)
+    align = ("left", "left", "right", "left", "right", "right", "left")[: len(shown)]
+    drawn = table(rows, headers=shown, align=align, width=width)
     return f"{title}\n{drawn}" if rows else f"{title} no collective"
 
 
-def _call_words(call: ComparedCalls, *, own_model: bool) -> tuple[str, ...]:
-    words = (
+def _call_words(call: ComparedCalls) -> tuple[str, ...]:
+    predicted = f"{call.predicted_count}, {format_gb(call.predicted_bytes)}"
+    return (
         call.axis,
         call.collective,
         str(call.ranks),
         call.dtype,
         str(call.count),
         format_gb(call.bytes),
+        "the same" if call.agrees else predicted,
     )
-    if own_model:
-        return words
-    mark = "" if call.agrees else "differs"
-    return (*words, str(call.predicted_count), format_gb(call.predicted_bytes), mark)
 
 
 def _ranks_table(found: Rehearsal, *, width: int) -> str:

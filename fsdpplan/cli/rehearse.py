@@ -9,6 +9,7 @@ import typer
 
 from fsdpplan.cli.expand import Flag
 from fsdpplan.cli.options import DEFAULT_PLAN, Json, PlanFile
+from fsdpplan.cli.parse import line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,15 +22,16 @@ class RehearseOptions:
         str | None,
         Flag(
             metavar="RANKS",
-            parse=str,
-            help="Numbers, last and stages, separated by commas. Default: 0,last,stages.",
+            parse=line,
+            help="Numbers, last, stages and kinds (one of equal stages), separated by commas. "
+            "Default: 0,last,kinds.",
         ),
     ] = None
     build: Annotated[
         str | None,
         Flag(
             metavar="FILE.py:FUNCTION",
-            parse=str,
+            parse=line,
             help="Rehearse the model that this function makes, in place of the plan's.",
         ),
     ] = None
@@ -45,7 +47,7 @@ def rehearse(
     from fsdpplan.run.rehearse_ranks import DEFAULT_RANKS, chosen_ranks
 
     chosen = launch.ranked(plan, None, own_program=False)
-    ranks = chosen_ranks(chosen.layout, options.ranks or DEFAULT_RANKS)
+    ranks = chosen_ranks(chosen.model, chosen.layout, options.ranks or DEFAULT_RANKS)
     found = rehearse_plan(chosen, ranks, build=options.build)
     typer.echo(rehearsal.as_json(found) if json else rehearsal.screen(found, width=columns()))
     rehearsal.require_agreement(found)

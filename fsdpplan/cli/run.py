@@ -10,7 +10,7 @@ import typer
 from fsdpplan.cli.expand import Flag
 from fsdpplan.cli.job_options import JobOptions, ProgramOptions, TrainerOptions
 from fsdpplan.cli.options import DEFAULT_PLAN, Json, LedgerOptions, PlanFile
-from fsdpplan.cli.parse import choice
+from fsdpplan.cli.parse import choice, whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +50,15 @@ class RunOptions:
             help="Train on where NCCL uses sockets between nodes with RDMA adapters.",
         ),
     ] = None
+    fallback: Annotated[
+        int | None,
+        Flag(
+            metavar="N",
+            parse=whole(example=2),
+            help="Where memory runs out, try up to N leaner layouts of the same global batch, from "
+            "the checkpoint if there is one.",
+        ),
+    ] = None
     dry_run: Annotated[
         bool | None, Flag(name="--dry-run", help="Print the command and the script; run nothing.")
     ] = None
@@ -75,11 +84,13 @@ def run(
         typer.echo(session.dry_run_json(started) if json else started.launch.script, nl=json)
         typer.echo(f"would run: {' '.join(started.command)}", err=True)
         return
-    outcome = session.follow(started, allow_sockets=bool(options.allow_sockets))
+    attempts = session.follow(
+        started, allow_sockets=bool(options.allow_sockets), fallback=options.fallback or 0
+    )
     if json:
-        typer.echo(session.outcome_json(started, outcome))
+        typer.echo(session.outcome_json(attempts))
     else:
-        typer.echo(session.outcome_table(started, outcome, width=columns()))
+        typer.echo(session.outcome_table(attempts, width=columns()))
     if remembered is not None:
-        typer.echo(session_ledger.recorded(started, outcome, remembered), err=True)
-    raise typer.Exit(outcome.exit_code)
+        typer.echo(session_ledger.recorded(started, attempts, remembered), err=True)
+    raise typer.Exit(attempts[-1].outcome.exit_code)

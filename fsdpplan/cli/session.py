@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from fsdpplan.cli.launch import saved_plan, with_this_python
 from fsdpplan.cli.options import DEFAULT_PLAN
 from fsdpplan.cli.render import blocks, wrapped
 from fsdpplan.cli.run import RunOptions
+from fsdpplan.cli.session_memory import attempt_document, memory_document, memory_words
 from fsdpplan.cli.session_nccl import nccl_document, nccl_words
 from fsdpplan.cost.step import estimate
 from fsdpplan.emit.folder import SCRIPT_NAME
@@ -20,6 +22,7 @@ from fsdpplan.emit.job import Job, Trainer
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import estimate_document, layout_document
 from fsdpplan.run.compare import compare
+from fsdpplan.run.fallback import Attempt, run_with_fallback
 from fsdpplan.run.launch import Launch, emit_script, resolve_launch
 from fsdpplan.run.machine import Target, choose_target, this_machine
 from fsdpplan.run.session import Outcome, command_words, run_launch
@@ -37,6 +40,8 @@ class Started:
     launch: Launch
     target: Target
     folder: Path
+    job: Job | None = None
+    """What the script was emitted for; None for one that stands there."""
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -57,17 +62,28 @@ def prepare(plan: str, options: RunOptions, job: Job | None) -> Started:
     if options.smoke:
         launch = _smoke(plan, options, job)
         _require_sockets_meant(launch, options)
+        if options.fallback is not None:
+            raise SpecError(
+                "--fallback has no meaning with --smoke: a shrunk job does not run out of memory; "
+                "leave it out"
+            )
         return Started(launch=launch, target="here", folder=folder)
     emits = options.source == "plan" or not (folder / SCRIPT_NAME).exists()
+    asked = job or (Job(python=sys.executable) if emits else None)
     launch = resolve_launch(
         folder,
         plan_file=None if plan == DEFAULT_PLAN else Path(plan),
-        job=job or (Job(python=sys.executable) if emits else None),
+        job=asked,
         source=options.source,
     )
+    if options.fallback is not None and not emits:
+        raise SpecError(
+            f"--fallback emits a script for each layout, and {SCRIPT_NAME} stands here: add --from "
+            "plan and the job's options"
+        )
     _require_sockets_meant(launch, options)
     target = choose_target(plan=launch.plan, machine=this_machine(), asked=options.target)
-    return Started(launch=launch, target=target, folder=folder)
+    return Started(launch=launch, target=target, folder=folder, job=asked if emits else None)
 
 
 def _require_sockets_meant(launch: Launch, options: RunOptions) -> None:
@@ -91,14 +107,26 @@ def _smoke(plan: str, options: RunOptions, job: Job | None) -> Launch:
     return Launch(script=emit_script(small, asked), plan=small, origin=f"smoke run of {plan}")
 
 
-def follow(started: Started, *, allow_sockets: bool = False) -> Outcome:
-    """Run it to its end."""
-    return run_launch(
+def follow(
+    started: Started, *, allow_sockets: bool = False, fallback: int = 0
+) -> tuple[Attempt, ...]:
+    """Run it to its end; where memory runs out, then up to `fallback` leaner layouts."""
+
+    def run(launch: Launch) -> Outcome:
+        return run_launch(
+            launch,
+            folder=started.folder,
+            target=started.target,
+            display=display_for(sys.stderr),
+            allow_sockets=allow_sockets,
+        )
+
+    return run_with_fallback(
         started.launch,
-        folder=started.folder,
-        target=started.target,
-        display=display_for(sys.stderr),
-        allow_sockets=allow_sockets,
+        job=started.job,
+        most=fallback,
+        run=run,
+        say=lambda text: print(f"fsdpplan: {text}", file=sys.stderr, flush=True),
     )
 
 
@@ -115,9 +143,11 @@ def dry_run_json(started: Started) -> str:
     )
 
 
-def outcome_json(started: Started, outcome: Outcome) -> str:
-    """What `run --json` prints."""
-    rows = compare(estimate=started.launch.plan.estimate, measured=outcome.measured)
+def outcome_json(attempts: Sequence[Attempt]) -> str:
+    """What `run --json` prints: of the last attempt, and the others in short."""
+    last = attempts[-1]
+    outcome, plan = last.outcome, last.launch.plan
+    rows = compare(estimate=plan.estimate, measured=outcome.measured)
     return json.dumps(
         {
             "job_exit_code": outcome.exit_code,
@@ -126,23 +156,28 @@ def outcome_json(started: Started, outcome: Outcome) -> str:
             "seconds": outcome.seconds,
             "stopped": outcome.stopped,
             "run_folder": str(outcome.run_folder),
-            "layout": layout_document(started.launch.plan.layout),
-            "predicted": estimate_document(started.launch.plan.estimate),
+            "layout": layout_document(plan.layout),
+            "predicted": estimate_document(plan.estimate),
             "measured": {row.quantity: row.measured for row in rows},
             "comparison": [row_document(row) for row in rows],
             "nccl": None if outcome.nccl is None else nccl_document(outcome.nccl),
             "warnings": list(outcome.warnings),
+            "out_of_memory": memory_document(last),
+            "attempts": [attempt_document(each) for each in attempts],
         },
         indent=2,
     )
 
 
-def outcome_table(started: Started, outcome: Outcome, *, width: int) -> str:
+def outcome_table(attempts: Sequence[Attempt], *, width: int) -> str:
     """Predicted against measured, what NCCL did, and how the job ended."""
-    rows = compare(estimate=started.launch.plan.estimate, measured=outcome.measured)
+    last = attempts[-1]
+    outcome = last.outcome
+    rows = compare(estimate=last.launch.plan.estimate, measured=outcome.measured)
     return blocks(
         comparison_table(rows, width=width),
         "" if outcome.nccl is None else wrapped(nccl_words(outcome.nccl), width=width),
+        *(wrapped(text, width=width) for text in memory_words(attempts)),
         wrapped(_ending(outcome), width=width),
     )
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from fsdpplan.cli.options import LedgerOptions
 from fsdpplan.cli.resolve_ledger import ledger_file
 from fsdpplan.cli.session import Started
 from fsdpplan.errors import SpecError
+from fsdpplan.run.fallback import Attempt
 from fsdpplan.run.ledger import record
-from fsdpplan.run.session import Outcome
 
 
 def wanted(options: LedgerOptions, *, is_smoke: bool) -> Path | None:
@@ -23,13 +24,14 @@ def wanted(options: LedgerOptions, *, is_smoke: bool) -> Path | None:
     return None if is_smoke else file
 
 
-def recorded(started: Started, outcome: Outcome, ledger: Path) -> str:
-    """Add the run; what to say about that. It never fails a run."""
-    if not outcome.ended:
-        return "a job that goes on is not in the ledger; fsdpplan verify compares it at its end"
-    failed = record(
-        started.launch, outcome, target=started.target, folder=started.folder, ledger=ledger
-    )
-    if failed is not None:
-        return f"warning: {failed}"
+def recorded(started: Started, attempts: Sequence[Attempt], ledger: Path) -> str:
+    """Add each attempt; what to say about that. It never fails a run."""
+    for each in attempts:
+        if not each.outcome.ended:
+            return "a job that goes on is not in the ledger; fsdpplan verify compares it at its end"
+        failed = record(
+            each.launch, each.outcome, target=started.target, folder=started.folder, ledger=ledger
+        )
+        if failed is not None:
+            return f"warning: {failed}"
     return "next: fsdpplan verify holds this run to limits, fsdpplan ledger shows all runs"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fsdpplan.emit.alerts import alert_rules
 from fsdpplan.emit.header import plan_digest
 from fsdpplan.emit.job import Job, Trainer
 from fsdpplan.emit.quoting import shell_word
@@ -14,6 +15,7 @@ from fsdpplan.spec.plan import Plan
 SCRIPT_NAME = "job.sbatch"
 PLAN_NAME = "fsdpplan.json"
 TRAINER_NAME = "trainer"
+ALERTS_NAME = "alerts.yml"
 
 
 def job_folder_files(
@@ -39,6 +41,7 @@ def job_folder_files(
     return {
         SCRIPT_NAME: script,
         PLAN_NAME: plan_json.rstrip("\n") + "\n",
+        ALERTS_NAME: alert_rules(plan, digest=plan_digest(plan_json)),
         "README.md": _readme(plan=plan, plan_json=plan_json, folder=folder, version=version),
     }
 
@@ -55,6 +58,7 @@ def _readme(*, plan: Plan, plan_json: str, folder: str, version: str) -> str:
 
 - `{SCRIPT_NAME}`: the launch script, with the plan inside.
 - `{PLAN_NAME}`: the plan, sha256 `{plan_digest(plan_json)[:12]}`.
+- `{ALERTS_NAME}`: rules for Prometheus, for a run with `--prometheus`.
 - `{TRAINER_NAME}/`: the training program. It is yours: it needs torch, not fsdpplan.
 
 The script names this folder by its full path: after moving it, emit it again.

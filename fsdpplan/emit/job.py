@@ -43,6 +43,7 @@ _TIME = re.compile(
     r"|(?:(?P<hours>\d+):)?(?P<minutes>\d+):(?P<seconds>\d+)"
     r"|(?P<only_minutes>\d+))"
 )
+_WINDOW = re.compile(r"0*[1-9][0-9]{0,8}:0*[1-9][0-9]{0,8}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SBATCH_OPTION = re.compile(r"--(?P<name>[a-z][a-z0-9-]*)(?:=(?P<value>.*))?", re.DOTALL)
 
@@ -64,6 +65,12 @@ class Trainer:
     checkpoint_dir: str | None = None
     checkpoint_every: int | None = None
     checkpoint_keep: int | None = None
+    prometheus: str | None = None
+    """File for the newest step, as Prometheus reads it."""
+    profile: str | None = None
+    """Steps to profile, as START:STEPS."""
+    hang_seconds: int | None = None
+    """How long a step may take; 0: for ever."""
 
     def __post_init__(self) -> None:
         if self.steps is not None:
@@ -82,6 +89,12 @@ class Trainer:
             raise SpecError("tokenizer needs text: give --data with .txt or .jsonl files too")
         if self.clip_norm is not None:
             require_positive(clip_norm=self.clip_norm)
+        if self.profile is not None and not _WINDOW.fullmatch(self.profile):
+            raise SpecError(
+                f"profile {self.profile!r} must be START:STEPS, such as 10:3 for steps 10 to 12"
+            )
+        if self.hang_seconds is not None and self.hang_seconds < 0:
+            raise SpecError(f"hang_seconds must be at least 0, not {self.hang_seconds}")
         if self.seed is not None and self.seed < 0:
             raise SpecError(f"seed must be a whole number of at least 0, not {self.seed}")
 
@@ -97,6 +110,9 @@ class Trainer:
             ("--checkpoint-dir", self.checkpoint_dir),
             ("--checkpoint-every", self.checkpoint_every),
             ("--checkpoint-keep", self.checkpoint_keep),
+            ("--prometheus", self.prometheus),
+            ("--profile", self.profile),
+            ("--hang-seconds", self.hang_seconds),
         )
         given = ((name, str(value)) for name, value in pairs if value is not None)
         words = tuple(f"{name}={value}" for name, value in given)

@@ -89,11 +89,20 @@ def _failure(outcome: Outcome) -> Failure | None:
         return "stopped"
     if outcome.exit_code == 0:
         return None
-    if outcome.log is not None and _says_out_of_memory(outcome.log):
+    if ran_out_of_memory(outcome):
         return "out_of_memory"
     summary = outcome.measured.summary
     was_told = summary is not None and summary.stopped_by_signal is not None
     return "interrupted" if was_told or outcome.exit_code == INTERRUPTED else "failed"
+
+
+def ran_out_of_memory(outcome: Outcome) -> bool:
+    """Whether memory ran out, by the run's own event or, for another program, by its log."""
+    if outcome.exit_code == 0:
+        return False
+    if outcome.measured.out_of_memory is not None:
+        return True
+    return outcome.log is not None and _says_out_of_memory(outcome.log)
 
 
 def _says_out_of_memory(log: Path) -> bool:

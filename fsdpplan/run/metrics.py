@@ -77,7 +77,24 @@ class Communication:
     """The full unsharded buffer, summed over the calls."""
 
 
-Event = Start | Step | Summary | Communication
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemory:
+    """A rank ran out of memory: its post-mortem. None: not known."""
+
+    rank: int | None
+    host: str | None
+    phase: str | None
+    step: int | None
+    """Steps done before; None: it was before the first."""
+    needed_bytes: int | None
+    """The least that would have been enough for tensors."""
+    fragmentation_bytes: int | None
+    outside_bytes: int | None
+    beyond_prediction: tuple[tuple[str, int], ...]
+    """(part of the prediction, bytes that it was too low by), largest first."""
+
+
+Event = Start | Step | Summary | Communication | OutOfMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +106,8 @@ class Measured:
     summary: Summary | None = None
     communication: tuple[Communication, ...] = ()
     """The newest of each axis and collective."""
+    out_of_memory: OutOfMemory | None = None
+    """Of the ranks that ran out, that which needed most."""
 
     def plus(self, event: Event) -> Measured:
         """With one more event."""
@@ -101,6 +120,10 @@ class Measured:
                 return replace(self, summary=event)
             case Communication():
                 return replace(self, communication=_newest(self.communication, event))
+            case OutOfMemory():
+                worst = self.out_of_memory
+                is_worse = worst is None or (event.needed_bytes or 0) > (worst.needed_bytes or 0)
+                return replace(self, out_of_memory=event if is_worse else worst)
 
     def median(self, name: str) -> float | None:
         """Median of a field of the steps, without the first few."""
@@ -171,6 +194,8 @@ def parse_event(line: str) -> Event | None:
             return _summary(record)
         case "communication":
             return _communication(record)
+        case "oom":
+            return _out_of_memory(record)
         case _:
             return None
 
@@ -219,6 +244,21 @@ def _communication(record: dict[str, object]) -> Communication | None:
         exposed_seconds=_number(record, "exposed_seconds"),
         count=_whole(record, "count"),
         bytes=_whole(record, "bytes"),
+    )
+
+
+def _out_of_memory(record: dict[str, object]) -> OutOfMemory:
+    beyond = record.get("beyond_prediction")
+    parts = beyond.items() if isinstance(beyond, dict) else ()
+    return OutOfMemory(
+        rank=_whole(record, "rank"),
+        host=_text(record, "host"),
+        phase=_text(record, "phase"),
+        step=_whole(record, "step"),
+        needed_bytes=_whole(record, "needed_bytes"),
+        fragmentation_bytes=_whole(record, "fragmentation_bytes"),
+        outside_bytes=_whole(record, "outside_bytes"),
+        beyond_prediction=tuple((str(name), n) for name, n in parts if isinstance(n, int)),
     )
 
 

@@ -54,9 +54,14 @@ class Rehearsal:
         return tuple(said)
 
     @property
+    def said(self) -> tuple[str, ...]:
+        """All that is wrong, in sentences."""
+        return self.errors + self.problems
+
+    @property
     def agrees(self) -> bool:
         """All ranks got through, match each other and do what was predicted."""
-        return not self.errors and not self.problems
+        return not self.said
 
 
 def rehearse(plan: Plan, ranks: Sequence[ChosenRank], *, build: str | None = None) -> Rehearsal:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fsdpplan.cost.pipeline_stages import pipeline_ranks
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.model import Model
 
-DEFAULT_RANKS = "0,last,stages"
-"""The first rank, the last one, and the first rank of each pipeline stage."""
+DEFAULT_RANKS = "0,last,kinds"
+"""The first rank, the last one, and the first of each kind of pipeline stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,13 +22,17 @@ class ChosenRank:
     """Which ranks do the same; what the last ranks hold may be less, by padding."""
 
 
-def chosen_ranks(layout: Layout, wish: str) -> tuple[ChosenRank, ...]:
-    """The ranks that `wish` names: numbers, `last` and `stages`, separated by commas."""
+def chosen_ranks(model: Model, layout: Layout, wish: str) -> tuple[ChosenRank, ...]:
+    """The ranks that `wish` names, separated by commas: numbers, `last`, `stages` for the first
+    rank of each pipeline stage, `kinds` for one stage of those that hold the same."""
     ranks: set[int] = set()
     for word in wish.split(","):
-        ranks |= set(_ranks_of(word.strip(), layout))
+        ranks |= set(_ranks_of(word.strip(), model, layout))
+    same = _same_stages(model, layout)
+    rehearsed = {stage_of(rank, layout) for rank in ranks}
     return tuple(
-        ChosenRank(rank=rank, stands_for=_stands_for(rank, layout)) for rank in sorted(ranks)
+        ChosenRank(rank=rank, stands_for=_stands_for(rank, layout, same, rehearsed))
+        for rank in sorted(ranks)
     )
 
 
@@ -35,16 +41,28 @@ def stage_of(rank: int, layout: Layout) -> int:
     return rank // (layout.world // layout.pp)
 
 
-def _ranks_of(word: str, layout: Layout) -> tuple[int, ...]:
+def _same_stages(model: Model, layout: Layout) -> dict[int, list[int]]:
+    """Of each pipeline rank, those from it on that hold the same blocks."""
+    stages = pipeline_ranks(model=model, layout=layout)
+    return {
+        number: [other for other in range(number, layout.pp) if stages[other] == stage]
+        for number, stage in enumerate(stages)
+    }
+
+
+def _ranks_of(word: str, model: Model, layout: Layout) -> tuple[int, ...]:
     per_stage = layout.world // layout.pp
     if word == "last":
         return (layout.world - 1,)
     if word == "stages":
         return tuple(range(0, layout.world, per_stage))
+    if word == "kinds":
+        stages = pipeline_ranks(model=model, layout=layout)
+        return tuple(per_stage * stages.index(stage) for stage in dict.fromkeys(stages))
     if not word.isdecimal():
         raise SpecError(
-            f"--ranks takes numbers, last and stages, separated by commas, not {word!r}: "
-            f"for example --ranks {DEFAULT_RANKS}"
+            "--ranks takes numbers, last, stages and kinds, separated by commas, not "
+            f"{word!r}: for example --ranks {DEFAULT_RANKS}"
         )
     if int(word) >= layout.world:
         raise SpecError(
@@ -54,15 +72,12 @@ def _ranks_of(word: str, layout: Layout) -> tuple[int, ...]:
     return (int(word),)
 
 
-def _stands_for(rank: int, layout: Layout) -> str:
+def _stands_for(rank: int, layout: Layout, same: dict[int, list[int]], rehearsed: set[int]) -> str:
     per_stage = layout.world // layout.pp
-    stage = rank // per_stage
-    if per_stage == 1:
-        return f"stage {stage}"
-    first, last = stage * per_stage, (stage + 1) * per_stage - 1
+    stage = stage_of(rank, layout)
+    others = [other for other in same[stage][1:] if other not in rehearsed]
+    stages = f"stages {stage} to {others[-1]}" if others else f"stage {stage}"
+    if rank == stage * per_stage:
+        return stages if layout.pp > 1 else f"ranks 0 to {layout.world - 1}"
     where = f"stage {stage}, " if layout.pp > 1 else ""
-    if rank == first:
-        return f"{where}ranks {first} to {last}"
-    if rank == last:
-        return f"{where}padded shards"
-    return f"{where}itself"
+    return f"{where}padded shards" if rank == (stage + 1) * per_stage - 1 else f"{where}itself"

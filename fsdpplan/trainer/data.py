@@ -32,8 +32,10 @@ MEAN_DOCUMENTS_TOKENS = 64
 class Sequences(Protocol):
     """Where the tokens come from."""
 
-    identity: dict[str, int | str]
-    """Changes with the tokens: what a checkpoint says of them."""
+    @property
+    def identity(self) -> dict[str, int | str]:
+        """Changes with the tokens: what a checkpoint says of them."""
+        ...
 
     def __call__(self, number: int) -> Tensor:
         """Sequence `number`: seq_len + 1 tokens, int64, on the CPU."""
@@ -245,4 +247,5 @@ def _own_part(batch: MicroBatch, plan: PlanConfig, rank: int) -> MicroBatch:
 
 
 def _moved(batch: MicroBatch, device: torch.device) -> MicroBatch:
-    return MicroBatch(*(None if part is None else part.to(device) for part in batch))
+    moved = {name: part.to(device) for name, part in batch._asdict().items() if part is not None}
+    return MicroBatch(**moved)

@@ -88,7 +88,7 @@ def _step_of(line: str) -> float:
     """The step that a line is about; infinity for a line that a kill cut short."""
     try:
         return float(json.loads(line).get("step", 0))
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, TypeError):
         return float("inf")
 
 

@@ -13,6 +13,7 @@ GroupCalls = dict[tuple[str, tuple[int, ...]], list[Call]]
 """A rank's calls in order, by (axis, ranks of the group)."""
 
 MESSAGES = ("send", "recv")
+MESSAGE = "message"
 UNEVEN = "all_to_all"
 """A collective whose ranks may give and get other numbers of bytes each."""
 
@@ -102,7 +103,7 @@ def combinations_both_ways(
 def _messages(layout: LayoutConfig, calls: GroupCalls, kind: str, stage: int) -> list[Call]:
     """Messages of a rank to or from pipeline rank `stage`, as both ends see them."""
     return [
-        Call("message", call.dtype, call.bytes)
+        Call(MESSAGE, call.dtype, call.bytes)
         for made in calls.values()
         for call in made
         if call.collective == kind
@@ -115,4 +116,5 @@ def _said(call: Call | None) -> str:
     if call is None:
         return "none"
     size = f" of {call.bytes:,} bytes" if call.bytes else ""
-    return f"{call.collective} in {call.dtype}{size}"
+    kind = "" if call.collective == MESSAGE else f"{call.collective} in "
+    return f"{kind}{call.dtype}{size}"

@@ -112,18 +112,21 @@ def require_same_model(model: nn.Module, device: torch.device) -> None:
 
 
 def require_islands(plan: PlanConfig) -> None:
-    """Raise where a group that shards parameters, beside replicas, lies across two islands (nodes,
-    or what the plan's cluster counts as one)."""
+    """Raise where a group that shards parameters, beside replicas, was started across two islands:
+    nodes, that is. Where it is planned so, the plan has counted what that costs; that is warned of.
+    """
     layout, island = plan.layout, plan.cluster.gpus_per_node
     group = layout.shard_ranks * layout.tp
     if layout.dp_replicate == 1 or group > island:
         return
     if island % group:
-        raise TrainerError(
+        warnings.warn(
             f"groups of {group} ranks that shard parameters lie across two islands of {island} "
-            f"GPUs, and gather through the slow links between them in each step: plan --dp-shard "
-            "so that the group divides the island"
+            "GPUs, and gather through the links between them: a --dp-shard with which the group "
+            "divides the island would stay inside",
+            stacklevel=3,
         )
+        return
     started = int(os.environ.get("LOCAL_WORLD_SIZE", layout.world))
     if started >= layout.world:
         return
@@ -159,8 +162,10 @@ def warn_of_rounding(plan: PlanConfig) -> None:
 
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Raise where `optimizer` trains parameters that `model` has no longer: one that was made
-    before `parallelize` or `materialise`."""
-    _require_parameters_of(optimizer, {id(parameter) for parameter in model.parameters()})
+    before `parallelize`."""
+    known = {id(parameter) for parameter in model.parameters()}
+    if any(id(parameter) not in known for parameter in _parameters_of(optimizer)):
+        raise TrainerError(_BEFORE_SHARDING)
 
 
 def watch_optimizers(model: nn.Module) -> Callable[[nn.Module], None]:
@@ -183,16 +188,11 @@ def _refuse(optimizer: Any, stale: Sequence[weakref.ref[nn.Parameter]]) -> None:
         raise TrainerError(_BEFORE_SHARDING)
 
 
-def _require_parameters_of(optimizer: torch.optim.Optimizer, known: set[int]) -> None:
-    if any(id(parameter) not in known for parameter in _parameters_of(optimizer)):
-        raise TrainerError(_BEFORE_SHARDING)
-
-
 def _parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 _BEFORE_SHARDING = (
     "the optimizer was made before the model was sharded and would train parameters that the model "
-    "has no longer: make it after parallelize, and after materialise"
+    "has no longer: make it after parallelize"
 )

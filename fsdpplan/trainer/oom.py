@@ -103,7 +103,7 @@ def device_memory(
     free, total = torch.cuda.mem_get_info(device)
     return from_statistics(
         torch.cuda.memory_stats(device),
-        torch.cuda.memory_snapshot(),
+        torch.cuda.memory_snapshot(),  # type: ignore[no-untyped-call]
         requested=requested,
         free=free,
         total=total,
@@ -215,8 +215,8 @@ def postmortem_words(event: Mapping[str, Any]) -> str:
         beside = "" if predicted is None else f" (predicted: {_gib(predicted)})"
         parts.append(f"tensors needed at least {_gib(event['needed_bytes'])}{beside}")
         parts.append(
-            f"torch held {_gib(event['reserved_bytes'])}, of it {_gib(event['fragmentation_bytes'])} "
-            f"in no tensor, the largest free piece {_gib(event['largest_free_block_bytes'])} for "
+            f"torch held {_gib(event['reserved_bytes'])}, of it "
+            f"{_gib(event['fragmentation_bytes'])} in no tensor, the largest free piece {_gib(event['largest_free_block_bytes'])} for "
             f"a request of {_gib(event['requested_bytes'])}"
         )
         parts.append(f"{_gib(event['outside_bytes'])} lay outside of PyTorch")

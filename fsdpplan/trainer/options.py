@@ -170,7 +170,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         type=rank_list,
         default=(),
         metavar="RANKS",
-        help="go through two steps as these ranks (0,7,1023), without the others and without "
+        help="go through a step as these ranks (0,7,1023), without the others and without "
         "memory, in place of training",
     )
     add(

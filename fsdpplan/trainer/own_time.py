@@ -44,7 +44,7 @@ class OwnTime:
     def _now(self) -> Any:
         if not self._on_device:
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 

@@ -42,8 +42,8 @@ from .mistakes import (
 from .precision import apply_autocast, fsdp_precision
 from .recompute import checkpoint_block
 from .support import require_runnable
-from .user_model import remember_meshes, require_applicable
-from .user_tensor_parallel import split_user_model
+from .user_model import remember_meshes, require_applicable, settle_at_exit
+from .user_tensor_parallel import gather_after, split_user_model
 
 DDP_DEFAULT_BUCKET_BYTES = 25 * 2**20
 """What DistributedDataParallel takes when it is not told."""
@@ -66,6 +66,7 @@ def parallelize(
     require_islands(plan)
     warn_of_rounding(plan)
     device = start(plan)
+    settle_at_exit(device)
     require_same_model(model, device)
     replaced = watch_optimizers(model)
     stop_generation_cache(model)
@@ -80,6 +81,8 @@ def parallelize(
         called = apply_ddp(model, plan, device, meshes)
     else:
         apply_fsdp(model, blocks, plan, meshes)
+        if meshes.tp is not None:
+            gather_after(blocks[-1], meshes.tp)
         equalise_replicas(model, meshes)
         called = model
     remember_meshes(called, meshes)

@@ -27,6 +27,9 @@ from .rehearse import RankRehearsal, Stage, rehearse_rank
 
 Document = dict[str, Any]
 
+MODE = "__torch_dispatch__"
+"""Of what watches the program: never where it went wrong."""
+
 MOST_PROCESSES = 2
 """Ranks that are rehearsed at once: each takes up to 1 GB of memory."""
 
@@ -218,7 +221,11 @@ def sentence(error: Exception, stage: Stage) -> str:
         return message
     frames = traceback.extract_tb(error.__traceback__)
     torch_folder = str(Path(torch.__file__).parent)
-    own = [frame for frame in frames if not frame.filename.startswith((torch_folder, "<"))]
+    own = [
+        frame
+        for frame in frames
+        if not frame.filename.startswith((torch_folder, "<")) and frame.name != MODE
+    ]
     at = f"{Path(own[-1].filename).name} line {own[-1].lineno} ({own[-1].line})" if own else "torch"
     return f"in {stage.name}, at {at}: {type(error).__name__}: {message}"
 

@@ -1,4 +1,4 @@
-"""Rehearse a model of the user's own: `parallelize(model, plan)`, two steps, as ranks of any world.
+"""Rehearse a model of the user's own: `parallelize(model, plan)` and a step, as ranks of any world.
 
     from fsdpplan.trainer import load_plan
     from fsdpplan.trainer.rehearse_model import rehearse_model

@@ -56,7 +56,11 @@ class TextSource:
         self.vocab = tokenizer.vocab
         self._index = PieceIndex(path, self.files, tokenizer)
         self.tokens = self._index.tokens
-        self.identity = {"kind": "text", "tokens": self.tokens, "index": self._index.digest}
+        self.identity: dict[str, int | str] = {
+            "kind": "text",
+            "tokens": self.tokens,
+            "index": self._index.digest,
+        }
         self._encoded = lru_cache(maxsize=16)(self._encode)
 
     def read(self, start: int, stop: int) -> Tensor:

@@ -39,7 +39,11 @@ class TokenFile:
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         ends = self._map[: 1 << 16] + self._map[-(1 << 16) :]
-        self.identity = {"kind": "tokens", "tokens": self.tokens, "ends": f"{zlib.crc32(ends):08x}"}
+        self.identity: dict[str, int | str] = {
+            "kind": "tokens",
+            "tokens": self.tokens,
+            "ends": f"{zlib.crc32(ends):08x}",
+        }
 
     def read(self, start: int, stop: int) -> Tensor:
         """Tokens number `start` to `stop`, int64."""

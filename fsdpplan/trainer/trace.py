@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -63,9 +64,12 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 def outside(interval: Interval, covered: Sequence[Interval]) -> float:
     """How much of `interval` lies outside of `covered`, which is a union."""
-    hidden = sum(
-        max(0.0, min(interval.end, each.end) - max(interval.start, each.start)) for each in covered
-    )
+    first = max(0, bisect(covered, interval) - 1)
+    hidden = 0.0
+    for each in covered[first:]:
+        if each.start >= interval.end:
+            break
+        hidden += max(0.0, min(interval.end, each.end) - max(interval.start, each.start))
     return max(0.0, interval.end - interval.start - hidden)
 
 

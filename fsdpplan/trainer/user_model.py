@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import time
 from collections.abc import Iterator, Mapping
 from weakref import WeakKeyDictionary
 
@@ -16,7 +18,6 @@ from .clip import clip_gradients
 from .config import LayoutConfig, PlanConfig
 from .errors import TrainerError
 from .mesh import Meshes, batch_rank
-from .mistakes import watch_optimizers
 from .weights import materialise as allocate
 
 _meshes_of: WeakKeyDictionary[nn.Module, Meshes] = WeakKeyDictionary()
@@ -26,6 +27,18 @@ _meshes_of: WeakKeyDictionary[nn.Module, Meshes] = WeakKeyDictionary()
 def remember_meshes(model: nn.Module, meshes: Meshes) -> None:
     """Keep the meshes of a model for `clip_grad_norm`."""
     _meshes_of[model] = meshes
+
+
+def settle_at_exit(device: torch.device) -> None:
+    """Give gloo's threads time to let go of their last tensors before the interpreter ends, which
+    they would abort otherwise (see `distributed.leave`)."""
+    if device.type == "cpu":
+        atexit.unregister(_pause)
+        atexit.register(_pause)
+
+
+def _pause() -> None:
+    time.sleep(0.5)
 
 
 def require_applicable(model: nn.Module, plan: PlanConfig) -> None:
@@ -81,10 +94,8 @@ def materialise(
     """
     values = {name: each for name, each in model.named_buffers() if not each.is_meta}
     missing = {name for name, each in model.named_buffers() if each.is_meta}
-    replaced = watch_optimizers(model)
     allocate(model, device)
     for name, buffer in model.named_buffers():
         if name in values:
             buffer.copy_(values[name])
     restore_buffers(model, missing, given=buffers or {})
-    replaced(model)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from torch import Tensor, nn
@@ -36,6 +37,9 @@ ROWS = "rowwise"
 HEADS_NORM = "replicated_with_grad_allreduce"
 GATHERED = ("colwise_gather_output", "colwise_rep")
 EMBEDDING = ("embedding_rowwise", "vocab_rowwise")
+_for_good = ExitStack()
+"""Holds `loss_parallel`: the loss and its backward are in the user's loop, and only DTensors that
+are split over the vocabulary notice."""
 KNOWN = (COLUMNS, ROWS, HEADS_NORM, *GATHERED, *EMBEDDING)
 
 
@@ -60,13 +64,19 @@ def split_user_model(
         if name not in inside and name not in styles and list(module.parameters(recurse=False)):
             parallelize_module(module, mesh, Whole())
     blocks[0].register_forward_pre_hook(_Scatter(mesh), with_kwargs=True)
-    blocks[-1].register_forward_hook(_Gather(mesh))
     for name, first in ties.items():
         owner, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(owner), attribute, model.get_parameter(first))
     if layout.loss_parallel:
-        # For good: backward needs it, too, and only DTensors split over the vocabulary notice.
-        loss_parallel().__enter__()
+        _for_good.enter_context(loss_parallel())
+
+
+def gather_after(block: nn.Module, mesh: DeviceMesh) -> None:
+    """Make the sequence whole after the last block.
+
+    To be called when FSDP has put its hooks on the block: it must not be given a view.
+    """
+    block.register_forward_hook(_Gather(mesh))
 
 
 def planned_styles(model: nn.Module, ranks: int) -> dict[str, str]:
@@ -83,6 +93,11 @@ def planned_styles(model: nn.Module, ranks: int) -> dict[str, str]:
         raise TrainerError(
             f"the tp_plan of {kind} splits by {', '.join(unknown)}, and parallelize knows "
             f"{', '.join(KNOWN[:4])} and {EMBEDDING[0]}: plan again with --tp 1"
+        )
+    heads = getattr(getattr(model, "config", None), "num_key_value_heads", None)
+    if heads is not None and heads % ranks:
+        raise TrainerError(
+            f"tp {ranks} cannot split {heads} key/value heads: plan --tp with a divisor of them"
         )
     modules = dict(model.named_modules())
     styles = {
@@ -107,10 +122,6 @@ def _require_divisible(path: str, module: nn.Module, style: str, ranks: int) -> 
         raise TrainerError(
             f"tp {ranks} cannot split {path}, of width {width}, evenly: plan --tp with a divisor"
         )
-    config = getattr(module, "config", None)
-    heads = getattr(config, "num_key_value_heads", None)
-    if heads is not None and heads % ranks:
-        raise TrainerError(f"tp {ranks} cannot split {heads} key/value heads: plan a divisor")
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
@@ -237,10 +248,13 @@ class _Gather(_Hook):
 
 
 def on_hidden_states(change: Any, args: Any, given: Any) -> tuple[Any, Any]:
-    """The arguments of a call with `change` applied to the first, by position or by name."""
+    """The arguments of a call with `change` applied to the hidden states: the first argument by
+    position or, where there is none, the one of that name."""
     if args:
         return (change(args[0]), *args[1:]), given
-    name = next(iter(given), None)
-    if name is None or not isinstance(given[name], Tensor):
-        raise TrainerError("a block of the model is called without hidden states: plan --tp 1")
-    return args, {**given, name: change(given[name])}
+    if "hidden_states" not in given:
+        raise TrainerError(
+            "a layer of the model is called without hidden_states, so its sequence cannot be "
+            "split: plan again with --tp 1"
+        )
+    return args, {**given, "hidden_states": change(given["hidden_states"])}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from .assemble import Assembled
 from .config import LayoutConfig, PlanConfig, plan_sha256, plan_text
 from .counting import layout_axes
+from .errors import TrainerError
 from .hangs import HangWatch
 from .mesh import place
 from .metrics import WARMUP_STEPS, Metrics
@@ -80,6 +82,7 @@ class Watch:
 
     def start(self, step: int) -> None:
         """Training begins behind `step`."""
+        self._prometheus.begin()
         if self._hangs is not None:
             self._hangs.start(step)
 
@@ -168,7 +171,8 @@ class _PrometheusFile:
         # a broken loss ends the run, and has to be seen
         is_due = time.monotonic() - self._written > PROMETHEUS_SECONDS
         if is_due or values["loss"] != values["loss"]:
-            self._write(running=True)
+            with contextlib.suppress(OSError):
+                self._write(running=True)
 
     def communication(self, events: Sequence[Mapping[str, Any]]) -> None:
         names = {
@@ -182,8 +186,19 @@ class _PrometheusFile:
             if event[field] is not None
         ]
 
+    def begin(self) -> None:
+        """Raise where the file cannot be written; later a full disk does not end the training."""
+        try:
+            self._write(running=True)
+        except OSError as error:
+            raise TrainerError(
+                f"cannot write the file for Prometheus {self._path}: {error.strerror}; choose "
+                "another --prometheus"
+            ) from error
+
     def stop(self) -> None:
-        self._write(running=False)
+        with contextlib.suppress(OSError):
+            self._write(running=False)
 
     def _write(self, *, running: bool) -> None:
         if self._path is None:

@@ -146,6 +146,7 @@ PINS = {
     "async_tp": True,
     "offload": "cpu",
     "wrap_blocks": 2,
+    "loss_chunks": 4,
 }
 
 
@@ -214,6 +215,9 @@ JOB = {
     "--clip-norm": "0.7",
     "--seed": "4321",
     "--checkpoint-dir": "saved",
+    "--prometheus": "node/run.prom",
+    "--profile": "10:3",
+    "--hang-seconds": "345",
 }
 """Option of a job -> a value that must stand in the script."""
 
@@ -318,10 +322,15 @@ ELSEWHERE = {
     "--tolerance": "cli/test_calibrate.py",
     "--kind": "cli/test_catalogues.py",
     "--allow-sockets": "cli/test_run.py",
+    "--fallback": "cli/test_fallback.py",
+    "--alerts": "cli/test_fallback.py",
     "--ledger": "cli/test_ledger.py",
     "--no-ledger": "cli/test_ledger.py",
     "--cluster": "cli/test_ledger.py",
     "--export": "cli/test_ledger.py",
+    "--ranks": "cli/test_rehearse.py",
+    "--build": "cli/test_rehearse.py",
+    "--rehearsed": "cli/test_rehearse.py",
     "--min-mfu": "cli/test_verify.py",
     "--max-reserved": "cli/test_verify.py",
     "--max-error": "cli/test_verify.py",

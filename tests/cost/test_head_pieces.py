@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsdpplan.cost.head_pieces import loss_pieces
@@ -39,6 +39,7 @@ def test_pieces_take_a_little_more_time_and_much_less_memory() -> None:
     assert pieces.memory.peak_device_bytes < whole.memory.peak_device_bytes - 4 * logits
 
 
+@settings(max_examples=20, deadline=None)
 @given(chunks=st.integers(2, 64))
 def test_more_pieces_never_need_more_memory_nor_less_time(chunks: int) -> None:
     fewer, more = (replace(FLAT, loss_chunks=number) for number in (chunks, 2 * chunks))

@@ -19,7 +19,7 @@ def folder_files(folder: str, job: Job | None = None) -> dict[str, str]:
 
 def test_a_job_folder_holds_the_script_the_plan_and_a_word_on_both() -> None:
     texts = folder_files("/shared/my job")
-    assert set(texts) == {"job.sbatch", "fsdpplan.json", "README.md"}
+    assert set(texts) == {"job.sbatch", "fsdpplan.json", "alerts.yml", "README.md"}
     assert read_plan_json(texts["job.sbatch"]) == texts["fsdpplan.json"].rstrip("\n")
     assert "cd '/shared/my job'" in texts["README.md"]
 

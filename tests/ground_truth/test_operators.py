@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -17,12 +16,11 @@ from fsdpplan.files.catalogue import load_model
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
-from fsdpplan.trainer import materialise
-from fsdpplan.trainer.model import Decoder
-from fsdpplan.trainer.parallelize import parallelize
+from fsdpplan.trainer.data import micro_batches, open_sequences
+from fsdpplan.trainer.fake_world import fake_tensors
+from fsdpplan.trainer.rehearse import CPU, DecoderProgram, Stage, fake_cluster, on_cpu
 from fsdpplan.trainer.step import forward_backward
-from fsdpplan.trainer.fake_world import cuda_like_norms, fake_tensors, fake_world
-from tests.ground_truth.fsdp_step import plan_config, token_batches
+from tests.ground_truth.fsdp_step import RECIPE, plan_config
 
 LAYOUT = Layout(dp_shard=8, compile=False)
 TRAINING = Training(seq_len=256, global_batch=8)
@@ -56,15 +54,16 @@ class OperatorCounter(TorchDispatchMode):
 
 def counted(model: Model) -> Counter[str]:
     """Operators of one forward and backward of the trainer's own FSDP2 step."""
-    plan = plan_config(model, TRAINING, LAYOUT)
-    with fake_world(8), cuda_like_norms():
-        with torch.device("meta"):
-            decoder = parallelize(Decoder(plan.model), plan)
-        with fake_tensors():
-            materialise(decoder, torch.device("cpu"))
-            batches = token_batches(plan)
+    plan = on_cpu(plan_config(model, TRAINING, LAYOUT))
+    with fake_cluster(plan, 0, cuda_like=True):
+        batches = micro_batches(
+            open_sequences(plan, None, seed=0), plan, first=0, rank=0, device=CPU
+        )
+        program = DecoderProgram(plan, batches, RECIPE, Stage())
+        with fake_tensors() as mode:
+            program.begin(mode)
             with OperatorCounter() as counter:
-                forward_backward(decoder, batches, plan.layout)
+                forward_backward(program.assembled, program.batches, plan)
     return counter.counts
 
 

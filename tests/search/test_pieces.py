@@ -22,7 +22,7 @@ from tests.search.questions import NO_PINS, question
 LARGE_VOCAB = replace(SMALL, name="large vocabulary", vocab=4_000_000, tied_embeddings=True)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(cases())
 def test_pieces_never_spare_more_than_the_bound(drawn: Case) -> None:
     pieces = in_pieces(drawn.layout, training=drawn.training, pins=NO_PINS)

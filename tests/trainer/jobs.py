@@ -32,6 +32,17 @@ def start(folder: Path, world: int, *arguments: str, **plan: Any) -> subprocess.
     )
 
 
+def start_function(world: int, function: str, folder: Path) -> subprocess.Popen[str]:
+    """`function`, as `module:name`, on each of `world` ranks."""
+    return subprocess.Popen(
+        [sys.executable, str(RANKS), str(world), function, str(folder)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
 def finish(process: subprocess.Popen[str], *, exit_code: int = 0) -> str:
     """Wait for the end and return the two outputs together."""
     out, err = process.communicate(timeout=TIMEOUT_SECONDS)

@@ -1,0 +1,90 @@
+"""Alert rules for Prometheus about one plan's run, whose limits come from its prediction.
+
+Source of the format: prometheus.io, "Alerting rules"; strings are JSON, which is YAML, too.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from fsdpplan.spec.plan import Plan
+
+LOW_MFU_FRACTION = 0.9
+"""Of the MFU at the slow end of the predicted band."""
+LOW_MFU_MINUTES = 10
+STALLED_STEPS = 10
+"""A step that takes so many times the slow end of the band has stalled."""
+LEAST_STALLED_SECONDS = 120
+"""Prometheus and node_exporter ask every 15 to 60 s; a checkpoint takes a while."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alert:
+    """One rule."""
+
+    name: str
+    expression: str
+    minutes: int
+    severity: str
+    summary: str
+
+
+def alerts(plan: Plan, *, digest: str) -> tuple[Alert, ...]:
+    """The rules of `plan`, whose text has the hash `digest`: the trainer puts it in a label."""
+    which = f'{{plan="{digest[:12]}"}}'
+    step = plan.estimate.step_seconds
+    least_mfu = LOW_MFU_FRACTION * plan.estimate.mfu_fraction * step.expected / step.upper
+    stalled = max(LEAST_STALLED_SECONDS, STALLED_STEPS * step.upper)
+    running = f"training_running{which} == 1"
+    age = f"time() - training_last_step_timestamp_seconds{which}"
+    return (
+        Alert(
+            name="TrainingMfuLow",
+            expression=f"training_mfu{which} < {least_mfu:.6g} and {running}",
+            minutes=LOW_MFU_MINUTES,
+            severity="warning",
+            summary=f"{plan.model.name}: MFU is below {least_mfu:.1%}; the plan expects "
+            f"{plan.estimate.mfu_fraction:.1%}",
+        ),
+        Alert(
+            name="TrainingStalled",
+            expression=f"{age} > {stalled:.0f} and {running}",
+            minutes=0,
+            severity="critical",
+            summary=f"{plan.model.name}: no step has ended for {stalled:.0f} s; the plan expects "
+            f"one each {step.expected:.3g} s",
+        ),
+        Alert(
+            name="TrainingLossNaN",
+            expression=f"training_loss{which} != training_loss{which}",
+            minutes=0,
+            severity="critical",
+            summary=f"{plan.model.name}: the loss is not a number",
+        ),
+    )
+
+
+def alert_rules(plan: Plan, *, digest: str) -> str:
+    """A rule file for Prometheus."""
+    lines = ["groups:", f"  - name: {_quoted('fsdpplan ' + digest[:12])}", "    rules:"]
+    for alert in alerts(plan, digest=digest):
+        lines += [
+            f"      - alert: {_quoted(alert.name)}",
+            f"        expr: {_quoted(alert.expression)}",
+            f"        for: {_quoted(f'{alert.minutes}m')}",
+            "        labels:",
+            f"          severity: {_quoted(alert.severity)}",
+            "        annotations:",
+            f"          summary: {_quoted(_literal(alert.summary))}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text)
+
+
+def _literal(text: str) -> str:
+    """Prometheus expands templates in annotations: a name with braces is none."""
+    return text.replace("{{", "{ {")

@@ -1,0 +1,93 @@
+"""What real ranks call in a step: the layouts that rehearsals are compared with."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fsdpplan.trainer.assemble import assemble
+from fsdpplan.trainer.config import PlanConfig, parse_plan
+from fsdpplan.trainer.counting import CollectiveCounter, layout_axes
+from fsdpplan.trainer.data import micro_batches, open_sequences
+from fsdpplan.trainer.distributed import leave
+from fsdpplan.trainer.optimizer import Recipe, make_optimizer
+from fsdpplan.trainer.step import train_step
+from tests.trainer import plans
+from tests.trainer.matrix_layouts import EXPERTS, PIPED, SPLIT
+
+RECIPE = Recipe(steps=2, learning_rate=1e-3, warmup_steps=0, weight_decay=0.1, clip_norm=0.5)
+CPU = torch.device("cpu")
+SHARDED = {"dp_shard": 4}
+COPIED = {"dp_replicate": 4, "sharding": "ddp"}
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "sharded": SHARDED,
+    "sharded, kept": SHARDED | {"reshard_after_forward": "never", "num_microbatches": 2},
+    "sharded, by pairs": {"dp_replicate": 2, "dp_shard": 2, "activation_checkpointing": "full"},
+    "sharded, integer": SHARDED | {"reshard_after_forward": 2},
+    "copied": COPIED,
+    "copied, small buckets": COPIED
+    | {"ddp_bucket_bytes": 20_000, "num_microbatches": 2, "gradient_sync": "last"},
+    "split": SPLIT | {"dp_shard": 2},
+    "split, recomputed": SPLIT | {"dp_replicate": 2, "activation_checkpointing": "op"},
+    "piped": PIPED | {"dp_shard": 2},
+    "piped, interleaved": PIPED
+    | {"dp_shard": 2, "schedule": "interleaved_1f1b", "virtual_stages": 2},
+    "split and piped": SPLIT | PIPED,
+    "context": {"cp": 2, "dp_shard": 2},
+    "context and split": {"cp": 2} | SPLIT,
+}
+WITH_EXPERTS: dict[str, dict[str, Any]] = {
+    "experts": {"ep": 2, "dp_shard": 4},
+    "experts and pipe": {"ep": 2, "dp_shard": 2} | PIPED,
+}
+
+
+def plan_of(name: str) -> PlanConfig:
+    """The plan of a layout on 4 ranks."""
+    more = EXPERTS if name in WITH_EXPERTS else {}
+    layout = {**LAYOUTS, **WITH_EXPERTS}[name]
+    return parse_plan(plans.plan_text(model={"vocab": 64, **more}, **layout))
+
+
+def counted(name: str) -> CollectiveCounter:
+    """This real rank's third step: in its second one DDP agrees on its buckets."""
+    plan = plan_of(name)
+    assembled = assemble(plan, CPU, seed=0)
+    optimizer = make_optimizer(assembled.model, RECIPE)
+    sequences = open_sequences(plan, None, seed=0)
+    counter = CollectiveCounter(layout_axes(assembled.meshes, plan.layout))
+    batches = micro_batches(sequences, plan, first=0, rank=dist.get_rank(), device=CPU)
+    for _ in range(3):
+        counter.forget()
+        with counter:
+            train_step(assembled, optimizer, batches, plan, clip_norm=RECIPE.clip_norm)
+    return counter
+
+
+def as_lists(counter_calls: dict[Any, Any]) -> list[Any]:
+    """Calls by group, as JSON has them; how many tokens go to an expert is the data's."""
+    return sorted(
+        [
+            axis,
+            list(ranks),
+            [list(c._replace(bytes=0) if axis == "ep" else c) for c in calls],
+        ]
+        for (axis, ranks), calls in counter_calls.items()
+    )
+
+
+def count_all(out: Path) -> None:
+    """Every layout; rank 3, which is in the last stage, writes what it called."""
+    dist.init_process_group("gloo")
+    found = {name: as_lists(counted(name).calls) for name in (*LAYOUTS, *WITH_EXPERTS)}
+    if dist.get_rank() == 3:
+        partial = out.with_suffix(".partial")
+        partial.write_text(json.dumps(found), encoding="utf-8")
+        os.replace(partial, out)
+    leave(0)
