@@ -111,7 +111,8 @@ def finish(
 ) -> Assembled:
     """Give the parameters memory and values, then what needs them: DDP and the schedule."""
     for part in parts:
-        materialise(part, torch.device("cpu") if plan.layout.offload == "cpu" else device)
+        home = torch.device("cpu") if plan.layout.offload == "cpu" else device
+        materialise(part, home, buffers=device)
     copies = copied_parameters(plan)
     initialise(model, seed=seed, layers=plan.model.layers, copies=copies)
     if plan.layout.sharding == "ddp" and meshes.pp is None:

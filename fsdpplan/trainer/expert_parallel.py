@@ -14,7 +14,6 @@ torchtitan/models/moe and torchtitan/distributed/expert_parallel.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -58,10 +57,10 @@ def apply_expert_parallel(part: nn.Module, plan: PlanConfig, meshes: Meshes) -> 
         _split_experts(mixture.experts, meshes)
         if meshes.experts is not None:
             experts = mixture.experts
-            experts.forward = partial(dispatched, experts.forward, meshes.experts["ep"])  # type: ignore[method-assign]
+            experts.forward = _dispatching(experts.forward, meshes.experts["ep"])  # type: ignore[method-assign]
         if meshes.tp is not None:
             _split_beside_experts(mixture, meshes.tp)
-            mixture.forward = partial(over_sequence, mixture.forward, meshes.tp)  # type: ignore[method-assign]
+            mixture.forward = _gathering(mixture.forward, meshes.tp)  # type: ignore[method-assign]
 
 
 def _split_experts(experts: GroupedExperts, meshes: Meshes) -> None:
@@ -105,11 +104,23 @@ def _split_beside_experts(mixture: MixtureOfExperts, tp: DeviceMesh) -> None:
         for name, linear in mixture.shared_experts.named_children():
             assert isinstance(linear, nn.Linear)
             _distribute(linear, "weight", tp, (Shard(1 if name == "w2" else 0),))
-            linear.forward = partial(_local_linear, linear)  # type: ignore[method-assign]
+            linear.forward = _local_linear(linear)  # type: ignore[method-assign]
 
 
-def _local_linear(linear: nn.Linear, x: Tensor) -> Tensor:
-    return F.linear(x, local(linear.weight))
+# Functions that are made, not `partial`: torch.compile takes each partial for another program, and
+# gives up compiling after eight blocks.
+
+
+def _local_linear(linear: nn.Linear) -> Callable[[Tensor], Tensor]:
+    return lambda x: F.linear(x, local(linear.weight))
+
+
+def _gathering(run: Callable[[Tensor], Tensor], tp: DeviceMesh) -> Callable[[Tensor], Tensor]:
+    return lambda x_BTD: over_sequence(run, tp, x_BTD)
+
+
+def _dispatching(run: Experts, ep: DeviceMesh) -> Experts:
+    return lambda rows_RD, counts: dispatched(run, ep, rows_RD, counts)
 
 
 def over_sequence(run: Callable[[Tensor], Tensor], tp: DeviceMesh, x_BTD: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import resource
 import statistics
 import sys
@@ -32,6 +33,9 @@ from .flops import flops_per_token
 
 WARMUP_STEPS = 5
 """Steps at the start of a process that no median counts (first compilation, first buckets)."""
+
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+_DRIVER = re.compile(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s")
 
 
 class Metrics:
@@ -167,7 +171,27 @@ def summary(
         "world": dist.get_world_size(),
         "device": device_name(device),
         "torch_version": torch.__version__,
+        "nccl_version": nccl_version(device),
+        "driver_version": driver_version(device),
     }
+
+
+def nccl_version(device: torch.device) -> str | None:
+    """NCCL that torch runs; None on CPUs."""
+    if device.type != "cuda" or not dist.is_nccl_available():
+        return None
+    return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+
+
+def driver_version(device: torch.device, place: Path = NVIDIA_DRIVER) -> str | None:
+    """NVIDIA's driver, as its kernel module says; None where there is none."""
+    if device.type != "cuda":
+        return None
+    try:
+        found = _DRIVER.search(place.read_text(encoding="utf-8"))
+    except OSError:
+        return None
+    return None if found is None else found[1]
 
 
 def device_name(device: torch.device) -> str:

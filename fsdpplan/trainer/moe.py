@@ -75,8 +75,9 @@ class Groups:
         if bias is None:
             return out
         expert = torch.searchsorted(self.offsets, self._row_numbers(rows_RD), right=True)
-        # Rows behind the last group are nobody's; they take any bias.
-        return out + bias[expert.clamp(max=len(bias) - 1)]
+        # Rows behind the last group are nobody's, and so are their gradients, which may be any
+        # number: a bias of their own takes them.
+        return out + F.pad(bias, (0, 0, 0, 1))[expert]
 
     def _row_numbers(self, rows_RD: Tensor) -> Tensor:
         return torch.arange(len(rows_RD), device=rows_RD.device, dtype=torch.int32)

@@ -216,8 +216,9 @@ def postmortem_words(event: Mapping[str, Any]) -> str:
         parts.append(f"tensors needed at least {_gib(event['needed_bytes'])}{beside}")
         parts.append(
             f"torch held {_gib(event['reserved_bytes'])}, of it "
-            f"{_gib(event['fragmentation_bytes'])} in no tensor, the largest free piece {_gib(event['largest_free_block_bytes'])} for "
-            f"a request of {_gib(event['requested_bytes'])}"
+            f"{_gib(event['fragmentation_bytes'])} in no tensor, the largest free piece "
+            f"{_gib(event['largest_free_block_bytes'])} for a request of "
+            f"{_gib(event['requested_bytes'])}"
         )
         parts.append(f"{_gib(event['outside_bytes'])} lay outside of PyTorch")
     elif event["requested_bytes"] is not None:

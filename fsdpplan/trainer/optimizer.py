@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,6 @@ from torch.optim.adamw import adamw
 
 from .errors import TrainerError
 from .muon import Deals, MuonSettings, deal_out, update_matrices
-from .parallelize import find_blocks
 from .shards import local, local_gradient
 
 BETAS = (0.9, 0.95)
@@ -132,12 +131,12 @@ class ShardOptimizer(torch.optim.Optimizer):
 def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     """The recipe's optimizer over all parameters of `model`; only matrices decay."""
     if recipe.optimizer == "adamw_8bit":
-        return _adamw_8bit(_decay_groups(list(model.parameters()), recipe), recipe)
+        return _adamw_8bit(_decay_groups(model.named_parameters(), recipe), recipe)
     if recipe.optimizer == "adamw":
-        return ShardOptimizer(_decay_groups(list(model.parameters()), recipe), recipe)
+        return ShardOptimizer(_decay_groups(model.named_parameters(), recipe), recipe)
     by_muon = list(block_matrices(model))
     identities = {id(parameter) for parameter in by_muon}
-    others = [parameter for parameter in model.parameters() if id(parameter) not in identities]
+    others = [named for named in model.named_parameters() if id(named[1]) not in identities]
     groups = [*_decay_groups(others, recipe), {"params": by_muon, "muon": True}]
     return ShardOptimizer([group for group in groups if group["params"]], recipe)
 
@@ -145,11 +144,16 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
 def block_matrices(model: nn.Module) -> Iterator[Tensor]:
     """The weights of the repeated blocks that multiply tokens, experts' too: neither the embedding
     nor the head, no norm and no bias."""
-    for block in find_blocks(model):
-        for name, parameter in block.named_parameters():
-            is_bias = name.rpartition(".")[2].endswith("bias")  # stacked for experts
-            if parameter.ndim in (2, 3) and not is_bias:
-                yield parameter
+    for name, parameter in model.named_parameters():
+        # none where a pipeline stage has the embedding or the head only
+        if name.startswith("layers.") and is_matrix(name, parameter):
+            yield parameter
+
+
+def is_matrix(name: str, parameter: Tensor) -> bool:
+    """Whether a parameter multiplies tokens, or is a table; biases of experts are stacked, and yet
+    each is a vector."""
+    return parameter.ndim > 1 and not name.endswith("bias")
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
@@ -161,9 +165,13 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
             group["lr"] = learning_rate
 
 
-def _decay_groups(parameters: list[nn.Parameter], recipe: Recipe) -> list[dict[str, Any]]:
-    matrices = [parameter for parameter in parameters if parameter.ndim > 1]
-    vectors = [parameter for parameter in parameters if parameter.ndim <= 1]
+def _decay_groups(
+    parameters: Iterable[tuple[str, nn.Parameter]], recipe: Recipe
+) -> list[dict[str, Any]]:
+    matrices: list[nn.Parameter] = []
+    vectors: list[nn.Parameter] = []
+    for name, parameter in parameters:
+        (matrices if is_matrix(name, parameter) else vectors).append(parameter)
     groups: list[dict[str, Any]] = [
         {"params": matrices, "weight_decay": recipe.weight_decay},
         {"params": vectors, "weight_decay": 0.0},

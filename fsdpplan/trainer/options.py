@@ -119,7 +119,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         "--adamw",
         choices=("fused", "foreach", "loop"),
         default="fused",
-        help="fused: one kernel; foreach: lists of tensors, more memory; loop: one tensor at a time",
+        help="fused: one kernel; foreach: lists of tensors, more memory; loop: one at a time",
     )
     add("--seed", type=whole(0), default=0, help="of weights and data")
     add("--checkpoint-dir", type=Path, metavar="DIR", help="shared folder; otherwise none are kept")

@@ -42,6 +42,7 @@ from .mistakes import (
 from .precision import apply_autocast, fsdp_precision
 from .recompute import checkpoint_block
 from .support import require_runnable
+from .user_context_parallel import share_sequences
 from .user_model import remember_meshes, require_applicable, settle_at_exit
 from .user_tensor_parallel import gather_after, split_user_model
 
@@ -73,6 +74,8 @@ def parallelize(
     meshes = build_meshes(plan.layout, device.type)
     if meshes.tp is not None:
         split_user_model(model, blocks, plan.layout, meshes.tp)
+    if meshes.cp is not None:
+        share_sequences(model, plan.layout, meshes.cp)
     if plan.training.precision == "fp8":
         apply_float8(blocks, plan, device)
     apply_checkpointing(blocks, plan.layout)

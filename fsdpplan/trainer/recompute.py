@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.checkpoint import (
+    SAC_IGNORED_OPS,
     CheckpointPolicy,
     SelectiveCheckpointContext,
     checkpoint,
@@ -17,6 +18,7 @@ from torch.utils.checkpoint import (
 
 from .attention import AttentionCore
 from .errors import TrainerError
+from .local_parameters import has_distributed_parameters
 
 aten = torch.ops.aten
 
@@ -34,6 +36,17 @@ MATMUL_OPS = frozenset({aten.mm.default, aten.addmm.default, aten._grouped_mm.de
 """What `nn.Linear` becomes, without and with a bias, and all experts together: every other one is
 kept."""
 
+MARKS = frozenset(
+    {
+        torch.ops.profiler._record_function_enter_new.default,
+        torch.ops.profiler._record_function_exit._RecordFunction,
+    }
+)
+"""What the profiler is told. FSDP's hooks around experts do so more often when they meet their
+block again, and torch 2.13 refuses an operator that forward has not seen as often."""
+
+SAC_IGNORED_OPS.update(MARKS)
+
 
 def checkpoint_block(block: nn.Module, mode: str) -> None:
     """Let backward recompute `block`: all of it (`full`), all but attention and every other matmul
@@ -46,10 +59,23 @@ def checkpoint_block(block: nn.Module, mode: str) -> None:
         return
     if mode == "attention":
         for core in attention_cores(block):
-            core.forward = partial(checkpoint, core.forward, use_reentrant=False)  # type: ignore[method-assign]
+            core.forward = recomputed(core.forward)  # type: ignore[method-assign]
+            if has_distributed_parameters(block):
+                # torch 2.13 would keep a mesh for backward, and raise that it is no tensor
+                core.forward = torch.compiler.disable(core.forward)  # type: ignore[method-assign]
         return
     context: dict[str, Any] = {"context_fn": save_costly_operations} if mode == "op" else {}
     block.forward = partial(checkpoint, block.forward, use_reentrant=False, **context)
+
+
+def recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """`forward`, computed again in backward. A function, not a `partial`: torch.compile takes each
+    partial for another program, and gives up compiling after eight blocks."""
+
+    def again(*args: Any, **given: Any) -> Any:
+        return checkpoint(forward, *args, use_reentrant=False, **given)
+
+    return again
 
 
 def attention_cores(block: nn.Module) -> list[AttentionCore]:

@@ -56,8 +56,6 @@ def _problems(layout: LayoutConfig) -> Iterator[str]:
         yield f"pp {layout.pp} (it needs the model cut into stages; --pp 1 works)"
     if layout.ep > 1:
         yield f"ep {layout.ep} (it needs to know how tokens reach experts; --ep 1 works)"
-    if layout.cp > 1:
-        yield f"cp {layout.cp} (it needs attention that sees other ranks' tokens; --cp 1 works)"
     if layout.tp > 1 and layout.sharding == "ddp":
         yield f"tp {layout.tp} with ddp (--sharding fsdp works)"
     if layout.loss_chunks > 1:

@@ -11,8 +11,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Placement
 
 
-def materialise(model: nn.Module, device: torch.device) -> None:
-    """Give a model on the meta device uninitialised memory; tied parameters stay tied.
+def materialise(
+    model: nn.Module, device: torch.device, *, buffers: torch.device | None = None
+) -> None:
+    """Give a model on the meta device uninitialised memory; tied parameters stay tied. Its buffers
+    go to the device `buffers`, where that is another one: parameters alone are offloaded.
 
     `Module.to_empty` makes one tensor for each name, so names that shared a parameter must be
     joined again.
@@ -27,6 +30,9 @@ def materialise(model: nn.Module, device: torch.device) -> None:
     for name, first in ties:
         owner, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(owner), attribute, model.get_parameter(first))
+    for module in model.modules() if buffers is not None else ():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, torch.empty_like(buffer, device=buffers))
 
 
 @torch.no_grad()

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from fsdpplan.trainer.errors import TrainerError
-from fsdpplan.trainer.metrics import as_line, keep_steps_until
+from fsdpplan.trainer.metrics import as_line, driver_version, keep_steps_until
 
 
 def test_a_resumed_run_drops_the_steps_it_trains_again(tmp_path: Path) -> None:
@@ -34,3 +35,31 @@ def test_a_file_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 
 def test_what_json_cannot_say_becomes_null() -> None:
     assert json.loads(as_line("step", {"loss": float("nan")})) == {"event": "step", "loss": None}
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "version"),
+    [
+        ("cuda", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar", "550.54.15"),
+        (
+            "cuda",
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.10  R",
+            "570.86.10",
+        ),
+        ("cuda", "another", None),
+        ("cpu", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar", None),
+    ],
+)
+def test_the_driver_is_what_its_module_says(
+    kind: str, text: str, version: str | None, tmp_path: Path
+) -> None:
+    place = tmp_path / "version"
+    place.write_text(text, encoding="utf-8")
+    assert driver_version(torch.device(kind), place) == version
+
+
+def test_the_postmortem_of_an_earlier_attempt_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(as_line("oom", {"step": None}) + "\n" + as_line("step", {"step": 1}) + "\n")
+    keep_steps_until(path, 1)
+    assert [json.loads(line)["event"] for line in path.read_text().splitlines()] == ["step"]

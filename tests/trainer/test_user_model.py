@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from fsdpplan.trainer import (
     sampler_arguments,
 )
 from fsdpplan.trainer.rehearse_model import rehearse_model
+from fsdpplan.trainer.user_context_parallel import OwnPart, require_plain_attention
 from fsdpplan.trainer.user_tensor_parallel import planned_styles
 from tests.trainer import plans
 from tests.trainer.user_layouts import BF16, LAYOUTS, LOADED, WIDTHS, measured
@@ -84,9 +86,8 @@ def test_a_model_under_its_own_tp_plan_is_rehearsed_in_a_world_of_1024() -> None
         tokens = torch.zeros(1, 12, dtype=torch.int64)
         return on_meta(), {"input_ids": tokens, "labels": tokens}
 
-    training = {"global_batch": 512}
     layout = {"tp": 2, "dp_shard": 512, "sequence_parallel": True, "loss_parallel": True}
-    text = plans.plan_text(model={"vocab": 64}, training=training, micro_batch=1, **layout)
+    text = plans.plan_text(model={"vocab": 64}, micro_batch=1, **layout)
     report = rehearse_model(build, load_plan(text), ranks=(1023,))
     (rank,) = report["ranks"]
     assert (rank["error"], rank["without_gradient"]) == (None, [])
@@ -115,6 +116,60 @@ def test_what_a_tp_plan_does_not_say_is_refused(make: Any, words: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: nn.Linear(2, 2), "needs a Hugging Face model, .* Linear is none"),
+        (
+            lambda: llama(num_attention_heads=1, num_key_value_heads=1),
+            "cannot share 1 heads a rank",
+        ),
+        (
+            lambda: transformers.MistralForCausalLM(
+                transformers.MistralConfig(**WIDTHS, sliding_window=4)
+            ),
+            "needs full attention in every layer",
+        ),
+    ],
+)
+def test_attention_that_ranks_cannot_share_is_refused(make: Any, words: str) -> None:
+    with torch.device("meta"):
+        model = make()
+    with pytest.raises(TrainerError, match=f"cp 2 {words}.*--cp"):
+        require_plain_attention(model, load_plan(plans.plan_text(cp=2)).layout)
+
+
+def own_part(rank: int, args: Any = (), **given: Any) -> dict[str, Any]:
+    part = OwnPart(SimpleNamespace(size=lambda: 2, get_local_rank=lambda: rank))  # type: ignore[arg-type]
+    changed: dict[str, Any] = part(nn.Identity(), args, given)[1]
+    return changed
+
+
+def test_a_rank_takes_its_tokens_their_positions_and_their_targets() -> None:
+    tokens = torch.arange(4).reshape(1, 4) + 10
+    first, last = (own_part(rank, input_ids=tokens, labels=tokens) for rank in range(2))
+    assert first["input_ids"].tolist() == [[10, 11]]
+    assert last["position_ids"].tolist() == [[2, 3]]
+    assert first["shift_labels"].tolist() == [[11, 12]]
+    assert last["shift_labels"].tolist() == [[13, -100]]
+    assert first["num_items_in_batch"] == last["num_items_in_batch"] == 1.5
+    assert "labels" not in own_part(0, input_ids=tokens)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"input_ids": torch.zeros(1, 3)}, "3 tokens cannot be shared by 2 ranks"),
+        ({"input_ids": 0, "attention_mask": 0}, "without attention_mask"),
+        ({"labels": 0}, "with input_ids= and labels= only"),
+        ({"args": (0,), "input_ids": 0}, "with input_ids= and labels= only"),
+    ],
+)
+def test_what_ranks_cannot_share_is_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(TrainerError, match=words):
+        own_part(0, **given)
+
+
+@pytest.mark.parametrize(
     ("layout", "words"),
     [
         (
@@ -127,7 +182,6 @@ def test_what_a_tp_plan_does_not_say_is_refused(make: Any, words: str) -> None:
             },
             "pp 2 .*--pp 1 works",
         ),
-        ({"cp": 2}, "cp 2 .*--cp 1 works"),
         ({"loss_chunks": 2}, "loss_chunks 2"),
         (
             {"tp": 2, "sequence_parallel": True, "loss_parallel": True, "sharding": "ddp"},

@@ -49,6 +49,10 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3 fsdp, never": ("qwen3", SHARD4 | {"reshard_after_forward": "never"}),
     "qwen3 tp2": ("qwen3", TP2 | {"dp_shard": 2, "wrap_blocks": 2}),
     "gemma3 tp2": ("gemma3", TP2 | {"dp_shard": 2}),
+    "llama cp2": ("llama", {"cp": 2, "dp_shard": 2}),
+    "llama cp4, full": ("llama", FULL | {"cp": 4}),
+    "qwen2 cp2 tp2": ("qwen2", TP2 | {"cp": 2}),
+    "mixtral cp2 hsdp": ("mixtral", {"cp": 2, "dp_replicate": 2}),
     "mixtral fsdp": ("mixtral", SHARD4),
     "mixtral hsdp, full": ("mixtral", HSDP | FULL),
 }
