@@ -119,9 +119,7 @@ def test_json_is_all_there_is_on_stdout(capsys: pytest.CaptureFixture[str]) -> N
     assert "saved as" in err
 
 
-def test_the_saved_plan_is_the_first(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_saved_plan_is_the_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = ask_json(capsys, *ASKED, "--save", "other.json")
     plan = read_plan(tmp_path / "other.json")
     assert plan.layout.dp_shard == document["plans"][0]["layout"]["dp_shard"]

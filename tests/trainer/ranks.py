@@ -1,4 +1,4 @@
-"""Start real gloo ranks by fork, after one import of torch: `python ranks.py WORLD ARGUMENTS...` for
+"""Start real gloo ranks by fork, after one import of torch: `ranks.py WORLD ARGUMENTS...` for
 the trainer's command line, `python ranks.py WORLD MODULE:FUNCTION OUT` to call `function(Path)`.
 
 A fork is safe here because this process has run no torch operation. Prints the ranks' process ids
