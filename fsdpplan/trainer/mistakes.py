@@ -120,11 +120,10 @@ def require_islands(plan: PlanConfig) -> None:
     if layout.dp_replicate == 1 or group > island:
         return
     if island % group:
-        warnings.warn(
+        _warn(
             f"groups of {group} ranks that shard parameters lie across two islands of {island} "
             "GPUs, and gather through the links between them: a --dp-shard with which the group "
-            "divides the island would stay inside",
-            stacklevel=3,
+            "divides the island would stay inside"
         )
         return
     started = int(os.environ.get("LOCAL_WORLD_SIZE", layout.world))
@@ -152,12 +151,17 @@ def warn_of_rounding(plan: PlanConfig) -> None:
         return
     steps = training.tokens // (training.global_batch * training.seq_len)
     if steps >= LONG_RUN_STEPS:
-        warnings.warn(
+        _warn(
             f"gradients are summed over {ranks} ranks in bf16, 8 bits of mantissa, in each of "
             f"{steps:,} steps, and small ones are rounded away: plan with --reduce-dtype fp32, or "
-            "compare the losses of both first",
-            stacklevel=3,
+            "compare the losses of both first"
         )
+
+
+def _warn(message: str) -> None:
+    """Once, not on each rank; from the line that called `parallelize`."""
+    if os.environ.get("RANK", "0") == "0":
+        warnings.warn(message, stacklevel=4)
 
 
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

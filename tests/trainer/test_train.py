@@ -140,7 +140,7 @@ def test_the_wrong_number_of_processes_is_refused(tmp_path: Path) -> None:
     ("arguments", "plan", "words"),
     [
         (["--data", "/nowhere/tokens.bin"], {}, "tokenize"),
-        ([], {"activation_checkpointing": "attention"}, "activation_checkpointing attention"),
+        ([], {"sharding": "zero1"}, "sharding zero1"),
         ([], {"wrap_blocks": 5}, "wraps 5 blocks"),
         (["--learning-rate", "1e30", "--clip-norm", "inf"], {}, "--learning-rate"),
         (["--checkpoint-dir", "/nowhere", "--resume", "required"], {}, "no checkpoint"),

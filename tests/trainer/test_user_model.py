@@ -57,6 +57,12 @@ def test_a_layout_loses_as_one_process(name: str) -> None:
 
 
 @pytest.mark.gloo
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_all_parameters_are_on_one_mesh_so_that_one_kernel_can_step_them(name: str) -> None:
+    assert measured()[name]["meshes"] == (0 if "ddp" in name else 1)
+
+
+@pytest.mark.gloo
 @pytest.mark.parametrize("name", BF16)
 def test_bf16_begins_as_fp32_does(name: str) -> None:
     found, alone = measured()[name], measured()["llama"]

@@ -95,7 +95,8 @@ def measure(name: str, layout: dict[str, Any], *, precision: str = "fp32") -> di
         optimizer.zero_grad()
         dist.all_reduce(total)
         losses.append(total.item() / dist.get_world_size())
-    return {"losses": losses, "norms": norms, "missing": missing}
+    meshes = {str(p.device_mesh) for p in model.parameters() if isinstance(p, DTensor)}
+    return {"losses": losses, "norms": norms, "missing": missing, "meshes": len(meshes)}
 
 
 class NewMemory(TorchDispatchMode):
