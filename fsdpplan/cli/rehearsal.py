@@ -19,7 +19,7 @@ def screen(found: Rehearsal, *, width: int) -> str:
     head = (
         f"Rehearsed {len(found.ranks)} of {found.world:,} ranks in "
         f"{format_seconds(found.seconds)} with torch {found.torch_version}: the training program "
-        "itself, on this CPU"
+        f"itself, on this CPU{_shortened(found)}"
     )
     shown = [rank for rank in found.ranks if _differs(rank) or rank is found.ranks[0]]
     return blocks(
@@ -28,6 +28,15 @@ def screen(found: Rehearsal, *, width: int) -> str:
         _ranks_table(found, width=width),
         listed("Not as on the cluster", found.differences, width=width),
         wrapped(verdict(found), width=width),
+    )
+
+
+def _shortened(found: Rehearsal) -> str:
+    if found.micro_batches == found.planned_micro_batches:
+        return ""
+    return (
+        f"; a step of {found.micro_batches} of its {found.planned_micro_batches} micro-batches "
+        "(--whole-step: all)"
     )
 
 

@@ -35,6 +35,13 @@ class RehearseOptions:
             help="Rehearse the model that this function makes, in place of the plan's.",
         ),
     ] = None
+    whole_step: Annotated[
+        bool | None,
+        Flag(
+            name="--whole-step",
+            help="All micro-batches; by default as many as show all that the step does.",
+        ),
+    ] = None
 
 
 def rehearse(
@@ -48,6 +55,6 @@ def rehearse(
 
     chosen = launch.ranked(plan, None, own_program=False)
     ranks = chosen_ranks(chosen.model, chosen.layout, options.ranks or DEFAULT_RANKS)
-    found = rehearse_plan(chosen, ranks, build=options.build)
+    found = rehearse_plan(chosen, ranks, build=options.build, whole_step=bool(options.whole_step))
     typer.echo(rehearsal.as_json(found) if json else rehearsal.screen(found, width=columns()))
     rehearsal.require_agreement(found)

@@ -13,15 +13,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fsdpplan.cost.pipeline_order import microbatches_refusal
 from fsdpplan.errors import LaunchError
 from fsdpplan.files.plans import write_plan
 from fsdpplan.run.rehearse_compare import ComparedRank, RankReport, compared_rank
 from fsdpplan.run.rehearse_ranks import ChosenRank
 from fsdpplan.spec.plan import Plan
+
+MICRO_BATCHES = 3
+"""Of gradient accumulation: first, between, last."""
 
 TIME_LIMIT_SECONDS = 1800
 """After which a rehearsal is given up; the largest plans take a minute."""
@@ -32,6 +36,10 @@ class Rehearsal:
     """What the ranks did, beside what was predicted of them."""
 
     world: int
+    micro_batches: int
+    """Of the step that was rehearsed."""
+    planned_micro_batches: int
+    """Of the plan's step: later ones repeat earlier ones."""
     ranks: tuple[ComparedRank, ...]
     errors: tuple[str, ...]
     """Why ranks did not get through, in sentences: the job would not run."""
@@ -64,18 +72,27 @@ class Rehearsal:
         return not self.said
 
 
-def rehearse(plan: Plan, ranks: Sequence[ChosenRank], *, build: str | None = None) -> Rehearsal:
+def rehearse(
+    plan: Plan,
+    ranks: Sequence[ChosenRank],
+    *,
+    build: str | None = None,
+    whole_step: bool = False,
+) -> Rehearsal:
     """Rehearse `ranks` of the plan, or of the model that `build` (FILE.py:FUNCTION) makes."""
     began = time.perf_counter()
-    report = _report(plan, [chosen.rank for chosen in ranks], build)
+    short = plan if whole_step else shortened(plan)
+    report = _report(short, [chosen.rank for chosen in ranks], build)
     found = {each["rank"]: each for each in report["ranks"]}
     compared = tuple(
-        compared_rank(plan, chosen, _rank_report(found[chosen.rank]))
+        compared_rank(short, chosen, _rank_report(found[chosen.rank]), whole=plan)
         for chosen in ranks
         if found[chosen.rank]["error"] is None
     )
     return Rehearsal(
         world=report["world"],
+        micro_batches=short.layout.num_microbatches,
+        planned_micro_batches=plan.layout.num_microbatches,
         ranks=compared,
         errors=tuple(f"rank {n}: {one['error']}" for n, one in found.items() if one["error"]),
         mismatches=tuple(report["mismatches"]),
@@ -84,6 +101,24 @@ def rehearse(plan: Plan, ranks: Sequence[ChosenRank], *, build: str | None = Non
         seconds=time.perf_counter() - began,
         own_model=build is not None,
     )
+
+
+def shortened(plan: Plan) -> Plan:
+    """`plan` with as many micro-batches as show all that its step does, if it has more.
+
+    Of accumulated ones the first, the last and one between them; in a pipeline one more than are
+    under way at once, so that some are done before others begin.
+    """
+    layout = plan.layout
+    least = MICRO_BATCHES if layout.pp == 1 else layout.pp * layout.virtual_stages + 1
+    enough = (
+        number
+        for number in range(least, layout.num_microbatches)
+        if not microbatches_refusal(schedule=layout.schedule, pp=layout.pp, num_microbatches=number)
+    )
+    layout = replace(layout, num_microbatches=next(enough, layout.num_microbatches))
+    training = replace(plan.training, global_batch=layout.global_batch)
+    return replace(plan, layout=layout, training=training)
 
 
 def _rank_report(document: dict[str, Any]) -> RankReport:

@@ -9,6 +9,7 @@ from fsdpplan.cost.pipeline_stages import in_flight_blocks, pipeline_ranks
 from fsdpplan.cost.shards import Stage
 from fsdpplan.cost.traffic import step_calls
 from fsdpplan.run.rehearse_ranks import ChosenRank, stage_of
+from fsdpplan.spec.estimate import MemoryBreakdown
 from fsdpplan.spec.plan import Plan
 from fsdpplan.units import format_gib
 
@@ -128,12 +129,15 @@ def _overflow(rank: int, needed_bytes: int, available_bytes: int) -> str:
     )
 
 
-def compared_rank(plan: Plan, chosen: ChosenRank, report: RankReport) -> ComparedRank:
+def compared_rank(
+    plan: Plan, chosen: ChosenRank, report: RankReport, *, whole: Plan
+) -> ComparedRank:
     """`report` beside what the cost model says of the same rank, as a CPU runs it: not compiled,
-    context-parallel attention by all-to-all."""
+    context-parallel attention by all-to-all. `plan` is what was rehearsed, `whole` what will run.
+    """
     pipeline_rank = stage_of(chosen.rank, plan.layout)
     stage = pipeline_ranks(model=plan.model, layout=plan.layout)[pipeline_rank]
-    eager = _peak_bytes(plan, stage, pipeline_rank, compiled=False)
+    eager = _memory(plan, stage, pipeline_rank, compiled=False).peak_allocated_bytes
     on_host = plan.layout.offload == "cpu"
     return ComparedRank(
         rank=chosen.rank,
@@ -143,7 +147,7 @@ def compared_rank(plan: Plan, chosen: ChosenRank, report: RankReport) -> Compare
         peak_bytes=report.peak_bytes,
         predicted_peak_bytes=None if on_host else eager,
         peak_bytes_of=report.peak_bytes_of,
-        device_bytes=_device_bytes(plan, stage, pipeline_rank)
+        device_bytes=_memory(whole, stage, pipeline_rank, compiled=True).peak_device_bytes
         + (0 if on_host else max(0, report.peak_bytes - eager)),
         available_bytes=plan.cluster.device.memory_bytes,
         state_bytes=report.state_bytes,
@@ -152,27 +156,15 @@ def compared_rank(plan: Plan, chosen: ChosenRank, report: RankReport) -> Compare
     )
 
 
-def _peak_bytes(plan: Plan, stage: Stage, pipeline_rank: int, *, compiled: bool) -> int:
-    layout = plan.layout if compiled else replace(plan.layout, compile=False)
+def _memory(plan: Plan, stage: Stage, pipeline_rank: int, *, compiled: bool) -> MemoryBreakdown:
     return stage_memory(
         model=plan.model,
         cluster=plan.cluster,
         training=plan.training,
-        layout=layout,
+        layout=plan.layout if compiled else replace(plan.layout, compile=False),
         stage=stage,
         in_flight_blocks=in_flight_blocks(model=plan.model, layout=plan.layout)[pipeline_rank],
-    ).peak_allocated_bytes
-
-
-def _device_bytes(plan: Plan, stage: Stage, pipeline_rank: int) -> int:
-    return stage_memory(
-        model=plan.model,
-        cluster=plan.cluster,
-        training=plan.training,
-        layout=plan.layout,
-        stage=stage,
-        in_flight_blocks=in_flight_blocks(model=plan.model, layout=plan.layout)[pipeline_rank],
-    ).peak_device_bytes
+    )
 
 
 def _predicted_calls(plan: Plan, stage: Stage) -> dict[CallKey, tuple[int, int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fsdpplan.cost.pipeline_stages import pipeline_ranks
+from fsdpplan.cost.shards import Stage, stage_elements, stage_shard_elements
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
@@ -29,9 +30,8 @@ def chosen_ranks(model: Model, layout: Layout, wish: str) -> tuple[ChosenRank, .
     for word in wish.split(","):
         ranks |= set(_ranks_of(word.strip(), model, layout))
     same = _same_stages(model, layout)
-    rehearsed = {stage_of(rank, layout) for rank in ranks}
     return tuple(
-        ChosenRank(rank=rank, stands_for=_stands_for(rank, layout, same, rehearsed))
+        ChosenRank(rank=rank, stands_for=_stands_for(rank, layout, same, ranks))
         for rank in sorted(ranks)
     )
 
@@ -58,7 +58,12 @@ def _ranks_of(word: str, model: Model, layout: Layout) -> tuple[int, ...]:
         return tuple(range(0, layout.world, per_stage))
     if word == "kinds":
         stages = pipeline_ranks(model=model, layout=layout)
-        return tuple(per_stage * stages.index(stage) for stage in dict.fromkeys(stages))
+        firsts = [per_stage * stages.index(stage) for stage in dict.fromkeys(stages)]
+        last = layout.world - per_stage
+        if layout.pp > 1 and last in firsts and not _is_padded(stages[-1], model, layout):
+            # the last rank of all holds as much, and may stand for its stage
+            firsts[firsts.index(last)] = layout.world - 1
+        return tuple(firsts)
     if not word.isdecimal():
         raise SpecError(
             "--ranks takes numbers, last, stages and kinds, separated by commas, not "
@@ -72,12 +77,24 @@ def _ranks_of(word: str, model: Model, layout: Layout) -> tuple[int, ...]:
     return (int(word),)
 
 
-def _stands_for(rank: int, layout: Layout, same: dict[int, list[int]], rehearsed: set[int]) -> str:
-    per_stage = layout.world // layout.pp
-    stage = stage_of(rank, layout)
-    others = [other for other in same[stage][1:] if other not in rehearsed]
-    stages = f"stages {stage} to {others[-1]}" if others else f"stage {stage}"
-    if rank == stage * per_stage:
-        return stages if layout.pp > 1 else f"ranks 0 to {layout.world - 1}"
-    where = f"stage {stage}, " if layout.pp > 1 else ""
-    return f"{where}padded shards" if rank == (stage + 1) * per_stage - 1 else f"{where}itself"
+def _is_padded(stage: Stage, model: Model, layout: Layout) -> bool:
+    """Whether the last ranks of a stage may hold less than the first."""
+    fullest = stage_shard_elements(
+        model=model, stage=stage, tp=layout.tp, shard_ranks=layout.shard_ranks, ep=layout.ep
+    )
+    whole = stage_elements(model=model, stage=stage, tp=layout.tp, ep=layout.ep)
+    return fullest * layout.shard_ranks > whole
+
+
+def _stands_for(rank: int, layout: Layout, same: dict[int, list[int]], ranks: set[int]) -> str:
+    if layout.pp == 1:
+        where = {0: f"ranks 0 to {layout.world - 1}", layout.world - 1: "padded shards"}
+        return where.get(rank, "itself")
+    stage, per_stage = stage_of(rank, layout), layout.world // layout.pp
+    rehearsed = {stage_of(other, layout) for other in ranks}
+    beside = [other for other in sorted(ranks) if stage_of(other, layout) == stage]
+    if rank == beside[0]:
+        others = [other for other in same[stage][1:] if other not in rehearsed]
+        return f"stages {stage} to {others[-1]}" if others else f"stage {stage}"
+    is_last = rank == (stage + 1) * per_stage - 1
+    return f"stage {stage}, {'padded shards' if is_last else 'itself'}"

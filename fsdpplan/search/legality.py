@@ -62,6 +62,13 @@ def _question(model: Model, cluster: Cluster, training: Training) -> Iterator[Pr
             reason="the device has no fp8",
             sentence=f"{device.name} has no fp8: use --precision bf16",
         )
+    has_delayed_scales = training.precision == "fp8" and training.fp8_recipe == "delayed"
+    if has_delayed_scales and training.runtime == "fsdp2":
+        yield Problem(
+            reason="runtime fsdp2 has no delayed scales",
+            sentence="fp8_recipe delayed is Transformer Engine's, and runtime fsdp2 has torchao's "
+            "tensorwise and rowwise: use --fp8-recipe rowwise, or --runtime megatron",
+        )
     if model.positions == "learned" and training.seq_len > model.max_positions:
         yield Problem(
             reason="sequence longer than the position table",

@@ -50,8 +50,8 @@ class AttentionCore(nn.Module):
         if v_BHTE.shape[-1] < q_BHTE.shape[-1]:  # fused kernels want them as wide as keys
             v_BHTE = F.pad(v_BHTE, (0, q_BHTE.shape[-1] - v_BHTE.shape[-1]))
         groups = q_BHTE.shape[1] // k_BHTE.shape[1]
-        if mask is not None and groups > 1:
-            # Kernels that take a mask do not share keys between heads.
+        if groups > 1 and (mask is not None or (q_BHTE.is_cuda and q_BHTE.dtype == torch.float32)):
+            # Kernels that take a mask, or on CUDA fp32, do not share keys between heads.
             k_BHTE = k_BHTE.repeat_interleave(groups, dim=1)
             v_BHTE = v_BHTE.repeat_interleave(groups, dim=1)
             groups = 1

@@ -56,11 +56,12 @@ def apply_expert_parallel(part: nn.Module, plan: PlanConfig, meshes: Meshes) -> 
     for mixture in mixtures(part):
         _split_experts(mixture.experts, meshes)
         if meshes.experts is not None:
-            experts = mixture.experts
-            experts.forward = _dispatching(experts.forward, meshes.experts["ep"])  # type: ignore[method-assign]
+            experts: Any = mixture.experts
+            experts.forward = _dispatching(experts.forward, meshes.experts["ep"])
         if meshes.tp is not None:
             _split_beside_experts(mixture, meshes.tp)
-            mixture.forward = _gathering(mixture.forward, meshes.tp)  # type: ignore[method-assign]
+            called: Any = mixture
+            called.forward = _gathering(mixture.forward, meshes.tp)
 
 
 def _split_experts(experts: GroupedExperts, meshes: Meshes) -> None:
@@ -104,7 +105,7 @@ def _split_beside_experts(mixture: MixtureOfExperts, tp: DeviceMesh) -> None:
         for name, linear in mixture.shared_experts.named_children():
             assert isinstance(linear, nn.Linear)
             _distribute(linear, "weight", tp, (Shard(1 if name == "w2" else 0),))
-            linear.forward = _local_linear(linear)  # type: ignore[method-assign]
+            linear.forward = _local_linear(linear)  # type: ignore[method-assign, assignment]
 
 
 # Functions that are made, not `partial`: torch.compile takes each partial for another program, and

@@ -62,7 +62,7 @@ def checkpoint_block(block: nn.Module, mode: str) -> None:
             core.forward = recomputed(core.forward)  # type: ignore[method-assign]
             if has_distributed_parameters(block):
                 # torch 2.13 would keep a mesh for backward, and raise that it is no tensor
-                core.forward = torch.compiler.disable(core.forward)  # type: ignore[method-assign]
+                core.forward = torch.compiler.disable(core.forward)  # type: ignore[method-assign, no-untyped-call]
         return
     context: dict[str, Any] = {"context_fn": save_costly_operations} if mode == "op" else {}
     block.forward = partial(checkpoint, block.forward, use_reentrant=False, **context)

@@ -64,6 +64,8 @@ def _training_problems(training: TrainingConfig, layout: LayoutConfig) -> list[s
 
 def _fp8_problems(training: TrainingConfig, layout: LayoutConfig) -> list[str]:
     problems = _one_of("fp8_recipe", training.fp8_recipe, "tensorwise", "rowwise")
+    if training.fp8_all_gather and training.fp8_recipe != "tensorwise":
+        problems.append(f"fp8_all_gather with fp8_recipe {training.fp8_recipe} (tensorwise works)")
     if training.fp8_all_gather and layout.sharding == "ddp":
         problems.append("fp8_all_gather with ddp (it gathers nothing)")
     return problems

@@ -280,17 +280,26 @@ def one_step(run: Run) -> int:
     run.watch.after(run.progress.step, seconds=seconds, own_seconds=all_own_seconds)
     if run.checkpoints is not None:
         told(run, run.checkpoints.ended())
-    if not math.isfinite(loss):
+    require_numbers(run.progress, loss=loss, grad_norm=grad_norm)
+    return stop_signal
+
+
+def require_numbers(progress: Progress, *, loss: float, grad_norm: float) -> None:
+    """Raise before anything is saved of a run whose weights are numbers no longer."""
+    scale = progress.scaler_state.get("scale")
+    # with a scaler, a step whose gradients overflowed changed no weight
+    values = {"loss": loss} if scale is not None else {"loss": loss, "gradient norm": grad_norm}
+    for name, value in values.items():
+        if not math.isfinite(value):
+            raise TrainingDiverged(
+                f"the {name} is {value} in step {progress.step}: use a smaller --learning-rate or "
+                "more --warmup-steps"
+            )
+    if scale is not None and scale < LEAST_SCALE:
         raise TrainingDiverged(
-            f"the loss is {loss} in step {run.progress.step}: use a smaller --learning-rate or "
-            "more --warmup-steps"
-        )
-    if run.progress.scaler_state.get("scale", 1.0) < LEAST_SCALE:
-        raise TrainingDiverged(
-            f"fp16 gradients overflow at every loss scale up to step {run.progress.step}: plan "
+            f"fp16 gradients overflow at every loss scale up to step {progress.step}: plan "
             "again with --precision bf16, or use a smaller --learning-rate"
         )
-    return stop_signal
 
 
 def settle(

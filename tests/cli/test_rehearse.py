@@ -41,6 +41,8 @@ FIRST = ComparedRank(
 )
 GOOD = Rehearsal(
     world=4,
+    micro_batches=1,
+    planned_micro_batches=1,
     ranks=(FIRST,),
     errors=(),
     mismatches=(),
@@ -70,8 +72,11 @@ def outcome(monkeypatch: pytest.MonkeyPatch, found: Rehearsal) -> list[dict[str,
     """Let every rehearsal end as `found`; what each was asked, in order."""
     asked: list[dict[str, Any]] = []
 
-    def rehearse(_plan: object, ranks: Any, *, build: str | None = None) -> Rehearsal:
-        asked.append({"ranks": [one.rank for one in ranks], "build": build})
+    def rehearse(
+        _plan: object, ranks: Any, *, build: str | None = None, whole_step: bool = False
+    ) -> Rehearsal:
+        numbers = [one.rank for one in ranks]
+        asked.append({"ranks": numbers, "build": build, "whole_step": whole_step})
         return replace(found, own_model=build is not None)
 
     monkeypatch.setattr("fsdpplan.run.rehearse.rehearse", rehearse)
@@ -123,12 +128,13 @@ def test_what_differs_is_shown_beside_what_was_predicted(
     assert line.split()[4:] == ["18", "1.00", "kB", "17,", "1.00", "kB"]
 
 
-def test_ranks_and_build_reach_the_program(
+def test_each_option_reaches_the_program(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = outcome(monkeypatch, GOOD)
-    assert exit_code_of(words("rehearse --ranks 1,last --build mine.py:build")) == 0
-    assert asked == [{"ranks": [1, 3], "build": "mine.py:build"}]
+    given = words("rehearse --ranks 1,last --build mine.py:build --whole-step")
+    assert exit_code_of(given) == 0
+    assert asked == [{"ranks": [1, 3], "build": "mine.py:build", "whole_step": True}]
     assert "predicted" not in capsys.readouterr().out
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from fsdpplan.errors import LaunchError, SpecError
 from fsdpplan.run import rehearse as rehearse_module
-from fsdpplan.run.rehearse import Rehearsal, rehearse
+from fsdpplan.run.rehearse import Rehearsal, rehearse, shortened
 from fsdpplan.run.rehearse_compare import RankReport, compared_rank
 from fsdpplan.run.rehearse_ranks import DEFAULT_RANKS, ChosenRank, chosen_ranks, stage_of
 from fsdpplan.spec.layout import Layout
@@ -33,6 +34,7 @@ EIGHT_BLOCKS = Model(
     head_dim=16,
     vocab=256,
 )
+PLAN = make_plan("cpu", nodes=2)
 PIPELINE = Layout(pp=4, dp_shard=2, schedule="1f1b", num_microbatches=4)
 
 
@@ -44,8 +46,7 @@ def _where_the_package_is(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def rehearsed() -> Rehearsal:
     """All ranks of a plan of two nodes of two CPU processes."""
-    plan = make_plan("cpu", nodes=2)
-    return rehearse(plan, chosen_ranks(plan.model, plan.layout, "0,1,2,3"))
+    return rehearse(PLAN, chosen_ranks(PLAN.model, PLAN.layout, "0,1,2,3"))
 
 
 def report_as(rehearsed: Rehearsal) -> RankReport:
@@ -116,14 +117,14 @@ def _more_memory(report: RankReport) -> RankReport:
     ],
 )
 def test_what_differs_is_said(rehearsed: Rehearsal, change: Change, said: str) -> None:
-    found = compared_rank(make_plan("cpu", nodes=2), CHOSEN, change(report_as(rehearsed)))
+    found = compared_rank(PLAN, CHOSEN, change(report_as(rehearsed)), whole=PLAN)
     (sentence,) = found.unpredicted
     assert said in sentence
 
 
 def test_a_parameter_without_a_gradient_is_named(rehearsed: Rehearsal) -> None:
     report = replace(report_as(rehearsed), without_gradient=("a", "b", "c", "d"))
-    found = compared_rank(make_plan("cpu", nodes=2), CHOSEN, report)
+    found = compared_rank(PLAN, CHOSEN, report, whole=PLAN)
     assert found.unreached == ("rank 0: no gradient reaches a, b, c and 1 more",)
 
 
@@ -133,10 +134,9 @@ def _with_device_memory(plan: Plan, memory_bytes: int) -> Plan:
 
 
 def test_what_would_not_fit_is_said(rehearsed: Rehearsal) -> None:
-    plan = make_plan("cpu", nodes=2)
-    fits = compared_rank(plan, CHOSEN, report_as(rehearsed))
-    small = _with_device_memory(plan, fits.device_bytes - 1)
-    (said,) = compared_rank(small, CHOSEN, report_as(rehearsed)).unpredicted
+    fits = compared_rank(PLAN, CHOSEN, report_as(rehearsed), whole=PLAN)
+    small = _with_device_memory(PLAN, fits.device_bytes - 1)
+    (said,) = compared_rank(small, CHOSEN, report_as(rehearsed), whole=small).unpredicted
     assert said.startswith("rank 0 would run out of memory")
 
 
@@ -145,9 +145,10 @@ def test_a_pipeline_is_rehearsed_by_its_kinds_of_stages() -> None:
     assert [(one.rank, one.stands_for) for one in chosen] == [
         (0, "stage 0"),
         (2, "stages 1 to 2"),
-        (6, "stage 3"),
-        (7, "stage 3, padded shards"),
+        (7, "stage 3"),
     ]
+    odd = replace(EIGHT_BLOCKS, vocab=257)
+    assert [one.rank for one in chosen_ranks(odd, PIPELINE, DEFAULT_RANKS)] == [0, 2, 6, 7]
     every = chosen_ranks(EIGHT_BLOCKS, PIPELINE, "stages")
     assert [one.stands_for for one in every] == [f"stage {stage}" for stage in range(4)]
 
@@ -156,6 +157,22 @@ def test_a_pipeline_is_rehearsed_by_its_kinds_of_stages() -> None:
 def test_ranks_that_are_none_are_refused(wish: str) -> None:
     with pytest.raises(SpecError, match="--ranks"):
         chosen_ranks(EIGHT_BLOCKS, PIPELINE, wish)
+
+
+@pytest.mark.parametrize(
+    ("layout", "number"),
+    [
+        ({"num_microbatches": 3}, 3),
+        ({"num_microbatches": 64}, 3),
+        ({"nodes": 4, "num_microbatches": 64, "pp": 4, "schedule": "1f1b", "dp_replicate": 1}, 5),
+    ],
+)
+def test_a_step_is_shortened_to_what_shows_all_of_it(layout: dict[str, Any], number: int) -> None:
+    plan = make_plan("cpu", **layout)
+    short = shortened(plan)
+    assert short.layout.num_microbatches == number
+    assert short.training.global_batch == short.layout.global_batch
+    assert replace(short.layout, num_microbatches=plan.layout.num_microbatches) == plan.layout
 
 
 @given(

@@ -181,6 +181,14 @@ def test_a_question_that_no_layout_answers() -> None:
     assert "use --ep 1" in (question_problem(**common, pins=Pins(ep=2)) or "")  # type: ignore[arg-type]
 
 
+def test_delayed_scales_are_another_runtimes() -> None:
+    asked = case(dp_shard=2, precision="fp8")
+    delayed = replace(asked, training=replace(asked.training, fp8_recipe="delayed"))
+    assert "--fp8-recipe rowwise" in delayed.problem.sentence  # type: ignore[attr-defined]
+    elsewhere = replace(delayed, training=replace(delayed.training, runtime="megatron"))
+    assert elsewhere.problem is None
+
+
 def test_a_vocabulary_that_tp_does_not_divide() -> None:
     asked = case("gpt2", tp=4, **TP)
     assert asked.problem.reason == "tp does not divide vocab"  # type: ignore[attr-defined]

@@ -64,6 +64,7 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "ep2 of 4, attention": ("shared", SHARD4 | EP2 | ATTENTION),
     "ep2 hsdp": ("shared", HSDP | EP2),
     "ep2 tp2": ("shared", SHARD2 | EP2 | TP2),
+    "ep2 of 2, tp2, op": ("shared", SHARD2 | EP2 | TP2 | OP),
     "ep2 tp2, biased": ("biased", SHARD2 | EP2 | TP2),
     "tp2 fsdp": ("shared", SHARD2 | TP2),
     "tp2 fsdp, biased": ("biased", SHARD2 | TP2),

@@ -87,6 +87,7 @@ def test_it_is_refused_on_gpus_without_8_bit_products(
     [
         ({"fp8_recipe": "delayed"}, {}, "fp8_recipe delayed"),
         ({"fp8_all_gather": True}, {"sharding": "ddp"}, "fp8_all_gather with ddp"),
+        ({"fp8_all_gather": True, "fp8_recipe": "rowwise"}, {}, "fp8_all_gather with fp8_recipe"),
     ],
 )
 def test_what_torchao_has_not_is_refused(

@@ -94,6 +94,18 @@ def test_rows_in_padded_groups_are_computed_as_without_padding() -> None:
     torch.testing.assert_close(built._run(padded, groups)[at], built(rows, counts))
 
 
+def test_rows_behind_the_last_group_say_nothing_of_any_bias() -> None:
+    """Kernels leave there what was in memory."""
+    groups = moe.Groups(torch.tensor([8, 8]), torch.zeros(24, HIDDEN), inner=24)
+    bias = torch.zeros(2, 24, requires_grad=True)
+    out = groups.multiply(torch.ones(24, HIDDEN), torch.ones(2, 24, HIDDEN), bias)
+    gradient = torch.ones(24, 24)
+    gradient[16:] = torch.nan
+    out.backward(gradient)
+    assert bias.grad is not None
+    assert torch.equal(bias.grad, torch.full((2, 24), 8.0))
+
+
 @given(st.integers(0, 10_000), st.integers(1, 64))
 def test_an_even_split_keeps_all_and_differs_by_one(total: int, parts: int) -> None:
     sizes = balanced(total, parts)

@@ -104,6 +104,11 @@ def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest() -> None:
         assert (id(parameter) in chosen) == is_matrix, name
 
 
+def test_a_stage_without_blocks_has_nothing_for_muon() -> None:
+    config = parse_plan(plans.plan_text()).model
+    assert not list(block_matrices(Decoder(config, blocks=(), has_head=False)))
+
+
 def test_muon_keeps_one_momentum_and_adamw_two_moments() -> None:
     decoder = mixture_decoder()
     recipe = Recipe(

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from fsdpplan.trainer.config import parse_plan
 from fsdpplan.trainer.errors import TrainerError
+from fsdpplan.trainer.model import Decoder
 from fsdpplan.trainer.optimizer import Recipe, make_optimizer, set_learning_rate
 from fsdpplan.trainer.options import parse_options
 from fsdpplan.trainer.support import require_runnable
-from tests.trainer.plans import plan_text
+from tests.trainer.plans import config_of, plan_text
 
 RECIPE = Recipe(
     steps=3, learning_rate=1e-2, warmup_steps=0, weight_decay=0.1, clip_norm=1.0, adamw="loop"
@@ -41,6 +42,15 @@ def test_only_matrices_decay() -> None:
     groups = make_optimizer(model, RECIPE).param_groups
     decays = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
     assert [decays[id(parameter)] for parameter in model.parameters()] == [0.1, 0, 0, 0]
+
+
+def test_biases_of_experts_do_not_decay_though_they_are_stacked() -> None:
+    experts = {"experts": 4, "active": 2, "hidden": 24, "bias": True, "router_bias": True}
+    model = Decoder(config_of(experts=experts))
+    for group in make_optimizer(model, RECIPE).param_groups:
+        decaying = {id(parameter) for parameter in group["params"] if group["weight_decay"]}
+        for name, parameter in model.named_parameters():
+            assert not (name.endswith("bias") and id(parameter) in decaying), name
 
 
 @pytest.mark.parametrize("adamw", ["fused", "foreach", "loop"])

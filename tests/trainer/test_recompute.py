@@ -66,6 +66,25 @@ def test_backward_recomputes_every_second_matmul_and_no_attention(
     torch.testing.assert_close(same, gradient)
 
 
+@pytest.mark.parametrize("mode", ["none", "attention", "full"])
+def test_all_blocks_are_one_program_for_the_compiler(mode: str) -> None:
+    """It gives up after eight programs of one function."""
+    compiled = []
+
+    def backend(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    plan = parse_plan(plans.plan_text())
+    x = torch.randn(1, 8, 48, requires_grad=True)
+    for layer in range(3):
+        block = Block(plan.model, layer=layer)
+        checkpoint_block(block, mode)
+        torch.compile(block.forward, backend=backend)(x)
+    assert len(compiled) == 1
+
+
 def test_attention_is_recomputed_in_the_reference_decoder_only() -> None:
     with pytest.raises(TrainerError, match="attention needs the reference decoder's blocks"):
         checkpoint_block(torch.nn.Linear(2, 2), "attention")

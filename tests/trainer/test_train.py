@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fsdpplan.trainer.config import parse_plan
+from fsdpplan.trainer.errors import TrainingDiverged
 from fsdpplan.trainer.flops import flops_per_token
+from fsdpplan.trainer.progress import Progress
+from fsdpplan.trainer.train import require_numbers
 from tests.trainer import jobs, plans
 
 pytestmark = pytest.mark.gloo
@@ -40,6 +45,34 @@ def test_the_loss_falls_and_every_step_is_reported(uninterrupted: Path) -> None:
         flops = 8 * 24 * flops_per_token(plan.model, seq_len=24)
         assert line["mfu_fraction"] == pytest.approx(flops / line["step_seconds"] / 2e11)
         assert 0 < line["allocated_bytes"] < line["reserved_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm", "scale", "said"),
+    [
+        (math.nan, 1.0, None, "the loss is nan in step 7"),
+        (math.nan, math.nan, 2.0, "the loss is nan in step 7"),
+        (1.0, math.inf, None, "the gradient norm is inf in step 7"),
+        (1.0, math.inf, 2.0, None),
+        (1.0, 1.0, 2.0**-15, "fp16 gradients overflow at every loss scale up to step 7"),
+    ],
+)
+def test_a_run_ends_before_it_saves_what_is_no_number(
+    loss: float, norm: float, scale: float | None, said: str | None
+) -> None:
+    state = {} if scale is None else {"scale": scale}
+    progress = Progress(
+        step=7,
+        sequences=56,
+        seed=0,
+        seq_len=24,
+        steps=9,
+        learning_rate=1e-3,
+        warmup_steps=0,
+        scaler_state=state,
+    )
+    with nullcontext() if said is None else pytest.raises(TrainingDiverged, match=said):
+        require_numbers(progress, loss=loss, grad_norm=norm)
 
 
 def test_the_summary_comes_last(uninterrupted: Path) -> None:

@@ -53,6 +53,16 @@ def test_tied_embeddings_stay_tied_off_the_meta_device() -> None:
     assert untied.output.weight is not untied.tok_embeddings.weight
 
 
+def test_buffers_stay_on_the_device_when_parameters_are_offloaded() -> None:
+    experts = {"experts": 4, "active": 2, "hidden": 24}
+    with torch.device("meta"):
+        built = Decoder(plans.config_of(experts=experts))
+    materialise(built, CPU, buffers=torch.device("meta"))
+    assert all(parameter.device == CPU for parameter in built.parameters())
+    assert all(buffer.is_meta for buffer in built.buffers())
+    assert "layers.0.feed_forward.counts" not in built.state_dict()
+
+
 @pytest.mark.gloo
 @pytest.mark.parametrize("layout", [{}, {"sharding": "ddp"}])
 @pytest.mark.parametrize("model", [{}, plans.GPT2_STYLE], ids=["untied", "tied"])
