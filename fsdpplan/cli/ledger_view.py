@@ -137,8 +137,8 @@ def _cells(row: LedgerRow) -> tuple[str, ...]:
 
 
 def _cluster(found: View, errors: ClusterErrors, width: int) -> str:
-    failed = f", {errors.failed} of them failed" if errors.failed else ""
-    lines = [f"{_runs(errors.runs)}{failed}, {errors.compared} with enough steps to compare"]
+    broken = f", {errors.failed} of them did not finish" if errors.failed else ""
+    lines = [f"{_runs(errors.runs)}{broken}, {errors.compared} with enough steps to compare"]
     if errors.median_abs_error_fraction is not None:
         lines.append(
             f"predicted step time off by {format_percent(errors.median_abs_error_fraction)} "

@@ -109,6 +109,10 @@ def _calls_table(rank: ComparedRank, *, own_model: bool, width: int) -> str:
 
 def _call_words(call: ComparedCalls) -> tuple[str, ...]:
     predicted = f"{call.predicted_count}, {format_gb(call.predicted_bytes)}"
+    if not call.is_predicted:
+        predicted = "left out"
+    elif call.agrees:
+        predicted = "the same"
     return (
         call.axis,
         call.collective,
@@ -116,7 +120,7 @@ def _call_words(call: ComparedCalls) -> tuple[str, ...]:
         call.dtype,
         str(call.count),
         format_gb(call.bytes),
-        "the same" if call.agrees else predicted,
+        predicted,
     )
 
 

@@ -73,7 +73,9 @@ def table(
 
 
 def _record(headers: Sequence[str], row: Sequence[str], width: int) -> str:
-    named = (f"{name} {value}" for name, value in zip(headers[1:], row[1:], strict=True))
+    named = (
+        f"{name} {value}".strip() for name, value in zip(headers[1:], row[1:], strict=True) if value
+    )
     return wrapped(f"{row[0]}: {', '.join(named)}", width=width, first="  - ")
 
 

@@ -42,6 +42,8 @@ class Started:
     folder: Path
     job: Job | None = None
     """What the script was emitted for; None for one that stands there."""
+    remarks: tuple[str, ...] = ()
+    """What this run does not show of the plan."""
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -67,7 +69,8 @@ def prepare(plan: str, options: RunOptions, job: Job | None) -> Started:
                 "--fallback has no meaning with --smoke: a shrunk job does not run out of memory; "
                 "leave it out"
             )
-        return Started(launch=launch, target="here", folder=folder)
+        remarks = (*launch.plan.warnings, *launch.plan.assumptions)
+        return Started(launch=launch, target="here", folder=folder, remarks=remarks)
     emits = options.source == "plan" or not (folder / SCRIPT_NAME).exists()
     asked = job or (Job(python=sys.executable) if emits else None)
     launch = resolve_launch(
@@ -121,13 +124,12 @@ def follow(
             allow_sockets=allow_sockets,
         )
 
-    return run_with_fallback(
-        started.launch,
-        job=started.job,
-        most=fallback,
-        run=run,
-        say=lambda text: print(f"fsdpplan: {text}", file=sys.stderr, flush=True),
-    )
+    def say(text: str) -> None:
+        print(f"fsdpplan: {text}", file=sys.stderr, flush=True)
+
+    for remark in started.remarks:
+        say(remark)
+    return run_with_fallback(started.launch, job=started.job, most=fallback, run=run, say=say)
 
 
 def dry_run_json(started: Started) -> str:
@@ -179,6 +181,8 @@ def outcome_table(attempts: Sequence[Attempt], *, width: int) -> str:
         "" if outcome.nccl is None else wrapped(nccl_words(outcome.nccl), width=width),
         *(wrapped(text, width=width) for text in memory_words(attempts)),
         wrapped(_ending(outcome), width=width),
+        # Once more: launchers print tracebacks of their own below it.
+        "" if outcome.complaint is None else wrapped(f"It said: {outcome.complaint}", width=width),
     )
 
 
@@ -187,6 +191,6 @@ def _ending(outcome: Outcome) -> str:
     code = "" if outcome.exit_code == 0 else f" with exit code {outcome.exit_code}"
     verb = "was stopped" if outcome.stopped else "ended" if outcome.ended else "was left running"
     return (
-        f"The job {verb} after {steps} steps and {format_seconds(outcome.seconds)}{code}; "
-        f"log and metrics: {outcome.run_folder}"
+        f"The job {verb} after {steps} step{'' if steps == 1 else 's'} and "
+        f"{format_seconds(outcome.seconds)}{code}; log and metrics: {outcome.run_folder}"
     )

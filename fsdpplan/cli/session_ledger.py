@@ -11,6 +11,7 @@ from fsdpplan.cli.session import Started
 from fsdpplan.errors import SpecError
 from fsdpplan.run.fallback import Attempt
 from fsdpplan.run.ledger import record
+from fsdpplan.spec.ledger import LEAST_STEPS
 
 
 def wanted(options: LedgerOptions, *, is_smoke: bool) -> Path | None:
@@ -34,4 +35,7 @@ def recorded(started: Started, attempts: Sequence[Attempt], ledger: Path) -> str
         )
         if failed is not None:
             return f"warning: {failed}"
-    return "next: fsdpplan verify holds this run to limits, fsdpplan ledger shows all runs"
+    ledger = "fsdpplan ledger shows all runs"
+    if attempts[-1].outcome.measured.measured_steps < LEAST_STEPS:
+        return f"next: {ledger}"
+    return f"next: fsdpplan verify holds this run to limits, {ledger}"

@@ -69,7 +69,8 @@ def pipeline_passes(
     rank = max(range(layout.pp), key=lambda rank: (timing.busy_seconds[rank], rank))
     idle = timing.idle_seconds[rank]
     messages = min(idle, _message_waiting_seconds(model, layout, rank, send))
-    tables = table_seconds(model=model, cluster=cluster, layout=layout)
+    ours = training.runtime == "fsdp2"
+    tables = table_seconds(model=model, cluster=cluster, layout=layout) if ours else 0.0
     return Passes(
         busy_seconds=timing.busy_seconds[rank],
         exposed=ExposedSeconds(

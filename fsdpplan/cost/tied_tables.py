@@ -1,4 +1,7 @@
-"""Tied tables: what the two ends of a pipeline exchange so that their copies stay equal."""
+"""Tied tables: what the two ends of a pipeline exchange so that their copies stay equal.
+
+Priced for runtime fsdp2, whose trainer is ours; what others do of it is in what was fitted to them.
+"""
 
 from __future__ import annotations
 

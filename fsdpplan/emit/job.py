@@ -93,6 +93,12 @@ class Trainer:
             raise SpecError(
                 f"profile {self.profile!r} must be START:STEPS, such as 10:3 for steps 10 to 12"
             )
+        first = 0 if self.profile is None else int(self.profile.partition(":")[0])
+        if self.steps is not None and first > self.steps:
+            raise SpecError(
+                f"profile {self.profile} begins after the last step, {self.steps}: begin "
+                "earlier, or train more --steps"
+            )
         if self.hang_seconds is not None and self.hang_seconds < 0:
             raise SpecError(f"hang_seconds must be at least 0, not {self.hang_seconds}")
         if self.seed is not None and self.seed < 0:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from fsdpplan.run.metrics import Measured, MetricsTail
 from fsdpplan.run.nccl_watch import NcclWatch
 from fsdpplan.run.show import Display
 from fsdpplan.run.tail import FileTail
+
+_COMPLAINT = re.compile(r"(?:\d+: )?(?:\[rank [^\]]*\] )?error: (.+)")
+"""The trainer's own line where it ends early, perhaps behind srun's label."""
 
 
 class Follower:
@@ -22,6 +26,8 @@ class Follower:
         self._told: set[str] = set()
         self.measured = Measured()
         """What the run has reported so far."""
+        self.complaint: str | None = None
+        """Why the trainer ended early, as it said first."""
 
     @property
     def verdict(self) -> str | None:
@@ -46,12 +52,18 @@ class Follower:
         if self._log is not None:
             for line in self._log.rest() if ended else self._log.poll():
                 self._display.output(line)
+                self._hear(line)
                 if self._nccl is not None:
                     self._nccl.feed(line)
         if self._nccl is not None:
             self._nccl.poll(steps=len(self.measured.steps), ended=ended)
             for text in self._nccl.warnings:
                 self._warn(text)
+
+    def _hear(self, line: str) -> None:
+        found = _COMPLAINT.match(line)
+        if found is not None and self.complaint is None:
+            self.complaint = found[1]
 
     def _warn(self, text: str) -> None:
         """Once, although the numbers in it may grow."""

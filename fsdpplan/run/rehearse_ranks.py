@@ -88,7 +88,7 @@ def _is_padded(stage: Stage, model: Model, layout: Layout) -> bool:
 
 def _stands_for(rank: int, layout: Layout, same: dict[int, list[int]], ranks: set[int]) -> str:
     if layout.pp == 1:
-        where = {0: f"ranks 0 to {layout.world - 1}", layout.world - 1: "padded shards"}
+        where = {0: f"ranks 0 to {layout.world - 1}", layout.world - 1: "the last rank"}
         return where.get(rank, "itself")
     stage, per_stage = stage_of(rank, layout), layout.world // layout.pp
     rehearsed = {stage_of(other, layout) for other in ranks}
@@ -97,4 +97,4 @@ def _stands_for(rank: int, layout: Layout, same: dict[int, list[int]], ranks: se
         others = [other for other in same[stage][1:] if other not in rehearsed]
         return f"stages {stage} to {others[-1]}" if others else f"stage {stage}"
     is_last = rank == (stage + 1) * per_stage - 1
-    return f"stage {stage}, {'padded shards' if is_last else 'itself'}"
+    return f"stage {stage}, {'its last rank' if is_last else 'itself'}"

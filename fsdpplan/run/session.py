@@ -51,6 +51,8 @@ class Outcome:
     """What NCCL did not do as planned."""
     stopped: str | None = None
     """Why the job was ended before it trained."""
+    complaint: str | None = None
+    """Why the training program ended early, in its words; None where it did not say."""
     log: Path | None = None
     """The job's log; None where Slurm has not said where it is."""
 
@@ -117,6 +119,7 @@ def run_launch(
         nccl=None if watch is None else watch.report,
         warnings=() if watch is None else watch.warnings,
         stopped=stopped,
+        complaint=follower.complaint,
         log=follower.log,
     )
 

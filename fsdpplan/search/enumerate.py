@@ -145,7 +145,7 @@ def reshard_policies(*, d: Degrees, cluster: Cluster, pins: Pins) -> tuple[Resha
     smaller = sorted(
         (n for n in inside if 1 < n < shard_ranks and not shard_ranks % n), reverse=True
     )
-    return ("always", *(smaller if d.ep == 1 else ()), "never")
+    return ("always", *(smaller if d.ep == d.tp == 1 else ()), "never")
 
 
 def sync_policies(*, d: Degrees, num_microbatches: int, pins: Pins) -> tuple[GradientSync, ...]:

@@ -238,6 +238,13 @@ def _optimizer(layout: Layout, training: Training) -> Iterator[Problem]:
             sentence=f"optimizer muon needs whole matrices, and {layout.sharding} cuts them "
             "anywhere; use --sharding fsdp or ddp",
         )
+    if training.optimizer == "muon" and min(layout.pp, layout.tp, layout.shard_ranks) > 1:
+        yield Problem(
+            reason="Muon over three axes",
+            sentence="optimizer muon deals matrices out over tp and dp_shard together, which "
+            "pipeline stages of different kinds cannot agree on; use --pp 1, --tp 1 or "
+            "--dp-shard 1",
+        )
     if training.optimizer != "adamw" and layout.offload == "cpu":
         yield Problem(
             reason="only AdamW runs on the host",

@@ -83,6 +83,13 @@ def _shard_group(layout: Layout) -> Iterator[Problem]:
             sentence=f"reshard_after_forward {reshard} with ep {layout.ep}: routed experts are "
             "sharded over fewer ranks than the rest; use always or never",
         )
+    if layout.tp > 1:
+        # fsdp/_fully_shard/_fsdp_param.py of torch 2.13, to_sharded_post_forward.
+        yield Problem(
+            reason="resharding to fewer ranks with tensor parallelism",
+            sentence=f"reshard_after_forward {reshard} with tp {layout.tp}: FSDP2 cannot keep "
+            "parts of parameters that tensor parallelism has split; use always or never",
+        )
 
 
 def _buckets(layout: Layout, model: Model) -> Iterator[Problem]:

@@ -106,7 +106,8 @@ class Checkpoints:
         planner = None if self.staging is None else StagedTensors(self.staging.take(tensors))
         path = checkpoint_path(self.folder, progress.step)
         document = {"schema_version": SCHEMA_VERSION, **asdict(progress), **written_by(self.plan)}
-        writer = PublishingWriter(partial_path(path), path, document, keep=self.keep)
+        partial = partial_path(path)
+        writer = PublishingWriter(partial, path, document, keep=self.keep)
 
         def write() -> Saved:
             problem = ""
@@ -118,6 +119,9 @@ class Checkpoints:
                 problem = reason(next(iter(error.failures.values()))[0])
             except Exception as error:
                 problem = reason(error)
+            if problem and dist.get_rank() == 0:
+                # What is left of it would take the next one's room.
+                remove(partial)
             seconds = time.perf_counter() - began
             return Saved(step=progress.step, path=path, seconds=seconds, problem=problem)
 

@@ -38,6 +38,9 @@ class Meshes:
     """The same ranks as `pp, dp_replicate, edp_shard, ep, tp`; None without expert parallelism."""
     cp: DeviceMesh | None
     """One axis, `cp`: the ranks that share a sequence."""
+    kept: DeviceMesh | None = None
+    """The ranks of `fsdp` as groups x ranks of a group, which together keep a copy of a block's
+    parameters after forward; None where `reshard_after_forward` is no number."""
 
     def axis(self, name: str) -> DeviceMesh | None:
         """The part of `parameters` along one axis; None where that has one rank."""
@@ -76,6 +79,7 @@ def build_meshes(layout: LayoutConfig, device_type: str) -> Meshes:
         if layout.ep == 1
         else _mesh({**outer, **expert_axes, **inner}, layout, device_type),
         cp=None if layout.cp == 1 else _context_mesh(layout, device_type),
+        kept=_kept_mesh(layout, device_type),
     )
 
 
@@ -106,6 +110,15 @@ def _mesh(sizes: dict[str, int], layout: LayoutConfig, device_type: str) -> Devi
 def _data_axes(mesh: DeviceMesh, shard_axis: str) -> DeviceMesh:
     replicates = "dp_replicate" in (mesh.mesh_dim_names or ())
     return mesh[("dp_replicate", shard_axis) if replicates else (shard_axis,)]
+
+
+def _kept_mesh(layout: LayoutConfig, device_type: str) -> DeviceMesh | None:
+    ranks = layout.reshard_after_forward
+    if isinstance(ranks, str) or layout.sharding != "fsdp" or ranks >= layout.shard_ranks:
+        return None
+    groups = layout.dp_replicate * layout.shard_ranks // ranks
+    assert groups * ranks == layout.world, "resharding to fewer ranks goes with data axes only"
+    return init_device_mesh(device_type, (groups, ranks))
 
 
 def _context_mesh(layout: LayoutConfig, device_type: str) -> DeviceMesh:

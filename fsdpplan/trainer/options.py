@@ -185,6 +185,8 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     for name in ("report", "build"):
         if values[name] is not None and not values["rehearse"]:
             parser.error(f"--{name} needs --rehearse")
+    if values["profile"] is not None and values["profile"][0] > values["steps"]:
+        parser.error(f"--profile begins after the last step, {values['steps']}")
     if values["checkpoint_dir"] is None:
         if values["checkpoint_every"]:
             parser.error("--checkpoint-every needs --checkpoint-dir")

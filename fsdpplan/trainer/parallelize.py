@@ -40,6 +40,7 @@ from .mistakes import (
     watch_optimizers,
 )
 from .precision import apply_autocast, fsdp_precision
+from .private_torch import parts_kept_on
 from .recompute import checkpoint_block
 from .support import require_runnable
 from .user_context_parallel import share_sequences
@@ -161,16 +162,17 @@ def apply_fsdp(
         mp_policy=policy,
         offload_policy=offload,
     )
-    for first in range(0, len(blocks), layout.wrap_blocks):
-        unit = list(blocks[first : first + layout.wrap_blocks])
-        fully_shard(
-            unit if len(unit) > 1 else unit[0],  # type: ignore[arg-type]
-            mesh=mesh,
-            reshard_after_forward=reshard,  # type: ignore[arg-type]
-            mp_policy=policy,
-            offload_policy=offload,
-            shard_placement_fn=expert_placement(blocks, layout.shard_ranks),
-        )
+    with parts_kept_on(meshes.kept):
+        for first in range(0, len(blocks), layout.wrap_blocks):
+            unit = list(blocks[first : first + layout.wrap_blocks])
+            fully_shard(
+                unit if len(unit) > 1 else unit[0],  # type: ignore[arg-type]
+                mesh=mesh,
+                reshard_after_forward=reshard,  # type: ignore[arg-type]
+                mp_policy=policy,
+                offload_policy=offload,
+                shard_placement_fn=expert_placement(blocks, layout.shard_ranks),
+            )
     fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=offload)
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.pipelining as pipelining
 from torch import Tensor, nn
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
-    ScheduleDualPipeV,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
@@ -21,6 +21,7 @@ from torch.distributed.pipelining import (
 
 from .batch import MicroBatch
 from .config import PlanConfig
+from .errors import TrainerError
 from .loss import loss_function
 from .mesh import Meshes
 from .pipeline_stages import StageShare, rank_shares
@@ -32,12 +33,13 @@ from .tied_tables import TiedTables
 
 ONE_STAGE_SCHEDULES: dict[str, Callable[..., Any]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
-MANY_STAGES_SCHEDULES: dict[str, Callable[..., Any]] = {
+MANY_STAGES_SCHEDULES: dict[str, Callable[..., Any] | None] = {
     "interleaved_1f1b": ScheduleInterleaved1F1B,
     "looped_bfs": ScheduleLoopedBFS,
     "interleaved_zero_bubble": ScheduleInterleavedZeroBubble,
     "zbv": ScheduleZBVZeroBubble,
-    "dualpipev": ScheduleDualPipeV,
+    # torch 2.6 has none
+    "dualpipev": getattr(pipelining, "ScheduleDualPipeV", None),
 }
 
 
@@ -115,7 +117,13 @@ def _schedule(plan: PlanConfig, stages: list[PipelineStage], loss_of: Callable[.
     if layout.schedule in ONE_STAGE_SCHEDULES:
         (stage,) = stages
         return ONE_STAGE_SCHEDULES[layout.schedule](stage, **options)
-    return MANY_STAGES_SCHEDULES[layout.schedule](stages, **options)
+    schedule = MANY_STAGES_SCHEDULES[layout.schedule]
+    if schedule is None:
+        raise TrainerError(
+            f"torch {torch.__version__} has no schedule {layout.schedule}: take torch 2.13, or "
+            "plan again with --schedule zbv"
+        )
+    return schedule(stages, **options)
 
 
 def _stage(

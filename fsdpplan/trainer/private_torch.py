@@ -22,7 +22,7 @@ from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._redistribute import clear_redistribute_planner_cache
+from torch.distributed.tensor import _redistribute as redistribution
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -93,7 +93,9 @@ def forget_meshes() -> None:
     propagate = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding
     propagate.cache.cache_clear()
     torch._C._clear_DTensor_sharding_propagator_cache()
-    clear_redistribute_planner_cache()
+    clear = getattr(redistribution, "clear_redistribute_planner_cache", None)  # not in torch 2.6
+    if clear is not None:
+        clear()
 
 
 def group_of(argument: Any) -> dist.ProcessGroup:
@@ -173,7 +175,29 @@ def scale_all(tensors: list[Tensor], factor: Tensor) -> None:
     for tensor in tensors:
         by_device.setdefault(tensor.device, []).append(tensor)
     for device, there in by_device.items():
-        torch._foreach_mul_(there, factor.to(device, non_blocking=True))
+        # waited for: the host would multiply before a copy from the device has arrived
+        torch._foreach_mul_(there, factor.to(device))
+
+
+@contextmanager
+def parts_kept_on(mesh: DeviceMesh | None) -> Iterator[None]:
+    """Let `fully_shard(reshard_after_forward=N)` take the groups of `mesh`, once for all units.
+
+    It would make groups of its own for each unit: as many communicators as the model has blocks.
+    """
+    module: Any = import_module("torch.distributed.fsdp._fully_shard._fsdp_init")
+    original = module.DeviceMesh
+
+    def existing(_: str, ranks: Tensor) -> DeviceMesh:
+        assert mesh is not None
+        assert mesh.mesh.tolist() == ranks.tolist()
+        return mesh
+
+    module.DeviceMesh = existing
+    try:
+        yield
+    finally:
+        module.DeviceMesh = original
 
 
 def attend_around_a_ring(attention: nn.Module, mesh: DeviceMesh) -> None:

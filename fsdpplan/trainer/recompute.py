@@ -32,7 +32,10 @@ ATTENTION_OPS = frozenset(
 )
 """Fused attention: always kept, as the costliest to compute again."""
 
-MATMUL_OPS = frozenset({aten.mm.default, aten.addmm.default, aten._grouped_mm.default})
+GROUPED_OPS = {aten._grouped_mm.default} if hasattr(aten, "_grouped_mm") else set()
+"""Not in every torch."""
+
+MATMUL_OPS = frozenset({aten.mm.default, aten.addmm.default, *GROUPED_OPS})
 """What `nn.Linear` becomes, without and with a bias, and all experts together: every other one is
 kept."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -140,13 +141,27 @@ def side_by_side(ranks: Sequence[int], one: Callable[[int], Document]) -> list[D
     """
     processes = min(len(ranks), MOST_PROCESSES, cores())
     if processes < 2:
+        end_with_parent()
         return [one(rank) for rank in ranks]
     with TemporaryDirectory(prefix="fsdpplan-rehearse-") as folder:
         children = [
             _forked(ranks[first::processes], one, Path(folder)) for first in range(processes)
         ]
+        end_with_parent()  # after the fork: a thread would not be copied
         codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
         return [_read(Path(folder), rank, codes[i % processes]) for i, rank in enumerate(ranks)]
+
+
+def end_with_parent() -> None:
+    """End this process soon after its parent has: nobody else waits for a rehearsal."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def cores() -> int:
@@ -162,6 +177,7 @@ def _forked(ranks: Sequence[int], one: Callable[[int], Document], folder: Path) 
         return child
     code = 1
     try:
+        end_with_parent()
         torch.set_num_threads(1)
         for rank in ranks:
             (folder / f"{rank}.json").write_text(json.dumps(one(rank)), encoding="utf-8")

@@ -119,6 +119,11 @@ def _policy_problems(layout: LayoutConfig) -> list[str]:
     reshard = layout.reshard_after_forward
     if isinstance(reshard, str):
         problems += _one_of("reshard_after_forward", reshard, "always", "never")
+    elif layout.sharding == "fsdp" and layout.tp > 1:
+        problems.append(
+            f"reshard_after_forward {reshard} with tp {layout.tp} (always and never work: FSDP2 "
+            "cannot keep parts of parameters that tensor parallelism has split)"
+        )
     elif layout.sharding == "fsdp" and (reshard < 2 or layout.shard_ranks % reshard):
         problems.append(
             f"reshard_after_forward {reshard} over {layout.shard_ranks} ranks (a divisor of them "

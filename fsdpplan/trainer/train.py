@@ -18,7 +18,7 @@ from torch import nn
 
 from .assemble import Assembled, assemble
 from .checkpoint import CheckpointFailed, Checkpoints, Saved
-from .config import PlanConfig, load_plan, plan_sha256, plan_text
+from .config import LayoutConfig, PlanConfig, load_plan, plan_sha256, plan_text
 from .data import (
     Sequences,
     data_state,
@@ -47,6 +47,9 @@ from .signals import StopRequest
 from .step import StepOutput, learning_rate_at, train_step
 from .support import require_runnable
 from .watch import Watch
+
+RANK_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+"""Degrees whose product is the world, outermost first."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,7 +102,8 @@ def complain(message: str, *, every_rank: bool = False) -> None:
 def run_training(options: Options) -> None:
     """Train to the last step, or until a signal."""
     stop = StopRequest()
-    stop.listen()
+    if not options.rehearse:  # which has no step to finish
+        stop.listen()
     plan = load_plan(options.plan)
     require_runnable(plan)
     if options.rehearse:
@@ -386,18 +390,24 @@ def announce(run: Run) -> None:
         model=run.plan.model.name,
         plan_sha256=plan_sha256(plan_text(run.options.plan)),
         sharding=layout.sharding,
-        dp_replicate=layout.dp_replicate,
-        dp_shard=layout.dp_shard,
+        **{axis: getattr(layout, axis) for axis in (*RANK_AXES, "ep")},
         device=device_name(run.device),
     )
     where = "from the beginning" if step == 0 else f"resumed after step {step}"
     run.metrics.say(
-        f"{run.plan.model.name}: {layout.sharding}, dp_replicate {layout.dp_replicate}, dp_shard "
-        f"{layout.dp_shard}, {layout.world} processes on {device_name(run.device)}; {where}"
+        f"{run.plan.model.name}: {layout_words(layout)}, {layout.world} "
+        f"{'process' if layout.world == 1 else 'processes'} on {device_name(run.device)}; {where}"
     )
     if layout.compile and run.device.type == "cpu":
         passes = ", and with it async TP," if layout.async_tp else ""
         run.metrics.say(f"torch.compile{passes} is off on CPU")
+
+
+def layout_words(layout: LayoutConfig) -> str:
+    """`fsdp, pp 2 x dp_shard 4, ep 2`: the degrees that are not 1; ep adds no ranks, so apart."""
+    ranks = [f"{axis} {getattr(layout, axis)}" for axis in RANK_AXES if getattr(layout, axis) > 1]
+    experts = [f"ep {layout.ep}"] if layout.ep > 1 else []
+    return ", ".join([layout.sharding, *([" x ".join(ranks)] if ranks else []), *experts])
 
 
 def save(run: Run) -> None:

@@ -46,6 +46,7 @@ def test_a_table_that_is_too_wide_names_each_value() -> None:
     assert "----" in table(rows, headers=headers, align=align, width=80)
     narrow = table(rows, headers=headers, align=align, width=40)
     assert "parameters 124 M" in narrow
+    assert table([("gpt2", "124 M", "")], headers=headers, align=align, width=10).endswith("M")
     assert widest(narrow) <= 40
 
 

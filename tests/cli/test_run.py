@@ -88,6 +88,7 @@ def test_a_smoke_run_trains_and_compares(capsys: pytest.CaptureFixture[str]) -> 
     code = exit_code_of(words("run --smoke --steps 8 --json"))
     out, err = capsys.readouterr()
     assert code == 0, err
+    assert "not how fast it will" in err
     document = json.loads(out)
     assert document["job_exit_code"] == 0
     assert document["measured"]["step_seconds"] > 0

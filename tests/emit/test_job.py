@@ -73,6 +73,7 @@ def test_an_impossible_job_is_refused_in_words(values: dict[str, Any], says: str
         ({"checkpoint_keep": 5}, "--checkpoint-dir"),
         ({"learning_rate": float("nan")}, "finite"),
         ({"tokenizer": "tokenizer.json"}, "give --data"),
+        ({"profile": "8:2", "steps": 7}, "after the last step, 7"),
         ({"clip_norm": -1.0}, "above 0"),
         ({"seed": -1}, "at least 0"),
     ],

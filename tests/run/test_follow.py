@@ -19,3 +19,12 @@ def test_both_files_are_shown_and_the_metrics_gathered(tmp_path: Path) -> None:
     follower.poll(ended=True)
     assert display.lines == ["one", "two"]
     assert len(follower.measured.steps) == 2
+
+
+def test_why_the_trainer_ended_is_what_it_said_first(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    follower = Follower(metrics=tmp_path / "metrics", display=Remembers())
+    follower.follow_log(log)
+    log.write_text("step 1/9  loss 2\n3: [rank 5] error: the disk is full\nerror: another\n")
+    follower.poll(ended=True)
+    assert follower.complaint == "the disk is full"

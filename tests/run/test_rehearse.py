@@ -122,6 +122,12 @@ def test_what_differs_is_said(rehearsed: Rehearsal, change: Change, said: str) -
     assert said in sentence
 
 
+def test_numbers_of_tokens_are_not_predicted(rehearsed: Rehearsal) -> None:
+    report = report_as(rehearsed)
+    told = replace(report, calls={**report.calls, ("all_to_all", "ep", 2, "int64"): (4, 64)})
+    assert compared_rank(PLAN, CHOSEN, told, whole=PLAN).unpredicted == ()
+
+
 def test_a_parameter_without_a_gradient_is_named(rehearsed: Rehearsal) -> None:
     report = replace(report_as(rehearsed), without_gradient=("a", "b", "c", "d"))
     found = compared_rank(PLAN, CHOSEN, report, whole=PLAN)

@@ -138,7 +138,8 @@ def test_resharding_to_the_node_is_offered_where_the_group_leaves_it() -> None:
         return reshard_policies(d=spread(**changes), cluster=cluster(gpus=64), pins=Pins())
 
     assert policies(dp_shard=64) == ("always", 8, "never")
-    assert policies(dp_shard=32, tp=2) == ("always", 4, "never")
+    assert policies(dp_shard=32, cp=2) == ("always", 8, "never")
+    assert policies(dp_shard=32, tp=2) == ("always", "never")
     assert policies(dp_shard=8, dp_replicate=8) == ("always", "never")
     assert policies(sharding="ddp", dp_replicate=64) == ("always",)
     assert policies(dp_shard=16, pp=4) == ("never",)

@@ -38,6 +38,11 @@ ILLEGAL = [
         "fewer ranks",
         "always",
     ),
+    (
+        TP | {"sharding": "fsdp", "dp_shard": 4, "tp": 2, "reshard_after_forward": 2},
+        "fewer ranks with tensor",
+        "always",
+    ),
     ({"cp": 2, "sharding": "ddp"}, "DDP with context", "--sharding fsdp"),
     (
         {"dp_shard": 2, "precision": "fp8", "profile": "dgx-a100-80g-hdr"},

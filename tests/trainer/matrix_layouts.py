@@ -60,14 +60,14 @@ DENSE_4: dict[str, dict[str, Any]] = {
     "tp_cp_full": SPLIT | RING | {"activation_checkpointing": "full"},
 }
 EXPERTS_4: dict[str, dict[str, Any]] = {
-    "ep_fsdp": EXPERT | {"dp_shard": 4},
-    "ep_hsdp": EXPERT | SHARDED | COPIED,
-    "ep_tp": EXPERT | SHARDED | SPLIT,
-    "ep_cp": EXPERT | RING | SHARDED,
-    "ep_pp": EXPERT | SHARDED | PIPED,
-    "ep_all": {"ep": 4, "dp_shard": 4},
     "moe_tp_pp": SPLIT | PIPED | WHOLE,
+    "ep_offload": EXPERT | {"dp_shard": 4, "offload": "cpu"},
+    "ep_hsdp_reduce_scatter_only": EXPERT
+    | SHARDED
+    | COPIED
+    | {"num_microbatches": 2, "gradient_sync": "reduce_scatter_only"},
 }
+"""Pairs with ep are in expert_layouts.py."""
 DENSE_8: dict[str, dict[str, Any]] = {
     "tp_pp_fsdp": SPLIT | PIPED | SHARDED,
     "tp_cp_fsdp": SPLIT | RING | SHARDED,

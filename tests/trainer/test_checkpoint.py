@@ -200,6 +200,7 @@ def test_a_failed_publication_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(checkpoint_storage, "publish", full)
     training.step()
     assert training.save_now() == "No space left on device (manifest.json)"
+    assert not list(tmp_path.rglob("*.partial")), "it would take the next one's room"
 
 
 def test_a_folder_that_cannot_be_written_is_said_at_the_start(tmp_path: Path) -> None:

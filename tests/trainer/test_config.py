@@ -122,6 +122,7 @@ def test_a_missing_file_is_said() -> None:
             | {"reshard_after_forward": 2},
             "reshard_after_forward 2 with ep 5",
         ),
+        ({"tp": 2, "dp_shard": 4, "reshard_after_forward": 2}, "reshard_after_forward 2 with tp 2"),
         ({"tp": 2, "model": {"experts": EXPERTS}}, "tp 2 with expert hidden of 15"),
         ({"tp": 2, "model": {"experts": EXPERTS}}, "tp 2 with shared experts hidden of 7"),
         ({"sharding": "zero1"}, "sharding zero1"),

@@ -6,13 +6,17 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import transformers
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from fsdpplan.trainer import TrainerError, load_plan, parallelize
-from fsdpplan.trainer.parallelize import find_blocks
+from fsdpplan.trainer.config import parse_plan
+from fsdpplan.trainer.fake_world import fake_world
+from fsdpplan.trainer.mesh import build_meshes
+from fsdpplan.trainer.parallelize import apply_fsdp, find_blocks
 from tests.trainer import plans
 
 
@@ -119,3 +123,15 @@ def test_a_cuda_plan_where_there_is_no_gpu_is_refused(
     text = plans.plan_text().replace('"kind": "cpu"', '"kind": "cuda"')
     with pytest.raises(TrainerError, match="--smoke"):
         parallelize(llama(), load_plan(text))
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_resharding_to_fewer_ranks_makes_the_same_groups_for_all_blocks(blocks: int) -> None:
+    plan = parse_plan(plans.plan_text(dp_shard=4, reshard_after_forward=2))
+    with torch.device("meta"):
+        model = nn.Sequential(nn.ModuleList(nn.Linear(8, 8) for _ in range(blocks)))
+    with fake_world(plan.layout.world):
+        meshes = build_meshes(plan.layout, "cpu")
+        before = int(dist.new_group().group_name)
+        apply_fsdp(model, list(model[0]), plan, meshes)
+        assert int(dist.new_group().group_name) == before + 1

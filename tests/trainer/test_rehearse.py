@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -237,3 +238,24 @@ def test_a_users_model_under_ddp_is_refused() -> None:
 def test_a_function_that_is_not_there_is_said(where: str) -> None:
     with pytest.raises(TrainerError, match=r"FILE\.py:FUNCTION"):
         load_build(where)
+
+
+ORPHAN = """
+import os, time
+from fsdpplan.trainer.rehearsal import end_with_parent
+child = os.fork()
+if child == 0:
+    end_with_parent()
+    time.sleep(600)
+print(child, flush=True)
+time.sleep(1)
+"""
+
+
+def test_a_rehearsal_ends_with_whoever_started_it() -> None:
+    started = subprocess.run([sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, check=True)
+    orphan = Path("/proc") / started.stdout.decode().split()[0]
+    deadline = time.monotonic() + 120
+    while orphan.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not orphan.exists()

@@ -16,7 +16,7 @@ from fsdpplan.trainer.config import parse_plan
 from fsdpplan.trainer.errors import TrainingDiverged
 from fsdpplan.trainer.flops import flops_per_token
 from fsdpplan.trainer.progress import Progress
-from fsdpplan.trainer.train import require_numbers
+from fsdpplan.trainer.train import layout_words, require_numbers
 from tests.trainer import jobs, plans
 
 pytestmark = pytest.mark.gloo
@@ -73,6 +73,18 @@ def test_a_run_ends_before_it_saves_what_is_no_number(
     )
     with nullcontext() if said is None else pytest.raises(TrainingDiverged, match=said):
         require_numbers(progress, loss=loss, grad_norm=norm)
+
+
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [
+        ({"sharding": "ddp"}, "ddp"),
+        ({"dp_replicate": 2, "sharding": "ddp", "tp": 2}, "ddp, dp_replicate 2 x tp 2"),
+        ({"pp": 2, "dp_shard": 4, "cp": 3, "ep": 2}, "fsdp, pp 2 x dp_shard 4 x cp 3, ep 2"),
+    ],
+)
+def test_a_run_names_every_degree_above_one(layout: dict[str, Any], words: str) -> None:
+    assert layout_words(parse_plan(plans.plan_text(**layout)).layout) == words
 
 
 def test_the_summary_comes_last(uninterrupted: Path) -> None:
