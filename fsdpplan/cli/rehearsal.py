@@ -50,7 +50,7 @@ def verdict(found: Rehearsal) -> str:
         return "The model goes through a step, and no two ranks would wait for each other."
     return (
         "Every collective is as predicted, to the byte, no two ranks would wait for each other, "
-        "and memory is within 5 % of the prediction."
+        "and memory is within 5 % (or 32 MiB) of the prediction."
     )
 
 

@@ -35,7 +35,7 @@ def recorded(started: Started, attempts: Sequence[Attempt], ledger: Path) -> str
         )
         if failed is not None:
             return f"warning: {failed}"
-    ledger = "fsdpplan ledger shows all runs"
+    all_runs = "fsdpplan ledger shows all runs"
     if attempts[-1].outcome.measured.measured_steps < LEAST_STEPS:
-        return f"next: {ledger}"
-    return f"next: fsdpplan verify holds this run to limits, {ledger}"
+        return f"next: {all_runs}"
+    return f"next: fsdpplan verify holds this run to limits, {all_runs}"

@@ -16,7 +16,8 @@ from fsdpplan.trainer.config import parse_plan
 from fsdpplan.trainer.errors import TrainingDiverged
 from fsdpplan.trainer.flops import flops_per_token
 from fsdpplan.trainer.progress import Progress
-from fsdpplan.trainer.train import layout_words, require_numbers
+from fsdpplan.trainer.report import layout_words
+from fsdpplan.trainer.train import require_numbers
 from tests.trainer import jobs, plans
 
 pytestmark = pytest.mark.gloo

@@ -1,0 +1,179 @@
+"""What a run says of itself: what begins, each step, each save, the end, and why it ran out."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from .assemble import Assembled
+from .checkpoint import Checkpoints, Saved
+from .config import LayoutConfig, PlanConfig, plan_sha256, plan_text
+from .data import Sequences
+from .errors import OutOfMemory
+from .metrics import (
+    MemoryMeter,
+    Metrics,
+    append_line,
+    as_line,
+    device_name,
+    step_rates,
+    summary,
+)
+from .oom import device_memory, postmortem, postmortem_words, predicted_memory
+from .optimizer import Recipe
+from .options import Options
+from .progress import Progress
+from .signals import StopRequest
+from .watch import Watch
+
+RANK_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+"""Degrees whose product is the world, outermost first."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """A run under way."""
+
+    plan: PlanConfig
+    options: Options
+    recipe: Recipe
+    device: torch.device
+    assembled: Assembled
+    optimizer: torch.optim.Optimizer
+    sequences: Sequences
+    stop: StopRequest
+    metrics: Metrics
+    memory: MemoryMeter
+    watch: Watch
+    progress: Progress
+    checkpoints: Checkpoints | None
+    step_seconds: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+
+
+def announce(run: Run) -> None:
+    """Say what begins."""
+    layout, step = run.plan.layout, run.progress.step
+    run.metrics.emit(
+        "start",
+        step=step,
+        steps=run.options.steps,
+        world=layout.world,
+        model=run.plan.model.name,
+        plan_sha256=plan_sha256(plan_text(run.options.plan)),
+        sharding=layout.sharding,
+        **{axis: getattr(layout, axis) for axis in (*RANK_AXES, "ep")},
+        device=device_name(run.device),
+    )
+    where = "from the beginning" if step == 0 else f"resumed after step {step}"
+    run.metrics.say(
+        f"{run.plan.model.name}: {layout_words(layout)}, {layout.world} "
+        f"{'process' if layout.world == 1 else 'processes'} on {device_name(run.device)}; {where}"
+    )
+    if layout.compile and run.device.type == "cpu":
+        passes = ", and with it async TP," if layout.async_tp else ""
+        run.metrics.say(f"torch.compile{passes} is off on CPU")
+
+
+def layout_words(layout: LayoutConfig) -> str:
+    """`fsdp, pp 2 x dp_shard 4, ep 2`: the degrees that are not 1; ep adds no ranks, so apart."""
+    ranks = [f"{axis} {getattr(layout, axis)}" for axis in RANK_AXES if getattr(layout, axis) > 1]
+    experts = [f"ep {layout.ep}"] if layout.ep > 1 else []
+    return ", ".join([layout.sharding, *([" x ".join(ranks)] if ranks else []), *experts])
+
+
+def report(
+    run: Run,
+    *,
+    loss: float,
+    grad_norm: float,
+    learning_rate: float,
+    expert_imbalance: float | None,
+) -> None:
+    """One JSON line and one line for people."""
+    rates = step_rates(run.plan, run.step_seconds[-1])
+    memory = run.memory.peaks()
+    values = {
+        "step": run.progress.step,
+        "loss": loss,
+        **rates,
+        "data_seconds": run.watch.own_time.data_seconds,
+        **memory,
+        "grad_norm": grad_norm,
+        "learning_rate": learning_rate,
+        "loss_scale": run.progress.scaler_state.get("scale"),
+        "expert_imbalance": expert_imbalance,
+    }
+    run.metrics.emit("step", **values)
+    run.watch.reported(values)
+    run.metrics.say(
+        f"step {run.progress.step}/{run.options.steps}  loss {loss:.4f}  "
+        f"{rates['step_seconds']:.3f} s  {rates['tokens_per_second']:,.0f} tokens/s  "
+        f"MFU {100 * rates['mfu_fraction']:.1f} %  "
+        f"memory {memory['allocated_bytes'] / 2**30:.2f} GiB  norm {grad_norm:.3f}"
+    )
+
+
+def told(run: Run, saved: Saved | None) -> None:
+    """Report how a save ended, if one did."""
+    if saved is None:
+        return
+    path, seconds = str(saved.path), saved.seconds
+    if saved.problem:
+        run.metrics.emit("checkpoint_failed", step=saved.step, path=path, reason=saved.problem)
+        complain(
+            f"checkpoint: step {saved.step} was not saved: {saved.problem}; training goes on, and "
+            "the last good checkpoint stays"
+        )
+        return
+    run.metrics.emit("checkpoint", step=saved.step, path=path, seconds=seconds)
+    run.metrics.say(f"saved {path} in {seconds:.2f} s")
+
+
+def conclude(run: Run, stop_signal: int) -> None:
+    """The summary: for people, and as JSON to the metrics file or, without one, to stdout."""
+    totals = summary(run.plan, run.step_seconds, run.losses, run.memory)
+    totals = {"step": run.progress.step, "stopped_by_signal": stop_signal or None, **totals}
+    run.metrics.emit("summary", **totals)
+    if totals["steps_measured"]:
+        run.metrics.say(
+            f"median of {totals['steps_measured']} steps: {totals['step_seconds']:.3f} s, "
+            f"{totals['tokens_per_second']:,.0f} tokens/s, MFU {totals['mfu_fraction']:.1%}; loss "
+            f"{totals['first_loss']:.4f} to {totals['last_loss']:.4f}"
+        )
+    if run.options.metrics is None:
+        run.metrics.say(as_line("summary", totals))
+
+
+def out_of_memory(
+    error: BaseException, plan: PlanConfig, options: Options, run: Run | None
+) -> OutOfMemory:
+    """The post-mortem of a run that has none left: an event, and words for people."""
+    kind = "cuda" if plan.cluster.device.kind == "cuda" else "cpu"
+    model, optimizer = (None, None) if run is None else (run.assembled.model, run.optimizer)
+    memory = device_memory(error, torch.device(kind), model, optimizer)
+    event = {
+        "step": None if run is None else run.progress.step,
+        "rank": dist.get_rank(),
+        "host": socket.gethostname(),
+        **postmortem(error, memory, predicted_memory(plan_text(options.plan))),
+    }
+    if options.metrics is not None:
+        append_line(options.metrics, "oom", event)
+    return OutOfMemory(
+        f"{postmortem_words(event)} -- fsdpplan run --fallback tries a leaner layout; or plan "
+        "again with a smaller --micro-batch or more --activation-checkpointing"
+    )
+
+
+def complain(message: str, *, every_rank: bool = False) -> None:
+    """Print an error once a node, or on each rank."""
+    if every_rank:
+        print(f"[rank {os.environ.get('RANK', '0')}] {message}", file=sys.stderr)
+    elif os.environ.get("LOCAL_RANK", "0") == "0":
+        print(message, file=sys.stderr)
