@@ -14,7 +14,7 @@ from fsdpplan.search.pins import Pins
 from fsdpplan.search.rule import Problem
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.training import Training
+from fsdpplan.spec.training import DTYPE_BYTES, Training
 
 PIECE_TOKENS = 1024
 """Tokens of a piece at the most: enough rows for matmuls at full rate."""
@@ -37,9 +37,10 @@ def in_pieces(layout: Layout, *, training: Training, pins: Pins) -> Layout | Non
 
 
 def most_saved_bytes(layout: Layout, *, model: Model, training: Training) -> int:
-    """What pieces can spare at the most."""
+    """What pieces can spare at the most: logits, and what autocast keeps of the head beside them."""
     tokens = local_tokens(training=training, layout=layout)
-    return MOST_BYTES_A_LOGIT * tokens * -(-model.vocab // layout.tp)
+    head = 0 if layout.sharding == "fsdp" else DTYPE_BYTES["fp32"] * model.hidden
+    return (MOST_BYTES_A_LOGIT * tokens + head) * -(-model.vocab // layout.tp)
 
 
 def pieces_problems(*, layout: Layout, training: Training) -> Iterator[Problem]:

@@ -41,7 +41,7 @@ def exposed(call: BlockCall, case: Case) -> float:
     return exposed_seconds(call, work=work, cluster=case.cluster)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(wide_cases())
 def test_a_collective_adds_at_most_what_it_takes(drawn: Case) -> None:
     for call in calls(drawn):

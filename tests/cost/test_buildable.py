@@ -29,7 +29,7 @@ def is_refused(model: Model, seq_len: int) -> bool:
     return False
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(any_models() | models(), st.sampled_from([32, 64, 128]))
 def test_the_trainer_refuses_just_what_the_planner_marks(model: Model, seq_len: int) -> None:
     assert trainer_builds(model=model, seq_len=seq_len) is not is_refused(model, seq_len)

@@ -28,7 +28,7 @@ def bounds(asked: Case) -> dict[str, float]:
     return {bound.__name__: bound(**inputs) for bound in BOUNDS}  # type: ignore[arg-type]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(cases())
 def test_no_estimate_is_below_a_bound(drawn: Case) -> None:
     seconds = drawn.seconds

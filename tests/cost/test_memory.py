@@ -93,7 +93,7 @@ def test_70b_never_fits_one_node_of_80_gb_whatever_the_replicas() -> None:
     )
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(cases())
 def test_the_parts_add_up_and_none_is_negative(drawn: Case) -> None:
     parts = memory(drawn)
@@ -105,7 +105,7 @@ def test_the_parts_add_up_and_none_is_negative(drawn: Case) -> None:
     assert parts.optimizer_bytes == 2 * parts.parameters_bytes
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(cases())
 def test_shards_sum_to_at_least_the_whole(drawn: Case) -> None:
     layout = drawn.layout

@@ -64,7 +64,7 @@ def test_zero3_is_not_faster_than_zero2_in_the_study() -> None:
     assert zero3 <= zero2
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(cases())
 def test_the_parts_of_a_step_add_up_and_none_is_negative(drawn: Case) -> None:
     result = drawn.estimate
@@ -81,7 +81,7 @@ def test_the_parts_of_a_step_add_up_and_none_is_negative(drawn: Case) -> None:
     assert (time.bubble_seconds > 0) <= (drawn.layout.pp > 1)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(cases())
 def test_the_rows_of_communication_hold_all_the_waiting(drawn: Case) -> None:
     result = drawn.estimate
@@ -92,7 +92,7 @@ def test_the_rows_of_communication_hold_all_the_waiting(drawn: Case) -> None:
     assert exposed == pytest.approx(result.time.exposed_communication_seconds, rel=0.02, abs=1e-5)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(cases())
 def test_the_band_and_the_rates_are_those_of_the_step(drawn: Case) -> None:
     result = drawn.estimate
@@ -114,14 +114,14 @@ def test_one_rank_waits_for_nobody(alone: Case) -> None:
     assert result.time.exposed_communication_seconds == result.time.bubble_seconds == 0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(cases(), st.integers(0, 1), FACTORS)
 def test_a_faster_link_never_makes_a_slower_step(drawn: Case, level: int, factor: float) -> None:
     faster = with_faster_link(drawn.cluster, level=level, factor=factor)
     assert replace(drawn, cluster=faster).seconds <= drawn.seconds * (1 + 1e-9)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(cases(), FACTORS)
 def test_more_memory_bandwidth_never_makes_a_slower_step(drawn: Case, factor: float) -> None:
     device = drawn.cluster.device
@@ -131,7 +131,7 @@ def test_more_memory_bandwidth_never_makes_a_slower_step(drawn: Case, factor: fl
     assert replace(drawn, cluster=cluster).seconds <= drawn.seconds * (1 + 1e-9)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(cases())
 def test_the_bound_of_the_search_is_below_the_step(drawn: Case) -> None:
     least = least_seconds(

@@ -73,7 +73,7 @@ def test_one_rank_communicates_nothing(alone: Case) -> None:
     assert calls_of(alone) == []
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(cases() | wide_cases())
 def test_no_call_is_empty_or_lonely(drawn: Case) -> None:
     for call in calls_of(drawn):

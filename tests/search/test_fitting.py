@@ -40,7 +40,7 @@ def spared(wanted: search.Question, layout: Layout) -> Layout | None:
     return pieces
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(cases())
 def test_the_search_sees_the_memory_that_the_estimate_has(drawn: Case) -> None:
     found = estimate(
@@ -49,7 +49,7 @@ def test_the_search_sees_the_memory_that_the_estimate_has(drawn: Case) -> None:
     assert needed_bytes(asked(drawn), drawn.layout) == found.memory.peak_device_bytes
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(cases(data_parallel_only=True))
 def test_keeping_parameters_never_needs_less(drawn: Case) -> None:
     if drawn.layout.sharding != "fsdp":

@@ -16,7 +16,7 @@ from fsdpplan.trainer.config import parse_plan
 from fsdpplan.trainer.support import require_runnable
 from tests.search.questions import Question, policies, question
 
-STRIDE = 7
+STRIDE = 13
 """Of so many layouts of the search one is tried: neighbours differ in the micro-batch."""
 
 

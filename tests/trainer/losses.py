@@ -26,7 +26,7 @@ from fsdpplan.trainer.step import train_step
 from fsdpplan.trainer.weights import initialise
 from tests.trainer import plans
 
-STEPS = 4
+STEPS = 3
 RECIPE = Recipe(steps=STEPS, learning_rate=3e-3, warmup_steps=0, weight_decay=0.1, clip_norm=0.5)
 CPU = torch.device("cpu")
 HSDP = {"dp_replicate": 2, "dp_shard": 2}

@@ -50,7 +50,7 @@ def test_the_loss_is_compiled_where_the_blocks_are() -> None:
     """A device needs no driver to be named."""
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
     compiled, eager = (parse_plan(plan_text(compile=compiled)).layout for compiled in (True, False))
-    assert loss_function(compiled, gpu) is not next_token_loss
-    assert loss_function(compiled, gpu) is loss_function(compiled, gpu)
-    assert loss_function(compiled, cpu) is next_token_loss
-    assert loss_function(eager, gpu) is next_token_loss
+    assert loss_function(compiled, gpu, None) is not next_token_loss
+    assert loss_function(compiled, gpu, None) is loss_function(compiled, gpu, None)
+    assert loss_function(compiled, cpu, None) is next_token_loss
+    assert loss_function(eager, gpu, None) is next_token_loss
