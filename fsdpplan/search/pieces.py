@@ -37,7 +37,7 @@ def in_pieces(layout: Layout, *, training: Training, pins: Pins) -> Layout | Non
 
 
 def most_saved_bytes(layout: Layout, *, model: Model, training: Training) -> int:
-    """What pieces can spare at the most: logits, and what autocast keeps of the head beside them."""
+    """What pieces can spare at the most: logits, and the head as autocast keeps it beside them."""
     tokens = local_tokens(training=training, layout=layout)
     head = 0 if layout.sharding == "fsdp" else DTYPE_BYTES["fp32"] * model.hidden
     return (MOST_BYTES_A_LOGIT * tokens + head) * -(-model.vocab // layout.tp)
