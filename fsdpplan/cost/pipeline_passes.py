@@ -69,8 +69,7 @@ def pipeline_passes(
     rank = max(range(layout.pp), key=lambda rank: (timing.busy_seconds[rank], rank))
     idle = timing.idle_seconds[rank]
     messages = min(idle, _message_waiting_seconds(model, layout, rank, send))
-    ours = training.runtime == "fsdp2"
-    tables = table_seconds(model=model, cluster=cluster, layout=layout) if ours else 0.0
+    tables = table_seconds(model=model, cluster=cluster, training=training, layout=layout)
     return Passes(
         busy_seconds=timing.busy_seconds[rank],
         exposed=ExposedSeconds(

@@ -15,12 +15,13 @@ from fsdpplan.cost.shards import Stage, unit_size
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.training import DTYPE_BYTES
+from fsdpplan.spec.training import DTYPE_BYTES, Training
 
 
-def has_distant_copies(*, model: Model, layout: Layout) -> bool:
-    """Embedding and head share a table and lie on different ranks."""
-    return model.tied_embeddings and layout.pp > 1 and layout.schedule not in V_SCHEDULES
+def exchanges_tables(*, model: Model, training: Training, layout: Layout) -> bool:
+    """Embedding and head share a table and lie on different ranks, of our trainer's."""
+    is_distant = layout.pp > 1 and layout.schedule not in V_SCHEDULES
+    return model.tied_embeddings and is_distant and training.runtime == "fsdp2"
 
 
 def table_gradient_bytes(*, model: Model, layout: Layout) -> int:
@@ -35,13 +36,16 @@ def table_gradient_bytes(*, model: Model, layout: Layout) -> int:
     return DTYPE_BYTES["fp32"] * (table.padded_elements // ranks)
 
 
-def table_calls(*, model: Model, layout: Layout, stage: Stage) -> Iterator[Calls]:
+def table_calls(
+    *, model: Model, training: Training, layout: Layout, stage: Stage
+) -> Iterator[Calls]:
     """The gradient that an end of the pipeline sends to the other, once a step.
 
     Each adds what it receives to its own. Source: `fsdpplan.trainer.tied_tables`; Megatron-LM
     all-reduces over the two in the same place.
     """
-    if has_distant_copies(model=model, layout=layout) and stage.has_embedding != stage.has_head:
+    one_end = stage.has_embedding != stage.has_head
+    if one_end and exchanges_tables(model=model, training=training, layout=layout):
         yield Calls(
             collective="send_recv",
             group=pp_group(layout),
@@ -51,9 +55,9 @@ def table_calls(*, model: Model, layout: Layout, stage: Stage) -> Iterator[Calls
         )
 
 
-def table_seconds(*, model: Model, cluster: Cluster, layout: Layout) -> float:
+def table_seconds(*, model: Model, cluster: Cluster, training: Training, layout: Layout) -> float:
     """Time of the exchange, between the last backward pass and the gradient norm: all wait."""
-    if not has_distant_copies(model=model, layout=layout):
+    if not exchanges_tables(model=model, training=training, layout=layout):
         return 0.0
     size = table_gradient_bytes(model=model, layout=layout)
     return group_seconds(cluster, pp_group(layout), "send_recv", size)

@@ -231,7 +231,6 @@ def step_calls(
     calls += inner_calls(device_kind=device_kind, **arguments)  # type: ignore[arg-type]
     calls += tp_end_calls(**arguments)  # type: ignore[arg-type]
     calls += pp_calls(**arguments)  # type: ignore[arg-type]
-    if training.runtime == "fsdp2":
-        calls += table_calls(model=model, layout=layout, stage=stage)
+    calls += table_calls(model=model, training=training, layout=layout, stage=stage)
     calls += optimizer_calls(**arguments)  # type: ignore[arg-type]
     return [call for call in calls if call.count and call.group.ranks > 1]

@@ -17,6 +17,7 @@ from tests.cost.clusters import cluster
 
 LLAMA_8B = load_model("llama-3.1-8b")
 TIED = replace(LLAMA_8B, tied_embeddings=True)
+TRAINING = Training(seq_len=2048, global_batch=8)
 PIPED = Layout(
     pp=4,
     dp_shard=2,
@@ -29,7 +30,10 @@ PIPED = Layout(
 
 def test_the_two_ends_exchange_their_parts_of_the_gradient_once_a_step() -> None:
     stages = pipeline_ranks(model=TIED, layout=PIPED)
-    calls = [list(table_calls(model=TIED, layout=PIPED, stage=stage)) for stage in stages]
+    calls = [
+        list(table_calls(model=TIED, training=TRAINING, layout=PIPED, stage=stage))
+        for stage in stages
+    ]
     assert [len(each) for each in calls] == [1, 0, 0, 1]
     (call,) = calls[0]
     assert (call.collective, call.group.axis, call.dtype) == ("send_recv", "pp", "fp32")
@@ -45,18 +49,20 @@ def test_tensor_parallel_ranks_exchange_their_rows_and_whole_copies_all_of_them(
 
 
 @pytest.mark.parametrize(
-    ("model", "layout"),
+    ("model", "training", "layout"),
     [
-        (LLAMA_8B, PIPED),
-        (TIED, Layout(dp_shard=8)),
-        (TIED, replace(PIPED, schedule="zbv", virtual_stages=2)),
+        (LLAMA_8B, TRAINING, PIPED),
+        (TIED, TRAINING, Layout(dp_shard=8)),
+        (TIED, TRAINING, replace(PIPED, schedule="zbv", virtual_stages=2)),
+        (TIED, replace(TRAINING, runtime="megatron"), PIPED),
     ],
-    ids=["two tables", "no pipeline", "both on one rank"],
+    ids=["two tables", "no pipeline", "both on one rank", "another runtime"],
 )
-def test_others_exchange_nothing(model: Model, layout: Layout) -> None:
-    assert table_seconds(model=model, cluster=cluster(gpus=8), layout=layout) == 0.0
+def test_others_exchange_nothing(model: Model, training: Training, layout: Layout) -> None:
+    asked = {"model": model, "training": training, "layout": layout}
+    assert table_seconds(cluster=cluster(gpus=8), **asked) == 0.0  # type: ignore[arg-type]
     for stage in pipeline_ranks(model=model, layout=layout):
-        assert not list(table_calls(model=model, layout=layout, stage=stage))
+        assert not list(table_calls(stage=stage, **asked))  # type: ignore[arg-type]
 
 
 def test_all_ranks_wait_for_the_exchange() -> None:
@@ -64,6 +70,6 @@ def test_all_ranks_wait_for_the_exchange() -> None:
     asked = {"cluster": cluster(gpus=8), "training": training, "layout": PIPED}
     apart = estimate(model=LLAMA_8B, **asked).step_seconds.expected  # type: ignore[arg-type]
     tied = estimate(model=TIED, **asked).step_seconds.expected  # type: ignore[arg-type]
-    exchange = table_seconds(model=TIED, cluster=cluster(gpus=8), layout=PIPED)
+    exchange = table_seconds(model=TIED, **asked)  # type: ignore[arg-type]
     assert exchange > 0
     assert tied - apart == pytest.approx(exchange, rel=0.01)

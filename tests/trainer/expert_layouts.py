@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from fsdpplan.trainer.distributed import leave
-from tests.trainer import losses, plans
+from tests.trainer import jobs, losses, plans
 
 MIXTRAL = {"experts": {"experts": 4, "active": 2, "hidden": 32}}
 SHARED = {
@@ -91,7 +88,4 @@ def measure_all(out: Path) -> None:
     results = {name: losses.measure(plans.plan_text(**plan_arguments(name))) for name in LAYOUTS}
     if dist.get_rank() == 0:
         results |= {model: losses.reference(fields) for model, fields in MODELS.items()}
-        partial = out.with_suffix(".partial")
-        partial.write_text(json.dumps(results), encoding="utf-8")
-        os.replace(partial, out)
-    leave(0)
+    jobs.leave_with(results, out)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,10 @@ from fsdpplan.trainer import assemble as assembly
 from fsdpplan.trainer.checkpoint import Checkpoints, Progress
 from fsdpplan.trainer.config import PlanConfig, parse_plan
 from fsdpplan.trainer.data import micro_batches, open_sequences
-from fsdpplan.trainer.distributed import leave
 from fsdpplan.trainer.mesh import build_meshes
 from fsdpplan.trainer.optimizer import make_optimizer
 from fsdpplan.trainer.step import train_step
-from tests.trainer import losses, plans
+from tests.trainer import jobs, losses, plans
 
 MODEL = {"hidden": 64, "ffn_hidden": 128, "head_dim": 16, "vocab": 64}
 RECIPE = replace(losses.RECIPE, steps=2)
@@ -95,8 +93,4 @@ def measure_all(out: Path) -> None:
     job.checkpoints(folder).save(job.assembled.model, job.optimizer, progress)
     for name in ("bf16", "tensorwise", "gathered"):
         results[f"{name}_resumed"] = resumed(folder, TRAININGS[name])
-    if dist.get_rank() == 0:
-        partial = out.with_suffix(".partial")
-        partial.write_text(json.dumps(results), encoding="utf-8")
-        os.replace(partial, out)
-    leave(0)
+    jobs.leave_with(results, out)

@@ -8,12 +8,44 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import torch.distributed as dist
+
+from fsdpplan.trainer.distributed import leave
 from tests.trainer import plans
 
 RANKS = Path(__file__).parent / "ranks.py"
 TIMEOUT_SECONDS = 180
+
+
+def forked(
+    world: int, function: str, out: Path, *, timeout_seconds: int = 300, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """`MODULE:FUNCTION`, called with `out` on `world` forked ranks."""
+    return subprocess.run(
+        [sys.executable, str(RANKS), str(world), function, str(out)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=timeout_seconds,
+        check=False,
+    )
+
+
+def leave_with(results: dict[str, Any], out: Path, *, writer: int = 0) -> NoReturn:
+    """End of a function on forked ranks: one writes what `measured` reads, all leave."""
+    if dist.get_rank() == writer:
+        out.write_text(json.dumps(results), encoding="utf-8")
+    leave(0)
+
+
+def measured(world: int, function: str, out: Path, **environment: str) -> dict[str, Any]:
+    """The JSON that a function on forked ranks writes into `out`."""
+    finished = forked(world, function, out, **environment)
+    assert finished.returncode == 0, finished.stderr[-4000:]
+    found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    return found
 
 
 def start(folder: Path, world: int, *arguments: str, **plan: Any) -> subprocess.Popen[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,12 +12,11 @@ from torch import Tensor
 
 from fsdpplan.trainer.config import parse_plan
 from fsdpplan.trainer.data import Sequences, open_sequences
-from fsdpplan.trainer.distributed import leave
 from fsdpplan.trainer.loss import next_token_loss
 from fsdpplan.trainer.model import Decoder
 from fsdpplan.trainer.optimizer import make_optimizer
 from fsdpplan.trainer.weights import initialise
-from tests.trainer import losses, plans
+from tests.trainer import jobs, losses, plans
 
 SPLIT = {"tp": 2, "sequence_parallel": True, "loss_parallel": True}
 PIPED = {
@@ -115,7 +112,4 @@ def measure_all(out: Path) -> None:
         results["reference"] = losses.reference(MODEL)
         results["tied_reference"] = losses.reference(TIED)
         results["apart"] = documents_apart()
-        partial = out.with_suffix(".partial")
-        partial.write_text(json.dumps(results), encoding="utf-8")
-        os.replace(partial, out)
-    leave(0)
+    jobs.leave_with(results, out)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from fsdpplan.trainer.distributed import leave
-from tests.trainer import losses, plans
+from tests.trainer import jobs, losses, plans
 
 SPLIT = {"tp": 2, "sequence_parallel": True, "loss_parallel": True}
 PIPED = {
@@ -114,7 +111,4 @@ def measure_all(out: Path) -> None:
     if dist.get_rank() == 0:
         results["dense"] = losses.reference(dense_model(world))
         results["experts"] = losses.reference(FOUR_HEADS | EXPERTS) if with_experts else {}
-        partial = out.with_suffix(".partial")
-        partial.write_text(json.dumps(results), encoding="utf-8")
-        os.replace(partial, out)
-    leave(0)
+    jobs.leave_with(results, out)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -23,10 +20,9 @@ from fsdpplan.trainer.assemble import assemble
 from fsdpplan.trainer.config import parse_plan
 from fsdpplan.trainer.counting import CollectiveCounter, layout_axes
 from fsdpplan.trainer.data import micro_batches, open_sequences
-from fsdpplan.trainer.distributed import leave
 from fsdpplan.trainer.optimizer import make_optimizer
 from fsdpplan.trainer.step import train_step
-from tests.trainer import losses, plans
+from tests.trainer import jobs, losses, plans
 
 STEPS = 2
 
@@ -128,8 +124,6 @@ SETS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
 }
 """Layouts (model, layout) that one set of processes runs, whose number ends the set's name."""
 
-TIMEOUT_SECONDS = 250
-
 
 def cases(*sets: str, precision: str = "fp32") -> list[tuple[str, str]]:
     """(set, name) of the layouts in a precision."""
@@ -179,23 +173,8 @@ def measured(which: str) -> dict[str, Any]:
     """What the ranks of a set measure, each layout in turn; once a test process."""
     with TemporaryDirectory() as folder:
         out = Path(folder) / f"{which}.json"
-        finished = subprocess.run(
-            [
-                sys.executable,
-                str(Path(__file__).parent / "ranks.py"),
-                which.rpartition("_")[2],
-                "tests.trainer.parallel_layouts:measure_all",
-                str(out),
-            ],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_SECONDS,
-            check=False,
-        )
-        assert finished.returncode == 0, finished.stderr[-4000:]
-        found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-        return found
+        world = int(which.rpartition("_")[2])
+        return jobs.measured(world, "tests.trainer.parallel_layouts:measure_all", out)
 
 
 def measure(text: str) -> dict[str, Any]:
@@ -240,7 +219,4 @@ def measure_all(out: Path) -> None:
     if dist.get_rank() == 0:
         models = {model for model, _ in layouts.values()}
         results |= {model: losses.reference(MODELS[model]) for model in models}
-        partial = out.with_suffix(".partial")
-        partial.write_text(json.dumps(results), encoding="utf-8")
-        os.replace(partial, out)
-    leave(0)
+    jobs.leave_with(results, out)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,13 +15,12 @@ from fsdpplan.trainer.batch import MicroBatch
 from fsdpplan.trainer.config import PlanConfig, parse_plan
 from fsdpplan.trainer.counting import CollectiveCounter, layout_axes
 from fsdpplan.trainer.data import micro_batches, open_sequences
-from fsdpplan.trainer.distributed import leave
 from fsdpplan.trainer.loss import next_token_loss
 from fsdpplan.trainer.model import Decoder
 from fsdpplan.trainer.optimizer import make_optimizer
 from fsdpplan.trainer.step import train_step
 from fsdpplan.trainer.weights import initialise
-from tests.trainer import losses, plans
+from tests.trainer import jobs, losses, plans
 
 Layouts = dict[str, dict[str, Any]]
 
@@ -236,7 +233,7 @@ def measure_layouts(out: Path) -> None:
         results[f"reference_{model}"] = losses.reference(MODELS[model])
         for name, layout in layouts.items():
             results[name] = losses.measure(plans.plan_text(model=MODELS[model], **layout))
-    write(results, out)
+    jobs.leave_with(results, out)
 
 
 def measure_others(out: Path) -> None:
@@ -251,13 +248,4 @@ def measure_others(out: Path) -> None:
     for name, layout in DOCUMENTS.items():
         text = plans.plan_text(model=MODELS["plain"], **layout)
         results[f"documents_{name}"] = documents(text), documents_reference(text)
-    write(results, out)
-
-
-def write(results: dict[str, Any], out: Path) -> None:
-    """Let rank 0 write, and leave."""
-    if dist.get_rank() == 0:
-        partial = out.with_suffix(".partial")
-        partial.write_text(json.dumps(results), encoding="utf-8")
-        os.replace(partial, out)
-    leave(0)
+    jobs.leave_with(results, out)

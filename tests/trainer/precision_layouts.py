@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,11 +14,10 @@ from torch import nn
 from fsdpplan.trainer.assemble import Assembled, assemble
 from fsdpplan.trainer.config import parse_plan
 from fsdpplan.trainer.data import micro_batches, open_sequences
-from fsdpplan.trainer.distributed import leave
 from fsdpplan.trainer.optimizer import Recipe, make_optimizer
 from fsdpplan.trainer.shards import local
 from fsdpplan.trainer.step import train_step
-from tests.trainer import losses, plans
+from tests.trainer import jobs, losses, plans
 
 RECIPE = replace(losses.RECIPE, steps=3)
 MUON = replace(RECIPE, optimizer="muon")
@@ -137,7 +134,7 @@ def measure_scaling(out: Path) -> None:
             results[f"{name}_spoiled"] = {"ranks": everyones(train(text, RECIPE, spoil=spoil))}
     if dist.get_rank() == 0:
         results["fp32"] = losses.reference(DENSE, RECIPE)
-    write(results, out)
+    jobs.leave_with(results, out)
 
 
 def measure_optimizers(out: Path) -> None:
@@ -155,13 +152,4 @@ def measure_optimizers(out: Path) -> None:
         results["adamw"] = losses.reference(DENSE, RECIPE)
         results["muon"] = losses.reference(DENSE, MUON)
         results["muon_experts"] = losses.reference(MIXTURE, MUON)
-    write(results, out)
-
-
-def write(results: dict[str, Any], out: Path) -> NoReturn:
-    """Rank 0 writes what was measured, and all leave."""
-    if dist.get_rank() == 0:
-        partial = out.with_suffix(".partial")
-        partial.write_text(json.dumps(results), encoding="utf-8")
-        os.replace(partial, out)
-    leave(0)
+    jobs.leave_with(results, out)

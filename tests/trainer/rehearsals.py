@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +12,9 @@ from fsdpplan.trainer.assemble import assemble
 from fsdpplan.trainer.config import PlanConfig, parse_plan
 from fsdpplan.trainer.counting import CollectiveCounter, layout_axes
 from fsdpplan.trainer.data import micro_batches, open_sequences
-from fsdpplan.trainer.distributed import leave
 from fsdpplan.trainer.optimizer import Recipe, make_optimizer
 from fsdpplan.trainer.step import train_step
-from tests.trainer import plans
+from tests.trainer import jobs, plans
 from tests.trainer.matrix_layouts import EXPERTS, PIPED, SPLIT
 
 RECIPE = Recipe(steps=2, learning_rate=1e-3, warmup_steps=0, weight_decay=0.1, clip_norm=0.5)
@@ -86,8 +83,4 @@ def count_all(out: Path) -> None:
     """Every layout; rank 3, which is in the last stage, writes what it called."""
     dist.init_process_group("gloo")
     found = {name: as_lists(counted(name).calls) for name in (*LAYOUTS, *WITH_EXPERTS)}
-    if dist.get_rank() == 3:
-        partial = out.with_suffix(".partial")
-        partial.write_text(json.dumps(found), encoding="utf-8")
-        os.replace(partial, out)
-    leave(0)
+    jobs.leave_with(found, out, writer=3)

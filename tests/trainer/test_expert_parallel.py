@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +17,6 @@ from tests.trainer.expert_layouts import LAYOUTS, MODELS
 
 pytestmark = pytest.mark.gloo
 
-RANKS = Path(__file__).parent / "ranks.py"
 FP32 = [name for name in LAYOUTS if not name.startswith("bf16")]
 BF16 = [name for name in LAYOUTS if name.startswith("bf16")]
 
@@ -30,16 +25,7 @@ BF16 = [name for name in LAYOUTS if name.startswith("bf16")]
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What 4 ranks report of each layout, and one process of each model."""
     out = tmp_path_factory.mktemp("experts") / "results.json"
-    done = subprocess.run(
-        [sys.executable, str(RANKS), "4", "tests.trainer.expert_layouts:measure_all", str(out)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-    return found
+    return jobs.measured(4, "tests.trainer.expert_layouts:measure_all", out)
 
 
 @pytest.mark.parametrize("name", FP32)

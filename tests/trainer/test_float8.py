@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,10 +13,9 @@ from fsdpplan.trainer.errors import TrainerError
 from fsdpplan.trainer.float8 import apply_float8, float8_layers, require_float8
 from fsdpplan.trainer.model import Decoder
 from fsdpplan.trainer.support import require_runnable
-from tests.trainer import plans
+from tests.trainer import jobs, plans
 from tests.trainer.float8_layouts import TRAININGS, plan_of
 
-RANKS = Path(__file__).parent / "ranks.py"
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 LOSS_TOLERANCE = 5e-3
@@ -118,17 +113,7 @@ def test_a_converted_model_has_the_same_parameters(name: str) -> None:
 @pytest.mark.gloo
 def test_it_learns_as_bf16_also_from_a_checkpoint_of_bf16(tmp_path: Path) -> None:
     out = tmp_path / "results.json"
-    function = "tests.trainer.float8_layouts:measure_all"
-    finished = subprocess.run(
-        [sys.executable, str(RANKS), "2", function, str(out)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr[-4000:]
-    results = json.loads(out.read_text(encoding="utf-8"))
+    results = jobs.measured(2, "tests.trainer.float8_layouts:measure_all", out)
     for name, measured in results.items():
         exact = results["bf16_resumed" if name.endswith("_resumed") else "bf16"]
         assert measured == pytest.approx(exact, abs=LOSS_TOLERANCE)

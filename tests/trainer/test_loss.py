@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,9 +16,8 @@ from fsdpplan.trainer.chunked_loss import chunked_loss
 from fsdpplan.trainer.live_bytes import LiveBytes
 from fsdpplan.trainer.loss import next_token_loss
 from fsdpplan.trainer.private_torch import fake_tensors
-from tests.trainer import loss_layouts
+from tests.trainer import jobs, loss_layouts
 
-RANKS = Path(__file__).parent / "ranks.py"
 LOSS_TOLERANCE = 5e-6
 NORM_TOLERANCE = 1e-4
 """As for whole losses: see test_losses.py."""
@@ -35,17 +29,7 @@ Results = dict[str, dict[str, Any]]
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """All layouts, measured one after the other in one set of processes."""
     out = tmp_path_factory.mktemp("loss_layouts") / "results.json"
-    finished = subprocess.run(
-        [sys.executable, str(RANKS), "4", "tests.trainer.loss_layouts:measure_all", str(out)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr[-4000:]
-    loaded: Results = json.loads(out.read_text(encoding="utf-8"))
-    return loaded
+    return jobs.measured(4, "tests.trainer.loss_layouts:measure_all", out)
 
 
 def require_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +11,7 @@ import torch.distributed as dist
 
 from fsdpplan.trainer.config import parse_plan
 from fsdpplan.trainer.model import Decoder
-from tests.trainer import losses, plans
-
-RANKS = Path(__file__).parent / "ranks.py"
+from tests.trainer import jobs, losses, plans
 
 FP32_LOSS_TOLERANCE = 5e-6
 """Sums in another order: 1e-6 was the largest difference seen in losses near 4."""
@@ -33,17 +27,7 @@ Results = dict[str, dict[str, Any]]
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """All layouts, measured one after the other in one set of processes."""
     out = tmp_path_factory.mktemp("losses") / "results.json"
-    finished = subprocess.run(
-        [sys.executable, str(RANKS), "4", "tests.trainer.losses:measure_all", str(out)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr[-4000:]
-    loaded: Results = json.loads(out.read_text(encoding="utf-8"))
-    return loaded
+    return jobs.measured(4, "tests.trainer.losses:measure_all", out)
 
 
 def counts(results: Results, name: str) -> dict[str, int]:

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.trainer import matrix_layouts
-
-RANKS = Path(__file__).parent / "ranks.py"
+from tests.trainer import jobs, matrix_layouts
 
 LOSS_TOLERANCE = 1e-5
 """fp32 sums in another order, through Adam's first updates, which are the gradients' signs."""
@@ -27,26 +20,12 @@ Results = dict[str, dict[str, Any]]
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Results]:
     """World -> name -> losses and norms: all layouts of a world in one set of processes."""
-    found = {}
-    for world in matrix_layouts.OF_WORLD:
-        out = tmp_path_factory.mktemp("matrix") / f"{world}.json"
-        finished = subprocess.run(
-            [
-                sys.executable,
-                str(RANKS),
-                str(world),
-                "tests.trainer.matrix_layouts:measure_all",
-                str(out),
-            ],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert finished.returncode == 0, finished.stderr[-4000:]
-        found[world] = json.loads(out.read_text(encoding="utf-8"))
-    return found
+    folder = tmp_path_factory.mktemp("matrix")
+    function = "tests.trainer.matrix_layouts:measure_all"
+    return {
+        world: jobs.measured(world, function, folder / f"{world}.json")
+        for world in matrix_layouts.OF_WORLD
+    }
 
 
 CASES = [

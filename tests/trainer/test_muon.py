@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +12,8 @@ from fsdpplan.trainer.model import Decoder
 from fsdpplan.trainer.muon import orthogonal
 from fsdpplan.trainer.optimizer import Recipe, block_matrices, make_optimizer
 from fsdpplan.trainer.weights import initialise
-from tests.trainer import plans
+from tests.trainer import jobs, plans
 from tests.trainer.precision_layouts import EXPERTS, LAYOUTS
-
-RANKS = Path(__file__).parent / "ranks.py"
 
 TOLERANCE = 1e-5
 """Sums in another order, which orthogonalising carries on; 2e-6 was the largest seen."""
@@ -32,18 +25,7 @@ Results = dict[str, dict[str, Any]]
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """All optimizers and layouts, in one set of processes."""
     out = tmp_path_factory.mktemp("optimizers") / "results.json"
-    function = "tests.trainer.precision_layouts:measure_optimizers"
-    finished = subprocess.run(
-        [sys.executable, str(RANKS), "4", function, str(out)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr[-4000:]
-    loaded: Results = json.loads(out.read_text(encoding="utf-8"))
-    return loaded
+    return jobs.measured(4, "tests.trainer.precision_layouts:measure_optimizers", out)
 
 
 @pytest.mark.gloo

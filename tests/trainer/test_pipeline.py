@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 from dataclasses import asdict, fields
 from operator import attrgetter
 from pathlib import Path
@@ -29,9 +25,7 @@ from fsdpplan.trainer.pipeline_rules import SCHEDULES, pipeline_problems
 from fsdpplan.trainer.pipeline_stages import rank_shares, stage_blocks
 from fsdpplan.trainer.step import require_gradients
 from fsdpplan.trainer.support import require_runnable
-from tests.trainer import pipeline_layouts, plans
-
-RANKS = Path(__file__).parent / "ranks.py"
+from tests.trainer import jobs, pipeline_layouts, plans
 
 LOSS_TOLERANCE = 5e-6
 """Sums in another order: 5e-7 was the largest difference seen in losses near 4."""
@@ -43,25 +37,10 @@ gloo = pytest.mark.gloo
 Results = dict[str, Any]
 
 
-def run_ranks(world: int, function: str, out: Path) -> subprocess.CompletedProcess[str]:
-    """`function(out)` on `world` forked ranks."""
-    return subprocess.run(
-        [sys.executable, str(RANKS), str(world), function, str(out)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-
-
 def measured_by(world: int, function: str, folder: Path) -> Results:
     """What a function of `pipeline_layouts` measures in one set of processes."""
-    out = folder / "results.json"
-    finished = run_ranks(world, f"tests.trainer.pipeline_layouts:{function}", out)
-    assert finished.returncode == 0, finished.stderr[-4000:]
-    results: Results = json.loads(out.read_text(encoding="utf-8"))
-    return results
+    function = f"tests.trainer.pipeline_layouts:{function}"
+    return jobs.measured(world, function, folder / "results.json")
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +121,7 @@ def test_every_stage_keeps_documents_apart(others: Results, name: str) -> None:
 @gloo
 def test_a_stage_that_fails_ends_the_job(tmp_path: Path) -> None:
     function = "tests.trainer.pipeline_layouts:fail_on_the_last_stage"
-    finished = run_ranks(2, function, tmp_path / "plan.json")
+    finished = jobs.forked(2, function, tmp_path / "plan.json")
     assert finished.returncode == 1
     assert "the last stage fails" in finished.stderr
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,6 @@ from fsdpplan.trainer.scaler import FIRST_SCALE, LossScaler, scaled, scaler_stat
 from tests.trainer import jobs, plans
 from tests.trainer.precision_layouts import LAYOUTS, SPOILED_STEP, SPOILS, spoil_one_gradient
 
-RANKS = Path(__file__).parent / "ranks.py"
 CPU = torch.device("cpu")
 
 FP16_TOLERANCE = 1e-3
@@ -34,18 +30,7 @@ Results = dict[str, dict[str, Any]]
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """All layouts in fp16, in one set of processes."""
     out = tmp_path_factory.mktemp("scaling") / "results.json"
-    function = "tests.trainer.precision_layouts:measure_scaling"
-    finished = subprocess.run(
-        [sys.executable, str(RANKS), "4", function, str(out)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr[-4000:]
-    loaded: Results = json.loads(out.read_text(encoding="utf-8"))
-    return loaded
+    return jobs.measured(4, "tests.trainer.precision_layouts:measure_scaling", out)
 
 
 @pytest.mark.gloo

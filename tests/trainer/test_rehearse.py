@@ -25,10 +25,9 @@ from fsdpplan.trainer.errors import TrainerError
 from fsdpplan.trainer.feed_forward import FeedForward
 from fsdpplan.trainer.options import parse_options
 from fsdpplan.trainer.rehearse_model import load_build, rehearse_model
-from tests.trainer import plans, rehearsals
+from tests.trainer import jobs, plans, rehearsals
 from tests.trainer.matrix_layouts import PIPED, SPLIT
 
-RANKS = Path(__file__).parent / "ranks.py"
 HSDP = {"dp_replicate": 2, "dp_shard": 2}
 PIPE = PIPED | {"dp_shard": 2}
 
@@ -37,17 +36,7 @@ PIPE = PIPED | {"dp_shard": 2}
 def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What rank 3 of 4 real gloo ranks called, by layout."""
     out = tmp_path_factory.mktemp("real") / "calls.json"
-    finished = subprocess.run(
-        [sys.executable, str(RANKS), "4", "tests.trainer.rehearsals:count_all", str(out)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr[-4000:]
-    found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-    return found
+    return jobs.measured(4, "tests.trainer.rehearsals:count_all", out)
 
 
 @pytest.mark.gloo

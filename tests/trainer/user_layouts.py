@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+from tests.trainer import jobs
 
 WIDTHS: dict[str, Any] = {
     "hidden_size": 32,
@@ -73,28 +71,11 @@ LOADED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Layouts in which a model is built on the meta device and loaded from files."""
 
-TIMEOUT_SECONDS = 280
-
 
 @cache
 def measured() -> dict[str, Any]:
     """What four ranks measure; once a test process."""
     with TemporaryDirectory() as folder:
         out = Path(folder) / "user.json"
-        finished = subprocess.run(
-            [
-                sys.executable,
-                str(Path(__file__).parent / "ranks.py"),
-                "4",
-                "tests.trainer.user_ranks:measure_all",
-                str(out),
-            ],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_SECONDS,
-            check=False,
-        )
-        assert finished.returncode == 0, finished.stderr[-4000:]
-        found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-        return found
+        function = "tests.trainer.user_ranks:measure_all"
+        return jobs.measured(4, function, out, HF_HUB_OFFLINE="1")

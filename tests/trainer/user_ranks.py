@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +30,7 @@ from fsdpplan.trainer import (
     parallelize,
     sampler_arguments,
 )
-from fsdpplan.trainer.distributed import leave
-from tests.trainer import plans
+from tests.trainer import jobs, plans
 from tests.trainer.user_layouts import BF16, LAYOUTS, LOADED, MODELS, WIDTHS
 
 SEQUENCES, LENGTH, STEPS = plans.GLOBAL_BATCH, 12, 2
@@ -154,7 +151,4 @@ def measure_all(out: Path) -> None:
         results[f"load {name}"] = load(folder, model, layout)
     if dist.get_rank() == 0:
         results |= {name: reference(name) for name in MODELS}
-        partial = out.with_suffix(".partial")
-        partial.write_text(json.dumps(results), encoding="utf-8")
-        os.replace(partial, out)
-    leave(0)
+    jobs.leave_with(results, out)
