@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from fsdpplan.emit.container import Container
+from fsdpplan.emit.survival import Survival
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.checks import require_choice, require_positive, require_positive_int
 from fsdpplan.spec.host_list import expand_host_list
@@ -181,6 +183,8 @@ class Job:
     """File for one JSON line a step."""
     trainer_folder: str | None = None
     """Copy of the trainer's source to run in place of the installed one."""
+    survival: Survival = field(default_factory=Survival)
+    container: Container | None = None
 
     def __post_init__(self) -> None:
         if self.cpus_per_task is not None:

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from fsdpplan.emit.header import METRICS_LINE, header_lines, plan_lines
 from fsdpplan.emit.job import Job, excluded_hosts, sbatch_option, signal_seconds
 from fsdpplan.emit.nccl import environment
 from fsdpplan.emit.nccl_rules import Variable
 from fsdpplan.emit.node import node_functions
+from fsdpplan.emit.order import Order, refuse_others
 from fsdpplan.emit.quoting import paragraph, sbatch_value, shell_word
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.plan import Plan
 
 LEAVE_IF_STOPPED = '[ -z "$stopped" ] || exit "$stopped"'
 """A signal that came during the check counts after it."""
+
+ALL_OF_JOB = frozenset(field.name for field in fields(Job))
+
+
+def render(order: Order) -> str:
+    """The job script of an order, which has no pods."""
+    refuse_others(order, target="slurm", job=ALL_OF_JOB, pods=frozenset())
+    return render_launch(
+        plan=order.plan, plan_json=order.plan_json, job=order.job, version=order.version
+    )
 
 
 def render_launch(*, plan: Plan, plan_json: str, job: Job, version: str) -> str:

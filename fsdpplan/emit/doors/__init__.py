@@ -1,0 +1,1 @@
+"""The same plan for other programs and launchers, as text."""

@@ -1,0 +1,1 @@
+"""Kubernetes manifests: TrainJob, PyTorchJob, JobSet and Volcano Job."""
