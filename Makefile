@@ -26,7 +26,7 @@ demo: $(VENV)/.runtime  ## plan, emit and run a small decoder on four CPU proces
 	@PATH="$(abspath $(BIN)):$$PATH" docs/tutorial/demo.sh demo
 
 test: $(VENV)/.dev  ## run the tests
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 lint: $(VENV)/.dev  ## check style and formatting, and the shell scripts
 	$(BIN)/ruff check .

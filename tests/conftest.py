@@ -11,18 +11,33 @@ import pytest
 ONE_AT_A_TIME = ("gloo", "slurm", "gpu")
 """Marks of tests that load the whole machine."""
 
-TRAINING = Path(__file__).parent / "trainer"
+TESTS = Path(__file__).parent
+TRAINING = TESTS / "trainer"
 """Tests of the trainer start process groups, too, but time nothing."""
+
+LONG = ("trainer", "validate", "ground_truth", "search")
+"""Folders whose files take long, which therefore begin early."""
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give all tests that start process groups to one worker, so that no two run at once; those of
-    the trainer stay together by file, each with the processes that its fixture started."""
+    the trainer, and all others, stay together by file, with what their fixtures and caches hold."""
     for item in items:
-        if any(item.get_closest_marker(mark) for mark in ONE_AT_A_TIME):
-            trains = item.path.is_relative_to(TRAINING)
-            item.add_marker(pytest.mark.xdist_group(item.path.stem if trains else "machine"))
+        loads = any(item.get_closest_marker(mark) for mark in ONE_AT_A_TIME)
+        alone = loads and not item.path.is_relative_to(TRAINING)
+        by_file = item.path.relative_to(TESTS).with_suffix("").as_posix()
+        item.add_marker(pytest.mark.xdist_group("machine" if alone else by_file))
+    if hasattr(config, "workerinput"):
+        items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    """When a worker takes an item: what cannot be shared first, short files last."""
+    if item.get_closest_marker("xdist_group").args == ("machine",):  # type: ignore[union-attr]
+        return 0
+    folder = item.path.relative_to(TESTS).parts[0]
+    return 1 + LONG.index(folder) if folder in LONG else 1 + len(LONG)
 
 
 def _ledger_at(place: Path) -> Iterator[None]:

@@ -18,7 +18,8 @@ MAY_IMPORT = {
     "spec": {"errors", "units"},
     "cost": {"spec"},
     "search": {"cost"},
-    "emit": {"spec"},
+    "node": set(),
+    "emit": {"spec", "node"},
     "files": {"spec"},
     "topology": {"spec"},
     "trainer": set(),
@@ -39,6 +40,7 @@ THIRD_PARTY = {
 """Room -> distributions that it may import at module level."""
 
 LAZY = {
+    "node": {"torch"},
     "topology": {"torch"},
     "trainer": {"torchao"},
     "run": {"torch"},

@@ -14,21 +14,25 @@ from typer.main import get_command
 from fsdpplan import __version__
 from fsdpplan.cli import (
     calibrate,
+    cancel,
     detect,
     emit_launch,
     estimate,
     explain,
     ledger,
+    logs,
     models,
     profiles,
     recommend,
     rehearse,
     run,
+    status,
     validate,
     verify,
 )
 from fsdpplan.cli.expand import GroupedCommand, Program, expanded
 from fsdpplan.cli.render import printable
+from fsdpplan.emit.secrets import redacted, secret_values, without_values
 from fsdpplan.errors import FsdpPlanError, NoFeasibleLayout
 
 PROGRAM = "fsdpplan"
@@ -56,6 +60,9 @@ for command in (
     emit_launch.emit_launch,
     rehearse.rehearse,
     run.run,
+    status.status,
+    logs.logs,
+    cancel.cancel,
     verify.verify,
     ledger.ledger,
     detect.detect,
@@ -120,7 +127,7 @@ def _run(words: list[str]) -> int:
         message = (
             f"{error.format_message().rstrip('.')}; type {_help_command(error)} for its options"
         )
-        return _report(message, "UsageError", BAD_INPUT, words)
+        return _report(redacted(message), "UsageError", BAD_INPUT, words)
     except KeyboardInterrupt:
         typer.echo("interrupted", err=True)
         return INTERRUPTED
@@ -131,7 +138,8 @@ def _report(
     message: str, kind: str, code: int, words: list[str], more: Mapping[str, Any] | None = None
 ) -> int:
     """Say on stderr, and with --json also on stdout, what went wrong."""
-    message = printable(message)
+    # It may hold what another program said, such as sbatch.
+    message = printable(without_values(message, known=secret_values(os.environ)))
     typer.echo(f"{PROGRAM}: {message}", err=True)
     if "--json" in words:
         import json

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, get_args
 
 import typer
 
 from fsdpplan.cli.expand import Flag
 from fsdpplan.cli.job_options import JobOptions, ProgramOptions, TrainerOptions, job_of
 from fsdpplan.cli.options import DEFAULT_PLAN, Json, PlanFile
-from fsdpplan.cli.parse import path, whole
+from fsdpplan.cli.parse import choice, path, whole
+from fsdpplan.cli.pod_options import PodOptions, pods_of
+from fsdpplan.cli.survival_options import ContainerOptions, SurvivalOptions
+from fsdpplan.emit.targets import Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +23,14 @@ class EmitOptions:
 
     HEADING: ClassVar[str] = "Script"
 
+    target: Annotated[
+        Target | None,
+        Flag(
+            metavar="NAME",
+            parse=choice(Target),
+            help=f"What starts the job: {', '.join(get_args(Target))}. Default: slurm.",
+        ),
+    ] = None
     rank: Annotated[
         int | None,
         Flag(metavar="N", parse=whole(example=2), help="Another layout of the plan's list."),
@@ -49,31 +60,39 @@ def emit_launch(
     job: JobOptions,
     trainer: TrainerOptions,
     program: ProgramOptions,
+    survival: SurvivalOptions,
+    container: ContainerOptions,
+    pods: PodOptions,
     json: Json = False,
 ) -> None:
-    """Print the launch script of a plan, for sbatch and for bash."""
+    """Print what launches a plan: a script for sbatch and bash, or what another --target takes."""
     from fsdpplan.cli import launch, rehearsal
     from fsdpplan.emit.folder import SCRIPT_NAME
     from fsdpplan.run.folder import write_job_folder
-    from fsdpplan.run.launch import emit_script
 
-    asked = launch.with_this_python(job_of(job, trainer, program), given=job)
-    chosen = launch.ranked(plan, emit.rank, own_program=program.script is not None)
+    target = emit.target or "slurm"
+    launch.require_meaning(target, out=emit.out, alerts=emit.alerts, rehearsed=bool(emit.rehearsed))
+    asked = job_of(job, trainer, program, survival, container)
+    if target in launch.SAME_PYTHON:
+        asked = launch.with_this_python(asked, given=job)
+    own_program = program.script is not None
+    chosen = launch.ranked(
+        plan, emit.rank, own_program=own_program or target in launch.OTHER_TRAINERS
+    )
     for sentence in launch.price_of_weak_nodes(chosen, asked):
         typer.echo(f"fsdpplan: {sentence}", err=True)
     chosen = launch.without_excluded(chosen, asked)
     if emit.rehearsed:
-        rehearsal.require_rehearsed(chosen, own_program=program.script is not None)
+        rehearsal.require_rehearsed(chosen, own_program=own_program)
     if emit.alerts is not None:
         launch.write_alerts(emit.alerts, chosen)
         typer.echo(f"wrote {emit.alerts}, for a run with --prometheus", err=True)
-    if emit.out is None:
-        script = emit_script(chosen, asked)
-    else:
+    text = launch.emitted(target, chosen, asked, pods_of(pods))
+    if emit.out is not None:
         write_job_folder(emit.out, plan=chosen, job=asked)
-        script = (emit.out / SCRIPT_NAME).read_text(encoding="utf-8")
+        text = (emit.out / SCRIPT_NAME).read_text(encoding="utf-8")
         typer.echo(f"wrote {emit.out}; next: sbatch {emit.out / SCRIPT_NAME}", err=True)
     if json:
-        typer.echo(launch.script_json(script, chosen, asked, emit.out))
+        typer.echo(launch.script_json(text, target, chosen, asked, emit.out))
     elif emit.out is None:
-        typer.echo(script, nl=False)
+        typer.echo(text, nl=False)

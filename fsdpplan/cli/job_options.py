@@ -6,7 +6,13 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from fsdpplan.cli.expand import Flag
-from fsdpplan.cli.parse import choice, line, nodes, positive, whole, words
+from fsdpplan.cli.parse import choice, line, nodes, positive, variable, whole, words
+from fsdpplan.cli.survival_options import (
+    ContainerOptions,
+    SurvivalOptions,
+    container_of,
+    survival_of,
+)
 from fsdpplan.errors import SpecError
 
 if TYPE_CHECKING:
@@ -32,6 +38,13 @@ class JobOptions:
     account: Annotated[str | None, Flag(metavar="NAME", parse=line, help="Slurm account.")] = None
     qos: Annotated[
         str | None, Flag(metavar="NAME", parse=line, help="Slurm quality of service.")
+    ] = None
+    reservation: Annotated[
+        str | None, Flag(metavar="NAME", parse=line, help="Slurm reservation.")
+    ] = None
+    constraint: Annotated[
+        str | None,
+        Flag(metavar="FEATURES", parse=line, help="Features of Slurm that the nodes must have."),
     ] = None
     output: Annotated[
         str | None, Flag(metavar="PATH", parse=line, help="Log of the job; %j is its number.")
@@ -75,10 +88,10 @@ class JobOptions:
         ),
     ] = ()
     env: Annotated[
-        tuple[str, ...],
+        tuple[tuple[str, str], ...],
         Flag(
             metavar="NAME=VALUE",
-            parse=line,
+            parse=variable,
             many=True,
             help="A variable to export; may be repeated.",
         ),
@@ -190,13 +203,18 @@ def given(options: Any) -> dict[str, Any]:
     return {name: value for name, value in pairs if value not in (None, ())}
 
 
-def job_of(job: JobOptions, trainer: TrainerOptions, program: ProgramOptions) -> Job:
+def job_of(
+    job: JobOptions,
+    trainer: TrainerOptions,
+    program: ProgramOptions,
+    survival: SurvivalOptions,
+    container: ContainerOptions,
+) -> Job:
     """The job that the options describe."""
     from fsdpplan.emit.job import Job, Trainer, UserProgram
 
     values = given(job)
-    if "env" in values:
-        values["env"] = tuple(_variable(text) for text in values["env"])
+    values |= {"survival": survival_of(survival), "container": container_of(container)}
     if program.script is None:
         if program.args is not None:
             raise SpecError("--args are those of a program of yours: give --script train.py too")
@@ -208,10 +226,3 @@ def job_of(job: JobOptions, trainer: TrainerOptions, program: ProgramOptions) ->
             "pass them in --args"
         )
     return Job(program=UserProgram(script=program.script, args=program.args or ()), **values)
-
-
-def _variable(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise SpecError(f"--env: {text!r} has no value; type one such as --env NCCL_DEBUG=INFO")
-    return name, value

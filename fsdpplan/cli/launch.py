@@ -8,11 +8,15 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from fsdpplan import __version__
 from fsdpplan.cli.job_options import JobOptions
 from fsdpplan.cost.step import estimate
 from fsdpplan.emit.alerts import alert_rules
-from fsdpplan.emit.header import job_plan, plan_digest, read_plan_json
+from fsdpplan.emit.header import job_plan, plan_digest
 from fsdpplan.emit.job import Job, excluded_hosts
+from fsdpplan.emit.order import Order
+from fsdpplan.emit.pods import Pods
+from fsdpplan.emit.targets import Target, render
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import plan_json, read_plan
 from fsdpplan.files.table import write_text_atomically
@@ -21,6 +25,11 @@ from fsdpplan.spec.host_list import compress_host_list
 from fsdpplan.spec.plan import Plan
 from fsdpplan.spec.weak import weak_nodes, without_nodes
 from fsdpplan.units import format_percent, format_seconds
+
+OTHER_TRAINERS = frozenset({"torchtitan", "megatron", "accelerate"})
+"""Targets whose program is neither fsdpplan's nor the user's."""
+SAME_PYTHON = frozenset({"slurm", "ssh"})
+"""Targets whose hosts see this one's Python, as far as anybody knows."""
 
 
 def ranked(path: str, rank: int | None, *, own_program: bool) -> Plan:
@@ -59,9 +68,10 @@ def _with_rank(plan: Plan, rank: int, path: str) -> Plan:
 def with_this_python(job: Job, *, given: JobOptions) -> Job:
     """`job`, run by the Python that runs this program: it has torch, `python3` on PATH may not.
 
-    Unless a Python was named, or lines that set up the environment will put theirs on PATH.
+    Unless a Python was named, lines that set up the environment will put theirs on PATH, or it is
+    one in a container.
     """
-    if given.python is not None or given.env_setup:
+    if given.python is not None or given.env_setup or job.container is not None:
         return job
     return replace(job, python=sys.executable)
 
@@ -126,13 +136,42 @@ def write_alerts(path: Path, plan: Plan) -> None:
     write_text_atomically(path, alert_rules(plan, digest=digest), advice="choose another --alerts")
 
 
-def script_json(script: str, plan: Plan, job: Job, out: Path | None) -> str:
+def emitted(target: Target, plan: Plan, job: Job, pods: Pods) -> str:
+    """The text that launches `plan` at `target`."""
+    carried = job_plan(plan)
+    order = Order(
+        plan=carried, plan_json=plan_json(carried), job=job, version=__version__, pods=pods
+    )
+    return render(target, order)
+
+
+def require_meaning(
+    target: Target, *, out: Path | None, alerts: Path | None, rehearsed: bool
+) -> None:
+    """Refuse what a target has no use for."""
+    if out is not None and target != "slurm":
+        raise SpecError(
+            f"--out writes a job folder for Slurm: leave it out for --target {target}, and put "
+            "what is printed into a file"
+        )
+    if target not in OTHER_TRAINERS:
+        return
+    for flag, given in (("--rehearsed", rehearsed), ("--alerts", alerts is not None)):
+        if given:
+            raise SpecError(
+                f"{flag} is about fsdpplan's own trainer, which --target {target} does not run: "
+                "leave it out"
+            )
+
+
+def script_json(script: str, target: Target, plan: Plan, job: Job, out: Path | None) -> str:
     """What `emit-launch --json` prints."""
     return json.dumps(
         {
             "script": script,
+            "target": target,
             "folder": None if out is None else os.path.abspath(out),
-            "plan_sha256": plan_digest(read_plan_json(script) or ""),
+            "plan_sha256": plan_digest(plan_json(job_plan(plan))),
             "job_name": job.job_name,
             "nodes": plan.cluster.nodes,
             "ranks": plan.cluster.gpus,

@@ -4,13 +4,18 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from pathlib import Path
 from typing import Any, Protocol, get_args
 
+from fsdpplan.emit.secrets import looks_secret, redacted
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.host_list import expand_host_list
 from fsdpplan.spec.layout import Reshard
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_UPPER_CASE = re.compile(r"[A-Z_][A-Z0-9_]{0,60}")
 
 
 class Parser(Protocol):
@@ -120,6 +125,23 @@ def line(text: str, *, name: str) -> str:
     return text
 
 
+def variable(text: str, *, name: str) -> tuple[str, str]:
+    """NAME=VALUE on one line, as the two; no message shows the value, which may be a secret."""
+    given, equals, value = text.partition("=")
+    if not equals:
+        # It may well be the value alone.
+        what = given if _UPPER_CASE.fullmatch(given) and not looks_secret(given) else "one"
+        raise SpecError(f"{name}: {what} has no value; type one such as {name} NCCL_DEBUG=INFO")
+    if not _VARIABLE.fullmatch(given):
+        raise SpecError(
+            f"{name}: what stands before the = is no name of a variable: letters, digits and _ "
+            f"only, as in {name} NCCL_DEBUG=INFO"
+        )
+    if not text.isprintable():
+        raise SpecError(f"{name}: the value of {given} is not a line of text; type one")
+    return given, value
+
+
 def nodes(text: str, *, name: str) -> str:
     """A list of nodes as Slurm writes it, on one line."""
     line(text, name=name)
@@ -148,5 +170,6 @@ def words(text: str, *, name: str) -> tuple[str, ...]:
 
 
 def shown(text: str) -> str:
-    """`text` quoted, cut where it would fill the screen."""
+    """`text` quoted, without secrets, cut where it would fill the screen."""
+    text = redacted(text)
     return repr(text if len(text) <= 40 else text[:37] + "...")

@@ -10,7 +10,8 @@ import typer
 from fsdpplan.cli.expand import Flag
 from fsdpplan.cli.job_options import JobOptions, ProgramOptions, TrainerOptions
 from fsdpplan.cli.options import DEFAULT_PLAN, Json, LedgerOptions, PlanFile
-from fsdpplan.cli.parse import choice, whole
+from fsdpplan.cli.parse import choice, line, whole
+from fsdpplan.cli.survival_options import ContainerOptions, SurvivalOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,34 +60,84 @@ class RunOptions:
             "the checkpoint if there is one.",
         ),
     ] = None
+    chain: Annotated[
+        int | None,
+        Flag(
+            metavar="N",
+            parse=whole(example=4),
+            help="Submit N jobs, each to go on from the last checkpoint of the one before it.",
+        ),
+    ] = None
+    cancel_on_exit: Annotated[
+        bool | None,
+        Flag(name="--cancel-on-exit", help="Ctrl-C ends the job, in place of leaving it running."),
+    ] = None
     dry_run: Annotated[
         bool | None, Flag(name="--dry-run", help="Print the command and the script; run nothing.")
     ] = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgainOptions:
+    """A run that was started before."""
+
+    HEADING: ClassVar[str] = "Come back"
+
+    attach: Annotated[
+        bool | None,
+        Flag(name="--attach", help="Follow a run of this folder that was left, to its end."),
+    ] = None
+    resume: Annotated[
+        bool | None,
+        Flag(name="--resume", help="Start a run that has ended again, from its last checkpoint."),
+    ] = None
+    job: Annotated[
+        str | None,
+        Flag(metavar="ID", parse=line, help="Which one. Default: the newest of this folder."),
+    ] = None
+
+
+LaunchFile = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE",
+        help="A job script or Kubernetes manifest of fsdpplan. Default: job.sbatch here, else the "
+        "plan.",
+        show_default=False,
+    ),
+]
+
+
 def run(
     *,
+    file: LaunchFile = "",
     plan: PlanFile = DEFAULT_PLAN,
     options: RunOptions,
+    again: AgainOptions,
     job: JobOptions,
     trainer: TrainerOptions,
     program: ProgramOptions,
+    survival: SurvivalOptions,
+    container: ContainerOptions,
     ledger: LedgerOptions,
     json: Json = False,
 ) -> None:
     """Run the job and compare it with the prediction."""
-    from fsdpplan.cli import session, session_ledger
+    from fsdpplan.cli import session, session_again, session_ledger
     from fsdpplan.cli.render import columns
 
     remembered = session_ledger.wanted(ledger, is_smoke=bool(options.smoke))
-    started = session.prepare(plan, options, session.job_given(job, trainer, program))
+    asked = session.job_given(job, trainer, program, survival, container)
+    if again.attach or again.resume or again.job is not None:
+        session_again.require_alone(again, options, job=asked, file=file, plan=plan)
+        started = session_again.prepare(again, options)
+    else:
+        started = session.prepare(plan, options, asked, file=file)
     if options.dry_run:
         typer.echo(session.dry_run_json(started) if json else started.launch.script, nl=json)
         typer.echo(f"would run: {' '.join(started.command)}", err=True)
         return
-    attempts = session.follow(
-        started, allow_sockets=bool(options.allow_sockets), fallback=options.fallback or 0
-    )
+    attempts = session.follow(started, session.manner_of(options), fallback=options.fallback or 0)
     if json:
         typer.echo(session.outcome_json(attempts))
     else:

@@ -16,6 +16,7 @@ from fsdpplan.cli.render import blocks, wrapped
 from fsdpplan.cli.run import RunOptions
 from fsdpplan.cli.session_memory import attempt_document, memory_document, memory_words
 from fsdpplan.cli.session_nccl import nccl_document, nccl_words
+from fsdpplan.cli.survival_options import ContainerOptions, SurvivalOptions
 from fsdpplan.cost.step import estimate
 from fsdpplan.emit.folder import SCRIPT_NAME
 from fsdpplan.emit.job import Job, Trainer
@@ -23,9 +24,10 @@ from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import estimate_document, layout_document
 from fsdpplan.run.compare import compare
 from fsdpplan.run.fallback import Attempt, run_with_fallback
-from fsdpplan.run.launch import Launch, emit_script, resolve_launch
+from fsdpplan.run.jobs import Run
+from fsdpplan.run.launch import Launch, emit_script, read_launch, resolve_launch
 from fsdpplan.run.machine import Target, choose_target, this_machine
-from fsdpplan.run.session import Outcome, command_words, run_launch
+from fsdpplan.run.session import Manner, Outcome, attach, command_words, resume, run_launch
 from fsdpplan.run.show import display_for
 from fsdpplan.run.smoke import smoke_plan
 from fsdpplan.units import format_seconds
@@ -42,25 +44,47 @@ class Started:
     folder: Path
     job: Job | None = None
     """What the script was emitted for; None for one that stands there."""
+    again: Run | None = None
+    """The run that is come back to, or resumed."""
+    attaches: bool = False
+    """Whether `again` is only followed."""
     remarks: tuple[str, ...] = ()
     """What this run does not show of the plan."""
 
     @property
     def command(self) -> tuple[str, ...]:
         """The command that starts it."""
-        return command_words(self.target, Path(SCRIPT_NAME))
+        return command_words(self.target, Path(self.launch.file_name))
 
 
-def job_given(job: JobOptions, trainer: TrainerOptions, program: ProgramOptions) -> Job | None:
+def job_given(
+    job: JobOptions,
+    trainer: TrainerOptions,
+    program: ProgramOptions,
+    survival: SurvivalOptions,
+    container: ContainerOptions,
+) -> Job | None:
     """The job that the options describe; None where none was given."""
-    if not any(map(given, (job, trainer, program))):
+    groups = (job, trainer, program, survival, container)
+    if not any(map(given, groups)):
         return None
-    return with_this_python(job_of(job, trainer, program), given=job)
+    return with_this_python(job_of(*groups), given=job)
 
 
-def prepare(plan: str, options: RunOptions, job: Job | None) -> Started:
+def manner_of(options: RunOptions) -> Manner:
+    """How the run is to be started and followed."""
+    return Manner(
+        allow_sockets=bool(options.allow_sockets),
+        chain=options.chain or 1,
+        cancel_on_exit=bool(options.cancel_on_exit),
+    )
+
+
+def prepare(plan: str, options: RunOptions, job: Job | None, *, file: str = "") -> Started:
     """Find the script and the place to run it."""
     folder = Path.cwd()
+    if file:
+        return _file(file, plan, options, job)
     if options.smoke:
         launch = _smoke(plan, options, job)
         _require_sockets_meant(launch, options)
@@ -84,9 +108,61 @@ def prepare(plan: str, options: RunOptions, job: Job | None) -> Started:
             f"--fallback emits a script for each layout, and {SCRIPT_NAME} stands here: add --from "
             "plan and the job's options"
         )
-    _require_sockets_meant(launch, options)
-    target = choose_target(plan=launch.plan, machine=this_machine(), asked=options.target)
+    target = _target(launch, options)
     return Started(launch=launch, target=target, folder=folder, job=asked if emits else None)
+
+
+def _file(file: str, plan: str, options: RunOptions, job: Job | None) -> Started:
+    """A script or manifest that was named."""
+    others = {
+        "--plan": plan != DEFAULT_PLAN,
+        "--from": options.source is not None,
+        "--smoke": options.smoke,
+        "--fallback": options.fallback is not None,
+        "options of the job": job is not None,
+    }
+    if idle := [name for name, is_given in others.items() if is_given]:
+        raise SpecError(
+            f"{file} is run as it stands, so {' and '.join(idle)} would change nothing: leave out "
+            "the one or the other"
+        )
+    launch = read_launch(Path(file))
+    return Started(launch=launch, target=_target(launch, options), folder=Path.cwd())
+
+
+def _target(launch: Launch, options: RunOptions) -> Target:
+    """Where it runs; refused where an option has no meaning there."""
+    _require_sockets_meant(launch, options)
+    target: Target = "kubernetes"
+    if launch.kind == "script":
+        target = choose_target(plan=launch.plan, machine=this_machine(), asked=options.target)
+    elif options.target is not None:
+        raise SpecError(
+            f"{launch.origin} is a manifest, which runs on Kubernetes: leave out --target, or emit "
+            "a job script by fsdpplan emit-launch"
+        )
+    _require_chain_meant(launch, target, options)
+    if options.cancel_on_exit and target in ("here", "allocation"):
+        raise SpecError(
+            "--cancel-on-exit has no meaning here: a job on this machine ends with fsdpplan run "
+            "anyway; leave it out"
+        )
+    return target
+
+
+def _require_chain_meant(launch: Launch, target: Target, options: RunOptions) -> None:
+    if options.chain is None:
+        return
+    if target != "slurm":
+        raise SpecError(
+            "--chain submits jobs that wait for each other, which is Slurm's: leave it out, or add "
+            "--target slurm where there is one"
+        )
+    if not launch.saves:
+        raise SpecError(
+            "--chain needs checkpoints, from which each job goes on: emit the script with "
+            "--checkpoint-dir DIR on a disk that all nodes share"
+        )
 
 
 def _require_sockets_meant(launch: Launch, options: RunOptions) -> None:
@@ -103,6 +179,11 @@ def _smoke(plan: str, options: RunOptions, job: Job | None) -> Launch:
         raise SpecError(
             "--smoke shrinks the plan and runs it here: leave out --from script and --target slurm"
         )
+    if options.chain is not None or options.cancel_on_exit:
+        raise SpecError(
+            "--chain and --cancel-on-exit have no meaning with --smoke, which runs here: leave "
+            "them out"
+        )
     asked = job or Job(python=sys.executable)
     if isinstance(asked.program, Trainer) and asked.program.steps is None:
         asked = replace(asked, program=replace(asked.program, steps=SMOKE_STEPS))
@@ -110,19 +191,18 @@ def _smoke(plan: str, options: RunOptions, job: Job | None) -> Launch:
     return Launch(script=emit_script(small, asked), plan=small, origin=f"smoke run of {plan}")
 
 
-def follow(
-    started: Started, *, allow_sockets: bool = False, fallback: int = 0
-) -> tuple[Attempt, ...]:
+def follow(started: Started, manner: Manner, *, fallback: int = 0) -> tuple[Attempt, ...]:
     """Run it to its end; where memory runs out, then up to `fallback` leaner layouts."""
 
     def run(launch: Launch) -> Outcome:
-        return run_launch(
-            launch,
-            folder=started.folder,
-            target=started.target,
-            display=display_for(sys.stderr),
-            allow_sockets=allow_sockets,
-        )
+        target, mfu = started.target, launch.plan.estimate.mfu_fraction
+        display = display_for(sys.stderr, planned_mfu_fraction=mfu)
+        if started.again is None:
+            folder = started.folder
+            return run_launch(launch, folder=folder, target=target, display=display, manner=manner)
+        if started.attaches:
+            return attach(started.again, launch, display=display, manner=manner)
+        return resume(started.again, launch, target=target, display=display, manner=manner)
 
     def say(text: str) -> None:
         print(f"fsdpplan: {text}", file=sys.stderr, flush=True)
@@ -155,6 +235,7 @@ def outcome_json(attempts: Sequence[Attempt]) -> str:
             "job_exit_code": outcome.exit_code,
             "job_id": outcome.job_id,
             "ended": outcome.ended,
+            "steps": outcome.steps_done,
             "seconds": outcome.seconds,
             "stopped": outcome.stopped,
             "run_folder": str(outcome.run_folder),
@@ -187,10 +268,11 @@ def outcome_table(attempts: Sequence[Attempt], *, width: int) -> str:
 
 
 def _ending(outcome: Outcome) -> str:
-    steps = len(outcome.measured.steps)
+    steps = outcome.steps_done
     code = "" if outcome.exit_code == 0 else f" with exit code {outcome.exit_code}"
     verb = "was stopped" if outcome.stopped else "ended" if outcome.ended else "was left running"
+    took = "" if outcome.seconds is None else f" and {format_seconds(outcome.seconds)}"
     return (
-        f"The job {verb} after {steps} step{'' if steps == 1 else 's'} and "
-        f"{format_seconds(outcome.seconds)}{code}; log and metrics: {outcome.run_folder}"
+        f"The job {verb} after {steps} step{'' if steps == 1 else 's'}{took}{code}; log and "
+        f"metrics: {outcome.run_folder}"
     )

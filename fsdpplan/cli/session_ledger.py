@@ -10,6 +10,7 @@ from fsdpplan.cli.resolve_ledger import ledger_file
 from fsdpplan.cli.session import Started
 from fsdpplan.errors import SpecError
 from fsdpplan.run.fallback import Attempt
+from fsdpplan.run.jobs import is_in_ledger, remember_in_ledger
 from fsdpplan.run.ledger import record
 from fsdpplan.spec.ledger import LEAST_STEPS
 
@@ -29,12 +30,17 @@ def recorded(started: Started, attempts: Sequence[Attempt], ledger: Path) -> str
     """Add each attempt; what to say about that. It never fails a run."""
     for each in attempts:
         if not each.outcome.ended:
-            return "a job that goes on is not in the ledger; fsdpplan verify compares it at its end"
+            return (
+                "a job that goes on is not in the ledger; fsdpplan run --attach adds it at its end"
+            )
+        if is_in_ledger(each.outcome.run_folder):
+            continue
         failed = record(
             each.launch, each.outcome, target=started.target, folder=started.folder, ledger=ledger
         )
         if failed is not None:
             return f"warning: {failed}"
+        remember_in_ledger(each.outcome.run_folder)
     all_runs = "fsdpplan ledger shows all runs"
     if attempts[-1].outcome.measured.measured_steps < LEAST_STEPS:
         return f"next: {all_runs}"

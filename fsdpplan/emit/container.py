@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
+
+from fsdpplan.emit.quoting import require_passable, shell_word
+from fsdpplan.emit.secrets import require_no_token
+from fsdpplan.errors import SpecError
+from fsdpplan.spec.checks import require_choice
 
 ContainerRuntime = Literal["pyxis", "apptainer"]
 
@@ -18,3 +23,57 @@ class Container:
     runtime: ContainerRuntime = "pyxis"
     mounts: tuple[str, ...] = ()
     """`SOURCE`, `SOURCE:TARGET` or `SOURCE:TARGET:OPTIONS`."""
+
+    def __post_init__(self) -> None:
+        require_choice("container_runtime", self.runtime, get_args(ContainerRuntime))
+        if not self.image:
+            raise SpecError("container is empty: give an image, or leave --container out")
+        if self.image.startswith("-"):
+            raise SpecError(
+                f"container {self.image!r} would be an option of the runtime: give an image, by "
+                "./ before it where it is a file of that name"
+            )
+        for text in (self.image, *self.mounts):
+            require_no_token("--container", text)
+            require_passable("--container", text)
+        for mount in self.mounts:
+            parts = mount.split(":")
+            if "," in mount or not 1 <= len(parts) <= 3 or not all(parts):
+                raise SpecError(
+                    f"container mount {mount!r} must be SOURCE:TARGET, such as /data:/data, "
+                    "without commas"
+                )
+
+
+def step_lines(container: Container | None) -> list[str]:
+    """Lines that set `container`, the words of srun for a step inside it; none without pyxis.
+
+    The working folder and the run's are seen inside under their own names. Pyxis passes the
+    environment in. Source: github.com/NVIDIA/pyxis, wiki, Usage.
+    """
+    if container is None or container.runtime != "pyxis":
+        return []
+    mounts = "".join(f"{_pair(mount)}," for mount in container.mounts)
+    return [
+        f"local mounts={shell_word(mounts) if mounts else ''}\"$PWD:$PWD\"",
+        'mounts+=",$FSDPPLAN_RUN_FOLDER:$FSDPPLAN_RUN_FOLDER"',
+        f"local container=(--container-image={shell_word(container.image)}",
+        '  --container-workdir="$PWD" --container-mounts="$mounts")',
+    ]
+
+
+def prefix_words(container: Container | None, *, gpus: bool) -> str:
+    """Words of a shell before the Python of the ranks, with a blank behind them.
+
+    Apptainer passes the environment in. Source: apptainer-exec(1).
+    """
+    if container is None or container.runtime != "apptainer":
+        return ""
+    binds = "".join(f"--bind={shell_word(mount)} " for mount in container.mounts)
+    own = '--bind="$PWD" --bind="$FSDPPLAN_RUN_FOLDER" --pwd="$PWD" '
+    return f"apptainer exec {'--nv ' if gpus else ''}{binds}{own}{shell_word(container.image)} "
+
+
+def _pair(mount: str) -> str:
+    """A mount with both ends said, as pyxis wants it."""
+    return mount if ":" in mount else f"{mount}:{mount}"

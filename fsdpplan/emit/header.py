@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass, replace
+from textwrap import dedent
 
 from fsdpplan.emit.quoting import comment, literal_word
 from fsdpplan.errors import SpecError
@@ -17,6 +18,9 @@ PLAN_DELIMITER = "FSDPPLAN_PLAN_END"
 METRICS_LINE = "export FSDPPLAN_METRICS="
 """Begins the line of a script that says where its metrics go."""
 
+PLAN_KEY = "plan.json"
+"""Where the ConfigMap of a manifest has the plan."""
+
 MAX_PLAN_BYTES = 120_000
 """Linux passes at most 128 KiB in one variable (MAX_ARG_STRLEN in execve(2))."""
 
@@ -28,6 +32,13 @@ _PLAN = re.compile(
     rf"^FSDPPLAN_PLAN=\$\(cat <<'{PLAN_DELIMITER}'\n(?P<json>.*?)\n{PLAN_DELIMITER}\n\)$",
     re.DOTALL | re.MULTILINE,
 )
+
+_PLAN_OF_MANIFEST = re.compile(
+    rf"^kind: ConfigMap\n(?:(?!---$).*\n)*?  {re.escape(PLAN_KEY)}: \|\n"
+    r"(?P<lines>(?:    .*\n|\n)+)",
+    re.MULTILINE,
+)
+"""A manifest's first document is a ConfigMap with the plan as a literal block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,9 +130,11 @@ def read_header(script: str) -> Header | None:
 
 
 def read_plan_json(script: str) -> str | None:
-    """The JSON text of the plan inside a job script, or None when there is none."""
-    match = _PLAN.search(script)
-    return None if match is None else match["json"]
+    """The JSON text of the plan inside a job script or manifest, or None when there is none."""
+    if match := _PLAN.search(script):
+        return match["json"]
+    match = _PLAN_OF_MANIFEST.search(script)
+    return None if match is None else dedent(match["lines"]).rstrip("\n")
 
 
 def read_metrics_path(script: str) -> str | None:

@@ -7,6 +7,13 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from fsdpplan.emit.container import Container
+from fsdpplan.emit.quoting import require_passable
+from fsdpplan.emit.secrets import (
+    require_no_tokens,
+    require_public_text,
+    require_public_variable,
+    require_public_words,
+)
 from fsdpplan.emit.survival import Survival
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.checks import require_choice, require_positive, require_positive_int
@@ -34,6 +41,10 @@ RESERVED_SBATCH = {
     "output": "use --output",
     "signal": "use --signal-seconds",
     "exclude": "use --exclude",
+    "requeue": "use --requeue",
+    "no-requeue": "use --no-requeue",
+    "no-kill": "use --spares",
+    "open-mode": "the log has to outlive a requeue",
     "export": "the plan reaches the ranks through the exported environment",
     "array": "each array task would run the same plan on the same checkpoint",
     "wrap": "the script is the program",
@@ -105,6 +116,9 @@ class Trainer:
             raise SpecError(f"hang_seconds must be at least 0, not {self.hang_seconds}")
         if self.seed is not None and self.seed < 0:
             raise SpecError(f"seed must be a whole number of at least 0, not {self.seed}")
+        require_no_tokens(self)
+        for word in self.words():
+            require_passable(word.partition("=")[0], word)
 
     def words(self) -> tuple[str, ...]:
         """The command line after the program."""
@@ -139,6 +153,11 @@ class UserProgram:
     def __post_init__(self) -> None:
         if not self.script:
             raise SpecError("script is empty: give the path of a Python file, such as train.py")
+        require_passable("--script", self.script)
+        for word in self.args:
+            require_passable("--args", word)
+        require_public_words("--args", self.args)
+        require_public_text("--script", self.script)
 
     def words(self) -> tuple[str, ...]:
         """The command line after the program."""
@@ -158,6 +177,9 @@ class Job:
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
+    reservation: str | None = None
+    constraint: str | None = None
+    """Features that the nodes must have, as sbatch reads them: `h100&ib`."""
     output: str = "fsdpplan-%j.out"
     """Log file; sbatch puts the job id in place of %j."""
     cpus_per_task: int | None = None
@@ -202,8 +224,16 @@ class Job:
                     f"{name!r} is no name of an environment variable: letters, digits and _ only, "
                     "as in --env NCCL_DEBUG=INFO"
                 )
+        for name, value in self.env:
+            require_public_variable(name, value)
+            require_passable(f"--env {name}", value)
+        for line in self.env_setup:
+            require_public_text("--env-setup", line)
+        require_no_tokens(self)
         for option in self.sbatch:
-            sbatch_option(option)
+            name, _ = sbatch_option(option)
+            if getattr(self, name, None) is not None and name in ("constraint", "reservation"):
+                raise SpecError(f"--{name} is given twice, once by --sbatch: leave one out")
         for hosts in self.exclude:
             expand_host_list(hosts)
         self._check_signal()
@@ -220,6 +250,13 @@ class Job:
                 f"signal_seconds {self.signal_seconds} is not below the time limit of "
                 f"{limit} s: lower it, or raise --time"
             )
+
+
+def tries_first(job: Job, *, nodes: int) -> bool:
+    """Whether nodes, ranks and links are tried before training."""
+    if job.survival.preflight is None:
+        return nodes > 1 and isinstance(job.program, Trainer)
+    return job.survival.preflight
 
 
 def excluded_hosts(job: Job) -> tuple[str, ...]:

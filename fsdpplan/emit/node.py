@@ -7,11 +7,17 @@ and shellcheck reads them like the rest of the script.
 
 from __future__ import annotations
 
-from fsdpplan.emit.job import Job, Trainer
+from fsdpplan.emit.container import prefix_words
+from fsdpplan.emit.job import Job, Trainer, tries_first
 from fsdpplan.emit.nccl_cloud import CloudScript, cloud_scripts
-from fsdpplan.emit.node_check import NODE_CHECK, assumptions
+from fsdpplan.emit.node_check import assumptions, node_check
 from fsdpplan.emit.quoting import paragraph, shell_word, shell_words
 from fsdpplan.spec.plan import Plan
+
+JOIN_SECONDS = 60
+"""How long the nodes wait for each other, after all of them have been checked."""
+CONTAINER_JOIN_SECONDS = 600
+"""The same where each has to unpack an image first."""
 
 
 def node_functions(*, plan: Plan, job: Job, version: str) -> list[str]:
@@ -19,24 +25,37 @@ def node_functions(*, plan: Plan, job: Job, version: str) -> list[str]:
     RANKS processes."""
     several = plan.cluster.nodes > 1
     return [
-        "# Says why this node cannot do its part, if it cannot.",
-        "check_node() {",
-        *_indent(["set -euo pipefail", "local here=${SLURMD_NODENAME:-$HOSTNAME}"]),
-        *_indent(_locked_memory(plan)),
-        *_indent(_files(job)),
-        *_indent(_check(plan=plan, job=job, version=version)),
-        "}",
+        *check_function(plan=plan, job=job, version=version),
         "",
         "# Starts the ranks of this node.",
         "start_ranks() {",
         *_indent(["set -euo pipefail", "local nodes=$1 ranks=$2"]),
         *_indent(_ignore_usr1()),
-        *_indent(_raise_locked_memory(plan)),
-        *_indent(_threads(plan)),
-        *_indent(_cloud(cloud_scripts(plan))),
-        *_indent(_rendezvous(plan) if several else _standalone(plan)),
+        *_indent(prepare_lines(plan)),
+        *_indent(_rendezvous(plan=plan, job=job) if several else _standalone(plan)),
         *_indent(_torchrun(plan=plan, job=job)),
         "}",
+    ]
+
+
+def check_function(*, plan: Plan, job: Job, version: str) -> list[str]:
+    """Lines of `check_node` alone, which calls `refuse`."""
+    return [
+        "# Says why this node cannot do its part, if it cannot.",
+        "check_node() {",
+        *_indent(["set -euo pipefail", "local here=${SLURMD_NODENAME:-$HOSTNAME}"]),
+        *_indent(_locked_memory(plan)),
+        *_indent(_check(plan=plan, job=job, version=version)),
+        "}",
+    ]
+
+
+def prepare_lines(plan: Plan) -> list[str]:
+    """Lines of a function's body that come before torchrun, where `ranks` is the ranks here."""
+    return [
+        *_raise_locked_memory(plan),
+        *_threads(plan),
+        *_cloud(cloud_scripts(plan)),
     ]
 
 
@@ -97,31 +116,16 @@ def _threads(plan: Plan) -> list[str]:
     ]
 
 
-def _files(job: Job) -> list[str]:
-    """Files that every node must see."""
-    program = job.program
-    if isinstance(program, Trainer):
-        entry = None if job.trainer_folder is None else f"{job.trainer_folder}/__main__.py"
-        paths = [path for path in (entry, program.data) if path is not None]
-    else:
-        paths = [program.script]
-    return [
-        f"[ -r {shell_word(path)} ] || refuse {shell_word(path)} "
-        '"cannot be read on $here: put it where every node sees it"'
-        for path in paths
-    ]
-
-
 def _check(*, plan: Plan, job: Job, version: str) -> list[str]:
     installed = isinstance(job.program, Trainer) and job.trainer_folder is None
     needed = shell_word(version if installed else "")
     gpus = plan.cluster.gpus_per_node if plan.cluster.device.kind == "cuda" else 0
-    head = '"${FSDPPLAN_HEAD:-}"'
+    text = node_check(several=plan.cluster.nodes > 1)
+    met = '"${FSDPPLAN_HEAD:-}" "${FSDPPLAN_HOSTS:-}"'
     assumed = "".join(f" {shell_word(word)}" for word in assumptions(plan=plan, job=job))
     return [
-        f"local python={shell_word(job.python)}",
-        f'"$python" -c {_verbatim(NODE_CHECK)} \\',
-        f'  "$here" {needed} {gpus} {head}{assumed}',
+        f"{_python(plan=plan, job=job)} -c {_verbatim(text)} \\",
+        f'  "$here" {needed} {gpus} {met}{assumed}',
     ]
 
 
@@ -172,8 +176,9 @@ def _loopback_for_gloo() -> list[str]:
     ]
 
 
-def _rendezvous(plan: Plan) -> list[str]:
+def _rendezvous(*, plan: Plan, job: Job) -> list[str]:
     """Several nodes meet at the first host; CPU ranks may stand on one host in their place."""
+    seconds = JOIN_SECONDS if job.container is None else CONTAINER_JOIN_SECONDS
     joined = [
         "# Said outright, not guessed from names: who hosts the store, and by which name the other",
         "# nodes reach this one.",
@@ -181,7 +186,8 @@ def _rendezvous(plan: Plan) -> list[str]:
         'if [ "$here" = "${FSDPPLAN_HEAD:-}" ]; then is_host=true; fi',
         "local rendezvous=(--rdzv-backend=c10d",
         '  --rdzv-endpoint="${FSDPPLAN_HEAD:-}:${FSDPPLAN_PORT:-}" --rdzv-id="${FSDPPLAN_RUN:-}"',
-        '  --rdzv-conf="is_host=$is_host" --local-addr="$here")',
+        f'  --rdzv-conf="is_host=$is_host,join_timeout={seconds},read_timeout=60"'
+        ' --local-addr="$here")',
     ]
     if plan.cluster.device.kind == "cuda":
         return joined
@@ -190,21 +196,19 @@ def _rendezvous(plan: Plan) -> list[str]:
 
 
 def _torchrun(*, plan: Plan, job: Job) -> list[str]:
-    metrics = ""
-    if isinstance(job.program, Trainer):
-        metrics = ' ${FSDPPLAN_METRICS:+--metrics="$FSDPPLAN_METRICS"}'
     command = [
-        f"local start=({shell_word(job.python)} -m torch.distributed.run",
-        '  --nnodes="$nodes" --nproc-per-node="$ranks" "${rendezvous[@]}"',
-        f"  {program_words(job)}{metrics})",
+        *_program(plan=plan, job=job),
+        f"local start=({_python(plan=plan, job=job)} -m torch.distributed.run",
+        '  --nnodes="$nodes" --nproc-per-node="$ranks" "${rendezvous[@]}" "${program[@]}")',
     ]
     here = ["# exec: signals reach torchrun itself.", 'exec "${start[@]}"']
     nodes = [
         "# SLURM signals every process of a step. A node that is ended because another one failed",
         "# gives 1, as torchrun does: its 143 would hide the other one's code.",
         "trap : TERM",
-        "local code=0",
-        '"${start[@]}" || code=$?',
+        "local code=0 mark=FSDPPLAN_START=${SLURM_JOB_ID:-}.${SLURM_STEP_ID:-}.${SLURM_PROCID:-}",
+        'env "$mark" "${start[@]}" || code=$?',
+        *_end_what_is_left(),
         'if [ "$code" = 143 ]; then code=1; fi',
         'return "$code"',
     ]
@@ -213,6 +217,47 @@ def _torchrun(*, plan: Plan, job: Job) -> list[str]:
     if plan.cluster.device.kind == "cuda":
         return [*command, *nodes]
     return [*command, 'if [ "$nodes" = 1 ]; then', *_indent(here), "fi", *nodes]
+
+
+def _end_what_is_left() -> list[str]:
+    """Lines that end the ranks of a torchrun that was killed: they have sessions of their own, and
+    hold the output of the task, which SLURM takes for running as long as they do (seen: 22.05)."""
+    return [
+        "# A torchrun that was killed leaves its ranks, which would train on unseen: they are to",
+        "# save and leave, or are ended.",
+        "local files file number tries=0",
+        'while [ "$code" != 0 ] && [ "$tries" -lt 40 ]; do',
+        '  files=$(grep -lzsxF "$mark" /proc/[0-9]*/environ) || break',
+        "  for file in $files; do",
+        "    file=${file#/proc/} number=$((tries < 30 ? 15 : 9))",
+        '    kill -"$number" "${file%%/*}" 2>/dev/null || true',
+        "  done",
+        "  tries=$((tries + 1))",
+        "  sleep 1",
+        "done",
+    ]
+
+
+def _program(*, plan: Plan, job: Job) -> list[str]:
+    """Lines that set `program`; of a user's own, its trial may be asked for in its place."""
+    first = tries_first(job, nodes=plan.cluster.nodes)
+    words = program_words(job)
+    folder = '--run-folder="$FSDPPLAN_RUN_FOLDER"'
+    if not isinstance(job.program, Trainer):
+        lines = [f"local program=({words})"]
+        if first:
+            trial = f"-m fsdpplan.trainer.preflight {folder}"
+            lines.append(f'if [ "${{3:-}}" = preflight ]; then program=({trial}); fi')
+        return lines
+    tried = f" --preflight {folder}" if first else ""
+    metrics = ' ${FSDPPLAN_METRICS:+--metrics="$FSDPPLAN_METRICS"}'
+    return [f"local program=({words}{tried}{metrics})"]
+
+
+def _python(*, plan: Plan, job: Job) -> str:
+    """The Python of the ranks, as shell words."""
+    prefix = prefix_words(job.container, gpus=plan.cluster.device.kind == "cuda")
+    return prefix + shell_word(job.python)
 
 
 def _verbatim(text: str) -> str:

@@ -10,31 +10,39 @@ from fsdpplan.errors import SpecError
 
 _SHORT_ESCAPES = {"\\": r"\\", "'": r"\'", "\n": r"\n", "\t": r"\t", "\r": r"\r"}
 
-_UNESCAPED = {escape: character for character, escape in _SHORT_ESCAPES.items()}
-_ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|.)")
+_UNESCAPED = {escape.encode(): character.encode() for character, escape in _SHORT_ESCAPES.items()}
+_ESCAPE = re.compile(rb"\\(?:x([0-9a-f]{2})|.)")
 
 
 def shell_word(text: str) -> str:
     """`text` as one literal word of bash.
 
-    Control characters become escapes inside $'...': sbatch refuses a script with a carriage
-    return in it, and a word then stays on its line.
+    What is not printable becomes escapes inside $'...': sbatch refuses a script with a carriage
+    return in it, a word then stays on its line for whatever reads it (YAML breaks lines at U+2028
+    too), and no one who reads the script is shown another text than bash. The escapes are those of
+    bytes, since what \\u gives depends on the locale.
     """
     if "\0" in text:
         raise SpecError(f"{text!r} has a NUL character, which no program can be given")
     _require_unicode(text)
-    if not _has_control(text):
+    if text.isprintable():
         # A bare = at the beginning means something to a shell, which shlex does not say.
         word = shlex.quote(text)
         return f"'{text}'" if word == text and text.startswith("=") else word
     return "$'" + "".join(_ansi_c(character) for character in text) + "'"
 
 
+def require_passable(name: str, text: str) -> None:
+    """Raise SpecError for a value that no program can be given; the message does not show it."""
+    if "\0" in text or not _is_unicode(text):
+        raise SpecError(f"{name} has a NUL character or is not valid UTF-8 text: write it as text")
+
+
 def literal_word(word: str) -> str:
     """The text that `shell_word` wrote as `word`."""
     if not word.startswith("$'"):
         return "".join(shlex.split(word))
-    return _ESCAPE.sub(lambda match: _UNESCAPED.get(match[0]) or chr(int(match[1], 16)), word[2:-1])
+    return _ESCAPE.sub(_unescaped, word[2:-1].encode()).decode()
 
 
 def shell_words(words: tuple[str, ...]) -> str:
@@ -76,17 +84,23 @@ def _has_control(text: str) -> bool:
 
 
 def _require_unicode(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
+    if not _is_unicode(text):
         raise SpecError(
             f"{text!r} is not valid UTF-8 text, so it cannot stand in a script: rename it"
-        ) from None
+        )
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _ansi_c(character: str) -> str:
     if character in _SHORT_ESCAPES:
         return _SHORT_ESCAPES[character]
-    if _has_control(character):
-        return f"\\x{ord(character):02x}"
+    if not character.isprintable():
+        return "".join(f"\\x{byte:02x}" for byte in character.encode())
     return character
+
+
+def _unescaped(match: re.Match[bytes]) -> bytes:
+    return _UNESCAPED.get(match[0]) or bytes([int(match[1], 16)])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+from fsdpplan.emit.allocation import allocation_functions, in_allocation
 from fsdpplan.emit.header import METRICS_LINE, header_lines, plan_lines
-from fsdpplan.emit.job import Job, excluded_hosts, sbatch_option, signal_seconds
+from fsdpplan.emit.job import Job, UserProgram, sbatch_option, signal_seconds, tries_first
 from fsdpplan.emit.nccl import environment
 from fsdpplan.emit.nccl_rules import Variable
 from fsdpplan.emit.node import node_functions
@@ -47,8 +48,8 @@ def render_launch(*, plan: Plan, plan_json: str, job: Job, version: str) -> str:
         _environment(plan=plan, job=job),
         node_functions(plan=plan, job=job, version=version),
         _signals(),
+        allocation_functions(plan=plan, job=job),
         _start(plan=plan, job=job),
-        _wait(),
     ]
     return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
 
@@ -69,13 +70,18 @@ def sbatch_lines(*, plan: Plan, job: Job) -> list[str]:
     names = {name for name, _ in extra}
     values: list[tuple[str, str | None]] = [
         ("job-name", job.job_name),
-        ("nodes", str(plan.cluster.nodes)),
+        ("nodes", str(plan.cluster.nodes + job.survival.spares)),
         ("ntasks-per-node", "1"),
+        ("requeue" if job.survival.requeue else "no-requeue", None),
+        # The log of a job that comes back goes on where it was.
+        ("open-mode", "append"),
     ]
+    if job.survival.spares:
+        values.append(("no-kill", None))
     if plan.cluster.device.kind == "cuda" and "gres" not in names:
         values.append(("gpus-per-node", str(plan.cluster.gpus_per_node)))
     values += _cores(plan=plan, job=job, names=names)
-    for name in ("time", "partition", "account", "qos", "output"):
+    for name in ("time", "partition", "account", "qos", "reservation", "constraint", "output"):
         value = getattr(job, name)
         values += [] if value is None else [(name, value)]
     if job.exclude:
@@ -135,6 +141,16 @@ def _environment(*, plan: Plan, job: Job) -> list[str]:
         lines += [f"eval {shell_word(line)}" for line in job.env_setup]
         lines += ["set -u"]
     lines += [f"export {name}={shell_word(value)}" for name, value in job.env]
+    lines += [
+        "# What the run says of itself lies here, where every node sees it.",
+        'export FSDPPLAN_RUN_FOLDER="${FSDPPLAN_RUN_FOLDER:-'
+        '${SLURM_SUBMIT_DIR:-$PWD}/fsdpplan-runs/job-${SLURM_JOB_ID:-$$}}"',
+    ]
+    if job.container is not None:
+        lines += [
+            "# The container sees it, so it must be there.",
+            'mkdir -p "$FSDPPLAN_RUN_FOLDER"',
+        ]
     if job.metrics is not None:
         lines += [
             "# One JSON line a step.",
@@ -160,134 +176,79 @@ def variable_lines(variable: Variable) -> list[str]:
 def _signals() -> list[str]:
     return [
         "# Signals come to this shell: USR1 (save and leave) goes on to the ranks, an end to all.",
-        "job='' passed_on='' stopped=''",
-        "pass_usr1() { passed_on=1; signal_ranks; }",
-        "stop() { passed_on=1 stopped=$1; end_job; }",
+        "job='' passed_on='' stopped='' told=''",
+        "pass_usr1() { passed_on=1 told=1; signal_ranks; }",
+        "stop() { passed_on=1 stopped=$1; end_job; leaving; }",
+        "leaving() { :; }",
         'end_job() { [ -z "$job" ] || kill -TERM "$job" 2>/dev/null || true; }',
         "trap pass_usr1 USR1",
         "trap 'stop 130' INT",
         "trap 'stop 143' TERM",
+        "",
+        "# Waits for what was started last; its exit code is then in `code`.",
+        "follow() {",
+        "  job=$!",
+        '  [ -z "$stopped" ] || end_job',
+        "  # A signal interrupts wait: wait again for the job's own exit code.",
+        "  while :; do",
+        "    passed_on='' code=0",
+        '    wait "$job" || code=$?',
+        '    [ -n "$passed_on" ] || break',
+        "  done",
+        "  job=''",
+        "}",
     ]
 
 
 def _start(*, plan: Plan, job: Job) -> list[str]:
-    nodes, ranks, world = (
-        plan.cluster.nodes,
-        plan.cluster.gpus_per_node,
-        plan.cluster.gpus,
-    )
-    if nodes == 1:
-        inside = '[ -n "${SLURM_JOB_ID:-}" ] && command -v srun >/dev/null'
-        return [
-            f"if {inside}; then",
-            *_in_allocation(nodes=nodes, ranks=ranks, job=job),
-            "else",
-            *_here(ranks=ranks),
-            "fi",
-        ]
-    without = [
-        f'  refuse "this plan needs {nodes} nodes, and this is no SLURM allocation: submit it by'
-        ' sbatch $0 (it never falls back to one host)"'
-    ]
-    if plan.cluster.device.kind == "cpu":
-        without = [
-            f'  echo "fsdpplan: no SLURM allocation: all {world} ranks of the {nodes} planned'
-            ' nodes run on $HOSTNAME" >&2',
-            *_here(ranks=world),
-        ]
+    inside = '[ -n "${SLURM_JOB_ID:-}" ]'
+    if plan.cluster.nodes == 1:
+        inside += " && command -v srun >/dev/null"
     return [
-        'if [ -n "${SLURM_JOB_ID:-}" ]; then',
-        *_in_allocation(nodes=nodes, ranks=ranks, job=job),
+        f"if {inside}; then",
+        *(f"  {line}" for line in in_allocation(plan=plan, job=job)),
         "else",
-        *without,
+        *(f"  {line}" for line in _outside(plan=plan, job=job)),
         "fi",
     ]
 
 
-def _here(*, ranks: int) -> list[str]:
-    return [
-        "  # torchrun gives each rank a session of its own: they are found by their parent.",
-        "  signal_ranks() {",
-        "    local stat fields parent",
-        "    for stat in /proc/[0-9]*/stat; do",
-        '      read -r fields 2>/dev/null <"$stat" || continue',
-        '      read -r _ parent _ <<<"${fields##*) }"',
-        '      [ "$parent" != "$job" ] || kill -USR1 "${fields%% *}" 2>/dev/null || true',
-        "    done",
-        "  }",
-        "  check_node",
-        f"  {LEAVE_IF_STOPPED}",
-        f"  start_ranks 1 {ranks} &",
-    ]
-
-
-def _in_allocation(*, nodes: int, ranks: int, job: Job) -> list[str]:
-    label = " --label" if nodes > 1 else ""
-    lines = [
-        f'  [ "${{SLURM_JOB_NUM_NODES:-0}}" = {nodes} ] ||',
-        f'    refuse "the plan needs {nodes} node(s) of {ranks} ranks, allocation $SLURM_JOB_ID has'
-        ' ${SLURM_JOB_NUM_NODES:-0}: take as many, or plan again for what there is"',
-    ]
-    if nodes > 1:
-        derived = "$((20000 + SLURM_JOB_ID % 10000))" if job.port is None else str(job.port)
-        lines += [
-            "  if ! command -v srun >/dev/null || ! command -v scontrol >/dev/null; then",
-            '    refuse "srun and scontrol are not on PATH in allocation $SLURM_JOB_ID"',
-            "  fi",
-            '  hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")',
-            "  # The first host carries the rendezvous; a port per job keeps two jobs on one host",
-            "  # apart (below the ports that Linux hands out itself).",
-            "  FSDPPLAN_HEAD=${hosts%%$'\\n'*}",
-            f"  FSDPPLAN_PORT={derived}",
-            '  FSDPPLAN_RUN="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}"',
-            "  export FSDPPLAN_HEAD FSDPPLAN_PORT FSDPPLAN_RUN",
+def _outside(*, plan: Plan, job: Job) -> list[str]:
+    """Lines for a host that no scheduler stands behind: one start, which whoever typed it sees."""
+    nodes, cluster = plan.cluster.nodes, plan.cluster
+    if nodes > 1 and cluster.device.kind == "cuda":
+        return [
+            f'refuse "this plan needs {nodes} nodes, and this is no SLURM allocation: submit it by'
+            ' sbatch $0 (it never falls back to one host)"'
         ]
+    if job.container is not None and job.container.runtime == "pyxis":
+        return ['refuse "pyxis starts containers in SLURM only: submit it by sbatch $0"']
+    tried = isinstance(job.program, UserProgram) and tries_first(job, nodes=nodes)
+    start = _here(ranks=cluster.gpus, tried=tried)
+    if nodes == 1:
+        return start
     return [
-        *lines,
-        *_without_excluded(nodes=nodes, excluded=excluded_hosts(job)),
-        "  # srun does not inherit the cores since SLURM 22.05: give each task those of the",
-        "  # smallest node, from a list such as 96(x3),48.",
-        "  cores=$(tr ',' '\\n' <<<\"${SLURM_JOB_CPUS_PER_NODE:-1}\" | sed 's/(.*//' | sort -n |"
-        " sed -n 1p)",
-        '  signal_ranks() { kill -USR1 "$job" 2>/dev/null || true; }',
-        "  # One task a node, whatever the allocation says. --overlap: inside another step (an",
-        "  # interactive shell) srun would wait for its cores.",
-        f"  step=(srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1",
-        f'    --cpus-per-task="$cores" --export=ALL{label} ${{SLURM_STEP_ID:+--overlap}})',
-        "  # First all nodes are looked at, so that each one that fails is named.",
-        '  "${step[@]}" bash -c "$(declare -f refuse check_node); check_node"',
-        f"  {LEAVE_IF_STOPPED}",
-        "  # A task that fails ends the others.",
-        '  "${step[@]}" --kill-on-bad-exit=1 \\',
-        f'    bash -c "$(declare -f start_ranks); start_ranks {nodes} {ranks}" &',
+        f'echo "fsdpplan: no SLURM allocation: all {cluster.gpus} ranks of the {nodes} planned'
+        ' nodes run on $HOSTNAME" >&2',
+        *start,
     ]
 
 
-def _without_excluded(*, nodes: int, excluded: tuple[str, ...]) -> list[str]:
-    """Lines that refuse an allocation, made by hand, with a node that the job must not get."""
-    if not excluded:
-        return []
-    hosts = "$hosts" if nodes > 1 else "${SLURM_JOB_NODELIST:-}"
+def _here(*, ranks: int, tried: bool) -> list[str]:
     return [
-        f"  for host in {hosts}; do",
-        '    case "$host" in',
-        f"      {'|'.join(map(shell_word, excluded))})",
-        '        refuse "allocation $SLURM_JOB_ID has $host, which this job excludes: sbatch $0'
-        ' asks for others" ;;',
-        "    esac",
+        "# torchrun gives each rank a session of its own: they are found by their parent.",
+        "signal_ranks() {",
+        "  local stat fields parent",
+        "  for stat in /proc/[0-9]*/stat; do",
+        '    read -r fields 2>/dev/null <"$stat" || continue',
+        '    read -r _ parent _ <<<"${fields##*) }"',
+        '    [ "$parent" != "$job" ] || kill -USR1 "${fields%% *}" 2>/dev/null || true',
         "  done",
-    ]
-
-
-def _wait() -> list[str]:
-    return [
-        "job=$!",
-        '[ -z "$stopped" ] || end_job',
-        "# A signal interrupts wait: wait again for the job's own exit code.",
-        "while :; do",
-        "  passed_on='' code=0",
-        '  wait "$job" || code=$?',
-        '  [ -n "$passed_on" ] || break',
-        "done",
+        "}",
+        "check_node",
+        *([f"(start_ranks 1 {ranks} preflight)"] if tried else []),
+        LEAVE_IF_STOPPED,
+        f"start_ranks 1 {ranks} &",
+        "follow",
         'exit "${stopped:-$code}"',
     ]

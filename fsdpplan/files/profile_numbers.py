@@ -7,6 +7,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, fields
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from fsdpplan.errors import SpecError
@@ -23,11 +24,17 @@ _INTEGERS = ("memory_bytes", "multiprocessors", "context_bytes", "communicator_b
 
 def parse_toml(text: str, *, where: str) -> Table:
     try:
-        return Table(where=where, values=tomllib.loads(text))
+        return Table(where=where, values=_values(text))
     except tomllib.TOMLDecodeError as error:
         raise SpecError(f"{where} is not TOML: {error}") from error
     except (ValueError, RecursionError) as error:  # thousands of digits, or of brackets
         raise SpecError(f"{where} cannot be read as TOML: {UNREADABLE}") from error
+
+
+@lru_cache(maxsize=256)
+def _values(text: str) -> dict[str, Any]:
+    """What `text` says, which nobody changes: profiles name the same relatives again and again."""
+    return tomllib.loads(text)
 
 
 def read_sources(table: Table) -> dict[str, str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,24 +56,21 @@ def _read_at_most(path: Path, limit_bytes: int) -> bytes:
 
 def write_text_atomically(path: Path, text: str, *, advice: str = "choose another place") -> None:
     """Write `text` beside `path` and move it there, so that a reader never sees half of it."""
-    temporary: str | None = None
+    temporary: Path | None = None
     try:
-        descriptor, temporary = tempfile.mkstemp(
-            dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"
-        )
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        # A name that nobody foresees, and never through a link that lies there: a folder may be
+        # shared. Not mkstemp, whose files are private: the user's umask decides.
+        new = path.parent / f".{path.name}.{os.urandom(8).hex()}.tmp"
+        with new.open("x", encoding="utf-8") as file:
+            temporary = new
             file.write(text)
-        # mkstemp makes private files; a plan is as readable as any file that the user makes
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
         os.replace(temporary, path)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise SpecError(f"{path_text(path)} cannot be written: {reason}; {advice}") from error
     finally:
-        if temporary is not None and os.path.exists(temporary):
-            os.unlink(temporary)
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
 
 
 def parse_json_object(text: str, *, where: str) -> dict[str, Any]:

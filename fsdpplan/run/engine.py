@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from fsdpplan.errors import LaunchError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobState:
@@ -26,13 +28,24 @@ class JobState:
     """File that its output goes to, where there is one."""
     restarts: int = 0
     """How often it was started again."""
+    expected_start: str = ""
+    """When a job that waits is expected to start; empty: nobody knows."""
 
     @property
     def words(self) -> str:
-        """For a person: RUNNING on node[1-2], PENDING (Resources)."""
+        """For a person: RUNNING on node[1-2], PENDING (Resources: waiting for nodes ...)."""
         if self.nodes and not self.ended:
             return f"{self.state} on {self.nodes}"
         return f"{self.state} ({self.reason})" if self.reason else self.state
+
+    @property
+    def shell_code(self) -> int:
+        """Its exit code, never 0 for a job that did not succeed, whatever its last program said."""
+        return 0 if self.succeeded else self.exit_code or 1
+
+
+class Forgotten(LaunchError):
+    """The engine knows nothing of a job any more."""
 
 
 class Engine(Protocol):
@@ -54,7 +67,7 @@ class Engine(Protocol):
         Raises LaunchError with one sentence."""
 
     def state(self, job_id: str) -> JobState | None:
-        """None: no answer now."""
+        """None: no answer now. Raises Forgotten where there will be none."""
 
     def log_lines(self, job_id: str) -> list[str]:
         """Lines that the job has printed since the last call, of all nodes, for engines whose

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from importlib.resources import files
 from pathlib import Path
 
@@ -56,9 +55,10 @@ def trainer_sources() -> dict[str, str]:
 
 def _write_at_once(folder: Path, texts: dict[str, str]) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    # Not mkdtemp, whose folders are private: the user's umask decides who reads a job folder.
+    temporary = folder.parent / f".{folder.name}.{os.urandom(8).hex()}"
+    temporary.mkdir()
     try:
-        temporary.chmod(0o755)
         for name, text in texts.items():
             path = temporary / name
             path.parent.mkdir(exist_ok=True)

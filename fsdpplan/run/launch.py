@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,6 +18,13 @@ from fsdpplan.files.table import read_text
 from fsdpplan.spec.plan import Plan
 
 Source = Literal["script", "plan"]
+Kind = Literal["script", "manifest"]
+"""What bash and sbatch take; what kubectl takes."""
+
+_NAMES: dict[Kind, str] = {"script": SCRIPT_NAME, "manifest": "job.yaml"}
+FILE_NAMES = tuple(_NAMES.values())
+"""What a run's folder may have."""
+_CHECKPOINTS = re.compile(r"(?<!\S)'?--checkpoint-dir\b")
 
 MAX_SCRIPT_BYTES = 2**20
 """No script of ours comes near it."""
@@ -32,6 +40,18 @@ class Launch:
     """The plan inside it."""
     origin: str
     """Where it came from, in words."""
+    kind: Kind = "script"
+
+    @property
+    def file_name(self) -> str:
+        """What it is called in a run's folder."""
+        return _NAMES[self.kind]
+
+    @property
+    def saves(self) -> bool:
+        """Whether it keeps checkpoints, which another job can go on from."""
+        plan = read_plan_json(self.script) or ""
+        return _CHECKPOINTS.search(self.script.replace(plan, "")) is not None
 
 
 def emit_script(plan: Plan, job: Job) -> str:
@@ -66,6 +86,13 @@ def resolve_launch(
     return Launch(script=script, plan=plan, origin=str(script_path))
 
 
+def read_launch(path: Path) -> Launch:
+    """The job script or manifest of ours at `path`; anything else is refused."""
+    script, plan = _read_script(path)
+    kind: Kind = "script" if script.startswith("#!") else "manifest"
+    return Launch(script=script, plan=plan, origin=str(path), kind=kind)
+
+
 def _from_plan(plan_path: Path, *, job: Job, folder: Path) -> Launch:
     if not plan_path.exists():
         raise SpecError(
@@ -81,7 +108,7 @@ def _read_script(path: Path) -> tuple[str, Plan]:
     script = read_text(path, limit_bytes=MAX_SCRIPT_BYTES, what="job script")
     choices = (
         f"type --from plan to run the plan instead, or fsdpplan emit-launch > {SCRIPT_NAME} to "
-        f"write it again, or bash {SCRIPT_NAME} to run it as it is"
+        f"write it again, or bash {path} to run it as it is"
     )
     if not script.strip():
         raise SpecError(f"{path} is empty: {choices}")

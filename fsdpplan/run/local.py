@@ -40,9 +40,11 @@ def run_here(
     environment: Mapping[str, str],
     follower: Follower,
     display: Display,
+    run_id: str | None = None,
 ) -> int:
-    """Run `script` by bash in `folder` until it ends; its exit code."""
-    run_id = uuid.uuid4().hex
+    """Run `script` by bash in `folder` until it ends; its exit code. Its processes are marked by
+    `run_id`."""
+    run_id = run_id or new_run_id()
     process = _start(script=script, log=log, folder=folder, environment=environment, run_id=run_id)
     try:
         with _signals_passed_on(process, display):
@@ -51,6 +53,31 @@ def run_here(
         _end_leftovers(process, run_id)
         follower.poll(ended=True)
     return exit_code_of(process.returncode)
+
+
+def new_run_id() -> str:
+    """A mark that no other run has."""
+    return uuid.uuid4().hex
+
+
+def end_run(run_id: str) -> bool:
+    """Ask the script of a run on this host to end, which ends its ranks; whether there was one.
+
+    The script is the process with the mark whose parent has none: `fsdpplan run` itself.
+    """
+    marked = processes_of(run_id)
+    roots = [pid for pid in marked if _parent(pid) not in marked]
+    for pid in roots:
+        _signal(pid, signal.SIGTERM)
+    return bool(roots)
+
+
+def _parent(pid: int) -> int | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    return int(stat.rpartition(")")[2].split()[1])
 
 
 def _until_end(process: subprocess.Popen[bytes], follower: Follower, display: Display) -> None:
@@ -130,7 +157,7 @@ def _end_leftovers(process: subprocess.Popen[bytes], run_id: str) -> None:
         process.terminate()
     deadline = time.monotonic() + GRACE_SECONDS
     number = signal.SIGTERM
-    while left := _processes_of(run_id):
+    while left := processes_of(run_id):
         for pid in left:
             _signal(pid, number)
         if time.monotonic() > deadline:
@@ -139,7 +166,7 @@ def _end_leftovers(process: subprocess.Popen[bytes], run_id: str) -> None:
     process.wait()
 
 
-def _processes_of(run_id: str) -> list[int]:
+def processes_of(run_id: str) -> list[int]:
     """Live processes that have this run's mark in their environment."""
     mark = f"{RUN_ID}={run_id}".encode()
     found = []

@@ -11,8 +11,8 @@ from typing import Literal
 from fsdpplan.errors import LaunchError
 from fsdpplan.spec.plan import Plan
 
-Target = Literal["here", "allocation", "slurm"]
-"""On this host alone; by srun in the allocation that this process is in; by sbatch."""
+Target = Literal["here", "allocation", "slurm", "kubernetes"]
+"""On this host alone; by srun in the allocation that this process is in; by sbatch; by kubectl."""
 
 ANSWER_SECONDS = 20.0
 """sbatch looks for its cluster by DNS, too, which may take its time."""
@@ -28,6 +28,8 @@ class Machine:
     """Jobs can be submitted from here."""
     allocation_nodes: int
     """Nodes of the Slurm allocation that this process is in; 0: in none."""
+    is_array_task: bool = False
+    """This process is one of a job array's tasks."""
 
 
 def this_machine() -> Machine:
@@ -40,6 +42,7 @@ def this_machine() -> Machine:
         gpus=len(visible_gpus()),
         has_sbatch=_sbatch_works(),
         allocation_nodes=int(nodes) if inside and nodes.isdecimal() else 0,
+        is_array_task="SLURM_ARRAY_TASK_ID" in os.environ,
     )
 
 
@@ -61,6 +64,11 @@ def choose_target(
     *, plan: Plan, machine: Machine, asked: Literal["here", "slurm"] | None = None
 ) -> Target:
     """Where to run `plan`. Raises LaunchError when it can run nowhere from here."""
+    if machine.is_array_task:
+        raise LaunchError(
+            "this is a task of a job array, whose tasks would all train the same plan on the same "
+            "checkpoint: run it in a job of its own, or unset SLURM_ARRAY_TASK_ID"
+        )
     if asked == "slurm":
         _require_sbatch(machine)
         return "slurm"

@@ -2,99 +2,23 @@
 
 from __future__ import annotations
 
-import json
+import os
 import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fsdpplan.run.metric_events import Communication as Communication
+from fsdpplan.run.metric_events import Event as Event
+from fsdpplan.run.metric_events import OutOfMemory as OutOfMemory
+from fsdpplan.run.metric_events import Start as Start
+from fsdpplan.run.metric_events import Step as Step
+from fsdpplan.run.metric_events import Summary as Summary
+from fsdpplan.run.metric_events import parse_event as parse_event
 from fsdpplan.run.tail import FileTail
 
 WARMUP_STEPS = 5
 """Steps at the start of a run that no median counts, as in the trainer's own summary."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """A run began; what an earlier run of the same file wrote is over."""
-
-    first_step: int
-    """Steps done before it: above 0 when it resumed."""
-    steps: int | None
-    """Step at which it ends."""
-    plan_sha256: str | None = None
-    """Of the plan that it trains by; None: it did not say."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One optimizer step. None: not reported."""
-
-    step: int
-    loss: float | None
-    step_seconds: float | None
-    tokens_per_second: float | None
-    mfu_fraction: float | None
-    allocated_bytes: int | None
-    reserved_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """The end of a run. None: not reported."""
-
-    step_seconds: float | None
-    """Median over the steps after the first few."""
-    tokens_per_second: float | None
-    mfu_fraction: float | None
-    peak_allocated_bytes: int | None
-    peak_reserved_bytes: int | None
-    memory_kind: str | None
-    """`allocator`: of torch's CUDA allocator; `resident`: of the process."""
-    world: int | None
-    steps_measured: int | None = None
-    """Steps that its medians count."""
-    stopped_by_signal: int | None = None
-    """Signal that ended it early."""
-    torch_version: str | None = None
-    nccl_version: str | None = None
-    driver_version: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Communication:
-    """All calls of one collective on one mesh axis in one step, as the profiler saw them."""
-
-    axis: str
-    """As in an estimate: mesh axis, or axes joined by `*`."""
-    collective: str
-    seconds: float
-    """Summed over the calls."""
-    exposed_seconds: float | None
-    """Part of it in which no kernel ran beside it."""
-    count: int | None
-    """Calls."""
-    bytes: int | None
-    """The full unsharded buffer, summed over the calls."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutOfMemory:
-    """A rank ran out of memory: its post-mortem. None: not known."""
-
-    rank: int | None
-    host: str | None
-    phase: str | None
-    step: int | None
-    """Steps done before; None: it was before the first."""
-    needed_bytes: int | None
-    """The least that would have been enough for tensors."""
-    fragmentation_bytes: int | None
-    outside_bytes: int | None
-    beyond_prediction: tuple[tuple[str, int], ...]
-    """(part of the prediction, bytes that it was too low by), largest first."""
-
-
-Event = Start | Step | Summary | Communication | OutOfMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,17 +37,54 @@ class Measured:
         """With one more event."""
         match event:
             case Start():
-                return Measured(start=event)
+                # A job that found all of its steps done has nothing to tell of them.
+                return self if event.is_done and self.steps else Measured(start=event)
             case Step():
                 return replace(self, steps=(*self.steps, event), summary=None)
             case Summary():
-                return replace(self, summary=event)
+                told_before = self.summary is not None and event.steps_measured == 0
+                return self if told_before else replace(self, summary=event)
             case Communication():
                 return replace(self, communication=_newest(self.communication, event))
             case OutOfMemory():
                 worst = self.out_of_memory
                 is_worse = worst is None or (event.needed_bytes or 0) > (worst.needed_bytes or 0)
                 return replace(self, out_of_memory=event if is_worse else worst)
+
+    def plus_all(self, events: Iterable[Event]) -> Measured:
+        """With more events, in their order."""
+        measured, steps = self, list[Step]()
+        for event in events:
+            if isinstance(event, Step):
+                steps.append(event)
+            else:
+                measured, steps = measured._plus_steps(steps).plus(event), []
+        return measured._plus_steps(steps)
+
+    def _plus_steps(self, steps: list[Step]) -> Measured:
+        return replace(self, steps=(*self.steps, *steps), summary=None) if steps else self
+
+    @property
+    def last_step(self) -> int:
+        """Steps that are done, those before this start too."""
+        if self.steps:
+            return self.steps[-1].step
+        return 0 if self.start is None else self.start.first_step
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the last step is done; False where the program did not say which that is."""
+        last = None if self.start is None else self.start.steps
+        return last is not None and self.last_step >= last
+
+    @property
+    def left_seconds(self) -> float | None:
+        """Until the last step, at the pace so far; None: not known."""
+        last = None if self.start is None else self.start.steps
+        seconds = self.median("step_seconds")
+        if last is None or seconds is None:
+            return None
+        return max(0, last - self.last_step) * seconds
 
     def median(self, name: str) -> float | None:
         """Median of a field of the steps, without the first few."""
@@ -152,126 +113,37 @@ def _newest(known: tuple[Communication, ...], event: Communication) -> tuple[Com
 
 def read_metrics(text: str) -> Measured:
     """All that a metrics file says of its last run."""
-    measured = Measured()
-    for event in map(parse_event, text.splitlines()):
-        measured = measured if event is None else measured.plus(event)
-    return measured
+    events = map(parse_event, text.splitlines())
+    return Measured().plus_all(event for event in events if event is not None)
+
+
+ENDS_BYTES = 256 * 1024
+"""Of a file's beginning and of its end, that are read where the middle does not matter."""
+
+
+def read_ends(path: Path) -> Measured:
+    """What a metrics file says at its beginning and at its end, of a run that may be long; nothing
+    where there is no file."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(ENDS_BYTES)
+            size = file.seek(0, os.SEEK_END)
+            if size > ENDS_BYTES:
+                file.seek(max(ENDS_BYTES, size - ENDS_BYTES))
+                # The lines at the seam are no JSON, and so no events.
+                text += b"\n" + file.read()
+    except OSError:
+        return Measured()
+    return read_metrics(text.decode(errors="replace"))
 
 
 class MetricsTail:
-    """Reads the events that are added to a metrics file from now on."""
+    """Reads the events that are added to a metrics file from now on, or all from its start."""
 
-    def __init__(self, path: Path) -> None:
-        self._tail = FileTail(path)
+    def __init__(self, path: Path, *, from_start: bool = False) -> None:
+        self._tail = FileTail(path, from_start=from_start)
 
     def poll(self) -> list[Event]:
         """Events since the last call."""
         events = (parse_event(line) for line in self._tail.poll())
         return [event for event in events if event is not None]
-
-
-def parse_event(line: str) -> Event | None:
-    """The event on one line of a metrics file, or None for a line that is none of ours.
-
-    A line without `event` that has a step is a step: programs of the user's own may write those.
-    """
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(record, dict):
-        return None
-    match record.get("event", "step"):
-        case "start":
-            return Start(
-                first_step=_whole(record, "step") or 0,
-                steps=_whole(record, "steps"),
-                plan_sha256=_text(record, "plan_sha256"),
-            )
-        case "step":
-            return _step(record)
-        case "summary":
-            return _summary(record)
-        case "communication":
-            return _communication(record)
-        case "oom":
-            return _out_of_memory(record)
-        case _:
-            return None
-
-
-def _step(record: dict[str, object]) -> Step | None:
-    step = _whole(record, "step")
-    if step is None:
-        return None
-    return Step(
-        step=step,
-        loss=_number(record, "loss"),
-        step_seconds=_number(record, "step_seconds"),
-        tokens_per_second=_number(record, "tokens_per_second"),
-        mfu_fraction=_number(record, "mfu_fraction"),
-        allocated_bytes=_whole(record, "allocated_bytes"),
-        reserved_bytes=_whole(record, "reserved_bytes"),
-    )
-
-
-def _summary(record: dict[str, object]) -> Summary:
-    return Summary(
-        step_seconds=_number(record, "step_seconds"),
-        tokens_per_second=_number(record, "tokens_per_second"),
-        mfu_fraction=_number(record, "mfu_fraction"),
-        peak_allocated_bytes=_whole(record, "peak_allocated_bytes"),
-        peak_reserved_bytes=_whole(record, "peak_reserved_bytes"),
-        memory_kind=_text(record, "memory_kind"),
-        world=_whole(record, "world"),
-        steps_measured=_whole(record, "steps_measured"),
-        stopped_by_signal=_whole(record, "stopped_by_signal"),
-        torch_version=_text(record, "torch_version"),
-        nccl_version=_text(record, "nccl_version"),
-        driver_version=_text(record, "driver_version"),
-    )
-
-
-def _communication(record: dict[str, object]) -> Communication | None:
-    axis, collective = _text(record, "axis"), _text(record, "collective")
-    seconds = _number(record, "seconds")
-    if axis is None or collective is None or seconds is None:
-        return None
-    return Communication(
-        axis=axis,
-        collective=collective,
-        seconds=seconds,
-        exposed_seconds=_number(record, "exposed_seconds"),
-        count=_whole(record, "count"),
-        bytes=_whole(record, "bytes"),
-    )
-
-
-def _out_of_memory(record: dict[str, object]) -> OutOfMemory:
-    beyond = record.get("beyond_prediction")
-    parts = beyond.items() if isinstance(beyond, dict) else ()
-    return OutOfMemory(
-        rank=_whole(record, "rank"),
-        host=_text(record, "host"),
-        phase=_text(record, "phase"),
-        step=_whole(record, "step"),
-        needed_bytes=_whole(record, "needed_bytes"),
-        fragmentation_bytes=_whole(record, "fragmentation_bytes"),
-        outside_bytes=_whole(record, "outside_bytes"),
-        beyond_prediction=tuple((str(name), n) for name, n in parts if isinstance(n, int)),
-    )
-
-
-def _text(record: dict[str, object], key: str) -> str | None:
-    value = record.get(key)
-    return value if isinstance(value, str) else None
-
-
-def _number(record: dict[str, object], key: str) -> float | None:
-    value = record.get(key)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _whole(record: dict[str, object], key: str) -> int | None:
-    value = record.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -14,8 +14,8 @@ from fsdpplan.units import format_percent, format_seconds
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-_STEP_LINE = re.compile(r"(?:\d+: )?step \d+/\d+ ")
-"""The trainer's own line a step, perhaps behind srun's label."""
+_STEP_LINE = re.compile(r"(?: *\S+: )?step \d+/\d+ ")
+"""The trainer's own line a step, perhaps behind srun's label or a host's name."""
 
 
 class Display(AbstractContextManager["Display"], Protocol):
@@ -29,6 +29,9 @@ class Display(AbstractContextManager["Display"], Protocol):
 
     def progress(self, measured: Measured) -> None:
         """The job reported something new."""
+
+    def confirms(self, question: str) -> bool:
+        """Whether the person says yes, or says nothing; yes where nobody can be asked."""
 
 
 class PlainDisplay(Display):
@@ -49,13 +52,18 @@ class PlainDisplay(Display):
     def progress(self, measured: Measured) -> None:
         """Nothing: the job prints a line for each step."""
 
+    def confirms(self, question: str) -> bool:
+        """Yes: nobody reads the question."""
+        return True
+
 
 class LiveDisplay(Display):
     """For a person: one moving line, and above it whatever is not a step."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, planned_mfu_fraction: float | None = None) -> None:
         self._progress = _progress_line()
         self._task: TaskID | None = None
+        self._planned_mfu_fraction = planned_mfu_fraction
 
     def __exit__(
         self,
@@ -77,40 +85,66 @@ class LiveDisplay(Display):
     def progress(self, measured: Measured) -> None:
         if not measured.steps:
             return
+        total = measured.start.steps if measured.start else None
         if self._task is None:
             # Not before: its thread must not be there when the job is forked off.
             self._progress.start()
-            total = measured.start.steps if measured.start else None
             self._task = self._progress.add_task("", total=total)
-        last = measured.steps[-1]
-        self._progress.update(self._task, completed=last.step, description=step_words(measured))
+        words = step_words(measured, planned_mfu_fraction=self._planned_mfu_fraction)
+        done = measured.last_step
+        self._progress.update(self._task, completed=done, total=total, description=words)
+
+    def confirms(self, question: str) -> bool:
+        """Ask at the terminal; a second Ctrl-C is a yes, too."""
+        if not sys.stdin.isatty():
+            return True
+        self._progress.stop()
+        # Not as input's prompt, which may go to stdout, where the results are.
+        print(f"{question} [Y/n] ", end="", file=sys.stderr, flush=True)
+        try:
+            answer = input()
+        except (EOFError, KeyboardInterrupt):
+            answer = ""
+        if self._task is not None:
+            self._progress.start()
+        return answer.strip().lower() not in ("n", "no")
 
 
-def display_for(stream: TextIO) -> Display:
+def display_for(stream: TextIO, *, planned_mfu_fraction: float | None = None) -> Display:
     """A moving line where a person looks, plain lines otherwise."""
-    return LiveDisplay() if stream.isatty() else PlainDisplay(stream)
+    if stream.isatty():
+        return LiveDisplay(planned_mfu_fraction=planned_mfu_fraction)
+    return PlainDisplay(stream)
 
 
-def step_words(measured: Measured) -> str:
-    """The last step in a few words."""
+def step_words(measured: Measured, *, planned_mfu_fraction: float | None = None) -> str:
+    """The last step in a few words, its MFU beside the plan's, and the time that is left."""
     last = measured.steps[-1]
-    parts = [f"step {last.step}"]
+    total = measured.start.steps if measured.start else None
+    parts = [f"step {last.step}" + ("" if total is None else f"/{total}")]
     if last.loss is not None:
         parts.append(f"loss {last.loss:.3f}")
     if last.step_seconds is not None:
         parts.append(format_seconds(last.step_seconds))
     if last.mfu_fraction is not None:
-        parts.append(f"MFU {format_percent(last.mfu_fraction)}")
+        parts.append(mfu_words(last.mfu_fraction, planned_mfu_fraction))
+    if (left := measured.left_seconds) is not None:
+        parts.append(f"{format_seconds(left)} left")
     return "  ".join(parts)
+
+
+def mfu_words(mfu_fraction: float, planned_mfu_fraction: float | None) -> str:
+    """`MFU 41 % (plan 43 %)`."""
+    plan = "" if planned_mfu_fraction is None else f" (plan {format_percent(planned_mfu_fraction)})"
+    return f"MFU {format_percent(mfu_fraction)}{plan}"
 
 
 def _progress_line() -> Progress:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn
 
     return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=20),
-        TimeRemainingColumn(),
         console=Console(stderr=True),
     )

@@ -1,233 +1,186 @@
-"""Submit a job script to Slurm and follow it to its end; no accounting database is needed."""
+"""Slurm as an engine: submit, ask, signal and cancel by its commands; accounting or none."""
 
 from __future__ import annotations
 
+import os
 import re
-import signal
+import shutil
 import subprocess
+import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
+from typing import IO
 
-from fsdpplan.errors import LaunchError
-from fsdpplan.run.follow import Follower
-from fsdpplan.run.local import exit_code_of
-from fsdpplan.run.show import Display
+from fsdpplan.errors import LaunchError, SpecError
+from fsdpplan.files.job_records import read_bad_nodes
+from fsdpplan.run.engine import Forgotten, JobState
+from fsdpplan.run.slurm_text import (
+    RETRIES,
+    SACCT_COMPLETION_FIELDS,
+    SACCT_FIELDS,
+    parse_accounting,
+    parse_completion,
+    parse_job,
+    refusal,
+)
 
 COMMAND_SECONDS = 60.0
 """No Slurm command should take longer; a busy controller takes seconds."""
-LOOK_SECONDS = 0.5
-"""Between looks at the job's files."""
-FIRST_ASK_SECONDS, LAST_ASK_SECONDS = 1.0, 10.0
-"""Between questions to the controller: often at first, then seldom."""
-LOST_AFTER = 10
-"""Questions in a row without an answer after which the controller counts as gone."""
+LOOK_SECONDS = 0.1
+"""Between looks at what sbatch says."""
+_MOST_BYTES = 2**16
 
-GOING_ON = frozenset(
-    {
-        "PENDING",
-        "CONFIGURING",
-        "RUNNING",
-        "COMPLETING",
-        "SUSPENDED",
-        "STOPPED",
-        "STAGE_OUT",
-        "REQUEUED",
-        "REQUEUE_HOLD",
-        "REQUEUE_FED",
-        "RESIZING",
-        "SIGNALING",
-        "SPECIAL_EXIT",
-        "RESV_DEL_HOLD",
-    }
-)
-"""States after which another one comes. Source: squeue(1), job state codes."""
+_EXCLUDE = re.compile(r"^#SBATCH (?:--exclude|-x)[= ](\S+)$", re.MULTILINE)
+_ARRAY = re.compile(r"^#SBATCH (?:--array\b|-a\b|hetjob\b)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobState:
-    """What the controller says of a job."""
+class Slurm:
+    """Slurm's commands, as this environment finds them."""
 
-    state: str
-    reason: str
-    """Why it waits or ended, in Slurm's word."""
-    exit_code: int
-    """As a shell would give it: 128 + n for an end by signal n."""
-    log: Path | None
-    nodes: str
-    """Slurm's list of its nodes, or (null)."""
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
     @property
-    def ended(self) -> bool:
-        return self.state not in GOING_ON
+    def name(self) -> str:
+        """As a run's record has it."""
+        return "slurm"
 
-    @property
-    def words(self) -> str:
-        """For a person: RUNNING on node[1-2], PENDING (Resources)."""
-        if self.state == "PENDING":
-            return f"PENDING ({self.reason})"
-        return f"{self.state} on {self.nodes}" if self.state == "RUNNING" else self.state
+    def submit(
+        self,
+        *,
+        script: Path,
+        folder: Path,
+        environment: Mapping[str, str],
+        after: str | None = None,
+    ) -> str:
+        """Submit `script` from `folder`, to start when job `after` has ended; the job's id."""
+        text = script.read_text(encoding="utf-8", errors="replace")
+        if _ARRAY.search(text) or environment.get("SBATCH_ARRAY_INX"):
+            raise LaunchError(
+                "a plan is one job, and this script asks for an array or a heterogeneous job, "
+                "whose parts would train on the same checkpoint: leave --array and hetjob out, and "
+                "SBATCH_ARRAY_INX unset"
+            )
+        # The environment carries where the metrics go, so it must reach the job whatever the site
+        # says.
+        given = {**environment, "SBATCH_EXPORT": "ALL"}
+        options = ["--parsable"]
+        if after is not None:
+            options.append(f"--dependency=afterany:{after}")
+        # An option replaces the script's own line.
+        bad = read_bad_nodes(environment.get("FSDPPLAN_RUN_FOLDER"))
+        if bad:
+            options.append(f"--exclude={','.join([*_EXCLUDE.findall(text), *bad])}")
+        said = _submission(["sbatch", *options, str(script)], folder=folder, environment=given)
+        return said.strip().rpartition("\n")[2].partition(";")[0]
 
+    def state(self, job_id: str) -> JobState | None:
+        """What the controller says of the job, or, where it has forgotten it, the accounting."""
+        done = self._answer("scontrol", "show", "job", job_id)
+        if done is None:
+            return None
+        if done.returncode == 0:
+            return parse_job(done.stdout)
+        if "invalid job id" not in done.stderr.lower():
+            return None
+        return self._accounted(job_id)
 
-class Detached(Exception):
-    """The person left; the job goes on."""
+    def log_lines(self, job_id: str) -> list[str]:
+        """None: Slurm writes a file."""
+        return []
 
+    def save_and_leave(self, job_id: str) -> None:
+        """USR1 to the batch script, which passes it on to the ranks."""
+        self._answer("scancel", "--batch", "--signal=USR1", job_id)
 
-def submit(*, script: Path, folder: Path, environment: Mapping[str, str]) -> str:
-    """Submit `script` from `folder`; the job's id."""
-    # The environment carries where the metrics go, so it must reach the job whatever the site says.
-    allowed = {**environment, "SBATCH_EXPORT": "ALL"}
-    done = _slurm("sbatch", "--parsable", str(script), folder=folder, environment=allowed)
-    if done.returncode:
-        raise LaunchError(
-            f"sbatch refused the job: {_one_line(done.stderr)}: change the job's options, such "
-            "as --partition, --time or --sbatch, and type fsdpplan run again"
+    def cancel(self, job_id: str) -> bool:
+        """End this one job; whether the controller took it."""
+        done = self._answer("scancel", job_id)
+        return done is not None and done.returncode == 0
+
+    def _accounted(self, job_id: str) -> JobState:
+        """What the accounting database says, else the job completion log."""
+        if shutil.which("sacct", path=self.environment.get("PATH")):
+            asked = ("sacct", "-j", job_id, "-n", "-P")
+            done = self._answer(*asked, "-X", "-o", SACCT_FIELDS)
+            state = None if done is None or done.returncode else parse_accounting(done.stdout)
+            if state is None:
+                done = self._answer(*asked, "-c", "-o", SACCT_COMPLETION_FIELDS)
+                state = None if done is None or done.returncode else parse_completion(done.stdout)
+            if state is not None:
+                return state
+        raise Forgotten(
+            f"the Slurm controller has forgotten job {job_id}, and there is no accounting to ask: "
+            "fsdpplan logs and fsdpplan verify show what the run left"
         )
-    return done.stdout.strip().partition(";")[0]
+
+    def _answer(self, *command: str) -> subprocess.CompletedProcess[str] | None:
+        """What a command said; None where it gave no answer. Raises LaunchError where there is no
+        such command."""
+        try:
+            return subprocess.run(
+                command,
+                env=dict(self.environment),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=COMMAND_SECONDS,
+                check=False,
+            )
+        except FileNotFoundError:
+            raise _absent(command[0]) from None
+        except (subprocess.TimeoutExpired, OSError):
+            return None
 
 
-def follow_job(
-    job_id: str, *, environment: Mapping[str, str], follower: Follower, display: Display
-) -> int:
-    """Wait until the job has ended; its exit code. Raises Detached on Ctrl-C.
-
-    A job that has to end in the follower's eyes is cancelled.
-    """
-    with _signals(job_id, environment):
-        seen = ""
-        for state in _answers(job_id, environment=environment, follower=follower, display=display):
-            if state.words != seen:
-                seen = state.words
-                display.state(f"job {job_id}: {seen}")
-            if state.log is not None:
-                follower.follow_log(state.log)
-            if state.ended:
-                follower.poll(ended=True)
-                return _exit_code(state)
-    raise AssertionError("the answers end with the job")
+def require_plain_id(text: str) -> str:
+    """A job's id as sbatch gives it; parts of arrays and heterogeneous jobs are refused."""
+    if re.fullmatch(r"[0-9]+[_+].*", text):
+        raise SpecError(
+            f"{text} is a part of a job array or of a heterogeneous job, and fsdpplan runs "
+            "neither: name a job as fsdpplan status lists it"
+        )
+    return text
 
 
-def _answers(
-    job_id: str, *, environment: Mapping[str, str], follower: Follower, display: Display
-) -> Iterator[JobState]:
-    """What the controller says, again and again; the job's files are looked at in between."""
-    interval, silent, cancelled = FIRST_ASK_SECONDS, 0, False
-    while True:
-        state = ask(job_id, environment=environment)
-        silent = silent + 1 if state is None else 0
-        _require_answer(job_id, silent)
-        if state is not None:
-            yield state
-        next_ask = time.monotonic() + interval
-        interval = min(interval * 1.2, LAST_ASK_SECONDS)
-        while time.monotonic() < next_ask:
-            follower.poll()
-            if follower.verdict is not None and not cancelled:
-                cancelled = _cancel(job_id, environment=environment)
-                if cancelled:
-                    display.state(f"ending job {job_id}: {follower.verdict}")
+def _submission(command: list[str], *, folder: Path, environment: Mapping[str, str]) -> str:
+    """What sbatch prints where it takes the job. Raises LaunchError where it does not."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        try:
+            process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                # Ctrl-C must not end it between the controller's yes and our knowing of it.
+                start_new_session=True,
+            )
+        except FileNotFoundError:
+            raise _absent(command[0]) from None
+        except OSError as error:
+            raise LaunchError(f"sbatch cannot be started: {error.strerror or error}") from None
+        deadline = time.monotonic() + COMMAND_SECONDS
+        while process.poll() is None:
+            if RETRIES.search(_read(err)) or time.monotonic() > deadline:
+                process.terminate()
+                process.wait()
+                said = _read(err) or f"no answer in {COMMAND_SECONDS:.0f} s"
+                raise LaunchError(refusal(said))
             time.sleep(LOOK_SECONDS)
+        if process.returncode:
+            raise LaunchError(refusal(_read(err)))
+        return _read(out)
 
 
-def _cancel(job_id: str, *, environment: Mapping[str, str]) -> bool:
-    """End this one job; whether the controller took it."""
-    try:
-        return _slurm("scancel", job_id, environment=environment).returncode == 0
-    except LaunchError:
-        return False
+def _read(file: IO[bytes]) -> str:
+    """What is in it; its position, which the writer shares, stays."""
+    return os.pread(file.fileno(), _MOST_BYTES, 0).decode(errors="replace")
 
 
-@contextmanager
-def _signals(job_id: str, environment: Mapping[str, str]) -> Iterator[None]:
-    """Ctrl-C leaves the job; USR1 is passed on to it."""
-
-    def pass_on(_number: int, _frame: FrameType | None) -> None:
-        _slurm("scancel", "--batch", "--signal=USR1", job_id, environment=environment)
-
-    before = [
-        (signal.SIGINT, signal.signal(signal.SIGINT, _detach)),
-        (signal.SIGUSR1, signal.signal(signal.SIGUSR1, pass_on)),
-    ]
-    try:
-        yield
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)
-
-
-def ask(job_id: str, *, environment: Mapping[str, str]) -> JobState | None:
-    """The job's state from the controller, or None when it gives no answer now."""
-    try:
-        done = _slurm("scontrol", "show", "job", job_id, environment=environment)
-    except LaunchError:
-        return None
-    return parse_job(done.stdout) if done.returncode == 0 else None
-
-
-def parse_job(text: str) -> JobState | None:
-    """The state in what `scontrol show job ID` prints.
-
-    Only keys at the beginning of a line, or behind one that has no free text, are read: the name
-    of a job may look like any of them.
-    """
-    state = re.search(r"^ +JobState=(\S+) Reason=(\S+)", text, re.MULTILINE)
-    code = re.search(r"^ +Requeue=\d+ .*ExitCode=(\d+):(\d+)", text, re.MULTILINE)
-    if state is None or code is None:
-        return None
-    log = re.search(r"^ +StdOut=(.+)$", text, re.MULTILINE)
-    nodes = re.search(r"^ +NodeList=(\S+)", text, re.MULTILINE)
-    by_signal = int(code[2])
-    return JobState(
-        state=state[1],
-        reason=state[2],
-        exit_code=exit_code_of(-by_signal) if by_signal else int(code[1]),
-        log=Path(log[1].rstrip()) if log else None,
-        nodes=nodes[1] if nodes else "(null)",
-    )
-
-
-def _exit_code(state: JobState) -> int:
-    """Never 0 for a job that did not complete, whatever its last program said."""
-    return state.exit_code if state.state == "COMPLETED" else state.exit_code or 1
-
-
-def _require_answer(job_id: str, silent: int) -> None:
-    if silent >= LOST_AFTER:
-        raise LaunchError(
-            f"the Slurm controller has not told of job {job_id} for a while, or has forgotten it: "
-            f"ask it by scontrol show job {job_id}, or sacct -j {job_id}"
-        )
-
-
-def _detach(_number: int, _frame: FrameType | None) -> None:
-    raise Detached
-
-
-def _slurm(
-    *command: str, environment: Mapping[str, str], folder: Path | None = None
-) -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(
-            command,
-            cwd=folder,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=COMMAND_SECONDS,
-            check=False,
-        )
-    except FileNotFoundError:
-        raise LaunchError(f"{command[0]} is not on PATH: go to a node of the cluster") from None
-    except subprocess.TimeoutExpired:
-        raise LaunchError(
-            f"{command[0]} gave no answer in {COMMAND_SECONDS:.0f} s: the controller may be down"
-        ) from None
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())[:500] or "no reason given"
+def _absent(command: str) -> LaunchError:
+    return LaunchError(f"{command} is not on PATH: go to a node of the cluster")

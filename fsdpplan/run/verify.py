@@ -6,21 +6,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fsdpplan.emit.folder import PLAN_NAME, SCRIPT_NAME
+from fsdpplan.emit.folder import PLAN_NAME
 from fsdpplan.emit.header import job_plan, plan_digest, read_metrics_path, read_plan_json
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import plan_from_json, plan_json, read_plan
 from fsdpplan.files.table import read_text
 from fsdpplan.run.compare import Comparison, compare
-from fsdpplan.run.launch import MAX_SCRIPT_BYTES
+from fsdpplan.run.jobs import METRICS_NAME, RUNS_FOLDER
+from fsdpplan.run.launch import FILE_NAMES, MAX_SCRIPT_BYTES
 from fsdpplan.run.metrics import Communication, Measured, read_metrics
-from fsdpplan.run.session import RUNS_FOLDER
 from fsdpplan.spec.estimate import CollectiveCost
 from fsdpplan.spec.ledger import LEAST_STEPS
 from fsdpplan.spec.plan import Plan
 from fsdpplan.units import format_gib, format_percent
 
-METRICS_NAME = "metrics.jsonl"
 MAX_METRICS_BYTES = 2**30
 
 GateName = Literal["min_mfu", "max_reserved", "max_error"]
@@ -114,7 +113,9 @@ def finished_run(place: Path | None, *, plan_file: Path | None, folder: Path) ->
 
 def _newest(folder: Path) -> Path:
     runs = folder / RUNS_FOLDER
-    scripts = [script for script in runs.glob(f"*/{SCRIPT_NAME}") if script.is_file()]
+    scripts = [
+        script for name in FILE_NAMES for script in runs.glob(f"*/{name}") if script.is_file()
+    ]
     if not scripts:
         raise SpecError(
             f"there is no run in {runs}: type fsdpplan run first, or name a run's folder or its "
@@ -140,8 +141,9 @@ def _metrics_of(found: Path, folder: Path) -> Path:
 
 
 def _script_text(found: Path) -> str | None:
-    script = (found if found.is_dir() else found.parent) / SCRIPT_NAME
-    if not script.is_file():
+    folder = found if found.is_dir() else found.parent
+    script = next((folder / name for name in FILE_NAMES if (folder / name).is_file()), None)
+    if script is None:
         return None
     return read_text(script, limit_bytes=MAX_SCRIPT_BYTES, what="job script")
 

@@ -47,12 +47,14 @@ class Assembled:
     """Keeps fp16 gradients in range; None with other number formats."""
 
 
-def assemble(plan: PlanConfig, device: torch.device, *, seed: int) -> Assembled:
+def assemble(
+    plan: PlanConfig, device: torch.device, *, seed: int, meshes: Meshes | None = None
+) -> Assembled:
     """The reference decoder in the plan's layout, initialised; joins the process group if there is
-    none."""
+    none. Process groups cost memory, so meshes that there are already are taken."""
     require_runnable(plan)
     start(plan)
-    meshes = build_meshes(plan.layout, device.type)
+    meshes = meshes or build_meshes(plan.layout, device.type)
     model, parts = build_parts(plan, meshes, device)
     return finish(plan, device, meshes, model, parts, seed=seed)
 

@@ -206,8 +206,9 @@ def record_of(path: Path) -> FileRecord:
 
 
 def write_durably(path: Path, text: str) -> None:
-    """Write a small file and wait until the disk has it."""
-    with path.open("w", encoding="utf-8") as file:
+    """Write a small file and wait until the disk has it; one that a killed run left goes first."""
+    path.unlink(missing_ok=True)
+    with path.open("x", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -2,7 +2,7 @@
 
 A plan is the JSON of five nouns. The trainer reads `model`, `training` and `layout` whole (a key
 that it does not know might be a setting that it would ignore, so it refuses it), of `cluster` only
-the device and the counts, and nothing of the prediction.
+the device, the counts and what the preflight compares, and nothing of the prediction.
 """
 
 from __future__ import annotations
@@ -112,6 +112,29 @@ class DeviceConfig:
     peak_fp32_flops_per_second: float
     peak_fp16_flops_per_second: float | None = None
     peak_fp8_flops_per_second: float | None = None
+    memory_bytes: int | None = None
+    multiprocessors: int | None = None
+    host_link_bytes_per_second: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LevelConfig:
+    """What the preflight needs of one of `cluster.levels`."""
+
+    name: str
+    domain_gpus: int
+    ports: int
+    port_bandwidth_bytes_per_second: float
+    bandwidth_fraction: float
+    half_bandwidth_bytes: float = field(metadata={"least": 0})
+    gpudirect: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkConfig:
+    """What the preflight needs of `cluster.network`."""
+
+    transport: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +144,8 @@ class ClusterConfig:
     device: DeviceConfig
     gpus: int
     gpus_per_node: int
+    levels: tuple[LevelConfig, ...] = ()
+    network: NetworkConfig | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +240,8 @@ NOT_FOR_THE_TRAINER: dict[type, frozenset[str] | None] = {
     TrainingConfig: frozenset({"headroom_fraction"}),
     ClusterConfig: None,
     DeviceConfig: None,
+    LevelConfig: None,
+    NetworkConfig: None,
     PlanConfig: None,
 }
 """Keys that may be present and are not read; None: any."""
@@ -302,7 +329,7 @@ def _parse_value(hint: Any, value: Any, where: str, of: Field[Any]) -> Any:
     if is_dataclass(hint):
         return _parse_object(hint, value, where)  # type: ignore[arg-type]
     if hint is float:
-        return _parse_number(value, where)
+        return _parse_number(value, where, of)
     if type(value) is not hint:
         kind = {int: "a whole number", str: "a string", bool: "true or false"}[hint]
         raise TrainerError(f"the plan's {where} must be {kind}, not {_shown(value)}")
@@ -327,10 +354,10 @@ def _parse_choice(hints: tuple[Any, ...], value: Any, where: str, of: Field[Any]
     raise TrainerError(f"the plan's {where} cannot be {_shown(value)}")
 
 
-def _parse_number(value: Any, where: str) -> float:
+def _parse_number(value: Any, where: str, of: Field[Any]) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TrainerError(f"the plan's {where} must be a number, not {_shown(value)}")
-    if not math.isfinite(value) or value <= 0:
+    if not math.isfinite(value) or value < 0 or (value == 0 and "least" not in of.metadata):
         raise TrainerError(f"the plan's {where} must be a finite number above 0, not {value}")
     return float(value)
 

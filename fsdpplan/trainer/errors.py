@@ -23,3 +23,9 @@ class TrainingDiverged(TrainerError):
     """The loss is no longer a number."""
 
     exit_code = 1
+
+
+class PreflightFailed(TrainerError):
+    """These nodes cannot train the plan, or not together."""
+
+    exit_code = 5

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import resource
 import statistics
@@ -30,6 +29,7 @@ import torch.distributed as dist
 from .config import PlanConfig
 from .errors import TrainerError
 from .flops import flops_per_token
+from .whole_file import write_whole
 
 WARMUP_STEPS = 5
 """Steps at the start of a process that no median counts (first compilation, first buckets)."""
@@ -81,9 +81,7 @@ def keep_steps_until(path: Path, step: int) -> None:
             for line in path.read_text(encoding="utf-8").splitlines():
                 if _step_of(line) <= step:
                     kept.append(line + "\n")
-        partial = path.with_name(f".{path.name}.partial")
-        partial.write_text("".join(kept), encoding="utf-8")
-        os.replace(partial, path)
+        write_whole(path, "".join(kept))
     except OSError as error:
         raise TrainerError(f"cannot write the metrics file {path}: {error}") from error
 

@@ -10,6 +10,9 @@ from pathlib import Path
 
 from .config import PLAN_VARIABLE
 
+PREFLIGHT_SECONDS = 30.0
+"""NCCL connects thousands of ranks in less, and people wait for no more."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
@@ -38,6 +41,12 @@ class Options:
     profile_ranks: tuple[int, ...]
     hang_seconds: float | None
     """How long a step may take; 0: for ever, None: as the steps before it say."""
+    preflight: bool
+    """Try nodes, ranks and links first."""
+    preflight_seconds: float
+    """Most that ranks wait for each other meanwhile."""
+    run_folder: Path | None
+    """Shared folder for what is found."""
     rehearse: tuple[int, ...]
     """Ranks to rehearse instead of training."""
     report: Path | None
@@ -164,6 +173,24 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         metavar="N",
         help="end when no step ends for so long, and say what each rank waits for; 0: never "
         "(default: 10 times the median step, at least 60)",
+    )
+    add(
+        "--preflight",
+        action="store_true",
+        help="first try nodes, ranks and links, and name what is bad",
+    )
+    add(
+        "--preflight-seconds",
+        type=number(above=0),
+        default=PREFLIGHT_SECONDS,
+        metavar="N",
+        help="most that ranks wait for each other in --preflight",
+    )
+    add(
+        "--run-folder",
+        type=Path,
+        metavar="DIR",
+        help="shared folder for what --preflight finds: preflight.json, bad-nodes",
     )
     add(
         "--rehearse",

@@ -5,10 +5,11 @@ Source of the format: prometheus.io, "Exposition formats", text-based format 0.0
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
+
+from .whole_file import write_whole
 
 HELP = {
     "training_running": "1 while the run goes on, 0 after it has ended.",
@@ -52,9 +53,7 @@ def exposition(samples: Iterable[Sample], common: Mapping[str, str]) -> str:
 
 def write_exposition(path: Path, text: str) -> None:
     """Replace the file at once: its reader may come at any moment."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    write_whole(path, text)
 
 
 def _labels(labels: Mapping[str, str]) -> str:

@@ -25,6 +25,7 @@ from .mismatch import GroupCalls, mismatches
 from .optimizer import Recipe
 from .options import Options
 from .rehearse import RankRehearsal, Stage, rehearse_rank
+from .whole_file import write_whole
 
 Document = dict[str, Any]
 
@@ -126,10 +127,8 @@ def failures(report: Document) -> list[str]:
 
 def write_report(path: Path, report: Document) -> None:
     """Write JSON, whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
     try:
-        partial.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        os.replace(partial, path)
+        write_whole(path, json.dumps(report, indent=1) + "\n")
     except OSError as error:
         raise TrainerError(f"cannot write the report {path}: {error}") from error
 

@@ -28,7 +28,7 @@ from .oom import device_memory, postmortem, postmortem_words, predicted_memory
 from .optimizer import Recipe
 from .options import Options
 from .progress import Progress
-from .signals import StopRequest
+from .signals import StopRequest, note_stop
 from .watch import Watch
 
 RANK_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
@@ -148,6 +148,8 @@ def conclude(run: Run, stop_signal: int) -> None:
         )
     if run.options.metrics is None:
         run.metrics.say(as_line("summary", totals))
+    if stop_signal and run.progress.step < run.options.steps:
+        note_stop(stop_signal)
 
 
 def out_of_memory(

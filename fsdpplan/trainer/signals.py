@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
+from pathlib import Path
 from types import FrameType
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """What schedulers and torchrun send before they kill."""
+
+STOPPED_VARIABLE = "FSDPPLAN_STOPPED_FILE"
+"""Names a file of this node in which a run that a signal has ended notes its number: the signal may
+have come to another node, and the exit code is 0."""
 
 
 class StopRequest:
@@ -21,9 +28,22 @@ class StopRequest:
         """The signal, or 0."""
 
     def listen(self) -> None:
-        """Take the signals over from their defaults."""
+        """Take the signals over from their defaults.
+
+        Python allows that to the main thread alone: whoever trains in another one (Ray's workers)
+        has signals of its own.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return
         for number in STOP_SIGNALS:
             signal.signal(number, self._note)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self.number = number
+
+
+def note_stop(number: int) -> None:
+    """Note that signal `number` has ended the run before its last step, once a node."""
+    path = os.environ.get(STOPPED_VARIABLE)
+    if path and os.environ.get("LOCAL_RANK", "0") == "0":
+        Path(path).write_text(f"{number}\n", encoding="utf-8")

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from .errors import RankError, TrainerError
 from .text_tokenizer import TextTokenizer
+from .whole_file import partial_of
 
 PIECE_BYTES = 1 << 16
 """Of a document that no line end cuts, as much is read to find one token."""
@@ -203,9 +204,9 @@ def _opened(index: Path, files: Sequence[Path], tokenizer: TextTokenizer) -> IO[
     """
     if index.exists():
         return index.open("rb")
-    partial = index.with_name(f"{index.name}.{os.uname().nodename}.{os.getpid()}.partial")
+    partial = partial_of(index)
     try:
-        file: IO[bytes] = partial.open("w+b")
+        file: IO[bytes] = partial.open("x+b")
     except OSError:
         file = tempfile.TemporaryFile()  # noqa: SIM115 - it is gone when the map is
         _write_index(file, files, tokenizer)

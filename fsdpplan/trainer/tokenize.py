@@ -21,6 +21,7 @@ from .errors import TrainerError
 from .stream import pieces_of, text_of
 from .text_tokenizer import ByteTokenizer, TextTokenizer, open_tokenizer
 from .token_file import TOKEN_FORMAT, sidecar_of
+from .whole_file import partial_of
 
 CHUNK_BYTES = 1 << 20
 
@@ -70,8 +71,7 @@ def write_token_file(
     the new one comes last, so that no reader sees one that is not of the tokens beside it.
     """
     sidecar = sidecar_of(out)
-    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
-    partial_sidecar = sidecar.with_name(f".{sidecar.name}.{os.getpid()}.partial")
+    partial, partial_sidecar = partial_of(out), partial_of(sidecar)
     header: dict[str, str | int] = {"format": TOKEN_FORMAT, "dtype": "uint16", "vocab": 256}
     chunks = tokenize_bytes(paths)
     if tokenizer is not None and tokenizer.end is not None:
@@ -79,10 +79,11 @@ def write_token_file(
         header["end_of_document"] = tokenizer.end
         chunks = tokenize_documents(paths, tokenizer)
     try:
-        with partial.open("wb") as file:
+        with partial.open("xb") as file:
             written_bytes = sum(file.write(chunk) for chunk in chunks)
         header["tokens"] = written_bytes // (2 if header["dtype"] == "uint16" else 4)
-        partial_sidecar.write_text(json.dumps(header) + "\n", encoding="utf-8")
+        with partial_sidecar.open("x", encoding="utf-8") as file_of_header:
+            file_of_header.write(json.dumps(header) + "\n")
         sidecar.unlink(missing_ok=True)
         os.replace(partial, out)
         os.replace(partial_sidecar, sidecar)

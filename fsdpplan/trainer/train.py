@@ -24,6 +24,7 @@ from .data import (
 )
 from .distributed import leave, require_world, start
 from .errors import RankError, TrainerError, TrainingDiverged
+from .mesh import Meshes
 from .metrics import (
     MemoryMeter,
     Metrics,
@@ -31,6 +32,7 @@ from .metrics import (
 from .oom import is_out_of_memory
 from .optimizer import Recipe, make_optimizer, set_learning_rate
 from .options import Options, parse_options
+from .preflight import preflight
 from .progress import Progress
 from .report import Run, announce, complain, conclude, out_of_memory, report, told
 from .rng import seed_generators
@@ -117,6 +119,7 @@ def train(plan: PlanConfig, options: Options, stop: StopRequest, attempt: Attemp
 
 def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> Run:
     """Everything up to the first step."""
+    meshes = try_cluster(plan, options)
     sequences = open_sequences(plan, options.data, seed=options.seed, tokenizer=options.tokenizer)
     device = start(plan)
     memory = MemoryMeter(device)
@@ -129,7 +132,7 @@ def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> Run:
         optimizer=plan.training.optimizer,
         adamw=options.adamw,
     )
-    assembled = assemble(plan, device, seed=options.seed)
+    assembled = assemble(plan, device, seed=options.seed, meshes=meshes)
     optimizer = make_optimizer(assembled.model, recipe)
     checkpoints = open_checkpoints(plan, options)
     progress = begin_or_resume(plan, options, checkpoints, assembled.model, optimizer)
@@ -153,6 +156,13 @@ def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> Run:
         progress=progress,
         checkpoints=checkpoints,
     )
+
+
+def try_cluster(plan: PlanConfig, options: Options) -> Meshes | None:
+    """The preflight, where it is asked for, and the meshes that it made."""
+    if not options.preflight:
+        return None
+    return preflight(plan, folder=options.run_folder, seconds=options.preflight_seconds)
 
 
 def open_checkpoints(plan: PlanConfig, options: Options) -> Checkpoints | None:

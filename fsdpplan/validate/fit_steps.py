@@ -36,7 +36,9 @@ from fsdpplan.files.profiles import (
 )
 from fsdpplan.files.runs import MeasuredRun, read_runs
 from fsdpplan.files.table import write_text_atomically
-from fsdpplan.validate.predict import Fits, Prediction, predict_row
+from fsdpplan.validate.express import Expressed, express
+from fsdpplan.validate.fabric import load_request
+from fsdpplan.validate.predict import Fits, Prediction, expected_seconds, predict_row
 from fsdpplan.validate.projects import project_of, tells_of_hardware
 
 SOFT_LOG_ERROR = 0.1
@@ -95,20 +97,24 @@ Values = Mapping[str, float]
 
 
 @lru_cache(maxsize=1)
+def relatives() -> Mapping[str, str]:
+    """Each device profile that takes its numbers from a fitted one, with that one's name."""
+    fitted_as = {name: load_device(name).fitted_as for name in profile_names("device")}
+    return {name: base for name, base in fitted_as.items() if base in FITTED_DEVICES}
+
+
+@lru_cache(maxsize=1)
 def relative_shares() -> Mapping[str, Mapping[str, float]]:
     """For each fitted device's relatives, what share of its numbers they have, by field.
 
     1, but where a profile says otherwise: a lower power limit sustains less.
     """
     shares: dict[str, dict[str, float]] = {}
-    for name in profile_names("device"):
-        relative = load_device(name)
-        if relative.fitted_as not in FITTED_DEVICES:
-            continue
-        own, theirs = relative.device.fit, load_device(relative.fitted_as).device.fit
+    for name, base in relatives().items():
+        own, theirs = load_device(name).device.fit, load_device(base).device.fit
         shares[name] = {
             constant.name: getattr(own, constant.name) / getattr(theirs, constant.name)
-            for constant in device_constants(relative.fitted_as)
+            for constant in device_constants(base)
         }
     return shares
 
@@ -121,7 +127,7 @@ def fits_of(values: Values) -> Fits:
         for device in FITTED_DEVICES
     }
     for name, share in relative_shares().items():
-        base = devices[str(load_device(name).fitted_as)]
+        base = devices[relatives()[name]]
         devices[name] = {field: min(1.0, base[field] * share[field]) for field in share}
     return Fits(physics=physics, devices=devices)
 
@@ -140,13 +146,27 @@ def profile_values() -> dict[str, float]:
 
 def log_errors(runs: Sequence[MeasuredRun], fits: Fits) -> list[float]:
     """log(predicted / measured) of each row, all of which can be predicted."""
+    physics = tuple(fits.physics.items())
+    devices = {name: tuple(numbers.items()) for name, numbers in fits.devices.items()}
     errors = []
     for run in runs:
-        outcome = predict_row(run, fits)
-        assert isinstance(outcome, Prediction)
+        expressed = express(run)
+        assert isinstance(expressed, Expressed)
         assert run.measured_step_seconds is not None
-        errors.append(log(outcome.step_seconds.expected / run.measured_step_seconds))
+        own = devices.get(load_request(expressed.cluster_request).device.name, ())
+        errors.append(log(_seconds(run, physics + own) / run.measured_step_seconds))
     return errors
+
+
+@lru_cache(maxsize=2**14)
+def _seconds(run: MeasuredRun, numbers: tuple[tuple[str, float], ...]) -> float:
+    """Predicted step time of `run` with these numbers of its device.
+
+    Remembered, for the constants of one device change nothing in the rows of another.
+    """
+    expressed = express(run)
+    assert isinstance(expressed, Expressed)
+    return expected_seconds(expressed, Fits(physics=dict(numbers)))
 
 
 def usable_rows(runs: Sequence[MeasuredRun]) -> tuple[MeasuredRun, ...]:

@@ -203,11 +203,14 @@ JOB = {
     "--qos": "high",
     "--output": "logs/%j.out",
     "--cpus-per-task": "7",
+    "--reservation": "maintenance",
+    "--constraint": "h100",
     "--exclude": "n03",
     "--sbatch": "--constraint=h100",
     "--env-setup": "module load cuda",
     "--python": "/opt/venv/bin/python",
     "--port": "29511",
+    "--container": "pytorch.sqsh",
     "--metrics": "run.jsonl",
     "--steps": "77",
     "--data": "tokens.bin",
@@ -223,6 +226,15 @@ JOB = {
 
 TOGETHER = {
     "--env": ("--env 'NAME=some value'", "some value"),
+    "--retries": ("--retries 5", "retries=5"),
+    "--spares": ("--spares 2", "#SBATCH --no-kill"),
+    "--requeue": ("--no-requeue", "#SBATCH --no-requeue"),
+    "--preflight": ("--no-preflight", "start_ranks"),
+    "--container-mount": ("--container i.sqsh --container-mount /d:/e", "/d:/e"),
+    "--container-runtime": (
+        "--container i.sif --container-runtime apptainer",
+        "apptainer exec",
+    ),
     "--signal-seconds": ("--signal-seconds 90 --time 08:00:00", "90"),
     "--checkpoint-every": ("--checkpoint-every 55 --checkpoint-dir saved", "55"),
     "--checkpoint-keep": ("--checkpoint-keep 7 --checkpoint-dir saved", "--checkpoint-keep=7"),
@@ -232,6 +244,31 @@ TOGETHER = {
     "--args": ("--script train.py --args '--lr 1e-4 --name \"a b\"'", "a b"),
 }
 """The same for options that need another."""
+
+PODS = {
+    "--image": ("--image registry/another", "registry/another"),
+    "--namespace": ("--namespace team-a", "namespace: team-a"),
+    "--queue": ("--queue gpus", "kueue.x-k8s.io/queue-name: gpus"),
+    "--volumes": ("--volumes claim:/ckpt", "claimName: claim"),
+    "--rdma": ("--rdma rdma/ib=8", 'rdma/ib: "8"'),
+    "--topology": ("--topology a.b/rack --queue q", "podset-required-topology: a.b/rack"),
+    "--topology-mode": (
+        "--topology a.b/rack --queue q --topology-mode preferred",
+        "podset-preferred-topology",
+    ),
+    "--secret-env": ("--secret-env HF_TOKEN=hub:token", "secretKeyRef"),
+    "--memory": ("--memory 512Gi", '"512Gi"'),
+    "--shm-size": ("--shm-size 64Gi", '"64Gi"'),
+    "--service-account": ("--service-account me", "serviceAccountName: me"),
+    "--priority-class": ("--priority-class high", "priorityClassName: high"),
+    "--pull-secret": ("--pull-secret registry", "imagePullSecrets"),
+    "--node-selector": ("--node-selector gpu=h100", "gpu: h100"),
+    "--toleration": ("--toleration nvidia.com/gpu", "key: nvidia.com/gpu"),
+    "--annotation": ("--annotation a.b/c=d", "a.b/c: d"),
+    "--host-network": ("--host-network", "hostNetwork: true"),
+    "--grace-seconds": ("--grace-seconds 77", "terminationGracePeriodSeconds: 77"),
+}
+"""The same for the pods of a manifest."""
 
 
 @pytest.fixture
@@ -252,6 +289,17 @@ def test_each_option_of_a_job_reaches_the_script(
     bare = answer(capsys, words(command))["script"]
     for flag, (given, value) in cases.items():
         script = answer(capsys, (*words(command), *given))["script"]
+        assert script != bare, flag
+        assert value in script, flag
+
+
+def test_each_option_of_pods_reaches_the_manifest(
+    plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = words("emit-launch --target kubernetes --image torch")
+    bare = answer(capsys, command)["script"]
+    for flag, (given, value) in PODS.items():
+        script = answer(capsys, (*command, *words(given)))["script"]
         assert script != bare, flag
         assert value in script, flag
 
@@ -289,6 +337,31 @@ def test_what_another_software_trains_is_launched_by_a_program_of_ones_own(
     assert exit_code_of(["emit-launch", "--script", "own.py"]) == 0
 
 
+def test_a_container_runs_the_python_that_it_has(
+    plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = answer(capsys, words("emit-launch --container pytorch.sqsh"))["script"]
+    assert "python3 -m torch.distributed.run" in script
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["--container-mount /a:/b", "--target ssh --out job", "--image i", "--target nowhere"],
+)
+def test_an_option_without_a_meaning_is_refused(given: str, plan: Path) -> None:
+    assert exit_code_of(["emit-launch", *words(given)]) == 2
+
+
+@pytest.mark.parametrize("target", ["slurm", "ssh", "kubernetes"])
+def test_a_plan_is_launched_in_more_than_one_way(
+    target: str, plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = ("--image", "torch") if target == "kubernetes" else ()
+    said = answer(capsys, ("emit-launch", "--target", target, *image))
+    assert said["target"] == target
+    assert said["plan_sha256"] in said["script"]
+
+
 def test_out_writes_a_job_folder(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code_of(["emit-launch", "--out", "job", "--steps", "5"]) == 0
     out, err = capsys.readouterr()
@@ -322,6 +395,15 @@ ELSEWHERE = {
     "--tolerance": "cli/test_calibrate.py",
     "--kind": "cli/test_catalogues.py",
     "--allow-sockets": "cli/test_run.py",
+    "--attach": "cli/test_run_again.py",
+    "--resume": "cli/test_run_again.py",
+    "--job": "cli/test_run_again.py, cli/test_status.py",
+    "--chain": "cli/test_run_again.py",
+    "--cancel-on-exit": "cli/test_run_again.py",
+    "--node": "cli/test_status.py",
+    "--tail": "cli/test_status.py",
+    "--follow": "cli/test_status.py",
+    "--all": "cli/test_status.py",
     "--fallback": "cli/test_fallback.py",
     "--alerts": "cli/test_fallback.py",
     "--ledger": "cli/test_ledger.py",
@@ -340,7 +422,7 @@ ELSEWHERE = {
 
 
 def test_every_option_is_tested() -> None:
-    tested = {*PLANNING, *JOB, *TOGETHER}
+    tested = {*PLANNING, *JOB, *TOGETHER, *PODS}
     tested |= {"--rank", "--out", "--smoke", "--dry-run", "--from", "--target"}
     tested |= {"--nccl-debug", "--nccl"}
     tested |= ELSEWHERE.keys()

@@ -19,6 +19,7 @@ from fsdpplan.cli.parse import (
     positive,
     reshard,
     shown,
+    variable,
     whole,
     words,
 )
@@ -104,3 +105,14 @@ def test_alternatives_are_read_aloud() -> None:
 
 def test_a_long_text_is_cut() -> None:
     assert len(shown("x" * 10_000)) < 50
+
+
+def test_a_variable_is_its_name_and_its_value() -> None:
+    assert variable("A_1=b = c", name="--env") == ("A_1", "b = c")
+    assert variable("A=", name="--env") == ("A", "")
+
+
+@pytest.mark.parametrize("text", ["NAME", "name", "=x", "A B=x", "1A=x", "A=x\n", ""])
+def test_what_is_no_variable_is_refused(text: str) -> None:
+    with pytest.raises(SpecError, match="--env"):
+        variable(text, name="--env")

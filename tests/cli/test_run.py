@@ -122,7 +122,7 @@ def a_job_that_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
         script = f'cat {NCCL_LOGS / name}.log >"${{NCCL_DEBUG_FILE//%h.%p/n01.7}}"\n{waits}'
         launch = Launch(script=script, plan=make_plan("cuda", nodes=2), origin="a test")
         started = session.Started(launch=launch, target="here", folder=tmp_path)
-        monkeypatch.setattr(session, "prepare", lambda *_: started)
+        monkeypatch.setattr(session, "prepare", lambda *_, **__: started)
 
     return prepared
 

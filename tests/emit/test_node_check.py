@@ -1,146 +1,28 @@
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-from fsdpplan import __version__
-from fsdpplan.emit.job import Job
-from fsdpplan.emit.node_check import NODE_CHECK, assumptions
+from fsdpplan.emit.job import Job, Trainer, UserProgram
+from fsdpplan.emit.node_check import assumptions, node_check
 from tests.emit.networks import EFA, GIB, INFINIBAND, on
 from tests.emit.plans import make_plan
 
-ROOT = str(Path(__file__).resolve().parents[2])
+
+@pytest.mark.parametrize("several", [False, True])
+def test_the_program_of_a_node_is_whole_and_stands_between_apostrophes(several: bool) -> None:
+    text = node_check(several=several)
+    compile(text, "node", "exec")
+    assert "'" not in text
+    assert "from fsdpplan" not in text
+    assert text.count("if __name__") == 1
 
 
-def check(
-    version: str = "", gpus: int = 0, head: str = "", here: str = "n1", *, cwd: str = ROOT
-) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-c", NODE_CHECK, here, version, str(gpus), head],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.returncode, done.stdout + done.stderr
-
-
-def test_a_node_that_can_do_its_part_says_so() -> None:
-    assert check(__version__) == (0, "fsdpplan: n1 is ready\n")
-
-
-def test_another_version_of_fsdpplan_is_refused() -> None:
-    code, said = check("99.0")
-    assert code == 5
-    assert f"fsdpplan {__version__} is installed here, fsdpplan 99.0 wrote the script" in said
-    assert len(said.splitlines()) == 1
-
-
-def test_too_few_gpus_are_refused() -> None:
-    code, said = check(gpus=1000)
-    assert code == 5
-    assert "the plan uses 1000 a node" in said
-
-
-def test_a_first_host_that_nobody_knows_is_refused() -> None:
-    code, said = check(head="no-such-host.invalid")
-    assert code == 5
-    assert "cannot resolve no-such-host.invalid" in said
-
-
-def test_a_first_host_that_would_be_this_node_itself_is_refused() -> None:
-    code, said = check(head="localhost", here="n2")
-    assert code == 5
-    assert "this node itself" in said
-    assert check(head="localhost", here="localhost")[0] == 0
-
-
-def test_a_python_without_torch_is_refused(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", NODE_CHECK, "n1", "", "0", ""],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 5
-    assert "--env-setup" in done.stderr
-
-
-def test_this_machine_knows_localhost() -> None:
-    # What the test above rests on.
-    assert any(info[4][0] in ("127.0.0.1", "::1") for info in socket.getaddrinfo("localhost", None))
-
-
-HCAS = "=mlx5_0,mlx5_1:1"
-TREE = {
-    "infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n",
-    "infiniband/mlx5_1/ports/1/state": "4: ACTIVE\n",
-    "infiniband/mlx5_1/ports/2/state": "1: DOWN\n",
-    "net/eno1/operstate": "up\n",
-    "net/ib0/operstate": "unknown\n",
-    "net/eno2/operstate": "down\n",
-}
-
-
-def assumed(tmp_path: Path, word: str, *, exported: str | None = None) -> tuple[int, str]:
-    """What the check says of one assumption on a node with the adapters of `TREE`."""
-    for name, text in TREE.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    name, _, value = word.partition("=")
-    program = NODE_CHECK.replace("/sys/class", str(tmp_path))
-    done = subprocess.run(
-        [sys.executable, "-c", program, "n1", "", "0", "", word],
-        env={**os.environ, name: value if exported is None else exported},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.returncode, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize(
-    "word",
-    [
-        f"NCCL_IB_HCA={HCAS}",
-        "NCCL_IB_HCA==mlx5_1",
-        "NCCL_SOCKET_IFNAME==eno1",
-        "NCCL_SOCKET_IFNAME==ib0",
-        f"file={__file__}",
-    ],
-)
-def test_a_node_with_what_the_variables_name_is_ready(tmp_path: Path, word: str) -> None:
-    assert assumed(tmp_path, word) == (0, "fsdpplan: n1 is ready\n")
-
-
-@pytest.mark.parametrize(
-    ("word", "says"),
-    [
-        ("NCCL_IB_HCA==mlx5_0,mlx5_7", "adapter mlx5_7, which NCCL_IB_HCA names, is missing"),
-        ("NCCL_IB_HCA==mlx5_1:2", "adapter mlx5_1:2, which NCCL_IB_HCA names, is DOWN"),
-        ("NCCL_SOCKET_IFNAME==eno2", "interface eno2, which NCCL_SOCKET_IFNAME names, is down"),
-        ("NCCL_SOCKET_IFNAME==eth9", "is missing"),
-        ("file=/no/such/libnccl-net.so", "/no/such/libnccl-net.so is missing"),
-    ],
-)
-def test_a_node_without_it_is_named_with_the_adapter(tmp_path: Path, word: str, says: str) -> None:
-    code, said = assumed(tmp_path, word)
-    assert code == 5
-    assert len(said.splitlines()) == 1
-    assert said.startswith("fsdpplan: n1: ")
-    assert says in said
-    assert "--exclude" in said
-
-
-def test_a_value_of_the_users_own_is_not_looked_at(tmp_path: Path) -> None:
-    assert assumed(tmp_path, "NCCL_IB_HCA==mlx5_7", exported="^mlx5_2")[0] == 0
+def test_every_node_must_read_the_program_and_write_checkpoints() -> None:
+    plan = make_plan("cpu", nodes=2)
+    trainer = Trainer(data="d.bin", checkpoint_dir="saved")
+    assert assumptions(plan=plan, job=Job(program=trainer)) == ("read=d.bin", "save=saved")
+    own = Job(program=UserProgram(script="it's.py"))
+    assert assumptions(plan=plan, job=own) == ("read=it's.py",)
 
 
 def test_only_what_the_plan_rests_on_is_looked_for() -> None:

@@ -25,10 +25,22 @@ def test_bash_gives_back_every_word_as_it_went_in(words: list[str]) -> None:
 
 
 @given(TEXT)
-def test_a_word_stays_on_its_line_and_reads_back(text: str) -> None:
+def test_a_word_is_printable_and_reads_back(text: str) -> None:
     word = shell_word(text)
-    assert not {"\n", "\r"} & set(word)
+    assert word.isprintable()
     assert literal_word(word) == text
+
+
+def test_escapes_mean_the_same_in_every_locale() -> None:
+    word = shell_word("\u2028\u202e\x85a")
+    for locale in ("C", "C.UTF-8"):
+        said = subprocess.run(
+            ["bash", "-c", f"printf %s {word}"],
+            env={"LC_ALL": locale},
+            capture_output=True,
+            check=True,
+        )
+        assert said.stdout.decode() == "\u2028\u202e\x85a"
 
 
 @given(PRINTABLE)

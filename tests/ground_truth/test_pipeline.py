@@ -126,8 +126,8 @@ CASES = {
         ),
         3,
     ),
-    "70b, whole, 1,024 ranks": (
-        LLAMA_70B,
+    "70b, 1,024 ranks": (
+        replace(LLAMA_70B, layers=32),
         _tensor_parallel(
             replace(BASE, pp=8, dp_shard=16, num_microbatches=8, activation_checkpointing="full"),
             8,

@@ -13,6 +13,8 @@ class Remembers(Display):
         self.states: list[str] = []
         self.lines: list[str] = []
         self.steps: list[int] = []
+        self.questions: list[str] = []
+        self.answer = True
 
     def __exit__(self, *_: object) -> None:
         pass
@@ -22,6 +24,10 @@ class Remembers(Display):
 
     def output(self, line: str) -> None:
         self.lines.append(line)
+
+    def confirms(self, question: str) -> bool:
+        self.questions.append(question)
+        return self.answer
 
     def progress(self, measured: Measured) -> None:
         self.steps = [step.step for step in measured.steps]

@@ -12,7 +12,7 @@ from fsdpplan.emit.job import Job, UserProgram
 from fsdpplan.run import nccl_watch
 from fsdpplan.run.launch import Launch, emit_script
 from fsdpplan.run.nccl_watch import NcclWatch, nccl_variables, uses_nccl
-from fsdpplan.run.session import Outcome, run_launch
+from fsdpplan.run.session import Manner, Outcome, run_launch
 from fsdpplan.spec.plan import Plan
 from tests.emit.plans import make_plan
 from tests.run.displays import Remembers
@@ -58,7 +58,7 @@ def run(
         folder=folder,
         target="here",
         display=display,
-        allow_sockets=allow_sockets,
+        manner=Manner(allow_sockets=allow_sockets),
     )
     return outcome, display
 

@@ -169,3 +169,4 @@ def test_the_command_of_a_dry_run() -> None:
     assert command_words("here", Path("job.sbatch")) == ("bash", "job.sbatch")
     assert command_words("allocation", Path("job.sbatch")) == ("bash", "job.sbatch")
     assert command_words("slurm", Path("job.sbatch")) == ("sbatch", "job.sbatch")
+    assert command_words("kubernetes", Path("a.yaml")) == ("kubectl", "apply", "-f", "a.yaml")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 
@@ -52,9 +53,46 @@ def test_a_person_gets_one_moving_line_and_all_lines_that_are_no_steps(
     said = capsys.readouterr().err
     assert "tiny: fsdp [/b] :smile:" in said
     assert "a warning" in said
-    assert "step 3/9" not in said
+    assert "loss 2.5\n" not in said
     assert "step 4/9" not in said
+    assert "step 3/9  loss 2.500  200 ms" in said
 
 
 def test_a_step_in_words() -> None:
-    assert step_words(measured(3)) == "step 3  loss 2.500  200 ms  MFU 40.0 %"
+    words = "step 3/9  loss 2.500  200 ms  MFU 40.0 % (plan 43.0 %)  1.20 s left"
+    assert step_words(measured(3), planned_mfu_fraction=0.43) == words
+
+
+def test_a_step_of_a_program_that_says_little() -> None:
+    last = replace(measured(3).steps[0], loss=None, step_seconds=None, mfu_fraction=None)
+    assert step_words(Measured(steps=(last,))) == "step 3"
+
+
+def test_nobody_in_a_pipe_is_asked() -> None:
+    assert PlainDisplay(io.StringIO()).confirms("leave it running?")
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_yes"), [("", True), ("y", True), ("Yes", True), ("n", False), ("NO", False)]
+)
+def test_a_person_is_asked_and_silence_is_a_yes(
+    answer: str, is_yes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", Terminal())
+    monkeypatch.setattr("builtins.input", lambda: answer)
+    with LiveDisplay() as display:
+        assert display.confirms("leave it running?") == is_yes
+
+
+@pytest.mark.parametrize("end", [EOFError, KeyboardInterrupt])
+def test_a_second_ctrl_c_at_the_question_is_a_yes(
+    end: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted() -> str:
+        raise end
+
+    monkeypatch.setattr("sys.stdin", Terminal())
+    monkeypatch.setattr("builtins.input", interrupted)
+    with LiveDisplay() as display:
+        display.progress(measured(3))
+        assert display.confirms("leave it running?")

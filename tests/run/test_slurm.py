@@ -1,191 +1,197 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from fsdpplan.errors import LaunchError
-from fsdpplan.run import slurm
-from fsdpplan.run.follow import Follower
-from fsdpplan.run.slurm import Detached, JobState, follow_job, parse_job, submit
-from tests.run.displays import Remembers
+from fsdpplan.errors import LaunchError, SpecError
+from fsdpplan.run.engine import Forgotten
+from fsdpplan.run.slurm import Slurm, require_plain_id
+from tests.run.commands import Commands, recorded
 
-RECORDINGS = Path(__file__).resolve().parents[1] / "recordings"
-
-
-def recorded(name: str) -> str:
-    text = (RECORDINGS / f"scontrol_show_job_{name}.txt").read_text()
-    return text.partition("\n")[2]
-
-
-def state_of(name: str) -> JobState:
-    state = parse_job(recorded(name))
-    assert state is not None
-    return state
-
-
-@pytest.mark.parametrize(
-    ("name", "words", "exit_code", "ended"),
-    [
-        ("pending", "PENDING (Resources)", 0, False),
-        ("running", "RUNNING on node[1-2]", 0, False),
-        ("completed", "COMPLETED", 0, True),
-        ("failed", "FAILED", 7, True),
-        ("cancelled", "CANCELLED", 143, True),
-    ],
-)
-def test_what_the_controller_says_is_read(
-    name: str, words: str, exit_code: int, ended: bool
-) -> None:
-    state = state_of(name)
-    assert (state.words, state.exit_code, state.ended) == (words, exit_code, ended)
-
-
-def test_a_job_named_like_an_answer_deceives_nobody() -> None:
-    # The recorded job has the name "JobState=FAILED Reason=None ExitCode=9:9".
-    assert "JobName=JobState=FAILED" in recorded("completed")
-    assert state_of("completed").exit_code == 0
-
-
-def test_a_log_with_blanks_in_its_path_is_found() -> None:
-    assert state_of("running").log == Path("/var/tmp/my job/a b-1.out")
-
-
-@pytest.mark.parametrize("text", ["", "slurm_load_jobs error: Invalid job id specified", "\n\n"])
-def test_no_answer_is_no_state(text: str) -> None:
-    assert parse_job(text) is None
+RECORD = 'printf "%s\\n" "$@" >>"$0.args"\n'
 
 
 @pytest.fixture
-def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of stand-ins: `scontrol` prints the files 1, 2, ... in turn, and the last one ever
-    after; `sbatch` and `scancel` write down their arguments."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    scontrol = f"""#!/bin/bash
-n=$(cat {tmp_path}/asked 2>/dev/null || echo 0); n=$((n + 1)); echo $n >{tmp_path}/asked
-while [ $n -gt 1 ] && [ ! -e {tmp_path}/$n ]; do n=$((n - 1)); done
-cat {tmp_path}/$n
-"""
-    record = f'#!/bin/bash\nprintf "%s\\n" "$@" >{tmp_path}/args\n'
-    sbatch = f"{record}echo SBATCH_EXPORT=$SBATCH_EXPORT >>{tmp_path}/args\necho '77;cluster'\n"
-    for name, text in (("scontrol", scontrol), ("sbatch", sbatch), ("scancel", record)):
-        (folder / name).write_text(text)
-        (folder / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    monkeypatch.setattr(slurm, "FIRST_ASK_SECONDS", 0.05)
-    monkeypatch.setattr(slurm, "LAST_ASK_SECONDS", 0.05)
-    monkeypatch.setattr(slurm, "LOOK_SECONDS", 0.02)
-    return tmp_path
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
+    return Commands(tmp_path, monkeypatch)
 
 
-def answers(commands: Path, *texts: str) -> None:
-    for number, text in enumerate(texts, 1):
-        (commands / str(number)).write_text(text)
+@pytest.fixture
+def submit(commands: Commands, tmp_path: Path) -> Callable[..., str]:
+    (tmp_path / "job.sbatch").write_text("#!/bin/bash\n#SBATCH --exclude=n7,n8\n")
+
+    def submitted(*, after: str | None = None, **environment: str) -> str:
+        return Slurm().submit(
+            script=tmp_path / "job.sbatch",
+            folder=tmp_path,
+            environment={**os.environ, **environment},
+            after=after,
+        )
+
+    return submitted
 
 
-def follow(commands: Path) -> tuple[int, Remembers]:
-    display = Remembers()
-    follower = Follower(metrics=commands / "metrics.jsonl", display=display)
-    code = follow_job("1", environment=os.environ, follower=follower, display=display)
-    return code, display
+def test_a_job_is_submitted_with_its_environment(
+    commands: Commands, submit: Callable[..., str]
+) -> None:
+    commands.make("sbatch", RECORD + 'echo "$SBATCH_EXPORT" >>"$0.args"; echo "77;cluster"')
+    assert submit() == "77"
+    options = commands.arguments("sbatch")
+    assert (options[0], options[-1]) == ("--parsable", "ALL")
+    assert len(options) == 3
 
 
-def test_a_job_is_submitted_with_its_environment(commands: Path) -> None:
-    job_id = submit(script=Path("job.sbatch"), folder=commands, environment=os.environ)
-    assert job_id == "77"
-    assert (commands / "args").read_text().split() == [
-        "--parsable",
-        "job.sbatch",
-        "SBATCH_EXPORT=ALL",
-    ]
+def test_a_job_of_a_chain_waits_for_the_one_before_it(
+    commands: Commands, submit: Callable[..., str]
+) -> None:
+    commands.make("sbatch", RECORD + "echo 78")
+    submit(after="77")
+    assert "--dependency=afterany:77" in commands.arguments("sbatch")
 
 
-def test_a_job_is_followed_through_its_states(commands: Path) -> None:
-    log = commands / "a log"
-    running = recorded("running").replace("/var/tmp/my job/a b-1.out", str(log))
-    done = recorded("completed").replace("/var/tmp/my job/a b-1.out", str(log))
-    answers(commands, recorded("pending"), running, running, done)
-    log.write_text("")
-    code, display = follow(commands)
-    assert code == 0
-    assert display.states == [
-        "job 1: PENDING (Resources)",
-        "job 1: RUNNING on node[1-2]",
-        "job 1: COMPLETED",
-    ]
+def test_nodes_that_were_found_bad_are_left_out_beside_those_of_the_script(
+    commands: Commands, submit: Callable[..., str], tmp_path: Path
+) -> None:
+    commands.make("sbatch", RECORD + "echo 78")
+    (tmp_path / "bad-nodes").write_text("n3\tits link is slow\nn4\tno GPU\n")
+    submit(FSDPPLAN_RUN_FOLDER=str(tmp_path))
+    assert "--exclude=n7,n8,n3,n4" in commands.arguments("sbatch")
 
 
 @pytest.mark.parametrize(
-    ("text", "code"),
+    ("said", "advice"),
     [
-        (recorded("failed"), 7),
-        (recorded("cancelled"), 143),
-        # Ended by its limit before it could say anything: never a success.
-        (recorded("completed").replace("JobState=COMPLETED", "JobState=TIMEOUT"), 1),
-        (recorded("completed").replace("JobState=COMPLETED", "JobState=NODE_FAIL"), 1),
+        (
+            "sbatch: error: invalid partition specified: nowhere\n"
+            "sbatch: error: Batch job submission failed: Invalid partition name specified",
+            "--partition",
+        ),
+        ("sbatch: error: Invalid account or account/partition combination specified", "--account"),
+        ("sbatch: error: Batch job submission failed: Invalid qos specification", "--qos"),
+        (
+            "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job submission "
+            "failed: Job violates accounting/QOS policy (job submit limit, user's size and/or "
+            "time limits)",
+            "wait for one of yours to end",
+        ),
+        (
+            "sbatch: error: Requested time limit is invalid (missing or exceeds some limit)",
+            "--time",
+        ),
+        ("sbatch: error: Unable to contact slurm controller (connect failure)", "scontrol ping"),
+        ("error: a\n  b", "change the job's options"),
+        ("", "no reason given"),
     ],
 )
-def test_only_a_completed_job_succeeds(commands: Path, text: str, code: int) -> None:
-    answers(commands, text)
-    assert follow(commands)[0] == code
+def test_why_sbatch_refuses_is_one_line_and_says_what_to_do(
+    said: str, advice: str, commands: Commands, submit: Callable[..., str]
+) -> None:
+    commands.make("sbatch", f"cat >&2 <<'EOF'\n{said}\nEOF\nexit 1")
+    with pytest.raises(LaunchError, match="sbatch refused the job") as refused:
+        submit()
+    assert "\n" not in str(refused.value)
+    assert advice in str(refused.value)
+    assert "sbatch: error:" not in str(refused.value)
 
 
-def test_a_silent_controller_is_given_some_time(commands: Path) -> None:
-    answers(commands, "", "", "", recorded("completed"))
-    assert follow(commands)[0] == 0
+def test_a_full_queue_is_said_at_once_where_sbatch_would_try_for_minutes(
+    commands: Commands, submit: Callable[..., str]
+) -> None:
+    commands.make(
+        "sbatch",
+        "echo 'sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying' >&2\n"
+        "exec sleep 300",
+    )
+    with pytest.raises(LaunchError, match="queue is full"):
+        submit()
 
 
-def test_a_controller_that_stays_silent_is_reported(commands: Path) -> None:
-    answers(commands, "")
-    with pytest.raises(LaunchError, match="sacct -j 1"):
-        follow(commands)
+@pytest.mark.parametrize("option", ["--array=1-4", "-a 1", "hetjob"])
+def test_an_array_is_refused_before_it_is_submitted(
+    option: str, submit: Callable[..., str], tmp_path: Path
+) -> None:
+    (tmp_path / "job.sbatch").write_text(f"#!/bin/bash\n#SBATCH {option}\n")
+    with pytest.raises(LaunchError, match="leave --array"):
+        submit()
 
 
-def test_sbatchs_own_words_reach_the_user_in_one_line(commands: Path) -> None:
-    (commands / "bin/sbatch").write_text("#!/bin/bash\nprintf 'error: a\\n  b\\n' >&2; exit 1\n")
-    with pytest.raises(LaunchError, match="refused the job: error: a b"):
-        submit(script=Path("job.sbatch"), folder=commands, environment=os.environ)
+def test_an_array_of_the_environment_is_refused_too(submit: Callable[..., str]) -> None:
+    with pytest.raises(LaunchError, match="SBATCH_ARRAY_INX"):
+        submit(SBATCH_ARRAY_INX="1-4")
+
+
+@pytest.mark.parametrize("part", ["12_3", "12+0", "12_[1-4]"])
+def test_parts_of_jobs_are_refused(part: str) -> None:
+    with pytest.raises(SpecError, match="part of a job array"):
+        require_plain_id(part)
 
 
 def test_a_host_without_slurm_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "job.sbatch").write_text("")
     with pytest.raises(LaunchError, match="sbatch is not on PATH"):
-        submit(script=Path("job.sbatch"), folder=tmp_path, environment={"PATH": str(tmp_path)})
+        Slurm().submit(
+            script=tmp_path / "job.sbatch", folder=tmp_path, environment={"PATH": str(tmp_path)}
+        )
+    with pytest.raises(LaunchError, match="scontrol is not on PATH"):
+        Slurm(environment={"PATH": str(tmp_path)}).state("1")
 
 
-def test_a_job_that_has_to_end_is_cancelled_by_its_id(
-    commands: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Follower, "verdict", "it does what it should not")
-    cancels = f'#!/bin/bash\nprintf "%s\\n" "$@" >>{commands}/args; echo 1000 >{commands}/asked\n'
-    (commands / "bin/scancel").write_text(cancels)
-    running = recorded("running")
-    answers(commands, running, running, running, recorded("cancelled"))
-    code, display = follow(commands)
-    assert code == 143
-    assert (commands / "args").read_text().split() == ["1"]
-    assert "ending job 1: it does what it should not" in display.states
-    assert display.states[-1] == "job 1: CANCELLED"
+def test_a_controller_that_does_not_answer_is_no_state(commands: Commands) -> None:
+    commands.make("scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    assert Slurm().state("1") is None
 
 
-def test_an_interrupt_detaches_and_usr1_goes_to_the_job(commands: Path) -> None:
-    answers(commands, recorded("running"))
-    me = os.getpid()
-    poke = subprocess.Popen(
-        [
-            *(sys.executable, "-c"),
-            f"import os, time; time.sleep(0.5); os.kill({me}, {int(signal.SIGUSR1)}); "
-            f"time.sleep(0.7); os.kill({me}, {int(signal.SIGINT)})",
-        ]
+def forgets(commands: Commands) -> None:
+    commands.make("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+
+
+def test_a_forgotten_job_is_asked_of_the_accounting(commands: Commands) -> None:
+    forgets(commands)
+    commands.make("sacct", "echo '1|NODE_FAIL|1:0|node[1-2]'; echo '1|CANCELLED by 0|0:15|node3'")
+    state = Slurm().state("1")
+    assert state is not None
+    assert (state.state, state.ended, state.shell_code, state.nodes) == (
+        "CANCELLED",
+        True,
+        143,
+        "node3",
     )
-    before = time.monotonic()
-    with pytest.raises(Detached):
-        follow(commands)
-    poke.wait()
-    assert time.monotonic() - before < 20
-    assert (commands / "args").read_text().split() == ["--batch", "--signal=USR1", "1"]
+
+
+def test_without_accounting_the_completion_log_is_asked(commands: Commands) -> None:
+    forgets(commands)
+    commands.make(
+        "sacct",
+        'case "$*" in *-c*) echo "1|COMPLETED|node[1-2]";; '
+        '*) echo "Slurm accounting storage is disabled" >&2; exit 1;; esac',
+    )
+    state = Slurm().state("1")
+    assert state is not None
+    assert (state.state, state.shell_code) == ("COMPLETED", 0)
+
+
+def test_a_job_that_nobody_knows_is_said_to_be_forgotten(commands: Commands) -> None:
+    forgets(commands)
+    commands.make("sacct", "exit 1")
+    with pytest.raises(Forgotten, match="forgotten job 1"):
+        Slurm().state("1")
+
+
+def test_signals_and_an_end_go_to_the_job_by_its_id(commands: Commands) -> None:
+    commands.make("scancel", RECORD)
+    Slurm().save_and_leave("5")
+    assert Slurm().cancel("5")
+    assert commands.arguments("scancel") == ["--batch", "--signal=USR1", "5", "5"]
+    commands.make("scancel", "exit 1")
+    assert not Slurm().cancel("5")
+
+
+def test_the_log_of_a_job_is_a_file(commands: Commands) -> None:
+    commands.make("scontrol", f"cat <<'EOF'\n{recorded('running')}\nEOF")
+    state = Slurm().state("1")
+    assert state is not None
+    assert state.log == Path("/var/tmp/my job/a b-1.out")
+    assert Slurm().log_lines("1") == []

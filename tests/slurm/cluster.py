@@ -19,13 +19,31 @@ import shutil
 import subprocess
 import textwrap
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
 CLIENTS = ("sbatch", "srun", "salloc", "squeue", "scancel", "sinfo", "scontrol", "sacct")
-TOOLS = ("ip", "nsenter", "unshare", "mount", "hostname")
-START_SECONDS = 30.0
+TOOLS = ("ip", "nsenter", "unshare", "mount", "umount", "hostname")
+START_SECONDS = 60.0
+QUOTA_BYTES = 16 * 2**20
+GUARD = r"""
+if read -r said; then exit; fi
+state=$1; shift
+for file in "$state"/run/*.pid; do
+  pid=$(cat "$file")
+  case $(cat "/proc/$pid/comm" 2>/dev/null) in munged | slurmctld | slurmd) kill -9 "$pid" ;; esac
+done
+for file in $(grep -lzsxF "SLURM_CONF=$state/conf/slurm.conf" /proc/[0-9]*/environ); do
+  file=${file#/proc/}
+  kill -9 "${file%%/*}"
+done
+for namespace in "$@"; do ip netns del "$namespace"; done
+for folder in "$state"/quota/*; do umount --lazy "$folder"; done
+"""
+"""Waits until the tests say that they have cleaned up, or are gone: then it does so."""
+SILENT_SECONDS = 20
+"""A node that does not answer for so long is down."""
 
 
 def missing() -> str | None:
@@ -62,11 +80,19 @@ class SlurmCluster:
     """CPUs that each node claims."""
     gpus: int
     """GPUs that each node claims; they are not there."""
+    name: str = ""
+    """Tells it from another one of the same process."""
+    quotas: int = 0
+    """Folders of a file system of its own each, `state/quota/0` and on, which can be filled."""
+    max_jobs: int | None = None
+    """Jobs that the queue holds, ended ones too; None: as many as Slurm pleases."""
+    guards: list[subprocess.Popen[bytes]] = field(default_factory=list, repr=False)
+    """What cleans up if these tests are killed."""
 
     @property
     def prefix(self) -> str:
         """Begins the names of its namespaces."""
-        return f"fsdpplan{os.getpid()}"
+        return f"fsdpplan{os.getpid()}{self.name}"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -93,14 +119,16 @@ class SlurmCluster:
 
     def start(self) -> None:
         """Start everything and wait until all nodes are idle."""
+        self._start_guard()
         for folder in ("spool/ctld", "log", "run", "dev", "bin", "conf"):
             (self.state / folder).mkdir(parents=True)
-        for node in self._node_names():
+        for node in self.node_names:
             (self.state / "spool" / node).mkdir()
         for gpu in range(self.gpus):
             (self.state / f"dev/gpu{gpu}").symlink_to("/dev/null")
         self._write_configuration()
         self._write_commands()
+        self._mount_quotas()
         self._make_namespaces()
         self._start_daemons()
         self._wait_until_idle()
@@ -114,22 +142,86 @@ class SlurmCluster:
         pids = [_daemon_pid(path) for path in (self.state / "run").glob("slurm*.pid")]
         _stop([pid for pid in pids if pid is not None])
         _stop([pid for pid in [_daemon_pid(self.state / "run/munged.pid")] if pid is not None])
-        _stop(self._left_over_steps())
+        _stop(self.processes())
         for name in self._namespaces():
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+        for number in range(self.quotas):
+            quota = str(self.state / f"quota/{number}")
+            subprocess.run(["umount", "--lazy", quota], check=False, capture_output=True)
+        for guard in self.guards:
+            guard.communicate(b"done\n")
 
-    def _node_names(self) -> list[str]:
+    @property
+    def node_names(self) -> list[str]:
+        """node1 and on."""
         return [f"node{number}" for number in range(1, self.nodes + 1)]
 
+    def namespace(self, host: str) -> str:
+        """The network namespace of a node, or of the controller, `ctl`."""
+        return f"{self.prefix}-{host}"
+
+    def start_slurmd(self, node: str) -> None:
+        """Start the daemon of a node."""
+        self._must("in-ns", self.namespace(node), node, "slurmd", "-N", node)
+
+    def slurmd_pid(self, node: str) -> int | None:
+        """The daemon of a node, if it runs."""
+        return _daemon_pid(self.state / f"run/slurmd-{node}.pid")
+
+    def tell_address(self, node: str, *, of: str, address: str | None) -> None:
+        """Have `node` find another host at `address`; None: where it is."""
+        known = self._addresses() | ({} if address is None else {of: address})
+        # In place: the file is mounted over /etc/hosts of what runs there.
+        self._hosts_file(node).write_text(_hosts(known))
+
+    def processes(self, **variables: str) -> list[int]:
+        """Processes of this cluster's jobs that have these variables, as SLURM_JOB_ID."""
+        wanted = {f"{name}={value}".encode() for name, value in variables.items()}
+        mark = f"SLURM_CONF={self.state}/conf/slurm.conf".encode()
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                environment = set((folder / "environ").read_bytes().split(b"\0"))
+            except OSError:
+                continue
+            in_job = any(entry.startswith(b"SLURM_JOB_ID=") for entry in environment)
+            if in_job and mark in environment and wanted <= environment:
+                found.append(int(folder.name))
+        return [pid for pid in found if pid != os.getpid()]
+
+    def _addresses(self) -> dict[str, str]:
+        nodes = {name: f"10.77.0.{10 + i}" for i, name in enumerate(self.node_names, 1)}
+        return {"localhost": "127.0.0.1", "slurmctl": "10.77.0.1", **nodes}
+
+    def _hosts_file(self, host: str) -> Path:
+        return self.state / f"conf/hosts.{host}"
+
     def _namespaces(self) -> list[str]:
-        return [f"{self.prefix}-{name}" for name in ("ctl", *self._node_names())]
+        return [self.namespace(name) for name in ("ctl", *self.node_names)]
+
+    def _start_guard(self) -> None:
+        path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+        guard = subprocess.Popen(
+            ["sh", "-c", GUARD, "sh", str(self.state), *self._namespaces()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={"PATH": path},
+            start_new_session=True,
+        )
+        self.guards.append(guard)
+
+    def _mount_quotas(self) -> None:
+        for number in range(self.quotas):
+            folder = self.state / f"quota/{number}"
+            folder.mkdir(parents=True)
+            options = ("-t", "tmpfs", "-o", f"size={QUOTA_BYTES}", "tmpfs", str(folder))
+            subprocess.run(["mount", *options], check=True, capture_output=True)
 
     def _write_configuration(self) -> None:
         conf = self.state / "conf"
-        addresses = {name: f"10.77.0.{10 + i}" for i, name in enumerate(self._node_names(), 1)}
-        hosts = ["127.0.0.1 localhost", "10.77.0.1 slurmctl"]
-        hosts += [f"{address} {name}" for name, address in addresses.items()]
-        (conf / "hosts").write_text("\n".join(hosts) + "\n")
+        for host in ("slurmctl", *self.node_names):
+            self._hosts_file(host).write_text(_hosts(self._addresses()))
         (conf / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files\n")
         (conf / "slurm.conf").write_text(self._slurm_conf())
         if self.gpus:
@@ -144,6 +236,7 @@ class SlurmCluster:
         """Small, quick and without accounting, as many small clusters are."""
         state = self.state
         gres = f"Gres=gpu:h100:{self.gpus}" if self.gpus else ""
+        limit = "" if self.max_jobs is None else f"MaxJobCount={self.max_jobs}"
         return textwrap.dedent(f"""\
             ClusterName={self.prefix}
             SlurmctldHost=slurmctl(10.77.0.1)
@@ -171,11 +264,12 @@ class SlurmCluster:
             SlurmdParameters=config_overrides
             SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
             GresTypes=gpu
-            ReturnToService=2
+            ReturnToService=1
             CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
             KillWait=5
             MinJobAge=3600
-            SlurmdTimeout=60
+            SlurmdTimeout={SILENT_SECONDS}
+            {limit}
             NodeName=node[1-{self.nodes}] NodeAddr=10.77.0.[11-{10 + self.nodes}] \
 CPUs={self.cpus} RealMemory=8000 {gres} State=UNKNOWN
             PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
@@ -185,7 +279,7 @@ CPUs={self.cpus} RealMemory=8000 {gres} State=UNKNOWN
         """`in-ns NAMESPACE HOST COMMAND...`, and the client commands from the controller's side."""
         bin_folder, conf = self.state / "bin", self.state / "conf"
         inside = (
-            f'hostname "$1" && mount --bind {conf}/hosts /etc/hosts && '
+            f'hostname "$1" && mount --bind "{conf}/hosts.$1" /etc/hosts && '
             f"mount --bind {conf}/nsswitch.conf /etc/nsswitch.conf || exit 125; "
             'shift; exec "$@"'
         )
@@ -205,15 +299,15 @@ CPUs={self.cpus} RealMemory=8000 {gres} State=UNKNOWN
             )
 
     def _make_namespaces(self) -> None:
-        controller = f"{self.prefix}-ctl"
+        controller = self.namespace("ctl")
         for name in self._namespaces():
             _ip("netns", "add", name)
             _ip("-n", name, "link", "set", "lo", "up")
         _ip("-n", controller, "link", "add", "br0", "type", "bridge")
         _ip("-n", controller, "addr", "add", "10.77.0.1/24", "dev", "br0")
         _ip("-n", controller, "link", "set", "br0", "up")
-        for number, node in enumerate(self._node_names(), 1):
-            own, port = f"{self.prefix}-{node}", f"v{number}"
+        for number, node in enumerate(self.node_names, 1):
+            own, port = self.namespace(node), f"v{number}"
             _ip(
                 "-n",
                 controller,
@@ -245,9 +339,9 @@ CPUs={self.cpus} RealMemory=8000 {gres} State=UNKNOWN
             f"--seed-file={run}/munge.seed",
             "--num-threads=2",
         )
-        self._must("in-ns", f"{self.prefix}-ctl", "slurmctl", "slurmctld", "-c")
-        for node in self._node_names():
-            self._must("in-ns", f"{self.prefix}-{node}", node, "slurmd", "-N", node)
+        self._must("in-ns", self.namespace("ctl"), "slurmctl", "slurmctld", "-c")
+        for node in self.node_names:
+            self.start_slurmd(node)
 
     def _must(self, *command: str) -> None:
         # To a file, not a pipe: a daemon would keep the pipe open.
@@ -273,19 +367,9 @@ CPUs={self.cpus} RealMemory=8000 {gres} State=UNKNOWN
             time.sleep(0.1)
         raise RuntimeError(f"the nodes did not become idle: {said!r}; see {self.state}/log")
 
-    def _left_over_steps(self) -> list[int]:
-        """Processes of this cluster's jobs that outlived its daemons."""
-        mark = f"SLURM_CONF={self.state}/conf/slurm.conf".encode()
-        left = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                environment = (folder / "environ").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            in_job = any(entry.startswith(b"SLURM_JOB_ID=") for entry in environment)
-            if mark in environment and in_job and int(folder.name) != os.getpid():
-                left.append(int(folder.name))
-        return left
+
+def _hosts(addresses: dict[str, str]) -> str:
+    return "".join(f"{address} {name}\n" for name, address in addresses.items())
 
 
 def _ip(*arguments: str) -> None:

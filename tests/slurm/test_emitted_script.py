@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from fsdpplan.emit.job import Job, Trainer, UserProgram
+from fsdpplan.run.engine import JobState
 from fsdpplan.run.launch import emit_script
-from fsdpplan.run.slurm import JobState, parse_job
+from fsdpplan.run.slurm_text import parse_job
 from fsdpplan.spec.plan import Plan
 from tests.emit.plans import make_plan
 from tests.slurm.cluster import SlurmCluster

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slurm
 RECORDINGS = Path(__file__).resolve().parents[1] / "recordings/nccl"
 EACH_NODE_ITS_LINES = """\
 #!/bin/bash
-#SBATCH --nodes=2
+#SBATCH --nodelist=node[1-2]
 #SBATCH --ntasks-per-node=1
 #SBATCH --output=job-%j.out
 srun --export=ALL bash -c 'host=$(hostname)

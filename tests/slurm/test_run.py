@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +20,9 @@ from fsdpplan.run.launch import Launch, emit_script
 from fsdpplan.run.session import Outcome, run_launch
 from tests.emit.plans import make_plan
 from tests.run.displays import Remembers
+from tests.slurm.breaking import until
 from tests.slurm.cluster import SlurmCluster
+from tests.slurm.user import User, small_plan
 
 pytestmark = pytest.mark.slurm
 
@@ -56,8 +60,8 @@ def test_a_job_is_submitted_and_followed_to_its_end(
     assert outcome.measured.summary is not None
     assert outcome.measured.summary.world == 4
     assert display.steps == [1, 2, 3, 4]
-    assert any("RUNNING on node[1-2]" in state for state in display.states)
-    assert any("node2 is ready" in line for line in display.lines)
+    assert any("RUNNING on node[" in state for state in display.states)
+    assert sum("is ready" in line for line in display.lines) == 2
 
 
 def test_the_exit_code_is_the_jobs(
@@ -85,7 +89,7 @@ def test_an_interrupt_leaves_the_job_running(
     outcome, display = run(job)
     thread.join()
     assert (outcome.exit_code, outcome.ended) == (130, False)
-    assert any("scancel" in state for state in display.states)
+    assert any("fsdpplan cancel" in state for state in display.states)
     assert outcome.job_id is not None
     assert outcome.job_id in slurm.run("squeue", "--noheader", cwd=tmp_path).stdout
     slurm.run("scancel", outcome.job_id, cwd=tmp_path)
@@ -97,3 +101,72 @@ def test_a_job_that_slurm_refuses_is_not_started(
     with pytest.raises(LaunchError, match="invalid partition") as refused:
         run(Job(partition="nowhere"))
     assert "\n" not in str(refused.value)
+
+
+@pytest.fixture
+def user(slurm: SlurmCluster, tmp_path: Path) -> Iterator[User]:
+    """Somebody in a folder, who leaves no job behind."""
+    folder = tmp_path / "leaves-and-comes-back"
+    folder.mkdir()
+    somebody = User(cluster=slurm, folder=folder)
+    try:
+        yield somebody
+    finally:
+        somebody.cancel()
+
+
+def trains(user: User) -> bool:
+    """Whether a step is done."""
+    return (user.folder / "fsdpplan-runs").exists() and bool(user.losses())
+
+
+def row(user: User) -> dict[str, Any]:
+    """The only run of the folder, as `status` has it."""
+    done = user.type("status", "--json")
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)["runs"]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_who_leaves_a_job_finds_it_again_and_ends_it(user: User) -> None:
+    user.emit(small_plan(nodes=2), "--steps=100000", "--checkpoint-dir=saved")
+    left = user.run()
+    until(lambda: left.process.poll() is None and trains(user), what="a step")
+    left.process.send_signal(signal.SIGTERM)
+    ended = left.end()
+    assert ended.code == 143
+    assert "goes on without you" in ended.output
+
+    found = row(user)
+    assert (found["state"], found["steps"]) == ("RUNNING", 100_000), found
+    assert found["step"] > 0
+    hosts = json.loads(user.type("logs", "--json").stdout)["hosts"]
+    assert len(hosts) == 2
+    lines = user.type("logs", "--node", hosts[0], "--tail", "3").stdout.splitlines()
+    assert [line.startswith(f"{hosts[0]}: ") for line in lines] == [True] * 3
+
+    again = user.run("--attach")
+    until(lambda: "RUNNING on" in again.output.read_text(), what="the job again")
+    cancelled = user.type("cancel")
+    assert f"cancelled job {found['run_id']}" in cancelled.stdout, cancelled.stderr
+    ended = again.end()
+    assert ended.code == 143, ended.output
+    assert "predicted" in ended.output
+    assert (row(user)["state"], row(user)["exit_code"]) == ("CANCELLED", 143)
+    assert "has ended: CANCELLED" in user.type("cancel").stdout
+
+
+def test_a_chain_goes_on_from_job_to_job_until_all_steps_are_done(user: User) -> None:
+    user.emit(small_plan(nodes=2), "--steps=600", "--checkpoint-dir=saved")
+    chain = user.run("--chain", "3")
+    until(lambda: chain.process.poll() is None and trains(user), what="a step")
+    chain.process.send_signal(signal.SIGUSR1)  # as before a time limit
+    ended = chain.end()
+    assert ended.code == 0, ended.output
+    jobs = row(user)["jobs"]
+    assert f"job {jobs[1]}: RUNNING" in ended.output
+    assert f"cancelled job {jobs[2]} of the chain: all steps are done" in ended.output
+    assert "after 600 steps" in ended.output
+    assert len(user.beginnings()) == 2
+    assert row(user)["state"] == "COMPLETED"

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,9 +11,8 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from fsdpplan.trainer.distributed import leave
-from tests.trainer import plans
+from tests.trainer import forks, plans
 
-RANKS = Path(__file__).parent / "ranks.py"
 TIMEOUT_SECONDS = 180
 
 
@@ -23,14 +20,9 @@ def forked(
     world: int, function: str, out: Path, *, timeout_seconds: int = 300, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """`MODULE:FUNCTION`, called with `out` on `world` forked ranks."""
-    return subprocess.run(
-        [sys.executable, str(RANKS), str(world), function, str(out)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        capture_output=True,
-        text=True,
-        timeout=timeout_seconds,
-        check=False,
-    )
+    process = forks.start(str(world), function, str(out), **environment)
+    out_text, err_text = process.communicate(timeout=timeout_seconds)
+    return subprocess.CompletedProcess(process.args, process.returncode, out_text, err_text)
 
 
 def leave_with(results: dict[str, Any], out: Path, *, writer: int = 0) -> NoReturn:
@@ -55,24 +47,12 @@ def start(folder: Path, world: int, *arguments: str, **plan: Any) -> subprocess.
     plan_path.write_text(plans.plan_text(**plan), encoding="utf-8")
     metrics = folder / "metrics.jsonl"
     options = ["--plan", str(plan_path), "--metrics", str(metrics), "--learning-rate", "3e-3"]
-    return subprocess.Popen(
-        [sys.executable, str(RANKS), str(world), *options, *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return forks.start(str(world), *options, *arguments)
 
 
 def start_function(world: int, function: str, folder: Path) -> subprocess.Popen[str]:
     """`function`, as `module:name`, on each of `world` ranks."""
-    return subprocess.Popen(
-        [sys.executable, str(RANKS), str(world), function, str(folder)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return forks.start(str(world), function, str(folder))
 
 
 def finish(process: subprocess.Popen[str], *, exit_code: int = 0) -> str:

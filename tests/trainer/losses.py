@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -114,15 +115,15 @@ def reference(model: dict[str, Any], recipe: Recipe = RECIPE) -> dict[str, list[
     return {"losses": losses, "norms": norms}
 
 
-def measure(text: str, *, packs: bool = False) -> dict[str, Any]:
-    """Losses, gradient norms and collectives a step of the plan in `text`."""
+def measure(text: str, *, packs: bool = False, steps: int = STEPS) -> dict[str, Any]:
+    """Losses, gradient norms and the last step's collectives of the plan in `text`."""
     plan = parse_plan(text)
     assembled = assemble(plan, CPU, seed=0)
     model = assembled.model
     optimizer = make_optimizer(model, RECIPE)
     sequences = open_sequences(plan, None, seed=0)
     losses, norms, counts = [], [], {}
-    for step in range(STEPS):
+    for step in range(steps):
         batches = micro_batches(
             sequences,
             plan,
@@ -131,7 +132,8 @@ def measure(text: str, *, packs: bool = False) -> dict[str, Any]:
             device=CPU,
             packs=packs,
         )
-        with Collectives() as collectives:
+        is_last = step == steps - 1
+        with Collectives() if is_last else nullcontext(Collectives()) as collectives:
             output = train_step(assembled, optimizer, batches, plan, clip_norm=RECIPE.clip_norm)
         loss = output.loss.clone()
         dist.all_reduce(loss)

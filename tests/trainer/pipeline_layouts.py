@@ -24,6 +24,9 @@ from tests.trainer import jobs, losses, plans
 
 Layouts = dict[str, dict[str, Any]]
 
+STEPS = 2
+"""One update between them."""
+
 PIPED: dict[str, Any] = {
     "pp": 2,
     "schedule": "1f1b",
@@ -225,20 +228,8 @@ def fail_on_the_last_stage(out: Path) -> None:
     train.main(["--plan", str(out), "--steps", "1"])
 
 
-def measure_layouts(out: Path) -> None:
-    """Every fp32 layout of this world; rank 0 writes the results."""
-    dist.init_process_group("gloo")
-    results: dict[str, Any] = {}
-    for model, layouts in FP32[dist.get_world_size()].items():
-        results[f"reference_{model}"] = losses.reference(MODELS[model])
-        for name, layout in layouts.items():
-            results[name] = losses.measure(plans.plan_text(model=MODELS[model], **layout))
-    jobs.leave_with(results, out)
-
-
-def measure_others(out: Path) -> None:
+def others() -> dict[str, Any]:
     """What else 4 ranks measure."""
-    dist.init_process_group("gloo")
     results: dict[str, Any] = {}
     for name in HALF:
         results[name] = losses.measure(half_text(name))
@@ -248,4 +239,18 @@ def measure_others(out: Path) -> None:
     for name, layout in DOCUMENTS.items():
         text = plans.plan_text(model=MODELS["plain"], **layout)
         results[f"documents_{name}"] = documents(text), documents_reference(text)
+    return results
+
+
+def measure_layouts(out: Path) -> None:
+    """Every fp32 layout of this world, and what 4 ranks measure besides; rank 0 writes."""
+    dist.init_process_group("gloo")
+    results: dict[str, Any] = {}
+    for model, layouts in FP32[dist.get_world_size()].items():
+        results[f"reference_{model}"] = losses.reference(MODELS[model])
+        for name, layout in layouts.items():
+            text = plans.plan_text(model=MODELS[model], **layout)
+            results[name] = losses.measure(text, steps=STEPS)
+    if dist.get_world_size() == 4:
+        results |= others()
     jobs.leave_with(results, out)

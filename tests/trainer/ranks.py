@@ -1,5 +1,6 @@
 """Start real gloo ranks by fork, after one import of torch: `ranks.py WORLD ARGUMENTS...` for
-the trainer's command line, `python ranks.py WORLD MODULE:FUNCTION OUT` to call `function(Path)`.
+the trainer's command line, `python ranks.py WORLD MODULE:FUNCTION OUT` to call `function(Path)`,
+`ranks.py serve DESCRIPTOR` for one such job after another (forks.py).
 
 A fork is safe here because this process has run no torch operation. Prints the ranks' process ids
 first, passes stop signals on, ends with the highest exit code, and kills ranks that hang.
@@ -69,15 +70,26 @@ def fork_ranks(world: int, body: Callable[[], None]) -> int:
     return max(abs(code) for code in codes)
 
 
-if __name__ == "__main__":
-    import torch
-
-    torch.set_num_threads(1)
-    world, what, *others = sys.argv[1:]
+def run(arguments: list[str]) -> int:
+    """The job that the arguments of this program name; its exit code."""
+    world, what, *others = arguments
     if ":" in what:
         module, _, function = what.partition(":")
         body = getattr(importlib.import_module(module), function)
-        sys.exit(fork_ranks(int(world), lambda: body(Path(others[0]))))
+        return fork_ranks(int(world), lambda: body(Path(others[0])))
     from fsdpplan.trainer.train import main
 
-    sys.exit(fork_ranks(int(world), lambda: main(sys.argv[2:])))
+    return fork_ranks(int(world), lambda: main(arguments[1:]))
+
+
+if __name__ == "__main__":
+    import torch
+
+    import fsdpplan.trainer.train  # noqa: F401, for the children
+
+    torch.set_num_threads(1)
+    if sys.argv[1] != "serve":
+        sys.exit(run(sys.argv[1:]))
+    from tests.trainer.forks import serve
+
+    serve(socket.socket(fileno=int(sys.argv[2])))

@@ -41,5 +41,6 @@ def test_axes_that_meet_lose_as_one_process(
     measured: dict[int, Results], world: int, kind: str, name: str
 ) -> None:
     expected, found = measured[world][kind], measured[world][name]
-    assert found["losses"] == pytest.approx(expected["losses"], abs=LOSS_TOLERANCE)
-    assert found["norms"] == pytest.approx(expected["norms"], abs=NORM_TOLERANCE)
+    steps = matrix_layouts.STEPS
+    assert found["losses"] == pytest.approx(expected["losses"][:steps], abs=LOSS_TOLERANCE)
+    assert found["norms"] == pytest.approx(expected["norms"][:steps], abs=NORM_TOLERANCE)

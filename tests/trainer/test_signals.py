@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fsdpplan.trainer.checkpoint_files import resumable, step_of
-from fsdpplan.trainer.signals import STOP_SIGNALS, StopRequest
+from fsdpplan.trainer.signals import STOP_SIGNALS, STOPPED_VARIABLE, StopRequest, note_stop
 from tests.trainer import jobs, plans
 
 
@@ -27,6 +27,21 @@ def test_a_request_is_remembered_however_often_it_comes() -> None:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(("local_rank", "noted"), [(None, True), ("0", True), ("1", False)])
+def test_an_end_by_a_signal_is_noted_once_a_node_where_somebody_wants_to_know(
+    local_rank: str | None, noted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.delenv(STOPPED_VARIABLE, raising=False)
+    note_stop(signal.SIGUSR2)
+    if local_rank is not None:
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+    path = tmp_path / "stopped"
+    monkeypatch.setenv(STOPPED_VARIABLE, str(path))
+    note_stop(signal.SIGUSR2)
+    assert (path.read_text() if path.exists() else None) == ("12\n" if noted else None)
 
 
 @pytest.mark.gloo
@@ -55,3 +70,11 @@ def test_an_end_of_torchrun_is_an_orderly_end_of_its_ranks(tmp_path: Path) -> No
     (summary,) = jobs.lines(tmp_path, "summary")
     assert summary["stopped_by_signal"] == signal.SIGTERM, err[-2000:]
     assert step_of(resumable(saved)[0]) == summary["step"]
+
+
+def test_another_thread_leaves_the_signals_alone() -> None:
+    """Ray trains in one; Python would refuse to set a handler there."""
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(StopRequest().listen).result()
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before

@@ -128,7 +128,7 @@ def test_text_where_nothing_can_be_written_is_read_all_the_same(
     opened = Path.open
 
     def refused(path: Path, mode: str = "r", **options: Any) -> Any:
-        if "w" in mode:
+        if "x" in mode:
             raise PermissionError("read only")
         return opened(path, mode, **options)
 

@@ -1,0 +1,16 @@
+"""`fsdpplan status`: how the runs of this folder stand."""
+
+from __future__ import annotations
+
+import typer
+
+from fsdpplan.cli.options import Json
+
+
+def status(*, json: Json = False) -> None:
+    """Show how the runs of this folder stand."""
+    from fsdpplan.cli import standing
+    from fsdpplan.cli.render import columns
+
+    found = standing.standings()
+    typer.echo(standing.standings_json(found) if json else standing.screen(found, width=columns()))

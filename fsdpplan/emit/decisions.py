@@ -1,0 +1,174 @@
+"""What a batch script of Slurm does when its ranks have ended: end, start again, or requeue. Bash.
+
+Fact it rests on, tried on Slurm 22.05: only a job that waits can be told which nodes it must not
+get (ExcNodeList), so the script ignores the TERM of its own requeue, and lives on for KillWait
+seconds to say so.
+"""
+
+from __future__ import annotations
+
+DECISIONS = r"""
+# job_says KEY: what Slurm says of this job. Its own name, on the first line, may look like any key.
+job_says() {
+  scontrol show job "$SLURM_JOB_ID" 2>/dev/null |
+    sed -n "/^JobId=/d; s/^\(.* \)*$1=\([^ ]*\).*/\2/p" | head -n 1 || true
+}
+
+give_up() {
+  note_end end "$1" true
+  echo "fsdpplan: $1" >&2
+  [ "$code" != 0 ] || code=1
+  exit "$code"
+}
+
+# requeue WHY: back into the queue, without the bad nodes. This shell lives on for a while: only a
+# job that waits can be told which nodes it must not get.
+requeue() {
+  local said left list
+  if [ -n "$bad" ]; then
+    left=$(sinfo --noheader --Node --partition="${SLURM_JOB_PARTITION:-}" --format=%N 2>/dev/null |
+      sort -u | grep -cvxF -e "$bad" || true)
+    if [ "$left" -gt 0 ] && [ "$left" -lt $((needed + spares)) ]; then
+      give_up "$1, and the partition has only $left nodes without $(paste -sd, <<<"$bad")"
+    fi
+  fi
+  trap '' TERM
+  if ! said=$(scontrol requeue "$SLURM_JOB_ID" 2>&1); then
+    give_up "$1, and Slurm does not requeue the job (${said%%$'\n'*})"
+  fi
+  note_end requeue "$1" true
+  echo "fsdpplan: $1: the job goes back into the queue" >&2
+  if [ -n "$bad" ]; then
+    list=$(job_says ExcNodeList)
+    [ "$list" != '(null)' ] || list=''
+    scontrol update JobId="$SLURM_JOB_ID" ExcNodeList="${list:+$list,}$(paste -sd, <<<"$bad")" ||
+      echo "fsdpplan: Slurm may give it the same nodes again" >&2
+  fi
+  exit 0
+}
+
+# again WHY: returns to start once more on the chosen nodes, requeues, or gives up.
+again() {
+  if [ "$used" -ge "$retries" ]; then
+    give_up "$1; the job was started $attempt times, and may not be more often (--retries)"
+  fi
+  used=$((used + 1))
+  if choose && [ -z "$told" ]; then
+    note_end retry "$1" true
+    echo "fsdpplan: $1: starting again on $(with_commas "${chosen[@]}")" >&2
+    return
+  fi
+  [ -n "$may_requeue" ] || give_up "$1, and the job may not be requeued (--no-requeue)"
+  requeue "$1"
+}
+
+# Whether the newest checkpoint is one of a run that has not come to its last step.
+is_unfinished() {
+  local text step steps
+  text=$(cat "$saves_to/$(newest)/trainer.json" 2>/dev/null) || return 1
+  step=$(field step "$text") steps=$(field steps "$text")
+  [ -n "$step" ] && [ -n "$steps" ] && [ "$step" -lt "$steps" ]
+}
+
+is_near_limit() {
+  local limit
+  limit=$(date --date="$(job_says EndTime)" +%s 2>/dev/null) || return 1
+  [ $((limit - $(date +%s))) -lt "$limit_seconds" ]
+}
+
+# The program was told to save and leave, and did.
+after_usr1() {
+  if is_unfinished && [ -n "$may_requeue" ] && is_near_limit; then
+    [ -n "$saved" ] || used=$((used + 1))
+    [ "$used" -le "$retries" ] || give_up "the time limit came again before anything was saved"
+    requeue "saved before the time limit"
+  fi
+  if ! is_unfinished; then
+    note_end end ''
+    exit 0
+  fi
+  note_end end "told to save and leave"
+  echo "fsdpplan: left at $(newest), as it was told: sbatch goes on from there" >&2
+  exit 0
+}
+
+# Notes the end before Slurm makes it. A job that is cancelled ends; one it requeues comes back.
+leaving() {
+  local next=end restarts
+  [ -n "${started:-}" ] || return 0
+  restarts=$(job_says Restarts)
+  if [ "${restarts:-0}" -gt "${SLURM_RESTART_COUNT:-0}" ]; then next=requeue; fi
+  code=$stopped
+  note_end "$next" "ended by a signal"
+}
+
+# Slurm may have ended the job, and not told this shell yet.
+leave_if_ended() {
+  case "$(job_says JobState)" in
+    RUNNING | '') ;;
+    *) [ -n "$stopped" ] || stop 143 ;;
+  esac
+  [ -z "$stopped" ] || exit "$stopped"
+}
+
+after_attempt() {
+  local why
+  [ -z "$stopped" ] || exit "$stopped"
+  saved=''
+  [ "$(newest)" = "$started_from" ] || saved=yes
+  if [ "$code" = 0 ]; then
+    [ -z "$told" ] || after_usr1
+    note_end end ''
+    exit 0
+  fi
+  why="attempt $attempt ended with exit code $code"
+  if [ -n "$told" ] && ! is_near_limit; then
+    note_end end "$why after it was told to leave"
+    exit "$code"
+  fi
+  leave_if_ended
+  name_silent_nodes
+  leave_if_ended
+  read_bad
+  if [ "$bad" != "$bad_before" ]; then
+    again "$why, with a bad node"
+  elif [ -n "$saved" ]; then
+    again "$why after $(newest)"
+  else
+    note_end end "$why"
+    exit "$code"
+  fi
+}
+
+# Starts, and starts again, until an end.
+live() {
+  bad='' told='' saved='' code=1 chosen=()
+  look_back
+  started_from=$(newest)
+  [ "$used" -le "$retries" ] ||
+    give_up "the job was started $attempt times, and may not be more often (--retries)"
+  while :; do
+    code=5
+    if ! choose; then
+      again "only ${#chosen[@]} of the $needed nodes that are needed are good"
+      continue
+    fi
+    attempt=$((attempt + 1)) bad_before=$bad started_from=$(newest)
+    use_chosen
+    meet
+    note_start
+    started=yes
+    run_attempt
+    after_attempt
+  done
+}
+"""
+
+
+def decision_functions() -> list[str]:
+    """Lines of the functions by which a job lives; `live` begins.
+
+    It calls two that stand elsewhere: `meet` says where the chosen nodes meet, `run_attempt` checks
+    them, starts the ranks and leaves their exit code in `code`.
+    """
+    return DECISIONS.strip().split("\n")

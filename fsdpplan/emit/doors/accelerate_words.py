@@ -1,0 +1,77 @@
+"""Accelerate's word for each field of a layout and a training."""
+
+from __future__ import annotations
+
+from fsdpplan.emit.doors.words import Word
+from fsdpplan.spec.layout import DDP_BUCKET_BYTES
+
+WORDS = {
+    "dp_replicate": Word(says="`parallelism_config_dp_replicate_size`, or all processes (ddp)"),
+    "dp_shard": Word(says="`parallelism_config_dp_shard_size`"),
+    "cp": Word(says="`parallelism_config_cp_size`, by all-gather"),
+    "tp": Word(says="`parallelism_config_tp_size`"),
+    "pp": Word(says="1", values=(1,), why="it trains without pipelines"),
+    "ep": Word(says="1", values=(1,), why="experts are placed by the script's model"),
+    "sharding": Word(
+        says="`distributed_type`: FSDP (fsdp) or MULTI_GPU (ddp)",
+        values=("fsdp", "ddp"),
+        why="ZeRO-1 and ZeRO-2 are DeepSpeed's there",
+    ),
+    "reshard_after_forward": Word(
+        says="`fsdp_reshard_after_forward`",
+        values=("always", "never"),
+        why="its FSDP2 takes true or false",
+    ),
+    "gradient_sync": Word(
+        says="for the script: `sync_each_batch` of GradientAccumulationPlugin",
+        values=("every", "last"),
+        why="it postpones both reductions or none",
+    ),
+    "wrap_blocks": Word(
+        says="1: each block is a unit", values=(1,), why="each block is a unit of its own"
+    ),
+    "ddp_bucket_bytes": Word(
+        says="DDP's default", values=(DDP_BUCKET_BYTES,), why="the file has no word for it"
+    ),
+    "micro_batch": Word(says="for the script: the data loader's batch size"),
+    "num_microbatches": Word(says="for the script: `num_steps` of GradientAccumulationPlugin"),
+    "schedule": Word(says="none", values=("none",), why="it trains without pipelines"),
+    "virtual_stages": Word(says="1", values=(1,), why="it trains without pipelines"),
+    "stage_blocks": Word(says="none", values=((),), why="it trains without pipelines"),
+    "activation_checkpointing": Word(
+        says="`fsdp_activation_checkpointing`: full or none",
+        values=("none", "full"),
+        why="it recomputes whole blocks or nothing",
+    ),
+    "sequence_parallel": Word(
+        says="off", values=(False,), why="Transformers' plans for tp leave the sequence whole"
+    ),
+    "loss_parallel": Word(
+        says="off", values=(False,), why="Transformers' plans for tp gather the logits"
+    ),
+    "async_tp": Word(says="off", values=(False,), why="it has no such pass"),
+    "offload": Word(says="`fsdp_offload_params`"),
+    "compile": Word(says="`dynamo_config`, by regions (blocks)"),
+    "loss_chunks": Word(says="1", values=(1,), why="the loss is the script's model's"),
+    "seq_len": Word(says="for the script: tokens a sequence"),
+    "global_batch": Word(says="by the script's batch and steps"),
+    "precision": Word(
+        says="`mixed_precision`: bf16 or no (fp32)",
+        values=("bf16", "fp32"),
+        why="it would reduce fp16 gradients in fp16, and its fp8 converts other matmuls",
+    ),
+    "reduce_dtype": Word(says="that of `mixed_precision` (fsdp), fp32 (ddp); others refused"),
+    "optimizer": Word(
+        says="for the script: AdamW", values=("adamw",), why="the file has no word for it"
+    ),
+    "tokens": Word(says="for the script: steps"),
+    "runtime": Word(
+        says="`fsdp2`, with ddp also `autocast`",
+        values=("fsdp2", "autocast"),
+        why="it runs FSDP2 and DDP",
+    ),
+    "fp8_recipe": Word(says="idle without fp8"),
+    "fp8_all_gather": Word(says="off", values=(False,), why="fp8 is refused"),
+    "headroom_fraction": Word(says="idle: it chose the plan, and nothing runs by it"),
+}
+"""By field of Layout and Training."""

@@ -1,0 +1,94 @@
+"""How a program that is not ours is started on each node: environment and torchrun, as text."""
+
+from __future__ import annotations
+
+from fsdpplan.emit.header import plan_digest
+from fsdpplan.emit.nccl import environment
+from fsdpplan.emit.nccl_rules import Variable
+from fsdpplan.emit.node import prepare_lines
+from fsdpplan.emit.order import Order
+from fsdpplan.emit.quoting import paragraph, shell_word
+from fsdpplan.errors import SpecError
+from fsdpplan.spec.plan import Plan
+
+
+def rendezvous_port(order: Order) -> int:
+    """Port of the rendezvous, the same on every host: it follows from the plan unless given."""
+    if order.job.port is not None:
+        return order.job.port
+    return 20000 + int(plan_digest(order.plan_json)[:8], 16) % 10000
+
+
+def rendezvous_id(order: Order) -> str:
+    """Names the job where its ranks meet: those of another plan are turned away."""
+    return plan_digest(order.plan_json)[:12]
+
+
+def require_debug_meaning(order: Order) -> None:
+    """Refuse NCCL's log where no NCCL runs."""
+    if order.job.nccl_debug is not None and order.plan.cluster.device.kind == "cpu":
+        raise SpecError("nccl_debug has no meaning here: CPU processes talk by gloo; leave it out")
+
+
+def environment_lines(order: Order) -> list[str]:
+    """Bash for a node: what was given, what the plan gives reasons for, what the node finds out."""
+    return [*variables_lines(order), *_of_this_node(order.plan)]
+
+
+def variables_lines(order: Order) -> list[str]:
+    """Bash: set-up lines as given, variables as given, then NCCL's and PyTorch's with reasons."""
+    require_debug_meaning(order)
+    lines = []
+    if order.job.env_setup:
+        lines += ["# Set-up lines, as given; such scripts seldom bear unset variables.", "set +u"]
+        lines += [f"eval {shell_word(line)}" for line in order.job.env_setup]
+        lines += ["set -u"]
+    lines += [f"export {name}={shell_word(value)}" for name, value in order.job.env]
+    for variable in environment(plan=order.plan, job=order.job):
+        lines += [] if variable.on_node else variable_lines(variable)
+    return lines
+
+
+def _of_this_node(plan: Plan) -> list[str]:
+    """What a node finds out for itself: its cloud's settings, its cores, what it may lock."""
+    lines = prepare_lines(plan)
+    if not lines:
+        return []
+    return [
+        "prepare_node() {",
+        f"  local ranks={plan.cluster.gpus_per_node}",
+        *(f"  {line}" for line in lines),
+        "}",
+        "prepare_node",
+    ]
+
+
+def variable_lines(variable: Variable) -> list[str]:
+    """The line that sets a variable which the user has not exported, and why it is there."""
+    return [
+        *paragraph(f"{variable.name}: {variable.reason} ({variable.versions}; {variable.source})."),
+        export_line(variable),
+    ]
+
+
+def export_line(variable: Variable) -> str:
+    """An assignment that gives way to what the user has exported."""
+    if variable.expands:
+        return f'export {variable.name}="${{{variable.name}:-{variable.value}}}"'
+    return f"export {variable.name}=${{{variable.name}:-{shell_word(variable.value)}}}"
+
+
+def torchrun_words(plan: Plan) -> str:
+    """Options of torchrun for this plan, with the shell's own variables for who is who."""
+    nodes, ranks = plan.cluster.nodes, plan.cluster.gpus_per_node
+    if nodes == 1:
+        return f"--standalone --nproc-per-node={ranks}"
+    return (
+        f'--nnodes={nodes} --nproc-per-node={ranks} --node-rank="$NODE_RANK" '
+        '--master-addr="$HEAD_NODE" --master-port="$PORT"'
+    )
+
+
+def commented(lines: list[str]) -> list[str]:
+    """Lines of a shell, to be typed, as comments of another language."""
+    return [f"#   {line}".rstrip() for line in lines]

@@ -1,0 +1,277 @@
+"""Megatron-LM: a bash script that starts `pretrain_gpt.py` with the plan as its arguments.
+
+Source: NVIDIA/Megatron-LM d98e8a64 megatron/training/arguments.py, core/transformer/
+transformer_config.py, core/transformer/pipeline_parallel_layer_layout.py (letters of a layout),
+core/distributed/torch_fully_sharded_data_parallel.py (no dtype of its own, no `no_sync`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fsdpplan.emit.doors.launch_lines import (
+    environment_lines,
+    rendezvous_port,
+    torchrun_words,
+)
+from fsdpplan.emit.doors.megatron_model import model_arguments, model_problems
+from fsdpplan.emit.doors.megatron_words import WORDS
+from fsdpplan.emit.doors.stages import stage_ranges
+from fsdpplan.emit.doors.trainer_words import (
+    DEFAULT_CLIP_NORM,
+    DEFAULT_LEARNING_RATE,
+    own_program,
+    steps,
+)
+from fsdpplan.emit.doors.words import require_sayable
+from fsdpplan.emit.header import header_lines
+from fsdpplan.emit.job import Trainer
+from fsdpplan.emit.order import Order, refuse_others
+from fsdpplan.emit.quoting import shell_word, shell_words
+from fsdpplan.errors import SpecError
+from fsdpplan.spec.plan import Plan
+
+_JOB = frozenset({"program", "env", "env_setup", "python", "port", "nccl_debug"})
+_TRAINER = frozenset(
+    {"steps", "learning_rate", "clip_norm", "seed", "checkpoint_dir", "checkpoint_every"}
+)
+
+LEAST_SEED = 1
+"""Megatron-LM refuses 0."""
+
+Arguments = list[tuple[str, ...]]
+"""Each an option with its values."""
+
+
+def render(order: Order) -> str:
+    """The script. Raises SpecError for what Megatron-LM has no word for."""
+    refuse_others(order, target="megatron", job=_JOB, pods=frozenset())
+    program = own_program(order, target="megatron", known=_TRAINER)
+    if program.seed == 0:
+        raise SpecError("--seed 0 is refused by Megatron-LM: use --seed 1, or another target")
+    require_sayable(order, target="megatron", words=WORDS, problems=problems)
+    sections = [
+        [
+            "#!/bin/bash",
+            *header_lines(plan=order.plan, plan_json=order.plan_json, version=order.version),
+            *_usage(order),
+        ],
+        [
+            "# Strings from options are literal (SC2016, SC2088, SC1003, SC1112).",
+            "# shellcheck disable=SC1003,SC1090,SC1091,SC1112,SC2016,SC2088",
+            "set -euo pipefail",
+            *environment_lines(order),
+            *_connections(order.plan),
+        ],
+        ["arguments=(", *(f"  {shell_words(words)}" for words in arguments(order, program)), ")"],
+        _start(order),
+    ]
+    return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
+
+
+def problems(plan: Plan) -> Iterator[str]:
+    """What of several fields together Megatron-LM cannot run."""
+    layout, training = plan.layout, plan.training
+    yield from model_problems(plan)
+    if plan.cluster.device.kind != "cuda":
+        yield f"devices of kind {plan.cluster.device.kind} (it trains on GPUs): plan for GPUs"
+    sync = "every" if layout.sharding == "fsdp" else "last"
+    if layout.num_microbatches > 1 and layout.gradient_sync != sync:
+        yield (
+            f"gradient_sync {layout.gradient_sync} with sharding {layout.sharding} (it reduces "
+            f"{'in every' if sync == 'every' else 'after the last'} micro-batch): plan again with "
+            f"--gradient-sync {sync}"
+        )
+    if layout.tp > 1 and not layout.loss_parallel:
+        yield "a loss over gathered logits with tp (its loss is split): use --loss-parallel"
+    if layout.tp == 1 and (layout.sequence_parallel or layout.loss_parallel):
+        yield "sequence_parallel or loss_parallel without tp: leave them out"
+    if layout.async_tp and not layout.sequence_parallel:
+        yield "async_tp without sequence_parallel: use --sequence-parallel"
+    if training.precision == "fp16" and training.reduce_dtype == "bf16":
+        yield "reduce_dtype bf16 with precision fp16: use --reduce-dtype fp32"
+    if training.precision == "fp32" and training.reduce_dtype != "fp32":
+        yield "reduce_dtype bf16 with precision fp32: use --reduce-dtype fp32"
+    if layout.sharding == "fsdp":
+        yield from _fsdp_problems(plan)
+    if layout.sharding != "fsdp" and layout.reshard_after_forward != "always":
+        yield f"reshard_after_forward with sharding {layout.sharding}: leave it out"
+
+
+def _fsdp_problems(plan: Plan) -> Iterator[str]:
+    layout, training = plan.layout, plan.training
+    for name in ("pp", "ep", "dp_replicate"):
+        if (degree := getattr(layout, name)) > 1:
+            yield (
+                f"sharding fsdp with {name} {degree} (its --use-torch-fsdp2 goes without): use "
+                f"--{name.replace('_', '-')} 1, or --sharding zero1"
+            )
+    if plan.model.tied_embeddings:
+        yield "sharding fsdp with tied embeddings (it refuses them): use --sharding zero1"
+    if training.precision == "fp16":
+        yield "sharding fsdp with precision fp16 (it refuses it): use --precision bf16"
+    if training.precision in ("bf16", "fp8") and training.reduce_dtype != "bf16":
+        yield (
+            "reduce_dtype fp32 with sharding fsdp (its FSDP2 reduces in the parameters' bf16): use "
+            "--reduce-dtype bf16"
+        )
+
+
+def arguments(order: Order, program: Trainer) -> Arguments:
+    """The command line after `pretrain_gpt.py`."""
+    plan = order.plan
+    return [
+        *model_arguments(plan),
+        *_parallel(plan),
+        *_data_parallel(plan),
+        *_numbers(plan),
+        *_recomputation(plan),
+        ("--seq-length", str(plan.training.seq_len)),
+        ("--micro-batch-size", str(plan.layout.micro_batch)),
+        ("--global-batch-size", str(plan.training.global_batch)),
+        ("--train-iters", str(steps(order, program))),
+        *_recipe(program),
+    ]
+
+
+def _parallel(plan: Plan) -> Arguments:
+    layout = plan.layout
+    found: Arguments = [
+        ("--tensor-model-parallel-size", str(layout.tp)),
+        ("--context-parallel-size", str(layout.cp)),
+        ("--pipeline-model-parallel-size", str(layout.pp)),
+    ]
+    if layout.pp > 1:
+        found.append(("--pipeline-model-parallel-layout", _stages(plan)))
+    if layout.ep > 1:
+        found.append(("--expert-model-parallel-size", str(layout.ep)))
+    found += [("--sequence-parallel",)] if layout.sequence_parallel else []
+    found += [("--tp-comm-overlap",)] if layout.async_tp else []
+    return found
+
+
+def _stages(plan: Plan) -> str:
+    """A letter a layer: E embedding, t transformer layer, L loss; | between stages."""
+    stages = ["t" * len(blocks) for blocks in stage_ranges(plan)]
+    return "E" + "|".join(stages) + "L"
+
+
+def _data_parallel(plan: Plan) -> Arguments:
+    layout = plan.layout
+    if layout.sharding == "fsdp":
+        never = layout.reshard_after_forward == "never"
+        return [
+            ("--use-torch-fsdp2",),
+            *([("--torch-fsdp2-no-reshard-after-forward",)] if never else []),
+            ("--no-gradient-accumulation-fusion",),
+            ("--ckpt-format", "torch_dist"),
+        ]
+    overlaps = plan.training.runtime != "megatron_lm"
+    found: Arguments = [("--overlap-grad-reduce",)] if overlaps else []
+    if layout.sharding == "zero1":
+        found.append(("--use-distributed-optimizer",))
+        found += [("--overlap-param-gather",)] if overlaps else []
+        if layout.dp_replicate > 1:
+            found.append(("--num-distributed-optimizer-instances", str(layout.dp_replicate)))
+    return found
+
+
+def _numbers(plan: Plan) -> Arguments:
+    training = plan.training
+    formats: dict[str, Arguments] = {
+        "fp32": [],
+        "fp16": [("--fp16",)],
+        "bf16": [("--bf16",)],
+        "fp8": [
+            ("--bf16",),
+            ("--fp8-format", "hybrid"),
+            ("--fp8-recipe", training.fp8_recipe),
+        ],
+    }
+    wide = training.reduce_dtype == "fp32"
+    reduce = "--accumulate-allreduce-grads-in-fp32" if wide else "--grad-reduce-in-bf16"
+    return [*formats[training.precision], (reduce,)]
+
+
+def _recomputation(plan: Plan) -> Arguments:
+    match plan.layout.activation_checkpointing:
+        case "full":
+            return [
+                ("--recompute-granularity", "full"),
+                ("--recompute-method", "uniform"),
+                ("--recompute-num-layers", "1"),
+            ]
+        case "attention":
+            return [
+                ("--recompute-granularity", "selective"),
+                ("--recompute-modules", "core_attn"),
+            ]
+    return []
+
+
+def _recipe(program: Trainer) -> Arguments:
+    rate = DEFAULT_LEARNING_RATE if program.learning_rate is None else program.learning_rate
+    clip = DEFAULT_CLIP_NORM if program.clip_norm is None else program.clip_norm
+    seed = LEAST_SEED if program.seed is None else program.seed
+    found: Arguments = [
+        ("--optimizer", "adam"),
+        ("--lr", str(rate)),
+        ("--adam-beta1", "0.9"),
+        ("--adam-beta2", "0.95"),
+        ("--weight-decay", "0.1"),
+        ("--clip-grad", str(clip)),
+        ("--seed", str(seed)),
+        ("--tokenizer-type", "NullTokenizer"),
+        ("--mock-data",),
+        ("--eval-iters", "0"),
+        ("--log-interval", "1"),
+    ]
+    if program.checkpoint_dir is not None:
+        found += [(f"--save={program.checkpoint_dir}",), (f"--load={program.checkpoint_dir}",)]
+    if program.checkpoint_every is not None:
+        found.append(("--save-interval", str(program.checkpoint_every)))
+    return found
+
+
+def _usage(order: Order) -> list[str]:
+    plan = order.plan
+    each = "each node" if plan.cluster.nodes > 1 else "the node"
+    lines = [
+        "#",
+        "# For Megatron-LM of August 2026 (commit d98e8a64), whose arguments it names.",
+        f"# In its folder, on {each}: bash THIS_FILE [MORE ARGUMENTS]",
+        "# Without --data-path and a tokenizer among them it trains on made-up tokens.",
+    ]
+    if plan.cluster.nodes > 1:
+        lines.append("# The nodes want HEAD_NODE, the first one's address, and NODE_RANK, 0 on it.")
+    if plan.training.runtime == "fsdp2":
+        lines += [
+            "# WARNING: the prediction is for runtime fsdp2; fsdpplan recommend --runtime",
+            "# megatron prices what this program does.",
+        ]
+    return lines
+
+
+def _connections(plan: Plan) -> list[str]:
+    """Megatron-LM refuses to start without it before Blackwell, and FSDP refuses it."""
+    if plan.layout.sharding == "fsdp" or (plan.layout.tp == 1 and plan.layout.cp == 1):
+        return []
+    return [
+        "# Kernels then start in the order in which they were launched: tensor and context",
+        "# parallelism count on it.",
+        'export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-1}"',
+    ]
+
+
+def _start(order: Order) -> list[str]:
+    plan = order.plan
+    needs = [
+        'HEAD_NODE="${HEAD_NODE:?the address of the first node}"',
+        'NODE_RANK="${NODE_RANK:?0 on the first node, 1 on the next ...}"',
+        f'PORT="${{PORT:-{rendezvous_port(order)}}}"',
+    ]
+    return [
+        *(needs if plan.cluster.nodes > 1 else []),
+        f"exec {shell_word(order.job.python)} -m torch.distributed.run {torchrun_words(plan)} \\",
+        '  pretrain_gpt.py "${arguments[@]}" "$@"',
+    ]

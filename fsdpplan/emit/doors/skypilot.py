@@ -1,0 +1,123 @@
+"""SkyPilot: a task whose `run` starts torchrun on every node that it is given.
+
+Source: skypilot 0.14.1 (PyPI): sky/utils/schemas.py (`get_task_schema`), sky/task.py (names),
+sky/skylet/constants.py (SKYPILOT_NODE_IPS, SKYPILOT_NODE_RANK); skypilot-catalog 001ca549
+catalogs/v8/common/accelerators.csv (names of accelerators, which do not tell SXM from PCIe).
+"""
+
+from __future__ import annotations
+
+import re
+
+from fsdpplan.emit.doors.host_lines import STRICT, host_lines, meeting_lines
+from fsdpplan.emit.header import header_lines
+from fsdpplan.emit.order import Order, refuse_others
+from fsdpplan.emit.yaml_text import YamlValue, yaml_text
+from fsdpplan.errors import SpecError
+from fsdpplan.spec.plan import Plan
+
+ACCELERATORS = {
+    "a10-24g": "A10",
+    "a30-24g": "A30",
+    "a40-48g": "A40",
+    "a100-sxm-40g": "A100",
+    "a100-sxm-80g": "A100-80GB",
+    "b200-sxm-180g": "B200",
+    "gh200-96g": "GH200",
+    "h100-nvl-94g": "H100-NVL",
+    "h100-sxm-80g": "H100",
+    "h200-sxm-141g": "H200",
+    "l4-24g": "L4",
+    "l40s-48g": "L40S",
+    "mi300x-192g": "MI300X",
+    "rtx-3090-24g": "RTX3090",
+    "rtx-4090-24g": "RTX4090",
+    "rtx-5090-32g": "RTX5090",
+    "rtx-6000-ada-48g": "RTX6000-Ada",
+    "v100-sxm2-16g": "V100",
+    "v100-sxm2-32g": "V100-32GB",
+}
+"""Profile -> SkyPilot's name. Clouds rent its H100 and A100 as SXM: PCIe cards have no name."""
+
+_NAME = re.compile(r"[a-zA-Z0-9]+(?:[._-]{1,2}[a-zA-Z0-9]+)*")
+_JOB = frozenset(
+    {
+        "program",
+        "job_name",
+        "env",
+        "env_setup",
+        "python",
+        "port",
+        "nccl_debug",
+        "metrics",
+        "trainer_folder",
+    }
+)
+
+
+def render(order: Order) -> str:
+    """The task. Raises SpecError for what SkyPilot has no word for."""
+    refuse_others(order, target="skypilot", job=_JOB, pods=frozenset({"image"}))
+    head = [
+        *header_lines(plan=order.plan, plan_json=order.plan_json, version=order.version),
+        "#",
+        "# For SkyPilot 0.14.1: sky launch THIS_FILE, or sky jobs launch THIS_FILE",
+        f"# The image or the nodes must have torch and fsdpplan {order.version}: add a setup:",
+        "# where they have not, and file_mounts: for data and checkpoints.",
+    ]
+    return "\n".join(head) + "\n" + yaml_text(task(order))
+
+
+def task(order: Order) -> dict[str, YamlValue]:
+    """Keys of the task and their values."""
+    job = order.job
+    if not _NAME.fullmatch(job.job_name):
+        raise SpecError(
+            f"job_name {job.job_name!r} is none that SkyPilot takes: use letters and digits, with "
+            "single dots, dashes or underlines between them"
+        )
+    return {
+        "name": job.job_name,
+        "num_nodes": order.plan.cluster.nodes,
+        "resources": _resources(order),
+        "run": "\n".join(_run(order)) + "\n",
+    }
+
+
+def _resources(order: Order) -> dict[str, YamlValue]:
+    plan, image = order.plan, order.pods.image
+    ranks = plan.cluster.gpus_per_node
+    found: dict[str, YamlValue] = (
+        {"cpus": f"{ranks}+"}
+        if plan.cluster.device.kind == "cpu"
+        else {"accelerators": f"{accelerator(plan)}:{ranks}"}
+    )
+    return found if image is None else {**found, "image_id": f"docker:{image}"}
+
+
+def accelerator(plan: Plan) -> str:
+    """SkyPilot's name of the plan's device. Raises SpecError where it is not known."""
+    device = plan.cluster.device.name
+    if device not in ACCELERATORS:
+        raise SpecError(
+            f"--target skypilot has no name for the device {device}: plan for one of "
+            f"{', '.join(ACCELERATORS)}"
+        )
+    return ACCELERATORS[device]
+
+
+def _run(order: Order) -> list[str]:
+    nodes = order.plan.cluster.nodes
+    return [
+        *STRICT,
+        *host_lines(order),
+        "",
+        'HEAD_NODE=$(sed -n 1p <<<"$SKYPILOT_NODE_IPS")',
+        "NODE_RANK=$SKYPILOT_NODE_RANK",
+        'HOSTNAME=$(sed -n "$((NODE_RANK + 1))p" <<<"$SKYPILOT_NODE_IPS")',
+        f'[ "${{SKYPILOT_NUM_NODES:-{nodes}}}" = {nodes} ] ||',
+        f'  refuse "the plan is for {nodes} node(s), and SkyPilot gave $SKYPILOT_NUM_NODES"',
+        *meeting_lines(order),
+        "check_node",
+        "start_ranks",
+    ]

@@ -1,0 +1,296 @@
+"""torchtitan: a Python module whose function returns the Trainer.Config of the plan.
+
+Source: torchtitan 0.3.0 (PyPI): config/manager.py (`--module`, `--config`), config/configs.py,
+trainer.py, distributed/fsdp.py, distributed/pipeline_parallel.py, components/loss.py,
+models/llama3, models/qwen3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fsdpplan.emit.doors.launch_lines import (
+    commented,
+    environment_lines,
+    rendezvous_port,
+    torchrun_words,
+)
+from fsdpplan.emit.doors.stages import stage_ranges
+from fsdpplan.emit.doors.torchtitan_model import model_lines, model_problems
+from fsdpplan.emit.doors.torchtitan_words import SCHEDULES, WORDS
+from fsdpplan.emit.doors.trainer_words import (
+    DEFAULT_CLIP_NORM,
+    DEFAULT_LEARNING_RATE,
+    DEFAULT_SEED,
+    own_program,
+    steps,
+)
+from fsdpplan.emit.doors.words import require_sayable
+from fsdpplan.emit.header import header_lines
+from fsdpplan.emit.job import Trainer
+from fsdpplan.emit.order import Order, refuse_others
+from fsdpplan.emit.quoting import comment, shell_word
+from fsdpplan.spec.plan import Plan
+
+MODULE = "fsdpplan_torchtitan"
+"""Name of the file, without `.py`, in the lines that start it."""
+
+_JOB = frozenset({"program", "env", "env_setup", "python", "port", "nccl_debug"})
+_TRAINER = frozenset(
+    {
+        "steps",
+        "learning_rate",
+        "clip_norm",
+        "seed",
+        "checkpoint_dir",
+        "checkpoint_every",
+        "checkpoint_keep",
+    }
+)
+
+
+def render(order: Order) -> str:
+    """The module. Raises SpecError for what torchtitan has no word for."""
+    refuse_others(order, target="torchtitan", job=_JOB, pods=frozenset())
+    program = own_program(order, target="torchtitan", known=_TRAINER)
+    require_sayable(order, target="torchtitan", words=WORDS, problems=problems)
+    sections = [
+        [
+            *header_lines(plan=order.plan, plan_json=order.plan_json, version=order.version),
+            *_usage(order),
+        ],
+        ['"""The plan as a configuration of torchtitan 0.3.0."""'],
+        _imports(order.plan),
+        _places(),
+        model_lines(order.plan),
+        _config(order, program),
+    ]
+    return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
+
+
+def problems(plan: Plan) -> Iterator[str]:
+    """What of several fields together torchtitan 0.3.0 cannot run."""
+    layout = plan.layout
+    yield from model_problems(plan.model)
+    if plan.cluster.device.kind != "cuda":
+        yield f"devices of kind {plan.cluster.device.kind} (it trains on GPUs): plan for GPUs"
+    sync = "last" if layout.pp > 1 else "every"
+    if layout.num_microbatches > 1 and layout.gradient_sync != sync:
+        yield (
+            f"gradient_sync {layout.gradient_sync} (it reduces gradients "
+            f"{'after the last' if layout.pp > 1 else 'in every'} micro-batch): plan again with "
+            f"--gradient-sync {sync}"
+        )
+    if layout.tp > 1 and not layout.loss_parallel:
+        yield "a loss over gathered logits with tp (its loss is split): use --loss-parallel"
+    if layout.tp == 1 and (layout.sequence_parallel or layout.loss_parallel):
+        yield "sequence_parallel or loss_parallel without tp: leave them out"
+    if layout.async_tp and not layout.compile:
+        yield "async_tp without compile: use --compile"
+    if layout.pp > 1 and plan.model.tied_embeddings:
+        yield f"pp {layout.pp} with tied embeddings (it refuses them): use --pp 1"
+    if plan.training.precision == "fp8" and plan.training.fp8_recipe != "rowwise":
+        yield f"fp8_recipe {plan.training.fp8_recipe} (it has rowwise): use --fp8-recipe rowwise"
+    pieces = layout.loss_chunks * layout.cp
+    if layout.loss_chunks > 1 and plan.training.seq_len % pieces:
+        yield (
+            f"loss_chunks {layout.loss_chunks} of {plan.training.seq_len // layout.cp} tokens (its "
+            "pieces are equal): use a divisor"
+        )
+
+
+def _usage(order: Order) -> list[str]:
+    nodes = order.plan.cluster.nodes
+    module = f"-m torchtitan.train --module {MODULE} --config train"
+    names = [
+        "HEAD_NODE=the first node's address NODE_RANK=0, 1, ... of this node "
+        f"PORT={rendezvous_port(order)}"
+    ]
+    start = (
+        f"PYTHONPATH=. {shell_word(order.job.python)} -m torch.distributed.run "
+        f"{torchrun_words(order.plan)} {module}"
+    )
+    return [
+        "#",
+        "# For torchtitan 0.3.0 (pip install torchtitan==0.3.0), whose fields and functions it",
+        "# names: 0.2.2 and older have other ones, and so has the main branch since (batches are",
+        "# counted in tokens there).",
+        comment(f"Save it as {MODULE}.py, and type on {'each node' if nodes > 1 else 'the node'}:"),
+        *commented(environment_lines(order)),
+        *(commented(names) if nodes > 1 else []),
+        *commented([start]),
+        "# The prediction is for the reference trainer; torchtitan's attention masks documents",
+        "# (FlexAttention), and its optimizer, data and schedule are its own.",
+    ]
+
+
+def _imports(plan: Plan) -> list[str]:
+    family = "Qwen3" if plan.model.qk_norm else "Llama3"
+    package = f"torchtitan.models.{family.lower()}"
+    chunked = plan.layout.loss_chunks > 1
+    fp8 = plan.training.precision == "fp8"
+    policy = {"full": "FullAC", "op": "SelectiveAC"}.get(plan.layout.activation_checkpointing)
+    loss = "ChunkedLossWrapper, CrossEntropyLoss" if chunked else "CrossEntropyLoss"
+    policy_line = f"from torchtitan.distributed.activation_checkpoint import {policy}"
+    return [
+        "from functools import partial",
+        "",
+        "from torch import nn",
+        "from torchtitan.components.checkpoint import CheckpointManager",
+        f"from torchtitan.components.loss import {loss}",
+        "from torchtitan.components.optimizer import default_adamw",
+        *(["from torchtitan.components.quantization import Float8LinearConverter"] if fp8 else []),
+        "from torchtitan.config import CompileConfig, DebugConfig, ParallelismConfig, "
+        "TrainingConfig",
+        *([] if policy is None else [policy_line]),
+        "from torchtitan.distributed.pipeline_parallel import pipeline_llm",
+        "from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader",
+        "from torchtitan.models.common import Embedding, Linear, RMSNorm",
+        f"from torchtitan.models.common import {_rope(plan)}",
+        "from torchtitan.models.common.config_utils import get_attention_config",
+        "from torchtitan.models.common.config_utils import make_ffn_config, make_gqa_config",
+        "from torchtitan.models.common.param_init import depth_scaled_std, skip_param_init",
+        f"from {package} import {family}Model",
+        f"from {package}.model import {family}TransformerBlock",
+        f"from {package}.parallelize import parallelize_{_function(family)}",
+        f"from {package}.state_dict_adapter import {family}StateDictAdapter",
+        "from torchtitan.protocols.model_spec import ModelSpec",
+        "from torchtitan.trainer import Trainer",
+    ]
+
+
+def _rope(plan: Plan) -> str:
+    return "CosSinRoPE" if plan.model.qk_norm else "ComplexRoPE"
+
+
+def _function(family: str) -> str:
+    return "llama" if family == "Llama3" else "qwen3"
+
+
+def _places() -> list[str]:
+    return [
+        "# What a plan does not say: the tokenizer's folder, and the text.",
+        'HF_ASSETS_PATH = "./assets/hf"',
+        'DATASET = "c4"',
+    ]
+
+
+def _config(order: Order, program: Trainer) -> list[str]:
+    plan = order.plan
+    return [
+        "",
+        "def train() -> Trainer.Config:",
+        "    spec = model_spec()",
+        "    return Trainer.Config(",
+        "        model_spec=spec,",
+        "        hf_assets_path=HF_ASSETS_PATH,",
+        "        dataloader=HuggingFaceTextDataLoader.Config(dataset=DATASET),",
+        f"        loss={_loss(plan)},",
+        f"        optimizer=default_adamw(lr={program.learning_rate or DEFAULT_LEARNING_RATE!r}),",
+        *_training(order, program),
+        *_parallelism(plan),
+        *_checkpoint(program),
+        f"        activation_checkpoint={_recomputation(plan)},",
+        *_compile(plan),
+        f"        debug=DebugConfig(seed={_or(program.seed, DEFAULT_SEED)}),",
+        "    )",
+    ]
+
+
+def _loss(plan: Plan) -> str:
+    whole = f"CrossEntropyLoss.Config(global_vocab_size={plan.model.vocab})"
+    if plan.layout.loss_chunks == 1:
+        return whole
+    return f"ChunkedLossWrapper.Config(num_chunks={plan.layout.loss_chunks}, loss_fn={whole})"
+
+
+def _training(order: Order, program: Trainer) -> list[str]:
+    plan, layout = order.plan, order.plan.layout
+    batch = layout.micro_batch * (layout.num_microbatches if layout.pp > 1 else 1)
+    compute = "float32" if plan.training.precision == "fp32" else "bfloat16"
+    return [
+        "        training=TrainingConfig(",
+        f"            local_batch_size={batch},",
+        f"            global_batch_size={plan.training.global_batch},",
+        f"            seq_len={plan.training.seq_len},",
+        f"            steps={steps(order, program)},",
+        f"            max_norm={_or(program.clip_norm, DEFAULT_CLIP_NORM)!r},",
+        f"            mixed_precision_param={compute!r},",
+        '            mixed_precision_reduce="float32",',
+        f"            enable_cpu_offload={layout.offload == 'cpu'},",
+        "            # The plan prices launches one by one.",
+        "            disable_cuda_graphs=True,",
+        "        ),",
+    ]
+
+
+def _parallelism(plan: Plan) -> list[str]:
+    layout = plan.layout
+    lines = [
+        f"data_parallel_replicate_degree={layout.dp_replicate},",
+        f"data_parallel_shard_degree={layout.dp_shard},",
+        f"fsdp_reshard_after_forward={layout.reshard_after_forward!r},",
+        f"tensor_parallel_degree={layout.tp},",
+        f"enable_sequence_parallel={layout.sequence_parallel},",
+        f"context_parallel_degree={layout.cp},",
+        f"pipeline_parallel_degree={layout.pp},",
+    ]
+    if layout.pp > 1:
+        lines += [
+            f"pipeline_parallel_schedule={SCHEDULES[layout.schedule]!r},",
+            f"pipeline_parallel_microbatch_size={layout.micro_batch},",
+            "module_fqns_per_model_part=[",
+            *(f"    {part!r}," for part in _parts(plan)),
+            "],",
+        ]
+    return [
+        "        parallelism=ParallelismConfig(",
+        *(f"            {line}" for line in lines),
+        "        ),",
+    ]
+
+
+def _parts(plan: Plan) -> list[list[str]]:
+    """Names of the modules of each stage."""
+    parts = [[f"layers.{block}" for block in blocks] for blocks in stage_ranges(plan)]
+    parts[0].insert(0, "tok_embeddings")
+    parts[-1] += ["norm", "lm_head"]
+    return parts
+
+
+def _checkpoint(program: Trainer) -> list[str]:
+    if program.checkpoint_dir is None:
+        return ["        checkpoint=CheckpointManager.Config(enable=False),"]
+    lines = [
+        "enable=True,",
+        f"folder={program.checkpoint_dir!r},",
+        f"keep_latest_k={program.checkpoint_keep or 2},",
+        "last_save_model_only=False,",
+    ]
+    if program.checkpoint_every is not None:
+        lines.append(f"interval={program.checkpoint_every},")
+    return [
+        "        checkpoint=CheckpointManager.Config(",
+        *(f"            {line}" for line in lines),
+        "        ),",
+    ]
+
+
+def _recomputation(plan: Plan) -> str:
+    policies = {"full": "FullAC.Config()", "op": "SelectiveAC.Config()"}
+    return policies.get(plan.layout.activation_checkpointing, "None")
+
+
+def _compile(plan: Plan) -> list[str]:
+    layout = plan.layout
+    return [
+        "        compile=CompileConfig(",
+        f"            enable={layout.compile},",
+        '            components=["model"],',
+        f"            enable_async_tensor_parallel={layout.async_tp},",
+        "        ),",
+    ]
+
+
+def _or(value: float | None, otherwise: float) -> float:
+    return otherwise if value is None else value

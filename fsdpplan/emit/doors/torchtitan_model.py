@@ -1,0 +1,167 @@
+"""The plan's model in torchtitan's own parts: dense decoders like Llama 3 and Qwen 3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fsdpplan.spec.model import Model
+from fsdpplan.spec.plan import Plan
+
+_PLAIN = Model(
+    name="",
+    layers=1,
+    hidden=2,
+    ffn_hidden=2,
+    heads=1,
+    kv_heads=1,
+    head_dim=2,
+    vocab=2,
+)
+"""A decoder like Llama 3, to compare with."""
+
+_SAID = frozenset(
+    {
+        "name",
+        "layers",
+        "hidden",
+        "ffn_hidden",
+        "heads",
+        "kv_heads",
+        "head_dim",
+        "vocab",
+        "max_positions",
+        "tied_embeddings",
+        "qk_norm",
+        "rope_theta",
+        "norm_epsilon",
+        "norm_bias",
+    }
+)
+"""Fields of a model that the module says, or (norm_bias) that mean nothing to RMSNorm."""
+
+
+def model_problems(model: Model) -> Iterator[str]:
+    """What of the model is neither Llama 3's nor Qwen 3's."""
+    unlike = [
+        name
+        for name in Model.__dataclass_fields__
+        if name not in _SAID and getattr(model, name) != getattr(_PLAIN, name)
+    ]
+    if unlike:
+        yield (
+            f"{' and '.join(unlike)} of model {model.name} (it has dense decoders like Llama 3 and "
+            "Qwen 3): use --target slurm, whose trainer has them"
+        )
+
+
+def model_lines(plan: Plan) -> list[str]:
+    """`model_spec()`: the shapes of the plan, with torchtitan's initial values."""
+    model = plan.model
+    family = "Qwen3" if model.qk_norm else "Llama3"
+    parallelize = "parallelize_qwen3" if model.qk_norm else "parallelize_llama"
+    return [
+        *_initial_values(model),
+        "",
+        "",
+        "def norm(width: int) -> RMSNorm.Config:",
+        f"    return RMSNorm.Config(normalized_shape=width, eps={model.norm_epsilon!r}, "
+        "param_init=ONES)",
+        "",
+        "",
+        *_block(plan, family=family),
+        "",
+        "",
+        "def model_spec() -> ModelSpec:",
+        f"    model = {family}Model.Config(",
+        f"        dim={model.hidden},",
+        f"        vocab_size={model.vocab},",
+        f"        enable_weight_tying={model.tied_embeddings},",
+        "        tok_embeddings=Embedding.Config(",
+        f"            num_embeddings={model.vocab},",
+        f"            embedding_dim={model.hidden},",
+        "            param_init=EMBEDDING,",
+        "        ),",
+        f"        norm=norm({model.hidden}),",
+        "        lm_head=Linear.Config(",
+        f"            in_features={model.hidden},",
+        f"            out_features={model.vocab},",
+        "            param_init=linear(0.02),",
+        "        ),",
+        f"        layers=[block(i) for i in range({model.layers})],",
+        "    )",
+        *_fp8(plan),
+        "    return ModelSpec(",
+        f'        name="{family.lower()}",',
+        f"        flavor={model.name!r},",
+        "        model=model,",
+        f"        parallelize_fn={parallelize},",
+        "        pipelining_fn=pipeline_llm,",
+        "        post_optimizer_build_fn=None,",
+        f"        state_dict_adapter={family}StateDictAdapter,",
+        "    )",
+    ]
+
+
+def _initial_values(model: Model) -> list[str]:
+    embedding = '{"weight": partial(nn.init.normal_, std=1.0)}'
+    if model.tied_embeddings:
+        embedding = '{"weight": skip_param_init}'
+    return [
+        "",
+        'ONES = {"weight": nn.init.ones_}',
+        f"EMBEDDING = {embedding}",
+        "",
+        "",
+        "def linear(std: float) -> dict:",
+        '    return {"weight": partial(nn.init.trunc_normal_, std=std), "bias": nn.init.zeros_}',
+    ]
+
+
+def _block(plan: Plan, *, family: str) -> list[str]:
+    model = plan.model
+    rope = "CosSinRoPE" if model.qk_norm else "ComplexRoPE"
+    longest = max(model.max_positions, plan.training.seq_len)
+    return [
+        f"def block(number: int) -> {family}TransformerBlock.Config:",
+        "    deep = linear(depth_scaled_std(0.02, number))",
+        f"    return {family}TransformerBlock.Config(",
+        f"        attention_norm=norm({model.hidden}),",
+        f"        ffn_norm=norm({model.hidden}),",
+        "        attention=make_gqa_config(",
+        f"            dim={model.hidden},",
+        f"            n_heads={model.heads},",
+        f"            n_kv_heads={model.kv_heads},",
+        f"            head_dim={model.head_dim},",
+        "            wqkv_param_init=linear(0.02),",
+        "            wo_param_init=deep,",
+        '            inner_attention=get_attention_config("flex"),',
+        "            fuse_qkv=True,",
+        *([f"            qk_norm=norm({model.head_dim}),"] if model.qk_norm else []),
+        f"            rope={rope}.Config(",
+        f"                dim={model.head_dim}, max_seq_len={longest}, theta={model.rope_theta!r}",
+        "            ),",
+        "        ),",
+        "        feed_forward=make_ffn_config(",
+        f"            dim={model.hidden},",
+        f"            hidden_dim={model.ffn_hidden},",
+        "            w1_param_init=linear(0.02),",
+        "            w2w3_param_init=deep,",
+        "        ),",
+        "    )",
+    ]
+
+
+def _fp8(plan: Plan) -> list[str]:
+    if plan.training.precision != "fp8":
+        return []
+    return [
+        "    model = (",
+        "        Float8LinearConverter.Config(",
+        f'            recipe_name="{plan.training.fp8_recipe}",',
+        '            filter_fqns=["lm_head"],',
+        f"            model_compile_enabled={plan.layout.compile},",
+        "        )",
+        "        .build()",
+        "        .convert(model)",
+        "    )",
+    ]

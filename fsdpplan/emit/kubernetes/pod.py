@@ -1,0 +1,246 @@
+"""The pod of a job, the same for every operator: what runs in it, what it gets, where it may go.
+
+Source: kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1; kueue ff69552e79
+apis/kueue/v1beta1/topology_types.go for the annotations of topology-aware scheduling.
+"""
+
+from __future__ import annotations
+
+import re
+
+from fsdpplan.emit.header import PLAN_KEY
+from fsdpplan.emit.job import Job, excluded_hosts
+from fsdpplan.emit.kubernetes.names import require_key
+from fsdpplan.emit.order import Order
+from fsdpplan.emit.pods import (
+    Mount,
+    Pods,
+    Toleration,
+    mounts,
+    pod_annotations,
+    rdma_resources,
+    secret_variables,
+    selected_labels,
+    tolerations,
+)
+from fsdpplan.emit.yaml_text import YamlValue
+from fsdpplan.errors import SpecError
+from fsdpplan.spec.plan import Plan
+
+FOLDER = "/etc/fsdpplan"
+"""Where the ConfigMap is seen in the pods."""
+SCRIPT_KEY = "start.sh"
+"""Where the ConfigMap has the pods' program."""
+
+HOST_NAME_LABEL = "kubernetes.io/hostname"
+
+_SET_BY_OPERATORS = re.compile(
+    r"FSDPPLAN_PLAN|PET_.*|MASTER_ADDR|MASTER_PORT|RANK|WORLD_SIZE|JOB_COMPLETION_INDEX|VC_.*"
+)
+
+Labels = dict[str, str]
+
+
+def pod_template(
+    order: Order,
+    *,
+    config_map: str,
+    labels: Labels,
+    container: str,
+    restart_policy: str | None = "Never",
+    annotations: Labels | None = None,
+) -> dict[str, YamlValue]:
+    """A PodTemplateSpec whose container is called `container`, as the operator wants it."""
+    pods = order.pods
+    given = pod_annotations(pods) | (annotations or {})
+    metadata: dict[str, YamlValue] = {"labels": dict(labels)}
+    if given:
+        metadata["annotations"] = dict(given)
+    return {
+        "metadata": metadata,
+        "spec": {
+            **_if_given("restartPolicy", restart_policy),
+            "terminationGracePeriodSeconds": pods.grace_seconds,
+            **_where(order.job, pods),
+            "containers": [
+                {
+                    "name": container,
+                    "image": _image(pods),
+                    "command": ["bash", f"{FOLDER}/{SCRIPT_KEY}"],
+                    "env": _variables(order, config_map),
+                    "resources": _resources(order),
+                    **_if_given("securityContext", _security(pods)),
+                    "volumeMounts": _volume_mounts(pods),
+                }
+            ],
+            "volumes": _volumes(pods, config_map),
+        },
+    }
+
+
+def kueue_annotations(pods: Pods, *, group: str | None = None) -> Labels:
+    """Annotations by which Kueue places all pods close together; `group` joins several sets of
+    pods."""
+    if pods.topology is None:
+        return {}
+    if pods.queue is None:
+        raise SpecError(
+            f"--topology {pods.topology!r} is Kueue's to keep: give its LocalQueue by --queue too"
+        )
+    require_key("--topology", pods.topology)
+    found = {f"kueue.x-k8s.io/podset-{pods.topology_mode}-topology": pods.topology}
+    return found if group is None else {**found, "kueue.x-k8s.io/podset-group-name": group}
+
+
+def kueue_labels(pods: Pods) -> Labels:
+    """Label by which a job goes through a queue of Kueue's."""
+    return {} if pods.queue is None else {"kueue.x-k8s.io/queue-name": pods.queue}
+
+
+def _if_given(key: str, value: YamlValue) -> dict[str, YamlValue]:
+    return {} if value is None else {key: value}
+
+
+def _image(pods: Pods) -> str:
+    if pods.image is None:
+        raise SpecError(
+            "pods need an image with bash, torch and, for the reference trainer, fsdpplan: name it "
+            "by --image"
+        )
+    return pods.image
+
+
+def _variables(order: Order, config_map: str) -> list[YamlValue]:
+    """The environment; each name once, as the API server wants it."""
+    secrets = secret_variables(order.pods)
+    plain = dict(order.job.env)
+    for name in [*plain, *(secret.name for secret in secrets)]:
+        if _SET_BY_OPERATORS.fullmatch(name):
+            raise SpecError(f"{name} is set by the manifest or the operator: leave it out of --env")
+    for secret in secrets:
+        if secret.name in plain or [one.name for one in secrets].count(secret.name) > 1:
+            raise SpecError(f"{secret.name} is given twice, by --secret-env and before: leave one")
+    plan: YamlValue = {
+        "name": "FSDPPLAN_PLAN",
+        "valueFrom": {"configMapKeyRef": {"name": config_map, "key": PLAN_KEY}},
+    }
+    found = [plan]
+    # Kubernetes expands $(NAME) in values; two dollars are one.
+    found += [{"name": name, "value": value.replace("$", "$$")} for name, value in plain.items()]
+    for secret in secrets:
+        reference: YamlValue = {"name": secret.secret, "key": secret.key}
+        found.append({"name": secret.name, "valueFrom": {"secretKeyRef": reference}})
+    return found
+
+
+def _resources(order: Order) -> dict[str, YamlValue]:
+    plan, job, pods = order.plan, order.job, order.pods
+    limits, requests = dict(rdma_resources(pods)), {}
+    cores = job.cpus_per_task
+    if plan.cluster.device.kind == "cuda":
+        limits = {_gpu_resource(plan): str(plan.cluster.gpus_per_node), **limits}
+    elif cores is None:
+        cores = plan.cluster.gpus_per_node
+    if cores is not None:
+        requests["cpu"] = str(cores)
+    if pods.memory is not None:
+        requests["memory"] = limits["memory"] = pods.memory
+    found: dict[str, YamlValue] = {}
+    if requests:
+        found["requests"] = dict(requests)
+    if limits:
+        found["limits"] = dict(limits)
+    return found
+
+
+def _gpu_resource(plan: Plan) -> str:
+    vendor = plan.cluster.device.vendor
+    if vendor not in ("nvidia", "amd"):
+        raise SpecError(
+            f"{plan.cluster.device.name} is of {vendor}, whose resource in Kubernetes is not known "
+            "here: use --target slurm"
+        )
+    return f"{vendor}.com/gpu"
+
+
+def _security(pods: Pods) -> YamlValue:
+    """Adapters that read device memory pin it, for which a pod needs leave."""
+    if not pods.rdma and not pods.host_network:
+        return None
+    return {"capabilities": {"add": ["IPC_LOCK"]}}
+
+
+def _where(job: Job, pods: Pods) -> dict[str, YamlValue]:
+    """Whose pods they are, and on which nodes."""
+    found: dict[str, YamlValue] = {
+        **_if_given("serviceAccountName", pods.service_account),
+        **_if_given("priorityClassName", pods.priority_class),
+    }
+    if pods.host_network:
+        found |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
+    if pods.pull_secret:
+        found["imagePullSecrets"] = [{"name": name} for name in pods.pull_secret]
+    if pods.node_selector:
+        found["nodeSelector"] = dict(selected_labels(pods))
+    if pods.toleration:
+        found["tolerations"] = [_toleration(one) for one in tolerations(pods)]
+    if job.exclude:
+        found["affinity"] = _away_from(excluded_hosts(job))
+    return found
+
+
+def _toleration(one: Toleration) -> dict[str, YamlValue]:
+    return {
+        "key": one.key,
+        "operator": "Exists" if one.value is None else "Equal",
+        **_if_given("value", one.value),
+        **_if_given("effect", one.effect),
+    }
+
+
+def _away_from(hosts: tuple[str, ...]) -> YamlValue:
+    expression: YamlValue = {"key": HOST_NAME_LABEL, "operator": "NotIn", "values": list(hosts)}
+    return {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [{"matchExpressions": [expression]}]
+            }
+        }
+    }
+
+
+def _volume_mounts(pods: Pods) -> list[YamlValue]:
+    found: list[YamlValue] = [
+        {"name": "plan", "mountPath": FOLDER, "readOnly": True},
+        {"name": "shared-memory", "mountPath": "/dev/shm"},
+    ]
+    for number, mount in enumerate(mounts(pods)):
+        found.append({"name": f"volume-{number}", "mountPath": mount.path, **_read_only(mount)})
+    return found
+
+
+def _volumes(pods: Pods, config_map: str) -> list[YamlValue]:
+    # Ranks of a pod and NCCL share memory; a container's own /dev/shm has 64 MiB.
+    shared: dict[str, YamlValue] = {"medium": "Memory", **_if_given("sizeLimit", pods.shm_size)}
+    found: list[YamlValue] = [
+        {"name": "plan", "configMap": {"name": config_map}},
+        {"name": "shared-memory", "emptyDir": shared},
+    ]
+    for number, mount in enumerate(mounts(pods)):
+        found.append({"name": f"volume-{number}", **_source(mount)})
+    return found
+
+
+def _source(mount: Mount) -> dict[str, YamlValue]:
+    if mount.claim is None:
+        return {"hostPath": {"path": mount.folder}}
+    return {
+        "persistentVolumeClaim": {
+            "claimName": mount.claim,
+            **_read_only(mount),
+        }
+    }
+
+
+def _read_only(mount: Mount) -> dict[str, YamlValue]:
+    return {"readOnly": True} if mount.read_only else {}

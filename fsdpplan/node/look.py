@@ -1,0 +1,199 @@
+"""What a node finds of itself before anything starts: can it do its part?
+
+The text travels in the job script between apostrophes, so it has none, and only the standard
+library of Python 3.9 is there for it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import socket
+import sys
+
+SMALL_SHM_BYTES = 2**30
+"""What NCCL asks of containers. Source: NCCL user guide, "Runtime and MPI issues"."""
+NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
+OTHERWISE = "plan again with what fsdpplan detect --nodes finds, or leave the node out by --exclude"
+
+
+def main(words: list[str]) -> int:
+    """The exit code of the check of one node: 0 or 5.
+
+    Words: this node, the fsdpplan that must be importable (empty: none must), GPUs a node, the head
+    and all nodes with commas between them (both empty: they do not meet), then what is taken for
+    granted, each as `read=PATH`, `save=FOLDER`, `file=PATH`, `NCCL_IB_HCA=VALUE` or
+    `NCCL_SOCKET_IFNAME=VALUE`.
+    """
+    return 5 if look(words) else 0
+
+
+def look(words: list[str]) -> str:
+    """Say what this node cannot do, or that it is ready; what it cannot do."""
+    problem = own_problem(version=words[1], gpus=int(words[2]), assumed=words[5:])
+    say(words[0], problem)
+    return problem
+
+
+def say(node: str, problem: str) -> None:
+    """Say what the node cannot do, or that it can."""
+    if problem:
+        print(f"fsdpplan: {node}: {problem}", file=sys.stderr, flush=True)
+    else:
+        print(f"fsdpplan: {node} is ready", flush=True)
+
+
+def own_problem(*, version: str, gpus: int, assumed: list[str]) -> str:
+    """Why this node cannot do its part, in words; empty when it can."""
+    problem = python_problem(version) or (gpu_problem(gpus) if gpus else "")
+    for word in assumed:
+        kind, _, value = word.partition("=")
+        problem = problem or assumption_problem(kind, value)
+    return problem
+
+
+def python_problem(version: str) -> str:
+    """Whether Python has torch and, where it is needed, the right fsdpplan."""
+    if importlib.util.find_spec("torch") is None:
+        return f"{sys.executable} has no torch: give the right one by --python or --env-setup"
+    if not version:
+        return ""
+    try:
+        import fsdpplan
+    except ImportError as error:
+        return (
+            f"{sys.executable} cannot import fsdpplan ({error}): install fsdpplan {version} "
+            "there, or emit a job folder with its own trainer by --out DIR"
+        )
+    if fsdpplan.__version__ != version:
+        return (
+            f"fsdpplan {fsdpplan.__version__} is installed here, fsdpplan {version} wrote the "
+            "script: install that one, or emit the script again"
+        )
+    return ""
+
+
+def gpu_problem(gpus: int) -> str:
+    """Whether the planned GPUs are seen. Little shared memory is told about: NCCL may do without
+    it."""
+    import torch
+
+    visible = torch.cuda.device_count()
+    if visible < gpus:
+        return (
+            f"{visible} GPUs are visible, the plan uses {gpus} a node: ask for as many, or try "
+            "the layout on CPU processes by fsdpplan run --smoke"
+        )
+    total = shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else 0
+    if total < SMALL_SHM_BYTES:
+        print(
+            f"fsdpplan: {socket.gethostname()}: /dev/shm has {total >> 20} MiB, and NCCL may "
+            "fail in it: a container takes --shm-size=1g or more",
+            file=sys.stderr,
+            flush=True,
+        )
+    return ""
+
+
+def assumption_problem(kind: str, value: str) -> str:
+    """Whether the node has what one word takes for granted. A variable in place of which the user
+    exported another value is not looked at."""
+    if kind == "read":
+        if not os.access(value, os.R_OK):
+            return f"{value} cannot be read here: put it where every node sees it"
+    elif kind == "file":
+        if not os.access(value, os.R_OK):
+            return f"{value} is missing, which the plan was told of: {OTHERWISE}"
+    elif kind == "save":
+        return folder_problem(value)
+    elif os.environ.get(kind) == value:
+        for name in value[value.startswith("=") :].split(","):
+            problem = adapter_problem(kind, name)
+            if problem:
+                return problem
+    return ""
+
+
+def folder_problem(folder: str) -> str:
+    """Whether something can be written there."""
+    trial = os.path.join(folder, f".fsdpplan-{socket.gethostname()}-{os.getpid()}")
+    try:
+        os.makedirs(folder, exist_ok=True)
+        try:
+            with open(trial, "x") as file:
+                file.write("trial")
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            if os.path.exists(trial):
+                os.remove(trial)
+    except OSError as error:
+        return (
+            f"--checkpoint-dir {folder} cannot be written here ({error.strerror}): take a folder "
+            "with room that every node may write to"
+        )
+    return ""
+
+
+def adapter_problem(variable: str, name: str) -> str:
+    """Whether an adapter that a variable of NCCL names is there and works."""
+    device, _, port = name.partition(":")
+    if variable == "NCCL_IB_HCA":
+        what, folder = f"adapter {name}", f"/sys/class/infiniband/{device}/ports"
+        found = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+        states = [text(f"{folder}/{p}/state") for p in found if not port or p == port]
+        works = any("ACTIVE" in state for state in states)
+    else:
+        what, states = f"interface {name}", [text(f"/sys/class/net/{name}/operstate")]
+        works = states[0] not in ("", "down")
+    if works:
+        return ""
+    seen = " and ".join(filter(None, (state.rpartition(" ")[2] for state in states))) or "missing"
+    return f"{what}, which {variable} names, is {seen}: {OTHERWISE}"
+
+
+def text(path: str) -> str:
+    """A small file, or nothing."""
+    try:
+        with open(path) as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def versions() -> dict[str, str]:
+    """What this node has; what it has not is left out."""
+    found = {
+        "python": ".".join(map(str, sys.version_info[:2])),
+        "torch": installed("torch"),
+        "nccl": next(filter(None, map(installed, NCCL_PACKAGES)), ""),
+        "fsdpplan": installed("fsdpplan"),
+        "driver": driver_in(text("/proc/driver/nvidia/version")),
+    }
+    return {name: version for name, version in found.items() if version}
+
+
+def installed(package: str) -> str:
+    """Version of an installed package, without importing it."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def driver_in(said: str) -> str:
+    """The version in the first line of /proc/driver/nvidia/version."""
+    words = said.splitlines()[0].split() if said else []
+    return next((w for w in words if w.count(".") >= 1 and w.replace(".", "").isdigit()), "")
+
+
+def addresses_of(name: str) -> list[str]:
+    """Addresses that a name resolves to here."""
+    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    return sorted({str(info[4][0]) for info in found})
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,55 @@
+"""What the preflight leaves in the run's folder: `preflight.json` and lines of `bad-nodes`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .whole_file import write_whole
+
+RESULT_FILE = "preflight.json"
+ATTEMPTS_FILE = "attempts.jsonl"
+BAD_NODES_FILE = "bad-nodes"
+"""One line a node that must not be used again: `HOST<TAB>reason`."""
+
+
+def write_result(folder: Path | None, result: Mapping[str, Any]) -> None:
+    """Replace the newest result at once: its reader may come at any moment."""
+    if folder is None:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / RESULT_FILE, json.dumps(result, indent=1) + "\n")
+
+
+def append_bad_nodes(folder: Path | None, bad: Mapping[str, str]) -> None:
+    """One write, so that lines of others who append do not mix with these."""
+    if folder is None or not bad:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = "".join(f"{host}\t{' '.join(why.split())}\n" for host, why in bad.items())
+    with (folder / BAD_NODES_FILE).open("a", encoding="utf-8") as file:
+        file.write(lines)
+
+
+def planned_nodes(folder: Path | None) -> tuple[str, ...]:
+    """Nodes of the newest start in `attempts.jsonl`, which the batch script writes; none known
+    where there is no such file."""
+    try:
+        text = "" if folder is None else (folder / ATTEMPTS_FILE).read_text(encoding="utf-8")
+        starts = [json.loads(line) for line in text.splitlines()]
+        nodes = [start["nodes"] for start in starts if start["event"] == "attempt"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()
+    return tuple(map(str, nodes[-1])) if nodes else ()
+
+
+def bad_nodes_words(folder: Path | None, bad: Mapping[str, str]) -> str:
+    """What is said of them behind the reason; nothing where nobody is to blame."""
+    if not bad:
+        return ""
+    names = ", ".join(bad)
+    if folder is None:
+        return f"; leave out {names}"
+    return f"; {names} {'is' if len(bad) == 1 else 'are'} in {folder / BAD_NODES_FILE} now"

@@ -1,0 +1,176 @@
+"""A target that brings its own program says every field of a plan, or refuses it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from fsdpplan.emit.doors import accelerate_words, megatron_words, torchtitan_words
+from fsdpplan.emit.doors.words import Words, field_names
+from fsdpplan.emit.targets import Target, render
+from fsdpplan.errors import SpecError
+from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.plan import Plan
+from fsdpplan.spec.training import Training
+from tests.emit.doors.orders import SAYABLE, body, make_order, plan_of
+from tests.emit.plans import make_plan
+from tests.refusals import check_one_line
+
+WORDS: dict[Target, Words] = {
+    "torchtitan": torchtitan_words.WORDS,
+    "megatron": megatron_words.WORDS,
+    "accelerate": accelerate_words.WORDS,
+}
+FIELDS = (*field_names(Layout), *field_names(Training))
+
+VALUES: dict[str, list[Any]] = {
+    "dp_replicate": [1, 2],
+    "dp_shard": [1, 2, 4],
+    "cp": [1, 2],
+    "tp": [1, 2],
+    "pp": [1, 2],
+    "ep": [1, 2],
+    "sharding": ["ddp", "zero1", "zero2", "fsdp"],
+    "reshard_after_forward": ["always", "never", 2],
+    "gradient_sync": ["every", "reduce_scatter_only", "last"],
+    "wrap_blocks": [1, 2],
+    "ddp_bucket_bytes": [25 * 2**20, 2**20],
+    "micro_batch": [1, 2],
+    "num_microbatches": [1, 2, 4],
+    "schedule": ["none", "gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "zbv"],
+    "virtual_stages": [1, 2],
+    "stage_blocks": [(), (1, 1), (0, 2)],
+    "activation_checkpointing": ["none", "attention", "op", "full"],
+    "sequence_parallel": [False, True],
+    "loss_parallel": [False, True],
+    "async_tp": [False, True],
+    "offload": ["none", "cpu"],
+    "compile": [False, True],
+    "loss_chunks": [1, 2],
+    "seq_len": [64, 128],
+    "precision": ["bf16", "fp16", "fp32", "fp8"],
+    "reduce_dtype": ["fp32", "bf16"],
+    "optimizer": ["adamw", "adamw_8bit", "muon"],
+    "tokens": [None, 10**6, 2 * 10**6],
+    "runtime": ["fsdp2", "autocast", "megatron", "megatron_lm", "fsdp1"],
+    "fp8_recipe": ["tensorwise", "rowwise", "delayed"],
+    "fp8_all_gather": [False, True],
+    "headroom_fraction": [0.08, 0.1],
+}
+
+
+@pytest.mark.parametrize("target", WORDS)
+def test_every_field_of_a_plan_has_a_word(target: Target) -> None:
+    assert set(WORDS[target]) == set(FIELDS)
+
+
+def test_every_field_is_varied_here() -> None:
+    assert set(VALUES) | {"global_batch"} == set(FIELDS)
+
+
+@pytest.mark.parametrize("target", WORDS)
+def test_a_plain_plan_is_said(target: Target) -> None:
+    assert body(target, make_plan("cuda", nodes=2, per_node=4, **SAYABLE[target])) is not None
+
+
+def idle(target: Target, name: str, plan: Plan) -> bool:
+    """Fields that change nothing in what runs, for this plan."""
+    layout, training = plan.layout, plan.training
+    match name:
+        case "headroom_fraction":
+            return True
+        case "gradient_sync":
+            return layout.num_microbatches == 1
+        case "fp8_recipe":
+            return training.precision != "fp8"
+        case "compile":
+            return target == "megatron"
+        case "runtime":
+            # Both are DDP under autocast; Megatron's own names are told apart by overlaps.
+            return layout.sharding == "ddp" or target == "megatron"
+        case "stage_blocks":
+            return layout.stage_blocks in ((), (1, 1))
+    return False
+
+
+@st.composite
+def layouts(draw: st.DrawFn, target: Target) -> Layout:
+    """Layouts near those that the target can say: a few fields are drawn, the others plain."""
+    names = draw(st.lists(st.sampled_from(field_names(Layout)), max_size=4, unique=True))
+    values = {name: draw(st.sampled_from(VALUES[name])) for name in names}
+    try:
+        return Layout(**{"dp_shard": 2, **SAYABLE[target], **values})
+    except SpecError:
+        assume(False)
+        raise
+
+
+@st.composite
+def trainings(draw: st.DrawFn) -> Training:
+    names = draw(st.lists(st.sampled_from(field_names(Training)[2:]), max_size=3, unique=True))
+    values = {name: draw(st.sampled_from(VALUES[name])) for name in names}
+    try:
+        return Training(**{"seq_len": 64, "global_batch": 1, "precision": "fp32", **values})
+    except SpecError:
+        assume(False)
+        raise
+
+
+@pytest.mark.parametrize("target", WORDS)
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_plans_that_differ_are_told_apart_or_refused(target: Target, data: st.DataObject) -> None:
+    layout, training = data.draw(layouts(target)), data.draw(trainings())
+    name = data.draw(st.sampled_from(sorted(VALUES)))
+    value = data.draw(st.sampled_from(VALUES[name]))
+    plan = plan_of(layout, training)
+    try:
+        if name in field_names(Layout):
+            other = plan_of(replace(layout, **{name: value}), training)
+        else:
+            other = plan_of(layout, replace(training, **{name: value}))
+    except SpecError:
+        assume(False)
+    texts = body(target, plan), body(target, other)
+    if None in texts or (plan.layout, plan.training) == (other.layout, other.training):
+        return
+    if not (idle(target, name, plan) and idle(target, name, other)):
+        assert texts[0] != texts[1]
+
+
+@pytest.mark.parametrize("target", WORDS)
+@pytest.mark.parametrize(("name", "values"), VALUES.items())
+def test_a_refused_value_is_named(target: Target, name: str, values: list[Any]) -> None:
+    """One sentence that says which field and what to type."""
+    word = WORDS[target][name]
+    for value in values:
+        problem = word.problem(name, value)
+        if problem is not None:
+            assert problem.startswith(f"{name} {value} (")
+            assert "plan again with" in problem
+        else:
+            assert word.values is None or value in word.values
+
+
+@pytest.mark.parametrize("target", WORDS)
+def test_many_problems_make_one_short_line(target: Target) -> None:
+    plan = plan_of(
+        Layout(
+            dp_shard=2,
+            pp=2,
+            schedule="zbv",
+            virtual_stages=2,
+            wrap_blocks=2,
+            offload="cpu",
+            loss_chunks=2,
+            reshard_after_forward=2,
+        ),
+        Training(seq_len=64, global_batch=2, precision="fp16", runtime="fsdp1"),
+    )
+    with pytest.raises(SpecError, match=f"--target {target} cannot express .* more$") as refusal:
+        render(target, make_order(plan))
+    check_one_line(refusal.value)

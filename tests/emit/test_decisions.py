@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fsdpplan.emit.job import Job, Trainer, UserProgram
+from fsdpplan.emit.survival import Survival
+from tests.emit.bench import ALLOCATION, Ran, emit, run
+from tests.emit.plans import make_plan
+
+TWO = make_plan("cuda", nodes=2)
+SPARE = {**ALLOCATION, "SLURM_JOB_NUM_NODES": "3", "NODES": "n1 n2 n3"}
+FAILS = "[ $SLURMD_NODENAME != n1 ] || exit 7"
+COUNTS = "echo >>starts; "
+"""Each node adds a line when its ranks are started: two a start."""
+SAVES = "mkdir -p saved; echo step-0000000$(wc -l <starts) >saved/latest; "
+
+
+def saving(**survival: int | bool) -> Job:
+    return Job(program=Trainer(checkpoint_dir="saved"), survival=Survival(**survival))  # type: ignore[arg-type]
+
+
+def played(bench: Path, job: Job, do: str, **values: str) -> Ran:
+    (bench / "t.py").write_text("")
+    return run(bench, emit(TWO, job), **{**ALLOCATION, **values}, DO=COUNTS + do)
+
+
+def nexts(ran: Ran) -> list[str]:
+    return [note["next"] for note in ran.notes if note["event"] == "attempt_ended"]
+
+
+def test_each_start_and_its_end_is_noted(bench: Path) -> None:
+    ran = played(bench, saving(), "true")
+    begun, ended = ran.notes
+    assert begun["nodes"] == ["n1", "n2"]
+    assert (begun["attempt"], begun["restart"], begun["most"]) == (1, 0, 4)
+    assert (ended["attempt"], ended["exit_code"], ended["next"]) == (1, 0, "end")
+
+
+def test_a_fault_before_anything_was_saved_ends_the_job_at_once(bench: Path) -> None:
+    ran = played(bench, saving(), FAILS)
+    assert (ran.code, nexts(ran)) == (7, ["end"])
+
+
+def test_a_fault_that_comes_back_is_tried_once_more_after_a_save(bench: Path) -> None:
+    once = "mkdir -p saved; echo step-00000001 >saved/latest; "
+    ran = played(bench, saving(), once + FAILS)
+    assert (ran.code, nexts(ran)) == (7, ["retry", "end"])
+    assert len(ran.torchrun) == 4
+
+
+def test_saves_without_end_do_not_mean_starts_without_end(bench: Path) -> None:
+    ran = played(bench, saving(retries=2), SAVES + FAILS)
+    assert (ran.code, nexts(ran)) == (7, ["retry", "retry", "end"])
+    assert "may not be more often (--retries)" in ran.said
+
+
+def test_a_program_of_ones_own_is_not_started_again_for_its_own_faults(bench: Path) -> None:
+    ran = played(bench, Job(program=UserProgram(script="t.py")), SAVES + FAILS)
+    assert (ran.code, nexts(ran)) == (7, ["end"])
+
+
+def test_a_spare_takes_the_place_of_a_node_that_slurm_took(bench: Path) -> None:
+    fails = "[ $SLURMD_NODENAME != n2 ] || exit 9"
+    ran = played(bench, saving(spares=1), fails, **SPARE, LEFT="n1,n3")
+    assert ran.code == 0, ran.said
+    assert [note["nodes"] for note in ran.notes if note["event"] == "attempt"] == [
+        ["n1", "n2"],
+        ["n1", "n3"],
+    ]
+    assert (bench / "run/bad-nodes").read_text() == "n2\tfailed, says Slurm\n"
+
+
+def test_a_node_that_does_not_answer_is_not_used_again(bench: Path) -> None:
+    ran = played(bench, saving(spares=1), "true", **SPARE, DEAD="n2")
+    assert ran.code == 0, ran.said
+    assert "n2: does not answer" in ran.said
+    assert nexts(ran) == ["retry", "end"]
+
+
+def test_a_node_that_a_check_named_is_excluded_as_the_job_goes_back(bench: Path) -> None:
+    names = "printf 'n2\\tno adapter\\n' >>run/bad-nodes; exit 5"
+    ran = played(bench, saving(), names, JOB="   ReqNodeList=(null) ExcNodeList=n9")
+    assert (ran.code, nexts(ran)) == (0, ["requeue"])
+    assert ran.asked == ["requeue 12345", "update JobId=12345 ExcNodeList=n9,n2"]
+
+
+def test_a_job_that_may_not_be_requeued_ends_with_its_code(bench: Path) -> None:
+    names = "printf 'n2\\tno adapter\\n' >>run/bad-nodes; exit 5"
+    ran = played(bench, saving(requeue=False), names)
+    assert (ran.code, ran.asked, nexts(ran)) == (5, [], ["end"])
+    assert "--no-requeue" in ran.said
+
+
+def test_a_job_that_slurm_has_ended_is_not_started_again(bench: Path) -> None:
+    state = "   JobState=COMPLETING Reason=None\n   Requeue=1 Restarts=1 BatchFlag=1"
+    ran = played(bench, saving(), SAVES + FAILS, JOB=state)
+    assert (ran.code, nexts(ran)) == (143, ["requeue"])
+
+
+def test_a_job_name_is_not_taken_for_what_slurm_says(bench: Path) -> None:
+    state = "JobId=1 JobName=x JobState=FAILED y\n   JobState=RUNNING Reason=None"
+    once = "mkdir -p saved; echo step-00000001 >saved/latest; "
+    assert nexts(played(bench, saving(), once + FAILS, JOB=state)) == ["retry", "end"]
+
+
+@pytest.mark.parametrize(("saved", "used"), [("step-00000002", 0), ("step-00000001", 1)])
+def test_what_slurm_starts_again_counts_where_nothing_was_saved(
+    bench: Path, saved: str, used: int
+) -> None:
+    for folder in ("saved", "run"):
+        (bench / folder).mkdir()
+    (bench / "saved/latest").write_text(f"{saved}\n")
+    (bench / "run/attempts.jsonl").write_text(
+        '{"event": "attempt", "job": "12345", "attempt": 1, "used": 0, "restart": 0, "most": 4, '
+        '"nodes": ["n1"], "checkpoint": "step-00000001"}\n'
+    )
+    # A batch script knows itself by its process id, which a test sets by exec.
+    script = emit(TWO, saving()).replace(
+        "set -euo pipefail", "SLURM_TASK_PID=$$; set -euo pipefail", 1
+    )
+    ran = run(bench, script, **ALLOCATION, SLURM_RESTART_COUNT="1", DO=COUNTS)
+    begun = ran.notes[1]
+    assert (begun["attempt"], begun["restart"], begun["used"]) == (2, 1, used)

@@ -1,0 +1,168 @@
+"""Ranks of a preflight on nodes that are only named, one of which may be bad."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from fsdpplan.trainer import preflight, preflight_links, train
+from fsdpplan.trainer.preflight import main
+from fsdpplan.trainer.preflight_report import ATTEMPTS_FILE, RESULT_FILE
+from tests.trainer.plans import plan_text
+from tests.trainer.ranks import fork_ranks
+
+LIMIT_SECONDS = "8"
+"""Of a rank that does not come. The others, on a busy machine, must."""
+FAR_LONGER_SECONDS = 120
+
+
+def _run(folder: Path, seconds: str = LIMIT_SECONDS, *, per_node: int, **layout: int) -> NoReturn:
+    os.environ["SLURMD_NODENAME"] = f"node{1 + _rank() // per_node}"
+    os.environ["FSDPPLAN_PLAN"] = plan_text(**layout)
+    main(["--run-folder", str(folder), "--preflight-seconds", seconds])
+
+
+def _rank() -> int:
+    return int(os.environ["RANK"])
+
+
+def _before_axis(act: Callable[[], None], *, rank: int, axis: int) -> None:
+    """`act` on one rank, before its `axis`th all-reduce."""
+    real, calls = preflight.sum_over, []
+
+    def sum_over(group: dist.ProcessGroup, device: torch.device) -> tuple[bool, float]:
+        calls.append(group)
+        if len(calls) == axis and _rank() == rank:
+            act()
+        return real(group, device)
+
+    preflight.sum_over = sum_over  # type: ignore[attr-defined]
+
+
+def good(folder: Path) -> NoReturn:
+    """Three nodes of two."""
+    _run(folder, per_node=2, dp_replicate=3, dp_shard=2)
+
+
+def stopped(folder: Path) -> NoReturn:
+    """Rank 3 stops before the second axis, with all its threads, until the others have ended."""
+
+    def stop() -> None:
+        result = folder / RESULT_FILE
+        until_then = 'until [ -e "$1" ]; do sleep 0.2; done; kill -CONT "$2"'
+        subprocess.Popen(["sh", "-c", until_then, "sh", str(result), str(os.getpid())])
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    _before_axis(stop, rank=3, axis=2)
+    _run(folder, per_node=2, dp_replicate=2, dp_shard=2)
+
+
+def late(folder: Path) -> NoReturn:
+    """Rank 2 does something else for very long before it tries its axis."""
+    real = preflight.tried_axes
+
+    def tried_axes(*arguments: Any) -> Any:
+        if _rank() == 2:
+            time.sleep(FAR_LONGER_SECONDS)
+        return real(*arguments)
+
+    preflight.tried_axes = tried_axes
+    _run(folder, per_node=1, dp_shard=3)
+
+
+def dead(folder: Path) -> NoReturn:
+    """Rank 1 ends without a word in the all-reduce."""
+    _before_axis(lambda: os._exit(3), rank=1, axis=1)
+    _run(folder, per_node=1, dp_shard=3)
+
+
+def absent(folder: Path) -> NoReturn:
+    """Rank 2 is started and never comes."""
+    if _rank() == 2:
+        while not (folder / RESULT_FILE).exists():
+            time.sleep(0.2)
+        os._exit(0)
+    nodes = {"event": "attempt", "attempt": 1, "nodes": ["node1", "node2", "node3"]}
+    own = folder / f"attempts.{_rank()}"  # each rank writes it before it reads it
+    own.write_text(json.dumps(nodes) + "\n", encoding="utf-8")
+    own.replace(folder / ATTEMPTS_FILE)
+    _run(folder, "3", per_node=1, dp_shard=3)
+
+
+def slow(folder: Path) -> NoReturn:
+    """Messages of the third node take long."""
+    real = preflight_links.dist.batch_isend_irecv
+
+    def batch(operations: Any) -> Any:
+        if _rank() == 2:
+            time.sleep(0.5)
+        return real(operations)
+
+    preflight_links.dist.batch_isend_irecv = batch
+    _run(folder, "60", per_node=1, dp_shard=3)
+
+
+def _train(folder: Path, *words: str) -> NoReturn:
+    os.environ["FSDPPLAN_PLAN"] = plan_text(dp_shard=2)
+    train.main(["--steps", "2", "--metrics", str(folder / "metrics.jsonl"), *words])
+
+
+def tried(folder: Path) -> NoReturn:
+    """Training behind a preflight."""
+    _train(folder, "--preflight", "--run-folder", str(folder), "--preflight-seconds", "60")
+
+
+def plain(folder: Path) -> NoReturn:
+    """Training without one."""
+    _train(folder)
+
+
+SCENES: dict[str, tuple[int, Callable[[Path], NoReturn]]] = {
+    "good": (6, good),
+    "stopped": (4, stopped),
+    "late": (3, late),
+    "dead": (3, dead),
+    "absent": (3, absent),
+    "slow": (3, slow),
+    "tried": (2, tried),
+    "plain": (2, plain),
+}
+"""Name -> ranks and what each of them does."""
+
+
+def play(folder: Path) -> None:
+    """All scenes at once, each with a folder of its own; in it the run's folder, what its ranks
+    said, and the highest of their exit codes."""
+    children = []
+    for name, (world, scene) in SCENES.items():
+        own = folder / name
+        own.mkdir()
+        child = os.fork()
+        if child == 0:
+            said = os.open(own / "said", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            os.dup2(said, 1)
+            os.dup2(said, 2)
+            code = fork_ranks(world, partial(scene, own))
+            (own / "exit_code").write_text(str(code), encoding="utf-8")
+            os._exit(0)
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    play(Path(sys.argv[1]))
