@@ -65,7 +65,7 @@ def emit_launch(
     pods: PodOptions,
     json: Json = False,
 ) -> None:
-    """Print what launches a plan: a script for sbatch and bash, or what another --target takes."""
+    """Print what launches a plan: for Slurm, Kubernetes or others."""
     from fsdpplan.cli import launch, rehearsal
     from fsdpplan.emit.folder import SCRIPT_NAME
     from fsdpplan.run.folder import write_job_folder

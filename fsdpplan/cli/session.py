@@ -257,19 +257,21 @@ def outcome_table(attempts: Sequence[Attempt], *, width: int) -> str:
     last = attempts[-1]
     outcome = last.outcome
     rows = compare(estimate=last.launch.plan.estimate, measured=outcome.measured)
+    complaint = outcome.complaint if outcome.exit_code else None
     return blocks(
         comparison_table(rows, width=width),
         "" if outcome.nccl is None else wrapped(nccl_words(outcome.nccl), width=width),
         *(wrapped(text, width=width) for text in memory_words(attempts)),
         wrapped(_ending(outcome), width=width),
         # Once more: launchers print tracebacks of their own below it.
-        "" if outcome.complaint is None else wrapped(f"It said: {outcome.complaint}", width=width),
+        "" if complaint is None else wrapped(f"It said: {complaint}", width=width),
     )
 
 
 def _ending(outcome: Outcome) -> str:
     steps = outcome.steps_done
-    code = "" if outcome.exit_code == 0 else f" with exit code {outcome.exit_code}"
+    says_code = outcome.ended and outcome.exit_code != 0
+    code = f" with exit code {outcome.exit_code}" if says_code else ""
     verb = "was stopped" if outcome.stopped else "ended" if outcome.ended else "was left running"
     took = "" if outcome.seconds is None else f" and {format_seconds(outcome.seconds)}"
     return (

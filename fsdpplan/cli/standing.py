@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from fsdpplan.cli.render import blocks, table, wrapped
-from fsdpplan.run.jobs import runs_of
+from fsdpplan.run.jobs import runs_of, unreadable_runs
 from fsdpplan.run.status import Standing, standing
 from fsdpplan.units import format_percent, format_seconds
 
@@ -19,6 +19,11 @@ MOST_ENDED = 10
 def standings() -> list[Standing]:
     """All runs of the folder at hand, the newest first."""
     return [standing(run) for run in runs_of(Path.cwd())]
+
+
+def unreadable() -> tuple[str, ...]:
+    """What is wrong with the runs that are not shown."""
+    return unreadable_runs(Path.cwd())
 
 
 def standings_json(found: Sequence[Standing]) -> str:

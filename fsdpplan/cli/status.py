@@ -13,4 +13,6 @@ def status(*, json: Json = False) -> None:
     from fsdpplan.cli.render import columns
 
     found = standing.standings()
+    for text in standing.unreadable():
+        typer.echo(f"fsdpplan: warning: {text}", err=True)
     typer.echo(standing.standings_json(found) if json else standing.screen(found, width=columns()))

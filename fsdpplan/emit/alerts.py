@@ -1,13 +1,13 @@
 """Alert rules for Prometheus about one plan's run, whose limits come from its prediction.
 
-Source of the format: prometheus.io, "Alerting rules"; strings are JSON, which is YAML, too.
+Source of the format: prometheus.io, "Alerting rules".
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
+from fsdpplan.emit.yaml_text import YamlValue, yaml_text
 from fsdpplan.spec.plan import Plan
 
 LOW_MFU_FRACTION = 0.9
@@ -67,22 +67,18 @@ def alerts(plan: Plan, *, digest: str) -> tuple[Alert, ...]:
 
 def alert_rules(plan: Plan, *, digest: str) -> str:
     """A rule file for Prometheus."""
-    lines = ["groups:", f"  - name: {_quoted('fsdpplan ' + digest[:12])}", "    rules:"]
-    for alert in alerts(plan, digest=digest):
-        lines += [
-            f"      - alert: {_quoted(alert.name)}",
-            f"        expr: {_quoted(alert.expression)}",
-            f"        for: {_quoted(f'{alert.minutes}m')}",
-            "        labels:",
-            f"          severity: {_quoted(alert.severity)}",
-            "        annotations:",
-            f"          summary: {_quoted(_literal(alert.summary))}",
-        ]
-    return "\n".join(lines) + "\n"
+    rules = [_rule(alert) for alert in alerts(plan, digest=digest)]
+    return yaml_text({"groups": [{"name": f"fsdpplan {digest[:12]}", "rules": rules}]})
 
 
-def _quoted(text: str) -> str:
-    return json.dumps(text)
+def _rule(alert: Alert) -> dict[str, YamlValue]:
+    return {
+        "alert": alert.name,
+        "expr": alert.expression,
+        "for": f"{alert.minutes}m",
+        "labels": {"severity": alert.severity},
+        "annotations": {"summary": _literal(alert.summary)},
+    }
 
 
 def _literal(text: str) -> str:

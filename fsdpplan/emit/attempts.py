@@ -53,6 +53,8 @@ note_start() {
   printf -v fields '"restart": %d, "most": %d, "nodes": [%s], "checkpoint": "%s"' \
     "${SLURM_RESTART_COUNT:-0}" $((attempt + retries - used)) "${nodes%, }" "$started_from"
   note attempt "$fields"
+  # Over NFS, what another node adds to a file that is there is seen at once; a new one is not.
+  { : >>"$FSDPPLAN_RUN_FOLDER/bad-nodes"; } 2>/dev/null || true
 }
 
 # note_end NEXT REASON [true]: how the start ended; true where `used` counts it already.
@@ -91,6 +93,13 @@ look_back() {
   last=${mine##*$'\n'}
   begun=$(grep -F '"event": "attempt"' <<<"$mine" | tail -n 1) || true
   attempt=$(field attempt "$last") used=$(field used "$last")
+  # A full disk may have cut the line short.
+  case "$attempt,$used" in
+    ,* | *, | *[!0-9,]*)
+      attempt=${SLURM_RESTART_COUNT:-0} used=${SLURM_RESTART_COUNT:-0}
+      return
+      ;;
+  esac
   # Slurm itself began again: that counts where nothing was saved.
   if [ "$(field settled "$last")" != true ] &&
     [ "$(newest)" = "$(field checkpoint "$begun")" ]; then used=$((used + 1)); fi
@@ -146,9 +155,9 @@ name_silent_nodes() {
   done
   # A node alone is the one that this shell is on.
   [ "$needed" -gt 1 ] && [ "${#asked[@]}" -gt 0 ] || return 0
-  answers=$(timeout 60 srun --nodes="${#asked[@]}" --ntasks="${#asked[@]}" --ntasks-per-node=1 \
-    --nodelist="$(with_commas "${asked[@]}")" --overlap --mem=0 --no-kill --kill-on-bad-exit=0 \
-    bash -c 'echo "$SLURMD_NODENAME"' 2>/dev/null || true)
+  answers=$(timeout --kill-after=30 60 srun --nodes="${#asked[@]}" --ntasks="${#asked[@]}" \
+    --ntasks-per-node=1 --nodelist="$(with_commas "${asked[@]}")" --overlap --mem=0 --no-kill \
+    --kill-on-bad-exit=0 bash -c 'echo "$SLURMD_NODENAME"' 2>/dev/null </dev/null || true)
   # Without any answer, it is not the nodes that fail.
   [ -n "$answers" ] || return 0
   for node in "${asked[@]}"; do

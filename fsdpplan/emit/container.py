@@ -55,7 +55,7 @@ def step_lines(container: Container | None) -> list[str]:
         return []
     mounts = "".join(f"{_pair(mount)}," for mount in container.mounts)
     return [
-        f"local mounts={shell_word(mounts) if mounts else ''}\"$PWD:$PWD\"",
+        f'local mounts={shell_word(mounts) if mounts else ""}"$PWD:$PWD"',
         'mounts+=",$FSDPPLAN_RUN_FOLDER:$FSDPPLAN_RUN_FOLDER"',
         f"local container=(--container-image={shell_word(container.image)}",
         '  --container-workdir="$PWD" --container-mounts="$mounts")',
@@ -72,6 +72,16 @@ def prefix_words(container: Container | None, *, gpus: bool) -> str:
     binds = "".join(f"--bind={shell_word(mount)} " for mount in container.mounts)
     own = '--bind="$PWD" --bind="$FSDPPLAN_RUN_FOLDER" --pwd="$PWD" '
     return f"apptainer exec {'--nv ' if gpus else ''}{binds}{own}{shell_word(container.image)} "
+
+
+def missing_lines(container: Container | None) -> list[str]:
+    """Lines of `check_node` for what a node needs to start the container."""
+    if container is None or container.runtime != "apptainer":
+        return []
+    return [
+        "command -v apptainer >/dev/null ||",
+        '  refuse "$here: apptainer is not on PATH: load its module by --env-setup, or install it"',
+    ]
 
 
 def _pair(mount: str) -> str:

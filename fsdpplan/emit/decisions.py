@@ -24,14 +24,19 @@ give_up() {
 # requeue WHY: back into the queue, without the bad nodes. This shell lives on for a while: only a
 # job that waits can be told which nodes it must not get.
 requeue() {
-  local said left list
+  local said all left list without=$bad
+  list=$(job_says ExcNodeList)
+  [ "$list" != '(null)' ] || list=''
   if [ -n "$bad" ]; then
-    left=$(sinfo --noheader --Node --partition="${SLURM_JOB_PARTITION:-}" --format=%N 2>/dev/null |
-      sort -u | grep -cvxF -e "$bad" || true)
-    if [ "$left" -gt 0 ] && [ "$left" -lt $((needed + spares)) ]; then
-      give_up "$1, and the partition has only $left nodes without $(paste -sd, <<<"$bad")"
+    [ -z "$list" ] || without+=$'\n'$(scontrol show hostnames "$list")
+    all=$(sinfo --noheader --Node --partition="${SLURM_JOB_PARTITION:-}" --format=%N 2>/dev/null |
+      sort -u || true)
+    left=$(grep -cvxF -e "$without" <<<"$all" || true)
+    if [ -n "$all" ] && [ "$left" -lt $((needed + spares)) ]; then
+      give_up "$1, and the partition has only $left nodes without $(paste -sd, <<<"$without")"
     fi
   fi
+  leave_if_ended
   trap '' TERM
   if ! said=$(scontrol requeue "$SLURM_JOB_ID" 2>&1); then
     give_up "$1, and Slurm does not requeue the job (${said%%$'\n'*})"
@@ -39,8 +44,6 @@ requeue() {
   note_end requeue "$1" true
   echo "fsdpplan: $1: the job goes back into the queue" >&2
   if [ -n "$bad" ]; then
-    list=$(job_says ExcNodeList)
-    [ "$list" != '(null)' ] || list=''
     scontrol update JobId="$SLURM_JOB_ID" ExcNodeList="${list:+$list,}$(paste -sd, <<<"$bad")" ||
       echo "fsdpplan: Slurm may give it the same nodes again" >&2
   fi
@@ -105,7 +108,7 @@ leaving() {
 # Slurm may have ended the job, and not told this shell yet.
 leave_if_ended() {
   case "$(job_says JobState)" in
-    RUNNING | '') ;;
+    RUNNING | RESIZING | SIGNALING | '') ;;
     *) [ -n "$stopped" ] || stop 143 ;;
   esac
   [ -z "$stopped" ] || exit "$stopped"
@@ -127,6 +130,7 @@ after_attempt() {
     exit "$code"
   fi
   leave_if_ended
+  [ -z "$told" ] || [ -n "$trained" ] || again "told to leave before the ranks were started"
   name_silent_nodes
   leave_if_ended
   read_bad

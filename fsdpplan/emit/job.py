@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 from fsdpplan.emit.container import Container
 from fsdpplan.emit.quoting import require_passable
+from fsdpplan.emit.sbatch_options import sbatch_option
 from fsdpplan.emit.secrets import (
     require_no_tokens,
     require_public_text,
@@ -24,33 +25,6 @@ NcclDebug = Literal["VERSION", "WARN", "INFO"]
 DEFAULT_SIGNAL_SECONDS = 120
 """How long before the time limit the trainer is told to save and leave."""
 
-RESERVED_SBATCH = {
-    "nodes": "the plan fixes the number of nodes",
-    "ntasks": "one task a node starts torchrun",
-    "ntasks-per-node": "one task a node starts torchrun",
-    "tasks-per-node": "one task a node starts torchrun",
-    "gpus": "the plan fixes the GPUs a node",
-    "gpus-per-node": "the plan fixes the GPUs a node",
-    "gpus-per-task": "the plan fixes the GPUs a node",
-    "cpus-per-task": "use --cpus-per-task",
-    "job-name": "use --job-name",
-    "time": "use --time",
-    "partition": "use --partition",
-    "account": "use --account",
-    "qos": "use --qos",
-    "output": "use --output",
-    "signal": "use --signal-seconds",
-    "exclude": "use --exclude",
-    "requeue": "use --requeue",
-    "no-requeue": "use --no-requeue",
-    "no-kill": "use --spares",
-    "open-mode": "the log has to outlive a requeue",
-    "export": "the plan reaches the ranks through the exported environment",
-    "array": "each array task would run the same plan on the same checkpoint",
-    "wrap": "the script is the program",
-}
-"""Options of sbatch that the script sets itself, or must not have, and why."""
-
 _TIME = re.compile(
     r"(?:(?P<days>\d+)-(?P<day_hours>\d+)(?::(?P<day_minutes>\d+)(?::(?P<day_seconds>\d+))?)?"
     r"|(?:(?P<hours>\d+):)?(?P<minutes>\d+):(?P<seconds>\d+)"
@@ -58,7 +32,6 @@ _TIME = re.compile(
 )
 _WINDOW = re.compile(r"0*[1-9][0-9]{0,8}:0*[1-9][0-9]{0,8}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SBATCH_OPTION = re.compile(r"--(?P<name>[a-z][a-z0-9-]*)(?:=(?P<value>.*))?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,22 +268,6 @@ def time_limit_seconds(text: str) -> int | None:
     minutes = part["day_minutes"] + part["minutes"] + part["only_minutes"]
     seconds = 3600 * hours + 60 * minutes + part["day_seconds"] + part["seconds"]
     return seconds or None
-
-
-def sbatch_option(option: str) -> tuple[str, str | None]:
-    """(name, value) of one extra option. Raises SpecError for one the script must set itself."""
-    match = _SBATCH_OPTION.fullmatch(option)
-    if match is None:
-        raise SpecError(
-            f"sbatch option {option!r} must be written --name or --name=value, "
-            "such as --constraint=h100"
-        )
-    name = match["name"]
-    # sbatch takes any unambiguous beginning of a name, so --gpus-per-nod is --gpus-per-node.
-    for reserved, reason in RESERVED_SBATCH.items():
-        if name == reserved or (len(name) > 2 and reserved.startswith(name)):
-            raise SpecError(f"sbatch option --{name} cannot be added: {reason}")
-    return name, match["value"]
 
 
 def _require_no_expansion(name: str, path: str) -> None:

@@ -7,7 +7,7 @@ and shellcheck reads them like the rest of the script.
 
 from __future__ import annotations
 
-from fsdpplan.emit.container import prefix_words
+from fsdpplan.emit.container import missing_lines, prefix_words
 from fsdpplan.emit.job import Job, Trainer, tries_first
 from fsdpplan.emit.nccl_cloud import CloudScript, cloud_scripts
 from fsdpplan.emit.node_check import assumptions, node_check
@@ -124,7 +124,9 @@ def _check(*, plan: Plan, job: Job, version: str) -> list[str]:
     met = '"${FSDPPLAN_HEAD:-}" "${FSDPPLAN_HOSTS:-}"'
     assumed = "".join(f" {shell_word(word)}" for word in assumptions(plan=plan, job=job))
     return [
-        f"{_python(plan=plan, job=job)} -c {_verbatim(text)} \\",
+        *missing_lines(job.container),
+        f"local python=({_python(plan=plan, job=job)})",
+        f'"${{python[@]}}" -c {_verbatim(text)} \\',
         f'  "$here" {needed} {gpus} {met}{assumed}',
     ]
 

@@ -6,17 +6,25 @@ from dataclasses import fields
 
 from fsdpplan.emit.allocation import allocation_functions, in_allocation
 from fsdpplan.emit.header import METRICS_LINE, header_lines, plan_lines
-from fsdpplan.emit.job import Job, UserProgram, sbatch_option, signal_seconds, tries_first
-from fsdpplan.emit.nccl import environment
-from fsdpplan.emit.nccl_rules import Variable
+from fsdpplan.emit.job import Job, UserProgram, signal_seconds, tries_first
 from fsdpplan.emit.node import node_functions
 from fsdpplan.emit.order import Order, refuse_others
-from fsdpplan.emit.quoting import paragraph, sbatch_value, shell_word
+from fsdpplan.emit.quoting import sbatch_value, shell_word
+from fsdpplan.emit.sbatch_options import sbatch_option
+from fsdpplan.emit.variables import (
+    given_lines,
+    reasoned_lines,
+    require_debug_meaning,
+    set_up_lines,
+)
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.plan import Plan
 
 LEAVE_IF_STOPPED = '[ -z "$stopped" ] || exit "$stopped"'
 """A signal that came during the check counts after it."""
+
+MEMORY_OPTIONS = ("mem", "mem-per-cpu", "mem-per-gpu")
+"""sbatch takes one of them. Source: sbatch(1)."""
 
 ALL_OF_JOB = frozenset(field.name for field in fields(Job))
 
@@ -56,8 +64,7 @@ def render_launch(*, plan: Plan, plan_json: str, job: Job, version: str) -> str:
 
 def _require_meaning(*, plan: Plan, job: Job) -> None:
     """Refuse options that would change nothing for this plan."""
-    if job.nccl_debug is not None and plan.cluster.device.kind == "cpu":
-        raise SpecError("nccl_debug has no meaning here: CPU processes talk by gloo; leave it out")
+    require_debug_meaning(plan=plan, job=job)
     if job.port is not None and plan.cluster.nodes == 1:
         raise SpecError(
             "port has no meaning here: the ranks of one node meet on a free port; leave it out"
@@ -102,7 +109,9 @@ def _cores(*, plan: Plan, job: Job, names: set[str]) -> list[tuple[str, str | No
         return [("cpus-per-task", str(job.cpus_per_task))]
     if plan.cluster.device.kind == "cpu":
         return [("cpus-per-task", str(plan.cluster.gpus_per_node))]
-    whole_nodes: list[tuple[str, str | None]] = [("exclusive", None), ("mem", "0")]
+    whole_nodes: list[tuple[str, str | None]] = [("exclusive", None)]
+    if names.isdisjoint(MEMORY_OPTIONS):
+        whole_nodes.append(("mem", "0"))
     return [(name, value) for name, value in whole_nodes if name not in names]
 
 
@@ -135,13 +144,9 @@ def _strict() -> list[str]:
 
 
 def _environment(*, plan: Plan, job: Job) -> list[str]:
-    lines = []
-    if job.env_setup:
-        lines += ["# Set-up lines, as given; such scripts seldom bear unset variables.", "set +u"]
-        lines += [f"eval {shell_word(line)}" for line in job.env_setup]
-        lines += ["set -u"]
-    lines += [f"export {name}={shell_word(value)}" for name, value in job.env]
-    lines += [
+    lines = [
+        *set_up_lines(job),
+        *given_lines(job),
         "# What the run says of itself lies here, where every node sees it.",
         'export FSDPPLAN_RUN_FOLDER="${FSDPPLAN_RUN_FOLDER:-'
         '${SLURM_SUBMIT_DIR:-$PWD}/fsdpplan-runs/job-${SLURM_JOB_ID:-$$}}"',
@@ -156,21 +161,7 @@ def _environment(*, plan: Plan, job: Job) -> list[str]:
             "# One JSON line a step.",
             METRICS_LINE + shell_word(job.metrics),
         ]
-    for variable in environment(plan=plan, job=job):
-        if not variable.on_node:
-            lines += variable_lines(variable)
-    return lines
-
-
-def variable_lines(variable: Variable) -> list[str]:
-    """The line that sets a variable which the user has not exported, and why it is there."""
-    name = variable.name
-    default = variable.value if variable.expands else shell_word(variable.value)
-    quote = '"' if variable.expands else ""
-    return [
-        *paragraph(f"{name}: {variable.reason} ({variable.versions}; {variable.source})."),
-        f"export {name}={quote}${{{name}:-{default}}}{quote}",
-    ]
+    return lines + reasoned_lines(plan=plan, job=job)
 
 
 def _signals() -> list[str]:

@@ -2,7 +2,7 @@
 
 Each one connects to the head, which is the host of the rendezvous, at the port of the rendezvous;
 the head listens there for as long as this takes. A node says who it is, then what it found of
-itself, and the head answers when it has heard all. A node is to blame where others can do what it
+itself, and the head answers when it has heard all. A node is to blame where most can do what it
 cannot: the head adds it to the file of bad nodes.
 
 The text travels behind that of `look`, without its imports of it, and under the same rules.
@@ -24,8 +24,8 @@ from fsdpplan.node.look import addresses_of, look, say, versions
 
 LONGEST_LINE = 2**16
 """Characters of a message; whoever else finds the port sends no more."""
-HELLO_SECONDS = 30.0
-"""How long a node has to come to the head."""
+HELLO_SECONDS = float(os.environ.get("FSDPPLAN_JOIN_SECONDS", "30"))
+"""How long a node has to come to the head; the script says more where images are unpacked."""
 REPORT_SECONDS = 180.0
 """How long it may look at itself: from a cold file system, torch takes minutes to import."""
 PAUSE_SECONDS = 0.2
@@ -234,7 +234,7 @@ def verdict(
     head: str, nodes: list[str], reports: dict[str, Report]
 ) -> tuple[dict[str, str], list[str], bool]:
     """(bad node -> why, what is to be said beside what nodes say of themselves, whether those that
-    work are alike). Where nobody can do a thing, no node is to blame, but the job."""
+    work are alike). What most nodes cannot do is the fault of the job, and of no node."""
     blame = dict.fromkeys(
         (node for node in nodes if node not in reports),
         f"did not report to {head}, the first host, within {HELLO_SECONDS:.0f} s",
@@ -243,7 +243,7 @@ def verdict(
         blame = {head: f"no other node reached {head} within {HELLO_SECONDS:.0f} s"}
     remarks = [f"{node}: {why}" for node, why in blame.items()]
     wrong = {node: report.problem for node, report in reports.items() if report.problem}
-    if len(wrong) < len(nodes):
+    if 2 * len(wrong) <= len(nodes):
         blame.update(wrong)
     working = {node: report.versions for node, report in reports.items() if not report.problem}
     alike = True

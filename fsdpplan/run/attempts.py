@@ -47,9 +47,11 @@ class StartEnded:
     @property
     def words(self) -> str:
         """For a person; a start that ended well is no news."""
-        why = f": {self.reason}" if self.reason else ""
-        then = _NEXT.get(self.next, self.next)
-        return f"attempt {self.attempt} ended with exit code {self.exit_code}{why}; {then}"
+        what = f"attempt {self.attempt} ended with exit code {self.exit_code}"
+        if self.reason:
+            # The script's reasons may begin with the same words.
+            what = self.reason if self.reason.startswith(what) else f"{what}: {self.reason}"
+        return f"{what}; {_NEXT.get(self.next, self.next)}"
 
 
 class AttemptsTail:

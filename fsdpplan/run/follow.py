@@ -18,8 +18,10 @@ PREFLIGHT_NAME = "preflight.json"
 
 _LABEL = re.compile(r" *(\d+): ")
 """srun's, before the lines of each task."""
-_COMPLAINT = re.compile(r"(?: *\S+: )?(?:\[rank [^\]]*\] )?error: (.+)")
-"""The trainer's own line where it ends early, perhaps behind srun's label."""
+_COMPLAINT = re.compile(
+    r"(?! *(?:srun|slurmstepd)\S*: )(?: *\S+: )?(?:\[rank [^\]]*\] )?error: (.+)"
+)
+"""The trainer's own line where it ends early, perhaps behind srun's label, which says less."""
 _EVENT = '{"event": '
 
 
@@ -59,7 +61,7 @@ class Follower:
         self.measured = Measured()
         """What the run has reported so far."""
         self.complaint: str | None = None
-        """Why the trainer ended early, as it said first."""
+        """Why the trainer ended early, as its last start said first."""
 
     @property
     def verdict(self) -> str | None:
@@ -137,6 +139,7 @@ class Follower:
                 continue
             why = f": {self._why_again}" if self._why_again else ""
             self._display.state(f"{event.words}{why}")
+            self.complaint = None
             self.hosts = event.nodes if len(event.nodes) > 1 else ()
         if self._preflight is not None and (news := self._preflight.news()):
             self._display.state(news)

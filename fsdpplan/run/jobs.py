@@ -63,20 +63,36 @@ class Run:
 
 
 def runs_of(folder: Path) -> list[Run]:
-    """The runs of `folder`, the newest first."""
+    """The runs of `folder` whose records can be read, the newest first."""
     found = []
     for run_folder in sorted((folder / RUNS_FOLDER).glob("*")):
         if not run_folder.is_dir():
             continue
-        record = read_record(run_folder) or _bare(run_folder.resolve(), folder.resolve())
+        try:
+            record = read_record(run_folder) or _bare(run_folder.resolve(), folder.resolve())
+        except SpecError:
+            continue
         if record is not None:
             found.append(Run(run_folder=run_folder.resolve(), record=record))
     return sorted(found, key=lambda run: (run.record.submitted_at, run.run_folder.name))[::-1]
 
 
+def unreadable_runs(folder: Path) -> tuple[str, ...]:
+    """What is wrong with each record that cannot be read."""
+    wrong = []
+    for run_folder in sorted((folder / RUNS_FOLDER).glob("*")):
+        try:
+            read_record(run_folder)
+        except SpecError as error:
+            wrong.append(f"{error}; where that run has ended, remove its folder")
+    return tuple(wrong)
+
+
 def chosen_run(folder: Path, job: str | None) -> Run:
     """The run that `job` names, or the newest one. Raises SpecError where there is none."""
-    runs = runs_of(folder)
+    runs, wrong = runs_of(folder), unreadable_runs(folder)
+    if wrong and job is None:
+        raise SpecError(f"{wrong[0]}, or name another run by --job")
     if not runs:
         raise SpecError(
             f"nothing was launched from {folder}: type fsdpplan run first, or go to the folder "

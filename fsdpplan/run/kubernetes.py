@@ -12,9 +12,9 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from fsdpplan.emit.kubernetes.manifest import (
@@ -25,12 +25,12 @@ from fsdpplan.emit.kubernetes.manifest import (
 )
 from fsdpplan.errors import LaunchError
 from fsdpplan.run.engine import Forgotten, JobState
+from fsdpplan.run.kubernetes_logs import Seen, new_lines
 from fsdpplan.run.kubernetes_text import (
     Object,
     job_state,
     newest_pods,
     pod_count,
-    pod_index,
     refusal,
 )
 
@@ -69,7 +69,6 @@ RESOURCES = {
 """The word of a job's id -> what it is."""
 
 _ID = re.compile(r"(?:(?P<namespace>[a-z0-9-]+)/)?(?P<word>[a-z]+)/(?P<name>[a-z0-9-]+)")
-_LOG_LINE = re.compile(r"\[pod/(?P<pod>[^/\]]+)/[^\]]+\] (?P<time>\S+)(?: (?P<text>.*))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,18 +88,6 @@ class Asked:
     def where(self) -> tuple[str, ...]:
         """kubectl's options for its namespace."""
         return () if self.namespace is None else ("--namespace", self.namespace)
-
-
-@dataclass(slots=True)
-class Seen:
-    """How far the logs of one job have been read."""
-
-    newest: datetime | None = None
-    """Of any pod, when they were last read."""
-    pods: dict[str, tuple[datetime, int]] = field(default_factory=dict)
-    """Pod -> the time of its last line, and how many lines it has of that time."""
-    is_single: bool = False
-    """The job has one pod, whose lines need no number."""
 
 
 class Kubernetes:
@@ -290,29 +277,6 @@ class Kubernetes:
             return None
 
 
-def new_lines(lines: Sequence[str], seen: Seen) -> list[str]:
-    """Lines of `kubectl logs --prefix --timestamps` that were not `seen` yet, as `NUMBER: TEXT`
-    with the pod's number, where there are several; `seen` then knows them."""
-    found, counted = [], dict[str, tuple[datetime, int]]()
-    for line in lines:
-        match = _LOG_LINE.fullmatch(line)
-        when = None if match is None else _time(match["time"])
-        index = None if match is None else pod_index(match["pod"])
-        if match is None or when is None or index is None:
-            continue
-        pod = match["pod"]
-        before = counted.get(pod)
-        number = before[1] + 1 if before is not None and before[0] == when else 1
-        counted[pod] = (when, number)
-        if (when, number) > seen.pods.get(pod, (when, 0)):
-            seen.pods[pod] = (when, number)
-            label = "" if seen.is_single else f"{index}: "
-            found.append((when, label + (match["text"] or "")))
-        if seen.newest is None or when > seen.newest:
-            seen.newest = when
-    return [text for _, text in sorted(found, key=lambda each: each[0])]
-
-
 def _of(named: Named) -> Asked:
     resource = next(each for each in RESOURCES.values() if each.kind == named.kind)
     return Asked(resource=resource, name=named.name, namespace=named.namespace)
@@ -347,12 +311,3 @@ def _items(text: str) -> list[Object]:
 def _name(pod: Object) -> str:
     metadata = pod.get("metadata")
     return str(metadata.get("name", "")) if isinstance(metadata, Mapping) else ""
-
-
-def _time(text: str) -> datetime | None:
-    """With the zone of the node, to the microsecond."""
-    try:
-        when = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return when if when.tzinfo is not None else None

@@ -24,7 +24,9 @@ Kind = Literal["script", "manifest"]
 _NAMES: dict[Kind, str] = {"script": SCRIPT_NAME, "manifest": "job.yaml"}
 FILE_NAMES = tuple(_NAMES.values())
 """What a run's folder may have."""
-_CHECKPOINTS = re.compile(r"(?<!\S)'?--checkpoint-dir\b")
+_CHECKPOINTS = re.compile(
+    r"""(?<!\S)(?:'--checkpoint-dir\b[^']*'(?:"'"'[^']*')*|--checkpoint-dir\b(?:[= ]\S+)?)"""
+)
 
 MAX_SCRIPT_BYTES = 2**20
 """No script of ours comes near it."""
@@ -50,8 +52,15 @@ class Launch:
     @property
     def saves(self) -> bool:
         """Whether it keeps checkpoints, which another job can go on from."""
-        plan = read_plan_json(self.script) or ""
-        return _CHECKPOINTS.search(self.script.replace(plan, "")) is not None
+        return checkpoints_word(self.script) is not None
+
+
+def checkpoints_word(script: str) -> str | None:
+    """The option by which `script` keeps checkpoints, as it stands there; None where it keeps
+    none."""
+    plan = read_plan_json(script) or ""
+    found = _CHECKPOINTS.search(script.replace(plan, ""))
+    return None if found is None else found[0]
 
 
 def emit_script(plan: Plan, job: Job) -> str:
@@ -106,10 +115,7 @@ def _from_plan(plan_path: Path, *, job: Job, folder: Path) -> Launch:
 def _read_script(path: Path) -> tuple[str, Plan]:
     """A job script of ours and the plan inside it; anything else is refused."""
     script = read_text(path, limit_bytes=MAX_SCRIPT_BYTES, what="job script")
-    choices = (
-        f"type --from plan to run the plan instead, or fsdpplan emit-launch > {SCRIPT_NAME} to "
-        f"write it again, or bash {path} to run it as it is"
-    )
+    choices = _choices(path)
     if not script.strip():
         raise SpecError(f"{path} is empty: {choices}")
     header, text = read_header(script), read_plan_json(script)
@@ -120,6 +126,16 @@ def _read_script(path: Path) -> tuple[str, Plan]:
     if plan_digest(text) != header.digest:
         raise SpecError(f"the plan inside {path} was changed after it was emitted: {choices}")
     return script, plan_from_json(text, where=f"the plan inside {path}")
+
+
+def _choices(path: Path) -> str:
+    """What to type where `path` cannot be run."""
+    if path.suffix in (".yaml", ".yml"):
+        return f"type fsdpplan emit-launch --target kubernetes --image IMAGE > {path} to write one"
+    return (
+        f"type --from plan to run the plan instead, or fsdpplan emit-launch > {SCRIPT_NAME} to "
+        f"write it again, or bash {path} to run it as it is"
+    )
 
 
 def _require_same_plan(script_path: Path, plan_path: Path, *, inside: Plan) -> None:

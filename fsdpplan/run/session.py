@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,9 +11,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fsdpplan.emit.header import plan_digest, read_metrics_path, read_plan_json
-from fsdpplan.errors import LaunchError
-from fsdpplan.files.job_records import EngineName, RunRecord
+from fsdpplan.errors import FsdpPlanError, LaunchError
+from fsdpplan.files.job_records import EngineName, RunRecord, read_record
 from fsdpplan.files.table import write_text_atomically
+from fsdpplan.run.alone import require_alone
 from fsdpplan.run.jobs import METRICS_NAME, RUNS_FOLDER, Run, state_of
 from fsdpplan.run.launch import Launch
 from fsdpplan.run.machine import Target
@@ -56,9 +58,9 @@ def run_launch(
     It is ended early where NCCL goes over sockets between nodes that have RDMA adapters, unless
     that is allowed.
     """
+    require_alone(launch, folder=folder)
     run_folder = _new_run_folder(folder)
     script = run_folder / launch.file_name
-    write_text_atomically(script, launch.script)
     own_metrics = read_metrics_path(launch.script)
     metrics = run_folder / METRICS_NAME if own_metrics is None else folder.resolve() / own_metrics
     record = RunRecord(
@@ -72,9 +74,16 @@ def run_launch(
         host=socket.gethostname(),
     )
     run = Run(run_folder=run_folder, record=record)
-    return UnderWay(run, launch, display, manner or Manner()).start(
-        f"{launch.origin}: log and metrics in {run_folder}", target
-    )
+    try:
+        write_text_atomically(script, launch.script)
+        return UnderWay(run, launch, display, manner or Manner()).start(
+            f"{launch.origin}: log and metrics in {run_folder}", target
+        )
+    except FsdpPlanError:
+        # What never became a job leaves nothing behind.
+        if read_record(run_folder) is None:
+            shutil.rmtree(run_folder, ignore_errors=True)
+        raise
 
 
 def resume(
@@ -94,6 +103,7 @@ def resume(
             f"run {run.shown_id} cannot be resumed, since {how}: type fsdpplan run --attach to "
             "follow it, or fsdpplan cancel first"
         )
+    require_alone(launch, folder=Path(run.record.folder), but=run)
     record = replace(
         run.record,
         earlier=(*run.record.earlier, *run.record.jobs),

@@ -90,7 +90,8 @@ class LiveDisplay(Display):
             # Not before: its thread must not be there when the job is forked off.
             self._progress.start()
             self._task = self._progress.add_task("", total=total)
-        words = step_words(measured, planned_mfu_fraction=self._planned_mfu_fraction)
+        width = self._progress.console.width - 1
+        words = step_words(measured, planned_mfu_fraction=self._planned_mfu_fraction, width=width)
         done = measured.last_step
         self._progress.update(self._task, completed=done, total=total, description=words)
 
@@ -117,20 +118,26 @@ def display_for(stream: TextIO, *, planned_mfu_fraction: float | None = None) ->
     return PlainDisplay(stream)
 
 
-def step_words(measured: Measured, *, planned_mfu_fraction: float | None = None) -> str:
-    """The last step in a few words, its MFU beside the plan's, and the time that is left."""
+def step_words(
+    measured: Measured, *, planned_mfu_fraction: float | None = None, width: int | None = None
+) -> str:
+    """The last step in a few words, its MFU beside the plan's, and the time that is left; on a
+    narrow screen without what matters least."""
     last = measured.steps[-1]
     total = measured.start.steps if measured.start else None
-    parts = [f"step {last.step}" + ("" if total is None else f"/{total}")]
+    parts = {"step": f"step {last.step}" + ("" if total is None else f"/{total}")}
     if last.loss is not None:
-        parts.append(f"loss {last.loss:.3f}")
+        parts["loss"] = f"loss {last.loss:.3f}"
     if last.step_seconds is not None:
-        parts.append(format_seconds(last.step_seconds))
+        parts["seconds"] = format_seconds(last.step_seconds)
     if last.mfu_fraction is not None:
-        parts.append(mfu_words(last.mfu_fraction, planned_mfu_fraction))
-    if (left := measured.left_seconds) is not None:
-        parts.append(f"{format_seconds(left)} left")
-    return "  ".join(parts)
+        parts["mfu"] = mfu_words(last.mfu_fraction, planned_mfu_fraction)
+    if left := measured.left_seconds:
+        parts["left"] = f"{format_seconds(left)} left"
+    for name in ("seconds", "loss", "mfu"):
+        if width is not None and len("  ".join(parts.values())) > width:
+            parts.pop(name, None)
+    return "  ".join(parts.values())
 
 
 def mfu_words(mfu_fraction: float, planned_mfu_fraction: float | None) -> str:

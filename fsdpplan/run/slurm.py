@@ -32,7 +32,7 @@ LOOK_SECONDS = 0.1
 """Between looks at what sbatch says."""
 _MOST_BYTES = 2**16
 
-_EXCLUDE = re.compile(r"^#SBATCH (?:--exclude|-x)[= ](\S+)$", re.MULTILINE)
+_EXCLUDE = re.compile(r"^#SBATCH (?:--exclude|-x)[= ](['\"]?)(?P<nodes>\S+)\1$", re.MULTILINE)
 _ARRAY = re.compile(r"^#SBATCH (?:--array\b|-a\b|hetjob\b)", re.MULTILINE)
 
 
@@ -72,7 +72,8 @@ class Slurm:
         # An option replaces the script's own line.
         bad = read_bad_nodes(environment.get("FSDPPLAN_RUN_FOLDER"))
         if bad:
-            options.append(f"--exclude={','.join([*_EXCLUDE.findall(text), *bad])}")
+            excluded = [match["nodes"] for match in _EXCLUDE.finditer(text)]
+            options.append(f"--exclude={','.join([*excluded, *bad])}")
         said = _submission(["sbatch", *options, str(script)], folder=folder, environment=given)
         return said.strip().rpartition("\n")[2].partition(";")[0]
 
@@ -129,6 +130,8 @@ class Slurm:
                 errors="replace",
                 timeout=COMMAND_SECONDS,
                 check=False,
+                # Ctrl-C is for fsdpplan: it must not stop scancel half-way.
+                process_group=0,
             )
         except FileNotFoundError:
             raise _absent(command[0]) from None

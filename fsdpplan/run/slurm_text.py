@@ -9,25 +9,22 @@ from fsdpplan.run.engine import JobState
 from fsdpplan.run.local import exit_code_of
 from fsdpplan.run.slurm_reasons import reason_words
 
-GOING_ON = frozenset(
+ENDED = frozenset(
     {
-        "PENDING",
-        "CONFIGURING",
-        "RUNNING",
-        "COMPLETING",
-        "SUSPENDED",
-        "STOPPED",
-        "STAGE_OUT",
-        "REQUEUED",
-        "REQUEUE_HOLD",
-        "REQUEUE_FED",
-        "RESIZING",
-        "SIGNALING",
-        "SPECIAL_EXIT",
-        "RESV_DEL_HOLD",
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "REVOKED",
+        "TIMEOUT",
     }
 )
-"""States after which another one comes. Source: squeue(1), job state codes."""
+"""States after which no other one comes; a newer Slurm has more of those that pass (a node that is
+powered up). Source: squeue(1), job state codes."""
 
 SACCT_FIELDS = "JobIDRaw,State,ExitCode,NodeList"
 SACCT_COMPLETION_FIELDS = "JobID,State,NodeList"
@@ -53,15 +50,22 @@ def parse_job(text: str) -> JobState | None:
     pending = state[1] == "PENDING"
     return JobState(
         state=state[1],
-        ended=state[1] not in GOING_ON,
+        ended=state[1] in ENDED,
         succeeded=state[1] == "COMPLETED" and code[2] == code[3] == "0",
         reason=reason_words(state[2]),
         exit_code=_shell_code(code[2], code[3]),
         nodes=nodes[1] if nodes else "",
-        log=Path(log[1].rstrip()) if log else None,
+        log=_log_path(text, log[1].rstrip()) if log else None,
         restarts=int(code[1]),
         expected_start=start[1].replace("T", " ") if start and pending else "",
     )
+
+
+def _log_path(text: str, named: str) -> Path:
+    """The job's log. A newer Slurm may leave the pattern of its name to whoever asks: it has a
+    function for that in its library (src/api/job_info.c, slurm_expand_job_stdio_fields)."""
+    job_id = re.match(r"JobId=(\d+)", text)
+    return Path(re.sub("%[jA]", job_id[1], named) if job_id else named)
 
 
 def parse_accounting(text: str) -> JobState | None:
@@ -81,11 +85,13 @@ def parse_completion(text: str) -> JobState | None:
     return _accounted(lines[-1][1], 0, lines[-1][2]) if lines else None
 
 
-def _accounted(words: str, exit_code: int, nodes: str) -> JobState:
-    state = words.split()[0] if words.split() else "UNKNOWN"
+def _accounted(words: str, exit_code: int, nodes: str) -> JobState | None:
+    state, *_ = words.split() or [""]
+    if not state:
+        return None
     return JobState(
         state=state,
-        ended=state not in GOING_ON,
+        ended=state in ENDED,
         succeeded=state == "COMPLETED" and exit_code == 0,
         reason="",
         exit_code=exit_code,
@@ -102,6 +108,11 @@ def _shell_code(code: str, by_signal: str) -> int:
 _ADVICE = (
     ("contact slurm controller", "the controller may be down: ask by scontrol ping"),
     ("connection refused", "the controller may be down: ask by scontrol ping"),
+    (
+        "timed out",
+        "the controller is slow or away: ask by scontrol ping, and see squeue --me first, since it "
+        "may have taken the job",
+    ),
     ("zero bytes were transmitted", "the controller may be down: ask by scontrol ping"),
     ("retrying", "Slurm's queue is full: wait until jobs of others have ended"),
     (

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fsdpplan.errors import LaunchError
+from fsdpplan.errors import FsdpPlanError, LaunchError
 from fsdpplan.files.job_records import RunRecord, write_record
 from fsdpplan.run.engine import Engine, JobState
 from fsdpplan.run.follow import Follower
@@ -127,7 +127,13 @@ class UnderWay:
                     f"and are cancelled again: {error}"
                 ) from error
             jobs.append(job_id)
-            self._remember(replace(record, jobs=tuple(jobs)))
+            try:
+                self._remember(replace(record, jobs=tuple(jobs)))
+            except FsdpPlanError:
+                # A job that nobody could find again: on a full disk it would not get far either.
+                for each in reversed(jobs):
+                    engine.cancel(each)
+                raise
         of = "" if len(jobs) == 1 else f", then {', '.join(jobs[1:])}"
         self._display.state(f"submitted as job {jobs[0]}{of}")
 

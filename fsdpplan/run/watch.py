@@ -52,11 +52,15 @@ class Asked:
         """Number of the signal."""
         self.save = False
         """USR1 came: the job is to save and leave."""
+        self.waits = False
+        """The job is being cancelled: a second signal must not come between."""
 
     def hear(self, number: int, _frame: FrameType | None) -> None:
         """A signal's handler; a second signal to leave raises KeyboardInterrupt."""
         if number == signal.SIGUSR1:
             self.save = True
+        elif self.waits:
+            return
         elif self.leave is not None:
             raise KeyboardInterrupt  # twice: leave at once
         else:
@@ -81,7 +85,11 @@ def follow_jobs(
     watched = _Watched(engine, follower, display, asked, cancel_on_exit=cancel_on_exit)
     for number, job_id in enumerate(jobs):
         rest = jobs[number + 1 :]
-        end = watched.to_end(job_id, rest)
+        try:
+            end = watched.to_end(job_id, rest)
+        except KeyboardInterrupt:
+            watched.say_how_it_goes_on(job_id)
+            raise
         if not rest or end.state is None or not end.ended or asked.leave is not None:
             return end
         is_complete = follower.measured.is_complete
@@ -129,7 +137,7 @@ class _Watched:
                     return End(exit_code=code, ended=True, job_id=job_id, state=state)
             elif self._leaves(job_id, rest):
                 assert self._asked.leave is not None
-                self._say_how_to_come_back(job_id)
+                self.say_how_it_goes_on(job_id)
                 code = 128 + self._asked.leave
                 return End(exit_code=code, ended=False, job_id=job_id, state=last)
         raise AssertionError("the answers end with the job")
@@ -198,14 +206,19 @@ class _Watched:
         )
         if not cancels:
             return True
+        self._asked.waits = True
         self._cancelled = all([self._engine.cancel(each) for each in (*reversed(rest), job_id)])
+        self._asked.waits = False
         if not self._cancelled:
             self._display.state(f"job {job_id} could not be cancelled: type fsdpplan cancel")
             return True
         self._display.state(f"cancelled job {', '.join((job_id, *rest))}")
         return False
 
-    def _say_how_to_come_back(self, job_id: str) -> None:
+    def say_how_it_goes_on(self, job_id: str) -> None:
+        """Last words to who leaves."""
+        if self._cancelled:
+            return
         self._display.state(
             f"job {job_id} goes on without you: fsdpplan run --attach comes back to it, fsdpplan "
             f"cancel --job {job_id} ends it"

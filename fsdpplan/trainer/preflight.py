@@ -239,14 +239,9 @@ class Preflight:
         if found.problem:
             return
         nodes = len(document["nodes"])
-        print(
-            f"preflight: {self.world} ranks on {nodes} node{'s' if nodes > 1 else ''} in "
-            f"{seconds:.1f} s{line and f'; {line}'}",
-            file=sys.stderr,
-            flush=True,
-        )
-        for warning in self.warnings:
-            print(f"preflight: {warning}", file=sys.stderr, flush=True)
+        passed = f"{self.world} ranks on {nodes} node{'s' if nodes > 1 else ''} in {seconds:.1f} s"
+        for text in (passed + (line and f"; {line}"), *self.warnings):
+            print(f"preflight: {text}", file=sys.stderr, flush=True)
 
     def _conclude(self, found: Findings) -> None:
         """At the end, on rank 0; or where the watch ends it, on the rank that found out."""

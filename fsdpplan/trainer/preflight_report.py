@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +17,33 @@ BAD_NODES_FILE = "bad-nodes"
 """One line a node that must not be used again: `HOST<TAB>reason`."""
 
 
+@contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    """A folder that is full or gone is told about, and no reason not to train."""
+    try:
+        yield
+    except OSError as error:
+        print(f"preflight: {folder}: {error.strerror}", file=sys.stderr, flush=True)
+
+
 def write_result(folder: Path | None, result: Mapping[str, Any]) -> None:
     """Replace the newest result at once: its reader may come at any moment."""
     if folder is None:
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / RESULT_FILE, json.dumps(result, indent=1) + "\n")
+    with _told(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / RESULT_FILE, json.dumps(result, indent=1) + "\n")
 
 
 def append_bad_nodes(folder: Path | None, bad: Mapping[str, str]) -> None:
     """One write, so that lines of others who append do not mix with these."""
     if folder is None or not bad:
         return
-    folder.mkdir(parents=True, exist_ok=True)
     lines = "".join(f"{host}\t{' '.join(why.split())}\n" for host, why in bad.items())
-    with (folder / BAD_NODES_FILE).open("a", encoding="utf-8") as file:
-        file.write(lines)
+    with _told(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / BAD_NODES_FILE).open("a", encoding="utf-8") as file:
+            file.write(lines)
 
 
 def planned_nodes(folder: Path | None) -> tuple[str, ...]:

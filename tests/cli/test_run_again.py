@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fsdpplan.cli.app import exit_code_of
+from fsdpplan.errors import SpecError
 from fsdpplan.run.slurm import Slurm
 from tests.cli.on_slurm import OnSlurm
 from tests.cli.small import words
@@ -57,6 +58,7 @@ def test_who_leaves_comes_back_by_attach(
         assert slurm.run() == 130
     out, err = capsys.readouterr()
     assert "was left running" in out
+    assert "with exit code" not in out
     assert "fsdpplan run --attach" in err
     assert slurm.commands.arguments("scancel") == []
 
@@ -123,6 +125,49 @@ def test_a_run_that_ended_is_resumed_in_its_folder(
     assert (record["jobs"], record["earlier"]) == (["78"], ["77"])
     scripts = [word for word in slurm.commands.arguments("sbatch") if word.startswith("/")]
     assert scripts == [str(slurm.run_folder / "job.sbatch")] * 2
+
+
+def test_a_second_run_waits_for_the_checkpoints_of_the_first(
+    slurm: OnSlurm, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm.emit(capsys, "--checkpoint-dir", "saved")
+    slurm.play("running")
+    with monkeypatch.context() as patched:
+        leave_at_once(patched)
+        slurm.run()
+    capsys.readouterr()
+    slurm.play("running")
+    assert slurm.run() == 5
+    said = capsys.readouterr().err
+    assert "run 77 of this folder is RUNNING on node[1-2] and saves to the same" in said
+    assert "fsdpplan cancel --job 77" in said
+    assert slurm.run_folder.name  # the only one
+
+    slurm.emit(capsys, "--checkpoint-dir", "saved-too")
+    slurm.play("completed")
+    assert slurm.run() == 0
+
+
+def test_a_job_that_was_not_taken_leaves_no_folder(
+    slurm: OnSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slurm.emit(capsys)
+    slurm.commands.make("sbatch", '[ "$1" = --version ] || { echo no >&2; exit 1; }')
+    assert slurm.run() == 5
+    assert list((slurm.folder / "fsdpplan-runs").iterdir()) == []
+
+
+def test_a_job_that_cannot_be_remembered_is_cancelled(
+    slurm: OnSlurm, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise SpecError("job.json cannot be written: No space left on device")
+
+    slurm.emit(capsys)
+    monkeypatch.setattr("fsdpplan.run.under_way.write_record", full)
+    assert slurm.run() == 2
+    assert slurm.commands.arguments("scancel") == ["77"]
+    assert list((slurm.folder / "fsdpplan-runs").iterdir()) == []
 
 
 def test_a_run_that_goes_on_is_not_resumed(

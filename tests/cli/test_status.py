@@ -144,14 +144,25 @@ def test_a_job_that_was_submitted_by_sbatch_itself_is_found_by_its_folder(
     assert "cancelled job 77" in answer(capsys, "cancel")
 
 
-def test_a_record_that_was_damaged_is_said_in_one_line(
-    slurm: OnSlurm, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"schema_version": 99}', '{"schema_version": 1, "engine": "pbs"}']
+)
+def test_a_record_that_was_damaged_hides_no_other_run(
+    slurm: OnSlurm, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
-    (record(slurm, "a") / "job.json").write_text('{"schema_version": 1, "engine": "pbs"}')
-    assert exit_code_of(["status"]) == 2
-    err = capsys.readouterr().err
-    assert "engine" in err
+    record(slurm, "good")
+    path = record(slurm, "bad", jobs=("78",)) / "job.json"
+    path.write_text(text)
+    slurm.play("running")
+    assert exit_code_of(["status"]) == 0
+    out, err = capsys.readouterr()
+    assert "77" in out
+    assert f"warning: {path}" in err
     assert err.count("\n") == 1
+    for command in ("logs", "cancel", "cancel --all", "run --attach --no-ledger"):
+        assert exit_code_of(words(command)) == 2
+        assert f"{path}" in capsys.readouterr().err
+    answer(capsys, "cancel --job 77")
 
 
 LINES = ["fsdpplan: starts", "0: zero", "1: one", "0: zero again"]

@@ -91,6 +91,7 @@ eval "${{DO:-}}"
 exit "${{CODE:-0}}"
 """
     slurm = f"""#!/bin/bash
+case " $* " in *" --output=none "*) exit ;; esac
 while [ "$1" != bash ]; do
   printf '%s\\0' "$1" >>{tmp_path}/srun
   case "$1" in --nodelist=*) nodes=${{1#*=}} ;; esac
@@ -132,7 +133,7 @@ def run(bench: Path, script: str, **values: str) -> Ran:
         env=environment(bench, **values),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     records = sorted(p for p in bench.glob("torchrun.*") if p.suffix not in (".plan", ".env"))
@@ -162,7 +163,7 @@ def exported(path: Path) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def wait_for(happened: Any, *, seconds: float = 20) -> None:
+def wait_for(happened: Any, *, seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < deadline

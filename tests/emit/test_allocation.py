@@ -14,7 +14,7 @@ def test_in_an_allocation_each_node_joins_the_first_one(bench: Path) -> None:
     assert ran.code == 0, ran.said
     step = ["--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--nodelist=n1,n2"]
     step += ["--cpus-per-task=48", "--export=ALL", "--overlap", "--mem=0", "--label"]
-    check = ["--kill-on-bad-exit=0", "--wait=0"]
+    check = ["--kill-on-bad-exit=0", "--wait=300"]
     assert ran.srun == [*step, *check, *step, "--kill-on-bad-exit=1"]
     first, second = sorted(ran.torchrun, key=lambda words: "is_host=false" in " ".join(words))
     shared = ["--nnodes=2", "--nproc-per-node=8", "--rdzv-endpoint=n1:22345", "--rdzv-id=12345.0.1"]
@@ -37,6 +37,12 @@ def test_a_port_can_be_fixed(bench: Path) -> None:
 def test_inside_a_step_srun_overlaps(bench: Path) -> None:
     ran = run(bench, emit(make_plan("cuda", nodes=2)), **ALLOCATION, SLURM_STEP_ID="0")
     assert "--overlap" in ran.srun
+
+
+def test_steps_do_not_take_over_where_an_interactive_step_is_bound(bench: Path) -> None:
+    bound = {"SLURM_CPU_BIND": "quiet,mask_cpu:0x1", "SLURM_CPU_BIND_LIST": "0x1"}
+    ran = run(bench, emit(make_plan("cuda", nodes=2)), **ALLOCATION, **bound)
+    assert not any(name.startswith("SLURM_CPU_BIND") for name in ran.environments[0])
 
 
 @pytest.mark.parametrize("name", ["gpu node", "gpu nodes", "cpu node"])

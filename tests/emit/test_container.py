@@ -22,6 +22,9 @@ def test_pyxis_gets_image_mounts_and_folder_on_each_step(bench: Path) -> None:
     mounts = f"/a b:/data:ro,/c:/c,{bench}:{bench},{bench}/run:{bench}/run"
     assert ran.srun.count(f"--container-mounts={mounts}") == 2
     assert ran.srun.count(f"--container-workdir={bench}") == 2
+    # An image takes its time on each node.
+    assert "--wait=900" in ran.srun
+    assert {one["FSDPPLAN_JOIN_SECONDS"] for one in ran.environments} == {"600"}
     assert shellcheck(script) + bash_objects(script) == ""
 
 
@@ -48,6 +51,29 @@ def test_apptainer_stands_before_the_python_of_check_and_ranks(bench: Path, name
     assert said.count("--nv") == (2 if name == "gpu node" else 0)
     assert ran.plans[0]
     assert "--steps=3" in ran.torchrun[0]
+    assert shellcheck(script) == ""
+
+
+def test_a_slurm_without_pyxis_is_said_in_one_line(bench: Path) -> None:
+    srun = bench / "bin/srun"
+    srun.write_text(
+        '#!/bin/bash\n[ "$1" != --help ] || { echo --nodes; exit 0; }\n'
+        'echo "srun: unrecognized option" >&2\nexit 255\n'
+    )
+    script = emit(make_plan("cuda", nodes=2), Job(container=Container(image="i")))
+    ran = run(bench, script, **ALLOCATION)
+    assert ran.code == 5
+    assert "so pyxis is missing" in ran.said
+    assert "srun has no" in (bench / "run/attempts.jsonl").read_text()
+
+
+def test_a_node_without_apptainer_says_so(bench: Path) -> None:
+    container = Container(image="i", runtime="apptainer")
+    script = emit(PLANS["cpu node"], Job(container=container))
+    ran = run(bench, script)
+    assert ran.code == 5
+    assert "apptainer is not on PATH" in ran.said
+    assert ran.torchrun == []
     assert shellcheck(script) == ""
 
 

@@ -30,12 +30,24 @@ def nexts(ran: Ran) -> list[str]:
     return [note["next"] for note in ran.notes if note["event"] == "attempt_ended"]
 
 
+def as_batch_script(script: str) -> str:
+    """A batch script knows itself by its process id."""
+    return script.replace("set -euo pipefail", "SLURM_TASK_PID=$$; set -euo pipefail", 1)
+
+
 def test_each_start_and_its_end_is_noted(bench: Path) -> None:
     ran = played(bench, saving(), "true")
     begun, ended = ran.notes
     assert begun["nodes"] == ["n1", "n2"]
     assert (begun["attempt"], begun["restart"], begun["most"]) == (1, 0, 4)
     assert (ended["attempt"], ended["exit_code"], ended["next"]) == (1, 0, "end")
+    assert (bench / "run/bad-nodes").read_text() == ""
+
+
+def test_a_run_folder_that_cannot_be_made_is_no_reason_to_end(bench: Path) -> None:
+    (bench / "run").touch()
+    ran = run(bench, emit(TWO, saving()), **ALLOCATION)
+    assert (ran.code, len(ran.torchrun)) == (0, 2), ran.said
 
 
 def test_a_fault_before_anything_was_saved_ends_the_job_at_once(bench: Path) -> None:
@@ -93,10 +105,37 @@ def test_a_job_that_may_not_be_requeued_ends_with_its_code(bench: Path) -> None:
     assert "--no-requeue" in ran.said
 
 
+def test_a_job_told_before_its_ranks_were_started_goes_back_into_the_queue(bench: Path) -> None:
+    limit = (
+        "   JobState=RUNNING Reason=None\n   StartTime=x EndTime=2020-01-01T00:00:00 Deadline=N/A"
+    )
+    script = emit(TWO, Job(program=Trainer(checkpoint_dir="saved"), time="1:00:00"))
+    script = script.replace("run_attempt() {", "run_attempt() {\n  kill -USR1 $$", 1)
+    ran = run(bench, script, **ALLOCATION, JOB=limit)
+    assert (ran.code, nexts(ran), ran.torchrun) == (0, ["requeue"], [])
+    assert ran.asked == ["requeue 12345"]
+    assert ran.notes[-1]["used"] == 1
+
+
+def test_a_line_without_its_numbers_is_no_reason_to_end(bench: Path) -> None:
+    (bench / "run").mkdir()
+    (bench / "run/attempts.jsonl").write_text('{"event": "attempt", "job": "12345"}\n')
+    ran = run(bench, as_batch_script(emit(TWO, saving())), **ALLOCATION, SLURM_RESTART_COUNT="1")
+    assert ran.code == 0, ran.said
+    assert (ran.notes[1]["attempt"], ran.notes[1]["used"]) == (2, 1)
+
+
 def test_a_job_that_slurm_has_ended_is_not_started_again(bench: Path) -> None:
     state = "   JobState=COMPLETING Reason=None\n   Requeue=1 Restarts=1 BatchFlag=1"
     ran = played(bench, saving(), SAVES + FAILS, JOB=state)
     assert (ran.code, nexts(ran)) == (143, ["requeue"])
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "SIGNALING", "RESIZING"])
+def test_a_job_that_goes_on_is_started_again(bench: Path, state: str) -> None:
+    said = f"   JobState={state} Reason=None\n   Requeue=1 Restarts=0 BatchFlag=1"
+    once = "mkdir -p saved; echo step-00000001 >saved/latest; "
+    assert nexts(played(bench, saving(), once + FAILS, JOB=said)) == ["retry", "end"]
 
 
 def test_a_job_name_is_not_taken_for_what_slurm_says(bench: Path) -> None:
@@ -116,10 +155,7 @@ def test_what_slurm_starts_again_counts_where_nothing_was_saved(
         '{"event": "attempt", "job": "12345", "attempt": 1, "used": 0, "restart": 0, "most": 4, '
         '"nodes": ["n1"], "checkpoint": "step-00000001"}\n'
     )
-    # A batch script knows itself by its process id, which a test sets by exec.
-    script = emit(TWO, saving()).replace(
-        "set -euo pipefail", "SLURM_TASK_PID=$$; set -euo pipefail", 1
-    )
+    script = as_batch_script(emit(TWO, saving()))
     ran = run(bench, script, **ALLOCATION, SLURM_RESTART_COUNT="1", DO=COUNTS)
     begun = ran.notes[1]
     assert (begun["attempt"], begun["restart"], begun["used"]) == (2, 1, used)

@@ -8,10 +8,10 @@ from fsdpplan.emit.job import (
     Job,
     Trainer,
     UserProgram,
-    sbatch_option,
     signal_seconds,
     time_limit_seconds,
 )
+from fsdpplan.emit.sbatch_options import sbatch_option
 from fsdpplan.errors import SpecError
 
 

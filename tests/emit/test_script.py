@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from fsdpplan.emit.job import Job, Trainer, UserProgram
@@ -29,9 +29,22 @@ FULL = Job(
 )
 
 
-@pytest.mark.parametrize("name", PLANS)
+FEW = settings(max_examples=3, phases=(Phase.explicit, Phase.generate))
+"""shellcheck takes longer than all else: each example has much in it."""
+
+OWN = Job(program=UserProgram(script="t.py", args=("$x",)))
+
+
 @pytest.mark.parametrize(
-    "job", [Job(), FULL, Job(program=UserProgram(script="t.py", args=("$x",)))]
+    ("name", "job"),
+    [
+        ("one cpu", Job()),
+        ("cpu node", OWN),
+        ("cpu nodes", FULL),
+        ("gpu node", Job()),
+        ("gpu nodes", OWN),
+        ("gpu nodes", FULL),
+    ],
 )
 def test_shellcheck_and_bash_find_nothing(name: str, job: Job) -> None:
     script = emit(PLANS[name], job)
@@ -39,7 +52,7 @@ def test_shellcheck_and_bash_find_nothing(name: str, job: Job) -> None:
     assert bash_objects(script) == ""
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@FEW
 @given(network=networks())
 def test_shellcheck_and_bash_find_nothing_on_any_network(network: Network) -> None:
     script = emit(on(network, PLANS["gpu nodes"]), Job(exclude=("n[01-03]", "x")))
@@ -47,8 +60,8 @@ def test_shellcheck_and_bash_find_nothing_on_any_network(network: Network) -> No
     assert bash_objects(script) == ""
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(words=st.lists(HOSTILE, min_size=1, max_size=5), value=HOSTILE)
+@FEW
+@given(words=st.lists(HOSTILE, min_size=5, max_size=20), value=HOSTILE)
 def test_shellcheck_and_bash_find_nothing_with_hostile_strings(
     words: list[str], value: str
 ) -> None:
@@ -115,6 +128,13 @@ def test_gpus_may_be_asked_for_by_gres() -> None:
     options = sbatch_options(PLANS["gpu nodes"], Job(sbatch=("--gres=gpu:h100:4",)))
     assert "--gres=gpu:h100:4" in options
     assert not any(option.startswith("--gpus-per-node") for option in options)
+
+
+@pytest.mark.parametrize("memory", ["--mem=100G", "--mem-per-cpu=4G", "--mem-per-gpu=64G"])
+def test_memory_that_was_asked_for_takes_the_place_of_all(memory: str) -> None:
+    options = sbatch_options(PLANS["gpu nodes"], Job(sbatch=(memory,)))
+    assert [option for option in options if "mem" in option] == [memory]
+    assert "--exclusive" in options
 
 
 def test_a_limit_with_checkpoints_asks_for_a_signal_to_the_shell_alone() -> None:

@@ -8,7 +8,7 @@ import pytest
 from fsdpplan.emit.job import Job, Trainer
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import write_plan
-from fsdpplan.run.launch import emit_script, resolve_launch
+from fsdpplan.run.launch import checkpoints_word, emit_script, read_launch, resolve_launch
 from fsdpplan.spec.plan import RankedLayout
 from tests.emit.plans import make_plan
 
@@ -72,6 +72,26 @@ def test_a_script_that_is_not_as_emitted_is_refused_naming_the_choices(
         resolve_launch(tmp_path)
     assert "--from plan" in str(refused.value)
     assert "emit-launch" in str(refused.value)
+
+
+def test_nobody_is_told_to_give_a_manifest_to_bash(tmp_path: Path) -> None:
+    path = tmp_path / "trainjob.yaml"
+    path.write_text("apiVersion: v1\n")
+    with pytest.raises(SpecError, match="--target kubernetes") as refused:
+        read_launch(path)
+    assert "bash" not in str(refused.value)
+
+
+@pytest.mark.parametrize("folder", ["saved", "/shared/a b", "it's"])
+def test_scripts_save_to_the_same_folder_where_their_words_are_the_same(folder: str) -> None:
+    scripts = [
+        emit_script(PLAN, Job(program=Trainer(steps=steps, checkpoint_dir=folder)))
+        for steps in (1, 2)
+    ]
+    other = emit_script(PLAN, Job(program=Trainer(checkpoint_dir=f"{folder} too")))
+    assert checkpoints_word(scripts[0]) == checkpoints_word(scripts[1]) is not None
+    assert checkpoints_word(other) != checkpoints_word(scripts[0])
+    assert checkpoints_word(emit_script(PLAN, Job())) is None
 
 
 def test_job_options_do_not_go_with_a_script_that_has_its_own(tmp_path: Path) -> None:

@@ -63,6 +63,23 @@ def test_a_step_in_words() -> None:
     assert step_words(measured(3), planned_mfu_fraction=0.43) == words
 
 
+@pytest.mark.parametrize(
+    ("width", "words"),
+    [
+        (80, "step 3/9  loss 2.500  200 ms  MFU 40.0 % (plan 43.0 %)  1.20 s left"),
+        (60, "step 3/9  loss 2.500  MFU 40.0 % (plan 43.0 %)  1.20 s left"),
+        (50, "step 3/9  MFU 40.0 % (plan 43.0 %)  1.20 s left"),
+        (30, "step 3/9  1.20 s left"),
+    ],
+)
+def test_a_narrow_screen_keeps_the_time_that_is_left(width: int, words: str) -> None:
+    assert step_words(measured(3), planned_mfu_fraction=0.43, width=width) == words
+
+
+def test_the_last_step_leaves_no_time_to_wait_for() -> None:
+    assert step_words(measured(9)).endswith("MFU 40.0 %")
+
+
 def test_a_step_of_a_program_that_says_little() -> None:
     last = replace(measured(3).steps[0], loss=None, step_seconds=None, mfu_fraction=None)
     assert step_words(Measured(steps=(last,))) == "step 3"

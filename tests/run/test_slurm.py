@@ -61,6 +61,16 @@ def test_nodes_that_were_found_bad_are_left_out_beside_those_of_the_script(
     assert "--exclude=n7,n8,n3,n4" in commands.arguments("sbatch")
 
 
+def test_quotes_of_the_scripts_own_line_are_not_part_of_a_node_name(
+    commands: Commands, submit: Callable[..., str], tmp_path: Path
+) -> None:
+    commands.make("sbatch", RECORD + "echo 78")
+    (tmp_path / "job.sbatch").write_text('#!/bin/bash\n#SBATCH --exclude="n03,n[17-19]"\n')
+    (tmp_path / "bad-nodes").write_text("n4\tno GPU\n")
+    submit(FSDPPLAN_RUN_FOLDER=str(tmp_path))
+    assert "--exclude=n03,n[17-19],n4" in commands.arguments("sbatch")
+
+
 @pytest.mark.parametrize(
     ("said", "advice"),
     [

@@ -49,6 +49,14 @@ def test_only_a_completed_job_succeeds(state: str) -> None:
     assert (ended.succeeded, ended.shell_code) == (False, 1)
 
 
+@pytest.mark.parametrize("state", ["POWER_UP_NODE", "RESIZING", "REQUEUE_HOLD", "A_NEWER_ONE"])
+def test_a_job_ends_in_a_state_that_ends_it(state: str) -> None:
+    passing = parse_job(recorded("running").replace("JobState=RUNNING", f"JobState={state}"))
+    assert passing is not None
+    assert not passing.ended
+    assert parse_accounting("1||0:0|n1\n") is None
+
+
 def test_a_job_named_like_an_answer_deceives_nobody() -> None:
     # The recorded job has the name "JobState=FAILED Reason=None ExitCode=9:9".
     assert "JobName=JobState=FAILED" in recorded("completed")
@@ -57,6 +65,14 @@ def test_a_job_named_like_an_answer_deceives_nobody() -> None:
 
 def test_a_log_with_blanks_in_its_path_is_found() -> None:
     assert state_of("running").log == Path("/var/tmp/my job/a b-1.out")
+
+
+def test_the_pattern_of_a_logs_name_is_filled_in() -> None:
+    text = recorded("running").replace("b-1.out", "b-%j.out")
+    job_id = text.partition("JobId=")[2].split()[0]
+    state = parse_job(text)
+    assert state is not None
+    assert state.log == Path(f"/var/tmp/my job/a b-{job_id}.out")
 
 
 def test_a_job_without_nodes_is_nowhere() -> None:
@@ -101,6 +117,12 @@ def test_no_answer_is_no_state(text: str) -> None:
 )
 def test_why_a_job_waits_is_said_in_words(word: str, words: str) -> None:
     assert reason_words(word) == words
+
+
+def test_who_was_not_answered_looks_first_whether_there_is_a_job() -> None:
+    said = refusal("sbatch: error: Batch job submission failed: Socket timed out on send/recv")
+    assert "squeue --me" in said
+    assert "--partition" not in said
 
 
 @given(st.text())

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -230,12 +231,41 @@ def test_a_second_ctrl_c_leaves_at_once(watched: Watched) -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_who_leaves_at_once_is_told_that_the_job_goes_on(watched: Watched) -> None:
+    engine = Engine({"1": [RUNNING]})
+
+    def twice(asked: int) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    engine.on_ask = twice
+    with pytest.raises(KeyboardInterrupt):
+        watched.follow(engine, "1")
+    assert any("job 1 goes on without you" in text for text in watched.display.states)
+
+
+def test_a_ctrl_c_while_the_job_is_cancelled_comes_not_between(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine({"1": [RUNNING], "2": [RUNNING]}, on_ask=sends(signal.SIGINT))
+    cancel = engine.cancel
+
+    def impatient(job_id: str) -> bool:
+        os.kill(os.getpid(), signal.SIGINT)
+        return cancel(job_id)
+
+    monkeypatch.setattr(engine, "cancel", impatient)
+    watched.display.answer = False
+    end = watched.follow(engine, "1", "2")
+    assert (end.exit_code, end.ended, engine.cancelled) == (130, True, ["2", "1"])
+
+
 def test_usr1_goes_to_the_job_and_it_is_followed_on(watched: Watched) -> None:
     engine = Engine({"1": [RUNNING, RUNNING, RUNNING, RUNNING]}, on_ask=sends(signal.SIGUSR1))
 
     def saved() -> None:
         while not engine.told_to_save:
-            pass
+            time.sleep(0.01)
         engine.plays["1"] = [state("COMPLETED")]
 
     thread = threading.Thread(target=saved)

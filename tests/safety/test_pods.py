@@ -7,7 +7,6 @@ from functools import cache
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given, settings
 
 from fsdpplan.emit.job import Job
@@ -17,6 +16,7 @@ from fsdpplan.emit.targets import Target, render
 from fsdpplan.errors import SpecError
 from tests.emit.plans import make_plan
 from tests.safety.hostile import PIECES, WORDS
+from tests.safety.reading import every_document
 
 KINDS: tuple[Target, ...] = ("kubernetes", "pytorchjob", "jobset", "volcano")
 PLAN = make_plan("cpu", nodes=2)
@@ -47,7 +47,7 @@ def manifest(target: Target, field: str, text: str) -> list[Any]:
     """What a reader of YAML finds, each document in it."""
     pods = Pods(**{"image": "i", **FIELDS[field](text)})
     order = Order(plan=PLAN, plan_json=PLAN_JSON, job=Job(), version="1.2.3", pods=pods)
-    return list(yaml.safe_load_all(render(target, order)))
+    return every_document(render(target, order))
 
 
 def shape(found: Any, texts: set[str]) -> Any:

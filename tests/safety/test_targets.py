@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +22,7 @@ from fsdpplan.files.plans import plan_json
 from fsdpplan.spec.plan import Plan
 from tests.emit.plans import make_plan
 from tests.safety.hostile import PIECES, WORDS
+from tests.safety.reading import document, every_document
 from tests.safety.shell import ALLOCATION, Bench, contains
 
 PODS = Pods(image="registry/image:tag")
@@ -57,7 +57,7 @@ def on_slurm(text: str, bench: Bench) -> list[Started]:
 
 def in_pods(text: str, bench: Bench) -> list[Started]:
     """The container's variables as the kubelet makes them, and its program."""
-    documents = list(yaml.safe_load_all(text))
+    documents = every_document(text)
     program = next(each["data"] for each in documents if each["kind"] == "ConfigMap")
     places = {"index": "1", "head": "pod-0", "port": "29500"}
     names = {"PET_NODE_RANK": "index", "PET_MASTER_ADDR": "head", "PET_MASTER_PORT": "port"}
@@ -104,7 +104,7 @@ def on_hosts(text: str, bench: Bench) -> list[Started]:
 
 def on_a_cloud(text: str, bench: Bench) -> list[Started]:
     nodes = {"SKYPILOT_NODE_IPS": "n1\nn2", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1"}
-    ran = bench.run(yaml.safe_load(text)["run"], **nodes)
+    ran = bench.run(document(text)["run"], **nodes)
     assert len(ran.words) == 1, ran.said
     return [Started(ran.words[0], ran.environments[0])]
 
@@ -147,7 +147,7 @@ def as_typed(text: str, bench: Bench) -> list[Started]:
 
 
 def as_configuration(text: str, bench: Bench) -> list[Started]:
-    assert yaml.safe_load(text)["num_machines"] == NODES
+    assert document(text)["num_machines"] == NODES
     return as_typed(text, bench)
 
 
@@ -260,5 +260,7 @@ def test_names_in_a_plan(target: Target, bench: Bench, name: str) -> None:
 
 @given(name=WORDS)
 def test_names_in_alert_rules(name: str) -> None:
-    rules = yaml.safe_load(alert_rules(hostile(make_plan("cpu"), name), digest="0" * 64))
+    rules = document(alert_rules(hostile(make_plan("cpu"), name), digest="0" * 64))
     assert set(rules) == {"groups"}
+    for rule in rules["groups"][0]["rules"]:
+        assert rule["annotations"]["summary"].startswith(name.replace("{{", "{ {"))

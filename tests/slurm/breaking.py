@@ -60,6 +60,8 @@ def kill_slurmd(cluster: SlurmCluster, node: str) -> None:
     pid = cluster.slurmd_pid(node)
     if pid is not None:
         kill([pid])
+        # On a busy machine it takes a while to go, and would be taken for running.
+        until(lambda: cluster.slurmd_pid(node) != pid, what=f"the end of slurmd on {node}")
 
 
 def start_slurmd(cluster: SlurmCluster, node: str) -> None:
@@ -71,8 +73,7 @@ def start_slurmd(cluster: SlurmCluster, node: str) -> None:
         except subprocess.CalledProcessError:
             # Its port may be in use for a moment still.
             assert time.monotonic() < deadline, f"slurmd of {node} does not start"
-            time.sleep(0.5)
-        time.sleep(0.1)
+        time.sleep(0.5)
 
 
 def set_down(cluster: SlurmCluster, node: str) -> None:
@@ -99,6 +100,20 @@ def quick(cluster: SlurmCluster, node: str) -> None:
     """As it was."""
     words = ("tc", *_QDISC.format("del").split()[:-1])
     _ip("netns", "exec", cluster.namespace(node), *words, check=False)
+
+
+def cannot_slow() -> str | None:
+    """Why no link can be slowed here, or None where one can."""
+    tried = f"ip link set lo up && tc {_QDISC.format('add').replace('eth0', 'lo')} {' '.join(SLOW)}"
+    path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+    done = subprocess.run(
+        ["unshare", "--net", "sh", "-c", tried],
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return f"tc slows no link here: {done.stderr.strip()}" if done.returncode else None
 
 
 def fill(folder: Path) -> Path:

@@ -135,10 +135,11 @@ class SlurmCluster:
 
     def stop(self) -> None:
         """Cancel jobs, stop the daemons by their process ids, remove the namespaces."""
-        waiting = self.run("squeue", "--noheader", "--format=%A", cwd=self.state)
-        if waiting.stdout.split():
-            self.run("scancel", *waiting.stdout.split(), cwd=self.state)
-            time.sleep(2)
+        if _daemon_pid(self.state / "run/slurmctld.pid") is not None:
+            waiting = self.run("squeue", "--noheader", "--format=%A", cwd=self.state)
+            if waiting.stdout.split():
+                self.run("scancel", *waiting.stdout.split(), cwd=self.state)
+                time.sleep(2)
         pids = [_daemon_pid(path) for path in (self.state / "run").glob("slurm*.pid")]
         _stop([pid for pid in pids if pid is not None])
         _stop([pid for pid in [_daemon_pid(self.state / "run/munged.pid")] if pid is not None])
@@ -385,10 +386,11 @@ def _daemon_pid(pid_file: Path) -> int | None:
     """The daemon's process id, if that process is still a daemon of this kind."""
     try:
         pid = int(pid_file.read_text())
-        name = Path(f"/proc/{pid}/comm").read_text().strip()
+        name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition(" (")[2].rpartition(")")
     except (OSError, ValueError):
         return None
-    return pid if name in DAEMONS else None
+    # Z: nobody has asked yet how it ended.
+    return pid if name in DAEMONS and not rest.startswith(" Z") else None
 
 
 def _stop(pids: list[int], *, seconds: float = 15) -> None:

@@ -77,7 +77,8 @@ class Stage:
             finally:
                 scene.user.cancel()
                 heal(self.cluster, names)
-                shutil.rmtree(scene.saved, ignore_errors=True)
+                for left in Path(quota).iterdir():
+                    shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

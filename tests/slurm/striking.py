@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -186,6 +187,9 @@ class Player:
         self.num_resumes += 1
         assert self.num_resumes <= MOST_RESUMES, self.story()
         breaking.heal(self.scene.cluster, self.scene.names)
+        if not newest_sound(self.scene.saved):
+            # All were corrupted, and the trainer does not decide to begin anew: a person does.
+            shutil.rmtree(self.scene.saved, ignore_errors=True)
         self.run = self.scene.user.run("--resume")
         self.job_id = self.scene.user.submitted(self.run)
 

@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
+from tests.slurm.breaking import cannot_slow
 from tests.slurm.drawing import Story, draw_story
 from tests.slurm.stage import Stage
 from tests.slurm.striking import Player, Tally, options
@@ -37,6 +38,8 @@ def tallies(stage: Stage, request: pytest.FixtureRequest) -> Iterator[dict[int, 
         for item in request.session.items
         if item.path == request.path and hasattr(item, "callspec")
     }
+    if reason := cannot_slow():
+        pytest.skip(reason)
     players = ThreadPoolExecutor(max_workers=AT_ONCE)
     try:
         yield {
@@ -56,8 +59,8 @@ def play(stage: Stage, story: Story) -> Tally:
     while left or loses is not None:
         part += 1
         assert part <= len(story.strikes) + 1
-        sizes = {"nodes": story.nodes, "per_node": story.per_node, "spare": 1}
-        with stage.scene(f"story-{story.seed}-{part}", **sizes) as scene:
+        name, spare = f"story-{story.seed}-{part}", 1 + story.spares
+        with stage.scene(name, nodes=story.nodes, per_node=story.per_node, spare=spare) as scene:
             player = Player(scene=scene, run=scene.start(*options(story)), tally=tally)
             left = tuple(player.play(left, loses=loses))
             loses = None

@@ -137,6 +137,20 @@ def goes_on_with_its_spare_node_after_a_link_is_cut(stage: Stage) -> None:
 
 
 @played
+def goes_on_after_the_node_of_its_script_is_cut_off(stage: Stage) -> None:
+    """With spares Slurm lets such a job run on without a script."""
+    with stage.scene("headless", nodes=2, spare=2) as scene:
+        run, job_id = scene.started("--spares=1")
+        with held(scene.cluster, job_id):
+            before, head = newest_sound(scene.saved), scene.attempts()[-1].nodes[0]
+            cut(scene.cluster, head)
+        scene.ends_right(run)
+        assert scene.user.beginnings()[-1] >= before
+        assert scene.restarts(job_id) == 1
+        assert head not in scene.attempts()[-1].nodes
+
+
+@played
 def goes_on_when_it_is_resumed_after_it_was_cancelled(stage: Stage) -> None:
     with stage.scene("cancelled", nodes=2) as scene:
         run, job_id = scene.started()

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -27,8 +28,7 @@ RANKS = Path(__file__).parent / "ranks.py"
 @cache
 def _address() -> str:
     """Where the process listens, which is started once."""
-    folder = tempfile.TemporaryDirectory()
-    address = f"{folder.name}/forks"
+    address = f"{tempfile.mkdtemp()}/forks"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen()
@@ -38,12 +38,7 @@ def _address() -> str:
             stdin=subprocess.PIPE,
             pass_fds=[listener.fileno()],
         )
-
-    def stop() -> None:
-        process.communicate()
-        folder.cleanup()
-
-    atexit.register(stop)
+    atexit.register(process.communicate)
     return address
 
 
@@ -59,11 +54,12 @@ def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
 
 
 def serve(listener: socket.socket) -> None:
-    """Fork a job for each request, until standard input ends."""
+    """Fork a job for each request, until standard input ends; the socket's folder goes, too."""
     signal.signal(signal.SIGCHLD, _reap)
     while True:
         ready, _, _ = select.select([listener, sys.stdin], [], [])
         if sys.stdin in ready:
+            shutil.rmtree(Path(listener.getsockname()).parent)
             return
         connection, _ = listener.accept()
         _, outputs, _, _ = socket.recv_fds(connection, 1, 2)

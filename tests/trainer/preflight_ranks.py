@@ -103,15 +103,15 @@ def absent(folder: Path) -> NoReturn:
 
 
 def slow(folder: Path) -> NoReturn:
-    """Messages of the third node take long."""
-    real = preflight_links.dist.batch_isend_irecv
+    """The third node measures that its messages take very long: one that only waits would look
+    like the others on a busy machine."""
+    real = preflight_links._pair_speed
 
-    def batch(operations: Any) -> Any:
-        if _rank() == 2:
-            time.sleep(0.5)
-        return real(operations)
+    def pair_speed(*arguments: Any) -> float:
+        rate = real(*arguments)
+        return 1.0 if _rank() == 2 else rate
 
-    preflight_links.dist.batch_isend_irecv = batch
+    preflight_links._pair_speed = pair_speed
     _run(folder, "60", per_node=1, dp_shard=3)
 
 

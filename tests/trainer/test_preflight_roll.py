@@ -151,6 +151,15 @@ def test_bad_nodes_are_one_line_each(tmp_path: Path) -> None:
     assert bad_nodes_words(None, {}) == ""
 
 
+def test_a_folder_that_cannot_be_written_is_told_about(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    write_result(tmp_path / "file", {"passed": True})
+    append_bad_nodes(tmp_path / "file", {"n1": "slow"})
+    assert capsys.readouterr().err.count("preflight: ") == 2
+
+
 def test_a_result_replaces_the_one_before(tmp_path: Path) -> None:
     write_result(tmp_path, {"passed": False})
     write_result(tmp_path, {"passed": True})

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from fsdpplan.emit.header import plan_digest
-from fsdpplan.emit.nccl import environment
-from fsdpplan.emit.nccl_rules import Variable
 from fsdpplan.emit.node import prepare_lines
 from fsdpplan.emit.order import Order
-from fsdpplan.emit.quoting import paragraph, shell_word
-from fsdpplan.errors import SpecError
+from fsdpplan.emit.variables import (
+    given_lines,
+    reasoned_lines,
+    require_debug_meaning,
+    set_up_lines,
+)
 from fsdpplan.spec.plan import Plan
 
 
@@ -24,12 +26,6 @@ def rendezvous_id(order: Order) -> str:
     return plan_digest(order.plan_json)[:12]
 
 
-def require_debug_meaning(order: Order) -> None:
-    """Refuse NCCL's log where no NCCL runs."""
-    if order.job.nccl_debug is not None and order.plan.cluster.device.kind == "cpu":
-        raise SpecError("nccl_debug has no meaning here: CPU processes talk by gloo; leave it out")
-
-
 def environment_lines(order: Order) -> list[str]:
     """Bash for a node: what was given, what the plan gives reasons for, what the node finds out."""
     return [*variables_lines(order), *_of_this_node(order.plan)]
@@ -37,16 +33,9 @@ def environment_lines(order: Order) -> list[str]:
 
 def variables_lines(order: Order) -> list[str]:
     """Bash: set-up lines as given, variables as given, then NCCL's and PyTorch's with reasons."""
-    require_debug_meaning(order)
-    lines = []
-    if order.job.env_setup:
-        lines += ["# Set-up lines, as given; such scripts seldom bear unset variables.", "set +u"]
-        lines += [f"eval {shell_word(line)}" for line in order.job.env_setup]
-        lines += ["set -u"]
-    lines += [f"export {name}={shell_word(value)}" for name, value in order.job.env]
-    for variable in environment(plan=order.plan, job=order.job):
-        lines += [] if variable.on_node else variable_lines(variable)
-    return lines
+    plan, job = order.plan, order.job
+    require_debug_meaning(plan=plan, job=job)
+    return [*set_up_lines(job), *given_lines(job), *reasoned_lines(plan=plan, job=job)]
 
 
 def _of_this_node(plan: Plan) -> list[str]:
@@ -61,21 +50,6 @@ def _of_this_node(plan: Plan) -> list[str]:
         "}",
         "prepare_node",
     ]
-
-
-def variable_lines(variable: Variable) -> list[str]:
-    """The line that sets a variable which the user has not exported, and why it is there."""
-    return [
-        *paragraph(f"{variable.name}: {variable.reason} ({variable.versions}; {variable.source})."),
-        export_line(variable),
-    ]
-
-
-def export_line(variable: Variable) -> str:
-    """An assignment that gives way to what the user has exported."""
-    if variable.expands:
-        return f'export {variable.name}="${{{variable.name}:-{variable.value}}}"'
-    return f"export {variable.name}=${{{variable.name}:-{shell_word(variable.value)}}}"
 
 
 def torchrun_words(plan: Plan) -> str:

@@ -7,13 +7,13 @@ LOCAL_RANK and WORLD_SIZE before the function of a worker begins).
 
 from __future__ import annotations
 
-from fsdpplan.emit.doors.launch_lines import require_debug_meaning
 from fsdpplan.emit.header import header_lines, plan_lines
 from fsdpplan.emit.job import Trainer
 from fsdpplan.emit.nccl import environment
 from fsdpplan.emit.nccl_cloud import cloud_scripts
 from fsdpplan.emit.order import Order, differing, refuse_others
 from fsdpplan.emit.survival import Survival
+from fsdpplan.emit.variables import require_debug_meaning
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.plan import Plan
 
@@ -51,7 +51,7 @@ def render(order: Order) -> str:
 
 
 def _require_sayable(order: Order) -> None:
-    require_debug_meaning(order)
+    require_debug_meaning(plan=order.plan, job=order.job)
     unknown = [name for name in differing(order.job.survival, Survival()) if name != "retries"]
     if unknown:
         flags = ", ".join("--" + name.replace("_", "-") for name in unknown)

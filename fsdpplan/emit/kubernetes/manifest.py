@@ -16,6 +16,7 @@ from fsdpplan.emit.order import Order, differing, refuse_others
 from fsdpplan.emit.pods import Pods, mounts
 from fsdpplan.emit.quoting import comment
 from fsdpplan.emit.survival import Survival
+from fsdpplan.emit.variables import require_debug_meaning
 from fsdpplan.emit.yaml_text import YamlValue, yaml_text
 from fsdpplan.errors import SpecError
 
@@ -158,8 +159,7 @@ def _refuse(order: Order, target: str) -> None:
                 "cluster's scheduler puts a failed pod on another node and --retries bounds how "
                 "often: leave it out"
             )
-    if order.job.nccl_debug is not None and order.plan.cluster.device.kind == "cpu":
-        raise SpecError("nccl_debug has no meaning here: CPU processes talk by gloo; leave it out")
+    require_debug_meaning(plan=order.plan, job=order.job)
     if order.job.port is not None and order.plan.cluster.nodes == 1:
         raise SpecError(
             "port has no meaning here: the ranks of one node meet on a free port; leave it out"

@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fsdpplan.emit.job import Job, Trainer, tries_first
-from fsdpplan.emit.nccl import environment
 from fsdpplan.emit.node import check_function, prepare_lines, program_words
 from fsdpplan.emit.order import Order
 from fsdpplan.emit.quoting import shell_word
-from fsdpplan.emit.script import variable_lines
+from fsdpplan.emit.variables import reasoned_lines, set_up_lines
 from fsdpplan.spec.plan import Plan
 
 RENDEZVOUS_SECONDS = 1800
@@ -61,7 +60,7 @@ def start_script(order: Order, meeting: Meeting) -> str:
             "set -euo pipefail",
             'refuse() { echo "fsdpplan: $*" >&2; exit 5; }',
         ],
-        _set_up(job),
+        set_up_lines(job),
         _variables(plan, job),
         _where(plan, job, meeting),
         check_function(plan=plan, job=job, version=order.version),
@@ -73,21 +72,10 @@ def start_script(order: Order, meeting: Meeting) -> str:
     return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
 
 
-def _set_up(job: Job) -> list[str]:
-    if not job.env_setup:
-        return []
-    return [
-        "# Set-up lines, as given; such scripts seldom bear unset variables.",
-        "set +u",
-        *(f"eval {shell_word(line)}" for line in job.env_setup),
-        "set -u",
-    ]
-
-
 def _variables(plan: Plan, job: Job) -> list[str]:
     metrics = '"$own/metrics.jsonl"' if job.metrics is None else shell_word(job.metrics)
     old = '"$FSDPPLAN_STOPPED_FILE"' + (' "$FSDPPLAN_METRICS"' if job.metrics is None else "")
-    lines = [
+    return [
         "own=${TMPDIR:-/tmp}/fsdpplan",
         "# One JSON line a step. They are also printed, so that the pod's log has them.",
         f"export FSDPPLAN_METRICS={metrics}",
@@ -95,11 +83,8 @@ def _variables(plan: Plan, job: Job) -> list[str]:
         'export FSDPPLAN_STOPPED_FILE="$own/stopped"',
         'mkdir -p "$own" "$(dirname -- "$FSDPPLAN_METRICS")"',
         f"rm -f {old}",
+        *reasoned_lines(plan=plan, job=job),
     ]
-    for variable in environment(plan=plan, job=job):
-        if not variable.on_node:
-            lines += variable_lines(variable)
-    return lines
 
 
 def _where(plan: Plan, job: Job, meeting: Meeting) -> list[str]:

@@ -121,7 +121,7 @@ def trainings(draw: st.DrawFn) -> Training:
 
 
 @pytest.mark.parametrize("target", WORDS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_plans_that_differ_are_told_apart_or_refused(target: Target, data: st.DataObject) -> None:
     layout, training = data.draw(layouts(target)), data.draw(trainings())

@@ -1,0 +1,45 @@
+"""Two jobs must not train on one folder of checkpoints: each would go on from the other's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fsdpplan.errors import LaunchError
+from fsdpplan.run.engine import JobState
+from fsdpplan.run.jobs import Run, runs_of, state_of
+from fsdpplan.run.launch import Launch, checkpoints_word
+
+
+def require_alone(launch: Launch, *, folder: Path, but: Run | None = None) -> None:
+    """Raises LaunchError where a run of `folder`, other than `but`, goes on and saves where
+    `launch` would. One that nobody can ask about now is taken for ended."""
+    word = checkpoints_word(launch.script)
+    for run in runs_of(folder) if word is not None else ():
+        if but is not None and run.run_folder == but.run_folder:
+            continue
+        if _checkpoints_of(run) != word:
+            continue
+        state = _state(run)
+        if state is not None and not state.ended:
+            raise LaunchError(
+                f"run {run.shown_id} of this folder is {state.words} and saves to the same "
+                f"--checkpoint-dir: follow it by fsdpplan run --attach --job {run.shown_id}, end "
+                f"it by fsdpplan cancel --job {run.shown_id}, or emit this one with another "
+                "--checkpoint-dir"
+            )
+
+
+def _checkpoints_of(run: Run) -> str | None:
+    if run.record.ending is not None:
+        return None
+    try:
+        return checkpoints_word(Path(run.record.script).read_text("utf-8", errors="replace"))
+    except OSError:
+        return None
+
+
+def _state(run: Run) -> JobState | None:
+    try:
+        return state_of(run)
+    except LaunchError:
+        return None
