@@ -81,6 +81,16 @@ def set_down(cluster: SlurmCluster, node: str) -> None:
     _scontrol(cluster, "update", f"nodename={node}", "state=down", "reason=a test")
 
 
+def drain(cluster: SlurmCluster, node: str) -> None:
+    """Have no job get it any more."""
+    _scontrol(cluster, "update", f"nodename={node}", "state=drain", "reason=a test")
+
+
+def resume(cluster: SlurmCluster, node: str) -> None:
+    """Have jobs get it again."""
+    _scontrol(cluster, "update", f"nodename={node}", "state=resume")
+
+
 def cut(cluster: SlurmCluster, node: str) -> None:
     """Take a node off the net."""
     _ip("-n", cluster.namespace(node), "link", "set", "eth0", "down")

@@ -143,7 +143,7 @@ class SlurmCluster:
         pids = [_daemon_pid(path) for path in (self.state / "run").glob("slurm*.pid")]
         _stop([pid for pid in pids if pid is not None])
         _stop([pid for pid in [_daemon_pid(self.state / "run/munged.pid")] if pid is not None])
-        _stop(self.processes())
+        _stop([*self.processes(), *self._step_daemons()])
         for name in self._namespaces():
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
         for number in range(self.quotas):
@@ -189,6 +189,19 @@ class SlurmCluster:
             if in_job and mark in environment and wanted <= environment:
                 found.append(int(folder.name))
         return [pid for pid in found if pid != os.getpid()]
+
+    def _step_daemons(self) -> list[int]:
+        """Those of steps whose node was cut off or lost; they have no job in their environment."""
+        mark = f"SLURM_CONF={self.state}/conf/slurm.conf".encode()
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                is_one = (folder / "comm").read_text().strip() == "slurmstepd"
+                if is_one and mark in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append(int(folder.name))
+            except OSError:
+                continue
+        return found
 
     def _addresses(self) -> dict[str, str]:
         nodes = {name: f"10.77.0.{10 + i}" for i, name in enumerate(self.node_names, 1)}

@@ -35,7 +35,7 @@ class Pool:
             yield tuple(taken)
         finally:
             with self._changed:
-                self._free = sorted((*self._free, *taken))
+                self._free = sorted((*self._free, *taken), key=lambda name: (len(name), name))
                 self._changed.notify_all()
 
 
@@ -164,7 +164,8 @@ class Scene:
 
     def attempts(self) -> list[Attempt]:
         """Starts of the ranks that the job has written down."""
-        lines = (self.user.run_folder / "attempts.jsonl").read_text().splitlines()
+        path = self.user.run_folder / "attempts.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
         events = [json.loads(line) for line in lines]
         return [
             Attempt(nodes=tuple(event["nodes"])) for event in events if event["event"] == "attempt"

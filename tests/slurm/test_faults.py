@@ -1,7 +1,7 @@
 """Random faults over short jobs: each ends in the right losses or in a clear failure, and no
 checkpoint is lost but the one being written.
 
-    FSDPPLAN_FAULTS=100 pytest tests/slurm/test_faults.py     # how many; more take longer
+    FSDPPLAN_FAULTS=100 pytest tests/slurm/test_faults.py     # how many in place of 24
     FSDPPLAN_FAULTS_SEED=7                                    # other ones
 """
 
@@ -21,7 +21,7 @@ from tests.slurm.striking import Player, Tally, options
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(3000)]
 
-NUM_FAULTS = int(os.environ.get("FSDPPLAN_FAULTS", "40"))
+NUM_FAULTS = int(os.environ.get("FSDPPLAN_FAULTS", "24"))
 FIRST_SEED = 1000 * int(os.environ.get("FSDPPLAN_FAULTS_SEED", "1"))
 FAULTS_A_JOB = 8
 AT_ONCE = 3

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from tests.slurm.breaking import NOBODY, cut, held, set_down, until
+from tests.slurm.breaking import NOBODY, cut, drain, held, resume, set_down, until
 from tests.slurm.saved import newest_sound
 from tests.slurm.stage import Stage
 from tests.slurm.user import User, reference_losses, require_same, small_plan
@@ -169,8 +169,12 @@ def leaves_a_node_out_on_which_the_head_has_a_wrong_address(stage: Stage) -> Non
     with stage.scene("left-out", nodes=2, spare=1) as scene:
         head, wrong, spare = scene.names
         scene.cluster.tell_address(wrong, of=head, address=NOBODY)
+        # Which nodes are taken first is for Slurm to choose: these two.
+        drain(scene.cluster, spare)
         run = scene.start()
         job_id = scene.user.submitted(run)
+        until(lambda: bool(scene.attempts()), what="the first start")
+        resume(scene.cluster, spare)
         scene.ends_right(run)
         assert scene.nodes_of(job_id) == [head, spare]
         assert wrong in (scene.user.run_folder / "bad-nodes").read_text()
