@@ -53,7 +53,7 @@ requeue() {
 # again WHY: returns to start once more on the chosen nodes, requeues, or gives up.
 again() {
   if [ "$used" -ge "$retries" ]; then
-    give_up "$1; the job was started $attempt times, and may not be more often (--retries)"
+    give_up "$1, and no further start is allowed (--retries)"
   fi
   used=$((used + 1))
   if choose && [ -z "$told" ]; then
@@ -115,7 +115,7 @@ leave_if_ended() {
 }
 
 after_attempt() {
-  local why
+  local why fresh
   [ -z "$stopped" ] || exit "$stopped"
   saved=''
   [ "$(newest)" = "$started_from" ] || saved=yes
@@ -135,11 +135,15 @@ after_attempt() {
   leave_if_ended
   read_bad
   if [ "$bad" != "$bad_before" ]; then
-    again "$why, with a bad node"
+    fresh=$(grep -vxF -e "$bad_before" <<<"$bad" | paste -sd,)
+    again "$why; $fresh will not be used again"
   elif [ -n "$saved" ]; then
     again "$why after $(newest)"
   else
-    note_end end "$why"
+    fresh='nothing was saved since it began'
+    [ "$used" -lt "$retries" ] || fresh=''
+    note_end end "${fresh:-$why}"
+    echo "fsdpplan: $why${fresh:+, and $fresh: it is not started again}" >&2
     exit "$code"
   fi
 }
@@ -150,7 +154,7 @@ live() {
   look_back
   started_from=$(newest)
   [ "$used" -le "$retries" ] ||
-    give_up "the job was started $attempt times, and may not be more often (--retries)"
+    give_up "the job came back after its last start, and no further one is allowed (--retries)"
   while :; do
     code=5
     if ! choose; then

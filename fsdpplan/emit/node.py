@@ -215,7 +215,7 @@ def _torchrun(*, plan: Plan, job: Job) -> list[str]:
         'return "$code"',
     ]
     if plan.cluster.nodes == 1:
-        return [*command, *here]
+        return [*command, 'if [ -z "${SLURM_STEP_ID:-}" ]; then', *_indent(here), "fi", *nodes]
     if plan.cluster.device.kind == "cuda":
         return [*command, *nodes]
     return [*command, 'if [ "$nodes" = 1 ]; then', *_indent(here), "fi", *nodes]

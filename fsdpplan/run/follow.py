@@ -10,6 +10,7 @@ from pathlib import Path
 from fsdpplan.run.attempts import AttemptsTail, StartEnded
 from fsdpplan.run.metrics import Measured, MetricsTail, Start
 from fsdpplan.run.nccl_watch import NcclWatch
+from fsdpplan.run.root_cause import RootCause
 from fsdpplan.run.show import Display
 from fsdpplan.run.tail import FileTail
 from fsdpplan.units import format_seconds
@@ -60,6 +61,7 @@ class Follower:
         """Names of the tasks whose numbers srun puts before their lines; empty: not known."""
         self.measured = Measured()
         """What the run has reported so far."""
+        self._root_cause = RootCause()
         self.complaint: str | None = None
         """Why the trainer ended early, as its last start said first."""
 
@@ -116,8 +118,10 @@ class Follower:
 
     def _hear(self, line: str) -> None:
         found = _COMPLAINT.match(line)
-        if found is not None and self.complaint is None:
-            self.complaint = found[1]
+        body = line[label.end() :] if (label := _LABEL.match(line)) else line
+        said = found[1] if found else self._root_cause.hear(body)
+        if said is not None and self.complaint is None:
+            self.complaint = said
         if self._nccl is not None:
             self._nccl.feed(line)
 

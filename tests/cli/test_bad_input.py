@@ -257,7 +257,7 @@ CASES = {
         ("emit-launch", "plan.json", "--script", "t.py", "--steps", "5"), ("--steps", "--args")
     ),
     "env_without_value": Case(("emit-launch", "plan.json", "--env", "A"), ("--env", "=")),
-    "env_bad_name": Case(("emit-launch", "plan.json", "--env", "1A=b"), ("1A", "--env")),
+    "env_bad_name": Case(("emit-launch", "plan.json", "--env", "1A=b"), ("variable", "--env")),
     "output_with_variable": Case(("emit-launch", "plan.json", "--output", "$HOME/x"), ("%j",)),
     "job_name_of_two_lines": Case(
         ("emit-launch", "plan.json", "--job-name", "a\nb"), ("--job-name", "line")

@@ -53,6 +53,7 @@ def test_a_run_folder_that_cannot_be_made_is_no_reason_to_end(bench: Path) -> No
 def test_a_fault_before_anything_was_saved_ends_the_job_at_once(bench: Path) -> None:
     ran = played(bench, saving(), FAILS)
     assert (ran.code, nexts(ran)) == (7, ["end"])
+    assert "and nothing was saved since it began: it is not started again" in ran.said
 
 
 def test_a_fault_that_comes_back_is_tried_once_more_after_a_save(bench: Path) -> None:
@@ -65,7 +66,7 @@ def test_a_fault_that_comes_back_is_tried_once_more_after_a_save(bench: Path) ->
 def test_saves_without_end_do_not_mean_starts_without_end(bench: Path) -> None:
     ran = played(bench, saving(retries=2), SAVES + FAILS)
     assert (ran.code, nexts(ran)) == (7, ["retry", "retry", "end"])
-    assert "may not be more often (--retries)" in ran.said
+    assert "no further start is allowed (--retries)" in ran.said
 
 
 def test_a_program_of_ones_own_is_not_started_again_for_its_own_faults(bench: Path) -> None:
@@ -102,7 +103,7 @@ def test_a_job_that_may_not_be_requeued_ends_with_its_code(bench: Path) -> None:
     names = "printf 'n2\\tno adapter\\n' >>run/bad-nodes; exit 5"
     ran = played(bench, saving(requeue=False), names)
     assert (ran.code, ran.asked, nexts(ran)) == (5, [], ["end"])
-    assert "--no-requeue" in ran.said
+    assert "n2 will not be used again, and the job may not be requeued (--no-requeue)" in ran.said
 
 
 def test_a_job_told_before_its_ranks_were_started_goes_back_into_the_queue(bench: Path) -> None:

@@ -33,6 +33,22 @@ def test_why_the_trainer_ended_is_what_it_said_first(tmp_path: Path) -> None:
     assert follower.complaint == "the disk is full"
 
 
+def test_where_the_program_says_nothing_torchrun_names_the_rank(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    follower = Follower(metrics=tmp_path / "metrics", display=Remembers())
+    follower.follow_log(log)
+    report = (
+        "Root Cause (first observed failure):\n[0]:\n  time      : 2026-11-22_12:43:22\n"
+        "  host      : node3\n  rank      : 2 (local_rank: 0)\n"
+        "  exitcode  : {}\n  error_file: <N/A>\n"
+    )
+    killed = report.format("-9 (pid: 22040)  (SIGKILL)")
+    other = report.format("7 (pid: 4)").replace("rank      : 2", "rank      : 0")
+    log.write_text("".join(f"2: {line}\n" for line in killed.splitlines()) + other)
+    follower.poll(ended=True)
+    assert follower.complaint == "rank 2 on node3 was ended by SIGKILL"
+
+
 @pytest.mark.parametrize(
     ("line", "shown"),
     [
