@@ -13,7 +13,7 @@ from fsdpplan.cli.app import exit_code_of
 from tests.cli.small import DEMO, on_a_machine_without_gpus, words
 
 PROGRAM = """
-import json, os, sys
+import json, os, sys, time
 layout = json.loads(os.environ["FSDPPLAN_PLAN"])["layout"]
 fits = layout["activation_checkpointing"] == "full"
 with open(os.environ["FSDPPLAN_METRICS"], "a") as file:
@@ -21,6 +21,8 @@ with open(os.environ["FSDPPLAN_METRICS"], "a") as file:
         event = {"event": "oom", "step": 2, "rank": 0, "host": "n1", "phase": "backward"}
         beyond = {"working_bytes": 3 * 2**30}
         print(json.dumps({**event, "needed_bytes": 2**20, "beyond_prediction": beyond}), file=file)
+if not fits and os.environ["RANK"] != "0":
+    time.sleep(60)  # torchrun ends it when rank 0 fails, and would end rank 0 if this failed first
 sys.exit(0 if fits else 1)
 """
 
