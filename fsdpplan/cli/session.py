@@ -27,7 +27,8 @@ from fsdpplan.run.fallback import Attempt, run_with_fallback
 from fsdpplan.run.jobs import Run
 from fsdpplan.run.launch import Launch, emit_script, read_launch, resolve_launch
 from fsdpplan.run.machine import Target, choose_target, this_machine
-from fsdpplan.run.session import Manner, Outcome, attach, command_words, resume, run_launch
+from fsdpplan.run.outcome import Manner, Outcome
+from fsdpplan.run.session import attach, command_words, resume, run_launch
 from fsdpplan.run.show import display_for
 from fsdpplan.run.smoke import smoke_plan
 from fsdpplan.units import format_seconds

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fsdpplan.emit.job import Job
 from fsdpplan.run.launch import Launch, emit_script
 from fsdpplan.run.ledger import ran_out_of_memory
-from fsdpplan.run.session import Outcome
+from fsdpplan.run.outcome import Outcome
 from fsdpplan.search.ladder import Rung, leaner_layouts
 from fsdpplan.spec.plan import Plan
 

@@ -14,7 +14,8 @@ from fsdpplan.run.compare import compare
 from fsdpplan.run.launch import Launch
 from fsdpplan.run.learned import learned_of
 from fsdpplan.run.metrics import Summary
-from fsdpplan.run.session import INTERRUPTED, Outcome
+from fsdpplan.run.outcome import Outcome
+from fsdpplan.run.session import INTERRUPTED
 from fsdpplan.spec.ledger import Failure, Job, LedgerRow, Machines, Observed, Predicted
 from fsdpplan.spec.plan import Plan
 

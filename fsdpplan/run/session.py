@@ -18,8 +18,7 @@ from fsdpplan.run.alone import require_alone
 from fsdpplan.run.jobs import METRICS_NAME, RUNS_FOLDER, Run, state_of
 from fsdpplan.run.launch import Launch
 from fsdpplan.run.machine import Target
-from fsdpplan.run.outcome import Manner as Manner
-from fsdpplan.run.outcome import Outcome as Outcome
+from fsdpplan.run.outcome import Manner, Outcome
 from fsdpplan.run.show import Display
 from fsdpplan.run.under_way import UnderWay
 

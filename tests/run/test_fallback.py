@@ -16,7 +16,7 @@ from fsdpplan.run.fallback import Attempt, run_with_fallback
 from fsdpplan.run.launch import Launch, emit_script
 from fsdpplan.run.ledger import ran_out_of_memory
 from fsdpplan.run.metrics import Measured, parse_event, read_metrics
-from fsdpplan.run.session import Outcome
+from fsdpplan.run.outcome import Outcome
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.plan import Plan
 from fsdpplan.spec.training import Training

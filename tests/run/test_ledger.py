@@ -13,7 +13,7 @@ from fsdpplan.run.launch import Launch, emit_script
 from fsdpplan.run.learned import learned_of
 from fsdpplan.run.ledger import record
 from fsdpplan.run.metrics import Measured, read_metrics
-from fsdpplan.run.session import Outcome
+from fsdpplan.run.outcome import Outcome
 from fsdpplan.spec.corrected import corrected
 from tests.emit.plans import make_plan
 from tests.ledgers import cluster_of, rows_of_a_slow_cluster

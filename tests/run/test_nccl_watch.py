@@ -12,7 +12,8 @@ from fsdpplan.emit.job import Job, UserProgram
 from fsdpplan.run import nccl_watch
 from fsdpplan.run.launch import Launch, emit_script
 from fsdpplan.run.nccl_watch import NcclWatch, nccl_variables, uses_nccl
-from fsdpplan.run.session import Manner, Outcome, run_launch
+from fsdpplan.run.outcome import Manner, Outcome
+from fsdpplan.run.session import run_launch
 from fsdpplan.spec.plan import Plan
 from tests.emit.plans import make_plan
 from tests.run.displays import Remembers

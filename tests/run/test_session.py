@@ -15,7 +15,8 @@ from fsdpplan.errors import LaunchError
 from fsdpplan.files.plans import write_plan
 from fsdpplan.run.folder import write_job_folder
 from fsdpplan.run.launch import Launch, emit_script, resolve_launch
-from fsdpplan.run.session import Outcome, command_words, run_launch
+from fsdpplan.run.outcome import Outcome
+from fsdpplan.run.session import command_words, run_launch
 from fsdpplan.spec.plan import Plan
 from tests.emit.plans import make_plan
 from tests.run.displays import Remembers

@@ -17,7 +17,8 @@ import pytest
 from fsdpplan.emit.job import Job, Trainer, UserProgram
 from fsdpplan.errors import LaunchError
 from fsdpplan.run.launch import Launch, emit_script
-from fsdpplan.run.session import Outcome, run_launch
+from fsdpplan.run.outcome import Outcome
+from fsdpplan.run.session import run_launch
 from tests.emit.plans import make_plan
 from tests.run.displays import Remembers
 from tests.slurm.breaking import until
