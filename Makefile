@@ -14,19 +14,35 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 # numpy is no need of ours: torch warns on import where it is missing.
 TORCH := $(shell grep -E '^(torch|numpy)==' constraints.txt)
 RUNS ?= 15
+PLANS ?= 100
+SEED ?= 0
 # Workers of pytest. Tests that start process groups or Slurm share one of them (tests/conftest.py).
 WORKERS ?= 2
 
-.PHONY: help demo test lint types bench docs fit clean
+# Releases of torch that are claimed, the newest last; `make VERSION=2.9.1 test-torch` takes one.
+TORCH_VERSIONS := 2.8.0 2.9.1 2.10.0 2.11.0 2.12.0 2.13.0 2.14.1 2.15.0
+VERSION ?= $(TORCH_VERSIONS)
+# What depends on torch; `make TESTS=tests/trainer/test_losses.py test-torch` runs less.
+TESTS ?= tests/trainer tests/ground_truth tests/run/test_rehearse.py tests/cli/test_rehearse.py
+# Pythons of all releases that are installed, which exchange checkpoints.
+TORCH_PYTHONS = $(wildcard .torch/*/bin/python)
+
+.PHONY: help demo test test-torch lint types numbers bench rehearse-many docs fit clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 8
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 8
 
 demo: $(VENV)/.runtime  ## plan, emit and run a small decoder on four CPU processes
 	@PATH="$(abspath $(BIN)):$$PATH" docs/tutorial/demo.sh demo
 
 test: $(VENV)/.dev  ## run the tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+
+test-torch: $(VERSION:%=.torch/%/.dev)  ## run what depends on torch under other releases of it
+	status=0; for version in $(VERSION); do echo "torch $$version"; \
+		.torch/$$version/bin/python -m pytest -q -p tests.torch_versions.record \
+		--torch-record tests/golden/torch_versions.json $(TESTS) || status=$$?; done; \
+	python3 tests/torch_versions/exchange.py $(TORCH_PYTHONS) || status=$$?; exit $$status
 
 lint: $(VENV)/.dev  ## check style and formatting, and the shell scripts
 	$(BIN)/ruff check .
@@ -36,8 +52,14 @@ lint: $(VENV)/.dev  ## check style and formatting, and the shell scripts
 types: $(VENV)/.dev  ## check types
 	$(BIN)/mypy
 
+numbers: $(VENV)/.dev  ## try the numerical preflight on every layout of the tests, in half an hour
+	$(BIN)/python -m tests.trainer.numbers_layouts
+
 bench: $(VENV)/.dev  ## measure the start-up of the command line
 	$(BIN)/python tests/benchmarks/startup.py --runs $(RUNS)
+
+rehearse-many: $(VENV)/.dev  ## rehearse a hundred recommended plans, in about half an hour
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.rehearse_many --plans $(PLANS) --seed $(SEED)
 
 docs: $(VENV)/.dev  ## write the generated pages and outputs again
 	$(BIN)/python docs/validation.py
@@ -51,7 +73,7 @@ fit: $(VENV)/.dev  ## fit the profiles' constants to the tables again, in about 
 	$(BIN)/python -m fsdpplan.validate.fit_bands
 
 clean:  ## remove what make made
-	rm -rf $(VENV) demo dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .torch demo dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # torch first and by itself: where a build for this machine is at hand, pip takes that one.
 $(VENV)/.runtime: pyproject.toml constraints.txt
@@ -66,4 +88,18 @@ $(VENV)/.runtime: pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.runtime
 	$(PIP) install --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+# An environment of its own for a release of torch, with the torchao that it takes.
+.torch/%/.dev: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .torch/$*
+	grep -vE '^(torch|torchao)==' constraints.txt > .torch/$*/constraints.txt
+	.torch/$*/bin/python -m pip install --quiet --disable-pip-version-check \
+		--constraint .torch/$*/constraints.txt torch==$* numpy
+	.torch/$*/bin/python -m pip install --quiet --disable-pip-version-check \
+		--constraint .torch/$*/constraints.txt --editable .
+	wanted=$$(.torch/$*/bin/python -c \
+		'from fsdpplan.trainer.torch_versions import torchao_wanted; print(torchao_wanted())'); \
+	.torch/$*/bin/python -m pip install --quiet --disable-pip-version-check \
+		--constraint .torch/$*/constraints.txt --editable '.[dev]' "$$wanted"
 	@touch $@

@@ -7,6 +7,7 @@
   commands of one page run in order in one empty folder, at 80 columns.
 * Every table under a comment `<!-- fields: MODULE CLASS [PROPERTY ...] -->`: the fields of a
   dataclass with their types and docstrings, and the properties named.
+* Every table under a comment `<!-- torch: NAME -->`: see `docs/torch_table.py`.
 
 `tests/test_docs.py` fails when a page differs from what this writes.
 """
@@ -22,11 +23,14 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT)]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 CLI_PAGE = ROOT / "docs" / "reference" / "cli.md"
 OUTPUT = re.compile(r"^<!-- output: (?P<command>.+) -->\n```text\n(?P<text>.*?)^```$", re.M | re.S)
 
 FIELDS = re.compile(r"^<!-- fields: (?P<arguments>.+) -->\n(?P<table>(?:^\|.*\n)*)", re.M)
+
+TORCH = re.compile(r"^<!-- torch: (?P<name>\w+) -->\n(?P<table>(?:^\|.*\n)*)", re.M)
 
 CLI_HEAD = """# Commands
 
@@ -111,11 +115,22 @@ def field_tables(page: str) -> str:
     return FIELDS.sub(table, page)
 
 
+def torch_tables(page: str) -> str:
+    """`page` with the tables of what each release of torch has, as the code says now."""
+    from docs.torch_table import torch_table
+
+    def table(match: re.Match[str]) -> str:
+        lines = [f"<!-- torch: {match['name']} -->", *torch_table(match["name"])]
+        return "".join(f"{line}\n" for line in lines)
+
+    return TORCH.sub(table, page)
+
+
 def written_page(path: Path) -> str:
     """What `path` should hold."""
     if path == CLI_PAGE:
         return cli_page()
-    page = field_tables(path.read_text(encoding="utf-8"))
+    page = torch_tables(field_tables(path.read_text(encoding="utf-8")))
     with tempfile.TemporaryDirectory() as folder:
         return outputs(page, Path(folder))
 

@@ -8,6 +8,7 @@ from statistics import median
 from validation_results import Results, read_recorded, reason_for, tuned
 
 from fsdpplan.validate.compared import ComparedRun
+from fsdpplan.validate.differences import coverage
 from fsdpplan.validate.errors import Errors, errors_over, mean_errors
 from fsdpplan.validate.pairs import Pair
 from fsdpplan.validate.projects import POORLY_TUNED, project_of
@@ -36,6 +37,9 @@ def page(found: Results) -> str:
         "## Ranking\n",
         RANKING,
         _ranking(plain),
+        "## Differences\n",
+        DIFFERENCES,
+        _differences(found),
         "## Memory\n",
         MEMORY,
         _memory(plain),
@@ -70,7 +74,12 @@ with it?
 
 RANKING = """In each group of three or more layouts of one model, cluster and batch (tensor
 parallelism within a node): how much slower is the layout that is predicted fastest than the best
-one, both as measured?
+one, both as measured? And how much the one that the search would put [first](ranking.md), which may
+be a simpler one that is not told apart from it?
+"""
+
+DIFFERENCES = """Two layouts of one job: does the error of their ratio hold what their predicted
+ratio is off by, with constants that were fitted without their project?
 """
 
 MEMORY = """Peaks are compared with a prediction of their own kind only: `reserved` is torch's
@@ -207,10 +216,42 @@ def _ranking(plain: Report) -> str:
                     str(errors.groups),
                     _percent(errors.median_regret_fraction),
                     _percent(errors.worst_regret_fraction),
+                    _percent(errors.median_first_regret_fraction),
+                    _percent(errors.worst_first_regret_fraction),
                     f"{errors.mean_spearman:.2f}",
                 )
             )
-    headers = ("source", "groups", "median loss", "worst loss", "Spearman, mean")
+    headers = (
+        "source",
+        "groups",
+        "fastest: median loss",
+        "worst",
+        "first: median loss",
+        "worst",
+        "Spearman, mean",
+    )
+    return _table(headers, lines)
+
+
+def _differences(found: Results) -> str:
+    pairs = found.pairs
+    names = dict.fromkeys(pair.one.project for pair in pairs)
+    lines = []
+    for name in (*names, "all"):
+        some = [pair for pair in pairs if name in (pair.one.project, "all")]
+        held = coverage(some, found.errors)
+        weighted = f"{held.weighted_fraction:.0%}" if name == "all" else ""
+        lines.append(
+            (
+                name,
+                str(held.pairs),
+                str(held.inside),
+                f"{held.fraction:.0%}",
+                weighted,
+                _percent(held.median_error_fraction),
+            )
+        )
+    headers = ("project", "pairs", "inside", "share", "n counted as sqrt(n)", "median error")
     return _table(headers, lines)
 
 

@@ -11,9 +11,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fsdpplan.files.profile_devices import PHYSICS, PhysicsProfile
+from fsdpplan.files.profiles import load_profile
 from fsdpplan.files.runs import read_runs
+from fsdpplan.spec.cluster import Evidence, StepError
 from fsdpplan.validate.compared import ComparedRun
+from fsdpplan.validate.differences import LayoutPair, layout_pairs
 from fsdpplan.validate.errors import Errors, errors_over
+from fsdpplan.validate.fit_bands import band_rows
 from fsdpplan.validate.held_out import read_held_out
 from fsdpplan.validate.projects import POORLY_TUNED, project_of
 from fsdpplan.validate.report import Report, report
@@ -34,16 +39,28 @@ class Results:
     plain: Report
     held_out: Mapping[int, ComparedRun]
     """By row, predicted with constants fitted without its project."""
+    pairs: tuple[LayoutPair, ...]
+    """Layouts of one job, likewise."""
+    errors: Mapping[Evidence, StepError]
+    """Those of the profiles, by evidence."""
 
 
 def results() -> Results:
     """The published runs predicted, and what was predicted of them held back."""
-    plain = report(read_runs(RUNS))
+    runs = read_runs(RUNS)
+    plain = report(runs)
     held = read_held_out(HELD_OUT).rows if HELD_OUT.is_file() else ()
     expected = {row.row: row.predicted_step_seconds for row in held}
     rows = {row.run.row: row for row in plain.rows}
     moved = {number: _moved(rows[number], seconds) for number, seconds in expected.items()}
-    return Results(plain=plain, held_out={n: row for n, row in moved.items() if row is not None})
+    physics = load_profile(PHYSICS)
+    assert isinstance(physics, PhysicsProfile)
+    return Results(
+        plain=plain,
+        held_out={n: row for n, row in moved.items() if row is not None},
+        pairs=layout_pairs(band_rows(held, runs), runs),
+        errors=dict(physics.errors),
+    )
 
 
 def _moved(row: ComparedRun, seconds: float) -> ComparedRun | None:

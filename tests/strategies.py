@@ -141,6 +141,7 @@ def layouts(
         reshards += [n for n in divisors(dp_shard, dp_shard) if 1 < n < dp_shard]
     schedules = ["gpipe", "1f1b", "interleaved_1f1b"]
     schedule = "none" if pp == 1 else draw(st.sampled_from(schedules))
+    mode = draw(st.sampled_from(["none", "attention", "op", "full"]))
     return Layout(
         dp_replicate=data_parallel // dp_shard,
         dp_shard=dp_shard,
@@ -153,7 +154,8 @@ def layouts(
         num_microbatches=draw(st.integers(1, max_microbatches)),
         schedule=schedule,
         virtual_stages=2 if schedule == "interleaved_1f1b" else 1,
-        activation_checkpointing=draw(st.sampled_from(["none", "attention", "op", "full"])),
+        activation_checkpointing=mode,
+        checkpoint_blocks="all" if mode == "none" else draw(st.sampled_from(["all", 1, 3])),
         sequence_parallel=tp > 1,
         compile=draw(st.booleans()),
     )

@@ -15,6 +15,7 @@ from fsdpplan.cli.inputs import Inputs
 from fsdpplan.cli.options import DEFAULT_PLAN
 from fsdpplan.cli.resolve_layout import the_layout
 from fsdpplan.cost.memory import available_bytes
+from fsdpplan.cost.pipeline_stages import named_stages
 from fsdpplan.cost.step import estimate
 from fsdpplan.errors import NoFeasibleLayout, SpecError
 from fsdpplan.files.plans import (
@@ -23,18 +24,24 @@ from fsdpplan.files.plans import (
     estimate_document,
     layout_document,
     model_document,
+    needed_document,
     training_document,
     write_plan,
 )
 from fsdpplan.search.alternatives import Job, advice
+from fsdpplan.search.fitting import Question
+from fsdpplan.search.ladder import leaner_layouts
 from fsdpplan.search.legality import legal_layout_problem, question_problem
+from fsdpplan.search.pins import Pins, changed_pins
 from fsdpplan.search.recommend import recommend
+from fsdpplan.search.remedies import Asked, remedy
 from fsdpplan.search.result import NearestMiss, SearchResult
 from fsdpplan.search.words import describe
 from fsdpplan.spec.estimate import Estimate
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.plan import Plan, RankedLayout
-from fsdpplan.units import format_gib
+from fsdpplan.spec.torch_features import Setting, slower_without
+from fsdpplan.units import format_gib, format_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +72,23 @@ def advised(inputs: Inputs, found: Found) -> Inputs:
     """`inputs` with warnings on machines that cost more than they bring."""
     chosen = found.result.ranked[0]
     job = Job(model=inputs.model, cluster=inputs.cluster, training=inputs.training, best=chosen)
-    said = advice(job, parts=inputs.parts)
+    said = (*advice(job, parts=inputs.parts), *_slower(inputs, chosen.layout))
     return replace(inputs, warnings=(*inputs.warnings, *said))
+
+
+def _slower(inputs: Inputs, layout: Layout) -> tuple[str, ...]:
+    """What the release of torch makes slower than predicted."""
+    return tuple(
+        f"torch {inputs.training.torch} has no {feature.name} ({feature.since} has): the trainer "
+        f"{feature.done_without}, and {feature.slower}"
+        for feature in slower_without(_setting(inputs, layout))
+    )
+
+
+def _setting(inputs: Inputs, layout: Layout) -> Setting:
+    return Setting(
+        model=inputs.model, cluster=inputs.cluster, training=inputs.training, layout=layout
+    )
 
 
 def _refuse_question(inputs: Inputs) -> None:
@@ -84,12 +106,17 @@ def _nothing(inputs: Inputs, result: SearchResult) -> str:
     if result.nearest_miss is None:
         advice = f"; {result.example}" if result.example else ""
         counts = reasons or "no degrees multiply to the GPUs"
-        return (
-            f"no layout of {what} is legal: {counts}{advice}; "
-            f"{'pin less of the layout, or ' if inputs.pins.given() else ''}use another "
-            "--global-batch or other --gpus"
-        )
+        return f"no layout of {what} is legal: {counts}{advice}; {_remedy(inputs, None)}"
     return f"no layout of {what} fits: {_miss(inputs, result.nearest_miss)} (searched: {reasons})"
+
+
+def _remedy(inputs: Inputs, closest: Layout | None) -> str:
+    """What to type, tried by a search of its own."""
+    question = Question(
+        model=inputs.model, cluster=inputs.cluster, training=inputs.training, pins=inputs.pins
+    )
+    found = remedy(Asked(question=question, larger=inputs.larger), closest)
+    return found or "GPUs with more memory are needed: more of these do not help"
 
 
 def rejections(rejected: tuple[tuple[str, int], ...]) -> str:
@@ -102,7 +129,7 @@ def _miss(inputs: Inputs, miss: NearestMiss) -> str:
     return (
         f"the nearest ({describe(miss.layout, inputs.cluster)}) needs "
         f"{format_gib(miss.needed_bytes)} of {format_gib(miss.available_bytes)} per GPU, "
-        f"{short} too much; {miss.remedy}"
+        f"{short} too much; {_remedy(inputs, miss.layout)}"
     )
 
 
@@ -132,10 +159,66 @@ def one_layout(inputs: Inputs) -> OneLayout:
     if problem is not None:
         raise SpecError(problem)
     return OneLayout(
-        inputs=replace(inputs, assumptions=(*inputs.assumptions, *found.assumptions)),
+        inputs=replace(
+            inputs,
+            assumptions=(*inputs.assumptions, *found.assumptions),
+            warnings=(*inputs.warnings, *_slower(inputs, layout)),
+        ),
         layout=layout,
         estimate=estimate(model=model, cluster=cluster, training=training, layout=layout),
         available_bytes=available_bytes(cluster=cluster, training=training),
+    )
+
+
+def nearest_that_fits(one: OneLayout) -> tuple[str, Estimate] | None:
+    """What to change of a layout that does not fit, and what comes of it: of leaner layouts of the
+    same ranks, the fastest of those with the fewest changes; else what the search puts first."""
+    inputs = one.inputs
+    plan = Plan(
+        model=inputs.model,
+        cluster=inputs.cluster,
+        training=inputs.training,
+        layout=one.layout,
+        estimate=one.estimate,
+        alternatives=(),
+        sources=(),
+        assumptions=(),
+        warnings=(),
+        versions=(),
+    )
+    rungs = leaner_layouts(plan, needed_bytes=None)
+    if rungs:
+        nearest = min(rungs, key=lambda rung: rung.words.count("--"))
+        return nearest.words, nearest.estimate
+    found = recommend(
+        model=inputs.model,
+        cluster=inputs.cluster,
+        training=inputs.training,
+        pins=Pins(),
+        limit=1,
+    )
+    if not found.ranked:
+        return None
+    first = found.ranked[0]
+    return changed_pins(one.layout, first.layout), first.estimate
+
+
+def too_large(one: OneLayout) -> str:
+    """That the layout does not fit, and what to type for one that does."""
+    inputs, memory = one.inputs, one.estimate.memory
+    short = format_gib(memory.peak_device_bytes - one.available_bytes)
+    nearest = nearest_that_fits(one)
+    if nearest is None:
+        free = replace(inputs, pins=Pins())
+        advice = f"nor does any other here; with fsdpplan recommend: {_remedy(free, one.layout)}"
+    else:
+        words, estimated = nearest
+        step = format_seconds(estimated.step_seconds.expected)
+        peak = format_gib(estimated.memory.peak_device_bytes)
+        advice = f"the nearest that fits: {words} ({step} a step, {peak})"
+    return (
+        f"the layout needs {format_gib(memory.peak_device_bytes)} of "
+        f"{format_gib(one.available_bytes)} per GPU, {short} too much; {advice}"
     )
 
 
@@ -150,20 +233,25 @@ def save(inputs: Inputs, result: SearchResult, path: Path) -> str:
             f"{inputs.training.traits.words}: launch a program of yours by fsdpplan "
             f"emit-launch{shown} --script train.py"
         )
+    if inputs.training.program != "reference":
+        return f"saved as {path}; next: fsdpplan emit-launch{shown} --script train.py > job.sbatch"
     return (
         f"saved as {path}; next: fsdpplan emit-launch{shown} > job.sbatch, or fsdpplan run{shown}"
     )
 
 
 def plan_of(inputs: Inputs, result: SearchResult, chosen: RankedLayout) -> Plan:
-    """The plan that runs `chosen`."""
+    """The plan that runs `chosen`; it names the blocks of each stage, which its programs read."""
     return Plan(
         model=inputs.model,
         cluster=inputs.cluster,
         training=inputs.training,
-        layout=chosen.layout,
+        layout=named_stages(model=inputs.model, layout=chosen.layout),
         estimate=chosen.estimate,
-        alternatives=result.ranked,
+        alternatives=tuple(
+            replace(one, layout=named_stages(model=inputs.model, layout=one.layout))
+            for one in result.ranked
+        ),
         sources=inputs.sources,
         assumptions=inputs.assumptions,
         warnings=inputs.warnings,
@@ -181,12 +269,16 @@ def recommend_json(inputs: Inputs, found: Found) -> str:
                 {
                     "rank": ranked.rank,
                     "layout": layout_document(ranked.layout),
+                    "torch_needed": needed_document(_setting(inputs, ranked.layout)),
                     "estimate": estimate_document(ranked.estimate),
                     "reason": ranked.reason,
+                    "behind_fastest_fraction": result.behind_fastest(ranked),
+                    "difference_error_fraction": error,
                 }
-                for ranked in result.ranked
+                for ranked, error in zip(result.ranked, result.listed.errors, strict=True)
             ],
-            "not_told_apart": list(result.tied),
+            "fastest_rank": result.listed.fastest_rank,
+            "not_told_apart": list(result.listed.tied),
             "search": {
                 "candidates": result.candidates,
                 "feasible": result.feasible,
@@ -204,6 +296,7 @@ def estimate_json(one: OneLayout) -> str:
         {
             **_inputs_document(one.inputs),
             "layout": layout_document(one.layout),
+            "torch_needed": needed_document(_setting(one.inputs, one.layout)),
             **estimate_document(one.estimate),
             "available_bytes": one.available_bytes,
             "fits": one.fits,

@@ -10,7 +10,7 @@ import typer
 
 from fsdpplan.cli.expand import Flag
 from fsdpplan.cli.job_options import JobOptions, ProgramOptions, TrainerOptions, job_of
-from fsdpplan.cli.options import DEFAULT_PLAN, Json, PlanFile
+from fsdpplan.cli.options import DEFAULT_PLAN, Json, PlanFile, Torch
 from fsdpplan.cli.parse import choice, path, whole
 from fsdpplan.cli.pod_options import PodOptions, pods_of
 from fsdpplan.cli.survival_options import ContainerOptions, SurvivalOptions
@@ -35,6 +35,7 @@ class EmitOptions:
         int | None,
         Flag(metavar="N", parse=whole(example=2), help="Another layout of the plan's list."),
     ] = None
+    torch: Torch = None
     out: Annotated[
         Path | None,
         Flag(
@@ -66,7 +67,7 @@ def emit_launch(
     json: Json = False,
 ) -> None:
     """Print what launches a plan: for Slurm, Kubernetes or others."""
-    from fsdpplan.cli import launch, rehearsal
+    from fsdpplan.cli import job_torch, launch, rehearsal
     from fsdpplan.emit.folder import SCRIPT_NAME
     from fsdpplan.run.folder import write_job_folder
 
@@ -82,8 +83,15 @@ def emit_launch(
     for sentence in launch.price_of_weak_nodes(chosen, asked):
         typer.echo(f"fsdpplan: {sentence}", err=True)
     chosen = launch.without_excluded(chosen, asked)
+    python = job_torch.python_here(asked) if target in launch.SAME_PYTHON else None
+    image = pods.image if asked.container is None else asked.container.image
+    its_torch = job_torch.of_job(emit.torch, image=image, python=python)
+    settled = job_torch.settled(chosen, its_torch, own_program=own_program)
+    chosen = settled.value
+    for sentence in settled.warnings:
+        typer.echo(f"fsdpplan: {sentence}", err=True)
     if emit.rehearsed:
-        rehearsal.require_rehearsed(chosen, own_program=own_program)
+        rehearsal.require_rehearsed(chosen, own_program=own_program, python=python)
     if emit.alerts is not None:
         launch.write_alerts(emit.alerts, chosen)
         typer.echo(f"wrote {emit.alerts}, for a run with --prometheus", err=True)

@@ -7,11 +7,13 @@ import typer
 from fsdpplan.cli.options import (
     ClusterOptions,
     Json,
-    LayoutOptions,
     LedgerOptions,
     ModelOptions,
+    OneLayoutOptions,
+    TorchOptions,
     TrainingOptions,
 )
+from fsdpplan.errors import NoFeasibleLayout
 
 
 def estimate(
@@ -19,18 +21,32 @@ def estimate(
     model: ModelOptions,
     cluster: ClusterOptions,
     training: TrainingOptions,
-    layout: LayoutOptions,
+    layout: OneLayoutOptions,
+    torch: TorchOptions,
     ledger: LedgerOptions,
     json: Json = False,
 ) -> None:
-    """Predict the time and memory of one layout."""
+    """Predict the time and memory of one layout.
+
+    Where it does not fit, it says the nearest one that does, and ends with code 3.
+    """
     from fsdpplan.cli import answer, screen
     from fsdpplan.cli.inputs import resolve
     from fsdpplan.cli.render import columns
 
-    inputs = resolve(model=model, cluster=cluster, training=training, layout=layout, ledger=ledger)
+    inputs = resolve(
+        model=model,
+        cluster=cluster,
+        training=training,
+        layout=layout,
+        torch=torch,
+        ledger=ledger,
+    )
     one = answer.one_layout(inputs)
     if json:
         typer.echo(answer.estimate_json(one))
     else:
         typer.echo(screen.estimate_screen(one, width=columns()))
+    if not one.fits:
+        typer.echo(f"fsdpplan: {answer.too_large(one)}", err=True)
+        raise typer.Exit(NoFeasibleLayout.exit_code)

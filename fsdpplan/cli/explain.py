@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 import typer
 
 from fsdpplan.cli.expand import Flag
-from fsdpplan.cli.options import DEFAULT_PLAN, Json, PlanFile
+from fsdpplan.cli.options import DEFAULT_PLAN, Json, PlanFile, Torch
 from fsdpplan.cli.parse import whole
 
 
@@ -26,6 +26,7 @@ class ExplainOptions:
             "that are left alone.",
         ),
     ] = None
+    torch: Torch = None
     rank: Annotated[
         int | None,
         Flag(metavar="N", parse=whole(example=2), help="Another layout of the plan's list."),
@@ -34,11 +35,15 @@ class ExplainOptions:
 
 def explain(*, plan: PlanFile = DEFAULT_PLAN, options: ExplainOptions, json: Json = False) -> None:
     """Explain a plan: its terms, or by --nccl its environment."""
-    from fsdpplan.cli import explanation
+    from fsdpplan.cli import explanation, job_torch
     from fsdpplan.cli.launch import ranked
     from fsdpplan.cli.render import columns
 
     chosen = ranked(plan, options.rank, own_program=True)
+    settled = job_torch.settled(chosen, job_torch.given(options.torch), own_program=False)
+    chosen = settled.value
+    for sentence in settled.warnings:
+        typer.echo(f"fsdpplan: {sentence}", err=True)
     if options.nccl:
         text = (
             explanation.nccl_json(chosen)

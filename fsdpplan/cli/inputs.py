@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fsdpplan.cli.options import (
@@ -10,12 +11,14 @@ from fsdpplan.cli.options import (
     LayoutOptions,
     LedgerOptions,
     ModelOptions,
+    TorchOptions,
     TrainingOptions,
 )
-from fsdpplan.cli.resolve_cluster import resolve_cluster
+from fsdpplan.cli.resolve_cluster import larger_clusters, resolve_cluster
 from fsdpplan.cli.resolve_layout import resolve_pins
 from fsdpplan.cli.resolve_ledger import with_learned
 from fsdpplan.cli.resolve_model import resolve_model
+from fsdpplan.cli.resolve_torch import resolve_torch
 from fsdpplan.cli.resolve_training import resolve_training
 from fsdpplan.cli.resolved import Resolved, Sources
 from fsdpplan.search.pins import Pins
@@ -37,6 +40,8 @@ class Inputs:
     warnings: tuple[str, ...]
     parts: tuple[Cluster, ...] = ()
     """Of a cluster with several types of nodes: the nodes of each type alone."""
+    larger: Callable[[int], Cluster] | None = None
+    """The same machines with another number of GPUs; None where only those found are known."""
 
 
 def resolve(
@@ -45,22 +50,27 @@ def resolve(
     cluster: ClusterOptions,
     training: TrainingOptions,
     layout: LayoutOptions,
+    torch: TorchOptions,
     ledger: LedgerOptions,
 ) -> Inputs:
     """The inputs that the options ask for. Raises SpecError where they contradict each other."""
     the_model = resolve_model(model)
     the_cluster = with_learned(resolve_cluster(cluster), ledger)
     machines = the_cluster.value.cluster
-    pins = resolve_pins(layout, gpus=machines.gpus)
-    the_training = resolve_training(training, model=the_model.value, gpus=machines.gpus)
-    parts: tuple[Resolved[Any], ...] = (the_model, the_cluster, the_training, pins)
+    pins = resolve_pins(layout, gpus=machines.gpus, runtime=training.runtime)  # type: ignore[arg-type]
+    the_training = resolve_training(
+        training, model=the_model.value, cluster=machines, pins=pins.value
+    )
+    the_torch = resolve_torch(torch)
+    parts: tuple[Resolved[Any], ...] = (the_model, the_cluster, the_training, the_torch, pins)
     return Inputs(
         model=the_model.value,
         cluster=machines,
-        training=the_training.value,
+        training=replace(the_training.value, torch=str(the_torch.value)),
         pins=pins.value,
         sources=tuple(source for part in parts for source in part.sources),
         assumptions=tuple(text for part in parts for text in part.assumptions),
         warnings=tuple(text for part in parts for text in part.warnings),
         parts=the_cluster.value.parts,
+        larger=larger_clusters(cluster),
     )

@@ -180,6 +180,13 @@ class TrainerOptions:
             "60.",
         ),
     ] = None
+    numbers: Annotated[
+        bool | None,
+        Flag(
+            name="--numbers/--no-numbers",
+            help="Step a tiny model first, and end where it does not as one process. Default: do.",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

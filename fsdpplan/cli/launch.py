@@ -20,6 +20,7 @@ from fsdpplan.emit.targets import Target, render
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import plan_json, read_plan
 from fsdpplan.files.table import write_text_atomically
+from fsdpplan.run.launch import require_program
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.host_list import compress_host_list
 from fsdpplan.spec.plan import Plan
@@ -138,6 +139,8 @@ def write_alerts(path: Path, plan: Plan) -> None:
 
 def emitted(target: Target, plan: Plan, job: Job, pods: Pods) -> str:
     """The text that launches `plan` at `target`."""
+    if target not in OTHER_TRAINERS:
+        require_program(plan, job)
     carried = job_plan(plan)
     order = Order(
         plan=carried, plan_json=plan_json(carried), job=job, version=__version__, pods=pods

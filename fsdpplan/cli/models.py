@@ -8,17 +8,21 @@ import typer
 
 from fsdpplan.cli.options import Json
 
-Name = Annotated[str | None, typer.Argument(metavar="NAME", help="Show this one.")]
+Name = Annotated[str | None, typer.Argument(metavar="NAME", help="A model, or a part of names.")]
 
 
 def models(*, name: Name = None, json: Json = False) -> None:
-    """Catalogue of models: list it, or show one."""
+    """Catalogue of models: list it, or show one.
+
+    A NAME shows that model; a part of several names lists those.
+    """
     from fsdpplan.cli import catalogues
     from fsdpplan.cli.render import columns
-    from fsdpplan.files.catalogue import load_model, model_names, model_source
+    from fsdpplan.files.catalogue import load_model, model_names, model_source, names_with
 
-    if name is None:
-        known = [load_model(known) for known in model_names()]
+    listed = model_names() if name is None else names_with(name)
+    if name is None or (len(listed) > 1 and name.lower() not in listed):
+        known = [load_model(known) for known in listed]
         text = (
             catalogues.models_json(known)
             if json

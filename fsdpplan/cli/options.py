@@ -8,17 +8,32 @@ from typing import Annotated, ClassVar, get_args
 
 import typer
 
+from fsdpplan.cli import synonyms
 from fsdpplan.cli.expand import Flag
-from fsdpplan.cli.parse import choice, fraction, line, path, reshard, whole
+from fsdpplan.cli.parse import (
+    checkpoint_blocks,
+    choice,
+    fraction,
+    line,
+    path,
+    release,
+    reshard,
+    size,
+    stage_blocks,
+    whole,
+)
 from fsdpplan.spec.layout import (
     ActivationCheckpointing,
+    CheckpointBlocks,
     GradientSync,
     Offload,
     Reshard,
     Schedule,
     Sharding,
 )
+from fsdpplan.spec.program import ProgramName
 from fsdpplan.spec.runtime import RuntimeName as Runtime
+from fsdpplan.spec.torch_release import TorchRelease
 from fsdpplan.spec.training import Fp8Recipe, Optimizer, Precision, ReduceDtype
 from fsdpplan.units import parse_bandwidth_bytes_per_second, parse_bytes, parse_count
 
@@ -78,11 +93,12 @@ class ModelOptions:
         int | None, Flag(metavar="N", parse=whole(example=32), help="Transformer blocks.")
     ] = None
     hidden: Annotated[
-        int | None, Flag(metavar="N", parse=whole(example=4096), help="Width of the model.")
+        int | None,
+        Flag(metavar="N", parse=size(example="4096"), help="Width of the model."),
     ] = None
     ffn_hidden: Annotated[
         int | None,
-        Flag(metavar="N", parse=whole(example=14336), help="Inner width of the feed-forward."),
+        Flag(metavar="N", parse=size(example="14336"), help="Inner width of the feed-forward."),
     ] = None
     heads: Annotated[
         int | None, Flag(metavar="N", parse=whole(example=32), help="Query heads.")
@@ -105,7 +121,7 @@ class ClusterOptions:
         int | None,
         Flag(
             metavar="N",
-            parse=whole(example=64),
+            parse=size(example="64"),
             help="GPUs in all (CPU processes with --hardware cpu).",
         ),
     ] = None
@@ -169,13 +185,17 @@ class TrainingOptions:
 
     seq_len: Annotated[
         int | None,
-        Flag(metavar="N", parse=whole(example=4096), help="Tokens a sequence. Default 4096."),
+        Flag(
+            metavar="N|128k",
+            parse=size(example="4096 or 128k"),
+            help="Tokens a sequence. Default 4096.",
+        ),
     ] = None
     global_batch: Annotated[
         int | None,
         Flag(
             metavar="N",
-            parse=whole(example=1024),
+            parse=size(example="1024 or 1k"),
             help="Sequences an optimizer step, over all GPUs. Default: about 4 Mi tokens.",
         ),
     ] = None
@@ -183,7 +203,7 @@ class TrainingOptions:
         str | None,
         Flag(
             metavar="bf16|fp16|fp32|fp8",
-            parse=choice(Precision),
+            parse=choice(Precision, synonyms.FORMATS),
             help="Number format of the matmuls. Default bf16.",
         ),
     ] = None
@@ -206,7 +226,7 @@ class TrainingOptions:
         str | None,
         Flag(
             metavar="fp32|bf16",
-            parse=choice(ReduceDtype),
+            parse=choice(ReduceDtype, synonyms.FORMATS),
             help="Number format of gradient reduction. Default fp32.",
         ),
     ] = None
@@ -214,7 +234,7 @@ class TrainingOptions:
         str | None,
         Flag(
             metavar="adamw|adamw_8bit|muon",
-            parse=choice(Optimizer),
+            parse=choice(Optimizer, synonyms.OPTIMIZERS),
             help="Muon: for the blocks' matrices. Default adamw.",
         ),
     ] = None
@@ -230,9 +250,45 @@ class TrainingOptions:
             help=f"What trains: fsdp2 (default), or, priced only, {_OTHER_RUNTIMES}.",
         ),
     ] = None
+    program: Annotated[
+        ProgramName | None,
+        Flag(
+            metavar="reference|own|hf",
+            parse=choice(ProgramName),
+            help="What trains: fsdpplan's decoder (default), a model of yours, or Hugging Face's; "
+            "only what it can run is planned.",
+        ),
+    ] = None
     headroom: Annotated[
         float | None,
         Flag(metavar="8%", parse=fraction, help="Device memory to leave free. Default 8%."),
+    ] = None
+
+
+Torch = Annotated[
+    TorchRelease | None,
+    Flag(metavar="2.9", parse=release, help="Release of PyTorch that the job will run."),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchOptions:
+    """Which PyTorch the job will run: what an older one lacks is not searched."""
+
+    HEADING: ClassVar[str] = "PyTorch of the job (one of these). Default: the one installed here"
+
+    torch: Torch = None
+    python: Annotated[
+        str | None,
+        Flag(metavar="PATH", parse=line, help="The job's Python, which is asked for its release."),
+    ] = None
+    container: Annotated[
+        str | None,
+        Flag(
+            metavar="IMAGE",
+            parse=line,
+            help="The job's image: a .sqsh or .sif file here, or a public one of known contents.",
+        ),
     ] = None
 
 
@@ -276,7 +332,7 @@ class LayoutOptions:
         Schedule | None,
         Flag(
             metavar="NAME",
-            parse=choice(Schedule),
+            parse=choice(Schedule, synonyms.SCHEDULES),
             help="Pipeline schedule: none, gpipe, 1f1b, interleaved_1f1b, looped_bfs, "
             "interleaved_zero_bubble, zbv, dualpipev.",
         ),
@@ -285,11 +341,20 @@ class LayoutOptions:
         int | None,
         Flag(metavar="N", parse=whole(example=2), help="Model chunks a pipeline rank."),
     ] = None
+    stage_blocks: Annotated[
+        tuple[int, ...] | None,
+        Flag(
+            metavar="N,N,...",
+            parse=stage_blocks,
+            help="Blocks of each pipeline stage, first to last; with --pp. Default: as even as "
+            "can be, the head counted.",
+        ),
+    ] = None
     sharding: Annotated[
         Sharding | None,
         Flag(
             metavar="ddp|zero1|zero2|fsdp",
-            parse=choice(Sharding),
+            parse=choice(Sharding, synonyms.SHARDING),
             help="Whole copies; sharded optimizer state; gradients too; FSDP2.",
         ),
     ] = None
@@ -313,8 +378,16 @@ class LayoutOptions:
         ActivationCheckpointing | None,
         Flag(
             metavar="none|attention|op|full",
-            parse=choice(ActivationCheckpointing),
+            parse=choice(ActivationCheckpointing, synonyms.CHECKPOINTING),
             help="What backward recomputes.",
+        ),
+    ] = None
+    checkpoint_blocks: Annotated[
+        CheckpointBlocks | None,
+        Flag(
+            metavar="all|N",
+            parse=checkpoint_blocks,
+            help="Which blocks of each stage recompute: all, or only the first N.",
         ),
     ] = None
     async_tp: Annotated[
@@ -328,7 +401,7 @@ class LayoutOptions:
         Offload | None,
         Flag(
             metavar="none|cpu",
-            parse=choice(Offload),
+            parse=choice(Offload, synonyms.OFFLOAD),
             help="Where shards and optimizer state live. Default none: on the device.",
         ),
     ] = None
@@ -345,9 +418,16 @@ class LayoutOptions:
         Flag(
             metavar="N",
             parse=whole(example=8),
-            help="Pieces in which head and loss are computed. Searched where memory asks for it.",
+            help="Pieces in which head and loss are computed.",
         ),
     ] = None
     compile: Annotated[
         bool | None, Flag(name="--compile/--no-compile", help="torch.compile of each block.")
     ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneLayoutOptions(LayoutOptions):
+    """The parts of one layout."""
+
+    HEADING: ClassVar[str] = "Layout (what is not given is derived, or a default, never searched)"

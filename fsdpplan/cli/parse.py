@@ -6,13 +6,15 @@ from __future__ import annotations
 import math
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, get_args
 
 from fsdpplan.emit.secrets import looks_secret, redacted
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.host_list import expand_host_list
-from fsdpplan.spec.layout import Reshard
+from fsdpplan.spec.layout import CheckpointBlocks, Reshard
+from fsdpplan.spec.torch_release import TorchRelease, torch_release
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _UPPER_CASE = re.compile(r"[A-Z_][A-Z0-9_]{0,60}")
@@ -51,16 +53,48 @@ def _digits(text: str) -> int | None:
     return None
 
 
-def choice(literal: Any) -> Parser:
-    """A parser of one of the words of a `Literal`."""
-    allowed = get_args(literal)
+_POWERS = {"k": 2**10, "m": 2**20}
 
-    def parse(text: str, *, name: str) -> str:
-        if text not in allowed:
-            raise SpecError(f"{name}: {shown(text)} is not known; type {either(allowed)}")
-        return text
+
+def size(*, example: str) -> Parser:
+    """A parser of whole numbers that people round to powers of two: `8192`, `8k`, `1M`."""
+    plain = whole(example=1)
+
+    def parse(text: str, *, name: str) -> int:
+        number, unit = text.strip()[:-1], text.strip()[-1:].lower()
+        value = _digits(number) if unit in _POWERS else None
+        if value is not None and value * _POWERS[unit] < 10**MOST_DIGITS and value > 0:
+            return value * _POWERS[unit]
+        try:
+            value = plain(text, name=name)
+        except SpecError:
+            raise SpecError(
+                f"{name}: {shown(text)} is not a whole number of at least 1; type one such as "
+                f"{example} (k is 1,024, M 1,024 of those)"
+            ) from None
+        return int(value)
 
     return parse
+
+
+def choice(literal: Any, synonyms: Mapping[str, str] | None = None) -> Parser:
+    """A parser of one of the words of a `Literal`, or of what others call them; capitals, dashes
+    and underscores do not matter."""
+    allowed = get_args(literal)
+    known = {_plain(word): word for word in allowed}
+    known |= {_plain(word): meant for word, meant in (synonyms or {}).items()}
+
+    def parse(text: str, *, name: str) -> str:
+        word: str | None = known.get(_plain(text))
+        if word is None:
+            raise SpecError(f"{name}: {shown(text)} is not known; type {either(allowed)}")
+        return word
+
+    return parse
+
+
+def _plain(word: str) -> str:
+    return word.strip().lower().replace("-", "").replace("_", "")
 
 
 def either(alternatives: tuple[str, ...]) -> str:
@@ -102,12 +136,20 @@ def _float(text: str) -> float:
         return math.nan
 
 
+def release(text: str, *, name: str) -> TorchRelease:
+    """A release of PyTorch: `2.9`, `2.9.1`, or as `torch.__version__` prints it."""
+    try:
+        return torch_release(text.strip())
+    except SpecError as error:
+        raise SpecError(f"{name}: {error}") from error
+
+
 def reshard(text: str, *, name: str) -> Reshard:
     """`always`, `never`, or how many ranks keep the parameters between them."""
-    match text:
-        case "always":
+    match text.strip().lower():
+        case "always" | "true" | "yes":  # as fully_shard says it
             return "always"
-        case "never":
+        case "never" | "false" | "no":
             return "never"
     ranks = _digits(text)
     if ranks is None or ranks < 2:
@@ -116,6 +158,31 @@ def reshard(text: str, *, name: str) -> Reshard:
             "type always, never or a whole number of at least 2"
         )
     return ranks
+
+
+def checkpoint_blocks(text: str, *, name: str) -> CheckpointBlocks:
+    """`all`, or how many blocks of each stage recompute."""
+    if text == "all":
+        return "all"
+    number = _digits(text)
+    if number is None or number < 1:
+        raise SpecError(
+            f"{name}: {shown(text)} is not known; type all or a whole number of at least 1 "
+            "(--activation-checkpointing none recomputes no block)"
+        )
+    return number
+
+
+def stage_blocks(text: str, *, name: str) -> tuple[int, ...]:
+    """`9,8,8,7`: whole numbers, first stage to last."""
+    numbers = [_digits(part) for part in text.split(",")]
+    found = tuple(number for number in numbers if number is not None)
+    if len(found) < len(numbers) or len(found) < 2:
+        raise SpecError(
+            f"{name}: {shown(text)} is not the blocks of each stage, first to last; type such as "
+            "9,8,8,7"
+        )
+    return found
 
 
 def line(text: str, *, name: str) -> str:

@@ -13,6 +13,7 @@ from fsdpplan.cli.options import (
     LedgerOptions,
     ModelOptions,
     Save,
+    TorchOptions,
     TrainingOptions,
 )
 from fsdpplan.cli.parse import path
@@ -27,6 +28,7 @@ def recommend(
     cluster: ClusterOptions,
     training: TrainingOptions,
     layout: LayoutOptions,
+    torch: TorchOptions,
     ledger: LedgerOptions,
     save: Save = "fsdpplan.json",
     json: Json = False,
@@ -37,7 +39,14 @@ def recommend(
     from fsdpplan.cli.render import columns
 
     place = path(save, name="--save")
-    inputs = resolve(model=model, cluster=cluster, training=training, layout=layout, ledger=ledger)
+    inputs = resolve(
+        model=model,
+        cluster=cluster,
+        training=training,
+        layout=layout,
+        torch=torch,
+        ledger=ledger,
+    )
     found = answer.search(inputs)
     inputs = answer.advised(inputs, found)
     saved = answer.save(inputs, found.result, place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 
 from fsdpplan.cli.render import blocks, listed, table, wrapped
@@ -46,6 +47,8 @@ def verdict(found: Rehearsal) -> str:
         return "The job would not run."
     if found.problems:
         return f"{len(found.problems)} things are not as predicted, or would not run."
+    if found.other_torch:
+        return f"{found.other_torch[0].upper()}{found.other_torch[1:]}."
     if found.own_model:
         return "The model goes through a step, and no two ranks would wait for each other."
     return (
@@ -58,18 +61,19 @@ def require_agreement(found: Rehearsal) -> None:
     """Raise what the outcome is worth as an exit code, with all that is wrong."""
     if found.errors:
         raise LaunchError(f"the job would not run: {'; '.join(found.errors)}")
-    if found.problems:
-        raise GateFailed("; ".join(found.problems))
+    if not found.agrees:
+        raise GateFailed("; ".join(found.said))
 
 
-def require_rehearsed(plan: Plan, *, own_program: bool) -> None:
+def require_rehearsed(plan: Plan, *, own_program: bool, python: str | None = None) -> None:
     """Raise GateFailed unless the plan's own program goes through its rehearsal as predicted."""
     if own_program:
         raise SpecError(
             "--rehearsed rehearses fsdpplan's own trainer, not a --script: rehearse a model of "
             "yours with fsdpplan rehearse --build FILE.py:FUNCTION"
         )
-    found = rehearse(plan, chosen_ranks(plan.model, plan.layout, DEFAULT_RANKS))
+    ranks = chosen_ranks(plan.model, plan.layout, DEFAULT_RANKS)
+    found = rehearse(plan, ranks, python=None if python == sys.executable else python)
     if not found.agrees:
         raise GateFailed(
             f"the plan did not rehearse, so nothing is emitted: {'; '.join(found.said)}; type "
@@ -88,6 +92,7 @@ def as_json(found: Rehearsal) -> str:
     agreement = {
         "agrees": found.agrees,
         "problems": list(found.problems),
+        "other_torch": found.other_torch,
         "verdict": verdict(found),
     }
     return json.dumps({**document, **agreement}, indent=2)

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 import typer
 
 from fsdpplan.cli.expand import Flag
-from fsdpplan.cli.options import DEFAULT_PLAN, Json, PlanFile
+from fsdpplan.cli.options import DEFAULT_PLAN, Json, PlanFile, Torch
 from fsdpplan.cli.parse import line
 
 
@@ -35,6 +35,15 @@ class RehearseOptions:
             help="Rehearse the model that this function makes, in place of the plan's.",
         ),
     ] = None
+    python: Annotated[
+        str | None,
+        Flag(
+            metavar="PATH",
+            parse=line,
+            help="Rehearse with this Python and its torch. Default: the one that runs fsdpplan.",
+        ),
+    ] = None
+    torch: Torch = None
     whole_step: Annotated[
         bool | None,
         Flag(
@@ -48,13 +57,25 @@ def rehearse(
     *, plan: PlanFile = DEFAULT_PLAN, options: RehearseOptions, json: Json = False
 ) -> None:
     """Run the plan's program at full size on one CPU; no GPU."""
-    from fsdpplan.cli import launch, rehearsal
+    from fsdpplan.cli import job_torch, launch, rehearsal
     from fsdpplan.cli.render import columns
     from fsdpplan.run.rehearse import rehearse as rehearse_plan
     from fsdpplan.run.rehearse_ranks import DEFAULT_RANKS, chosen_ranks
 
     chosen = launch.ranked(plan, None, own_program=False)
+    settled = job_torch.settled(
+        chosen, job_torch.given(options.torch), own_program=options.build is not None
+    )
+    chosen = settled.value
+    for sentence in settled.warnings:
+        typer.echo(f"fsdpplan: {sentence}", err=True)
     ranks = chosen_ranks(chosen.model, chosen.layout, options.ranks or DEFAULT_RANKS)
-    found = rehearse_plan(chosen, ranks, build=options.build, whole_step=bool(options.whole_step))
+    found = rehearse_plan(
+        chosen,
+        ranks,
+        build=options.build,
+        whole_step=bool(options.whole_step),
+        python=options.python,
+    )
     typer.echo(rehearsal.as_json(found) if json else rehearsal.screen(found, width=columns()))
     rehearsal.require_agreement(found)

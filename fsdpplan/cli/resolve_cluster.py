@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fsdpplan.cli.options import ClusterOptions
@@ -10,6 +12,7 @@ from fsdpplan.errors import ProbeError, SpecError
 
 if TYPE_CHECKING:
     from fsdpplan.files.clusters import LoadedCluster
+    from fsdpplan.spec.cluster import Cluster
 
 DEFAULT_HARDWARE = "dgx-h100"
 
@@ -27,6 +30,21 @@ def resolve_cluster(options: ClusterOptions) -> Resolved[LoadedCluster]:
     return _detected(options) or _loaded(options, DEFAULT_HARDWARE, _default(options))
 
 
+def larger_clusters(options: ClusterOptions) -> Callable[[int], Cluster] | None:
+    """The machines of a named or default profile with other numbers of GPUs, under the same flags;
+    None for the machines that were found here."""
+    from fsdpplan.topology.probe import visible_gpus
+
+    if options.hardware is None and visible_gpus():
+        return None
+
+    def larger(gpus: int) -> Cluster:
+        asked = replace(options, gpus=gpus, hardware=options.hardware or DEFAULT_HARDWARE)
+        return resolve_cluster(asked).value.cluster
+
+    return larger
+
+
 def _loaded(
     options: ClusterOptions, hardware: str, said: Resolved[None]
 ) -> Resolved[LoadedCluster]:
@@ -42,10 +60,17 @@ def _loaded(
         inter_bandwidth_bytes_per_second=options.inter_bw,
     )
     count = f"{loaded.cluster.gpus} GPUs, as the profile {hardware} has (--gpus)"
+    cluster = loaded.cluster
+    taken = [] if options.gpus else [count]
+    if options.gpus_per_node is None and loaded.leaves_idle:
+        taken.append(
+            f"{cluster.gpus_per_node} GPUs on each of {cluster.nodes} nodes, since {cluster.gpus} "
+            "do not fill whole ones (--gpus-per-node)"
+        )
     return Resolved(
         value=loaded,
         sources=(*said.sources, *loaded.sources),
-        assumptions=(*said.assumptions, *([] if options.gpus else [count])),
+        assumptions=(*said.assumptions, *taken),
         warnings=loaded.warnings,
     )
 

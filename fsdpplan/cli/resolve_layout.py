@@ -8,28 +8,45 @@ from typing import Any
 
 from fsdpplan.cli.options import LayoutOptions
 from fsdpplan.cli.resolved import Resolved
+from fsdpplan.cli.synonyms import SELECTIVE
 from fsdpplan.errors import SpecError
 from fsdpplan.search.enumerate import LOOPED_SCHEDULES, V_SCHEDULES
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.pins import pin_flag as flag
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import MESH_AXES, SPLIT_BACKWARD_SCHEDULES, Layout
+from fsdpplan.spec.runtime import RuntimeName
 from fsdpplan.spec.training import Training
 
 
-def resolve_pins(options: LayoutOptions, *, gpus: int) -> Resolved[Pins]:
+def resolve_pins(
+    options: LayoutOptions, *, gpus: int, runtime: RuntimeName | None = None
+) -> Resolved[Pins]:
     """The pins, refused where they contradict each other."""
     given = {
         field.name: getattr(options, field.name)
         for field in fields(options)
         if getattr(options, field.name) is not None
     }
+    meant = _selective(given, runtime)
     _refuse_degrees(given, gpus)
     _refuse_schedule(given)
+    _refuse_recomputation(given)
     return Resolved(
-        value=Pins(**given),
+        value=Pins(**given, **_stages(given)),
         sources=tuple((f"layout.{name}", f"flag {flag(name)}") for name in given),
+        assumptions=meant,
     )
+
+
+def _selective(given: dict[str, Any], runtime: RuntimeName | None) -> tuple[str, ...]:
+    """Put the runtime's own meaning in the place of the word, and say which it is."""
+    if given.get("activation_checkpointing") != SELECTIVE:
+        return ()
+    is_megatron = (runtime or "").startswith("megatron")
+    mode, whose = ("attention", "Megatron") if is_megatron else ("op", "torchtitan")
+    given["activation_checkpointing"] = mode
+    return (f"selective recomputation is {mode}, as {whose}'s (--activation-checkpointing)",)
 
 
 def _refuse_degrees(given: dict[str, Any], gpus: int) -> None:
@@ -77,6 +94,37 @@ def _refuse_schedule(given: dict[str, Any]) -> None:
             f"--virtual-stages {stages} does not go with --schedule {schedule}: use --schedule "
             "interleaved_1f1b"
         )
+
+
+def _refuse_recomputation(given: dict[str, Any]) -> None:
+    blocks = given.get("checkpoint_blocks", "all")
+    if blocks != "all" and given.get("activation_checkpointing") == "none":
+        raise SpecError(
+            f"--checkpoint-blocks {blocks} with --activation-checkpointing none recomputes "
+            "nothing: use --activation-checkpointing full, or leave --checkpoint-blocks out"
+        )
+
+
+def _stages(given: dict[str, Any]) -> dict[str, Any]:
+    """The stages a rank that `--stage-blocks` implies, where they are not given."""
+    blocks, pp = given.get("stage_blocks"), given.get("pp")
+    if blocks is None:
+        return {}
+    if pp is None or pp == 1 or len(blocks) % pp:
+        wish = f"--pp {len(blocks)}" if pp is None else f"a multiple of --pp {pp} numbers"
+        raise SpecError(
+            f"--stage-blocks {','.join(map(str, blocks))} names {len(blocks)} stages, which "
+            f"{'needs --pp' if pp is None else f'--pp {pp} does not divide'}: use "
+            f"{wish if pp != 1 else '--pp 2 or more'}"
+        )
+    virtual = len(blocks) // pp
+    if given.get("virtual_stages", virtual) != virtual:
+        raise SpecError(
+            f"--stage-blocks names {len(blocks)} stages, and --pp {pp} with --virtual-stages "
+            f"{given['virtual_stages']} makes {pp * given['virtual_stages']}: use --virtual-stages "
+            f"{virtual}"
+        )
+    return {} if "virtual_stages" in given else {"virtual_stages": virtual}
 
 
 def the_layout(pins: Pins, *, cluster: Cluster, training: Training) -> Resolved[Layout]:
@@ -149,7 +197,8 @@ def _default_policies(pins: Pins, degrees: dict[str, int], cluster: Cluster) -> 
         several = (*LOOPED_SCHEDULES, *V_SCHEDULES)
         policies["schedule"] = "interleaved_1f1b" if interleaved else "1f1b"
         policies["virtual_stages"] = 2 if pins.schedule in several else 1
-    return {**policies, "activation_checkpointing": "none"}
+    is_some = pins.checkpoint_blocks not in (None, "all")
+    return {**policies, "activation_checkpointing": "full" if is_some else "none"}
 
 
 def _microbatches(training: Training, *, ranks: int, micro_batch: int) -> int:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from fsdpplan.cli.options import TrainingOptions
 from fsdpplan.cli.resolved import Resolved, flag
 from fsdpplan.errors import SpecError
+from fsdpplan.search.pins import Pins
+from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
 from fsdpplan.units import format_count, format_percent
@@ -16,19 +19,20 @@ FP8_POLICIES = ("fp8_recipe", "fp8_all_gather")
 """Options whose default is that of `Training`; those of fp8 mean nothing without it."""
 
 
-def resolve_training(options: TrainingOptions, *, model: Model, gpus: int) -> Resolved[Training]:
+def resolve_training(
+    options: TrainingOptions, *, model: Model, cluster: Cluster, pins: Pins
+) -> Resolved[Training]:
     """The training that the options ask for."""
     if options.precision != "fp8":
         _refuse_fp8_options(options)
     seq_len = _seq_len(options, model)
-    batch = _global_batch(options, seq_len=seq_len.value, gpus=gpus)
-    given = {name: getattr(options, name) for name in (*POLICIES, *FP8_POLICIES)}
+    given = {name: getattr(options, name) for name in (*POLICIES, *FP8_POLICIES, "program")}
     values: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if options.headroom is not None:
         values["headroom_fraction"] = options.headroom
-    training = Training(
-        seq_len=seq_len.value, global_batch=batch.value, tokens=options.tokens, **values
-    )
+    draft = Training(seq_len=seq_len.value, global_batch=1, tokens=options.tokens, **values)
+    batch = _global_batch(options, draft, model=model, cluster=cluster, pins=pins)
+    training = replace(draft, global_batch=batch.value)
     named = {**given, "tokens": options.tokens, "headroom": options.headroom}
     return Resolved(
         value=training,
@@ -76,21 +80,39 @@ def _seq_len(options: TrainingOptions, model: Model) -> Resolved[int]:
     return Resolved(value=options.seq_len, sources=sources, warnings=(beyond,))
 
 
-def _global_batch(options: TrainingOptions, *, seq_len: int, gpus: int) -> Resolved[int]:
+def _global_batch(
+    options: TrainingOptions, draft: Training, *, model: Model, cluster: Cluster, pins: Pins
+) -> Resolved[int]:
     sources = (("training.global_batch", _source("global_batch", options.global_batch)),)
     if options.global_batch is not None:
         return Resolved(value=options.global_batch, sources=sources)
-    from fsdpplan.search.defaults import default_global_batch
+    from fsdpplan.search.legal_batch import legal_global_batch
 
-    batch = default_global_batch(seq_len=seq_len, gpus=gpus)
+    batch = legal_global_batch(model=model, cluster=cluster, training=draft, pins=pins)
+    words = f"a global batch of {batch:,} sequences, {format_count(batch * draft.seq_len)} tokens"
     return Resolved(
         value=batch,
         sources=sources,
-        assumptions=(
-            f"a global batch of {batch:,} sequences, {format_count(batch * seq_len)} tokens "
-            "(--global-batch)",
-        ),
+        assumptions=(f"{words} (--global-batch){_unusual(batch, draft.seq_len, cluster.gpus)}",),
     )
+
+
+def _unusual(batch: int, seq_len: int, gpus: int) -> str:
+    """What is to be said of a default batch that is not what it usually is."""
+    from fsdpplan.search.defaults import DEFAULT_TOKENS_PER_STEP, default_global_batch
+
+    usual = default_global_batch(seq_len=seq_len, gpus=gpus)
+    if batch > usual:
+        return (
+            f": unusually large, since {format_count(DEFAULT_TOKENS_PER_STEP)} tokens leave too "
+            f"many of {gpus:,} GPUs without work in any layout"
+        )
+    if batch < gpus:
+        return (
+            f": fewer than GPUs, so that several of them work on each sequence; --global-batch "
+            f"{gpus} gives each its own"
+        )
+    return ""
 
 
 def _policies_taken(training: Training, options: TrainingOptions) -> tuple[str, ...]:

@@ -101,8 +101,8 @@ LaunchFile = Annotated[
     str,
     typer.Argument(
         metavar="FILE",
-        help="A job script or Kubernetes manifest of fsdpplan. Default: job.sbatch here, else the "
-        "plan.",
+        help="A plan, or a job script or Kubernetes manifest of fsdpplan. Default: job.sbatch "
+        "here, else the plan.",
         show_default=False,
     ),
 ]

@@ -10,24 +10,25 @@ from fsdpplan.cli.screen_ranks import ranked_lines, why
 from fsdpplan.cost.params import active_parameter_count, parameter_count
 from fsdpplan.search.result import SearchResult
 from fsdpplan.spec.estimate import CollectiveCost, Estimate
+from fsdpplan.spec.plan import DEFAULT_SOURCE, TORCH_SOURCE
+from fsdpplan.spec.program import program_named
 from fsdpplan.units import format_count, format_gb, format_gib, format_seconds
 
 MOST_TERMS = 6
 """Terms of the memory that get a line each; the smaller ones share one."""
 
-MOST_RUNNERS_UP = 4
-RUNNERS_UP = "Runners-up, and what they lose to rank 1"
+RUNNERS_UP = "Runners-up, and why they are not first"
 
 
 def recommend_screen(inputs: Inputs, result: SearchResult, *, width: int) -> str:
     """What `recommend` prints when something fits."""
-    chosen, *others = result.ranked
+    chosen = result.ranked[0]
     return blocks(
         _question(inputs, width),
         answer_lines(inputs, chosen.layout, chosen.estimate, width),
         wrapped(why(result), width=width),
         _breakdowns(inputs, chosen.estimate, width),
-        ranked_lines(RUNNERS_UP, others[:MOST_RUNNERS_UP], chosen, width),
+        ranked_lines(RUNNERS_UP, result, width),
         _searched(result, width),
         _assumed(inputs, width),
     )
@@ -86,6 +87,10 @@ def _parameters(inputs: Inputs) -> str:
 def _precision(inputs: Inputs) -> str:
     training = inputs.training
     software = "" if training.runtime == "fsdp2" else f" with {training.traits.words}"
+    if training.program != "reference":
+        software = f", for {program_named(training.program).words}"
+    if dict(inputs.sources).get(TORCH_SOURCE, DEFAULT_SOURCE) != DEFAULT_SOURCE:
+        software += f", torch {training.torch}"
     if training.precision != "fp8":
         return f"{training.precision}{software}"
     gathered = ", weights gathered in fp8" if training.fp8_all_gather else ""

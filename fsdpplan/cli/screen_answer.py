@@ -112,7 +112,7 @@ def policy(layout: Layout) -> str:
         parts.append(f"schedule {layout.schedule}{stages}")
     if layout.sequence_parallel:
         parts.append("sequence parallel" + (", async TP" if layout.async_tp else ""))
-    parts.append(f"checkpointing {layout.activation_checkpointing}")
+    parts.append(f"checkpointing {layout.recomputation}")
     if layout.offload != "none":
         parts.append("state and optimizer on the host")
     if layout.loss_chunks > 1:

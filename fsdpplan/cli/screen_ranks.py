@@ -1,46 +1,57 @@
-"""The ranked list: why the first is first, and what the others lose to it."""
+"""The ranked list: why the first is first, and why the others are not."""
 
 from __future__ import annotations
 
 from fsdpplan.cli.render import wrapped
+from fsdpplan.search.order import LEAST_HEADROOM_FRACTION
 from fsdpplan.search.result import SearchResult
 from fsdpplan.search.words import degrees, differences
 from fsdpplan.spec.plan import RankedLayout
-from fsdpplan.units import format_gib, format_percent, format_seconds
+from fsdpplan.units import format_gib, format_seconds
 
-LEAST_GAIN_FRACTION = 0.01
-"""From this on a runner-up is said to be faster."""
+MOST_RUNNERS_UP = 4
+"""Besides these the fastest is shown, wherever it stands."""
 
 
 def why(result: SearchResult) -> str:
-    """Why the first is first, and which others the model cannot tell from it."""
-    shown = f"Rank 1: {result.ranked[0].reason}"
-    if not result.tied:
-        return f"{shown}."
-    ranks = " and ".join(map(str, result.tied[-2:]))
-    ranks = ", ".join((*map(str, result.tied[:-2]), ranks))
-    noun = "ranks" if len(result.tied) > 1 else "rank"
+    """Why the first is first, and which others the model cannot tell from the fastest."""
+    shown = f"Rank 1: {result.ranked[0].reason}."
+    tied = result.listed.tied
+    if not tied:
+        return shown
+    ranks = f"1 to {tied[-1]}" if len(tied) > 1 else "1 and 2"
     return (
-        f"{shown}. Not told apart from rank 1 by step time: {noun} {ranks}; first comes what "
-        "leaves more head-room, then the simpler."
+        f"{shown} Ranks {ranks} are not told apart from the fastest by step time: first comes "
+        "what has the fewest kinds of parallelism, then the fewest unusual settings, then "
+        f"{LEAST_HEADROOM_FRACTION:.0%} of the memory free, then the shortest step."
     )
 
 
-def ranked_lines(heading: str, others: list[RankedLayout], chosen: RankedLayout, width: int) -> str:
-    items = [_other(ranked, chosen, width) for ranked in others]
+def runners_up(result: SearchResult) -> list[RankedLayout]:
+    """The next best, and the fastest."""
+    others = result.ranked[1:]
+    return [
+        ranked
+        for index, ranked in enumerate(others)
+        if index < MOST_RUNNERS_UP or ranked is result.fastest
+    ]
+
+
+def ranked_lines(heading: str, result: SearchResult, width: int) -> str:
+    """The runners-up, each with what sets it apart from the first and why it is not first."""
+    chosen = result.ranked[0]
+    items = [_other(ranked, chosen, width) for ranked in runners_up(result)]
     return "\n".join([wrapped(heading, width=width), *items]) if items else ""
 
 
 def _other(ranked: RankedLayout, chosen: RankedLayout, width: int) -> str:
     step = ranked.estimate.step_seconds.expected
-    gain = 1 - step / chosen.estimate.step_seconds.expected
-    faster = f" ({format_percent(gain)} less)" if gain >= LEAST_GAIN_FRACTION else ""
     memory = format_gib(ranked.estimate.memory.peak_device_bytes)
     words = "; ".join((degrees(ranked.layout), *differences(ranked.layout, chosen.layout)))
     return "\n".join(
         (
             wrapped(
-                f"{format_seconds(step)}{faster}, {memory}: {words}",
+                f"{format_seconds(step)}, {memory}: {words}",
                 width=width,
                 first=f"  {ranked.rank:>2}  ",
             ),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fsdpplan.cli.comparison import comparison_table, row_document
 from fsdpplan.cli.job_options import JobOptions, ProgramOptions, TrainerOptions, given, job_of
+from fsdpplan.cli.job_torch import other_torch
 from fsdpplan.cli.launch import saved_plan, with_this_python
 from fsdpplan.cli.options import DEFAULT_PLAN
 from fsdpplan.cli.render import blocks, wrapped
@@ -25,7 +26,7 @@ from fsdpplan.files.plans import estimate_document, layout_document
 from fsdpplan.run.compare import compare
 from fsdpplan.run.fallback import Attempt, run_with_fallback
 from fsdpplan.run.jobs import Run
-from fsdpplan.run.launch import Launch, emit_script, read_launch, resolve_launch
+from fsdpplan.run.launch import Launch, emit_script, is_plan, read_launch, resolve_launch
 from fsdpplan.run.machine import Target, choose_target, this_machine
 from fsdpplan.run.outcome import Manner, Outcome
 from fsdpplan.run.session import attach, command_words, resume, run_launch
@@ -84,6 +85,9 @@ def manner_of(options: RunOptions) -> Manner:
 def prepare(plan: str, options: RunOptions, job: Job | None, *, file: str = "") -> Started:
     """Find the script and the place to run it."""
     folder = Path.cwd()
+    if file and is_plan(Path(file)):
+        plan, file = _named_plan(file, plan, options), ""
+        options = replace(options, source=None if options.smoke else "plan")
     if file:
         return _file(file, plan, options, job)
     if options.smoke:
@@ -111,6 +115,15 @@ def prepare(plan: str, options: RunOptions, job: Job | None, *, file: str = "") 
         )
     target = _target(launch, options)
     return Started(launch=launch, target=target, folder=folder, job=asked if emits else None)
+
+
+def _named_plan(file: str, plan: str, options: RunOptions) -> str:
+    """The plan that was given in the place of a script."""
+    if plan != DEFAULT_PLAN:
+        raise SpecError(f"{file} and {plan} are both plans: name one of them")
+    if options.source == "script":
+        raise SpecError(f"--from script runs a script, and {file} is a plan: leave out the one")
+    return file
 
 
 def _file(file: str, plan: str, options: RunOptions, job: Job | None) -> Started:
@@ -240,6 +253,7 @@ def outcome_json(attempts: Sequence[Attempt]) -> str:
             "seconds": outcome.seconds,
             "stopped": outcome.stopped,
             "run_folder": str(outcome.run_folder),
+            "torch": {"planned": plan.training.torch, "ran": _torch_that_ran(outcome)},
             "layout": layout_document(plan.layout),
             "predicted": estimate_document(plan.estimate),
             "measured": {row.quantity: row.measured for row in rows},
@@ -263,10 +277,16 @@ def outcome_table(attempts: Sequence[Attempt], *, width: int) -> str:
         comparison_table(rows, width=width),
         "" if outcome.nccl is None else wrapped(nccl_words(outcome.nccl), width=width),
         *(wrapped(text, width=width) for text in memory_words(attempts)),
+        wrapped(other_torch(last.launch.plan, _torch_that_ran(outcome)), width=width),
         wrapped(_ending(outcome), width=width),
         # Once more: launchers print tracebacks of their own below it.
         "" if complaint is None else wrapped(f"It said: {complaint}", width=width),
     )
+
+
+def _torch_that_ran(outcome: Outcome) -> str | None:
+    summary = outcome.measured.summary
+    return None if summary is None else summary.torch_version
 
 
 def _ending(outcome: Outcome) -> str:

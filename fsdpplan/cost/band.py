@@ -15,15 +15,25 @@ Errors are standard deviations of log time, fitted to residuals of projects that
 from __future__ import annotations
 
 from math import exp, sqrt
+from typing import Protocol
 
 from fsdpplan.spec.cluster import Cluster, StepError
-from fsdpplan.spec.estimate import Estimate, Interval, TimeBreakdown
+from fsdpplan.spec.estimate import Interval, TimeBreakdown
 
 NORMAL_80 = 1.2816
 """Standard deviations on each side that hold 80 % of a normal distribution."""
 
 MOST_INDISTINGUISHABLE_FRACTION = 0.03
-"""Layouts further apart than this are always ranked by their step time."""
+"""Layouts further apart than this are always ranked by their step time, however large the error of
+their difference: the faster one is the better guess, and simplicity may cost no more."""
+
+
+class Timed(Protocol):
+    """What has a step time with its parts: an estimate, or what is predicted of a measured run."""
+
+    @property
+    def time(self) -> TimeBreakdown:
+        """The parts."""
 
 
 def step_shares(time: TimeBreakdown) -> dict[str, float]:
@@ -77,10 +87,15 @@ def difference_log_error(one: TimeBreakdown, other: TimeBreakdown, error: StepEr
     return sqrt(error.layout_fraction**2 + sum(parts))
 
 
-def difference_fraction(one: Estimate, other: Estimate, *, cluster: Cluster) -> float:
-    """How much faster one must be to be told apart from the other, as a share of the step time.
+def difference_fraction(one: Timed, other: Timed, *, cluster: Cluster) -> float:
+    """Error of the difference of two layouts, as a share of the step time.
 
-    The 80 % half-width of the ratio of the two, at most 3 %.
+    The 80 % half-width of the ratio of their step times.
     """
     width = NORMAL_80 * difference_log_error(one.time, other.time, cluster.device.error)
-    return min(exp(width) - 1, MOST_INDISTINGUISHABLE_FRACTION)
+    return exp(width) - 1
+
+
+def tie_fraction(error_fraction: float) -> float:
+    """Up to which share of the step time a slower layout is not told apart from the fastest."""
+    return min(error_fraction, MOST_INDISTINGUISHABLE_FRACTION)

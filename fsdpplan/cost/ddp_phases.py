@@ -16,8 +16,8 @@ def ddp_phases(s: RankSizes) -> list[Phase]:
 
     Autocast copies each matrix to the compute dtype. The copies stay to the end of forward, and to
     backward unless it recomputes. Backward frees them with the saved activations, so the last
-    block's is the highest; where gradients in the compute dtype gather until its end, the first
-    block's may be.
+    block's is the highest, of those that recompute and of those that do not; where gradients in the
+    compute dtype gather until its end, the first block's may be.
     """
 
     def phase(
@@ -32,22 +32,26 @@ def ddp_phases(s: RankSizes) -> list[Phase]:
             temporaries=extra,
         )
 
-    forward = phase(
-        "forward",
-        parameters=s.blocks * s.copies_block,
-        activations=s.saved(s.blocks),
-        extra=s.block.forward_transient_bytes,
-    )
-    recomputed = s.block.live_bytes - s.block.saved_bytes + s.block.residual_bytes
+    runs = s.runs(0, s.blocks)
+    forward = [
+        phase(
+            "forward",
+            parameters=end * s.copies_block,
+            activations=s.saved(end),
+            extra=block.forward_transient_bytes,
+        )
+        for end, _, block in runs
+    ]
     backward = [
         phase(
             "backward",
             parameters=s.copies(left),
             gradients=s.head_gradient + (s.blocks - left) * s.grown_block,
-            activations=s.saved(left) + recomputed,
-            extra=s.block.backward_peak_bytes,
+            activations=s.saved(left) + block.live_bytes - block.saved_bytes + block.residual_bytes,
+            extra=block.backward_peak_bytes,
         )
-        for left in sorted({min(1, s.blocks), s.blocks})
+        for end, number, block in runs
+        for left in sorted({end - number + 1, end})
     ]
     embedding = phase(
         "backward",
@@ -68,14 +72,13 @@ def ddp_phases(s: RankSizes) -> list[Phase]:
         extra=s.element_bytes * s.logits_elements + s.logits_gather_bytes,
     )
     whole = [logits] if s.pieces is None else []
-    return [forward, *whole, *_loss_phases(s), *backward, embedding, grown]
+    return [*forward, *whole, *_loss_phases(s), *backward, embedding, grown]
 
 
 def _loss_phases(s: RankSizes) -> list[Phase]:
     """The loss, forward and backward; then the head's backward and the cast of its gradient."""
-    recomputes = s.block.live_bytes > s.block.saved_bytes
     pieces = s.pieces
-    copies = 0 if recomputes else s.blocks * s.copies_block
+    copies = (s.kept_blocks if s.recomputes else s.blocks) * s.copies_block
     saved = s.saved(s.blocks) + s.last_residual + s.message_buffers
 
     def phase(*, activations: int, logits_bytes: int, parameters: int, gradients: int) -> Phase:

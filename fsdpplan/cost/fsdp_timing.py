@@ -15,7 +15,7 @@ from fsdpplan.cost.groups import (
     shard_group,
 )
 from fsdpplan.cost.overlap import MicroBatch, UnitSeconds
-from fsdpplan.cost.shards import Stage, UnitSize
+from fsdpplan.cost.shards import Stage, UnitSize, own_layouts
 from fsdpplan.cost.timing import ends_seconds, layout_block_seconds
 from fsdpplan.cost.traffic_fsdp import root_gathered_dtype
 from fsdpplan.cost.work import memory_bytes_per_second
@@ -115,10 +115,6 @@ def block_unit_seconds(
     Experts that are sharded over other ranks are gathered and reduced behind the rest.
     """
     common = {"cluster": cluster, "training": training, "layout": layout}
-    block = layout_block_seconds(
-        model=unit.model, device=cluster.device, training=training, layout=layout
-    )
-    waiting = block_waiting(model=unit.model, **common)  # type: ignore[arg-type]
     regathers = layout.reshard_after_forward != "never"
     dtype = training.gathered_dtype
     parts = (
@@ -136,12 +132,25 @@ def block_unit_seconds(
             regathers=regathers,
             **common,  # type: ignore[arg-type]
         ),
-        UnitSeconds(
-            forward=unit.blocks * (block.forward + waiting.forward),
-            backward=unit.blocks * (block.recompute + block.backward + waiting.backward),
-        ),
+        _computed_seconds(unit, **common),  # type: ignore[arg-type]
     )
     return parts[0].plus(parts[1]).plus(parts[2])
+
+
+def _computed_seconds(
+    unit: BlockUnit, *, cluster: Cluster, training: Training, layout: Layout
+) -> UnitSeconds:
+    """What a unit's blocks compute, and wait for inside: those that recompute and those that
+    keep."""
+    forward = backward = 0.0
+    for own, blocks in own_layouts(layout, blocks=unit.blocks, kept_blocks=unit.kept_blocks):
+        block = layout_block_seconds(
+            model=unit.model, device=cluster.device, training=training, layout=own
+        )
+        waiting = block_waiting(model=unit.model, cluster=cluster, training=training, layout=own)
+        forward += blocks * (block.forward + waiting.forward)
+        backward += blocks * (block.recompute + block.backward + waiting.backward)
+    return UnitSeconds(forward=forward, backward=backward)
 
 
 @lru_cache(maxsize=4096)

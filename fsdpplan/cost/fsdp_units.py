@@ -34,6 +34,9 @@ class BlockUnit:
     """Routed experts of one expert-parallel rank, sharded over fewer; nothing where ep is 1."""
     number: int
     """Units like this, one after another."""
+    kept_blocks: int = 0
+    """Those of one unit's blocks, the last, that keep all activations though the layout
+    recomputes."""
 
 
 def _times(size: UnitSize, number: int) -> UnitSize:
@@ -58,12 +61,15 @@ def _block_units(
     model: Model, stage: Stage, tp: int, ep: int, shard_ranks: int, wrap_blocks: int
 ) -> tuple[BlockUnit, ...]:
     units: list[BlockUnit] = []
+    recomputed = stage.blocks - stage.kept_blocks
     for kind, blocks in block_kinds(model=model, stage=stage):
         size = block_size(model=kind, tp=tp, shard_ranks=shard_ranks, ep=ep)
         experts = expert_size(model=kind, tp=tp, shard_ranks=shard_ranks, ep=ep)
-        counts: dict[int, int] = {}
+        counts: dict[tuple[int, int], int] = {}
         for each in unit_blocks(blocks=blocks, wrap_blocks=wrap_blocks):
-            counts[each] = counts.get(each, 0) + 1
+            kept = each - max(0, min(recomputed, each))
+            counts[each, kept] = counts.get((each, kept), 0) + 1
+            recomputed -= each
         units += [
             BlockUnit(
                 model=kind,
@@ -71,8 +77,9 @@ def _block_units(
                 size=_times(size, each),
                 experts=_times(experts, each),
                 number=number,
+                kept_blocks=kept,
             )
-            for each, number in counts.items()
+            for (each, kept), number in counts.items()
         ]
     return tuple(units)
 

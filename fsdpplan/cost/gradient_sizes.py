@@ -15,8 +15,9 @@ from fsdpplan.spec.training import Training
 
 
 def holds_gradients(layout: Layout) -> bool:
-    """Gradients stay unsharded from micro-batch to micro-batch until the last one reduces them."""
-    return layout.num_microbatches > 1 and layout.gradient_sync == "last"
+    """Gradients stay unsharded from micro-batch to micro-batch until the last one reduces them; in
+    a pipeline also those of a single one, until the schedule is through."""
+    return layout.gradient_sync == "last" and (layout.num_microbatches > 1 or layout.pp > 1)
 
 
 def weight_gradients_of(*, training: Training, layout: Layout) -> WeightGradientsOf:

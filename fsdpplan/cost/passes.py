@@ -13,7 +13,7 @@ from fsdpplan.cost.replica_timing import (
     gather_waiting_seconds,
     reduction_exposed_seconds,
 )
-from fsdpplan.cost.shards import Stage, block_kinds, gradient_syncs
+from fsdpplan.cost.shards import Stage, block_layouts, gradient_syncs
 from fsdpplan.cost.timing import ends_seconds, layout_block_seconds
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import Layout
@@ -42,9 +42,9 @@ def plain_seconds(
     forward, backward = ends_seconds(
         model=model, device=device, training=training, layout=layout, stage=stage
     )
-    for kind, blocks in block_kinds(model=model, stage=stage):
-        block = layout_block_seconds(model=kind, device=device, training=training, layout=layout)
-        waiting = block_waiting(model=kind, cluster=cluster, training=training, layout=layout)
+    for kind, own, blocks in block_layouts(model=model, layout=layout, stage=stage):
+        block = layout_block_seconds(model=kind, device=device, training=training, layout=own)
+        waiting = block_waiting(model=kind, cluster=cluster, training=training, layout=own)
         forward += blocks * (block.forward + waiting.forward)
         backward += blocks * (block.recompute + block.backward + waiting.backward)
     return forward, backward

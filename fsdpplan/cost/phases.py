@@ -6,8 +6,9 @@ unit before in advance and keeps the reduce-scatter input of the unit behind unt
 reduction. The root (embedding, final norm, head) stays gathered from the first forward to the end
 of backward. Each function below returns the candidates of one stretch of that timeline, in the last
 micro-batch of a step, read off torch 2.13's `_fsdp_param_group.py` and `_fsdp_collectives.py` and
-off real FSDP2 steps under fake tensors; every quantity is linear in the unit's index, so the first
-and last two units bound the others.
+off real FSDP2 steps under fake tensors; every quantity is linear in the unit's index, among those
+that recompute and among those that keep everything, so the first and last two units of both bound
+the others.
 """
 
 from __future__ import annotations
@@ -17,10 +18,19 @@ from fsdpplan.cost.rank_quantities import Phase, RankSizes
 
 def fsdp_phases(s: RankSizes) -> list[Phase]:
     """All candidates of an FSDP rank."""
-    indices = sorted({s.units - 1, max(0, s.units - 2), min(1, s.units - 1), 0})
+    indices = _bounding_units(s)
     forward = [phase for index in indices for phase in unit_forward_phases(s, index)]
     backward = [phase for index in indices for phase in unit_backward_phases(s, index)]
     return [*forward, *loss_phases(s), *backward, *root_backward_phases(s)]
+
+
+def _bounding_units(s: RankSizes) -> list[int]:
+    """The first and last two units, and where blocks from there on keep everything those beside."""
+    indices = {s.units - 1, s.units - 2, 1, 0}
+    if 0 < s.kept_blocks < s.blocks:
+        border = (s.blocks - s.kept_blocks) // s.unit_blocks
+        indices |= set(range(border - 2, border + 3))
+    return sorted(index for index in indices if 0 <= index < s.units)
 
 
 def unit_forward_phases(s: RankSizes, index: int) -> list[Phase]:
@@ -37,16 +47,19 @@ def unit_forward_phases(s: RankSizes, index: int) -> list[Phase]:
         unsharded_gradients=s.held(s.blocks) + s.behind_root,
         activations=s.saved(before) + s.block.residual_bytes,
     )
-    compute = Phase(
-        name="forward",
-        gradients=s.gradients(0),
-        unsharded_parameters=parameters + blocks * s.copies_block,
-        gathers=s.gathers(copied, blocks * s.buffer_block),
-        unsharded_gradients=s.held(s.blocks) + s.behind_root,
-        activations=s.saved(before + blocks),
-        temporaries=s.block.forward_transient_bytes,
-    )
-    return [gather, compute]
+    computes = [
+        Phase(
+            name="forward",
+            gradients=s.gradients(0),
+            unsharded_parameters=parameters + (end - before) * s.copies_block,
+            gathers=s.gathers(copied, blocks * s.buffer_block),
+            unsharded_gradients=s.held(s.blocks) + s.behind_root,
+            activations=s.saved(end),
+            temporaries=block.forward_transient_bytes,
+        )
+        for end, _, block in s.runs(before, blocks)
+    ]
+    return [gather, *computes]
 
 
 def loss_phases(s: RankSizes) -> list[Phase]:
@@ -120,8 +133,6 @@ def unit_backward_phases(s: RankSizes, index: int) -> list[Phase]:
     prefetched = s.unit_blocks * s.prefetched_block if s.regathers and index else 0
     behind = s.blocks_of(index + 1) * s.reduce_block if done else s.behind_root
     held = s.held(before + blocks) + s.head_gradient
-    recomputed = s.block.live_bytes - s.block.saved_bytes
-    kept_by_later_blocks = (blocks - 1) * (s.block.weight_gradient_bytes - s.block.saved_bytes)
     last_gradient = s.block.last_weight_gradient_bytes
 
     def phase(
@@ -153,15 +164,21 @@ def unit_backward_phases(s: RankSizes, index: int) -> list[Phase]:
         shards=0,
         saved=s.saved(before + blocks),
     )
-    compute = phase(
-        copied=blocks * s.gathered_block,
-        buffers=prefetched,
-        copies=copies,
-        gradients=behind,
-        shards=0,
-        saved=s.saved(before + blocks) + recomputed,
-        extra=s.block.backward_peak_bytes + max(0, kept_by_later_blocks),
-    )
+    computes = [
+        phase(
+            copied=blocks * s.gathered_block,
+            buffers=prefetched,
+            copies=s.copies(end),
+            gradients=behind,
+            shards=0,
+            saved=s.saved(end) + block.live_bytes - block.saved_bytes,
+            extra=block.backward_peak_bytes
+            + (before + blocks - end) * block.weight_gradient_bytes
+            # of the later blocks of the run, when the first is at work
+            + max(0, (number - 1) * (block.weight_gradient_bytes - block.saved_bytes)),
+        )
+        for end, number, block in s.runs(before, blocks)
+    ]
     copy_in = phase(
         copied=0,
         buffers=prefetched,
@@ -178,7 +195,7 @@ def unit_backward_phases(s: RankSizes, index: int) -> list[Phase]:
         shards=blocks * s.shard_block_elements * s.reduced_bytes,
         saved=s.saved(before),
     )
-    return [*([copy_out] if s.regathers else []), compute, copy_in, reduced]
+    return [*([copy_out] if s.regathers else []), *computes, copy_in, reduced]
 
 
 def root_backward_phases(s: RankSizes) -> list[Phase]:

@@ -15,6 +15,7 @@ from fsdpplan.cost.pipeline_actions import (
     actions_of_rank,
     rank_stages,
 )
+from fsdpplan.cost.pipeline_moments import Moments, moments_of_rank, short_actions
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Schedule
 
@@ -29,6 +30,7 @@ __all__ = [
     "peak_in_flight",
     "peak_weights_pending",
     "rank_actions",
+    "rank_moments",
     "rank_stages",
     "require_simulated",
     "steady_microbatches",
@@ -189,6 +191,33 @@ def peak_weights_pending(
     return tuple(peak.pending for peak in _peaks(schedule, pp, short, virtual_stages, ()))
 
 
+@lru_cache(maxsize=1024)
+def rank_moments(
+    *,
+    schedule: Schedule,
+    pp: int,
+    num_microbatches: int,
+    stage_weights: tuple[int, ...],
+    kept_weights: tuple[int, ...] = (),
+) -> tuple[Moments, ...]:
+    """For each rank, what it holds at the moments of a step that may hold most; `stage_weights` are
+    the blocks of each stage, `kept_weights` those that keep everything (empty: none)."""
+    virtual_stages = len(stage_weights) // pp
+    short = steady_microbatches(
+        schedule=schedule, pp=pp, num_microbatches=num_microbatches, rounds=_PEAK_ROUNDS
+    )
+    if schedule not in ("gpipe", "looped_bfs", "1f1b"):
+        found = _peaks(schedule, pp, short, virtual_stages, stage_weights, kept_weights)
+        return tuple(peak.moments for peak in found)
+    moments = []
+    for rank in range(pp):
+        stages = rank_stages(schedule=schedule, pp=pp, virtual_stages=virtual_stages, rank=rank)
+        most = min(num_microbatches, pp - rank) if schedule == "1f1b" else num_microbatches
+        actions = short_actions(stages, most=most, several=most < num_microbatches)
+        moments.append(moments_of_rank(actions, stage_weights, kept_weights))
+    return tuple(moments)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Peak:
     """Micro-batches in each stage of a rank when it holds most."""
@@ -196,6 +225,7 @@ class _Peak:
     alive: tuple[int, ...]
     pending: tuple[int, ...]
     """Those of them between the two halves of their backward pass."""
+    moments: Moments
 
 
 @lru_cache(maxsize=256)
@@ -205,6 +235,7 @@ def _peaks(
     num_microbatches: int,
     virtual_stages: int,
     stage_weights: tuple[int, ...],
+    kept_weights: tuple[int, ...] = (),
 ) -> tuple[_Peak, ...]:
     weights = stage_weights or (1,) * (pp * virtual_stages)
     actions = rank_actions(
@@ -218,17 +249,21 @@ def _peaks(
             todo,
             rank_stages(schedule=schedule, pp=pp, virtual_stages=virtual_stages, rank=rank),
             weights,
+            kept_weights,
         )
         for rank, todo in enumerate(actions)
     )
 
 
 def _peak_of_rank(
-    actions: tuple[Action, ...], stages: tuple[int, ...], weights: tuple[int, ...]
+    actions: tuple[Action, ...],
+    stages: tuple[int, ...],
+    weights: tuple[int, ...],
+    kept: tuple[int, ...],
 ) -> _Peak:
     place = {stage: position for position, stage in enumerate(stages)}
     alive, pending = [0] * len(stages), [0] * len(stages)
-    peak, most = _Peak(alive=tuple(alive), pending=tuple(pending)), (0, 0)
+    peak, most = (tuple(alive), tuple(pending)), (0, 0)
     held = waiting = 0
     for stage, _, kind in actions:
         at = place[stage]
@@ -240,14 +275,15 @@ def _peak_of_rank(
             waiting += weights[stage]
         if (held, waiting) > most:
             most = (held, waiting)
-            peak = _Peak(alive=tuple(alive), pending=tuple(pending))
+            peak = (tuple(alive), tuple(pending))
         if kind in (BACKWARD, BACKWARD_WEIGHT):
             alive[at] -= 1
             held -= weights[stage]
         if kind == BACKWARD_WEIGHT:
             pending[at] -= 1
             waiting -= weights[stage]
-    return peak
+    moments = moments_of_rank(actions, weights, kept)
+    return _Peak(alive=peak[0], pending=peak[1], moments=moments)
 
 
 def steady_microbatches(*, schedule: Schedule, pp: int, num_microbatches: int, rounds: int) -> int:

@@ -47,12 +47,6 @@ class Run:
     gathered_seconds: tuple[float, ...]
     """Before this moment a stage's first forward pass cannot end; empty: no such limit."""
 
-    def stages_of(self, rank: int) -> tuple[int, ...]:
-        """Stages of one rank."""
-        return rank_stages(
-            schedule=self.schedule, pp=self.pp, virtual_stages=self.virtual_stages, rank=rank
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ends:
@@ -103,15 +97,6 @@ def _round_size(run: Run) -> int:
     )
 
 
-def _actions(run: Run) -> tuple[tuple[Action, ...], ...]:
-    return rank_actions(
-        schedule=run.schedule,
-        pp=run.pp,
-        num_microbatches=run.num_microbatches,
-        virtual_stages=run.virtual_stages,
-    )
-
-
 @lru_cache(maxsize=256)
 def _steady_ends(
     schedule: Schedule, pp: int, num_microbatches: int, virtual_stages: int, round_size: int
@@ -152,93 +137,128 @@ def _steady_advance_seconds(run: Run, done: list[list[float]], round_size: int) 
 
 
 def _ends(run: Run, done: list[list[float]]) -> Ends:
-    stages = [0.0] * len(run.seconds[FORWARD])
-    for todo, times in zip(_actions(run), done, strict=True):
-        for (stage, _, kind), time in zip(todo, times, strict=True):
-            if kind in (BACKWARD, BACKWARD_WEIGHT):
-                stages[stage] = time
-    return Ends(ranks=tuple(times[-1] for times in done), stages=tuple(stages))
+    last = _program(run.schedule, run.pp, run.num_microbatches, run.virtual_stages).last_backward
+    return Ends(
+        ranks=tuple([times[-1] for times in done]),
+        stages=tuple([done[rank][at] for rank, at in last]),
+    )
 
 
 def _played(run: Run) -> list[list[float]]:
     """When each action of each rank ends."""
-    links = _links(run)
-    inputs = _Inputs(len(run.seconds[FORWARD]), run.num_microbatches)
-    actions = _actions(run)
-    done: list[list[float]] = [[] for _ in actions]
+    program = _program(run.schedule, run.pp, run.num_microbatches, run.virtual_stages)
+    seconds = [each for of_pass in run.seconds for each in of_pass]
+    hop, gathered = run.send_seconds, run.gathered_seconds
+    arrived = [0.0] * program.slots
     link_free = [0.0] * (2 * run.pp)
-    waiting = list(range(run.pp))
-    while waiting:
-        waiting = [
-            rank
-            for rank in waiting
-            if not _advance(run, actions[rank], done[rank], inputs, links, link_free)
-        ]
+    clocks = [0.0] * run.pp
+    done: list[list[float]] = [[] for _ in range(run.pp)]
+    for rank, at, source, target, link, first in program.steps:
+        now, ready = clocks[rank], arrived[source]
+        now = (ready if ready > now else now) + seconds[at]
+        if first >= 0 and gathered and gathered[first] > now:
+            now = gathered[first]
+        clocks[rank] = now
+        done[rank].append(now)
+        if link < 0 or not hop:
+            arrived[target] = now
+        else:  # a message leaves when the one before it has arrived
+            free = link_free[link]
+            arrived[target] = link_free[link] = (free if free > now else now) + hop
     return done
 
 
-class _Inputs:
-    """When the input of each stage's passes is there, by micro-batch; -1: not yet known."""
+Step = tuple[int, int, int, int, int, int]
+"""(rank, place of its seconds, slot of its input, slot of its output, link of its message or -1,
+stage whose first forward pass it is or -1)."""
 
-    def __init__(self, stages: int, count: int) -> None:
-        self.forward = [[-1.0] * count for _ in range(stages + 1)]
-        self.backward = [[-1.0] * count for _ in range(stages + 1)]
-        self.forward[0] = [0.0] * count
-        self.backward[stages - 1] = [0.0] * count
+_START, _NOWHERE = 0, 1
+"""Slots of what is there from the start, and of what nobody waits for."""
 
 
-def _links(run: Run) -> tuple[tuple[int, ...], tuple[int, ...]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Program:
+    """The actions of all ranks in an order in which each comes behind its input: the same for
+    every run of one schedule, whatever its seconds."""
+
+    steps: tuple[Step, ...]
+    slots: int
+    last_backward: tuple[tuple[int, int], ...]
+    """(rank, place in its list) of each stage's last backward pass."""
+
+
+@lru_cache(maxsize=64)
+def _program(schedule: Schedule, pp: int, num_microbatches: int, virtual_stages: int) -> _Program:
+    shape = {"schedule": schedule, "pp": pp, "virtual_stages": virtual_stages}
+    lists = rank_actions(num_microbatches=num_microbatches, **shape)
+    held = [rank_stages(rank=rank, **shape) for rank in range(pp)]  # type: ignore[arg-type]
+    stages = pp * virtual_stages
+    links = _links(held, stages)
+    last: dict[int, tuple[int, int]] = {}
+    for rank, todo in enumerate(lists):
+        for at, (stage, _, kind) in enumerate(todo):
+            if kind in (BACKWARD, BACKWARD_WEIGHT):
+                last[stage] = (rank, at)
+    return _Program(
+        steps=tuple(_steps(lists, stages, num_microbatches, links)),
+        slots=2 + 2 * stages * num_microbatches,
+        last_backward=tuple(last[stage] for stage in range(stages)),
+    )
+
+
+def _steps(
+    lists: tuple[tuple[Action, ...], ...],
+    stages: int,
+    count: int,
+    links: tuple[tuple[int, ...], tuple[int, ...]],
+) -> list[Step]:
+    """Each rank as far as its inputs are there, in turn, until all is done."""
+    is_there = bytearray(2 + 2 * stages * count)
+    is_there[_START] = 1
+    backwards = 2 + stages * count
+    steps: list[Step] = []
+    places = [0] * len(lists)
+    waiting = list(range(len(lists)))
+    while waiting:
+        still = []
+        for rank in waiting:
+            todo = lists[rank]
+            for at in range(places[rank], len(todo)):
+                stage, index, kind = todo[at]
+                link = first = -1
+                source, target = _START, _NOWHERE
+                if kind == FORWARD:
+                    source = 2 + (stage - 1) * count + index if stage else _START
+                    target, link = 2 + stage * count + index, links[0][stage]
+                    first = stage if index == 0 else -1
+                elif kind != BACKWARD_WEIGHT:
+                    is_last = stage == stages - 1
+                    source = _START if is_last else backwards + (stage + 1) * count + index
+                    target, link = backwards + stage * count + index, links[1][stage]
+                if not is_there[source]:
+                    places[rank] = at
+                    still.append(rank)
+                    break
+                is_there[target] = 1
+                steps.append((rank, kind * stages + stage, source, target, link, first))
+        waiting = still
+    return steps
+
+
+def _links(held: list[tuple[int, ...]], stages: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The link on which each stage sends forward and backward; -1: its neighbour is on the same
     rank, or there is none. Links 2 r and 2 r + 1 lead from rank r to the ranks behind and before
     it; of two ranks each has one."""
-    stages = len(run.seconds[FORWARD])
-    rank_of = {stage: rank for rank in range(run.pp) for stage in run.stages_of(rank)}
+    rank_of = {stage: rank for rank, of_rank in enumerate(held) for stage in of_rank}
 
     def link(stage: int, peer: int) -> int:
         rank = rank_of[stage]
         if not 0 <= peer < stages or rank_of[peer] == rank:
             return -1
-        is_behind = (rank_of[peer] - rank) % run.pp == 1
+        is_behind = (rank_of[peer] - rank) % len(held) == 1
         return 2 * rank + (0 if is_behind else 1)
 
     return (
         tuple(link(stage, stage + 1) for stage in range(stages)),
         tuple(link(stage, stage - 1) for stage in range(stages)),
     )
-
-
-def _advance(
-    run: Run,
-    todo: tuple[Action, ...],
-    times: list[float],
-    inputs: _Inputs,
-    links: tuple[tuple[int, ...], tuple[int, ...]],
-    link_free: list[float],
-) -> bool:
-    """Do what one rank can do by now; whether that is all of it."""
-    seconds, hop, gathered = run.seconds, run.send_seconds, run.gathered_seconds
-    forwards, backwards = inputs.forward, inputs.backward
-    now = times[-1] if times else 0.0
-    for at in range(len(times), len(todo)):
-        stage, index, kind = todo[at]
-        if kind == BACKWARD_WEIGHT:
-            now += seconds[kind][stage]
-            times.append(now)
-            continue
-        ready = (backwards if kind else forwards)[stage][index]
-        if ready < 0:
-            return False
-        now = (ready if ready > now else now) + seconds[kind][stage]
-        if kind:
-            link, outputs = links[1][stage], backwards[stage - 1]
-        else:
-            if gathered and index == 0 and gathered[stage] > now:
-                now = gathered[stage]
-            link, outputs = links[0][stage], forwards[stage + 1]
-        times.append(now)
-        if link < 0 or not hop:
-            outputs[index] = now
-        else:  # a message leaves when the one before it has arrived
-            free = link_free[link]
-            outputs[index] = link_free[link] = (free if free > now else now) + hop
-    return True

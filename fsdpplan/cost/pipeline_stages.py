@@ -14,7 +14,13 @@ from math import floor, isclose
 
 from fsdpplan.cost.params import matmul_parameter_count
 from fsdpplan.cost.pipeline_gathers import ACTIVE_STAGES, stage_gathers
-from fsdpplan.cost.pipeline_order import peak_in_flight, peak_weights_pending, rank_stages
+from fsdpplan.cost.pipeline_moments import Moments, all_at_once, joined
+from fsdpplan.cost.pipeline_order import (
+    peak_in_flight,
+    peak_weights_pending,
+    rank_moments,
+    rank_stages,
+)
 from fsdpplan.cost.shards import Stage
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout, Schedule
@@ -165,11 +171,19 @@ def layout_stage_blocks(*, model: Model, layout: Layout) -> tuple[int, ...]:
     )
 
 
+def named_stages(*, model: Model, layout: Layout) -> Layout:
+    """`layout` with the blocks of its pipeline's stages named: for those who run it."""
+    if layout.pp == 1:
+        return layout
+    return replace(layout, stage_blocks=layout_stage_blocks(model=model, layout=layout))
+
+
 def pipeline_stages(*, model: Model, layout: Layout) -> tuple[Stage, ...]:
     """What each stage of the pipeline holds, first to last; one stage without a pipeline."""
     return _stages(
         layout_stage_blocks(model=model, layout=layout),
         model.dense_blocks if model.experts else 0,
+        model.layers if layout.checkpoint_blocks == "all" else layout.checkpoint_blocks,
     )
 
 
@@ -201,8 +215,56 @@ def in_flight_blocks(*, model: Model, layout: Layout) -> tuple[int, ...]:
     )
 
 
+def stage_moments(*, model: Model, layout: Layout, stage: Stage, in_flight_blocks: int) -> Moments:
+    """What the pipeline ranks that hold `stage`, and so much in flight, hold at the moments of a
+    step; of what is on no rank of the layout, or in no pipeline, all at once."""
+    at_once = all_at_once(alive=in_flight_blocks, blocks=stage.blocks, kept=stage.kept_blocks)
+    if layout.pp == 1:
+        return at_once
+    stages = pipeline_stages(model=model, layout=layout)
+    found = _stage_moments(
+        tuple(one.blocks for one in stages),
+        tuple(one.kept_blocks for one in stages) if stage.kept_blocks else (),
+        pipeline_ranks(model=model, layout=layout),
+        layout.schedule,
+        layout.num_microbatches,
+        stage,
+        in_flight_blocks,
+    )
+    return found or at_once
+
+
 @lru_cache(maxsize=4096)
-def _stages(per_stage: tuple[int, ...], dense_blocks: int) -> tuple[Stage, ...]:
+def _stage_moments(
+    per_stage: tuple[int, ...],
+    kept_per_stage: tuple[int, ...],
+    ranks: tuple[Stage, ...],
+    schedule: Schedule,
+    num_microbatches: int,
+    stage: Stage,
+    in_flight_blocks: int,
+) -> Moments | None:
+    pp = len(ranks)
+    in_flight = _in_flight_blocks(per_stage, schedule, pp, num_microbatches)
+    moments = rank_moments(
+        schedule=schedule,
+        pp=pp,
+        num_microbatches=num_microbatches,
+        stage_weights=per_stage,
+        kept_weights=kept_per_stage,
+    )
+    same = [
+        one
+        for one, holds, blocks in zip(moments, ranks, in_flight, strict=True)
+        if holds == stage and blocks == in_flight_blocks
+    ]
+    return joined(same) if same else None
+
+
+@lru_cache(maxsize=4096)
+def _stages(
+    per_stage: tuple[int, ...], dense_blocks: int, checkpoint_blocks: int
+) -> tuple[Stage, ...]:
     firsts = accumulate(per_stage, initial=0)
     return tuple(
         Stage(
@@ -210,6 +272,7 @@ def _stages(per_stage: tuple[int, ...], dense_blocks: int) -> tuple[Stage, ...]:
             has_embedding=index == 0,
             has_head=index == len(per_stage) - 1,
             dense_blocks=max(0, min(dense_blocks - first, blocks)),
+            kept_blocks=max(0, blocks - checkpoint_blocks),
         )
         for index, (blocks, first) in enumerate(zip(per_stage, firsts, strict=False))
     )
@@ -239,6 +302,7 @@ def _ranks(
             has_embedding=any(stages[index].has_embedding for index in held),
             has_head=any(stages[index].has_head for index in held),
             dense_blocks=sum(stages[index].dense_blocks for index in held),
+            kept_blocks=sum(stages[index].kept_blocks for index in held),
             inner_boundaries=sum(index + 1 in held for index in held),
             parts=tuple(
                 replace(stages[index], gathers=times)

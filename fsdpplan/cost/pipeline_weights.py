@@ -10,12 +10,14 @@ Source: torch 2.13 torch/distributed/pipelining/_backward.py and stage.py (`back
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
 from fsdpplan.cost.formats import formats, local_tokens
 from fsdpplan.cost.params import block_tensors
 from fsdpplan.cost.shards import Stage, stage_elements
+from fsdpplan.cost.torch_traits import has_lean_pipelines
 from fsdpplan.spec.layout import Layout, Schedule
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
@@ -24,28 +26,68 @@ ALL_SPLIT_SCHEDULES: tuple[Schedule, ...] = ("interleaved_zero_bubble", "zbv")
 """Every backward pass is split; DualPipeV splits only the first and last ones of a rank."""
 
 
-def split_backward_bytes(*, model: Model, training: Training, layout: Layout, stage: Stage) -> int:
-    """What a pipeline rank holds more than its activations under split backward passes.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitBackward:
+    """What a pipeline rank holds more than its activations under split backward passes."""
 
-    Outputs' gradients of the waiting micro-batches; weights' gradients in the compute dtype, which
-    the weights' half leaves beside the ones that FSDP2 accumulates, until the stage's next backward
-    pass; and the gradient of each micro-batch's input.
-    """
+    waiting_block_bytes: int = 0
+    """Outputs' gradients of a block, of a micro-batch that waits for the weights' half."""
+    input_bytes: int = 0
+    """Gradient of a stage's input, of a micro-batch."""
+    fresh_block_bytes: int = 0
+    """A block's weights' gradients in the compute dtype, which the weights' half leaves beside the
+    ones that FSDP2 accumulates, until the stage's next backward pass."""
+    adds_in_place: bool = False
+    """Gradients are added up in the compute dtype, or let go of when they have been added: only the
+    first ones are beside."""
+
+    def bytes_at(self, *, waiting: int, inputs: int, fresh: int, first: int) -> int:
+        """With so many blocks waiting, inputs that have a gradient and blocks with fresh gradients,
+        of which `first` have no others."""
+        return (
+            waiting * self.waiting_block_bytes
+            + inputs * self.input_bytes
+            + (first if self.adds_in_place else fresh) * self.fresh_block_bytes
+        )
+
+
+NOT_SPLIT = SplitBackward()
+
+
+def split_backward(
+    *, model: Model, training: Training, layout: Layout, stage: Stage
+) -> SplitBackward:
+    """What splitting costs the rank that holds `stage`; nothing under most schedules."""
     if layout.schedule not in ALL_SPLIT_SCHEDULES:
-        return 0
+        return NOT_SPLIT
     of = formats(training=training, layout=layout)
+    # of no more micro-batches than stages all were seen to stay
+    is_steady = layout.num_microbatches > layout.pp * layout.virtual_stages
+    lets_go = has_lean_pipelines(training) and is_steady
     tokens = local_tokens(training=training, layout=layout)
     residual_tokens = -(-tokens // layout.tp) if layout.sequence_parallel else tokens
-    waiting = stage.waiting_blocks * output_gradient_elements(
+    output = output_gradient_elements(
         model=model, tokens=tokens, residual_tokens=residual_tokens, tp=layout.tp
     )
-    later = [piece for piece in stage.pieces if not piece.has_embedding]
-    inputs = len(later) * layout.num_microbatches * residual_tokens * model.hidden
-    weights = [stage_elements(model=model, stage=piece, tp=layout.tp) for piece in later]
-    # the two arms of a V take turns; else a rank is at work in one stage for a round
-    recent = sum(weights) if layout.schedule == "zbv" else max(weights, default=0)
-    kept_twice = recent * of.gathered if of.reduced != of.gathered else 0
-    return waiting * of.computed + inputs * of.residual + kept_twice
+    blocks = replace(stage, has_embedding=False, has_head=False, parts=())
+    elements = stage_elements(model=model, stage=blocks, tp=layout.tp) // max(1, stage.blocks)
+    return SplitBackward(
+        waiting_block_bytes=output * of.computed,
+        input_bytes=residual_tokens * model.hidden * of.residual,
+        fresh_block_bytes=elements * of.gathered,
+        adds_in_place=of.reduced == of.gathered or lets_go,
+    )
+
+
+def split_backward_bytes(*, model: Model, training: Training, layout: Layout, stage: Stage) -> int:
+    """The most that it comes to, where nobody asks when."""
+    later = [piece.blocks for piece in stage.pieces if not piece.has_embedding]
+    return split_backward(model=model, training=training, layout=layout, stage=stage).bytes_at(
+        waiting=stage.waiting_blocks,
+        inputs=len(later) * layout.num_microbatches,
+        fresh=sum(later) if layout.schedule == "zbv" else max(later, default=0),
+        first=0,
+    )
 
 
 @lru_cache(maxsize=4096)

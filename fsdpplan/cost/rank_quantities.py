@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from fsdpplan.cost.activations import BlockActivations
 from fsdpplan.cost.head_pieces import LossPieces
+from fsdpplan.cost.pipeline_moments import Moments
+from fsdpplan.cost.pipeline_weights import SplitBackward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,14 +108,21 @@ class RankSizes:
     grown_root: int
     """The same of embedding, final norm and head."""
     block: BlockActivations
+    """Of a block as the layout's recomputation leaves it."""
+    kept: BlockActivations
+    """Of a block that keeps everything though the layout recomputes; the same where none does."""
+    kept_blocks: int
+    """Blocks on this rank of that kind: the last of each stage."""
     other_micro_batches: int
     """Activations of the other micro-batches in the pipeline."""
-    is_steady: bool
-    """The pipeline has more micro-batches than this rank holds at once: gradients of earlier ones
-    are held beside the most activations."""
-    looped_blocks: int
-    """Blocks of the virtual stage that all micro-batches go back through before another one; all
-    blocks where micro-batches alternate."""
+    beside_blocks: int
+    """Part of that which is not saved by blocks, and there as long as anything is in flight."""
+    split: SplitBackward
+    """What splitting backward passes keeps."""
+    pipeline_ends: int
+    """Of embedding and head, how many are here."""
+    moments: Moments
+    """What a pipeline rank holds while it works through its schedule."""
     message_buffers: int
     """Buffers for the messages of a pipeline's step."""
     recorded_bytes: int
@@ -157,12 +166,35 @@ class RankSizes:
     def copies(self, blocks: int) -> int:
         """Autocast's copies that `blocks` blocks keep for backward; recomputation makes them anew
         and has one block's."""
-        recomputes = self.block.live_bytes > self.block.saved_bytes
-        return min(blocks, 1 if recomputes else blocks) * self.copies_block
+        kept = self.kept_among(blocks) if self.recomputes else blocks
+        return (kept or min(blocks, 1)) * self.copies_block
+
+    @property
+    def recomputes(self) -> bool:
+        """Backward makes again what blocks did not save."""
+        return self.block.live_bytes > self.block.saved_bytes
+
+    def kept_among(self, blocks: int) -> int:
+        """Those of the first `blocks` blocks that keep everything though others recompute."""
+        return max(0, blocks - (self.blocks - self.kept_blocks))
+
+    def runs(self, first: int, blocks: int) -> list[tuple[int, int, BlockActivations]]:
+        """The blocks from `first` on as (end, how many, activations of one): those that recompute,
+        then those that keep everything."""
+        end = first + blocks
+        kept = min(blocks, self.kept_among(end))
+        runs = ((end - kept, blocks - kept, self.block), (end, kept, self.kept))
+        return [run for run in runs if run[1]]
 
     def saved(self, blocks: int) -> int:
-        """Activations of `blocks` blocks, and of the other micro-batches in the pipeline."""
-        return blocks * self.block.saved_bytes + self.other_micro_batches
+        """Activations of the first `blocks` blocks, and of the other micro-batches in the
+        pipeline."""
+        kept = self.kept_among(blocks)
+        return self.saved_by(blocks, kept=kept) + self.other_micro_batches
+
+    def saved_by(self, blocks: int, *, kept: int) -> int:
+        """Activations of `blocks` blocks of which `kept` keep everything."""
+        return (blocks - kept) * self.block.saved_bytes + kept * self.kept.saved_bytes
 
     def held(self, blocks: int) -> int:
         """Unsharded gradients that `blocks` blocks and the root keep from earlier micro-batches."""

@@ -11,7 +11,7 @@ against its collectives under a fake process group (tests/ground_truth).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
@@ -24,6 +24,7 @@ from fsdpplan.cost.params import (
 )
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
+from fsdpplan.spec.remembered import RemembersHash, remembered_hash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +44,10 @@ class UnitSize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class Stage(RemembersHash):
     """What one pipeline rank holds of the model."""
+
+    __hash__ = remembered_hash
 
     blocks: int
     """Transformer blocks, over all its virtual stages."""
@@ -64,11 +67,21 @@ class Stage:
     waiting_blocks: int = 0
     """(micro-batch, block) pairs between the two halves of their backward pass when a pipeline rank
     holds most."""
+    kept_blocks: int = 0
+    """Those of its blocks, the last of each virtual stage, that keep all activations though the
+    layout recomputes."""
 
     @property
     def pieces(self) -> tuple[Stage, ...]:
         """Its virtual stages, or itself."""
         return self.parts or (self,)
+
+    @property
+    def kept_dense_blocks(self) -> int:
+        """Those of `dense_blocks` that are also of `kept_blocks`: dense ones are the first."""
+        return sum(
+            max(0, piece.dense_blocks - (piece.blocks - piece.kept_blocks)) for piece in self.pieces
+        )
 
 
 def whole_model(model: Model) -> Stage:
@@ -96,6 +109,38 @@ def block_kinds(*, model: Model, stage: Stage) -> tuple[tuple[Model, int], ...]:
         (model, stage.blocks - stage.dense_blocks),
     )
     return tuple((kind, blocks) for kind, blocks in kinds if blocks)
+
+
+def block_layouts(
+    *, model: Model, layout: Layout, stage: Stage
+) -> tuple[tuple[Model, Layout, int], ...]:
+    """(model of the block, the layout as it is for it, how many) for each kind of block in `stage`
+    that is computed in its own way: those that keep everything have no recomputation."""
+    kept_dense = stage.kept_dense_blocks if stage.kept_blocks else 0
+    found = []
+    for kind, blocks in block_kinds(model=model, stage=stage):
+        is_dense = model.experts is not None and kind.experts is None
+        kept = kept_dense if is_dense else stage.kept_blocks - kept_dense
+        found += [
+            (kind, own, number)
+            for own, number in own_layouts(layout, blocks=blocks, kept_blocks=kept)
+        ]
+    return tuple(found)
+
+
+def own_layouts(layout: Layout, *, blocks: int, kept_blocks: int) -> tuple[tuple[Layout, int], ...]:
+    """(the layout as it is for them, how many) of `blocks` blocks of one kind, of which
+    `kept_blocks` keep everything."""
+    if not kept_blocks:
+        return ((layout, blocks),)
+    kept = (_keeping(layout), kept_blocks)
+    return ((layout, blocks - kept_blocks), kept) if blocks > kept_blocks else (kept,)
+
+
+@lru_cache(maxsize=4096)
+def _keeping(layout: Layout) -> Layout:
+    """`layout` for blocks that keep all their activations."""
+    return replace(layout, activation_checkpointing="none", checkpoint_blocks="all")
 
 
 def _shard_dim(tensor: ParameterTensor, local_shape: tuple[int, ...], shard_ranks: int) -> int:

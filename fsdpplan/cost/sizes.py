@@ -20,7 +20,8 @@ from fsdpplan.cost.gradient_sizes import (
 )
 from fsdpplan.cost.head_sizes import head_sizes
 from fsdpplan.cost.ledger import rank_state
-from fsdpplan.cost.pipeline_weights import split_backward_bytes
+from fsdpplan.cost.pipeline_stages import stage_moments
+from fsdpplan.cost.pipeline_weights import split_backward, split_backward_bytes
 from fsdpplan.cost.rank_quantities import RankSizes
 from fsdpplan.cost.shards import (
     Stage,
@@ -28,8 +29,10 @@ from fsdpplan.cost.shards import (
     block_kinds,
     block_size,
     expert_size,
+    own_layouts,
     root_size,
 )
+from fsdpplan.cost.torch_traits import has_lean_pipelines
 from fsdpplan.cost.weight_gradients import weight_gradient_bytes
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
@@ -61,7 +64,7 @@ def rank_sizes(
     )
     shard_root = root.shard_elements(shard_ranks)
     state = rank_state(model=model, training=training, layout=layout, stage=stage)
-    block = _block_activations(model=block_model, training=training, layout=layout)
+    block, kept = _own_activations(block_model, training=training, layout=layout, stage=stage)
     head = head_sizes(model=model, training=training, layout=layout, stage=stage)
     holds = holds_gradients(layout)
     shard_gradient = shard_gradient_bytes(training=training, layout=layout)
@@ -78,6 +81,12 @@ def rank_sizes(
     in_flight = -(-in_flight_blocks // max(1, stage.blocks))
     hidden_tokens = local_tokens(training=training, layout=layout) * model.hidden
     grows = grows_in_backward(training=training, layout=layout)
+    beside_blocks = others_at_the_loss * head.kept_bytes + in_flight * hidden_tokens * int(
+        training.traits.dropout and stage.has_embedding
+    )
+    moments = stage_moments(
+        model=model, layout=layout, stage=stage, in_flight_blocks=in_flight_blocks
+    )
     return RankSizes(
         blocks=stage.blocks,
         unit_blocks=max(1, min(layout.wrap_blocks, stage.blocks)),
@@ -121,12 +130,15 @@ def rank_sizes(
         grown_block=block.weight_gradient_bytes if grows else 0,
         grown_root=root.elements * of.computed if grows else 0,
         block=block,
-        other_micro_batches=max(0, in_flight_blocks - stage.blocks) * block.saved_bytes
-        + others_at_the_loss * head.kept_bytes
-        + split_backward_bytes(model=model, training=training, layout=layout, stage=stage)
-        + in_flight * hidden_tokens * int(training.traits.dropout and stage.has_embedding),
-        is_steady=in_flight_blocks < layout.num_microbatches * stage.blocks,
-        looped_blocks=stage.pieces[-1].blocks if layout.schedule == "looped_bfs" else stage.blocks,
+        kept=kept,
+        kept_blocks=stage.kept_blocks,
+        other_micro_batches=_others_saved_bytes(stage, in_flight_blocks, block, kept)
+        + beside_blocks
+        + split_backward_bytes(model=model, training=training, layout=layout, stage=stage),
+        beside_blocks=beside_blocks,
+        split=split_backward(model=model, training=training, layout=layout, stage=stage),
+        pipeline_ends=stage.has_embedding + stage.has_head,
+        moments=moments,
         message_buffers=_message_bytes(
             training=training,
             layout=layout,
@@ -162,6 +174,31 @@ def _block_unit(model: Model, *, layout: Layout, shard_ranks: int) -> tuple[Unit
     )
     shard = block.shard_elements(shard_ranks) + experts.shard_elements(expert_ranks // ep)
     return both, shard
+
+
+def _own_activations(
+    model: Model, *, training: Training, layout: Layout, stage: Stage
+) -> tuple[BlockActivations, BlockActivations]:
+    """Activations of a block that recomputes as the layout says, and of one that keeps all."""
+    given = {"model": model, "training": training}
+    block = _block_activations(layout=layout, **given)  # type: ignore[arg-type]
+    if not stage.kept_blocks:
+        return block, block
+    ((own, _),) = own_layouts(layout, blocks=1, kept_blocks=1)
+    return block, _block_activations(layout=own, **given)  # type: ignore[arg-type]
+
+
+def _others_saved_bytes(
+    stage: Stage, in_flight_blocks: int, block: BlockActivations, kept: BlockActivations
+) -> int:
+    """Activations of the micro-batches of a pipeline rank beside the one at work.
+
+    Those that keep everything are taken to be as large a part of them as of the rank's blocks,
+    which is so where its stages are of one size.
+    """
+    others = max(0, in_flight_blocks - stage.blocks)
+    all_kept = -(-others * stage.kept_blocks // max(1, stage.blocks))
+    return (others - all_kept) * block.saved_bytes + all_kept * kept.saved_bytes
 
 
 def _block_activations(*, model: Model, training: Training, layout: Layout) -> BlockActivations:
@@ -215,15 +252,18 @@ def _message_bytes(
     """What pipelining holds of its messages.
 
     Torch's schedules have a buffer for each message that a rank receives in a step, inputs and
-    gradients. Other softwares receive inputs into what the first block keeps, and hold outputs of
-    the micro-batches in flight as their trait says.
+    gradients; newer ones, for one of each kind. Other softwares receive inputs into what the first
+    block keeps, and hold outputs of the micro-batches in flight as their trait says.
     """
     if layout.pp == 1:
         return 0
     traits = training.traits
     if not traits.half_parameters:
         ends = int(stage.has_embedding) + int(stage.has_head) + 2 * stage.inner_boundaries
-        return layout.num_microbatches * (2 * layout.virtual_stages - ends) * message_bytes
+        # a rank with the head alone was seen to keep all
+        frees = has_lean_pipelines(training) and stage.blocks
+        messages = 1 if frees else layout.num_microbatches
+        return messages * (2 * layout.virtual_stages - ends) * message_bytes
     match traits.pipeline_outputs:
         case "freed":
             return message_bytes

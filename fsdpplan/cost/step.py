@@ -18,7 +18,7 @@ from fsdpplan.cost.flops import (
 )
 from fsdpplan.cost.passes import plain_seconds
 from fsdpplan.cost.products import block_products
-from fsdpplan.cost.shards import Stage, block_kinds, whole_model
+from fsdpplan.cost.shards import Stage, block_layouts, whole_model
 from fsdpplan.cost.step_time import step_time
 from fsdpplan.cost.timing import block_work
 from fsdpplan.spec.cluster import Cluster
@@ -104,9 +104,16 @@ def least_seconds(*, model: Model, cluster: Cluster, training: Training, layout:
 def executed_flops_ratio(*, model: Model, training: Training, layout: Layout) -> float:
     """Executed over useful FLOPs: recomputation counts here."""
     useful = useful_flops_per_token(model=model, seq_len=training.seq_len)
+    is_same = layout.checkpoint_blocks == "all"
+    stages = (
+        (whole_model(model),)
+        if is_same
+        else pipeline_stages.pipeline_stages(model=model, layout=layout)
+    )
     again = sum(
-        blocks * _repeated_flops_per_token(kind, training, layout)
-        for kind, blocks in block_kinds(model=model, stage=whole_model(model))
+        blocks * _repeated_flops_per_token(kind, training, own)
+        for stage in stages
+        for kind, own, blocks in block_layouts(model=model, layout=layout, stage=stage)
     )
     return 1 + again / useful
 

@@ -22,7 +22,7 @@ from fsdpplan.cost.exposed import (
 from fsdpplan.cost.passes import Passes, fsdp_passes, replica_passes
 from fsdpplan.cost.pipeline_passes import pipeline_passes
 from fsdpplan.cost.pipeline_stages import pipeline_ranks
-from fsdpplan.cost.shards import Stage, block_kinds
+from fsdpplan.cost.shards import Stage, block_layouts
 from fsdpplan.cost.timing import (
     block_work,
     gradient_seconds,
@@ -133,8 +133,8 @@ def inner_waiting_seconds(
 ) -> dict[str, float]:
     """What the collectives inside all blocks expose in a step, by mesh axis."""
     waiting: dict[str, float] = {}
-    for kind, blocks in block_kinds(model=model, stage=stage):
-        block = block_waiting(model=kind, cluster=cluster, training=training, layout=layout)
+    for kind, own, blocks in block_layouts(model=model, layout=layout, stage=stage):
+        block = block_waiting(model=kind, cluster=cluster, training=training, layout=own)
         for axis, seconds in block.by_axis:
             more = layout.num_microbatches * blocks * seconds
             waiting[axis] = waiting.get(axis, 0.0) + more
@@ -167,8 +167,8 @@ def _compute_parts(
     """Parts of all blocks and micro-batches, none of them in two; recomputation is split as forward
     is."""
     matmul = attention = launch = 0.0
-    for kind, blocks in block_kinds(model=model, stage=stage):
-        work = block_work(model=kind, training=training, layout=layout)
+    for kind, own, blocks in block_layouts(model=model, layout=layout, stage=stage):
+        work = block_work(model=kind, training=training, layout=own)
         block = block_seconds(work, cluster.device)
         forward, backward = device_parts(work, cluster.device)
         number = layout.num_microbatches * blocks

@@ -24,16 +24,19 @@ def exchanges_tables(*, model: Model, training: Training, layout: Layout) -> boo
     return model.tied_embeddings and is_distant and training.runtime == "fsdp2"
 
 
-def table_gradient_bytes(*, model: Model, layout: Layout) -> int:
+def table_gradient_bytes(*, model: Model, layout: Layout, rank: int = 0) -> int:
     """Reduced fp32 gradient of one rank's part of the table.
 
         4 * ceil(V / (tp n)) * h
 
-    with n the ranks of a shard group: 1 where each rank keeps whole gradients.
+    with n the ranks of a shard group: 1 where each rank keeps whole gradients. The last ranks of
+    the group have less where n does not divide the rows.
     """
     ranks = layout.shard_ranks if layout.sharding in ("fsdp", "zero2") else 1
     table = unit_size(embedding_tensors(model)[:1], tp=layout.tp, shard_ranks=ranks)
-    return DTYPE_BYTES["fp32"] * (table.padded_elements // ranks)
+    most = table.padded_elements // ranks
+    before = (rank // layout.tp) % ranks * most
+    return DTYPE_BYTES["fp32"] * max(0, min(most, table.elements - before))
 
 
 def table_calls(

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 from fsdpplan.cost.block_calls import block_calls, gathered_activation_dtype
 from fsdpplan.cost.calls import Calls, activation_bytes
+from fsdpplan.cost.gradient_sizes import holds_gradients
 from fsdpplan.cost.groups import pp_group, tp_group
 from fsdpplan.cost.params import (
     ParameterTensor,
@@ -23,7 +24,7 @@ from fsdpplan.cost.params import (
     embedding_tensors,
     head_tensors,
 )
-from fsdpplan.cost.shards import Stage, block_kinds, gradient_syncs
+from fsdpplan.cost.shards import Stage, block_kinds, block_layouts, gradient_syncs
 from fsdpplan.cost.sizes import local_tokens
 from fsdpplan.cost.tied_tables import table_calls
 from fsdpplan.cost.traffic_fsdp import FP32_BYTES, fsdp_calls, norm_calls
@@ -44,10 +45,8 @@ def inner_calls(
     *, model: Model, training: Training, layout: Layout, stage: Stage, device_kind: DeviceKind
 ) -> Iterator[Calls]:
     """Collectives inside the blocks, of all blocks and micro-batches."""
-    for kind, blocks in block_kinds(model=model, stage=stage):
-        for call in block_calls(
-            model=kind, training=training, layout=layout, device_kind=device_kind
-        ):
+    for kind, own, blocks in block_layouts(model=model, layout=layout, stage=stage):
+        for call in block_calls(model=kind, training=training, layout=own, device_kind=device_kind):
             yield Calls(
                 collective=call.collective,
                 group=call.group,
@@ -106,7 +105,7 @@ def _norm_weight_calls(
 
     DDP is given whole gradients, so each backward sums them, in fp32.
     """
-    holds = layout.gradient_sync == "last" and layout.num_microbatches > 1
+    holds = holds_gradients(layout)
     dtype = training.reduce_dtype if holds else training.activation_dtype
     syncs = gradient_syncs(layout)
     if _autocasts(training, layout):

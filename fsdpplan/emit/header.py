@@ -10,6 +10,7 @@ from textwrap import dedent
 from fsdpplan.emit.quoting import comment, literal_word
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.plan import Plan
+from fsdpplan.spec.torch_features import torch_need
 from fsdpplan.units import format_gib, format_percent, format_seconds
 
 PLAN_DELIMITER = "FSDPPLAN_PLAN_END"
@@ -69,6 +70,7 @@ def header_lines(*, plan: Plan, plan_json: str, version: str) -> list[str]:
             f"= {cluster.gpus} ranks"
         ),
         comment(f"Layout: {layout_words(plan)}"),
+        *([] if plan.training.torch is None else [comment(f"Torch: {torch_words(plan)}")]),
         comment(
             f"Predicted step: {format_seconds(step.expected)} (80 % band "
             f"{format_seconds(step.lower)} to {format_seconds(step.upper)}), "
@@ -83,6 +85,17 @@ def header_lines(*, plan: Plan, plan_json: str, version: str) -> list[str]:
     ]
 
 
+def torch_words(plan: Plan) -> str:
+    """The release that was planned for, where it came from, and the oldest that will do."""
+    source = "assumed" if plan.known_torch is None else plan.torch_source
+    planned, need = plan.training.torch_release, torch_need(plan.setting)
+    if planned is None or planned < need.oldest:  # the job has a program of its own
+        return f"{planned} ({source})"
+    return f"{planned} ({source}); needs {need.oldest} or newer" + (
+        f", for {need.because}" if need.because else ""
+    )
+
+
 def layout_words(plan: Plan) -> str:
     """The layout in one line: its degrees above 1 and its policies."""
     layout = plan.layout
@@ -92,7 +105,7 @@ def layout_words(plan: Plan) -> str:
     if layout.sharding == "fsdp":
         parts.append(f"reshard {layout.reshard_after_forward}")
     parts.append(f"micro-batch {layout.micro_batch} x {layout.num_microbatches}")
-    parts.append(f"checkpointing {layout.activation_checkpointing}")
+    parts.append(f"checkpointing {layout.recomputation}")
     return ", ".join(parts)
 
 

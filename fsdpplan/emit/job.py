@@ -57,6 +57,8 @@ class Trainer:
     """Steps to profile, as START:STEPS."""
     hang_seconds: int | None = None
     """How long a step may take; 0: for ever."""
+    numbers: bool | None = None
+    """Whether a tiny model steps first, and is compared with one process; None: it does."""
 
     def __post_init__(self) -> None:
         if self.steps is not None:
@@ -111,7 +113,8 @@ class Trainer:
         )
         given = ((name, str(value)) for name, value in pairs if value is not None)
         words = tuple(f"{name}={value}" for name, value in given)
-        return (*words, "--pack") if self.pack else words
+        switches = (("--pack", self.pack), ("--no-numbers", self.numbers is False))
+        return (*words, *(name for name, is_on in switches if is_on))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,11 @@ import re
 from fsdpplan.emit.job import Job
 from fsdpplan.emit.nccl_rules import NCCL_GUIDE, Rule, Setting, is_nvidia
 from fsdpplan.spec.plan import Plan
+from fsdpplan.spec.torch_release import TorchRelease
 
 TORCH_VARIABLES = "torch 2.13 c10d/ProcessGroupNCCL.hpp"
+ALLOC_CONF_SINCE = TorchRelease(2, 10)
+"""Since then CUDA's allocator reads PYTORCH_ALLOC_CONF. In 2.9 only what all devices share does."""
 LEAST_RECORDS = 2000
 """What torch 2.13 keeps by default (c10d/FlightRecorder.hpp)."""
 STEPS_RECORDED = 2
@@ -18,21 +21,34 @@ STEPS_RECORDED = 2
 def _allocator(plan: Plan, job: Job) -> Setting | str:
     if not is_nvidia(plan.cluster.device):
         return "it is for CUDA's allocator"
-    return Setting(
-        value="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}",
-        expands=True,
-        reason="blocks are gathered and freed all the time; segments that grow leave fewer holes, "
-        "so what is reserved stays near what is allocated",
-    )
+    torch = plan.known_torch
+    if torch is not None and torch < ALLOC_CONF_SINCE:
+        return f"torch {torch} reads the older name only"
+    return _growing("PYTORCH_CUDA_ALLOC_CONF")
 
 
 def _allocator_of_older_torch(plan: Plan, job: Job) -> Setting | str:
     if not is_nvidia(plan.cluster.device):
         return "it is for CUDA's allocator"
+    torch = plan.known_torch
+    if torch is None:
+        return Setting(
+            value="$PYTORCH_ALLOC_CONF",
+            expands=True,
+            reason="the same setting, by its older name: nobody has said which torch will run",
+        )
+    if torch >= ALLOC_CONF_SINCE:
+        return f"torch {torch} reads the newer name"
+    return _growing("PYTORCH_ALLOC_CONF")
+
+
+def _growing(other_name: str) -> Setting:
+    """Segments that grow, unless the user has set the allocator by its other name."""
     return Setting(
-        value="$PYTORCH_ALLOC_CONF",
+        value=f"${{{other_name}:-expandable_segments:True}}",
         expands=True,
-        reason="the same setting, by its older name",
+        reason="blocks are gathered and freed all the time; segments that grow leave fewer holes, "
+        "so what is reserved stays near what is allocated",
     )
 
 
@@ -123,17 +139,17 @@ DEVICE_RULES: tuple[Rule, ...] = (
     Rule(
         name="PYTORCH_ALLOC_CONF",
         kind="allocator",
-        when="GPUs of NVIDIA",
-        versions="torch >= 2.9",
-        source="torch 2.13 c10/core/AllocatorConfig.h",
+        when="GPUs of NVIDIA, and torch is not known to be older",
+        versions=f"torch >= {ALLOC_CONF_SINCE}",
+        source="torch 2.10 c10/cuda/CUDAAllocatorConfig.h",
         decide=_allocator,
     ),
     Rule(
         name="PYTORCH_CUDA_ALLOC_CONF",
         kind="allocator",
-        when="GPUs of NVIDIA",
-        versions="torch < 2.9",
-        source="torch 2.13 c10/core/AllocatorConfig.h",
+        when="GPUs of NVIDIA, and torch is older or not known",
+        versions=f"torch < {ALLOC_CONF_SINCE}",
+        source="torch 2.9 c10/cuda/CUDAAllocatorConfig.h",
         decide=_allocator_of_older_torch,
     ),
     Rule(

@@ -10,6 +10,7 @@ from fsdpplan.emit.nccl_cloud import cloud_scripts
 from fsdpplan.emit.nccl_rules import network_between
 from fsdpplan.node import look, meet
 from fsdpplan.spec.plan import Plan
+from fsdpplan.spec.torch_features import torch_need
 
 
 def node_check(*, several: bool) -> str:
@@ -37,11 +38,21 @@ def assumptions(*, plan: Plan, job: Job) -> tuple[str, ...]:
     if not isinstance(network, str) and network.transport == "efa":
         files += network.net_plugins[:1]
     return (
+        *_torch_needed(plan, job),
         *(f"read={path}" for path in _read_by_all(job)),
         *(f"save={folder}" for folder in _written_by_all(job)),
         *variables,
         *(f"file={path}" for path in files),
     )
+
+
+def _torch_needed(plan: Plan, job: Job) -> list[str]:
+    """The oldest torch that the trainer can train the plan with; a program of the user's own knows
+    what it needs itself."""
+    if not isinstance(job.program, Trainer):
+        return []
+    need = torch_need(plan.setting)
+    return [f"torch={need.oldest},{need.because}"]
 
 
 def _read_by_all(job: Job) -> list[str]:

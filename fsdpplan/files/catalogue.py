@@ -59,6 +59,16 @@ def published_parameter_count(name: str) -> int:
     return int(_entries()[_find(name)]["parameters"])
 
 
+MOST_NAMED = 12
+"""Names in one message."""
+
+
+def names_with(words: str) -> list[str]:
+    """Names in the catalogue that hold all parts of `words`, in any order."""
+    parts = words.lower().replace("-", " ").replace("_", " ").split()
+    return [name for name in _entries() if parts and all(part in name for part in parts)]
+
+
 def _find(name: str) -> str:
     """The catalogue's spelling of `name`."""
     plain = name.strip().lower()
@@ -69,6 +79,15 @@ def _find(name: str) -> str:
     last = plain.rsplit("/", 1)[-1]
     if last in _entries():
         return last
+    within = names_with(last)
+    if len(within) == 1:
+        return within[0]
+    if within:
+        raise ProfileNotFound(
+            f"{short(name)} stands in the names of {len(within)} models: type one of "
+            f"{', '.join(within[:MOST_NAMED])}{' ...' if len(within) > MOST_NAMED else ''}; "
+            f"`fsdpplan models {last}` lists them"
+        )
     nearest = _near(last)
     hint = f"nearest: {', '.join(nearest)}; " if nearest else ""
     if _MIXTURE_NAMES.search(plain):

@@ -32,6 +32,8 @@ class LoadedCluster:
     """Of a cluster with several types of nodes: the nodes of each type alone."""
     warnings: tuple[str, ...] = ()
     """What holds the cluster back, in sentences."""
+    leaves_idle: bool = False
+    """Some GPUs of each of several nodes are left out, so that all nodes give as many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +180,12 @@ def _equal_nodes(nodes: _Nodes, *, profiled: int | None, flags: Flags) -> Loaded
         named |= _level_sources(cluster.levels[-1], "flag --inter-bw, per GPU and direction")
     beyond = {profile.level.name for profile in nodes.levels} - {level.name for level in levels}
     cluster = weakened(cluster, [spot for spot in nodes.weak if spot.level not in beyond])
-    return LoadedCluster(cluster=cluster, sources=_used(named, cluster))
+    whole = node.gpus_per_node or per_node
+    return LoadedCluster(
+        cluster=cluster,
+        sources=_used(named, cluster),
+        leaves_idle=count > per_node and per_node < whole,
+    )
 
 
 def _device(nodes: _Nodes, asked: str | None) -> DeviceProfile:
@@ -254,7 +261,7 @@ def _gpus_per_node(node: NodeProfile, *, gpus: int, asked: int | None) -> int:
     """GPUs used on each node: as asked, else whole nodes, or a part of a single one."""
     most = node.gpus_per_node
     if asked is None:
-        return gpus if most is None else min(gpus, most)
+        return gpus if most is None or gpus <= most else _equal_share(gpus, most=most)
     if not 1 <= asked <= gpus:
         raise SpecError(
             f"--gpus-per-node must lie between 1 and the {gpus} GPUs in all, not {short(asked)}"
@@ -262,6 +269,13 @@ def _gpus_per_node(node: NodeProfile, *, gpus: int, asked: int | None) -> int:
     if most is not None and asked > most:
         raise SpecError(f"a {node.name} node has {most} GPUs: use --gpus-per-node {most} or less")
     return asked
+
+
+def _equal_share(gpus: int, *, most: int) -> int:
+    """As many GPUs of each of the fewest nodes that hold them: 14 are 7 on each of two nodes of 8.
+    Where they do not split so, whole nodes, and the count is refused."""
+    nodes = -(-gpus // most)
+    return gpus // nodes if gpus % nodes == 0 else most
 
 
 def _with_intra(cluster: Cluster, bytes_per_second: float) -> Cluster:

@@ -1,21 +1,21 @@
 """Plan upgrade: documents of earlier fsdpplans, read as the same plan with today's fields.
 
-Those of the first one are told by a fitted number that no plan has had since; those before clusters
-had a network, or a correction, by its absence. A field that has come since has its default, which
-is what they meant without saying it.
+A field that has come since has its default, which is what plans before it meant without saying it:
+a new field needs such a default. Those of the first fsdpplan, which had fitted numbers of another
+meaning, are told by one of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from math import log
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
-from fsdpplan.spec.cluster import Cluster, Device, DeviceFit, Level, StepError
-from fsdpplan.spec.estimate import MemoryBreakdown, TimeBreakdown
+from fsdpplan.spec.cluster import DeviceFit, Level, StepError
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
+from fsdpplan.spec.plan import Plan
 from fsdpplan.spec.training import Training
 
 OLD_MARK = "attention_backward_fraction"
@@ -39,52 +39,23 @@ _NORMAL_80 = 1.2816
 def upgraded(document: dict[str, Any]) -> dict[str, Any]:
     """`document` with today's fields; the same where it has them, or is no plan at all."""
     cluster = _table(document, "cluster")
-    if cluster and not {"network", "weak"} & set(cluster):
-        device = _filled(Device, cluster.get("device"))
-        document = {**document, "cluster": {**_filled(Cluster, cluster), "device": device}}
-    elif cluster and "correction" not in cluster:
-        document = {**document, "cluster": {**cluster, "correction": None}}
-    device = _table(_table(document, "cluster"), "device")
+    device = _table(cluster, "device")
     fit = _table(device, "fit")
-    if not isinstance(fit.get(OLD_MARK), int | float):
-        return document
-    new_device = {**device, "fit": _fit(fit), "error": _error(fit)}
-    levels = _table(document, "cluster").get("levels")
-    cluster = {**document["cluster"], "device": new_device}
-    if isinstance(levels, list):
-        cluster["levels"] = [_filled(Level, level) for level in levels]
-    lines = document.get("alternatives")
-    return {
-        **_planned(document),
-        "model": _filled(Model, document.get("model")),
-        "cluster": cluster,
-        "training": _filled(Training, document.get("training")),
-        "alternatives": [_planned(line) for line in lines] if isinstance(lines, list) else lines,
-    }
+    if isinstance(fit.get(OLD_MARK), int | float):
+        device = {**device, "fit": _fit(fit), "error": _error(fit)}
+        document = {**document, "cluster": {**cluster, "device": device}}
+    kinds = get_type_hints(Plan)
+    return {key: _filled(kinds.get(key), value) for key, value in document.items()}
 
 
-def _planned(holder: Any) -> Any:
-    """What holds a layout and its estimate, both with today's fields."""
-    if not isinstance(holder, dict):
-        return holder
-    estimate = holder.get("estimate")
-    if isinstance(estimate, dict):
-        estimate = {
-            **estimate,
-            "time": _filled(TimeBreakdown, estimate.get("time")),
-            "memory": _filled(MemoryBreakdown, estimate.get("memory")),
-        }
-    return {**holder, "layout": _filled(Layout, holder.get("layout")), "estimate": estimate}
-
-
-def _fit(fit: dict[str, Any]) -> Any:
+def _fit(fit: dict[str, Any]) -> dict[str, Any]:
     """Today's fitted numbers: the backward rate as a ratio; the band is no part of them."""
     forward, backward = fit.get("attention_forward_fraction"), fit[OLD_MARK]
     gone = (OLD_MARK, "step_time_lower_fraction", "step_time_upper_fraction")
     kept = {name: value for name, value in fit.items() if name not in gone}
     if isinstance(forward, int | float) and forward > 0:
         kept["attention_backward_ratio"] = min(1.0, backward / forward)
-    return _filled(DeviceFit, kept)
+    return kept
 
 
 def _error(fit: dict[str, Any]) -> dict[str, float]:
@@ -95,14 +66,22 @@ def _error(fit: dict[str, Any]) -> dict[str, float]:
     return {**zeros, "base_fraction": log(float(upper)) / _NORMAL_80 if known else 0.0}  # type: ignore[arg-type]
 
 
-def _filled(kind: type, table: Any) -> Any:
-    """`table` with the defaults of `kind` for what it does not say."""
-    if not isinstance(table, dict):
-        return table
-    return {**table, **{k: v for k, v in _defaults(kind) if k not in table}}
+def _filled(kind: Any, value: Any) -> Any:
+    """`value`, which is of the type `kind`, with today's fields at all depths."""
+    if isinstance(value, list) and get_origin(kind) is tuple:
+        return [_filled(get_args(kind)[0], item) for item in value]
+    table = next((one for one in (kind, *get_args(kind)) if is_dataclass(one)), None)
+    if table is None or not isinstance(value, dict):
+        return value
+    kinds = get_type_hints(table)
+    return {
+        **{name: default for name, default in _defaults(table) if name not in value},
+        **{name: _filled(kinds.get(name), item) for name, item in value.items()},
+    }
 
 
-def _defaults(kind: type) -> Iterator[tuple[str, Any]]:
+def _defaults(kind: Any) -> Iterator[tuple[str, Any]]:
+    """What a field means where it is not said, of those that were not in every plan."""
     for field in fields(kind):
         if field.default is not MISSING and field.name not in THEN.get(kind, "").split():
             is_list = isinstance(field.default, tuple)

@@ -24,6 +24,7 @@ from fsdpplan.spec.estimate import Estimate
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Plan, RankedLayout
+from fsdpplan.spec.torch_features import Setting, torch_need
 from fsdpplan.spec.training import Training
 
 SCHEMA_VERSION = 1
@@ -62,6 +63,12 @@ def estimate_document(estimate: Estimate) -> dict[str, Any]:
     return document
 
 
+def needed_document(setting: Setting) -> dict[str, str]:
+    """The oldest torch that a plan can be trained under, as JSON has it, and what needs it."""
+    need = torch_need(setting)
+    return {"oldest": str(need.oldest), "because": need.because}
+
+
 def ranked_document(ranked: RankedLayout) -> dict[str, Any]:
     """One line of the answer as JSON has it."""
     return {
@@ -80,6 +87,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "cluster": cluster_document(plan.cluster),
         "training": training_document(plan.training),
         "layout": layout_document(plan.layout),
+        "torch_needed": needed_document(plan.setting),
         "estimate": estimate_document(plan.estimate),
         "alternatives": [ranked_document(ranked) for ranked in plan.alternatives],
         "sources": dict(plan.sources),
@@ -106,6 +114,23 @@ def read_plan(path: Path | str) -> Plan:
     return plan_from_json(text, where=path_text(path))
 
 
+def plan_json_like(plan: Plan, path: Path | str) -> str:
+    """The text of `plan` as the fsdpplan that wrote the plan in a file has it: fields that have
+    come since are left out, so that equal plans keep their digest."""
+    text = read_text(Path(path), limit_bytes=LIMIT_BYTES, what="plan")
+    written = parse_json_object(text, where=path_text(path))
+    known = _known(json.loads(plan_json(plan)), written)
+    return json.dumps(known, indent=1, allow_nan=False) + "\n"
+
+
+def _known(value: Any, written: Any) -> Any:
+    if isinstance(value, dict) and isinstance(written, dict):
+        return {key: _known(value[key], written[key]) for key in written if key in value}
+    if isinstance(value, list) and isinstance(written, list):
+        return [_known(one, other) for one, other in zip(value, written, strict=False)]
+    return value
+
+
 def plan_from_json(text: str, *, where: str) -> Plan:
     """The plan in `text`; `where` names it in messages.
 
@@ -125,7 +150,10 @@ def plan_from_json(text: str, *, where: str) -> Plan:
         values = upgraded(values)
         plan = _build(_without_totals(values))
         check_plan(plan)
-        _refuse_differences(values, json.loads(plan_json(plan)), path="")
+        derived = json.loads(plan_json(plan))
+        # what is known of torch grows: another fsdpplan may have thought another release needed
+        del derived["torch_needed"]
+        _refuse_differences(values, derived, path="")
     except SpecError as error:
         raise SpecError(f"{where}: {error}; {_AGAIN}") from error
     return plan
@@ -200,6 +228,7 @@ def _build(values: dict[str, Any]) -> Plan:
 def _without_totals(values: dict[str, Any]) -> dict[str, Any]:
     """A copy without the totals and counts that are derived."""
     copy: dict[str, Any] = json.loads(json.dumps(values))
+    copy.pop("torch_needed", None)
     _drop(copy, "cluster", ("nodes",))
     lines = copy.get("alternatives")
     for holder in (copy, *(lines if isinstance(lines, list) else ())):

@@ -85,19 +85,38 @@ def _find(
         return beside / f"{name_or_path}.toml"
     if name_or_path in profile_names():
         return profiles_folder() / f"{name_or_path}.toml"
+    # what a file names must be all of a name
+    within = _within(name_or_path, kinds) if beside is None else []
+    if len(within) == 1:
+        return profiles_folder() / f"{within[0]}.toml"
     raise ProfileNotFound(
         f"no hardware profile is called {short(name_or_path)}; {_hint(name_or_path, kinds)}"
     )
 
 
+def _within(typed: str, kinds: tuple[ProfileKind, ...]) -> list[str]:
+    """Names that hold all parts of what was typed, in any order: `h100 azure`, `H100`. That of a
+    profile of another kind is no part of one."""
+    parts = typed.lower().replace("-", " ").replace("_", " ").split()
+    if not parts or not _is_word(typed) or Path(f"{typed}.toml").is_file():
+        return []
+    if typed.lower() in profile_names():
+        return []
+    names = {name for kind in kinds for name in profile_names(kind)}
+    return sorted(name for name in names if all(part in name for part in parts))
+
+
+def _is_word(typed: str) -> bool:
+    return typed.isprintable() and len(typed) < 100
+
+
 def _hint(typed: str, kinds: tuple[ProfileKind, ...]) -> str:
-    if typed.isprintable() and len(typed) < 100 and Path(f"{typed}.toml").is_file():
+    if _is_word(typed) and Path(f"{typed}.toml").is_file():
         return f"for the file here type {typed}.toml"
     names = sorted(name for kind in kinds for name in profile_names(kind))
     plain = typed.strip().lower()[:100]
-    within = [name for name in names if plain and plain in name]
-    near = within or difflib.get_close_matches(plain, names, n=3, cutoff=0.3)
-    nearest = f"nearest: {', '.join(near[:4])}; " if near else ""
+    near = _within(typed, kinds) or difflib.get_close_matches(plain, names, n=3, cutoff=0.3)
+    nearest = f"nearest: {', '.join(near)}; " if near else ""
     return f"{nearest}`fsdpplan profiles` lists all, and a path to a TOML file works too"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import re
 import shutil
 import socket
 import sys
@@ -24,8 +25,8 @@ def main(words: list[str]) -> int:
 
     Words: this node, the fsdpplan that must be importable (empty: none must), GPUs a node, the head
     and all nodes with commas between them (both empty: they do not meet), then what is taken for
-    granted, each as `read=PATH`, `save=FOLDER`, `file=PATH`, `NCCL_IB_HCA=VALUE` or
-    `NCCL_SOCKET_IFNAME=VALUE`.
+    granted, each as `torch=OLDEST,WHY`, `read=PATH`, `save=FOLDER`, `file=PATH`,
+    `NCCL_IB_HCA=VALUE` or `NCCL_SOCKET_IFNAME=VALUE`.
     """
     return 5 if look(words) else 0
 
@@ -100,6 +101,8 @@ def gpu_problem(gpus: int) -> str:
 def assumption_problem(kind: str, value: str) -> str:
     """Whether the node has what one word takes for granted. A variable in place of which the user
     exported another value is not looked at."""
+    if kind == "torch":
+        return torch_problem(value)
     if kind == "read":
         if not os.access(value, os.R_OK):
             return f"{value} cannot be read here: put it where every node sees it"
@@ -114,6 +117,26 @@ def assumption_problem(kind: str, value: str) -> str:
             if problem:
                 return problem
     return ""
+
+
+def torch_problem(needed: str) -> str:
+    """Whether torch is new enough for the plan; needed: the oldest that is, a comma, and why."""
+    oldest, _, why = needed.partition(",")
+    here = installed("torch")
+    if not release(here) or release(here) >= release(oldest):
+        return ""
+    what = f"the layout ({why})" if why else "fsdpplan"
+    return (
+        f"torch {here} is installed here, and {what} needs {oldest} or newer: pip install "
+        f"torch~={oldest}, take an image that has it, or plan again with --torch "
+        + ".".join(map(str, release(here)))
+    )
+
+
+def release(version: str) -> tuple[int, ...]:
+    """Major and minor of a version of torch."""
+    found = re.match("([0-9]+)[.]([0-9]+)", version)
+    return (int(found[1]), int(found[2])) if found else ()
 
 
 def folder_problem(folder: str) -> str:

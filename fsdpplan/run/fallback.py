@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from fsdpplan.emit.job import Job
-from fsdpplan.run.launch import Launch, emit_script
+from fsdpplan.run.launch import Launch, emit_script, program_problem
 from fsdpplan.run.ledger import ran_out_of_memory
 from fsdpplan.run.outcome import Outcome
 from fsdpplan.search.ladder import Rung, leaner_layouts
@@ -36,27 +36,32 @@ def run_with_fallback(
     The global batch stays. With a checkpoint folder among the job's options each attempt goes on
     from the newest checkpoint, which is resharded as it is read.
     """
-    attempts = [attempted(launch, run(launch))]
+    attempts = [attempted(launch, run(launch), job)]
     while len(attempts) <= most and (rung := attempts[-1].next_layout) is not None:
         assert job is not None
         leaner = with_layout(attempts[-1].launch, rung, job)
         say(f"out of memory; attempt {len(attempts) + 1} of at most {most + 1}: {rung.words}")
-        attempts.append(attempted(leaner, run(leaner)))
+        attempts.append(attempted(leaner, run(leaner), job))
     return tuple(attempts)
 
 
-def attempted(launch: Launch, outcome: Outcome) -> Attempt:
+def attempted(launch: Launch, outcome: Outcome, job: Job | None) -> Attempt:
     """A run that has ended, with what to try next."""
-    return Attempt(launch=launch, outcome=outcome, next_layout=next_layout(launch.plan, outcome))
+    rung = next_layout(launch.plan, outcome, job)
+    return Attempt(launch=launch, outcome=outcome, next_layout=rung)
 
 
-def next_layout(plan: Plan, outcome: Outcome) -> Rung | None:
-    """The fastest layout that is predicted to need less than what there is."""
+def next_layout(plan: Plan, outcome: Outcome, job: Job | None) -> Rung | None:
+    """The fastest layout that is predicted to need less than what there is, and that the job's
+    program can run."""
     if not outcome.ended or not ran_out_of_memory(outcome):
         return None
     event = outcome.measured.out_of_memory
     rungs = leaner_layouts(plan, needed_bytes=None if event is None else event.needed_bytes)
-    return rungs[0] if rungs else None
+    runs = (
+        rung for rung in rungs if job is None or program_problem(rung.layout, plan, job) is None
+    )
+    return next(runs, None)
 
 
 def with_layout(launch: Launch, rung: Rung, job: Job) -> Launch:

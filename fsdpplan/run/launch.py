@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from fsdpplan import __version__
 from fsdpplan.emit.folder import PLAN_NAME, SCRIPT_NAME
 from fsdpplan.emit.header import job_plan, plan_digest, read_header, read_plan_json
-from fsdpplan.emit.job import Job
+from fsdpplan.emit.job import Job, UserProgram
 from fsdpplan.emit.script import render_launch
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import plan_from_json, plan_json, read_plan
 from fsdpplan.files.table import read_text
+from fsdpplan.search.program_rules import script_problem
+from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.plan import Plan
 
 Source = Literal["script", "plan"]
@@ -63,8 +65,28 @@ def checkpoints_word(script: str) -> str | None:
     return None if found is None else found[0]
 
 
+def require_program(plan: Plan, job: Job) -> None:
+    """Raise SpecError where the job's own program cannot run the plan."""
+    problem = program_problem(plan.layout, plan, job)
+    if problem is not None:
+        assert isinstance(job.program, UserProgram)
+        raise SpecError(
+            f"--script {job.program.script} cannot run this plan: {problem}. Plan again for what "
+            "it trains: fsdpplan recommend with --program own, or with --program hf for a Hugging "
+            "Face model"
+        )
+
+
+def program_problem(layout: Layout, plan: Plan, job: Job) -> str | None:
+    """Why the job's own program cannot run `plan` in `layout`; None where it may."""
+    if not isinstance(job.program, UserProgram):
+        return None
+    return script_problem(model=plan.model, training=plan.training, layout=layout)
+
+
 def emit_script(plan: Plan, job: Job) -> str:
     """The job script of `plan`, for this version of fsdpplan."""
+    require_program(plan, job)
     carried = job_plan(plan)
     return render_launch(plan=carried, plan_json=plan_json(carried), job=job, version=__version__)
 
@@ -93,6 +115,16 @@ def resolve_launch(
     if source is None and plan_path.exists():
         _require_same_plan(script_path, plan_path, inside=plan)
     return Launch(script=script, plan=plan, origin=str(script_path))
+
+
+def is_plan(path: Path) -> bool:
+    """Whether there is JSON at `path`, by its name or its first character: no script is that."""
+    if path.suffix == ".json":
+        return True
+    if not path.is_file():
+        return False
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return file.read(64).lstrip().startswith("{")
 
 
 def read_launch(path: Path) -> Launch:
@@ -149,7 +181,7 @@ def _require_same_plan(script_path: Path, plan_path: Path, *, inside: Plan) -> N
 
 def _what_runs(plan: Plan) -> tuple[object, ...]:
     """What two plans have in common whose job is the same: they may predict it differently, as one
-    does that leaves weak nodes out."""
+    does that leaves weak nodes out, and a script knows the torch of its job better."""
     cluster = plan.cluster
     machines = (cluster.name, cluster.device.name, cluster.gpus, cluster.gpus_per_node)
-    return (plan.model, plan.training, plan.layout, machines)
+    return (plan.model, replace(plan.training, torch=None), plan.layout, machines)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,12 +18,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import fsdpplan
 from fsdpplan.cost.pipeline_order import microbatches_refusal
-from fsdpplan.errors import LaunchError
+from fsdpplan.errors import LaunchError, SpecError
 from fsdpplan.files.plans import write_plan
 from fsdpplan.run.rehearse_compare import ComparedRank, RankReport, compared_rank
 from fsdpplan.run.rehearse_ranks import ChosenRank
 from fsdpplan.spec.plan import Plan
+from fsdpplan.spec.torch_release import torch_release
 
 MICRO_BATCHES = 3
 """Of gradient accumulation: first, between, last."""
@@ -48,6 +51,9 @@ class Rehearsal:
     differences: tuple[str, ...]
     """What a rehearsal does not do as the cluster will."""
     torch_version: str
+    """What it was rehearsed under."""
+    planned_torch: str | None
+    """Release that the plan is for; None: it does not say."""
     seconds: float
     own_model: bool
     """The model is not the plan's: predictions are not compared."""
@@ -62,13 +68,27 @@ class Rehearsal:
         return tuple(said)
 
     @property
+    def other_torch(self) -> str | None:
+        """Why this says nothing of the plan's own torch; None where it does."""
+        here = str(torch_release(self.torch_version))
+        if self.planned_torch in (None, here):
+            return None
+        return (
+            f"rehearsed under torch {here}, the plan is for {self.planned_torch}: this says "
+            f"nothing about it; name a Python that has torch {self.planned_torch} by --python, or "
+            f"plan for this one by fsdpplan recommend --torch {here}"
+        )
+
+    @property
     def said(self) -> tuple[str, ...]:
         """All that is wrong, in sentences."""
-        return self.errors + self.problems
+        other = () if self.other_torch is None else (self.other_torch,)
+        return self.errors + self.problems + other
 
     @property
     def agrees(self) -> bool:
-        """All ranks got through, match each other and do what was predicted."""
+        """All ranks got through, match each other and do what was predicted, under the plan's
+        torch."""
         return not self.said
 
 
@@ -78,11 +98,13 @@ def rehearse(
     *,
     build: str | None = None,
     whole_step: bool = False,
+    python: str | None = None,
 ) -> Rehearsal:
-    """Rehearse `ranks` of the plan, or of the model that `build` (FILE.py:FUNCTION) makes."""
+    """Rehearse `ranks` of the plan, or of the model that `build` (FILE.py:FUNCTION) makes; with
+    another `python`, under its torch."""
     began = time.perf_counter()
     short = plan if whole_step else shortened(plan)
-    report = _report(short, [chosen.rank for chosen in ranks], build)
+    report = _report(short, [chosen.rank for chosen in ranks], build, python)
     found = {each["rank"]: each for each in report["ranks"]}
     compared = tuple(
         compared_rank(short, chosen, _rank_report(found[chosen.rank]), whole=plan)
@@ -98,6 +120,7 @@ def rehearse(
         mismatches=tuple(report["mismatches"]),
         differences=tuple(report["differences"]),
         torch_version=report["torch_version"],
+        planned_torch=plan.training.torch,
         seconds=time.perf_counter() - began,
         own_model=build is not None,
     )
@@ -138,21 +161,34 @@ def _rank_report(document: dict[str, Any]) -> RankReport:
     )
 
 
-def _report(plan: Plan, ranks: Sequence[int], build: str | None) -> dict[str, Any]:
+def _report(
+    plan: Plan, ranks: Sequence[int], build: str | None, python: str | None
+) -> dict[str, Any]:
     """What the trainer writes of `ranks`."""
     with tempfile.TemporaryDirectory(prefix="fsdpplan-rehearse-") as name:
         folder = Path(name)
         write_plan(plan, folder / "plan.json")
-        words = [sys.executable, "-m", "fsdpplan.trainer", "--plan", str(folder / "plan.json")]
+        words = [*_program(python), "--plan", str(folder / "plan.json")]
         words += ["--rehearse", ",".join(map(str, ranks)), "--report", str(folder / "report.json")]
         words += ["--build", build] if build else []
         ended = _ended(words)
         try:
             text = (folder / "report.json").read_text(encoding="utf-8")
         except FileNotFoundError:
-            raise LaunchError(_why(ended)) from None
+            raise LaunchError(_why(ended, python)) from None
         document: dict[str, Any] = json.loads(text)
         return document
+
+
+def _program(python: str | None) -> list[str]:
+    """The training program. Another Python runs it from its file, and finds nothing else of this
+    environment."""
+    if python is None:
+        return [sys.executable, "-m", "fsdpplan.trainer"]
+    found = shutil.which(python)
+    if found is None:
+        raise SpecError(f"there is no Python {python} here: name one that has torch by --python")
+    return [found, str(Path(fsdpplan.__file__).parent / "trainer" / "__main__.py")]
 
 
 def _ended(words: list[str]) -> subprocess.CompletedProcess[str]:
@@ -175,12 +211,13 @@ def _ended(words: list[str]) -> subprocess.CompletedProcess[str]:
         ) from error
 
 
-def _why(ended: subprocess.CompletedProcess[str]) -> str:
+def _why(ended: subprocess.CompletedProcess[str], python: str | None) -> str:
     """Why there is no report, in a sentence."""
     if "No module named 'torch'" in ended.stderr:
         return (
-            "a rehearsal runs the training program, which needs PyTorch, and this Python has none: "
-            "pip install torch (the CPU build does), then rehearse again"
+            "a rehearsal runs the training program, which needs PyTorch, and "
+            f"{python or 'this Python'} has none: pip install torch (the CPU build does), then "
+            "rehearse again"
         )
     lines = [line.strip() for line in ended.stderr.splitlines() if line.strip()]
     last = lines[-1].removeprefix("error: ") if lines else f"exit code {ended.returncode}"

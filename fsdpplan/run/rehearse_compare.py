@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from fsdpplan.cost.memory import stage_memory
 from fsdpplan.cost.pipeline_stages import in_flight_blocks, pipeline_ranks
 from fsdpplan.cost.shards import Stage
+from fsdpplan.cost.tied_tables import table_calls, table_gradient_bytes
 from fsdpplan.cost.traffic import step_calls
 from fsdpplan.run.rehearse_ranks import ChosenRank, stage_of
 from fsdpplan.spec.estimate import MemoryBreakdown
@@ -149,7 +150,9 @@ def compared_rank(
         rank=chosen.rank,
         stage=pipeline_rank,
         stands_for=chosen.stands_for,
-        calls=_compared_calls(_as_messages(report.calls), _predicted_calls(plan, stage)),
+        calls=_compared_calls(
+            _as_messages(report.calls), _predicted_calls(plan, stage, chosen.rank)
+        ),
         peak_bytes=report.peak_bytes,
         predicted_peak_bytes=None if on_host else eager,
         peak_bytes_of=report.peak_bytes_of,
@@ -173,8 +176,9 @@ def _memory(plan: Plan, stage: Stage, pipeline_rank: int, *, compiled: bool) -> 
     )
 
 
-def _predicted_calls(plan: Plan, stage: Stage) -> dict[CallKey, tuple[int, int]]:
-    """The cost model's, summed by what tells collectives apart."""
+def _predicted_calls(plan: Plan, stage: Stage, rank: int) -> dict[CallKey, tuple[int, int]]:
+    """The cost model's, summed by what tells collectives apart. They are those of the first rank of
+    a shard group, but for the part of a tied table that this one exchanges."""
     rows: dict[CallKey, tuple[int, int]] = {}
     for call in step_calls(
         model=plan.model,
@@ -186,6 +190,11 @@ def _predicted_calls(plan: Plan, stage: Stage) -> dict[CallKey, tuple[int, int]]
         key = (str(call.collective), call.group.axis, call.group.ranks, call.dtype)
         count, size = rows.get(key, (0, 0))
         rows[key] = (count + call.count, size + call.count * call.call_bytes)
+    nouns = {"model": plan.model, "layout": plan.layout}
+    for call in table_calls(training=plan.training, stage=stage, **nouns):  # type: ignore[arg-type]
+        key = (str(call.collective), call.group.axis, call.group.ranks, call.dtype)
+        own = table_gradient_bytes(rank=rank, **nouns)  # type: ignore[arg-type]
+        rows[key] = (rows[key][0], rows[key][1] - call.call_bytes + own)
     return rows
 
 

@@ -110,6 +110,7 @@ def smoke_layout(layout: Layout) -> Layout:
         micro_batch=min(layout.micro_batch, 2),
         num_microbatches=_smoke_microbatches(layout, pipeline),
         stage_blocks=(),
+        checkpoint_blocks="all" if layout.checkpoint_blocks == "all" else 1,
         loss_chunks=min(layout.loss_chunks, 2),
         async_tp=False,
         offload="none",

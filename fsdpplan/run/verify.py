@@ -9,7 +9,7 @@ from typing import Literal
 from fsdpplan.emit.folder import PLAN_NAME
 from fsdpplan.emit.header import job_plan, plan_digest, read_metrics_path, read_plan_json
 from fsdpplan.errors import SpecError
-from fsdpplan.files.plans import plan_from_json, plan_json, read_plan
+from fsdpplan.files.plans import plan_from_json, plan_json_like, read_plan
 from fsdpplan.files.table import read_text
 from fsdpplan.run.compare import Comparison, compare
 from fsdpplan.run.jobs import METRICS_NAME, RUNS_FOLDER
@@ -162,7 +162,7 @@ def _plan_of(found: Path, plan_file: Path | None, folder: Path) -> tuple[Plan, s
                 "with --plan"
             )
     plan = read_plan(plan_file)
-    return plan, plan_digest(plan_json(job_plan(plan)))
+    return plan, plan_digest(plan_json_like(job_plan(plan), plan_file))
 
 
 def _require_pair(measured: Measured, digest: str, plan: Plan, metrics: Path) -> None:

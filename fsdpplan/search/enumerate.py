@@ -13,6 +13,7 @@ from fsdpplan.search.pins import Pins
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import (
     DDP_BUCKET_BYTES,
+    ActivationCheckpointing,
     GradientSync,
     Layout,
     Reshard,
@@ -205,7 +206,7 @@ def layout_of(
     compiled: bool,
     pins: Pins,
 ) -> Layout:
-    """The layout of one leaf of the search: without recomputation, with default buckets."""
+    """The layout of one leaf of the search: with the least recomputation, with default buckets."""
     return Layout(
         dp_replicate=d.dp_replicate,
         dp_shard=d.dp_shard,
@@ -225,7 +226,17 @@ def layout_of(
         sequence_parallel=d.tp > 1,
         loss_parallel=d.tp > 1,
         async_tp=pins.async_tp or False,
+        stage_blocks=pins.stage_blocks or (),
+        activation_checkpointing=_least_mode(pins),
+        checkpoint_blocks=pins.checkpoint_blocks or "all",
         offload=pins.offload or "none",
         compile=compiled,
         loss_chunks=pins.loss_chunks or 1,
     )
+
+
+def _least_mode(pins: Pins) -> ActivationCheckpointing:
+    """The least that backward recomputes: nothing, unless some blocks have to."""
+    if pins.checkpoint_blocks in (None, "all"):
+        return "none"
+    return pins.activation_checkpointing or "op"

@@ -44,8 +44,6 @@ class Question:
     cluster: Cluster
     training: Training
     pins: Pins
-    nothing_fits_whole: bool = False
-    """No layout fits with a whole loss: those with one in pieces may recompute, too."""
 
     @property
     def available_bytes(self) -> int:
@@ -56,7 +54,10 @@ class Question:
     def modes(self) -> tuple[ActivationCheckpointing, ...]:
         """What backward may recompute, growing."""
         pinned = self.pins.activation_checkpointing
-        return (pinned,) if pinned else CHECKPOINTING
+        if pinned:
+            return (pinned,)
+        is_some = self.pins.checkpoint_blocks not in (None, "all")
+        return CHECKPOINTING[1:] if is_some else CHECKPOINTING
 
     @property
     def compiled(self) -> bool:
@@ -157,25 +158,21 @@ def _no_smaller(layout: Layout, least: Layout) -> set[Policies]:
 
 
 def _least_recomputation(asked: Question, layout: Layout, tally: Tally) -> list[Layout]:
-    """`layout` with the least recomputation that fits: more of it only costs time. Where it
-    takes any, also none and the loss in pieces, if that fits."""
+    """`layout` with the least recomputation that fits, and, where this is less still, with the
+    least that fits with the loss in pieces: more of either only costs time."""
     modes = [replace(layout, activation_checkpointing=mode) for mode in asked.modes]
     available = asked.available_bytes
     least_bytes = needed_bytes(asked, modes[-1], enough_bytes=available)
-    if least_bytes > available:
-        tried = modes if asked.nothing_fits_whole else []
-        found = next(filter(None, (_in_pieces(asked, mode, least_bytes) for mode in tried)), None)
-        if found is None:
-            tally.missed(asked, modes[-1], at_least_bytes=least_bytes)
-        return [found] if found else []
     pieces: Layout | None = None
-    for mode in modes[:-1]:
-        needed = needed_bytes(asked, mode, enough_bytes=available)
+    for mode in modes:
+        is_last = mode is modes[-1]
+        needed = least_bytes if is_last else needed_bytes(asked, mode, enough_bytes=available)
         if needed <= available:
             return [mode, pieces] if pieces else [mode]
-        if mode is modes[0]:
-            pieces = _in_pieces(asked, mode, needed)
-    return [modes[-1], pieces] if pieces else modes[-1:]
+        pieces = pieces or _in_pieces(asked, mode, needed)
+    if pieces is None:
+        tally.missed(asked, modes[-1], at_least_bytes=least_bytes)
+    return [pieces] if pieces else []
 
 
 def _in_pieces(asked: Question, layout: Layout, at_least_bytes: int) -> Layout | None:

@@ -12,7 +12,7 @@ from fsdpplan.search.legality import legal_layout_problem
 from fsdpplan.search.pieces import in_pieces
 from fsdpplan.search.pins import Pins
 from fsdpplan.spec.estimate import Estimate
-from fsdpplan.spec.layout import ActivationCheckpointing, Layout
+from fsdpplan.spec.layout import ActivationCheckpointing, CheckpointBlocks, Layout
 from fsdpplan.spec.plan import Plan
 
 LEAST_SAVED_FRACTION = 0.05
@@ -52,12 +52,15 @@ def leaner_layouts(plan: Plan, *, needed_bytes: int | None) -> tuple[Rung, ...]:
 def _leaner(plan: Plan) -> Iterator[Layout]:
     """Every combination of the changes that is legal, but for none of them."""
     asked = plan.layout
-    for spread, micro_batch, mode in product(_spreads(asked), _micro_batches(asked), _modes(asked)):
+    for spread, micro_batch, (mode, blocks) in product(
+        _spreads(asked), _micro_batches(asked), _modes(asked)
+    ):
         smaller = replace(
             spread,
             micro_batch=micro_batch,
             num_microbatches=asked.micro_batch * asked.num_microbatches // micro_batch,
             activation_checkpointing=mode,
+            checkpoint_blocks=blocks,
         )
         pieces = in_pieces(smaller, training=plan.training, pins=Pins())
         for layout in (smaller, *([] if pieces is None else [pieces])):
@@ -85,8 +88,12 @@ def _micro_batches(layout: Layout) -> Iterator[int]:
         yield size
 
 
-def _modes(layout: Layout) -> tuple[ActivationCheckpointing, ...]:
-    return MODES[MODES.index(layout.activation_checkpointing) :]
+def _modes(layout: Layout) -> Iterator[tuple[ActivationCheckpointing, CheckpointBlocks]]:
+    """What is recomputed, and in which blocks: as it is, then in all, then more of each."""
+    if layout.checkpoint_blocks != "all":
+        yield layout.activation_checkpointing, layout.checkpoint_blocks
+    for mode in MODES[MODES.index(layout.activation_checkpointing) :]:
+        yield mode, "all"
 
 
 def _is_legal(plan: Plan, layout: Layout) -> bool:
@@ -118,6 +125,7 @@ def changed_words(failed: Layout, leaner: Layout) -> str:
         "gradient_sync": "--gradient-sync",
         "micro_batch": "--micro-batch",
         "activation_checkpointing": "--activation-checkpointing",
+        "checkpoint_blocks": "--checkpoint-blocks",
         "loss_chunks": "--loss-chunks",
     }
     return " ".join(

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fsdpplan.cost.pipeline_stages import layout_stage_blocks
 from fsdpplan.search.pieces import pieces_problems
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.pipeline_rules import pipeline_problems
+from fsdpplan.search.program_rules import program_problems
 from fsdpplan.search.rule import Problem
 from fsdpplan.search.sharding_rules import sharding_problems
+from fsdpplan.search.torch_rules import torch_problems
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
+from fsdpplan.spec.torch_features import Setting
 from fsdpplan.spec.training import Training
 
 
@@ -51,6 +55,9 @@ def first_problem(
         pieces_problems(layout=layout, training=training),
         _optimizer(layout, training),
         pipeline_problems(model=model, layout=layout),
+        _recomputation(layout, model),
+        torch_problems(Setting(model=model, cluster=cluster, training=training, layout=layout)),
+        program_problems(model=model, training=training, layout=layout),
     )
     return next((problem for rule in rules for problem in rule), None)
 
@@ -205,6 +212,19 @@ def _experts(ep: int, model: Model) -> Iterator[Problem]:
             reason="ep does not divide the experts",
             sentence=f"ep {ep} does not divide the {model.experts.experts} experts of "
             f"{model.name}; use --ep {near}",
+        )
+
+
+def _recomputation(layout: Layout, model: Model) -> Iterator[Problem]:
+    if layout.checkpoint_blocks == "all":
+        return
+    most = max(layout_stage_blocks(model=model, layout=layout))
+    if layout.checkpoint_blocks > most:
+        yield Problem(
+            reason="more recomputed blocks than a stage has",
+            sentence=f"checkpoint_blocks {layout.checkpoint_blocks}: no stage of {model.name} has "
+            f"more than {most} blocks; use --checkpoint-blocks {most} or less, or leave it out to "
+            "recompute all",
         )
 
 

@@ -1,112 +1,183 @@
 """Order: which layouts the model cannot tell apart, and which of those goes first.
 
-Fastest first would call a gain real that is smaller than the error of the prediction. So layouts
-are taken in groups: the fastest one that is left leads, and all that its error cannot tell apart
-from it stand with it: those with more head-room first, then the simpler. Each
-layout is compared with the leader of its group only, which makes this a total order: there are no
-cycles, and none is put before one that is told apart from it.
+Fastest first would call a gain real that is smaller than the error of the prediction. So all that
+are not told apart from the fastest come first, in the order that an expert would try them
+(`Preference`): only a gain that is told apart buys another kind of parallelism. The others follow
+by their time. Every layout is compared with the fastest and with nothing else, which makes this a
+total order: there are no cycles.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from typing import Generic, Protocol, TypeVar
 
-from fsdpplan.cost.band import MOST_INDISTINGUISHABLE_FRACTION
-from fsdpplan.spec.estimate import Estimate
-from fsdpplan.spec.layout import DDP_BUCKET_BYTES, Layout
+from fsdpplan.cost.band import MOST_INDISTINGUISHABLE_FRACTION, Timed, tie_fraction
+from fsdpplan.search.unusual import unusual
+from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.estimate import Estimate, Interval, MemoryBreakdown
+from fsdpplan.spec.layout import Layout
+
+KINDS = {"data": 0, "tensor": 1, "context": 2, "expert": 2, "pipeline": 2}
+"""Kinds of parallelism, and how much each asks for: tensor parallelism touches every matrix of a
+block; the others change attention, routing or the training loop too."""
+
+SHARDINGS = ("ddp", "zero1", "zero2", "fsdp")
+"""In the order of what is split: nothing, the optimizer's state, gradients, parameters."""
+
+LEAST_HEADROOM_FRACTION = 0.15
+"""Share of the device's memory that a layout should leave free: predicted peaks are seldom further
+off. More than this is no reason for anything."""
+
+
+class Priced(Timed, Protocol):
+    """What the order reads of an estimate."""
+
+    @property
+    def step_seconds(self) -> Interval:
+        """The step."""
+
+    @property
+    def memory(self) -> MemoryBreakdown:
+        """Bytes on the fullest rank."""
+
 
 Entry = tuple[Layout, Estimate]
-Difference = Callable[[Estimate, Estimate], float]
-"""Share of the step time by which the second must be slower than the first to be told apart."""
+One = TypeVar("One", bound=tuple[Layout, Priced])
+Difference = Callable[[Timed, Timed], float]
+"""Error of the difference of two step times, as a share of them."""
 
-HEADROOM_STEP_FRACTION = 0.1
-"""Head-room counts in steps of this share of the device's memory: predicted peaks are off by half
-of it in the median and by more at the worst, so that a smaller difference is no reason to shard,
-split or recompute."""
 
-ENOUGH_HEADROOM_FRACTION = 0.3
-"""A layout that leaves this share of the device's memory free has head-room enough, more than twice
-the worst miss of a predicted peak: to leave still more is no reason either."""
+@dataclass(frozen=True, slots=True, order=True)
+class Preference:
+    """What decides between layouts that are not told apart, the first thing first: less is better.
+
+    All but the last four follow from the layout alone.
+    """
+
+    kinds: int
+    """Kinds of parallelism."""
+    weight: int
+    """Of as many kinds, what they ask for."""
+    form: int
+    """How the state is held: whole before split, and split in groups that others use too."""
+    settings: int
+    """Unusual settings."""
+    is_tight: bool
+    """Leaves less memory free than should be."""
+    seconds: float
+    peak_bytes: int
+    text: str
+    """No tie is left to the order of the search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tied:
-    """Layouts that are not told apart from the fastest of them, the preferred one first."""
+class Ordered(Generic[One]):
+    """Layouts in the order in which they are answered."""
 
-    leader: Entry
-    """The fastest."""
-    entries: tuple[Entry, ...]
-    """All of them, the leader too."""
+    tied: tuple[One, ...]
+    """Those that are not told apart from the fastest, the preferred one first."""
+    others: tuple[One, ...]
+    """The others, the faster first."""
+
+    @property
+    def entries(self) -> tuple[One, ...]:
+        """All of them."""
+        return self.tied + self.others
+
+    @property
+    def fastest(self) -> One:
+        """The fastest."""
+        return min(self.tied, key=by_time)
 
 
-def seconds(entry: Entry) -> float:
+def seconds(entry: tuple[Layout, Priced]) -> float:
     """The expected step."""
     return entry[1].step_seconds.expected
 
 
-def by_time(entry: Entry) -> tuple[float, int, str]:
-    """Time, then memory, then a stable text: no tie is left to the order of the search."""
+def by_time(entry: tuple[Layout, Priced]) -> tuple[float, int, str]:
+    """Time, then memory, then a stable text."""
     layout, result = entry
     return (seconds(entry), result.memory.peak_device_bytes, repr(layout))
 
 
-def kinds(layout: Layout) -> int:
-    """Kinds of parallelism and of overlap beyond whole copies: fewer is simpler."""
-    return sum(
-        (
-            layout.tp > 1,
-            layout.pp > 1,
-            layout.cp > 1,
-            layout.ep > 1,
-            layout.sharding != "ddp",
-            layout.async_tp,
-            layout.offload != "none",
-        )
-    )
+def kinds(layout: Layout) -> tuple[str, ...]:
+    """The kinds of parallelism in use; whole copies and shards alike are data parallelism."""
+    degrees = (layout.data_parallel, layout.tp, layout.cp, layout.ep, layout.pp)
+    return tuple(kind for kind, degree in zip(KINDS, degrees, strict=True) if degree > 1)
 
 
-def settings(layout: Layout) -> int:
-    """Settings that are not the default: fewer is simpler."""
-    return sum(
-        (
-            layout.wrap_blocks > 1,
-            layout.ddp_bucket_bytes != DDP_BUCKET_BYTES,
-            layout.loss_chunks > 1,
-        )
-    )
+def form(layout: Layout, cluster: Cluster) -> int:
+    """How the state is held: twice its place in `SHARDINGS`, and one more for copies of shards
+    that fill no domain of the network.
+
+    Sharding over all ranks and over a node are both everyday; which is better is for time to say.
+    """
+    if layout.shard_ranks == 1:
+        return 0
+    domains = {level.domain_gpus for level in cluster.levels}
+    is_odd = layout.dp_replicate > 1 and layout.shard_ranks * layout.tp not in domains
+    return 2 * SHARDINGS.index(layout.sharding) + is_odd
 
 
-def headroom_steps(entry: Entry, leader: Entry, *, device_bytes: int) -> int:
-    """Whole steps of head-room that `entry` leaves beyond what `leader` does; fewer is negative."""
-    enough = (1 - ENOUGH_HEADROOM_FRACTION) * device_bytes
-    used, most = (max(enough, one[1].memory.peak_device_bytes) for one in (entry, leader))
-    return int((most - used) / (HEADROOM_STEP_FRACTION * device_bytes))
+def simplicity(layout: Layout, cluster: Cluster) -> tuple[int, int, int, int]:
+    """The part of the preference that needs no estimate; less is simpler."""
+    used = kinds(layout)
+    weight = sum(KINDS[kind] for kind in used)
+    return (len(used), weight, form(layout, cluster), len(unusual(layout)))
 
 
-def in_order(entries: list[Entry], *, difference: Difference, device_bytes: int) -> list[Tied]:
-    """The groups of `entries`, the fastest leader first."""
-
-    def preference(entry: Entry, leader: Entry) -> tuple[int, int, int, tuple[float, int, str]]:
-        steps = headroom_steps(entry, leader, device_bytes=device_bytes)
-        return (-steps, kinds(entry[0]), settings(entry[0]), by_time(entry))
-
-    left = sorted(entries, key=by_time)
-    groups = []
-    while left:
-        leader = left[0]
-        tied = [entry for entry in left if is_tied(entry, leader, difference)]
-        groups.append(
-            Tied(leader=leader, entries=tuple(sorted(tied, key=partial(preference, leader=leader))))
-        )
-        left = [entry for entry in left if not is_tied(entry, leader, difference)]
-    return groups
+def preference(entry: tuple[Layout, Priced], cluster: Cluster) -> Preference:
+    """Where `entry` stands among those that are not told apart from the fastest."""
+    layout, result = entry
+    most_bytes = (1 - LEAST_HEADROOM_FRACTION) * cluster.device.memory_bytes
+    is_tight = result.memory.peak_device_bytes > most_bytes
+    return Preference(*simplicity(layout, cluster), is_tight, *by_time(entry))
 
 
-def is_tied(entry: Entry, leader: Entry, difference: Difference) -> bool:
-    """Whether `entry`, which is no faster, cannot be told apart from `leader`."""
-    behind = seconds(entry) / seconds(leader) - 1
+def decided_by(one: Preference, other: Preference) -> str:
+    """The first thing in which the two differ."""
+    differing = (f.name for f in fields(one) if getattr(one, f.name) != getattr(other, f.name))
+    return next(differing, "text")
+
+
+def in_order(
+    entries: Iterable[One], *, difference: Difference, cluster: Cluster
+) -> Ordered[One] | None:
+    """`entries` in order; None where there are none."""
+    by_speed = sorted(entries, key=by_time)
+    if not by_speed:
+        return None
+    tied: list[One] = []
+    others: list[One] = []
+    for entry in by_speed:
+        (tied if is_tied(entry, by_speed[0], difference) else others).append(entry)
+    tied.sort(key=lambda entry: preference(entry, cluster))
+    return Ordered(tied=tuple(tied), others=tuple(others))
+
+
+def is_tied(entry: One, fastest: One, difference: Difference) -> bool:
+    """Whether `entry` cannot be told apart from the fastest of all."""
+    behind = seconds(entry) / seconds(fastest) - 1
     if behind > MOST_INDISTINGUISHABLE_FRACTION:
         return False
-    return entry is leader or behind <= difference(leader[1], entry[1])
+    return entry is fastest or behind <= tie_fraction(difference(fastest[1], entry[1]))
+
+
+def listed(order: Ordered[One], *, limit: int, is_wanted: Callable[[Layout], bool]) -> list[One]:
+    """The `limit` best ways to spread the ranks, each by its first; and always, where it stands in
+    the order, the fastest of all with its own policies and the first that is wanted."""
+    firsts: dict[tuple[int, ...], One] = {}
+    for entry in order.entries:
+        firsts.setdefault(spread(entry[0]), entry)
+    ways = list(firsts.values())
+    wanted = [entry for entry in ways if is_wanted(entry[0])]
+    shown = {id(entry) for entry in (*ways[:limit], order.fastest, *wanted[:1])}
+    return [entry for entry in order.entries if id(entry) in shown]
+
+
+def spread(layout: Layout) -> tuple[int, ...]:
+    """How the ranks are spread."""
+    return (layout.pp, layout.dp_replicate, layout.dp_shard, layout.cp, layout.tp, layout.ep)

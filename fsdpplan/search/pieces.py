@@ -1,7 +1,7 @@
 """Pieces: head and loss computed piece by piece, where the logits stand in the way.
 
-It costs next to nothing, but is one setting more: so it is tried where it spares a layout all
-recomputation, and where nothing else fits.
+It costs next to nothing, but is one setting more: so it is tried with every layout that it spares
+some recomputation, or lets fit at all.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from dataclasses import replace
 
 from fsdpplan.cost.formats import local_tokens
 from fsdpplan.search.pins import Pins
+from fsdpplan.search.program_rules import loss_problem
 from fsdpplan.search.rule import Problem
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
 from fsdpplan.spec.model import Model
+from fsdpplan.spec.program import program_named
 from fsdpplan.spec.training import DTYPE_BYTES, Training
 
 PIECE_TOKENS = 1024
@@ -53,6 +55,9 @@ def pieces_problems(*, layout: Layout, training: Training) -> Iterator[Problem]:
             sentence=f"runtime {training.runtime} has a loss of its own, not one in "
             f"{layout.loss_chunks} pieces; leave --loss-chunks out, or use --runtime fsdp2",
         )
+    program = program_named(training.program)
+    if not program.knows_blocks:
+        yield loss_problem(layout, program)
     tokens = local_tokens(training=training, layout=layout)
     if layout.loss_chunks > tokens:
         yield Problem(

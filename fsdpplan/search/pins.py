@@ -7,6 +7,7 @@ from typing import Any
 
 from fsdpplan.spec.layout import (
     ActivationCheckpointing,
+    CheckpointBlocks,
     GradientSync,
     Layout,
     Offload,
@@ -37,7 +38,9 @@ class Pins:
     micro_batch: int | None = None
     schedule: Schedule | None = None
     virtual_stages: int | None = None
+    stage_blocks: tuple[int, ...] | None = None
     activation_checkpointing: ActivationCheckpointing | None = None
+    checkpoint_blocks: CheckpointBlocks | None = None
     async_tp: bool | None = None
     offload: Offload | None = None
     wrap_blocks: int | None = None
@@ -53,3 +56,19 @@ class Pins:
     def allows(self, layout: Layout) -> bool:
         """Whether `layout` keeps every pin."""
         return all(getattr(layout, name) == value for name, value in self.given().items())
+
+
+def changed_pins(one: Layout, other: Layout) -> str:
+    """What to type beside the options that name `one`, to name `other`."""
+    names = [field.name for field in fields(Pins)]
+    return " ".join(
+        _typed(name, getattr(other, name))
+        for name in names
+        if getattr(one, name) != getattr(other, name)
+    )
+
+
+def _typed(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return pin_flag(name) if value else pin_flag(name).replace("--", "--no-", 1)
+    return f"{pin_flag(name)} {value}{'B' if name == 'ddp_bucket_bytes' else ''}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fsdpplan.cost.pipeline_order import microbatches_refusal, stages_refusal
+from fsdpplan.cost.pipeline_stages import layout_rank_stages
 from fsdpplan.search.enumerate import LOOPED_SCHEDULES
 from fsdpplan.search.rule import Problem
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
@@ -43,6 +44,18 @@ def _stages(layout: Layout, model: Model) -> Iterator[Problem]:
             sentence=f"stage_blocks add up to {sum(layout.stage_blocks)}, but {model.name} has "
             f"{model.layers} blocks",
         )
+    elif layout.stage_blocks and not refusal and _has_idle_rank(layout):
+        yield Problem(
+            reason="a pipeline rank without parameters",
+            sentence=f"stage_blocks {list(layout.stage_blocks)} leave a rank without a block, the "
+            "embedding or the head; give each rank a block",
+        )
+
+
+def _has_idle_rank(layout: Layout) -> bool:
+    last = len(layout.stage_blocks) - 1
+    filled = {0, last} | {index for index, blocks in enumerate(layout.stage_blocks) if blocks}
+    return any(filled.isdisjoint(held) for held in layout_rank_stages(layout))
 
 
 def _micro_batches(layout: Layout) -> Iterator[Problem]:

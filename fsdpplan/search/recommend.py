@@ -7,19 +7,17 @@ answer: whoever prices everything finds the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 
 from fsdpplan.cost.band import difference_fraction
 from fsdpplan.search.enumerate import Degrees, degrees
 from fsdpplan.search.fitting import Question, Tally, fitting, hopeless
-from fsdpplan.search.order import Difference, Entry, Tied, in_order
+from fsdpplan.search.order import Difference, Entry, in_order, listed
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.pricing import Promise, is_data_parallel, priced, promise
-from fsdpplan.search.reasons import reason_against, reason_for, reason_not_apart
+from fsdpplan.search.reasons import Reasons
 from fsdpplan.search.remedy import nearest_miss
-from fsdpplan.search.result import NearestMiss, SearchResult
+from fsdpplan.search.result import Listed, NearestMiss, SearchResult
 from fsdpplan.search.variants import overlapped
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.model import Model
@@ -37,18 +35,14 @@ def recommend(
     """
     asked = Question(model=model, cluster=cluster, training=training, pins=pins)
     tally, groups = _fitting(asked)
-    if not tally.feasible:
-        tally, groups = _fitting(replace(asked, nothing_fits_whole=True))
     entries = priced(asked, groups, limit)
-    ranked, tied = _ranked(asked, entries, limit)
+    found = _list(asked, entries, limit)
     return SearchResult(
-        ranked=ranked,
-        tied=tied,
-        fastest_seconds=min((result.step_seconds.expected for _, result in entries), default=None),
+        listed=found,
         candidates=tally.candidates,
         feasible=tally.feasible,
         rejected=tuple(tally.rejected.most_common()),
-        nearest_miss=None if ranked else _miss(asked, tally),
+        nearest_miss=None if found.ranked else _miss(asked, tally),
         example=_example(tally),
     )
 
@@ -75,49 +69,29 @@ def _promises(asked: Question, d: Degrees, tally: Tally) -> list[Promise]:
     ]
 
 
-def _ranked(
-    asked: Question, entries: list[Entry], limit: int
-) -> tuple[tuple[RankedLayout, ...], tuple[int, ...]]:
-    """The list, and the ranks in it that are not told apart from the first."""
+def _list(asked: Question, entries: list[Entry], limit: int) -> Listed:
+    """The list, and what is said of its rows."""
     difference: Difference = partial(difference_fraction, cluster=asked.cluster)
-    device_bytes = asked.cluster.device.memory_bytes
-    ties = in_order(entries, difference=difference, device_bytes=device_bytes)
-    ordered = _one_a_spread([entry for tied in ties for entry in tied.entries])
-    if not ordered:
-        return (), ()
-    kept = ordered[:limit]
-    if not any(is_data_parallel(layout) for layout, _ in kept):
-        kept += [entry for entry in ordered[limit:] if is_data_parallel(entry[0])][:1]
-    tied = [rank for rank, entry in enumerate(kept, start=1) if entry in ties[0].entries]
-    reasons = _reasons(kept, ties[0], difference=difference, device_bytes=device_bytes)
-    lines = [
-        RankedLayout(rank=rank, layout=layout, estimate=result, reason=reason)
-        for rank, ((layout, result), reason) in enumerate(zip(kept, reasons, strict=True), start=1)
-    ]
-    return tuple(lines), tuple(tied[1:])
-
-
-def _reasons(
-    kept: list[Entry], best: Tied, *, difference: Difference, device_bytes: int
-) -> Iterator[str]:
-    """Why the first of the list is first, and the others are not."""
-    first, *others = kept
-    yield reason_for(best, difference=difference, device_bytes=device_bytes)
-    for entry in others:
-        if entry in best.entries:
-            yield reason_not_apart(entry, best, difference=difference, device_bytes=device_bytes)
-        else:
-            yield reason_against(entry, first)
-
-
-def _one_a_spread(entries: list[Entry]) -> list[Entry]:
-    """The first of each way to spread the ranks."""
-    first: dict[tuple[object, ...], Entry] = {}
-    for entry in entries:
-        layout = entry[0]
-        spread = (layout.pp, layout.dp_replicate, layout.dp_shard, layout.cp, layout.tp, layout.ep)
-        first.setdefault(spread, entry)
-    return list(first.values())
+    order = in_order(entries, difference=difference, cluster=asked.cluster)
+    if order is None:
+        return Listed()
+    rows = listed(order, limit=limit, is_wanted=is_data_parallel)
+    ranks = {id(entry): rank for rank, entry in enumerate(rows, start=1)}
+    reasons = Reasons(
+        order=order,
+        fastest_rank=ranks[id(order.fastest)],
+        difference=difference,
+        cluster=asked.cluster,
+    )
+    return Listed(
+        ranked=tuple(
+            RankedLayout(rank=rank, layout=row[0], estimate=row[1], reason=reasons.of(row).words)
+            for rank, row in enumerate(rows, start=1)
+        ),
+        tied=tuple(sorted(ranks[id(one)] for one in order.tied[1:] if id(one) in ranks)),
+        fastest_rank=reasons.fastest_rank,
+        errors=tuple(map(reasons.error, rows)),
+    )
 
 
 def _example(tally: Tally) -> str | None:

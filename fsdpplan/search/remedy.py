@@ -42,6 +42,16 @@ def nearest_miss(
     )
 
 
+def changes(model: Model, asked: Change) -> Iterator[Change]:
+    """Changes on the same GPUs after which the closest layout fits, cheapest first."""
+    return (change for change in _changes(asked) if _fits(model, change))
+
+
+def offloaded(model: Model, asked: Change) -> Iterator[Change]:
+    """The same with shards and optimizer on the host."""
+    return (change for change in _offloaded(asked) if _fits(model, change))
+
+
 def _needed_bytes(model: Model, change: Change) -> int:
     memory = rank_memory(
         model=model, cluster=change.cluster, training=change.training, layout=change.layout
@@ -95,7 +105,7 @@ def _without_pins(change: Change, pins: Pins) -> str:
 def _changes(asked: Change) -> Iterator[Change]:
     """Changes of policies, then of the training, on the same GPUs."""
     layout, training = asked.layout, asked.training
-    full = replace(layout, activation_checkpointing="full")
+    full = replace(layout, activation_checkpointing="full", checkpoint_blocks="all")
     yield replace(asked, words="use --activation-checkpointing full", layout=full)
     whole = layout.micro_batch * layout.num_microbatches
     single = replace(full, micro_batch=1, num_microbatches=whole)
@@ -132,7 +142,7 @@ def _sharding_changes(asked: Change) -> Iterator[Change]:
 def _more_gpus(asked: Change) -> Iterator[Change]:
     """More GPUs, twice as many each time: sharding over all of them, also with TP inside."""
     for gpus in _gpu_counts(asked.cluster):
-        cluster = _with_gpus(asked.cluster, gpus)
+        cluster = with_gpus(asked.cluster, gpus)
         words = f"use --gpus {gpus}, or GPUs with more memory"
         for tp in dict.fromkeys((1, asked.layout.tp, 8)):
             if gpus % tp == 0:
@@ -147,7 +157,7 @@ def _gpu_counts(cluster: Cluster) -> Iterator[int]:
         gpus *= 2
 
 
-def _with_gpus(cluster: Cluster, gpus: int) -> Cluster:
+def with_gpus(cluster: Cluster, gpus: int) -> Cluster:
     """The same devices, more of them; only memory and legality are asked of it."""
     *inner, outer = cluster.levels
     return replace(

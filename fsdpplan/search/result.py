@@ -22,17 +22,26 @@ class NearestMiss:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """The ranked list; all of it empty when nothing fits."""
+
+    ranked: tuple[RankedLayout, ...] = ()
+    """The best first: of all that are not told apart from the fastest, the one that an expert would
+    try first (`order.Preference`). The fastest is among them."""
+    tied: tuple[int, ...] = ()
+    """Ranks of those beside the first that are not told apart from the fastest."""
+    fastest_rank: int | None = None
+    """Rank of the least expected step time of all that fits."""
+    errors: tuple[float, ...] = ()
+    """For each rank, the error of its difference from the fastest, as a share of the step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
     """Ranked layouts and what was seen on the way."""
 
-    ranked: tuple[RankedLayout, ...]
-    """The best first: the fastest, or one that is not told apart from it and leaves more head-room.
-    Empty when nothing fits."""
-    tied: tuple[int, ...] = ()
-    """Ranks of those that are not told apart from the first."""
-    fastest_seconds: float | None = None
-    """Least expected step time of all that fits; the first may be slower by what cannot be told
-    apart. None when nothing fits."""
+    listed: Listed
+    """What is best, and why."""
     candidates: int
     """Layouts considered, legal or not."""
     feasible: int
@@ -43,3 +52,24 @@ class SearchResult:
     """Set when nothing fits."""
     example: str | None = None
     """An illegal layout of the commonest kind: what is wrong with it, and what would be right."""
+
+    @property
+    def ranked(self) -> tuple[RankedLayout, ...]:
+        """The ranked layouts, the best first."""
+        return self.listed.ranked
+
+    @property
+    def fastest(self) -> RankedLayout | None:
+        """The fastest of all that fits; None when nothing does."""
+        rank = self.listed.fastest_rank
+        return None if rank is None else self.listed.ranked[rank - 1]
+
+    @property
+    def fastest_seconds(self) -> float | None:
+        """Its expected step."""
+        return None if self.fastest is None else self.fastest.estimate.step_seconds.expected
+
+    def behind_fastest(self, ranked: RankedLayout) -> float:
+        """By how much of the fastest step `ranked`, one of the list, is slower than it."""
+        assert self.fastest_seconds is not None
+        return ranked.estimate.step_seconds.expected / self.fastest_seconds - 1

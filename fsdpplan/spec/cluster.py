@@ -14,6 +14,7 @@ from fsdpplan.spec.checks import (
 )
 from fsdpplan.spec.correction import Correction
 from fsdpplan.spec.network import Network
+from fsdpplan.spec.remembered import RemembersHash, remembered_hash
 
 DeviceKind = Literal["cuda", "cpu"]
 Vendor = Literal["nvidia", "amd"]
@@ -141,8 +142,10 @@ class StepError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class Device(RemembersHash):
     """One accelerator as torch sees it (or one CPU process)."""
+
+    __hash__ = remembered_hash
 
     name: str
     """Profile name, such as `h100-sxm-80g`."""
@@ -275,8 +278,10 @@ class WeakSpot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class Cluster(RemembersHash):
     """Equal nodes of equal devices, joined by levels of links."""
+
+    __hash__ = remembered_hash
 
     name: str
     """Profile name, or what was declared."""

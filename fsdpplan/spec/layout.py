@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.checks import require_choice, require_positive_int
+from fsdpplan.spec.remembered import RemembersHash, remembered_hash
 
 Sharding = Literal["ddp", "zero1", "zero2", "fsdp"]
 GradientSync = Literal["every", "reduce_scatter_only", "last"]
@@ -23,6 +24,7 @@ Schedule = Literal[
 ActivationCheckpointing = Literal["none", "attention", "op", "full"]
 Offload = Literal["none", "cpu"]
 Reshard = Literal["always", "never"] | int
+CheckpointBlocks = Literal["all"] | int
 
 _CHOICES = {
     "sharding": get_args(Sharding),
@@ -44,8 +46,10 @@ DDP_BUCKET_BYTES = 25 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class Layout(RemembersHash):
     """How the model, the batch and the schedule are spread over the ranks."""
+
+    __hash__ = remembered_hash
 
     dp_replicate: int = 1
     """Copies of the parameters over which gradients are all-reduced."""
@@ -82,9 +86,14 @@ class Layout:
     virtual_stages: int = 1
     """Model chunks a pipeline rank."""
     stage_blocks: tuple[int, ...] = ()
-    """Blocks of each pipeline stage, first to last; empty: as even as can be."""
+    """Blocks of each pipeline stage, first to last; a saved plan with a pipeline names them. Empty:
+    as even as can be, the head's product counted in blocks."""
     activation_checkpointing: ActivationCheckpointing = "none"
     """What backward recomputes: nothing, attention only, cheap operations, whole blocks."""
+    checkpoint_blocks: CheckpointBlocks = "all"
+    """How many blocks of each pipeline stage, the first ones, `activation_checkpointing` is of; the
+    others keep everything. They are the last in backward, where the kept ones are gone: so what is
+    recomputed never stands on top of the most that is kept."""
     sequence_parallel: bool = False
     """Split the sequence outside the tensor-parallel matmuls."""
     loss_parallel: bool = False
@@ -125,6 +134,7 @@ class Layout:
                 "reshard_after_forward must be always, never or a whole number of at least 2, "
                 f"not {reshard!r}"
             )
+        self._require_checkpoint_blocks()
         if (self.schedule == "none") != (self.pp == 1):
             raise SpecError(
                 f"schedule {self.schedule} does not go with pp {self.pp}: use none with pp 1, "
@@ -146,6 +156,21 @@ class Layout:
                 f"sharding ddp keeps whole copies: use dp_replicate, not dp_shard {self.dp_shard}"
             )
 
+    def _require_checkpoint_blocks(self) -> None:
+        number = self.checkpoint_blocks
+        if number == "all":
+            return
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise SpecError(
+                f"checkpoint_blocks must be all or a whole number of at least 1, not {number!r}: "
+                "activation_checkpointing none recomputes no block"
+            )
+        if self.activation_checkpointing == "none":
+            raise SpecError(
+                f"checkpoint_blocks {number} does not go with activation_checkpointing none: say "
+                "what they recompute (attention, op or full), or leave checkpoint_blocks at all"
+            )
+
     @property
     def world(self) -> int:
         """Ranks in all."""
@@ -165,6 +190,15 @@ class Layout:
     def global_batch(self) -> int:
         """Sequences an optimizer step."""
         return self.data_parallel * self.micro_batch * self.num_microbatches
+
+    @property
+    def recomputation(self) -> str:
+        """What backward recomputes, in words: `full`, or `full in the first 4 blocks`."""
+        mode, number = self.activation_checkpointing, self.checkpoint_blocks
+        if number == "all":
+            return mode
+        where = " of each stage" if self.pp > 1 else ""
+        return f"{mode} in the first {number} block{'s' if number > 1 else ''}{where}"
 
     @property
     def inner_ranks(self) -> dict[str, int]:

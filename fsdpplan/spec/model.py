@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.checks import require_choice, require_positive, require_positive_int
+from fsdpplan.spec.remembered import RemembersHash, remembered_hash
 
 Mlp = Literal["swiglu", "geglu", "gelu"]
 Norm = Literal["rmsnorm", "layernorm"]
@@ -79,11 +80,13 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class Model(RemembersHash):
     """Shapes of a decoder-only transformer with `layers` blocks.
 
     All blocks are alike, but for the first `experts.dense_layers` of a model with experts.
     """
+
+    __hash__ = remembered_hash
 
     name: str
     """What to call it in output."""

@@ -9,7 +9,14 @@ from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.estimate import Estimate
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
+from fsdpplan.spec.torch_features import Setting
+from fsdpplan.spec.torch_release import TorchRelease
 from fsdpplan.spec.training import Training
+
+TORCH_SOURCE = "training.torch"
+"""Names the source of the release in a plan's sources."""
+DEFAULT_SOURCE = "default"
+"""Source of what was not said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,11 +24,11 @@ class RankedLayout:
     """One line of the answer."""
 
     rank: int
-    """1 is the fastest that fits."""
+    """1 comes first: the fastest that fits, or one that is not told apart from it."""
     layout: Layout
     estimate: Estimate
     reason: str
-    """Why it is first, or why it lost to the first."""
+    """Why it is first, or why it is not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,3 +63,20 @@ class Plan:
                 f"the layout takes {self.layout.global_batch} sequences a step, the training "
                 f"{self.training.global_batch}"
             )
+
+    @property
+    def setting(self) -> Setting:
+        """What decides which torch it needs."""
+        return Setting(
+            model=self.model, cluster=self.cluster, training=self.training, layout=self.layout
+        )
+
+    @property
+    def torch_source(self) -> str:
+        """Where its release of torch came from: a flag, a Python that was asked, an assumption."""
+        return dict(self.sources).get(TORCH_SOURCE, DEFAULT_SOURCE)
+
+    @property
+    def known_torch(self) -> TorchRelease | None:
+        """The release of torch that the job will run; None where it is only assumed."""
+        return None if self.torch_source == DEFAULT_SOURCE else self.training.torch_release

@@ -7,7 +7,10 @@ from typing import Literal, get_args
 
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.checks import require_choice, require_fraction, require_positive_int
+from fsdpplan.spec.program import ProgramName
+from fsdpplan.spec.remembered import RemembersHash, remembered_hash
 from fsdpplan.spec.runtime import Runtime, RuntimeName, runtime_named
+from fsdpplan.spec.torch_release import TorchRelease, torch_release
 
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 ReduceDtype = Literal["fp32", "bf16"]
@@ -19,8 +22,10 @@ DTYPE_BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
+class Training(RemembersHash):
     """What one optimizer step is asked to do."""
+
+    __hash__ = remembered_hash
 
     seq_len: int
     """Tokens a sequence."""
@@ -40,6 +45,11 @@ class Training:
     and its DDP under autocast. `autocast`: DDP and FSDP alike under `torch.autocast`, parameters
     gathered and gradients reduced in fp32, as FSDP1 scripts without `MixedPrecision` do. The
     others are named in `fsdpplan.spec.runtime`, each with its traits."""
+    torch: str | None = None
+    """Release of PyTorch that the job trains with, `2.9`; None: not said, and not looked at."""
+    program: ProgramName = "reference"
+    """What trains under runtime fsdp2: the reference decoder, a model of the user's own, or one of
+    Hugging Face, the last two by `parallelize`."""
     fp8_recipe: Fp8Recipe = "tensorwise"
     """Scales of fp8 matmuls, with precision fp8: one a tensor computed on the spot, one a row, or
     one a tensor from earlier steps (Transformer Engine's delayed scaling)."""
@@ -56,6 +66,7 @@ class Training:
         require_choice("reduce_dtype", self.reduce_dtype, get_args(ReduceDtype))
         require_choice("optimizer", self.optimizer, get_args(Optimizer))
         require_choice("runtime", self.runtime, get_args(RuntimeName))
+        require_choice("program", self.program, get_args(ProgramName))
         require_choice("fp8_recipe", self.fp8_recipe, get_args(Fp8Recipe))
         if self.fp8_all_gather and (self.precision != "fp8" or self.fp8_recipe == "rowwise"):
             raise SpecError(
@@ -63,8 +74,15 @@ class Training:
                 "tensorwise or leave it out"
             )
         require_fraction(headroom_fraction=self.headroom_fraction)
+        if self.torch is not None and str(torch_release(self.torch)) != self.torch:
+            raise SpecError(f"torch must be major.minor, {torch_release(self.torch)}, in a plan")
         if self.runtime == "autocast":
             self._require_autocast()
+        if self.program != "reference" and self.runtime != "fsdp2":
+            raise SpecError(
+                f"program {self.program} is trained by runtime fsdp2, not by {self.runtime}: leave "
+                "--program out, or use --runtime fsdp2"
+            )
         if self.optimizer != "adamw" and self.runtime != "fsdp2":
             raise SpecError(
                 f"optimizer {self.optimizer} is that of runtime fsdp2, not of {self.runtime}: use "
@@ -87,6 +105,11 @@ class Training:
     def traits(self) -> Runtime:
         """What the runtime does."""
         return runtime_named(self.runtime)
+
+    @property
+    def torch_release(self) -> TorchRelease | None:
+        """The release of PyTorch, if it was said."""
+        return None if self.torch is None else torch_release(self.torch)
 
     @property
     def activation_dtype(self) -> Precision:

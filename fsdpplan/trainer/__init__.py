@@ -10,6 +10,7 @@ The folder works wherever it is copied: `torchrun -m trainer`, or `torchrun trai
 
 from __future__ import annotations
 
+from . import floor as floor  # first: it ends where torch lacks what the others import
 from .config import PlanConfig, load_plan
 from .errors import TrainerError
 from .mistakes import check_optimizer

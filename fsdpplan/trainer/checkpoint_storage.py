@@ -43,6 +43,7 @@ from .checkpoint_files import (
     remove,
     retire,
 )
+from .torch_versions import ReadableProperties
 
 INDEX_CLASSES = {
     ("pathlib", "PosixPath"),
@@ -64,7 +65,7 @@ INDEX_CLASSES = {
         )
     ),
 }
-"""All that an index of torch 2.6 to 2.13 names, beside data types; none runs code of the file."""
+"""All that an index of torch 2.8 to 2.15 names, beside data types; none runs code of the file."""
 
 
 class ShownStream(io.RawIOBase):
@@ -201,6 +202,8 @@ class IndexUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """One of INDEX_CLASSES, or a data type."""
+        if (module, name) == ("torch.distributed.checkpoint.metadata", "TensorProperties"):
+            return ReadableProperties
         if (module, name) in INDEX_CLASSES:
             return super().find_class(module, name)
         if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):

@@ -162,6 +162,8 @@ class TrainingConfig:
     fp8_all_gather: bool = False
     tokens: int | None = None
     """Of the whole training; None: not planned."""
+    torch: str | None = None
+    """Release that was planned for, 2.13; None: not said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +194,8 @@ class LayoutConfig:
     stage_blocks: tuple[int, ...] = field(default=(), metadata={"least": 0})
     loss_chunks: int = 1
     """Pieces of a micro-batch's tokens whose logits exist at a time."""
+    checkpoint_blocks: int | str = "all"
+    """Of each pipeline stage the first blocks, which `activation_checkpointing` is of."""
 
     @property
     def shard_ranks(self) -> int:
@@ -210,6 +214,15 @@ class LayoutConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TorchNeededConfig:
+    """The `torch_needed` part of a plan: the oldest release that can train it."""
+
+    oldest: str
+    because: str = ""
+    """What of the plan needs it; empty: nothing in particular."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanConfig:
     """A plan, reduced to what a training run needs."""
 
@@ -217,6 +230,8 @@ class PlanConfig:
     cluster: ClusterConfig
     training: TrainingConfig
     layout: LayoutConfig
+    torch_needed: TorchNeededConfig | None = None
+    """None: the plan does not say."""
 
     @property
     def peak_flops_per_second(self) -> float:
@@ -237,7 +252,7 @@ class PlanConfig:
 
 
 NOT_FOR_THE_TRAINER: dict[type, frozenset[str] | None] = {
-    TrainingConfig: frozenset({"headroom_fraction"}),
+    TrainingConfig: frozenset({"headroom_fraction", "program"}),
     ClusterConfig: None,
     DeviceConfig: None,
     LevelConfig: None,

@@ -133,9 +133,11 @@ class CollectiveCounter(DispatchMode):
         if name in SYNCHRONISE:
             return
         operator = OPERATORS[name]
+        group = group_of(args[operator.group_argument])
+        if group.size() == 1:
+            return  # carries nothing; before torch 2.10 FSDP2 calls it all the same
         payload = operator.payload(args, out)
         tensors = [payload] if isinstance(payload, torch.Tensor) else payload
-        group = group_of(args[operator.group_argument])
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         dtype = tensors[0].dtype
         dtype_name = DTYPE_NAMES.get(dtype, str(dtype).removeprefix("torch."))

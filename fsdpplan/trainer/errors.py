@@ -29,3 +29,9 @@ class PreflightFailed(TrainerError):
     """These nodes cannot train the plan, or not together."""
 
     exit_code = 5
+
+
+class WrongTorch(TrainerError):
+    """The torch that is here cannot train the plan. (One that is too old for any: `floor`.)"""
+
+    exit_code = 5

@@ -36,6 +36,7 @@ from .config import PlanConfig
 from .mesh import Meshes
 from .moe import GroupedExperts, MixtureOfExperts, StackedLinear, balanced, local
 from .private_torch import is_fake
+from .torch_versions import divide_by
 
 ROWS, COLUMNS = 1, 2
 """Dimensions of stacked weights: what a projection gives, and what it is given."""
@@ -171,9 +172,7 @@ def shard_experts(
     the `options` of the blocks.
 
     Their gradients are sums over the tokens of all `ep` ranks already, so they are divided by the
-    number of all data-parallel ranks, more than the group in which they are reduced has. gloo
-    cannot scale while it reduces, so the sum is scaled; where one rank has the only copy, nothing
-    is reduced, and torch 2.13 would scale it twice.
+    number of all data-parallel ranks, more than the group in which they are reduced has.
     """
     if meshes.expert_fsdp is None:
         return
@@ -184,8 +183,8 @@ def shard_experts(
         for mixture in mixtures(block):
             experts: Any = mixture.experts
             fully_shard(experts, mesh=meshes.expert_fsdp, shard_placement_fn=placement, **options)
-            experts.set_gradient_divide_factor(float(layout.dp_replicate * layout.shard_ranks))
-            experts.set_force_sum_reduction_for_comms(shard_ranks > 1)
+            data_ranks = layout.dp_replicate * layout.shard_ranks
+            divide_by(experts, float(data_ranks), shard_ranks=shard_ranks)
 
 
 def expert_placement(

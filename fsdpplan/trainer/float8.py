@@ -15,6 +15,7 @@ from torch import nn
 
 from .config import PlanConfig
 from .errors import TrainerError
+from .torch_versions import torchao_wanted
 
 LEAST_CAPABILITY = (8, 9)
 """CUDA compute capability of the first GPUs with 8-bit tensor cores (Ada; Hopper has 9.0)."""
@@ -30,8 +31,14 @@ def apply_float8(blocks: Sequence[nn.Module], plan: PlanConfig, device: torch.de
     On CPU a plan for GPUs is only tried out: there products are emulated.
     """
     require_float8(plan, device)
-    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-
+    try:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    except ImportError as error:
+        raise TrainerError(
+            f"precision fp8 needs a torchao for torch {torch.__version__}, and the one here is for "
+            f"another ({error}): pip install {torchao_wanted()}, or plan again with --precision "
+            "bf16"
+        ) from error
     recipe = Float8LinearConfig.from_recipe_name(plan.training.fp8_recipe)
     config = replace(
         recipe,
@@ -52,8 +59,8 @@ def require_float8(plan: PlanConfig, device: torch.device) -> None:
         raise TrainerError(f"precision fp8 needs GPUs with 8-bit products, not CPUs: {instead}")
     if find_spec("torchao") is None:
         raise TrainerError(
-            "precision fp8 needs torchao, which is not installed here: pip install torchao, or "
-            f"{instead}"
+            "precision fp8 needs torchao, which is not installed here: pip install "
+            f"{torchao_wanted()}, or {instead}"
         )
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < LEAST_CAPABILITY:
         name = torch.cuda.get_device_name(device)

@@ -10,7 +10,10 @@ from .counting import Call
 from .mesh import place
 
 GroupCalls = dict[tuple[str, tuple[int, ...]], list[Call]]
-"""A rank's calls in order, by (axis, ranks of the group)."""
+"""A rank's calls in order, by (axis, ranks of the group), in the order of first use."""
+
+Groups = dict[tuple[int, ...], list[Call]]
+"""The same along one axis."""
 
 MESSAGES = ("send", "recv")
 MESSAGE = "message"
@@ -22,8 +25,8 @@ def mismatches(layout: LayoutConfig, calls_of: dict[int, GroupCalls]) -> list[st
     """A sentence for each pair of ranks whose calls do not go together, at their first difference.
 
     Ranks of one group must make the same calls in the same order. So must those of different
-    groups along an axis that belong to the same pipeline stage: they run the same program on the
-    same shapes. What one stage sends to another must be what that one receives from it.
+    groups that are alike, along an axis and in one pipeline stage: they run the same program on
+    the same shapes. What one stage sends to another must be what that one receives from it.
     """
     found: list[str] = []
     for first, second in combinations(sorted(calls_of), 2):
@@ -38,24 +41,38 @@ def _different_calls(
     same_stage = place(layout, first).pp == place(layout, second).pp
     for axis in sorted({axis for axis, _ in (*one, *other)}):
         mine, theirs = _groups(one, axis), _groups(other, axis)
-        shared = mine.keys() & theirs.keys()
-        if shared:
-            pairs = [(mine[ranks], theirs[ranks]) for ranks in sorted(shared)]
-        elif same_stage:
-            pairs = list(zip_longest(mine.values(), theirs.values(), fillvalue=[]))
-        else:
-            continue
+        shared = sorted(ranks for ranks in {*mine, *theirs} if {first, second} <= {*ranks})
+        pairs = [(mine.pop(ranks, []), theirs.pop(ranks, [])) for ranks in shared]
+        if same_stage:
+            pairs += _alike(mine, theirs)
         for calls, others in pairs:
             yield from _first_difference(axis, first, calls, second, others)
 
 
-def _groups(calls: GroupCalls, axis: str) -> dict[tuple[int, ...], list[Call]]:
+def _groups(calls: GroupCalls, axis: str) -> Groups:
     """Calls along `axis`, without messages, by group."""
     return {
         ranks: [_comparable(call) for call in made if call.collective not in MESSAGES]
         for (name, ranks), made in calls.items()
         if name == axis
     }
+
+
+def _alike(mine: Groups, theirs: Groups) -> list[tuple[list[Call], list[Call]]]:
+    """Groups that play the same part for two ranks: as many ranks, as far apart. An axis has
+    several where part of it keeps parameters; of several alike, in the order of their first use."""
+    pairs: list[tuple[list[Call], list[Call]]] = []
+    for part in dict.fromkeys(map(_offsets, (*mine, *theirs))):
+        pairs += zip_longest(_playing(part, mine), _playing(part, theirs), fillvalue=[])
+    return pairs
+
+
+def _playing(part: tuple[int, ...], groups: Groups) -> list[list[Call]]:
+    return [calls for ranks, calls in groups.items() if _offsets(ranks) == part]
+
+
+def _offsets(ranks: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(rank - ranks[0] for rank in ranks)
 
 
 def _comparable(call: Call) -> Call:

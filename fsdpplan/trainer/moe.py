@@ -24,6 +24,7 @@ from .config import ExpertsConfig
 from .feed_forward import FeedForward, activate
 from .norms import outside_autocast
 from .private_torch import is_fake
+from .torch_versions import has_grouped_mm
 
 GROUP_ROWS = 8
 """On CUDA a group of rows begins at 16 bytes: 8 numbers of bf16."""
@@ -196,7 +197,7 @@ def takes_grouped_mm(rows_RD: Tensor, inner: int) -> bool:
     numbers = 16 // rows_RD.element_size()
     fits = rows_RD.shape[1] % numbers == 0 and inner % numbers == 0
     takes_any_dtype = not (rows_RD.is_cuda or is_fake(rows_RD))
-    return fits and (rows_RD.dtype == torch.bfloat16 or takes_any_dtype)
+    return has_grouped_mm() and fits and (rows_RD.dtype == torch.bfloat16 or takes_any_dtype)
 
 
 def padded_places(counts: Tensor, padded_counts: Tensor, *, rows: int) -> Tensor:

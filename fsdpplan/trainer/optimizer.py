@@ -13,6 +13,7 @@ from torch.optim.adamw import adamw
 from .errors import TrainerError
 from .muon import Deals, MuonSettings, deal_out, update_matrices
 from .shards import local, local_gradient
+from .torch_versions import torchao_wanted
 
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8
@@ -185,8 +186,9 @@ def _adamw_8bit(groups: list[dict[str, Any]], recipe: Recipe) -> torch.optim.Opt
         from torchao.optim import AdamW8bit
     except ImportError as error:
         raise TrainerError(
-            "optimizer adamw_8bit needs torchao, which is not installed here: pip install torchao, "
-            "or plan again with --optimizer adamw"
+            "optimizer adamw_8bit needs torchao, which is not installed here, or not for torch "
+            f"{torch.__version__}: pip install {torchao_wanted()}, or plan again with --optimizer "
+            "adamw"
         ) from error
     optimizer: torch.optim.Optimizer = AdamW8bit(
         groups, lr=recipe.learning_rate, betas=BETAS, eps=EPSILON

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,9 @@ from .config import PLAN_VARIABLE
 
 PREFLIGHT_SECONDS = 30.0
 """NCCL connects thousands of ranks in less, and people wait for no more."""
+
+NUMBERS_VARIABLE = "FSDPPLAN_NUMBERS"
+"""Environment variable that, where it is 0, leaves the tiny step out, in `parallelize`, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +47,8 @@ class Options:
     """How long a step may take; 0: for ever, None: as the steps before it say."""
     preflight: bool
     """Try nodes, ranks and links first."""
+    numbers: bool
+    """First step a tiny model and compare it with one process."""
     preflight_seconds: float
     """Most that ranks wait for each other meanwhile."""
     run_folder: Path | None
@@ -53,6 +59,11 @@ class Options:
     """Where the rehearsal's report goes."""
     build: str | None
     """`FILE.py:FUNCTION` that makes the model to rehearse."""
+
+
+def wants_numbers() -> bool:
+    """Whether the environment lets the tiny step be."""
+    return os.environ.get(NUMBERS_VARIABLE, "1") != "0"
 
 
 def whole(least: int) -> Callable[[str], int]:
@@ -180,11 +191,18 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         help="first try nodes, ranks and links, and name what is bad",
     )
     add(
+        "--numbers",
+        action=argparse.BooleanOptionalAction,
+        default=wants_numbers(),
+        help="first step a tiny model in the plan's layout, and end where its numbers are not "
+        f"those of one process ({NUMBERS_VARIABLE}=0: not)",
+    )
+    add(
         "--preflight-seconds",
         type=number(above=0),
         default=PREFLIGHT_SECONDS,
         metavar="N",
-        help="most that ranks wait for each other in --preflight",
+        help="most that ranks wait for each other in --preflight and --numbers",
     )
     add(
         "--run-folder",

@@ -43,6 +43,7 @@ from .precision import apply_autocast, fsdp_precision
 from .private_torch import parts_kept_on
 from .recompute import checkpoint_block
 from .support import require_runnable
+from .torch_versions import take_means
 from .user_context_parallel import share_sequences
 from .user_model import remember_meshes, require_applicable, settle_at_exit
 from .user_tensor_parallel import gather_after, split_user_model
@@ -52,13 +53,19 @@ DDP_DEFAULT_BUCKET_BYTES = 25 * 2**20
 
 
 def parallelize(
-    model: nn.Module, plan: PlanConfig, *, blocks: Sequence[nn.Module] | None = None
+    model: nn.Module,
+    plan: PlanConfig,
+    *,
+    blocks: Sequence[nn.Module] | None = None,
+    numbers: bool | None = None,
 ) -> nn.Module:
     """Apply the plan's layout to `model` and return what to call in its place.
 
     FSDP changes `model` in place and returns it (a model on the meta device stays there:
     `materialise` it afterwards); DDP returns a wrapper. The process group is joined if there is
-    none. `blocks` are the repeated layers; by default `find_blocks` finds them.
+    none. `blocks` are the repeated layers; by default `find_blocks` finds them. `numbers`: before,
+    a tiny reference model steps in the same layout, and PreflightFailed is raised where it does
+    not as one process does; None: once for each plan, unless FSDPPLAN_NUMBERS is 0.
     """
     require_runnable(plan)
     require_bare(model)
@@ -72,7 +79,7 @@ def parallelize(
     require_same_model(model, device)
     replaced = watch_optimizers(model)
     stop_generation_cache(model)
-    meshes = build_meshes(plan.layout, device.type)
+    meshes = try_numbers(plan, numbers) or build_meshes(plan.layout, device.type)
     if meshes.tp is not None:
         split_user_model(model, blocks, plan.layout, meshes.tp)
     if meshes.cp is not None:
@@ -92,6 +99,13 @@ def parallelize(
     remember_meshes(called, meshes)
     replaced(model)
     return called
+
+
+def try_numbers(plan: PlanConfig, wanted: bool | None) -> Meshes | None:
+    """The tiny step on this plan's mesh, and the meshes that were made for it."""
+    from .preflight import preflight_of_program  # which assembles a model by what is here
+
+    return preflight_of_program(plan, wanted)
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
@@ -123,8 +137,17 @@ def stop_generation_cache(model: nn.Module) -> None:
 
 
 def apply_checkpointing(blocks: Sequence[nn.Module], layout: LayoutConfig) -> None:
-    """Recompute each block in backward, as far as the layout says."""
-    for block in blocks:
+    """Recompute the first blocks in backward, or all, as far as the layout says.
+
+    The first: backward comes to them when what the others keep is gone.
+    """
+    number = layout.checkpoint_blocks
+    if isinstance(number, int) and layout.pp == 1 and number > len(blocks):
+        raise TrainerError(
+            f"the plan recomputes {number} blocks, the model has {len(blocks)}: plan again with "
+            "--checkpoint-blocks all"
+        )
+    for block in blocks[: number if isinstance(number, int) else None]:
         checkpoint_block(block, layout.activation_checkpointing)
 
 
@@ -173,7 +196,8 @@ def apply_fsdp(
                 offload_policy=offload,
                 shard_placement_fn=expert_placement(blocks, layout.shard_ranks),
             )
-    fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=offload)
+            take_means(unit[0])
+    take_means(fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=offload))
 
 
 def offload_policy(layout: LayoutConfig, device_type: str) -> OffloadPolicy:

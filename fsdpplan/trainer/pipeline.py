@@ -21,7 +21,6 @@ from torch.distributed.pipelining import (
 
 from .batch import MicroBatch
 from .config import PlanConfig
-from .errors import TrainerError
 from .loss import loss_function
 from .mesh import Meshes
 from .pipeline_stages import StageShare, rank_shares
@@ -30,17 +29,25 @@ from .replicas import ReplicaGradients
 from .scaler import LossScaler, scaled
 from .tensor_parallel import loss_context
 from .tied_tables import TiedTables
+from .torch_versions import (
+    few_micro_batches,
+    greet_nobody,
+    keep_no_outputs,
+    leave_outputs_unchecked,
+    let_go_of_gradients,
+    lowered,
+)
 
 ONE_STAGE_SCHEDULES: dict[str, Callable[..., Any]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
-MANY_STAGES_SCHEDULES: dict[str, Callable[..., Any] | None] = {
+MANY_STAGES_SCHEDULES: dict[str, Callable[..., Any]] = {
     "interleaved_1f1b": ScheduleInterleaved1F1B,
     "looped_bfs": ScheduleLoopedBFS,
     "interleaved_zero_bubble": ScheduleInterleavedZeroBubble,
     "zbv": ScheduleZBVZeroBubble,
-    # torch 2.6 has none
-    "dualpipev": getattr(pipelining, "ScheduleDualPipeV", None),
 }
+if hasattr(pipelining, "ScheduleDualPipeV"):  # torch_versions.py refuses it where there is none
+    MANY_STAGES_SCHEDULES["dualpipev"] = pipelining.ScheduleDualPipeV
 
 
 class Pipeline:
@@ -69,14 +76,12 @@ class Pipeline:
             )
         self._no_loss = torch.zeros((), device=device)
         group = meshes.pp.get_group()
-        self._schedule = _schedule(
-            plan,
-            [
-                _stage(stage, share, plan, device, group)
-                for stage, share in zip(stages, shares, strict=True)
-            ],
-            self._loss,
-        )
+        staged = [
+            _stage(stage, share, plan, device, group)
+            for stage, share in zip(stages, shares, strict=True)
+        ]
+        self._schedule = _schedule(plan, staged, self._loss)
+        self._no_outputs = keep_no_outputs(self._schedule, staged)
 
     def forward_backward(
         self, micro_batches: Sequence[MicroBatch], scaler: LossScaler | None = None
@@ -92,7 +97,7 @@ class Pipeline:
                 *((batch["tokens"],) if self._has_first else ()),
                 target=batch["targets"] if self._has_last else None,
                 losses=losses,
-                return_outputs=False,
+                **self._no_outputs,
                 **{name: batch[name] for name in ("positions", "documents") if name in batch},
             )
         if self._replicas is not None:
@@ -109,21 +114,15 @@ class Pipeline:
 def _schedule(plan: PlanConfig, stages: list[PipelineStage], loss_of: Callable[..., Tensor]) -> Any:
     """torch's schedule; the losses that it is given are shares of the mean already."""
     layout = plan.layout
-    options = {
+    options: dict[str, Any] = {
         "n_microbatches": layout.num_microbatches,
         "loss_fn": loss_of,
         "scale_grads": False,
     }
     if layout.schedule in ONE_STAGE_SCHEDULES:
         (stage,) = stages
-        return ONE_STAGE_SCHEDULES[layout.schedule](stage, **options)
-    schedule = MANY_STAGES_SCHEDULES[layout.schedule]
-    if schedule is None:
-        raise TrainerError(
-            f"torch {torch.__version__} has no schedule {layout.schedule}: take torch 2.13, or "
-            "plan again with --schedule zbv"
-        )
-    return schedule(stages, **options)
+        return few_micro_batches(ONE_STAGE_SCHEDULES[layout.schedule], stage, **options)
+    return lowered(MANY_STAGES_SCHEDULES[layout.schedule](stages, **options))
 
 
 def _stage(
@@ -145,7 +144,7 @@ def _stage(
         device="meta",
         requires_grad=True,
     )
-    return PipelineStage(
+    stage = PipelineStage(
         module,
         share.index,
         layout.pp * layout.virtual_stages,
@@ -157,6 +156,10 @@ def _stage(
         output_args=hidden,
         group=group,
     )
+    leave_outputs_unchecked(stage)
+    greet_nobody(stage)
+    let_go_of_gradients(stage)
+    return stage
 
 
 def _joined(micro_batches: Sequence[MicroBatch]) -> dict[str, Tensor]:

@@ -4,8 +4,9 @@
 
 Every rank has to come, to run on the same versions and GPUs, to get right sums from a tiny
 all-reduce over each axis of the mesh, and to reach, inside its node and with other nodes, about
-what the others reach. What fails is said in one sentence; where it is the fault of few nodes their
-names go into `bad-nodes`, so that the job can start again without them. It ends with exit code 5.
+what the others reach. Then a tiny model steps on the mesh, as one process does. What fails is said
+in one sentence; where it is the fault of few nodes their names go into `bad-nodes`, so that the job
+can start again without them. It ends with exit code 5.
 """
 
 from __future__ import annotations
@@ -17,26 +18,30 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+import torch.distributed as dist
 
 from .config import PLAN_VARIABLE, PlanConfig, load_plan
 from .counting import Axis, layout_axes
 from .distributed import leave, require_world, start
 from .errors import PreflightFailed, RankError, TrainerError
 from .mesh import Meshes, build_meshes
-from .options import PREFLIGHT_SECONDS, number
+from .options import NUMBERS_VARIABLE, PREFLIGHT_SECONDS, number, wants_numbers
 from .preflight_findings import Findings
 from .preflight_links import Nodes, gathered_speeds, judge_sums, measure, sent_bytes, sum_over
 from .preflight_nccl import judge_transports, planned_adapters, uses_sockets, write_log
+from .preflight_numbers import Numbers
 from .preflight_report import append_bad_nodes, bad_nodes_words, planned_nodes, write_result
 from .preflight_roll import Presence, host_name, judge_roll, presence, versions
 from .preflight_speed import Promise, Where, judge_speeds, levels, levels_words, promised
 from .preflight_watch import JOIN_FACTOR, Council, Watch
 from .private_torch import group_of
 from .report import complain
+from .support import require_runnable
 
 LINKS_FACTOR = 2.0
 """Slow links take longer than dead ones are waited for."""
@@ -53,14 +58,25 @@ class Preflight:
     seconds: float
     rank: int
     world: int
+    cluster: bool = True
+    """Try nodes, ranks and links."""
+    numbers: bool = True
+    """Step a tiny model."""
+    adamw: str = "fused"
+    """How the tiny model's optimizer computes."""
+    trial: int = field(default_factory=count().__next__)
+    """Of this process, which is in step with the others."""
     result: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    lines: dict[str, str] = field(default_factory=dict)
+    """What was found good, for people."""
     began: float = field(default_factory=time.monotonic)
 
     def run(self) -> Meshes:
         """Try everything. Raises PreflightFailed on all ranks; ends the process where ranks do not
         come."""
-        nccl_log = write_log(self.folder, os.environ) if self._uses_nccl() else None
+        reads_log = self.cluster and self._uses_nccl()
+        nccl_log = write_log(self.folder, os.environ) if reads_log else None
         watch = Watch(
             rank=self.rank,
             world=self.world,
@@ -68,6 +84,7 @@ class Preflight:
             seconds=self.seconds,
             found=self._conclude,
             nodes=planned_nodes(self.folder),
+            trial=self.trial,
         )
         watch.start("the start of the ranks")
         try:
@@ -85,11 +102,31 @@ class Preflight:
         device = start(self.plan)
         watch.enter("the roll of the ranks")
         # rank 0 waits for all, and the watch for rank 0
-        council = Council(rank=self.rank, world=self.world, seconds=2 * JOIN_FACTOR * self.seconds)
-        hosts = self._call_roll(council, device)
+        council = Council(
+            rank=self.rank,
+            world=self.world,
+            seconds=2 * JOIN_FACTOR * self.seconds,
+            trial=self.trial,
+        )
+        hosts = self._call_roll(council, device) if self.cluster else self._call_hosts(council)
         watch.know(hosts)
         watch.enter("making the process groups")
         meshes = build_meshes(self.plan.layout, device.type)
+        if self.cluster:
+            self._try_cluster(watch, council, meshes, device, hosts, nccl_log)
+        if self.numbers:
+            self._try_numbers(watch, council, meshes, device, hosts)
+        return meshes
+
+    def _try_cluster(
+        self,
+        watch: Watch,
+        council: Council,
+        meshes: Meshes,
+        device: torch.device,
+        hosts: Sequence[str],
+        nccl_log: Path | None,
+    ) -> None:
         self._try_axes(watch, council, meshes, device, hosts)
         nodes = Nodes.of(hosts)
         if nodes is None:
@@ -99,10 +136,35 @@ class Preflight:
         if self._uses_nccl():
             watch.enter("reading NCCL's log")
             self._check_transports(council, nccl_log)
-        return meshes
+
+    def _try_numbers(
+        self,
+        watch: Watch,
+        council: Council,
+        meshes: Meshes,
+        device: torch.device,
+        hosts: Sequence[str],
+    ) -> None:
+        """A tiny model's step, in the groups of training."""
+        verdict = Numbers(
+            plan=self.plan, meshes=meshes, device=device, hosts=hosts, adamw=self.adamw
+        ).run(watch, council)
+        self.result["numbers"] = verdict["result"]
+        self.lines["numbers"] = verdict["line"]
+        self._act(council, verdict)
 
     def _uses_nccl(self) -> bool:
         return self.plan.cluster.device.kind == "cuda"
+
+    def _call_hosts(self, council: Council) -> list[str]:
+        """The host of each rank."""
+
+        def judge(said: list[str]) -> dict[str, Any]:
+            return {"hosts": said}
+
+        hosts: list[str] = council.decide("hosts", host_name(), judge)["hosts"]
+        self.result = {"ranks": self.world, "nodes": list(dict.fromkeys(hosts))}
+        return hosts
 
     def _call_roll(self, council: Council, device: torch.device) -> list[str]:
         """Who is there; the host of each rank."""
@@ -174,7 +236,7 @@ class Preflight:
             speeds = gathered_speeds(rows)
             found = levels(speeds, promises)
             self.result["levels"] = [level.document() for level in found]
-            self.result["line"] = levels_words(found)
+            self.lines["levels"] = levels_words(found)
             return judge_speeds(speeds, promises, is_cpu=device.type == "cpu").document()
 
         for attempt in range(TRIES):
@@ -225,7 +287,6 @@ class Preflight:
 
     def _record(self, found: Findings) -> None:
         seconds = time.monotonic() - self.began
-        line = self.result.pop("line", "")
         document = {
             "passed": not found.problem,
             "problem": found.problem or None,
@@ -240,7 +301,8 @@ class Preflight:
             return
         nodes = len(document["nodes"])
         passed = f"{self.world} ranks on {nodes} node{'s' if nodes > 1 else ''} in {seconds:.1f} s"
-        for text in (passed + (line and f"; {line}"), *self.warnings):
+        said = "; ".join([passed, *filter(None, self.lines.values())])
+        for text in (said, *self.warnings):
             print(f"preflight: {text}", file=sys.stderr, flush=True)
 
     def _conclude(self, found: Findings) -> None:
@@ -252,14 +314,70 @@ class Preflight:
             self._record(found)
 
 
-def preflight(plan: PlanConfig, *, folder: Path | None, seconds: float) -> Meshes | None:
-    """Join the process group and try it, before anything else; the meshes that it made, which
-    training can go on with. None of one rank, which has nothing to try."""
+def preflight(
+    plan: PlanConfig,
+    *,
+    folder: Path | None,
+    seconds: float,
+    cluster: bool = True,
+    numbers: bool = True,
+    adamw: str = "fused",
+) -> Meshes | None:
+    """Join the process group and try it, before anything else: nodes, ranks and links (`cluster`),
+    and a tiny model's step (`numbers`). The meshes that it made, which training can go on with;
+    None where nothing is tried, as of one rank, which has nothing to try."""
     world = plan.layout.world
-    if world == 1 or "RANK" not in os.environ:
+    if world == 1 or "RANK" not in os.environ or not (cluster or numbers):
         return None
-    rank = int(os.environ["RANK"])
-    return Preflight(plan=plan, folder=folder, seconds=seconds, rank=rank, world=world).run()
+    return Preflight(
+        plan=plan,
+        folder=folder,
+        seconds=seconds,
+        rank=int(os.environ["RANK"]),
+        world=world,
+        cluster=cluster,
+        numbers=numbers,
+        adamw=adamw,
+    ).run()
+
+
+_tried: set[PlanConfig] = set()
+"""Plans whose numbers were right in this process."""
+
+
+def preflight_of_program(plan: PlanConfig, wanted: bool | None = None) -> Meshes | None:
+    """The numerical part, for `parallelize` in a program of the user's own: once for each plan,
+    where ranks can reach the store of their launcher. A failure that nobody catches ends the
+    program as it ends the trainer."""
+    if wanted is None:
+        wanted = wants_numbers() and plan not in _tried
+    if not wanted or not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys() or _is_fake():
+        return None
+    try:
+        meshes = preflight(plan, folder=None, seconds=PREFLIGHT_SECONDS, cluster=False)
+    except PreflightFailed:
+        sys.excepthook = _ending(sys.excepthook)
+        raise
+    _tried.add(plan)
+    return meshes
+
+
+def _is_fake() -> bool:
+    """Whether the other ranks are not there."""
+    return dist.is_initialized() and dist.get_backend() == "fake"
+
+
+def _ending(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """An exception hook that ends the process with the preflight's exit code and sentence."""
+
+    def end(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if not isinstance(error, PreflightFailed):
+            hook(kind, error, trace)
+            return
+        complain(f"error: {error}")
+        leave(error.exit_code)
+
+    return end
 
 
 def tried_axes(meshes: Meshes, plan: PlanConfig) -> list[Axis]:
@@ -282,11 +400,23 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         metavar="N",
         help="most that ranks wait for each other (default: %(default)g)",
     )
+    parser.add_argument(
+        "--numbers",
+        action=argparse.BooleanOptionalAction,
+        default=wants_numbers(),
+        help=f"step a tiny model and compare it with one process ({NUMBERS_VARIABLE}=0: not)",
+    )
     options = parser.parse_args(arguments)
     try:
         plan = load_plan(options.plan)
+        require_runnable(plan)
         require_world(plan)
-        preflight(plan, folder=options.run_folder, seconds=options.preflight_seconds)
+        preflight(
+            plan,
+            folder=options.run_folder,
+            seconds=options.preflight_seconds,
+            numbers=options.numbers,
+        )
         exit_code = 0
     except TrainerError as error:
         complain(f"error: {error}", every_rank=isinstance(error, RankError))

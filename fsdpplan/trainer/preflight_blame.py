@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from .preflight_findings import Findings, hosts_words, may_leave_out, places_words, suspects
 
@@ -21,6 +21,8 @@ class Answer:
     """Ranks that it waits for; empty: all."""
     error: str = ""
     """What it failed with."""
+    is_own: bool = False
+    """The failure is of this rank's own program; others fail since messages do not come."""
 
     def text(self) -> str:
         """As JSON."""
@@ -48,6 +50,12 @@ def blame(
     if silent:
         return _named(silent, hosts, f"did not answer in {words} within {seconds:g} s")
     failed = [rank for rank, one in sorted(answers.items()) if one.error]
+    own = [rank for rank in failed if answers[rank].is_own]
+    if own:
+        one = answers[own[0]]
+        found = _named(own, hosts, f"failed in {one.words}: {one.error}")
+        # on several hosts it is the program that is wrong
+        return found if len({hosts.get(rank) for rank in own}) == 1 else replace(found, bad={})
     if failed and len({hosts.get(rank) for rank in failed}) == 1:
         return _named(failed, hosts, f"failed in {words}: {answers[failed[0]].error}")
     behind = [rank for rank in sorted(answers) if _is_behind(rank, answers, first, world)]

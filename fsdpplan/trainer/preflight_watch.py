@@ -35,8 +35,9 @@ DONE = 2**31
 """Stage of a rank that is through."""
 
 
-def store_client(*, seconds: float) -> Store:
-    """A connection of its own to the store by which the ranks of this start meet."""
+def store_client(*, seconds: float, trial: int) -> Store:
+    """A connection of its own to the store by which the ranks of this start meet; each `trial` of a
+    process has keys of its own."""
     store = TCPStore(
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
@@ -45,7 +46,7 @@ def store_client(*, seconds: float) -> Store:
         timeout=timedelta(seconds=seconds),
     )
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return PrefixStore(f"preflight {attempt}", store)
+    return PrefixStore(f"preflight {attempt} {trial}", store)
 
 
 class Watch:
@@ -61,8 +62,10 @@ class Watch:
         seconds: float,
         found: Callable[[Findings], None],
         nodes: tuple[str, ...] = (),
+        trial: int = 0,
     ) -> None:
         self._rank, self._world, self._host = rank, world, host
+        self._trial = trial
         self._seconds = seconds
         self._found, self._nodes = found, nodes
         self._hosts: dict[int, str] = {}
@@ -94,7 +97,8 @@ class Watch:
         """The stage failed here: let the watchdogs find out why, and end."""
         with self._lock:
             said = " ".join(str(error).split("\n", 1)[0].split())
-            self._here = replace(self._here, error=said or type(error).__name__)
+            is_own = not isinstance(error, RuntimeError)  # which torch's collectives raise
+            self._here = replace(self._here, error=said or type(error).__name__, is_own=is_own)
             self._deadline = time.monotonic()
         time.sleep(2 * LOST_SECONDS)  # the watchdogs end the process before
         os._exit(PreflightFailed.exit_code)
@@ -107,7 +111,7 @@ class Watch:
     def _watch(self) -> None:
         """Look at the clock and at whether another rank is in trouble."""
         try:
-            store = store_client(seconds=JOIN_FACTOR * self._seconds)
+            store = store_client(seconds=JOIN_FACTOR * self._seconds, trial=self._trial)
             store.set(f"host/{self._rank}", self._host)
             while not self._over.wait(POLL_SECONDS):
                 if time.monotonic() > self._deadline or store.check(["trouble"]):
@@ -173,9 +177,9 @@ class Watch:
 class Council:
     """What ranks tell each other through the store, which works where the data network does not."""
 
-    def __init__(self, *, rank: int, world: int, seconds: float) -> None:
+    def __init__(self, *, rank: int, world: int, seconds: float, trial: int = 0) -> None:
         self._rank, self._world = rank, world
-        self._store = store_client(seconds=seconds)
+        self._store = store_client(seconds=seconds, trial=trial)
 
     def decide(
         self, subject: str, value: Any, judge: Callable[[list[Any]], dict[str, Any]]

@@ -1,6 +1,8 @@
 """What the trainer uses of torch that it does not document: one function a need, with its reason.
 
-Everything here was read in, and works with, torch 2.13; an update of torch is checked here first.
+Everything here was read in torch 2.13 and is tried under all releases that the trainer claims. What
+one of them needs and others do not is in torch_versions.py; private modules that not all of them
+have are imported where they are used.
 """
 
 from __future__ import annotations
@@ -8,21 +10,20 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.device_mesh as device_mesh
 import torch.distributed.distributed_c10d as c10d
-import torch.distributed.tensor._sharding_prop as sharding_propagation
-import torch.distributed.tensor.experimental._attention as context_attention
 from torch import Tensor, nn
 from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor import _redistribute as redistribution
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -41,6 +42,9 @@ def join_fake_group(*, rank: int, world: int) -> None:
     are. Only this module makes the "fake" backend known."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    if find_spec("torch.distributed._meta_registrations") is None:
+        # before torch 2.12 collectives take fake tensors when this has been imported
+        import_module("torch.distributed._tools.fake_collectives")
     dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
 
 
@@ -77,10 +81,13 @@ def own_propagation_mode() -> Iterator[None]:
     """Let DTensor infer shapes in a fake mode of its own.
 
     In the ambient one it would run each operator at global shapes among those of the program, and
-    they would be taken for it.
+    they would be taken for it. Before torch 2.10 it has a mode of its own.
     """
-    module: Any = sharding_propagation
-    original = module.detect_fake_mode
+    module: Any = import_module("torch.distributed.tensor._sharding_prop")
+    original = getattr(module, "detect_fake_mode", None)
+    if original is None:
+        yield
+        return
     module.detect_fake_mode = lambda *args, **kwargs: None
     try:
         yield
@@ -92,10 +99,19 @@ def forget_meshes() -> None:
     """Empty DTensor's caches: equal meshes of a later process group would find this one's."""
     propagate = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding
     propagate.cache.cache_clear()
-    torch._C._clear_DTensor_sharding_propagator_cache()
-    clear = getattr(redistribution, "clear_redistribute_planner_cache", None)  # not in torch 2.6
-    if clear is not None:
-        clear()
+    caches = (
+        (torch._C, "_clear_DTensor_sharding_propagator_cache"),  # since torch 2.10
+        (
+            import_module("torch.distributed.tensor._redistribute"),
+            "clear_redistribute_planner_cache",  # since torch 2.10
+        ),
+    )
+    for module, name in caches:
+        if hasattr(module, name):
+            getattr(module, name)()
+    # torch 2.8 takes a mesh for a part of another that an equal one was
+    resources = getattr(device_mesh, "_mesh_resources", None)
+    getattr(resources, "child_to_root_mapping", {}).clear()
 
 
 def group_of(argument: Any) -> dist.ProcessGroup:
@@ -134,21 +150,33 @@ def stated_pipeline_shapes() -> Iterator[None]:
     """Let pipeline stages take the shapes that they were given.
 
     Before their first step they ask each other whether all have them, which ranks that are not
-    there do not answer.
+    there do not answer; in torch 2.9 to 2.11 they only greet each other, and in 2.8 nothing.
     """
     schedules = import_module("torch.distributed.pipelining.schedules")._PipelineSchedule
-    static = import_module("torch.distributed.pipelining.stage").InferenceMode.STATIC
-    original = schedules._warmup_p2p
+    stages = import_module("torch.distributed.pipelining.stage")
 
-    def without_asking(_: Any, stages: Any, *__: Any) -> None:
-        for stage in stages:
-            stage._inference_mode = static
+    def without_asking(_: Any, stages_here: Any, *__: Any) -> None:
+        for stage in stages_here:
+            stage._inference_mode = stages.InferenceMode.STATIC
 
-    schedules._warmup_p2p = without_asking
+    with ExitStack() as stack:
+        if hasattr(schedules, "_warmup_p2p"):
+            stack.enter_context(replaced(schedules, "_warmup_p2p", without_asking))
+        elif hasattr(stages.PipelineStage, "_get_init_p2p_neighbors_ops"):
+            greet = "_get_init_p2p_neighbors_ops"
+            stack.enter_context(replaced(stages._PipelineStageBase, greet, lambda _: []))
+        yield
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Let an attribute be another one for a while."""
+    original = getattr(owner, name)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        schedules._warmup_p2p = original
+        setattr(owner, name, original)
 
 
 def ddp_buckets(parameters: list[Tensor], limits_bytes: list[int]) -> list[list[int]]:
@@ -205,21 +233,31 @@ def attend_around_a_ring(attention: nn.Module, mesh: DeviceMesh) -> None:
     each of which has an early and a late piece of the sequence: torch's ring attention.
 
     The public `context_parallel` patches the function for the time of a context and cuts tensors
-    itself; this is what it is made of.
+    itself; this is what it is made of since torch 2.10 (torch_versions.py refuses older ones).
     """
-    context_attention._cp_options.enable_load_balance = True
-    context_attention._enable_context_parallel_dispatcher()
-    style = context_attention._ContextParallel(
-        seq_dim=2, attention_type=context_attention._ContextParallel.AttentionType.SDPA
+    ring = _ring_module()
+    ring._cp_options.enable_load_balance = True
+    ring._enable_context_parallel_dispatcher()
+    style = ring._ContextParallel(
+        seq_dim=2, attention_type=ring._ContextParallel.AttentionType.SDPA
     )
     parallelize_module(attention, mesh, style)
 
 
 def share_of_pieces(length: int, ranks: int) -> Tensor:
     """The order of positions, rank after rank, that ring attention takes sequences to have."""
-    balancer = context_attention._HeadTailLoadBalancer(length, ranks, "cpu")
+    balancer = _ring_module()._HeadTailLoadBalancer(length, ranks, "cpu")
     order: Tensor = balancer._generate_indices()[0]
     return order
+
+
+def has_ring_attention() -> bool:
+    """Whether this torch has what `attend_around_a_ring` is made of."""
+    return hasattr(_ring_module(), "_ContextParallel")
+
+
+def _ring_module() -> Any:
+    return import_module("torch.distributed.tensor.experimental._attention")
 
 
 def overlap_tensor_parallel(group: dist.ProcessGroup) -> None:
@@ -251,3 +289,11 @@ def flight_record_file() -> bytes:
     recorder: Any = torch._C._distributed_c10d
     dump = getattr(recorder, "_dump_nccl_trace", None)
     return bytes(b"" if dump is None else dump())
+
+
+def without_dispatch_modes() -> AbstractContextManager[Any]:
+    """A context in which no dispatch mode sees what is computed: selective recomputation counts
+    operators, and is not to count those of whoever looks on."""
+    modes: Any = import_module("torch.utils._python_dispatch")
+    context: AbstractContextManager[Any] = modes._disable_current_modes()
+    return context

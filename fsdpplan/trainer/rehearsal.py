@@ -218,7 +218,7 @@ def rank_document(
         "collectives": rows,
         "groups": [
             {"axis": axis, "members": list(ranks), "calls": [list(call) for call in calls]}
-            for (axis, ranks), calls in sorted(found.calls.items())
+            for (axis, ranks), calls in found.calls.items()
         ],
         "peak_bytes": found.peak_bytes,
         "peak_bytes_of": found.peak_bytes_of,

@@ -34,6 +34,7 @@ from .optimizer import Recipe, make_optimizer
 from .private_torch import stated_pipeline_shapes
 from .step import train_step
 from .tied_tables import copied_parameters
+from .torch_versions import fused_attention
 
 CPU = torch.device("cpu")
 
@@ -127,6 +128,7 @@ def fake_cluster(plan: PlanConfig, rank: int, *, cuda_like: bool) -> Iterator[No
         stack.enter_context(fake_world(plan.layout.world, rank=rank))
         stack.enter_context(fake_replicas())
         stack.enter_context(nothing_to_draw())
+        stack.enter_context(fused_attention())
         if plan.layout.pp > 1:
             stack.enter_context(stated_pipeline_shapes())
         if cuda_like:

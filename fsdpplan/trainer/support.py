@@ -6,6 +6,7 @@ from .config import LayoutConfig, ModelConfig, PlanConfig, TrainingConfig
 from .errors import TrainerError
 from .parallel_support import parallel_problems
 from .pipeline_rules import pipeline_problems
+from .torch_versions import lacking
 
 
 def require_runnable(plan: PlanConfig) -> None:
@@ -17,9 +18,12 @@ def require_runnable(plan: PlanConfig) -> None:
         *parallel_problems(plan),
         *pipeline_problems(plan),
         *_policy_problems(plan.layout),
+        *_recomputation_problems(plan.layout),
     )
     if plan.cluster.device.kind not in ("cuda", "cpu"):
         problems = (*problems, f"device kind {plan.cluster.device.kind} (cuda and cpu work)")
+    # asked only of a plan that is sound
+    problems = problems or tuple(lacking(plan))
     if problems:
         raise TrainerError(
             f"this trainer cannot run {'; '.join(problems)}. Plan again with these pinned"
@@ -99,14 +103,6 @@ def _expert_problems(model: ModelConfig, layout: LayoutConfig) -> list[str]:
 def _policy_problems(layout: LayoutConfig) -> list[str]:
     problems = [
         *_one_of("sharding", layout.sharding, "ddp", "fsdp"),
-        *_one_of(
-            "activation_checkpointing",
-            layout.activation_checkpointing,
-            "none",
-            "attention",
-            "op",
-            "full",
-        ),
         *_one_of("gradient_sync", layout.gradient_sync, "every", "reduce_scatter_only", "last"),
         *_one_of("offload", layout.offload, "none", "cpu"),
     ]
@@ -129,4 +125,14 @@ def _policy_problems(layout: LayoutConfig) -> list[str]:
             f"reshard_after_forward {reshard} over {layout.shard_ranks} ranks (a divisor of them "
             "above 1, always and never work)"
         )
+    return problems
+
+
+def _recomputation_problems(layout: LayoutConfig) -> list[str]:
+    mode, number = layout.activation_checkpointing, layout.checkpoint_blocks
+    problems = _one_of("activation_checkpointing", mode, "none", "attention", "op", "full")
+    if isinstance(number, str):
+        return [*problems, *_one_of("checkpoint_blocks", number, "all")]
+    if mode == "none":
+        problems.append(f"checkpoint_blocks {number} without activation_checkpointing (all works)")
     return problems

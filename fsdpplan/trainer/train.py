@@ -40,12 +40,15 @@ from .scaler import LEAST_SCALE, scaler_state
 from .signals import StopRequest
 from .step import StepOutput, learning_rate_at, train_step
 from .support import require_runnable
+from .torch_release import require_torch, say_remark
+from .torch_versions import quiet
 from .watch import Watch
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and end the process."""
     options = parse_options(arguments)
+    quiet()
     try:
         run_training(options)
         exit_code = 0
@@ -67,6 +70,7 @@ def run_training(options: Options) -> None:
     if not options.rehearse:  # which has no step to finish
         stop.listen()
     plan = load_plan(options.plan)
+    require_torch(plan)
     require_runnable(plan)
     if options.rehearse:
         # Imported where it is needed: training needs nothing fake.
@@ -75,6 +79,7 @@ def run_training(options: Options) -> None:
         rehearse_ranks(plan, options)
         return
     require_world(plan)
+    say_remark(plan)
     attempt = Attempt()
     try:
         train(plan, options, stop, attempt)
@@ -159,10 +164,15 @@ def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> Run:
 
 
 def try_cluster(plan: PlanConfig, options: Options) -> Meshes | None:
-    """The preflight, where it is asked for, and the meshes that it made."""
-    if not options.preflight:
-        return None
-    return preflight(plan, folder=options.run_folder, seconds=options.preflight_seconds)
+    """The preflight, as far as it is asked for, and the meshes that it made."""
+    return preflight(
+        plan,
+        folder=options.run_folder,
+        seconds=options.preflight_seconds,
+        cluster=options.preflight,
+        numbers=options.numbers,
+        adamw=options.adamw,
+    )
 
 
 def open_checkpoints(plan: PlanConfig, options: Options) -> Checkpoints | None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
 
@@ -74,25 +75,31 @@ def _fill_normal(name: str, parameter: nn.Parameter, *, seed: int, std: float) -
     generator.manual_seed(zlib.crc32(f"{seed}:{name}".encode()))
     whole = torch.empty(parameter.shape, dtype=local.dtype, device=local.device)
     whole.normal_(std=std, generator=generator)
-    local.copy_(_local_part(whole, parameter))
+    local.copy_(part_of(whole, parameter))
 
 
-def _local_part(whole: Tensor, like: Tensor) -> Tensor:
+def part_of(whole: Tensor, like: Tensor) -> Tensor:
     """The part of `whole` that this rank holds of `like`; no communication."""
     if not isinstance(like, DTensor):
         return whole
     coordinate = like.device_mesh.get_coordinate()
     assert coordinate is not None, "this rank is not in the parameter's mesh"
+    return part_at(whole, coordinate, like.device_mesh, like.placements)
+
+
+def part_at(
+    whole: Tensor, coordinate: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]
+) -> Tensor:
+    """The part of `whole` that is at `coordinate` of `mesh`."""
     # A dimension that tensor parallelism has split is split again by FSDP (`_StridedShard`).
-    order = sorted(range(len(like.placements)), key=lambda axis: _is_strided(like.placements[axis]))
-    for axis in order:
-        placement = like.placements[axis]
+    for axis in sorted(range(len(placements)), key=lambda axis: _is_strided(placements[axis])):
+        placement = placements[axis]
         if placement.is_replicate():
             continue
         dim = placement.dim  # type: ignore[attr-defined]
         # As `chunk` splits, the last parts shorter or empty; 1,024 views of each would be too many.
         length = whole.shape[dim]
-        part = -(-length // like.device_mesh.size(axis))
+        part = -(-length // mesh.size(axis))
         begin = min(length, part * coordinate[axis])
         whole = whole.narrow(dim, begin, min(part, length - begin))
     return whole

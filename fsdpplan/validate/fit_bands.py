@@ -7,25 +7,24 @@ what y lies outside of it: (u - l) + 10 max(0, l - y, y - u). It is least, on av
 band is as narrow as may be and holds 80 % (Gneiting and Raftery 2007, interval score at 0.2).
 n rows of a project count as sqrt(n), as in `fit_steps`.
 
-Two layouts' difference has an error beyond that of its parts, fitted likewise to pairs of layouts
-of one model, cluster and batch. Rows of code that waits where others overlap (`projects`) would
-widen the band of code that does not, and are left out. What is measured on the user's own machine
-has no rows yet: half of the fitted devices' errors is taken.
+Two layouts' difference has an error beyond that of its parts, fitted to pairs of layouts of one
+model, cluster and batch (`differences`). Rows of code that waits where others overlap (`projects`)
+would widen the band of code that does not, and are left out. What is measured on the user's own
+machine has no rows yet: half of the fitted devices' errors is taken.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
-from itertools import combinations
 from math import exp, log, sqrt
 from pathlib import Path
 from statistics import mean, median
 
-from fsdpplan.cost.band import NORMAL_80, difference_log_error, log_error, step_interval
+from fsdpplan.cost.band import NORMAL_80, log_error, step_interval
 from fsdpplan.files.bundled import bundled_runs
 from fsdpplan.files.profile_devices import PHYSICS
 from fsdpplan.files.profile_edit import with_numbers, with_source
@@ -33,9 +32,14 @@ from fsdpplan.files.profiles import profile_text, profiles_folder
 from fsdpplan.files.runs import MeasuredRun, read_runs
 from fsdpplan.files.table import write_text_atomically
 from fsdpplan.spec.cluster import Evidence, StepError
+from fsdpplan.validate.differences import (
+    coverage,
+    fit_layout_error,
+    layout_pairs,
+    log_residual,
+)
 from fsdpplan.validate.held_out import HELD_OUT, HeldOutRow, read_held_out
 from fsdpplan.validate.projects import POORLY_TUNED, tells_of_hardware
-from fsdpplan.validate.ranking import workload
 
 MISS_COST = 10.0
 """Two over the share of measured values that an 80 % band may miss."""
@@ -53,11 +57,6 @@ MEASURED_SHARE = 0.5
 def interval_score(*, half_width: float, log_residual: float) -> float:
     """Score of a symmetric 80 % band in log time; less is better."""
     return 2 * half_width + MISS_COST * max(0.0, abs(log_residual) - half_width)
-
-
-def log_residual(row: HeldOutRow) -> float:
-    """log(predicted / measured)."""
-    return log(row.predicted_step_seconds / row.measured_step_seconds)
 
 
 def mean_interval_score(rows: Sequence[HeldOutRow], errors: Mapping[Evidence, StepError]) -> float:
@@ -111,43 +110,13 @@ def _rounded(error: StepError) -> StepError:
     return StepError(**{name: float(f"{value:.3g}") for name, value in asdict(error).items()})
 
 
-def fit_layout_error(groups: Sequence[Sequence[HeldOutRow]], error: StepError) -> float:
-    """The least mean score's `layout_fraction` over pairs of layouts of each group."""
-    pairs = [pair for group in groups for pair in combinations(group, 2)]
-    counts = Counter(one.project for one, _ in pairs)
-    parts = [
-        (_log_difference(one, other), _parts_error(one, other, error), counts[one.project])
-        for one, other in pairs
-    ]
-
-    def score(layout_fraction: float) -> float:
-        return sum(
-            interval_score(
-                half_width=NORMAL_80 * sqrt(layout_fraction**2 + explained**2),
-                log_residual=difference,
-            )
-            / sqrt(count)
-            for difference, explained, count in parts
-        )
-
-    return min((step / 1000 for step in range(1, 201)), key=score)
-
-
-def _log_difference(one: HeldOutRow, other: HeldOutRow) -> float:
-    return log_residual(one) - log_residual(other)
-
-
-def _parts_error(one: HeldOutRow, other: HeldOutRow, error: StepError) -> float:
-    return difference_log_error(one.time, other.time, replace(error, layout_fraction=0.0))
-
-
 def fit_errors(
     rows: Sequence[HeldOutRow], runs: Sequence[MeasuredRun]
 ) -> dict[Evidence, StepError]:
     """Errors for each kind of evidence."""
     fitted = fit_error(rows, evidence="fitted")
     datasheet = fit_error(rows, evidence="datasheet", least=fitted)
-    layout = fit_layout_error(_layout_groups(rows, runs), fitted)
+    layout = fit_layout_error(layout_pairs(rows, runs), fitted)
     halves = {name: MEASURED_SHARE * value for name, value in asdict(fitted).items()}
     found: dict[Evidence, StepError] = {
         "measured": StepError(**halves),
@@ -155,16 +124,6 @@ def fit_errors(
         "datasheet": datasheet,
     }
     return {kind: _rounded(replace(error, layout_fraction=layout)) for kind, error in found.items()}
-
-
-def _layout_groups(
-    rows: Sequence[HeldOutRow], runs: Sequence[MeasuredRun]
-) -> list[list[HeldOutRow]]:
-    """Rows of one model, cluster and batch."""
-    groups: dict[Hashable, list[HeldOutRow]] = defaultdict(list)
-    for row in rows:
-        groups[workload(runs[row.row])].append(row)
-    return [group for group in groups.values() if len(group) > 1]
 
 
 def band_rows(rows: Sequence[HeldOutRow], runs: Sequence[MeasuredRun]) -> tuple[HeldOutRow, ...]:
@@ -185,15 +144,23 @@ def is_inside(row: HeldOutRow, errors: Mapping[Evidence, StepError]) -> bool:
     return abs(log_residual(row)) <= NORMAL_80 * log_error(row.time, errors[row.evidence])
 
 
-def how_fitted(rows: Sequence[HeldOutRow], errors: Mapping[Evidence, StepError]) -> str:
+def how_fitted(
+    rows: Sequence[HeldOutRow],
+    errors: Mapping[Evidence, StepError],
+    runs: Sequence[MeasuredRun],
+) -> str:
     """A sentence on the fit."""
+    pairs = coverage(layout_pairs(rows, runs), errors)
     inside = mean(is_inside(row, errors) for row in rows)
     width = median(half_width_fraction(row, errors) for row in rows if row.evidence == "fitted")
     projects = len({row.project for row in rows})
     return (
         f"by fsdpplan.validate.fit_bands: least mean interval score over {len(rows)} rows of "
         f"{projects} held-out projects: {100 * inside:.0f} % inside, median half-width "
-        f"{100 * width:.1f} % on devices with rows, score {mean_interval_score(rows, errors):.3f}"
+        f"{100 * width:.1f} % on devices with rows, score {mean_interval_score(rows, errors):.3f}; "
+        f"{pairs.inside} of {pairs.pairs} pairs of layouts of one job differ by no more than the "
+        f"error of their ratio: {100 * pairs.fraction:.0f} %, or "
+        f"{100 * pairs.weighted_fraction:.0f} % where n pairs of a project count as sqrt(n)"
     )
 
 
@@ -208,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     runs = read_runs(table)
     rows = band_rows(read_held_out(table.parent / HELD_OUT).rows, runs)
     errors = fit_errors(rows, runs)
-    how = how_fitted(rows, errors)
+    how = how_fitted(rows, errors, runs)
     text = profile_text(PHYSICS)
     for kind, error in errors.items():
         print(kind, *(f"{name} {value:.3g}" for name, value in asdict(error).items()), sep="\n  ")

@@ -85,7 +85,7 @@ CASES = {
     "hardware_unknown": Case((*B8, "--hardware", "dgx-h1000"), ("dgx-h100", "fsdpplan profiles")),
     "hardware_is_a_device": Case((*B8, "--hardware", "h100-sxm-80g"), ("dgx-h100",)),
     "hardware_missing_file": Case((*B8, "--hardware", "./no.toml"), ("no.toml", "does not exist")),
-    "gpu_unknown": Case((*B8, "--gpu", "h100-pcie"), ("h100-pcie-80g",)),
+    "gpu_unknown": Case((*B8, "--gpu", "h100-pciee"), ("h100-pcie-80g",)),
     "gpu_without_hardware": Case(
         ("recommend", "--params", "7B", "--gpus", "8", "--gpu", "h100-sxm-80g"), ("--hardware",)
     ),
@@ -156,13 +156,39 @@ CASES = {
     "wrap_blocks_too_many": Case(
         (*ONE, *words("--dp-shard 64 --wrap-blocks 99")), ("32 blocks", "--wrap-blocks 32")
     ),
+    "checkpoint_no_blocks": Case((*B8, "--checkpoint-blocks", "0"), ("all or a whole number",)),
+    "checkpoint_blocks_of_nothing": Case(
+        (*B8, *words("--checkpoint-blocks 4 --activation-checkpointing none")),
+        ("--activation-checkpointing full",),
+    ),
+    "checkpoint_more_blocks_than_there_are": Case(
+        (*ONE, *words("--dp-shard 64 --checkpoint-blocks 33")), ("--checkpoint-blocks 32 or less",)
+    ),
+    "checkpoint_more_blocks_than_a_stage_has": Case(
+        (*ONE, *words("--dp-shard 16 --pp 4 --checkpoint-blocks 10")),
+        ("--checkpoint-blocks 9 or less",),
+    ),
+    "stage_blocks_of_words": Case((*B8, "--stage-blocks", "many"), ("9,8,8,7",)),
+    "stage_blocks_without_a_pipeline": Case((*B8, "--stage-blocks", "16,16"), ("--pp 2",)),
+    "stage_blocks_that_ranks_do_not_share": Case(
+        (*B8, *words("--pp 4 --stage-blocks 11,11,10")), ("a multiple of --pp 4",)
+    ),
+    "stage_blocks_of_other_stages": Case(
+        (*B8, *words("--pp 2 --stage-blocks 8,8,8,8 --virtual-stages 4")), ("--virtual-stages 2",)
+    ),
+    "stage_blocks_that_leave_some_out": Case(
+        (*ONE, *words("--dp-shard 16 --pp 4 --stage-blocks 8,8,8,7")), ("add up to 31", "32 blocks")
+    ),
+    "stage_blocks_that_leave_a_rank_out": Case(
+        (*ONE, *words("--dp-shard 16 --pp 4 --stage-blocks 16,0,8,8")), ("give each rank a block",)
+    ),
     "bucket_of_fsdp": Case(
         (*ONE, *words("--dp-shard 64 --ddp-bucket 100MiB")), ("--ddp-bucket", "--wrap-blocks")
     ),
     "bucket_without_unit": Case((*B8, "--ddp-bucket", "100"), ("--ddp-bucket", "100GiB")),
     "ddp_with_shards": Case((*B8, "--sharding", "ddp", "--dp-shard", "8"), ("--sharding fsdp",)),
     "reshard_one": Case((*B8, "--reshard-after-forward", "1"), ("always, never", "at least 2")),
-    "reshard_word": Case((*B8, "--reshard-after-forward", "true"), ("always, never",)),
+    "reshard_word": Case((*B8, "--reshard-after-forward", "often"), ("always, never",)),
     "schedule_split_backward": Case(
         (*ONE, *words("--pp 2 --dp-shard 32 --schedule zbv --reshard-after-forward always")),
         ("silently wrong", "--reshard-after-forward never"),
@@ -211,7 +237,7 @@ CASES = {
     ),
     "nothing_is_legal": Case(
         words("recommend --params 7B --gpus 64 --hardware dgx-h100 --tp 64"),
-        ("is legal", "pin less"),
+        ("is legal", "leave out --tp"),
         code=3,
     ),
     # files

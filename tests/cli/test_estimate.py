@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +18,8 @@ def estimate(capsys: pytest.CaptureFixture[str], options: str) -> dict[str, Any]
     """The JSON of one estimate."""
     code = exit_code_of([*words(BASE + options), "--json"])
     out, err = capsys.readouterr()
-    assert code == 0, err
     document: dict[str, Any] = json.loads(out)
+    assert code == (0 if document["fits"] else 3), err
     return document
 
 
@@ -55,10 +56,40 @@ def test_json_has_the_fields_of_the_estimate_beside_the_layout(
 
 def test_what_does_not_fit_is_still_priced_and_said(capsys: pytest.CaptureFixture[str]) -> None:
     given = words(BASE + "--sharding ddp --micro-batch 8")
-    assert exit_code_of(given) == 0
-    out = capsys.readouterr().out
+    assert exit_code_of(given) == 3
+    out, err = capsys.readouterr()
     assert "DOES NOT FIT" in " ".join(out.split())
+    assert "the nearest that fits: --" in err
     assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "--model llama-3.1-8b --gpus 64 --sharding ddp --micro-batch 8",
+        "--model llama-3.1-8b --gpus 8 --dp-replicate 8",
+        "--model llama-3.1-70b --gpus 32 --dp-shard 32 --micro-batch 4",
+        "--model llama-3.1-70b --gpus 24 --dp-shard 3 --tp 8 --reshard-after-forward never",
+        "--model llama-3.1-70b --gpus 16 --pp 2 --dp-shard 8",
+        "--model llama-3.1-405b --gpus 64 --dp-shard 64",
+        "--model mixtral-8x7b --gpus 16 --dp-shard 8 --dp-replicate 2",
+    ],
+)
+def test_the_nearest_that_fits_does_as_it_is_typed(
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = ["estimate", *words(given), "--hardware", "dgx-h100", "--no-ledger"]
+    assert exit_code_of(asked) == 3
+    _, _, advice = capsys.readouterr().err.strip().rpartition("too much; ")
+    if advice.startswith("the nearest that fits: "):
+        flags = advice.removeprefix("the nearest that fits: ").partition(" (")[0]
+        assert exit_code_of([*asked, *words(flags)]) == 0
+        return
+    _, _, remedy = advice.partition("with fsdpplan recommend: use ")
+    model = asked[asked.index("--model") + 1]
+    again = ["recommend", "--model", model, "--hardware", "dgx-h100", "--no-ledger"]
+    assert exit_code_of([*again, *words(remedy.partition(";")[0])]) == 0
 
 
 @pytest.mark.parametrize("columns", [80, 50])
@@ -76,3 +107,20 @@ def test_an_illegal_layout_is_refused_with_the_rule(capsys: pytest.CaptureFixtur
     code = exit_code_of(words(BASE + "--dp-shard 64 --gradient-sync reduce_scatter_only"))
     assert code == 2
     assert "--dp-replicate" in capsys.readouterr().err
+
+
+def test_the_first_blocks_recompute_and_the_stages_are_those_that_are_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    piped = "--dp-shard 8 --pp 4 --stage-blocks 9,8,8,7"
+    found = estimate(capsys, f"{piped} --checkpoint-blocks 2")
+    layout = found["layout"]
+    assert layout["stage_blocks"] == [9, 8, 8, 7]
+    assert (layout["activation_checkpointing"], layout["checkpoint_blocks"]) == ("full", 2)
+    every = estimate(capsys, f"{piped} --activation-checkpointing full")
+    nothing = estimate(capsys, piped)
+    assert every["layout"]["checkpoint_blocks"] == "all"
+    peaks = [one["memory"]["peak_allocated_bytes"] for one in (every, found, nothing)]
+    assert peaks == sorted(peaks)
+    twice = estimate(capsys, "--dp-shard 8 --pp 4 --stage-blocks 4,4,4,4,4,4,4,4")
+    assert twice["layout"]["virtual_stages"] == 2

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fsdpplan.cli import synonyms
 from fsdpplan.cli.parse import (
     Parser,
     choice,
@@ -19,13 +20,17 @@ from fsdpplan.cli.parse import (
     positive,
     reshard,
     shown,
+    size,
     variable,
     whole,
     words,
 )
 from fsdpplan.errors import SpecError
+from fsdpplan.spec.layout import ActivationCheckpointing, Offload, Schedule, Sharding
+from fsdpplan.spec.training import Optimizer, Precision
 
 FORMATS = Literal["bf16", "fp32"]
+SHARDING = Literal["ddp", "zero1", "zero2", "fsdp"]
 
 
 @pytest.mark.parametrize(
@@ -38,8 +43,18 @@ FORMATS = Literal["bf16", "fp32"]
         (fraction, "0", 0.0),
         (positive(example="3e-4"), "3e-4", 3e-4),
         (choice(FORMATS), "bf16", "bf16"),
+        (choice(FORMATS), "BF16", "bf16"),
+        (choice(FORMATS, {"bfloat16": "bf16"}), "bfloat16", "bf16"),
+        (choice(SHARDING, synonyms.SHARDING), "zero3", "fsdp"),
+        (choice(SHARDING, synonyms.SHARDING), "ZeRO-3", "fsdp"),
+        (choice(SHARDING, synonyms.SHARDING), "ZeRO-1", "zero1"),
+        (choice(SHARDING, synonyms.SHARDING), "FULL_SHARD", "fsdp"),
+        (size(example="4k"), "4096", 4096),
+        (size(example="4k"), "128k", 131072),
+        (size(example="4k"), "1M", 1048576),
         (reshard, "always", "always"),
         (reshard, "never", "never"),
+        (reshard, "True", "always"),
         (reshard, "8", 8),
         (line, "llama 3", "llama 3"),
         (path, "a/b.json", Path("a/b.json")),
@@ -67,9 +82,13 @@ def test_a_value_is_read(parse: Parser, text: str, value: Any) -> None:
         (fraction, "8%%"),
         (positive(example="1"), "inf"),
         (positive(example="1"), "0"),
-        (choice(FORMATS), "BF16"),
+        (choice(FORMATS), "tf32"),
+        (size(example="4k"), "0k"),
+        (size(example="4k"), "1.5k"),
+        (size(example="4k"), "4g"),
+        (size(example="4k"), "k"),
         (reshard, "1"),
-        (reshard, "Always"),
+        (reshard, "sometimes"),
         (line, " "),
         (line, "a\nb"),
         (line, "a\x1b[2J"),
@@ -94,7 +113,14 @@ def complaint(parse: Parser, text: str) -> str:
 
 @given(st.text(max_size=60))
 def test_any_text_is_a_value_or_one_printable_line(text: str) -> None:
-    for parse in (whole(example=1), fraction, positive(example="1"), choice(FORMATS), reshard):
+    for parse in (
+        whole(example=1),
+        size(example="1k"),
+        fraction,
+        positive(example="1"),
+        choice(FORMATS),
+        reshard,
+    ):
         assert complaint(parse, text).isprintable()
 
 
@@ -116,3 +142,20 @@ def test_a_variable_is_its_name_and_its_value() -> None:
 def test_what_is_no_variable_is_refused(text: str) -> None:
     with pytest.raises(SpecError, match="--env"):
         variable(text, name="--env")
+
+
+@pytest.mark.parametrize(
+    ("table", "literal"),
+    [
+        (synonyms.SHARDING, Sharding),
+        (synonyms.SCHEDULES, Schedule),
+        (synonyms.CHECKPOINTING, ActivationCheckpointing),
+        (synonyms.FORMATS, Precision),
+        (synonyms.OPTIMIZERS, Optimizer),
+        (synonyms.OFFLOAD, Offload),
+    ],
+)
+def test_a_synonym_is_no_word_of_ours_and_means_one(table: dict[str, str], literal: Any) -> None:
+    ours = get_args(literal)
+    assert not set(table) & set(ours)
+    assert set(table.values()) - {synonyms.SELECTIVE} <= set(ours)

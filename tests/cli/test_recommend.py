@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,9 @@ def test_json_holds_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"schema_version", "model", "cluster", "training", "plans", "search"} <= set(document)
     assert {"assumptions", "warnings"} <= set(document)
     assert {"candidates", "feasible", "rejected", "seconds"} == set(document["search"])
-    assert set(document["not_told_apart"]) <= {plan["rank"] for plan in document["plans"]}
+    ranks = {plan["rank"] for plan in document["plans"]}
+    assert set(document["not_told_apart"]) <= ranks - {1}
+    assert document["fastest_rank"] in ranks
     assert [plan["rank"] for plan in document["plans"]] == list(
         range(1, len(document["plans"]) + 1)
     )
@@ -203,15 +206,42 @@ def test_the_screen_says_what_the_band_stands_on_and_counts_memory_three_ways(
     assert "of 4 is the fullest, the emptiest needs" in flat
 
 
-def test_what_is_not_told_apart_from_the_first_is_named(
+def test_what_is_not_told_apart_from_the_fastest_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     given = words("recommend --model llama-3.2-1b --gpus 8 --hardware dgx-h200")
     ranks = ask_json(capsys, *given)["not_told_apart"]
-    assert ranks
+    assert len(ranks) > 1
     flat = " ".join(ask(capsys, *given)[0].split())
-    assert f"Not told apart from rank 1 by step time: rank{'s' if len(ranks) > 1 else ''} " in flat
-    assert all(str(rank) in flat for rank in ranks)
+    assert f"Ranks 1 to {ranks[-1]} are not told apart from the fastest by step time" in flat
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "recommend --model llama-3.1-8b --gpus 24 --global-batch 960 --hardware dgx-h100",
+        "recommend --params 70e9 --gpus 64 --hardware dgx-h100",
+        "recommend --model llama-3.1-8b --gpus 1024 --hardware dgx-h100 --seq-len 8192",
+    ],
+)
+def test_the_fastest_is_on_the_screen_and_in_the_json_with_the_figures_said_of_it(
+    asked: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = ask_json(capsys, *words(asked))
+    plans, rank = document["plans"], document["fastest_rank"]
+    steps = [plan["estimate"]["step_seconds"]["expected"] for plan in plans]
+    assert steps[rank - 1] == min(steps)
+    for plan, step in zip(plans, steps, strict=True):
+        assert plan["behind_fastest_fraction"] == pytest.approx(step / min(steps) - 1)
+        assert plan["difference_error_fraction"] > 0
+    assert rank > 1
+    said = plans[0]["reason"]
+    assert said.startswith(f"{steps[0] / min(steps) - 1:.1%} behind the fastest (rank {rank})")
+    flat = " ".join(ask(capsys, *words(asked))[0].split())
+    shown = re.search(rf" {rank} ([0-9.]+) (m?s), [0-9.]+ GiB: [^:]*? the fastest; ", flat)
+    assert shown is not None
+    unit_seconds = 1e-3 if shown[2] == "ms" else 1.0
+    assert float(shown[1]) * unit_seconds == pytest.approx(min(steps), rel=0.005)
 
 
 def test_nothing_fits_and_the_host_is_the_last_resort(

@@ -48,11 +48,13 @@ GOOD = Rehearsal(
     mismatches=(),
     differences=("nothing is compiled",),
     torch_version="2.13.0",
+    planned_torch="2.13",
     seconds=3.0,
     own_model=False,
 )
 OTHER = replace(GOOD, ranks=(replace(FIRST, calls=(replace(AGREED, count=18),)),))
 HANGS = replace(GOOD, mismatches=("ranks 0 and 3 do not make the same calls",))
+OLDER = replace(GOOD, planned_torch="2.9")
 FAILS = replace(GOOD, ranks=(), errors=("rank 0: in a step: shapes do not go together",))
 
 
@@ -72,11 +74,9 @@ def outcome(monkeypatch: pytest.MonkeyPatch, found: Rehearsal) -> list[dict[str,
     """Let every rehearsal end as `found`; what each was asked, in order."""
     asked: list[dict[str, Any]] = []
 
-    def rehearse(
-        _plan: object, ranks: Any, *, build: str | None = None, whole_step: bool = False
-    ) -> Rehearsal:
-        numbers = [one.rank for one in ranks]
-        asked.append({"ranks": numbers, "build": build, "whole_step": whole_step})
+    def rehearse(plan: Any, ranks: Any, *, build: str | None = None, **given: Any) -> Rehearsal:
+        numbers, torch = [one.rank for one in ranks], plan.training.torch
+        asked.append({"ranks": numbers, "build": build, "torch": torch, **given})
         return replace(found, own_model=build is not None)
 
     monkeypatch.setattr("fsdpplan.run.rehearse.rehearse", rehearse)
@@ -134,7 +134,8 @@ def test_each_option_reaches_the_program(
     asked = outcome(monkeypatch, GOOD)
     given = words("rehearse --ranks 1,last --build mine.py:build --whole-step")
     assert exit_code_of(given) == 0
-    assert asked == [{"ranks": [1, 3], "build": "mine.py:build", "whole_step": True}]
+    (wish,) = asked
+    assert (wish["ranks"], wish["build"], wish["whole_step"]) == ([1, 3], "mine.py:build", True)
     assert "predicted" not in capsys.readouterr().out
 
 
@@ -155,3 +156,38 @@ def test_what_did_not_rehearse_is_not_emitted(
 def test_a_program_of_ones_own_is_not_rehearsed_for_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code_of(words("emit-launch --rehearsed --script train.py")) == 2
     assert "--build" in capsys.readouterr().err
+
+
+def test_it_does_not_vouch_for_another_torch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome(monkeypatch, OLDER)
+    assert exit_code_of(("rehearse",)) == 6
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Rehearsed under torch 2.13, the plan is for 2.9: this says nothing about it" in said
+    assert "torch 2.9 by --python" in said
+    assert "Every collective" not in said
+    assert exit_code_of(("rehearse", "--json")) == 6
+    document, _ = json.JSONDecoder().raw_decode(capsys.readouterr().out)
+    assert document["planned_torch"] == "2.9"
+    assert document["other_torch"].startswith("rehearsed under torch 2.13")
+    assert document["agrees"] is False
+
+
+def test_a_plan_that_says_no_torch_is_vouched_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome(monkeypatch, replace(GOOD, planned_torch=None))
+    assert exit_code_of(("rehearse",)) == 0
+
+
+def test_another_python_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = outcome(monkeypatch, GOOD)
+    exit_code_of(("rehearse", "--python", "/some/python"))
+    assert asked[0]["python"] == "/some/python"
+
+
+def test_the_plan_is_rehearsed_for_the_torch_that_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = outcome(monkeypatch, GOOD)
+    exit_code_of(("rehearse", "--torch", "2.9.1"))
+    assert asked[0]["torch"] == "2.9"

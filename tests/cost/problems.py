@@ -128,6 +128,8 @@ def cases(draw: st.DrawFn, *, data_parallel_only: bool = False, gpus: int | None
     num_microbatches = draw(st.integers(1, 6)) if pp == 1 else pp * draw(st.integers(1, 5))
     if pp > 1 and not interleaved:
         num_microbatches += draw(st.integers(0, pp))
+    mode = draw(st.sampled_from(["none", "attention", "op", "full"]))
+    some = st.just("all") | st.integers(1, -(-model.layers // (2 * pp if interleaved else pp)))
     layout = Layout(
         dp_replicate=data_parallel // dp_shard,
         dp_shard=dp_shard,
@@ -149,7 +151,8 @@ def cases(draw: st.DrawFn, *, data_parallel_only: bool = False, gpus: int | None
         if interleaved
         else draw(st.sampled_from(["1f1b", "gpipe"])),
         virtual_stages=2 if interleaved else 1,
-        activation_checkpointing=draw(st.sampled_from(["none", "attention", "op", "full"])),
+        activation_checkpointing=mode,
+        checkpoint_blocks="all" if mode == "none" else draw(some),
         sequence_parallel=tp > 1,
         loss_parallel=tp > 1,
         compile=draw(st.booleans()),

@@ -15,6 +15,7 @@ from fsdpplan.cost.band import (
     log_error,
     step_interval,
     step_shares,
+    tie_fraction,
 )
 from fsdpplan.cost.shape import infer_model
 from fsdpplan.cost.step import estimate
@@ -120,7 +121,15 @@ def test_what_two_layouts_share_cancels() -> None:
     )
     own = exp(NORMAL_80 * cluster.device.error.layout_fraction) - 1
     alike = difference_fraction(flat, flat, cluster=cluster)
-    assert isclose(alike, min(own, MOST_INDISTINGUISHABLE_FRACTION))
+    assert isclose(alike, own)
     near = difference_fraction(flat, hybrid, cluster=cluster)
     far = difference_fraction(flat, split, cluster=cluster)
-    assert alike <= near <= far <= MOST_INDISTINGUISHABLE_FRACTION
+    assert alike <= near <= far
+
+
+@given(st.floats(0, 1))
+def test_a_large_error_makes_no_more_ties(error_fraction: float) -> None:
+    tied = tie_fraction(error_fraction)
+    assert tied <= error_fraction
+    assert tied <= MOST_INDISTINGUISHABLE_FRACTION
+    assert tied in (error_fraction, MOST_INDISTINGUISHABLE_FRACTION)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.distributed.pipelining import _utils as pipelining_utils
 from torch.distributed.pipelining import schedules
 
-from fsdpplan.cost.pipeline_gathers import stage_gathers
+from fsdpplan.cost.pipeline_gathers import _gathers_of_rank, stage_gathers
 from fsdpplan.cost.pipeline_order import (
     BACKWARD,
     BACKWARD_INPUT,
@@ -161,6 +161,20 @@ def test_gathers_are_those_that_torch_adds(
         )
         stages = rank_stages(schedule=schedule, pp=pp, virtual_stages=virtual, rank=rank)
         assert found[rank] == tuple(gathers[stage] for stage in stages)
+
+
+@pytest.mark.parametrize("schedule", ["interleaved_1f1b", "interleaved_zero_bubble"])
+@given(pp=st.integers(2, 5), virtual=st.integers(4, 6), count=st.integers(1, 60))
+def test_gathers_of_many_rounds_are_those_of_the_whole_list(
+    schedule: Schedule, pp: int, virtual: int, count: int
+) -> None:
+    if not _takes(schedule, pp, count):
+        return
+    shape: dict[str, Any] = {"schedule": schedule, "pp": pp, "virtual_stages": virtual}
+    found = stage_gathers(num_microbatches=count, **shape)
+    lists = rank_actions(num_microbatches=count, **shape)
+    for rank, todo in enumerate(lists):
+        assert found[rank] == _gathers_of_rank(todo, rank_stages(rank=rank, **shape))
 
 
 @given(st.integers(1, 8), st.integers(1, 40))

@@ -14,6 +14,7 @@ from tests.emit.plans import make_plan
 
 NODE = make_plan("cuda", per_node=8)
 QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
+NEW, OLD = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
 
 
 def values(plan: Plan, job: Job | None = None) -> dict[str, str]:
@@ -84,3 +85,31 @@ def test_the_log_of_nccl_is_set_when_asked_for() -> None:
 def test_a_cpu_rank_has_one_thread_and_a_gpus_rank_its_share() -> None:
     assert values(make_plan("cpu"))["OMP_NUM_THREADS"] == "1"
     assert values(NODE)["OMP_NUM_THREADS"] == "$(nproc) / 8"
+
+
+@pytest.mark.parametrize(
+    ("torch", "names"),
+    [
+        (None, {NEW, OLD}),
+        ("2.8", {OLD}),
+        ("2.9", {OLD}),
+        ("2.10", {NEW}),
+        ("2.15", {NEW}),
+    ],
+)
+def test_the_allocator_is_set_by_the_name_that_the_release_reads(
+    torch: str | None, names: set[str]
+) -> None:
+    plan = replace(NODE, training=replace(NODE.training, torch=torch))
+    known = replace(plan, sources=(*plan.sources, ("training.torch", "flag --torch")))
+    found = values(known if torch else plan)
+    assert set(found) & {NEW, OLD} == names
+    for name in names:
+        assert "expandable_segments:True" in found[name] or found[name] == f"${NEW}"
+    (left,) = [i for i in left_unset(plan=known, job=Job()) if {NEW, OLD} & {*i.names}] or [None]
+    assert (left is None) == (len(names) == 2)
+
+
+def test_a_release_that_is_only_assumed_gets_both_names() -> None:
+    plan = replace(NODE, training=replace(NODE.training, torch="2.13"))
+    assert {NEW, OLD} <= set(values(plan))

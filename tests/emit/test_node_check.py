@@ -7,6 +7,9 @@ from fsdpplan.emit.node_check import assumptions, node_check
 from tests.emit.networks import EFA, GIB, INFINIBAND, on
 from tests.emit.plans import make_plan
 
+NEED = "torch=2.8,"
+"""Nothing of these plans needs more than the oldest release."""
+
 
 @pytest.mark.parametrize("several", [False, True])
 def test_the_program_of_a_node_is_whole_and_stands_between_apostrophes(several: bool) -> None:
@@ -20,17 +23,24 @@ def test_the_program_of_a_node_is_whole_and_stands_between_apostrophes(several: 
 def test_every_node_must_read_the_program_and_write_checkpoints() -> None:
     plan = make_plan("cpu", nodes=2)
     trainer = Trainer(data="d.bin", checkpoint_dir="saved")
-    assert assumptions(plan=plan, job=Job(program=trainer)) == ("read=d.bin", "save=saved")
+    assert assumptions(plan=plan, job=Job(program=trainer)) == (NEED, "read=d.bin", "save=saved")
     own = Job(program=UserProgram(script="it's.py"))
     assert assumptions(plan=plan, job=own) == ("read=it's.py",)
 
 
 def test_only_what_the_plan_rests_on_is_looked_for() -> None:
     plan = make_plan("cuda", nodes=2, per_node=8)
-    assert assumptions(plan=plan, job=Job()) == ()
+    assert assumptions(plan=plan, job=Job()) == (NEED,)
     assert assumptions(plan=on(INFINIBAND, plan), job=Job()) == (
+        NEED,
         "NCCL_SOCKET_IFNAME==eno1",
         "NCCL_IB_HCA==mlx5_0,mlx5_1,mlx5_4:1",
     )
-    assert assumptions(plan=on(EFA, plan), job=Job()) == (f"file={EFA.net_plugins[0]}",)
-    assert assumptions(plan=on(GIB, plan), job=Job()) == (f"file={GIB.env_profiles[0]}",)
+    assert assumptions(plan=on(EFA, plan), job=Job()) == (
+        NEED,
+        f"file={EFA.net_plugins[0]}",
+    )
+    assert assumptions(plan=on(GIB, plan), job=Job()) == (
+        NEED,
+        f"file={GIB.env_profiles[0]}",
+    )

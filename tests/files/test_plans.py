@@ -35,6 +35,7 @@ from fsdpplan.spec.estimate import (
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Experts, LatentAttention, Model
 from fsdpplan.spec.plan import Plan, RankedLayout
+from fsdpplan.spec.torch_release import OLDEST
 from fsdpplan.spec.training import Training
 from tests.refusals import check_one_line
 from tests.strategies import plans
@@ -204,6 +205,25 @@ def test_a_plan_comes_back_from_its_text_and_writes_the_same_text(plan: Plan) ->
     assert again == plan
     assert plan_json(again) == text
     assert text.isascii()
+
+
+def test_a_plan_from_before_releases_of_torch_says_none() -> None:
+    document = json.loads(plan_json(PLAN))
+    del document["training"]["torch"], document["torch_needed"]
+    assert plan_from_json(json.dumps(document), where="plan") == PLAN
+
+
+def test_what_a_plan_needs_of_torch_is_written_for_the_trainer_and_derived_again() -> None:
+    document = plan_document(PLAN)
+    assert document["torch_needed"] == {"oldest": str(OLDEST), "because": ""}
+    other = json.dumps({**document, "torch_needed": {"oldest": "9.9", "because": "x"}})
+    assert plan_from_json(other, where="plan") == PLAN
+
+
+@pytest.mark.parametrize("torch", ["2", "2.9.1", "next"])
+def test_a_release_that_is_none_is_refused(torch: str) -> None:
+    with pytest.raises(SpecError, match="torch"):
+        plan_from_json(edited("training.torch", torch), where="plan")
 
 
 def test_the_documents_hold_the_names_that_others_rely_on() -> None:

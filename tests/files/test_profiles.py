@@ -203,7 +203,7 @@ def test_flags_are_laid_over_the_profile_and_named_as_sources() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"gpus": 12}, "use --gpus 8 or 16"),
+        ({"gpus": 20}, "use --gpus 16 or 24"),
         ({"gpus": 0}, "--gpus must lie between 1 and"),
         ({"gpus": -8}, "--gpus must lie between 1 and"),
         ({"gpus": 10**9}, "--gpus must lie between 1 and"),
@@ -226,10 +226,22 @@ def test_a_node_without_a_network_stays_alone() -> None:
         load_cluster("lambda-2xh100", gpus=4)
 
 
-@pytest.mark.parametrize("name", ["dgx-h10", "DGX-H100", "h100", "hdr1"])
+@pytest.mark.parametrize("name", ["dgx-h10", "DGX-H100", "h100", "dxg-h100"])
 def test_an_unknown_name_lists_the_nearest(name: str) -> None:
     with pytest.raises(ProfileNotFound, match=r"nearest: \S+"):
         load_cluster(name)
+
+
+@pytest.mark.parametrize("name", ["hdr1", "HDR1", "superpod", "h100 azure", "2xh100"])
+def test_a_part_of_one_name_is_enough(name: str) -> None:
+    assert all(part in load_cluster(name).cluster.name for part in name.lower().split())
+
+
+def test_equal_nodes_share_what_does_not_fill_them() -> None:
+    loaded = load_cluster("dgx-h100", gpus=14)
+    assert (loaded.cluster.nodes, loaded.cluster.gpus_per_node) == (2, 7)
+    assert loaded.leaves_idle
+    assert not load_cluster("dgx-h100", gpus=16).leaves_idle
 
 
 def test_a_file_of_the_name_is_pointed_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

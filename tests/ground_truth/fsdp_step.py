@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, fields, replace
 from typing import Any
 
+import pytest
+
 from fsdpplan.cost.memory import stage_memory
-from fsdpplan.cost.shards import whole_model
+from fsdpplan.cost.pipeline_stages import pipeline_ranks
 from fsdpplan.cost.traffic import Calls, step_calls
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
@@ -23,7 +25,8 @@ from fsdpplan.trainer.config import (
 from fsdpplan.trainer.counting import CollectiveRow, RowKey
 from fsdpplan.trainer.data import open_sequences
 from fsdpplan.trainer.optimizer import Recipe
-from fsdpplan.trainer.rehearse import RankRehearsal, rehearse_rank
+from fsdpplan.trainer.rehearse import RankRehearsal, on_cpu, rehearse_rank
+from fsdpplan.trainer.torch_versions import RELEASE, lacking
 from tests.cost.clusters import cluster
 
 RECIPE = Recipe(steps=2, learning_rate=1e-3, warmup_steps=1, weight_decay=0.1, clip_norm=1.0)
@@ -54,8 +57,9 @@ def _known(config: Any, value: Any) -> dict[str, Any]:
 
 
 def training_for(layout: Layout, *, seq_len: int, **settings: Any) -> Training:
-    """A training whose global batch is what `layout` takes."""
-    return Training(seq_len=seq_len, global_batch=layout.global_batch, **settings)
+    """A training whose global batch is what `layout` takes, under the torch that is here."""
+    here = f"{RELEASE[0]}.{RELEASE[1]}"
+    return Training(seq_len=seq_len, global_batch=layout.global_batch, torch=here, **settings)
 
 
 def measured_step(
@@ -63,15 +67,17 @@ def measured_step(
 ) -> RankRehearsal:
     """Run two steps of the trainer as `rank` of the layout's world, and measure the second."""
     plan = plan_config(model, training, layout)
+    refused = "; ".join(lacking(on_cpu(plan)))
+    if refused:
+        pytest.skip(refused)
     sequences = open_sequences(plan, None, seed=0)
     return rehearse_rank(plan, rank, sequences=sequences, recipe=RECIPE)
 
 
 def predicted_rows(model: Model, training: Training, layout: Layout) -> dict[RowKey, CollectiveRow]:
     """The cost model's calls of a step, summed like the measured ones."""
-    return summed(
-        step_calls(model=model, training=training, layout=layout, stage=whole_model(model))
-    )
+    (stage,) = pipeline_ranks(model=model, layout=layout)
+    return summed(step_calls(model=model, training=training, layout=layout, stage=stage))
 
 
 def summed(calls: Iterable[Calls]) -> dict[RowKey, CollectiveRow]:
@@ -87,11 +93,21 @@ def summed(calls: Iterable[Calls]) -> dict[RowKey, CollectiveRow]:
 
 def predicted_peak_bytes(model: Model, training: Training, layout: Layout) -> int:
     """The cost model's peak of allocated bytes; on a CPU blocks are not compiled."""
+    (stage,) = pipeline_ranks(model=model, layout=layout)
     return stage_memory(
         model=model,
         cluster=cluster(gpus=8),
         training=training,
         layout=replace(layout, compile=False),
-        stage=whole_model(model),
+        stage=stage,
         in_flight_blocks=model.layers,
     ).peak_allocated_bytes
+
+
+def as_messages(rows: dict[RowKey, CollectiveRow]) -> dict[RowKey, CollectiveRow]:
+    """A message is counted where it is sent."""
+    return {
+        ("send_recv" if collective == "send" else collective, *rest): row
+        for (collective, *rest), row in rows.items()
+        if collective != "recv"
+    }

@@ -11,9 +11,8 @@ from fsdpplan.cost.pipeline_stages import in_flight_blocks, pipeline_ranks
 from fsdpplan.cost.traffic import step_calls
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
-from fsdpplan.trainer.counting import CollectiveRow, RowKey
 from tests.cost.clusters import cluster
-from tests.ground_truth.fsdp_step import measured_step, summed, training_for
+from tests.ground_truth.fsdp_step import as_messages, measured_step, summed, training_for
 from tests.ground_truth.shapes import LLAMA_8B, LLAMA_70B, LLAMA_SMALL_VOCAB
 
 TOLERANCE_FRACTION = 0.05
@@ -137,8 +136,39 @@ CASES = {
 }
 
 
+FEW = {
+    f"{name}, {number} micro-batches": (model, replace(layout, num_microbatches=number), pp_rank)
+    for name, number in (
+        ("gpipe, first", 2),
+        ("gpipe, last", 2),
+        ("1f1b, first", 2),
+        ("1f1b, tp, first", 4),
+        ("1f1b, a head alone", 2),
+        ("interleaved, first", 2),
+        ("interleaved, wrapped", 4),
+        ("interleaved, four stages a rank", 4),
+        ("interleaved, tp, recompute", 3),
+        ("looped, first", 2),
+        ("looped, last", 3),
+        ("zero bubble, last", 4),
+        ("zero bubble, tp, last", 4),
+        ("zbv, first", 2),
+        ("zbv, second of four", 4),
+        ("dualpipev, first", 4),
+        ("recompute, second of four", 4),
+        ("70b, 1f1b, first of four", 4),
+        ("70b, interleaved, hsdp, last of four", 4),
+        ("70b, interleaved, hsdp, last of four", 2),
+    )
+    for model, layout, pp_rank in (CASES[name],)
+}
+"""No more micro-batches than stages, or fewer: nothing is steady then."""
+
+ALL = CASES | FEW
+
+
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
-@pytest.mark.parametrize(("model", "layout", "pp_rank"), CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize(("model", "layout", "pp_rank"), ALL.values(), ids=ALL.keys())
 def test_calls_and_peak_equal_those_of_torch(model: Model, layout: Layout, pp_rank: int) -> None:
     training = training_for(layout, seq_len=2048)
     rank = pp_rank * (layout.world // layout.pp)
@@ -146,7 +176,7 @@ def test_calls_and_peak_equal_those_of_torch(model: Model, layout: Layout, pp_ra
     stage = pipeline_ranks(model=model, layout=layout)[pp_rank]
 
     arguments = {"model": model, "training": training, "layout": layout, "stage": stage}
-    assert _as_messages(measured.rows) == summed(step_calls(**arguments))
+    assert as_messages(measured.rows) == summed(step_calls(**arguments))
 
     peak = stage_memory(
         cluster=cluster(gpus=8),
@@ -171,12 +201,3 @@ def test_recomputation_under_a_split_backward_pass_repeats_its_collectives() -> 
     plain, full = (row["all_gather", "tp", 2, "bf16"].count for row in rows)
     blocks, gathers, parameters = 2, 2, 9
     assert full - plain == layout.num_microbatches * blocks * gathers * (1 + parameters)
-
-
-def _as_messages(rows: dict[RowKey, CollectiveRow]) -> dict[RowKey, CollectiveRow]:
-    """A message is counted where it is sent."""
-    return {
-        ("send_recv" if collective == "send" else collective, *rest): row
-        for (collective, *rest), row in rows.items()
-        if collective != "recv"
-    }

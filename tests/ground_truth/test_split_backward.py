@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fsdpplan.trainer.config import ModelConfig
 from fsdpplan.trainer.model import Decoder
 from fsdpplan.trainer.parallelize import apply_checkpointing
+from fsdpplan.trainer.torch_versions import RELEASE
 
 PARAMETERS, MATRICES, RECOMPUTED = 9, 7, 6
 """Of a block; recomputation stops before the last product."""
@@ -69,7 +70,7 @@ def _block(checkpointing: str) -> nn.Module:
         norm_epsilon=1e-5,
     )
     blocks = list(Decoder(config).layers.values())
-    layout: Any = SimpleNamespace(activation_checkpointing=checkpointing)
+    layout: Any = SimpleNamespace(activation_checkpointing=checkpointing, checkpoint_blocks="all")
     apply_checkpointing(blocks, layout)
     return nn.Sequential(*blocks)
 
@@ -102,6 +103,9 @@ def test_the_halves_are_together_one_backward_pass() -> None:
     assert all(parameter.grad is not None for parameter in block.parameters())
 
 
+@pytest.mark.skipif(
+    RELEASE < (2, 9), reason="torch 2.8 has no fused attention of grouped keys here"
+)
 def test_the_weights_half_recomputes_a_checkpointed_block_once_a_parameter() -> None:
     """Each parameter is a backward pass of its own to the checkpoint: not worth having."""
     by_input, by_weight = _halves(_block("full"))

@@ -138,6 +138,17 @@ def test_a_node_without_it_is_named_with_the_adapter(tmp_path: Path, word: str, 
     assert "--exclude" in said
 
 
+def test_a_torch_that_is_too_old_for_the_plan_is_refused(tmp_path: Path) -> None:
+    code, said = assumed(tmp_path, "torch=99.1,ring attention by module")
+    assert code == 5
+    assert (
+        "is installed here, and the layout (ring attention by module) needs 99.1 or newer" in said
+    )
+    assert "pip install torch~=99.1, take an image that has it, or plan again with --torch" in said
+    assert len(said.splitlines()) == 1
+    assert assumed(tmp_path, "torch=2.8,")[0] == 0
+
+
 def test_a_value_of_the_users_own_is_not_looked_at(tmp_path: Path) -> None:
     assert assumed(tmp_path, "NCCL_IB_HCA==mlx5_7", exported="^mlx5_2")[0] == 0
 

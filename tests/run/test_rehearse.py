@@ -21,6 +21,7 @@ from fsdpplan.run.rehearse_ranks import DEFAULT_RANKS, ChosenRank, chosen_ranks,
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Plan
+from fsdpplan.spec.torch_release import torch_release
 from tests.emit.plans import make_plan
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,6 +71,26 @@ def test_a_plan_rehearses_as_predicted(rehearsed: Rehearsal) -> None:
     first = rehearsed.ranks[0]
     assert {call.axis for call in first.calls} == {"dp_replicate", "dp_shard"}
     assert all(call.count > 0 for call in first.calls)
+
+
+def test_another_python_rehearses_the_same(tmp_path: Path, rehearsed: Rehearsal) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nunset PYTHONPATH\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    again = rehearse(PLAN, chosen_ranks(PLAN.model, PLAN.layout, "0"), python=str(python))
+    assert again.ranks == rehearsed.ranks[:1]
+    with pytest.raises(SpecError, match=r"no Python /no/python here"):
+        rehearse(PLAN, (CHOSEN,), python="/no/python")
+
+
+def test_it_vouches_for_the_release_that_it_ran_under_alone(rehearsed: Rehearsal) -> None:
+    here = str(torch_release(rehearsed.torch_version))
+    assert rehearsed.planned_torch is None
+    assert rehearsed.agrees
+    assert replace(rehearsed, planned_torch=here).agrees
+    other = replace(rehearsed, planned_torch="2.0")
+    assert not other.agrees
+    assert other.said == (other.other_torch,)
 
 
 def test_a_plan_whose_program_fails_says_where(tmp_path: Path) -> None:

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fsdpplan.search.order import Entry
+from hypothesis import strategies as st
+
+from fsdpplan.cost.band import Timed
+from fsdpplan.search.order import Difference, Entry
 from fsdpplan.spec.estimate import Interval, TimeBreakdown
 from fsdpplan.spec.layout import Layout
 from tests.cost.problems import case
 
 ONE = case("llama-3.1-8b", dp_shard=16)
 PRICED = ONE.estimate
+CLUSTER = ONE.cluster
+
+
+def uncertain(fraction: float) -> Difference:
+    """A difference that is the same for all pairs."""
+
+    def difference(one: Timed, other: Timed) -> float:
+        return fraction
+
+    return difference
 
 
 def entry(
@@ -55,3 +68,27 @@ PARTS = (
     "reserved_overhead_bytes",
     "context_bytes",
 )
+
+
+def any_entry() -> st.SearchStrategy[Entry]:
+    """Entries of every kind, whose steps are near each other, some of them alike."""
+    seconds = st.floats(0.0, 0.3)
+    return st.builds(
+        entry,
+        compute=st.sampled_from([9.7, 10.0, 10.05]),
+        exposed=st.one_of(st.just(0.0), seconds),
+        bubble=seconds,
+        optimizer=st.just(0.1),
+        device_bytes=st.sampled_from([10 * 2**30, 70 * 2**30, 72 * 2**30]),
+        micro_batch=st.integers(1, 4),
+        wrap_blocks=st.sampled_from([1, 2]),
+        loss_chunks=st.sampled_from([1, 4]),
+        reshard_after_forward=st.sampled_from(["always", "never", 4]),
+        activation_checkpointing=st.sampled_from(["none", "op", "full"]),
+        dp_shard=st.sampled_from([4, 8, 16]),
+        dp_replicate=st.sampled_from([1, 2]),
+        cp=st.sampled_from([1, 2]),
+        ep=st.sampled_from([1, 2]),
+        tp=st.sampled_from([1, 2]),
+        sharding=st.sampled_from(["fsdp", "zero1"]),
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 
 from fsdpplan.cost.band import difference_fraction
 from fsdpplan.cost.step import estimate
@@ -22,10 +21,10 @@ from fsdpplan.search.enumerate import (
 )
 from fsdpplan.search.fitting import Question as Asked
 from fsdpplan.search.legality import first_problem
-from fsdpplan.search.order import Entry, by_time, in_order, seconds
+from fsdpplan.search.order import Entry, by_time, in_order, listed, seconds, spread
 from fsdpplan.search.pieces import in_pieces
 from fsdpplan.search.pins import Pins
-from fsdpplan.search.pricing import REACH
+from fsdpplan.search.pricing import REACH, is_data_parallel
 from fsdpplan.search.recommend import recommend
 from fsdpplan.search.result import SearchResult
 from fsdpplan.search.variants import buckets, overlapped
@@ -134,15 +133,20 @@ def priced(question: Question, layout: Layout) -> Entry | None:
 
 
 def least_recomputation(question: Question, layout: Layout) -> Iterator[Entry]:
-    """The layout with the first of the modes that fits; where that recomputes, also with its loss
-    in pieces and without."""
+    """The layout with the first of the modes that fits; and with the first that fits with its loss
+    in pieces, where that is an earlier one."""
     modes = [replace(layout, activation_checkpointing=mode) for mode in question.asked.modes]
-    found = [priced(question, mode) for mode in modes]
-    yield from islice(filter(None, found), 1)
-    if found[0] is None and any(found):
-        pieces = in_pieces(modes[0], training=question.training, pins=question.pins)
+    found = next(
+        ((at, entry) for at, mode in enumerate(modes) if (entry := priced(question, mode))), None
+    )
+    if found:
+        yield found[1]
+    for mode in modes[: found[0] if found else None]:
+        pieces = in_pieces(mode, training=question.training, pins=question.pins)
         in_them = priced(question, pieces) if pieces else None
-        yield from (in_them,) if in_them else ()
+        if in_them:
+            yield in_them
+            return
 
 
 def everything(question: Question) -> list[Entry]:
@@ -158,13 +162,8 @@ def everything(question: Question) -> list[Entry]:
     return [*fits, *(entry for entry in others if entry)]
 
 
-def spread(layout: Layout) -> tuple[int, ...]:
-    """How the ranks are spread."""
-    return (layout.pp, layout.dp_replicate, layout.dp_shard, layout.cp, layout.tp, layout.ep)
-
-
-def brute_force(question: Question) -> list[Entry]:
-    """The whole list, one layout for each way to spread the ranks, from pricing everything."""
+def brute_force(question: Question, *, limit: int) -> list[Entry]:
+    """The list, from pricing everything."""
     usual = everything(question)
     other_buckets = [
         priced(question, other)
@@ -180,13 +179,9 @@ def brute_force(question: Question) -> list[Entry]:
     }
     kept = {repr(one[0]): one for one in (*fastest.values(), *all_) if seconds(one) <= bound}
     kept |= {repr(one[0]): one for one in fastest.values()}
-    groups = in_order(
-        list(kept.values()),
+    order = in_order(
+        kept.values(),
         difference=partial(difference_fraction, cluster=question.cluster),
-        device_bytes=question.cluster.device.memory_bytes,
+        cluster=question.cluster,
     )
-    first: dict[tuple[int, ...], Entry] = {}
-    for tied in groups:
-        for one in tied.entries:
-            first.setdefault(spread(one[0]), one)
-    return list(first.values())
+    return listed(order, limit=limit, is_wanted=is_data_parallel) if order else []

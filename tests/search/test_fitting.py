@@ -20,24 +20,12 @@ from fsdpplan.search.pieces import in_pieces
 from fsdpplan.search.pins import Pins
 from fsdpplan.spec.layout import Layout
 from tests.cost.problems import Case, cases
-from tests.search import questions as search
 from tests.search.questions import WIDE, policies, question
 
 
 def asked(drawn: Case) -> Question:
     """The question that a case answers."""
     return Question(model=drawn.model, cluster=drawn.cluster, training=drawn.training, pins=Pins())
-
-
-def spared(wanted: search.Question, layout: Layout) -> Layout | None:
-    """A layout that recomputes, without that and with its loss in pieces, where this fits."""
-    if layout.activation_checkpointing == "none":
-        return None
-    plain = replace(layout, activation_checkpointing="none")
-    pieces = in_pieces(plain, training=wanted.training, pins=wanted.pins)
-    if pieces is None or needed_bytes(wanted.asked, pieces) > wanted.asked.available_bytes:
-        return None
-    return pieces
 
 
 @settings(max_examples=80, deadline=None)
@@ -90,21 +78,25 @@ def test_all_that_fits_is_found_with_the_least_recomputation_that_fits(name: str
         layout for d in every if d.tp <= innermost for layout in fitting(wanted.asked, d, tally)
     }
 
-    def least(layout: Layout) -> Layout | None:
-        for mode in CHECKPOINTING:
-            one = replace(layout, activation_checkpointing=mode)
-            if needed_bytes(wanted.asked, one) <= wanted.asked.available_bytes:
-                return one
-        return None
+    def fits(layout: Layout | None) -> bool:
+        available = wanted.asked.available_bytes
+        return layout is not None and needed_bytes(wanted.asked, layout) <= available
 
-    legal = [
-        layout
-        for layout in policies(wanted)
-        if Case(
+    def in_them(layout: Layout) -> Layout | None:
+        return in_pieces(layout, training=wanted.training, pins=wanted.pins)
+
+    expected: set[Layout] = set()
+    layouts = 0
+    for layout in policies(wanted):
+        case = Case(
             model=wanted.model, cluster=wanted.cluster, training=wanted.training, layout=layout
-        ).problem
-        is None
-    ]
-    fits = {one for one in map(least, legal) if one}
-    assert found == fits | {one for layout in fits if (one := spared(wanted, layout))}
-    assert tally.feasible == len(CHECKPOINTING) * len(fits)
+        )
+        if case.problem is not None:
+            continue
+        modes = [replace(layout, activation_checkpointing=mode) for mode in CHECKPOINTING]
+        whole = next((at for at, mode in enumerate(modes) if fits(mode)), None)
+        cut = [piece for mode in modes[:whole] if (piece := in_them(mode)) and fits(piece)][:1]
+        expected |= {*cut, *([] if whole is None else [modes[whole]])}
+        layouts += bool(cut or whole is not None)
+    assert found == expected
+    assert tally.feasible == len(CHECKPOINTING) * layouts

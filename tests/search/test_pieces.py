@@ -1,4 +1,4 @@
-"""Pieces of the loss: tried where they spare recomputation, or where nothing fits without."""
+"""Pieces of the loss: tried where they spare recomputation, or let a layout fit."""
 
 from __future__ import annotations
 

@@ -46,7 +46,8 @@ def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
     """`ranks.py ARGUMENTS...`, as a process of its own to whoever looks at it."""
     return subprocess.Popen(
         [sys.executable, "-S", __file__, _address(), *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        # the tiny step before each job has tests of its own
+        env={**os.environ, "OMP_NUM_THREADS": "1", "FSDPPLAN_NUMBERS": "0", **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -5,15 +5,43 @@ from __future__ import annotations
 import json
 import subprocess
 import time
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar, cast
 
+import pytest
 import torch.distributed as dist
 
+from fsdpplan.trainer.config import parse_plan
 from fsdpplan.trainer.distributed import leave
+from fsdpplan.trainer.torch_versions import lacking
 from tests.trainer import forks, plans
 
 TIMEOUT_SECONDS = 180
+
+Measure = TypeVar("Measure", bound=Callable[..., Any])
+
+
+class Found(dict[str, Any]):
+    """What ranks measured; whoever looks into what this torch lacks is skipped, with the trainer's
+    own refusal."""
+
+    def __missing__(self, key: str) -> Any:
+        if "refused" in self:
+            pytest.skip(self["refused"])
+        raise KeyError(key)
+
+
+def refusable(measure: Measure) -> Measure:
+    """`measure` of a plan's text, or that this torch lacks what the plan asks for."""
+
+    @wraps(measure)
+    def told(text: str, *args: Any, **kwargs: Any) -> Any:
+        refused = "; ".join(lacking(parse_plan(text)))
+        return {"refused": refused} if refused else measure(text, *args, **kwargs)
+
+    return cast(Measure, told)
 
 
 def forked(
@@ -36,7 +64,7 @@ def measured(world: int, function: str, out: Path, **environment: str) -> dict[s
     """The JSON that a function on forked ranks writes into `out`."""
     finished = forked(world, function, out, **environment)
     assert finished.returncode == 0, finished.stderr[-4000:]
-    found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"), object_hook=Found)
     return found
 
 

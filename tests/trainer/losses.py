@@ -16,10 +16,12 @@ from fsdpplan.trainer import load_plan, parallelize
 from fsdpplan.trainer.assemble import assemble
 from fsdpplan.trainer.balance import balance_experts
 from fsdpplan.trainer.config import parse_plan
+from fsdpplan.trainer.counting import OPERATORS
 from fsdpplan.trainer.data import micro_batches, open_sequences
 from fsdpplan.trainer.loss import next_token_loss
 from fsdpplan.trainer.model import Decoder
 from fsdpplan.trainer.optimizer import Recipe, make_optimizer
+from fsdpplan.trainer.private_torch import group_of
 from fsdpplan.trainer.step import train_step
 from fsdpplan.trainer.weights import initialise
 from tests.trainer import jobs, plans
@@ -56,6 +58,10 @@ FP32: dict[str, dict[str, Any]] = {
     "fsdp_checkpoint_op": FSDP | {"activation_checkpointing": "op"},
     "ddp_checkpoint_full": DDP | {"activation_checkpointing": "full"},
     "ddp_checkpoint_op": DDP | {"activation_checkpointing": "op"},
+    "fsdp_checkpoint_full_first": FSDP
+    | {"activation_checkpointing": "full", "checkpoint_blocks": 2, "wrap_blocks": 2},
+    "hsdp_checkpoint_op_first": HSDP | {"activation_checkpointing": "op", "checkpoint_blocks": 1},
+    "ddp_checkpoint_full_first": DDP | {"activation_checkpointing": "full", "checkpoint_blocks": 2},
     "fsdp_offload": FSDP | {"offload": "cpu"},
     "fsdp_wrap_2": FSDP | {"wrap_blocks": 2},
     "fsdp_wrap_3_checkpoint_full": FSDP | {"wrap_blocks": 3, "activation_checkpointing": "full"},
@@ -82,14 +88,15 @@ BF16: dict[str, dict[str, Any]] = {
 
 
 class Collectives(TorchDispatchMode):
-    """Counts the collectives by their names in torch."""
+    """Counts the collectives among several ranks by their names in torch."""
 
     def __init__(self) -> None:
         super().__init__()
         self.counts: collections.Counter[str] = collections.Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "c10d":
+        operator = OPERATORS.get(func._schema.name) if func.namespace == "c10d" else None
+        if operator is not None and group_of(args[operator.group_argument]).size() > 1:
             self.counts[func._overloadpacket.__name__] += 1
         return func(*args, **(kwargs or {}))
 
@@ -115,6 +122,7 @@ def reference(model: dict[str, Any], recipe: Recipe = RECIPE) -> dict[str, list[
     return {"losses": losses, "norms": norms}
 
 
+@jobs.refusable
 def measure(text: str, *, packs: bool = False, steps: int = STEPS) -> dict[str, Any]:
     """Losses, gradient norms and the last step's collectives of the plan in `text`."""
     plan = parse_plan(text)

@@ -44,10 +44,19 @@ DENSE_4: dict[str, dict[str, Any]] = {
     "cp_pp": RING | PIPED,
     "pp_fsdp_full": PIPED | SHARDED | {"activation_checkpointing": "full"},
     "pp_fsdp_uneven": PIPED | SHARDED | {"stage_blocks": [3, 1]},
+    "tp_fsdp_full_first": SPLIT
+    | SHARDED
+    | {"activation_checkpointing": "full", "checkpoint_blocks": 1},
+    "cp_pp_uneven_full_first": RING
+    | PIPED
+    | {"activation_checkpointing": "full", "checkpoint_blocks": 2, "stage_blocks": [3, 1]},
 }
 """The other pairs are in parallel_layouts.py and pipeline_layouts.py."""
 EXPERTS_4: dict[str, dict[str, Any]] = {
     "moe_tp_pp": SPLIT | PIPED | WHOLE,
+    "moe_pp_fsdp_full_first": PIPED
+    | SHARDED
+    | {"activation_checkpointing": "full", "checkpoint_blocks": 1, "stage_blocks": [3, 1]},
     "ep_offload": EXPERT | {"dp_shard": 4, "offload": "cpu"},
     "ep_hsdp_reduce_scatter_only": EXPERT
     | SHARDED
@@ -63,6 +72,10 @@ DENSE_8: dict[str, dict[str, Any]] = {
     "pp_hsdp": PIPED | SHARDED | COPIED,
     "cp_hsdp": RING | SHARDED | COPIED,
     "tp_cp_pp": SPLIT | RING | PIPED,
+    "tp_pp_fsdp_uneven_op_first": SPLIT
+    | PIPED
+    | SHARDED
+    | {"activation_checkpointing": "op", "checkpoint_blocks": 1, "stage_blocks": [3, 1]},
     "pp4_tp": SPLIT | PIPED | WHOLE | {"pp": 4, "num_microbatches": 4},
 }
 EXPERTS_8: dict[str, dict[str, Any]] = {

@@ -177,6 +177,7 @@ def measured(which: str) -> dict[str, Any]:
         return jobs.measured(world, "tests.trainer.parallel_layouts:measure_all", out)
 
 
+@jobs.refusable
 def measure(text: str) -> dict[str, Any]:
     """Losses and gradient norms of two steps, and the collectives of the second."""
     plan = parse_plan(text)

@@ -71,6 +71,20 @@ FP32: dict[int, dict[str, Layouts]] = {
             "head_alone": piped("1f1b", stage_blocks=[4, 0]),
             "embedding_alone": piped("zbv", stage_blocks=[0, 2, 2, 0]),
             "wrapped": piped("interleaved_1f1b", wrap_blocks=2, stage_blocks=[1, 1, 1, 1]),
+            **{
+                f"uneven_{name}": piped(name, stage_blocks=[1, 2, 1, 0])
+                for name, options in SCHEDULES.items()
+                if options
+            },
+            "checkpoint_full_first": piped(
+                "interleaved_1f1b",
+                activation_checkpointing="full",
+                checkpoint_blocks=1,
+                stage_blocks=[2, 0, 1, 1],
+            ),
+            "checkpoint_op_first": piped(
+                "1f1b", activation_checkpointing="op", checkpoint_blocks=1
+            ),
             "checkpoint_full": piped("interleaved_1f1b", activation_checkpointing="full"),
             "checkpoint_op": piped("1f1b", activation_checkpointing="op"),
             "checkpoint_attention": piped("zbv", activation_checkpointing="attention"),

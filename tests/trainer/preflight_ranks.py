@@ -127,7 +127,7 @@ def tried(folder: Path) -> NoReturn:
 
 def plain(folder: Path) -> NoReturn:
     """Training without one."""
-    _train(folder)
+    _train(folder, "--no-numbers")
 
 
 SCENES: dict[str, tuple[int, Callable[[Path], NoReturn]]] = {

@@ -132,6 +132,8 @@ def test_a_missing_file_is_said() -> None:
         ({"dp_shard": 4, "reshard_after_forward": 3}, "reshard_after_forward 3"),
         ({"reshard_after_forward": "sometimes"}, "reshard_after_forward sometimes"),
         ({"activation_checkpointing": "some"}, "activation_checkpointing some"),
+        ({"checkpoint_blocks": "some"}, "checkpoint_blocks some"),
+        ({"checkpoint_blocks": 2}, "checkpoint_blocks 2 without activation_checkpointing"),
         ({"gradient_sync": "never"}, "gradient_sync never"),
         ({"offload": "disk"}, "offload disk"),
         ({"sequence_parallel": True}, "sequence_parallel"),

@@ -109,6 +109,28 @@ def test_two_lines_leave_a_hugging_face_model_as_it_computes(
 
 
 @pytest.mark.gloo
+@pytest.mark.parametrize("sharding", ["fsdp", "ddp"])
+def test_the_first_blocks_recompute_and_the_others_do_not(alone: None, sharding: str) -> None:
+    forwards: list[int] = []
+    model = llama()
+    for index, block in enumerate(find_blocks(model)):
+        block.input_layernorm.register_forward_hook(lambda *_, index=index: forwards.append(index))
+    blocks = len(find_blocks(model))
+    text = plans.plan_text(sharding=sharding, activation_checkpointing="full", checkpoint_blocks=1)
+    called = parallelize(model, load_plan(text))
+    tokens = torch.arange(16).reshape(2, 8)
+    called(input_ids=tokens, labels=tokens).loss.backward()
+    assert blocks > 1
+    assert forwards == [*range(blocks), 0]
+
+
+def test_more_blocks_to_recompute_than_there_are_is_refused(alone: None) -> None:
+    text = plans.plan_text(activation_checkpointing="full", checkpoint_blocks=99)
+    with pytest.raises(TrainerError, match="recomputes 99 blocks, the model has"):
+        parallelize(llama(), load_plan(text))
+
+
+@pytest.mark.gloo
 def test_ddp_of_a_model_without_values_is_refused(alone: None) -> None:
     with torch.device("meta"):
         model = llama()

@@ -101,6 +101,8 @@ def test_only_good_nodes_go_on(scenes: Path) -> None:
 def test_training_goes_on_in_the_groups_that_were_tried(scenes: Path) -> None:
     assert "preflight: 2 ranks on 1 node in " in said(scenes, "tried")
     assert result(scenes, "tried")["passed"]
+    assert "numbers right on dp_shard 2, " in said(scenes, "tried")
+    assert result(scenes, "tried")["numbers"]["seconds"] > 0
     assert "preflight" not in said(scenes, "plain")
     assert jobs.losses(scenes / "tried") == jobs.losses(scenes / "plain")
 

@@ -91,6 +91,16 @@ def test_ranks_that_do_the_same_match(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("kept", [2, 4])
+def test_ranks_that_keep_parameters_in_groups_match(tmp_path: Path, kept: int) -> None:
+    report = report_of(
+        tmp_path, 0, 5, 15, dp_replicate=2, dp_shard=8, reshard_after_forward=kept, micro_batch=1
+    )
+    assert errors(report) == [None] * 3
+    assert report["mismatches"] == []
+
+
+@pytest.mark.usefixtures("one_process")
 def test_a_collective_that_one_rank_adds_is_caught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,12 +14,17 @@ from fsdpplan.files.bundled import bundled_runs
 from fsdpplan.files.profile_devices import PHYSICS, PhysicsProfile
 from fsdpplan.files.profiles import load_profile
 from fsdpplan.files.runs import MeasuredRun, read_runs
+from fsdpplan.validate.differences import (
+    WANTED_COVERAGE,
+    coverage,
+    layout_pairs,
+    log_residual,
+)
 from fsdpplan.validate.fit_bands import (
     band_rows,
     fit_errors,
     half_width_fraction,
     is_inside,
-    log_residual,
 )
 from fsdpplan.validate.fit_steps import fit, profile_values
 from fsdpplan.validate.held_out import (
@@ -151,6 +156,24 @@ def test_the_band_holds_what_it_says_and_is_narrow(
     assert 0.72 <= sum(is_inside(row, errors) for row in rows) / len(rows) <= 0.88
     fitted = [row for row in rows if row.evidence == "fitted"]
     assert median(half_width_fraction(row, errors) for row in fitted) <= 0.12
+
+
+def test_the_error_of_a_difference_holds_what_it_says_and_no_more(
+    held_out: HeldOut, runs: tuple[MeasuredRun, ...]
+) -> None:
+    """Pairs of one source's layouts, predicted without it: wider would make ties of knowledge."""
+    physics = load_profile(PHYSICS)
+    assert isinstance(physics, PhysicsProfile)
+    errors = dict(physics.errors)
+    pairs = layout_pairs(band_rows(held_out.rows, runs), runs)
+    found = coverage(pairs, errors)
+    assert 0.76 <= found.fraction <= 0.84
+    assert 0.76 <= found.weighted_fraction <= 0.84
+    narrower = {
+        kind: replace(error, layout_fraction=error.layout_fraction - 0.001)
+        for kind, error in errors.items()
+    }
+    assert coverage(pairs, narrower).weighted_fraction < WANTED_COVERAGE
 
 
 README_ROWS = {

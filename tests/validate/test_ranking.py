@@ -25,6 +25,19 @@ def test_regret_is_the_chosen_over_the_best() -> None:
     assert errors.worst_regret_fraction == group.regret_fraction
 
 
+def test_the_first_is_the_simplest_that_is_not_told_apart_from_the_fastest() -> None:
+    simple, split = {"micro_batch": 1}, {"micro_batch": 1, "tp": "2", "dp_shard": "32"}
+    slow = {"micro_batch": 2}
+    for predicted, regret in ((1.02, 0.25), (1.05, 0.0)):
+        rows = [made(2.5, predicted, **simple), made(2.0, 1.0, **split), made(2.2, 1.2, **slow)]
+        (group,) = ranked_groups(rows)
+        assert group.regret_fraction == pytest.approx(0.0)
+        assert group.first_regret_fraction == pytest.approx(regret)
+        errors = ranking_errors("all", [group])
+        assert errors is not None
+        assert errors.worst_first_regret_fraction == group.first_regret_fraction
+
+
 def test_the_same_layout_measured_twice_counts_once() -> None:
     rows = [made(2.0, 1.0), made(1.0, 1.0), made(1.8, 1.7, micro_batch=2)]
     assert ranked_groups(rows) == ()

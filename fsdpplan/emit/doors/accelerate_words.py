@@ -43,6 +43,9 @@ WORDS = {
         values=("none", "full"),
         why="it recomputes whole blocks or nothing",
     ),
+    "checkpoint_blocks": Word(
+        says="all", values=("all",), why="it wraps every block that it recomputes"
+    ),
     "sequence_parallel": Word(
         says="off", values=(False,), why="Transformers' plans for tp leave the sequence whole"
     ),
@@ -72,6 +75,8 @@ WORDS = {
     ),
     "fp8_recipe": Word(says="idle without fp8"),
     "fp8_all_gather": Word(says="off", values=(False,), why="fp8 is refused"),
+    "torch": Word(says="idle: it is what is installed where it runs"),
+    "program": Word(says="idle: it chose the plan, and the model is the target's own"),
     "headroom_fraction": Word(says="idle: it chose the plan, and nothing runs by it"),
 }
 """By field of Layout and Training."""

@@ -2,7 +2,8 @@
 
 Source: NVIDIA/Megatron-LM d98e8a64 megatron/training/arguments.py, core/transformer/
 transformer_config.py, core/transformer/pipeline_parallel_layer_layout.py (letters of a layout),
-core/distributed/torch_fully_sharded_data_parallel.py (no dtype of its own, no `no_sync`).
+core/distributed/torch_fully_sharded_data_parallel.py (no dtype of its own, no `no_sync`),
+core/transformer/transformer_block.py (`_checkpointed_forward`: block recomputes the first layers).
 """
 
 from __future__ import annotations
@@ -86,6 +87,11 @@ def problems(plan: Plan) -> Iterator[str]:
         yield "a loss over gathered logits with tp (its loss is split): use --loss-parallel"
     if layout.tp == 1 and (layout.sequence_parallel or layout.loss_parallel):
         yield "sequence_parallel or loss_parallel without tp: leave them out"
+    if layout.activation_checkpointing == "attention" and layout.checkpoint_blocks != "all":
+        yield (
+            f"checkpoint_blocks {layout.checkpoint_blocks} with activation_checkpointing attention "
+            "(its selective recomputation is of all layers): use --checkpoint-blocks all"
+        )
     if layout.async_tp and not layout.sequence_parallel:
         yield "async_tp without sequence_parallel: use --sequence-parallel"
     if training.precision == "fp16" and training.reduce_dtype == "bf16":
@@ -196,10 +202,13 @@ def _numbers(plan: Plan) -> Arguments:
 def _recomputation(plan: Plan) -> Arguments:
     match plan.layout.activation_checkpointing:
         case "full":
+            blocks = plan.layout.checkpoint_blocks
+            # uniform: units of one layer, all of them; block: the first layers of each stage
+            method, number = ("uniform", 1) if blocks == "all" else ("block", blocks)
             return [
                 ("--recompute-granularity", "full"),
-                ("--recompute-method", "uniform"),
-                ("--recompute-num-layers", "1"),
+                ("--recompute-method", method),
+                ("--recompute-num-layers", str(number)),
             ]
         case "attention":
             return [

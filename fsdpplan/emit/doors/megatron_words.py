@@ -46,6 +46,9 @@ WORDS = {
         values=("none", "attention", "full"),
         why="it recomputes whole layers or named modules",
     ),
+    "checkpoint_blocks": Word(
+        says="`--recompute-method block` and `--recompute-num-layers`, with full"
+    ),
     "sequence_parallel": Word(says="`--sequence-parallel`"),
     "loss_parallel": Word(says="on with tp: its loss is always split there; refused otherwise"),
     "async_tp": Word(says="`--tp-comm-overlap`, with `--sequence-parallel`"),
@@ -84,6 +87,8 @@ WORDS = {
         values=(False,),
         why="its --fp8-param-gather keeps the parameters themselves in fp8",
     ),
+    "torch": Word(says="idle: it is what is installed where it runs"),
+    "program": Word(says="idle: it chose the plan, and the model is the target's own"),
     "headroom_fraction": Word(says="idle: it chose the plan, and nothing runs by it"),
 }
 """By field of Layout and Training."""

@@ -104,8 +104,9 @@ def _settings(order: Order) -> list[tuple[str, str]]:
     if order.plan.cluster.device.kind == "cuda":
         setting = "expandable_segments:True"
         found += [
-            (name, f"os.environ.get({name!r}, {setting!r})")
-            for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+            (variable.name, f"os.environ.get({variable.name!r}, {setting!r})")
+            for variable in environment(plan=order.plan, job=order.job)
+            if variable.kind == "allocator"
         ]
     return found
 

@@ -56,6 +56,11 @@ WORDS = {
         values=("none", "op", "full"),
         why="it has no policy for attention alone",
     ),
+    "checkpoint_blocks": Word(
+        says="all: its policies are of every block",
+        values=("all",),
+        why="its policies are of every block",
+    ),
     "sequence_parallel": Word(says="`enable_sequence_parallel`"),
     "loss_parallel": Word(says="on with tp: its loss is always split there; refused otherwise"),
     "async_tp": Word(says="`enable_async_tensor_parallel`, with compile"),
@@ -87,6 +92,8 @@ WORDS = {
         values=(False,),
         why="its converter gathers in bf16",
     ),
+    "torch": Word(says="idle: it is what is installed where it runs"),
+    "program": Word(says="idle: it chose the plan, and the model is the target's own"),
     "headroom_fraction": Word(says="idle: it chose the plan, and nothing runs by it"),
 }
 """By field of Layout and Training."""

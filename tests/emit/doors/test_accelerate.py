@@ -115,6 +115,11 @@ def test_the_line_that_starts_it() -> None:
             "use --reduce-dtype bf16",
         ),
         (Layout(dp_replicate=2), BF16, "over one rank"),
+        (
+            Layout(dp_shard=2, activation_checkpointing="full", checkpoint_blocks=2),
+            BF16,
+            "plan again with --checkpoint-blocks all",
+        ),
         (Layout(dp_replicate=2, cp=2), BF16, "use --dp-shard 2"),
         (Layout(dp_replicate=2, tp=2, sharding="ddp"), None, "use --sharding fsdp"),
         (Layout(dp_shard=2, reshard_after_forward=2), BF16, "reshard_after_forward 2"),

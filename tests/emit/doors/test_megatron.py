@@ -101,6 +101,17 @@ def zero1(**layout: Any) -> Layout:
 BF16 = Training(seq_len=128, global_batch=1)
 
 
+@pytest.mark.parametrize(("blocks", "method", "number"), [("all", "uniform", 1), (3, "block", 3)])
+def test_the_first_layers_of_each_stage_are_recomputed(
+    blocks: Any, method: str, number: int, tmp_path: Path
+) -> None:
+    layout = zero1(activation_checkpointing="full", checkpoint_blocks=blocks)
+    found = parsed(plan_of(layout, BF16, layers=6), tmp_path)
+    assert found.recompute_granularity == "full"
+    assert found.recompute_method == method
+    assert int(found.recompute_num_layers) == number
+
+
 def test_a_pipeline_of_tensor_parallel_ranks(tmp_path: Path) -> None:
     layout = zero1(
         dp_shard=2,
@@ -192,6 +203,12 @@ def test_steps_follow_from_tokens_unless_given(tmp_path: Path) -> None:
         (zero1(dp_shard=2), BF16, {"attention_output_bias": True}, "biases of model"),
         (zero1(tp=2), BF16, {}, "use --loss-parallel"),
         (Layout(dp_shard=2), BF16, {}, "use --reduce-dtype bf16"),
+        (
+            zero1(activation_checkpointing="attention", checkpoint_blocks=2),
+            BF16,
+            {},
+            "use --checkpoint-blocks all",
+        ),
         (Layout(dp_shard=2, dp_replicate=2), BF16, {}, "sharding fsdp with dp_replicate 2"),
         (Layout(dp_shard=2), BF16, {"tied_embeddings": True}, "tied embeddings"),
         (zero1(dp_shard=2, num_microbatches=2, gradient_sync="every"), BF16, {}, "sync last"),

@@ -191,6 +191,12 @@ def test_strings_of_a_person_stay_strings() -> None:
         (Layout(dp_shard=2, num_microbatches=2, gradient_sync="last"), BF16, {}, "sync every"),
         (Layout(dp_shard=2, loss_chunks=3), BF16, {}, "loss_chunks 3"),
         (
+            Layout(dp_shard=2, activation_checkpointing="full", checkpoint_blocks=2),
+            BF16,
+            {},
+            "plan again with --checkpoint-blocks all",
+        ),
+        (
             Layout(dp_shard=2),
             Training(seq_len=128, global_batch=1, precision="fp8"),
             {},

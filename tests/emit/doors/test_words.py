@@ -45,6 +45,7 @@ VALUES: dict[str, list[Any]] = {
     "virtual_stages": [1, 2],
     "stage_blocks": [(), (1, 1), (0, 2)],
     "activation_checkpointing": ["none", "attention", "op", "full"],
+    "checkpoint_blocks": ["all", 1],
     "sequence_parallel": [False, True],
     "loss_parallel": [False, True],
     "async_tp": [False, True],
@@ -57,8 +58,10 @@ VALUES: dict[str, list[Any]] = {
     "optimizer": ["adamw", "adamw_8bit", "muon"],
     "tokens": [None, 10**6, 2 * 10**6],
     "runtime": ["fsdp2", "autocast", "megatron", "megatron_lm", "fsdp1"],
+    "program": ["reference", "own", "hf"],
     "fp8_recipe": ["tensorwise", "rowwise", "delayed"],
     "fp8_all_gather": [False, True],
+    "torch": [None, "2.9", "2.13"],
     "headroom_fraction": [0.08, 0.1],
 }
 
@@ -81,7 +84,7 @@ def idle(target: Target, name: str, plan: Plan) -> bool:
     """Fields that change nothing in what runs, for this plan."""
     layout, training = plan.layout, plan.training
     match name:
-        case "headroom_fraction":
+        case "headroom_fraction" | "torch":
             return True
         case "gradient_sync":
             return layout.num_microbatches == 1

@@ -1,0 +1,209 @@
+"""Pipeline moments: what a rank holds while it works through its schedule, pass by pass.
+
+Activations of a stage live from the start of a micro-batch's forward pass to the end of its
+backward pass; unsharded gradients of a stage appear in its first backward pass and are reduced
+after its last one. With few micro-batches the one is over before the other begins; with many both
+are there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from operator import ge
+from typing import NamedTuple
+
+from fsdpplan.cost.pipeline_actions import (
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    Action,
+)
+
+
+class Moment(NamedTuple):
+    """What a rank holds at once."""
+
+    alive: int
+    """(micro-batch, block) pairs with their activations."""
+    graded: int
+    """Blocks with unsharded gradients of earlier micro-batches."""
+    waiting: int = 0
+    """(micro-batch, block) pairs between the two halves of their backward pass."""
+    inputs: int = 0
+    """Inputs of stages that have a gradient, where backward is split: they stay to the end."""
+    fresh: int = 0
+    """Blocks whose weights' gradients a split backward pass has left in the compute dtype: FSDP2
+    adds them to its own in the next one of their stage."""
+    first: int = 0
+    """Those of them that have no others yet."""
+    ends: int = 0
+    """Stages with embedding or head that have gradients."""
+    reduced: int = 0
+    """Blocks whose gradients are reduced: stages whose last backward pass is over."""
+    kept: int = 0
+    """Those of `alive` whose blocks keep everything though the layout recomputes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moments:
+    """The moments of a rank's step that may hold most: of two of a kind, the one that holds no less
+    of either is kept."""
+
+    forward: tuple[Moment, ...]
+    """In a forward pass, its own micro-batch included, at the last block that recomputes."""
+    forward_kept: tuple[Moment, ...]
+    """The same at the last block, where it keeps everything though the layout recomputes."""
+    loss: tuple[Moment, ...]
+    """In that of the last stage; empty on other ranks."""
+    backward: tuple[Moment, ...]
+    """At the first and at the last of a backward pass's blocks that recompute, that block included:
+    those that keep everything are gone."""
+    backward_kept: tuple[Moment, ...]
+    """At the first and at the last of those that keep everything: with them it begins."""
+    embedding: tuple[Moment, ...]
+    """After the blocks of the first stage's backward pass; empty on other ranks."""
+    after: tuple[Moment, ...]
+    """After the blocks of any backward pass."""
+    reduction: tuple[Moment, ...]
+    """When a stage's gradients are reduced, after its last backward pass."""
+
+
+def all_at_once(*, alive: int, blocks: int, kept: int = 0) -> Moments:
+    """Everything in flight beside all gradients; `kept` of the blocks keep everything, and are
+    taken to be as large a part of what is in flight."""
+    all_kept = -(-alive * kept // max(1, blocks))
+    most = (Moment(alive, blocks, ends=2, kept=all_kept),)
+    first = (Moment(alive - kept, blocks, ends=2, kept=all_kept - kept),)
+    less = (Moment(alive - blocks, blocks, ends=2, kept=all_kept - kept),)
+    return Moments(
+        forward=first,
+        forward_kept=most if kept else (),
+        loss=most,
+        backward=first,
+        backward_kept=most if kept else (),
+        embedding=less,
+        after=less,
+        reduction=(Moment(0, blocks, ends=2),),
+    )
+
+
+def joined(several: Iterable[Moments]) -> Moments:
+    """The moments of ranks that cannot be told apart."""
+    each = list(several)
+    return Moments(
+        **{
+            field.name: _highest(moment for one in each for moment in getattr(one, field.name))
+            for field in fields(Moments)
+        }
+    )
+
+
+def moments_of_rank(
+    actions: Sequence[Action], weights: Sequence[int], kept: Sequence[int] = ()
+) -> Moments:
+    """The moments of a rank that does `actions`; `weights` are the blocks of all stages of the
+    pipeline, `kept` those of each, the last, that keep everything though the layout recomputes
+    (empty: none)."""
+    last = len(weights) - 1
+    graded: set[int] = set()
+    fresh: dict[int, int] = {}
+    alive, alive_kept, held, waiting, inputs, reduced = 0, 0, 0, 0, 0, 0
+    forward, forward_kept, loss, backward, backward_kept, embedding, after, reduction = (
+        set[Moment]() for _ in range(8)
+    )
+    left = Counter(stage for stage, _, kind in actions if kind in (BACKWARD, BACKWARD_WEIGHT))
+
+    def now(less: int = 0, less_kept: int = 0) -> Moment:
+        return Moment(
+            alive=alive - less,
+            graded=held,
+            waiting=waiting,
+            inputs=inputs,
+            fresh=sum(fresh.values()),
+            first=sum(blocks for stage, blocks in fresh.items() if stage not in graded),
+            ends=len(graded & {0, last}),
+            reduced=reduced,
+            kept=alive_kept - less_kept,
+        )
+
+    def grade(stage: int, blocks: int) -> None:
+        nonlocal held
+        graded.add(stage)
+        held += blocks
+
+    for stage, _, kind in actions:
+        blocks, keeping = weights[stage], kept[stage] if kept else 0
+        if kind == FORWARD:
+            alive, alive_kept = alive + blocks, alive_kept + keeping
+            forward.add(now(keeping, keeping))
+            if keeping:
+                forward_kept.add(now())
+            if stage == last:
+                loss.add(now())
+            continue
+        if kind == BACKWARD_INPUT and fresh.pop(stage, 0) and stage not in graded:
+            grade(stage, blocks)
+        is_half = kind != BACKWARD and stage > 0  # the first stage has no input to differentiate by
+        if kind == BACKWARD_INPUT and is_half:
+            waiting, inputs = waiting + blocks, inputs + 1
+        gone = 0 if is_half else keeping  # the weights' half needs them still
+        backward.add(now(gone, gone))
+        if keeping:
+            backward_kept.add(now())
+        if kind == BACKWARD_INPUT:
+            continue
+        if is_half:
+            fresh[stage] = blocks
+        elif stage not in graded:
+            grade(stage, blocks)
+            places = [(max(0, blocks - 1), backward)]
+            if keeping:
+                places += [(keeping, backward), (keeping - 1, backward_kept)]
+            for done, seen in places:  # blocks that the pass is through with have gradients
+                moment = now(done, min(done, keeping))
+                seen.add(moment._replace(graded=held - (blocks - done)))
+        alive, alive_kept = alive - blocks, alive_kept - keeping
+        waiting -= blocks if is_half else 0
+        after.add(now())
+        if stage == 0:
+            embedding.add(now())
+        left[stage] -= 1
+        if not left[stage]:
+            reduction.add(now())
+            held -= blocks if stage in graded else 0
+            graded.discard(stage)
+            fresh.pop(stage, None)
+            reduced += blocks
+    return Moments(
+        forward=_highest(forward),
+        forward_kept=_highest(forward_kept),
+        loss=_highest(loss),
+        backward=_highest(backward),
+        backward_kept=_highest(backward_kept),
+        embedding=_highest(embedding),
+        after=_highest(after),
+        reduction=_highest(reduction),
+    )
+
+
+def short_actions(stages: Sequence[int], *, most: int, several: bool) -> list[Action]:
+    """As many passes as show all moments, of schedules whose ranks go forward with `most`
+    micro-batches before they go back; `several`: there are more, one forward for one backward."""
+    rest = [(stage, index, BACKWARD) for stage in reversed(stages) for index in range(most)]
+    first = [(stage, index, FORWARD) for stage in stages for index in range(most)]
+    if not several:
+        return first + rest
+    (stage,) = stages
+    return [*first, (stage, 0, BACKWARD), (stage, most, FORWARD), *rest]
+
+
+def _highest(moments: Iterable[Moment]) -> tuple[Moment, ...]:
+    """Those that no other one reaches in all."""
+    kept: list[Moment] = []
+    for moment in sorted(set(moments), reverse=True):
+        if not any(all(map(ge, other, moment)) for other in kept):
+            kept.append(moment)
+    return tuple(kept)

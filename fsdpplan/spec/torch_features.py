@@ -1,0 +1,187 @@
+"""What plans need of PyTorch, and since when it has it: the one table.
+
+The search leaves out what a release lacks, a plan says the oldest release that it needs, the
+trainer refuses to start below that, and docs/reference/torch.md prints the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
+from fsdpplan.spec.model import Model
+from fsdpplan.spec.torch_release import OLDEST, TorchRelease
+from fsdpplan.spec.training import Training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is trained, on what, and how: all that decides what it needs of torch."""
+
+    model: Model
+    cluster: Cluster
+    training: Training
+    layout: Layout
+
+    @property
+    def on_cuda(self) -> bool:
+        """Whether it trains on CUDA devices."""
+        return self.cluster.device.kind == "cuda"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchFeature:
+    """Something that torch has since a release, and some plans need."""
+
+    name: str
+    """What it is, as a noun: it stands in sentences."""
+    since: TorchRelease
+    """The first release that has it."""
+    needed: Callable[[Setting], bool]
+    """Whether a plan needs it."""
+    done_without: str = ""
+    """What the trainer does under earlier ones; empty: it refuses."""
+    slower: str = ""
+    """What that costs, where it does."""
+    instead: str = ""
+    """What to plan in its place where it is refused."""
+    source: str
+    """Where torch has it, or what was seen without it."""
+
+    @property
+    def oldest(self) -> TorchRelease:
+        """The oldest release under which a plan that needs it can be trained."""
+        return OLDEST if self.done_without else self.since
+
+
+FEATURES: tuple[TorchFeature, ...] = (
+    TorchFeature(
+        name="the pipeline schedule dualpipev",
+        since=TorchRelease(2, 9),
+        needed=lambda setting: setting.layout.schedule == "dualpipev",
+        instead="--schedule zbv",
+        source="ScheduleDualPipeV of torch/distributed/pipelining/schedules.py",
+    ),
+    TorchFeature(
+        name="FSDP of experts that ep and tp split",
+        since=TorchRelease(2, 9),
+        needed=lambda setting: (
+            setting.layout.sharding == "fsdp" and min(setting.layout.ep, setting.layout.tp) > 1
+        ),
+        instead="--tp 1 or --ep 1",
+        source='"FSDP only supports 1D TP", raised by torch/distributed/fsdp/_fully_shard of 2.8; '
+        "seen",
+    ),
+    TorchFeature(
+        name="ring attention by module",
+        since=TorchRelease(2, 10),
+        needed=lambda setting: setting.layout.cp > 1 and setting.on_cuda,
+        instead="--cp 1",
+        source="_ContextParallel of torch/distributed/tensor/experimental/_context_parallel",
+    ),
+    TorchFeature(
+        name="split backward of stages without parameters",
+        since=TorchRelease(2, 12),
+        needed=lambda setting: (
+            setting.layout.schedule in SPLIT_BACKWARD_SCHEDULES
+            and 0 in setting.layout.stage_blocks[1:-1]
+        ),
+        instead="--schedule 1f1b",
+        source='"element 0 of tensors does not require grad", raised by 2.11; seen',
+    ),
+    TorchFeature(
+        name="FSDP of more than three stages a rank",
+        since=TorchRelease(2, 10),
+        needed=lambda setting: (
+            setting.layout.pp > 1
+            and setting.layout.sharding == "fsdp"
+            and setting.layout.virtual_stages > 3
+        ),
+        instead="--virtual-stages 3",
+        source='"Unsharding the same stage twice", raised by '
+        "torch/distributed/pipelining/schedules.py of 2.9; seen",
+    ),
+    TorchFeature(
+        name="grouped matmuls",
+        since=TorchRelease(2, 10),
+        done_without="multiplies the experts one after another",
+        slower="the host waits for the rows of each expert, which the prediction does not count",
+        needed=lambda setting: setting.model.experts is not None,
+        source="grouped_mm of torch/nn/functional.py",
+    ),
+    TorchFeature(
+        name="pipelines that keep no logits",
+        since=TorchRelease(2, 10),
+        done_without="lets the last stage give them up itself",
+        needed=lambda setting: setting.layout.pp > 1,
+        source="return_outputs of torch/distributed/pipelining/schedules.py",
+    ),
+    TorchFeature(
+        name="schedules of several stages a rank by lowered actions",
+        since=TorchRelease(2, 10),
+        done_without="hands their actions to torch's runtime for these",
+        needed=lambda setting: setting.layout.virtual_stages > 1,
+        source="_PipelineScheduleRuntime of torch/distributed/pipelining/schedules.py; seen",
+    ),
+    TorchFeature(
+        name="means by gloo's reduce-scatter",
+        since=TorchRelease(2, 9),
+        done_without="sums, and divides by itself",
+        needed=lambda setting: setting.layout.sharding == "fsdp" and not setting.on_cuda,
+        source="ReduceOp.AVG of gloo gives sums in 2.8, and says nothing; seen",
+    ),
+)
+"""Every row is tried on each release by `make test-torch`, but for those that need CUDA."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchNeed:
+    """The oldest release that a plan can be trained under, and why."""
+
+    oldest: TorchRelease
+    because: str
+    """What it needs; empty where it is the oldest of all."""
+
+
+def torch_need(setting: Setting) -> TorchNeed:
+    """What a plan needs of torch; nothing where another program than the trainer's is priced."""
+    if setting.training.runtime == "fsdp2":
+        newest = max(
+            (
+                feature
+                for feature in FEATURES
+                if feature.oldest > OLDEST and feature.needed(setting)
+            ),
+            key=lambda feature: feature.oldest,
+            default=None,
+        )
+        if newest is not None:
+            return TorchNeed(oldest=newest.oldest, because=newest.name)
+    return TorchNeed(oldest=OLDEST, because="")
+
+
+def lacking(setting: Setting) -> TorchFeature | None:
+    """The first feature that the plan needs and its release lacks; None where none is missing, or
+    where no release was said."""
+    training = setting.training
+    if training.torch_release is None or training.runtime != "fsdp2":
+        return None
+    lacked = features_lacked(training.torch_release)
+    return next((feature for feature in lacked if feature.needed(setting)), None)
+
+
+def slower_without(setting: Setting) -> tuple[TorchFeature, ...]:
+    """What the plan's release lacks, and the trainer does more slowly."""
+    release = setting.training.torch_release
+    if release is None or setting.training.runtime != "fsdp2":
+        return ()
+    return tuple(f for f in FEATURES if f.slower and release < f.since and f.needed(setting))
+
+
+@cache
+def features_lacked(release: TorchRelease) -> tuple[TorchFeature, ...]:
+    """What cannot be planned for `release`."""
+    return tuple(feature for feature in FEATURES if release < feature.oldest)

@@ -1,0 +1,165 @@
+"""Rehearse many recommended plans: what is put first must be what its own program does.
+
+    python -m tests.benchmarks.rehearse_many --plans 100 --seed 0
+
+Draws questions of many models, sizes and machines by the seed, plans each as `recommend` does with
+its defaults, and rehearses the first layout. One line a plan, and the counts in the end; exits 1
+where a plan does not pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from fsdpplan.errors import SpecError
+from fsdpplan.files.catalogue import load_model, model_names
+from fsdpplan.files.clusters import load_cluster
+from fsdpplan.search.legal_batch import legal_global_batch
+from fsdpplan.search.pins import Pins
+from fsdpplan.search.recommend import recommend
+from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.model import Model
+from fsdpplan.spec.plan import Plan
+from fsdpplan.spec.training import Training
+
+PROFILES = (
+    "dgx-h100",
+    "dgx-a100-80g-hdr",
+    "azure-nd-h100-v5",
+    "p4d-24xlarge",
+    "dgx-h100-superpod-unit",
+    "pcie-8xl40s",
+    "pcie-8xrtx4090",
+)
+GPUS = (1, 2, 4, 6, 8, 14, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 2048)
+SEQUENCES = (1024, 2048, 4096, 8192, 16384, 32768)
+BATCH_SHARES = (None, None, 1, 2, 4)
+"""Of the GPUs, sequences a step; None: the default batch."""
+MOST_LAYERS = 16
+"""Of deeper models so many blocks: a rehearsal's time grows with them, and they are alike."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """A question."""
+
+    model: Model
+    cluster: Cluster
+    training: Training
+
+    @property
+    def words(self) -> str:
+        """What is asked."""
+        training = self.training
+        return (
+            f"{self.model.name} x {self.model.layers} on {self.cluster.gpus} of "
+            f"{self.cluster.name}, {training.global_batch} x {training.seq_len}"
+        )
+
+
+def questions(seed: int) -> Iterator[Drawn]:
+    """Questions without end, the same for the same seed."""
+    chance = random.Random(seed)
+    while True:
+        try:
+            yield _drawn(chance)
+        except SpecError:  # such machines are not sold in that number
+            continue
+
+
+def _drawn(chance: random.Random) -> Drawn:
+    model = load_model(chance.choice(model_names()))
+    model = replace(model, layers=min(model.layers, chance.choice((4, 8, MOST_LAYERS))))
+    cluster = load_cluster(chance.choice(PROFILES), gpus=chance.choice(GPUS)).cluster
+    seq_len = min(chance.choice(SEQUENCES), model.max_positions)
+    draft = Training(seq_len=seq_len, global_batch=1)
+    share = chance.choice(BATCH_SHARES)
+    batch = legal_global_batch(
+        model=model,
+        cluster=cluster,
+        training=draft,
+        pins=Pins(),
+        usual=None if share is None else share * cluster.gpus,
+    )
+    return Drawn(model=model, cluster=cluster, training=replace(draft, global_batch=batch))
+
+
+def planned(asked: Drawn) -> Plan | None:
+    """The plan that is recommended; None where nothing fits."""
+    found = recommend(
+        model=asked.model, cluster=asked.cluster, training=asked.training, pins=Pins(), limit=1
+    )
+    if not found.ranked:
+        return None
+    first = found.ranked[0]
+    return Plan(
+        model=asked.model,
+        cluster=asked.cluster,
+        training=asked.training,
+        layout=first.layout,
+        estimate=first.estimate,
+        alternatives=(),
+        sources=(),
+        assumptions=(),
+        warnings=(),
+        versions=(),
+    )
+
+
+def plans(seed: int) -> Iterator[tuple[Drawn, Plan]]:
+    """Questions with an answer."""
+    for asked in questions(seed):
+        plan = planned(asked)
+        if plan is not None:
+            yield asked, plan
+
+
+def problems_of(plan: Plan) -> tuple[str, ...]:
+    """What its rehearsal finds wrong."""
+    from fsdpplan.run.rehearse import rehearse
+    from fsdpplan.run.rehearse_ranks import DEFAULT_RANKS, chosen_ranks
+
+    found = rehearse(plan, chosen_ranks(plan.model, plan.layout, DEFAULT_RANKS))
+    return () if found.agrees else tuple(found.said)
+
+
+def kinds_of(plan: Plan) -> list[str]:
+    """What of a layout may go wrong apart from the rest."""
+    layout = plan.layout
+    degrees = ("tp", "cp", "pp", "ep", "loss_chunks", "virtual_stages", "wrap_blocks")
+    kinds = [name for name in degrees if getattr(layout, name) > 1]
+    kinds += (
+        [layout.sharding] if layout.sharding != "fsdp" or layout.dp_replicate == 1 else ["hsdp"]
+    )
+    kinds += ["integer reshard"] if isinstance(layout.reshard_after_forward, int) else []
+    kinds += ["few micro-batches"] if 1 < layout.pp >= layout.num_microbatches else []
+    mode = layout.activation_checkpointing
+    return kinds + ([f"recomputes {mode}"] if mode != "none" else [])
+
+
+def main() -> int:
+    """Rehearse so many plans."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--plans", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    passed, kinds, failed = 0, Counter[str](), []
+    for (asked, plan), _ in zip(plans(options.seed), range(options.plans), strict=False):
+        problems = problems_of(plan)
+        passed += not problems
+        kinds.update(kinds_of(plan))
+        said = "passes" if not problems else f"FAILS: {problems[0]}"
+        print(f"{asked.words}: {', '.join(kinds_of(plan))}: {said}", flush=True)
+        failed += [asked.words] if problems else []
+    print(f"{passed} of {options.plans} plans pass their rehearsal")
+    print(", ".join(f"{kind} {count}" for kind, count in kinds.most_common()))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

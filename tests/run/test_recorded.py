@@ -1,0 +1,104 @@
+"""Run folders, scripts and ledgers that fsdpplan 0.1.0 left are of use to later ones."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fsdpplan.cli.app import exit_code_of
+from fsdpplan.emit.header import plan_digest
+from fsdpplan.files.ledger import all_learned, read_rows
+from fsdpplan.files.plans import read_plan
+from fsdpplan.run.jobs import chosen_run, runs_of, unreadable_runs
+from fsdpplan.run.launch import read_launch
+from fsdpplan.run.verify import finished_run
+
+RECORDED = Path(__file__).parent.parent / "recordings" / "0.1.0"
+FOLDER_THEN = "/home/ada/job"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The recorded folder, its records saying that they lie here."""
+    here = tmp_path / "job"
+    shutil.copytree(RECORDED / "folder", here)
+    for record in here.glob("fsdpplan-runs/*/job.json"):
+        record.write_text(record.read_text().replace(FOLDER_THEN, str(here)))
+    return here
+
+
+def test_a_run_of_0_1_0_is_listed_and_stands_as_it_ended(folder: Path) -> None:
+    assert unreadable_runs(folder) == ()
+    (run,) = runs_of(folder)
+    assert run == chosen_run(folder, "20261122-211614")
+    ending = run.record.ending
+    assert ending is not None
+    assert (ending.state, ending.exit_code, run.record.in_ledger) == ("COMPLETED", 0, True)
+    assert run.measured.steps[-1].step == 12
+
+
+def test_a_run_of_0_1_0_is_compared_with_its_plan(folder: Path) -> None:
+    run = finished_run(None, plan_file=None, folder=folder)
+    assert run.plan.layout == read_plan(folder / "fsdpplan.json").layout
+    metrics = folder / "fsdpplan-runs" / "20261122-211614" / "metrics.jsonl"
+    moved = folder / "metrics.jsonl"
+    shutil.copy(metrics, moved)
+    # without its script, the plan in the file is known as the run's by its digest then
+    named = finished_run(moved, plan_file=folder / "fsdpplan.json", folder=folder)
+    assert (named.plan_sha256, named.measured) == (run.plan_sha256, run.measured)
+
+
+def test_a_plan_from_before_a_field_came_is_known_by_its_digest_then(folder: Path) -> None:
+    document = json.loads((folder / "fsdpplan.json").read_text())
+    for line in (document, *document["alternatives"]):
+        del line["layout"]["loss_chunks"]
+    (folder / "fsdpplan.json").write_text(json.dumps(document, indent=1))
+    carried = json.dumps({**document, "alternatives": []}, indent=1)
+    metrics = folder / "metrics.jsonl"
+    text = (folder / "fsdpplan-runs/20261122-211614/metrics.jsonl").read_text()
+    first, _, rest = text.partition("\n")
+    start = {**json.loads(first), "plan_sha256": plan_digest(carried)}
+    metrics.write_text(json.dumps(start) + "\n" + rest)
+    run = finished_run(metrics, plan_file=folder / "fsdpplan.json", folder=folder)
+    assert run.plan_sha256 == plan_digest(carried)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "plan"),
+    [("job.sbatch", "script", "reshard"), ("trainjob.yaml", "manifest", "mixture")],
+)
+def test_what_0_1_0_emitted_is_known_with_its_plan(name: str, kind: str, plan: str) -> None:
+    launch = read_launch(RECORDED / name)
+    assert launch.kind == kind
+    assert launch.plan.layout == read_plan(RECORDED / "plans" / f"{plan}.json").layout
+
+
+def test_the_ledger_of_0_1_0_is_read_whole_and_learned_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(RECORDED / "ledger.sqlite", tmp_path)
+    rows, unread = read_rows(tmp_path / "ledger.sqlite")
+    assert (len(rows), unread) == (5, 0)
+    layout = read_plan(RECORDED / "folder" / "fsdpplan.json").layout
+    assert {row.job.layout for row in rows} == {layout}
+    assert list(all_learned(tmp_path / "ledger.sqlite")) == ["cpu"]
+    words = (
+        "recommend --layers 4 --hidden 64 --ffn-hidden 128 --heads 4 --kv-heads 2 --vocab 256 "
+        "--seq-len 64 --global-batch 4 --precision fp32 --hardware cpu --gpus 2 --json --ledger"
+    )
+    assert exit_code_of([*words.split(), "ledger.sqlite"]) == 0
+    corrected = json.loads(capsys.readouterr().out)["cluster"]["correction"]
+    assert corrected["runs"] == 4
+
+
+def test_commands_take_what_0_1_0_left(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    for words in ("status", "verify", "logs", "explain", "emit-launch", "run --dry-run"):
+        assert exit_code_of(words.split()) == 0, words
+    assert "COMPLETED" in capsys.readouterr().out
