@@ -17,7 +17,14 @@ from collections.abc import Iterator
 from typing import Literal
 
 from fsdpplan.cost.all_heads_norms import all_heads_norm_calls
-from fsdpplan.cost.calls import BlockCall, Overlap, Pass, Piece, activation_bytes
+from fsdpplan.cost.calls import (
+    BlockCall,
+    Overlap,
+    Pass,
+    Piece,
+    activation_bytes,
+    repeats_whole_block,
+)
 from fsdpplan.cost.groups import cp_group, ep_group, tp_group
 from fsdpplan.cost.sizes import local_tokens
 from fsdpplan.cost.traded_heads import traded_heads_calls
@@ -68,8 +75,9 @@ def _passes(training: Training, layout: Layout) -> tuple[Pass, ...]:
 
 def _tensor_parallel(model: Model, training: Training, layout: Layout) -> Iterator[BlockCall]:
     sizes = _network_bytes(model, training, layout)
+    repeats_all = repeats_whole_block(model=model, training=training)
     for when in _passes(training, layout):
-        stops_early = when == "recompute" and not training.traits.repeats_whole_block
+        stops_early = when == "recompute" and not repeats_all
         for network, size in sizes:
             is_last = (network, size) == sizes[-1]
             yield from _forward_calls(

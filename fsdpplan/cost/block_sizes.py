@@ -177,7 +177,7 @@ def block_tensors_bytes(shape: BlockShape) -> BlockTensors:
         norm_copies=_norm_copies_bytes(shape, residual_tokens=residual_tokens),
         statistics=_statistics_bytes(shape, residual_tokens=residual_tokens, heads=heads),
         rotary=rotary * (norm_scale if model.qk_norm else 1) if has_rotary else 0,
-        qk_normed=_qk_normed_bytes(model, tokens=tokens, tp=tp, of_both=norm_scale * (query + key)),
+        qk_normed=_qk_normed_bytes(shape, of_both=query + key, norm_scale=norm_scale),
         post_normed=2 * residual_tokens * model.hidden * e if model.post_norms else 0,
         scores=scores * e,
         scores_kept=scores * (2 * e + 1) if kernels.dropout else scores * e,
@@ -221,12 +221,18 @@ def _statistics_bytes(shape: BlockShape, *, residual_tokens: int, heads: int) ->
     return (of_norms + log_sum_exp) * FP32_BYTES
 
 
-def _qk_normed_bytes(model: Model, *, tokens: int, tp: int, of_both: int) -> int:
+def _qk_normed_bytes(shape: BlockShape, *, of_both: int, norm_scale: int) -> int:
+    """What the norms of queries and keys read, and a number a row. Over all heads, of which ranks
+    have some each, a norm is several operators: it keeps its input in fp32, and the quotient."""
+    model, e = shape.model, shape.element_bytes
     if not model.qk_norm:
         return 0
-    per_head = -(-model.heads // tp) + -(-model.kv_heads // tp)
-    rows = tokens * (per_head if model.qk_norm_width == "head" else 2)
-    return of_both + rows * FP32_BYTES
+    over_all = model.qk_norm_width == "all_heads"
+    per_head = -(-model.heads // shape.tp) + -(-model.kv_heads // shape.tp)
+    rows = shape.tokens * (2 if over_all else per_head)
+    if over_all and shape.tp > 1 and not shape.kernels.fused:
+        return of_both // e * (FP32_BYTES + e) + 2 * rows * FP32_BYTES
+    return norm_scale * of_both + rows * FP32_BYTES
 
 
 def _latent_bytes(latent: LatentAttention | None, *, tokens: int, element_bytes: int) -> int:

@@ -54,6 +54,12 @@ class BlockCall:
     """Part of the piece's time that the calls run beside."""
 
 
+def repeats_whole_block(*, model: Model, training: Training) -> bool:
+    """Whether recomputation makes a block's last output again: torch's stops once backward has all
+    that it needs, and a norm behind the feed-forward network needs what it normalizes."""
+    return training.traits.repeats_whole_block or model.post_norms
+
+
 @lru_cache(maxsize=16384)
 def group_seconds(cluster: Cluster, group: Group, collective: Collective, call_bytes: int) -> float:
     """Seconds of one call of `collective` over `group`."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fsdpplan.cost.backward_steps import WeightGradientsOf
 from fsdpplan.cost.block_sizes import FP32_BYTES
 from fsdpplan.cost.formats import formats
-from fsdpplan.cost.ledger import sums_fp32_gradients
+from fsdpplan.cost.ledger import makes_gradients, sums_fp32_gradients
 from fsdpplan.cost.shards import Stage
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
@@ -36,9 +36,10 @@ def weight_gradients_of(*, training: Training, layout: Layout) -> WeightGradient
 
 
 def grows_in_backward(*, training: Training, layout: Layout) -> bool:
-    """Gradients in the compute dtype gather beside their fp32 sums until backward has ended."""
+    """Gradients gather until backward has ended: those in the compute dtype beside their fp32 sums,
+    or all where they are not there before."""
     traits = training.traits
-    return (
+    return makes_gradients(training=training, layout=layout) or (
         layout.sharding != "fsdp"
         and traits.half_parameters
         and traits.half_gradients_beside_fp32 == "backward"

@@ -137,10 +137,21 @@ def sums_fp32_gradients(training: Training) -> bool:
     return traits.fp32_gradients_of_bf16 and training.activation_dtype == "bf16"
 
 
+def makes_gradients(*, training: Training, layout: Layout) -> bool:
+    """Whole parameters of one replica, beside tensor parallelism, have no DDP and so none of its
+    buckets: backward makes their gradients, and they are freed after the step."""
+    return (
+        layout.sharding == "ddp"
+        and training.runtime == "fsdp2"
+        and layout.world == layout.tp > 1
+        and layout.num_microbatches == 1
+    )
+
+
 def _resident_gradient_bytes(*, whole: int, shard: int, training: Training, layout: Layout) -> int:
     """Gradients of all the rank's parameters, or with ZeRO-2 of its shard; with fp32 sums, what
     half precision keeps beside them; and buckets that are not the gradients themselves."""
-    if layout.sharding == "fsdp":
+    if layout.sharding == "fsdp" or makes_gradients(training=training, layout=layout):
         return 0
     traits = training.traits
     of = formats(training=training, layout=layout)

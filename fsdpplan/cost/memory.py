@@ -23,6 +23,7 @@ from fsdpplan.cost.ledger import (
     StateBytes,
     classic_bytes_per_parameter,
     fsdp2_bytes_per_parameter,
+    makes_gradients,
     rank_state,
     sums_fp32_gradients,
 )
@@ -103,7 +104,12 @@ def optimizer_phase(
         joined = formats(training=training, layout=layout).computed
         joined *= int(training.traits.half_gradients)
         copies += (joined + FP32_BYTES) * state.optimizer_parameters
-    return Phase(name="optimizer", gradients=sizes.resident_gradients, temporaries=copies)
+    made = makes_gradients(training=training, layout=layout)
+    return Phase(
+        name="optimizer",
+        gradients=FP32_BYTES * state.held_parameters if made else sizes.resident_gradients,
+        temporaries=copies,
+    )
 
 
 def stage_memory(

@@ -81,6 +81,7 @@ def rank_sizes(
     in_flight = -(-in_flight_blocks // max(1, stage.blocks))
     hidden_tokens = local_tokens(training=training, layout=layout) * model.hidden
     grows = grows_in_backward(training=training, layout=layout)
+    of_grown = of.computed if training.traits.half_parameters else FP32_BYTES
     beside_blocks = others_at_the_loss * head.kept_bytes + in_flight * hidden_tokens * int(
         training.traits.dropout and stage.has_embedding
     )
@@ -127,8 +128,8 @@ def rank_sizes(
         reduced_bytes=shard_gradient.reduced,
         resident_gradients=state.gradients
         + _accumulated_bytes(training=training, layout=layout, elements=state.held_parameters),
-        grown_block=block.weight_gradient_bytes if grows else 0,
-        grown_root=root.elements * of.computed if grows else 0,
+        grown_block=block.weight_gradient_bytes // of.computed * of_grown if grows else 0,
+        grown_root=root.elements * of_grown if grows else 0,
         block=block,
         kept=kept,
         kept_blocks=stage.kept_blocks,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fsdpplan.cost.block_sizes import FP32_BYTES
+from fsdpplan.cost.calls import repeats_whole_block
 from fsdpplan.cost.compute import BlockSeconds, BlockWork, block_seconds, head_seconds
 from fsdpplan.cost.head import embedding_seconds
 from fsdpplan.cost.head_pieces import head_pieces_seconds
@@ -71,7 +72,7 @@ def block_work(*, model: Model, training: Training, layout: Layout) -> BlockWork
         native_attention=traits.native_attention,
         dropout=traits.dropout,
         composite_norms=traits.composite_norms,
-        repeats_whole_block=traits.repeats_whole_block,
+        repeats_whole_block=repeats_whole_block(model=model, training=training),
         fp8_recipe=training.fp8_recipe,
         fp8_all_gather=training.fp8_all_gather,
         weight_casts=1 / layout.num_microbatches if caches_fp8_weights else 1.0,

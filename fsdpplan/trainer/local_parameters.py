@@ -15,7 +15,6 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.func import functional_call
-from torch.nn.parallel import DistributedDataParallel
 
 
 class LocalParameters(nn.Module):
@@ -66,11 +65,11 @@ def hand_over_gradients(parts: Iterable[nn.Module]) -> None:
     """After the last backward pass of a step: the gradients to the parameters of the model, laid
     out as these are; sums over tensor-parallel ranks that are still to be made are made."""
     for part in parts:
-        inner = part.module if isinstance(part, DistributedDataParallel) else part
-        if isinstance(inner, LocalParameters):
-            inner.hand_over()
+        seen = next((m for m in part.modules() if isinstance(m, LocalParameters)), None)
+        if seen is not None:
+            seen.hand_over()
             continue
-        for parameter in inner.parameters():
+        for parameter in part.parameters():
             gradient = parameter.grad
             if isinstance(parameter, DTensor) and isinstance(gradient, DTensor):
                 parameter.grad = gradient.redistribute(placements=parameter.placements)

@@ -58,10 +58,10 @@ class AllHeadsNorm(nn.Module):
         with outside_autocast(x):
             if self.mesh is None:
                 return F.rms_norm(x, weight.shape, weight.to(x.dtype), self.eps)
-            squares = x.float().square().sum(-1, keepdim=True)
-            squares = sum_over_ranks(squares, self.mesh)
+            wide = x.float()  # once: backward keeps it
+            squares = sum_over_ranks(wide.square().sum(-1, keepdim=True), self.mesh)
             scale = torch.rsqrt(squares / (x.shape[-1] * self.mesh.size()) + self.eps)
-            return (x.float() * scale).to(x.dtype) * weight.to(x.dtype)
+            return (wide * scale).to(x.dtype) * weight.to(x.dtype)
 
 
 def make_norm(config: ModelConfig) -> nn.Module:

@@ -61,6 +61,53 @@ CASES = {
             activation_checkpointing="op",
         ),
     ),
+    "recompute behind norms": (
+        replace(SMALL, post_norms=True),
+        1024,
+        Layout(dp_shard=4, tp=2, sequence_parallel=True, activation_checkpointing="full"),
+    ),
+    "recompute operations behind norms": (
+        replace(SMALL, post_norms=True),
+        1024,
+        Layout(dp_shard=4, tp=2, sequence_parallel=True, activation_checkpointing="op"),
+    ),
+    "norms over all heads": (
+        replace(SMALL, qk_norm=True, qk_norm_width="all_heads"),
+        1024,
+        Layout(dp_shard=4, tp=2, sequence_parallel=True),
+    ),
+    "copies": (
+        SMALL,
+        1024,
+        Layout(sharding="ddp", dp_replicate=2, tp=2, sequence_parallel=True, loss_parallel=True),
+    ),
+    "copies, twice": (
+        SMALL,
+        256,
+        Layout(
+            sharding="ddp",
+            dp_replicate=2,
+            tp=2,
+            num_microbatches=2,
+            gradient_sync="last",
+            sequence_parallel=True,
+        ),
+    ),
+    "one copy": (
+        LLAMA_SMALL_VOCAB,
+        1024,
+        Layout(sharding="ddp", tp=2, sequence_parallel=True, loss_parallel=True),
+    ),
+    "one copy, gradients lead": (
+        LLAMA_SMALL_VOCAB,
+        64,
+        Layout(sharding="ddp", tp=2, sequence_parallel=True, loss_parallel=True),
+    ),
+    "one copy, twice": (
+        SMALL,
+        256,
+        Layout(sharding="ddp", tp=2, num_microbatches=2, sequence_parallel=True),
+    ),
     "hsdp, twice": (
         LLAMA_SMALL_VOCAB,
         2048,

@@ -70,14 +70,17 @@ def errors(report: dict[str, Any]) -> list[str]:
     return [rank["error"] for rank in report["ranks"]]
 
 
-def on_rank(rank: int, act: Callable[[], object]) -> Callable[..., Any]:
-    """The trainer's step, before which one rank does something that the others do not."""
+def on_rank(rank: int, act: Callable[[], object], *, after: bool = False) -> Callable[..., Any]:
+    """The trainer's step; before or after it one rank does something that the others do not."""
     step = rehearse.train_step
 
     def with_fault(*arguments: Any, **named: Any) -> Any:
-        if dist.get_rank() == rank:
+        if dist.get_rank() == rank and not after:
             act()
-        return step(*arguments, **named)
+        stepped = step(*arguments, **named)
+        if dist.get_rank() == rank and after:
+            act()
+        return stepped
 
     return with_fault
 
@@ -112,13 +115,18 @@ def test_a_collective_that_one_rank_adds_is_caught(
 
 
 @pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize(
+    ("after", "received"), [(False, "fp32 of 9,216 bytes"), (True, "none")], ids=["before", "after"]
+)
 def test_a_message_that_nobody_receives_is_caught(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool, received: str
 ) -> None:
-    fault = on_rank(0, lambda: dist.send(torch.zeros(5), 2))
+    """Messages pair in their order: one too many shifts what follows, or is left over."""
+    fault = on_rank(0, lambda: dist.send(torch.zeros(5), 2), after=after)
     monkeypatch.setattr(rehearse, "train_step", fault)
     (said,) = report_of(tmp_path, 0, 2, **PIPE)["mismatches"]
-    assert "from stage rank 0 to 1 is fp32 of 20 bytes where it is sent (rank 0) and none" in said
+    assert "from stage rank 0 to 1 is fp32 of 20 bytes where it is sent (rank 0)" in said
+    assert f"and {received} where it is received (rank 2)" in said
 
 
 @pytest.mark.usefixtures("one_process")

@@ -84,7 +84,7 @@ def idle(target: Target, name: str, plan: Plan) -> bool:
     """Fields that change nothing in what runs, for this plan."""
     layout, training = plan.layout, plan.training
     match name:
-        case "headroom_fraction" | "torch":
+        case "headroom_fraction" | "torch" | "program":
             return True
         case "gradient_sync":
             return layout.num_microbatches == 1
