@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,13 @@ TRAINING = TESTS / "trainer"
 
 LONG = ("trainer", "validate", "ground_truth", "search")
 """Folders whose files take long, which therefore begin early."""
+
+
+def pytest_configure() -> None:
+    """Let an interrupt reach what tests start: a shell lets what it runs in the background ignore
+    it, and children inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)

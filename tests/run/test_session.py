@@ -109,13 +109,15 @@ def test_an_interrupted_job_saves_and_another_run_goes_on(tmp_path: Path) -> Non
             assert time.monotonic() < deadline
             assert process.poll() is None
             time.sleep(0.1)
-    finally:  # its ranks would train on behind all tests that follow
         process.send_signal(signal.SIGINT)
-        ended = process.wait(timeout=60)
-    assert ended == 130
+        ended = process.wait(timeout=120)
+    finally:  # its ranks would train on behind all tests that follow
+        left = processes_that_mention(str(tmp_path))
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+    assert (ended, left) == (130, [])
     said = (tmp_path / "said").read_text()
     assert "saved" in said
-    assert not processes_that_mention(str(tmp_path))
     steps = int(said.rpartition("step-")[2].split()[0])
     outcome, display = run(
         tmp_path, HSDP, job(steps=steps + 2, checkpoint_dir=str(tmp_path / "saved"))
@@ -124,7 +126,7 @@ def test_an_interrupted_job_saves_and_another_run_goes_on(tmp_path: Path) -> Non
     assert display.steps == [steps + 1, steps + 2]
 
 
-def processes_that_mention(text: str) -> list[str]:
+def processes_that_mention(text: str) -> list[int]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -132,7 +134,7 @@ def processes_that_mention(text: str) -> list[str]:
         except OSError:
             continue
         if text in words and int(folder.name) != os.getpid():
-            found.append(words)
+            found.append(int(folder.name))
     return found
 
 
