@@ -39,6 +39,9 @@ class Moment(NamedTuple):
     adds them to its own in the next one of their stage."""
     first: int = 0
     """Those of them that have no others yet."""
+    fresh_head: int = 0
+    """1 where the same is so of the head."""
+    first_head: int = 0
     ends: int = 0
     """Stages with embedding or head that have gradients."""
     reduced: int = 0
@@ -124,6 +127,8 @@ def moments_of_rank(
             inputs=inputs,
             fresh=sum(fresh.values()),
             first=sum(blocks for stage, blocks in fresh.items() if stage not in graded),
+            fresh_head=int(last in fresh),
+            first_head=int(last in fresh and last not in graded),
             ends=len(graded & {0, last}),
             reduced=reduced,
             kept=alive_kept - less_kept,
@@ -144,8 +149,10 @@ def moments_of_rank(
             if stage == last:
                 loss.add(now())
             continue
-        if kind == BACKWARD_INPUT and fresh.pop(stage, 0) and stage not in graded:
-            grade(stage, blocks)
+        if kind == BACKWARD_INPUT and stage in fresh:
+            del fresh[stage]
+            if stage not in graded:
+                grade(stage, blocks)
         is_half = kind != BACKWARD and stage > 0  # the first stage has no input to differentiate by
         if kind == BACKWARD_INPUT and is_half:
             waiting, inputs = waiting + blocks, inputs + 1

@@ -118,10 +118,7 @@ def _saved(s: RankSizes, moment: Moment) -> int:
 def _alive(s: RankSizes, moment: Moment) -> int:
     """Activations in flight."""
     beside = s.beside_blocks if moment.alive else 0
-    split = s.split.bytes_at(
-        waiting=moment.waiting, inputs=moment.inputs, fresh=moment.fresh, first=moment.first
-    )
-    return _saved(s, moment) + beside + split
+    return _saved(s, moment) + beside + s.split.bytes_at(moment)
 
 
 def _held(s: RankSizes, moment: Moment) -> int:

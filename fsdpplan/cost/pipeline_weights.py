@@ -16,6 +16,7 @@ from math import prod
 
 from fsdpplan.cost.formats import formats, local_tokens
 from fsdpplan.cost.params import block_tensors
+from fsdpplan.cost.pipeline_moments import Moment
 from fsdpplan.cost.shards import Stage, stage_elements
 from fsdpplan.cost.torch_traits import has_lean_pipelines
 from fsdpplan.spec.layout import Layout, Schedule
@@ -37,17 +38,22 @@ class SplitBackward:
     fresh_block_bytes: int = 0
     """A block's weights' gradients in the compute dtype, which the weights' half leaves beside the
     ones that FSDP2 accumulates, until the stage's next backward pass."""
+    fresh_head_bytes: int = 0
+    """The same of the head's weight."""
     adds_in_place: bool = False
     """Gradients are added up in the compute dtype, or let go of when they have been added: only the
     first ones are beside."""
 
-    def bytes_at(self, *, waiting: int, inputs: int, fresh: int, first: int) -> int:
-        """With so many blocks waiting, inputs that have a gradient and blocks with fresh gradients,
-        of which `first` have no others."""
+    def bytes_at(self, moment: Moment) -> int:
+        """Of all blocks and inputs together."""
+        fresh, head = moment.fresh, moment.fresh_head
+        if self.adds_in_place:
+            fresh, head = moment.first, moment.first_head
         return (
-            waiting * self.waiting_block_bytes
-            + inputs * self.input_bytes
-            + (first if self.adds_in_place else fresh) * self.fresh_block_bytes
+            moment.waiting * self.waiting_block_bytes
+            + moment.inputs * self.input_bytes
+            + fresh * self.fresh_block_bytes
+            + head * self.fresh_head_bytes
         )
 
 
@@ -75,6 +81,10 @@ def split_backward(
         waiting_block_bytes=output * of.computed,
         input_bytes=residual_tokens * model.hidden * of.residual,
         fresh_block_bytes=elements * of.gathered,
+        fresh_head_bytes=int(stage.has_head)
+        * -(-model.vocab // layout.tp)
+        * model.hidden
+        * of.gathered,
         adds_in_place=of.reduced == of.gathered or lets_go,
     )
 
@@ -82,12 +92,15 @@ def split_backward(
 def split_backward_bytes(*, model: Model, training: Training, layout: Layout, stage: Stage) -> int:
     """The most that it comes to, where nobody asks when."""
     later = [piece.blocks for piece in stage.pieces if not piece.has_embedding]
-    return split_backward(model=model, training=training, layout=layout, stage=stage).bytes_at(
+    most = Moment(
+        alive=0,
+        graded=0,
         waiting=stage.waiting_blocks,
         inputs=len(later) * layout.num_microbatches,
         fresh=sum(later) if layout.schedule == "zbv" else max(later, default=0),
-        first=0,
+        fresh_head=int(stage.has_head),
     )
+    return split_backward(model=model, training=training, layout=layout, stage=stage).bytes_at(most)
 
 
 @lru_cache(maxsize=4096)
