@@ -1,8 +1,8 @@
 """Fitting: the layouts with given degrees that are legal and fit, without the dominated ones.
 
 Three bounds leave out most of the work. What does not fit with its parameters resharded does not
-fit with more of them kept; a micro-batch that does not fit while gradients accumulate leaves no
-room for a larger one; and recomputation is only taken where memory asks for it.
+fit with more of them kept; without a pipeline, a micro-batch that does not fit while gradients
+accumulate leaves no room for a larger one; and recomputation is only taken where memory asks for it.
 """
 
 from __future__ import annotations
@@ -146,8 +146,9 @@ def _policies(layout: Layout) -> Policies:
         layout.virtual_stages,
         layout.reshard_after_forward,
         layout.gradient_sync,
-        # as long as gradients accumulate, a larger micro-batch never needs less
-        0 if layout.num_microbatches > 1 else layout.micro_batch,
+        # as long as gradients accumulate, a larger micro-batch never needs less; in a pipeline
+        # fewer of them may be over before gradients grow
+        0 if layout.num_microbatches > 1 and layout.pp == 1 else layout.micro_batch,
     )
 
 

@@ -53,7 +53,7 @@ def test_keeping_parameters_never_needs_less(drawn: Case) -> None:
 @settings(max_examples=100, deadline=None)
 @given(cases())
 def test_a_larger_micro_batch_never_needs_less(drawn: Case) -> None:
-    if drawn.layout.num_microbatches == 1:
+    if drawn.layout.num_microbatches == 1 or drawn.layout.pp > 1:
         return
     larger = drawn.with_layout(micro_batch=2 * drawn.layout.micro_batch)
     assert needed_bytes(asked(drawn), drawn.layout) <= needed_bytes(asked(larger), larger.layout)
