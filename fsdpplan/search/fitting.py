@@ -2,7 +2,8 @@
 
 Three bounds leave out most of the work. What does not fit with its parameters resharded does not
 fit with more of them kept; without a pipeline, a micro-batch that does not fit while gradients
-accumulate leaves no room for a larger one; and recomputation is only taken where memory asks for it.
+accumulate leaves no room for a larger one; and recomputation is only taken where memory asks for
+it.
 """
 
 from __future__ import annotations
