@@ -325,9 +325,11 @@ def preflight(
 ) -> Meshes | None:
     """Join the process group and try it, before anything else: nodes, ranks and links (`cluster`),
     and a tiny model's step (`numbers`). The meshes that it made, which training can go on with;
-    None where nothing is tried, as of one rank, which has nothing to try."""
+    None where nothing is tried: of one rank, or of ranks that met without a launcher's store."""
     world = plan.layout.world
-    if world == 1 or "RANK" not in os.environ or not (cluster or numbers):
+    if world == 1 or not {"RANK", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        return None
+    if not (cluster or numbers):
         return None
     return Preflight(
         plan=plan,
@@ -351,7 +353,7 @@ def preflight_of_program(plan: PlanConfig, wanted: bool | None = None) -> Meshes
     program as it ends the trainer."""
     if wanted is None:
         wanted = wants_numbers() and plan not in _tried
-    if not wanted or not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys() or _is_fake():
+    if not wanted or _is_fake():
         return None
     try:
         meshes = preflight(plan, folder=None, seconds=PREFLIGHT_SECONDS, cluster=False)
