@@ -89,9 +89,9 @@ def _once(same: Sequence[HeldOutRow]) -> HeldOutRow:
     return replace(same[0], measured_step_seconds=measured)
 
 
-def fit_layout_error(pairs: Sequence[LayoutPair], error: StepError) -> float:
-    """The least `layout_fraction` with which `error` holds 80 % of `pairs`."""
-    errors = {pair.one.evidence: error for pair in pairs}
+def fit_layout_error(pairs: Sequence[LayoutPair], errors: Mapping[Evidence, StepError]) -> float:
+    """The least `layout_fraction` with which `errors`, by the device's evidence, hold 80 % of
+    `pairs`."""
     steps = (step / 1000 for step in range(int(1000 * MOST_LAYOUT_ERROR)))
     return next(
         (

@@ -116,14 +116,15 @@ def fit_errors(
     """Errors for each kind of evidence."""
     fitted = fit_error(rows, evidence="fitted")
     datasheet = fit_error(rows, evidence="datasheet", least=fitted)
-    layout = fit_layout_error(layout_pairs(rows, runs), fitted)
     halves = {name: MEASURED_SHARE * value for name, value in asdict(fitted).items()}
     found: dict[Evidence, StepError] = {
         "measured": StepError(**halves),
         "fitted": fitted,
         "datasheet": datasheet,
     }
-    return {kind: _rounded(replace(error, layout_fraction=layout)) for kind, error in found.items()}
+    rounded = {kind: _rounded(error) for kind, error in found.items()}
+    layout = fit_layout_error(layout_pairs(rows, runs), rounded)
+    return {kind: replace(error, layout_fraction=layout) for kind, error in rounded.items()}
 
 
 def band_rows(rows: Sequence[HeldOutRow], runs: Sequence[MeasuredRun]) -> tuple[HeldOutRow, ...]:

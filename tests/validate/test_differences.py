@@ -78,7 +78,7 @@ def test_the_fit_finds_the_error_that_the_pairs_have() -> None:
             row(index + 1, measured=2.0, predicted=2.2 * off),
         ]
     pairs = layout_pairs(rows, jobs(400))
-    fitted = fit_layout_error(pairs, NOTHING)
+    fitted = fit_layout_error(pairs, {"fitted": NOTHING})
     assert fitted == pytest.approx(0.05, rel=0.25)
     found = coverage(pairs, {"fitted": replace(NOTHING, layout_fraction=fitted)})
     assert found.pairs == 400
