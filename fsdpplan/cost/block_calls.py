@@ -27,6 +27,7 @@ from fsdpplan.cost.calls import (
 )
 from fsdpplan.cost.groups import cp_group, ep_group, tp_group
 from fsdpplan.cost.sizes import local_tokens
+from fsdpplan.cost.torch_traits import sums_before_products
 from fsdpplan.cost.traded_heads import traded_heads_calls
 from fsdpplan.spec.cluster import DeviceKind
 from fsdpplan.spec.layout import Layout
@@ -85,6 +86,26 @@ def _tensor_parallel(model: Model, training: Training, layout: Layout) -> Iterat
             )
     for network, size in sizes:
         yield from _backward_calls(model, training, layout, network, size)
+    if sums_before_products(training):
+        yield from _latent_gradient_calls(model, training, layout)
+
+
+def _latent_gradient_calls(model: Model, training: Training, layout: Layout) -> Iterator[BlockCall]:
+    """Gradients of the latents, which heads on other ranks have parts of, for the product that
+    makes the input's gradient and for the one that makes the weight's."""
+    latent = model.latent
+    if latent is None or not layout.sequence_parallel:
+        return
+    row = activation_bytes(model=model, training=training, layout=layout) // model.hidden
+    for width in filter(None, (latent.query_rank, latent.kv_rank + latent.rope_head_dim)):
+        yield BlockCall(
+            when="backward",
+            collective="reduce_scatter",
+            group=tp_group(layout),
+            dtype=training.activation_dtype,
+            call_bytes=width * row,
+            count=2,
+        )
 
 
 def _network_bytes(model: Model, training: Training, layout: Layout) -> list[tuple[Network, int]]:

@@ -9,6 +9,7 @@ from fsdpplan.cost.block_sizes import FP32_BYTES
 from fsdpplan.cost.formats import formats
 from fsdpplan.cost.ledger import makes_gradients, sums_fp32_gradients
 from fsdpplan.cost.shards import Stage
+from fsdpplan.cost.torch_traits import sums_in_reduce_dtype
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
@@ -29,7 +30,8 @@ def weight_gradients_of(*, training: Training, layout: Layout) -> WeightGradient
     if layout.sharding != "fsdp":
         adds = not grows_in_backward(training=training, layout=layout)
     else:
-        adds = holds_gradients(layout) and of.reduced == of.gathered
+        in_place = of.reduced == of.gathered or sums_in_reduce_dtype(training)
+        adds = holds_gradients(layout) and in_place
     if of.autocasts:
         return "cast_and_added" if adds else "cast"
     return "added" if adds else "kept"
@@ -73,7 +75,9 @@ def embedding_gradient_bytes(
     the head's gradient to the token table's out of place."""
     if not stage.has_embedding:
         return 0
-    element_bytes = formats(training=training, layout=layout).gathered
+    of = formats(training=training, layout=layout)
+    adds_up = holds_gradients(layout) and sums_in_reduce_dtype(training)
+    element_bytes = of.reduced if adds_up and layout.sharding == "fsdp" else of.gathered
     local_vocab = -(-model.vocab // layout.tp)
     rows = local_vocab
     if layout.tp > 1 and not training.traits.half_parameters:

@@ -36,7 +36,9 @@ def _bounding_units(s: RankSizes) -> list[int]:
 def unit_forward_phases(s: RankSizes, index: int) -> list[Phase]:
     """Forward of unit `index`: its gather beside the buffer of the one before; its computation."""
     before, blocks = index * s.unit_blocks, s.blocks_of(index)
-    behind = s.unit_blocks * s.prefetched_block if index else s.buffer_root
+    behind = 0
+    if not s.has_lean_units:
+        behind = s.unit_blocks * s.prefetched_block if index else s.buffer_root
     copied = s.gathered_root + before * s.kept_block + blocks * s.gathered_block
     parameters = copied + blocks * s.buffer_block + before * s.copies_block
     gather = Phase(
@@ -133,7 +135,7 @@ def unit_backward_phases(s: RankSizes, index: int) -> list[Phase]:
     prefetched = s.unit_blocks * s.prefetched_block if s.regathers and index else 0
     behind = s.blocks_of(index + 1) * s.reduce_block if done else s.behind_root
     held = s.held(before + blocks) + s.head_gradient
-    last_gradient = s.block.last_weight_gradient_bytes
+    last_gradient = 0 if s.has_lean_units else s.block.last_weight_gradient_bytes
 
     def phase(
         *,
@@ -220,7 +222,7 @@ def root_backward_phases(s: RankSizes) -> list[Phase]:
     reduced = Phase(
         name="backward",
         gradients=s.gradients(s.blocks) + s.shard_root_elements * s.reduced_bytes,
-        unsharded_gradients=s.head_gradient + s.reduce_root,
+        unsharded_gradients=s.reduce_root + (0 if s.has_lean_units else s.head_gradient),
         activations=s.other_micro_batches,
     )
     return [embedding, copy_in, reduced]

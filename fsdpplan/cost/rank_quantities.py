@@ -55,6 +55,8 @@ class RankSizes:
     """Blocks on this rank."""
     unit_blocks: int
     """Blocks in an FSDP unit; the last unit may have fewer."""
+    has_lean_units: bool
+    """Buffers of a unit are gone when the next one's come (`torch_traits`)."""
     gathers_in_place: bool
     """Units are gathered where they are computed with (FSDP1); FSDP2 copies them out of buffers."""
     gathered_block: int

@@ -32,7 +32,7 @@ from fsdpplan.cost.shards import (
     own_layouts,
     root_size,
 )
-from fsdpplan.cost.torch_traits import has_lean_pipelines
+from fsdpplan.cost.torch_traits import has_lean_pipelines, has_lean_units
 from fsdpplan.cost.weight_gradients import weight_gradient_bytes
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
@@ -91,6 +91,7 @@ def rank_sizes(
     return RankSizes(
         blocks=stage.blocks,
         unit_blocks=max(1, min(layout.wrap_blocks, stage.blocks)),
+        has_lean_units=has_lean_units(training),
         gathers_in_place=is_fsdp and training.traits.flat_parameters,
         gathered_block=gathered_block,
         buffer_block=gathered_block if has_buffers else 0,

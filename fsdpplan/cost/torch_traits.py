@@ -6,6 +6,9 @@ from fsdpplan.spec.torch_release import TorchRelease
 from fsdpplan.spec.training import Training
 
 LEAN_PIPELINES = TorchRelease(2, 15)
+GRADIENTS_IN_REDUCE_DTYPE = TorchRelease(2, 15)
+LEAN_UNITS = TorchRelease(2, 15)
+PARTIAL_PRODUCTS = TorchRelease(2, 11)
 
 
 def has_lean_pipelines(training: Training) -> bool:
@@ -19,3 +22,34 @@ def has_lean_pipelines(training: Training) -> bool:
     """
     release = training.torch_release
     return release is not None and release >= LEAN_PIPELINES
+
+
+def sums_in_reduce_dtype(training: Training) -> bool:
+    """Whether FSDP2's gradients that add up over micro-batches are cast to the reduce dtype one by
+    one, and are so when tensor-parallel ranks sum them; before, a whole unit's were together in the
+    compute dtype first.
+
+    Source: `grad_dtype` of torch 2.15's torch/distributed/fsdp/_fully_shard/_fsdp_param.py and
+    `_set_unsharded_grad_dtypes` of _fsdp_param_group.py; counts and peaks under a fake process
+    group (tests/ground_truth).
+    """
+    release = training.torch_release
+    return release is not None and release >= GRADIENTS_IN_REDUCE_DTYPE
+
+
+def has_lean_units(training: Training) -> bool:
+    """Whether FSDP2 lets go of the flat buffer of a forward gather before the next unit's copy-out,
+    and of a gradient before what its reduction returns; before torch 2.15 they overlapped. Seen in
+    the peaks of its steps under fake tensors (tests/ground_truth/test_memory.py).
+    """
+    release = training.torch_release
+    return release is not None and release >= LEAN_UNITS
+
+
+def sums_before_products(training: Training) -> bool:
+    """Whether DTensor sums a gradient of which ranks have parts before it is multiplied, and not
+    what comes of it: before torch 2.11 so. Counted with latent attention under tensor parallelism
+    (tests/trainer/test_parallel_layouts.py).
+    """
+    release = training.torch_release
+    return release is not None and release < PARTIAL_PRODUCTS

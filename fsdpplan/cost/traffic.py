@@ -27,6 +27,7 @@ from fsdpplan.cost.params import (
 from fsdpplan.cost.shards import Stage, block_kinds, block_layouts, gradient_syncs
 from fsdpplan.cost.sizes import local_tokens
 from fsdpplan.cost.tied_tables import table_calls
+from fsdpplan.cost.torch_traits import sums_in_reduce_dtype
 from fsdpplan.cost.traffic_fsdp import FP32_BYTES, fsdp_calls, norm_calls
 from fsdpplan.cost.traffic_muon import muon_calls
 from fsdpplan.cost.traffic_replicas import replica_calls
@@ -105,8 +106,8 @@ def _norm_weight_calls(
 
     DDP is given whole gradients, so each backward sums them, in fp32.
     """
-    holds = holds_gradients(layout)
-    dtype = training.reduce_dtype if holds else training.activation_dtype
+    in_reduce_dtype = holds_gradients(layout) or sums_in_reduce_dtype(training)
+    dtype = training.reduce_dtype if in_reduce_dtype else training.activation_dtype
     syncs = gradient_syncs(layout)
     if _autocasts(training, layout):
         dtype = "fp32"

@@ -68,9 +68,10 @@ class Groups:
         """Each row times the transposed weight of its expert, plus its bias."""
         if self.offsets is None:
             biases = [None] * len(weight) if bias is None else bias.unbind()
-            rows = torch.split(rows_RD, self.sizes)
+            *rows, behind = torch.split(rows_RD, [*self.sizes, len(rows_RD) - sum(self.sizes)])
             parts = zip(rows, weight.unbind(), biases, strict=True)
-            return torch.cat([F.linear(*part) for part in parts])
+            nobodys = behind.new_zeros(len(behind), weight.shape[-2])
+            return torch.cat([*(F.linear(*part) for part in parts), nobodys])
         with outside_autocast(rows_RD):
             out = F.grouped_mm(rows_RD, weight.transpose(-2, -1), offs=self.offsets)
         if bias is None:

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+import torch
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 TIME_LIMIT_SECONDS = 150
@@ -45,6 +47,9 @@ def fork_ranks(world: int, body: Callable[[], None]) -> int:
                 MASTER_PORT=str(port),
             )
             try:
+                # Here, by one thread: torch makes its threads anew behind a fork, and those of
+                # autograd, which begin together, may each find them half made.
+                torch.set_num_threads(1)
                 body()
             except BaseException as error:
                 print(f"rank {rank}: {error!r}", file=sys.stderr, flush=True)
@@ -83,11 +88,8 @@ def run(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    import torch
-
     import fsdpplan.trainer.train  # noqa: F401, for the children
 
-    torch.set_num_threads(1)
     if sys.argv[1] != "serve":
         sys.exit(run(sys.argv[1:]))
     from tests.trainer.forks import serve

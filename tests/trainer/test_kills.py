@@ -29,7 +29,7 @@ def outcome(*arguments: str) -> dict[str, Any]:
         check=False,
     )
     assert finished.returncode == 0, finished.stderr[-4000:]
-    document: dict[str, Any] = json.loads(finished.stdout)
+    document: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])  # torch 2.8 says more
     return document
 
 
