@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,41 @@ from fsdpplan.spec.torch_features import FEATURES, TorchFeature
 from fsdpplan.spec.torch_release import NEWEST_TESTED, NVIDIA_IMAGES, OLDEST, TorchRelease
 
 RESULTS = Path(__file__).resolve().parents[1] / "tests" / "golden" / "torch_versions.json"
-"""Written by `make test-torch`: {version: {group of tests: {passed, skipped, failed}}}."""
+"""Written by `make test-torch`: {version: {file of tests: {passed, skipped, failed}}}."""
+
+AREAS: dict[str, tuple[str, ...]] = {
+    "losses of FSDP2, HSDP and DDP": (
+        "trainer/test_losses",
+        "trainer/test_step",
+        "trainer/test_clip",
+    ),
+    "tensor and context parallelism": (
+        "trainer/test_tensor_parallel",
+        "trainer/test_parallel_layouts",
+        "trainer/test_context_parallel",
+        "trainer/test_loss",
+    ),
+    "experts": ("trainer/test_expert_parallel", "trainer/test_moe"),
+    "pipelines": ("trainer/test_pipeline",),
+    "axes that meet": ("trainer/test_matrix",),
+    "checkpoints": ("trainer/test_checkpoint", "trainer/test_resharding", "trainer/test_kills"),
+    "own models": (
+        "trainer/test_user_model",
+        "trainer/test_parallelize",
+        "trainer/test_hugging_face",
+        "trainer/test_mistakes",
+    ),
+    "precisions and optimizers": (
+        "trainer/test_precision",
+        "trainer/test_float8",
+        "trainer/test_optimizer",
+        "trainer/test_muon",
+    ),
+    "rehearsal": ("trainer/test_rehearse", "run/test_rehearse", "cli/test_rehearse"),
+    "ground truth of bytes, counts and peaks": ("ground_truth/",),
+    "the rest of the trainer": ("trainer/",),
+}
+"""Names of areas, and how their files begin; the first that fits counts."""
 
 RELEASES = [TorchRelease(2, minor) for minor in range(OLDEST.minor, NEWEST_TESTED.minor + 1)]
 
@@ -56,18 +91,28 @@ def _runs() -> Iterator[str]:
     if not RESULTS.exists():
         return
     found = json.loads(RESULTS.read_text(encoding="utf-8"))
-    groups = list(dict.fromkeys(group for run in found.values() for group in run))
-    yield _row("torch", *groups)
-    yield _row(*["---"] * (len(groups) + 1))
-    for version, run in found.items():
-        yield _row(version, *(_counts(run.get(group)) for group in groups))
+    counts = {version: _by_area(files) for version, files in found.items()}
+    yield _row("tests of", *counts)
+    yield _row(*["---"] * (len(counts) + 1))
+    for area in AREAS:
+        yield _row(area, *(_said(counted[area]) for counted in counts.values()))
 
 
-def _counts(run: dict[str, int] | None) -> str:
-    if run is None:
+def _by_area(files: dict[str, dict[str, int]]) -> dict[str, Counter[str]]:
+    counts: dict[str, Counter[str]] = {area: Counter() for area in AREAS}
+    for file, outcomes in files.items():
+        begins = ((area, start) for area, starts in AREAS.items() for start in starts)
+        area = next((area for area, start in begins if file.startswith(start)), None)
+        if area is not None:
+            counts[area].update(outcomes)
+    return counts
+
+
+def _said(counts: Counter[str]) -> str:
+    if not counts:
         return "not run"
-    others = [f"{run[name]} {name}" for name in ("failed", "skipped") if run.get(name)]
-    return ", ".join([f"{run['passed']} passed", *others])
+    others = [f"{counts[name]} {name}" for name in ("failed", "skipped") if counts[name]]
+    return ", ".join([f"{counts['passed']} passed", *others])
 
 
 def _row(*cells: str) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
+from typing import Any
 
 from fsdpplan.cli.render import blocks, listed, table, wrapped
-from fsdpplan.errors import GateFailed, LaunchError, SpecError
+from fsdpplan.errors import FsdpPlanError, GateFailed, LaunchError, SpecError
 from fsdpplan.run.rehearse import Rehearsal, rehearse
 from fsdpplan.run.rehearse_compare import ComparedCalls, ComparedRank
 from fsdpplan.run.rehearse_ranks import DEFAULT_RANKS, chosen_ranks
@@ -57,12 +58,11 @@ def verdict(found: Rehearsal) -> str:
     )
 
 
-def require_agreement(found: Rehearsal) -> None:
-    """Raise what the outcome is worth as an exit code, with all that is wrong."""
+def failure(found: Rehearsal) -> FsdpPlanError | None:
+    """All that is wrong, with its exit code; None where nothing is."""
     if found.errors:
-        raise LaunchError(f"the job would not run: {'; '.join(found.errors)}")
-    if not found.agrees:
-        raise GateFailed("; ".join(found.said))
+        return LaunchError(f"the job would not run: {'; '.join(found.errors)}")
+    return None if found.agrees else GateFailed("; ".join(found.said))
 
 
 def require_rehearsed(plan: Plan, *, own_program: bool, python: str | None = None) -> None:
@@ -89,12 +89,19 @@ def as_json(found: Rehearsal) -> str:
         rank["peak_agrees"] = compared.peak_agrees
         for call, compared_call in zip(rank["calls"], compared.calls, strict=True):
             call["agrees"] = compared_call.agrees
-    agreement = {
+    agreement: dict[str, Any] = {
         "agrees": found.agrees,
         "problems": list(found.problems),
         "other_torch": found.other_torch,
         "verdict": verdict(found),
     }
+    failed = failure(found)
+    if failed is not None:
+        agreement["error"] = {
+            "kind": type(failed).__name__,
+            "message": str(failed),
+            "exit_code": failed.exit_code,
+        }
     return json.dumps({**document, **agreement}, indent=2)
 
 

@@ -78,4 +78,9 @@ def rehearse(
         python=options.python,
     )
     typer.echo(rehearsal.as_json(found) if json else rehearsal.screen(found, width=columns()))
-    rehearsal.require_agreement(found)
+    failure = rehearsal.failure(found)
+    if failure is not None and not json:
+        raise failure
+    if failure is not None:  # the document has it
+        typer.echo(f"fsdpplan: {failure}", err=True)
+        raise typer.Exit(failure.exit_code)

@@ -168,7 +168,8 @@ def test_it_does_not_vouch_for_another_torch(
     assert "torch 2.9 by --python" in said
     assert "Every collective" not in said
     assert exit_code_of(("rehearse", "--json")) == 6
-    document, _ = json.JSONDecoder().raw_decode(capsys.readouterr().out)
+    document = json.loads(capsys.readouterr().out)
+    assert document["error"]["kind"] == "GateFailed"
     assert document["planned_torch"] == "2.9"
     assert document["other_torch"].startswith("rehearsed under torch 2.13")
     assert document["agrees"] is False

@@ -1,4 +1,4 @@
-"""A pytest plugin: what passed, was skipped or failed in each area, and what torch deprecates.
+"""A pytest plugin: what passed, was skipped or failed in each file, and what torch deprecates.
 
 python -m pytest -p tests.torch_versions.record --torch-record tests/golden/torch_versions.json ...
 """
@@ -16,46 +16,7 @@ import torch
 
 WARNING = re.compile(r"^E\s+(\w*(?:Deprecation|Future)Warning: .+)$", re.M)
 
-AREAS: dict[str, tuple[str, ...]] = {
-    "losses of FSDP2, HSDP and DDP": (
-        "trainer/test_losses",
-        "trainer/test_step",
-        "trainer/test_clip",
-    ),
-    "tensor and context parallelism": (
-        "trainer/test_tensor_parallel",
-        "trainer/test_parallel_layouts",
-        "trainer/test_context_parallel",
-        "trainer/test_loss.py",
-    ),
-    "experts": ("trainer/test_expert_parallel", "trainer/test_moe"),
-    "pipelines": ("trainer/test_pipeline",),
-    "axes that meet": ("trainer/test_matrix",),
-    "checkpoints": ("trainer/test_checkpoint", "trainer/test_resharding", "trainer/test_kills"),
-    "own models": (
-        "trainer/test_user_model",
-        "trainer/test_parallelize",
-        "trainer/test_hugging_face",
-        "trainer/test_mistakes",
-    ),
-    "precisions and optimizers": (
-        "trainer/test_precision",
-        "trainer/test_float8",
-        "trainer/test_optimizer",
-        "trainer/test_muon",
-    ),
-    "rehearsal": ("trainer/test_rehearse", "run/test_rehearse", "cli/test_rehearse"),
-    "ground truth of bytes, counts and peaks": ("ground_truth/",),
-    "the rest of the trainer": ("trainer/",),
-}
-"""Names of areas, and how their files begin, under tests; the first that fits counts."""
-
-
-def area_of(path: str) -> str:
-    """The area of a test file, as pytest names it; empty: none."""
-    within = path.removeprefix("tests/")
-    begins = ((area, start) for area, starts in AREAS.items() for start in starts)
-    return next((area for area, start in begins if within.startswith(start)), "")
+TESTS = "tests/"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -64,13 +25,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Record where it was asked for."""
-    if config.getoption("--torch-record") is not None:
-        config.pluginmanager.register(Recorder(config.getoption("--torch-record")))
+    """Record where it was asked for, and whole files are run."""
+    out = config.getoption("--torch-record")
+    is_part = config.option.keyword or any("::" in word for word in config.args)
+    if out is not None and not is_part:
+        config.pluginmanager.register(Recorder(out))
 
 
 class Recorder:
-    """Counts outcomes by area, and gathers what torch warned of."""
+    """Counts outcomes by file, and gathers what torch warned of."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
@@ -82,9 +45,9 @@ class Recorder:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """One phase of one test."""
-        area = area_of(report.nodeid)
-        if area and (not report.passed or report.when == "call"):
-            self.counts[area][report.outcome] += 1
+        if not report.passed or report.when == "call":
+            file = report.nodeid.partition("::")[0].removeprefix(TESTS).removesuffix(".py")
+            self.counts[file][report.outcome] += 1
         if report.skipped and isinstance(report.longrepr, tuple):
             self.refused[report.longrepr[2].removeprefix("Skipped: ")] += 1
         if report.failed:
@@ -97,11 +60,10 @@ class Recorder:
             self.warned.add(f"{where}: {str(warning_message.message).splitlines()[0]}")
 
     def pytest_sessionfinish(self) -> None:
-        """Write what was found beside other releases' and other areas' results."""
+        """Write what was found beside the results of other releases and other files."""
         found = json.loads(self.out.read_text(encoding="utf-8")) if self.out.exists() else {}
         version = torch.__version__.split("+")[0]
-        run = {**found.get(version, {}), **self.counts}
-        found[version] = {area: run[area] for area in AREAS if area in run}
+        found[version] = dict(sorted({**found.get(version, {}), **self.counts}.items()))
         ordered = dict(sorted(found.items(), key=lambda one: [int(n) for n in one[0].split(".")]))
         self.out.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
 
