@@ -137,15 +137,18 @@ def sums_fp32_gradients(training: Training) -> bool:
     return traits.fp32_gradients_of_bf16 and training.activation_dtype == "bf16"
 
 
+def is_without_ddp(*, training: Training, layout: Layout) -> bool:
+    """Whole parameters of one replica, beside tensor parallelism, have no DDP: nothing to reduce,
+    no buckets."""
+    is_whole = layout.sharding == "ddp" and training.runtime == "fsdp2"
+    return is_whole and layout.world == layout.tp > 1
+
+
 def makes_gradients(*, training: Training, layout: Layout) -> bool:
-    """Whole parameters of one replica, beside tensor parallelism, have no DDP and so none of its
-    buckets: backward makes their gradients, and they are freed after the step."""
-    return (
-        layout.sharding == "ddp"
-        and training.runtime == "fsdp2"
-        and layout.world == layout.tp > 1
-        and layout.num_microbatches == 1
-    )
+    """Without DDP's buckets, the first backward pass makes gradients, which are freed after the
+    step."""
+    is_first = layout.num_microbatches == 1
+    return is_first and is_without_ddp(training=training, layout=layout)
 
 
 def _resident_gradient_bytes(*, whole: int, shard: int, training: Training, layout: Layout) -> int:

@@ -19,7 +19,7 @@ from fsdpplan.cost.gradient_sizes import (
     weight_gradients_of,
 )
 from fsdpplan.cost.head_sizes import head_sizes
-from fsdpplan.cost.ledger import rank_state
+from fsdpplan.cost.ledger import is_without_ddp, rank_state
 from fsdpplan.cost.pipeline_stages import stage_moments
 from fsdpplan.cost.pipeline_weights import split_backward, split_backward_bytes
 from fsdpplan.cost.rank_quantities import RankSizes
@@ -233,6 +233,7 @@ def _accumulated_bytes(*, training: Training, layout: Layout, elements: int) -> 
     gradients that are freed after each step.
     """
     by_ddp = layout.sharding == "ddp" and layout.pp == 1 and not training.traits.half_parameters
+    by_ddp &= not is_without_ddp(training=training, layout=layout)
     accumulates = layout.gradient_sync == "last" and layout.num_microbatches > 1
     return FP32_BYTES * elements if by_ddp and accumulates else 0
 

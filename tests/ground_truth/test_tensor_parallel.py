@@ -108,6 +108,17 @@ CASES = {
         256,
         Layout(sharding="ddp", tp=2, num_microbatches=2, sequence_parallel=True),
     ),
+    "one copy, twice, last": (
+        SMALL,
+        256,
+        Layout(
+            sharding="ddp",
+            tp=2,
+            num_microbatches=2,
+            gradient_sync="last",
+            sequence_parallel=True,
+        ),
+    ),
     "hsdp, twice": (
         LLAMA_SMALL_VOCAB,
         2048,
