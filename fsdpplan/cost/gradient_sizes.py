@@ -76,7 +76,7 @@ def embedding_gradient_bytes(
     if not stage.has_embedding:
         return 0
     of = formats(training=training, layout=layout)
-    adds_up = holds_gradients(layout) and sums_in_reduce_dtype(training)
+    adds_up = layout.pp == 1 and holds_gradients(layout) and sums_in_reduce_dtype(training)
     element_bytes = of.reduced if adds_up and layout.sharding == "fsdp" else of.gathered
     local_vocab = -(-model.vocab // layout.tp)
     rows = local_vocab

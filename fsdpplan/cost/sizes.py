@@ -32,7 +32,7 @@ from fsdpplan.cost.shards import (
     own_layouts,
     root_size,
 )
-from fsdpplan.cost.torch_traits import has_lean_pipelines, has_lean_units
+from fsdpplan.cost.torch_traits import has_lean_pipelines, has_lean_units, sums_in_reduce_dtype
 from fsdpplan.cost.weight_gradients import weight_gradient_bytes
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
@@ -80,6 +80,8 @@ def rank_sizes(
     )
     in_flight = -(-in_flight_blocks // max(1, stage.blocks))
     hidden_tokens = local_tokens(training=training, layout=layout) * model.hidden
+    is_cast = head.pieces is not None and layout.pp == 1 and sums_in_reduce_dtype(training)
+    of_head = of.reduced if is_cast else of.gathered
     grows = grows_in_backward(training=training, layout=layout)
     of_grown = of.computed if training.traits.half_parameters else FP32_BYTES
     beside_blocks = others_at_the_loss * head.kept_bytes + in_flight * hidden_tokens * int(
@@ -110,7 +112,7 @@ def rank_sizes(
         held_root=held_root_elements(root.elements, model=model, layout=layout, stage=stage)
         * of.reduced,
         behind_root=reduce_root if layout.num_microbatches > 1 and not holds else 0,
-        head_gradient=head.weight_elements * of.gathered
+        head_gradient=head.weight_elements * of_head
         if keeps_head_gradient(model=model, training=training, layout=layout, stage=stage)
         else 0,
         head_gradient_made=head.weight_elements * of.computed,

@@ -26,8 +26,8 @@ def has_lean_pipelines(training: Training) -> bool:
 
 def sums_in_reduce_dtype(training: Training) -> bool:
     """Whether FSDP2's gradients that add up over micro-batches are cast to the reduce dtype one by
-    one, and are so when tensor-parallel ranks sum them; before, a whole unit's were together in the
-    compute dtype first.
+    one, and are so when tensor-parallel ranks sum them, and where a loss in pieces makes them
+    outside of any unit; before, a whole unit's were together in the compute dtype first.
 
     Source: `grad_dtype` of torch 2.15's torch/distributed/fsdp/_fully_shard/_fsdp_param.py and
     `_set_unsharded_grad_dtypes` of _fsdp_param_group.py; counts and peaks under a fake process

@@ -243,7 +243,7 @@ def fused_attention() -> Iterator[None]:
     def attend(
         q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **options: Any
     ) -> Tensor:
-        options.pop("enable_gqa")
+        options.pop("enable_gqa", None)
         out: Tensor = _Attention.apply(q, k, v, attn_mask, options)  # type: ignore[no-untyped-call]
         return out
 

@@ -20,12 +20,13 @@ import torch.distributed as dist
 
 from fsdpplan.trainer.assemble import assemble
 from fsdpplan.trainer.checkpoint import Checkpoints
-from fsdpplan.trainer.config import parse_plan
+from fsdpplan.trainer.config import PlanConfig, parse_plan
 from fsdpplan.trainer.data import micro_batches, open_sequences
 from fsdpplan.trainer.distributed import leave
 from fsdpplan.trainer.optimizer import Recipe, make_optimizer
 from fsdpplan.trainer.progress import Progress
 from fsdpplan.trainer.step import train_step
+from fsdpplan.trainer.torch_versions import lacking
 from tests.trainer import plans
 from tests.trainer.ranks import fork_ranks
 
@@ -79,6 +80,17 @@ class Case:
     """Cases whose checkpoints it loads."""
 
 
+def plan_of(case: Case) -> PlanConfig:
+    """Its plan."""
+    return parse_plan(plans.plan_text(micro_batch=micro_batch(case), **case.plan))
+
+
+def micro_batch(case: Case) -> int:
+    """Sequences of a forward pass, so that all cases see the same ones in a step."""
+    data_parallel = case.plan.get("dp_shard", 1) * case.plan.get("dp_replicate", 1)
+    return GLOBAL_BATCH // int(data_parallel * case.plan.get("num_microbatches", 1))
+
+
 CASES: dict[str, Case] = {
     "one": Case(world=1, plan=DENSE, reads=("tp", "cp_fsdp")),
     "ddp": Case(world=2, plan=DENSE | WHOLE | {"dp_replicate": 2}, reads=("fsdp",)),
@@ -111,19 +123,16 @@ CASES: dict[str, Case] = {
     "muon_tp_fsdp": Case(world=4, plan=MUON | SPLIT | {"dp_shard": 2}, reads=("muon_fsdp",)),
 }
 
+MISSING = {name: why for name, case in CASES.items() for why in lacking(plan_of(case))}
+"""What the torch that is here cannot run of them."""
+
 PAIRS = [(source, name) for name, case in CASES.items() for source in case.reads]
 WORLDS = sorted({case.world for case in CASES.values()})
 
 
-def micro_batch(case: Case) -> int:
-    """Sequences of a forward pass, so that all cases see the same ones in a step."""
-    data_parallel = case.plan.get("dp_shard", 1) * case.plan.get("dp_replicate", 1)
-    return GLOBAL_BATCH // int(data_parallel * case.plan.get("num_microbatches", 1))
-
-
 def train(case: Case, saved: Path, *, resumes: bool) -> list[float]:
     """Losses of the last two steps: of a run that saved before them, or of one that resumed."""
-    plan = parse_plan(plans.plan_text(micro_batch=micro_batch(case), **case.plan))
+    plan = plan_of(case)
     assembled = assemble(plan, CPU, seed=0)
     optimizer = make_optimizer(assembled.model, replace(RECIPE, optimizer=plan.training.optimizer))
     sequences = open_sequences(plan, None, seed=0)
@@ -169,8 +178,12 @@ def main(folder: Path) -> None:
     saving: dict[int, list[Any]] = {world: [] for world in WORLDS}
     loading: dict[int, list[Any]] = {world: [] for world in WORLDS}
     for name, case in CASES.items():
+        if name in MISSING:
+            continue
         saving[case.world].append((name, case, folder / "saved" / name, False))
         for source in case.reads:
+            if source in MISSING:
+                continue
             job = (f"{source}-{name}", case, folder / "saved" / source, True)
             loading[case.world].append(job)
     for jobs in (saving, loading):

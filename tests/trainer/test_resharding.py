@@ -48,6 +48,9 @@ def losses(folder: Path, name: str) -> list[float]:
 def test_what_one_layout_saved_another_goes_on_with(
     measured: Path, source: str, target: str
 ) -> None:
+    for name in (source, target):
+        if name in resharding.MISSING:
+            pytest.skip(resharding.MISSING[name])
     resumed = losses(measured, f"{source}-{target}")
     routed = "experts" in resharding.CASES[source].plan["model"]
     tolerance = ROUTED_TOLERANCE if routed else LOSS_TOLERANCE

@@ -93,7 +93,7 @@ def test_its_own_refusals_name_the_releases_of_the_table(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(torch_versions, "RELEASE", (2, 8))
     monkeypatch.setattr(torch_versions, "has_ring_attention", lambda: False)
-    monkeypatch.delattr(pipelining, "ScheduleDualPipeV")
+    monkeypatch.delattr(pipelining, "ScheduleDualPipeV", raising=False)
     since = {feature.instead: str(feature.since) for feature in FEATURES if feature.instead}
     for layout, cuda in (
         ({"pp": 2, "schedule": "dualpipev", "virtual_stages": 2}, False),
