@@ -35,7 +35,6 @@ MISSES = [
     "--model llama-3.1-70b --gpus 8 --hardware dgx-h100 --tp 8",
     "--model llama-3.1-70b --gpus 8 --hardware dgx-h100 --dp-shard 8",
     "--model llama-3.1-8b --gpus 4 --hardware pcie-8xrtx4090",
-    "--model llama-3.1-8b --gpus 8 --hardware pcie-8xrtx4090",
     "--model llama-3.1-8b --gpus 1 --hardware dgx-h100",
     "--model llama-3.1-8b --gpus 8 --hardware dgx-h100 --sharding ddp --dp-replicate 8",
     "--model llama-3.1-8b --gpus 8 --hardware dgx-h100 --micro-batch 32 --tp 1 --pp 1",

@@ -9,7 +9,7 @@ import pytest
 from tests.benchmarks.rehearse_many import plans, problems_of
 
 SEED = 2
-NUMBER = 6
+NUMBER = 4
 
 
 @pytest.mark.parametrize(
