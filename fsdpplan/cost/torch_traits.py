@@ -11,6 +11,12 @@ LEAN_UNITS = TorchRelease(2, 15)
 PARTIAL_PRODUCTS = TorchRelease(2, 11)
 
 
+def _runs_since(release: TorchRelease, training: Training) -> bool:
+    """Whether `release` or a newer one will run; not where none is said."""
+    planned = training.torch_release
+    return planned is not None and planned >= release
+
+
 def has_lean_pipelines(training: Training) -> bool:
     """Whether pipeline stages make room for a message when it comes, and let go of what has been
     sent and of weights' gradients that have been added up.
@@ -20,8 +26,7 @@ def has_lean_pipelines(training: Training) -> bool:
     said. Source: torch/distributed/pipelining/stage.py of both, and the peaks of their schedules
     under a fake process group (tests/ground_truth/test_pipeline.py).
     """
-    release = training.torch_release
-    return release is not None and release >= LEAN_PIPELINES
+    return _runs_since(LEAN_PIPELINES, training)
 
 
 def sums_in_reduce_dtype(training: Training) -> bool:
@@ -33,8 +38,7 @@ def sums_in_reduce_dtype(training: Training) -> bool:
     `_set_unsharded_grad_dtypes` of _fsdp_param_group.py; counts and peaks under a fake process
     group (tests/ground_truth).
     """
-    release = training.torch_release
-    return release is not None and release >= GRADIENTS_IN_REDUCE_DTYPE
+    return _runs_since(GRADIENTS_IN_REDUCE_DTYPE, training)
 
 
 def has_lean_units(training: Training) -> bool:
@@ -42,8 +46,7 @@ def has_lean_units(training: Training) -> bool:
     and of a gradient before what its reduction returns; before torch 2.15 they overlapped. Seen in
     the peaks of its steps under fake tensors (tests/ground_truth/test_memory.py).
     """
-    release = training.torch_release
-    return release is not None and release >= LEAN_UNITS
+    return _runs_since(LEAN_UNITS, training)
 
 
 def sums_before_products(training: Training) -> bool:
