@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from .config import PlanConfig
 from .errors import RankError, TrainerError
+from .torch_versions import keep_flight_records
 
 
 def local_device(kind: str) -> torch.device:
@@ -57,6 +58,7 @@ def start(plan: PlanConfig) -> torch.device:
             )
         return device
     require_world(plan)
+    keep_flight_records()
     if device.type == "cuda":
         # offloaded gradients are on the host, where their norm is agreed upon
         backend = "cpu:gloo,cuda:nccl" if plan.layout.offload == "cpu" else "nccl"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -62,23 +61,32 @@ def checkpoint_block(block: nn.Module, mode: str) -> None:
         return
     if mode == "attention":
         for core in attention_cores(block):
-            core.forward = recomputed(core.forward)  # type: ignore[method-assign]
+            core.forward = recomputed(core)  # type: ignore[method-assign]
             if has_distributed_parameters(block):
                 # torch 2.13 would keep a mesh for backward, and raise that it is no tensor
                 core.forward = torch.compiler.disable(core.forward)  # type: ignore[method-assign, no-untyped-call]
         return
     context: dict[str, Any] = {"context_fn": save_costly_operations} if mode == "op" else {}
-    block.forward = partial(checkpoint, block.forward, use_reentrant=False, **context)
+    block.forward = recomputed(block, **context)
 
 
-def recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """`forward`, computed again in backward. A function, not a `partial`: torch.compile takes each
-    partial for another program, and gives up compiling after eight blocks."""
+def recomputed(module: nn.Module, **context: Any) -> Callable[..., Any]:
+    """The forward of `module`, computed again in backward.
+
+    A function that is handed the module, not a `partial` and not the module's method: torch.compile
+    takes each of those for another program, before torch 2.10 also of modules that are alike, and
+    gives up compiling after eight blocks.
+    """
+    own = vars(module).get("forward")
+    forward = type(module).forward
 
     def again(*args: Any, **given: Any) -> Any:
-        return checkpoint(forward, *args, use_reentrant=False, **given)
+        return checkpoint(forward, module, *args, use_reentrant=False, **context, **given)
 
-    return again
+    def again_as_replaced(*args: Any, **given: Any) -> Any:
+        return checkpoint(own, *args, use_reentrant=False, **context, **given)
+
+    return again if own is None else again_as_replaced
 
 
 def attention_cores(block: nn.Module) -> list[AttentionCore]:

@@ -4,6 +4,7 @@ with the release that ends it. What cannot be made up for is in `lacking`."""
 from __future__ import annotations
 
 import inspect
+import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,10 @@ OWN_WARNINGS: dict[str, tuple[int, int]] = {
 
 TORCHAO = {(2, 8): "0.13.0", (2, 9): "0.14.1"}
 """The torchao for releases that the newest one cannot be imported under."""
+
+
+RECORDS = 2000
+"""Collectives that the flight recorder of newer releases keeps."""
 
 
 def quiet() -> None:
@@ -91,6 +96,15 @@ def _refusal(what: str, since: str, instead: str) -> str:
         f"{what} with torch {torch.__version__} (it came with {since}: pip install "
         f"'torch>={since}', or plan with {instead})"
     )
+
+
+def keep_flight_records() -> None:
+    """Let the flight recorder keep collectives, for whoever asks what a rank waits for.
+
+    Before torch 2.11 it keeps none unless it is told how many.
+    """
+    if RELEASE < (2, 11):
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(RECORDS))
 
 
 def take_means(unit: Any) -> None:
