@@ -6,12 +6,14 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from fsdpplan.spec.torch_features import FEATURES, TorchFeature
 from fsdpplan.spec.torch_release import NEWEST_TESTED, NVIDIA_IMAGES, OLDEST, TorchRelease
 
 RESULTS = Path(__file__).resolve().parents[1] / "tests" / "golden" / "torch_versions.json"
-"""Written by `make test-torch`: {version: {file of tests: {passed, skipped, failed}}}."""
+"""Written by `make test-torch`: {version: {files: {file of tests: {passed, skipped, failed}},
+deprecated: [what torch warned of]}}."""
 
 AREAS: dict[str, tuple[str, ...]] = {
     "losses of FSDP2, HSDP and DDP": (
@@ -52,7 +54,13 @@ RELEASES = [TorchRelease(2, minor) for minor in range(OLDEST.minor, NEWEST_TESTE
 
 def torch_table(name: str) -> list[str]:
     """Lines of the table of that name."""
-    return list({"features": _features, "images": _images, "runs": _runs}[name]())
+    tables = {
+        "features": _features,
+        "images": _images,
+        "runs": _runs,
+        "deprecated": _deprecated,
+    }
+    return list(tables[name]())
 
 
 def _features() -> Iterator[str]:
@@ -88,14 +96,25 @@ def _images() -> Iterator[str]:
 
 
 def _runs() -> Iterator[str]:
-    if not RESULTS.exists():
-        return
-    found = json.loads(RESULTS.read_text(encoding="utf-8"))
-    counts = {version: _by_area(files) for version, files in found.items()}
+    counts = {version: _by_area(found["files"]) for version, found in _found().items()}
     yield _row("tests of", *counts)
     yield _row(*["---"] * (len(counts) + 1))
     for area in AREAS:
         yield _row(area, *(_said(counted[area]) for counted in counts.values()))
+
+
+def _deprecated() -> Iterator[str]:
+    """What the newest release warned of."""
+    found = _found()
+    newest = list(found)[-1]
+    yield from (f"- {line}" for line in found[newest]["deprecated"])
+    if not found[newest]["deprecated"]:
+        yield f"Nothing under {newest}."
+
+
+def _found() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))
+    return found
 
 
 def _by_area(files: dict[str, dict[str, int]]) -> dict[str, Counter[str]]:

@@ -17,6 +17,7 @@ from fsdpplan.cost.block_sizes import FP32_BYTES
 from fsdpplan.cost.formats import formats, local_tokens
 from fsdpplan.cost.products import backward_matmul_seconds, forward_matmul_seconds
 from fsdpplan.cost.shards import Stage
+from fsdpplan.cost.torch_traits import sums_in_reduce_dtype
 from fsdpplan.cost.work import memory_bytes_per_second
 from fsdpplan.spec.cluster import Device
 from fsdpplan.spec.layout import Layout
@@ -51,6 +52,8 @@ class LossPieces:
     """Sum of the pieces' gradients of the head's weight."""
     product: int
     """One piece's, until it is added; 0 where the matmul adds."""
+    cast_gradient: int
+    """That sum in the reduce dtype, where it is cast before it is added to earlier ones."""
 
 
 def piece_tokens(*, training: Training, layout: Layout) -> int:
@@ -73,6 +76,7 @@ def loss_pieces(
     weights = local_vocab * model.hidden
     summed = FP32_BYTES if training.activation_dtype == "fp16" else of.gathered
     copy = FP32_BYTES if of.computed < FP32_BYTES else 0
+    is_cast = layout.sharding == "fsdp" and sums_in_reduce_dtype(training)
     hidden = local_tokens(training=training, layout=layout) * model.hidden * of.computed
     return LossPieces(
         logits=logits * (of.computed + copy),
@@ -80,6 +84,7 @@ def loss_pieces(
         hidden=hidden + (hidden // layout.tp if layout.tp > 1 else 0),
         weight_gradient=weights * summed,
         product=0 if summed == of.computed else weights * of.computed,
+        cast_gradient=weights * of.reduced if is_cast and of.reduced != summed else 0,
     )
 
 

@@ -72,6 +72,8 @@ class Moments:
     """After the blocks of any backward pass."""
     reduction: tuple[Moment, ...]
     """When a stage's gradients are reduced, after its last backward pass."""
+    root_reduction: tuple[Moment, ...]
+    """When those of its blocks are, and those of embedding or head are left."""
 
 
 def all_at_once(*, alive: int, blocks: int, kept: int = 0) -> Moments:
@@ -90,6 +92,7 @@ def all_at_once(*, alive: int, blocks: int, kept: int = 0) -> Moments:
         embedding=less,
         after=less,
         reduction=(Moment(0, blocks, ends=2),),
+        root_reduction=(Moment(0, 0, ends=2, reduced=blocks),),
     )
 
 
@@ -114,8 +117,8 @@ def moments_of_rank(
     graded: set[int] = set()
     fresh: dict[int, int] = {}
     alive, alive_kept, held, waiting, inputs, reduced = 0, 0, 0, 0, 0, 0
-    forward, forward_kept, loss, backward, backward_kept, embedding, after, reduction = (
-        set[Moment]() for _ in range(8)
+    forward, forward_kept, loss, backward, backward_kept, embedding, after, reduction, root = (
+        set[Moment]() for _ in range(9)
     )
     left = Counter(stage for stage, _, kind in actions if kind in (BACKWARD, BACKWARD_WEIGHT))
 
@@ -181,9 +184,11 @@ def moments_of_rank(
         if not left[stage]:
             reduction.add(now())
             held -= blocks if stage in graded else 0
-            graded.discard(stage)
             fresh.pop(stage, None)
             reduced += blocks
+            if stage in (0, last):
+                root.add(now())
+            graded.discard(stage)
     return Moments(
         forward=_highest(forward),
         forward_kept=_highest(forward_kept),
@@ -193,6 +198,7 @@ def moments_of_rank(
         embedding=_highest(embedding),
         after=_highest(after),
         reduction=_highest(reduction),
+        root_reduction=_highest(root),
     )
 
 

@@ -10,6 +10,7 @@ fake process group (tests/ground_truth).
 
 from __future__ import annotations
 
+from fsdpplan.cost.block_sizes import FP32_BYTES
 from fsdpplan.cost.pipeline_moments import Moment
 from fsdpplan.cost.rank_quantities import Phase, RankSizes
 
@@ -61,10 +62,10 @@ def pipeline_phases(s: RankSizes) -> list[Phase]:
             phase(
                 "backward",
                 activations=_alive(s, moment),
-                held=_held(s, moment) + max(s.reduce_block if s.blocks else 0, s.reduce_root),
+                held=_held(s, moment) + buffer,
                 reduced=moment.reduced,
             )
-            for moment in s.moments.reduction
+            for moment, buffer in _reductions(s)
         ),
     ]
     loss = _loss_phases(s, gathered) if s.logits_elements else []
@@ -127,8 +128,21 @@ def _held(s: RankSizes, moment: Moment) -> int:
     return max(0, moment.graded) * s.held_block + round(ends * s.held_root)
 
 
+def _reductions(s: RankSizes) -> list[tuple[Moment, int]]:
+    """When gradients are reduced, and what is made for it: the root's first, or last."""
+    block = s.reduce_block if s.blocks else 0
+    if not s.reduces_root_last:
+        return [(moment, max(block, s.reduce_root)) for moment in s.moments.reduction]
+    blocks = [(moment, block) for moment in s.moments.reduction]
+    return [*blocks, *((moment, s.reduce_root) for moment in s.moments.root_reduction)]
+
+
 def _loss_phases(s: RankSizes, gathered: int) -> list[Phase]:
-    """The loss; the stage keeps its output, the logits, until its backward."""
+    """The loss; the stage keeps its output, the logits, until its backward.
+
+    Where all losses are made before the first backward pass, the next one makes the head's gradient
+    beside those of the first, and beside a gradient of its logits in fp32.
+    """
     kept = s.last_residual + s.last_normed + s.message_buffers
     sizes = [(0, 0, (s.loss_element_bytes + s.element_bytes) * s.logits_elements)]
     if s.pieces is not None:
@@ -136,7 +150,10 @@ def _loss_phases(s: RankSizes, gathered: int) -> list[Phase]:
         sizes = [
             (hidden, made, s.pieces.logits),
             (hidden, made + s.pieces.product, s.pieces.logits_gradient),
+            (hidden, made + s.pieces.cast_gradient, 0),
         ]
+    are_first = not any(moment.graded for moment in s.moments.loss)
+    later = s.moments.after if are_first and s.pieces is None else ()
     return [
         Phase(
             name="loss",
@@ -147,4 +164,14 @@ def _loss_phases(s: RankSizes, gathered: int) -> list[Phase]:
         )
         for moment in s.moments.loss
         for hidden, made, logits in sizes
+    ] + [
+        Phase(
+            name="loss",
+            unsharded_parameters=gathered,
+            unsharded_gradients=_held(s, moment) + s.head_gradient_made,
+            activations=_alive(s, moment) + s.message_buffers,
+            logits=FP32_BYTES * s.logits_elements,
+        )
+        for moment in later
+        if moment.alive
     ]

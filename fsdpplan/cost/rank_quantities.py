@@ -125,6 +125,8 @@ class RankSizes:
     """Of embedding and head, how many are here."""
     moments: Moments
     """What a pipeline rank holds while it works through its schedule."""
+    reduces_root_last: bool
+    """Gradients of embedding and head are reduced after those of the blocks, not before."""
     message_buffers: int
     """Buffers for the messages of a pipeline's step."""
     recorded_bytes: int

@@ -34,7 +34,7 @@ from fsdpplan.cost.shards import (
 )
 from fsdpplan.cost.torch_traits import has_lean_pipelines, has_lean_units, sums_in_reduce_dtype
 from fsdpplan.cost.weight_gradients import weight_gradient_bytes
-from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
 
@@ -143,6 +143,7 @@ def rank_sizes(
         split=split_backward(model=model, training=training, layout=layout, stage=stage),
         pipeline_ends=stage.has_embedding + stage.has_head,
         moments=moments,
+        reduces_root_last=has_lean_pipelines(training),
         message_buffers=_message_bytes(
             training=training,
             layout=layout,
@@ -265,10 +266,11 @@ def _message_bytes(
     traits = training.traits
     if not traits.half_parameters:
         ends = int(stage.has_embedding) + int(stage.has_head) + 2 * stage.inner_boundaries
-        # a rank with the head alone was seen to keep all
-        frees = has_lean_pipelines(training) and stage.blocks
-        messages = 1 if frees else layout.num_microbatches
-        return messages * (2 * layout.virtual_stages - ends) * message_bytes
+        received = 2 * layout.virtual_stages - ends
+        if has_lean_pipelines(training):
+            kept = _kept_messages(layout=layout, stage=stage)
+            return (received + (layout.num_microbatches - 1) * kept) * message_bytes
+        return layout.num_microbatches * received * message_bytes
     match traits.pipeline_outputs:
         case "freed":
             return message_bytes
@@ -276,6 +278,18 @@ def _message_bytes(
             return -(-in_flight * message_bytes // layout.tp)
         case "kept":
             return in_flight * message_bytes
+
+
+def _kept_messages(*, layout: Layout, stage: Stage) -> int:
+    """Messages of a micro-batch that stay to the end of the step where pipelines are lean.
+
+    Gradients that a stage has sent, but under 1F1B, whose ranks wait for each; and inputs of the
+    last stage, which losses hold by their graph, unless backward splits it.
+    """
+    waits = layout.schedule == "1f1b"
+    sent = layout.virtual_stages - int(stage.has_embedding) - stage.inner_boundaries
+    by_loss = stage.has_head and layout.schedule not in SPLIT_BACKWARD_SCHEDULES
+    return int(by_loss) + (0 if waits else sent)
 
 
 def _kept_block_bytes(*, layout: Layout, gathered_block: int) -> int:

@@ -19,12 +19,13 @@ def _runs_since(release: TorchRelease, training: Training) -> bool:
 
 def has_lean_pipelines(training: Training) -> bool:
     """Whether pipeline stages make room for a message when it comes, and let go of what has been
-    sent and of weights' gradients that have been added up.
+    sent and of weights' gradients that have been added up; and reduce gradients of embedding and
+    head after those of their blocks.
 
     Before torch 2.15 a rank has a buffer for each message of a step, and under schedules that split
-    backward the latest gradients of weights beside their sums. So it is priced where no release is
-    said. Source: torch/distributed/pipelining/stage.py of both, and the peaks of their schedules
-    under a fake process group (tests/ground_truth/test_pipeline.py).
+    backward the latest gradients of weights beside their sums, and reduces the root's first. So it
+    is priced where no release is said. Source: torch/distributed/pipelining/stage.py of both, and
+    the peaks of their schedules under a fake process group (tests/ground_truth/test_pipeline.py).
     """
     return _runs_since(LEAN_PIPELINES, training)
 

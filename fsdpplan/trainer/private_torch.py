@@ -109,6 +109,11 @@ def forget_meshes() -> None:
     for module, name in caches:
         if hasattr(module, name):
             getattr(module, name)()
+    # before that it was an lru_cache
+    transforms: Any = import_module("torch.distributed.tensor._redistribute")
+    clear = getattr(getattr(transforms, "_gen_transform_infos", None), "cache_clear", None)
+    if clear is not None:
+        clear()
     # torch 2.8 takes a mesh for a part of another that an equal one was
     resources = getattr(device_mesh, "_mesh_resources", None)
     getattr(resources, "child_to_root_mapping", {}).clear()

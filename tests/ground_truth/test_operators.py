@@ -32,6 +32,7 @@ FSDP_OPERATORS = {
     "_allgather_base_",
     "split_with_sizes_copy",
     "chunk_cat",
+    "chunk_cat_mixed_dtype",
     "_reduce_scatter_base_",
 }
 FREE = {"_record_function_enter_new", "_record_function_exit", "_unsafe_view", "device", "detach"}

@@ -56,14 +56,18 @@ class Recorder:
     def pytest_warning_recorded(self, warning_message: warnings.WarningMessage) -> None:
         """A warning that was not an error."""
         if issubclass(warning_message.category, DeprecationWarning | FutureWarning):
-            where = f"{Path(warning_message.filename).name}:{warning_message.lineno}"
+            where = Path(warning_message.filename).name
             self.warned.add(f"{where}: {str(warning_message.message).splitlines()[0]}")
 
     def pytest_sessionfinish(self) -> None:
         """Write what was found beside the results of other releases and other files."""
         found = json.loads(self.out.read_text(encoding="utf-8")) if self.out.exists() else {}
         version = torch.__version__.split("+")[0]
-        found[version] = dict(sorted({**found.get(version, {}), **self.counts}.items()))
+        before = found.get(version, {"files": {}, "deprecated": []})
+        found[version] = {
+            "files": dict(sorted({**before["files"], **self.counts}.items())),
+            "deprecated": sorted({*before["deprecated"], *self.warned}),
+        }
         ordered = dict(sorted(found.items(), key=lambda one: [int(n) for n in one[0].split(".")]))
         self.out.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
 
