@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 DEFAULT_SEQ_LEN = 4096
 DEFAULT_TOKENS_PER_STEP = 4 * 2**20
 """About what dense models of 7B and more are pre-trained with."""
+
+
+ROUNDED_FRACTION = 1 / 8
+"""How far the default batch may go for a share of a rank that splits into micro-batches."""
 
 
 def default_global_batch(*, seq_len: int, gpus: int) -> int:
@@ -15,7 +21,15 @@ def default_global_batch(*, seq_len: int, gpus: int) -> int:
     """
     wanted = max(1, round(DEFAULT_TOKENS_PER_STEP / seq_len))
     step = next(gpus // parts for parts in range(1, gpus + 1) if _fits(gpus, parts, wanted))
-    return max(1, round(wanted / step)) * step
+    return _share(wanted / step) * step
+
+
+def _share(wanted: float) -> int:
+    """About `wanted` sequences: 43 would be micro-batches of 1 or of 43, 40 are of 1, 2, 4 or 8."""
+    least = math.ceil(wanted * (1 - ROUNDED_FRACTION))
+    most = math.floor(wanted * (1 + ROUNDED_FRACTION))
+    near = range(max(1, least), most + 1) or [max(1, round(wanted))]
+    return max(near, key=lambda share: (math.gcd(share, 8), -abs(share - wanted)))
 
 
 def _fits(gpus: int, parts: int, wanted: int) -> bool:
