@@ -104,12 +104,11 @@ def _runs() -> Iterator[str]:
 
 
 def _deprecated() -> Iterator[str]:
-    """What the newest release warned of."""
-    found = _found()
-    newest = list(found)[-1]
-    yield from (f"- {line}" for line in found[newest]["deprecated"])
-    if not found[newest]["deprecated"]:
-        yield f"Nothing under {newest}."
+    """What each release warned of while the tests ran."""
+    yield _row("torch", "what it deprecates of what is used here")
+    yield _row("---", "---")
+    for version, found in _found().items():
+        yield _row(version, "; ".join(found["deprecated"]) or "nothing")
 
 
 def _found() -> dict[str, Any]:
