@@ -27,7 +27,7 @@ TESTS ?= tests/trainer tests/ground_truth tests/run/test_rehearse.py tests/cli/t
 # Pythons of all releases that are installed, which exchange checkpoints.
 TORCH_PYTHONS = $(wildcard .torch/*/bin/python)
 
-.PHONY: help demo test test-torch lint types numbers bench rehearse-many docs fit clean
+.PHONY: help demo test test-torch lint types numbers bench brute rehearse-many docs fit clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 8
@@ -57,6 +57,9 @@ numbers: $(VENV)/.dev  ## try the numerical preflight on every layout of the tes
 
 bench: $(VENV)/.dev  ## measure the start-up of the command line
 	$(BIN)/python tests/benchmarks/startup.py --runs $(RUNS)
+
+brute: $(VENV)/.dev  ## compare the search with brute force on twelve problems, in a quarter hour
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.search.brute
 
 rehearse-many: $(VENV)/.dev  ## rehearse a hundred recommended plans, in about half an hour
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.rehearse_many --plans $(PLANS) --seed $(SEED)

@@ -29,10 +29,10 @@ from fsdpplan.files.plans import (
     write_plan,
 )
 from fsdpplan.search.alternatives import Job, advice
-from fsdpplan.search.fitting import Question
 from fsdpplan.search.ladder import leaner_layouts
 from fsdpplan.search.legality import legal_layout_problem, question_problem
 from fsdpplan.search.pins import Pins, changed_pins
+from fsdpplan.search.question import Question
 from fsdpplan.search.recommend import recommend
 from fsdpplan.search.remedies import Asked, remedy
 from fsdpplan.search.result import NearestMiss, SearchResult
@@ -282,6 +282,8 @@ def recommend_json(inputs: Inputs, found: Found) -> str:
             "search": {
                 "candidates": result.candidates,
                 "feasible": result.feasible,
+                "priced": result.priced,
+                "pruned": result.pruned,
                 "rejected": dict(result.rejected),
                 "seconds": found.seconds,
             },

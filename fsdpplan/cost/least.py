@@ -13,6 +13,7 @@ from fsdpplan.cost.groups import pp_group
 from fsdpplan.cost.passes import plain_seconds
 from fsdpplan.cost.pipeline_stages import layout_rank_stages, pipeline_ranks, pipeline_stages
 from fsdpplan.cost.shards import Stage, gradient_syncs
+from fsdpplan.cost.timing import gradient_seconds, layout_optimizer_seconds, optimizer_elements
 from fsdpplan.cost.traffic import message_bytes
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
@@ -90,3 +91,24 @@ def _stage_waits(
     scatters = sum(number * unit.reduce_scatter for unit, number in units)
     reduces = sum(number * unit.all_reduce for unit, number in units)
     return gathers, max(scatters, reduces)
+
+
+def least_update_seconds(
+    *, model: Model, cluster: Cluster, training: Training, layout: Layout
+) -> float:
+    """What gradients cost beside the passes, and the optimizer: each of the rank where it takes
+    longest. They come on top of what the others here bound."""
+    given = {"model": model, "training": training, "layout": layout}
+    device = cluster.device
+    held = dict.fromkeys(pipeline_ranks(model=model, layout=layout))
+    gradients = (gradient_seconds(stage=stage, device=device, **given) for stage in held)  # type: ignore[arg-type]
+    updates = (
+        layout_optimizer_seconds(
+            device=device,
+            local_parameters=optimizer_elements(model=model, layout=layout, stage=stage),
+            stage=stage,
+            **given,  # type: ignore[arg-type]
+        )
+        for stage in held
+    )
+    return max(gradients) + max(updates)

@@ -38,7 +38,7 @@ from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
 
-__all__ = ["Formats", "formats", "local_tokens", "rank_sizes"]
+__all__ = ["Formats", "formats", "local_tokens", "rank_sizes", "saved_bytes_a_block"]
 
 
 def rank_sizes(
@@ -226,6 +226,11 @@ def _block_activations(*, model: Model, training: Training, layout: Layout) -> B
         mode=layout.activation_checkpointing,
         weight_gradients=weight_gradients_of(training=training, layout=layout),
     )
+
+
+def saved_bytes_a_block(*, model: Model, training: Training, layout: Layout) -> int:
+    """What one block keeps of a micro-batch for its backward pass."""
+    return _block_activations(model=model, training=training, layout=layout).saved_bytes
 
 
 def _accumulated_bytes(*, training: Training, layout: Layout, elements: int) -> int:

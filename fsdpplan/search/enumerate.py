@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from math import gcd
 
 from fsdpplan.cost.pipeline_gathers import ACTIVE_STAGES
@@ -22,9 +23,6 @@ from fsdpplan.spec.layout import (
 )
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
-
-MAX_MICRO_BATCH = 32
-"""Larger micro-batches gain nothing that accumulation does not."""
 
 LONG_SEQUENCE_TOKENS = 16384
 """From here on splitting a sequence is tried; below, only where sequences are fewer than GPUs."""
@@ -107,10 +105,10 @@ def degrees(*, model: Model, cluster: Cluster, training: Training, pins: Pins) -
                     dp_replicate, left = divmod(rest, dp_shard)
                     if left or dp_replicate != (pins.dp_replicate or dp_replicate):
                         continue
-                    sharding = pins.sharding or ("ddp" if dp_shard * cp == 1 else "fsdp")
-                    if sharding == "ddp" and dp_shard > 1:
-                        continue
-                    for ep in expert_ranks(model=model, shard_ranks=dp_shard * cp, pins=pins):
+                    eps = expert_ranks(model=model, shard_ranks=dp_shard * cp, pins=pins)
+                    for sharding, ep in product(_shardings(dp_shard * cp, training, pins), eps):
+                        if sharding == "ddp" and dp_shard > 1:
+                            continue
                         yield Degrees(
                             pp=pp,
                             dp_replicate=dp_replicate,
@@ -122,12 +120,20 @@ def degrees(*, model: Model, cluster: Cluster, training: Training, pins: Pins) -
                         )
 
 
+def _shardings(shard_ranks: int, training: Training, pins: Pins) -> tuple[Sharding, ...]:
+    """What the software that trains can split over so many ranks."""
+    if pins.sharding is not None:
+        return (pins.sharding,)
+    if shard_ranks == 1:
+        return ("ddp",)
+    return ("zero1", "zero2", "fsdp") if training.traits.splits_optimizer else ("fsdp",)
+
+
 def micro_batches(*, training: Training, data_parallel: int, pins: Pins) -> tuple[int, ...]:
     """Micro-batches that fill a rank's share of the global batch, smallest first."""
     if pins.micro_batch is not None:
         return (pins.micro_batch,)
-    per_rank = training.global_batch // data_parallel
-    return tuple(d for d in divisors(per_rank) if d <= MAX_MICRO_BATCH)
+    return divisors(training.global_batch // data_parallel)
 
 
 def reshard_policies(*, d: Degrees, cluster: Cluster, pins: Pins) -> tuple[Reshard, ...]:

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from fsdpplan.cost.memory import available_bytes, stage_memory
-from fsdpplan.cost.pipeline_stages import in_flight_blocks, pipeline_ranks
+from fsdpplan.cost.memory import stage_memory
+from fsdpplan.cost.pipeline_stages import in_flight_blocks, layout_stage_blocks, pipeline_ranks
 from fsdpplan.cost.shards import Stage
 from fsdpplan.search.enumerate import (
     Degrees,
@@ -25,48 +25,12 @@ from fsdpplan.search.enumerate import (
 )
 from fsdpplan.search.legality import first_problem
 from fsdpplan.search.pieces import in_pieces, most_saved_bytes
-from fsdpplan.search.pins import Pins
-from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, ActivationCheckpointing, Layout
-from fsdpplan.spec.model import Model
-from fsdpplan.spec.training import Training
-
-CHECKPOINTING: tuple[ActivationCheckpointing, ...] = ("none", "op", "full")
-"""In the order of growing recomputation and shrinking memory."""
+from fsdpplan.search.question import Question
+from fsdpplan.search.room import Recomputed, Room
+from fsdpplan.search.rule import Problem
+from fsdpplan.spec.layout import Layout
 
 TOO_LARGE = "does not fit in device memory"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """What is asked: the inputs of the search."""
-
-    model: Model
-    cluster: Cluster
-    training: Training
-    pins: Pins
-
-    @property
-    def available_bytes(self) -> int:
-        """Device memory less head-room."""
-        return available_bytes(cluster=self.cluster, training=self.training)
-
-    @property
-    def modes(self) -> tuple[ActivationCheckpointing, ...]:
-        """What backward may recompute, growing."""
-        pinned = self.pins.activation_checkpointing
-        if pinned:
-            return (pinned,)
-        is_some = self.pins.checkpoint_blocks not in (None, "all")
-        return CHECKPOINTING[1:] if is_some else CHECKPOINTING
-
-    @property
-    def compiled(self) -> bool:
-        """Whether blocks are compiled: on GPUs, unless the user or the schedule says no."""
-        if self.pins.compile is not None:
-            return self.pins.compile
-        is_split = self.pins.schedule in SPLIT_BACKWARD_SCHEDULES
-        return self.cluster.device.kind == "cuda" and not is_split
 
 
 @dataclass(slots=True)
@@ -75,6 +39,8 @@ class Tally:
 
     candidates: int = 0
     feasible: int = 0
+    pruned: int = 0
+    priced: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
     closest: tuple[int, Layout] | None = None
     examples: dict[str, str] = field(default_factory=dict)
@@ -85,10 +51,20 @@ class Tally:
         self.candidates += number
         self.rejected[reason] += number
 
+    def break_rule(self, broken: Problem, number: int = 1) -> None:
+        """Count `number` layouts as illegal."""
+        self.reject(broken.reason, number)
+        self.examples.setdefault(broken.reason, broken.sentence)
+
     def accept(self, number: int = 1) -> None:
         """Count `number` layouts as fitting."""
         self.candidates += number
         self.feasible += number
+
+    def prune(self, number: int) -> None:
+        """Count `number` layouts as cut by a bound."""
+        self.candidates += number
+        self.pruned += number
 
     def missed(self, asked: Question, layout: Layout, *, at_least_bytes: int) -> None:
         """Remember the layout that comes closest to fitting, while none does."""
@@ -113,7 +89,7 @@ def hopeless(asked: Question, d: Degrees) -> str | None:
     return None
 
 
-def fitting(asked: Question, d: Degrees, tally: Tally) -> Iterator[Layout]:
+def fitting(asked: Question, d: Degrees, tally: Tally, room: Room) -> Iterator[Layout]:
     """Layouts with these degrees that are legal and fit, each with the least recomputation."""
     too_large: set[Policies] = set()
     for leaves in _leaves(asked, d):
@@ -125,10 +101,9 @@ def fitting(asked: Question, d: Degrees, tally: Tally) -> Iterator[Layout]:
                 model=asked.model, cluster=asked.cluster, training=asked.training, layout=layout
             )
             if broken is not None:
-                tally.reject(broken.reason, len(asked.modes))
-                tally.examples.setdefault(broken.reason, broken.sentence)
+                tally.break_rule(broken, len(asked.modes))
                 continue
-            fits = _least_recomputation(asked, layout, tally)
+            fits = _least_recomputation(asked, layout, tally, room)
             if fits:
                 tally.accept(len(asked.modes))
                 yield from fits
@@ -159,22 +134,26 @@ def _no_smaller(layout: Layout, least: Layout) -> set[Policies]:
     return {_policies(layout), _policies(resharded)}
 
 
-def _least_recomputation(asked: Question, layout: Layout, tally: Tally) -> list[Layout]:
+def _least_recomputation(asked: Question, layout: Layout, tally: Tally, room: Room) -> list[Layout]:
     """`layout` with the least recomputation that fits, and, where this is less still, with the
     least that fits with the loss in pieces: more of either only costs time."""
     modes = [replace(layout, activation_checkpointing=mode) for mode in asked.modes]
+    possible = room.recomputed(layout)
+    hopeful = [mode for mode in modes if _is_possible(mode, possible)]
     available = asked.available_bytes
-    least_bytes = needed_bytes(asked, modes[-1], enough_bytes=available)
     pieces: Layout | None = None
-    for mode in modes:
-        is_last = mode is modes[-1]
-        needed = least_bytes if is_last else needed_bytes(asked, mode, enough_bytes=available)
+    for mode in hopeful:
+        needed = needed_bytes(asked, mode, enough_bytes=available)
         if needed <= available:
             return [mode, pieces] if pieces else [mode]
         pieces = pieces or _in_pieces(asked, mode, needed)
     if pieces is None:
-        tally.missed(asked, modes[-1], at_least_bytes=least_bytes)
+        tally.missed(asked, modes[-1], at_least_bytes=room.least_bytes(layout))
     return [pieces] if pieces else []
+
+
+def _is_possible(layout: Layout, possible: Recomputed) -> bool:
+    return "none" in possible or layout.activation_checkpointing in possible
 
 
 def _in_pieces(asked: Question, layout: Layout, at_least_bytes: int) -> Layout | None:
@@ -186,6 +165,29 @@ def _in_pieces(asked: Question, layout: Layout, at_least_bytes: int) -> Layout |
     if pieces is None or at_least_bytes - saved > available:
         return None
     return pieces if needed_bytes(asked, pieces, enough_bytes=available) <= available else None
+
+
+def fewest_blocks(asked: Question, layout: Layout) -> int | None:
+    """Of `layout`, which fits with all blocks of a stage recomputed, the fewest with which it does;
+    None where none fewer do.
+
+    More recomputed blocks never need more memory, so the border lies between one number that does
+    not fit and one that does; memory is about a straight line between them.
+    """
+    most = max(layout_stage_blocks(model=asked.model, layout=layout))
+    available = asked.available_bytes
+    whole = replace(layout, activation_checkpointing="none", checkpoint_blocks="all")
+    low, low_bytes = 0, needed_bytes(asked, whole)
+    high, high_bytes = most, needed_bytes(asked, layout)
+    while high - low > 1:
+        share = (low_bytes - available) / max(1, low_bytes - high_bytes)
+        middle = min(high - 1, max(low + 1, round(low + share * (high - low) + 0.5)))
+        needed = needed_bytes(asked, replace(layout, checkpoint_blocks=middle))
+        if needed <= available:
+            high, high_bytes = middle, needed
+        else:
+            low, low_bytes = middle, needed
+    return high if high < most else None
 
 
 def needed_bytes(asked: Question, layout: Layout, *, enough_bytes: int | None = None) -> int:
@@ -212,6 +214,11 @@ def needed_bytes(asked: Question, layout: Layout, *, enough_bytes: int | None = 
         if enough_bytes is not None and needed > enough_bytes:
             break
     return needed
+
+
+def number_of_layouts(asked: Question, d: Degrees) -> int:
+    """How many layouts there are with these degrees, each way to recompute counted."""
+    return sum(len(leaves) for leaves in _leaves(asked, d)) * len(asked.modes)
 
 
 def _leaves(asked: Question, d: Degrees) -> Iterator[list[Layout]]:

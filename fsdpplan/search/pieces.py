@@ -1,7 +1,6 @@
 """Pieces: head and loss computed piece by piece, where the logits stand in the way.
 
-It costs next to nothing, but is one setting more: so it is tried with every layout that it spares
-some recomputation, or lets fit at all.
+It costs next to nothing, but is one setting more; and the fewer pieces, the less it costs.
 """
 
 from __future__ import annotations
@@ -24,18 +23,36 @@ PIECE_TOKENS = 1024
 MOST_BYTES_A_LOGIT = 32
 """More than what all tensors of a whole loss, and what is reserved beside them, take."""
 
+LEAST_PIECE_TOKENS = 128
+"""Of a piece at the least: with fewer, kernels are started more often than they are worth."""
+
 MANY_LOSSES_SCHEDULES = frozenset({"gpipe", "looped_bfs", *SPLIT_BACKWARD_SCHEDULES})
 """Schedules that have several losses waiting, each of which would hold a gradient of the head's
 weight."""
 
 
-def in_pieces(layout: Layout, *, training: Training, pins: Pins) -> Layout | None:
-    """`layout` with its loss in pieces; None where it cannot be, or the user has fixed them."""
+def piece_counts(layout: Layout, *, training: Training, pins: Pins) -> tuple[int, ...]:
+    """Numbers of pieces that the loss of `layout` can have, ascending; none where it cannot be cut,
+    or the user has fixed them."""
+    if pins.loss_chunks is not None or next(_refusals(layout, training), None):
+        return ()
     tokens = local_tokens(training=training, layout=layout)
-    pieces = replace(layout, loss_chunks=max(2, -(-tokens // PIECE_TOKENS)))
-    is_free = pins.loss_chunks is None
-    illegal = next(pieces_problems(layout=pieces, training=training), None)
-    return pieces if is_free and illegal is None else None
+    powers = {2**n for n in range(1, max(1, tokens // LEAST_PIECE_TOKENS).bit_length())}
+    return tuple(sorted(n for n in {*powers, usual_pieces(layout, training)} if n <= tokens))
+
+
+def usual_pieces(layout: Layout, training: Training) -> int:
+    """Pieces that are large enough for matmuls at full rate, and no larger."""
+    return max(2, -(-local_tokens(training=training, layout=layout) // PIECE_TOKENS))
+
+
+def in_pieces(layout: Layout, *, training: Training, pins: Pins) -> Layout | None:
+    """`layout` with its loss in the usual pieces; None where it cannot be, or the user has fixed
+    them."""
+    usual = usual_pieces(layout, training)
+    if usual not in piece_counts(layout, training=training, pins=pins):
+        return None
+    return replace(layout, loss_chunks=usual)
 
 
 def most_saved_bytes(layout: Layout, *, model: Model, training: Training) -> int:
@@ -49,6 +66,18 @@ def pieces_problems(*, layout: Layout, training: Training) -> Iterator[Problem]:
     """What is wrong with the number of pieces."""
     if layout.loss_chunks == 1:
         return
+    yield from _refusals(layout, training)
+    tokens = local_tokens(training=training, layout=layout)
+    if layout.loss_chunks > tokens:
+        yield Problem(
+            reason="more pieces of the loss than tokens",
+            sentence=f"{tokens} tokens a micro-batch and rank do not split into "
+            f"{layout.loss_chunks} pieces; use a --loss-chunks of at most {tokens}",
+        )
+
+
+def _refusals(layout: Layout, training: Training) -> Iterator[Problem]:
+    """Why the loss cannot be cut, into however many pieces."""
     if training.runtime != "fsdp2":
         yield Problem(
             reason="a loss in pieces with another runtime",
@@ -58,13 +87,6 @@ def pieces_problems(*, layout: Layout, training: Training) -> Iterator[Problem]:
     program = program_named(training.program)
     if not program.knows_blocks:
         yield loss_problem(layout, program)
-    tokens = local_tokens(training=training, layout=layout)
-    if layout.loss_chunks > tokens:
-        yield Problem(
-            reason="more pieces of the loss than tokens",
-            sentence=f"{tokens} tokens a micro-batch and rank do not split into "
-            f"{layout.loss_chunks} pieces; use a --loss-chunks of at most {tokens}",
-        )
     if layout.schedule in MANY_LOSSES_SCHEDULES:
         yield Problem(
             reason="a loss in pieces with a schedule that has many waiting",

@@ -7,16 +7,18 @@ an error, for the first place.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 from math import inf
 
 from fsdpplan.cost.band import MOST_INDISTINGUISHABLE_FRACTION
-from fsdpplan.cost.least import least_communication_seconds, least_pipeline_seconds
-from fsdpplan.cost.step import estimate, least_seconds
-from fsdpplan.search.fitting import Question, needed_bytes
-from fsdpplan.search.order import Entry, by_time, seconds
-from fsdpplan.search.variants import WRAP_BLOCKS, buckets
+from fsdpplan.cost.step import least_seconds
+from fsdpplan.search.enumerate import Degrees
+from fsdpplan.search.fitting import number_of_layouts
+from fsdpplan.search.order import Difference, Entry, by_time, is_tied, seconds, simplicity
+from fsdpplan.search.question import Question
+from fsdpplan.search.refine import refined
+from fsdpplan.search.space import Space, entry_of
 from fsdpplan.spec.layout import Layout
 
 REACH = 1 + MOST_INDISTINGUISHABLE_FRACTION
@@ -25,7 +27,7 @@ REACH = 1 + MOST_INDISTINGUISHABLE_FRACTION
 
 @dataclass(frozen=True, slots=True, order=True)
 class Promise:
-    """A layout and the least that it can take, whatever its buckets."""
+    """A layout and the least that it can take."""
 
     floor: float
     """Lower bound of the step, in seconds."""
@@ -37,48 +39,33 @@ class Promise:
 def promise(asked: Question, layout: Layout) -> Promise:
     """The bound by compute."""
     least = least_seconds(
-        model=asked.model,
-        cluster=asked.cluster,
-        training=asked.training,
-        layout=_widest(asked, layout),
+        model=asked.model, cluster=asked.cluster, training=asked.training, layout=layout
     )
     return Promise(least, False, layout)
 
 
-def _sharpened(asked: Question, promise: Promise) -> Promise:
-    """The bound by compute, by communication and by the way through a pipeline."""
-    inputs = {
-        "model": asked.model,
-        "cluster": asked.cluster,
-        "training": asked.training,
-        "layout": _widest(asked, promise.layout),
-    }
-    least = max(least_communication_seconds(**inputs), least_pipeline_seconds(**inputs))  # type: ignore[arg-type]
-    return Promise(max(promise.floor, least), True, promise.layout)
-
-
-def _widest(asked: Question, layout: Layout) -> Layout:
-    """The layout with the fewest FSDP units, whose collectives and launches cost least."""
-    if layout.sharding != "fsdp" or asked.pins.wrap_blocks is not None:
-        return layout
-    return replace(layout, wrap_blocks=WRAP_BLOCKS[-1])
+def _sharpened(space: Space, promise: Promise) -> Promise:
+    """The step itself without a pipeline; the bound by the way through one, and the update."""
+    return Promise(max(promise.floor, space.floor(promise.layout)), True, promise.layout)
 
 
 @dataclass(slots=True)
 class Group:
     """The layouts of one way to spread the ranks; private to one search."""
 
-    promises: list[Promise]
-    """Not priced yet: a heap, the most promising first."""
+    degrees: Degrees
+    least: float
+    """The least seconds of all of them, before it was looked for what fits."""
+    promises: list[Promise] | None = None
+    """Not priced yet: a heap, the most promising first. None: not looked for."""
     entries: list[Entry] = field(default_factory=list)
     """Priced."""
-
-    def __post_init__(self) -> None:
-        heapify(self.promises)
 
     @property
     def floor(self) -> float:
         """The least seconds of what is not priced yet."""
+        if self.promises is None:
+            return self.least
         return self.promises[0].floor if self.promises else inf
 
     @property
@@ -86,55 +73,81 @@ class Group:
         """The fastest that is priced."""
         return min(map(seconds, self.entries), default=inf)
 
+    @property
+    def is_data_parallel(self) -> bool:
+        """Whether every rank computes whole layers of its own sequences."""
+        return self.degrees.tp == self.degrees.pp == self.degrees.cp == 1
 
-def priced(asked: Question, promises: list[list[Promise]], limit: int) -> list[Entry]:
+
+def priced(space: Space, limit: int, difference: Difference) -> list[Entry]:
     """All layouts that the first place may go to, and of each group that may be listed the fastest
-    with the usual buckets.
+    with the usual settings.
 
     The first place goes to a layout within reach of the fastest; the best data-parallel layout is
     always listed.
     """
-    groups = [Group(promises=group) for group in promises if group]
-    listed = _listed(asked, sorted(groups, key=lambda group: group.floor), limit)
-    best = min((group.best for group in listed), default=inf)
+    listed = _listed(space, limit)
+    fastest = {min(group.entries, key=by_time)[0] for group in listed}
+    unpriced = [(one.floor, one.layout) for group in listed for one in group.promises or ()]
+    usual = [entry for group in listed for entry in group.entries]
+    refinements = refined(space, usual, unpriced)
+    first = min((*usual, *refinements), key=by_time, default=None)
+    if first is None:
+        return []
     for group in listed:
-        _price(asked, group, bound=REACH * best)
-    fastest = [min(group.entries, key=by_time) for group in listed]
-    best = _price_buckets(asked, listed, best=best)
-    return [
-        entry
-        for group, fastest_of_group in zip(listed, fastest, strict=True)
-        for entry in group.entries
-        if seconds(entry) <= REACH * best or entry is fastest_of_group
-    ]
+        _price_preferred(space, group, first, difference)
+    found = [*(entry for group in listed for entry in group.entries), *refinements]
+    space.tally.priced = len(found)
+    best = seconds(min(found, key=by_time))
+    return [entry for entry in found if seconds(entry) <= REACH * best or entry[0] in fastest]
 
 
-def _listed(asked: Question, groups: list[Group], limit: int) -> list[Group]:
+def _price_preferred(space: Space, group: Group, first: Entry, difference: Difference) -> None:
+    """Price what may be preferred to all that is priced of the group: the simplest first, until one
+    is not told apart from the fastest of all; what is less simple comes behind it."""
+
+    def simple(layout: Layout) -> tuple[int, ...]:
+        return simplicity(layout, space.asked.cluster)
+
+    bound = REACH * seconds(first)
+    tied = [simple(one[0]) for one in group.entries if is_tied(one, first, difference)]
+    near = [one for one in group.promises or () if one.floor <= bound]
+    for promise in sorted(near, key=lambda one: (simple(one.layout), one)):
+        if tied and simple(promise.layout) > min(tied):
+            break
+        if promise.is_sharp or _sharpened(space, promise).floor <= bound:
+            entry = entry_of(space.asked, promise.layout)
+            group.entries.append(entry)
+            if is_tied(entry, first, difference):
+                tied.append(simple(promise.layout))
+
+
+def _listed(space: Space, limit: int) -> list[Group]:
     """The groups that may be listed, each with its fastest layout priced.
 
-    Beyond the reach of the `limit`-th fastest group nothing can be listed, but for the best of the
-    kinds that always are.
+    Beyond the reach of the `limit`-th fastest group nothing can be listed, but for the best
+    data-parallel one.
     """
     listed: list[Group] = []
     fastest: list[float] = []
-    wanted: dict[str, float] = {}
-    for group in groups:
-        kinds = _wanted_kinds(asked, group)
-        bounds = [wanted.get(kind, inf) for kind in kinds]
-        bounds.append(fastest[limit - 1] if len(fastest) >= limit else inf)
-        _price(asked, group, bound=REACH * max(bounds), only_faster=True)
-        if not group.entries:
+    data_parallel = inf
+    groups = [Group(degrees=d, least=floor) for d, floor in space.spreads()]
+    for group in sorted(groups, key=lambda group: group.least):
+        bound = fastest[limit - 1] if len(fastest) >= limit else inf
+        if group.is_data_parallel:
+            bound = max(bound, data_parallel)
+        if group.least > max(bound, REACH * min(fastest, default=inf)):
+            space.tally.prune(number_of_layouts(space.asked, group.degrees))
             continue
-        listed.append(group)
-        fastest = sorted([*fastest, group.best])
-        wanted |= {kind: min(group.best, wanted.get(kind, inf)) for kind in kinds}
+        group.promises = [promise(space.asked, one) for one in space.layouts(group.degrees)]
+        heapify(group.promises)
+        _price(space, group, bound=max(bound, REACH * min(fastest, default=inf)))
+        if group.entries:
+            listed.append(group)
+            fastest = sorted([*fastest, group.best])
+            if group.is_data_parallel:
+                data_parallel = min(data_parallel, group.best)
     return listed
-
-
-def _wanted_kinds(asked: Question, group: Group) -> set[str]:
-    """Kinds of layouts of which the best one is always listed."""
-    layouts = [one.layout for one in group.promises]
-    return {"data-parallel"} if is_data_parallel(layouts[0]) else set()
 
 
 def is_data_parallel(layout: Layout) -> bool:
@@ -142,41 +155,13 @@ def is_data_parallel(layout: Layout) -> bool:
     return layout.tp == layout.pp == layout.cp == 1
 
 
-def _price(asked: Question, group: Group, *, bound: float, only_faster: bool = False) -> None:
-    """Price what may be within `bound`; `only_faster`: and than what is priced of the group."""
+def _price(space: Space, group: Group, *, bound: float) -> None:
+    """Price what may be within `bound`, and faster than what is priced of the group."""
     best = group.best
-    while group.floor <= (min(best, bound) if only_faster else bound):
+    assert group.promises is not None
+    while group.promises and group.floor <= min(best, bound):
         if not group.promises[0].is_sharp:
-            heapreplace(group.promises, _sharpened(asked, group.promises[0]))
+            heapreplace(group.promises, _sharpened(space, group.promises[0]))
             continue
-        group.entries.append(_entry(asked, heappop(group.promises).layout))
+        group.entries.append(entry_of(space.asked, heappop(group.promises).layout))
         best = min(best, seconds(group.entries[-1]))
-
-
-def _entry(asked: Question, layout: Layout) -> Entry:
-    return layout, estimate(
-        model=asked.model, cluster=asked.cluster, training=asked.training, layout=layout
-    )
-
-
-def _price_buckets(asked: Question, groups: list[Group], *, best: float) -> float:
-    """Try other buckets on what may still come first with them. The fastest time after that.
-
-    Not in a pipeline: it gathers and reduces once a step, whatever the bucket.
-    """
-    promises = [
-        (promise(asked, layout).floor, layout, group)
-        for group in groups
-        for layout, result in group.entries
-        if layout.pp == 1 and any(row.exposed_seconds for row in result.communication)
-    ]
-    for floor, layout, group in sorted(promises, key=lambda found: found[0]):
-        if floor > REACH * best:
-            break
-        if _sharpened(asked, Promise(floor, False, layout)).floor > REACH * best:
-            continue
-        for other in buckets(asked, layout):
-            if needed_bytes(asked, other) <= asked.available_bytes:
-                group.entries.append(_entry(asked, other))
-                best = min(best, seconds(group.entries[-1]))
-    return best

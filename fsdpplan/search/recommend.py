@@ -10,15 +10,15 @@ from __future__ import annotations
 from functools import partial
 
 from fsdpplan.cost.band import difference_fraction
-from fsdpplan.search.enumerate import Degrees, degrees
-from fsdpplan.search.fitting import Question, Tally, fitting, hopeless
+from fsdpplan.search.fitting import Tally
 from fsdpplan.search.order import Difference, Entry, in_order, listed
 from fsdpplan.search.pins import Pins
-from fsdpplan.search.pricing import Promise, is_data_parallel, priced, promise
+from fsdpplan.search.pricing import is_data_parallel, priced
+from fsdpplan.search.question import Question
 from fsdpplan.search.reasons import Reasons
 from fsdpplan.search.remedy import nearest_miss
 from fsdpplan.search.result import Listed, NearestMiss, SearchResult
-from fsdpplan.search.variants import overlapped
+from fsdpplan.search.space import Space
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import RankedLayout
@@ -33,45 +33,24 @@ def recommend(
     Layouts that differ only in policies (micro-batch, resharding, synchronisation, schedule,
     checkpointing, buckets) are one entry. The best data-parallel layout is always among the ranked.
     """
-    asked = Question(model=model, cluster=cluster, training=training, pins=pins)
-    tally, groups = _fitting(asked)
-    entries = priced(asked, groups, limit)
-    found = _list(asked, entries, limit)
+    space = Space(Question(model=model, cluster=cluster, training=training, pins=pins))
+    difference: Difference = partial(difference_fraction, cluster=cluster)
+    entries = priced(space, limit, difference)
+    found, tally = _list(space.asked, entries, limit, difference), space.tally
     return SearchResult(
         listed=found,
         candidates=tally.candidates,
         feasible=tally.feasible,
+        priced=tally.priced,
+        pruned=tally.pruned,
         rejected=tuple(tally.rejected.most_common()),
-        nearest_miss=None if found.ranked else _miss(asked, tally),
+        nearest_miss=None if found.ranked else _miss(space.asked, tally),
         example=_example(tally),
     )
 
 
-def _fitting(asked: Question) -> tuple[Tally, list[list[Promise]]]:
-    """What fits, for each way to spread the ranks, and what was seen on the way."""
-    tally = Tally()
-    every = degrees(
-        model=asked.model, cluster=asked.cluster, training=asked.training, pins=asked.pins
-    )
-    return tally, [_promises(asked, d, tally) for d in every]
-
-
-def _promises(asked: Question, d: Degrees, tally: Tally) -> list[Promise]:
-    """What fits with these degrees, with the least that it can take."""
-    reason = hopeless(asked, d)
-    if reason:
-        tally.reject(reason)
-        return []
-    return [
-        promise(asked, one)
-        for layout in fitting(asked, d, tally)
-        for one in (layout, *overlapped(asked, layout))
-    ]
-
-
-def _list(asked: Question, entries: list[Entry], limit: int) -> Listed:
+def _list(asked: Question, entries: list[Entry], limit: int, difference: Difference) -> Listed:
     """The list, and what is said of its rows."""
-    difference: Difference = partial(difference_fraction, cluster=asked.cluster)
     order = in_order(entries, difference=difference, cluster=asked.cluster)
     if order is None:
         return Listed()

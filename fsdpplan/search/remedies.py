@@ -14,12 +14,12 @@ from fsdpplan.cost.memory import available_bytes
 from fsdpplan.cost.params import parameter_count
 from fsdpplan.errors import SpecError
 from fsdpplan.search.defaults import default_global_batch
-from fsdpplan.search.enumerate import degrees
-from fsdpplan.search.fitting import Question, Tally, fitting, hopeless
 from fsdpplan.search.legal_batch import legal_global_batch
 from fsdpplan.search.legality import question_problem
 from fsdpplan.search.pins import Pins, pin_flag
+from fsdpplan.search.question import Question
 from fsdpplan.search.remedy import Change, changes, offloaded, with_gpus
+from fsdpplan.search.space import Space
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
@@ -57,11 +57,8 @@ def first_fit(asked: Question) -> Layout | None:
     )
     if problem is not None:
         return None
-    every = degrees(
-        model=asked.model, cluster=asked.cluster, training=asked.training, pins=asked.pins
-    )
-    hopeful = (d for d in every if hopeless(asked, d) is None)
-    return next((layout for d in hopeful for layout in fitting(asked, d, Tally())), None)
+    space = Space(asked)
+    return next((layout for d, _ in space.spreads() for layout in space.layouts(d)), None)
 
 
 def remedy(asked: Asked, closest: Layout | None) -> str | None:

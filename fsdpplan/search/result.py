@@ -45,7 +45,11 @@ class SearchResult:
     candidates: int
     """Layouts considered, legal or not."""
     feasible: int
-    """Layouts that are legal and fit."""
+    """Layouts that are legal and were found to fit."""
+    priced: int
+    """Layouts whose step was predicted."""
+    pruned: int
+    """Layouts that a lower bound of their step left out before it was looked whether they fit."""
     rejected: tuple[tuple[str, int], ...]
     """(reason, number of layouts), largest first."""
     nearest_miss: NearestMiss | None

@@ -1,20 +1,26 @@
-"""Variants: choices that change a layout's time but hardly its place in memory.
-
-They are tried on layouts that can still come first, so that the search stays fast.
-"""
+"""Variants: layouts that differ from one in a single setting."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
-from fsdpplan.search.fitting import Question
-from fsdpplan.spec.layout import Layout
-
-WRAP_BLOCKS = (2, 4)
-"""Blocks an FSDP unit beside one: fewer and larger collectives for more memory."""
+from fsdpplan.cost.pipeline_stages import layout_stage_blocks
+from fsdpplan.cost.stage_splits import stage_splits
+from fsdpplan.search.enumerate import LOOPED_SCHEDULES, V_SCHEDULES, divisors
+from fsdpplan.search.pieces import piece_counts
+from fsdpplan.search.question import Question
+from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, GradientSync, Layout, Reshard
 
 DDP_BUCKETS_BYTES = (100 * 2**20, 400 * 2**20)
 """Buckets of DDP beside its default."""
+
+
+SYNCS: dict[bool, tuple[GradientSync, ...]] = {
+    False: ("every", "last"),
+    True: ("every", "reduce_scatter_only", "last"),
+}
+"""When gradients are reduced, by whether there are copies of shards."""
 
 
 def overlapped(asked: Question, layout: Layout) -> tuple[Layout, ...]:
@@ -25,12 +31,67 @@ def overlapped(asked: Question, layout: Layout) -> tuple[Layout, ...]:
     return (replace(layout, async_tp=True),)
 
 
-def buckets(asked: Question, layout: Layout) -> tuple[Layout, ...]:
-    """`layout` with other buckets, where the user has not fixed them."""
+def changed(asked: Question, layout: Layout) -> Iterator[Layout]:
+    """`layout` with one setting changed that the user has not fixed, recomputation and buckets
+    apart; legal or not."""
+    for pieces in piece_counts(layout, training=asked.training, pins=asked.pins):
+        yield replace(layout, loss_chunks=pieces)
+    if layout.pp > 1 or layout.sharding != "fsdp":
+        return
+    if asked.pins.reshard_after_forward is None:
+        some = divisors(layout.shard_ranks)[1:-1] if layout.ep == layout.tp == 1 else ()
+        every: tuple[Reshard, ...] = ("always", *some, "never")
+        for reshard in every:
+            yield replace(layout, reshard_after_forward=reshard)
+    if asked.pins.gradient_sync is None and layout.num_microbatches > 1:
+        for sync in SYNCS[layout.dp_replicate > 1]:
+            yield replace(layout, gradient_sync=sync)
+
+
+def buckets(asked: Question, layout: Layout) -> Iterator[Layout]:
+    """Other buckets; of FSDP those with which a stage has fewer units: for each number of them the
+    most even ones."""
     if layout.sharding == "fsdp" and asked.pins.wrap_blocks is None:
-        stage_blocks = asked.model.layers // (layout.pp * layout.virtual_stages)
-        return tuple(replace(layout, wrap_blocks=n) for n in WRAP_BLOCKS if n <= stage_blocks)
+        blocks = max(layout_stage_blocks(model=asked.model, layout=layout))
+        sizes = sorted({-(-blocks // units) for units in range(1, blocks)})
+        yield from (replace(layout, wrap_blocks=n) for n in sizes)
     is_ddp = layout.sharding == "ddp" and layout.dp_replicate > 1
     if is_ddp and asked.pins.ddp_bucket_bytes is None:
-        return tuple(replace(layout, ddp_bucket_bytes=size) for size in DDP_BUCKETS_BYTES)
-    return ()
+        yield from (replace(layout, ddp_bucket_bytes=size) for size in DDP_BUCKETS_BYTES)
+
+
+def restaged(asked: Question, layout: Layout) -> Iterator[Layout]:
+    """`layout` with another number of stages a rank, another schedule, another split of the blocks;
+    legal or not."""
+    if layout.pp == 1:
+        return
+    pins, most = asked.pins, asked.model.layers // layout.pp
+    even = replace(layout, stage_blocks=pins.stage_blocks or ())
+    if pins.stage_blocks is None:
+        if layout.schedule in LOOPED_SCHEDULES and pins.virtual_stages is None:
+            yield from (replace(even, virtual_stages=n) for n in range(2, most + 1))
+        for blocks in stage_splits(
+            model=asked.model, cluster=asked.cluster, training=asked.training, layout=layout
+        ):
+            yield replace(layout, stage_blocks=blocks)
+    if pins.schedule is not None or asked.training.runtime != "fsdp2":
+        return
+    if layout.schedule == "1f1b":
+        yield replace(even, schedule="gpipe")
+    compiled = layout.compile
+    for schedule in (*LOOPED_SCHEDULES, *V_SCHEDULES):
+        is_split = schedule in SPLIT_BACKWARD_SCHEDULES
+        stages = 2 if schedule in V_SCHEDULES else max(2, layout.virtual_stages)
+        if stages > most or stages != (pins.virtual_stages or stages):
+            continue
+        if is_split and asked.pins.compile:
+            continue
+        yield replace(
+            even,
+            schedule=schedule,
+            virtual_stages=stages,
+            compile=compiled and not is_split,
+            loss_chunks=1 if is_split and pins.loss_chunks is None else layout.loss_chunks,
+            activation_checkpointing="none" if is_split else layout.activation_checkpointing,
+            checkpoint_blocks="all" if is_split else layout.checkpoint_blocks,
+        )

@@ -114,6 +114,11 @@ class Runtime:
     source: str = ""
     """Where the traits were read."""
 
+    @property
+    def splits_optimizer(self) -> bool:
+        """It has ZeRO-1 and ZeRO-2: an optimizer of its own that shards fp32 masters."""
+        return self.half_parameters
+
 
 FSDP2 = Runtime(
     name="fsdp2",

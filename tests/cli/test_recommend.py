@@ -100,7 +100,8 @@ def test_json_holds_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
     document = ask_json(capsys, *ASKED)
     assert {"schema_version", "model", "cluster", "training", "plans", "search"} <= set(document)
     assert {"assumptions", "warnings"} <= set(document)
-    assert {"candidates", "feasible", "rejected", "seconds"} == set(document["search"])
+    counts = {"candidates", "feasible", "priced", "pruned"}
+    assert {*counts, "rejected", "seconds"} == set(document["search"])
     ranks = {plan["rank"] for plan in document["plans"]}
     assert set(document["not_told_apart"]) <= ranks - {1}
     assert document["fastest_rank"] in ranks

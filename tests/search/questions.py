@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from fsdpplan.cost.band import difference_fraction
-from fsdpplan.cost.step import estimate
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.search.defaults import default_global_batch
@@ -19,15 +18,13 @@ from fsdpplan.search.enumerate import (
     schedules,
     sync_policies,
 )
-from fsdpplan.search.fitting import Question as Asked
-from fsdpplan.search.legality import first_problem
-from fsdpplan.search.order import Entry, by_time, in_order, listed, seconds, spread
-from fsdpplan.search.pieces import in_pieces
+from fsdpplan.search.order import Entry, in_order, listed
 from fsdpplan.search.pins import Pins
-from fsdpplan.search.pricing import REACH, is_data_parallel
+from fsdpplan.search.pricing import is_data_parallel
+from fsdpplan.search.question import Question as Asked
 from fsdpplan.search.recommend import recommend
 from fsdpplan.search.result import SearchResult
-from fsdpplan.search.variants import buckets, overlapped
+from fsdpplan.search.space import Space, entry_of
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
@@ -89,7 +86,7 @@ def question(
 
 
 def policies(question: Question) -> Iterator[Layout]:
-    """Every layout that differs in more than recomputation, overlap and buckets."""
+    """Every layout with usual settings, without recomputation, whether it fits or not."""
     pins, cluster, training = question.pins, question.cluster, question.training
     common = {"cluster": cluster, "pins": pins}
     for d in degrees(model=question.model, training=training, **common):  # type: ignore[arg-type]
@@ -117,70 +114,18 @@ def policies(question: Question) -> Iterator[Layout]:
                         )
 
 
-def priced(question: Question, layout: Layout) -> Entry | None:
-    """The layout with its estimate, where it is legal and fits."""
-    given = {
-        "model": question.model,
-        "cluster": question.cluster,
-        "training": question.training,
-        "layout": layout,
-    }
-    if first_problem(**given) is not None:  # type: ignore[arg-type]
-        return None
-    result = estimate(**given)  # type: ignore[arg-type]
-    fits = result.memory.peak_device_bytes <= question.asked.available_bytes
-    return (layout, result) if fits else None
-
-
-def least_recomputation(question: Question, layout: Layout) -> Iterator[Entry]:
-    """The layout with the first of the modes that fits; and with the first that fits with its loss
-    in pieces, where that is an earlier one."""
-    modes = [replace(layout, activation_checkpointing=mode) for mode in question.asked.modes]
-    found = next(
-        ((at, entry) for at, mode in enumerate(modes) if (entry := priced(question, mode))), None
-    )
-    if found:
-        yield found[1]
-    for mode in modes[: found[0] if found else None]:
-        pieces = in_pieces(mode, training=question.training, pins=question.pins)
-        in_them = priced(question, pieces) if pieces else None
-        if in_them:
-            yield in_them
-            return
-
-
 def everything(question: Question) -> list[Entry]:
-    """All that fits, priced, whatever bound would skip it; buckets apart."""
-    fits = [
-        entry for layout in policies(question) for entry in least_recomputation(question, layout)
+    """All layouts with usual settings that fit, priced, whatever bound would skip them."""
+    space = Space(question.asked)
+    return [
+        entry_of(question.asked, layout) for d, _ in space.spreads() for layout in space.layouts(d)
     ]
-    others = [
-        priced(question, other)
-        for layout, _ in fits
-        for other in overlapped(question.asked, layout)
-    ]
-    return [*fits, *(entry for entry in others if entry)]
 
 
-def brute_force(question: Question, *, limit: int) -> list[Entry]:
-    """The list, from pricing everything."""
-    usual = everything(question)
-    other_buckets = [
-        priced(question, other)
-        for layout, result in usual
-        if layout.pp == 1 and any(row.exposed_seconds for row in result.communication)
-        for other in buckets(question.asked, layout)
-    ]
-    all_ = [*usual, *(entry for entry in other_buckets if entry)]
-    bound = REACH * min(map(seconds, all_), default=0.0)
-    fastest = {
-        spread(layout): (layout, result)
-        for layout, result in sorted(usual, key=by_time, reverse=True)
-    }
-    kept = {repr(one[0]): one for one in (*fastest.values(), *all_) if seconds(one) <= bound}
-    kept |= {repr(one[0]): one for one in fastest.values()}
+def full_list(question: Question, *, limit: int) -> list[Entry]:
+    """The list, from pricing all of them."""
     order = in_order(
-        kept.values(),
+        everything(question),
         difference=partial(difference_fraction, cluster=question.cluster),
         cluster=question.cluster,
     )

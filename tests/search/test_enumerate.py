@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from fsdpplan.search.enumerate import (
     LEAST_LOCAL_TOKENS,
     LONG_SEQUENCE_TOKENS,
-    MAX_MICRO_BATCH,
     Degrees,
     context_ranks,
     degrees,
@@ -127,7 +126,8 @@ def test_micro_batches_fill_the_share_of_a_rank(data_parallel: int, per_rank: in
     found = micro_batches(training=training, data_parallel=data_parallel, pins=Pins())
     assert found[0] == 1
     assert list(found) == sorted(found)
-    assert all(per_rank % n == 0 and n <= MAX_MICRO_BATCH for n in found)
+    assert found[-1] == per_rank
+    assert all(per_rank % n == 0 for n in found)
     assert micro_batches(
         training=training, data_parallel=data_parallel, pins=Pins(micro_batch=7)
     ) == (7,)

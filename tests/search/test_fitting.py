@@ -8,19 +8,14 @@ import pytest
 from hypothesis import given, settings
 
 from fsdpplan.cost.step import estimate
-from fsdpplan.search.enumerate import degrees
-from fsdpplan.search.fitting import (
-    CHECKPOINTING,
-    Question,
-    Tally,
-    fitting,
-    needed_bytes,
-)
-from fsdpplan.search.pieces import in_pieces
+from fsdpplan.search.fitting import fewest_blocks, fitting, needed_bytes
 from fsdpplan.search.pins import Pins
+from fsdpplan.search.question import CHECKPOINTING, Question
+from fsdpplan.search.room import Room
+from fsdpplan.search.space import Space
 from fsdpplan.spec.layout import Layout
 from tests.cost.problems import Case, cases
-from tests.search.questions import WIDE, policies, question
+from tests.search.questions import WIDE, question
 
 
 def asked(drawn: Case) -> Question:
@@ -67,36 +62,47 @@ TIGHT = {
 
 
 @pytest.mark.parametrize("name", TIGHT)
-def test_all_that_fits_is_found_with_the_least_recomputation_that_fits(name: str) -> None:
+def test_all_that_is_found_fits_with_the_least_recomputation_that_fits(name: str) -> None:
     wanted = TIGHT[name]
-    every = degrees(
-        model=wanted.model, cluster=wanted.cluster, training=wanted.training, pins=wanted.pins
-    )
-    innermost = wanted.cluster.levels[0].domain_gpus
-    tally = Tally()
-    found = {
-        layout for d in every if d.tp <= innermost for layout in fitting(wanted.asked, d, tally)
-    }
+    space = Space(wanted.asked)
+    found = [
+        layout
+        for d, _ in space.spreads()
+        for layout in fitting(wanted.asked, d, space.tally, space.room)
+    ]
+    assert found
+    for layout in found:
+        assert space.fits(layout)
+        at = CHECKPOINTING.index(layout.activation_checkpointing)
+        for less in CHECKPOINTING[:at]:
+            assert not space.fits(replace(layout, activation_checkpointing=less))
 
-    def fits(layout: Layout | None) -> bool:
-        available = wanted.asked.available_bytes
-        return layout is not None and needed_bytes(wanted.asked, layout) <= available
 
-    def in_them(layout: Layout) -> Layout | None:
-        return in_pieces(layout, training=wanted.training, pins=wanted.pins)
+@settings(max_examples=80, deadline=None)
+@given(cases())
+def test_the_least_bytes_are_a_lower_bound(drawn: Case) -> None:
+    """What is ruled out by them, or by the blocks that they say must be recomputed, cannot fit."""
+    room = Room(asked(drawn))
+    if drawn.layout.stage_blocks or drawn.layout.loss_chunks > 1:
+        return
+    whole = replace(drawn.layout, checkpoint_blocks="all")
+    assert room.least_bytes(whole) <= needed_bytes(asked(drawn), whole)
+    needed = room.recomputed(whole)
+    for mode in CHECKPOINTING:
+        layout = replace(whole, activation_checkpointing=mode)
+        case = replace(drawn, layout=layout)
+        if case.problem is None and mode not in needed and "none" not in needed:
+            available = asked(drawn).available_bytes
+            assert needed_bytes(asked(drawn), layout) > available
 
-    expected: set[Layout] = set()
-    layouts = 0
-    for layout in policies(wanted):
-        case = Case(
-            model=wanted.model, cluster=wanted.cluster, training=wanted.training, layout=layout
-        )
-        if case.problem is not None:
-            continue
-        modes = [replace(layout, activation_checkpointing=mode) for mode in CHECKPOINTING]
-        whole = next((at for at, mode in enumerate(modes) if fits(mode)), None)
-        cut = [piece for mode in modes[:whole] if (piece := in_them(mode)) and fits(piece)][:1]
-        expected |= {*cut, *([] if whole is None else [modes[whole]])}
-        layouts += bool(cut or whole is not None)
-    assert found == expected
-    assert tally.feasible == len(CHECKPOINTING) * layouts
+
+def test_the_fewest_recomputed_blocks_fit_and_one_less_does_not() -> None:
+    wanted = question("llama-3.1-8b", 8, global_batch=64, pp=1, tp=1)
+    layout = Layout(dp_shard=8, micro_batch=4, num_microbatches=2, activation_checkpointing="full")
+    number = fewest_blocks(wanted.asked, layout)
+    assert number is not None
+    available = wanted.asked.available_bytes
+    some = replace(layout, checkpoint_blocks=number)
+    assert needed_bytes(wanted.asked, some) <= available
+    fewer = replace(layout, checkpoint_blocks=number - 1)
+    assert needed_bytes(wanted.asked, fewer) > available

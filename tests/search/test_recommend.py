@@ -7,14 +7,14 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from fsdpplan.cost.band import MOST_INDISTINGUISHABLE_FRACTION
 from fsdpplan.cost.memory import available_bytes
 from fsdpplan.cost.shape import infer_model
 from fsdpplan.files.catalogue import load_model
-from fsdpplan.search import recommend as searching
+from fsdpplan.search import space as searching
 from fsdpplan.search.enumerate import degrees
 from fsdpplan.search.legality import first_problem
 from fsdpplan.search.order import seconds
@@ -24,7 +24,7 @@ from fsdpplan.search.result import SearchResult
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
 from fsdpplan.spec.model import Experts
 from tests.cost.problems import SMALL
-from tests.search.questions import WIDE, Question, brute_force, question
+from tests.search.questions import WIDE, Question, full_list, question
 
 MIXTURE = replace(SMALL, name="mixture", experts=Experts(experts=4, active=2, hidden=2048))
 
@@ -43,11 +43,17 @@ SMALL_QUESTIONS = {
 
 
 @pytest.mark.parametrize("asked", SMALL_QUESTIONS.values(), ids=SMALL_QUESTIONS.keys())
-def test_the_list_is_that_of_brute_force(asked: Question) -> None:
-    expected = brute_force(asked, limit=5)
+def test_the_list_is_that_of_pricing_all_with_usual_settings(asked: Question) -> None:
+    """Or it begins with what is faster than all of them."""
+    expected = full_list(asked, limit=5)
     result = asked.answer(limit=5)
-    assert [entry.layout for entry in result.ranked] == [layout for layout, _ in expected]
-    assert result.fastest_seconds == min(map(seconds, expected))
+    assert result.fastest is not None
+    least = min(map(seconds, expected))
+    if result.fastest.layout in [layout for layout, _ in expected]:
+        assert [entry.layout for entry in result.ranked] == [layout for layout, _ in expected]
+        assert result.fastest_seconds == least
+    else:
+        assert result.fastest.estimate.step_seconds.expected < least
     assert result.ranked[0].estimate.step_seconds.expected <= REACH * result.fastest_seconds
 
 
@@ -70,7 +76,6 @@ def test_the_order_of_the_search_never_changes_the_answer(name: str, seed: int) 
         patch.setattr(searching, "degrees", shuffled)
         other = SMALL_QUESTIONS[name].answer()
     assert other.ranked == expected.ranked
-    assert sorted(other.rejected) == sorted(expected.rejected)
 
 
 MODELS = [SMALL, WIDE, MIXTURE, load_model("llama-3.1-8b"), load_model("gpt2-large")]
@@ -127,7 +132,8 @@ def test_every_layout_is_legal_fits_keeps_the_pins_and_is_counted(asked: Questio
 
 
 def _counts_add_up(result: SearchResult) -> None:
-    assert result.candidates == result.feasible + sum(number for _, number in result.rejected)
+    rejected = sum(number for _, number in result.rejected)
+    assert result.candidates == result.feasible + result.pruned + rejected
     assert (result.feasible == 0) == (result.ranked == ())
     assert result.nearest_miss is None or not result.ranked
     if result.nearest_miss:
@@ -172,16 +178,26 @@ PINNED = {
     "dp_shard": [1, 2, 8],
     "dp_replicate": [1, 2, 8],
     "micro_batch": [1, 2],
-    "activation_checkpointing": ["none", "op", "full"],
+    "activation_checkpointing": ["none", "attention", "op", "full"],
     "gradient_sync": ["every", "last"],
-    "reshard_after_forward": ["always", "never"],
+    "reshard_after_forward": ["always", "never", 2, 4],
     "async_tp": [True, False],
-    "loss_chunks": [1],
+    "loss_chunks": [1, 2, 4],
+    "wrap_blocks": [1, 2, 4],
+    "checkpoint_blocks": [1, 2, 4],
+    "virtual_stages": [2, 3, 4],
+    "schedule": ["gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble"],
+    "cp": [1, 2],
 }
 """Values of options that the search tries by itself."""
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 @given(st.data())
 def test_no_pin_beats_the_free_search(data: st.DataObject) -> None:
     gpus = data.draw(st.sampled_from([2, 4, 8]))
@@ -194,6 +210,7 @@ def test_no_pin_beats_the_free_search(data: st.DataObject) -> None:
     )
     names = data.draw(st.lists(st.sampled_from(sorted(PINNED)), min_size=1, max_size=3))
     pins = {name: data.draw(st.sampled_from(PINNED[name])) for name in names}
+    assume("checkpoint_blocks" not in pins or pins.get("activation_checkpointing") != "none")
     pinned = replace(free, pins=Pins(**pins))
     assert fastest_seconds(free) <= fastest_seconds(pinned) * (1 + 1e-9)
 

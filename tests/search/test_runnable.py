@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fsdpplan.search.legality import first_problem
+from fsdpplan.search.variants import buckets, changed, restaged
 from fsdpplan.spec.layout import Layout
 from fsdpplan.trainer.config import parse_plan
 from fsdpplan.trainer.support import require_runnable
@@ -21,11 +22,16 @@ STRIDE = 13
 
 
 def legal_layouts(asked: Question) -> Iterator[Layout]:
-    """Layouts that the search makes and its rules let through, whether they fit or not."""
+    """Layouts that the search makes and its rules let through, whether they fit or not; of each
+    usual one some that are changed."""
     nouns = {"model": asked.model, "cluster": asked.cluster, "training": asked.training}
-    for layout in islice(policies(asked), 0, None, STRIDE):
-        if first_problem(**nouns, layout=layout) is None:  # type: ignore[arg-type]
-            yield layout
+    for number, usual in enumerate(islice(policies(asked), 0, None, STRIDE)):
+        others = (*buckets(asked.asked, usual), *changed(asked.asked, usual))
+        if usual.pp * usual.virtual_stages <= asked.model.layers:
+            others += tuple(restaged(asked.asked, usual))
+        for layout in (usual, *others[number % STRIDE :: STRIDE]):
+            if first_problem(**nouns, layout=layout) is None:  # type: ignore[arg-type]
+                yield layout
 
 
 def document(asked: Question, layout: Layout) -> str:

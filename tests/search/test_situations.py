@@ -16,10 +16,6 @@ from tests.search.questions import Question, question
 TABLE = Path(__file__).parents[1] / "golden" / "situations.toml"
 SITUATIONS = tomllib.loads(TABLE.read_text(encoding="utf-8"))["situations"]
 
-NOT_SEARCHED = {"405B on 16,384 GPUs"}
-"""Situations whose accepted layouts have policies that the search does not try there: more stages a
-rank. Each is to pass once they are tried."""
-
 QUESTION = ("gpus", "hardware", "seq_len", "global_batch")
 """What a situation says beside its model, its accepted layouts and why."""
 
@@ -56,13 +52,7 @@ def _keeps(value: Any, bound: Any) -> bool:
             return bool(value == bound)
 
 
-def _marked(situation: Mapping[str, Any]) -> Any:
-    name = situation["name"]
-    marks = [pytest.mark.xfail(strict=True)] if name in NOT_SEARCHED else []
-    return pytest.param(situation, id=name, marks=marks)
-
-
-@pytest.mark.parametrize("situation", [_marked(one) for one in SITUATIONS])
+@pytest.mark.parametrize("situation", SITUATIONS, ids=lambda situation: situation["name"])
 def test_the_first_answer_is_one_that_an_expert_would_give(situation: Mapping[str, Any]) -> None:
     first = asked_in(situation).answer().ranked[0]
     assert is_accepted(first.layout, situation), f"{situation['why']}; not {first.layout}"

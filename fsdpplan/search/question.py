@@ -1,0 +1,47 @@
+"""Question: what is asked of a search."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fsdpplan.cost.memory import available_bytes
+from fsdpplan.search.pins import Pins
+from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, ActivationCheckpointing
+from fsdpplan.spec.model import Model
+from fsdpplan.spec.training import Training
+
+CHECKPOINTING: tuple[ActivationCheckpointing, ...] = ("none", "op", "full")
+"""In the order of growing recomputation and shrinking memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is asked: the inputs of the search."""
+
+    model: Model
+    cluster: Cluster
+    training: Training
+    pins: Pins
+
+    @property
+    def available_bytes(self) -> int:
+        """Device memory less head-room."""
+        return available_bytes(cluster=self.cluster, training=self.training)
+
+    @property
+    def modes(self) -> tuple[ActivationCheckpointing, ...]:
+        """What backward may recompute, growing."""
+        pinned = self.pins.activation_checkpointing
+        if pinned:
+            return (pinned,)
+        is_some = self.pins.checkpoint_blocks not in (None, "all")
+        return CHECKPOINTING[1:] if is_some else CHECKPOINTING
+
+    @property
+    def compiled(self) -> bool:
+        """Whether blocks are compiled: on GPUs, unless the user or the schedule says no."""
+        if self.pins.compile is not None:
+            return self.pins.compile
+        is_split = self.pins.schedule in SPLIT_BACKWARD_SCHEDULES
+        return self.cluster.device.kind == "cuda" and not is_split
