@@ -88,7 +88,12 @@ def priced(space: Space, limit: int, difference: Difference) -> list[Entry]:
     """
     listed = _listed(space, limit)
     fastest = {min(group.entries, key=by_time)[0] for group in listed}
-    unpriced = [(one.floor, one.layout) for group in listed for one in group.promises or ()]
+    unpriced = [
+        (one.floor, one.layout)
+        for group in listed
+        for one in group.promises or ()
+        if one.layout.pp == 1  # the floor of a pipeline says too little
+    ]
     usual = [entry for group in listed for entry in group.entries]
     refinements = refined(space, usual, unpriced)
     first = min((*usual, *refinements), key=by_time, default=None)

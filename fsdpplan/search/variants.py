@@ -34,7 +34,8 @@ def overlapped(asked: Question, layout: Layout) -> tuple[Layout, ...]:
 def changed(asked: Question, layout: Layout) -> Iterator[Layout]:
     """`layout` with one setting changed that the user has not fixed, recomputation and buckets
     apart; legal or not."""
-    for pieces in piece_counts(layout, training=asked.training, pins=asked.pins):
+    counts = piece_counts(layout, training=asked.training, pins=asked.pins)
+    for pieces in (1, *counts) if counts else ():
         yield replace(layout, loss_chunks=pieces)
     if layout.pp > 1 or layout.sharding != "fsdp":
         return
