@@ -134,6 +134,7 @@ def unit_backward_phases(s: RankSizes, index: int) -> list[Phase]:
     kept = s.gathered_root + before * s.kept_block
     prefetched = s.unit_blocks * s.prefetched_block if s.regathers and index else 0
     behind = s.blocks_of(index + 1) * s.reduce_block if done else s.behind_root
+    beside = behind if s.keeps_reduction_behind and done else 0
     held = s.held(before + blocks) + s.head_gradient
     last_gradient = 0 if s.has_lean_units else s.block.last_weight_gradient_bytes
 
@@ -185,7 +186,7 @@ def unit_backward_phases(s: RankSizes, index: int) -> list[Phase]:
         copied=0,
         buffers=prefetched,
         copies=s.copies(before),
-        gradients=blocks * (s.reduce_block + s.block_gradient),
+        gradients=blocks * (s.reduce_block + s.block_gradient) + beside,
         shards=0,
         saved=s.saved(before),
     )
@@ -193,7 +194,7 @@ def unit_backward_phases(s: RankSizes, index: int) -> list[Phase]:
         copied=0,
         buffers=prefetched,
         copies=s.copies(before),
-        gradients=blocks * (s.reduce_block - s.held_block) + last_gradient,
+        gradients=blocks * (s.reduce_block - s.held_block) + beside + last_gradient,
         shards=blocks * s.shard_block_elements * s.reduced_bytes,
         saved=s.saved(before),
     )
@@ -213,16 +214,17 @@ def root_backward_phases(s: RankSizes) -> list[Phase]:
         + s.held_root,
         activations=s.block.residual_bytes + s.other_micro_batches,
     )
+    beside = s.blocks_of(0) * s.reduce_block if s.keeps_reduction_behind else 0
     copy_in = Phase(
         name="backward",
         gradients=s.gradients(s.blocks),
-        unsharded_gradients=s.root_gradient + s.held_root + s.reduce_root,
+        unsharded_gradients=s.root_gradient + s.held_root + s.reduce_root + beside,
         activations=s.other_micro_batches,
     )
     reduced = Phase(
         name="backward",
         gradients=s.gradients(s.blocks) + s.shard_root_elements * s.reduced_bytes,
-        unsharded_gradients=s.reduce_root + (0 if s.has_lean_units else s.head_gradient),
+        unsharded_gradients=s.reduce_root + beside + (0 if s.has_lean_units else s.head_gradient),
         activations=s.other_micro_batches,
     )
     return [embedding, copy_in, reduced]

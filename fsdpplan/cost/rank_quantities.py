@@ -57,6 +57,8 @@ class RankSizes:
     """Blocks in an FSDP unit; the last unit may have fewer."""
     has_lean_units: bool
     """Buffers of a unit are gone when the next one's come (`torch_traits`)."""
+    keeps_reduction_behind: bool
+    """What a unit was reduced from is still there while the next one is (`torch_traits`)."""
     gathers_in_place: bool
     """Units are gathered where they are computed with (FSDP1); FSDP2 copies them out of buffers."""
     gathered_block: int

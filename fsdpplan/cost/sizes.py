@@ -32,7 +32,12 @@ from fsdpplan.cost.shards import (
     own_layouts,
     root_size,
 )
-from fsdpplan.cost.torch_traits import has_lean_pipelines, has_lean_units, sums_in_reduce_dtype
+from fsdpplan.cost.torch_traits import (
+    has_lean_pipelines,
+    has_lean_units,
+    keeps_reduction_behind,
+    sums_in_reduce_dtype,
+)
 from fsdpplan.cost.weight_gradients import weight_gradient_bytes
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
 from fsdpplan.spec.model import Model
@@ -94,6 +99,7 @@ def rank_sizes(
         blocks=stage.blocks,
         unit_blocks=max(1, min(layout.wrap_blocks, stage.blocks)),
         has_lean_units=has_lean_units(training),
+        keeps_reduction_behind=keeps_reduction_behind(training),
         gathers_in_place=is_fsdp and training.traits.flat_parameters,
         gathered_block=gathered_block,
         buffer_block=gathered_block if has_buffers else 0,

@@ -9,6 +9,7 @@ LEAN_PIPELINES = TorchRelease(2, 15)
 GRADIENTS_IN_REDUCE_DTYPE = TorchRelease(2, 15)
 LEAN_UNITS = TorchRelease(2, 15)
 PARTIAL_PRODUCTS = TorchRelease(2, 11)
+REDUCTIONS_KEPT, REDUCTIONS_LET_GO = TorchRelease(2, 12), TorchRelease(2, 13)
 
 
 def _runs_since(release: TorchRelease, training: Training) -> bool:
@@ -48,6 +49,15 @@ def has_lean_units(training: Training) -> bool:
     the peaks of its steps under fake tensors (tests/ground_truth/test_memory.py).
     """
     return _runs_since(LEAN_UNITS, training)
+
+
+def keeps_reduction_behind(training: Training) -> bool:
+    """Whether FSDP2 still has the buffer that a unit's gradients were reduced from while it reduces
+    those of the next: torch 2.12 alone, where a loop's variable refers to it to the end of
+    `FSDPParamGroup.post_backward`. Seen in the peaks of its steps (tests/ground_truth).
+    """
+    release = training.torch_release
+    return release is not None and REDUCTIONS_KEPT <= release < REDUCTIONS_LET_GO
 
 
 def sums_before_products(training: Training) -> bool:
