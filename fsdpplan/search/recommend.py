@@ -1,8 +1,8 @@
 """Recommend: price every legal layout that fits, and rank them.
 
 Legality comes before memory, memory before time, and each is skipped where a cheaper bound has
-already decided. The bounds are exact, so neither they nor the order of the search ever change the
-answer: whoever prices everything finds the same.
+already decided. The bounds are exact: whoever prices every layout with the usual settings finds the
+same. Rare settings are then tried one at a time on what is near the fastest (`refine`).
 """
 
 from __future__ import annotations
