@@ -143,7 +143,8 @@ def _memory(inputs: Inputs, estimate: Estimate, width: int) -> str:
 
 
 def _searched(result: SearchResult, width: int) -> str:
-    lost = f"; rejected: {rejections(result.rejected)}" if result.rejected else ""
+    lost = f"; slower than a bound allows: {result.pruned:,}" if result.pruned else ""
+    lost += f"; rejected: {rejections(result.rejected)}" if result.rejected else ""
     return wrapped(
         f"Searched {result.candidates:,} layouts: {result.feasible:,} legal and fitting{lost}.",
         width=width,

@@ -99,21 +99,15 @@ def forget_meshes() -> None:
     """Empty DTensor's caches: equal meshes of a later process group would find this one's."""
     propagate = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding
     propagate.cache.cache_clear()
+    redistribute: Any = import_module("torch.distributed.tensor._redistribute")
     caches = (
         (torch._C, "_clear_DTensor_sharding_propagator_cache"),  # since torch 2.10
-        (
-            import_module("torch.distributed.tensor._redistribute"),
-            "clear_redistribute_planner_cache",  # since torch 2.10
-        ),
+        (redistribute, "clear_redistribute_planner_cache"),  # since torch 2.10
+        (getattr(redistribute, "_gen_transform_infos", None), "cache_clear"),  # before
     )
     for module, name in caches:
         if hasattr(module, name):
             getattr(module, name)()
-    # before that it was an lru_cache
-    transforms: Any = import_module("torch.distributed.tensor._redistribute")
-    clear = getattr(getattr(transforms, "_gen_transform_infos", None), "cache_clear", None)
-    if clear is not None:
-        clear()
     # torch 2.8 takes a mesh for a part of another that an equal one was
     resources = getattr(device_mesh, "_mesh_resources", None)
     getattr(resources, "child_to_root_mapping", {}).clear()
