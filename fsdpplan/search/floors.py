@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from fsdpplan.cost.fsdp_timing import fsdp_micro_batch
+from fsdpplan.cost.least import least_communication_seconds
 from fsdpplan.cost.passes import plain_seconds
 from fsdpplan.cost.pipeline_gathers import ACTIVE_STAGES
 from fsdpplan.cost.shards import Stage, whole_model
@@ -109,18 +109,17 @@ class Floors:
 
     def _moving_seconds(self, layout: Layout) -> float:
         """FSDP's gathers and reduce-scatters one after the other, each as seldom as can be."""
-        blocks = self.asked.model.layers
-        batch = fsdp_micro_batch(
+        return least_communication_seconds(
             model=self.asked.model,
             cluster=self.asked.cluster,
             training=self.asked.training,
-            layout=replace(layout, wrap_blocks=blocks, reshard_after_forward="never"),
-            stage=whole_model(self.asked.model),
+            layout=replace(
+                layout,
+                wrap_blocks=self.asked.model.layers,
+                reshard_after_forward="never",
+                gradient_sync="last",
+            ),
         )
-        units = (*batch.runs, (batch.root, 1))
-        gathers = sum(times * unit.gather for unit, times in units)
-        reductions = sum(times * unit.reduce_scatter for unit, times in units)
-        return layout.num_microbatches * gathers + reductions
 
     def _update_seconds(self, layout: Layout) -> float:
         """The optimizer over the whole model."""
