@@ -77,16 +77,13 @@ def recomputed(module: nn.Module, **context: Any) -> Callable[..., Any]:
     takes each of those for another program, before torch 2.10 also of modules that are alike, and
     gives up compiling after eight blocks.
     """
-    own = vars(module).get("forward")
-    forward = type(module).forward
+    replaced = vars(module).get("forward")
+    forward, first = (replaced, ()) if replaced else (type(module).forward, (module,))
 
     def again(*args: Any, **given: Any) -> Any:
-        return checkpoint(forward, module, *args, use_reentrant=False, **context, **given)
+        return checkpoint(forward, *first, *args, use_reentrant=False, **context, **given)
 
-    def again_as_replaced(*args: Any, **given: Any) -> Any:
-        return checkpoint(own, *args, use_reentrant=False, **context, **given)
-
-    return again if own is None else again_as_replaced
+    return again
 
 
 def attention_cores(block: nn.Module) -> list[AttentionCore]:
