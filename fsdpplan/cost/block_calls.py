@@ -306,10 +306,7 @@ def _expert_parallel(model: Model, training: Training, layout: Layout) -> Iterat
     assert model.experts
     size = activation_bytes(model=model, training=training, layout=layout)
     rows = model.experts.active * (-(-size // layout.tp) if layout.sequence_parallel else size)
-    passes: tuple[Pass, ...] = ("forward", "backward")
-    if layout.activation_checkpointing == "full":
-        passes = ("forward", "recompute", "backward")
-    for when in passes:
+    for when in (*_passes(training, layout), "backward"):
         yield BlockCall(
             when=when,
             collective="all_to_all",

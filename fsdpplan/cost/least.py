@@ -5,12 +5,15 @@ Both bounds cost a tenth of an estimate, or less, and are below it: tests hold t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 
 from fsdpplan.cost.calls import group_seconds
 from fsdpplan.cost.fsdp_timing import fsdp_micro_batch
 from fsdpplan.cost.groups import pp_group
 from fsdpplan.cost.passes import plain_seconds
+from fsdpplan.cost.pipeline_order import round_microbatches
+from fsdpplan.cost.pipeline_passes import played_timing
 from fsdpplan.cost.pipeline_stages import layout_rank_stages, pipeline_ranks, pipeline_stages
 from fsdpplan.cost.shards import Stage, gradient_syncs
 from fsdpplan.cost.timing import gradient_seconds, layout_optimizer_seconds, optimizer_elements
@@ -19,6 +22,9 @@ from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
+
+Pair = tuple[float, float]
+"""Seconds of one micro-batch on one rank: (forward, backward with what is recomputed)."""
 
 
 def least_communication_seconds(
@@ -48,38 +54,78 @@ def least_pipeline_seconds(
 ) -> float:
     """The rank for which work and waiting for its first and after its last micro-batch are most.
 
-        T >= max over ranks r of (way to r + m * work of r + way back) + reduction of stage 0
-
-    The way goes through the stages before the first one of r: forward, or FSDP's gather where that
-    takes longer, a message to the next, and back where backward passes are not split. Then the
-    first stage, the last to be done, reduces its gradients. 0 without a pipeline.
+    As `least_way_seconds`, and then the first stage, the last to be done, reduces its gradients. 0
+    without a pipeline.
     """
     if layout.pp == 1:
         return 0.0
     common = {"model": model, "cluster": cluster, "training": training, "layout": layout}
     stages = pipeline_stages(model=model, layout=layout)
     found = {stage: plain_seconds(stage=stage, **common) for stage in dict.fromkeys(stages)}  # type: ignore[arg-type]
-    waits = {stage: _stage_waits(stage, **common) for stage in dict.fromkeys(stages)}  # type: ignore[arg-type]
-    size = message_bytes(model=model, training=training, layout=layout)
-    send = group_seconds(cluster, pp_group(layout), "send_recv", size)
+    waits = {stage: stage_waits(stage=stage, **common) for stage in dict.fromkeys(stages)}  # type: ignore[arg-type]
+    least = least_way_seconds(
+        layout,
+        passes=[found[stage] for stage in stages],
+        gathers=[waits[stage][0] for stage in stages],
+        send=message_seconds(model=model, cluster=cluster, training=training, layout=layout),
+    )
     is_split = layout.schedule in SPLIT_BACKWARD_SCHEDULES
-    there = accumulate(
-        (max(found[stage][0], waits[stage][0]) + send for stage in stages), initial=0.0
-    )
-    back = accumulate(
-        (0.0 if is_split else found[stage][1] + send for stage in stages), initial=0.0
-    )
-    ways = [one + other for one, other in zip(there, back, strict=True)]
-    longest = max(
-        layout.num_microbatches * sum(sum(found[stages[index]]) for index in held) + ways[min(held)]
-        for held in layout_rank_stages(layout)
-    )
-    return longest + (0.0 if is_split else waits[stages[0]][1])
+    return least + (0.0 if is_split else waits[stages[0]][1])
 
 
-def _stage_waits(
-    stage: Stage, *, model: Model, cluster: Cluster, training: Training, layout: Layout
-) -> tuple[float, float]:
+def least_way_seconds(
+    layout: Layout, *, passes: Sequence[Pair], gathers: Sequence[float], send: float
+) -> float:
+    """A lower bound of all micro-batches through a pipeline, from (forward, backward) of each stage
+    and the time that FSDP gathers it.
+
+        T >= max over ranks r, stages s of r (first forward of s ends + m * work of r - what r has
+             done by then + way back from r)
+
+    The way to a stage goes through those before it: forward, or FSDP's gather where that takes
+    longer, and a message to the next; back where backward passes are not split. Before the first
+    forward of a rank's next stage it sends a round of micro-batches through those before it.
+    """
+    is_split = layout.schedule in SPLIT_BACKWARD_SCHEDULES
+    arrived = first_forward_ends(passes=passes, gathers=gathers, send=send)
+    back = list(accumulate((0.0 if is_split else one[1] + send for one in passes), initial=0.0))
+    number, least = layout.num_microbatches, 0.0
+    a_round = round_microbatches(schedule=layout.schedule, pp=layout.pp, num_microbatches=number)
+    for held in layout_rank_stages(layout):
+        work, done = number * sum(sum(passes[index]) for index in held), 0.0
+        for index in held[:1] if is_split else held:
+            forward = passes[index][0]
+            least = max(least, arrived[index] + work - done - forward + back[held[0]])
+            done += a_round * forward
+    return least
+
+
+def first_forward_ends(
+    *, passes: Sequence[Pair], gathers: Sequence[float], send: float
+) -> list[float]:
+    """When each stage's first forward pass ends at the earliest."""
+    steps = [max(one[0], wait) for one, wait in zip(passes, gathers, strict=True)]
+    return [end + index * send for index, end in enumerate(accumulate(steps))]
+
+
+def played_seconds(
+    layout: Layout, *, passes: Sequence[Pair], gathers: Sequence[float], send: float
+) -> float:
+    """The same by playing the schedule, for those that do not split the backward pass."""
+    gathered = first_forward_ends(passes=passes, gathers=gathers, send=send)
+    moments = tuple(gathered) if any(gathers) else ()
+    return played_timing(layout, tuple(passes), (), send, moments).total_seconds
+
+
+def message_seconds(*, model: Model, cluster: Cluster, training: Training, layout: Layout) -> float:
+    """A message from one stage of the pipeline to the next."""
+    size = message_bytes(model=model, training=training, layout=layout)
+    return group_seconds(cluster, pp_group(layout), "send_recv", size)
+
+
+def stage_waits(
+    *, model: Model, cluster: Cluster, training: Training, layout: Layout, stage: Stage
+) -> Pair:
     """(gathers, reductions) of a stage under FSDP; none otherwise, where they may be hidden."""
     if layout.sharding != "fsdp":
         return 0.0, 0.0

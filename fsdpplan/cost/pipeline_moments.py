@@ -76,6 +76,11 @@ class Moments:
     """When those of its blocks are, and those of embedding or head are left."""
 
 
+_Numbers = tuple[int, ...]
+_WHOLE = (0, 0, 0, 0, 0, 0)
+"""Of backward passes that are not split."""
+
+
 def all_at_once(*, alive: int, blocks: int, kept: int = 0) -> Moments:
     """Everything in flight beside all gradients; `kept` of the blocks keep everything, and are
     taken to be as large a part of what is in flight."""
@@ -118,24 +123,16 @@ def moments_of_rank(
     fresh: dict[int, int] = {}
     alive, alive_kept, held, waiting, inputs, reduced = 0, 0, 0, 0, 0, 0
     forward, forward_kept, loss, backward, backward_kept, embedding, after, reduction, root = (
-        set[Moment]() for _ in range(9)
+        set[_Numbers]() for _ in range(9)
     )
+    is_split = any(kind in (BACKWARD_INPUT, BACKWARD_WEIGHT) for _, _, kind in actions)
     left = Counter(stage for stage, _, kind in actions if kind in (BACKWARD, BACKWARD_WEIGHT))
 
-    def now(less: int = 0, less_kept: int = 0) -> Moment:
-        return Moment(
-            alive=alive - less,
-            graded=held,
-            waiting=waiting,
-            inputs=inputs,
-            fresh=sum(fresh.values()),
-            first=sum(blocks for stage, blocks in fresh.items() if stage not in graded),
-            fresh_head=int(last in fresh),
-            first_head=int(last in fresh and last not in graded),
-            ends=len(graded & {0, last}),
-            reduced=reduced,
-            kept=alive_kept - less_kept,
-        )
+    def now(less: int = 0, less_kept: int = 0, ungraded: int = 0) -> _Numbers:
+        """A `Moment`'s numbers: plain ones, as there are very many of them."""
+        split = (waiting, inputs, *_fresh(fresh, graded, last)) if is_split else _WHOLE
+        ends = (0 in graded) + (last in graded and last > 0)
+        return (alive - less, held - ungraded, *split, ends, reduced, alive_kept - less_kept)
 
     def grade(stage: int, blocks: int) -> None:
         nonlocal held
@@ -173,8 +170,7 @@ def moments_of_rank(
             if keeping:
                 places += [(keeping, backward), (keeping - 1, backward_kept)]
             for done, seen in places:  # blocks that the pass is through with have gradients
-                moment = now(done, min(done, keeping))
-                seen.add(moment._replace(graded=held - (blocks - done)))
+                seen.add(now(done, min(done, keeping), blocks - done))
         alive, alive_kept = alive - blocks, alive_kept - keeping
         waiting -= blocks if is_half else 0
         after.add(now())
@@ -213,10 +209,16 @@ def short_actions(stages: Sequence[int], *, most: int, several: bool) -> list[Ac
     return [*first, (stage, 0, BACKWARD), (stage, most, FORWARD), *rest]
 
 
-def _highest(moments: Iterable[Moment]) -> tuple[Moment, ...]:
+def _fresh(fresh: dict[int, int], graded: set[int], last: int) -> tuple[int, int, int, int]:
+    """`Moment.fresh` to `Moment.first_head`."""
+    first = {stage: blocks for stage, blocks in fresh.items() if stage not in graded}
+    return sum(fresh.values()), sum(first.values()), int(last in fresh), int(last in first)
+
+
+def _highest(moments: Iterable[tuple[int, ...]]) -> tuple[Moment, ...]:
     """Those that no other one reaches in all."""
-    kept: list[Moment] = []
+    kept: list[tuple[int, ...]] = []
     for moment in sorted(set(moments), reverse=True):
         if not any(all(map(ge, other, moment)) for other in kept):
             kept.append(moment)
-    return tuple(kept)
+    return tuple(map(Moment._make, kept))

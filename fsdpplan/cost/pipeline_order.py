@@ -27,6 +27,7 @@ __all__ = [
     "SIMULATED_SCHEDULES",
     "Action",
     "microbatches_refusal",
+    "moments_of",
     "peak_in_flight",
     "peak_weights_pending",
     "rank_actions",
@@ -191,7 +192,6 @@ def peak_weights_pending(
     return tuple(peak.pending for peak in _peaks(schedule, pp, short, virtual_stages, ()))
 
 
-@lru_cache(maxsize=1024)
 def rank_moments(
     *,
     schedule: Schedule,
@@ -200,22 +200,45 @@ def rank_moments(
     stage_weights: tuple[int, ...],
     kept_weights: tuple[int, ...] = (),
 ) -> tuple[Moments, ...]:
-    """For each rank, what it holds at the moments of a step that may hold most; `stage_weights` are
-    the blocks of each stage, `kept_weights` those that keep everything (empty: none)."""
+    """`moments_of` each rank."""
+    return tuple(
+        moments_of(
+            rank,
+            schedule=schedule,
+            pp=pp,
+            num_microbatches=num_microbatches,
+            stage_weights=stage_weights,
+            kept_weights=kept_weights,
+        )
+        for rank in range(pp)
+    )
+
+
+@lru_cache(maxsize=8192)
+def moments_of(
+    rank: int,
+    *,
+    schedule: Schedule,
+    pp: int,
+    num_microbatches: int,
+    stage_weights: tuple[int, ...],
+    kept_weights: tuple[int, ...] = (),
+) -> Moments:
+    """What a rank holds at the moments of a step that may hold most; `stage_weights` are the blocks
+    of each stage, `kept_weights` those that keep everything (empty: none)."""
     virtual_stages = len(stage_weights) // pp
+    if schedule in ("gpipe", "looped_bfs", "1f1b"):
+        stages = rank_stages(schedule=schedule, pp=pp, virtual_stages=virtual_stages, rank=rank)
+        most = min(num_microbatches, pp - rank) if schedule == "1f1b" else num_microbatches
+        few = short_actions(stages, most=most, several=most < num_microbatches)
+        return moments_of_rank(few, stage_weights, kept_weights)
     short = steady_microbatches(
         schedule=schedule, pp=pp, num_microbatches=num_microbatches, rounds=_PEAK_ROUNDS
     )
-    if schedule not in ("gpipe", "looped_bfs", "1f1b"):
-        found = _peaks(schedule, pp, short, virtual_stages, stage_weights, kept_weights)
-        return tuple(peak.moments for peak in found)
-    moments = []
-    for rank in range(pp):
-        stages = rank_stages(schedule=schedule, pp=pp, virtual_stages=virtual_stages, rank=rank)
-        most = min(num_microbatches, pp - rank) if schedule == "1f1b" else num_microbatches
-        actions = short_actions(stages, most=most, several=most < num_microbatches)
-        moments.append(moments_of_rank(actions, stage_weights, kept_weights))
-    return tuple(moments)
+    actions = rank_actions(
+        schedule=schedule, pp=pp, num_microbatches=short, virtual_stages=virtual_stages
+    )
+    return moments_of_rank(actions[rank], stage_weights, kept_weights)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +248,6 @@ class _Peak:
     alive: tuple[int, ...]
     pending: tuple[int, ...]
     """Those of them between the two halves of their backward pass."""
-    moments: Moments
 
 
 @lru_cache(maxsize=256)
@@ -235,7 +257,6 @@ def _peaks(
     num_microbatches: int,
     virtual_stages: int,
     stage_weights: tuple[int, ...],
-    kept_weights: tuple[int, ...] = (),
 ) -> tuple[_Peak, ...]:
     weights = stage_weights or (1,) * (pp * virtual_stages)
     actions = rank_actions(
@@ -249,7 +270,6 @@ def _peaks(
             todo,
             rank_stages(schedule=schedule, pp=pp, virtual_stages=virtual_stages, rank=rank),
             weights,
-            kept_weights,
         )
         for rank, todo in enumerate(actions)
     )
@@ -259,7 +279,6 @@ def _peak_of_rank(
     actions: tuple[Action, ...],
     stages: tuple[int, ...],
     weights: tuple[int, ...],
-    kept: tuple[int, ...],
 ) -> _Peak:
     place = {stage: position for position, stage in enumerate(stages)}
     alive, pending = [0] * len(stages), [0] * len(stages)
@@ -282,8 +301,7 @@ def _peak_of_rank(
         if kind == BACKWARD_WEIGHT:
             pending[at] -= 1
             waiting -= weights[stage]
-    moments = moments_of_rank(actions, weights, kept)
-    return _Peak(alive=peak[0], pending=peak[1], moments=moments)
+    return _Peak(alive=peak[0], pending=peak[1])
 
 
 def steady_microbatches(*, schedule: Schedule, pp: int, num_microbatches: int, rounds: int) -> int:

@@ -61,7 +61,7 @@ def pipeline_passes(
             min(backward, _weight_seconds(stage, **common))  # type: ignore[arg-type]
             for stage, (_, backward) in zip(stages, times, strict=True)
         )
-    timing = _timing(layout, times, weights, send, ())
+    timing = played_timing(layout, times, weights, send, ())
     if layout.sharding == "fsdp":
         exposed = _fsdp_exposed(stages, times, weights, send, timing, **common)  # type: ignore[arg-type]
     else:
@@ -146,13 +146,14 @@ def _played(
     )
 
 
-def _timing(
+def played_timing(
     layout: Layout,
     times: tuple[tuple[float, float], ...],
     weights: Seconds,
     send: float,
     gathered: Seconds,
 ) -> PipelineTiming:
+    """The pipeline played, from (forward, backward) of each stage; as in `simulate_pipeline`."""
     return _played(
         layout.schedule,
         tuple(forward for forward, _ in times),
@@ -196,7 +197,7 @@ def _fsdp_exposed(
         arrived += max(forward, _gather_seconds(batch))
         moments.append(arrived)
         arrived += send
-    delayed = _timing(layout, times, weights, send, tuple(moments))
+    delayed = played_timing(layout, times, weights, send, tuple(moments))
     reduced = _after_all(layout, timing, tuple(_reduce_seconds(batch) for batch in batches))
     scatters = sum(_sum(batch, "reduce_scatter") for batch in batches)
     reduces = sum(_sum(batch, "all_reduce") for batch in batches)
@@ -293,5 +294,5 @@ def _parameter_waiting(
             moments[stage] = moment
     first = gather_waiting_seconds(buckets[0], training=training, forward_seconds=times[0][0])
     moments[0] = max(moments[0], times[0][0] + first)
-    delayed = _timing(layout, times, weights, send, tuple(moments))
+    delayed = played_timing(layout, times, weights, send, tuple(moments))
     return max(0.0, delayed.total_seconds - timing.total_seconds)

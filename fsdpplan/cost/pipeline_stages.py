@@ -16,9 +16,9 @@ from fsdpplan.cost.params import matmul_parameter_count
 from fsdpplan.cost.pipeline_gathers import ACTIVE_STAGES, stage_gathers
 from fsdpplan.cost.pipeline_moments import Moments, all_at_once, joined
 from fsdpplan.cost.pipeline_order import (
+    moments_of,
     peak_in_flight,
     peak_weights_pending,
-    rank_moments,
     rank_stages,
 )
 from fsdpplan.cost.shards import Stage
@@ -246,16 +246,16 @@ def _stage_moments(
 ) -> Moments | None:
     pp = len(ranks)
     in_flight = _in_flight_blocks(per_stage, schedule, pp, num_microbatches)
-    moments = rank_moments(
-        schedule=schedule,
-        pp=pp,
-        num_microbatches=num_microbatches,
-        stage_weights=per_stage,
-        kept_weights=kept_per_stage,
-    )
     same = [
-        one
-        for one, holds, blocks in zip(moments, ranks, in_flight, strict=True)
+        moments_of(
+            rank,
+            schedule=schedule,
+            pp=pp,
+            num_microbatches=num_microbatches,
+            stage_weights=per_stage,
+            kept_weights=kept_per_stage,
+        )
+        for rank, (holds, blocks) in enumerate(zip(ranks, in_flight, strict=True))
         if holds == stage and blocks == in_flight_blocks
     ]
     return joined(same) if same else None

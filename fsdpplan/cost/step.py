@@ -16,14 +16,13 @@ from fsdpplan.cost.flops import (
     mfu_fraction,
     useful_flops_per_token,
 )
-from fsdpplan.cost.passes import plain_seconds
 from fsdpplan.cost.products import block_products
 from fsdpplan.cost.shards import Stage, block_layouts, whole_model
 from fsdpplan.cost.step_time import step_time
 from fsdpplan.cost.timing import block_work
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.estimate import Estimate, MemoryBreakdown
-from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
+from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
 
@@ -77,28 +76,6 @@ def rank_memory(
 def in_flight_blocks(model: Model, layout: Layout) -> tuple[int, ...]:
     """For each pipeline rank, (micro-batch, block) pairs alive at its schedule's worst moment."""
     return pipeline_stages.in_flight_blocks(model=model, layout=layout)
-
-
-def least_seconds(*, model: Model, cluster: Cluster, training: Training, layout: Layout) -> float:
-    """A lower bound of the step: nothing exposed but what blocks wait inside, and the least bubble.
-
-    The last pipeline rank waits for the first micro-batch to come through the stages before its
-    own and, where backward passes are not split, for the last gradient to go back through them.
-    """
-    common = {"model": model, "cluster": cluster, "training": training, "layout": layout}
-    rank = pipeline_ranks(model, layout)[-1]
-    work = sum(plain_seconds(stage=rank, **common))  # type: ignore[arg-type]
-    least = layout.num_microbatches * work
-    if layout.pp == 1:
-        return least
-    first = min(pipeline_stages.layout_rank_stages(layout)[-1])
-    before = pipeline_stages.pipeline_stages(model=model, layout=layout)[:first]
-    is_split = layout.schedule in SPLIT_BACKWARD_SCHEDULES
-    fills: dict[Stage, float] = {}
-    for stage in dict.fromkeys(before):
-        forward, backward = plain_seconds(stage=stage, **common)  # type: ignore[arg-type]
-        fills[stage] = forward if is_split else forward + backward
-    return least + sum(fills[stage] for stage in before)
 
 
 def executed_flops_ratio(*, model: Model, training: Training, layout: Layout) -> float:

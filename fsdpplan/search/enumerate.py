@@ -24,12 +24,6 @@ from fsdpplan.spec.layout import (
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
 
-LONG_SEQUENCE_TOKENS = 16384
-"""From here on splitting a sequence is tried; below, only where sequences are fewer than GPUs."""
-
-LEAST_LOCAL_TOKENS = 1024
-"""Tokens of a sequence that context parallelism leaves a rank at the least."""
-
 LOOPED_SCHEDULES: tuple[Schedule, ...] = (
     "interleaved_1f1b",
     "looped_bfs",
@@ -71,18 +65,11 @@ def _choices(pinned: int | None, choices: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def context_ranks(*, cluster: Cluster, training: Training, pins: Pins) -> tuple[int, ...]:
-    """Degrees of context parallelism that can help: for long sequences, or where data parallelism
-    alone leaves GPUs without a sequence."""
+    """Degrees of context parallelism that cut a sequence into two pieces a rank."""
     if pins.cp is not None:
         return (pins.cp,)
-    long = training.seq_len >= LONG_SEQUENCE_TOKENS
-    if not long and training.global_batch >= cluster.gpus:
-        return (1,)
-    most = training.seq_len // LEAST_LOCAL_TOKENS
-    splits = (
-        cp for cp in divisors(cluster.gpus) if cp <= most and training.seq_len % (2 * cp) == 0
-    )
-    return (1, *(cp for cp in splits if cp > 1))
+    splits = divisors(cluster.gpus)
+    return (1, *(cp for cp in splits[1:] if training.seq_len % (2 * cp) == 0))
 
 
 def expert_ranks(*, model: Model, shard_ranks: int, pins: Pins) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 
 from fsdpplan.cost.memory import stage_memory
 from fsdpplan.cost.pipeline_stages import in_flight_blocks, layout_stage_blocks, pipeline_ranks
@@ -18,7 +19,6 @@ from fsdpplan.cost.shards import Stage
 from fsdpplan.search.enumerate import (
     Degrees,
     layout_of,
-    micro_batches,
     reshard_policies,
     schedules,
     sync_policies,
@@ -26,11 +26,13 @@ from fsdpplan.search.enumerate import (
 from fsdpplan.search.legality import first_problem
 from fsdpplan.search.pieces import in_pieces, most_saved_bytes
 from fsdpplan.search.question import Question
-from fsdpplan.search.room import Recomputed, Room
+from fsdpplan.search.room import Room
 from fsdpplan.search.rule import Problem
-from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.layout import ActivationCheckpointing, Layout
 
 TOO_LARGE = "does not fit in device memory"
+
+Policies = tuple[object, ...]
 
 
 @dataclass(slots=True)
@@ -42,7 +44,8 @@ class Tally:
     pruned: int = 0
     priced: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
-    closest: tuple[int, Layout] | None = None
+    misses: list[tuple[int, Layout]] = field(default_factory=list)
+    """Layouts that do not fit, each with a lower bound of the bytes that it needs."""
     examples: dict[str, str] = field(default_factory=dict)
     """What to say of the first layout that was rejected for a reason."""
 
@@ -66,53 +69,97 @@ class Tally:
         self.candidates += number
         self.pruned += number
 
-    def missed(self, asked: Question, layout: Layout, *, at_least_bytes: int) -> None:
-        """Remember the layout that comes closest to fitting, while none does."""
-        if self.feasible or (self.closest and at_least_bytes >= self.closest[0]):
-            return
-        needed = needed_bytes(asked, layout)
-        if self.closest is None or needed < self.closest[0]:
-            self.closest = (needed, layout)
+    def missed(self, layout: Layout, *, at_least_bytes: int) -> None:
+        """Remember a layout that does not fit, while none does."""
+        if not self.feasible:
+            self.misses.append((at_least_bytes, layout))
+
+    def closest(self, asked: Question) -> Layout | None:
+        """Of those that do not fit the one that needs least; None where one fits, or none was
+        legal."""
+        found: tuple[int, Layout] | None = None
+        for at_least, layout in [] if self.feasible else sorted(self.misses, key=itemgetter(0)):
+            if found is not None and at_least >= found[0]:
+                break
+            needed = needed_bytes(asked, layout)
+            if found is None or needed < found[0]:
+                found = needed, layout
+        return found[1] if found else None
 
 
-def hopeless(asked: Question, d: Degrees) -> str | None:
-    """Why no layout with these degrees can work, whatever its policies."""
-    innermost = asked.cluster.levels[0].domain_gpus
-    if d.tp > innermost and asked.pins.tp is None:
-        return "tp leaves the fastest links"
-    if asked.training.global_batch % d.data_parallel:
-        return "global batch is not a multiple of the data-parallel ranks"
-    if d.pp * (asked.pins.virtual_stages or 1) > asked.model.layers:
-        return "more pipeline stages than blocks"
-    if asked.training.global_batch // d.data_parallel < d.pp:
-        return "fewer micro-batches than pipeline stages"
-    return None
+@dataclass(slots=True)
+class Fitting:
+    """The layouts with given degrees, and what each must recompute to fit; private to a search."""
 
+    asked: Question
+    degrees: Degrees
+    tally: Tally
+    room: Room
+    too_large: dict[Policies, int] = field(default_factory=dict)
+    """The smallest micro-batch with which policies did not fit, however much is recomputed."""
 
-def fitting(asked: Question, d: Degrees, tally: Tally, room: Room) -> Iterator[Layout]:
-    """Layouts with these degrees that are legal and fit, each with the least recomputation."""
-    too_large: set[Policies] = set()
-    for leaves in _leaves(asked, d):
-        for layout in leaves:
-            if too_large & _no_smaller(layout, leaves[0]):
-                tally.reject(TOO_LARGE, len(asked.modes))
-                continue
+    def leaves(self, micro_batch: int) -> Iterator[Layout]:
+        """Those with a micro-batch that are legal, with the least recomputation; what memory rules
+        out at sight is left out."""
+        asked, modes = self.asked, len(self.asked.modes)
+        for layout in _leaves(asked, self.degrees, micro_batch):
             broken = first_problem(
                 model=asked.model, cluster=asked.cluster, training=asked.training, layout=layout
             )
             if broken is not None:
-                tally.break_rule(broken, len(asked.modes))
-                continue
-            fits = _least_recomputation(asked, layout, tally, room)
-            if fits:
-                tally.accept(len(asked.modes))
-                yield from fits
-                continue
-            tally.reject(TOO_LARGE, len(asked.modes))
-            too_large.add(_policies(layout))
+                self.tally.break_rule(broken, modes)
+            elif not self.hopeful_modes(layout):
+                self._reject(layout)
+            else:
+                yield layout
 
+    def hopeful_modes(self, layout: Layout) -> list[ActivationCheckpointing]:
+        """What it may have to recompute in order to fit, growing; empty: it cannot."""
+        possible = self.room.recomputed(layout, is_settled=True)
+        return [mode for mode in self.asked.modes if "none" in possible or mode in possible]
 
-Policies = tuple[object, ...]
+    def settled(self, layout: Layout) -> list[Layout]:
+        """A leaf with the least recomputation that fits, and, where this is less still, with the
+        least that fits with the loss in pieces: more of either only costs time. Empty: nothing
+        fits."""
+        found = [] if self._is_too_large(layout) else self._least(layout)
+        if found:
+            self.tally.accept(len(self.asked.modes))
+        else:
+            self._reject(layout)
+        return found
+
+    def _least(self, layout: Layout) -> list[Layout]:
+        available = self.asked.available_bytes
+        pieces: Layout | None = None
+        for mode in self.hopeful_modes(layout):
+            recomputing = replace(layout, activation_checkpointing=mode)
+            needed = needed_bytes(self.asked, recomputing, enough_bytes=available)
+            if needed <= available:
+                return [recomputing, pieces] if pieces else [recomputing]
+            pieces = pieces or _in_pieces(self.asked, recomputing, needed)
+        if pieces is None:
+            key = _policies(layout)
+            self.too_large[key] = min(
+                layout.micro_batch, self.too_large.get(key, layout.micro_batch)
+            )
+        return [pieces] if pieces else []
+
+    def _reject(self, layout: Layout) -> None:
+        self.tally.reject(TOO_LARGE, len(self.asked.modes))
+        most = replace(layout, activation_checkpointing=self.asked.modes[-1])
+        self.tally.missed(most, at_least_bytes=self.room.least_bytes(layout))
+
+    def _is_too_large(self, layout: Layout) -> bool:
+        """Whether what needs no more did not fit: parameters resharded, a smaller micro-batch."""
+        policies = reshard_policies(
+            d=self.degrees, cluster=self.asked.cluster, pins=self.asked.pins
+        )
+        resharded = replace(layout, reshard_after_forward=policies[0])
+        return any(
+            layout.micro_batch >= self.too_large.get(_policies(other), layout.micro_batch + 1)
+            for other in (layout, resharded)
+        )
 
 
 def _policies(layout: Layout) -> Policies:
@@ -128,34 +175,6 @@ def _policies(layout: Layout) -> Policies:
     )
 
 
-def _no_smaller(layout: Layout, least: Layout) -> set[Policies]:
-    """Policies that never need more than those of `layout`: where they fail, it fails."""
-    resharded = replace(layout, reshard_after_forward=least.reshard_after_forward)
-    return {_policies(layout), _policies(resharded)}
-
-
-def _least_recomputation(asked: Question, layout: Layout, tally: Tally, room: Room) -> list[Layout]:
-    """`layout` with the least recomputation that fits, and, where this is less still, with the
-    least that fits with the loss in pieces: more of either only costs time."""
-    modes = [replace(layout, activation_checkpointing=mode) for mode in asked.modes]
-    possible = room.recomputed(layout)
-    hopeful = [mode for mode in modes if _is_possible(mode, possible)]
-    available = asked.available_bytes
-    pieces: Layout | None = None
-    for mode in hopeful:
-        needed = needed_bytes(asked, mode, enough_bytes=available)
-        if needed <= available:
-            return [mode, pieces] if pieces else [mode]
-        pieces = pieces or _in_pieces(asked, mode, needed)
-    if pieces is None:
-        tally.missed(asked, modes[-1], at_least_bytes=room.least_bytes(layout))
-    return [pieces] if pieces else []
-
-
-def _is_possible(layout: Layout, possible: Recomputed) -> bool:
-    return "none" in possible or layout.activation_checkpointing in possible
-
-
 def _in_pieces(asked: Question, layout: Layout, at_least_bytes: int) -> Layout | None:
     """`layout`, which needs `at_least_bytes` and does not fit, with its loss in pieces, if then it
     does."""
@@ -167,14 +186,15 @@ def _in_pieces(asked: Question, layout: Layout, at_least_bytes: int) -> Layout |
     return pieces if needed_bytes(asked, pieces, enough_bytes=available) <= available else None
 
 
-def fewest_blocks(asked: Question, layout: Layout) -> int | None:
-    """Of `layout`, which fits with all blocks of a stage recomputed, the fewest with which it does;
-    None where none fewer do.
+def fewest_blocks(asked: Question, layout: Layout) -> int:
+    """Of `layout`, which fits with as many blocks of a stage recomputed as it says, the fewest with
+    which it does, but one at the least.
 
     More recomputed blocks never need more memory, so the border lies between one number that does
     not fit and one that does; memory is about a straight line between them.
     """
-    most = max(layout_stage_blocks(model=asked.model, layout=layout))
+    some = layout.checkpoint_blocks
+    most = max(layout_stage_blocks(model=asked.model, layout=layout)) if some == "all" else some
     available = asked.available_bytes
     whole = replace(layout, activation_checkpointing="none", checkpoint_blocks="all")
     low, low_bytes = 0, needed_bytes(asked, whole)
@@ -187,7 +207,7 @@ def fewest_blocks(asked: Question, layout: Layout) -> int | None:
             high, high_bytes = middle, needed
         else:
             low, low_bytes = middle, needed
-    return high if high < most else None
+    return high
 
 
 def needed_bytes(asked: Question, layout: Layout, *, enough_bytes: int | None = None) -> int:
@@ -216,21 +236,30 @@ def needed_bytes(asked: Question, layout: Layout, *, enough_bytes: int | None = 
     return needed
 
 
-def number_of_layouts(asked: Question, d: Degrees) -> int:
-    """How many layouts there are with these degrees, each way to recompute counted."""
-    return sum(len(leaves) for leaves in _leaves(asked, d)) * len(asked.modes)
+def number_of_layouts(asked: Question, d: Degrees, micro_batch: int) -> int:
+    """How many layouts there are with these degrees and a micro-batch, each way to recompute
+    counted."""
+    of_rank = _number_of_microbatches(asked, d, micro_batch)
+    ways = schedules(d=d, model=asked.model, num_microbatches=of_rank, pins=asked.pins)
+    syncs = sync_policies(d=d, num_microbatches=of_rank, pins=asked.pins)
+    reshards = reshard_policies(d=d, cluster=asked.cluster, pins=asked.pins)
+    return len(list(ways)) * len(reshards) * len(syncs) * len(asked.modes)
 
 
-def _leaves(asked: Question, d: Degrees) -> Iterator[list[Layout]]:
-    """Layouts of one micro-batch and schedule, without recomputation, by growing memory."""
-    pins, cluster, training = asked.pins, asked.cluster, asked.training
-    for micro_batch in micro_batches(training=training, data_parallel=d.data_parallel, pins=pins):
-        number = max(1, training.global_batch // (d.data_parallel * micro_batch))
-        for schedule, virtual_stages in schedules(
-            d=d, model=asked.model, num_microbatches=number, pins=pins
-        ):
-            leaves = [
-                layout_of(
+def _number_of_microbatches(asked: Question, d: Degrees, micro_batch: int) -> int:
+    return max(1, asked.training.global_batch // (d.data_parallel * micro_batch))
+
+
+def _leaves(asked: Question, d: Degrees, micro_batch: int) -> Iterator[Layout]:
+    """Layouts without recomputation; of one schedule by growing memory."""
+    number = _number_of_microbatches(asked, d, micro_batch)
+    pins = asked.pins
+    for schedule, virtual_stages in schedules(
+        d=d, model=asked.model, num_microbatches=number, pins=pins
+    ):
+        for reshard in reshard_policies(d=d, cluster=asked.cluster, pins=pins):
+            for sync in sync_policies(d=d, num_microbatches=number, pins=pins):
+                yield layout_of(
                     d,
                     micro_batch=micro_batch,
                     num_microbatches=number,
@@ -241,8 +270,3 @@ def _leaves(asked: Question, d: Degrees) -> Iterator[list[Layout]]:
                     compiled=asked.compiled,
                     pins=pins,
                 )
-                for reshard in reshard_policies(d=d, cluster=cluster, pins=pins)
-                for sync in sync_policies(d=d, num_microbatches=number, pins=pins)
-            ]
-            if leaves:
-                yield leaves

@@ -1,17 +1,26 @@
-"""Floors: the least that a step takes with given degrees, whatever its policies.
+"""Floors: the least that a step takes, by a few multiplications.
 
-What is decided later (micro-batch, schedule, resharding, buckets, the loss in pieces) is taken as
-what costs least.
+Of given degrees whatever their policies, and of a layout with usual settings before it is known
+what it must recompute. What is not known yet is taken as what costs least.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
+from typing import TypedDict
 
-from fsdpplan.cost.least import least_communication_seconds
-from fsdpplan.cost.passes import plain_seconds
+from fsdpplan.cost.least import (
+    Pair,
+    least_communication_seconds,
+    least_way_seconds,
+    message_seconds,
+    played_seconds,
+)
 from fsdpplan.cost.pipeline_gathers import ACTIVE_STAGES
+from fsdpplan.cost.pipeline_stages import pipeline_stages
 from fsdpplan.cost.shards import Stage, whole_model
 from fsdpplan.cost.timing import layout_optimizer_seconds, optimizer_elements
 from fsdpplan.search.enumerate import (
@@ -23,7 +32,24 @@ from fsdpplan.search.enumerate import (
 )
 from fsdpplan.search.question import Question
 from fsdpplan.search.room import Room
-from fsdpplan.spec.layout import ActivationCheckpointing, Layout, Schedule
+from fsdpplan.search.works import Works
+from fsdpplan.spec.layout import (
+    SPLIT_BACKWARD_SCHEDULES,
+    ActivationCheckpointing,
+    Layout,
+    Schedule,
+)
+
+
+class _Pipeline(TypedDict):
+    """What a pipeline takes."""
+
+    passes: list[Pair]
+    """(forward, backward) of each stage."""
+    gathers: list[float]
+    """Of each stage, by FSDP."""
+    send: float
+    """A message."""
 
 
 @dataclass(slots=True)
@@ -32,72 +58,60 @@ class Floors:
 
     asked: Question
     room: Room
-    works: dict[tuple[object, ...], float] = field(default_factory=dict)
-    """Of one micro-batch through the whole model, data parallelism apart."""
-    again: dict[tuple[object, ...], float] = field(default_factory=dict)
-    """Of one block that is recomputed."""
+    works: Works = field(init=False)
+    updates: dict[tuple[object, ...], float] = field(default_factory=dict)
+    """Of the optimizer over the whole model."""
+    moves: dict[tuple[object, ...], float] = field(default_factory=dict)
+    """Of what FSDP moves in a step without a pipeline."""
+    families: dict[Degrees, float] = field(default_factory=dict)
+    """Of all ways to spread the ranks that compute the same."""
 
-    def of_spread(self, d: Degrees) -> float:
-        """The least of all micro-batches; infinite where nothing fits."""
-        layout = self._plainest(d)
-        a_rank = self.asked.training.global_batch // d.data_parallel
-        best = inf
-        for size in self._sizes(d):
-            number = max(1, a_rank // size)
-            floor = self.at(replace(layout, micro_batch=size, num_microbatches=number))
-            best = min(best, floor)
-            if floor == inf and number > 1:  # nor does a larger one fit, if several of them do not
-                break
-        return best
+    def __post_init__(self) -> None:
+        self.works = Works(self.asked)
 
-    def at(self, layout: Layout) -> float:
-        """With its micro-batch, whatever its other policies: its share of what is to be computed,
-        with what must be recomputed, or what FSDP moves; then the optimizer."""
-        pp, is_fsdp, pins = layout.pp, layout.sharding == "fsdp", self.asked.pins
-        is_flat = pp == 1 or not is_fsdp
-        leanest = replace(
-            layout,
-            reshard_after_forward=pins.reshard_after_forward or ("always" if is_flat else "never"),
-            gradient_sync=pins.gradient_sync or ("every" if pp == 1 else "last"),
+    def at_first_sight(self, d: Degrees) -> float:
+        """The least of all micro-batches, as if all shards were as small as they can be, and moved
+        in no time: the same for many. Infinite where nothing fits.
+
+        A sequence takes no longer in a larger micro-batch, so it is that of the largest that fits.
+        """
+        if d.sharding != "ddp":
+            d = replace(d, dp_replicate=1, dp_shard=d.data_parallel)
+        if d not in self.families:
+            size = self._largest_size(d)
+            self.families[d] = inf
+            if size is not None:
+                largest = self.plain(d, size)
+                self.families[d] = largest.num_microbatches * self._work(largest) / d.pp
+        return self.families[d]
+
+    def _largest_size(self, d: Degrees) -> int | None:
+        """The largest micro-batch that may fit: as long as there are several of them, a larger one
+        needs no less."""
+        sizes = self.sizes(d)
+        if self._may_fit(d, sizes[-1]):
+            return sizes[-1]
+        at = bisect_left(
+            sizes, True, hi=len(sizes) - 1, key=lambda size: not self._may_fit(d, size)
         )
-        blocks = self.room.recomputed(leanest)
-        if not blocks:
-            return inf
-        work = self._work(leanest, layout.micro_batch)
-        again = min(
-            number and number * self._again(leanest, mode) for mode, number in blocks.items()
-        )
-        share = (pp - 1) / pp if pp > 1 else 1.0  # the last rank may have few blocks
-        least = layout.num_microbatches * (work / pp + share * again)
-        if pp > 1:  # the first micro-batch on its way to the last rank, and the last one back
-            layers = self.asked.model.layers
-            least += (pp - 1) * max(1, layers // (pp * ACTIVE_STAGES) - 1) * work / layers / 2
-        if pp == 1 and is_fsdp:
-            least = max(least, self._moving_seconds(leanest))
-        return least + self._update_seconds(leanest) / pp
+        return sizes[at - 1] if at else None
 
-    def leanest(self, d: Degrees) -> Layout:
-        """The layout with these degrees that needs least, or nearly so."""
-        a_rank = self.asked.training.global_batch // d.data_parallel
-        size = self._sizes(d)[0]
-        return replace(
-            self._plainest(d),
-            micro_batch=size,
-            num_microbatches=max(1, a_rank // size),
-            activation_checkpointing=self.asked.modes[-1],
-        )
+    def _may_fit(self, d: Degrees, size: int) -> bool:
+        return bool(self.room.recomputed(self._leanest_policies(self.plain(d, size))))
 
-    def _sizes(self, d: Degrees) -> tuple[int, ...]:
+    def sizes(self, d: Degrees) -> tuple[int, ...]:
+        """Micro-batches that there can be, the smallest first."""
         training = self.asked.training
         return micro_batches(training=training, data_parallel=d.data_parallel, pins=self.asked.pins)
 
-    def _plainest(self, d: Degrees) -> Layout:
+    def plain(self, d: Degrees, size: int) -> Layout:
+        """A layout with these degrees and this micro-batch, and plain policies."""
         asked = self.asked
+        number = max(1, asked.training.global_batch // (d.data_parallel * size))
         schedule: Schedule = "none" if d.pp == 1 else "1f1b"
-        number = max(1, asked.training.global_batch // d.data_parallel)
         return layout_of(
             d,
-            micro_batch=1,
+            micro_batch=size,
             num_microbatches=number,
             reshard=reshard_policies(d=d, cluster=asked.cluster, pins=asked.pins)[0],
             sync=sync_policies(d=d, num_microbatches=number, pins=asked.pins)[0],
@@ -107,88 +121,147 @@ class Floors:
             pins=asked.pins,
         )
 
-    def _moving_seconds(self, layout: Layout) -> float:
-        """FSDP's gathers and reduce-scatters one after the other, each as seldom as can be."""
-        return least_communication_seconds(
-            model=self.asked.model,
-            cluster=self.asked.cluster,
-            training=self.asked.training,
-            layout=replace(
-                layout,
-                wrap_blocks=self.asked.model.layers,
-                reshard_after_forward="never",
-                gradient_sync="last",
-            ),
+    def at(self, layout: Layout) -> float:
+        """With its micro-batch, whatever its other policies: its share of what is to be computed,
+        with what must be recomputed, or what FSDP moves; then the optimizer."""
+        least = self._passing(layout)
+        if layout.pp == 1 and layout.sharding == "fsdp" and least < inf:
+            seldom = {"reshard_after_forward": "never", "gradient_sync": "last"}
+            widest = replace(layout, wrap_blocks=self.asked.model.layers, **seldom)  # type: ignore[arg-type]
+            least = max(least, self._moving_seconds(widest))
+        return least + self._update_seconds(layout) / layout.pp
+
+    def _passing(self, layout: Layout) -> float:
+        """What is to be computed, with what must be recomputed; infinite where nothing fits."""
+        pp, leanest = layout.pp, self._leanest_policies(layout)
+        blocks = self.room.recomputed(leanest)
+        if not blocks:
+            return inf
+        layers, fewest = self.asked.model.layers, self._fewest_units(leanest)
+        work = self._work(leanest)
+        again = min(
+            number and number * self._again(fewest, mode) for mode, number in blocks.items()
         )
+        share = (pp - 1) / pp if pp > 1 else 1.0  # the last rank may have few blocks
+        least = layout.num_microbatches * (work / pp + share * again)
+        if pp > 1:  # the first micro-batch on its way to the last rank, and the last one back
+            least += (pp - 1) * max(1, layers // (pp * ACTIVE_STAGES) - 1) * work / layers / 2
+        return least
+
+    def _leanest_policies(self, layout: Layout) -> Layout:
+        """With what keeps least of parameters and gradients."""
+        pp, pins = layout.pp, self.asked.pins
+        is_flat = pp == 1 or layout.sharding != "fsdp"
+        return replace(
+            layout,
+            reshard_after_forward=pins.reshard_after_forward or ("always" if is_flat else "never"),
+            gradient_sync=pins.gradient_sync or ("every" if pp == 1 else "last"),
+        )
+
+    def of_usual(self, layout: Layout, modes: Sequence[ActivationCheckpointing]) -> float:
+        """Of `layout` as it is but for what it recomputes, one of `modes`, and for its loss, whole
+        or in pieces; infinite without a mode."""
+        asked = self.asked
+        if not modes:
+            return inf
+        if layout.pp > 1:
+            least = self._last_reduction(layout) + least_way_seconds(
+                layout, **self._pipeline(layout, modes)
+            )
+        else:
+            (stage,) = pipeline_stages(model=asked.model, layout=layout)
+            work = sum(self._stage(layout, modes, stage))
+            least = max(layout.num_microbatches * work, self._moving_seconds(layout))
+        return least + self._update_seconds(layout) / layout.pp
+
+    def played(self, layout: Layout, modes: Sequence[ActivationCheckpointing]) -> float:
+        """The same of a pipeline, by playing its schedule: it costs more, and says more."""
+        if layout.pp == 1 or layout.schedule in SPLIT_BACKWARD_SCHEDULES:
+            return 0.0
+        least = played_seconds(layout, **self._pipeline(layout, modes))
+        return self._last_reduction(layout) + least + self._update_seconds(layout) / layout.pp
+
+    def _pipeline(self, layout: Layout, modes: Sequence[ActivationCheckpointing]) -> _Pipeline:
+        asked = self.asked
+        stages = pipeline_stages(model=asked.model, layout=layout)
+        different = dict.fromkeys(stages)
+        passes = {stage: self._stage(layout, modes, stage) for stage in different}
+        gathers = {stage: self.works.moves(layout, stage)[0] for stage in different}
+        send = message_seconds(
+            model=asked.model, cluster=asked.cluster, training=asked.training, layout=layout
+        )
+        return {
+            "passes": [passes[stage] for stage in stages],
+            "gathers": [gathers[stage] for stage in stages],
+            "send": send,
+        }
+
+    def _last_reduction(self, layout: Layout) -> float:
+        """The first stage is the last to be done, and then to be reduced."""
+        if layout.schedule in SPLIT_BACKWARD_SCHEDULES:
+            return 0.0
+        first, *_ = pipeline_stages(model=self.asked.model, layout=layout)
+        return self.works.moves(layout, first)[1]
+
+    def _stage(
+        self, layout: Layout, modes: Sequence[ActivationCheckpointing], stage: Stage
+    ) -> Pair:
+        """With that of the modes that costs least."""
+        return min(self.works.stage(layout, mode, stage) for mode in modes)
+
+    def leanest(self, d: Degrees) -> Layout:
+        """The layout with these degrees that needs least, or nearly so."""
+        smallest = self.plain(d, self.sizes(d)[0])
+        return replace(smallest, activation_checkpointing=self.asked.modes[-1])
+
+    def _moving_seconds(self, layout: Layout) -> float:
+        """FSDP's gathers and reduce-scatters one after the other."""
+        ways = (layout.tp, layout.cp, layout.ep, layout.dp_replicate, layout.dp_shard)
+        policies = (layout.wrap_blocks, layout.reshard_after_forward, layout.gradient_sync)
+        key = (*ways, *policies, layout.sharding, layout.num_microbatches)
+        if key not in self.moves:
+            self.moves[key] = least_communication_seconds(
+                model=self.asked.model,
+                cluster=self.asked.cluster,
+                training=self.asked.training,
+                layout=layout,
+            )
+        return self.moves[key]
 
     def _update_seconds(self, layout: Layout) -> float:
         """The optimizer over the whole model."""
         asked = self.asked
-        stage = whole_model(asked.model)
-        return layout_optimizer_seconds(
-            model=asked.model,
-            device=asked.cluster.device,
-            layout=layout,
-            local_parameters=optimizer_elements(model=asked.model, layout=layout, stage=stage),
-            training=asked.training,
-            stage=stage,
-        )
-
-    def _work(self, layout: Layout, micro_batch: int) -> float:
-        key = (*_ways(layout), micro_batch)
-        if key not in self.works:
-            plain = self._alone(layout, micro_batch)
-            pieces = replace(plain, loss_chunks=2) if plain.loss_chunks == 1 else plain
-            whole = whole_model(self.asked.model)
-            self.works[key] = min(self._seconds(plain, whole), self._seconds(pieces, whole))
-        return self.works[key]
-
-    def _again(self, layout: Layout, mode: ActivationCheckpointing) -> float:
-        key = (*_ways(layout), layout.micro_batch, mode)
-        if key not in self.again:
-            plain, model = self._alone(layout, layout.micro_batch), self.asked.model
-            mode_on = replace(plain, activation_checkpointing=mode)
-            kinds = (0, 1) if model.experts and model.dense_blocks else (0,)
-            blocks = [
-                Stage(blocks=1, has_embedding=False, has_head=False, dense_blocks=dense)
-                for dense in kinds
-            ]
-            self.again[key] = min(
-                self._seconds(mode_on, one) - self._seconds(plain, one) for one in blocks
-            )
-        return self.again[key]
-
-    def _alone(self, layout: Layout, micro_batch: int) -> Layout:
-        """On one stage, keeping everything, with the fewest and best hidden collectives."""
-        pins, is_fsdp = self.asked.pins, layout.sharding == "fsdp"
-        can_overlap = layout.tp > 1 and pins.async_tp is None
-        return replace(
-            layout,
-            pp=1,
-            schedule="none",
-            stage_blocks=(),
-            virtual_stages=1,
-            micro_batch=micro_batch,
-            wrap_blocks=pins.wrap_blocks or (self.asked.model.layers if is_fsdp else 1),
-            activation_checkpointing="none",
-            checkpoint_blocks="all",
-            async_tp=can_overlap or layout.async_tp,
-        )
-
-    def _seconds(self, layout: Layout, stage: Stage) -> float:
-        asked = self.asked
-        return sum(
-            plain_seconds(
+        ways = (layout.tp, layout.ep, layout.pp, layout.sharding)
+        key = (*ways, layout.dp_replicate, layout.shard_ranks)
+        if key not in self.updates:
+            stage = whole_model(asked.model)
+            self.updates[key] = layout_optimizer_seconds(
                 model=asked.model,
-                cluster=asked.cluster,
-                training=asked.training,
+                device=asked.cluster.device,
                 layout=layout,
+                local_parameters=optimizer_elements(model=asked.model, layout=layout, stage=stage),
+                training=asked.training,
                 stage=stage,
             )
+        return self.updates[key]
+
+    def _work(self, layout: Layout) -> float:
+        """One micro-batch through the whole model, keeping everything."""
+        fewest = self._fewest_units(layout)
+        return sum(self.works.stage(fewest, "none", whole_model(self.asked.model)))
+
+    def _again(self, layout: Layout, mode: ActivationCheckpointing) -> float:
+        """One block that is recomputed."""
+        model, works = self.asked.model, self.works
+        kinds = (False, True) if model.experts and model.dense_blocks else (False,)
+        return min(
+            sum(works.block(layout, mode, dense=dense))
+            - sum(works.block(layout, "none", dense=dense))
+            for dense in kinds
         )
 
-
-def _ways(layout: Layout) -> tuple[object, ...]:
-    """What of the degrees decides the work of a micro-batch."""
-    ways = (layout.tp, layout.cp, layout.ep, layout.sharding)
-    return (*ways, layout.data_parallel > 1, layout.async_tp, layout.loss_chunks)
+    def _fewest_units(self, layout: Layout) -> Layout:
+        """With FSDP's buckets as large as they can be: each costs some operators."""
+        if layout.sharding != "fsdp" or self.asked.pins.wrap_blocks:
+            return layout
+        return replace(layout, wrap_blocks=self.asked.model.layers)

@@ -15,7 +15,8 @@ from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
 
 LEAST_LOCAL_TOKENS = 1024
-"""Of a sequence on a context-parallel rank."""
+"""Of a sequence on a context-parallel rank, for a batch to count on it: with fewer, collectives
+take longer than what they bring together."""
 
 
 def legal_global_batch(

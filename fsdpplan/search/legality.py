@@ -62,6 +62,19 @@ def first_problem(
     return next((problem for rule in rules for problem in rule), None)
 
 
+def degrees_problem(
+    *, model: Model, cluster: Cluster, training: Training, layout: Layout
+) -> Problem | None:
+    """The first rule that the degrees of `layout` inside data parallelism break, whatever its
+    policies."""
+    rules = (
+        _tensor_parallel(layout, model, training),
+        _context_parallel(layout, model, cluster, training),
+        _expert_parallel(layout, model),
+    )
+    return next((problem for rule in rules for problem in rule), None)
+
+
 def _question(model: Model, cluster: Cluster, training: Training) -> Iterator[Problem]:
     device = cluster.device
     if training.precision == "fp8" and device.peak_fp8_flops_per_second is None:

@@ -60,12 +60,6 @@ def _has_idle_rank(layout: Layout) -> bool:
 
 def _micro_batches(layout: Layout) -> Iterator[Problem]:
     number = layout.num_microbatches
-    if number < layout.pp:
-        yield Problem(
-            reason="fewer micro-batches than pipeline stages",
-            sentence=f"{number} micro-batches for {layout.pp} pipeline stages: "
-            "PyTorch's schedules need at least as many; use a smaller --micro-batch or --pp",
-        )
     refusal = microbatches_refusal(schedule=layout.schedule, pp=layout.pp, num_microbatches=number)
     if refusal:
         yield Problem(

@@ -80,9 +80,9 @@ def _example(tally: Tally) -> str | None:
 
 
 def _miss(asked: Question, tally: Tally) -> NearestMiss | None:
-    if tally.closest is None:
+    layout = tally.closest(asked)
+    if layout is None:
         return None
-    _, layout = tally.closest
     return nearest_miss(
         model=asked.model,
         cluster=asked.cluster,

@@ -1,19 +1,23 @@
 """Refine: settings that few programs use, tried where they may make the fastest of all.
 
 From each layout that is priced, or that fits and was not worth pricing, one setting is changed at a
-time, as long as that makes the fastest faster. What cannot be faster by its floor is not checked
-for memory, and what does not fit is not priced. Left out: two changes of which the first alone
-gains nothing.
+time, as long as that makes the fastest faster, or in a pipeline what it was made of: there one
+change of the stages may be needed for another to gain. What cannot be faster by its floor is not
+checked for memory, and what does not fit is not priced. Left out: without a pipeline, two changes
+of which the first alone gains nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from itertools import count, product
 from math import inf
+from typing import Literal
 
+from fsdpplan.cost.pipeline_stages import layout_stage_blocks
 from fsdpplan.search.fitting import fewest_blocks
 from fsdpplan.search.order import Entry, seconds
 from fsdpplan.search.pieces import piece_counts
@@ -26,33 +30,8 @@ NEAR = 1.1
 """Times the fastest that a layout may take for changes of it to be tried."""
 
 
-def refined(
-    space: Space, entries: list[Entry], unpriced: Iterable[tuple[float, Layout]]
-) -> list[Entry]:
-    """What was found faster than all of `entries`, or than what was found before it."""
-    search = _Refining(space, best=min(map(seconds, entries), default=inf))
-    search.seen |= {layout for layout, _ in entries}
-    serial = count()
-    waiting = [(time, next(serial), layout, 0.0) for time, layout in unpriced]
-    waiting += [_begun(entry, next(serial)) for entry in entries]
-    heapify(waiting)
-    begun: set[tuple[object, ...]] = set()
-    while waiting:
-        time, _, layout, bubble = heappop(waiting)
-        family = _family(layout)
-        if time > NEAR * search.best:
-            break
-        if time > search.best and (family in begun or space.floors.at(layout) >= search.best):
-            continue
-        begun.add(family)
-        # other stages spare no more than the bubble
-        for entry in search.faster(layout, restages=time - bubble < search.best):
-            heappush(waiting, _begun(entry, next(serial)))
-    return search.found
-
-
-def _begun(entry: Entry, serial: int) -> tuple[float, int, Layout, float]:
-    return seconds(entry), serial, entry[0], entry[1].time.bubble_seconds
+def _bubble(entry: Entry) -> float:
+    return entry[1].time.bubble_seconds
 
 
 def _family(layout: Layout) -> tuple[object, ...]:
@@ -63,33 +42,79 @@ def _family(layout: Layout) -> tuple[object, ...]:
 
 
 @dataclass(slots=True)
-class _Refining:
+class Refining:
     """Private to one search."""
 
     space: Space
     best: float
     """Seconds of the fastest so far."""
+    limit: float = inf
+    """Seconds below which a change is worth a look: of a pipeline's stages one change may be needed
+    for another to gain."""
     seen: set[Layout] = field(default_factory=set)
     found: list[Entry] = field(default_factory=list)
+    """What was estimated."""
+    begun: set[tuple[object, ...]] = field(default_factory=set)
+    """Families that changes were tried of."""
 
-    def faster(self, layout: Layout, *, restages: bool) -> Iterator[Entry]:
+    def from_priced(self, entries: Iterable[Entry]) -> None:
+        """Begin with layouts that are priced."""
+        some = list(entries)
+        self.seen |= {layout for layout, _ in some}
+        self._from((seconds(entry), entry[0], _bubble(entry)) for entry in some)
+
+    def from_unpriced(self, starts: Sequence[tuple[float, Layout]]) -> None:
+        """Begin with layouts that are not, each with its time; of a pipeline the least of it."""
+        flat = [(time, layout) for time, layout in starts if layout.pp == 1]
+        piped = [entry_of(self.space.asked, one) for _, one in starts if one.pp > 1]
+        self.found += piped
+        self._from((time, layout, 0.0) for time, layout in flat)
+        self.from_priced(piped)
+
+    def is_worthwhile(self, layout: Layout) -> bool:
+        """Whether any change of it may be faster than all so far, and was not tried."""
+        return _family(layout) not in self.begun and self.space.floors.at(layout) < self.best
+
+    def _from(self, starts: Iterable[tuple[float, Layout, float]]) -> None:
+        serial = count()
+        waiting = [(time, next(serial), layout, bubble) for time, layout, bubble in starts]
+        heapify(waiting)
+        climbing: set[Layout] = set()
+        while waiting:
+            time, _, layout, bubble = heappop(waiting)
+            if time > NEAR * self.best:
+                break
+            if time > self.best and not (layout in climbing or self.is_worthwhile(layout)):
+                continue
+            self.begun.add(_family(layout))
+            # other stages spare no more than the bubble
+            restages = time - bubble < self.best
+            self.limit = max(self.best, time) if layout.pp > 1 and restages else self.best
+            for entry in self._faster(layout, restages=restages):
+                climbing.add(entry[0])
+                heappush(waiting, (seconds(entry), next(serial), entry[0], _bubble(entry)))
+
+    def _faster(self, layout: Layout, *, restages: bool) -> Iterator[Entry]:
         """What one change makes of `layout`, with what has to be recomputed for it, that is faster
-        than all before."""
+        than all before; of a pipeline, than what else was made of it."""
         for one in self._candidates(layout, restages):
             entry = entry_of(self.space.asked, one)
             self.found.append(entry)
-            if seconds(entry) < self.best:
-                self.best = seconds(entry)
+            if seconds(entry) < self.limit:
+                self.limit = seconds(entry)
+                self.best = min(self.best, self.limit)
                 yield entry
 
     def _candidates(self, layout: Layout, restages: bool) -> Iterator[Layout]:
         yield from self._fitting(layout)
+        pins = self.space.asked.pins
         for other in buckets(self.space.asked, layout):  # no less to recompute
-            if self._is_promising(other):
+            if pins.allows(other) and self._is_promising(other):
                 yield other
         others = changed(self.space.asked, layout)
         for other in (*others, *(restaged(self.space.asked, layout) if restages else ())):
-            if other not in self.seen and self.space.is_legal(other):
+            is_asked = other not in self.seen and pins.allows(other)
+            if is_asked and self.space.is_legal(other):
                 yield from self._fitting(other)
 
     def _fitting(self, layout: Layout) -> Iterator[Layout]:
@@ -101,15 +126,17 @@ class _Refining:
                 yield layout
             return
         whole = replace(layout, activation_checkpointing="none", checkpoint_blocks="all")
-        if self.space.floor(whole) >= self.best:
-            return
-        if self._is_promising(whole):
-            yield whole
-            return
         possible = self.space.room.recomputed(replace(layout, stage_blocks=()))
+        if "none" in possible:
+            if whole in self.seen or not self.space.is_below(whole, self.limit):
+                return
+            self.seen.add(whole)
+            if self.space.fits(whole):
+                yield whole
+                return
         for cut, mode in product(self._cut(whole), MODES):
             if mode == "none":
-                if cut is not whole and self._is_promising(cut):
+                if "none" in possible and cut is not whole and self._is_promising(cut):
                     yield cut
             elif "none" in possible or mode in possible:
                 some = self._recomputing(cut, mode, possible.get(mode, 0))
@@ -128,22 +155,29 @@ class _Refining:
         self, layout: Layout, mode: ActivationCheckpointing, least: int
     ) -> Layout | None:
         """`layout` with the fewest blocks recomputed that make it fit."""
-        every = replace(layout, activation_checkpointing=mode)
-        fewest = replace(every, checkpoint_blocks=max(1, -(-least // layout.virtual_stages)))
-        if not self.space.is_legal(fewest) or self.space.floor(fewest) >= self.best:
+        space, best = self.space, self.limit
+
+        def recomputing(number: int) -> Layout:
+            blocks: Literal["all"] | int = "all" if number == most else number
+            return replace(layout, activation_checkpointing=mode, checkpoint_blocks=blocks)
+
+        most = max(layout_stage_blocks(model=space.asked.model, layout=layout))
+        numbers = range(max(1, -(-least // layout.virtual_stages)), most + 1)
+        if not numbers or not space.is_legal(recomputing(numbers[0])):
             return None
-        if not self.space.fits(every):
+        fast = bisect_left(numbers, 1, key=lambda n: not space.is_hopeful(recomputing(n), best))
+        if not fast or not space.fits(recomputing(numbers[fast - 1])):
             return None
-        number = fewest_blocks(self.space.asked, every)
-        some = every if number is None else replace(every, checkpoint_blocks=number)
+        number = fewest_blocks(space.asked, recomputing(numbers[fast - 1]))
+        some = recomputing(number)
         if some in self.seen:
             return None
         self.seen.add(some)
-        return some if self.space.floor(some) < self.best else None
+        return some if space.is_below(some, best) else None
 
     def _is_promising(self, layout: Layout) -> bool:
         """Not tried yet, fits, and may be faster than all before."""
         if layout in self.seen:
             return False
         self.seen.add(layout)
-        return self.space.floor(layout) < self.best and self.space.fits(layout)
+        return self.space.is_below(layout, self.limit) and self.space.fits(layout)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
+from math import inf
 
 from fsdpplan.cost.memory import available_bytes
 from fsdpplan.cost.params import parameter_count
@@ -58,7 +59,8 @@ def first_fit(asked: Question) -> Layout | None:
     if problem is not None:
         return None
     space = Space(asked)
-    return next((layout for d, _ in space.spreads() for layout in space.layouts(d)), None)
+    hopeful = (d for d in space.spreads() if space.floors.at_first_sight(d) < inf)
+    return next((layout for d in hopeful for layout in space.layouts(d)), None)
 
 
 def remedy(asked: Asked, closest: Layout | None) -> str | None:

@@ -1,19 +1,24 @@
 """Room: the least that a layout holds, by a few multiplications, and what it must recompute for it.
 
-    state + gathered parameters + blocks in flight * what they save <= memory of the device
+    context + (1 + fragmentation) * (state + gathered parameters + blocks in flight * what they save
+    + gradients beside them) <= memory of the device
 
-A lower bound: no moment of a step is looked at but the end of a forward pass, and there no logits
-and no temporaries. What it rules out is never looked at in full.
+A lower bound: no moment of a step is looked at but the end of a forward pass and, in a pipeline,
+the last backward pass; and there no logits and no temporaries. What it rules out is never looked at
+in full.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from fsdpplan.cost.device_memory import outside_allocator_bytes
 from fsdpplan.cost.formats import formats
 from fsdpplan.cost.ledger import rank_state
-from fsdpplan.cost.shards import Stage, dense_blocks_among, stage_elements
+from fsdpplan.cost.pipeline_order import round_microbatches
+from fsdpplan.cost.pipeline_stages import pipeline_ranks
+from fsdpplan.cost.shards import Stage, dense_blocks_among, stage_elements, whole_model
 from fsdpplan.cost.sizes import saved_bytes_a_block
 from fsdpplan.search.question import Question
 from fsdpplan.spec.layout import ActivationCheckpointing, Layout
@@ -24,74 +29,130 @@ Recomputed = dict[ActivationCheckpointing, int]
 """For each mode that may be enough, how many blocks of a rank it must recompute at the least."""
 
 
+class _Rank(NamedTuple):
+    """A rank, and bytes that are there whatever is recomputed."""
+
+    stage: Stage
+    alive: int
+    """(micro-batch, block) pairs in flight, at the least."""
+    kept: int
+    """When so many are."""
+    at_the_end: int
+    """When none may be, and gradients are there."""
+
+
 @dataclass(slots=True)
 class Room:
     """What layouts of one question hold; what many share is computed once."""
 
     asked: Question
     saved: dict[tuple[object, ...], dict[str, int]] = field(default_factory=dict)
-    held: dict[tuple[object, ...], int] = field(default_factory=dict)
+    held: dict[tuple[object, ...], tuple[int, int]] = field(default_factory=dict)
 
-    def recomputed(self, layout: Layout) -> Recomputed:
+    def recomputed(self, layout: Layout, *, is_settled: bool = False) -> Recomputed:
         """`none`: 0 where it may be that nothing has to be; empty where nothing helps.
 
-        In a pipeline of the first rank, of which every split that is tried takes its share but for
-        a block: there as many micro-batches are in flight as there are ranks, or more.
+        In a pipeline of those ranks of which every split that is tried takes its share but for a
+        block. `is_settled`: its schedule is what it will be; else it may become another.
         """
         asked = self.asked
         if asked.pins.offload == "cpu" or asked.pins.stage_blocks is not None:
             return {"none": 0}
-        blocks = self._blocks(layout)
-        alive = min(layout.num_microbatches, layout.pp) * blocks
-        saved = self._saved(layout)
-        over = self._kept(layout) + alive * saved["none"] - asked.available_bytes
-        if over <= 0:
-            return {"none": 0}
-        spared = {mode: alive * (saved["none"] - saved[mode]) for mode in MODES[1:]}
-        return {
-            mode: -(-over * blocks // bytes_spared)
-            for mode, bytes_spared in spared.items()
-            if bytes_spared >= over
-        }
+        saved, available = self._saved(layout), self._available(layout)
+        needed: Recomputed = {"none": 0}
+        for rank in self._ranks(layout, is_settled=is_settled):
+            if rank.kept > available or rank.at_the_end > available:
+                return {}
+            over = rank.kept + rank.alive * saved["none"] - available
+            if over <= 0:
+                continue
+            spared = {mode: rank.alive * (saved["none"] - saved[mode]) for mode in MODES[1:]}
+            here = {
+                mode: -(-over * rank.stage.blocks // bytes_spared)
+                for mode, bytes_spared in spared.items()
+                if bytes_spared >= over
+            }
+            if "none" in needed:
+                needed = here
+            else:
+                needed = {mode: max(n, needed[mode]) for mode, n in here.items() if mode in needed}
+        return needed
 
     def least_bytes(self, layout: Layout) -> int:
         """With whatever recomputation."""
-        alive = min(layout.num_microbatches, layout.pp) * self._blocks(layout)
-        return self._kept(layout) + alive * min(self._saved(layout).values())
+        saved = min(self._saved(layout).values())
+        ranks = self._ranks(layout, is_settled=False)
+        least = max(rank.kept + rank.alive * saved for rank in ranks)
+        return self._outside(layout) + int(least * (1 + self._fragmentation))
 
-    def _blocks(self, layout: Layout) -> int:
-        layers = self.asked.model.layers
-        return layers if layout.pp == 1 else max(0, layers // layout.pp - 1)
+    @property
+    def _fragmentation(self) -> float:
+        return self.asked.cluster.device.fit.fragmentation_fraction
 
-    def _kept(self, layout: Layout) -> int:
-        """What is there whatever is recomputed."""
-        outside = outside_allocator_bytes(
+    def _outside(self, layout: Layout) -> int:
+        return outside_allocator_bytes(
             layout=layout, training=self.asked.training, fit=self.asked.cluster.device.fit
         )
-        return outside + self._held(layout, self._blocks(layout))
 
-    def _held(self, layout: Layout, blocks: int) -> int:
-        """Bytes of the first rank, with so many blocks, whatever it recomputes."""
+    def _available(self, layout: Layout) -> int:
+        """What may be allocated."""
+        left = self.asked.available_bytes - self._outside(layout)
+        return int(left / (1 + self._fragmentation))
+
+    def _ranks(self, layout: Layout, *, is_settled: bool) -> list[_Rank]:
+        """The ranks that are looked at: the first, and one without dense blocks of a mixture."""
+        model, pp = self.asked.model, layout.pp
+        if pp == 1:
+            return [self._rank(layout, whole_model(model), 0, model.layers)]
+        if is_settled and layout.schedule in ("gpipe", "1f1b", "interleaved_1f1b"):
+            stages = pipeline_ranks(model=model, layout=layout)
+            full = max(range(pp), key=lambda rank: stages[rank].blocks - stages[rank].dense_blocks)
+            return [
+                self._rank(layout, stages[rank], *_in_flight(layout, stages[rank], rank))
+                for rank in dict.fromkeys((0, full))
+            ]
+        blocks = max(0, model.layers // pp - 1)
+        dense = model.dense_blocks if model.experts else 0  # each rank before has a block at least
+        return [
+            self._rank(
+                layout,
+                Stage(
+                    blocks=blocks,
+                    has_embedding=rank == 0,
+                    has_head=False,
+                    dense_blocks=dense_blocks_among(model=model, first_block=rank, blocks=blocks),
+                ),
+                0,
+                min(layout.num_microbatches, pp - rank) * blocks,
+            )
+            for rank in dict.fromkeys((0, min(dense, pp - 1)))
+        ]
+
+    def _rank(self, layout: Layout, stage: Stage, graded: int, alive: int) -> _Rank:
+        held, gradients = self._held(layout, stage)
+        return _Rank(
+            stage=stage,
+            alive=alive,
+            kept=held + (gradients if graded == 2 else 0),
+            at_the_end=held + (gradients if graded else 0),
+        )
+
+    def _held(self, layout: Layout, stage: Stage) -> tuple[int, int]:
+        """Bytes of a rank, whatever it recomputes; and of its gradients in a pipeline."""
         once = layout.num_microbatches == 1
         ways = (layout.tp, layout.ep, layout.shard_ranks, layout.sharding, layout.pp > 1)
         more = (layout.reshard_after_forward, layout.gradient_sync, layout.data_parallel > 1)
-        key = (*ways, *more, once, blocks)
+        key = (*ways, *more, once, stage)
         if key not in self.held:
-            self.held[key] = self._new_held(layout, blocks)
+            self.held[key] = self._new_held(layout, stage)
         return self.held[key]
 
-    def _new_held(self, layout: Layout, blocks: int) -> int:
+    def _new_held(self, layout: Layout, stage: Stage) -> tuple[int, int]:
         model, training = self.asked.model, self.asked.training
-        stage = Stage(
-            blocks=blocks,
-            has_embedding=True,
-            has_head=layout.pp == 1,
-            dense_blocks=dense_blocks_among(model=model, first_block=0, blocks=blocks),
-        )
         state = rank_state(model=model, training=training, layout=layout, stage=stage)
         held = state.parameters + state.optimizer + state.gradients
         if layout.sharding != "fsdp":
-            return held
+            return held, 0
         of = formats(training=training, layout=layout)
         whole = stage_elements(model=model, stage=stage, tp=layout.tp, ep=layout.ep)
         if layout.pp > 1 or layout.reshard_after_forward == "never":
@@ -99,7 +160,7 @@ class Room:
         if layout.pp == 1 and layout.num_microbatches > 1:
             sums = layout.gradient_sync == "last"
             held += of.reduced * (whole if sums else state.held_parameters)
-        return held
+        return held, of.reduced * whole if layout.pp > 1 else 0
 
     def _saved(self, layout: Layout) -> dict[str, int]:
         """Bytes that a block keeps of a micro-batch, by what is recomputed."""
@@ -119,3 +180,23 @@ class Room:
                 for mode in MODES
             }
         return self.saved[key]
+
+
+def _in_flight(layout: Layout, stage: Stage, rank: int) -> tuple[int, int]:
+    """(when gradients of earlier micro-batches are there, (micro-batch, block) pairs in flight):
+    2 when most are in flight, 1 in the last backward pass, 0 never for sure.
+
+    The first pairs are those before a rank's first backward pass; with enough micro-batches as many
+    are there again behind it.
+    """
+    number, pp = layout.num_microbatches, layout.pp
+    if layout.schedule == "gpipe":
+        return int(number > 1), number * stage.blocks
+    if layout.schedule == "1f1b":
+        graded = 2 if number > pp else int(number > 1)
+        return graded, min(number, pp - rank) * stage.blocks
+    a_round = round_microbatches(schedule=layout.schedule, pp=pp, num_microbatches=number)
+    *earlier, last = (piece.blocks for piece in stage.pieces)
+    ahead = a_round * sum(earlier) + min(a_round, 2 * (pp - 1 - rank) + 1) * last
+    graded = 2 if number > 3 * a_round else int(number > a_round)
+    return graded, ahead

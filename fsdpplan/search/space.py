@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from math import inf
 
 from fsdpplan.cost.least import least_pipeline_seconds, least_update_seconds
 from fsdpplan.cost.step import estimate
 from fsdpplan.cost.step_time import step_time
 from fsdpplan.search.enumerate import Degrees, degrees
-from fsdpplan.search.fitting import TOO_LARGE, Tally, fitting, hopeless, needed_bytes
+from fsdpplan.search.fitting import (
+    TOO_LARGE,
+    Fitting,
+    Tally,
+    needed_bytes,
+    number_of_layouts,
+)
 from fsdpplan.search.floors import Floors
-from fsdpplan.search.legality import first_problem
+from fsdpplan.search.legality import degrees_problem, first_problem
 from fsdpplan.search.order import Entry
 from fsdpplan.search.question import Question
 from fsdpplan.search.room import Room
@@ -29,40 +34,72 @@ class Space:
     tally: Tally = field(default_factory=Tally)
     room: Room = field(init=False)
     floors: Floors = field(init=False)
+    problems: dict[tuple[object, ...], Problem | None] = field(default_factory=dict)
+    """What degrees break."""
 
     def __post_init__(self) -> None:
         self.room = Room(self.asked)
         self.floors = Floors(self.asked, self.room)
 
-    def spreads(self) -> Iterator[tuple[Degrees, float]]:
-        """Every way to spread the ranks that may work, with a floor of its steps."""
+    def spreads(self) -> Iterator[Degrees]:
+        """Every way to spread the ranks that may work."""
         asked = self.asked
         for d in degrees(
             model=asked.model, cluster=asked.cluster, training=asked.training, pins=asked.pins
         ):
-            reason = hopeless(asked, d)
-            if reason is not None:
-                self.tally.reject(reason)
-                continue
-            floor = self.floors.of_spread(d)
-            if floor < inf:
-                yield d, floor
+            if asked.training.global_batch % d.data_parallel:
+                self.tally.reject("global batch is not a multiple of the data-parallel ranks")
+            elif d.pp * (asked.pins.virtual_stages or 1) > asked.model.layers:
+                self.tally.reject("more pipeline stages than blocks")
+            elif broken := self._broken(d):
+                self.tally.break_rule(broken, self.number(d))
             else:
-                self._rule_out(self.floors.leanest(d))
+                yield d
 
-    def _rule_out(self, leanest: Layout) -> None:
-        """Nothing with the degrees of `leanest` fits, if it is legal."""
-        broken = self._problem(leanest)
+    def _broken(self, d: Degrees) -> Problem | None:
+        """What its degrees break, whatever the policies."""
+        key = (d.tp, d.cp, d.ep, d.sharding)
+        if key not in self.problems:
+            asked = self.asked
+            self.problems[key] = degrees_problem(
+                model=asked.model,
+                cluster=asked.cluster,
+                training=asked.training,
+                layout=self.floors.leanest(d),
+            )
+        return self.problems[key]
+
+    def number(self, d: Degrees) -> int:
+        """How many layouts there are with these degrees."""
+        return sum(number_of_layouts(self.asked, d, size) for size in self.floors.sizes(d))
+
+    def rule_out(self, layout: Layout, number: int) -> None:
+        """None of `number` layouts fits; `layout` is one of those that need least."""
+        broken = self._problem(layout)
         if broken is None:
-            self.tally.reject(TOO_LARGE)
-            least = self.room.least_bytes(leanest)
-            self.tally.missed(self.asked, leanest, at_least_bytes=least)
+            self.tally.reject(TOO_LARGE, number)
+            self.tally.missed(layout, at_least_bytes=self.room.least_bytes(layout))
         else:
-            self.tally.break_rule(broken)
+            self.tally.break_rule(broken, number)
+
+    def rule_out_spread(self, d: Degrees) -> None:
+        """Nothing with these degrees fits."""
+        self.rule_out(self.floors.leanest(d), self.number(d))
+
+    def fitting(self, d: Degrees) -> Fitting:
+        """The layouts with these degrees."""
+        return Fitting(self.asked, d, self.tally, self.room)
 
     def layouts(self, d: Degrees) -> Iterator[Layout]:
-        """What fits of one of them, with the usual settings."""
-        for layout in fitting(self.asked, d, self.tally, self.room):
+        """What fits of them, with the usual settings."""
+        found = self.fitting(d)
+        for size in self.floors.sizes(d):
+            for leaf in found.leaves(size):
+                yield from self.settled(found, leaf)
+
+    def settled(self, found: Fitting, leaf: Layout) -> Iterator[Layout]:
+        """What fits of one of them, with its collectives overlapped or not."""
+        for layout in found.settled(leaf):
             yield layout
             yield from overlapped(self.asked, layout)
 
@@ -74,6 +111,19 @@ class Space:
             return step_time(layout=layout, **given).time.total_seconds  # type: ignore[arg-type]
         way = least_pipeline_seconds(layout=layout, **given)  # type: ignore[arg-type]
         return way + least_update_seconds(layout=layout, **given)  # type: ignore[arg-type]
+
+    def is_below(self, layout: Layout, seconds: float) -> bool:
+        """Whether it may take less, looked at no closer than it must be."""
+        own = (layout.activation_checkpointing,)
+        return (
+            self.is_hopeful(layout, seconds)
+            and self.floors.played(layout, own) < seconds
+            and self.floor(layout) < seconds
+        )
+
+    def is_hopeful(self, layout: Layout, seconds: float) -> bool:
+        """The same by the cheaper bound alone."""
+        return self.floors.of_usual(layout, (layout.activation_checkpointing,)) < seconds
 
     def is_legal(self, layout: Layout) -> bool:
         """Whether it can be trained."""

@@ -112,6 +112,8 @@ class CollectiveCounter(DispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.axes = sorted(axes, key=lambda axis: len(axis.ranks))
         self.axis_of_group = {axis.group_name: axis.name for axis in self.axes}
+        groups = collections.Counter(axis.group_name for axis in self.axes)
+        self.shared = {axis.group_name for axis in self.axes if groups[axis.group_name] > 1}
         self.forget()
 
     def forget(self) -> None:
@@ -141,7 +143,7 @@ class CollectiveCounter(DispatchMode):
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         dtype = tensors[0].dtype
         dtype_name = DTYPE_NAMES.get(dtype, str(dtype).removeprefix("torch."))
-        axis = self._axis(group)
+        axis = self._axis(group, operator.collective)
         row = self.rows[operator.collective, axis, group.size(), dtype_name]
         row.count += 1
         row.bytes += size
@@ -150,10 +152,14 @@ class CollectiveCounter(DispatchMode):
         call = Call(operator.collective, dtype_name, size, peer)
         self.calls[axis, tuple(ranks)].append(call)
 
-    def _axis(self, group: dist.ProcessGroup) -> str:
+    def _axis(self, group: dist.ProcessGroup, collective: str) -> str:
         """The axis that holds all ranks of `group`: an integer reshard makes groups inside that of
-        the shards."""
+        the shards; where experts are exchanged over all of them, torch has one group for both."""
         name = group.group_name
+        if name in self.shared:
+            axes = [axis.name for axis in self.axes if axis.group_name == name]
+            is_exchange = collective == "all_to_all"
+            return next((axis for axis in axes if (axis == "ep") == is_exchange), axes[0])
         if name not in self.axis_of_group:
             ranks = set(dist.get_process_group_ranks(group))
             axes = [axis.name for axis in self.axes if ranks <= axis.ranks]

@@ -31,12 +31,9 @@ ATTENTION_OPS = frozenset(
 )
 """Fused attention: always kept, as the costliest to compute again."""
 
-GROUPED_OPS = {aten._grouped_mm.default} if hasattr(aten, "_grouped_mm") else set()
-"""Not in every torch."""
-
-MATMUL_OPS = frozenset({aten.mm.default, aten.addmm.default, *GROUPED_OPS})
-"""What `nn.Linear` becomes, without and with a bias, and all experts together: every other one is
-kept."""
+MATMUL_OPS = frozenset({aten.mm.default, aten.addmm.default})
+"""What `nn.Linear` becomes, without and with a bias: every other one is kept. Not those of routed
+experts: their outputs are as many as the experts of each token."""
 
 MARKS = frozenset(
     {

@@ -18,13 +18,16 @@ from fsdpplan.search.enumerate import (
     schedules,
     sync_policies,
 )
+from fsdpplan.search.fitting import needed_bytes
 from fsdpplan.search.order import Entry, in_order, listed
+from fsdpplan.search.pieces import in_pieces
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.pricing import is_data_parallel
 from fsdpplan.search.question import Question as Asked
 from fsdpplan.search.recommend import recommend
 from fsdpplan.search.result import SearchResult
 from fsdpplan.search.space import Space, entry_of
+from fsdpplan.search.variants import overlapped
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
@@ -90,8 +93,6 @@ def policies(question: Question) -> Iterator[Layout]:
     pins, cluster, training = question.pins, question.cluster, question.training
     common = {"cluster": cluster, "pins": pins}
     for d in degrees(model=question.model, training=training, **common):  # type: ignore[arg-type]
-        if d.tp > cluster.levels[0].domain_gpus:
-            continue
         for micro_batch in micro_batches(
             training=training, data_parallel=d.data_parallel, pins=pins
         ):
@@ -116,10 +117,27 @@ def policies(question: Question) -> Iterator[Layout]:
 
 def everything(question: Question) -> list[Entry]:
     """All layouts with usual settings that fit, priced, whatever bound would skip them."""
-    space = Space(question.asked)
+    asked = question.asked
     return [
-        entry_of(question.asked, layout) for d, _ in space.spreads() for layout in space.layouts(d)
+        entry_of(asked, one)
+        for leaf in policies(question)
+        if Space(asked).is_legal(leaf)
+        for layout in _least_recomputation(asked, leaf)
+        for one in (layout, *overlapped(asked, layout))
     ]
+
+
+def _least_recomputation(asked: Asked, leaf: Layout) -> list[Layout]:
+    """With the least that fits, and the least with the loss in pieces if that is less."""
+    found: list[Layout] = []
+    for mode in asked.modes:
+        whole = replace(leaf, activation_checkpointing=mode)
+        if needed_bytes(asked, whole) <= asked.available_bytes:
+            return [*found, whole]
+        pieces = in_pieces(whole, training=asked.training, pins=asked.pins)
+        if not found and pieces and needed_bytes(asked, pieces) <= asked.available_bytes:
+            found = [pieces]
+    return found
 
 
 def full_list(question: Question, *, limit: int) -> list[Entry]:

@@ -9,8 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.search.enumerate import (
-    LEAST_LOCAL_TOKENS,
-    LONG_SEQUENCE_TOKENS,
     Degrees,
     context_ranks,
     degrees,
@@ -61,12 +59,12 @@ def test_divisors_are_all_of_them(number: int) -> None:
 
 @pytest.mark.parametrize(("gpus", "ways"), [(1, 1), (2, 4), (8, 20), (6, 16)])
 def test_every_way_is_there_once(gpus: int, ways: int) -> None:
-    found = spreads(gpus)
-    assert len(set(found)) == len(found)
+    every, found = spreads(gpus), spreads(gpus, cp=1)
+    assert len(set(every)) == len(every) >= len(found)
     assert len(found) == ways  # ordered products of four degrees
-    for d in found:
+    for d in every:
         assert d.pp * d.data_parallel * d.cp * d.tp == gpus
-        assert (d.sharding == "ddp") == (d.dp_shard == 1)
+        assert (d.sharding == "ddp") == (d.dp_shard * d.cp == 1)
 
 
 def test_six_gpus_split_by_three() -> None:
@@ -95,29 +93,26 @@ def test_pins_that_do_not_multiply_leave_nothing() -> None:
     assert spreads(8, tp=3) == []
 
 
-def test_sequences_are_split_where_they_are_long_or_too_few() -> None:
-    def tried(seq_len: int, global_batch: int, gpus: int = 64, **pins: object) -> tuple[int, ...]:
+def test_sequences_are_split_into_two_pieces_a_rank() -> None:
+    def tried(seq_len: int, gpus: int = 64, **pins: object) -> tuple[int, ...]:
         return context_ranks(
             cluster=cluster(gpus=gpus),
-            training=Training(seq_len=seq_len, global_batch=global_batch),
+            training=Training(seq_len=seq_len, global_batch=64),
             pins=Pins(**pins),  # type: ignore[arg-type]
         )
 
-    assert tried(4096, 64) == (1,)
-    assert tried(4096, 32) == (1, 2, 4)
-    assert tried(LONG_SEQUENCE_TOKENS, 1024) == (1, 2, 4, 8, 16)
-    assert tried(LONG_SEQUENCE_TOKENS + 4, 1024) == (1, 2)
-    assert tried(4096, 1024, cp=16) == (16,)
-    for cp in tried(131072, 64):
-        assert 131072 // cp >= LEAST_LOCAL_TOKENS
+    assert tried(4096) == (1, 2, 4, 8, 16, 32, 64)
+    assert tried(4096 + 4) == (1, 2)
+    assert tried(4096, 24) == (1, 2, 4, 8)
+    assert tried(4096, cp=16) == (16,)
 
 
 def test_experts_are_split_by_what_divides_them_and_the_shard_group() -> None:
-    found = spreads(8, model=MIXTURE, tp=1, pp=1)
+    found = spreads(8, model=MIXTURE, tp=1, pp=1, cp=1)
     assert {d.ep for d in found if d.dp_shard == 8} == {1, 2, 4}
     assert {d.ep for d in found if d.dp_shard == 1} == {1}
     assert {d.ep for d in spreads(8)} == {1}
-    assert {(d.ep, d.dp_shard % 4) for d in spreads(8, model=MIXTURE, ep=4)} == {(4, 0)}
+    assert {(d.ep, d.dp_shard % 4) for d in spreads(8, model=MIXTURE, ep=4, cp=1)} == {(4, 0)}
 
 
 @given(st.integers(1, 64), st.integers(1, 200))

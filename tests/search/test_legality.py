@@ -96,7 +96,11 @@ ILLEGAL = [
     ),
     ({"pp": 2, "schedule": "1f1b", "stage_blocks": (3, 4), **PP}, "do not hold all", "add up to 7"),
     ({"pp": 16, "schedule": "1f1b", **PP, "num_microbatches": 16}, "more pipeline", "smaller --pp"),
-    ({"pp": 4, "schedule": "1f1b", **PP, "num_microbatches": 2}, "fewer micro", "smaller --micro"),
+    (
+        {"pp": 4, "schedule": "1f1b", **PP, "num_microbatches": 2},
+        "does not take",
+        "another --micro",
+    ),
     (
         {
             "pp": 4,

@@ -47,12 +47,12 @@ MISSES = {
     ),
     "pinned recomputation": (
         question(
-            "llama-3.1-8b", 8, "dgx-a100-40g-hdr", tp=1, pp=1, activation_checkpointing="none"
+            "llama-3.1-8b", 8, "dgx-a100-40g-hdr", tp=1, pp=1, cp=1, activation_checkpointing="none"
         ),
         "--activation-checkpointing full",
     ),
     "pinned micro-batch": (
-        question("llama-3.1-8b", 8, tp=1, pp=1, micro_batch=32),
+        question("llama-3.1-8b", 8, tp=1, pp=1, cp=1, micro_batch=32),
         "--micro-batch 1",
     ),
     "pinned DDP": (
