@@ -71,14 +71,18 @@ def test_a_program_of_ones_own_gets_the_plan_and_its_code_counts(tmp_path: Path)
     asked = own_program(
         tmp_path,
         """
-        import json, os, sys
+        import json, os, sys, time
         plan = json.loads(os.environ["FSDPPLAN_PLAN"])
         assert os.environ["WORLD_SIZE"] == str(plan["cluster"]["gpus"])
+        metrics = os.environ["FSDPPLAN_METRICS"]
         if os.environ["RANK"] == "0":
             print("given", sys.argv[1:], flush=True)
-            with open(os.environ["FSDPPLAN_METRICS"], "a") as file:
+            with open(metrics, "a") as file:
                 print(json.dumps({"step": 1, "step_seconds": 0.25}), file=file)
-        sys.exit(3 if os.environ["RANK"] == "1" else 0)
+        if os.environ["RANK"] == "1":  # torchrun ends the others where one fails
+            while not (os.path.exists(metrics) and os.path.getsize(metrics)):
+                time.sleep(0.01)
+            sys.exit(3)
         """,
         "a b",
     )
