@@ -31,6 +31,9 @@ LOOPED_SCHEDULES: tuple[Schedule, ...] = (
 )
 """Schedules with any number of stages a rank, from two on."""
 
+USUAL_SCHEDULES: tuple[Schedule | None, ...] = (None, "none", "1f1b", "interleaved_1f1b")
+"""Pins of a schedule with which no other is tried but these."""
+
 V_SCHEDULES: tuple[Schedule, ...] = ("zbv", "dualpipev")
 """Schedules with exactly two."""
 

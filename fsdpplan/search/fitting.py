@@ -115,7 +115,7 @@ class Fitting:
 
     def hopeful_modes(self, layout: Layout) -> list[ActivationCheckpointing]:
         """What it may have to recompute in order to fit, growing; empty: it cannot."""
-        possible = self.room.recomputed(layout, is_settled=True)
+        possible = self.room.recomputed(layout, known="settled")
         return [mode for mode in self.asked.modes if "none" in possible or mode in possible]
 
     def settled(self, layout: Layout) -> list[Layout]:
@@ -147,6 +147,8 @@ class Fitting:
 
     def _reject(self, layout: Layout) -> None:
         self.tally.reject(TOO_LARGE, len(self.asked.modes))
+        if self.tally.feasible:
+            return
         most = replace(layout, activation_checkpointing=self.asked.modes[-1])
         self.tally.missed(most, at_least_bytes=self.room.least_bytes(layout))
 
@@ -186,19 +188,22 @@ def _in_pieces(asked: Question, layout: Layout, at_least_bytes: int) -> Layout |
     return pieces if needed_bytes(asked, pieces, enough_bytes=available) <= available else None
 
 
-def fewest_blocks(asked: Question, layout: Layout) -> int:
+def fewest_blocks(asked: Question, layout: Layout, *, at_least: int = 1) -> int:
     """Of `layout`, which fits with as many blocks of a stage recomputed as it says, the fewest with
-    which it does, but one at the least.
+    which it does, but `at_least`: fewer than these cannot fit.
 
     More recomputed blocks never need more memory, so the border lies between one number that does
     not fit and one that does; memory is about a straight line between them.
     """
     some = layout.checkpoint_blocks
-    most = max(layout_stage_blocks(model=asked.model, layout=layout)) if some == "all" else some
+    high = max(layout_stage_blocks(model=asked.model, layout=layout)) if some == "all" else some
     available = asked.available_bytes
-    whole = replace(layout, activation_checkpointing="none", checkpoint_blocks="all")
-    low, low_bytes = 0, needed_bytes(asked, whole)
-    high, high_bytes = most, needed_bytes(asked, layout)
+    if high <= at_least:
+        return high
+    low, low_bytes = at_least, needed_bytes(asked, replace(layout, checkpoint_blocks=at_least))
+    if low_bytes <= available:
+        return low
+    high_bytes = needed_bytes(asked, layout)
     while high - low > 1:
         share = (low_bytes - available) / max(1, low_bytes - high_bytes)
         middle = min(high - 1, max(low + 1, round(low + share * (high - low) + 0.5)))

@@ -24,6 +24,7 @@ from fsdpplan.cost.pipeline_stages import pipeline_stages
 from fsdpplan.cost.shards import Stage, whole_model
 from fsdpplan.cost.timing import layout_optimizer_seconds, optimizer_elements
 from fsdpplan.search.enumerate import (
+    USUAL_SCHEDULES,
     Degrees,
     layout_of,
     micro_batches,
@@ -123,8 +124,21 @@ class Floors:
 
     def at(self, layout: Layout) -> float:
         """With its micro-batch, whatever its other policies: its share of what is to be computed,
-        with what must be recomputed, or what FSDP moves; then the optimizer."""
-        least = self._passing(layout)
+        with what must be recomputed, or what FSDP moves; then the optimizer. Infinite where nothing
+        fits."""
+        return self._with_moves(layout, self._passing(layout))
+
+    def at_usual(self, layout: Layout) -> float:
+        """The same of its usual settings: all blocks do alike, and the schedule is 1F1B or
+        interleaved 1F1B."""
+        pins = self.asked.pins
+        if pins.schedule not in USUAL_SCHEDULES or pins.checkpoint_blocks not in (None, "all"):
+            return self.at(layout)
+        return self._with_moves(layout, self._passing_alike(layout))
+
+    def _with_moves(self, layout: Layout, passing: float) -> float:
+        """With what FSDP moves where that takes longer than `passing`, and the optimizer."""
+        least = passing
         if layout.pp == 1 and layout.sharding == "fsdp" and least < inf:
             seldom = {"reshard_after_forward": "never", "gradient_sync": "last"}
             widest = replace(layout, wrap_blocks=self.asked.model.layers, **seldom)  # type: ignore[arg-type]
@@ -133,30 +147,41 @@ class Floors:
 
     def _passing(self, layout: Layout) -> float:
         """What is to be computed, with what must be recomputed; infinite where nothing fits."""
-        pp, leanest = layout.pp, self._leanest_policies(layout)
-        blocks = self.room.recomputed(leanest)
+        pp, blocks = layout.pp, self.room.recomputed(self._leanest_policies(layout))
         if not blocks:
             return inf
-        layers, fewest = self.asked.model.layers, self._fewest_units(leanest)
-        work = self._work(leanest)
+        work = self._work(layout)
         again = min(
-            number and number * self._again(fewest, mode) for mode, number in blocks.items()
+            number and number * self._again(layout, mode) for mode, number in blocks.items()
         )
         share = (pp - 1) / pp if pp > 1 else 1.0  # the last rank may have few blocks
-        least = layout.num_microbatches * (work / pp + share * again)
-        if pp > 1:  # the first micro-batch on its way to the last rank, and the last one back
-            least += (pp - 1) * max(1, layers // (pp * ACTIVE_STAGES) - 1) * work / layers / 2
-        return least
+        # a backward pass may be split, and the half that others wait for come first
+        return layout.num_microbatches * (work / pp + share * again) + self._way(layout, work) / 2
+
+    def _passing_alike(self, layout: Layout) -> float:
+        """The same where all blocks recompute alike, and backward passes are whole."""
+        modes = self.room.recomputed(self._leanest_policies(layout), known="usual")
+        if not modes:
+            return inf
+        whole = whole_model(self.asked.model)
+        work = min(sum(self.works.stage(layout, mode, whole)) for mode in modes)
+        return layout.num_microbatches * work / layout.pp + self._way(layout, work)
+
+    def _way(self, layout: Layout, work: float) -> float:
+        """The first micro-batch to the last rank of a pipeline and the last one back from it, of
+        `work` a micro-batch; a stage may have a block less than its share."""
+        layers, pp = self.asked.model.layers, layout.pp
+        return (pp - 1) * max(1, layers // (pp * ACTIVE_STAGES) - 1) * work / layers
 
     def _leanest_policies(self, layout: Layout) -> Layout:
         """With what keeps least of parameters and gradients."""
         pp, pins = layout.pp, self.asked.pins
         is_flat = pp == 1 or layout.sharding != "fsdp"
-        return replace(
-            layout,
-            reshard_after_forward=pins.reshard_after_forward or ("always" if is_flat else "never"),
-            gradient_sync=pins.gradient_sync or ("every" if pp == 1 else "last"),
-        )
+        reshard = pins.reshard_after_forward or ("always" if is_flat else "never")
+        sync = pins.gradient_sync or ("every" if pp == 1 else "last")
+        if (reshard, sync) == (layout.reshard_after_forward, layout.gradient_sync):
+            return layout
+        return replace(layout, reshard_after_forward=reshard, gradient_sync=sync)
 
     def of_usual(self, layout: Layout, modes: Sequence[ActivationCheckpointing]) -> float:
         """Of `layout` as it is but for what it recomputes, one of `modes`, and for its loss, whole
@@ -247,8 +272,7 @@ class Floors:
 
     def _work(self, layout: Layout) -> float:
         """One micro-batch through the whole model, keeping everything."""
-        fewest = self._fewest_units(layout)
-        return sum(self.works.stage(fewest, "none", whole_model(self.asked.model)))
+        return sum(self.works.stage(layout, "none", whole_model(self.asked.model)))
 
     def _again(self, layout: Layout, mode: ActivationCheckpointing) -> float:
         """One block that is recomputed."""
@@ -259,9 +283,3 @@ class Floors:
             - sum(works.block(layout, "none", dense=dense))
             for dense in kinds
         )
-
-    def _fewest_units(self, layout: Layout) -> Layout:
-        """With FSDP's buckets as large as they can be: each costs some operators."""
-        if layout.sharding != "fsdp" or self.asked.pins.wrap_blocks:
-            return layout
-        return replace(layout, wrap_blocks=self.asked.model.layers)

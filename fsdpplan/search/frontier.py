@@ -140,7 +140,7 @@ class Frontier:
         group.found = self.space.fitting(group.degrees)
         for size in floors.sizes(group.degrees):
             layout = floors.plain(group.degrees, size)
-            floor = floors.at(layout)
+            floor = floors.at_usual(layout)
             if floor < inf:
                 heappush(group.promises, Promise(max(group.least, floor), Known.SIZE, layout))
             else:

@@ -165,10 +165,12 @@ class Refining:
         numbers = range(max(1, -(-least // layout.virtual_stages)), most + 1)
         if not numbers or not space.is_legal(recomputing(numbers[0])):
             return None
+        if not space.is_below(recomputing(numbers[0]), best):
+            return None
         fast = bisect_left(numbers, 1, key=lambda n: not space.is_hopeful(recomputing(n), best))
         if not fast or not space.fits(recomputing(numbers[fast - 1])):
             return None
-        number = fewest_blocks(space.asked, recomputing(numbers[fast - 1]))
+        number = fewest_blocks(space.asked, recomputing(numbers[fast - 1]), at_least=numbers[0])
         some = recomputing(number)
         if some in self.seen:
             return None

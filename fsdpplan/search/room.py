@@ -11,19 +11,24 @@ in full.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from fsdpplan.cost.device_memory import outside_allocator_bytes
 from fsdpplan.cost.formats import formats
 from fsdpplan.cost.ledger import rank_state
+from fsdpplan.cost.pipeline_gathers import ACTIVE_STAGES
 from fsdpplan.cost.pipeline_order import round_microbatches
-from fsdpplan.cost.pipeline_stages import pipeline_ranks
+from fsdpplan.cost.pipeline_stages import balanced_stage_blocks, head_blocks, pipeline_ranks
 from fsdpplan.cost.shards import Stage, dense_blocks_among, stage_elements, whole_model
 from fsdpplan.cost.sizes import saved_bytes_a_block
 from fsdpplan.search.question import Question
 from fsdpplan.spec.layout import ActivationCheckpointing, Layout
 
 MODES: tuple[ActivationCheckpointing, ...] = ("none", "attention", "op", "full")
+
+Known = Literal["degrees", "usual", "settled"]
+"""What of a pipeline's layout is as it will be: how the ranks are spread, and the batch; the same,
+and that its schedule is a usual one; or all of it."""
 
 Recomputed = dict[ActivationCheckpointing, int]
 """For each mode that may be enough, how many blocks of a rank it must recompute at the least."""
@@ -48,19 +53,21 @@ class Room:
     asked: Question
     saved: dict[tuple[object, ...], dict[str, int]] = field(default_factory=dict)
     held: dict[tuple[object, ...], tuple[int, int]] = field(default_factory=dict)
+    fewest: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Blocks of a rank in a pipeline of so many, with the usual schedules."""
 
-    def recomputed(self, layout: Layout, *, is_settled: bool = False) -> Recomputed:
+    def recomputed(self, layout: Layout, *, known: Known = "degrees") -> Recomputed:
         """`none`: 0 where it may be that nothing has to be; empty where nothing helps.
 
         In a pipeline of those ranks of which every split that is tried takes its share but for a
-        block. `is_settled`: its schedule is what it will be; else it may become another.
+        block.
         """
         asked = self.asked
         if asked.pins.offload == "cpu" or asked.pins.stage_blocks is not None:
             return {"none": 0}
         saved, available = self._saved(layout), self._available(layout)
         needed: Recomputed = {"none": 0}
-        for rank in self._ranks(layout, is_settled=is_settled):
+        for rank in self._ranks(layout, known):
             if rank.kept > available or rank.at_the_end > available:
                 return {}
             over = rank.kept + rank.alive * saved["none"] - available
@@ -81,7 +88,7 @@ class Room:
     def least_bytes(self, layout: Layout) -> int:
         """With whatever recomputation."""
         saved = min(self._saved(layout).values())
-        ranks = self._ranks(layout, is_settled=False)
+        ranks = self._ranks(layout, "degrees")
         least = max(rank.kept + rank.alive * saved for rank in ranks)
         return self._outside(layout) + int(least * (1 + self._fragmentation))
 
@@ -99,34 +106,56 @@ class Room:
         left = self.asked.available_bytes - self._outside(layout)
         return int(left / (1 + self._fragmentation))
 
-    def _ranks(self, layout: Layout, *, is_settled: bool) -> list[_Rank]:
+    def _ranks(self, layout: Layout, known: Known) -> list[_Rank]:
         """The ranks that are looked at: the first, and one without dense blocks of a mixture."""
         model, pp = self.asked.model, layout.pp
         if pp == 1:
             return [self._rank(layout, whole_model(model), 0, model.layers)]
-        if is_settled and layout.schedule in ("gpipe", "1f1b", "interleaved_1f1b"):
+        if known == "settled" and layout.schedule in ("gpipe", "1f1b", "interleaved_1f1b"):
             stages = pipeline_ranks(model=model, layout=layout)
             full = max(range(pp), key=lambda rank: stages[rank].blocks - stages[rank].dense_blocks)
             return [
                 self._rank(layout, stages[rank], *_in_flight(layout, stages[rank], rank))
                 for rank in dict.fromkeys((0, full))
             ]
-        blocks = max(0, model.layers // pp - 1)
         dense = model.dense_blocks if model.experts else 0  # each rank before has a block at least
-        return [
-            self._rank(
-                layout,
-                Stage(
-                    blocks=blocks,
-                    has_embedding=rank == 0,
-                    has_head=False,
-                    dense_blocks=dense_blocks_among(model=model, first_block=rank, blocks=blocks),
-                ),
-                0,
-                min(layout.num_microbatches, pp - rank) * blocks,
+        ranks = dict.fromkeys((0, min(dense, pp - 1)))
+        return [self._least_rank(layout, rank, known) for rank in ranks]
+
+    def _least_rank(self, layout: Layout, rank: int, known: Known) -> _Rank:
+        """A rank with the fewest blocks that it may have."""
+        model, number, pp = self.asked.model, layout.num_microbatches, layout.pp
+        graded, blocks = 0, max(0, model.layers // pp - 1)
+        if known == "usual":
+            blocks = self._fewest_blocks(layout, rank)
+            a_round = round_microbatches(
+                schedule="interleaved_1f1b", pp=pp, num_microbatches=number
             )
-            for rank in dict.fromkeys((0, min(dense, pp - 1)))
-        ]
+            graded = _graded(number, a_round)
+        stage = Stage(
+            blocks=blocks,
+            has_embedding=rank == 0,
+            has_head=False,
+            dense_blocks=dense_blocks_among(model=model, first_block=rank, blocks=blocks),
+        )
+        return self._rank(layout, stage, graded, min(number, pp - rank) * blocks)
+
+    def _fewest_blocks(self, layout: Layout, rank: int) -> int:
+        """Of `rank`, however many stages a rank has with a usual schedule."""
+        model, pp = self.asked.model, layout.pp
+        if (pp, rank) not in self.fewest:
+            stages = self.asked.pins.virtual_stages
+            counts = (stages,) if stages else range(1, ACTIVE_STAGES + 1)
+            self.fewest[pp, rank] = min(
+                sum(
+                    balanced_stage_blocks(
+                        layers=model.layers, stages=pp * number, head_blocks=head_blocks(model)
+                    )[rank::pp]
+                )
+                for number in counts
+                if pp * number <= model.layers
+            )
+        return self.fewest[pp, rank]
 
     def _rank(self, layout: Layout, stage: Stage, graded: int, alive: int) -> _Rank:
         held, gradients = self._held(layout, stage)
@@ -198,5 +227,10 @@ def _in_flight(layout: Layout, stage: Stage, rank: int) -> tuple[int, int]:
     a_round = round_microbatches(schedule=layout.schedule, pp=pp, num_microbatches=number)
     *earlier, last = (piece.blocks for piece in stage.pieces)
     ahead = a_round * sum(earlier) + min(a_round, 2 * (pp - 1 - rank) + 1) * last
-    graded = 2 if number > 3 * a_round else int(number > a_round)
-    return graded, ahead
+    return _graded(number, a_round), ahead
+
+
+def _graded(num_microbatches: int, a_round: int) -> int:
+    """When gradients are there under interleaved 1F1B: under 1F1B, whose round is no longer, no
+    later."""
+    return 2 if num_microbatches > 3 * a_round else int(num_microbatches > a_round)

@@ -36,6 +36,8 @@ class Space:
     floors: Floors = field(init=False)
     problems: dict[tuple[object, ...], Problem | None] = field(default_factory=dict)
     """What degrees break."""
+    numbers: dict[tuple[object, ...], int] = field(default_factory=dict)
+    """Of layouts, by what decides it."""
 
     def __post_init__(self) -> None:
         self.room = Room(self.asked)
@@ -71,7 +73,12 @@ class Space:
 
     def number(self, d: Degrees) -> int:
         """How many layouts there are with these degrees."""
-        return sum(number_of_layouts(self.asked, d, size) for size in self.floors.sizes(d))
+        reshards = d if d.sharding == "fsdp" and d.pp == 1 else None  # to which levels
+        key = (d.pp, d.data_parallel, d.dp_replicate > 1, d.sharding, reshards)
+        if key not in self.numbers:
+            sizes = self.floors.sizes(d)
+            self.numbers[key] = sum(number_of_layouts(self.asked, d, size) for size in sizes)
+        return self.numbers[key]
 
     def rule_out(self, layout: Layout, number: int) -> None:
         """None of `number` layouts fits; `layout` is one of those that need least."""

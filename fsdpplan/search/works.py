@@ -26,11 +26,18 @@ class Works:
     of_moves: dict[tuple[object, ...], Pair] = field(default_factory=dict)
 
     def block(self, layout: Layout, mode: ActivationCheckpointing, *, dense: bool = False) -> Pair:
-        """Of a block, its collectives as well hidden as can be; `dense`: one without experts."""
-        key = (*_ways(layout), mode, dense)
+        """Of a block, its collectives as well hidden as can be, with buckets of FSDP as large as
+        they can be: each costs some operators. `dense`: one without experts."""
+        key = (*_ways(layout), layout.async_tp, mode, dense)
         if key not in self.of_blocks:
             stage = Stage(blocks=1, has_embedding=False, has_head=False, dense_blocks=int(dense))
-            own = replace(layout, activation_checkpointing=mode, checkpoint_blocks="all")
+            own = replace(
+                layout,
+                activation_checkpointing=mode,
+                checkpoint_blocks="all",
+                wrap_blocks=self.asked.pins.wrap_blocks or self.asked.model.layers,
+                loss_chunks=1,
+            )
             self.of_blocks[key] = self._least(stage, (own, *overlapped(self.asked, own)))
         return self.of_blocks[key]
 
@@ -38,7 +45,7 @@ class Works:
         """Of embedding, or head and loss, whole or in pieces, or both."""
         if not (embedding or head):
             return 0.0, 0.0
-        key = (*_ways(layout), embedding, head)
+        key = (*_ways(layout), layout.loss_chunks, embedding, head)
         if key not in self.of_ends:
             pieces: tuple[Layout, ...] = (layout,)
             if head and layout.loss_chunks == 1 and self.asked.pins.loss_chunks is None:
@@ -97,7 +104,6 @@ class Works:
 
 
 def _ways(layout: Layout) -> tuple[object, ...]:
-    """What of a layout decides the work of a micro-batch, recomputation apart."""
+    """What of a layout decides the work of a micro-batch on blocks and ends alike."""
     ways = (layout.tp, layout.cp, layout.ep, layout.sharding, layout.data_parallel > 1)
-    size = (layout.micro_batch, layout.wrap_blocks, layout.loss_chunks)
-    return (*ways, *size, layout.async_tp, layout.compile)
+    return (*ways, layout.micro_batch, layout.compile)

@@ -87,8 +87,8 @@ def test_the_least_bytes_are_a_lower_bound(drawn: Case) -> None:
         return
     whole = replace(drawn.layout, checkpoint_blocks="all")
     assert room.least_bytes(whole) <= needed_bytes(asked(drawn), whole)
-    for is_settled in (False, True):
-        needed = room.recomputed(whole, is_settled=is_settled)
+    for known in ("degrees", "usual", "settled"):
+        needed = room.recomputed(whole, known=known)
         for mode in CHECKPOINTING:
             layout = replace(whole, activation_checkpointing=mode)
             case = replace(drawn, layout=layout)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fsdpplan.cost.passes import plain_seconds
 from fsdpplan.cost.pipeline_stages import pipeline_stages
-from fsdpplan.search.enumerate import Degrees
+from fsdpplan.search.enumerate import USUAL_SCHEDULES, Degrees
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.question import Question
 from fsdpplan.search.space import Space
@@ -47,6 +47,9 @@ def floors(drawn: Case) -> dict[str, float]:
         "at first sight": found.at_first_sight(degrees(drawn)),
         "at": found.at(layout),
     }
+    is_even = layout.checkpoint_blocks == "all" and not layout.stage_blocks
+    if layout.schedule in USUAL_SCHEDULES and is_even:
+        named["at usual"] = found.at_usual(layout)
     if layout.compile:  # the search takes what is compiled, if anything can be
         named |= {
             "usual": found.of_usual(layout, modes),
@@ -98,7 +101,8 @@ def test_a_stage_is_its_ends_and_its_blocks(drawn: Case) -> None:
     given = {"model": drawn.model, "cluster": drawn.cluster, "training": drawn.training}
     for stage in pipeline_stages(model=drawn.model, layout=drawn.layout):
         least = works.stage(drawn.layout, mode, stage)
-        whole = plain_seconds(layout=drawn.layout, stage=stage, **given)  # type: ignore[arg-type]
+        large = replace(drawn.layout, wrap_blocks=drawn.model.layers)
+        whole = plain_seconds(layout=large, stage=stage, **given)  # type: ignore[arg-type]
         for one, other in zip(least, whole, strict=True):
             assert one <= other * ROUNDING
             if drawn.layout.tp == 1 and not stage.has_head:
