@@ -58,8 +58,9 @@ numbers: $(VENV)/.dev  ## try the numerical preflight on every layout of the tes
 bench: $(VENV)/.dev  ## measure the start-up of the command line
 	$(BIN)/python tests/benchmarks/startup.py --runs $(RUNS)
 
-brute: $(VENV)/.dev  ## compare the search with brute force on twelve problems, in a quarter hour
+brute: $(VENV)/.dev  ## compare the search with brute force, and with pairs of rare settings, in 20 minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.search.brute
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.search.pairs
 
 rehearse-many: $(VENV)/.dev  ## rehearse a hundred recommended plans, in about half an hour
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.rehearse_many --plans $(PLANS) --seed $(SEED)

@@ -106,7 +106,7 @@ class Refining:
                 yield entry
 
     def _candidates(self, layout: Layout, restages: bool) -> Iterator[Layout]:
-        yield from self._fitting(layout)
+        yield from self.fitting(layout)
         pins = self.space.asked.pins
         for other in buckets(self.space.asked, layout):  # no less to recompute
             if pins.allows(other) and self._is_promising(other):
@@ -115,9 +115,9 @@ class Refining:
         for other in (*others, *(restaged(self.space.asked, layout) if restages else ())):
             is_asked = other not in self.seen and pins.allows(other)
             if is_asked and self.space.is_legal(other):
-                yield from self._fitting(other)
+                yield from self.fitting(other)
 
-    def _fitting(self, layout: Layout) -> Iterator[Layout]:
+    def fitting(self, layout: Layout) -> Iterator[Layout]:
         """`layout` as it is, and with the least of each kind of recomputation, as far as it fits
         and may be faster than all before."""
         pins = self.space.asked.pins
