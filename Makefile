@@ -27,7 +27,7 @@ TESTS ?= tests/trainer tests/ground_truth tests/run/test_rehearse.py tests/cli/t
 # Pythons of all releases that are installed, which exchange checkpoints.
 TORCH_PYTHONS = $(wildcard .torch/*/bin/python)
 
-.PHONY: help demo test test-torch lint types numbers bench brute rehearse-many docs fit clean
+.PHONY: help demo test test-whole test-torch lint types numbers bench brute rehearse-many docs fit clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 8
@@ -37,6 +37,9 @@ demo: $(VENV)/.runtime  ## plan, emit and run a small decoder on four CPU proces
 
 test: $(VENV)/.dev  ## run the tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+
+test-whole: $(VENV)/.dev  ## run the tests with all cases of each sampled matrix
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --whole
 
 test-torch: $(VERSION:%=.torch/%/.dev)  ## run what depends on torch under other releases of it
 	status=0; for version in $(VERSION); do echo "torch $$version"; \

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import uuid
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,9 +27,18 @@ LONG = ("trainer", "validate", "ground_truth", "search")
 """Folders whose files take long, which therefore begin early."""
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Whole matrices, and which cases stand for them otherwise."""
+    parser.addoption("--whole", action="store_true", help="all cases of sampled matrices")
+    parser.addoption("--sample-seed", type=int, default=0, help="which cases are sampled")
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Let an interrupt reach what tests start: a shell lets what it runs in the background ignore
     it, and children inherit that."""
+    config.addinivalue_line(
+        "markers", "sampled(cases): of so many cases, by a seed, unless --whole asks for all"
+    )
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -36,6 +47,8 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give all tests that start process groups to one worker, so that no two run at once; those of
     the trainer, and all others, stay together by file, with what their fixtures and caches hold."""
+    if not config.getoption("--whole"):
+        _leave_out(config, items)
     for item in items:
         loads = any(item.get_closest_marker(mark) for mark in ONE_AT_A_TIME)
         alone = loads and not item.path.is_relative_to(TRAINING)
@@ -43,6 +56,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker(pytest.mark.xdist_group("machine" if alone else by_file))
     if hasattr(config, "workerinput"):
         items.sort(key=_turn)
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """All but some cases of each matrix, the same on every worker."""
+    matrices: dict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        for mark in item.iter_markers("sampled"):
+            name = item.nodeid.partition("[")[0]
+            matrices[name, mark.args[0]].append(item)
+    left_out: set[pytest.Item] = set()
+    for (name, number), cases in matrices.items():
+        chance = random.Random(f"{name} {config.getoption('--sample-seed')}")
+        left_out |= {*cases} - {*chance.sample(cases, min(number, len(cases)))}
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
 
 
 def _turn(item: pytest.Item) -> int:
