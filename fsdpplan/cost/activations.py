@@ -27,6 +27,7 @@ from fsdpplan.cost.block_sizes import (
     Kernels,
     block_tensors_bytes,
 )
+from fsdpplan.cost.recomputed import reads_last_output
 from fsdpplan.cost.weight_gradients import weight_gradient_bytes
 from fsdpplan.spec.layout import ActivationCheckpointing
 from fsdpplan.spec.model import Model
@@ -39,7 +40,7 @@ class BlockActivations:
     saved_bytes: int
     """Kept from forward to backward."""
     live_bytes: int
-    """Kept or recomputed when the block's backward starts."""
+    """Kept or recomputed when the block's backward starts; attention recomputed alone is later."""
     residual_bytes: int
     """The block's input, and the gradient of its output."""
     forward_transient_bytes: int
@@ -71,12 +72,13 @@ def saved_bytes(
             return all_saved_bytes(model=model, tensors=tensors, kernels=kernels)
         case "attention":
             everything = all_saved_bytes(model=model, tensors=tensors, kernels=kernels)
-            return everything - tensors.scores_kept
+            return everything - recomputed_attention_bytes(tensors)
         case "op":
             kept = _matmul_outputs(model, tensors)[::2]
             if kernels.drops_unused and len(_matmul_outputs(model, tensors)) % 2:
                 kept = kept[:-1]
-            return tensors.residual + tensors.attended + tensors.statistics + sum(kept)
+            attended = tensors.attended_read or tensors.attended
+            return tensors.residual + attended + tensors.statistics + sum(kept)
         case "full":
             return tensors.residual
 
@@ -86,8 +88,13 @@ def all_saved_bytes(*, model: Model, tensors: BlockTensors, kernels: Kernels) ->
     t = tensors
     activated = (2 if kernels.fused else 3) if model.is_gated else 1
     inputs = 2 if t.shares_inputs else 4 + int(model.is_gated)
-    attention = t.query + t.key + t.value + t.attended + t.attended_copy + t.latents
+    attention = t.query_read + t.key_read + t.value_read + t.attended + t.attended_read
+    attention += t.attended_copy + t.latents
     experts = t.routed.rows + t.routed.returned_kept + (activated + 1) * t.routed.inner
+    if model.experts and model.experts.shared_gate:
+        experts += t.normed
+    if t.routed.router_input:  # nobody but shared experts reads what it is copied from
+        experts += t.routed.router_input - (0 if t.inner else t.normed_kept)
     return (
         2 * t.residual
         + inputs * t.normed_kept
@@ -106,6 +113,14 @@ def all_saved_bytes(*, model: Model, tensors: BlockTensors, kernels: Kernels) ->
     )
 
 
+def recomputed_attention_bytes(t: BlockTensors) -> int:
+    """What mode `attention` does not keep: all that is made between the projections. Values that
+    were made with the keys stay in one tensor with them."""
+    value = t.keys_and_values or t.value
+    wider = t.query_read + t.key_read + t.value_read - t.query - t.key - value
+    return t.scores_kept + t.log_sum_exp + t.attended_read + wider
+
+
 def _matmul_outputs(model: Model, t: BlockTensors) -> list[int]:
     """Outputs of a block's plain matmuls in the order of forward; grouped ones of routed experts
     are not among those that per-operator checkpointing counts.
@@ -114,9 +129,8 @@ def _matmul_outputs(model: Model, t: BlockTensors) -> list[int]:
     """
     attention = [t.query, t.key, t.value, t.normed]
     if model.latent:
-        # into the latents and out of them; a latent is half of what its norm reads and returns
-        into = [t.latents // 2] if model.latent.query_rank else []
-        attention = [*into, t.query, t.latents // 2, t.key + t.value, t.normed]
+        into = [t.query_latent] if t.query_latent else []
+        attention = [*into, t.query, t.key_value_latent, t.keys_and_values, t.normed]
     if model.experts and not model.experts.shared_hidden:
         return [*attention, t.routed.router // 2]
     router = [t.routed.router // 2] if model.experts else []
@@ -127,9 +141,10 @@ def _matmul_outputs(model: Model, t: BlockTensors) -> list[int]:
 def _unread_bytes(
     *, model: Model, tensors: BlockTensors, mode: ActivationCheckpointing, kernels: Kernels
 ) -> int:
-    """What per-operator checkpointing keeps though backward does not read it: the last output."""
+    """What per-operator checkpointing keeps though backward does not read it: the output of the
+    last projection down, where nothing reads it."""
     is_kept = mode == "op" and len(_matmul_outputs(model, tensors)) % 2 and not kernels.drops_unused
-    return tensors.normed if is_kept else 0
+    return tensors.normed if is_kept and not reads_last_output(model) else 0
 
 
 @lru_cache(maxsize=8192)
@@ -138,8 +153,12 @@ def block_activations(
     shape: BlockShape,
     mode: ActivationCheckpointing,
     weight_gradients: WeightGradientsOf,
+    experts_reduction: int = 0,
 ) -> BlockActivations:
-    """All activation quantities of one block for one micro-batch on one rank."""
+    """All activation quantities of one block for one micro-batch on one rank.
+
+    `experts_reduction` bytes are what routed experts are reduced from, within the block's backward;
+    0 where they are reduced with the block."""
     model, kernels = shape.model, shape.kernels
     tensors = block_tensors_bytes(shape)
     gradients = weight_gradient_bytes(
@@ -147,21 +166,53 @@ def block_activations(
     )
     everything = all_saved_bytes(model=model, tensors=tensors, kernels=kernels)
     unread = _unread_bytes(model=model, tensors=tensors, mode=mode, kernels=kernels)
-    steps = backward_steps(model=model, tensors=tensors, gradients=gradients, kernels=kernels)
+    recomputes = mode in ("op", "full")
     leaves_gradients = weight_gradients in ("kept", "cast")
+    recomputed = recomputed_attention_bytes(tensors) if mode == "attention" else 0
+    steps = backward_steps(
+        model=model,
+        tensors=tensors,
+        gradients=gradients,
+        kernels=kernels,
+        recomputed=recomputed,
+        experts_reduction=experts_reduction if leaves_gradients else 0,
+    )
     return BlockActivations(
         saved_bytes=saved_bytes(model=model, tensors=tensors, mode=mode, kernels=kernels),
-        live_bytes=everything + unread,
+        live_bytes=everything + unread - recomputed,
         residual_bytes=tensors.residual,
         forward_transient_bytes=_forward_transient_bytes(
             model=model, tensors=tensors, mode=mode, kernels=kernels
         )
         - unread,
-        backward_peak_bytes=backward_peak_bytes(steps, weight_gradients=weight_gradients)
+        backward_peak_bytes=max(
+            backward_peak_bytes(steps, weight_gradients=weight_gradients),
+            _routed_beyond_bytes(model, tensors, mode=mode, kernels=kernels) if recomputes else 0,
+        )
         + tensors.gather_buffer,
         weight_gradient_bytes=gradients.total if leaves_gradients else 0,
         last_weight_gradient_bytes=0 if model.mlp_bias else gradients.up or gradients.down,
     )
+
+
+def _routed_transient_bytes(t: BlockTensors) -> int:
+    """What routed experts need beyond what they keep: what they return in their order, beside the
+    same in the order of tokens. Between ranks, the rows that were sent are there, too; and, while
+    the block's forward runs, what attention returned and what the router read."""
+    if not t.routed.rows:
+        return 0
+    read = 0 if t.inner else t.normed
+    return t.routed.rows + t.routed.exchanged + t.normed + read
+
+
+def _routed_beyond_bytes(
+    model: Model, t: BlockTensors, *, mode: ActivationCheckpointing, kernels: Kernels
+) -> int:
+    """The same beyond what the whole block keeps or recomputes: of shared experts, whose turn is
+    later, nothing is there yet, under mode `op` what was kept of them."""
+    activated = (2 if kernels.fused else 3) if model.is_gated else 1
+    later = activated + 1 - int(mode == "op")
+    return max(0, _routed_transient_bytes(t) - later * t.inner)
 
 
 def _forward_transient_bytes(
@@ -176,16 +227,16 @@ def _forward_transient_bytes(
     if mode in ("none", "attention"):
         recomputes_scores = t.scores_kept if mode == "attention" else 0
         in_network = t.residual + t.normed + t.scatter_copy + t.gather_buffer
+        of_routed = _routed_beyond_bytes(model, t, mode=mode, kernels=kernels)
+        in_network = max(in_network, of_routed)
         return max(in_network, in_attention + recomputes_scores)
     inner_tensors = (2 if kernels.fused else 3) if model.is_gated else 2
-    in_network = (
-        inner_tensors * (t.inner + t.routed.inner)
-        + 2 * t.routed.rows
-        + t.residual
-        + t.normed_gradient
-        + t.gather_buffer
-    )
-    heads = t.query + t.key + t.value + t.attended
+    inside = inner_tensors * t.inner
+    if t.routed.rows:
+        products = max(inner_tensors * t.routed.inner, t.routed.inner + t.routed.rows)
+        inside = max(inside + t.normed, _routed_transient_bytes(t) + products)
+    in_network = inside + t.residual + t.normed_gradient + t.gather_buffer
+    heads = t.query_read + t.key_read + t.value_read + t.attended + t.attended_read
     if t.scores or t.exchanged:
         return max(in_network, in_attention + t.scores_kept + heads + t.normed)
     return in_network

@@ -7,7 +7,7 @@ key and value gradients of every query head).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from fsdpplan.cost.block_sizes import BlockTensors, Kernels
@@ -39,21 +39,38 @@ class Network:
     kept_input: int
     inner: int
     kept_product: int
+    own_output: int = 0
+    """Gradient of the output, where nothing else needs it."""
     output_cast: int
     """A copy of the output's gradient in another form; 0 where it serves as it is."""
 
 
 def backward_steps(
-    *, model: Model, tensors: BlockTensors, gradients: WeightGradients, kernels: Kernels
+    *,
+    model: Model,
+    tensors: BlockTensors,
+    gradients: WeightGradients,
+    kernels: Kernels,
+    recomputed: int = 0,
+    experts_reduction: int = 0,
 ) -> list[BackwardStep]:
-    """The operators of one block's backward, last operator of forward first."""
+    """The operators of one block's backward, last operator of forward first; `recomputed` bytes of
+    attention are made again when its turn comes, `experts_reduction` bytes are what routed experts
+    are reduced from as soon as their gradients are there."""
     feed_forward = (
-        _mixture_steps(model, tensors, gradients, kernels)
+        _mixture_steps(model, tensors, gradients, kernels, experts_reduction)
         if model.experts
         else _network_steps(model, tensors, gradients, kernels)
     )
     norm_and_sum = _norm_steps(tensors)
-    attention = _attention_steps(tensors, gradients, kernels)
+    attention = _attention_steps(tensors, gradients, kernels, recomputed)
+    if tensors.post_normed:  # what such a norm gives back is the branch's own, and goes with it
+        of_branch = tensors.residual
+        behind = BackwardStep(allocated=of_branch, freed=tensors.post_normed // 2)
+        feed_forward, attention = (
+            [behind, replace(branch[0], freed=branch[0].freed + of_branch), *branch[1:]]
+            for branch in (feed_forward, attention)
+        )
     return [*feed_forward, *norm_and_sum, *attention, *norm_and_sum]
 
 
@@ -78,7 +95,11 @@ def _feed_forward_steps(
     """Down projection, activation, gate and up projections. A fused activation keeps what it reads
     alone and makes both gradients in one kernel."""
     step, cast = BackwardStep, n.output_cast
-    down = step(weight_gradient=w.down, allocated=n.inner + cast, freed=n.kept_product + cast)
+    down = step(
+        weight_gradient=w.down,
+        allocated=n.inner + cast,
+        freed=n.kept_product + n.own_output + cast,
+    )
     gate = step(weight_gradient=w.gate, allocated=n.gradient, freed=n.inner + n.kept_input)
     if not gated:
         return [down, step(allocated=n.inner, freed=2 * n.inner), gate]
@@ -93,30 +114,32 @@ def _feed_forward_steps(
 
 
 def _mixture_steps(
-    model: Model, t: BlockTensors, w: WeightGradients, kernels: Kernels
+    model: Model, t: BlockTensors, w: WeightGradients, kernels: Kernels, reduction: int
 ) -> list[BackwardStep]:
-    """The routed experts between combine and dispatch, then those that every token visits."""
-    rows = t.routed.rows
-    combine = BackwardStep(allocated=rows, freed=t.routed.returned_kept)
+    """The experts that every token visits, then the routed ones between combine and dispatch, then
+    the router, whose gradient is fp32 where it reads a copy."""
+    step, rows, normed = BackwardStep, t.routed.rows, t.normed_gradient
     routed = Network(
         gradient=rows,
         kept_input=rows,
         inner=t.routed.inner,
         kept_product=t.routed.inner,
+        own_output=rows,
         output_cast=0,
     )
-    dispatch = BackwardStep(
-        weight_gradient=w.other, allocated=t.normed_gradient, freed=rows + t.routed.router
-    )
-    steps = [
-        combine,
+    sum_of_two = step(allocated=normed, freed=2 * normed)
+    router = step(allocated=t.routed.router_input, freed=t.routed.router_input)
+    cast = step(allocated=normed, freed=t.routed.router_input)
+    return [
+        *(_network_steps(model, t, WeightGradients(), kernels) if t.inner else []),
+        step(allocated=rows + t.routed.returned_kept, freed=2 * t.routed.returned_kept),
+        step(allocated=rows, freed=rows),
         *_feed_forward_steps(routed, w, gated=model.is_gated, fused=kernels.fused, own=0),
-        dispatch,
+        *([step(allocated=reduction, freed=w.down + w.gate + w.up)] if reduction else []),
+        step(weight_gradient=w.other, allocated=normed, freed=rows + t.routed.router),
+        *([sum_of_two] if t.inner else []),
+        *([router, cast, sum_of_two] if t.routed.router_input else []),
     ]
-    if t.inner:
-        steps += _network_steps(model, t, WeightGradients(), kernels)
-        steps.append(BackwardStep(allocated=t.normed_gradient, freed=2 * t.normed_gradient))
-    return steps
 
 
 def _norm_steps(t: BlockTensors) -> list[BackwardStep]:
@@ -131,28 +154,39 @@ def _norm_steps(t: BlockTensors) -> list[BackwardStep]:
     ]
 
 
-def _attention_steps(t: BlockTensors, w: WeightGradients, kernels: Kernels) -> list[BackwardStep]:
+def _attention_steps(
+    t: BlockTensors, w: WeightGradients, kernels: Kernels, recomputed: int
+) -> list[BackwardStep]:
     """Output projection, attention, then the projections of values, keys and queries."""
     step, normed = BackwardStep, t.normed_gradient
     cast = t.residual_cast
     own_input = 0 if t.shares_inputs else t.normed
     sum_of_two = step(allocated=normed, freed=2 * normed)
-    read = t.attended + t.query + t.key + t.value
+    read = t.query_read + t.key_read + t.value_read + (t.attended_read or t.attended)
+    returned = t.attended_read or t.attended
     core = [
         step(
-            allocated=t.query + t.key + t.value + t.exchanged,
-            freed=t.attended + read + t.exchanged,
+            allocated=t.query_read + t.key_read + t.value_read + t.exchanged,
+            freed=returned + read + t.exchanged,
         )
     ]
+    if t.attended_read:
+        core = [step(allocated=returned, freed=2 * t.attended), *core]
+    for wide, own in ((t.value_read, t.value), (t.key_read, t.key), (t.query_read, t.query)):
+        if wide > own:
+            core.append(step(allocated=own, freed=wide))
     if not kernels.flash:
         made = t.scores + t.value
         core = [
             step(allocated=made, freed=t.scores_kept - t.scores + t.attended),
             step(freed=t.scores),  # the softmax makes its gradient in place
-            step(allocated=t.query + t.key, freed=t.scores + read),
+            step(
+                allocated=t.query + t.key, freed=t.scores + t.attended + t.query + t.key + t.value
+            ),
         ]
     return [
         step(weight_gradient=w.output, allocated=t.attended + cast, freed=t.attended_copy + cast),
+        step(allocated=recomputed),
         *core,
         step(freed=t.rotary + t.qk_normed + t.latents),
         step(weight_gradient=w.value, allocated=normed, freed=t.value + own_input),

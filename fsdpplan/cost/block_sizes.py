@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from fsdpplan.cost.attention_sizes import AttentionTensors, torch_attention_tensors
 from fsdpplan.spec.model import Experts, LatentAttention, Model
 
 FP32_BYTES = 4
@@ -25,6 +26,8 @@ class Kernels:
     """Compiled: a result that backward does not read is not kept, whatever checkpointing says."""
     flash: bool = True
     """Attention keeps no score matrix."""
+    reference_decoder: bool = False
+    """The trainer's own blocks, on PyTorch's function of attention (`attention_sizes`)."""
     dropout: bool = False
     """Probabilities and residual branches drop elements: a byte for each, and dropped copies."""
     fp8_inputs: bool = False
@@ -59,6 +62,8 @@ class BlockShape:
     kernels: Kernels = Kernels()
     cp: int = 1
     ep: int = 1
+    masked: bool = False
+    """Attention is given a mask: kernels that take one read keys and values of every query head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +78,10 @@ class RoutedTensors:
     """What they return, where it is kept to be weighted."""
     inner: int = 0
     """Rows of the experts' inner width."""
+    router_input: int = 0
+    """An fp32 copy of what the router reads; 0 where it reads that itself."""
+    exchanged: int = 0
+    """Rows that an all-to-all between the ranks of the experts sends or receives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,12 +111,24 @@ class BlockTensors:
     """tokens * kv_heads * head_dim / tp; of every query head under latent attention."""
     value: int
     """As `key`; of its own width under latent attention."""
+    query_read: int
+    """Queries as the kernel of attention reads them: see `attention_sizes`."""
+    key_read: int
+    value_read: int
+    attended_read: int
+    """What the kernel returns, where what is read of it is a copy; 0 where it is `attended`."""
     attended: int
     """What attention returns and the output projection reads."""
     attended_copy: int
     """The same again in fp8, where matmuls keep their inputs so."""
     latents: int
     """Inputs and outputs of the norms between the two halves of latent projections."""
+    query_latent: int
+    """What queries are made of under latent attention; 0 where that is the block's input."""
+    key_value_latent: int
+    """What keys and values are made of, with the part of keys that all heads share."""
+    keys_and_values: int
+    """What is made of that: both together, without the shared part; 0 without latents."""
     inner: int
     """tokens * ffn_hidden / tp; with experts, of those that every token visits."""
     product_kept: int
@@ -116,6 +137,8 @@ class BlockTensors:
     """What the block's two norms keep beside their input, where they are several operators."""
     statistics: int
     """fp32 row statistics of the norms and the log-sum-exp of attention."""
+    log_sum_exp: int
+    """Part of `statistics`; 0 where attention keeps its scores."""
     rotary: int
     """Cosines and sines saved by the two rotations."""
     qk_normed: int
@@ -157,6 +180,17 @@ def block_tensors_bytes(shape: BlockShape) -> BlockTensors:
     rotary = 2 * shape.seq_len * _rotated_width(model) * e
     has_rotary = model.positions == "rope"
     scores = 0 if kernels.flash else tokens * (shape.seq_len * shape.cp) * heads
+    log_sum_exp = tokens * heads * FP32_BYTES if kernels.flash else 0
+    read = AttentionTensors(query=query, key=key, value=value, attended=0)
+    if kernels.reference_decoder:
+        read = torch_attention_tensors(
+            model,
+            tokens=tokens,
+            seq_len=shape.seq_len,
+            tp=tp,
+            element_bytes=e,
+            masked=shape.masked,
+        )
     return BlockTensors(
         residual=residual_tokens * model.hidden * shape.residual_element_bytes,
         normed=normed,
@@ -169,13 +203,23 @@ def block_tensors_bytes(shape: BlockShape) -> BlockTensors:
         query=query,
         key=key,
         value=value,
+        query_read=read.query,
+        key_read=read.key,
+        value_read=read.value,
+        attended_read=read.attended,
         attended=attended,
         attended_copy=attended // e if kernels.fp8_inputs else 0,
         latents=_latent_bytes(model.latent, tokens=tokens, element_bytes=e),
+        query_latent=tokens * model.latent.query_rank * e if model.latent else 0,
+        key_value_latent=tokens * _kv_width(model.latent) * e if model.latent else 0,
+        keys_and_values=key + value - tokens * heads * model.latent.rope_head_dim * e
+        if model.latent
+        else 0,
         inner=inner,
         product_kept=inner // e if kernels.fp8_inputs else inner,
         norm_copies=_norm_copies_bytes(shape, residual_tokens=residual_tokens),
-        statistics=_statistics_bytes(shape, residual_tokens=residual_tokens, heads=heads),
+        statistics=_norm_statistics_bytes(shape, residual_tokens=residual_tokens) + log_sum_exp,
+        log_sum_exp=log_sum_exp,
         rotary=rotary * (norm_scale if model.qk_norm else 1) if has_rotary else 0,
         qk_normed=_qk_normed_bytes(shape, of_both=query + key, norm_scale=norm_scale),
         post_normed=2 * residual_tokens * model.hidden * e if model.post_norms else 0,
@@ -213,12 +257,10 @@ def _norm_copies_bytes(shape: BlockShape, *, residual_tokens: int) -> int:
     return 2 * residual_tokens * shape.model.hidden * (FP32_BYTES + shape.element_bytes)
 
 
-def _statistics_bytes(shape: BlockShape, *, residual_tokens: int, heads: int) -> int:
+def _norm_statistics_bytes(shape: BlockShape, *, residual_tokens: int) -> int:
     model = shape.model
     norms = 4 if model.post_norms else 2
-    of_norms = norms * residual_tokens * (2 if model.norm == "layernorm" else 1)
-    log_sum_exp = shape.tokens * heads if shape.kernels.flash else 0
-    return (of_norms + log_sum_exp) * FP32_BYTES
+    return norms * residual_tokens * (2 if model.norm == "layernorm" else 1) * FP32_BYTES
 
 
 def _qk_normed_bytes(shape: BlockShape, *, of_both: int, norm_scale: int) -> int:
@@ -239,8 +281,12 @@ def _latent_bytes(latent: LatentAttention | None, *, tokens: int, element_bytes:
     """Every rank makes the latents whole; the norms keep what they read and what they return."""
     if latent is None:
         return 0
-    widths = 2 * latent.kv_rank + latent.rope_head_dim + 2 * latent.query_rank
+    widths = _kv_width(latent) + latent.kv_rank + 2 * latent.query_rank
     return tokens * widths * element_bytes
+
+
+def _kv_width(latent: LatentAttention) -> int:
+    return latent.kv_rank + latent.rope_head_dim
 
 
 def _exchanged_bytes(shape: BlockShape, *, of_one: int) -> int:
@@ -259,9 +305,13 @@ def _routed_tensors(experts: Experts | None, shape: BlockShape) -> RoutedTensors
         return RoutedTensors()
     rows = shape.tokens * experts.active
     hidden_bytes = shape.model.hidden * shape.element_bytes
+    kernels = shape.kernels
+    copies = kernels.reference_decoder and not kernels.fused and shape.element_bytes < FP32_BYTES
     return RoutedTensors(
         router=2 * shape.tokens * experts.experts * FP32_BYTES,
         rows=rows * hidden_bytes,
         returned_kept=0 if shape.kernels.weighs_inside else rows * hidden_bytes,
         inner=rows * -(-experts.hidden // shape.tp) * shape.element_bytes,
+        router_input=shape.tokens * shape.model.hidden * FP32_BYTES if copies else 0,
+        exchanged=rows * hidden_bytes if shape.ep > 1 else 0,
     )

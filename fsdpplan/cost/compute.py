@@ -32,6 +32,7 @@ from fsdpplan.cost.products import (
     products_seconds,
     projection_shapes,
 )
+from fsdpplan.cost.recomputed import repeated_products
 from fsdpplan.cost.work import BlockSeconds, BlockWork, memory_bytes_per_second
 from fsdpplan.spec.cluster import Device
 
@@ -135,28 +136,23 @@ def autocast_bytes(work: BlockWork) -> float:
 def recompute_seconds(work: BlockWork, device: Device) -> float:
     """Forward work that the device repeats in backward, by mode.
 
-    full: all but the last product, which nothing in backward needs, unless the runtime's own
-    checkpoint function repeats forward to its end; op: every second product and what is
-    element-wise; attention: the scores, their softmax and the values' sums.
-
-    Source: torch.utils.checkpoint (early stop); torchtitan `apply_ac`, per-op selective;
-    Megatron-LM `recompute_granularity` selective.
+    full: all but the products that are not repeated (`recomputed`); op: the products that are, and
+    what is element-wise; attention: the scores, their softmax and the values' sums.
     """
     forward, _ = device_parts(work, device)
-    products = block_products(work)
+    again = products_seconds(repeated_products(work), work, device, "forward")
     match work.mode:
         case "none":
             return 0.0
         case "attention":
             return forward.attention
         case "op":
-            again = products_seconds(products[1::2], work, device, "forward")
             return again + forward.element_wise
         case "full":
             if work.repeats_whole_block:
                 return forward.total
-            last = products_seconds(products[-1:], work, device, "forward")
-            return max(0.0, forward.total - last)
+            every = products_seconds(block_products(work), work, device, "forward")
+            return max(0.0, forward.total - (every - again))
 
 
 def _repeated_share(work: BlockWork) -> float:

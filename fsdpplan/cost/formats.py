@@ -72,6 +72,7 @@ def kernels_of(*, training: Training, layout: Layout) -> Kernels:
         fused=layout.compile or traits.fused_kernels,
         drops_unused=layout.compile,
         flash=traits.flash_attention,
+        reference_decoder=traits.reference_decoder,
         dropout=traits.dropout,
         fp8_inputs=training.precision == "fp8" and training.fp8_recipe == "delayed",
         composite_norms=traits.composite_norms,

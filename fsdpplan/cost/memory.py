@@ -37,6 +37,7 @@ from fsdpplan.cost.reserve import reserved_overhead_bytes
 from fsdpplan.cost.shards import Stage
 from fsdpplan.cost.sizes import rank_sizes
 from fsdpplan.cost.start_memory import checkpoint_peak_bytes, initialization_peak_bytes
+from fsdpplan.cost.windows import mask_bytes
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.estimate import MemoryBreakdown
 from fsdpplan.spec.layout import Layout
@@ -149,14 +150,15 @@ def stage_memory(
     optimizer = state.optimizer if on_device else 0
     gradients = peak.gradients if on_device else staging_bytes(sizes)
     fit = cluster.device.fit
-    allocated = parameters + optimizer + gradients + peak.total_bytes - peak.gradients
+    masks = mask_bytes(model=model, training=training, layout=layout, stage=stage)
+    allocated = parameters + optimizer + gradients + peak.total_bytes - peak.gradients + masks
     return MemoryBreakdown(
         parameters_bytes=parameters,
         gradients_bytes=gradients,
         optimizer_bytes=optimizer,
         unsharded_parameters_bytes=peak.unsharded_parameters,
         unsharded_gradients_bytes=peak.unsharded_gradients,
-        activations_bytes=peak.activations,
+        activations_bytes=peak.activations + masks,
         logits_bytes=peak.logits,
         temporaries_bytes=peak.temporaries,
         reserved_overhead_bytes=reserved_overhead_bytes(

@@ -130,7 +130,7 @@ def _held(s: RankSizes, moment: Moment) -> int:
 
 def _reductions(s: RankSizes) -> list[tuple[Moment, int]]:
     """When gradients are reduced, and what is made for it: the root's first, or last."""
-    block = s.reduce_block if s.blocks else 0
+    block = max(s.reduce_block, s.reduce_experts) if s.blocks else 0
     if not s.reduces_root_last:
         return [(moment, max(block, s.reduce_root)) for moment in s.moments.reduction]
     blocks = [(moment, block) for moment in s.moments.reduction]

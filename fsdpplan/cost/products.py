@@ -35,6 +35,8 @@ class Product:
     groups: int = 1
     shares_input: bool = False
     """An earlier product has the same input."""
+    is_routed: bool = False
+    """Of routed experts."""
 
     @property
     def weight_elements(self) -> int:
@@ -66,11 +68,15 @@ def block_products(work: BlockWork) -> tuple[Product, ...]:
     `experts / ep` experts, all alike; that some experts are more popular than others is left out.
     """
     weights = {_name(tensor): tensor for tensor in block_tensors(work.model) if tensor.is_matrix}
-    ordered = sorted(weights, key=lambda name: name.endswith("w2"))  # stable: down comes last
+    ordered = sorted(weights, key=_order)  # stable: down comes last, before a gate of its output
     products = [_product(name, weights[name], work, named=weights) for name in ordered]
     if work.joined_projections:
         products = _stacked(products)
     return tuple(products)
+
+
+def _order(name: str) -> int:
+    return 2 if name == "shared_gate" else int(name.endswith("w2"))
 
 
 def _name(tensor: ParameterTensor) -> str:
@@ -102,6 +108,7 @@ def _product(
         k=shape[2],
         groups=max(1, min(shape[0], rows)),
         shares_input=shares,
+        is_routed=True,
     )
 
 

@@ -79,7 +79,9 @@ class RankSizes:
     block_gradient: int
     """Unsharded gradient of a block in the compute dtype, when its reduction begins."""
     reduce_block: int
-    """A block's part of the reduce-scatter input."""
+    """A block's part of the reduce-scatter input, without experts that are a unit of their own."""
+    reduce_experts: int
+    """Those experts' reduce-scatter input; 0 where there are none."""
     held_block: int
     """Unsharded gradient of a block kept from earlier micro-batches."""
     gathered_root: int

@@ -143,7 +143,7 @@ def _keeping(layout: Layout) -> Layout:
     return replace(layout, activation_checkpointing="none", checkpoint_blocks="all")
 
 
-def _shard_dim(tensor: ParameterTensor, local_shape: tuple[int, ...], shard_ranks: int) -> int:
+def shard_dim(tensor: ParameterTensor, local_shape: tuple[int, ...], shard_ranks: int) -> int:
     """The dimension that FSDP splits: that of the experts, if there is one for each rank.
 
     With fewer, ranks would hold nothing but padding: dim 1 is split instead, as torchtitan does
@@ -159,7 +159,7 @@ def unit_size(
     whole = padded = 0
     for tensor in tensors:
         shape = tensor.local_shape(tp, ep)
-        split = shape[_shard_dim(tensor, shape, shard_ranks)]
+        split = shape[shard_dim(tensor, shape, shard_ranks)]
         tensor_elements = prod(shape)
         whole += tensor_elements
         padded += tensor_elements // split * (-(-split // shard_ranks) * shard_ranks)
@@ -191,11 +191,10 @@ def expert_size(*, model: Model, tp: int, shard_ranks: int, ep: int) -> UnitSize
     return unit_size(experts, tp=tp, shard_ranks=shard_ranks // ep, ep=ep)
 
 
-@lru_cache(maxsize=4096)
-def root_size(
-    *, model: Model, tp: int, shard_ranks: int, has_embedding: bool, has_head: bool
-) -> UnitSize:
-    """Size of the root unit: what no block holds. A pipeline stage inside has none.
+def root_tensors(
+    *, model: Model, has_embedding: bool, has_head: bool
+) -> tuple[ParameterTensor, ...]:
+    """What no block holds.
 
     A tied head on another stage than the embedding is a second copy of the table.
     """
@@ -206,6 +205,15 @@ def root_size(
         tensors += head_tensors(model)
         if model.tied_embeddings and not has_embedding:
             tensors += embedding_tensors(model)[:1]
+    return tensors
+
+
+@lru_cache(maxsize=4096)
+def root_size(
+    *, model: Model, tp: int, shard_ranks: int, has_embedding: bool, has_head: bool
+) -> UnitSize:
+    """Size of the root unit: what no block holds. A pipeline stage inside has none."""
+    tensors = root_tensors(model=model, has_embedding=has_embedding, has_head=has_head)
     return unit_size(tensors, tp=tp, shard_ranks=shard_ranks)
 
 

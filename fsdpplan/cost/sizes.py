@@ -6,7 +6,10 @@ the logits in `head_sizes`; here they meet the sizes of blocks and of FSDP's uni
 
 from __future__ import annotations
 
-from fsdpplan.cost.activations import BlockActivations, block_activations
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fsdpplan.cost.activations import BlockActivations
 from fsdpplan.cost.block_sizes import FP32_BYTES, BlockShape
 from fsdpplan.cost.formats import Formats, formats, kernels_of, local_tokens
 from fsdpplan.cost.gradient_sizes import (
@@ -27,9 +30,9 @@ from fsdpplan.cost.shards import (
     Stage,
     UnitSize,
     block_kinds,
+    block_layouts,
     block_size,
     expert_size,
-    own_layouts,
     root_size,
 )
 from fsdpplan.cost.torch_traits import (
@@ -39,6 +42,7 @@ from fsdpplan.cost.torch_traits import (
     sums_in_reduce_dtype,
 )
 from fsdpplan.cost.weight_gradients import weight_gradient_bytes
+from fsdpplan.cost.windows import masked_share, mean_activations
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
@@ -53,7 +57,8 @@ def rank_sizes(
 
     `in_flight_blocks` counts (micro-batch, block) pairs whose activations are alive at the
     schedule's worst moment; without pipelining it is the number of blocks. Blocks without experts,
-    in a model that has them, count as the others; only their state is counted exactly.
+    in a model that has them, are gathered and computed as the others; their state is counted
+    exactly, and what they keep.
     """
     of = formats(training=training, layout=layout)
     is_fsdp = layout.sharding == "fsdp"
@@ -69,7 +74,7 @@ def rank_sizes(
     )
     shard_root = root.shard_elements(shard_ranks)
     state = rank_state(model=model, training=training, layout=layout, stage=stage)
-    block, kept = _own_activations(block_model, training=training, layout=layout, stage=stage)
+    block, kept = _own_activations(model, training=training, layout=layout, stage=stage)
     head = head_sizes(model=model, training=training, layout=layout, stage=stage)
     holds = holds_gradients(layout)
     shard_gradient = shard_gradient_bytes(training=training, layout=layout)
@@ -77,7 +82,11 @@ def rank_sizes(
     forward_first = layout.schedule in ("gpipe", "looped_bfs")
     others_at_the_loss = layout.num_microbatches - 1 if forward_first else 0
     has_buffers = is_fsdp and shard_ranks > 1 and not training.traits.flat_parameters
-    gathered_block = unit.padded_elements * of.gathered_matrix
+    apart = _experts_apart(block_model, layout=layout, shard_ranks=shard_ranks)
+    mean = _mean_block_unit(model, layout=layout, stage=stage, shard_ranks=shard_ranks)
+    # a pipeline gathers all blocks at once, else the larger kind decides
+    gathered = mean if layout.pp > 1 else unit
+    gathered_block = gathered.padded_elements * of.gathered_matrix
     gathered_root = root.padded_elements * of.gathered
     reduce_root = root.padded_elements * of.reduced
     copies = weight_gradient_bytes(
@@ -106,11 +115,14 @@ def rank_sizes(
         prefetched_block=gathered_block if shard_ranks > 1 else 0,
         copies_block=copies.total if of.autocasts else 0,
         copies_root=head.weight_elements * of.computed if of.autocasts else 0,
-        kept_block=_kept_block_bytes(layout=layout, gathered_block=gathered_block),
+        kept_block=_kept_block_bytes(
+            layout=layout, gathered_block=mean.padded_elements * of.gathered_matrix
+        ),
         regathers=layout.reshard_after_forward != "never",
-        block_gradient=0 if holds else unit.elements * of.gathered,
-        reduce_block=unit.padded_elements * of.reduced,
-        held_block=unit.elements * of.reduced if holds else 0,
+        block_gradient=0 if holds else (unit.elements - apart.elements) * of.gathered,
+        reduce_block=(unit.padded_elements - apart.padded_elements) * of.reduced,
+        reduce_experts=apart.padded_elements * of.reduced,
+        held_block=mean.elements * of.reduced if holds else 0,
         gathered_root=gathered_root,
         buffer_root=gathered_root if has_buffers else 0,
         root_gradient=0 if holds else root.elements * of.gathered,
@@ -187,16 +199,53 @@ def _block_unit(model: Model, *, layout: Layout, shard_ranks: int) -> tuple[Unit
     return both, shard
 
 
+def _experts_apart(model: Model, *, layout: Layout, shard_ranks: int) -> UnitSize:
+    """The routed experts that FSDP gathers and reduces as a unit of their own, within a block's."""
+    is_apart = layout.sharding == "fsdp" and layout.ep > 1 and shard_ranks % layout.ep == 0
+    return expert_size(
+        model=model, tp=layout.tp, shard_ranks=shard_ranks, ep=layout.ep if is_apart else 1
+    )
+
+
+def _mean_block_unit(model: Model, *, layout: Layout, stage: Stage, shard_ranks: int) -> UnitSize:
+    """A block of the stage in the mean over those with and without experts."""
+    kinds = block_kinds(model=model, stage=stage) or ((model, 1),)
+    units = [
+        (_block_unit(kind, layout=layout, shard_ranks=shard_ranks)[0], number)
+        for kind, number in kinds
+    ]
+    blocks = max(1, stage.blocks)
+    return UnitSize(
+        elements=sum(number * unit.elements for unit, number in units) // blocks,
+        padded_elements=sum(number * unit.padded_elements for unit, number in units) // blocks,
+        tensors=units[-1][0].tensors,
+    )
+
+
 def _own_activations(
     model: Model, *, training: Training, layout: Layout, stage: Stage
 ) -> tuple[BlockActivations, BlockActivations]:
     """Activations of a block that recomputes as the layout says, and of one that keeps all."""
-    given = {"model": model, "training": training}
-    block = _block_activations(layout=layout, **given)  # type: ignore[arg-type]
-    if not stage.kept_blocks:
-        return block, block
-    ((own, _),) = own_layouts(layout, blocks=1, kept_blocks=1)
-    return block, _block_activations(layout=own, **given)  # type: ignore[arg-type]
+    found = block_layouts(model=model, layout=layout, stage=stage) or ((model, layout, 1),)
+    recomputing = [one for one in found if one[1] == layout]
+    keeping = [one for one in found if one[1] != layout]
+    block = _mean_activations(recomputing or keeping, training=training)
+    return block, _mean_activations(keeping, training=training) if keeping else block
+
+
+def _mean_activations(
+    kinds: Sequence[tuple[Model, Layout, int]], *, training: Training
+) -> BlockActivations:
+    """Activations of a block of the (model of the block, layout, how many): what all keep in the
+    mean, beside what the last kind needs, which has experts where some have."""
+    made = [
+        (_block_activations(model=model, training=training, layout=layout), blocks)
+        for model, layout, blocks in kinds
+    ]
+    last, _ = made[-1]
+    blocks = sum(number for _, number in made)
+    saved = sum(number * one.saved_bytes for one, number in made) // blocks
+    return replace(last, saved_bytes=saved, live_bytes=saved + last.live_bytes - last.saved_bytes)
 
 
 def _others_saved_bytes(
@@ -227,10 +276,16 @@ def _block_activations(*, model: Model, training: Training, layout: Layout) -> B
         cp=layout.cp,
         ep=layout.ep,
     )
-    return block_activations(
-        shape=shape,
+    return mean_activations(
+        shape,
+        masked=masked_share(model=model, training=training, layout=layout),
         mode=layout.activation_checkpointing,
         weight_gradients=weight_gradients_of(training=training, layout=layout),
+        experts_reduction=_experts_apart(
+            model, layout=layout, shard_ranks=layout.shard_ranks
+        ).padded_elements
+        * of.reduced
+        * int(layout.pp == 1),  # a pipeline reduces a stage after its last backward pass
     )
 
 

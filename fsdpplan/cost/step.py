@@ -16,7 +16,7 @@ from fsdpplan.cost.flops import (
     mfu_fraction,
     useful_flops_per_token,
 )
-from fsdpplan.cost.products import block_products
+from fsdpplan.cost.recomputed import repeated_products
 from fsdpplan.cost.shards import Stage, block_layouts, whole_model
 from fsdpplan.cost.step_time import step_time
 from fsdpplan.cost.timing import block_work
@@ -98,16 +98,7 @@ def executed_flops_ratio(*, model: Model, training: Training, layout: Layout) ->
 def _repeated_flops_per_token(model: Model, training: Training, layout: Layout) -> float:
     """FLOPs of one block's forward that backward repeats, a token; as in `recompute_seconds`."""
     work = block_work(model=model, training=training, layout=layout)
-    products = block_products(replace(work, tp=1, ep=1))
-    per_token = [product.flops / work.tokens for product in products]
+    products = repeated_products(replace(work, tp=1, ep=1))
+    again = sum(product.flops / work.tokens for product in products)
     attention = attention_forward_flops_per_token(model=model, seq_len=training.seq_len)
-    match layout.activation_checkpointing:
-        case "none":
-            return 0.0
-        case "attention":
-            return attention
-        case "op":
-            return sum(per_token[1::2])
-        case "full":
-            last = 0.0 if work.repeats_whole_block else per_token[-1]
-            return sum(per_token) - last + attention
+    return again + (attention if layout.activation_checkpointing in ("attention", "full") else 0.0)

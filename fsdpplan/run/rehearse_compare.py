@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from fsdpplan.cost.memory import stage_memory
 from fsdpplan.cost.pipeline_stages import in_flight_blocks, pipeline_ranks
+from fsdpplan.cost.rank_shards import rank_shard_elements
 from fsdpplan.cost.shards import Stage
 from fsdpplan.cost.tied_tables import table_calls, table_gradient_bytes
 from fsdpplan.cost.traffic import step_calls
@@ -144,7 +145,8 @@ def compared_rank(
     """
     pipeline_rank = stage_of(chosen.rank, plan.layout)
     stage = pipeline_ranks(model=plan.model, layout=plan.layout)[pipeline_rank]
-    eager = _memory(plan, stage, pipeline_rank, compiled=False).peak_allocated_bytes
+    fullest = _memory(plan, stage, pipeline_rank, compiled=False)
+    eager = fullest.peak_allocated_bytes - _padding_bytes(plan, stage, chosen.rank, fullest)
     on_host = plan.layout.offload == "cpu"
     return ComparedRank(
         rank=chosen.rank,
@@ -174,6 +176,18 @@ def _memory(plan: Plan, stage: Stage, pipeline_rank: int, *, compiled: bool) -> 
         stage=stage,
         in_flight_blocks=in_flight_blocks(model=plan.model, layout=plan.layout)[pipeline_rank],
     )
+
+
+def _padding_bytes(plan: Plan, stage: Stage, rank: int, fullest: MemoryBreakdown) -> int:
+    """What `rank` has less than the fullest rank of its stage: the last shards may be smaller, and
+    so is the optimizer's state of them; FSDP2 fills up parameters and gradients with zeros."""
+    if plan.layout.sharding != "fsdp":
+        return 0
+    held, most = (
+        rank_shard_elements(model=plan.model, stage=stage, layout=plan.layout, rank=one)
+        for one in (rank, 0)
+    )
+    return fullest.optimizer_bytes * (most - held) // most
 
 
 def _predicted_calls(plan: Plan, stage: Stage, rank: int) -> dict[CallKey, tuple[int, int]]:

@@ -55,6 +55,9 @@ class Runtime:
     ones where the layout is not compiled."""
     flash_attention: bool = True
     """Attention keeps no score matrix; without, scores are written, masked, normalised and read."""
+    reference_decoder: bool = False
+    """Blocks are the trainer's own, on PyTorch's attention function: heads of one width, masks for
+    windows where PyTorch has no kernel for them, routers that read a copy in fp32."""
     overlaps_reduction: bool = True
     """Gradient reductions run beside backward; without, after it."""
     overlaps_tensor_parallel: bool = False
@@ -123,6 +126,7 @@ class Runtime:
 FSDP2 = Runtime(
     name="fsdp2",
     words="FSDP2",
+    reference_decoder=True,
     bucket_bytes=25 * 2**20,
     source="torch 2.13 torch/distributed/fsdp/_fully_shard, torch/nn/parallel/distributed.py",
 )

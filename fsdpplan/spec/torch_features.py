@@ -113,6 +113,14 @@ FEATURES: tuple[TorchFeature, ...] = (
         source="grouped_mm of torch/nn/functional.py",
     ),
     TorchFeature(
+        name="a kernel of sliding windows",
+        since=TorchRelease(2, 12),
+        done_without="adds a mask to all scores, of keys and values of every query head",
+        slower="whose time the prediction does not count",
+        needed=lambda setting: 0 < setting.model.sliding_window < setting.training.seq_len,
+        source="varlen_attn of torch/nn/attention/varlen.py",
+    ),
+    TorchFeature(
         name="pipelines that keep no logits",
         since=TorchRelease(2, 10),
         done_without="lets the last stage give them up itself",

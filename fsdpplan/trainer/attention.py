@@ -16,6 +16,8 @@ from torch.distributed.tensor import DTensor
 from .config import ModelConfig
 from .norms import AllHeadsNorm, RMSNorm
 from .positions import alibi_slopes, rotate, widened, with_alibi
+from .private_torch import is_fake
+from .windows import attend_in_windows, takes_windows
 
 
 class AttentionKernel(nn.Module):
@@ -31,6 +33,8 @@ class AttentionCore(nn.Module):
     def __init__(self, scale: float) -> None:
         super().__init__()
         self.scale = scale
+        self.window = 0
+        """Tokens that are looked back, where no mask says it; 0: all."""
         self.kernel = AttentionKernel()
 
     def forward(
@@ -43,12 +47,17 @@ class AttentionCore(nn.Module):
         sinks_H: Tensor | None = None,
     ) -> Tensor:
         """(B, H, T, width of `v`). Key heads may be fewer than query heads, values narrower than
-        keys; `mask` is what `make_masks` gives, None: all that came before is seen."""
+        keys; `mask` is what `make_masks` gives, None: what came before in the window is seen."""
         width = v_BHTE.shape[-1]
+        in_window = mask is None and 0 < self.window < q_BHTE.shape[2]
+        in_window &= q_BHTE.is_cuda or is_fake(q_BHTE)
         if sinks_H is not None:
             q_BHTE, k_BHTE, v_BHTE = _with_sinks(q_BHTE, k_BHTE, v_BHTE, sinks_H / self.scale)
         if v_BHTE.shape[-1] < q_BHTE.shape[-1]:  # fused kernels want them as wide as keys
             v_BHTE = F.pad(v_BHTE, (0, q_BHTE.shape[-1] - v_BHTE.shape[-1]))
+        if in_window:
+            heads = (q_BHTE, k_BHTE, v_BHTE)
+            return attend_in_windows(*heads, window=self.window, scale=self.scale)[..., :width]
         groups = q_BHTE.shape[1] // k_BHTE.shape[1]
         if groups > 1 and (mask is not None or (q_BHTE.is_cuda and q_BHTE.dtype == torch.float32)):
             # Kernels that take a mask, or on CUDA fp32, do not share keys between heads.
@@ -87,32 +96,30 @@ def _with_sinks(
 
 def make_masks(
     config: ModelConfig,
-    blocks: Iterable[int],
+    windows: Iterable[int],
     *,
     length: int,
     documents_BT: Tensor | None,
     like: Tensor,
 ) -> dict[int, Tensor]:
-    """Masks by window, of the `blocks` that need one: 0 where a key is seen, -inf elsewhere.
+    """Masks of those `windows` that no kernel knows: 0 where a key is seen, -inf elsewhere.
 
     A query sees keys of its own document, itself and those before it, and of those the last
     `window`. They are added to scores in the dtype of `like`, so that blocks share what backward
     keeps. With sinks they have a first row and column more.
     """
     masks = {}
-    at = torch.arange(length, device=like.device)
-    distance = at[:, None] - at[None]
-    for window in {config.window(block) for block in blocks}:
+    for window in windows:
         is_narrow = 0 < window < length
-        if not is_narrow and documents_BT is None:
+        if documents_BT is None and (not is_narrow or takes_windows(config, like)):
             continue
-        seen = ((distance >= 0) & (distance < window if is_narrow else True))[None, None]
+        mask = like.new_full((length, length), float("-inf")).triu(1)[None, None]
+        if is_narrow:
+            mask += like.new_full((length, length), float("-inf")).tril(-window)
         if documents_BT is not None:
-            seen = seen & (documents_BT[:, None, :, None] == documents_BT[:, None, None, :])
-        if config.attention_sinks:
-            seen = F.pad(F.pad(seen, (0, 0, 1, 0)), (1, 0, 0, 0), value=True)
-        hidden = torch.zeros(seen.shape, dtype=like.dtype, device=like.device)
-        masks[window] = hidden.masked_fill(~seen, float("-inf"))
+            others = documents_BT[:, None, :, None] != documents_BT[:, None, None, :]
+            mask = mask.masked_fill(others, float("-inf"))
+        masks[window] = F.pad(mask, (1, 0, 1, 0)) if config.attention_sinks else mask
     return masks
 
 

@@ -143,13 +143,12 @@ def dispatched(run: Experts, ep: DeviceMesh, rows_RD: Tensor, counts: Tensor) ->
     dist.all_to_all_single(here, counts, group=ep.get_group())
     from_each = here.view(ep.size(), -1)
     sent, received = _sizes(counts, from_each, ep, total=len(rows_RD))
-    arrived = exchange_rows(rows_RD, sent, received, ep)
-    # They come by sender, and of each by expert.
-    numbers = torch.arange(len(arrived), device=arrived.device)
+    # They come by sender, and of each by expert. No name holds rows longer than they are needed.
+    numbers = torch.arange(sum(received), device=counts.device)
     expert = torch.searchsorted(here.cumsum(0), numbers, right=True) % from_each.shape[1]
     order = expert.argsort(stable=True)
-    out = run(arrived[order], from_each.sum(0))
-    return exchange_rows(out[order.argsort()], received, sent, ep)
+    out = run(exchange_rows(rows_RD, sent, received, ep)[order], from_each.sum(0))[order.argsort()]
+    return exchange_rows(out, received, sent, ep)
 
 
 def _sizes(

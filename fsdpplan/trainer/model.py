@@ -27,6 +27,7 @@ class Block(nn.Module):
         self.attention = (
             LatentAttention(config, config.latent) if config.latent else Attention(config)
         )
+        self.attention.core.window = config.window(layer)
         self.post_attention_norm = make_norm(config) if config.post_norms else None
         self.ffn_norm = make_norm(config)
         self.feed_forward: nn.Module
@@ -67,6 +68,7 @@ class Decoder(nn.Module):
         self.config = config
         self.whole_length: int | None = None
         """Tokens of a sequence, where ranks share it; None: those that `forward` is given."""
+        self._kept_masks: tuple[object, dict[int, Tensor]] = (None, {})
         self.tok_embeddings: nn.Embedding | None = None
         self.pos_embeddings: nn.Embedding | None = None
         self.embedding_norm: nn.Module | None = None
@@ -99,19 +101,30 @@ class Decoder(nn.Module):
         of a sequence: attention stays within each.
         """
         h = self.embed(tokens_BT, positions)
-        masks = make_masks(
-            self.config,
-            map(int, self.layers),
-            length=self.whole_length or h.shape[1],
-            documents_BT=documents,
-            like=h,
-        )
+        masks = self._masks(h, documents)
         for number, block in self.layers.items():
             mask = masks.get(self.config.window(int(number)))
             h = block(h, positions=positions, mask=mask)
         if self.norm is not None:
             h = self.norm(h)
         return h if self.output is None else self.output(h)
+
+    def _masks(self, h_BTD: Tensor, documents_BT: Tensor | None) -> dict[int, Tensor]:
+        """Masks by window. Those without documents are alike for all sequences, and are kept."""
+        length = self.whole_length or h_BTD.shape[1]
+        key = (length, h_BTD.dtype, h_BTD.device)
+        if documents_BT is None and self._kept_masks[0] == key:
+            return self._kept_masks[1]
+        masks = make_masks(
+            self.config,
+            {self.config.window(int(number)) for number in self.layers},
+            length=length,
+            documents_BT=documents_BT,
+            like=h_BTD,
+        )
+        if documents_BT is None:
+            self._kept_masks = (key, masks)
+        return masks
 
     def embed(self, tokens_BT: Tensor, positions: Tensor | None = None) -> Tensor:
         """The residual stream before the first block of this part (B, T, D)."""

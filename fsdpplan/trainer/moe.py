@@ -147,9 +147,9 @@ class MixtureOfExperts(nn.Module):
         counts = torch.zeros_like(self.counts).scatter_add(0, flat, torch.ones_like(flat))
         self.counts.add_(counts)
         order = flat.argsort(stable=True)
-        rows = self.experts(x_ND[order // self.config.active], counts)
         # Put back in the order of tokens; a permutation, so nothing is summed in any order.
-        copies = rows[order.argsort()].unflatten(0, (-1, self.config.active))
+        rows = self.experts(x_ND[order // self.config.active], counts)[order.argsort()]
+        copies = rows.unflatten(0, (-1, self.config.active))
         out = (copies * weights_NK.to(rows.dtype)[..., None]).sum(1)
         if self.shared_experts is not None:
             shared = self.shared_experts(x_ND)

@@ -18,10 +18,11 @@ from torch.utils.checkpoint import (
 from .attention import AttentionCore
 from .errors import TrainerError
 from .local_parameters import has_distributed_parameters
+from .torch_versions import windowed_operators
 
 aten = torch.ops.aten
 
-ATTENTION_OPS = frozenset(
+ATTENTION_OPS = windowed_operators() | frozenset(
     {
         aten._scaled_dot_product_flash_attention.default,
         aten._scaled_dot_product_efficient_attention.default,

@@ -133,6 +133,24 @@ def has_grouped_mm() -> bool:
     return hasattr(F, "grouped_mm")
 
 
+def _windowed_kernel() -> Callable[..., Tensor] | None:
+    """Fused attention of sliding windows whose heads share keys, since torch 2.12."""
+    if RELEASE < (2, 12):
+        return None
+    kernel: Callable[..., Tensor] = import_module("torch.nn.attention.varlen").varlen_attn
+    return kernel
+
+
+windowed_kernel = _windowed_kernel()
+
+
+def windowed_operators() -> frozenset[Any]:
+    """What that kernel is to a dispatch mode."""
+    if windowed_kernel is None:
+        return frozenset()
+    return frozenset({torch.ops.torch_attn._varlen_attn.default})
+
+
 def leave_outputs_unchecked(stage: Any) -> None:
     """Let a pipeline's last stage give what it likes, since nobody receives it: logits may be parts
     of them, or not be made at all.

@@ -77,15 +77,14 @@ def test_full_checkpointing_keeps_the_input_alone() -> None:
     assert activations(model, mode="full").saved_bytes == 4096 * 4096 * 2
 
 
-def test_megatrons_selective_mode_drops_the_scores_and_no_more() -> None:
+def test_megatrons_selective_mode_drops_the_scores_and_their_sums_and_no_more() -> None:
     model = load_model("gpt2-xl")
-    with_scores = activations(model, kernels=SCORES)
     without = activations(model, kernels=SCORES, mode="attention")
     flash = activations(model, kernels=replace(SCORES, flash=True))
-    # beside flash attention the log-sum-exp stays
-    assert without.saved_bytes == flash.saved_bytes - 4096 * model.heads * 4
-    assert without.live_bytes == with_scores.live_bytes
-    assert activations(model, mode="attention").saved_bytes == activations(model).saved_bytes
+    sums = 4096 * model.heads * 4
+    assert without.saved_bytes == without.live_bytes == flash.saved_bytes - sums
+    kept = activations(model).saved_bytes
+    assert kept - activations(model, mode="attention").saved_bytes == sums
 
 
 def test_fused_kernels_keep_one_inner_tensor_less_of_a_gated_network() -> None:
@@ -156,7 +155,9 @@ def test_what_is_not_kept_is_recomputed(model: Model, tokens: int, kernels: Kern
     everything = activations(model, tokens=tokens, kernels=kernels).saved_bytes
     for mode in MODES:
         block = activations(model, tokens=tokens, mode=mode, kernels=kernels)
-        assert block.live_bytes >= max(block.saved_bytes, everything)
+        assert block.live_bytes >= block.saved_bytes
+        # attention alone is made again within the backward pass, not before it
+        assert mode == "attention" or block.live_bytes >= everything
         assert block.backward_peak_bytes > 0
         assert block.forward_transient_bytes > 0
 

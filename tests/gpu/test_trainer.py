@@ -21,6 +21,7 @@ from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import ActivationCheckpointing, Sharding
 from fsdpplan.spec.training import Training
 from fsdpplan.trainer.assemble import assemble
+from fsdpplan.trainer.attention import AttentionCore, make_masks
 from fsdpplan.trainer.config import PlanConfig, parse_plan
 from fsdpplan.trainer.data import micro_batches, open_sequences
 from fsdpplan.trainer.model import Decoder
@@ -30,6 +31,7 @@ from fsdpplan.trainer.signals import StopRequest
 from fsdpplan.trainer.step import train_step
 from fsdpplan.trainer.train import one_step, set_up
 from fsdpplan.trainer.weights import initialise, named_parameters
+from fsdpplan.trainer.windows import takes_windows
 from tests.benchmarks.single_gpu_cases import Case, planned
 from tests.trainer import losses, plans
 
@@ -159,3 +161,28 @@ def test_the_peak_is_as_predicted(
     measured = peak_allocated_bytes(parse_plan(plan_json(plan)), alone)
     predicted = plan.estimate.memory.peak_allocated_bytes
     assert predicted == pytest.approx(measured, rel=PEAK_TOLERANCE_FRACTION)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_windows_of_the_kernel_are_those_of_the_masks(head_dim: int) -> None:
+    config = plans.config_of(
+        heads=4, kv_heads=2, head_dim=head_dim, sliding_window=100, full_attention_every=4
+    )
+    q, k, v = (
+        torch.randn(2, heads, 512, head_dim, device="cuda", dtype=torch.bfloat16)
+        for heads in (4, 2, 2)
+    )
+    if not takes_windows(config, q):
+        pytest.skip("this torch or device has no kernel for windows")
+    documents = torch.zeros(2, 512, dtype=torch.int64, device="cuda")
+    masks = make_masks(config, {100}, length=512, documents_BT=documents, like=q)
+    core = AttentionCore(head_dim**-0.5)
+    core.window = 100
+    grown = []
+    for mask in (None, masks[100]):
+        heads = [x.detach().requires_grad_() for x in (q, k, v)]
+        out = core(*heads, mask=mask)
+        out.float().square().sum().backward()
+        grown.append([out.detach(), *(x.grad for x in heads)])
+    for by_kernel, by_mask in zip(*grown, strict=True):
+        torch.testing.assert_close(by_kernel, by_mask, rtol=0.02, atol=0.05)

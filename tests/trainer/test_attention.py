@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from fsdpplan.trainer import attention, windows
 from fsdpplan.trainer.attention import Attention, AttentionCore, make_masks
 from fsdpplan.trainer.model import Decoder
 from fsdpplan.trainer.positions import alibi_slopes, with_alibi
@@ -110,11 +113,51 @@ def test_no_token_sees_a_later_one(form: str) -> None:
 def test_blocks_share_masks_and_need_none_for_whole_sequences() -> None:
     config = plans.config_of(sliding_window=5, full_attention_every=2)
     like = torch.zeros(0)
-    masks = make_masks(config, range(4), length=24, documents_BT=None, like=like)
+    masks = make_masks(config, {0, 5}, length=24, documents_BT=None, like=like)
     assert set(masks) == {5}
-    assert not make_masks(config, range(4), length=5, documents_BT=None, like=like)
+    assert not make_masks(config, {0, 5}, length=5, documents_BT=None, like=like)
     seen = (masks[5][0, 0] == 0).sum(1)
     assert seen.tolist() == [1, 2, 3, 4] + [5] * 20
+
+
+def test_masks_are_made_once_for_all_sequences_without_documents() -> None:
+    decoder = tiny("window")
+    tokens = torch.randint(VOCAB, (2, 16))
+    masks = [decoder._masks(decoder.embed(tokens), None) for _ in range(2)]
+    assert masks[0] is masks[1]
+    documents = torch.zeros(2, 16, dtype=torch.int64)
+    assert decoder._masks(decoder.embed(tokens), documents) is not masks[0]
+
+
+def kernel_by_hand(
+    q: Tensor, k: Tensor, v: Tensor, starts: Tensor, *_: object, **given: Any
+) -> Tensor:
+    """What torch's documentation says of `varlen_attn`: rows of all sequences, windows by (left,
+    right), key heads that several query heads share."""
+    (left, right), groups = given["window_size"], q.shape[1] // k.shape[1]
+    assert right == 0
+    assert given["enable_gqa"]
+    whole = []
+    for first, end in itertools.pairwise(starts.tolist()):
+        at = torch.arange(end - first)
+        distance = at[:, None] - at[None]
+        heads = [x[first:end].transpose(0, 1) for x in (q, k, v)]
+        heads[1:] = [x.repeat_interleave(groups, dim=0) for x in heads[1:]]
+        scores = heads[0] @ heads[1].transpose(1, 2) * given["scale"]
+        scores = scores.masked_fill((distance < 0) | (distance > left), float("-inf"))
+        whole.append((scores.softmax(-1) @ heads[2]).transpose(0, 1))
+    return torch.cat(whole)
+
+
+def test_windows_of_the_kernel_are_those_of_the_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder, tokens = tiny("window"), torch.randint(VOCAB, (2, 16))
+    by_masks = decoder(tokens)
+    monkeypatch.setattr(windows, "windowed_kernel", kernel_by_hand)
+    monkeypatch.setattr(attention, "takes_windows", lambda *_: True)
+    monkeypatch.setattr(attention, "is_fake", lambda _: True)
+    decoder._kept_masks = (None, {})
+    torch.testing.assert_close(decoder(tokens), by_masks, rtol=1e-4, atol=1e-4)
+    assert decoder._kept_masks[1] == {}
 
 
 def test_a_head_with_a_large_sink_gives_nothing() -> None:
