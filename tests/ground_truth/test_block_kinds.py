@@ -104,14 +104,10 @@ MOSTLY = Layout(
     checkpoint_blocks=3,
 )
 WHOLE = {
-    "pipeline, with a dense block": (
-        replace(V2, vocab=102400),
-        LATENT_PIPELINE,
-        4096,
-        0,
-        0.05,
-    ),
-    "pipeline, head": (V2, LATENT_PIPELINE, 4096, 1, 0.05),
+    "pipeline, with a dense block": (replace(V2, vocab=102400), LATENT_PIPELINE, 4096, 0, 0.02),
+    # 5 % too little: the dense block's part beside a small table is not priced right
+    "pipeline, with a dense block, few rows": (V2, LATENT_PIPELINE, 4096, 0, 0.06),
+    "pipeline, head": (V2, LATENT_PIPELINE, 4096, 1, 0.01),
     "operations of three in four": (V2, MOSTLY, 16384, 0, 0.03),
 }
 
