@@ -99,13 +99,15 @@ def make_masks(
     `window`. They are added to scores in the dtype of `like`, so that blocks share what backward
     keeps. With sinks they have a first row and column more.
     """
+    windows = {config.window(block) for block in blocks}
+    needed = {window for window in windows if documents_BT is not None or 0 < window < length}
+    if not needed:  # or a long sequence would pay for the distances that nobody asks for
+        return {}
     masks = {}
     at = torch.arange(length, device=like.device)
     distance = at[:, None] - at[None]
-    for window in {config.window(block) for block in blocks}:
+    for window in needed:
         is_narrow = 0 < window < length
-        if not is_narrow and documents_BT is None:
-            continue
         seen = ((distance >= 0) & (distance < window if is_narrow else True))[None, None]
         if documents_BT is not None:
             seen = seen & (documents_BT[:, None, :, None] == documents_BT[:, None, None, :])
