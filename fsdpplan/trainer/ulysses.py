@@ -92,7 +92,7 @@ class SharedHeads:
         """All query heads that are sent."""
         if self.heads == q_BHTE.shape[1]:
             return q_BHTE
-        grouped = q_BHTE.unflatten(1, (self.key_heads, self.group))
+        grouped = q_BHTE.view(len(q_BHTE), self.key_heads, self.group, *q_BHTE.shape[2:])
         more = self.padded_group - self.group, self.padded_key_heads - self.key_heads
         return F.pad(grouped, (0, 0, 0, 0, 0, more[0], 0, more[1])).flatten(1, 2)
 
@@ -106,7 +106,8 @@ class SharedHeads:
         """The outputs of the query heads that there were."""
         if self.heads == self.key_heads * self.group:
             return out_BHTE
-        grouped = out_BHTE.unflatten(1, (self.padded_key_heads, self.padded_group))
+        groups = self.padded_key_heads, self.padded_group
+        grouped = out_BHTE.view(len(out_BHTE), *groups, *out_BHTE.shape[2:])
         return grouped[:, : self.key_heads, : self.group].flatten(1, 2)
 
 
