@@ -11,15 +11,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from itertools import repeat
 from operator import ge
 from typing import NamedTuple
 
 from fsdpplan.cost.pipeline_actions import (
+    ACTIVE_STAGES,
     BACKWARD,
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
     FORWARD,
     Action,
+    gathered_stages,
 )
 
 
@@ -48,6 +51,8 @@ class Moment(NamedTuple):
     """Blocks whose gradients are reduced: stages whose last backward pass is over."""
     kept: int = 0
     """Those of `alive` whose blocks keep everything though the layout recomputes."""
+    dropped: int = 0
+    """Less than 0: so many blocks whose parameters are not gathered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,19 +132,22 @@ def moments_of_rank(
     )
     is_split = any(kind in (BACKWARD_INPUT, BACKWARD_WEIGHT) for _, _, kind in actions)
     left = Counter(stage for stage, _, kind in actions if kind in (BACKWARD, BACKWARD_WEIGHT))
+    now_dropped = 0
 
     def now(less: int = 0, less_kept: int = 0, ungraded: int = 0) -> _Numbers:
         """A `Moment`'s numbers: plain ones, as there are very many of them."""
         split = (waiting, inputs, *_fresh(fresh, graded, last)) if is_split else _WHOLE
         ends = (0 in graded) + (last in graded and last > 0)
-        return (alive - less, held - ungraded, *split, ends, reduced, alive_kept - less_kept)
+        kept_alive = alive_kept - less_kept
+        return (alive - less, held - ungraded, *split, ends, reduced, kept_alive, now_dropped)
 
     def grade(stage: int, blocks: int) -> None:
         nonlocal held
         graded.add(stage)
         held += blocks
 
-    for stage, _, kind in actions:
+    for (stage, _, kind), absent in zip(actions, _dropped(actions, weights), strict=False):
+        now_dropped = absent
         blocks, keeping = weights[stage], kept[stage] if kept else 0
         if kind == FORWARD:
             alive, alive_kept = alive + blocks, alive_kept + keeping
@@ -178,6 +186,8 @@ def moments_of_rank(
             embedding.add(now())
         left[stage] -= 1
         if not left[stage]:
+            if stage in graded:  # FSDP2 adds up what there is before it reduces
+                fresh.pop(stage, None)
             reduction.add(now())
             held -= blocks if stage in graded else 0
             fresh.pop(stage, None)
@@ -196,6 +206,15 @@ def moments_of_rank(
         reduction=_highest(reduction),
         root_reduction=_highest(root),
     )
+
+
+def _dropped(actions: Sequence[Action], weights: Sequence[int]) -> Iterable[int]:
+    """`Moment.dropped` at each of a rank's actions."""
+    stages = {stage for stage, _, _ in actions}
+    if len(stages) <= ACTIVE_STAGES:
+        return repeat(0)
+    whole = sum(weights[stage] for stage in stages)
+    return [sum(weights[stage] for stage in active) - whole for active in gathered_stages(actions)]
 
 
 def short_actions(stages: Sequence[int], *, most: int, several: bool) -> list[Action]:

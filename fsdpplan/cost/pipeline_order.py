@@ -211,7 +211,7 @@ def adding_stages(
     )
     shape = {"schedule": schedule, "pp": pp, "virtual_stages": virtual_stages}
     found = []
-    for rank, actions in enumerate(rank_actions(num_microbatches=short, **shape)):  # type: ignore[arg-type]
+    for rank, actions in enumerate(rank_actions(num_microbatches=short, **shape)):
         left, adds = set[int](), {0}  # the first stage's backward pass is never split
         for stage, _, kind in actions:
             if kind == BACKWARD or (kind == BACKWARD_INPUT and stage in left):

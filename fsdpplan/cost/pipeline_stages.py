@@ -13,7 +13,8 @@ from itertools import accumulate
 from math import floor, isclose
 
 from fsdpplan.cost.params import matmul_parameter_count
-from fsdpplan.cost.pipeline_gathers import ACTIVE_STAGES, stage_gathers
+from fsdpplan.cost.pipeline_actions import ACTIVE_STAGES
+from fsdpplan.cost.pipeline_gathers import stage_gathers
 from fsdpplan.cost.pipeline_moments import Moments, all_at_once, joined
 from fsdpplan.cost.pipeline_order import (
     adding_stages,

@@ -29,13 +29,9 @@ SHARED = replace(
 )
 BIASED = replace(
     ROUTED,
-    experts=Experts(
-        experts=8, active=2, hidden=2048, shared_hidden=0, router_bias=True, bias=True
-    ),
+    experts=Experts(experts=8, active=2, hidden=2048, shared_hidden=0, router_bias=True, bias=True),
 )
-SPLIT = Layout(
-    compile=False, dp_shard=4, tp=2, ep=4, sequence_parallel=True, loss_parallel=True
-)
+SPLIT = Layout(compile=False, dp_shard=4, tp=2, ep=4, sequence_parallel=True, loss_parallel=True)
 PIPED = replace(
     SPLIT,
     pp=2,
