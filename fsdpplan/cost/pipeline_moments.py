@@ -45,6 +45,11 @@ class Moment(NamedTuple):
     fresh_head: int = 0
     """1 where the same is so of the head."""
     first_head: int = 0
+    waiting_head: int = 0
+    """Micro-batches of the last stage between the two halves of their backward pass."""
+    loss: int = 0
+    """1 from the inputs' half of one of them to the rank's next pass but a weights' half: what its
+    loss has kept is there."""
     ends: int = 0
     """Stages with embedding or head that have gradients."""
     reduced: int = 0
@@ -82,7 +87,7 @@ class Moments:
 
 
 _Numbers = tuple[int, ...]
-_WHOLE = (0, 0, 0, 0, 0, 0)
+_WHOLE = (0, 0, 0, 0, 0, 0, 0, 0)
 """Of backward passes that are not split."""
 
 
@@ -132,11 +137,13 @@ def moments_of_rank(
     )
     is_split = any(kind in (BACKWARD_INPUT, BACKWARD_WEIGHT) for _, _, kind in actions)
     left = Counter(stage for stage, _, kind in actions if kind in (BACKWARD, BACKWARD_WEIGHT))
-    now_dropped = 0
+    now_dropped, waiting_head, has_loss = 0, 0, False
 
     def now(less: int = 0, less_kept: int = 0, ungraded: int = 0) -> _Numbers:
         """A `Moment`'s numbers: plain ones, as there are very many of them."""
-        split = (waiting, inputs, *_fresh(fresh, graded, last)) if is_split else _WHOLE
+        split = _WHOLE
+        if is_split:
+            split = (waiting, inputs, *_fresh(fresh, graded, last), waiting_head, int(has_loss))
         ends = (0 in graded) + (last in graded and last > 0)
         kept_alive = alive_kept - less_kept
         return (alive - less, held - ungraded, *split, ends, reduced, kept_alive, now_dropped)
@@ -148,6 +155,7 @@ def moments_of_rank(
 
     for (stage, _, kind), absent in zip(actions, _dropped(actions, weights), strict=False):
         now_dropped = absent
+        has_loss = has_loss and kind == BACKWARD_WEIGHT
         blocks, keeping = weights[stage], kept[stage] if kept else 0
         if kind == FORWARD:
             alive, alive_kept = alive + blocks, alive_kept + keeping
@@ -164,6 +172,8 @@ def moments_of_rank(
         is_half = kind != BACKWARD and stage > 0  # the first stage has no input to differentiate by
         if kind == BACKWARD_INPUT and is_half:
             waiting, inputs = waiting + blocks, inputs + 1
+            has_loss = stage == last
+            waiting_head += has_loss
         gone = 0 if is_half else keeping  # the weights' half needs them still
         backward.add(now(gone, gone))
         if keeping:
@@ -181,6 +191,7 @@ def moments_of_rank(
                 seen.add(now(done, min(done, keeping), blocks - done))
         alive, alive_kept = alive - blocks, alive_kept - keeping
         waiting -= blocks if is_half else 0
+        waiting_head -= is_half and stage == last
         after.add(now())
         if stage == 0:
             embedding.add(now())

@@ -17,6 +17,8 @@ from fsdpplan.cost.rank_quantities import Phase, RankSizes
 
 def pipeline_phases(s: RankSizes) -> list[Phase]:
     """All candidates of one pipeline rank that shards with FSDP."""
+    # the weights' half of a split backward pass leaves it, and moments say when
+    head_gradient = 0 if s.split.fresh_head_bytes else s.head_gradient
 
     def phase(
         name: str,
@@ -43,7 +45,7 @@ def pipeline_phases(s: RankSizes) -> list[Phase]:
             phase(
                 "backward",
                 activations=_alive(s, moment),
-                held=_held(s, moment) + s.head_gradient + s.embedding_gradient,
+                held=_held(s, moment) + head_gradient + s.embedding_gradient,
                 parameters=_gathered(s, moment),
                 reduced=moment.reduced,
             )
@@ -53,7 +55,7 @@ def pipeline_phases(s: RankSizes) -> list[Phase]:
             phase(
                 "backward",
                 activations=_alive(s, moment),
-                held=_held(s, moment) + s.head_gradient,
+                held=_held(s, moment) + head_gradient,
                 parameters=_gathered(s, moment),
                 reduced=moment.reduced,
             )
@@ -106,7 +108,7 @@ def pipeline_phases(s: RankSizes) -> list[Phase]:
                 + block.live_bytes
                 - block.saved_bytes
                 + block.residual_bytes,
-                held=_held(s, moment) + s.head_gradient,
+                held=_held(s, moment) + head_gradient,
                 extra=block.backward_peak_bytes,
                 parameters=_gathered(s, moment),
                 reduced=moment.reduced,
@@ -164,7 +166,7 @@ def _loss_phases(s: RankSizes) -> list[Phase]:
             (hidden, made + s.pieces.product, s.pieces.logits_gradient),
             (hidden, made + s.pieces.cast_gradient, 0),
         ]
-    are_first = not any(moment.graded for moment in s.moments.loss)
+    are_first = not any(moment.graded or moment.inputs for moment in s.moments.loss)
     later = s.moments.after if are_first and s.pieces is None else ()
     return [
         Phase(
