@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 from fsdpplan.cost.device_memory import outside_allocator_bytes
 from fsdpplan.cost.formats import formats
 from fsdpplan.cost.ledger import rank_state
-from fsdpplan.cost.pipeline_gathers import ACTIVE_STAGES
+from fsdpplan.cost.pipeline_actions import ACTIVE_STAGES
 from fsdpplan.cost.pipeline_order import round_microbatches
 from fsdpplan.cost.pipeline_stages import balanced_stage_blocks, head_blocks, pipeline_ranks
 from fsdpplan.cost.shards import Stage, dense_blocks_among, stage_elements, whole_model
