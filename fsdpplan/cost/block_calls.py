@@ -14,6 +14,7 @@ token_dispatcher.py. Counts of tensor with sequence parallelism equal torch's (t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from typing import Literal
 
 from fsdpplan.cost.all_heads_norms import all_heads_norm_calls
@@ -26,6 +27,7 @@ from fsdpplan.cost.calls import (
     repeats_whole_block,
 )
 from fsdpplan.cost.groups import cp_group, ep_group, tp_group
+from fsdpplan.cost.params import block_tensors
 from fsdpplan.cost.sizes import local_tokens
 from fsdpplan.cost.torch_traits import sums_before_products
 from fsdpplan.cost.traded_heads import traded_heads_calls
@@ -36,6 +38,9 @@ from fsdpplan.spec.training import DTYPE_BYTES, Training
 
 Network = Literal["attention", "ffn", "experts"]
 """What tensor parallelism splits by its inner width."""
+
+ROUTED_BY = ("router.", "shared_gate.")
+"""Tensors that make scores of tokens."""
 
 
 def block_calls(
@@ -49,6 +54,7 @@ def block_calls(
     if layout.tp > 1:
         calls += _tensor_parallel(model, training, layout)
         calls += all_heads_norm_calls(model, training, layout, _passes(training, layout))
+        calls += _expert_gradient_calls(model, training, layout)
     if layout.cp > 1:
         attention = _context_parallel if device_kind == "cuda" else traded_heads_calls
         calls += attention(model, training, layout)
@@ -111,12 +117,13 @@ def _latent_gradient_calls(model: Model, training: Training, layout: Layout) -> 
 def _network_bytes(model: Model, training: Training, layout: Layout) -> list[tuple[Network, int]]:
     """(network, bytes of its unsplit input) of the parts that tensor parallelism splits.
 
-    Behind an all-to-all the experts of a rank have `active` rows a token.
+    Where ranks dispatch their own tokens, the experts of a rank gather `active` rows a token behind
+    the all-to-all.
     """
     size = activation_bytes(model=model, training=training, layout=layout)
     if model.experts is None:
         return [("attention", size), ("ffn", size)]
-    if layout.ep == 1:
+    if layout.ep == 1 or training.traits.routes_whole_sequence:
         return [("attention", size), ("experts", size)]
     networks: list[Network] = (
         ["attention", "experts"] if model.experts.shared_hidden else ["attention"]
@@ -301,11 +308,13 @@ def _expert_parallel(model: Model, training: Training, layout: Layout) -> Iterat
 
         tokens of a rank * active experts * hidden * bytes
 
-    Assumes that the router spreads tokens evenly.
+    Tensor-parallel ranks have their own part of the tokens, or each all of them. Assumes that the
+    router spreads tokens evenly.
     """
     assert model.experts
     size = activation_bytes(model=model, training=training, layout=layout)
-    rows = model.experts.active * (-(-size // layout.tp) if layout.sequence_parallel else size)
+    has_part = layout.sequence_parallel and not training.traits.routes_whole_sequence
+    rows = model.experts.active * (-(-size // layout.tp) if has_part else size)
     for when in (*_passes(training, layout), "backward"):
         yield BlockCall(
             when=when,
@@ -315,3 +324,22 @@ def _expert_parallel(model: Model, training: Training, layout: Layout) -> Iterat
             call_bytes=rows,
             count=2,
         )
+
+
+def _expert_gradient_calls(model: Model, training: Training, layout: Layout) -> Iterator[BlockCall]:
+    """Of what each tensor-parallel rank has in whole, and meets with a part of the outputs'
+    gradients: router and gate, which are computed in fp32, and the biases of the experts' outputs.
+    """
+    if model.experts is None or not training.traits.routes_whole_sequence:
+        return
+    for tensor in block_tensors(model):
+        of_outputs = tensor.is_expert and tensor.split == "none"
+        if of_outputs or tensor.name.startswith(ROUTED_BY):
+            dtype = training.activation_dtype if of_outputs else "fp32"
+            yield BlockCall(
+                when="backward",
+                collective="all_reduce",
+                group=tp_group(layout),
+                dtype=dtype,
+                call_bytes=prod(tensor.local_shape(layout.tp, layout.ep)) * DTYPE_BYTES[dtype],
+            )

@@ -9,7 +9,7 @@ pass one after the other, as torch runs them without an overlap callback.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, zip_longest
 from typing import Final
 
@@ -26,6 +26,9 @@ BACKWARD_INPUT: Final = 2
 BACKWARD_WEIGHT: Final = 3
 """By weights, later, where nobody waits: it fills bubbles."""
 
+ACTIVE_STAGES = 3
+"""Stages whose parameters torch's pipeline runtime keeps gathered: the next that it will need."""
+
 V_SCHEDULES: tuple[Schedule, ...] = ("zbv", "dualpipev")
 """Rank r of p holds stages r and 2 p - 1 - r: the first rank also has the last stage."""
 
@@ -35,6 +38,19 @@ def rank_stages(*, schedule: Schedule, pp: int, virtual_stages: int, rank: int) 
     if schedule in V_SCHEDULES:
         return (rank, 2 * pp - 1 - rank)
     return tuple(range(rank, pp * virtual_stages, pp))
+
+
+def gathered_stages(actions: Sequence[Action]) -> list[tuple[int, ...]]:
+    """At each of a rank's actions, the stages whose parameters are gathered.
+
+    Source: torch 2.13 schedules.py, `_add_unshard_reshard`.
+    """
+    coming: list[tuple[int, ...]] = []
+    following: tuple[int, ...] = ()
+    for stage, _, _ in reversed(actions):  # when each is needed next, seen from the end of the list
+        following = (stage, *(other for other in following if other != stage))
+        coming.append(following[:ACTIVE_STAGES])
+    return coming[::-1]
 
 
 def actions_of_rank(

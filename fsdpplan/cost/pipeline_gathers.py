@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from fsdpplan.cost.pipeline_actions import ACTIVE_STAGES, gathered_stages
 from fsdpplan.cost.pipeline_order import (
     Action,
     rank_actions,
@@ -12,9 +13,6 @@ from fsdpplan.cost.pipeline_order import (
     steady_microbatches,
 )
 from fsdpplan.spec.layout import Schedule
-
-ACTIVE_STAGES = 3
-"""Stages whose parameters torch's pipeline runtime keeps gathered: the next that it will need."""
 
 STEADY_ROUNDS = 6
 """Rounds of micro-batches after which another one adds what the one before it did."""
@@ -27,7 +25,7 @@ def stage_gathers(
     """For each rank, how often a step gathers the parameters of each of its stages.
 
     Under reshard never: once, but with more than `ACTIVE_STAGES` stages a rank, which torch drops
-    and gathers again. Source: torch 2.13 schedules.py, `_add_unshard_reshard`.
+    and gathers again.
     """
     shape = {"pp": pp, "virtual_stages": virtual_stages}
     if virtual_stages <= ACTIVE_STAGES:
@@ -61,16 +59,9 @@ def _with_more_rounds(
 
 
 def _gathers_of_rank(actions: tuple[Action, ...], stages: tuple[int, ...]) -> tuple[int, ...]:
-    order = [stage for stage, _, _ in actions]
     gathers = dict.fromkeys(stages, 0)
-    # when each stage is needed next, seen from the end of the list
-    coming: list[tuple[int, ...]] = []
-    following: tuple[int, ...] = ()
-    for stage in reversed(order):
-        following = (stage, *(other for other in following if other != stage))
-        coming.append(following[:ACTIVE_STAGES])
     active: set[int] = set()
-    for wanted in reversed(coming):
+    for wanted in gathered_stages(actions):
         for stage in wanted:
             gathers[stage] += stage not in active
         active = set(wanted)

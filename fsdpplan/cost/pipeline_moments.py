@@ -11,15 +11,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from itertools import repeat
 from operator import ge
 from typing import NamedTuple
 
 from fsdpplan.cost.pipeline_actions import (
+    ACTIVE_STAGES,
     BACKWARD,
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
     FORWARD,
     Action,
+    gathered_stages,
 )
 
 
@@ -42,12 +45,19 @@ class Moment(NamedTuple):
     fresh_head: int = 0
     """1 where the same is so of the head."""
     first_head: int = 0
+    waiting_head: int = 0
+    """Micro-batches of the last stage between the two halves of their backward pass."""
+    loss: int = 0
+    """1 from the inputs' half of one of them to the rank's next pass but a weights' half: what its
+    loss has kept is there."""
     ends: int = 0
     """Stages with embedding or head that have gradients."""
     reduced: int = 0
     """Blocks whose gradients are reduced: stages whose last backward pass is over."""
     kept: int = 0
     """Those of `alive` whose blocks keep everything though the layout recomputes."""
+    dropped: int = 0
+    """Less than 0: so many blocks whose parameters are not gathered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +87,7 @@ class Moments:
 
 
 _Numbers = tuple[int, ...]
-_WHOLE = (0, 0, 0, 0, 0, 0)
+_WHOLE = (0, 0, 0, 0, 0, 0, 0, 0)
 """Of backward passes that are not split."""
 
 
@@ -127,19 +137,25 @@ def moments_of_rank(
     )
     is_split = any(kind in (BACKWARD_INPUT, BACKWARD_WEIGHT) for _, _, kind in actions)
     left = Counter(stage for stage, _, kind in actions if kind in (BACKWARD, BACKWARD_WEIGHT))
+    now_dropped, waiting_head, has_loss = 0, 0, False
 
     def now(less: int = 0, less_kept: int = 0, ungraded: int = 0) -> _Numbers:
         """A `Moment`'s numbers: plain ones, as there are very many of them."""
-        split = (waiting, inputs, *_fresh(fresh, graded, last)) if is_split else _WHOLE
+        split = _WHOLE
+        if is_split:
+            split = (waiting, inputs, *_fresh(fresh, graded, last), waiting_head, int(has_loss))
         ends = (0 in graded) + (last in graded and last > 0)
-        return (alive - less, held - ungraded, *split, ends, reduced, alive_kept - less_kept)
+        kept_alive = alive_kept - less_kept
+        return (alive - less, held - ungraded, *split, ends, reduced, kept_alive, now_dropped)
 
     def grade(stage: int, blocks: int) -> None:
         nonlocal held
         graded.add(stage)
         held += blocks
 
-    for stage, _, kind in actions:
+    for (stage, _, kind), absent in zip(actions, _dropped(actions, weights), strict=False):
+        now_dropped = absent
+        has_loss = has_loss and kind == BACKWARD_WEIGHT
         blocks, keeping = weights[stage], kept[stage] if kept else 0
         if kind == FORWARD:
             alive, alive_kept = alive + blocks, alive_kept + keeping
@@ -156,6 +172,8 @@ def moments_of_rank(
         is_half = kind != BACKWARD and stage > 0  # the first stage has no input to differentiate by
         if kind == BACKWARD_INPUT and is_half:
             waiting, inputs = waiting + blocks, inputs + 1
+            has_loss = stage == last
+            waiting_head += has_loss
         gone = 0 if is_half else keeping  # the weights' half needs them still
         backward.add(now(gone, gone))
         if keeping:
@@ -173,11 +191,14 @@ def moments_of_rank(
                 seen.add(now(done, min(done, keeping), blocks - done))
         alive, alive_kept = alive - blocks, alive_kept - keeping
         waiting -= blocks if is_half else 0
+        waiting_head -= is_half and stage == last
         after.add(now())
         if stage == 0:
             embedding.add(now())
         left[stage] -= 1
         if not left[stage]:
+            if stage in graded:  # FSDP2 adds up what there is before it reduces
+                fresh.pop(stage, None)
             reduction.add(now())
             held -= blocks if stage in graded else 0
             fresh.pop(stage, None)
@@ -196,6 +217,15 @@ def moments_of_rank(
         reduction=_highest(reduction),
         root_reduction=_highest(root),
     )
+
+
+def _dropped(actions: Sequence[Action], weights: Sequence[int]) -> Iterable[int]:
+    """`Moment.dropped` at each of a rank's actions."""
+    stages = {stage for stage, _, _ in actions}
+    if len(stages) <= ACTIVE_STAGES:
+        return repeat(0)
+    whole = sum(weights[stage] for stage in stages)
+    return [sum(weights[stage] for stage in active) - whole for active in gathered_stages(actions)]
 
 
 def short_actions(stages: Sequence[int], *, most: int, several: bool) -> list[Action]:

@@ -26,6 +26,7 @@ __all__ = [
     "FORWARD",
     "SIMULATED_SCHEDULES",
     "Action",
+    "adding_stages",
     "microbatches_refusal",
     "moments_of",
     "peak_in_flight",
@@ -190,6 +191,35 @@ def peak_weights_pending(
         schedule=schedule, pp=pp, num_microbatches=num_microbatches, rounds=_PEAK_ROUNDS
     )
     return tuple(peak.pending for peak in _peaks(schedule, pp, short, virtual_stages, ()))
+
+
+@lru_cache(maxsize=1024)
+def adding_stages(
+    *, schedule: Schedule, pp: int, num_microbatches: int, virtual_stages: int
+) -> tuple[tuple[bool, ...], ...]:
+    """For each rank, whether FSDP2 adds up the gradients of each of its stages before it reduces
+    them.
+
+    It does so in a backward pass, or in the inputs' half of one that is split: what the weights'
+    halves leave behind the last of these, where all of them are, is reduced as it is.
+    Source: torch 2.13 `FSDPParamGroup.post_backward`; the dtypes of its calls (tests/ground_truth).
+    """
+    if schedule not in SPLIT_BACKWARD_SCHEDULES:
+        return ((True,) * virtual_stages,) * pp
+    short = steady_microbatches(
+        schedule=schedule, pp=pp, num_microbatches=num_microbatches, rounds=_PEAK_ROUNDS
+    )
+    shape = {"schedule": schedule, "pp": pp, "virtual_stages": virtual_stages}
+    found = []
+    for rank, actions in enumerate(rank_actions(num_microbatches=short, **shape)):
+        left, adds = set[int](), {0}  # the first stage's backward pass is never split
+        for stage, _, kind in actions:
+            if kind == BACKWARD or (kind == BACKWARD_INPUT and stage in left):
+                adds.add(stage)
+            elif kind == BACKWARD_WEIGHT:
+                left.add(stage)
+        found.append(tuple(stage in adds for stage in rank_stages(rank=rank, **shape)))  # type: ignore[arg-type]
+    return tuple(found)
 
 
 def rank_moments(

@@ -17,14 +17,15 @@ from fsdpplan.cost.rank_quantities import Phase, RankSizes
 
 def pipeline_phases(s: RankSizes) -> list[Phase]:
     """All candidates of one pipeline rank that shards with FSDP."""
-    gathered = s.gathered_root + s.blocks * s.gathered_block
+    # the weights' half of a split backward pass leaves it, and moments say when
+    head_gradient = 0 if s.split.fresh_head_bytes else s.head_gradient
 
     def phase(
         name: str,
         *,
         activations: int,
         held: int,
-        parameters: int = gathered,
+        parameters: int,
         gathers: int = 0,
         extra: int = 0,
         reduced: int = 0,
@@ -44,7 +45,8 @@ def pipeline_phases(s: RankSizes) -> list[Phase]:
             phase(
                 "backward",
                 activations=_alive(s, moment),
-                held=_held(s, moment) + s.head_gradient + s.embedding_gradient,
+                held=_held(s, moment) + head_gradient + s.embedding_gradient,
+                parameters=_gathered(s, moment),
                 reduced=moment.reduced,
             )
             for moment in s.moments.embedding
@@ -53,7 +55,8 @@ def pipeline_phases(s: RankSizes) -> list[Phase]:
             phase(
                 "backward",
                 activations=_alive(s, moment),
-                held=_held(s, moment) + s.head_gradient,
+                held=_held(s, moment) + head_gradient,
+                parameters=_gathered(s, moment),
                 reduced=moment.reduced,
             )
             for moment in s.moments.after
@@ -63,12 +66,13 @@ def pipeline_phases(s: RankSizes) -> list[Phase]:
                 "backward",
                 activations=_alive(s, moment),
                 held=_held(s, moment) + buffer,
+                parameters=_gathered(s, moment),
                 reduced=moment.reduced,
             )
             for moment, buffer in _reductions(s)
         ),
     ]
-    loss = _loss_phases(s, gathered) if s.logits_elements else []
+    loss = _loss_phases(s) if s.logits_elements else []
     if not s.blocks:  # the head alone: no block is ever at work
         return ends + loss
     forward = [(moment, s.block) for moment in s.moments.forward]
@@ -76,12 +80,15 @@ def pipeline_phases(s: RankSizes) -> list[Phase]:
     backward = [(moment, s.block) for moment in s.moments.backward]
     backward += [(moment, s.kept) for moment in s.moments.backward_kept]
     return [
-        phase(
-            "forward",
-            activations=max(_saved(s, moment) for moment, _ in forward) + s.beside_blocks,
-            held=0,
-            parameters=gathered + s.gathered_block,
-            gathers=s.gathered_block,
+        *(
+            phase(
+                "forward",
+                activations=_saved(s, moment) + s.beside_blocks,
+                held=0,
+                parameters=_gathered(s, moment) + s.gathered_block,
+                gathers=s.gathered_block,
+            )
+            for moment, _ in forward
         ),
         *(
             phase(
@@ -89,6 +96,7 @@ def pipeline_phases(s: RankSizes) -> list[Phase]:
                 activations=_alive(s, moment),
                 held=_held(s, moment),
                 extra=block.forward_transient_bytes,
+                parameters=_gathered(s, moment),
                 reduced=moment.reduced,
             )
             for moment, block in forward
@@ -100,8 +108,9 @@ def pipeline_phases(s: RankSizes) -> list[Phase]:
                 + block.live_bytes
                 - block.saved_bytes
                 + block.residual_bytes,
-                held=_held(s, moment) + s.head_gradient,
+                held=_held(s, moment) + head_gradient,
                 extra=block.backward_peak_bytes,
+                parameters=_gathered(s, moment),
                 reduced=moment.reduced,
             )
             for moment, block in backward
@@ -109,6 +118,11 @@ def pipeline_phases(s: RankSizes) -> list[Phase]:
         *ends,
         *loss,
     ]
+
+
+def _gathered(s: RankSizes, moment: Moment) -> int:
+    """Parameters of the stages that the rank is at or will soon be at, and of the root."""
+    return s.gathered_root + (s.blocks + moment.dropped) * s.gathered_block
 
 
 def _saved(s: RankSizes, moment: Moment) -> int:
@@ -137,7 +151,7 @@ def _reductions(s: RankSizes) -> list[tuple[Moment, int]]:
     return [*blocks, *((moment, s.reduce_root) for moment in s.moments.root_reduction)]
 
 
-def _loss_phases(s: RankSizes, gathered: int) -> list[Phase]:
+def _loss_phases(s: RankSizes) -> list[Phase]:
     """The loss; the stage keeps its output, the logits, until its backward.
 
     Where all losses are made before the first backward pass, the next one makes the head's gradient
@@ -152,12 +166,12 @@ def _loss_phases(s: RankSizes, gathered: int) -> list[Phase]:
             (hidden, made + s.pieces.product, s.pieces.logits_gradient),
             (hidden, made + s.pieces.cast_gradient, 0),
         ]
-    are_first = not any(moment.graded for moment in s.moments.loss)
+    are_first = not any(moment.graded or moment.inputs for moment in s.moments.loss)
     later = s.moments.after if are_first and s.pieces is None else ()
     return [
         Phase(
             name="loss",
-            unsharded_parameters=gathered,
+            unsharded_parameters=_gathered(s, moment),
             unsharded_gradients=_held(s, moment) + made,
             activations=_alive(s, moment) + kept + hidden,
             logits=logits,
@@ -167,7 +181,7 @@ def _loss_phases(s: RankSizes, gathered: int) -> list[Phase]:
     ] + [
         Phase(
             name="loss",
-            unsharded_parameters=gathered,
+            unsharded_parameters=_gathered(s, moment),
             unsharded_gradients=_held(s, moment) + s.head_gradient_made,
             activations=_alive(s, moment) + s.message_buffers,
             logits=FP32_BYTES * s.logits_elements,

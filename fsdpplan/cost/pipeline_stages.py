@@ -13,9 +13,11 @@ from itertools import accumulate
 from math import floor, isclose
 
 from fsdpplan.cost.params import matmul_parameter_count
-from fsdpplan.cost.pipeline_gathers import ACTIVE_STAGES, stage_gathers
+from fsdpplan.cost.pipeline_actions import ACTIVE_STAGES
+from fsdpplan.cost.pipeline_gathers import stage_gathers
 from fsdpplan.cost.pipeline_moments import Moments, all_at_once, joined
 from fsdpplan.cost.pipeline_order import (
+    adding_stages,
     moments_of,
     peak_in_flight,
     peak_weights_pending,
@@ -296,6 +298,7 @@ def _ranks(
     shape = {"pp": pp, "num_microbatches": num_microbatches, "virtual_stages": virtual_stages}
     waiting = peak_weights_pending(schedule=schedule, **shape)
     gathers = stage_gathers(schedule=schedule, **shape)
+    adds = adding_stages(schedule=schedule, **shape)
     return tuple(
         Stage(
             blocks=sum(stages[index].blocks for index in held),
@@ -304,9 +307,10 @@ def _ranks(
             dense_blocks=sum(stages[index].dense_blocks for index in held),
             kept_blocks=sum(stages[index].kept_blocks for index in held),
             inner_boundaries=sum(index + 1 in held for index in held),
+            adds_gradients=all(adds[rank]),
             parts=tuple(
-                replace(stages[index], gathers=times)
-                for index, times in zip(held, gathers[rank], strict=True)
+                replace(stages[index], gathers=times, adds_gradients=are_added)
+                for index, times, are_added in zip(held, gathers[rank], adds[rank], strict=True)
             )
             if len(held) > 1
             else (),

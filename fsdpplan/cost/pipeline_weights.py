@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
+from fsdpplan.cost.block_sizes import FP32_BYTES
 from fsdpplan.cost.formats import formats, local_tokens
+from fsdpplan.cost.head_sizes import head_sizes
 from fsdpplan.cost.params import block_tensors
 from fsdpplan.cost.pipeline_moments import Moment
 from fsdpplan.cost.shards import Stage, stage_elements
@@ -40,6 +42,11 @@ class SplitBackward:
     ones that FSDP2 accumulates, until the stage's next backward pass."""
     fresh_head_bytes: int = 0
     """The same of the head's weight."""
+    waiting_head_bytes: int = 0
+    """Gradient of the logits, of a micro-batch that waits for the weights' half; of a loss in
+    pieces what it has made."""
+    loss_bytes: int = 0
+    """Logits and log-probabilities, which a split backward pass lets go of when it is through."""
     adds_in_place: bool = False
     """Gradients are added up in the compute dtype, or let go of when they have been added: only the
     first ones are beside."""
@@ -54,6 +61,8 @@ class SplitBackward:
             + moment.inputs * self.input_bytes
             + fresh * self.fresh_block_bytes
             + head * self.fresh_head_bytes
+            + moment.waiting_head * self.waiting_head_bytes
+            + moment.loss * self.loss_bytes
         )
 
 
@@ -77,7 +86,14 @@ def split_backward(
     )
     blocks = replace(stage, has_embedding=False, has_head=False, parts=())
     elements = stage_elements(model=model, stage=blocks, tp=layout.tp) // max(1, stage.blocks)
+    sizes = head_sizes(model=model, training=training, layout=layout, stage=stage)
+    waiting_head = int(stage.has_head) * tokens * -(-model.vocab // layout.tp) * of.computed
+    loss = sizes.logits_elements * (FP32_BYTES + of.computed)
+    if sizes.pieces is not None:
+        waiting_head, loss = sizes.pieces.hidden + sizes.pieces.weight_gradient, 0
     return SplitBackward(
+        waiting_head_bytes=waiting_head,
+        loss_bytes=loss,
         waiting_block_bytes=output * of.computed,
         input_bytes=residual_tokens * model.hidden * of.residual,
         fresh_block_bytes=elements * of.gathered,

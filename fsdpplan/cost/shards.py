@@ -64,6 +64,9 @@ class Stage(RemembersHash):
 
     gathers: int = 1
     """How often a step of a pipeline gathers its parameters under reshard never."""
+    adds_gradients: bool = True
+    """FSDP2 adds up its gradients before it reduces them; not where a split backward pass leaves
+    all of them, in the compute dtype, until then."""
     waiting_blocks: int = 0
     """(micro-batch, block) pairs between the two halves of their backward pass when a pipeline rank
     holds most."""

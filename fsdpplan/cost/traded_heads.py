@@ -48,13 +48,22 @@ def traded_heads_calls(model: Model, training: Training, layout: Layout) -> Iter
 def traded_widths(model: Model, layout: Layout) -> tuple[int, int]:
     """(widths of queries, keys and values together, width of the outputs) of one token on a rank.
 
-    Keys and values of too few heads are repeated until the ranks divide them:
+    Keys and values of too few heads are repeated until the ranks divide them, and the g query heads
+    of each made up by zeros for its copies to share; or heads are added with their groups, where
+    that sends fewer queries:
 
         copies = cp / gcd(key heads, cp)
+        heads = min(key heads * ceil(g / copies) * copies, ceil(key heads / cp) * cp * g)
     """
     heads = model.heads // layout.tp
     keys = heads if model.latent else model.kv_heads // layout.tp
-    keys *= layout.cp // gcd(keys, layout.cp)
+    group, copies = heads // keys, layout.cp // gcd(keys, layout.cp)
+    repeated, added = keys * _multiple(group, copies), _multiple(keys, layout.cp) * group
+    heads, keys = (added, added // group) if added < repeated else (repeated, keys * copies)
     key_width = model.head_dim + (ALIBI_COLUMNS if model.positions == "alibi" else 0)
     value_width = model.value_dim // model.heads
     return heads * key_width + keys * (key_width + value_width), heads * value_width
+
+
+def _multiple(number: int, of: int) -> int:
+    return -(-number // of) * of

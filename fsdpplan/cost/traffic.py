@@ -106,31 +106,41 @@ def _norm_weight_calls(
 
     DDP is given whole gradients, so each backward sums them, in fp32.
     """
-    in_reduce_dtype = holds_gradients(layout) or sums_in_reduce_dtype(training)
-    dtype = training.reduce_dtype if in_reduce_dtype else training.activation_dtype
-    syncs = gradient_syncs(layout)
-    if _autocasts(training, layout):
-        dtype = "fp32"
-        syncs = layout.num_microbatches if layout.pp == 1 else syncs
-    lengths: dict[int, int] = {}
-    parts = [
-        ([t for t in block_tensors(kind) if _has_partial_gradients(t)], blocks)
-        for kind, blocks in block_kinds(model=model, stage=stage)
-    ]
-    last_norm = [t for t in head_tensors(model) if len(t.shape) == 1]
-    whole_tables = [t for t in embedding_tensors(model) if t.split == "none"]
-    ends = ((last_norm, int(stage.has_head)), (whole_tables, int(stage.has_embedding)))
-    for tensors, copies in (*parts, *ends):
-        for tensor in tensors:
-            lengths[tensor.elements] = lengths.get(tensor.elements, 0) + copies
-    for length, number in lengths.items():
+    numbers: Counter[tuple[int, str]] = Counter()
+    for piece in stage.pieces:
+        dtype = _summed_dtype(training, layout, piece)
+        for tensor, number in _partial_tensors(model, piece):
+            numbers[tensor.elements, dtype] += number
+    sums_often = _autocasts(training, layout) and layout.pp == 1
+    for (length, dtype), number in numbers.items():
         yield Calls(
             collective="all_reduce",
             group=tp_group(layout),
             dtype=dtype,
-            count=syncs * number,
+            count=number * (layout.num_microbatches if sums_often else gradient_syncs(layout)),
             call_bytes=length * DTYPE_BYTES[dtype],
         )
+
+
+def _summed_dtype(training: Training, layout: Layout, piece: Stage) -> str:
+    """Of the gradients that tensor-parallel ranks sum: as they are when they are reduced."""
+    if _autocasts(training, layout):
+        return "fp32"
+    holds = holds_gradients(layout) and piece.adds_gradients
+    holds = holds or sums_in_reduce_dtype(training)
+    return training.reduce_dtype if holds else training.activation_dtype
+
+
+def _partial_tensors(model: Model, piece: Stage) -> Iterator[tuple[ParameterTensor, int]]:
+    """(tensor, how many) of those of a virtual stage that ranks have partial gradients of."""
+    for kind, blocks in block_kinds(model=model, stage=piece):
+        for tensor in block_tensors(kind):
+            if _has_partial_gradients(tensor):
+                yield tensor, blocks
+    if piece.has_head:
+        yield from ((tensor, 1) for tensor in head_tensors(model) if len(tensor.shape) == 1)
+    if piece.has_embedding:
+        yield from ((tensor, 1) for tensor in embedding_tensors(model) if tensor.split == "none")
 
 
 def _has_partial_gradients(tensor: ParameterTensor) -> bool:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import product
 from math import gcd
 
-from fsdpplan.cost.pipeline_gathers import ACTIVE_STAGES
+from fsdpplan.cost.pipeline_actions import ACTIVE_STAGES
 from fsdpplan.cost.pipeline_order import microbatches_refusal
 from fsdpplan.search.pins import Pins
 from fsdpplan.spec.cluster import Cluster

@@ -19,7 +19,7 @@ from fsdpplan.cost.least import (
     message_seconds,
     played_seconds,
 )
-from fsdpplan.cost.pipeline_gathers import ACTIVE_STAGES
+from fsdpplan.cost.pipeline_actions import ACTIVE_STAGES
 from fsdpplan.cost.pipeline_stages import pipeline_stages
 from fsdpplan.cost.shards import Stage, whole_model
 from fsdpplan.cost.timing import layout_optimizer_seconds, optimizer_elements

@@ -176,6 +176,7 @@ def _context_parallel(
 
 
 def _traded_heads(layout: Layout, model: Model) -> Iterator[Problem]:
+    """The trainer adds heads of zeros, whose work is not priced."""
     heads = model.heads // layout.tp
     if heads % layout.cp:
         yield Problem(

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 from fsdpplan.cost.device_memory import outside_allocator_bytes
 from fsdpplan.cost.formats import formats
 from fsdpplan.cost.ledger import rank_state
-from fsdpplan.cost.pipeline_gathers import ACTIVE_STAGES
+from fsdpplan.cost.pipeline_actions import ACTIVE_STAGES
 from fsdpplan.cost.pipeline_order import round_microbatches
 from fsdpplan.cost.pipeline_stages import balanced_stage_blocks, head_blocks, pipeline_ranks
 from fsdpplan.cost.shards import Stage, dense_blocks_among, stage_elements, whole_model
@@ -115,7 +115,12 @@ class Room:
             stages = pipeline_ranks(model=model, layout=layout)
             full = max(range(pp), key=lambda rank: stages[rank].blocks - stages[rank].dense_blocks)
             return [
-                self._rank(layout, stages[rank], *_in_flight(layout, stages[rank], rank))
+                self._rank(
+                    layout,
+                    stages[rank],
+                    *_in_flight(layout, stages[rank], rank),
+                    keeps=layout.virtual_stages <= ACTIVE_STAGES,
+                )
                 for rank in dict.fromkeys((0, full))
             ]
         dense = model.dense_blocks if model.experts else 0  # each rank before has a block at least
@@ -138,7 +143,9 @@ class Room:
             has_head=False,
             dense_blocks=dense_blocks_among(model=model, first_block=rank, blocks=blocks),
         )
-        return self._rank(layout, stage, graded, min(number, pp - rank) * blocks)
+        most = self.asked.pins.virtual_stages or (1 if known == "usual" else model.layers)
+        keeps = (layout.virtual_stages if known == "settled" else most) <= ACTIVE_STAGES
+        return self._rank(layout, stage, graded, min(number, pp - rank) * blocks, keeps=keeps)
 
     def _fewest_blocks(self, layout: Layout, rank: int) -> int:
         """Of `rank`, however many stages a rank has with a usual schedule."""
@@ -157,8 +164,10 @@ class Room:
             )
         return self.fewest[pp, rank]
 
-    def _rank(self, layout: Layout, stage: Stage, graded: int, alive: int) -> _Rank:
-        held, gradients = self._held(layout, stage)
+    def _rank(
+        self, layout: Layout, stage: Stage, graded: int, alive: int, *, keeps: bool = True
+    ) -> _Rank:
+        held, gradients = self._held(layout, stage, keeps=keeps)
         return _Rank(
             stage=stage,
             alive=alive,
@@ -166,17 +175,18 @@ class Room:
             at_the_end=held + (gradients if graded else 0),
         )
 
-    def _held(self, layout: Layout, stage: Stage) -> tuple[int, int]:
-        """Bytes of a rank, whatever it recomputes; and of its gradients in a pipeline."""
+    def _held(self, layout: Layout, stage: Stage, *, keeps: bool) -> tuple[int, int]:
+        """Bytes of a rank, whatever it recomputes; and of its gradients in a pipeline. `keeps`: all
+        its stages stay gathered, being no more than torch keeps."""
         once = layout.num_microbatches == 1
         ways = (layout.tp, layout.ep, layout.shard_ranks, layout.sharding, layout.pp > 1)
         more = (layout.reshard_after_forward, layout.gradient_sync, layout.data_parallel > 1)
-        key = (*ways, *more, once, stage)
+        key = (*ways, *more, once, stage, keeps)
         if key not in self.held:
-            self.held[key] = self._new_held(layout, stage)
+            self.held[key] = self._new_held(layout, stage, keeps=keeps)
         return self.held[key]
 
-    def _new_held(self, layout: Layout, stage: Stage) -> tuple[int, int]:
+    def _new_held(self, layout: Layout, stage: Stage, *, keeps: bool) -> tuple[int, int]:
         model, training = self.asked.model, self.asked.training
         state = rank_state(model=model, training=training, layout=layout, stage=stage)
         held = state.parameters + state.optimizer + state.gradients
@@ -184,7 +194,7 @@ class Room:
             return held, 0
         of = formats(training=training, layout=layout)
         whole = stage_elements(model=model, stage=stage, tp=layout.tp, ep=layout.ep)
-        if layout.pp > 1 or layout.reshard_after_forward == "never":
+        if keeps and (layout.pp > 1 or layout.reshard_after_forward == "never"):
             held += min(of.gathered, of.gathered_matrix) * whole
         if layout.pp == 1 and layout.num_microbatches > 1:
             sums = layout.gradient_sync == "last"

@@ -71,6 +71,10 @@ class Runtime:
     ring_attention: bool = False
     """Context parallelism passes keys and values around a ring beside attention, piece by piece;
     without, forward gathers them at once and only their gradients go around."""
+    routes_whole_sequence: bool = False
+    """Beside tensor parallelism each rank gathers the sequence, routes all of it alike, sends all
+    of it to the experts' ranks, and sums the router's gradient in every backward pass; without, a
+    rank sends its own part, and the experts' ranks gather the rows that came."""
     repeats_whole_block: bool = False
     """Recomputation repeats forward to its end (a checkpoint function that returns the block's
     output again); without, it stops once backward has all that it needs."""
@@ -127,8 +131,11 @@ FSDP2 = Runtime(
     name="fsdp2",
     words="FSDP2",
     reference_decoder=True,
+    routes_whole_sequence=True,
     bucket_bytes=25 * 2**20,
-    source="torch 2.13 torch/distributed/fsdp/_fully_shard, torch/nn/parallel/distributed.py",
+    source="torch 2.13 torch/distributed/fsdp/_fully_shard, torch/nn/parallel/distributed.py; "
+    "experts as fsdpplan/trainer/expert_parallel.py has them, and torchtitan "
+    "torchtitan/distributed/expert_parallel.py where experts are split as wide as all else",
 )
 FSDP1 = Runtime(
     name="fsdp1",

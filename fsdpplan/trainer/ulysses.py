@@ -2,7 +2,8 @@
 
 Each rank has all heads of its tokens. Before attention it sends each other rank that one's heads
 and gets its own heads of all tokens, so that attention itself, masks and all, is as on one rank;
-after it, the other way round.
+after it, the other way round. Heads of zeros make up numbers that the ranks do not divide: so a
+rehearsal can stand in for a ring, which divides no heads.
 
 Source: DeepSpeed-Ulysses (arXiv 2309.14509), section 3.
 """
@@ -10,11 +11,13 @@ Source: DeepSpeed-Ulysses (arXiv 2309.14509), section 3.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 
 Attend = Callable[..., Tensor]
@@ -55,23 +58,78 @@ def trade_heads(attend: Attend, group: dist.ProcessGroup) -> Attend:
         mask: Tensor | None = None,
         sinks_H: Tensor | None = None,
     ) -> Tensor:
-        copies = key_copies(k_BHTE.shape[1], ranks)
-        if copies > 1:
-            k_BHTE = k_BHTE.repeat_interleave(copies, dim=1)
-            v_BHTE = v_BHTE.repeat_interleave(copies, dim=1)
-        out = attend(
-            *heads_for_tokens(q_BHTE, k_BHTE, v_BHTE, group=group, ranks=ranks),
-            mask=mask,
-            sinks_H=None if sinks_H is None else sinks_H.chunk(ranks)[rank],
-        )
-        return tokens_for_heads(out, group=group, ranks=ranks)
+        heads = shared_heads(q_BHTE.shape[1], k_BHTE.shape[1], ranks=ranks)
+        sent = heads.padded(q_BHTE), heads.repeated(k_BHTE), heads.repeated(v_BHTE)
+        if sinks_H is not None:
+            sinks_H = heads.padded(sinks_H[None, :, None, None]).flatten().chunk(ranks)[rank]
+        out = attend(*heads_for_tokens(*sent, group=group, ranks=ranks), mask=mask, sinks_H=sinks_H)
+        return heads.cut(tokens_for_heads(out, group=group, ranks=ranks))
 
     return traded
 
 
-def key_copies(key_heads: int, ranks: int) -> int:
-    """How often each key and value head is repeated, so that `ranks` divides them."""
-    return ranks // gcd(key_heads, ranks)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedHeads:
+    """How heads are made up so that the ranks of a group divide them, and what is shared."""
+
+    key_heads: int
+    """Before: of keys, and of values."""
+    group: int
+    """Before: query heads to a key head."""
+    padded_key_heads: int
+    """With those of zeros."""
+    padded_group: int
+    """With those of zeros."""
+    copies: int
+    """Of each key head, which have equal parts of its group."""
+
+    @property
+    def heads(self) -> int:
+        """Query heads that are sent."""
+        return self.padded_key_heads * self.padded_group
+
+    def padded(self, q_BHTE: Tensor) -> Tensor:
+        """All query heads that are sent."""
+        if self.heads == q_BHTE.shape[1]:
+            return q_BHTE
+        grouped = q_BHTE.view(len(q_BHTE), self.key_heads, self.group, *q_BHTE.shape[2:])
+        more = self.padded_group - self.group, self.padded_key_heads - self.key_heads
+        return F.pad(grouped, (0, 0, 0, 0, 0, more[0], 0, more[1])).flatten(1, 2)
+
+    def repeated(self, k_BHTE: Tensor) -> Tensor:
+        """All key or value heads that are sent."""
+        if self.padded_key_heads > self.key_heads:
+            return F.pad(k_BHTE, (0, 0, 0, 0, 0, self.padded_key_heads - self.key_heads))
+        return k_BHTE.repeat_interleave(self.copies, dim=1) if self.copies > 1 else k_BHTE
+
+    def cut(self, out_BHTE: Tensor) -> Tensor:
+        """The outputs of the query heads that there were."""
+        if self.heads == self.key_heads * self.group:
+            return out_BHTE
+        groups = self.padded_key_heads, self.padded_group
+        grouped = out_BHTE.view(len(out_BHTE), *groups, *out_BHTE.shape[2:])
+        return grouped[:, : self.key_heads, : self.group].flatten(1, 2)
+
+
+def shared_heads(heads: int, key_heads: int, *, ranks: int) -> SharedHeads:
+    """Key heads are repeated until `ranks` divide them, and their groups of query heads are made up
+    to be shared by the copies; or heads are added with their groups, if that sends fewer queries.
+    """
+    group = heads // key_heads
+    copies = ranks // gcd(key_heads, ranks)
+    padded_group, padded_key_heads = _multiple(group, copies), _multiple(key_heads, ranks)
+    adds = padded_key_heads * group < key_heads * padded_group
+    return SharedHeads(
+        key_heads=key_heads,
+        group=group,
+        padded_key_heads=padded_key_heads if adds else key_heads,
+        padded_group=group if adds else padded_group,
+        copies=1 if adds else copies,
+    )
+
+
+def _multiple(number: int, of: int) -> int:
+    return -(-number // of) * of
 
 
 def heads_for_tokens(*tensors: Tensor, group: dist.ProcessGroup, ranks: int) -> list[Tensor]:

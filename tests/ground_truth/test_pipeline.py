@@ -80,6 +80,21 @@ CASES = {
         _tensor_parallel(replace(TWO, schedule="interleaved_zero_bubble"), 4),
         1,
     ),
+    "zero bubble, large vocabulary, tp, last": (
+        LARGE_VOCAB,
+        _tensor_parallel(replace(TWO, schedule="interleaved_zero_bubble"), 2),
+        1,
+    ),
+    "zero bubble, four stages a rank, tp": (
+        SMALL_VOCAB,
+        _tensor_parallel(replace(BASE, schedule="interleaved_zero_bubble", virtual_stages=4), 4),
+        0,
+    ),
+    "interleaved, four stages a rank, tp": (
+        SMALL_VOCAB,
+        _tensor_parallel(replace(BASE, schedule="interleaved_1f1b", virtual_stages=4), 4),
+        0,
+    ),
     "zbv, first": (SMALL_VOCAB, replace(TWO, schedule="zbv"), 0),
     "zbv, last": (SMALL_VOCAB, replace(TWO, schedule="zbv"), 1),
     "zbv, hsdp, tp": (
@@ -152,7 +167,11 @@ FEW = {
         ("looped, last", 3),
         ("zero bubble, last", 4),
         ("zero bubble, tp, last", 4),
+        ("zero bubble, large vocabulary, tp, last", 2),
+        ("zero bubble, four stages a rank, tp", 2),
+        ("interleaved, four stages a rank, tp", 2),
         ("zbv, first", 2),
+        ("zbv, hsdp, tp", 2),
         ("zbv, second of four", 4),
         ("dualpipev, first", 4),
         ("recompute, second of four", 4),

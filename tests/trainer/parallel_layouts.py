@@ -69,8 +69,11 @@ MODELS: dict[str, dict[str, Any]] = {
         "sliding_window": 5,
         "full_attention_every": 2,
     },
+    "six": {"layers": 2, "vocab": 64, "heads": 6, "kv_heads": 2, "head_dim": 8},
     "threes": {"layers": 2, "vocab": 63, "heads": 6, "kv_heads": 3, "head_dim": 8},
 }
+
+MODELS["six odd"] = MODELS["odd"] | {"heads": 6, "kv_heads": 6}
 
 SETS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
     "tensor_4": {
@@ -118,6 +121,9 @@ SETS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
         "gpt-2 cp4": ("gpt2", CP4),
         "latent cp2 tp2": ("latent", CP2 | TP2),
         "odd cp2 tp2": ("odd", CP2 | TP2),
+        "six cp4": ("six", CP4),
+        "six cp2 tp2": ("six", CP2 | TP2),
+        "six odd cp4": ("six odd", CP4),
         "bf16 cp2 fsdp": ("llama", CP2 | SHARD2),
     },
     "threes_3": {

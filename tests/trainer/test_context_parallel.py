@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -24,9 +25,9 @@ from fsdpplan.trainer.private_torch import (
     share_of_pieces,
 )
 from fsdpplan.trainer.support import require_runnable
-from fsdpplan.trainer.ulysses import key_copies
+from fsdpplan.trainer.ulysses import shared_heads
 from tests.trainer import plans
-from tests.trainer.parallel_layouts import MODELS, TP2
+from tests.trainer.parallel_layouts import MODELS
 
 
 @given(st.integers(1, 6), st.integers(1, 4), st.sampled_from(["cpu", "cuda"]))
@@ -42,21 +43,31 @@ def test_ranks_share_the_positions_of_a_sequence(cp: int, piece: int, kind: str)
 
 
 @given(st.integers(1, 32), st.integers(1, 16), st.integers(1, 8))
-def test_repeated_key_heads_divide_and_query_heads_still_do(
-    key_heads: int, cp: int, groups: int
+def test_heads_are_made_up_so_that_ranks_divide_them(key_heads: int, cp: int, group: int) -> None:
+    shared = shared_heads(key_heads * group, key_heads, ranks=cp)
+    keys = shared.padded_key_heads * shared.copies
+    assert keys % cp == 0
+    assert shared.heads % keys == 0
+    if key_heads * group % cp == 0:
+        assert shared.heads == key_heads * group
+    assert shared.heads < key_heads * group + cp * group
+
+
+@given(st.integers(1, 6), st.integers(1, 8), st.integers(1, 4))
+def test_attention_of_heads_that_are_made_up_is_that_of_those_there_were(
+    key_heads: int, cp: int, group: int
 ) -> None:
-    query_heads = key_heads * groups
-    copies = key_copies(key_heads, cp)
-    assert key_heads * copies % cp == 0
-    if query_heads % cp == 0:
-        assert query_heads % (key_heads * copies) == 0
+    shared = shared_heads(key_heads * group, key_heads, ranks=cp)
+    q = torch.randn(1, key_heads * group, 3, 4)
+    k, v = torch.randn(2, 1, key_heads, 3, 4).unbind()
+    sent = shared.padded(q), shared.repeated(k), shared.repeated(v)
+    out, alone = (F.scaled_dot_product_attention(*of, enable_gqa=True) for of in (sent, (q, k, v)))
+    torch.testing.assert_close(shared.cut(out), alone)
 
 
 @pytest.mark.parametrize(
     ("kind", "model", "layout", "words"),
     [
-        ("cpu", {"heads": 6, "kv_heads": 2}, {"cp": 4}, "6 heads a rank"),
-        ("cpu", {}, TP2 | {"cp": 4}, "2 heads a rank"),
         ("cpu", {}, {"cp": 2, "sharding": "ddp"}, "sharding ddp with cp 2"),
         ("cuda", {}, {"cp": 24}, "twice cp"),
         (

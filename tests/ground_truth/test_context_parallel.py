@@ -1,0 +1,60 @@
+"""Context parallelism in pipelines, as rehearsals stand in for a ring: collectives and memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fsdpplan.cost.memory import stage_memory
+from fsdpplan.cost.pipeline_stages import in_flight_blocks, pipeline_ranks
+from fsdpplan.cost.traffic import step_calls
+from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.model import Model
+from tests.cost.clusters import cluster
+from tests.ground_truth.fsdp_step import as_messages, measured_step, summed, training_for
+from tests.ground_truth.shapes import SMALL
+
+TOLERANCE_FRACTION = 0.05
+
+PIPED = Layout(
+    compile=False,
+    dp_shard=2,
+    cp=8,
+    pp=2,
+    schedule="1f1b",
+    num_microbatches=4,
+    reshard_after_forward="never",
+    gradient_sync="last",
+)
+TWICE = replace(PIPED, schedule="interleaved_1f1b", virtual_stages=2)
+SEVENS = replace(SMALL, hidden=1792, ffn_hidden=4736, heads=28, kv_heads=4)
+"""Of whose heads 8 ranks have no equal parts."""
+CASES = {
+    "no equal heads": (SEVENS, PIPED, 0),
+    "no equal heads, pieces of the loss": (SEVENS, replace(TWICE, loss_chunks=2), 1),
+    "split heads": (
+        replace(SMALL, kv_heads=8),
+        replace(PIPED, cp=4, tp=4, sequence_parallel=True, loss_parallel=True),
+        1,
+    ),
+    "a split backward pass": (SEVENS, replace(TWICE, schedule="interleaved_zero_bubble"), 0),
+}
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+@pytest.mark.parametrize(("model", "layout", "pp_rank"), CASES.values(), ids=CASES.keys())
+def test_calls_and_peak_equal_those_of_torch(model: Model, layout: Layout, pp_rank: int) -> None:
+    training = training_for(layout, seq_len=16384)
+    measured = measured_step(model, training, layout, rank=pp_rank * (layout.world // layout.pp))
+    stage = pipeline_ranks(model=model, layout=layout)[pp_rank]
+
+    arguments = {"model": model, "training": training, "layout": layout, "stage": stage}
+    assert as_messages(measured.rows) == summed(step_calls(device_kind="cpu", **arguments))
+
+    peak = stage_memory(
+        cluster=cluster(gpus=8),
+        in_flight_blocks=in_flight_blocks(model=model, layout=layout)[pp_rank],
+        **arguments,
+    ).peak_allocated_bytes
+    assert peak == pytest.approx(measured.peak_bytes, rel=TOLERANCE_FRACTION)
