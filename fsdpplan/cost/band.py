@@ -14,7 +14,8 @@ Errors are standard deviations of log time, fitted to residuals of projects that
 
 from __future__ import annotations
 
-from math import exp, sqrt
+from dataclasses import replace
+from math import exp, log, sqrt
 from typing import Protocol
 
 from fsdpplan.spec.cluster import Cluster, StepError
@@ -77,6 +78,15 @@ def step_interval(time: TimeBreakdown, error: StepError) -> Interval:
     factor = exp(NORMAL_80 * log_error(time, error))
     expected = time.total_seconds
     return Interval(lower=expected / factor, expected=expected, upper=expected * factor)
+
+
+def widened(interval: Interval, log_error: float) -> Interval:
+    """`interval` with one more error, independent of what it has: squares add."""
+    own = log(interval.upper / interval.expected) / NORMAL_80
+    factor = exp(NORMAL_80 * sqrt(own**2 + log_error**2))
+    return replace(
+        interval, lower=interval.expected / factor, upper=interval.expected * factor
+    )
 
 
 def difference_log_error(one: TimeBreakdown, other: TimeBreakdown, error: StepError) -> float:

@@ -122,9 +122,10 @@ def collective_seconds(
 
 def _start_seconds(placement: Placement, protocol: Protocol) -> float:
     """Launch and synchronisation of a call; of the outermost level, which is the slowest."""
+    before = placement.levels[0].level.start_seconds
     if protocol.base_seconds is not None:
-        return protocol.base_seconds
-    return placement.levels[-1].level.base_seconds
+        return before + protocol.base_seconds
+    return before + placement.levels[-1].level.base_seconds
 
 
 def _hop_seconds(placed: PlacedLevel, protocol: Protocol) -> float:
@@ -156,6 +157,8 @@ def _bandwidth(
     if alone:
         datasheet = placed.rank_bandwidth_bytes_per_second
     carried = datasheet * placed.level.bandwidth_fraction * share
+    if not alone:
+        carried /= placed.crowding
     if placed.between_nodes:
         return min(carried, protocol.outer_cap_bytes_per_second)
     return min(carried, datasheet * protocol.inner_port_share)
@@ -262,7 +265,7 @@ def _switch_seconds(gathered_bytes: float, placement: Placement) -> float:
         level_hops = 2 * log2(branches)
         hops += level_hops
         hops_seconds += level_hops * _hop_seconds(placed, SIMPLE)
-        bandwidth = placed.bandwidth_bytes_per_second * placed.level.bandwidth_fraction
+        bandwidth = _bandwidth(placed, SIMPLE, SIMPLE.share)
         volume_bytes = 2 * gathered_bytes * (branches - 1) / branches
         filling = _filling_seconds(gathered_bytes, placed.level, bandwidth, SIMPLE, hops)
         slowest = max(slowest, volume_bytes / bandwidth + filling)

@@ -45,7 +45,7 @@ def formats(*, training: Training, layout: Layout) -> Formats:
     traits = training.traits
     computed = DTYPE_BYTES[training.activation_dtype]
     is_fsdp = layout.sharding == "fsdp"
-    resident = computed if traits.half_parameters else FP32_BYTES
+    resident = computed if traits.half_parameters or traits.half_states else FP32_BYTES
     gathered = FP32_BYTES if traits.gathers_fp32 else computed if is_fsdp else resident
     is_fp8 = is_fsdp and training.fp8_all_gather
     return Formats(

@@ -2,7 +2,7 @@
 
 Bytes a parameter follow from what the software keeps. fp32 parameters with AdamW: 4 parameter + 4
 gradient + 8 optimizer = 16. Half-precision parameters with fp32 masters: 2 parameter + 2 or 4
-gradient + 12 optimizer = 16 or 18. FSDP shards all of it, ZeRO-2 gradients and optimizer, ZeRO-1
+gradient + 12 optimizer = 16 or 18. All in half precision, without masters: 2 + 2 + 4 = 8. FSDP shards all of it, ZeRO-2 gradients and optimizer, ZeRO-1
 the optimizer alone. With `offload: cpu` the shards and the optimizer are in host memory.
 """
 
@@ -91,13 +91,15 @@ def _state_bytes(
 ) -> int:
     """Bytes that the optimizer keeps of `updated` parameters.
 
-    AdamW two moments in fp32. AdamW of 8 bits a byte for each, and an fp32 scale for each 256
+    AdamW two moments in fp32, or in the dtype of parameters that have no masters. AdamW of 8 bits a byte for each, and an fp32 scale for each 256
     elements (torchao torchao/optim/subclass_8bit.py; tensors below 4096 elements, which it keeps in
     fp32, are assumed away). Muon one momentum of the blocks' matrices, AdamW's two of the rest.
     """
     match training.optimizer:
         case "adamw":
-            return updated * ADAM_STATES * FP32_BYTES
+            of = formats(training=training, layout=layout)
+            moment = of.computed if training.traits.half_states else FP32_BYTES
+            return updated * ADAM_STATES * moment
         case "adamw_8bit":
             scales = -(-updated // BLOCK_OF_8BIT_ELEMENTS)
             return ADAM_STATES * (updated + FP32_BYTES * scales)
@@ -130,6 +132,8 @@ def sums_fp32_gradients(training: Training) -> bool:
     distributed_data_parallel.py, `grad_reduce_in_fp32`.
     """
     traits = training.traits
+    if traits.half_states:  # what is reduced is cast to the dtype of the parameter
+        return False
     if not traits.half_parameters:
         return True
     if not traits.half_gradients:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from math import inf
+from math import expm1, inf
 
 from fsdpplan.spec.cluster import Device
 from fsdpplan.spec.training import DTYPE_BYTES
@@ -56,8 +56,7 @@ def matmul_seconds(*, m: int, n: int, k: int, dtype: str, device: Device) -> flo
     A roofline whose compute side counts whole tiles: w is the work of the busiest of p
     multiprocessors in elements of the result (`busy_waves`), and each tile pays for filling and
     draining its pipeline as if k were longer. Assumed away: cache reuse beyond one reading of each
-    operand, and clocks that fall under long loads other than in the fitted ceiling. fp8 is the
-    product alone: casting and scaling its operands is traffic to be counted apart.
+    operand, and clocks that fall under long loads (`throttled_seconds`). fp8 is the product alone: casting and scaling its operands is traffic to be counted apart.
     """
     fit = device.fit
     multiprocessors = device.multiprocessors
@@ -70,3 +69,21 @@ def matmul_seconds(*, m: int, n: int, k: int, dtype: str, device: Device) -> flo
     memory = device.memory_bandwidth_bytes_per_second * fit.memory_fraction
     traffic_seconds = matmul_bytes(m=m, n=n, k=k, dtype=dtype) / memory
     return max(flops_seconds, traffic_seconds) + fit.matmul_start_seconds
+
+
+def throttled_seconds(seconds: float, device: Device) -> float:
+    """Time of a kernel on its own that takes `seconds` at the clock of a short one.
+
+        T = t / (f + (1 - f) (τ / t) (1 - exp(-t / τ)))
+
+    The power controller lowers the clock, with a time constant τ, to the share f at which the load
+    stays within the limit; the rate is averaged over the kernel. A benchmark that repeats a product
+    a few times shows a short one at full clock and a long one at the lowered. In a training step,
+    which is long whatever its kernels, `sustained_fraction` stands for it.
+    """
+    fit = device.fit
+    if not fit.throttle_seconds or not seconds:
+        return seconds
+    spans = seconds / fit.throttle_seconds
+    fresh = -expm1(-spans) / spans
+    return seconds / (fit.throttled_fraction + (1 - fit.throttled_fraction) * fresh)

@@ -96,12 +96,15 @@ def optimizer_phase(
     of_lists += optimizer_temporaries
     if layout.sharding == "fsdp":
         elements = sizes.blocks * sizes.shard_block_elements + sizes.shard_root_elements
+        computed = formats(training=training, layout=layout).computed
         kept = FP32_BYTES
-        if not sums_fp32_gradients(training):
-            kept += formats(training=training, layout=layout).computed
+        if training.traits.half_states:
+            kept = computed
+        elif not sums_fp32_gradients(training):
+            kept += computed
         return Phase(name="optimizer", gradients=kept * elements, temporaries=of_lists)
     copies = of_lists
-    if not sums_fp32_gradients(training):
+    if not sums_fp32_gradients(training) and not training.traits.half_states:
         joined = formats(training=training, layout=layout).computed
         joined *= int(training.traits.half_gradients)
         copies += (joined + FP32_BYTES) * state.optimizer_parameters

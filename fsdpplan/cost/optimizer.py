@@ -46,6 +46,7 @@ class OptimizerRecipe:
 
     half_parameters: bool = False
     half_gradients: bool = False
+    half_states: bool = False
     fused: bool = True
     on_host: bool = False
     optimizer: Optimizer = "adamw"
@@ -60,6 +61,8 @@ class OptimizerRecipe:
             "adamw_8bit": ADAMW_8BIT_BYTES_PER_PARAMETER,
             "muon": MOMENTUM_BYTES_PER_PARAMETER,
         }[self.optimizer]
+        if self.half_states:  # every tensor that is read or written is half as wide
+            return (CLIP_BYTES_PER_PARAMETER + adamw) // 2
         scaling = UNSCALE_BYTES_PER_PARAMETER if self.scales_loss else 0
         half = HALF_COPY_BYTES_PER_PARAMETER if self.half_parameters else 0
         gradient = HALF_GRADIENT_BYTES_PER_PARAMETER if self.half_gradients else 0

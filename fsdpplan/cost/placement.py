@@ -36,6 +36,19 @@ class PlacedLevel:
     between_nodes: bool
     """It joins nodes and is not the innermost level (NVLink may join nodes, too)."""
 
+    @property
+    def crowding(self) -> float:
+        """How much longer the bytes of a collective take than over two domains.
+
+            max(1, N / 2)^x
+
+        Each group of N domains has more routes that may collide and more ranks that may be late.
+        """
+        if not self.level.crowding_exponent or not self.between_nodes:
+            return 1.0
+        branches = -(-self.inner_domains // self.domains)
+        return float(max(1.0, branches / 2) ** self.level.crowding_exponent)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:

@@ -36,9 +36,10 @@ torch's reducer, not measured."""
 
 def is_autocast(*, training: Training, layout: Layout) -> bool:
     """Whether blocks cast fp32 weights in each forward, instead of being handed cast ones."""
-    if training.precision == "fp32" or training.traits.half_parameters:
+    traits = training.traits
+    if training.precision == "fp32" or traits.half_parameters or traits.half_states:
         return False
-    return layout.sharding != "fsdp" or training.traits.gathers_fp32
+    return layout.sharding != "fsdp" or traits.gathers_fp32
 
 
 def block_work(*, model: Model, training: Training, layout: Layout) -> BlockWork:
@@ -216,6 +217,7 @@ def layout_optimizer_seconds(
             recipe,
             half_parameters=traits.half_parameters,
             half_gradients=traits.half_gradients,
+            half_states=traits.half_states,
             fused=not traits.foreach_optimizer,
             optimizer="adamw_8bit" if training.optimizer == "adamw_8bit" else "adamw",
             scales_loss=training.scales_loss,

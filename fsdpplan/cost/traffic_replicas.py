@@ -100,7 +100,7 @@ def reductions(
 
 def parameter_dtype(training: Training) -> str:
     """Number format of the parameters that a rank keeps whole."""
-    if not training.traits.half_parameters:
+    if not (training.traits.half_parameters or training.traits.half_states):
         return "fp32"
     return "fp8" if training.fp8_all_gather else training.activation_dtype
 

@@ -34,6 +34,8 @@ DEVICE_FIT = (
     "memory_fraction",
 )
 """Fields of `DeviceFit` that belong to one device; `physics` has all others."""
+DEVICE_LOAN = (*DEVICE_FIT, "matmul_fill_depth", "matmul_start_seconds", "throttled_fraction")
+"""Fields that a relative gives: those, and what a device may have of its own beside `physics`."""
 DEVICE_KEYS = (
     "name",
     "description",
@@ -157,8 +159,8 @@ def _fit(
         named |= dict(physics.sources)
     if fitted_as is not None:
         relative = _relative_device(table, fitted_as, relatives)
-        values |= {field: getattr(relative.device.fit, field) for field in DEVICE_FIT}
-        named |= taken_over(relative.sources, "cluster.device.fit.", DEVICE_FIT, fitted_as)
+        values |= {field: getattr(relative.device.fit, field) for field in DEVICE_LOAN}
+        named |= taken_over(relative.sources, "cluster.device.fit.", DEVICE_LOAN, fitted_as)
         if POWER in table.values:
             power = SourcedNumbers(table, sources, prefix="cluster.device.fit.")
             share = min(1.0, power.read(POWER)) ** (1 / 3)

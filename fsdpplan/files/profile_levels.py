@@ -25,6 +25,8 @@ LEVEL_FIT = (
     "bandwidth_fraction",
     "half_bandwidth_bytes",
     "base_seconds",
+    "start_seconds",
+    "crowding_exponent",
     "multicast_fraction",
 )
 """Fields of `Level` that are fitted."""

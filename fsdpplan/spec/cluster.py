@@ -64,6 +64,11 @@ class DeviceFit:
     native_attention_ratio: float = 1.0
     """Rate of fused attention written for asynchronous tensor cores (devices with fp8) over that of
     kernels that are not."""
+    throttled_fraction: float = 1.0
+    """Rate of a matmul that runs on its own for long, as a share of a short one's: the power limit
+    has lowered the clock by then."""
+    throttle_seconds: float = 0.0
+    """Time constant with which it does; 0: a matmul on its own never runs into it."""
     sustained_fraction: float = 1.0
     """Rate of matmuls and attention in a training step as a share of their rate on their own: a
     long step is held to the power cap, a short benchmark is not."""
@@ -81,6 +86,7 @@ class DeviceFit:
             "attention_backward_ratio": self.attention_backward_ratio,
             "fp8_fraction": self.fp8_fraction,
             "sustained_fraction": self.sustained_fraction,
+            "throttled_fraction": self.throttled_fraction,
         }
         require_positive(
             **shares,
@@ -99,6 +105,8 @@ class DeviceFit:
                 "matmul_fill_depth must lie in [0, 1e6) and matmul_start_seconds in [0, 1), not "
                 f"{self.matmul_fill_depth!r} and {self.matmul_start_seconds!r}"
             )
+        if not 0 <= self.throttle_seconds < 1e3:
+            raise SpecError(f"throttle_seconds must lie in [0, 1e3), not {self.throttle_seconds!r}")
         if not 0 <= self.kernel_launch_seconds < 1:
             raise SpecError(
                 f"kernel_launch_seconds must lie in [0, 1), not {self.kernel_launch_seconds!r}"
@@ -232,9 +240,15 @@ class Level:
     """The ports read device memory directly; if not, data goes through host memory."""
     base_seconds: float = 0.0
     """Fitted: launch and synchronisation of a large-message collective that spans this level."""
+    start_seconds: float = 0.0
+    """Fitted: what any collective over this level, the innermost one, takes before its protocol's
+    own start."""
     multicast_fraction: float = 0.0
     """Fitted share of the datasheet bandwidth of an all-reduce in which the switch itself
     reduces and multicasts (NVLS: NVSwitch of H100 and later); 0 where it cannot."""
+    crowding_exponent: float = 0.0
+    """Fitted: a collective over N domains of this level takes (N / 2) to this power as long as its
+    bytes need; what routes, switches and stragglers lose as groups grow."""
     low_latency: LowLatency = "ll128"
     """The best of NCCL's protocols for small messages that runs over these links."""
 
@@ -249,6 +263,10 @@ class Level:
         if not 0 <= self.latency_seconds < 1:
             raise SpecError(f"latency_seconds must lie in [0, 1), not {self.latency_seconds!r}")
         require_fraction(multicast_fraction=self.multicast_fraction)
+        if not 0 <= self.crowding_exponent <= 1:
+            raise SpecError(f"crowding_exponent must lie in [0, 1], not {self.crowding_exponent!r}")
+        if not 0 <= self.start_seconds < 1:
+            raise SpecError(f"start_seconds must lie in [0, 1), not {self.start_seconds!r}")
         if not 0 <= self.base_seconds < 1:
             raise SpecError(f"base_seconds must lie in [0, 1), not {self.base_seconds!r}")
         if not 0 <= self.half_bandwidth_bytes < 1e12:

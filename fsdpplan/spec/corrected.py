@@ -82,6 +82,7 @@ def _level(level: Level, factor: float) -> Level:
         ),
         latency_seconds=_delay(level.latency_seconds, factor),
         base_seconds=_delay(level.base_seconds, factor),
+        start_seconds=_delay(level.start_seconds, factor),
     )
 
 

@@ -27,6 +27,8 @@ RuntimeName = Literal[
     "nanotron",
     "nanotron_zero1",
     "libai",
+    "half_states",
+    "xla",
 ]
 
 HalfGradients = Literal["transient", "backward", "resident"]
@@ -46,6 +48,9 @@ class Runtime:
     """Parameters are gathered in fp32 and cast by autocast."""
     half_parameters: bool = False
     """Resident parameters are in the compute dtype; fp32 masters are optimizer state."""
+    half_states: bool = False
+    """A model loaded in the compute dtype and trained as it is: parameters, gradients and AdamW's
+    moments are all in it, and there are no fp32 masters."""
     half_gradients: bool = False
     """Resident gradients are in the compute dtype; otherwise fp32."""
     fp32_residual: bool = False
@@ -287,6 +292,25 @@ RUNTIMES: tuple[Runtime, ...] = (
         gradient_buckets=False,
         source="nanotron 0e0a27ea src/nanotron/trainer.py (no DDP where ZeRO meets fp32 "
         "accumulation: one all-reduce of all gradients after backward), optim/zero.py",
+    ),
+    replace(
+        FSDP2,
+        name="xla",
+        words="JAX programs that XLA compiles",
+        native_attention=True,
+        fused_kernels=True,
+        fused_loss=True,
+        source="MaxText MaxText/configs/base.yml (weight_dtype float32, dtype bfloat16), "
+        "configs/gpu_smoke_test.yml and end_to_end/gpu (attention cudnn_flash_te)",
+    ),
+    replace(
+        FSDP2,
+        name="half_states",
+        words="FSDP2 or DDP over a model in half precision",
+        half_states=True,
+        source="torch 2.13 torch/optim/adamw.py (moments are zeros_like the parameter), "
+        "torch/distributed/fsdp/_fully_shard/_fsdp_param.py (shards keep the parameter's dtype); "
+        "what transformers' Trainer does with a model loaded by torch_dtype=bfloat16",
     ),
     Runtime(
         name="libai",

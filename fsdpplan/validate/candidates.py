@@ -6,6 +6,7 @@ batch, the largest first; without `act_ckpt` those without recomputation come fi
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from math import isqrt
 
@@ -24,6 +25,28 @@ CHECKPOINTING: dict[str, ActivationCheckpointing] = {"none": "none", "op": "op",
 
 EVERY_SECOND = 0.5
 """Blocks that torchtitan's `selective layer` recomputes, unless told otherwise."""
+
+HALF = 0.5
+"""What recomputing single modules is worth, where nothing says which."""
+
+SOME_BLOCKS = re.compile(
+    r"\b(?:recomput|checkpoint)\w*[^;]{0,30}?(\d{1,4})\s*(?:of|out of|/)\s*(\d{1,4})\s*"
+    r"(?:\w+ )?(?:layers|blocks)",
+    re.I,
+)
+FIRST_BLOCKS = re.compile(
+    r"\brecompute[-_ ](?:num[-_ ])?(?:layers|blocks)\s*[=:]?\s*(\d{1,4})"
+    r"|\brecomput\w* (?=\d)(?:(\d{1,4}) (?:layers|blocks))",
+    re.I,
+)
+SHARE_OF_BLOCKS = re.compile(
+    r"\b(?:recomput|checkpoint)\w*[^;]{0,30}?(\d{1,2}(?:\.\d+)?) ?% of (?:the )?(?:layers|blocks)",
+    re.I,
+)
+UNIFORM = re.compile(r"recompute[-_ ]method\s*[=:]?\s*uniform", re.I)
+"""Words in the notes on blocks that are recomputed: so many of so many, the first of a stage
+(Megatron-LM's `--recompute-method block`; with `uniform` the number is the length of a run, and all
+are recomputed), a share."""
 
 FORWARD_SHARE = 1 / 3
 """Forward's part of a step's FLOPs: what recomputing all of it adds to them."""
@@ -75,7 +98,12 @@ def checkpointing_of(run: MeasuredRun, software: Software) -> tuple[Checkpointin
     if not word:
         return Checkpointing(modes=("none", "full")), []
     if word == "op" and software.selective != "blocks":
-        raise NotExpressed("checkpointing by operation is PyTorch's", software.words)
+        # modules of a block, such as a mixture's: more than attention, less than all
+        return Checkpointing(modes=("full",), recomputed_share=HALF), [
+            f"single modules recomputed, as {software.words} can: half of what all costs and saves"
+        ]
+    if word == "full" and (blocks := _recomputed_blocks(run)) is not None:
+        return blocks
     if word != "selective":
         return Checkpointing(modes=(CHECKPOINTING[word],)), []
     if software.selective == "attention":
@@ -90,6 +118,25 @@ def checkpointing_of(run: MeasuredRun, software: Software) -> tuple[Checkpointin
     ]
 
 
+def _recomputed_blocks(run: MeasuredRun) -> tuple[Checkpointing, list[str]] | None:
+    """How many of a stage's blocks the notes say are recomputed; None: they do not say."""
+    stage = max(1, (run.layers or 0) // (run.pp * (run.virtual_stages or 1)))
+    some = SOME_BLOCKS.search(run.notes)
+    number = FIRST_BLOCKS.search(run.notes)
+    if some and 0 < int(some[1]) < int(some[2]):
+        share = int(some[1]) / int(some[2])
+    elif number and not UNIFORM.search(run.notes) and 0 < int(number[1] or number[2]) < stage:
+        share = int(number[1] or number[2]) / stage
+    elif part := SHARE_OF_BLOCKS.search(run.notes):
+        share = min(1.0, float(part[1]) / 100)
+    else:
+        return None
+    return Checkpointing(modes=("full",), recomputed_share=share), [
+        f"{share:.0%} of the blocks recomputed, by the notes: time and memory lie in proportion "
+        "between none and all"
+    ]
+
+
 def _base(
     run: MeasuredRun, *, model: Model, software: Software, degrees: Degrees
 ) -> tuple[Layout, list[str]]:
@@ -100,8 +147,9 @@ def _base(
     ep = expert_ranks(run, model=model, degrees=degrees, said=said)
     if model.experts:
         said.append("every expert gets the same number of tokens")
+    compiles = software.compiles if run.compile is None else run.compile
     if run.compile is None:
-        said.append("not compiled")
+        said.append("compiled" if compiles else "not compiled")
     is_fsdp = degrees.sharding == "fsdp"
     keeps = degrees.keeps_parameters or run.pp > 1
     if not is_fsdp and degrees.data_parallel > 1:
@@ -125,7 +173,7 @@ def _base(
         loss_parallel=run.tp > 1,
         async_tp=run.async_tp and run.tp > 1,
         offload=_offload(run),
-        compile=run.compile or False,
+        compile=compiles,
     )
     return layout, said
 

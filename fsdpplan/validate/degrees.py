@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from fsdpplan.files.runs import MeasuredRun
@@ -10,6 +11,8 @@ from fsdpplan.spec.model import Model
 from fsdpplan.validate.runtimes import Software
 from fsdpplan.validate.skipped import NotExpressed, given
 
+ZERO_WORDS = re.compile(r"\bzero-?([0-3])\b|(\bfsdp2?\b)|(\bddp\b)", re.I)
+"""Names of a ZeRO stage, of FSDP and of DDP in that of a framework."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Degrees:
@@ -69,9 +72,23 @@ def degrees_of(run: MeasuredRun, software: Software) -> tuple[Degrees, list[str]
 def _zero_stage(run: MeasuredRun, software: Software, said: list[str]) -> str:
     if run.zero_stage:
         return run.zero_stage
-    if not software.unstated_zero:
+    named = ZERO_WORDS.search(run.framework)
+    if named:
+        said.append(f'ZeRO stage by "{named[0]}"')
+        return next(group for group in (named[1], named[2] and "3", named[3] and "0") if group)
+    stages = unstated_zero(run, software)
+    if not stages:
         raise NotExpressed("zero_stage is not given")
-    said.append(f"ZeRO-{software.unstated_zero}, as {software.words}'s recipes have")
+    said.append(f"ZeRO-{stages[0]}, as {software.words}'s recipes have")
+    return stages[0]
+
+
+def unstated_zero(run: MeasuredRun, software: Software) -> tuple[str, ...]:
+    """The ZeRO stages that a row without one may have, the likeliest first; without any data
+    parallelism nothing is shared."""
+    inner = run.tp * run.pp * run.cp
+    if run.gpus == inner:
+        return ("0",)
     return software.unstated_zero
 
 

@@ -17,6 +17,7 @@ from fsdpplan.validate.recipe import training_of
 from fsdpplan.validate.runtimes import software_of
 from fsdpplan.validate.shape import model_of
 from fsdpplan.validate.skipped import NotExpressed, Skipped
+from fsdpplan.validate.unknown import Unknown, unknowns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +28,9 @@ class Expressed:
     cluster_request: ClusterRequest
     training: Training
     layouts: tuple[Layout, ...]
-    """What the row may mean, the likeliest first: the first that fits is taken."""
+    """What the row may mean: of the recomputation that comes first, the fastest that fits."""
+    unknown: tuple[Unknown, ...] = ()
+    """What the row leaves open, and what else it could be."""
     recomputed_share: float | None
     """Share of the blocks that the layouts' recomputation applies to; None: all of them."""
     assumptions: tuple[str, ...]
@@ -81,6 +84,7 @@ def _expressed(run: MeasuredRun) -> Expressed:
         cluster_request=request,
         training=training,
         layouts=layouts,
+        unknown=unknowns(run, software=software, profile=request.profile),
         recomputed_share=checkpointing.recomputed_share,
         assumptions=assumptions,
     )

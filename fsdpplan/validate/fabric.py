@@ -8,8 +8,10 @@ from functools import lru_cache
 
 from fsdpplan.errors import ProfileNotFound, SpecError
 from fsdpplan.files.clusters import load_cluster
+from fsdpplan.files.profiles import load_node, profile_names
 from fsdpplan.files.runs import MeasuredRun
 from fsdpplan.spec.cluster import Cluster
+from fsdpplan.validate.network_words import ports_of
 from fsdpplan.validate.skipped import NotExpressed, given
 
 NODES = {
@@ -23,6 +25,14 @@ NODES = {
     "H800-80GB": "hgx-h800-ndr",
     "H200-141GB": "dgx-h200",
     "B200-180GB": "dgx-b200",
+    "B300-288GB": "dgx-b300",
+    "GB200-186GB": "gb200-nvl72",
+    "GB300-288GB": "gb300-nvl72",
+    "MI300X-192GB": "oci-bm-gpu-mi300x-8",
+    "L40S-48GB": "pcie-8xl40s",
+    "RTX4090-24GB": "pcie-8xrtx4090",
+    "A10-24GB": "oci-bm-gpu-a10-4",
+    "L4-24GB": "gcp-g2-standard-96",
 }
 """Node profile of each GPU."""
 
@@ -34,11 +44,22 @@ USUAL_MEMORY = {
     "H800": (80,),
     "H200": (141,),
     "B200": (180,),
+    "B300": (288,),
+    "GB200": (186,),
+    "GB300": (288,),
+    "MI300X": (192,),
+    "L40S": (48,),
+    "RTX4090": (24,),
+    "A10": (24,),
+    "L4": (24,),
 }
 """GiB-like sizes by which parts are told apart, the one taken where none is named first."""
 
-OTHER_PARTS = re.compile(r"\b(PCIe?|NVL|MIG|GH200|GB200)\b", re.I)
+OTHER_PARTS = re.compile(r"\b(PCIe?|NVL|MIG|GH200)\b", re.I)
 """Words of parts that share a name with an SXM part and little else."""
+
+MOST_GPUS = 8
+"""GPUs of a node where a table does not say, and its profile has no fewer."""
 
 SPECIAL_NODES = {("H100-80GB", 2): "lambda-2xh100", ("V100-32GB", 16): "dgx-2"}
 """Node profile of machines with an unusual number of the GPU."""
@@ -59,12 +80,6 @@ UNNAMED_GPU = re.compile(r"suggests (V100) class")
 """Words in the notes on what GPU a row's own rate on one GPU suggests."""
 SUGGESTED = {"V100": "V100-32GB"}
 
-OMNI_PATH_GBITS = 100.0
-"""Rate of an Omni-Path 100 link, the only generation in service to 2024."""
-
-MAX_GBITS = 1e6
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterRequest:
     """What to load: a node profile and what the row says instead of it."""
@@ -82,16 +97,31 @@ def cluster_request(run: MeasuredRun) -> tuple[ClusterRequest, tuple[str, ...]]:
     said: list[str] = []
     gpu = _part(run.gpu, said) if run.gpu else _suggested_gpu(run, said)
     gpus = given(run.gpus, "gpus")
-    per_node = min(gpus, run.gpus_per_node or 8)
     special = SPECIAL_NODES.get((gpu, run.gpus_per_node or 0))
     profile = special if special and gpus <= 16 else NODES[gpu]
-    if run.gpus_per_node is None and gpus > per_node:
+    # a rack of GB200 is many nodes, however the table counts it
+    per_node = min(gpus, run.gpus_per_node or MOST_GPUS, node_gpus(profile))
+    if run.gpus_per_node != per_node and gpus > per_node:
         said.append(f"nodes of {per_node} GPUs")
     request = ClusterRequest(profile=profile, gpus=gpus, gpus_per_node=per_node)
     if gpus == per_node:
         return request, tuple(said)
     request, sentence = _with_network(request, run.network, gpu)
     return request, (*said, sentence)
+
+
+def request_for(
+    gpu: str, *, network: str = "", gpus: int = 1, gpus_per_node: int = 1, profile: str | None = None
+) -> ClusterRequest:
+    """The cluster of GPUs that `gpu` names, in nodes of `profile` or of the GPU's usual ones;
+    raises NotExpressed where there is no such."""
+    name = "" if profile else _part(gpu, [])
+    request = ClusterRequest(
+        profile=profile or NODES[name], gpus=gpus, gpus_per_node=gpus_per_node
+    )
+    if profile or gpus == gpus_per_node:
+        return request
+    return _with_network(request, network, name)[0]
 
 
 def _part(words: str, said: list[str]) -> str:
@@ -101,7 +131,8 @@ def _part(words: str, said: list[str]) -> str:
     """
     if words in NODES:
         return words
-    family = re.search(r"(?<![A-Z0-9])(" + "|".join(USUAL_MEMORY) + r")(?![0-9])", words, re.I)
+    plain = re.sub(r"(?i)\b(RTX)[ -]?(\d)", r"\1\2", words)
+    family = re.search(r"(?<![A-Z0-9])(" + "|".join(USUAL_MEMORY) + r")(?![0-9])", plain, re.I)
     if family is None or OTHER_PARTS.search(words):
         raise NotExpressed("no hardware profile for the GPU", words)
     name = family[1].upper()
@@ -142,32 +173,63 @@ def _with_network(request: ClusterRequest, words: str, gpu: str) -> tuple[Cluste
     profile = _by_network(words, gpu)
     if profile is not None:
         return replace(request, profile=profile), f'"{words}" taken as profile {profile}'
-    found = _ports(words, request.gpus_per_node)
+    found = ports_of(words, request.gpus_per_node)
     if found is None:
         why = f'"{words}" gives no bandwidth' if words else "none is named"
         return request, f"network of profile {request.profile}: {why}"
-    ports, gbits = found
-    rate = gbits * 1e9 / 8
+    ports = found.ports or outer_ports(request.profile)
+    rate = found.gbits * 1e9 / 8
     request = replace(request, ports=ports, port_bandwidth_bytes_per_second=rate)
-    return request, f'"{words}" taken as {ports} ports of {gbits:g} Gb/s a node'
+    whose = "" if found.ports else f", as many as in profile {request.profile}"
+    return request, f'"{words}" taken as {ports} ports of {found.gbits:g} Gb/s a node{whose}'
 
 
-def _ports(words: str, gpus_per_node: int) -> tuple[int, float] | None:
-    """(ports a node, Gb/s of each) from words such as `4x100 Gb RoCE per node`.
+def names_network(run: MeasuredRun) -> bool:
+    """Whether the row says what its nodes are joined by, well enough to know all of its rate."""
+    if run.gpus is None or not run.network:
+        return False
+    if any(pattern.search(run.network) for _, pattern, _ in NETWORKS):
+        return True
+    found = ports_of(run.network, run.gpus_per_node or MOST_GPUS)
+    return found is not None and found.ports is not None
 
-    A rate without "per GPU" is the node's, shared by one port for each of its GPUs.
-    """
-    many = re.search(r"(\d{1,3})\s*x\s*(?:(\d{1,6}(?:\.\d+)?)\s*Gb|Omni-Path)", words, re.I)
-    if many:
-        ports, gbits = int(many[1]), float(many[2] or OMNI_PATH_GBITS)
-    else:
-        one = re.search(r"(\d{1,6}(?:\.\d+)?)\s*Gb(?:it)?(?:ps|/s)?\b", words)
-        if one is None:
-            return None
-        per_gpu = re.search(r"(?:per|a|/)\s*GPU", words, re.I)
-        total = float(one[1]) * (gpus_per_node if per_gpu else 1)
-        ports, gbits = gpus_per_node, total / gpus_per_node
-    return (ports, gbits) if ports and 0 < gbits <= MAX_GBITS else None
+
+def spans_network(run: MeasuredRun, profile: str) -> bool:
+    """Whether the GPUs are joined by more than what is inside a node or a rack."""
+    return (run.gpus or 0) > node_gpus(profile) * _nodes_inside(profile)
+
+
+@lru_cache(maxsize=64)
+def node_gpus(profile: str) -> int:
+    """GPUs of one node of that profile."""
+    return load_node(profile).gpus_per_node or MOST_GPUS
+
+
+def outer_ports(profile: str) -> int:
+    """Network ports of one node of that profile; a rack's are spread over its nodes."""
+    node = load_node(profile)
+    return max(1, node.levels[-1].level.ports // _nodes_inside(profile))
+
+
+def _nodes_inside(profile: str) -> int:
+    """Nodes that share the ports of the outermost level: those of a rack that NVLink joins."""
+    inner = max((one.domain_gpus or 0 for one in load_node(profile).levels[:-1]), default=0)
+    return max(1, inner // node_gpus(profile))
+
+
+@lru_cache(maxsize=64)
+def usual_networks(profile: str) -> tuple[str, ...]:
+    """The networks, as words, that nodes with the GPU of `profile` have in the catalogue."""
+    device = load_node(profile).device
+    words = []
+    for name in profile_names("node"):
+        node = load_node(name)
+        outer = node.levels[-1].level
+        if node.device != device or len(node.levels) < 2:
+            continue
+        gbits = outer.port_bandwidth_bytes_per_second * 8 / 1e9
+        words.append(f"{outer_ports(name)}x{gbits:g} Gb")
+    return tuple(dict.fromkeys(words))
 
 
 @lru_cache(maxsize=4096)
@@ -179,9 +241,11 @@ def load_request(request: ClusterRequest) -> Cluster:
         ).cluster
         if request.ports is None or request.port_bandwidth_bytes_per_second is None:
             return cluster
+        if len(cluster.levels) == 1:  # a rack that NVLink joins: no port is used
+            return cluster
         outer = replace(
             cluster.levels[-1],
-            ports=request.ports,
+            ports=request.ports * _nodes_inside(request.profile),
             port_bandwidth_bytes_per_second=request.port_bandwidth_bytes_per_second,
         )
         return replace(cluster, levels=(*cluster.levels[:-1], outer))

@@ -25,15 +25,27 @@ LINKS = {
     "bandwidth_fraction": BANDWIDTH,
     "half_bandwidth_bytes": CHUNKS,
     "base_seconds": Range(lowest=1e-6, highest=1e-2, starts=(1e-5, 3e-5)),
+    "start_seconds": Range(lowest=1e-7, highest=2e-5, starts=(3e-6,)),
 }
 SWITCH = {"multicast_fraction": Range(lowest=0.1, highest=0.99, starts=(0.7,))}
-# a start over the network is no shorter, and a hop no faster, than NCCL's tuning model has them
+# A start over the network is no shorter, and a hop no faster, than NCCL's tuning model has them; a
+# hop of RDMA by a proxy thread is no longer than 50 us, and of kernel TCP no longer than half a
+# millisecond. Ports carry nine tenths of their rate in long messages: what a row takes beyond
+# all that is another level's limit, or stalls and stragglers, which have no hop.
 NETWORK = {
     "bandwidth_fraction": BANDWIDTH,
     "half_bandwidth_bytes": CHUNKS,
     "base_seconds": Range(lowest=8.4e-6, highest=1e-2, starts=(2e-5,)),
-    "latency_seconds": Range(lowest=2.7e-6, highest=1e-2, starts=(3e-5, 3e-4)),
+    "latency_seconds": Range(lowest=2.7e-6, highest=5e-5, starts=(1e-5, 3e-5)),
 }
+TCP = {**NETWORK, "latency_seconds": Range(lowest=2.7e-6, highest=5e-4, starts=(1e-4, 3e-4))}
+# rows of one size over many nodes: the latency and the chunks are a relative's
+ONE_SIZE = {
+    "bandwidth_fraction": Range(lowest=0.4, highest=0.99, starts=(0.8,)),
+    "crowding_exponent": Range(lowest=0.001, highest=1.0, starts=(0.3,)),
+}
+INFINIBAND = {**NETWORK, "bandwidth_fraction": Range(lowest=0.9, highest=0.99, starts=(0.95,))}
+BETWEEN_NODES = (NETWORK, TCP, ONE_SIZE, INFINIBAND)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +67,14 @@ class LevelFit:
 LEVELS = (
     LevelFit(profile="dgx-a100-80g-hdr", level="nvlink", ranges=LINKS, source="nvlink_fit"),
     LevelFit(profile="dgx-h100", level="nvlink", ranges={**LINKS, **SWITCH}, source="nvlink_fit"),
+    LevelFit(profile="dgx-b200", level="nvlink", ranges={**LINKS, **SWITCH}, source="nvlink_fit"),
     LevelFit(profile="pcie-8xl40s", level="pcie", ranges=LINKS, source="pcie_fit"),
     LevelFit(profile="p4de-24xlarge", level="efa", ranges=NETWORK, source="network_fit"),
     LevelFit(profile="gcp-a3-megagpu-8g", level="fastrak", ranges=NETWORK, source="network_fit"),
-    LevelFit(profile="gcp-a3-highgpu-8g", level="tcpx", ranges=NETWORK, source="network_fit"),
-    LevelFit(profile="p5-48xlarge", level="efa", ranges=NETWORK, source="network_fit"),
+    LevelFit(profile="gcp-a3-highgpu-8g", level="tcpx", ranges=TCP, source="network_fit"),
+    LevelFit(profile="p5-48xlarge", level="efa", ranges=ONE_SIZE, source="network_fit"),
+    LevelFit(profile="dgx-h100", level="infiniband", ranges=INFINIBAND, source="network_fit"),
+    LevelFit(profile="dgx-b200", level="infiniband", ranges=INFINIBAND, source="network_fit"),
 )
 """In order: a network's rows are predicted with links inside the node that were fitted before."""
 
@@ -87,7 +102,7 @@ def fit_levels(rows: Sequence[CollectiveRow]) -> dict[str, dict[str, float]]:
 
 def rows_of(level: LevelFit, rows: Iterable[CollectiveRow]) -> list[CollectiveRow]:
     """The rows that a level is fitted to: on one node for the links inside, on more otherwise."""
-    inside = level.ranges is not NETWORK
+    inside = level.ranges not in BETWEEN_NODES
     return [
         row
         for row in rows
@@ -138,6 +153,8 @@ def _with_numbers(level: Level, numbers: Numbers) -> Level:
         bandwidth_fraction=numbers.get("bandwidth_fraction", level.bandwidth_fraction),
         half_bandwidth_bytes=numbers.get("half_bandwidth_bytes", level.half_bandwidth_bytes),
         base_seconds=numbers.get("base_seconds", level.base_seconds),
+        start_seconds=numbers.get("start_seconds", level.start_seconds),
+        crowding_exponent=numbers.get("crowding_exponent", level.crowding_exponent),
         multicast_fraction=numbers.get("multicast_fraction", level.multicast_fraction),
     )
 

@@ -1,4 +1,8 @@
-"""Fit matmuls: four numbers that all CUDA devices share, and each device's ceiling."""
+"""Fit matmuls: three numbers that all CUDA devices share, and four of each device with rows.
+
+Each (device, format, size class) counts alike, so that the many products of middling size do not
+outweigh the short ones, where starts show, and the long ones, which throttle.
+"""
 
 from __future__ import annotations
 
@@ -6,37 +10,73 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
+from fsdpplan.cost.matmul import matmul_flops
 from fsdpplan.files.profiles import load_device
 from fsdpplan.spec.cluster import Device
-from fsdpplan.validate.kernels import DEVICES, MatmulRow, by_sweep, predicted_matmul_seconds
+from fsdpplan.validate.kernel_scores import size_class
+from fsdpplan.validate.kernels import DEVICES, MatmulRow, predicted_matmul_seconds
 from fsdpplan.validate.search_numbers import Fitted, Numbers, Range, capped, least
 
 SHARED = {
-    "matmul_fill_depth": Range(lowest=1.0, highest=1024.0, starts=(128.0,)),
-    "matmul_wave_fraction": Range(lowest=0.01, highest=1.0, starts=(0.25,)),
-    "matmul_start_seconds": Range(lowest=1e-7, highest=1e-5, starts=(2e-6,)),
+    "matmul_wave_fraction": Range(lowest=0.01, highest=1.0, starts=(0.2,)),
     "fp8_fraction": Range(lowest=0.1, highest=1.0, starts=(0.95,)),
+    "throttle_seconds": Range(lowest=1e-3, highest=5e-2, starts=(5e-3,)),
 }
 """Of `physics`: what all CUDA devices share."""
 
-CEILING = Range(lowest=0.1, highest=0.99, starts=(0.8,))
-"""`matmul_fraction` of a device."""
+OWN = {
+    "matmul_fraction": Range(lowest=0.1, highest=0.99, starts=(0.82,)),
+    "matmul_fill_depth": Range(lowest=1.0, highest=1024.0, starts=(128.0,)),
+    "matmul_start_seconds": Range(lowest=1e-7, highest=1e-5, starts=(3e-6,)),
+    "throttled_fraction": Range(lowest=0.5, highest=1.0, starts=(0.85,)),
+}
+"""Of each device: its ceiling, what a tile and a kernel cost beside their work, and the rate that
+its power limit leaves."""
+
+ROUNDS = 3
+"""Devices one after the other with the shared numbers held, then those with the devices held."""
 
 
 def fit_matmuls(rows: Sequence[MatmulRow]) -> dict[str, dict[str, float]]:
-    """The shared numbers (`physics`) and each device's ceiling for which the rows err least."""
-    sweeps = list(by_sweep(rows).values())
+    """The shared numbers (`physics`) and each device's own for which the rows err least."""
     names = tuple(DEVICES.values())
+    classes = _by_class(rows)
+    shared = {name: one.starts[0] for name, one in SHARED.items()}
+    own = {device: {name: one.starts[0] for name, one in OWN.items()} for device in names}
+    for _ in range(ROUNDS):
+        for device in names:
+            mine = [group for group in classes if group[0].device == device]
 
-    def error(point: Numbers) -> float:
-        shared = {field: point[field] for field in SHARED}
-        ceilings = {name: {"matmul_fraction": point[name]} for name in names}
-        devices = fitted_devices({"physics": shared, **ceilings})
-        return fmean(capped(matmul_errors(sweep, devices)) for sweep in sweeps)
+            def error(
+                point: Numbers, device: str = device, mine: Sequence[list[MatmulRow]] = tuple(mine)
+            ) -> float:
+                return _error(mine, {"physics": shared, device: point})
 
-    found = least(error, {**SHARED, **dict.fromkeys(names, CEILING)})
-    shared = {name: found[name] for name in SHARED}
-    return {"physics": shared, **{name: {"matmul_fraction": found[name]} for name in names}}
+            own[device] = least(error, _from(OWN, own[device]))
+
+        def shared_error(point: Numbers) -> float:
+            return _error(classes, {"physics": point, **own})
+
+        shared = least(shared_error, _from(SHARED, shared))
+    return {"physics": shared, **own}
+
+
+def _error(classes: Sequence[list[MatmulRow]], fitted: Fitted) -> float:
+    devices = {name: _fitted_device(name, fitted) for name in fitted if name != "physics"}
+    return fmean(capped(matmul_errors(group, devices)) for group in classes)
+
+
+def _from(ranges: Mapping[str, Range], point: Numbers) -> dict[str, Range]:
+    """`ranges`, searched from `point` on."""
+    return {name: replace(one, starts=(point[name],)) for name, one in ranges.items()}
+
+
+def _by_class(rows: Iterable[MatmulRow]) -> list[list[MatmulRow]]:
+    classes: dict[tuple[str, str], list[MatmulRow]] = {}
+    for row in rows:
+        size = size_class(matmul_flops(m=row.m, n=row.n, k=row.k))
+        classes.setdefault((row.sweep, size), []).append(row)
+    return list(classes.values())
 
 
 def fitted_devices(fitted: Fitted) -> dict[str, Device]:
@@ -48,19 +88,10 @@ def _fitted_device(name: str, fitted: Fitted) -> Device:
     device = load_device(name).device
     if name not in fitted:
         return device
-    shared = fitted["physics"]
-    fit = replace(
-        device.fit,
-        matmul_fraction=fitted[name]["matmul_fraction"],
-        matmul_fill_depth=shared["matmul_fill_depth"],
-        matmul_wave_fraction=shared["matmul_wave_fraction"],
-        matmul_start_seconds=shared["matmul_start_seconds"],
-        fp8_fraction=shared["fp8_fraction"],
-        # few rows are bound by memory, and its share is fitted to training steps: left out here, so
-        # that neither fit waits for the other
-        memory_fraction=1.0,
-    )
-    return replace(device, fit=fit)
+    # few rows are bound by memory, and its share is fitted to training steps: left out here, so
+    # that neither fit waits for the other
+    changes = {**fitted["physics"], **fitted[name], "memory_fraction": 1.0}
+    return replace(device, fit=replace(device.fit, **changes))  # type: ignore[arg-type]
 
 
 def matmul_errors(rows: Iterable[MatmulRow], devices: Mapping[str, Device]) -> list[float]:

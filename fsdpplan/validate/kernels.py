@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
 from fsdpplan.cost.collectives import Collective, collective_seconds
-from fsdpplan.cost.matmul import matmul_flops, matmul_seconds
+from fsdpplan.cost.matmul import matmul_flops, matmul_seconds, throttled_seconds
 from fsdpplan.cost.placement import group_placement
 from fsdpplan.errors import SpecError
 from fsdpplan.files.clusters import load_cluster
-from fsdpplan.files.table import read_text
+from fsdpplan.files.kernel_tables import (
+    TimedCollective,
+    TimedMatmul,
+    read_timed_collectives,
+    read_timed_matmuls,
+)
 from fsdpplan.spec.cluster import Cluster, Device
-
-LIMIT_BYTES = 16 * 2**20
 
 DEVICES = {
     "A100-SXM4-80GB": "a100-sxm-80g",
@@ -38,6 +39,9 @@ NODES = {
     "a3-megagpu-8g": "gcp-a3-megagpu-8g",
     "a3-highgpu-8g": "gcp-a3-highgpu-8g",
     "PCIe": "pcie-8xl40s",
+    "HGX B200": "dgx-b200",
+    "Lambda 1-Click Cluster 8x B200": "dgx-b200",
+    "Nebius 8x H100": "dgx-h100",
 }
 """Node profile of each machine, as the table names them."""
 
@@ -50,7 +54,10 @@ COLLECTIVES: dict[str, Collective] = {
     "reduce_scatter": "reduce_scatter",
     "all_reduce": "all_reduce",
     "alltoall": "all_to_all",
+    "all_to_all": "all_to_all",
     "sendrecv": "send_recv",
+    "send_recv": "send_recv",
+    "broadcast": "broadcast",
 }
 
 CAST_BYTES_PER_ELEMENT = 5
@@ -58,8 +65,9 @@ CAST_BYTES_PER_ELEMENT = 5
 read), then each element is read again and written (2 + 1). Source: the collector of those rows runs
 a TensorRT-LLM `Linear` without an input scale (collector/trtllm/collect_gemm.py)."""
 
-CAST_KERNELS = 2
-"""Kernels of that cast."""
+CAST_START_SECONDS = 1e-5
+"""What the two kernels of that cast take whatever their size: the whole number of 5 us that fits both
+GPUs best. Like the bandwidth it belongs to that program."""
 
 CAST_BANDWIDTH_FRACTION = 0.6
 """Share of the memory bandwidth that those kernels reach: the multiple of 0.05 that fits both GPUs
@@ -120,65 +128,65 @@ def by_sweep(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 def read_matmuls(path: Path) -> tuple[MatmulRow, ...]:
     """The swept shapes with m, n, k >= 1024 on a GPU that has a profile."""
-    rows = []
-    for row in _rows(path):
-        m, n, k = (int(row[key]) for key in ("m", "n", "k"))
-        if row["gpu"] in DEVICES and min(m, n, k) >= SMALLEST:
-            seconds = matmul_flops(m=m, n=n, k=k) / (float(row["achieved_tflops"]) * 1e12)
-            device = DEVICES[row["gpu"]]
-            rows.append(
-                MatmulRow(device=device, dtype=row["dtype"], m=m, n=n, k=k, seconds=seconds)
-            )
-    return tuple(rows)
+    return tuple(
+        matmul_row(one, DEVICES[one.gpu])
+        for one in read_timed_matmuls(path)
+        if one.gpu in DEVICES and min(one.m, one.n, one.k) >= SMALLEST
+    )
+
+
+def matmul_row(timed: TimedMatmul, device: str) -> MatmulRow:
+    """A row of the table on a device of that profile."""
+    seconds = matmul_flops(m=timed.m, n=timed.n, k=timed.k) / timed.flops_per_second
+    return MatmulRow(
+        device=device, dtype=timed.dtype, m=timed.m, n=timed.n, k=timed.k, seconds=seconds
+    )
 
 
 def read_collectives(path: Path) -> tuple[CollectiveRow, ...]:
     """All rows on a machine that has a profile."""
     return tuple(
-        _collective(row)
-        for row in _rows(path)
-        if row["node_type"] in NODES
-        and int(row["gpus"]) <= MOST_GPUS.get(row["node_type"], int(row["gpus"]))
+        collective_row(one, NODES[one.node_type])
+        for one in read_timed_collectives(path)
+        if one.node_type in NODES and one.gpus <= MOST_GPUS.get(one.node_type, one.gpus)
     )
 
 
-def _collective(row: dict[str, str]) -> CollectiveRow:
-    collective = COLLECTIVES[row["collective"]]
-    gpus, count = int(row["gpus"]), float(row["bytes"])
+def collective_row(timed: TimedCollective, profile: str) -> CollectiveRow:
+    """A row of the table on nodes of that profile."""
+    collective, gpus, count = COLLECTIVES[timed.collective], timed.gpus, timed.bytes
 
-    def seconds_at(bus_gigabytes: float) -> float:
-        factor = {"all_reduce": 2.0, "send_recv": gpus / (gpus - 1)}.get(collective, 1.0)
-        return factor * count * (gpus - 1) / gpus / (bus_gigabytes * 1e9)
+    def seconds_at(bus_bytes_per_second: float) -> float:
+        factor = {"all_reduce": 2.0, "send_recv": gpus / max(1, gpus - 1)}.get(collective, 1.0)
+        return factor * count * (gpus - 1) / gpus / bus_bytes_per_second
 
-    measured = row["time_us"]
-    seconds = float(measured) * 1e-6 if measured else seconds_at(float(row["busbw_gbs"]))
-    band = re.search(r"range ([\d.]+)-([\d.]+)", row["notes"])
+    seconds = timed.seconds
+    if seconds is None:
+        assert timed.bus_bytes_per_second is not None
+        seconds = seconds_at(timed.bus_bytes_per_second)
+    band = re.search(r"range ([\d.]+)-([\d.]+)", timed.notes)
     return CollectiveRow(
-        source=row["source_id"],
-        profile=NODES[row["node_type"]],
+        source=timed.source,
+        profile=profile,
         gpus=gpus,
-        nodes=int(row["nodes"]),
+        nodes=timed.nodes,
         collective=collective,
         gathered_bytes=count,
         seconds=seconds,
-        fastest_seconds=seconds_at(float(band[2])) if band else None,
-        slowest_seconds=seconds_at(float(band[1])) if band else None,
+        fastest_seconds=seconds_at(float(band[2]) * 1e9) if band else None,
+        slowest_seconds=seconds_at(float(band[1]) * 1e9) if band else None,
     )
 
 
-def _rows(path: Path) -> Iterator[dict[str, str]]:
-    text = read_text(path, limit_bytes=LIMIT_BYTES, what="table")
-    return iter(csv.DictReader(io.StringIO(text)))
-
-
-def predicted_matmul_seconds(row: MatmulRow, *, device: Device) -> float:
-    """Time of the product, and of the cast in front of it where the row includes one."""
-    seconds = matmul_seconds(m=row.m, n=row.n, k=row.k, dtype=row.dtype, device=device)
-    if row.dtype != "fp8":
+def predicted_matmul_seconds(row: MatmulRow, *, device: Device, with_cast: bool = True) -> float:
+    """Time of the product, and of the cast in front of an fp8 one where the row includes it."""
+    fresh = matmul_seconds(m=row.m, n=row.n, k=row.k, dtype=row.dtype, device=device)
+    seconds = throttled_seconds(fresh, device)
+    if row.dtype != "fp8" or not with_cast:
         return seconds
     memory = device.memory_bandwidth_bytes_per_second * CAST_BANDWIDTH_FRACTION
     cast = row.m * row.k * CAST_BYTES_PER_ELEMENT / memory
-    return seconds + cast + CAST_KERNELS * device.fit.matmul_start_seconds
+    return seconds + cast + CAST_START_SECONDS
 
 
 def predicted_collective_seconds(row: CollectiveRow, *, cluster: Cluster) -> float:

@@ -10,10 +10,14 @@ where it is laid over a cluster is `with_fit`. Rows are expressed once and remem
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+from math import log, sqrt
+from statistics import mean
 from typing import TypeVar
 
+from fsdpplan.cost.band import widened
 from fsdpplan.cost.step import estimate, rank_memory
 from fsdpplan.cost.step_time import step_time
 from fsdpplan.errors import SpecError
@@ -24,6 +28,7 @@ from fsdpplan.spec.layout import Layout
 from fsdpplan.validate.express import Expressed, express
 from fsdpplan.validate.fabric import load_request
 from fsdpplan.validate.skipped import NotExpressed, Skipped
+from fsdpplan.validate.unknown import OTHERS_CHANCE, Unknown
 
 Value = TypeVar("Value", Interval, TimeBreakdown, MemoryBreakdown)
 
@@ -53,6 +58,8 @@ class Prediction:
     """Whether the device has room for it."""
     evidence: Evidence
     """Behind the numbers of the device."""
+    unknown_log_error: float
+    """Standard deviation of log time for what the row leaves open; in the band."""
     assumptions: tuple[str, ...]
 
     def peak_memory_bytes(self, kind: MemoryKind | None) -> int | None:
@@ -84,7 +91,7 @@ def predict_row(run: MeasuredRun, fits: Fits | None = None) -> Prediction | Skip
 def expected_seconds(expressed: Expressed, fits: Fits | None = None) -> float:
     """The step time alone of a row that `predict` can predict, in a third of the time."""
     cluster = with_fit(load_request(expressed.cluster_request), fits)
-    layout = _first_fitting(expressed, cluster)
+    layout = chosen_layout(expressed)
     whole = _seconds(expressed, cluster, layout)
     share = expressed.recomputed_share
     if share is None:
@@ -117,15 +124,17 @@ def predict(expressed: Expressed, fits: Fits | None = None) -> Prediction | Skip
     """The prediction for a row; what it left open is chosen by what fits in memory."""
     try:
         cluster = with_fit(load_request(expressed.cluster_request), fits)
-        layout = _first_fitting(expressed, cluster)
+        layout = chosen_layout(expressed)
         price = _price(expressed, cluster, layout)
+        unknown = unknown_log_error(expressed)
     except NotExpressed as error:
         return error.skipped
     except SpecError as error:
         return Skipped(reason="the cost model does not take it", detail=str(error))
     return Prediction(
         layout=layout,
-        step_seconds=price.step_seconds,
+        step_seconds=widened(price.step_seconds, unknown),
+        unknown_log_error=unknown,
         time=price.time,
         memory=price.memory,
         fits=price.memory.peak_device_bytes <= cluster.device.memory_bytes,
@@ -176,22 +185,89 @@ def _between(none: Value, whole: Value, share: float) -> Value:
     return replace(none, **mixed)
 
 
-def _first_fitting(expressed: Expressed, cluster: Cluster) -> Layout:
-    """The first layout that fits, or the last one, which needs least."""
-    for layout in expressed.layouts[:-1]:
-        memory = rank_memory(
-            model=expressed.model, cluster=cluster, training=expressed.training, layout=layout
-        )
-        if memory.peak_device_bytes <= cluster.device.memory_bytes:
-            return layout
-    return expressed.layouts[-1]
+@lru_cache(maxsize=8192)
+def chosen_layout(expressed: Expressed) -> Layout:
+    """The fastest layout that fits, of the recomputation that comes first among those with one
+    that fits; where none fits, the one that needs least.
+
+    By the profiles' own numbers: a fit that tries others does not change what a row means.
+    """
+    layouts = expressed.layouts
+    if len(layouts) == 1:
+        return layouts[0]
+    cluster = load_request(expressed.cluster_request)
+    modes = dict.fromkeys(one.activation_checkpointing for one in layouts)
+    for mode in modes:
+        fitting = [
+            one
+            for one in layouts
+            if one.activation_checkpointing == mode and _fits(expressed, cluster, one)
+        ]
+        if fitting:
+            return min(fitting, key=lambda one: _seconds(expressed, cluster, one))
+    return min(layouts, key=lambda one: _peak_bytes(expressed, cluster, one))
+
+
+def _peak_bytes(expressed: Expressed, cluster: Cluster, layout: Layout) -> int:
+    memory = rank_memory(
+        model=expressed.model, cluster=cluster, training=expressed.training, layout=layout
+    )
+    return memory.peak_device_bytes
+
+
+def _fits(expressed: Expressed, cluster: Cluster, layout: Layout) -> bool:
+    return _peak_bytes(expressed, cluster, layout) <= cluster.device.memory_bytes
+
+
+@lru_cache(maxsize=8192)
+def unknown_log_error(expressed: Expressed) -> float:
+    """Standard deviation of log time for what the row leaves open, each blank by itself.
+
+        error^2 = sum over blanks of chance * mean over its other cases of log(T_case / T)^2
+
+    Cases that do not fit in memory, or cannot be expressed, are none. A micro-batch that is not
+    given is one of those that fit.
+    """
+    base = expected_seconds(expressed)
+    variance = 0.0
+    for one in expressed.unknown:
+        ratios = [log(seconds / base) for seconds in _case_seconds(one)]
+        others = [ratio for ratio in ratios if abs(ratio) > 1e-6]
+        if others:
+            variance += OTHERS_CHANCE * mean(ratio**2 for ratio in others)
+    cluster = load_request(expressed.cluster_request)
+    chosen = chosen_layout(expressed)
+    batches = [
+        log(_seconds(expressed, cluster, layout) / _seconds(expressed, cluster, chosen))
+        for layout in expressed.layouts
+        if layout != chosen
+        and layout.activation_checkpointing == chosen.activation_checkpointing
+        and _fits(expressed, cluster, layout)
+    ]
+    if batches:
+        variance += OTHERS_CHANCE * mean(ratio**2 for ratio in batches)
+    return sqrt(variance)
+
+
+def _case_seconds(unknown: Unknown) -> Iterator[float]:
+    """Step times of a blank's other cases that can be, in their order."""
+    for case in unknown.cases:
+        expressed = express(case)
+        if isinstance(expressed, Skipped):
+            continue
+        try:
+            cluster = load_request(expressed.cluster_request)
+            if _fits(expressed, cluster, chosen_layout(expressed)):
+                yield expected_seconds(expressed)
+        except (NotExpressed, SpecError):
+            continue
 
 
 def _fills(expressed: Expressed, layout: Layout) -> list[str]:
     """Sentences on what was chosen by what fits."""
     said = []
     if len({one.micro_batch for one in expressed.layouts}) > 1:
-        said.append(f"micro-batch {layout.micro_batch}, the largest that fits")
+        said.append(f"micro-batch {layout.micro_batch}, the fastest that fits")
     if len({one.activation_checkpointing for one in expressed.layouts}) > 1:
         said.append(f"checkpointing {layout.activation_checkpointing}: none where that fits")
     return said

@@ -42,11 +42,13 @@ class Software:
     """FSDP gathers fp8 where the number format only says fp8."""
     is_zero_fsdp: bool = True
     """ZeRO-2 is FSDP that keeps parameters after forward; otherwise DeepSpeed's."""
-    unstated_zero: Literal["", "1"] = ""
-    """ZeRO stage where the table gives none."""
+    unstated_zero: tuple[str, ...] = ()
+    """ZeRO stages that a row may have where the table gives none, the likeliest first."""
     chunk_blocks: int | None = None
     """Blocks of a pipeline chunk where a table gives neither schedule nor chunks; None: a rank's
     blocks are one chunk."""
+    compiles: bool = False
+    """Whether blocks are compiled where a table does not say."""
     recomputes_by_default: bool | None = None
     """Whether blocks are recomputed where a table does not say; None: where it needs to."""
 
@@ -91,7 +93,7 @@ SOFTWARE: tuple[tuple[re.Pattern[str], Software], ...] = (
             half_gradients=("bf16",),
             is_zero_fsdp=False,
             recomputes_by_default=False,
-            unstated_zero="1",
+            unstated_zero=("1", "0"),
             chunk_blocks=1,
         ),
     ),
@@ -103,6 +105,7 @@ SOFTWARE: tuple[tuple[re.Pattern[str], Software], ...] = (
             runtime="megatron_deepspeed",
             half_gradients=("fp16",),
             is_zero_fsdp=False,
+            unstated_zero=("1", "0"),
             recomputes_by_default=False,
         ),
     ),
@@ -112,6 +115,7 @@ SOFTWARE: tuple[tuple[re.Pattern[str], Software], ...] = (
             words="Megatron-LM",
             runtime="megatron_lm",
             is_zero_fsdp=False,
+            unstated_zero=("1", "0"),
             recomputes_by_default=False,
         ),
     ),
@@ -146,6 +150,21 @@ SOFTWARE: tuple[tuple[re.Pattern[str], Software], ...] = (
             half_gradients=("fp16",),
             is_zero_fsdp=False,
             recomputes_by_default=False,
+        ),
+    ),
+    # XLA: parameters are fp32 shards, gathered in bf16 and used through fused kernels; one
+    # compiled program has no launches to wait for, and its collectives run beside its matmuls.
+    # Source: MaxText MaxText/layers, configs/base.yml (weight_dtype float32, dtype bfloat16).
+    (
+        re.compile(r"maxtext|paxml|\bpax\b|\bjax\b", re.I),
+        replace(
+            PYTORCH,
+            words="JAX",
+            runtime="xla",
+            half_gradients=("bf16",),
+            unstated_zero=("3", "1"),
+            recomputes_by_default=None,
+            compiles=True,
         ),
     ),
     # PyTorch's first FSDP by name, or a script that wraps it.

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from fsdpplan.cost.params import parameter_count
+from fsdpplan.cost.shape import infer_model
 from fsdpplan.files.runs import MeasuredRun
-from fsdpplan.spec.model import Mlp, Model, Norm, Positions
+from fsdpplan.spec.model import LatentAttention, Mlp, Model, Norm, Positions
 from fsdpplan.validate.known import (
     WIDTH_MULTIPLE,
     catalogue_model,
@@ -23,8 +24,26 @@ VOCAB_MULTIPLE = 128
 """Megatron pads the vocabulary to this many rows a tensor-parallel rank.
 Source: Megatron-LM, megatron/training/arguments.py, make-vocab-size-divisible-by."""
 
-GPT2 = re.compile(r"\bgpt-?2\b", re.I)
-GPT2_VOCAB = 50_304
+VOCABULARIES = (
+    (re.compile(r"llama-?_?(?:v?1|v?2|[0-9]+b|65b)|mi[sx]tral|vicuna", re.I), 32_000, "Llama 2"),
+    (re.compile(r"llama-?_?v?[34]", re.I), 128_256, "Llama 3"),
+    (re.compile(r"qwen", re.I), 152_064, "Qwen"),
+    (re.compile(r"deepseek|kimi|moonlight", re.I), 129_280, "DeepSeek"),
+    (re.compile(r"gpt|opt\b|megatron|mpt", re.I), 50_304, "GPT-2"),
+)
+"""Vocabularies by the model's name, the first that matches, padded to a multiple of 128: configs of
+these models on Hugging Face, and GPT-2's 50,257 tokens."""
+
+STATE_SPACE = re.compile(r"mamba|\bjamba|rwkv|nemotron-?h\b|\bhybrid\b", re.I)
+"""Models with blocks that are not a transformer's."""
+
+DEEPSEEK = {"kv_rank": 512, "rope_head_dim": 64, "value_head_dim": 128}
+DEEPSEEK_QUERY_RANK = 1536
+DEEPSEEK_HEAD_DIM = 192
+SMALL_HIDDEN = 4096
+"""Latent attention as DeepSeek-V2 and V3 and Kimi K2 have it; models narrower than this, such as
+DeepSeek-V2-Lite and Moonlight, make queries without a latent of their own. Source: their config.json
+on Hugging Face."""
 
 
 class Expressed(NamedTuple):
@@ -61,7 +80,12 @@ NAMED_STYLES = (
 
 def model_of(run: MeasuredRun) -> Expressed:
     """The model of `run`; raises NotExpressed where the columns do not make one."""
-    hidden, seq_len = given(run.hidden, "hidden"), given(run.seq_len, "seq_len")
+    seq_len = given(run.seq_len, "seq_len")
+    if STATE_SPACE.search(run.model_name):
+        raise NotExpressed("state-space blocks are not priced", run.model_name)
+    if run.hidden is None:
+        return _by_count(run, seq_len)
+    hidden = run.hidden
     known = catalogue_model(run, seq_len=seq_len)
     if known is not None:
         return Expressed(*_known(run, known))
@@ -69,6 +93,7 @@ def model_of(run: MeasuredRun) -> Expressed:
     style = _style(run, hidden, said)
     vocab = _vocab(run, said)
     heads = _heads(run, hidden, said)
+    latent = _latent(run, hidden, said)
     model = Model(
         name=run.model_name,
         layers=run.layers or 1,
@@ -76,7 +101,8 @@ def model_of(run: MeasuredRun) -> Expressed:
         ffn_hidden=_ffn_hidden(run, style, hidden, said),
         heads=heads,
         kv_heads=_kv_heads(run, heads, said),
-        head_dim=hidden // heads,
+        head_dim=DEEPSEEK_HEAD_DIM if latent else hidden // heads,
+        latent=latent,
         vocab=vocab,
         mlp=style.mlp,
         norm=style.norm,
@@ -97,6 +123,27 @@ def _known(run: MeasuredRun, known: Model) -> tuple[Model, tuple[str, ...]]:
     said = [f"shape of {known.name} as in the catalogue"]
     vocab = _padded(known.vocab, run.tp, said)
     return replace(known, vocab=vocab), tuple(said)
+
+
+def _by_count(run: MeasuredRun, seq_len: int) -> Expressed:
+    """The usual dense decoder of as many parameters, where no width is given."""
+    if run.parameters is None or run.moe or run.heads or run.layers:
+        raise NotExpressed("hidden is not given")
+    said: list[str] = []
+    model = infer_model(round(run.parameters))
+    said.append(f"shape of the usual decoder of {run.parameters / 1e9:g}e9 parameters")
+    vocab = _padded(run.vocab or model.vocab, run.tp, said)
+    model = replace(model, name=run.model_name, vocab=vocab, max_positions=seq_len)
+    return Expressed(model, tuple(said))
+
+
+def _latent(run: MeasuredRun, hidden: int, said: list[str]) -> LatentAttention | None:
+    """Latent attention of a model that the catalogue does not have."""
+    if run.attention_type != "mla":
+        return None
+    query_rank = DEEPSEEK_QUERY_RANK if hidden >= SMALL_HIDDEN else 0
+    said.append(f"latent attention as DeepSeek's: {DEEPSEEK}, query_rank {query_rank}")
+    return LatentAttention(**DEEPSEEK, query_rank=query_rank)
 
 
 def _style(run: MeasuredRun, hidden: int, said: list[str]) -> Style:
@@ -121,9 +168,11 @@ def _vocab(run: MeasuredRun, said: list[str]) -> int:
     if vocab is None and in_notes:
         vocab = 1000 * int(in_notes[1][:9])
         said.append(f"vocabulary {vocab}, by the notes")
-    if vocab is None and GPT2.search(run.model_name):
-        vocab = GPT2_VOCAB
-        said.append(f"vocabulary {vocab}: that of GPT-2, padded to a multiple of {VOCAB_MULTIPLE}")
+    if vocab is None:
+        found = (one for one in VOCABULARIES if one[0].search(run.model_name))
+        _, vocab, whose = next(found, (None, None, ""))
+        if vocab is not None:
+            said.append(f"vocabulary {vocab}: that of {whose}, a multiple of {VOCAB_MULTIPLE}")
     return _padded(given(vocab, "vocab"), run.tp, said)
 
 
@@ -149,14 +198,14 @@ def _heads(run: MeasuredRun, hidden: int, said: list[str]) -> int:
             raise NotExpressed("heads is not given", f"none fits tp {run.tp}, hidden {hidden}")
         heads = near[0]
         said.append(f"{heads} heads of {hidden // heads}")
-    if hidden % heads:
+    if hidden % heads and run.attention_type != "mla":
         raise NotExpressed("heads do not divide hidden", f"{heads} heads, hidden {hidden}")
     return heads
 
 
 def _kv_heads(run: MeasuredRun, heads: int, said: list[str]) -> int:
     if run.attention_type == "mla":
-        raise NotExpressed("no model of the catalogue has this latent attention", run.model_name)
+        return heads
     if run.attention_type not in ("", "mha", "gqa", "mqa"):
         raise NotExpressed("this attention is not priced", run.attention_type)
     if run.kv_heads is None and run.attention_type == "gqa":
