@@ -91,7 +91,7 @@ def _fused_rate(query: int, value: int, fraction: float, work: BlockWork, device
     if work.native_attention and device.peak_fp8_flops_per_second is not None:
         fraction *= device.fit.native_attention_ratio
     relative = (reference + softmax) / reference * width / (width + softmax)
-    return min(peak, peak * fraction * relative) * device.fit.sustained_fraction
+    return min(peak, peak * fraction * relative) * device.fit.sustained(work.family)
 
 
 def _fused_seconds(work: BlockWork, device: Device, *, rate: float, channels: int) -> float:
@@ -166,7 +166,7 @@ def _batched_seconds(work: BlockWork, device: Device, *, n: int, k: int) -> floa
     is_aligned = device.kind == "cpu" or width_bytes % ALIGNED_BYTES == 0
     dtype: Precision = work.activation_dtype if is_aligned else "fp32"
     seconds = matmul_seconds(m=rows, n=n, k=k, dtype=dtype, device=device)
-    return seconds / device.fit.sustained_fraction
+    return seconds / device.fit.sustained(work.family)
 
 
 def _unfused_forward_seconds(work: BlockWork, device: Device) -> float:

@@ -5,7 +5,7 @@ bubble. Each kind has an error of its own, and the part of a step that it makes 
 error into the whole. A layout that is nearly all matmuls is therefore known better than one that
 waits for the network, and errors that two layouts share cancel in their difference.
 
-    error(T)^2      = base^2 + sum over kinds k of (share_k * error_k)^2
+    error(T)^2      = stack^2 + base^2 + sum over kinds k of (share_k * error_k)^2
     error(Ta/Tb)^2  = layout^2 + sum over kinds k of ((share_a,k - share_b,k) * error_k)^2
 
 Errors are standard deviations of log time, fitted to residuals of projects that were held back
@@ -66,11 +66,24 @@ def kind_errors(error: StepError) -> dict[str, float]:
     }
 
 
+def stack_log_error(error: StepError) -> float:
+    """Standard deviation of what all steps of one stack have in common: the spread between
+    projects of a family. Who has learned from the stack's own runs puts what is left in its place
+    (`knowing_stack`)."""
+    return error.stack_fraction
+
+
+def knowing_stack(error: StepError, remaining_fraction: float = 0.0) -> StepError:
+    """`error` where the stack's own runs are known: `remaining_fraction` of log time is left of the
+    spread between stacks."""
+    return replace(error, stack_fraction=min(error.stack_fraction, remaining_fraction))
+
+
 def log_error(time: TimeBreakdown, error: StepError) -> float:
     """Standard deviation of the logarithm of the step time."""
     errors = kind_errors(error)
     parts = ((share * errors[kind]) ** 2 for kind, share in step_shares(time).items())
-    return sqrt(error.base_fraction**2 + sum(parts))
+    return sqrt(stack_log_error(error) ** 2 + error.base_fraction**2 + sum(parts))
 
 
 def step_interval(time: TimeBreakdown, error: StepError) -> Interval:

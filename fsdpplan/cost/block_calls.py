@@ -216,7 +216,7 @@ def _backward_calls(
         piece=out,
         overlap="chunks" if chunked and out else "none",
     )
-    if traits.overlaps_weight_gradient:
+    if traits.overlaps_weight_gradient or traits.regathers_inputs:
         yield BlockCall(
             when="backward",
             collective="all_gather",

@@ -110,7 +110,7 @@ def _seconds(products: tuple[Product, ...], work: BlockWork, device: Device) -> 
     seconds = sum(
         product_seconds(product, dtype=product.dtype(work), device=device) for product in products
     )
-    return seconds / device.fit.sustained_fraction
+    return seconds / device.fit.sustained(work.family)
 
 
 def _chunked_seconds(

@@ -77,6 +77,6 @@ def kernels_of(*, training: Training, layout: Layout) -> Kernels:
         fp8_inputs=training.precision == "fp8" and training.fp8_recipe == "delayed",
         composite_norms=traits.composite_norms,
         weighs_inside=traits.fused_kernels,
-        gathers_again=traits.overlaps_weight_gradient,
+        gathers_again=traits.overlaps_weight_gradient or traits.regathers_inputs,
         ring_attention=traits.ring_attention,
     )

@@ -172,7 +172,7 @@ def products_seconds(
         else:
             seconds += product_seconds(product.by_input, dtype=dtype, device=device)
             seconds += _by_weight_seconds(product, dtype=dtype, device=device)
-    return seconds / device.fit.sustained_fraction
+    return seconds / device.fit.sustained(work.family)
 
 
 def _by_weight_seconds(product: Product, *, dtype: str, device: Device) -> float:

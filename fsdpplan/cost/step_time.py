@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import log, sqrt
 
 from fsdpplan.cost.block_exposed import block_waiting
 from fsdpplan.cost.calls import Calls, call_seconds
@@ -85,15 +86,17 @@ def step_time(*, model: Model, cluster: Cluster, training: Training, layout: Lay
     )
     compute = busy + min(busy, slowdown_seconds(communication, cluster.device))
     parts = _compute_parts(stage=stage, **common)  # type: ignore[arg-type]
+    late = slowest_factor(gpus=cluster.gpus, straggler_fraction=cluster.device.fit.straggler_fraction)
     waiting = sum(row.exposed_seconds for row in communication)
     # in a pipeline, what is not this rank's own collectives is another rank's, and its wait
     others = max(0.0, exposed.total - waiting) if layout.pp > 1 else 0.0
     inside = inside_seconds(communication, cluster) / waiting if waiting else 0.0
     time = TimeBreakdown(
-        compute_seconds=compute,
+        compute_seconds=late * compute,
         exposed_communication_seconds=exposed.total - others,
         bubble_seconds=passes.bubble_seconds + others,
-        optimizer_seconds=max(
+        optimizer_seconds=late
+        * max(
             layout_optimizer_seconds(
                 model=model,
                 device=cluster.device,
@@ -104,13 +107,25 @@ def step_time(*, model: Model, cluster: Cluster, training: Training, layout: Lay
             )
             for held in dict.fromkeys(stages)
         ),
-        matmul_seconds=parts.matmul,
-        attention_seconds=parts.attention,
-        launch_seconds=parts.launch,
+        matmul_seconds=late * parts.matmul,
+        attention_seconds=late * parts.attention,
+        launch_seconds=late * parts.launch,
         exposed_inside_seconds=inside * (exposed.total - others),
         exposed_across_seconds=(1 - inside) * (exposed.total - others),
     )
     return StepTime(time=time, communication=communication)
+
+
+def slowest_factor(*, gpus: int, straggler_fraction: float) -> float:
+    """Time of the slowest of `gpus` devices over that of the mean one.
+
+        1 + s sqrt(2 ln n)
+
+    Devices of one kind differ, in what their power limit leaves them and in their hosts; n of them
+    that exchange gradients every step go at the pace of the slowest. Of n normal numbers the
+    greatest lies about sqrt(2 ln n) deviations out.
+    """
+    return 1.0 + straggler_fraction * sqrt(2 * log(gpus))
 
 
 def _passes(

@@ -7,6 +7,7 @@ in `overlap` and `pipeline`, the sum in `step`.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from fsdpplan.cost.block_sizes import FP32_BYTES
 from fsdpplan.cost.calls import repeats_whole_block
@@ -22,6 +23,7 @@ from fsdpplan.cost.work import memory_bytes_per_second
 from fsdpplan.spec.cluster import Device
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
+from fsdpplan.spec.runtime import StackFamily
 from fsdpplan.spec.training import DTYPE_BYTES, Training
 
 FSDP_UNIT_OPERATORS = 15.0
@@ -67,6 +69,7 @@ def block_work(*, model: Model, training: Training, layout: Layout) -> BlockWork
         wrapper_operators=wrapper,
         cp=layout.cp,
         ep=layout.ep,
+        family=traits.family,
         fused_kernels=traits.fused_kernels,
         joined_projections=traits.joined_projections,
         flash_attention=traits.flash_attention,
@@ -87,10 +90,18 @@ def layout_block_seconds(
     return block_seconds(block_work(model=model, training=training, layout=layout), device)
 
 
+@lru_cache(maxsize=64)
+def in_family(device: Device, family: StackFamily) -> Device:
+    """`device` with the rate that softwares of that family sustain."""
+    sustained = device.fit.sustained(family)
+    return replace(device, fit=replace(device.fit, sustained_fraction=sustained))
+
+
 def layout_head_seconds(
     *, model: Model, device: Device, training: Training, layout: Layout
 ) -> tuple[float, float]:
     """(forward, backward) seconds of head and loss for one micro-batch on one rank."""
+    device = in_family(device, training.traits.family)
     vocab = -(-model.vocab // layout.tp)
     traits = training.traits
     if layout.loss_chunks > 1:

@@ -12,6 +12,7 @@ from typing import Literal
 from fsdpplan.spec.cluster import Device
 from fsdpplan.spec.layout import ActivationCheckpointing
 from fsdpplan.spec.model import Model
+from fsdpplan.spec.runtime import StackFamily
 from fsdpplan.spec.training import DTYPE_BYTES, Fp8Recipe, Precision
 
 Kernels = Literal["eager", "compiled", "fused"]
@@ -68,6 +69,8 @@ class BlockWork:
     """Ranks over which a sequence is split; `tokens` are one rank's."""
     ep: int = 1
     """Ranks over which the routed experts are split."""
+    family: StackFamily = "pytorch"
+    """Whose kernels they are."""
     fused_kernels: bool = False
     """The block is not compiled, but its element-wise kernels are fused by hand."""
     joined_projections: bool = False

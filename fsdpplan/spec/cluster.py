@@ -14,6 +14,7 @@ from fsdpplan.spec.checks import (
 )
 from fsdpplan.spec.correction import Correction
 from fsdpplan.spec.network import Network
+from fsdpplan.spec.runtime import StackFamily
 from fsdpplan.spec.remembered import RemembersHash, remembered_hash
 
 DeviceKind = Literal["cuda", "cpu"]
@@ -73,6 +74,26 @@ class DeviceFit:
     """Rate of matmuls and attention in a training step as a share of their rate on their own: a
     long step is held to the power cap, a short benchmark is not."""
 
+    straggler_fraction: float = 0.0
+    """Standard deviation of the rate of single devices: a step waits for the slowest of them."""
+    megatron_pace: float = 1.0
+    """Rate that the kernels of Megatron Core sustain as a share of those of PyTorch's softwares:
+    the mean over projects of that family, as the next two."""
+    early_megatron_pace: float = 1.0
+    """The same of Megatron-LM before FlashAttention and its relatives."""
+    other_pace: float = 1.0
+    """The same of softwares of which too few projects are known: the mean of the families."""
+
+    def sustained(self, family: StackFamily) -> float:
+        """`sustained_fraction` of the softwares of that family, 1 at most."""
+        paces = {
+            "pytorch": 1.0,
+            "megatron": self.megatron_pace,
+            "early_megatron": self.early_megatron_pace,
+            "other": self.other_pace,
+        }
+        return min(1.0, self.sustained_fraction * paces[family])
+
     @property
     def attention_backward_fraction(self) -> float:
         """Share of the dense peak that fused causal attention reaches in backward."""
@@ -97,6 +118,7 @@ class DeviceFit:
             **shares,
             unaligned_fraction=self.unaligned_fraction,
             overlap_slowdown_fraction=self.overlap_slowdown_fraction,
+            straggler_fraction=self.straggler_fraction,
             fragmentation_fraction=self.fragmentation_fraction,
             matmul_wave_fraction=self.matmul_wave_fraction,
         )
@@ -105,6 +127,11 @@ class DeviceFit:
                 "matmul_fill_depth must lie in [0, 1e6) and matmul_start_seconds in [0, 1), not "
                 f"{self.matmul_fill_depth!r} and {self.matmul_start_seconds!r}"
             )
+        require_positive(
+            megatron_pace=self.megatron_pace,
+            early_megatron_pace=self.early_megatron_pace,
+            other_pace=self.other_pace,
+        )
         if not 0 <= self.throttle_seconds < 1e3:
             raise SpecError(f"throttle_seconds must lie in [0, 1e3), not {self.throttle_seconds!r}")
         if not 0 <= self.kernel_launch_seconds < 1:
@@ -125,6 +152,9 @@ class StepError:
 
     base_fraction: float
     """Of every step, whatever it is made of."""
+    stack_fraction: float = 0.0
+    """Of all steps of one stack alike, a project's software and machine: how far projects of one
+    family lie apart. It cancels between layouts of one stack, and its own runs settle it."""
     matmul_fraction: float
     """Of the matmuls of blocks."""
     attention_fraction: float
@@ -143,10 +173,10 @@ class StepError:
     """Of the ratio of two layouts' step times, beyond what their parts explain."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for one in fields(self):
+            value = getattr(self, one.name)
             if not 0 <= value <= 3:
-                raise SpecError(f"{field.name} must lie in [0, 3], not {value!r}")
+                raise SpecError(f"{one.name} must lie in [0, 3], not {value!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

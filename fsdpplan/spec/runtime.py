@@ -31,6 +31,7 @@ RuntimeName = Literal[
     "xla",
 ]
 
+StackFamily = Literal["pytorch", "megatron", "early_megatron", "other"]
 HalfGradients = Literal["transient", "backward", "resident"]
 PipelineOutputs = Literal["freed", "split", "kept"]
 
@@ -42,6 +43,9 @@ class Runtime:
     name: RuntimeName
     words: str
     """What to call it in a sentence."""
+    family: StackFamily = "pytorch"
+    """Softwares whose kernels come from the same hands: how fast they run by themselves, beside
+    what the traits say, is fitted over the projects of a family (`DeviceFit.pace`)."""
     flat_parameters: bool = False
     """One flat parameter an FSDP unit (FSDP1): gathered in place, so nothing is copied out."""
     gathers_fp32: bool = False
@@ -70,6 +74,9 @@ class Runtime:
     overlaps_weight_gradient: bool = False
     """In backward, what tensor parallelism does with gradients of inputs runs beside the matmul
     that makes the gradients of weights; sequence parallelism gathers inputs again for it."""
+    regathers_inputs: bool = False
+    """Sequence parallelism keeps a rank's part of what the split matmuls read, and gathers it again
+    in backward; `overlaps_weight_gradient` does so, too. Without, the gathered input is kept."""
     joined_projections: bool = False
     """Projections that read the same input are one matrix: without sequence parallelism, tensor
     parallelism then reduces the gradient of that input once, not once a projection."""
@@ -152,6 +159,7 @@ FSDP1 = Runtime(
 MEGATRON = Runtime(
     name="megatron",
     words="Megatron Core",
+    family="megatron",
     half_parameters=True,
     joined_projections=True,
     fused_kernels=True,
@@ -172,12 +180,14 @@ MEGATRON = Runtime(
 MEGATRON_2020 = Runtime(
     name="megatron_2020",
     words="Megatron-LM before FlashAttention",
+    family="early_megatron",
     half_parameters=True,
     joined_projections=True,
     half_gradients=True,
     fused_kernels=True,
     flash_attention=False,
     overlaps_reduction=False,
+    regathers_inputs=True,
     repeats_whole_block=True,
     reduce_scatters_gradients=False,
     fused_loss=True,
@@ -186,11 +196,13 @@ MEGATRON_2020 = Runtime(
     fp32_gradients_of_bf16=True,
     pipeline_outputs="kept",
     pads_vocabulary=True,
-    source="Megatron-LM before Megatron Core, megatron/model/distributed.py",
+    source="Megatron-LM before Megatron Core, megatron/model/distributed.py; with sequence "
+    "parallelism arXiv 2205.05198, section 4.2.2",
 )
 NANOTRON = Runtime(
     name="nanotron",
     words="nanotron",
+    family="other",
     half_parameters=True,
     joined_projections=True,
     overlaps_weight_gradient=True,
@@ -267,6 +279,7 @@ RUNTIMES: tuple[Runtime, ...] = (
     Runtime(
         name="internevo",
         words="InternEvo",
+        family="other",
         half_parameters=True,
         joined_projections=True,
         half_gradients=True,
@@ -297,6 +310,7 @@ RUNTIMES: tuple[Runtime, ...] = (
         FSDP2,
         name="xla",
         words="JAX programs that XLA compiles",
+        family="other",
         native_attention=True,
         fused_kernels=True,
         fused_loss=True,
@@ -315,6 +329,7 @@ RUNTIMES: tuple[Runtime, ...] = (
     Runtime(
         name="libai",
         words="LiBai",
+        family="other",
         half_gradients=True,
         fused_kernels=True,
         flash_attention=False,

@@ -7,6 +7,10 @@ what y lies outside of it: (u - l) + 10 max(0, l - y, y - u). It is least, on av
 band is as narrow as may be and holds 80 % (Gneiting and Raftery 2007, interval score at 0.2).
 n rows of a project count as sqrt(n), as in `fit_steps`.
 
+What all rows of a project are off by alike is an error of its own, `stack_fraction`: the root mean
+square of the projects' medians, each project counting once. It is found first, and the others with
+it: they are what is left within projects. What a row leaves open is in its band, too.
+
 Two layouts' difference has an error beyond that of its parts, fitted to pairs of layouts of one
 model, cluster and batch (`differences`). Rows of code that waits where others overlap (`projects`)
 would widen the band of code that does not, and are left out. What is measured on the user's own
@@ -24,7 +28,7 @@ from math import exp, log, sqrt
 from pathlib import Path
 from statistics import mean, median
 
-from fsdpplan.cost.band import NORMAL_80, log_error, step_interval
+from fsdpplan.cost.band import NORMAL_80, log_error, step_interval, widened
 from fsdpplan.files.bundled import bundled_runs
 from fsdpplan.files.profile_devices import PHYSICS
 from fsdpplan.files.profile_edit import with_numbers, with_source
@@ -64,14 +68,18 @@ def mean_interval_score(rows: Sequence[HeldOutRow], errors: Mapping[Evidence, St
     counts = Counter(row.project for row in rows)
     total = 0.0
     for row in rows:
-        half_width = NORMAL_80 * log_error(row.time, errors[row.evidence])
+        half_width = half_width_log(row, errors)
         score = interval_score(half_width=half_width, log_residual=log_residual(row))
         total += score / sqrt(counts[row.project])
     return total / sum(map(sqrt, counts.values()))
 
 
 def fit_error(
-    rows: Sequence[HeldOutRow], *, evidence: Evidence, least: StepError | None = None
+    rows: Sequence[HeldOutRow],
+    *,
+    evidence: Evidence,
+    stack_fraction: float,
+    least: StepError | None = None,
 ) -> StepError:
     """The errors of least mean score on rows whose device has that evidence.
 
@@ -79,7 +87,8 @@ def fit_error(
     """
     from scipy.optimize import minimize  # a development dependency
 
-    names = [field.name for field in fields(StepError) if field.name != "layout_fraction"]
+    apart = ("layout_fraction", "stack_fraction")
+    names = [field.name for field in fields(StepError) if field.name not in apart]
     floors = asdict(least) if least else dict.fromkeys(names, LEAST_ERROR)
     own = tuple(row for row in rows if row.evidence == evidence)
 
@@ -88,7 +97,7 @@ def fit_error(
             name: min(MOST_ERROR, max(floors[name], exp(float(at))))
             for name, at in zip(names, point, strict=True)
         }
-        return StepError(**values, layout_fraction=0.0)
+        return StepError(**values, layout_fraction=0.0, stack_fraction=stack_fraction)
 
     def score(point: Sequence[float]) -> float:
         return mean_interval_score(own, {evidence: error_at(point)})
@@ -114,9 +123,11 @@ def fit_errors(
     rows: Sequence[HeldOutRow], runs: Sequence[MeasuredRun]
 ) -> dict[Evidence, StepError]:
     """Errors for each kind of evidence."""
-    fitted = fit_error(rows, evidence="fitted")
-    datasheet = fit_error(rows, evidence="datasheet", least=fitted)
+    stack = stack_spread(rows)
+    fitted = fit_error(rows, evidence="fitted", stack_fraction=stack)
+    datasheet = fit_error(rows, evidence="datasheet", stack_fraction=stack, least=fitted)
     halves = {name: MEASURED_SHARE * value for name, value in asdict(fitted).items()}
+    halves["stack_fraction"] = stack  # a measured machine says nothing of the software
     found: dict[Evidence, StepError] = {
         "measured": StepError(**halves),
         "fitted": fitted,
@@ -125,6 +136,31 @@ def fit_errors(
     rounded = {kind: _rounded(error) for kind, error in found.items()}
     layout = fit_layout_error(layout_pairs(rows, runs), rounded)
     return {kind: replace(error, layout_fraction=layout) for kind, error in rounded.items()}
+
+
+def stack_spread(rows: Sequence[HeldOutRow]) -> float:
+    """How far projects lie apart in log time: what all steps of an unknown one are off by.
+
+        sqrt(mean over projects of median(residuals)^2)
+    """
+    by_project: dict[str, list[float]] = {}
+    for row in rows:
+        by_project.setdefault(row.project, []).append(log_residual(row))
+    return sqrt(mean(median(residuals) ** 2 for residuals in by_project.values()))
+
+
+def half_width_log(row: HeldOutRow, errors: Mapping[Evidence, StepError]) -> float:
+    """Half of the row's 80 % band in log time."""
+    own = log_error(row.time, errors[row.evidence])
+    return NORMAL_80 * sqrt(own**2 + row.unknown_log_error**2)
+
+
+def project_coverage(rows: Sequence[HeldOutRow], errors: Mapping[Evidence, StepError]) -> float:
+    """Share of a project's rows inside, in the mean over projects."""
+    inside: dict[str, list[bool]] = {}
+    for row in rows:
+        inside.setdefault(row.project, []).append(is_inside(row, errors))
+    return mean(mean(map(float, some)) for some in inside.values())
 
 
 def band_rows(rows: Sequence[HeldOutRow], runs: Sequence[MeasuredRun]) -> tuple[HeldOutRow, ...]:
@@ -136,13 +172,13 @@ def band_rows(rows: Sequence[HeldOutRow], runs: Sequence[MeasuredRun]) -> tuple[
 
 def half_width_fraction(row: HeldOutRow, errors: Mapping[Evidence, StepError]) -> float:
     """Half of the row's band over its expected time."""
-    band = step_interval(row.time, errors[row.evidence])
+    band = widened(step_interval(row.time, errors[row.evidence]), row.unknown_log_error)
     return (band.upper - band.lower) / 2 / band.expected
 
 
 def is_inside(row: HeldOutRow, errors: Mapping[Evidence, StepError]) -> bool:
     """Whether the measured time lies in the row's band."""
-    return abs(log_residual(row)) <= NORMAL_80 * log_error(row.time, errors[row.evidence])
+    return abs(log_residual(row)) <= half_width_log(row, errors)
 
 
 def how_fitted(
@@ -157,7 +193,9 @@ def how_fitted(
     projects = len({row.project for row in rows})
     return (
         f"by fsdpplan.validate.fit_bands: least mean interval score over {len(rows)} rows of "
-        f"{projects} held-out projects: {100 * inside:.0f} % inside, median half-width "
+        f"{projects} held-out projects, which lie {100 * stack_spread(rows):.1f} % apart: "
+        f"{100 * inside:.0f} % inside, {100 * project_coverage(rows, errors):.0f} % as a mean over "
+        f"projects, median half-width "
         f"{100 * width:.1f} % on devices with rows, score {mean_interval_score(rows, errors):.3f}; "
         f"{pairs.inside} of {pairs.pairs} pairs of layouts of one job differ by no more than the "
         f"error of their ratio: {100 * pairs.fraction:.0f} %, or "

@@ -39,11 +39,8 @@ NETWORK = {
     "latency_seconds": Range(lowest=2.7e-6, highest=5e-5, starts=(1e-5, 3e-5)),
 }
 TCP = {**NETWORK, "latency_seconds": Range(lowest=2.7e-6, highest=5e-4, starts=(1e-4, 3e-4))}
-# rows of one size over many nodes: the latency and the chunks are a relative's
-ONE_SIZE = {
-    "bandwidth_fraction": Range(lowest=0.4, highest=0.99, starts=(0.8,)),
-    "crowding_exponent": Range(lowest=0.001, highest=1.0, starts=(0.3,)),
-}
+# rows of one size: the latency and the chunks are a relative's
+ONE_SIZE = {"bandwidth_fraction": Range(lowest=0.4, highest=0.99, starts=(0.8,))}
 INFINIBAND = {**NETWORK, "bandwidth_fraction": Range(lowest=0.9, highest=0.99, starts=(0.95,))}
 BETWEEN_NODES = (NETWORK, TCP, ONE_SIZE, INFINIBAND)
 

@@ -2,8 +2,10 @@
 
     python -m fsdpplan.validate.fit_steps [--check] [--table RUNS.csv] [--date YYYY-MM-DD]
 
-What is fitted: a few constants that every CUDA device shares, and for each device with rows what
-its kernels sustain. Nothing belongs to a source, a row or a model. The sum of squared log errors is
+What is fitted: a few constants that every CUDA device shares, the pace of each family of softwares,
+and for each device with rows what its kernels sustain. Nothing that ships belongs to a source, a row
+or a model: each project has an effect of its own on all its steps, drawn to none (partial pooling),
+so that constants answer for what projects have in common; it is thrown away. The sum of squared log errors is
 made least, each project with the same weight whatever its number of rows, and far-off rows with
 less than a square's (soft L1): a row that the model does not understand should not bend what it
 does. The numbers go into `hardware_profiles` with how they were found; `--check` says whether the
@@ -74,10 +76,25 @@ class Constant:
 SHARED = (
     Constant(name="overlap_slowdown_fraction", device=PHYSICS, expected=0.3, spread=0.5),
     Constant(name="kernel_launch_seconds", device=PHYSICS, expected=6e-6, spread=0.3),
+    Constant(name="straggler_fraction", device=PHYSICS, expected=0.01, spread=0.5),
+    Constant(name="megatron_pace", device=PHYSICS, expected=1.0, spread=0.1),
+    Constant(name="early_megatron_pace", device=PHYSICS, expected=1.0, spread=0.1),
 )
+
+PACES = ("megatron_pace", "early_megatron_pace")
+"""Families with several projects, beside PyTorch's, whose pace is 1; the mean of the three is taken
+for softwares of which one project is known."""
 
 FITTED_DEVICES = ("a100-sxm-80g", "h100-sxm-80g")
 """Devices with rows of several projects; others take their numbers from these."""
+
+OWN_POWER = {"a100-sxm-40g": "a100-sxm-80g"}
+"""Devices with rows of several projects that are another one's chip with another memory: what they
+sustain under their power limit is their own, the rest that one's."""
+
+PROJECT_SPREAD = 0.1
+"""Log time by which projects of one family lie apart: the spread of `stack_fraction` as it was found
+(`fit_bands`), to one digit."""
 
 
 def device_constants(device: str) -> tuple[Constant, ...]:
@@ -89,7 +106,14 @@ def device_constants(device: str) -> tuple[Constant, ...]:
     )
 
 
-CONSTANTS = (*SHARED, *(one for device in FITTED_DEVICES for one in device_constants(device)))
+CONSTANTS = (
+    *SHARED,
+    *(one for device in FITTED_DEVICES for one in device_constants(device)),
+    *(
+        Constant(name="sustained_fraction", device=device, expected=0.8, spread=0.2)
+        for device in OWN_POWER
+    ),
+)
 """All that is fitted here. Matmul ceilings and links have rows of their own (`fit_kernels`)."""
 
 Values = Mapping[str, float]
@@ -122,6 +146,7 @@ def relative_shares() -> Mapping[str, Mapping[str, float]]:
 def fits_of(values: Values) -> Fits:
     """`values` as the numbers to predict with, also on the fitted devices' relatives."""
     physics = {one.name: values[one.key] for one in CONSTANTS if one.device == PHYSICS}
+    physics["other_pace"] = other_pace(physics)
     devices = {
         device: {one.name: values[one.key] for one in device_constants(device)}
         for device in FITTED_DEVICES
@@ -129,7 +154,15 @@ def fits_of(values: Values) -> Fits:
     for name, share in relative_shares().items():
         base = devices[relatives()[name]]
         devices[name] = {field: min(1.0, base[field] * share[field]) for field in share}
+    for name in OWN_POWER:
+        devices[name]["sustained_fraction"] = values[f"{name}.sustained_fraction"]
     return Fits(physics=physics, devices=devices)
+
+
+def other_pace(paces: Mapping[str, float]) -> float:
+    """Of softwares of a family by themselves: the geometric mean of the families, PyTorch's 1."""
+    mean = exp(sum(log(paces[name]) for name in PACES) / (len(PACES) + 1))
+    return float(f"{mean:.{DIGITS}g}")
 
 
 def profile_values() -> dict[str, float]:
@@ -137,7 +170,9 @@ def profile_values() -> dict[str, float]:
     physics = load_profile(PHYSICS)
     assert isinstance(physics, PhysicsProfile)
     shared = dict(physics.fit)
-    fits = {device: load_device(device).device.fit for device in FITTED_DEVICES}
+    fits = {
+        device: load_device(device).device.fit for device in (*FITTED_DEVICES, *OWN_POWER)
+    }
     return {
         one.key: shared[one.name] if one.device == PHYSICS else getattr(fits[one.device], one.name)
         for one in CONSTANTS
@@ -185,14 +220,23 @@ def fit(runs: Sequence[MeasuredRun], *, start: Values | None = None) -> dict[str
     weights = [counts[project_of(run.source_id)] ** -0.25 for run in rows]
     begin = start or {constant.key: constant.expected for constant in CONSTANTS}
 
+    projects = list(counts)
+    of_project = [projects.index(project_of(run.source_id)) for run in rows]
+    known = len(CONSTANTS)
+
     def residuals(point: Sequence[float]) -> list[float]:
-        errors = log_errors(rows, fits_of(_values(point)))
-        of_rows = [weight * _softened(one) for weight, one in zip(weights, errors, strict=True)]
+        errors = log_errors(rows, fits_of(_values(point[:known])))
+        effects = [PROJECT_SPREAD * (float(one) - 1) for one in point[known:]]
+        of_rows = [
+            weight * _softened(error - effects[index])
+            for weight, error, index in zip(weights, errors, of_project, strict=True)
+        ]
         return of_rows + [PRIOR_LOG_ERROR * (float(one) - 1) for one in point]
 
     first = [1 + log(begin[one.key] / one.expected) / one.spread for one in CONSTANTS]
+    first += [1.0] * len(projects)
     found = least_squares(residuals, first, diff_step=0.1, xtol=2e-3, ftol=1e-4, max_nfev=10)
-    return _values(found.x)
+    return _values(found.x[:known])
 
 
 def _values(point: Sequence[float]) -> dict[str, float]:
@@ -219,8 +263,10 @@ def new_profiles(values: Values, *, how: str, date: str | None) -> dict[str, str
     words = {"how": how, "from": "tests/golden/bench/train_runs.csv"}
     words |= {"date": date} if date else {}
     texts = {}
-    for device in (PHYSICS, *FITTED_DEVICES):
+    for device in (PHYSICS, *FITTED_DEVICES, *OWN_POWER):
         numbers = {one.name: values[one.key] for one in CONSTANTS if one.device == device}
+        if device == PHYSICS:
+            numbers["other_pace"] = other_pace(numbers)
         texts[device] = with_source(with_numbers(profile_text(device), numbers), "step_fit", words)
     return texts
 
@@ -233,7 +279,8 @@ def how_fitted(runs: Sequence[MeasuredRun], values: Values) -> str:
     return (
         f"by fsdpplan.validate.fit_steps: least soft-L1 log error of the step time over "
         f"{len(rows)} rows of {projects} projects, {len(CONSTANTS)} constants at once, each drawn "
-        f"to what kernels alone let one expect; median error {100 * median(sizes):.1f} %, in-sample"
+        f"to what kernels alone let one expect, and an effect of each project, which is thrown "
+        f"away; median error {100 * median(sizes):.1f} %, in-sample"
     )
 
 
@@ -249,9 +296,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     how = how_fitted(runs, values)
     for constant in CONSTANTS:
         print(f"{constant.key:44} {values[constant.key]:.4g}")
-    shared = len(SHARED)
-    each = len(CONSTANTS[shared:]) // len(FITTED_DEVICES)
-    print(f"fitted: {shared} shared, {each} of each of {len(FITTED_DEVICES)} devices; {how}")
+    print(f"fitted: {len(CONSTANTS)} constants; {how}")
     texts = new_profiles(values, how=how, date=options.date)
     stale = [name for name, text in texts.items() if text != profile_text(name)]
     if options.check:

@@ -44,6 +44,8 @@ class HeldOutRow:
     evidence: Evidence
     """Of the device: `fitted` or `datasheet`."""
     time: TimeBreakdown
+    unknown_log_error: float
+    """For what the row leaves open (`predict.unknown_log_error`)."""
 
     @property
     def predicted_step_seconds(self) -> float:
@@ -79,6 +81,7 @@ def held_out_rows(
                     measured_step_seconds=measured,
                     evidence=outcome.evidence,
                     time=outcome.time,
+                    unknown_log_error=float(f"{outcome.unknown_log_error:.4g}"),
                 )
             )
     return tuple(rows)
