@@ -84,6 +84,4 @@ def _kernels(
         reports.append(collective_report(Path(collectives)))
     if matmuls is not None:
         reports.append(matmul_report(Path(matmuls)))
-    typer.echo(
-        kernels_json(reports) if as_json else kernels_screen(reports, width=columns())
-    )
+    typer.echo(kernels_json(reports) if as_json else kernels_screen(reports, width=columns()))

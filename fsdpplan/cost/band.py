@@ -97,9 +97,7 @@ def widened(interval: Interval, log_error: float) -> Interval:
     """`interval` with one more error, independent of what it has: squares add."""
     own = log(interval.upper / interval.expected) / NORMAL_80
     factor = exp(NORMAL_80 * sqrt(own**2 + log_error**2))
-    return replace(
-        interval, lower=interval.expected / factor, upper=interval.expected * factor
-    )
+    return replace(interval, lower=interval.expected / factor, upper=interval.expected * factor)
 
 
 def difference_log_error(one: TimeBreakdown, other: TimeBreakdown, error: StepError) -> float:

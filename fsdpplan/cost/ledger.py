@@ -2,8 +2,9 @@
 
 Bytes a parameter follow from what the software keeps. fp32 parameters with AdamW: 4 parameter + 4
 gradient + 8 optimizer = 16. Half-precision parameters with fp32 masters: 2 parameter + 2 or 4
-gradient + 12 optimizer = 16 or 18. All in half precision, without masters: 2 + 2 + 4 = 8. FSDP shards all of it, ZeRO-2 gradients and optimizer, ZeRO-1
-the optimizer alone. With `offload: cpu` the shards and the optimizer are in host memory.
+gradient + 12 optimizer = 16 or 18. All in half precision, without masters: 2 + 2 + 4 = 8. FSDP
+shards all of it, ZeRO-2 gradients and optimizer, ZeRO-1 the optimizer alone. With `offload: cpu`
+the shards and the optimizer are in host memory.
 """
 
 from __future__ import annotations
@@ -91,9 +92,10 @@ def _state_bytes(
 ) -> int:
     """Bytes that the optimizer keeps of `updated` parameters.
 
-    AdamW two moments in fp32, or in the dtype of parameters that have no masters. AdamW of 8 bits a byte for each, and an fp32 scale for each 256
-    elements (torchao torchao/optim/subclass_8bit.py; tensors below 4096 elements, which it keeps in
-    fp32, are assumed away). Muon one momentum of the blocks' matrices, AdamW's two of the rest.
+    AdamW two moments in fp32, or in the dtype of parameters that have no masters. AdamW of 8 bits a
+    byte for each, and an fp32 scale for each 256 elements (torchao torchao/optim/subclass_8bit.py;
+    tensors below 4096 elements, which it keeps in fp32, are assumed away). Muon one momentum of the
+    blocks' matrices, AdamW's two of the rest.
     """
     match training.optimizer:
         case "adamw":

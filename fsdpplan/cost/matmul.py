@@ -56,7 +56,8 @@ def matmul_seconds(*, m: int, n: int, k: int, dtype: str, device: Device) -> flo
     A roofline whose compute side counts whole tiles: w is the work of the busiest of p
     multiprocessors in elements of the result (`busy_waves`), and each tile pays for filling and
     draining its pipeline as if k were longer. Assumed away: cache reuse beyond one reading of each
-    operand, and clocks that fall under long loads (`throttled_seconds`). fp8 is the product alone: casting and scaling its operands is traffic to be counted apart.
+    operand, and clocks that fall under long loads (`throttled_seconds`). fp8 is the product alone:
+    casting and scaling its operands is traffic to be counted apart.
     """
     fit = device.fit
     multiprocessors = device.multiprocessors

@@ -86,7 +86,9 @@ def step_time(*, model: Model, cluster: Cluster, training: Training, layout: Lay
     )
     compute = busy + min(busy, slowdown_seconds(communication, cluster.device))
     parts = _compute_parts(stage=stage, **common)  # type: ignore[arg-type]
-    late = slowest_factor(gpus=cluster.gpus, straggler_fraction=cluster.device.fit.straggler_fraction)
+    late = slowest_factor(
+        gpus=cluster.gpus, straggler_fraction=cluster.device.fit.straggler_fraction
+    )
     waiting = sum(row.exposed_seconds for row in communication)
     # in a pipeline, what is not this rank's own collectives is another rank's, and its wait
     others = max(0.0, exposed.total - waiting) if layout.pp > 1 else 0.0

@@ -14,8 +14,8 @@ from fsdpplan.spec.checks import (
 )
 from fsdpplan.spec.correction import Correction
 from fsdpplan.spec.network import Network
-from fsdpplan.spec.runtime import StackFamily
 from fsdpplan.spec.remembered import RemembersHash, remembered_hash
+from fsdpplan.spec.runtime import StackFamily
 
 DeviceKind = Literal["cuda", "cpu"]
 Vendor = Literal["nvidia", "amd"]

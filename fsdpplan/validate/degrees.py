@@ -14,6 +14,7 @@ from fsdpplan.validate.skipped import NotExpressed, given
 ZERO_WORDS = re.compile(r"\bzero-?([0-3])\b|(\bfsdp2?\b)|(\bddp\b)", re.I)
 """Names of a ZeRO stage, of FSDP and of DDP in that of a framework."""
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Degrees:
     """Data- and context-parallel ranks, and what is sharded over them."""

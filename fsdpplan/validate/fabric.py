@@ -80,6 +80,7 @@ UNNAMED_GPU = re.compile(r"suggests (V100) class")
 """Words in the notes on what GPU a row's own rate on one GPU suggests."""
 SUGGESTED = {"V100": "V100-32GB"}
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterRequest:
     """What to load: a node profile and what the row says instead of it."""
@@ -111,14 +112,17 @@ def cluster_request(run: MeasuredRun) -> tuple[ClusterRequest, tuple[str, ...]]:
 
 
 def request_for(
-    gpu: str, *, network: str = "", gpus: int = 1, gpus_per_node: int = 1, profile: str | None = None
+    gpu: str,
+    *,
+    network: str = "",
+    gpus: int = 1,
+    gpus_per_node: int = 1,
+    profile: str | None = None,
 ) -> ClusterRequest:
     """The cluster of GPUs that `gpu` names, in nodes of `profile` or of the GPU's usual ones;
     raises NotExpressed where there is no such."""
     name = "" if profile else _part(gpu, [])
-    request = ClusterRequest(
-        profile=profile or NODES[name], gpus=gpus, gpus_per_node=gpus_per_node
-    )
+    request = ClusterRequest(profile=profile or NODES[name], gpus=gpus, gpus_per_node=gpus_per_node)
     if profile or gpus == gpus_per_node:
         return request
     return _with_network(request, network, name)[0]

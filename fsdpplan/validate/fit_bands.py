@@ -28,7 +28,15 @@ from math import exp, log, sqrt
 from pathlib import Path
 from statistics import mean, median
 
-from fsdpplan.cost.band import NORMAL_80, log_error, step_interval, widened
+from fsdpplan.cost.band import (
+    NORMAL_80,
+    kind_errors,
+    log_error,
+    stack_log_error,
+    step_interval,
+    step_shares,
+    widened,
+)
 from fsdpplan.files.bundled import bundled_runs
 from fsdpplan.files.profile_devices import PHYSICS
 from fsdpplan.files.profile_edit import with_numbers, with_source
@@ -99,8 +107,21 @@ def fit_error(
         }
         return StepError(**values, layout_fraction=0.0, stack_fraction=stack_fraction)
 
+    known = [(step_shares(row.time), row.unknown_log_error, log_residual(row)) for row in own]
+    counts = Counter(row.project for row in own)
+    weights = [counts[row.project] ** -0.5 for row in own]
+
     def score(point: Sequence[float]) -> float:
-        return mean_interval_score(own, {evidence: error_at(point)})
+        """`mean_interval_score` of the rows, what does not change with the errors known before."""
+        error = error_at(point)
+        of_kind = kind_errors(error)
+        always = stack_log_error(error) ** 2 + error.base_fraction**2
+        total = 0.0
+        for weight, (shares, unknown, residual) in zip(weights, known, strict=True):
+            parts = sum((share * of_kind[kind]) ** 2 for kind, share in shares.items())
+            half_width = NORMAL_80 * sqrt(always + parts + unknown**2)
+            total += weight * interval_score(half_width=half_width, log_residual=residual)
+        return total / sum(weights)
 
     def search(begin: float) -> tuple[float, StepError]:
         found = minimize(
@@ -141,7 +162,7 @@ def fit_errors(
 def stack_spread(rows: Sequence[HeldOutRow]) -> float:
     """How far projects lie apart in log time: what all steps of an unknown one are off by.
 
-        sqrt(mean over projects of median(residuals)^2)
+    sqrt(mean over projects of median(residuals)^2)
     """
     by_project: dict[str, list[float]] = {}
     for row in rows:

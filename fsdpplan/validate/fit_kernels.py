@@ -129,7 +129,8 @@ def count_of_constants(fitted: Fitted) -> str:
     devices = sum(key in DEVICES.values() for key in fitted)
     links = {key: len(numbers) for key, numbers in fitted.items() if ":" in key}
     listed = ", ".join(f"{count} of {key}" for key, count in links.items())
-    return f"fitted: {shared} shared, 1 of each of {devices} devices, and of links {listed}"
+    own = len(fitted[next(iter(DEVICES.values()))])
+    return f"fitted: {shared} shared, {own} of each of {devices} devices, and of links {listed}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

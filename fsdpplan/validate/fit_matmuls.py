@@ -45,12 +45,12 @@ def fit_matmuls(rows: Sequence[MatmulRow]) -> dict[str, dict[str, float]]:
     own = {device: {name: one.starts[0] for name, one in OWN.items()} for device in names}
     for _ in range(ROUNDS):
         for device in names:
-            mine = [group for group in classes if group[0].device == device]
+            mine = tuple(group for group in classes if group[0].device == device)
 
             def error(
-                point: Numbers, device: str = device, mine: Sequence[list[MatmulRow]] = tuple(mine)
+                point: Numbers, device: str = device, mine: Sequence[list[MatmulRow]] = mine
             ) -> float:
-                return _error(mine, {"physics": shared, device: point})
+                return _error(mine, {"physics": shared, device: point})  # noqa: B023
 
             own[device] = least(error, _from(OWN, own[device]))
 

@@ -2,14 +2,14 @@
 
     python -m fsdpplan.validate.fit_steps [--check] [--table RUNS.csv] [--date YYYY-MM-DD]
 
-What is fitted: a few constants that every CUDA device shares, the pace of each family of softwares,
-and for each device with rows what its kernels sustain. Nothing that ships belongs to a source, a row
-or a model: each project has an effect of its own on all its steps, drawn to none (partial pooling),
-so that constants answer for what projects have in common; it is thrown away. The sum of squared log errors is
-made least, each project with the same weight whatever its number of rows, and far-off rows with
-less than a square's (soft L1): a row that the model does not understand should not bend what it
-does. The numbers go into `hardware_profiles` with how they were found; `--check` says whether the
-profiles hold what a fresh fit gives.
+What is fitted: a few constants that every CUDA device shares, the pace of each family of
+softwares, and for each device with rows what its kernels sustain. Nothing that ships belongs to a
+source, a row or a model: each project has an effect of its own on all its steps, drawn to none
+(partial pooling), so that constants answer for what projects have in common; it is thrown away. The
+sum of squared log errors is made least, n rows of a project counting as sqrt(n), and far-off rows
+with less than a square's (soft L1): a row that the model does not understand should not bend what
+it does. The numbers go into `hardware_profiles` with how they were found; `--check` says whether
+the profiles hold what a fresh fit gives.
 
 A development tool: it needs SciPy and the repository's own profiles.
 """
@@ -93,8 +93,8 @@ OWN_POWER = {"a100-sxm-40g": "a100-sxm-80g"}
 sustain under their power limit is their own, the rest that one's."""
 
 PROJECT_SPREAD = 0.1
-"""Log time by which projects of one family lie apart: the spread of `stack_fraction` as it was found
-(`fit_bands`), to one digit."""
+"""Log time by which projects of a family lie apart, to one digit: `stack_fraction` as it was found
+(`fit_bands`)."""
 
 
 def device_constants(device: str) -> tuple[Constant, ...]:
@@ -170,9 +170,7 @@ def profile_values() -> dict[str, float]:
     physics = load_profile(PHYSICS)
     assert isinstance(physics, PhysicsProfile)
     shared = dict(physics.fit)
-    fits = {
-        device: load_device(device).device.fit for device in (*FITTED_DEVICES, *OWN_POWER)
-    }
+    fits = {device: load_device(device).device.fit for device in (*FITTED_DEVICES, *OWN_POWER)}
     return {
         one.key: shared[one.name] if one.device == PHYSICS else getattr(fits[one.device], one.name)
         for one in CONSTANTS

@@ -26,6 +26,7 @@ from fsdpplan.validate.fabric import load_request, node_gpus, request_for
 from fsdpplan.validate.kernels import (
     COLLECTIVES,
     DEVICES,
+    MOST_GPUS,
     NODES,
     collective_row,
     matmul_row,
@@ -37,7 +38,7 @@ from fsdpplan.validate.skipped import NotExpressed, Skipped
 FROM_BYTES = 2**20
 
 WITH_CAST = "aiconfigurator"
-"""Of this collector, fp8 rows include the cast of their input (`kernels.CAST_BYTES_PER_ELEMENT`)."""
+"""Of this collector, fp8 rows include the cast of their input (`CAST_BYTES_PER_ELEMENT`)."""
 
 SIZE_CLASSES = ((0.05e12, "< 0.05"), (0.5e12, "0.05-0.5"), (5e12, "0.5-5"), (float("inf"), "> 5"))
 """FLOPs up to which a product is of a class, in TFLOP."""
@@ -149,6 +150,8 @@ def _collective(timed: TimedCollective, scored: ScoredKernel) -> ScoredKernel:
         gpus_per_node=timed.gpus // timed.nodes,
         profile=known,
     )
+    if timed.gpus > MOST_GPUS.get(timed.node_type, timed.gpus):
+        raise NotExpressed("the links between these GPUs are not in the profile", timed.node_type)
     row = collective_row(timed, request.profile)
     if timed.gpus // timed.nodes > node_gpus(request.profile):
         raise NotExpressed("more GPUs a node than its profile has", request.profile)
@@ -160,9 +163,7 @@ def _collective(timed: TimedCollective, scored: ScoredKernel) -> ScoredKernel:
     )
 
 
-def _scored(
-    timed: Timed, score: Callable[[Timed, ScoredKernel], ScoredKernel]
-) -> ScoredKernel:
+def _scored(timed: Timed, score: Callable[[Timed, ScoredKernel], ScoredKernel]) -> ScoredKernel:
     blank = ScoredKernel(
         row=timed.row,
         group=(timed.gpu,),
@@ -181,9 +182,7 @@ def _scored(
         )
 
 
-def _report(
-    kind: KernelKind, names: tuple[str, ...], rows: Sequence[ScoredKernel]
-) -> KernelReport:
+def _report(kind: KernelKind, names: tuple[str, ...], rows: Sequence[ScoredKernel]) -> KernelReport:
     groups: dict[Hashable, list[ScoredKernel]] = {}
     for row in rows:
         if row.counts:

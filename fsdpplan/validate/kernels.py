@@ -66,7 +66,7 @@ read), then each element is read again and written (2 + 1). Source: the collecto
 a TensorRT-LLM `Linear` without an input scale (collector/trtllm/collect_gemm.py)."""
 
 CAST_START_SECONDS = 1e-5
-"""What the two kernels of that cast take whatever their size: the whole number of 5 us that fits both
+"""What the two kernels of that cast take whatever their size: the multiple of 5 us that fits both
 GPUs best. Like the bandwidth it belongs to that program."""
 
 CAST_BANDWIDTH_FRACTION = 0.6

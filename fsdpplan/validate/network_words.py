@@ -13,8 +13,8 @@ GENERATION_GBITS = {
     "xdr": 800.0,
     "omnipath": 100.0,
 }
-"""Rate of one port of 4 lanes of InfiniBand, by generation (InfiniBand Trade Association's roadmap),
-and of Omni-Path 100, the only one in service to 2024."""
+"""Rate of one port of 4 lanes of InfiniBand, by generation (the InfiniBand Trade Association's
+roadmap), and of Omni-Path 100, the only one in service to 2024."""
 
 GENERATIONS = re.compile(r"\b(FDR|EDR|HDR|NDR|XDR|Omni-?Path)[ -]?(\d{2,3})?(?![0-9])", re.I)
 """A generation of links, with its rate where that is written behind it."""
@@ -22,7 +22,9 @@ GENERATIONS = re.compile(r"\b(FDR|EDR|HDR|NDR|XDR|Omni-?Path)[ -]?(\d{2,3})?(?![
 RATE = re.compile(r"(\d{1,6}(?:\.\d+)?)\s*([GT])b(?:it)?(?:ps|/s)?\b")
 """A rate in bits a second."""
 
-OTHER_ADAPTERS = re.compile(r"manage|mgmt|storage|front-?end|\bBMC\b|in-band|\bhost\b|internet", re.I)
+OTHER_ADAPTERS = re.compile(
+    r"manage|mgmt|storage|front-?end|\bBMC\b|in-band|\bhost\b|internet", re.I
+)
 """Words on adapters that do not carry collectives."""
 
 COMPUTE_ADAPTERS = re.compile(r"comput|back-?end|RDMA|\bGPUs?\b|fabric", re.I)

@@ -15,7 +15,8 @@ HALF_STATES = re.compile(
     r"\b(?:pure|full|true) (?:bf16|fp16|half)\b"
     r"|\b(?:bf16|fp16|half)[- ](?:params?|parameters|weights)(?: and|,| \+|/)[^;]*"
     r"\b(?:optim\w*|states|moments|adam\w*)"
-    r"|\b(?:optim\w*|adam\w*)(?:[- ]states?| moments)?[^;,]{0,12}\b(?:in|kept in|=) ?(?:bf16|fp16|half)\b"
+    r"|\b(?:optim\w*|adam\w*)(?:[- ]states?| moments)?[^;,]{0,12}"
+    r"\b(?:in|kept in|=) ?(?:bf16|fp16|half)\b"
     r"|\b(?:no|without) (?:fp32 )?master(?: weights| copy| copies)?\b"
     r"|\bmodel (?:is )?(?:loaded|kept) in (?:bf16|fp16|half)\b",
     re.I,

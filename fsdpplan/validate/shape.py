@@ -42,8 +42,8 @@ DEEPSEEK_QUERY_RANK = 1536
 DEEPSEEK_HEAD_DIM = 192
 SMALL_HIDDEN = 4096
 """Latent attention as DeepSeek-V2 and V3 and Kimi K2 have it; models narrower than this, such as
-DeepSeek-V2-Lite and Moonlight, make queries without a latent of their own. Source: their config.json
-on Hugging Face."""
+DeepSeek-V2-Lite and Moonlight, make queries without a latent of their own. Source: their
+config.json on Hugging Face."""
 
 
 class Expressed(NamedTuple):

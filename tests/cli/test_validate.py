@@ -41,7 +41,7 @@ def runs(tmp_path: Path) -> str:
     path.write_text(
         table(
             LLAMA_8B | {"peak_mem_gib": "50", "notes": "mem_kind=reserved"},
-            LLAMA_8B | {"attention_type": "mla"},
+            LLAMA_8B | {"offload": "nvme"},
             GPT_PIPELINE | {"source_id": "theirs", "oom": "y", "step_time_s": ""},
         )
     )
@@ -67,7 +67,7 @@ def test_the_screen_shows_sources_skips_and_assumptions(
     monkeypatch.setenv("COLUMNS", str(columns))
     out = show(capsys, "validate", runs)
     assert max(map(len, out.splitlines())) <= columns
-    for words in ("mine", "theirs", "latent attention", "mean over sources", "Assumed", "80 %"):
+    for words in ("mine", "theirs", "offload", "mean over sources", "Assumed", "80 %"):
         assert words in " ".join(out.split())
 
 
@@ -86,7 +86,7 @@ def test_the_json_keeps_its_contract(runs: str, capsys: pytest.CaptureFixture[st
     assert first["memory_kind"] == "reserved"
     assert first["predicted_peak_memory_bytes"] > 2**30
     assert expert["status"] == "skipped"
-    assert "latent attention" in expert["reason"]
+    assert "offload" in expert["reason"]
     assert expert["predicted_step_seconds"] is None
     assert out_of_memory["predicted_fits"] in (True, False)
     assert out_of_memory["measured_step_seconds"] is None
@@ -161,7 +161,7 @@ def test_a_bad_table_is_one_line_and_a_json_error(
 
 def test_without_a_table_it_takes_the_published_runs(capsys: pytest.CaptureFixture[str]) -> None:
     document: dict[str, Any] = json.loads(show(capsys, "validate", "--json"))
-    assert len(document["rows"]) == 2375
+    assert len(document["rows"]) == 2686
     assert document["fits"]["ran"] > 1600
     assert {pair["change"] for pair in document["pairs"]} == {"compile", "async_tp", "fp8"}
     assert document["ranking"]["groups"] == len(document["groups"]) > 30
@@ -178,3 +178,37 @@ def test_from_a_wheel_one_line_says_where_the_published_runs_are(
     assert "in a clone" in err
     assert "fsdpplan validate RUNS.csv" in err
     assert len(err.splitlines()) == 1
+
+
+COLLECTIVES = """gpu,gpus,nodes,fabric,collective,bytes,time_us
+H100-80GB,8,1,NVLink,all_gather,268435456,700
+H100-80GB,16,2,8x400 Gb,all_gather,268435456,800
+TPU,8,1,ICI,all_gather,268435456,700
+"""
+MATMULS = """gpu,dtype,m,n,k,achieved_tflops
+H100-SXM,bf16,8192,8192,8192,780
+"""
+
+
+def test_tables_of_kernels_are_scored(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    calls, products = tmp_path / "calls.csv", tmp_path / "products.csv"
+    calls.write_text(COLLECTIVES)
+    products.write_text(MATMULS)
+    words = ("validate", "--collectives", str(calls), "--matmuls", str(products))
+    said = show(capsys, *words)
+    assert "3 timed collectives, 2 predicted" in said
+    assert "1 timed matmuls, 1 predicted" in said
+    assert "no hardware profile for the GPU (1)" in said
+    document = json.loads(show(capsys, *words, "--json"))
+    groups = document["collectives"]["groups"]
+    assert [group["span"] for group in groups] == ["one node", "across nodes"]
+    assert groups[0]["rows"] == 1
+    assert document["collectives"]["rows"][2]["status"] == "skipped"
+    assert document["matmuls"]["groups"][0]["tflop"] == "0.5-5"
+
+
+def test_runs_and_kernels_are_scored_apart(
+    capsys: pytest.CaptureFixture[str], runs: str, tmp_path: Path
+) -> None:
+    assert exit_code_of(("validate", runs, "--matmuls", str(tmp_path / "any.csv"))) == 2
+    assert "scored apart" in capsys.readouterr().err

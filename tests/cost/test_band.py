@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from math import exp, isclose, log
+from math import exp, hypot, isclose, log
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,10 +12,14 @@ from fsdpplan.cost.band import (
     MOST_INDISTINGUISHABLE_FRACTION,
     NORMAL_80,
     difference_fraction,
+    difference_log_error,
+    knowing_stack,
     log_error,
+    stack_log_error,
     step_interval,
     step_shares,
     tie_fraction,
+    widened,
 )
 from fsdpplan.cost.shape import infer_model
 from fsdpplan.cost.step import estimate
@@ -74,7 +78,8 @@ def test_a_step_is_known_no_better_than_its_base_and_no_worse_than_all_errors_to
     time: TimeBreakdown, error: StepError
 ) -> None:
     kinds = [getattr(error, f.name) for f in fields(StepError) if f.name != "layout_fraction"]
-    assert error.base_fraction <= log_error(time, error) * (1 + 1e-9)
+    least = hypot(error.base_fraction, error.stack_fraction)
+    assert least <= log_error(time, error) * (1 + 1e-9)
     assert log_error(time, error) <= sum(kinds) + 1e-9
 
 
@@ -133,3 +138,23 @@ def test_a_large_error_makes_no_more_ties(error_fraction: float) -> None:
     assert tied <= error_fraction
     assert tied <= MOST_INDISTINGUISHABLE_FRACTION
     assert tied in (error_fraction, MOST_INDISTINGUISHABLE_FRACTION)
+
+
+@given(times(), times(), errors())
+def test_what_a_stack_is_off_by_cancels_between_its_layouts(
+    one: TimeBreakdown, other: TimeBreakdown, error: StepError
+) -> None:
+    known = knowing_stack(error)
+    assert stack_log_error(known) == 0.0
+    assert difference_log_error(one, other, error) == difference_log_error(one, other, known)
+    assert log_error(one, known) <= log_error(one, error)
+
+
+@given(times(), errors(), st.floats(0, 0.5))
+def test_one_more_error_widens_a_band_by_its_square(
+    time: TimeBreakdown, error: StepError, more: float
+) -> None:
+    band = widened(step_interval(time, error), more)
+    found = log(band.upper / band.expected) / NORMAL_80
+    assert isclose(found, hypot(log_error(time, error), more), abs_tol=1e-6)
+    assert isclose(band.expected**2, band.lower * band.upper, rel_tol=1e-6)

@@ -34,6 +34,7 @@ def row(number: int, *, measured: float, predicted: float, project: str = "one")
         project=project,
         measured_step_seconds=measured,
         evidence="fitted",
+        unknown_log_error=0.0,
         time=time,
     )
 

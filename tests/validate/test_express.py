@@ -7,6 +7,7 @@ import pytest
 from fsdpplan.cost.params import parameter_count
 from fsdpplan.files.runs import parse_runs
 from fsdpplan.validate.express import Expressed, express
+from fsdpplan.validate.predict import Prediction, predict
 from fsdpplan.validate.skipped import Skipped
 from tests.validate.tables import GPT_PIPELINE, LLAMA_8B, run, table
 
@@ -447,7 +448,8 @@ def test_missing_degrees_follow_from_the_gpus(
         ({"offload": "nvme"}, "offload"),
         ({"gpu": "TPU v5"}, "no hardware profile for the GPU: TPU v5"),
         ({"notes": "task=LoRA"}, "adapters"),
-        ({"framework": "Megatron-LM"}, "checkpointing by operation"),
+        ({"dtype": "nvfp4"}, "4-bit matmuls"),
+        ({"model_name": "nemotron-h-56b"}, "state-space blocks"),
         ({"gpu": ""}, "GPU is not named"),
         ({"gpus": ""}, "gpus is not given"),
         ({"hidden": ""}, "hidden is not given"),
@@ -455,8 +457,7 @@ def test_missing_degrees_follow_from_the_gpus(
         ({"model_name": "llama", "ffn_hidden": ""}, "ffn_hidden is not given"),
         ({"layers": "", "params_b": ""}, "layers is not given"),
         ({"model_name": "ours", "kv_heads": ""}, "kv_heads is not given"),
-        ({"attention_type": "mla"}, "latent attention"),
-        ({"zero_stage": ""}, "zero_stage is not given"),
+        ({"framework": "PyTorch", "zero_stage": "", "act_ckpt": "full"}, "zero_stage is not given"),
         ({"global_batch": ""}, "global_batch is not given"),
         ({"global_batch": "65"}, "whole micro-batches"),
         ({"dp_shard": "32"}, "do not multiply"),
@@ -475,7 +476,7 @@ def test_a_row_is_skipped_for_a_stated_reason(changes: dict[str, str], says: str
         ({"schedule": "gpipe", "vpp": "2"}, "schedule is not priced"),
         ({"layers": "1"}, "more pipeline stages than layers"),
         ({"kv_heads": "6"}, "tp does not divide kv_heads"),
-        ({"dtype": "mixed"}, "autocast"),
+        ({"dtype": "mixed", "framework": "PyTorch"}, "autocast"),
     ],
 )
 def test_a_pipeline_is_skipped_for_a_stated_reason(changes: dict[str, str], says: str) -> None:
@@ -484,3 +485,114 @@ def test_a_pipeline_is_skipped_for_a_stated_reason(changes: dict[str, str], says
 
 def test_reasons_have_no_numbers_so_that_rows_are_counted_by_them() -> None:
     assert skipped(dp_shard="32").reason == skipped(dp_shard="16").reason
+
+
+# --- words and blanks ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("framework", "dtype", "precision", "recipe"),
+    [
+        ("Megatron-LM", "bf16 (TE)", "bf16", None),
+        ("Megatron-LM", "fp16 (O2)", "fp16", None),
+        ("Megatron-LM", "amp", "bf16", None),
+        ("NeMo", "bf16-mixed", "bf16", None),
+        ("NeMo", "fp8-cs", "fp8", "tensorwise"),
+        ("NeMo", "fp8-ds", "fp8", "delayed"),
+        ("NeMo", "mxfp8", "fp8", "delayed"),
+        ("NeMo", "fp8 (blockwise)", "fp8", "rowwise"),
+        ("torchtitan", "bfloat16", "bf16", None),
+    ],
+)
+def test_number_formats_are_read_in_the_softwares_words(
+    framework: str, dtype: str, precision: str, recipe: str | None
+) -> None:
+    row = expressed(framework=framework, dtype=dtype, act_ckpt="full")
+    assert row.training.precision == precision
+    assert recipe is None or row.training.fp8_recipe == recipe
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"dtype": "pure bf16"},
+        {"notes": "bf16 parameters and optimizer states"},
+        {"notes": "AdamW states in bf16; no fp32 master weights"},
+        {"notes": "model loaded in bf16"},
+    ],
+)
+def test_states_in_half_precision_are_half_the_memory(words: dict[str, str]) -> None:
+    row = expressed(framework="transformers Trainer (FSDP)", act_ckpt="full", **words)
+    assert row.training.runtime == "half_states"
+    usual = expressed(framework="transformers Trainer (FSDP)", act_ckpt="full")
+    peaks = []
+    for one in (row, usual):
+        outcome = predict(one)
+        assert isinstance(outcome, Prediction)
+        peaks.append(outcome.memory.parameters_bytes + outcome.memory.optimizer_bytes)
+    assert 2 * peaks[0] == peaks[1]
+
+
+def test_megatrons_masters_are_fp32_whatever_is_said_of_the_model() -> None:
+    row = expressed(GPT_PIPELINE, notes="model loaded in bf16", dtype="bf16")
+    assert row.training.runtime == "megatron_lm"
+
+
+def test_fsdps_pure_mode_is_not_taken_for_half_states() -> None:
+    row = expressed(notes="FSDP MixedPrecision mode PURE (params+reduce bf16)")
+    assert row.training.runtime != "half_states"
+
+
+@pytest.mark.parametrize(
+    ("notes", "share"),
+    [
+        ("recompute 2 of 10 layers", 0.2),
+        ("recompute_num_layers=5; recompute_method=block", 0.25),
+        ("recompute_num_layers=5; recompute_method=uniform", None),
+        ("recomputes 50% of the blocks", 0.5),
+        ("", None),
+    ],
+)
+def test_partial_recomputation_is_a_share_of_the_blocks(notes: str, share: float | None) -> None:
+    row = expressed(GPT_PIPELINE, act_ckpt="full", notes=notes)
+    assert row.recomputed_share == (share if share is None else pytest.approx(share))
+
+
+def test_modules_that_megatron_recomputes_cost_half_of_all() -> None:
+    row = expressed(GPT_PIPELINE, act_ckpt="op")
+    assert row.recomputed_share == 0.5
+
+
+def test_latent_attention_outside_the_catalogue_is_deepseeks() -> None:
+    model = expressed(model_name="ours", attention_type="mla", kv_heads="").model
+    assert model.latent is not None
+    assert (model.latent.kv_rank, model.head_dim) == (512, 192)
+
+
+def test_a_width_that_is_not_given_is_that_of_the_usual_decoder() -> None:
+    columns = ("hidden", "layers", "heads", "kv_heads", "ffn_hidden", "attention_type")
+    row = expressed(model_name="ours", params_b="13", **dict.fromkeys(columns, ""))
+    assert parameter_count(row.model) == pytest.approx(13e9, rel=0.02)
+
+
+def test_a_blank_zero_stage_of_megatron_is_the_distributed_optimizer_or_none() -> None:
+    row = expressed(GPT_PIPELINE, zero_stage="", dp_replicate="", dp_shard="")
+    assert row.layouts[0].sharding == "zero1"
+    (unknown,) = [one for one in row.unknown if one.what == "ZeRO stage"]
+    assert [case.zero_stage for case in unknown.cases] == ["0"]
+
+
+def test_what_is_said_is_not_unknown() -> None:
+    row = expressed(inter_net_note="8x400 Gb/s")
+    assert row.unknown == ()
+
+
+def test_each_blank_widens_the_band() -> None:
+    known = predict(expressed(inter_net_note="8x400 Gb/s", act_ckpt="full"))
+    for blank in ({"inter_net_note": "", "act_ckpt": "full"}, {"act_ckpt": ""}):
+        row = predict(expressed(**({"inter_net_note": "8x400 Gb/s"} | blank)))
+        assert isinstance(row, Prediction)
+        assert isinstance(known, Prediction)
+        widths = [one.step_seconds.upper / one.step_seconds.expected for one in (known, row)]
+        assert row.unknown_log_error > 0
+        assert widths[1] > widths[0]

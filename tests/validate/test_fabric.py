@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fsdpplan.files.profiles import load_node
 from fsdpplan.validate.fabric import (
     NETWORKS,
     NODES,
@@ -11,17 +12,22 @@ from fsdpplan.validate.fabric import (
     ClusterRequest,
     cluster_request,
     load_request,
+    names_network,
+    usual_networks,
 )
+from fsdpplan.validate.network_words import ports_of
 from fsdpplan.validate.skipped import NotExpressed
 from tests.validate.tables import run
 
 
 @pytest.mark.parametrize(("gpu", "profile"), sorted(NODES.items()))
 def test_a_named_gpu_has_a_cluster_of_it(gpu: str, profile: str) -> None:
-    cluster = load_request(ClusterRequest(profile=profile, gpus=64, gpus_per_node=8))
+    node = load_node(profile)
+    per_node = node.gpus_per_node or 8
+    gpus = 8 * per_node if len(node.levels) > 1 else per_node
+    cluster = load_request(ClusterRequest(profile=profile, gpus=gpus, gpus_per_node=per_node))
     family = gpu.split("-")[0].lower()
-    assert cluster.device.name.startswith(family)
-    assert cluster.nodes == 8
+    assert cluster.device.name.replace("rtx-", "rtx").startswith(family)
 
 
 @pytest.mark.parametrize(("gpu", "pattern", "profile"), NETWORKS)
@@ -71,6 +77,11 @@ def test_a_gpu_that_the_notes_suggest_is_taken_and_said() -> None:
         ("Tesla V100-SXM2-16GB", "dgx-1v-16g"),
         ("B200 192GB", "dgx-b200"),
         ("NVIDIA H200", "dgx-h200"),
+        ("GB200", "gb200-nvl72"),
+        ("NVIDIA GB300 NVL72", "gb300-nvl72"),
+        ("B300", "dgx-b300"),
+        ("AMD Instinct MI300X", "oci-bm-gpu-mi300x-8"),
+        ("RTX 4090", "pcie-8xrtx4090"),
     ],
 )
 def test_a_gpu_is_known_by_the_names_that_tools_print(words: str, profile: str) -> None:
@@ -81,8 +92,52 @@ def test_a_gpu_is_known_by_the_names_that_tools_print(words: str, profile: str) 
 
 @pytest.mark.parametrize(
     "words",
-    ["H100 PCIe 80GB", "H100 NVL 94GB", "A100-20GB", "RTX 4090", "MI300X", "GB200", "H1000"],
+    ["H100 PCIe 80GB", "H100 NVL 94GB", "A100-20GB", "RTX 3090", "MI325X", "GH200", "H1000"],
 )
 def test_another_part_of_the_same_name_is_not_taken_for_it(words: str) -> None:
     with pytest.raises(NotExpressed, match="no hardware profile"):
         cluster_request(run(gpu=words, gpus="8", gpus_per_node="8"))
+
+
+@pytest.mark.parametrize(
+    ("words", "ports", "gbits"),
+    [
+        ("4x100 Gb RoCE per node", 4, 100),
+        ("1600 Gbps RoCE per node", 8, 200),
+        ("400 Gb/s RDMA per GPU", 8, 400),
+        ("4x Omni-Path links/node", 4, 100),
+        ("NDR 400", None, 400),
+        ("HDR InfiniBand", None, 200),
+        ("8x NDR 400", 8, 400),
+        ("1x 100 Gb/s management; compute: 8x NDR 400", 8, 400),
+        ("2x200 Gb/s storage, 8x400 Gb/s compute", 8, 400),
+        ("400 Gb/s InfiniBand per GPU + 200 Gb/s storage", 8, 400),
+        ("3.2 Tb/s", 8, 400),
+    ],
+)
+def test_the_ports_that_train_are_read_from_words(
+    words: str, ports: int | None, gbits: float
+) -> None:
+    found = ports_of(words, 8)
+    assert found is not None
+    assert (found.ports, found.gbits) == (ports, gbits)
+
+
+@pytest.mark.parametrize("words", ["", "InfiniBand", "AWS EFA", "1x 100 Gb"])
+def test_words_without_a_rate_of_all_ports_leave_the_network_open(words: str) -> None:
+    named = names_network(run(inter_net_note=words))
+    assert named is (words in ("AWS EFA", "1x 100 Gb"))
+
+
+def test_a_rack_is_many_nodes_and_its_ports_are_those_of_all() -> None:
+    request, said = cluster_request(
+        run(gpu="GB200", gpus="144", gpus_per_node="72", inter_net_note="4x400 Gb per node")
+    )
+    assert request.gpus_per_node == 4
+    assert any("nodes of 4" in sentence for sentence in said)
+    assert load_request(request).levels[-1].ports == 4 * 18
+
+
+def test_usual_networks_are_those_of_nodes_with_the_gpu() -> None:
+    assert "8x400 Gb" in usual_networks("dgx-h100")
+    assert usual_networks("gb200-nvl72") == ("4x400 Gb",)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fsdpplan.cost.band import NORMAL_80, log_error
 from fsdpplan.spec.estimate import TimeBreakdown
-from fsdpplan.validate.fit_bands import fit_error, interval_score
+from fsdpplan.validate.fit_bands import fit_error, interval_score, stack_spread
 from fsdpplan.validate.held_out import HeldOutRow
 
 
@@ -43,9 +43,10 @@ def test_the_fitted_band_holds_about_80_percent_of_what_it_was_fitted_to() -> No
                 measured_step_seconds=exp(-residual),
                 evidence="fitted",
                 time=time,
+                unknown_log_error=0.0,
             )
         )
-    found = fit_error(rows, evidence="fitted")
+    found = fit_error(rows, evidence="fitted", stack_fraction=0.0)
     inside = [abs(_log_residual(row)) <= NORMAL_80 * log_error(row.time, found) for row in rows]
     assert 0.72 <= sum(inside) / len(rows) <= 0.88
     assert found.across_fraction > 3 * found.matmul_fraction
@@ -54,3 +55,29 @@ def test_the_fitted_band_holds_about_80_percent_of_what_it_was_fitted_to() -> No
 def _log_residual(row: HeldOutRow) -> float:
 
     return log(row.predicted_step_seconds / row.measured_step_seconds)
+
+
+def test_projects_that_lie_apart_are_told_from_rows_that_do() -> None:
+    draw = random.Random(3)
+    time = TimeBreakdown(
+        compute_seconds=1.0,
+        exposed_communication_seconds=0.0,
+        bubble_seconds=0.0,
+        optimizer_seconds=0.0,
+        matmul_seconds=1.0,
+    )
+    rows = [
+        HeldOutRow(
+            row=0,
+            project=str(project),
+            measured_step_seconds=exp(away + draw.gauss(0.0, 0.03)),
+            evidence="fitted",
+            time=time,
+            unknown_log_error=0.0,
+        )
+        for project, away in enumerate((-0.1, 0.1) * 6)
+        for _ in range(30)
+    ]
+    assert abs(stack_spread(rows) - 0.1) < 0.01
+    inside = [row for row in rows if row.project in "01"]
+    assert stack_spread(inside) > 0.08

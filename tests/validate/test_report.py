@@ -53,7 +53,7 @@ def test_untimed_rows_are_predicted_and_not_compared() -> None:
 
 
 def test_skips_are_counted_by_reason() -> None:
-    rows = [run(dp_shard="32"), run(dp_shard="16"), run(attention_type="mla"), run()]
+    rows = [run(dp_shard="32"), run(dp_shard="16"), run(offload="nvme"), run()]
     (source,) = report(rows).sources
     assert list(source.skipped.values()) == [2, 1]
     assert source.predicted + sum(source.skipped.values()) == source.rows
@@ -73,7 +73,7 @@ def test_memory_is_compared_in_the_rows_own_kind() -> None:
 
 def test_no_errors_have_no_mean() -> None:
     assert mean_errors([]) is None
-    assert report([run(attention_type="mla")]).mean_over_sources is None
+    assert report([run(offload="nvme")]).mean_over_sources is None
 
 
 def test_published_fsdp2_runs_are_predicted_within_15_percent() -> None:
