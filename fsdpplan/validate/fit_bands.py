@@ -8,8 +8,8 @@ band is as narrow as may be and holds 80 % (Gneiting and Raftery 2007, interval 
 n rows of a project count as sqrt(n), as in `fit_steps`.
 
 What all rows of a project are off by alike is an error of its own, `stack_fraction`: the root mean
-square of the projects' medians, each project counting once. It is found first, and the others with
-it: they are what is left within projects. What a row leaves open is in its band, too.
+square of the projects' medians, each project counting once, and wider for their small number. It
+is found first, and the others with it: they are what is left within projects. What a row leaves open is in its band, too.
 
 Two layouts' difference has an error beyond that of its parts, fitted to pairs of layouts of one
 model, cluster and batch (`differences`). Rows of code that waits where others overlap (`projects`)
@@ -51,7 +51,7 @@ from fsdpplan.validate.differences import (
     log_residual,
 )
 from fsdpplan.validate.held_out import HELD_OUT, HeldOutRow, read_held_out
-from fsdpplan.validate.projects import POORLY_TUNED, tells_of_hardware
+from fsdpplan.validate.projects import HALF_AUTOCAST, POORLY_TUNED, tells_of_hardware
 
 MISS_COST = 10.0
 """Two over the share of measured values that an 80 % band may miss."""
@@ -144,7 +144,7 @@ def fit_errors(
     rows: Sequence[HeldOutRow], runs: Sequence[MeasuredRun]
 ) -> dict[Evidence, StepError]:
     """Errors for each kind of evidence."""
-    stack = stack_spread(rows)
+    stack = predicted_spread(rows)
     fitted = fit_error(rows, evidence="fitted", stack_fraction=stack)
     datasheet = fit_error(rows, evidence="datasheet", stack_fraction=stack, least=fitted)
     halves = {name: MEASURED_SHARE * value for name, value in asdict(fitted).items()}
@@ -170,6 +170,20 @@ def stack_spread(rows: Sequence[HeldOutRow]) -> float:
     return sqrt(mean(median(residuals) ** 2 for residuals in by_project.values()))
 
 
+def predicted_spread(rows: Sequence[HeldOutRow]) -> float:
+    """The same for the next project, of which the 80 % band should hold four in five.
+
+        spread * sqrt(1 + 1 / n) * t(0.9, n) / 1.2816
+
+    n projects tell their spread no better than so: Student's t in place of the normal distribution.
+    """
+    from scipy.stats import t as student  # a development dependency
+
+    number = len({row.project for row in rows})
+    wider = float(student.ppf(0.9, number)) / NORMAL_80
+    return stack_spread(rows) * sqrt(1 + 1 / number) * wider
+
+
 def half_width_log(row: HeldOutRow, errors: Mapping[Evidence, StepError]) -> float:
     """Half of the row's 80 % band in log time."""
     own = log_error(row.time, errors[row.evidence])
@@ -185,9 +199,11 @@ def project_coverage(rows: Sequence[HeldOutRow], errors: Mapping[Evidence, StepE
 
 
 def band_rows(rows: Sequence[HeldOutRow], runs: Sequence[MeasuredRun]) -> tuple[HeldOutRow, ...]:
-    """Rows whose residual tells of the model and not of an unnamed GPU or of waiting code."""
+    """Rows whose residual tells of the model and not of an unnamed GPU, of waiting code, or of a
+    script that did not run in the format that it names."""
+    apart = (POORLY_TUNED, HALF_AUTOCAST)
     return tuple(
-        row for row in rows if row.project != POORLY_TUNED and tells_of_hardware(runs[row.row])
+        row for row in rows if row.project not in apart and tells_of_hardware(runs[row.row])
     )
 
 

@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 
 from fsdpplan.cost.band import NORMAL_80, log_error
 from fsdpplan.spec.estimate import TimeBreakdown
-from fsdpplan.validate.fit_bands import fit_error, interval_score, stack_spread
+from fsdpplan.validate.fit_bands import (
+    fit_error,
+    interval_score,
+    predicted_spread,
+    stack_spread,
+)
 from fsdpplan.validate.held_out import HeldOutRow
 
 
@@ -81,3 +86,6 @@ def test_projects_that_lie_apart_are_told_from_rows_that_do() -> None:
     assert abs(stack_spread(rows) - 0.1) < 0.01
     inside = [row for row in rows if row.project in "01"]
     assert stack_spread(inside) > 0.08
+    # two projects tell less of the next one than twelve
+    assert predicted_spread(inside) > 1.5 * stack_spread(inside)
+    assert 1.0 < predicted_spread(rows) / stack_spread(rows) < 1.2

@@ -183,6 +183,7 @@ README_ROWS = {
     "internevo": "InternEvo:",
     "bloom_prequel": "BLOOM",
     "nemo": "NeMo:",
+    "dgxc_benchmarking": "DGX Cloud",
     "megatron_2020_tables": "Megatron-LM of 2020",
     POORLY_TUNED: "nanotron",
     "libai_benchmark": "LiBai",
