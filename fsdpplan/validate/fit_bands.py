@@ -8,8 +8,9 @@ band is as narrow as may be and holds 80 % (Gneiting and Raftery 2007, interval 
 n rows of a project count as sqrt(n), as in `fit_steps`.
 
 What all rows of a project are off by alike is an error of its own, `stack_fraction`: the root mean
-square of the projects' medians, each project counting once, and wider for their small number. It
-is found first, and the others with it: they are what is left within projects. What a row leaves open is in its band, too.
+square of the projects' medians, each project counting once, and wider for their small number. It is
+found first, and the others with it: they are what is left within projects. What a row leaves open
+is in its band, too.
 
 Two layouts' difference has an error beyond that of its parts, fitted to pairs of layouts of one
 model, cluster and batch (`differences`). Rows of code that waits where others overlap (`projects`)

@@ -17,8 +17,8 @@ POORLY_TUNED = "nanotron_ultrascale"
 """The code of this source waits where others overlap; only its plain layouts tell of hardware."""
 
 HALF_AUTOCAST = "seed_gpt2_large_h100"
-"""One script, whose own profile names an fp32 matmul kernel: not all of it ran in half precision, and
-which part is not said. Its rows are shown, and are left out of the band."""
+"""One script, whose own profile names an fp32 matmul kernel: not all of it ran in half precision,
+and which part is not said. Its rows are shown, and are left out of the band."""
 
 
 def project_of(source_id: str) -> str:
