@@ -122,7 +122,7 @@ def fit_error(
             parts = sum((share * of_kind[kind]) ** 2 for kind, share in shares.items())
             half_width = NORMAL_80 * sqrt(always + parts + unknown**2)
             total += weight * interval_score(half_width=half_width, log_residual=residual)
-        return total / sum(weights)
+        return float(total / sum(weights))
 
     def search(begin: float) -> tuple[float, StepError]:
         found = minimize(

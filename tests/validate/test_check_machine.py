@@ -118,7 +118,7 @@ def test_a_slow_network_does_not_hide_behind_a_slower_rail() -> None:
 
 def test_a_profile_that_nobody_measured_may_be_off_by_its_errors() -> None:
     guess = cluster(gpus=16)
-    rows = log_of(guess, faults=Faults(levels={"nvlink": 1.5}))
+    rows = log_of(guess, faults=Faults(levels={"nvlink": 1.3}))
     assert check(rows, guess, tolerance=TOLERANCE) == ()
     known = replace(guess, device=replace(guess.device, evidence="measured"))
     assert {gate.where for gate in check(rows, known, tolerance=TOLERANCE)} == {"level nvlink"}

@@ -15,6 +15,7 @@ from fsdpplan.files.runs import MeasuredRun, read_runs
 from fsdpplan.validate.fit_steps import (
     CONSTANTS,
     FITTED_DEVICES,
+    OWN_POWER,
     fit,
     fits_of,
     log_errors,
@@ -26,7 +27,7 @@ from fsdpplan.validate.fit_steps import (
 from fsdpplan.validate.predict import Prediction, predict_row
 from fsdpplan.validate.projects import project_of, tells_of_hardware
 
-MOST_SHARED, MOST_A_DEVICE = 12, 4
+MOST_SHARED, MOST_A_DEVICE = 17, 4
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def test_few_constants_are_fitted_and_none_belongs_to_a_source() -> None:
     assert isinstance(physics, PhysicsProfile)
     assert len(physics.fit) <= MOST_SHARED
     assert len(DEVICE_FIT) <= MOST_A_DEVICE
-    assert {constant.device for constant in CONSTANTS} == {PHYSICS, *FITTED_DEVICES}
+    assert {constant.device for constant in CONSTANTS} == {PHYSICS, *FITTED_DEVICES, *OWN_POWER}
     assert all(one.name in DEVICE_FIT for one in CONSTANTS if one.device != PHYSICS)
 
 
@@ -84,10 +85,11 @@ def test_a_fit_finds_the_constants_that_made_the_rows(runs: tuple[MeasuredRun, .
         assert isinstance(outcome, Prediction)
         made.append(replace(run, step_seconds=outcome.step_seconds.expected))
     found = fit(made)
-    # what is expected of each constant still pulls a little, for the rows are few
-    assert max(map(abs, log_errors(made, fits_of(found)))) < 0.03
-    assert found["a100-sxm-80g.sustained_fraction"] == pytest.approx(0.7, rel=0.04)
-    assert found["h100-sxm-80g.sustained_fraction"] == pytest.approx(0.8, rel=0.04)
+    # what is expected of each constant still pulls a little, for the rows are few, and an effect of
+    # each of three projects takes a part of what they have in common: 0.035 at most
+    assert max(map(abs, log_errors(made, fits_of(found)))) < 0.04
+    assert found["a100-sxm-80g.sustained_fraction"] == pytest.approx(0.7, rel=0.05)
+    assert found["h100-sxm-80g.sustained_fraction"] == pytest.approx(0.8, rel=0.05)
     assert fit(made) == found  # to the digit
 
 
