@@ -22,8 +22,12 @@ def load_widths() -> Widths:
     return Widths(**tomllib.loads(_FILE.read_text(encoding="utf-8"))["widths"])
 
 
-def write_widths(widths: dict[str, float], *, source: str) -> None:
-    """Keep newly fitted ones, in place of those before; a checkout is written to."""
+def write_widths(widths: dict[str, float], *, source: str, date: str | None) -> None:
+    """Keep newly fitted ones, in place of those before; a checkout is written to.
+
+    `date`: None keeps the one that stands there.
+    """
+    kept = tomllib.loads(_FILE.read_text(encoding="utf-8"))["date"]
     lines = "".join(f"{name} = {value:.4g}\n" for name, value in widths.items())
-    text = f'{_HEAD}source = "{source}"\n\n[widths]\n{lines}'
+    text = f'{_HEAD}source = "{source}"\ndate = "{date or kept}"\n\n[widths]\n{lines}'
     write_text_atomically(_FILE, text, advice="a checkout's files are written to")

@@ -1,6 +1,6 @@
 """Fit the widths of learning to held-back residuals.
 
-    python -m fsdpplan.validate.learn.fit_widths
+    python -m fsdpplan.validate.learn.fit_widths [--date YYYY-MM-DD]
 
 Each row of `held_out.json` was predicted with constants fitted without its project, as a stranger's
 run would be. Their log(measured / predicted) are, project by project, draws of the process: the
@@ -229,17 +229,17 @@ def _unscaled(name: str, value: float) -> float:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Fit the widths, and write them."""
     parser = argparse.ArgumentParser(description="Fit the widths of learning.")
-    parser.add_argument("--date", required=True, help="of the fit, such as 2026-11-23")
+    parser.add_argument("--date", help="date to write beside the numbers; kept if not given")
     options = parser.parse_args(arguments)
     rows = bundled_held_back()
     projects = by_project(rows)
     widths = fit(projects)
     values = {field.name: getattr(widths, field.name) for field in fields(Widths)}
     source = (
-        f"{options.date}: {len(rows)} held-back rows of {len(projects)} projects, "
-        f"loss {loss(widths, projects):.1f}"
+        f"by fsdpplan.validate.learn.fit_widths: {len(rows)} held-back rows of {len(projects)} "
+        f"projects, loss {loss(widths, projects):.1f}"
     )
-    write_widths(values, source=source)
+    write_widths(values, source=source, date=options.date)
     print(f"wrote learning.toml: {source}")
     return 0
 
