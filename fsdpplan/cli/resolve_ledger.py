@@ -54,7 +54,7 @@ def resolve_learner(
     learned = f"step times as {_counted(found.runs)} say, of {', '.join(found.softwares)}"
     return Resolved(
         value=found,
-        assumptions=(f"{learned} (--no-ledger)", *([said] if said else [])),
+        assumptions=(f"{learned} (--runs, --no-ledger)", *([said] if said else [])),
         warnings=kept.warnings,
     )
 

@@ -28,6 +28,8 @@ from fsdpplan.spec.training import Training
 
 MOST_ROUNDS = 4
 """Of a search with a learner; the first nearly always is the last."""
+SLACK = 0.99
+"""Of the least factor: with it the first round is nearly always enough."""
 
 
 def recommend(
@@ -74,12 +76,12 @@ def _learned(space: Space, limit: int, learner: Learner) -> list[Entry]:
     """What was priced, and what else may be listed, as the runs say.
 
     Layouts with the usual settings are looked for again, with floors that are the cost model's
-    times the least factor of the layouts that were met; rare settings are those that the cost model
-    alone found worth a look.
+    times a little less than the least factor of the layouts that were met; rare settings are those
+    that the cost model alone found worth a look.
     """
     found = {layout: learner.corrected(layout, plain) for layout, plain in space.priced}
     for _ in range(MOST_ROUNDS):
-        least = min(map(_factor, found.values()))
+        least = SLACK * min(map(_factor, found.values()))
         asked = replace(space.asked, learner=learner, least_factor=least)
         found |= dict(usual(Space(asked), limit))
         if min(map(_factor, found.values())) >= least:
