@@ -61,8 +61,8 @@ class Features:
     places: tuple[tuple[float, ...], ...]
     """Coordinates, by `PLACES`; a difference of 1 is a factor of e, or one policy."""
     num_microbatches: int
-    job: Hashable
-    """Equal for runs of one job."""
+    job: int
+    """Equal for runs of one job: the hash of all that makes it one, since it is compared often."""
 
 
 def runtime_family(runtime: str) -> str:
@@ -95,7 +95,9 @@ def features_of(
         shares=tuple(shares[kind] for kind in KINDS),
         places=((log(gpus),), degrees, batch, size, policy),
         num_microbatches=layout.num_microbatches,
-        job=(stack, model, training.seq_len, training.global_batch, gpus, _bare(model, layout)),
+        job=hash(
+            (stack, model, training.seq_len, training.global_batch, gpus, _bare(model, layout))
+        ),
     )
 
 
