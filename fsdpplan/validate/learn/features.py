@@ -38,6 +38,10 @@ class Stack:
     precision: str
     device: str
 
+    def is_program_of(self, other: Stack) -> bool:
+        """Whether the same software trains, whatever the device and number format."""
+        return (self.software, self.runtime) == (other.software, other.runtime)
+
     @classmethod
     def of(cls, *, software: str, training: Training, device: str) -> Stack:
         """That of a training."""

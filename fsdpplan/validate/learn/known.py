@@ -18,15 +18,17 @@ from fsdpplan.files.profiles import load_device, profile_names
 from fsdpplan.search.words import degrees
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.estimate import TimeBreakdown
+from fsdpplan.spec.learning import Widths
 from fsdpplan.spec.ledger import Job, LedgerRow, Machines
 from fsdpplan.validate.express import Expressed
 from fsdpplan.validate.fabric import load_request
 from fsdpplan.validate.learn.evidence import Told
 from fsdpplan.validate.learn.features import Features, Stack, features_of
+from fsdpplan.validate.learn.likeness import jobs_of, likeness
 from fsdpplan.validate.learn.process import KnownJob
 from fsdpplan.validate.predict import Prediction, predict
 
-MOST_RUNS = 200
+MOST_RUNS = 120
 """Those of the nearest stacks, and of these the newest, are asked: a posterior takes the cube of
 their number."""
 
@@ -45,17 +47,24 @@ class PricedRun:
 def known_jobs(runs: Sequence[Told], asked: Stack, cluster: Cluster | None) -> list[KnownJob]:
     """Those of `runs` that tell most of `asked`; runs of one job are one, by their median.
 
+    Other software is asked only where there is no run of its own: it could add a hundredth to what
+    those say, and its outliers more.
+
     `cluster`: its numbers go before those of the profiles, for runs on machines like it.
     """
-    nearest = sorted(reversed(runs), key=lambda one: _away(one.stack, asked))[:MOST_RUNS]
+    own = [run for run in runs if run.stack.is_program_of(asked)] or runs
+    nearest = sorted(reversed(own), key=lambda one: _away(one.stack, asked))[:MOST_RUNS]
     priced = (priced_run(run, cluster) for run in nearest)
     return jobs_among([run for run in priced if run is not None])
 
 
-def nearest_runs(runs: Sequence[PricedRun], asked: Stack) -> list[PricedRun]:
+def nearest_runs(runs: Sequence[PricedRun], asked: Features, widths: Widths) -> Sequence[PricedRun]:
     """Those that tell most of `asked`, of runs that are priced already."""
-    newest_first = reversed(runs)
-    return sorted(newest_first, key=lambda one: _away(one.features.stack, asked))[:MOST_RUNS]
+    own = [run for run in runs if run.features.stack.is_program_of(asked.stack)] or runs
+    if len(own) <= MOST_RUNS:
+        return own
+    shared = likeness(jobs_of([asked]), jobs_of([run.features for run in own]), widths)[0]
+    return [own[place] for place in (-shared).argsort(kind="stable")[:MOST_RUNS]]
 
 
 def jobs_among(runs: Sequence[PricedRun]) -> list[KnownJob]:
@@ -82,8 +91,9 @@ def _known_job(same: Sequence[PricedRun]) -> KnownJob:
 
 def _away(stack: Stack, asked: Stack) -> tuple[bool, int]:
     """Sorts by how far a stack is from the asked one."""
-    is_other = (stack.software, stack.runtime) != (asked.software, asked.runtime)
-    return is_other, (stack.precision != asked.precision) + (stack.device != asked.device)
+    return not stack.is_program_of(asked), (stack.precision != asked.precision) + (
+        stack.device != asked.device
+    )
 
 
 def priced_run(run: Told, cluster: Cluster | None = None) -> PricedRun | None:

@@ -55,7 +55,7 @@ def nearest_of(
 def _other_stack(nearest: Stack, asked: Stack) -> list[str]:
     """What sets the stack of the nearest run apart."""
     found = []
-    if (nearest.software, nearest.runtime) != (asked.software, asked.runtime):
+    if not nearest.is_program_of(asked):
         found.append(f"is of other software ({nearest.software})")
     if nearest.precision != asked.precision:
         found.append(f"is in {nearest.precision}")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 OUTLIER_DEGREES = 4.0
 """Degrees of freedom of one job's own part; stacks of the held-back rows have as many."""
 MOST_ROUNDS = 20
-STILL = 1e-3
+STILL = 1e-2
 """Change of the weights below which they are found."""
 LEAST_VARIANCE = 1e-8
 

@@ -17,8 +17,14 @@ from fsdpplan.validate.errors import Errors, errors_over
 from fsdpplan.validate.express import Expressed, express
 from fsdpplan.validate.fabric import load_request
 from fsdpplan.validate.learn.evidence import Told, stack_of
-from fsdpplan.validate.learn.features import Features, Stack, features_of
-from fsdpplan.validate.learn.known import PricedRun, jobs_among, nearest_runs, priced_run
+from fsdpplan.validate.learn.features import features_of
+from fsdpplan.validate.learn.known import (
+    MOST_RUNS,
+    PricedRun,
+    jobs_among,
+    nearest_runs,
+    priced_run,
+)
 from fsdpplan.validate.learn.learner import learned_interval
 from fsdpplan.validate.learn.process import Process, process
 from fsdpplan.validate.predict import Prediction
@@ -60,19 +66,18 @@ def learned_report(found: Learned) -> LearnedReport:
 def after_learning(rows: Sequence[ComparedRun], known: Sequence[Told]) -> Learned:
     """Each row predicted after learning from `known`."""
     priced = [one for one in map(priced_run, known) if one is not None]
-    posteriors: dict[Stack, Process] = {}
-
-    def posterior(features: Features) -> Process | None:
-        stack = features.stack
-        if priced and stack not in posteriors:
-            posteriors[stack] = _process(nearest_runs(priced, stack))
-        return posteriors.get(stack)
-
+    shared: dict[tuple[str, str], Process] = {}
     after = []
     for row in rows:
         one = _priced(row)
-        process_of = None if one is None else posterior(one.features)
-        after.append(row if one is None or process_of is None else _learned(row, one, process_of))
+        if one is None or not priced:
+            after.append(row)
+        else:
+            stack = one.features.stack
+            key = (stack.software, stack.runtime)
+            if len(priced) > MOST_RUNS or key not in shared:
+                shared[key] = _nearest_process(priced, one)
+            after.append(_learned(row, one, shared[key]))
     return Learned(before=tuple(rows), after=tuple(after), runs=len(priced))
 
 
@@ -89,9 +94,13 @@ def left_one_out(rows: Sequence[ComparedRun]) -> Learned:
         others = [other for other in known if other is not one]
         if one is None or not others:
             after.append(row)
-            continue
-        after.append(_learned(row, one, _process(nearest_runs(others, one.features.stack))))
+        else:
+            after.append(_learned(row, one, _nearest_process(others, one)))
     return Learned(before=tuple(rows), after=tuple(after), runs=max(0, len(known) - 1))
+
+
+def _nearest_process(runs: Sequence[PricedRun], one: PricedRun) -> Process:
+    return _process(nearest_runs(runs, one.features, load_widths()))
 
 
 def _process(runs: Sequence[PricedRun]) -> Process:
