@@ -44,10 +44,11 @@ LAZY = {
     "topology": {"torch"},
     "trainer": {"torchao"},
     "run": {"torch"},
-    "validate": {"scipy"},
+    "validate": {"numpy", "scipy"},
 }
-"""Room -> distributions that it may import inside functions only (scipy: in its fitting programs,
-which need the development environment; torchao: where a plan asks for it)."""
+"""Room -> distributions that it may import inside functions only (numpy: where there is
+something to learn from; scipy: in its fitting programs, which need the development environment;
+torchao: where a plan asks for it)."""
 
 WORLDLY = {"os", "subprocess", "socket", "shutil", "tempfile", "time", "logging", "random"}
 PURE_ROOMS = ("errors", "units", "spec", "cost", "search", "emit", "validate")

@@ -6,7 +6,7 @@ import json
 import platform
 import shlex
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,7 @@ def search(inputs: Inputs) -> Found:
         cluster=inputs.cluster,
         training=inputs.training,
         pins=inputs.pins,
+        learner=inputs.learner,
     )
     seconds = time.perf_counter() - started
     if not result.ranked:
@@ -158,6 +159,9 @@ def one_layout(inputs: Inputs) -> OneLayout:
     problem = legal_layout_problem(model=model, cluster=cluster, training=training, layout=layout)
     if problem is not None:
         raise SpecError(problem)
+    found_estimate = estimate(model=model, cluster=cluster, training=training, layout=layout)
+    if inputs.learner is not None:
+        found_estimate = inputs.learner.corrected(layout, found_estimate)
     return OneLayout(
         inputs=replace(
             inputs,
@@ -165,7 +169,7 @@ def one_layout(inputs: Inputs) -> OneLayout:
             warnings=(*inputs.warnings, *_slower(inputs, layout)),
         ),
         layout=layout,
-        estimate=estimate(model=model, cluster=cluster, training=training, layout=layout),
+        estimate=found_estimate,
         available_bytes=available_bytes(cluster=cluster, training=training),
     )
 
@@ -196,6 +200,7 @@ def nearest_that_fits(one: OneLayout) -> tuple[str, Estimate] | None:
         training=inputs.training,
         pins=Pins(),
         limit=1,
+        learner=inputs.learner,
     )
     if not found.ranked:
         return None
@@ -262,6 +267,7 @@ def plan_of(inputs: Inputs, result: SearchResult, chosen: RankedLayout) -> Plan:
 def recommend_json(inputs: Inputs, found: Found) -> str:
     """What `recommend --json` prints."""
     result = found.result
+    next_run = result.listed.next_run
     return _dumps(
         {
             **_inputs_document(inputs),
@@ -279,6 +285,7 @@ def recommend_json(inputs: Inputs, found: Found) -> str:
             ],
             "fastest_rank": result.listed.fastest_rank,
             "not_told_apart": list(result.listed.tied),
+            "next_run": None if next_run is None else asdict(next_run),
             "search": {
                 "candidates": result.candidates,
                 "feasible": result.feasible,

@@ -6,8 +6,8 @@ import typer
 
 from fsdpplan.cli.options import (
     ClusterOptions,
+    EvidenceOptions,
     Json,
-    LedgerOptions,
     ModelOptions,
     OneLayoutOptions,
     TorchOptions,
@@ -23,7 +23,7 @@ def estimate(
     training: TrainingOptions,
     layout: OneLayoutOptions,
     torch: TorchOptions,
-    ledger: LedgerOptions,
+    evidence: EvidenceOptions,
     json: Json = False,
 ) -> None:
     """Predict the time and memory of one layout.
@@ -40,7 +40,7 @@ def estimate(
         training=training,
         layout=layout,
         torch=torch,
-        ledger=ledger,
+        evidence=evidence,
     )
     one = answer.one_layout(inputs)
     if json:

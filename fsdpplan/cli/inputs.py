@@ -8,19 +8,20 @@ from typing import Any
 
 from fsdpplan.cli.options import (
     ClusterOptions,
+    EvidenceOptions,
     LayoutOptions,
-    LedgerOptions,
     ModelOptions,
     TorchOptions,
     TrainingOptions,
 )
 from fsdpplan.cli.resolve_cluster import larger_clusters, resolve_cluster
 from fsdpplan.cli.resolve_layout import resolve_pins
-from fsdpplan.cli.resolve_ledger import with_learned
+from fsdpplan.cli.resolve_ledger import resolve_learner
 from fsdpplan.cli.resolve_model import resolve_model
 from fsdpplan.cli.resolve_torch import resolve_torch
 from fsdpplan.cli.resolve_training import resolve_training
 from fsdpplan.cli.resolved import Resolved, Sources
+from fsdpplan.search.learned import Learner
 from fsdpplan.search.pins import Pins
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.model import Model
@@ -42,6 +43,8 @@ class Inputs:
     """Of a cluster with several types of nodes: the nodes of each type alone."""
     larger: Callable[[int], Cluster] | None = None
     """The same machines with another number of GPUs; None where only those found are known."""
+    learner: Learner | None = None
+    """What measured runs say; None: there are none."""
 
 
 def resolve(
@@ -51,18 +54,28 @@ def resolve(
     training: TrainingOptions,
     layout: LayoutOptions,
     torch: TorchOptions,
-    ledger: LedgerOptions,
+    evidence: EvidenceOptions,
 ) -> Inputs:
     """The inputs that the options ask for. Raises SpecError where they contradict each other."""
     the_model = resolve_model(model)
-    the_cluster = with_learned(resolve_cluster(cluster), ledger)
+    the_cluster = resolve_cluster(cluster)
     machines = the_cluster.value.cluster
     pins = resolve_pins(layout, gpus=machines.gpus, runtime=training.runtime)  # type: ignore[arg-type]
     the_training = resolve_training(
         training, model=the_model.value, cluster=machines, pins=pins.value
     )
     the_torch = resolve_torch(torch)
-    parts: tuple[Resolved[Any], ...] = (the_model, the_cluster, the_training, the_torch, pins)
+    learner = resolve_learner(
+        evidence, model=the_model.value, cluster=machines, training=the_training.value
+    )
+    parts: tuple[Resolved[Any], ...] = (
+        the_model,
+        the_cluster,
+        the_training,
+        the_torch,
+        pins,
+        learner,
+    )
     return Inputs(
         model=the_model.value,
         cluster=machines,
@@ -73,4 +86,5 @@ def resolve(
         warnings=tuple(text for part in parts for text in part.warnings),
         parts=the_cluster.value.parts,
         larger=larger_clusters(cluster),
+        learner=learner.value,
     )

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fsdpplan.cli.ledger import LedgerViewOptions
 from fsdpplan.cli.render import blocks, listed, table, wrapped
-from fsdpplan.cli.resolve_ledger import correction_words
 from fsdpplan.errors import SpecError
-from fsdpplan.files.ledger import all_learned, read_rows
+from fsdpplan.files.ledger import read_rows
 from fsdpplan.files.ledger_place import ledger_path
+from fsdpplan.files.ledger_rows import row_document
 from fsdpplan.files.table import write_text_atomically
 from fsdpplan.search.words import degrees
-from fsdpplan.spec.correction import Correction
 from fsdpplan.spec.ledger import LedgerRow
 from fsdpplan.units import format_percent, format_seconds
 from fsdpplan.validate.ledger_errors import ClusterErrors, cluster_errors
@@ -33,8 +32,6 @@ class View:
     """Oldest first."""
     unread: int
     """Rows that another fsdpplan wrote."""
-    corrections: Mapping[str, Correction]
-    """By cluster: what plans are corrected by."""
 
 
 def view(options: LedgerViewOptions) -> View:
@@ -48,17 +45,7 @@ def view(options: LedgerViewOptions) -> View:
         known = sorted({row.machines.cluster for row in read_rows(path)[0]})
         names = f"; it has runs on {', '.join(known)}" if known else ""
         raise SpecError(f"the ledger {path} has no runs{where}{names}: leave --cluster out")
-    kept = all_learned(path)
-    return View(
-        path=path,
-        rows=tuple(rows),
-        unread=unread,
-        corrections={
-            cluster: Correction(**document["correction"])
-            for cluster, document in kept.items()
-            if options.cluster in (None, cluster)
-        },
-    )
+    return View(path=path, rows=tuple(rows), unread=unread)
 
 
 def export(found: View, path: Path) -> str:
@@ -74,7 +61,7 @@ def view_json(found: View) -> str:
         {
             "ledger": str(found.path),
             "clusters": [
-                asdict(errors) | {"correction": _correction_document(found, errors)}
+                asdict(errors) | {"software": _software(found, errors)}
                 for errors in cluster_errors(found.rows)
             ],
             "runs": [_row_document(row, with_folder=True) for row in found.rows],
@@ -85,14 +72,18 @@ def view_json(found: View) -> str:
     )
 
 
-def _correction_document(found: View, errors: ClusterErrors) -> dict[str, Any] | None:
-    correction = found.corrections.get(errors.cluster)
-    return None if correction is None else asdict(correction)
+def _software(found: View, errors: ClusterErrors) -> dict[str, int]:
+    """Software -> runs on a cluster that tell of speed: what plans learn from."""
+    return Counter(
+        row.software
+        for row in found.rows
+        if (row.machines.cluster, row.machines.device) == (errors.cluster, errors.device)
+        and row.tells_speed
+    )
 
 
 def _row_document(row: LedgerRow, *, with_folder: bool) -> dict[str, Any]:
-    document = asdict(row)
-    document["versions"] = dict(row.versions)
+    document = row_document(row)
     document["error_fraction"] = row.error_fraction
     document["inside_band"] = row.is_covered if row.error_fraction is not None else None
     return document if with_folder else document | {"run_folder": None}
@@ -150,12 +141,8 @@ def _cluster(found: View, errors: ClusterErrors, width: int) -> str:
             f"{format_percent(errors.coverage_fraction or 0.0)} of the measured times inside the "
             "80 % band that their plans gave"
         )
-    correction = found.corrections.get(errors.cluster)
-    lines.append(
-        "plans on it are not corrected yet"
-        if correction is None
-        else f"plans are corrected {correction_words(correction)}"
-    )
+    told = [f"{_runs(runs)} of {name}" for name, runs in _software(found, errors).items()]
+    lines.append(f"plans learn from {', '.join(told)}" if told else "plans learn nothing of it yet")
     return listed(f"{errors.cluster}, {errors.device}", lines, width=width)
 
 

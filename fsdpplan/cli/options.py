@@ -178,6 +178,32 @@ class LedgerOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EvidenceOptions(LedgerOptions):
+    """Measured runs that a prediction learns from."""
+
+    HEADING: ClassVar[str] = "Measured runs to learn from"
+
+    runs: Annotated[
+        Path | None,
+        Flag(
+            metavar="FILE",
+            parse=path,
+            help="A table of measured runs (docs/reference/runs.md), a run's folder or an export: "
+            "learned from beside the ledger, and not kept.",
+        ),
+    ] = None
+    software: Annotated[
+        str | None,
+        Flag(
+            metavar="NAME",
+            parse=line,
+            help="Framework that will train, as those runs call theirs. Default: that of most of "
+            "those with this --runtime.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingOptions:
     """What one optimizer step is asked to do."""
 

@@ -8,9 +8,9 @@ import typer
 
 from fsdpplan.cli.options import (
     ClusterOptions,
+    EvidenceOptions,
     Json,
     LayoutOptions,
-    LedgerOptions,
     ModelOptions,
     Save,
     TorchOptions,
@@ -29,7 +29,7 @@ def recommend(
     training: TrainingOptions,
     layout: LayoutOptions,
     torch: TorchOptions,
-    ledger: LedgerOptions,
+    evidence: EvidenceOptions,
     save: Save = "fsdpplan.json",
     json: Json = False,
 ) -> None:
@@ -45,7 +45,7 @@ def recommend(
         training=training,
         layout=layout,
         torch=torch,
-        ledger=ledger,
+        evidence=evidence,
     )
     found = answer.search(inputs)
     inputs = answer.advised(inputs, found)

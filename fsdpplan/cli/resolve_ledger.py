@@ -1,21 +1,22 @@
-"""What finished runs say of the cluster that was asked for."""
+"""What measured runs say of the question that is asked."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fsdpplan.cli.options import LedgerOptions
+from fsdpplan.cli.options import EvidenceOptions, LedgerOptions
 from fsdpplan.cli.resolved import Resolved
 from fsdpplan.errors import SpecError
 from fsdpplan.files.ledger_place import ledger_path
-from fsdpplan.spec.corrected import corrected
+from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.model import Model
+from fsdpplan.spec.training import Training
 
 if TYPE_CHECKING:
-    from fsdpplan.files.clusters import LoadedCluster
-    from fsdpplan.spec.correction import Correction
-    from fsdpplan.validate.learned import Learned
+    from fsdpplan.search.learned import Learner
+    from fsdpplan.validate.learn.evidence import Told
 
 
 def ledger_file(options: LedgerOptions) -> Path | None:
@@ -25,47 +26,74 @@ def ledger_file(options: LedgerOptions) -> Path | None:
     return None if options.no_ledger else ledger_path(options.ledger)
 
 
-def with_learned(
-    cluster: Resolved[LoadedCluster], options: LedgerOptions
-) -> Resolved[LoadedCluster]:
-    """`cluster`, corrected where enough runs on it have ended."""
+def resolve_learner(
+    options: EvidenceOptions, *, model: Model, cluster: Cluster, training: Training
+) -> Resolved[Learner | None]:
+    """Who has learned from the ledger's runs and from those that are named; None where there are
+    none."""
+    kept = _kept(options)
+    named = [] if options.runs is None else _named(options.runs)
+    runs = [*kept.value, *(Counter(named) - Counter(kept.value)).elements()]
+    if not runs:
+        return Resolved(value=None, warnings=kept.warnings)
+    from fsdpplan.files.learning import load_widths
+    from fsdpplan.validate.learn.evidence import asked_software
+    from fsdpplan.validate.learn.learner import learner
+
+    software, said = asked_software(runs, training, options.software)
+    found = learner(
+        runs,
+        model=model,
+        cluster=cluster,
+        training=training,
+        software=software,
+        widths=load_widths(),
+    )
+    if found is None:
+        return Resolved(value=None, warnings=kept.warnings)
+    learned = f"step times as {_counted(found.runs)} say, of {', '.join(found.softwares)}"
+    return Resolved(
+        value=found,
+        assumptions=(f"{learned} (--runs, --no-ledger)", *([said] if said else [])),
+        warnings=kept.warnings,
+    )
+
+
+def _kept(options: LedgerOptions) -> Resolved[list[Told]]:
+    """The ledger's runs, or why there are none."""
     file = ledger_file(options)
     if file is None:
-        return cluster
+        return Resolved(value=[])
     if not file.exists():
         if options.ledger is not None:
             raise SpecError(
-                f"there is no ledger {file}: fsdpplan run makes it; leave --ledger out to plan "
-                "without one"
+                f"there is no ledger {file}: fsdpplan run makes it, and fsdpplan learn; leave "
+                "--ledger out to plan without one"
             )
-        return cluster
-    from fsdpplan.run.learned import learned_of
+        return Resolved(value=[])
+    from fsdpplan.files.ledger import read_rows
+    from fsdpplan.validate.learn.evidence import told
 
     try:
-        learned = learned_of(cluster.value.cluster, file)
+        return Resolved(value=told(read_rows(file)[0]))
     except SpecError as error:
         if options.ledger is not None:
             raise
-        return replace(cluster, warnings=(*cluster.warnings, f"past runs are not used: {error}"))
-    return cluster if learned is None else _with(cluster, learned)
+        return Resolved(value=[], warnings=(f"past runs are not used: {error}",))
 
 
-def _with(cluster: Resolved[LoadedCluster], learned: Learned) -> Resolved[LoadedCluster]:
-    loaded = cluster.value
-    value = replace(
-        loaded,
-        cluster=corrected(loaded.cluster, learned.correction, learned.error),
-        parts=tuple(corrected(part, learned.correction, learned.error) for part in loaded.parts),
-    )
-    said = f"{correction_words(learned.correction)} (--no-ledger)"
-    return replace(cluster, value=value, assumptions=(*cluster.assumptions, said))
+def _named(path: Path) -> list[Told]:
+    from fsdpplan.run.evidence import rows_at
+    from fsdpplan.validate.learn.evidence import told
+
+    found = told(rows_at(path))
+    if not found:
+        raise SpecError(
+            f"no run in {path} has a step time that can be compared: fsdpplan validate says why of "
+            "a table, fsdpplan learn of the others"
+        )
+    return found
 
 
-def correction_words(correction: Correction) -> str:
-    """What the runs changed, in one clause."""
-    jobs = f" of {correction.jobs} jobs" if correction.jobs < correction.runs else ""
-    return (
-        f"from {correction.runs} runs{jobs} on this cluster: steps take "
-        f"{100 * (correction.step_factor - 1):+.0f} % of the profile's time, 80 % band "
-        f"{100 * correction.half_width_fraction:.0f} % either way"
-    )
+def _counted(runs: int) -> str:
+    return f"{runs} measured run{'' if runs == 1 else 's'}"

@@ -6,7 +6,7 @@ from fsdpplan.cli.answer import OneLayout, rejections
 from fsdpplan.cli.inputs import Inputs
 from fsdpplan.cli.render import aligned, beside, blocks, listed, table, wrapped
 from fsdpplan.cli.screen_answer import answer_lines, unit
-from fsdpplan.cli.screen_ranks import ranked_lines, why
+from fsdpplan.cli.screen_ranks import ranked_lines, why, worth_running
 from fsdpplan.cost.params import active_parameter_count, parameter_count
 from fsdpplan.search.result import SearchResult
 from fsdpplan.spec.estimate import CollectiveCost, Estimate
@@ -27,6 +27,7 @@ def recommend_screen(inputs: Inputs, result: SearchResult, *, width: int) -> str
         _question(inputs, width),
         answer_lines(inputs, chosen.layout, chosen.estimate, width),
         wrapped(why(result), width=width),
+        wrapped(worth_running(result), width=width),
         _breakdowns(inputs, chosen.estimate, width),
         ranked_lines(RUNNERS_UP, result, width),
         _searched(result, width),
@@ -109,12 +110,18 @@ def _time(estimate: Estimate) -> str:
         "pipeline bubble": time.bubble_seconds,
         "optimizer": time.optimizer_seconds,
     }
-    total = time.total_seconds or 1.0
+    step = estimate.step_seconds.expected or 1.0
     rows = [
-        (name, format_seconds(seconds), f"{100 * seconds / total:.0f} %")
+        (name, format_seconds(seconds), f"{100 * seconds / step:.0f} %")
         for name, seconds in sorted(terms.items(), key=lambda term: -term[1])
         if seconds > 0
     ]
+    if estimate.learned is not None:
+        more = estimate.step_seconds.expected - time.total_seconds
+        sign = "-" if more < 0 else "+"
+        rows.append(
+            ("your runs", f"{sign}{format_seconds(abs(more))}", f"{100 * more / step:+.0f} %")
+        )
     return f"Time of a step\n{aligned(rows, align=('left', 'right', 'right'))}"
 
 

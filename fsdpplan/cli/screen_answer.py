@@ -6,7 +6,7 @@ from fsdpplan.cli.inputs import Inputs
 from fsdpplan.cli.render import facts, wrapped
 from fsdpplan.cost.memory import available_bytes
 from fsdpplan.search.words import degrees, describe
-from fsdpplan.spec.estimate import Estimate, MemoryBreakdown
+from fsdpplan.spec.estimate import Estimate, LearnedStep, MemoryBreakdown
 from fsdpplan.spec.layout import DDP_BUCKET_BYTES, Layout
 from fsdpplan.units import format_count, format_gib, format_percent, format_seconds
 
@@ -20,10 +20,9 @@ EVIDENCE = {
 
 def answer_lines(inputs: Inputs, layout: Layout, estimate: Estimate, width: int) -> str:
     step = estimate.step_seconds
-    correction = inputs.cluster.correction
     evidence = EVIDENCE[inputs.cluster.device.evidence]
-    if correction is not None:
-        evidence += f", corrected by {correction.runs} runs"
+    if estimate.learned is not None:
+        evidence = _learned(estimate.learned)
     pairs = [
         ("degrees", degrees(layout)),
         ("policy", policy(layout)),
@@ -46,6 +45,14 @@ def answer_lines(inputs: Inputs, layout: Layout, estimate: Estimate, width: int)
     ]
     heading = wrapped(describe(layout, inputs.cluster), width=width)
     return f"{heading}\n\n{facts(pairs, width=width)}"
+
+
+def _learned(learned: LearnedStep) -> str:
+    """What measured runs say of the step, and how near they are."""
+    told = f"from {learned.runs} of your runs" if learned.runs else "none of your runs is like it"
+    far = f"; {learned.far}" if learned.far else ""
+    without = format_seconds(learned.without.expected)
+    return f"{told}, nearest: {learned.nearest}{far}; without them {without}"
 
 
 def _memory_needed(inputs: Inputs, memory: MemoryBreakdown) -> str:

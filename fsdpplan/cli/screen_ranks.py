@@ -10,7 +10,7 @@ from fsdpplan.spec.plan import RankedLayout
 from fsdpplan.units import format_gib, format_seconds
 
 MOST_RUNNERS_UP = 4
-"""Besides these the fastest is shown, wherever it stands."""
+"""Besides these the fastest is shown, wherever it stands, and what is most worth running."""
 
 
 def why(result: SearchResult) -> str:
@@ -27,13 +27,27 @@ def why(result: SearchResult) -> str:
     )
 
 
+def worth_running(result: SearchResult) -> str:
+    """Which other layout a run would tell most of; empty where none is worth it."""
+    found = result.listed.next_run
+    if found is None:
+        return ""
+    layout = result.ranked[found.rank - 1].layout
+    return (
+        f"Most worth running beside it: rank {found.rank} ({degrees(layout)}), faster with a "
+        f"chance of {found.chance:.0%}; a look at it is expected to spare "
+        f"{found.expected_gain_fraction:.1%} of every step."
+    )
+
+
 def runners_up(result: SearchResult) -> list[RankedLayout]:
-    """The next best, and the fastest."""
+    """The next best, the fastest, and what is most worth running."""
     others = result.ranked[1:]
+    next_rank = None if result.listed.next_run is None else result.listed.next_run.rank
     return [
         ranked
         for index, ranked in enumerate(others)
-        if index < MOST_RUNNERS_UP or ranked is result.fastest
+        if index < MOST_RUNNERS_UP or ranked is result.fastest or ranked.rank == next_rank
     ]
 
 

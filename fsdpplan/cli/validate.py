@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
 
 import typer
 
+from fsdpplan.cli.expand import Flag
 from fsdpplan.cli.options import Json
+from fsdpplan.cli.parse import path
 
 Runs = Annotated[
     str | None,
@@ -38,37 +42,63 @@ Matmuls = Annotated[
 ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidateOptions:
+    """What to learn from before."""
+
+    HEADING: ClassVar[str] = "Learn first"
+
+    runs: Annotated[
+        Path | None,
+        Flag(
+            metavar="FILE",
+            parse=path,
+            help="Learn from these measured runs (a table, a run's folder, an export, a ledger), "
+            "then predict.",
+        ),
+    ] = None
+    leave_one_out: Annotated[
+        bool | None,
+        Flag(help="Predict each row after learning from all others of the table."),
+    ] = None
+
+
 def validate(
     *,
-    runs: Runs = None,
+    table: Runs = None,
     collectives: Collectives = None,
     matmuls: Matmuls = None,
+    options: ValidateOptions,
     json: Json = False,
 ) -> None:
     """Predict a table of measured runs, and report the errors."""
     if collectives is not None or matmuls is not None:
-        _kernels(runs, collectives, matmuls, as_json=json)
+        learns = options.runs is not None or options.leave_one_out
+        _kernels(table, collectives, matmuls, learns=bool(learns), as_json=json)
         return
-    from pathlib import Path
-
     from fsdpplan.cli import validation, validation_json
     from fsdpplan.cli.render import columns
     from fsdpplan.files.bundled import bundled_runs
     from fsdpplan.files.runs import read_runs
     from fsdpplan.validate.report import report
 
-    result = report(read_runs(bundled_runs() if runs is None else Path(runs)))
-    typer.echo(
-        validation_json.report_json(result) if json else validation.screen(result, width=columns())
-    )
+    result = report(read_runs(bundled_runs() if table is None else Path(table)))
+    learned = validation.learned(result, options.runs, leave_one_out=bool(options.leave_one_out))
+    if json:
+        typer.echo(validation_json.report_json(result, learned))
+    else:
+        typer.echo(validation.screen(result, learned, width=columns()))
 
 
 def _kernels(
-    runs: str | None, collectives: str | None, matmuls: str | None, *, as_json: bool
+    runs: str | None,
+    collectives: str | None,
+    matmuls: str | None,
+    *,
+    learns: bool,
+    as_json: bool,
 ) -> None:
     """The tables of kernels, each by itself."""
-    from pathlib import Path
-
     from fsdpplan.cli.kernel_view import kernels_json, kernels_screen
     from fsdpplan.cli.render import columns
     from fsdpplan.errors import SpecError
@@ -78,6 +108,11 @@ def _kernels(
         raise SpecError(
             f"a table of runs and one of kernels are scored apart: fsdpplan validate {runs}, and "
             "then --collectives or --matmuls without it"
+        )
+    if learns:
+        raise SpecError(
+            "kernels are not learned from runs: use --runs and --leave-one-out with a table of "
+            "runs, without --collectives and --matmuls"
         )
     reports = []
     if collectives is not None:

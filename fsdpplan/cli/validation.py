@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
 from fsdpplan.cli.render import blocks, listed, table, wrapped
+from fsdpplan.errors import SpecError
 from fsdpplan.validate.errors import Errors
 from fsdpplan.validate.pairs import Pair
 from fsdpplan.validate.ranking import RankingErrors, ranking_errors
 from fsdpplan.validate.report import Report, SourceReport
 from fsdpplan.validate.room import FitCounts, MemoryErrors
 from fsdpplan.validate.skipped import Skipped
+
+if TYPE_CHECKING:
+    from fsdpplan.validate.learn.validated import LearnedReport
 
 MOST_ASSUMPTIONS = 12
 """Sentences on the screen; JSON has all of them, row by row."""
@@ -23,12 +29,33 @@ LEGEND = (
 )
 
 
-def screen(report: Report, *, width: int) -> str:
+def learned(report: Report, runs: Path | None, *, leave_one_out: bool) -> LearnedReport | None:
+    """The same table after learning from `runs`, or from its other rows; None: from nothing."""
+    if runs is None and not leave_one_out:
+        return None
+    if runs is not None and leave_one_out:
+        raise SpecError("--runs and --leave-one-out are two things to learn from: give one of them")
+    from fsdpplan.validate.learn.evidence import told
+    from fsdpplan.validate.learn.validated import after_learning, learned_report, left_one_out
+
+    if runs is None:
+        return learned_report(left_one_out(report.rows))
+    from fsdpplan.run.evidence import rows_at
+
+    known = told(rows_at(runs))
+    if not known:
+        raise SpecError(f"no run in {runs} has a step time that can be compared")
+    return learned_report(after_learning(report.rows, known))
+
+
+def screen(before: Report, learned: LearnedReport | None = None, *, width: int) -> str:
     """Errors by source, memory, ranking, what was skipped and why, and what was assumed."""
+    report = before if learned is None else learned.report
     predicted = sum(source.predicted for source in report.sources)
     head = f"{len(report.rows):,} measured runs, {predicted:,} predicted"
     return blocks(
         wrapped(head, width=width),
+        wrapped(_learning(before, learned), width=width),
         _sources_table(report, width),
         wrapped(LEGEND, width=width),
         listed("Peak memory", _memory(report.memory), width=width),
@@ -37,6 +64,24 @@ def screen(report: Report, *, width: int) -> str:
         listed("The layout ranked first, against the best measured", _ranking(report), width=width),
         listed("Not predicted", _skips(report.sources), width=width),
         listed("Assumed where the table says nothing, by rows", _assumed(report), width=width),
+    )
+
+
+def _learning(before: Report, learned: LearnedReport | None) -> str:
+    """What learning brought, in one sentence."""
+    if learned is None:
+        return ""
+    words = [
+        "nothing to compare"
+        if errors is None
+        else f"{errors.median_abs_error_fraction:.1%} off, "
+        f"{errors.coverage_fraction:.0%} inside the band"
+        for errors in (learned.before_errors, learned.after_errors)
+    ]
+    return (
+        f"As shipped {words[0]}; after learning from {learned.runs:,} "
+        f"run{'' if learned.runs == 1 else 's'} {words[1]} (median over rows). The table below is "
+        "after learning."
     )
 
 

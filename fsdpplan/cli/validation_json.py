@@ -8,17 +8,22 @@ from typing import Any
 
 from fsdpplan.validate.compared import ComparedRun
 from fsdpplan.validate.errors import Errors
+from fsdpplan.validate.learn.validated import LearnedReport
 from fsdpplan.validate.pairs import Pair
 from fsdpplan.validate.ranking import ranking_errors
 from fsdpplan.validate.report import Report, SourceReport
 from fsdpplan.validate.skipped import Skipped
 
 
-def report_json(report: Report) -> str:
-    """Every row, the sources, and what is made of both."""
+def report_json(before: Report, learned: LearnedReport | None = None) -> str:
+    """Every row, the sources, and what is made of both; after learning where there was any."""
+    report = before if learned is None else learned.report
     ranking = ranking_errors("all", report.groups)
     document = {
-        "rows": [_row_document(row) for row in report.rows],
+        "rows": [
+            _row_document(row, without)
+            for row, without in zip(report.rows, before.rows, strict=True)
+        ],
         "sources": [_source_document(source) for source in report.sources],
         "mean_over_sources": _errors_document(report.mean_over_sources),
         "memory": [asdict(one) for one in report.memory],
@@ -26,11 +31,20 @@ def report_json(report: Report) -> str:
         "pairs": [_pair_document(pair) for pair in report.pairs],
         "ranking": asdict(ranking) if ranking else None,
         "groups": [asdict(group) for group in report.groups],
+        "learned": None if learned is None else _learned_document(learned),
     }
     return json.dumps(document, indent=2)
 
 
-def _row_document(row: ComparedRun) -> dict[str, Any]:
+def _learned_document(learned: LearnedReport) -> dict[str, Any]:
+    return {
+        "runs": learned.runs,
+        "as_shipped": _errors_document(learned.before_errors),
+        "after_learning": _errors_document(learned.after_errors),
+    }
+
+
+def _row_document(row: ComparedRun, without: ComparedRun) -> dict[str, Any]:
     skipped = row.outcome if isinstance(row.outcome, Skipped) else None
     prediction = row.prediction
     return {
@@ -40,6 +54,9 @@ def _row_document(row: ComparedRun) -> dict[str, Any]:
         "reason": None if skipped is None else skipped.sentence,
         "measured_step_seconds": row.run.measured_step_seconds,
         "predicted_step_seconds": asdict(prediction.step_seconds) if prediction else None,
+        "without_runs_step_seconds": (
+            asdict(without.prediction.step_seconds) if without.prediction else None
+        ),
         "measured_peak_memory_bytes": row.run.peak_memory_bytes,
         "memory_kind": row.memory_kind,
         "predicted_peak_memory_bytes": row.predicted_peak_memory_bytes,

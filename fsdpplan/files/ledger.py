@@ -8,19 +8,19 @@ keeps its older journal; that costs nothing here. Source: sqlite.org, Write-Ahea
 
 from __future__ import annotations
 
-import json
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 from fsdpplan.errors import SpecError
-from fsdpplan.files.ledger_rows import read_row, row_values
+from fsdpplan.files.ledger_rows import read_row, row_values, same_run
 from fsdpplan.files.table import path_text
 from fsdpplan.spec.ledger import LedgerRow
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""1: before runs of tables. Read as it is, and upgraded by the first row that is added."""
 BUSY_SECONDS = 10.0
 """How long to wait for another run's append."""
 
@@ -46,23 +46,50 @@ CREATE TABLE runs (
     job TEXT NOT NULL,
     machines TEXT NOT NULL,
     predicted TEXT NOT NULL,
-    observed TEXT NOT NULL
+    observed TEXT NOT NULL,
+    origin TEXT NOT NULL DEFAULT 'run',
+    software TEXT NOT NULL DEFAULT 'fsdpplan',
+    cells TEXT NOT NULL DEFAULT '{}'
 );
 CREATE INDEX runs_by_device ON runs (device);
-CREATE TABLE learned (
-    basis TEXT PRIMARY KEY,
-    device TEXT NOT NULL,
-    cluster TEXT NOT NULL,
-    newest_row INTEGER NOT NULL,
-    document TEXT NOT NULL
-);
+"""
+_UPGRADE = """
+ALTER TABLE runs ADD COLUMN origin TEXT NOT NULL DEFAULT 'run';
+ALTER TABLE runs ADD COLUMN software TEXT NOT NULL DEFAULT 'fsdpplan';
+ALTER TABLE runs ADD COLUMN cells TEXT NOT NULL DEFAULT '{}';
+DROP TABLE IF EXISTS learned;
 """
 
 
 def append_row(path: Path, row: LedgerRow) -> None:
     """Add one run; the file and its folder are made where there are none."""
-    values = row_values(row)
-    names, marks = ", ".join(values), ", ".join("?" for _ in values)
+    with _written(path) as connection:
+        _insert(connection, row)
+
+
+def add_rows(path: Path, rows: Sequence[LedgerRow]) -> int:
+    """Add those runs that are not there yet; how many that were.
+
+    Equal runs are told by what they are and measured (`same_run`), and counted: a table in which a
+    run stands twice has two, however often it is learned.
+    """
+    with _written(path) as connection:
+        stored = (read_row(dict(one)) for one in connection.execute("SELECT * FROM runs"))
+        known = Counter(same_run(row) for row in stored if row is not None)
+        added = 0
+        for row in rows:
+            key = same_run(row)
+            if known[key]:
+                known[key] -= 1
+                continue
+            _insert(connection, row)
+            added += 1
+    return added
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[sqlite3.Connection]:
+    """The ledger in one transaction, made where there is none and upgraded where it is old."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -73,14 +100,19 @@ def append_row(path: Path, row: LedgerRow) -> None:
     with _opened(path) as connection:
         connection.execute("PRAGMA journal_mode=WAL")
         with _transaction(connection):
-            if _version(connection) == 0:
-                for statement in filter(str.strip, _SCHEMA.split(";")):
-                    connection.execute(statement)
+            changes = {0: _SCHEMA, 1: _UPGRADE}.get(_version(connection), "")
+            for statement in filter(str.strip, changes.split(";")):
+                connection.execute(statement)
+            if changes:
                 connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
             _require_version(connection, path)
-            connection.execute(
-                f"INSERT INTO runs ({names}) VALUES ({marks})", tuple(values.values())
-            )
+            yield connection
+
+
+def _insert(connection: sqlite3.Connection, row: LedgerRow) -> None:
+    values = row_values(row)
+    names, marks = ", ".join(values), ", ".join("?" for _ in values)
+    connection.execute(f"INSERT INTO runs ({names}) VALUES ({marks})", tuple(values.values()))
 
 
 def read_rows(
@@ -96,50 +128,6 @@ def read_rows(
     rows = [read_row(dict(one)) for one in reversed(found)]
     known = [row for row in rows if row is not None]
     return known, len(rows) - len(known)
-
-
-def newest_row(path: Path, *, device: str) -> int:
-    """Number of the newest run on such devices; 0 where there is none."""
-    with _reading(path) as connection:
-        (number,) = connection.execute(
-            "SELECT coalesce(max(id), 0) FROM runs WHERE device = ?", (device,)
-        ).fetchone()
-    return int(number)
-
-
-def read_learned(path: Path, *, basis: str) -> dict[str, Any] | None:
-    """What was learned on that basis; None where nothing was."""
-    with _reading(path) as connection:
-        found = connection.execute(
-            "SELECT document FROM learned WHERE basis = ?", (basis,)
-        ).fetchone()
-    document = None if found is None else json.loads(found[0])
-    return document if isinstance(document, dict) else None
-
-
-def all_learned(path: Path) -> dict[str, dict[str, Any]]:
-    """Cluster -> what was learned of it last, where anything was."""
-    with _reading(path) as connection:
-        found = connection.execute(
-            "SELECT cluster, document FROM learned ORDER BY newest_row, basis"
-        ).fetchall()
-    documents = ((row["cluster"], json.loads(row["document"])) for row in found)
-    return {cluster: document for cluster, document in documents if document}
-
-
-def write_learned(
-    path: Path, *, basis: str, device: str, cluster: str, newest: int, document: Mapping[str, Any]
-) -> None:
-    """Keep what was learned of a cluster from runs on its devices up to `newest`, in place of what
-    was learned before that."""
-    with _reading(path) as connection, _transaction(connection):
-        connection.execute(
-            "DELETE FROM learned WHERE device = ? AND newest_row < ?", (device, newest)
-        )
-        connection.execute(
-            "INSERT OR REPLACE INTO learned VALUES (?, ?, ?, ?, ?)",
-            (basis, device, cluster, newest, json.dumps(document, allow_nan=False)),
-        )
 
 
 @contextmanager
@@ -186,7 +174,7 @@ def _version(connection: sqlite3.Connection) -> int:
 
 def _require_version(connection: sqlite3.Connection, path: Path) -> None:
     version = _version(connection)
-    if version != SCHEMA_VERSION:
+    if not 1 <= version <= SCHEMA_VERSION:
         raise SpecError(
             f"the ledger {path_text(path)} has schema version {version}, and this fsdpplan reads "
             f"{SCHEMA_VERSION}: update fsdpplan, or {_ADVICE}"

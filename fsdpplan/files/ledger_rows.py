@@ -7,10 +7,11 @@ from dataclasses import asdict
 from typing import Any
 
 from fsdpplan.errors import SpecError
-from fsdpplan.spec.ledger import LedgerRow
+from fsdpplan.spec.ledger import OWN_SOFTWARE, LedgerRow
 
 PARTS = ("job", "machines", "predicted", "observed")
 """Columns of JSON."""
+_AS_JSON = (*PARTS, "versions", "cells")
 
 
 def row_values(row: LedgerRow) -> dict[str, str | float | None]:
@@ -30,8 +31,29 @@ def row_values(row: LedgerRow) -> dict[str, str | float | None]:
         "exit_code": row.observed.exit_code,
         "failure": row.observed.failure,
         "versions": json.dumps(dict(row.versions)),
+        "origin": row.origin,
+        "software": row.software,
+        "cells": json.dumps(dict(row.cells)),
         **parts,
     }
+
+
+def same_run(row: LedgerRow) -> str:
+    """Equal for one run, however it came: by `run`, from its folder, from a table or an export."""
+    if row.cells:
+        return json.dumps(dict(row.cells), sort_keys=True)
+    return json.dumps([row.plan_sha256, asdict(row.observed)], sort_keys=True)
+
+
+def row_document(row: LedgerRow) -> dict[str, Any]:
+    """The row as JSON has it."""
+    return asdict(row) | {"versions": dict(row.versions), "cells": dict(row.cells)}
+
+
+def row_of_document(document: dict[str, Any]) -> LedgerRow | None:
+    """The row in a line that `ledger --export` wrote; None where this fsdpplan does not know it."""
+    values = {name: json.dumps(value) for name, value in document.items() if name in _AS_JSON}
+    return read_row({**document, **values, "run_folder": document.get("run_folder") or ""})
 
 
 def read_row(values: dict[str, Any]) -> LedgerRow | None:
@@ -41,16 +63,26 @@ def read_row(values: dict[str, Any]) -> LedgerRow | None:
     try:
         texts = {name: json.loads(values[name]) for name in (*PARTS, "versions")}
         document = validate_ledger(texts)
-    except (SpecError, ValueError, TypeError, RecursionError):
+        cells = _cells(json.loads(values.get("cells") or "{}"))
+    except (SpecError, ValueError, TypeError, KeyError, RecursionError):
         return None
     return LedgerRow(
-        ended_at=str(values["ended_at"]),
-        plan_sha256=str(values["plan_sha256"]),
-        run_folder=str(values["run_folder"]),
-        target=str(values["target"]),
+        ended_at=str(values.get("ended_at", "")),
+        plan_sha256=str(values.get("plan_sha256", "")),
+        run_folder=str(values.get("run_folder", "")),
+        target=str(values.get("target", "")),
         job=document.job,
         machines=document.machines,
         predicted=document.predicted,
         observed=document.observed,
         versions=tuple(document.versions.items()),
+        origin=str(values.get("origin") or "run"),
+        software=str(values.get("software") or OWN_SOFTWARE),
+        cells=cells,
     )
+
+
+def _cells(found: object) -> tuple[tuple[str, str], ...]:
+    if not isinstance(found, dict):
+        raise SpecError("cells must be a table of columns")
+    return tuple((str(name), str(text)) for name, text in found.items())

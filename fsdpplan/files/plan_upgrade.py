@@ -33,6 +33,9 @@ THEN: dict[type, str] = {
 }
 """Fields that had a default already then, and stood in every plan."""
 
+GONE = ("correction",)
+"""Fields that plans of 0.1.0 have and today's have not."""
+
 _NORMAL_80 = 1.2816
 
 
@@ -44,8 +47,16 @@ def upgraded(document: dict[str, Any]) -> dict[str, Any]:
     if isinstance(fit.get(OLD_MARK), int | float):
         device = {**device, "fit": _fit(fit), "error": _error(fit)}
         document = {**document, "cluster": {**cluster, "device": device}}
+    if any(name in cluster for name in GONE):
+        document = {**document, "cluster": _without_correction(document["cluster"])}
     kinds = get_type_hints(Plan)
     return {key: _filled(kinds.get(key), value) for key, value in document.items()}
+
+
+def _without_correction(cluster: dict[str, Any]) -> dict[str, Any]:
+    """Plans of 0.1.0 said there what past runs had changed in the cluster's numbers, which stand
+    beside it; today runs change the estimate."""
+    return {name: value for name, value in cluster.items() if name not in GONE}
 
 
 def _fit(fit: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpplan.errors import SpecError
-from fsdpplan.files.plan_upgrade import upgraded
+from fsdpplan.files.plan_upgrade import GONE, upgraded
 from fsdpplan.files.table import (
     MAX_INTEGER,
     parse_json_object,
@@ -125,7 +125,11 @@ def plan_json_like(plan: Plan, path: Path | str) -> str:
 
 def _known(value: Any, written: Any) -> Any:
     if isinstance(value, dict) and isinstance(written, dict):
-        return {key: _known(value[key], written[key]) for key in written if key in value}
+        return {
+            key: _known(value[key], written[key]) if key in value else written[key]
+            for key in written
+            if key in value or key in GONE
+        }
     if isinstance(value, list) and isinstance(written, list):
         return [_known(one, other) for one, other in zip(value, written, strict=False)]
     return value
@@ -191,8 +195,9 @@ def _check_estimate(estimate: Estimate, plan: Plan, *, path: str) -> None:
         if getattr(estimate, name) > 1:
             raise SpecError(f"{path}.{name} must be at most 1, not {getattr(estimate, name)}")
     tokens_per_second = plan.training.tokens_per_step / step.expected
+    factor = 1.0 if estimate.learned is None else estimate.learned.factor
     for name, value, expected in (
-        ("time", estimate.time.total_seconds, step.expected),
+        ("time", estimate.time.total_seconds, step.expected / factor),
         ("tokens_per_second", estimate.tokens_per_second, tokens_per_second),
         (
             "tokens_per_second_per_gpu",

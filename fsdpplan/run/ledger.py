@@ -12,10 +12,10 @@ from fsdpplan.errors import SpecError
 from fsdpplan.files.ledger import append_row
 from fsdpplan.run.compare import compare
 from fsdpplan.run.launch import Launch
-from fsdpplan.run.learned import learned_of
 from fsdpplan.run.metrics import Summary
 from fsdpplan.run.outcome import Outcome
 from fsdpplan.run.session import INTERRUPTED
+from fsdpplan.run.verify import FinishedRun
 from fsdpplan.spec.ledger import Failure, Job, LedgerRow, Machines, Observed, Predicted
 from fsdpplan.spec.plan import Plan
 
@@ -32,7 +32,6 @@ def record(
         return None
     try:
         append_row(ledger, ledger_row(launch, outcome, target=target, folder=folder))
-        learned_of(launch.plan.cluster, ledger)
     except SpecError as error:
         return f"this run is not in the ledger: {error}"
     return None
@@ -40,11 +39,49 @@ def record(
 
 def ledger_row(launch: Launch, outcome: Outcome, *, target: str, folder: Path) -> LedgerRow:
     """The row of one run. It holds no command, no variable and no list of hosts."""
-    plan = launch.plan
-    return LedgerRow(
-        ended_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    return _row(
+        launch.plan,
+        outcome,
         plan_sha256=plan_digest(read_plan_json(launch.script) or ""),
         run_folder=os.path.relpath(outcome.run_folder, folder.resolve()),
+        target=target,
+        ended_at=datetime.now(UTC),
+    )
+
+
+def finished_row(run: FinishedRun, *, folder: Path, exit_code: int) -> LedgerRow:
+    """The row of a run that was found in its folder."""
+    outcome = Outcome(
+        exit_code=exit_code,
+        job_id=None,
+        ended=True,
+        seconds=None,
+        run_folder=folder,
+        measured=run.measured,
+    )
+    return _row(
+        run.plan,
+        outcome,
+        plan_sha256=run.plan_sha256,
+        run_folder=f"{folder.parent.name}/{folder.name}",
+        target="folder",
+        ended_at=datetime.fromtimestamp(run.metrics.stat().st_mtime, UTC),
+    )
+
+
+def _row(
+    plan: Plan,
+    outcome: Outcome,
+    *,
+    plan_sha256: str,
+    run_folder: str,
+    target: str,
+    ended_at: datetime,
+) -> LedgerRow:
+    return LedgerRow(
+        ended_at=ended_at.isoformat(timespec="seconds"),
+        plan_sha256=plan_sha256,
+        run_folder=run_folder,
         target=target,
         job=Job(model=plan.model, training=plan.training, layout=plan.layout),
         machines=Machines.of(plan.cluster),
@@ -55,14 +92,14 @@ def ledger_row(launch: Launch, outcome: Outcome, *, target: str, folder: Path) -
 
 
 def _predicted(plan: Plan) -> Predicted:
-    estimate, correction = plan.estimate, plan.cluster.correction
+    estimate, learned = plan.estimate, plan.estimate.learned
     return Predicted(
         step_seconds=estimate.step_seconds,
         time=estimate.time,
         mfu_fraction=estimate.mfu_fraction,
         peak_allocated_bytes=estimate.memory.peak_allocated_bytes,
         peak_reserved_bytes=estimate.memory.peak_reserved_bytes,
-        corrected_by_runs=0 if correction is None else correction.runs,
+        corrected_by_runs=0 if learned is None else learned.runs,
     )
 
 

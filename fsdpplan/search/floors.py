@@ -1,5 +1,7 @@
 """Floors: the least that a step takes, by a few multiplications.
 
+Where measured runs correct the steps, floors are times the least factor that they give a layout.
+
 Of given degrees whatever their policies, and of a layout with usual settings before it is known
 what it must recompute. What is not known yet is taken as what costs least.
 """
@@ -83,7 +85,8 @@ class Floors:
             self.families[d] = inf
             if size is not None:
                 largest = self.plain(d, size)
-                self.families[d] = largest.num_microbatches * self._work(largest) / d.pp
+                least = largest.num_microbatches * self._work(largest) / d.pp
+                self.families[d] = self.asked.least_factor * least
         return self.families[d]
 
     def _largest_size(self, d: Degrees) -> int | None:
@@ -143,7 +146,8 @@ class Floors:
             seldom = {"reshard_after_forward": "never", "gradient_sync": "last"}
             widest = replace(layout, wrap_blocks=self.asked.model.layers, **seldom)  # type: ignore[arg-type]
             least = max(least, self._moving_seconds(widest))
-        return least + self._update_seconds(layout) / layout.pp
+        least += self._update_seconds(layout) / layout.pp
+        return self.asked.least_factor * least
 
     def _passing(self, layout: Layout) -> float:
         """What is to be computed, with what must be recomputed; infinite where nothing fits."""
@@ -197,14 +201,16 @@ class Floors:
             (stage,) = pipeline_stages(model=asked.model, layout=layout)
             work = sum(self._stage(layout, modes, stage))
             least = max(layout.num_microbatches * work, self._moving_seconds(layout))
-        return least + self._update_seconds(layout) / layout.pp
+        least += self._update_seconds(layout) / layout.pp
+        return self.asked.least_factor * least
 
     def played(self, layout: Layout, modes: Sequence[ActivationCheckpointing]) -> float:
         """The same of a pipeline, by playing its schedule: it costs more, and says more."""
         if layout.pp == 1 or layout.schedule in SPLIT_BACKWARD_SCHEDULES:
             return 0.0
         least = played_seconds(layout, **self._pipeline(layout, modes))
-        return self._last_reduction(layout) + least + self._update_seconds(layout) / layout.pp
+        least += self._last_reduction(layout) + self._update_seconds(layout) / layout.pp
+        return self.asked.least_factor * least
 
     def _pipeline(self, layout: Layout, modes: Sequence[ActivationCheckpointing]) -> _Pipeline:
         asked = self.asked

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from fsdpplan.cost.band import MOST_INDISTINGUISHABLE_FRACTION, Timed, tie_fraction
 from fsdpplan.search.unusual import unusual
@@ -45,8 +45,8 @@ class Priced(Timed, Protocol):
 
 Entry = tuple[Layout, Estimate]
 One = TypeVar("One", bound=tuple[Layout, Priced])
-Difference = Callable[[Timed, Timed], float]
-"""Error of the difference of two step times, as a share of them."""
+Difference = Callable[[tuple[Layout, Any], tuple[Layout, Any]], float]
+"""Error of the difference of two step times, as a share of them; of layouts with their times."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -163,7 +163,7 @@ def is_tied(entry: One, fastest: One, difference: Difference) -> bool:
     behind = seconds(entry) / seconds(fastest) - 1
     if behind > MOST_INDISTINGUISHABLE_FRACTION:
         return False
-    return entry is fastest or behind <= tie_fraction(difference(fastest[1], entry[1]))
+    return entry is fastest or behind <= tie_fraction(difference(fastest, entry))
 
 
 def listed(order: Ordered[One], *, limit: int, is_wanted: Callable[[Layout], bool]) -> list[One]:

@@ -39,9 +39,16 @@ def priced(space: Space, limit: int, difference: Difference) -> list[Entry]:
         _price_preferred(frontier, group, first, difference)
     frontier.count_left_out()
     found = [*(one for group in frontier.groups for one in group.entries), *refining.found]
+    space.priced = found
     space.tally.priced = len(found)
     best = seconds(min(found, key=by_time))
     return [entry for entry in found if seconds(entry) <= REACH * best or entry[0] in fastest]
+
+
+def usual(space: Space, limit: int) -> list[Entry]:
+    """Of each group that may be listed, the fastest with the usual settings, and what had to be
+    priced to find it."""
+    return [entry for group in Frontier(space).price_listed(limit) for entry in group.entries]
 
 
 def _starts(frontier: Frontier, refining: Refining) -> Iterator[tuple[float, Layout]]:

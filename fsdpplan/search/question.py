@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fsdpplan.cost.memory import available_bytes
+from fsdpplan.search.learned import Learner
 from fsdpplan.search.pins import Pins
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, ActivationCheckpointing
@@ -23,6 +24,10 @@ class Question:
     cluster: Cluster
     training: Training
     pins: Pins
+    learner: Learner | None = None
+    """What measured runs say; None: nothing."""
+    least_factor: float = 1.0
+    """Least step time over the cost model's that `learner` is taken to say of any layout."""
 
     @property
     def available_bytes(self) -> int:

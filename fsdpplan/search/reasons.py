@@ -71,7 +71,7 @@ class Reasons:
 
     def error(self, entry: Entry) -> float:
         """Error of the difference of `entry` and the fastest, as a share of the step."""
-        return self.difference(self.order.fastest[1], entry[1])
+        return self.difference(self.order.fastest, entry)
 
     def _for_first(self) -> Reason:
         first, fastest = self.first, self.order.fastest
@@ -184,6 +184,8 @@ def slowest_term(entry: Entry, other: Entry) -> tuple[str, str]:
             return term, f"{longer} more communication that nothing hides{exposed}"
         case "bubble":
             return term, f"{longer} more bubble in a pipeline of {entry[0].pp} stages"
+        case "learned":
+            return term, f"{longer} more by what your runs say of such layouts"
         case _:
             return term, f"{longer} more for the optimizer"
 
@@ -221,6 +223,7 @@ def _terms(result: Estimate) -> dict[str, float]:
         "communication": time.exposed_communication_seconds,
         "bubble": time.bubble_seconds,
         "optimizer": time.optimizer_seconds,
+        "learned": result.step_seconds.expected - time.total_seconds,
     }
 
 

@@ -7,36 +7,53 @@ same. Rare settings are then tried one at a time on what is near the fastest (`r
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import replace
 
 from fsdpplan.cost.band import difference_fraction
 from fsdpplan.search.fitting import Tally
-from fsdpplan.search.order import Difference, Entry, in_order, listed
+from fsdpplan.search.learned import Learner, NextRun, next_run
+from fsdpplan.search.order import Difference, Entry, in_order, listed, seconds
 from fsdpplan.search.pins import Pins
-from fsdpplan.search.pricing import is_data_parallel, priced
+from fsdpplan.search.pricing import is_data_parallel, priced, usual
 from fsdpplan.search.question import Question
 from fsdpplan.search.reasons import Reasons
 from fsdpplan.search.remedy import nearest_miss
 from fsdpplan.search.result import Listed, NearestMiss, SearchResult
 from fsdpplan.search.space import Space
 from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.estimate import Estimate
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import RankedLayout
 from fsdpplan.spec.training import Training
 
+MOST_ROUNDS = 4
+"""Of a search with a learner; the first nearly always is the last."""
+SLACK = 0.99
+"""Of the least factor: with it the first round is nearly always enough."""
+
 
 def recommend(
-    *, model: Model, cluster: Cluster, training: Training, pins: Pins, limit: int = 10
+    *,
+    model: Model,
+    cluster: Cluster,
+    training: Training,
+    pins: Pins,
+    limit: int = 10,
+    learner: Learner | None = None,
 ) -> SearchResult:
     """The `limit` best ways to spread the ranks, each with its best policies.
 
     Layouts that differ only in policies (micro-batch, resharding, synchronisation, schedule,
     checkpointing, buckets) are one entry. The best data-parallel layout is always among the ranked.
+    With a `learner`, what measured runs say decides, by the same bounds.
     """
-    space = Space(Question(model=model, cluster=cluster, training=training, pins=pins))
-    difference: Difference = partial(difference_fraction, cluster=cluster)
+    asked = Question(model=model, cluster=cluster, training=training, pins=pins)
+    difference = _difference(cluster, learner)
+    space = Space(asked)
     entries = priced(space, limit, difference)
-    found, tally = _list(space.asked, entries, limit, difference), space.tally
+    if learner is not None and entries:
+        entries = _learned(space, limit, learner)
+    found, tally = _list(asked, entries, limit, difference), space.tally
     return SearchResult(
         listed=found,
         candidates=tally.candidates,
@@ -44,9 +61,37 @@ def recommend(
         priced=tally.priced,
         pruned=tally.pruned,
         rejected=tuple(tally.rejected.most_common()),
-        nearest_miss=None if found.ranked else _miss(space.asked, tally),
+        nearest_miss=None if found.ranked else _miss(asked, tally),
         example=_example(tally),
     )
+
+
+def _difference(cluster: Cluster, learner: Learner | None) -> Difference:
+    if learner is not None:
+        return learner.difference_fraction
+    return lambda one, other: difference_fraction(one[1], other[1], cluster=cluster)
+
+
+def _learned(space: Space, limit: int, learner: Learner) -> list[Entry]:
+    """What was priced, and what else may be listed, as the runs say.
+
+    Layouts with the usual settings are looked for again, with floors that are the cost model's
+    times a little less than the least factor of the layouts that were met; rare settings are those
+    that the cost model alone found worth a look.
+    """
+    found = {layout: learner.corrected(layout, plain) for layout, plain in space.priced}
+    for _ in range(MOST_ROUNDS):
+        least = SLACK * min(map(_factor, found.values()))
+        asked = replace(space.asked, learner=learner, least_factor=least)
+        found |= dict(usual(Space(asked), limit))
+        if min(map(_factor, found.values())) >= least:
+            break
+    space.tally.priced = len(found)
+    return list(found.items())
+
+
+def _factor(estimate: Estimate) -> float:
+    return 1.0 if estimate.learned is None else estimate.learned.factor
 
 
 def _list(asked: Question, entries: list[Entry], limit: int, difference: Difference) -> Listed:
@@ -70,7 +115,17 @@ def _list(asked: Question, entries: list[Entry], limit: int, difference: Differe
         tied=tuple(sorted(ranks[id(one)] for one in order.tied[1:] if id(one) in ranks)),
         fastest_rank=reasons.fastest_rank,
         errors=tuple(map(reasons.error, rows)),
+        next_run=_next_run(rows, difference) if rows[0][1].learned else None,
     )
+
+
+def _next_run(rows: list[Entry], difference: Difference) -> NextRun | None:
+    """Which row is most worth running, beside the first."""
+    first, *others = rows
+    listed = [
+        (rank, seconds(row), difference(first, row)) for rank, row in enumerate(others, start=2)
+    ]
+    return next_run(listed, seconds(first))
 
 
 def _example(tally: Tally) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fsdpplan.search.learned import NextRun
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.plan import RankedLayout
 
@@ -34,6 +35,9 @@ class Listed:
     """Rank of the least expected step time of all that fits."""
     errors: tuple[float, ...] = ()
     """For each rank, the error of its difference from the fastest, as a share of the step."""
+    next_run: NextRun | None = None
+    """The row that is most worth running beside the first; None where no runs are known, or none
+    is worth it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,8 @@ class Space:
     tally: Tally = field(default_factory=Tally)
     room: Room = field(init=False)
     floors: Floors = field(init=False)
+    priced: list[Entry] = field(default_factory=list)
+    """All that was estimated."""
     problems: dict[tuple[object, ...], Problem | None] = field(default_factory=dict)
     """What degrees break."""
     numbers: dict[tuple[object, ...], int] = field(default_factory=dict)
@@ -115,9 +117,11 @@ class Space:
         asked = self.asked
         given = {"model": asked.model, "cluster": asked.cluster, "training": asked.training}
         if layout.pp == 1:
-            return step_time(layout=layout, **given).time.total_seconds  # type: ignore[arg-type]
-        way = least_pipeline_seconds(layout=layout, **given)  # type: ignore[arg-type]
-        return way + least_update_seconds(layout=layout, **given)  # type: ignore[arg-type]
+            least = step_time(layout=layout, **given).time.total_seconds  # type: ignore[arg-type]
+        else:
+            least = least_pipeline_seconds(layout=layout, **given)  # type: ignore[arg-type]
+            least += least_update_seconds(layout=layout, **given)  # type: ignore[arg-type]
+        return asked.least_factor * least
 
     def is_below(self, layout: Layout, seconds: float) -> bool:
         """Whether it may take less, looked at no closer than it must be."""
@@ -149,7 +153,8 @@ class Space:
 
 
 def entry_of(asked: Question, layout: Layout) -> Entry:
-    """A layout with its estimate."""
-    return layout, estimate(
+    """A layout with its estimate, as measured runs say where there are any."""
+    found = estimate(
         model=asked.model, cluster=asked.cluster, training=asked.training, layout=layout
     )
+    return layout, found if asked.learner is None else asked.learner.corrected(layout, found)

@@ -12,7 +12,6 @@ from fsdpplan.spec.checks import (
     require_positive,
     require_positive_int,
 )
-from fsdpplan.spec.correction import Correction
 from fsdpplan.spec.network import Network
 from fsdpplan.spec.remembered import RemembersHash, remembered_hash
 from fsdpplan.spec.runtime import StackFamily
@@ -345,8 +344,6 @@ class Cluster(RemembersHash):
     """What a launch must know of the network between nodes; None where nothing is known."""
     weak: tuple[WeakSpot, ...] = ()
     """What holds the others back; see `fsdpplan.spec.weak`."""
-    correction: Correction | None = None
-    """What finished runs here changed in the numbers; None: they are the profile's."""
 
     def __post_init__(self) -> None:
         require_positive_int(gpus=self.gpus, gpus_per_node=self.gpus_per_node)

@@ -127,6 +127,23 @@ class CollectiveCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LearnedStep:
+    """What measured runs changed in a predicted step."""
+
+    runs: int
+    """Runs that tell of such a step."""
+    factor: float
+    """Expected step time over that without them."""
+    without: Interval
+    """The step without them, in seconds."""
+    nearest: str
+    """The run that tells most, in words: `same model, 32 GPUs, tp 2`."""
+    far: str
+    """In what even that run is far, such as `nearest run has 8 times fewer GPUs`; empty: in
+    nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """Prediction for one layout."""
 
@@ -144,3 +161,5 @@ class Estimate:
     time: TimeBreakdown
     memory: MemoryBreakdown
     communication: tuple[CollectiveCost, ...]
+    learned: LearnedStep | None = None
+    """What the user's runs changed; None: nothing. The parts of the time are without them."""

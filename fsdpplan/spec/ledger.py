@@ -7,7 +7,6 @@ from math import isclose
 from typing import Literal
 
 from fsdpplan.spec.cluster import Cluster, Level
-from fsdpplan.spec.corrected import uncorrected_levels
 from fsdpplan.spec.estimate import Interval, TimeBreakdown
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
@@ -15,6 +14,9 @@ from fsdpplan.spec.training import Training
 
 LEAST_STEPS = 5
 """Measured steps below which a run says nothing of its speed."""
+
+OWN_SOFTWARE = "fsdpplan"
+"""Software of runs that `fsdpplan run` made."""
 
 Failure = Literal["out_of_memory", "stopped", "failed", "interrupted"]
 
@@ -29,7 +31,6 @@ class Machines:
     gpus: int
     gpus_per_node: int
     levels: tuple[Level, ...]
-    """As the profile had them."""
     is_weak: bool
     """Some part was known to be slower than its equals: such runs say nothing of the others."""
 
@@ -41,7 +42,7 @@ class Machines:
             device=cluster.device.name,
             gpus=cluster.gpus,
             gpus_per_node=cluster.gpus_per_node,
-            levels=uncorrected_levels(cluster),
+            levels=cluster.levels,
             is_weak=bool(cluster.weak),
         )
 
@@ -83,7 +84,7 @@ class Predicted:
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     corrected_by_runs: int
-    """Runs that its cluster was corrected by; 0: none."""
+    """Runs that the prediction had learned from; 0: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +123,12 @@ class LedgerRow:
     observed: Observed
     versions: tuple[tuple[str, str], ...]
     """(name, version) of fsdpplan, and of what the run reported."""
+    origin: str = "run"
+    """`run`, or the name of the file that it was learned from."""
+    software: str = OWN_SOFTWARE
+    """What trained."""
+    cells: tuple[tuple[str, str], ...] = ()
+    """(column, text) of a row of a table; it is read again by later fsdpplans."""
 
     @property
     def tells_speed(self) -> bool:

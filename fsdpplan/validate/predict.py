@@ -120,10 +120,15 @@ def with_fit(cluster: Cluster, fits: Fits | None) -> Cluster:
     return replace(cluster, device=device, levels=levels)
 
 
-def predict(expressed: Expressed, fits: Fits | None = None) -> Prediction | Skipped:
-    """The prediction for a row; what it left open is chosen by what fits in memory."""
+def predict(
+    expressed: Expressed, fits: Fits | None = None, *, cluster: Cluster | None = None
+) -> Prediction | Skipped:
+    """The prediction for a row; what it left open is chosen by what fits in memory.
+
+    `cluster` is where it ran, in place of what the profiles make of its words.
+    """
     try:
-        cluster = with_fit(load_request(expressed.cluster_request), fits)
+        cluster = cluster or with_fit(load_request(expressed.cluster_request), fits)
         layout = chosen_layout(expressed)
         price = _price(expressed, cluster, layout)
         unknown = unknown_log_error(expressed)

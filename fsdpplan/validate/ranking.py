@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import mean, median
 
 from fsdpplan.cost.band import difference_fraction
@@ -130,7 +129,9 @@ def _first(layouts: Sequence[Sequence[ComparedRun]]) -> int:
     entries = [(each.layout, each) for each in predictions if each is not None]
     cluster = _cluster(layouts[0][0].run)
     order = in_order(
-        entries, difference=partial(difference_fraction, cluster=cluster), cluster=cluster
+        entries,
+        difference=lambda one, other: difference_fraction(one[1], other[1], cluster=cluster),
+        cluster=cluster,
     )
     assert order is not None
     return entries.index(order.entries[0])

@@ -47,17 +47,19 @@ def answer(capsys: pytest.CaptureFixture[str], *given: str) -> dict[str, Any]:
     return document
 
 
-def test_past_runs_correct_the_cluster_they_ran_on(
+def test_past_runs_correct_steps_like_theirs(
     ledger: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told = answer(capsys, *ESTIMATE)
     plain = answer(capsys, *ESTIMATE, "--no-ledger")
     assert told["step_seconds"]["expected"] > plain["step_seconds"]["expected"]
-    assert told["cluster"]["correction"]["runs"] == 5
-    assert plain["cluster"]["correction"] is None
-    assert "from 5 runs on this cluster" in told["assumptions"][-1] + told["assumptions"][0]
-    elsewhere = answer(capsys, *ESTIMATE, "--hardware", "dgx-h200")
-    assert elsewhere["cluster"]["correction"] is None
+    assert told["learned"]["runs"] == 5
+    assert told["learned"]["without"] == plain["step_seconds"]
+    assert plain["learned"] is None
+    assert any("as 5 measured runs say" in text for text in told["assumptions"])
+    elsewhere = answer(capsys, *ESTIMATE, "--hardware", "dgx-h200")["learned"]
+    assert 1 < elsewhere["factor"] < told["learned"]["factor"]
+    assert "is on h100-sxm-80g" in elsewhere["far"]
 
 
 def test_the_ledger_may_be_named(
@@ -68,29 +70,30 @@ def test_the_ledger_may_be_named(
 ) -> None:
     monkeypatch.delenv("FSDPPLAN_LEDGER")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert answer(capsys, *ESTIMATE)["cluster"]["correction"] is None
+    assert answer(capsys, *ESTIMATE)["learned"] is None
     named = answer(capsys, *ESTIMATE, "--ledger", str(ledger))
-    assert named["cluster"]["correction"]["runs"] == 5
+    assert named["learned"]["runs"] == 5
     assert exit_code_of([*ESTIMATE, "--ledger", "nowhere"]) == 2
     assert exit_code_of([*ESTIMATE, "--ledger", str(ledger), "--no-ledger"]) == 2
 
 
-def test_a_corrected_plan_is_saved_explained_and_emitted(
+def test_a_learned_plan_is_saved_explained_and_emitted(
     ledger: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exit_code_of(RECOMMEND) == 0
-    assert "from 5 runs" in " ".join(capsys.readouterr().out.split())
+    assert "of your runs, nearest: " in " ".join(capsys.readouterr().out.split())
     assert exit_code_of(["explain"]) == 0
-    assert "from 5 runs" in " ".join(capsys.readouterr().out.split())
+    assert "of your runs, nearest: " in " ".join(capsys.readouterr().out.split())
     assert exit_code_of(["emit-launch"]) == 0
 
 
-def test_a_plan_of_before_there_were_corrections_is_read(
+def test_a_plan_of_before_there_was_learning_is_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exit_code_of(DEMO) == 0
     document = json.loads((tmp_path / "fsdpplan.json").read_text())
-    del document["cluster"]["correction"]
+    for line in (document, *document["alternatives"]):
+        del line["estimate"]["learned"]
     (tmp_path / "fsdpplan.json").write_text(json.dumps(document))
     assert exit_code_of(["explain"]) == 0
 
@@ -111,19 +114,18 @@ def test_a_ledger_that_cannot_be_read_costs_no_plan(
 def test_the_ledger_shows_its_runs_and_their_errors(
     ledger: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert answer(capsys, *ESTIMATE)["cluster"]["correction"] is not None
     document = answer(capsys, "ledger")
     assert len(document["runs"]) == 5
     (errors,) = document["clusters"]
     assert (errors["cluster"], errors["runs"], errors["compared"]) == ("dgx-h100", 5, 5)
     assert errors["median_abs_error_fraction"] > 0.03
-    assert errors["correction"]["runs"] == 5
+    assert errors["software"] == {"fsdpplan": 5}
     assert exit_code_of(["ledger"]) == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
     flat = " ".join(out.split())
     assert "5 runs, 5 with enough steps to compare" in flat
-    assert "plans are corrected from 5 runs" in flat
+    assert "plans learn from 5 runs of fsdpplan" in flat
 
 
 def test_runs_of_one_cluster_and_a_file_of_all(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -16,20 +18,19 @@ import pytest
 from fsdpplan.errors import SpecError
 from fsdpplan.files.ledger import (
     SCHEMA_VERSION,
-    all_learned,
+    add_rows,
     append_row,
-    newest_row,
-    read_learned,
     read_rows,
-    write_learned,
 )
 from fsdpplan.files.ledger_place import ledger_path
+from fsdpplan.files.ledger_rows import row_document, row_of_document
 from tests.ledgers import cluster_of, jobs, row_of
 
 (JOB, GPUS), *_ = jobs()
 DEVICE = cluster_of(GPUS).device.name
 ROW = row_of(JOB, cluster_of(GPUS), 1.5)
 ROOT = Path(__file__).resolve().parents[2]
+RECORDED = ROOT / "tests" / "recordings" / "0.1.0" / "ledger.sqlite"
 
 WRITER = """
 import sys
@@ -63,7 +64,6 @@ def test_a_row_comes_back_as_it_was(tmp_path: Path) -> None:
     append_row(path, failed)
     assert read_rows(path) == ([ROW, failed], 0)
     assert read_rows(path, cluster="another") == ([], 0)
-    assert (newest_row(path, device=DEVICE), newest_row(path, device="another")) == (2, 0)
     assert read_rows(path, device="another") == ([], 0)
 
 
@@ -107,7 +107,7 @@ def test_a_writer_that_is_killed_leaves_whole_rows_only(tmp_path: Path) -> None:
 
 def rows_in(path: Path) -> int:
     try:
-        return newest_row(path, device=DEVICE)
+        return len(read_rows(path, device=DEVICE)[0])
     except SpecError:  # not made yet
         return 0
 
@@ -167,16 +167,40 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_what_was_learned_is_kept_until_there_are_newer_runs(tmp_path: Path) -> None:
+def test_runs_that_are_there_already_are_not_added_again(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
+    other = replace(ROW, observed=replace(ROW.observed, step_seconds=1.7))
+    assert add_rows(path, [ROW, ROW, other]) == 3  # a run that was made twice is two
+    assert add_rows(path, [other, ROW, ROW]) == 0
+    assert add_rows(path, [ROW, ROW, ROW]) == 1
+    assert len(read_rows(path)[0]) == 4
+
+
+def test_a_row_of_a_table_keeps_its_cells_its_origin_and_its_software(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    told = replace(ROW, origin="mine.csv", software="torchtitan", cells=(("gpu", "H100-80GB"),))
+    assert add_rows(path, [told]) == 1
+    assert read_rows(path) == ([told], 0)
+    renamed = replace(told, origin="yours.csv", ended_at="2027")
+    assert add_rows(path, [renamed]) == 0  # the same row, from another file
+    assert row_of_document(json.loads(json.dumps(row_document(told)))) == told
+
+
+def test_a_ledger_from_before_tables_is_read_and_upgraded_by_the_first_new_row(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "ledger.sqlite"
+    shutil.copy(RECORDED, path)
+    before, unread = read_rows(path)
+    assert (len(before), unread, version_of(path)) == (5, 0, 1)
     append_row(path, ROW)
-    for basis, newest in (("one", 1), ("other", 1), ("newer", 2)):
-        write_learned(
-            path, basis=basis, device="d", cluster="c", newest=newest, document={"of": basis}
-        )
-    assert read_learned(path, basis="one") is None
-    assert read_learned(path, basis="newer") == {"of": "newer"}
-    assert all_learned(path) == {"c": {"of": "newer"}}
+    assert (read_rows(path), version_of(path)) == (([*before, ROW], 0), SCHEMA_VERSION)
+    assert add_rows(path, before) == 0
+
+
+def version_of(path: Path) -> int:
+    with closing(sqlite3.connect(path)) as connection:
+        return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
 def test_the_place_is_the_one_given_or_the_variables_or_the_users_state(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fsdpplan.cost.step import estimate
-from fsdpplan.files.plan_upgrade import THEN
+from fsdpplan.files.plan_upgrade import GONE, THEN
 from fsdpplan.files.plans import plan_from_json, plan_json, read_plan
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
@@ -24,6 +24,8 @@ PLANS = sorted(RECORDED.glob("*.json"))
 @pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
 def test_a_plan_of_0_1_0_is_read_with_all_that_it_says(path: Path) -> None:
     plan, written = read_plan(path), json.loads(path.read_text())
+    for name in GONE:  # its numbers stand beside it, and what it changed in an assumption
+        del written["cluster"][name]
     _require_within(written, json.loads(plan_json(plan)))
     assert plan_from_json(plan_json(plan), where="plan") == plan
 

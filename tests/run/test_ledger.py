@@ -8,15 +8,12 @@ from pathlib import Path
 import pytest
 
 from fsdpplan.emit.job import Job
-from fsdpplan.files.ledger import append_row, read_rows
+from fsdpplan.files.ledger import read_rows
 from fsdpplan.run.launch import Launch, emit_script
-from fsdpplan.run.learned import learned_of
 from fsdpplan.run.ledger import record
 from fsdpplan.run.metrics import Measured, read_metrics
 from fsdpplan.run.outcome import Outcome
-from fsdpplan.spec.corrected import corrected
 from tests.emit.plans import make_plan
-from tests.ledgers import cluster_of, rows_of_a_slow_cluster
 
 METRICS = (Path(__file__).parent / "metrics_of_a_run.jsonl").read_text()
 PLAN = make_plan("cpu")
@@ -82,25 +79,3 @@ def test_a_ledger_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
 def test_a_job_that_goes_on_is_no_row(tmp_path: Path) -> None:
     assert recorded(tmp_path, replace(outcome(tmp_path), ended=False)) is None
     assert not (tmp_path / "ledger.sqlite").exists()
-
-
-def test_what_runs_say_is_worked_out_once_and_again_after_another_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, cluster = tmp_path / "ledger.sqlite", cluster_of(64)
-    *rows, last = rows_of_a_slow_cluster(4)
-    append_row(path, rows[0])
-    assert learned_of(cluster, path) is None
-    for row in rows[1:]:
-        append_row(path, row)
-    first = learned_of(cluster, path)
-    assert first is not None
-    assert first.correction.runs == 3
-    with monkeypatch.context() as patch:
-        patch.setattr("fsdpplan.run.learned.learned", lambda *_: pytest.fail("worked out again"))
-        assert learned_of(cluster, path) == first
-    append_row(path, last)
-    after = learned_of(cluster, path)
-    assert after is not None
-    assert after.correction.runs == 4
-    assert learned_of(corrected(cluster, after.correction, after.error), path) is None

@@ -10,7 +10,7 @@ import pytest
 
 from fsdpplan.cli.app import exit_code_of
 from fsdpplan.emit.header import plan_digest
-from fsdpplan.files.ledger import all_learned, read_rows
+from fsdpplan.files.ledger import read_rows
 from fsdpplan.files.plans import read_plan
 from fsdpplan.run.jobs import chosen_run, runs_of, unreadable_runs
 from fsdpplan.run.launch import read_launch
@@ -85,14 +85,13 @@ def test_the_ledger_of_0_1_0_is_read_whole_and_learned_from(
     assert (len(rows), unread) == (5, 0)
     layout = read_plan(RECORDED / "folder" / "fsdpplan.json").layout
     assert {row.job.layout for row in rows} == {layout}
-    assert list(all_learned(tmp_path / "ledger.sqlite")) == ["cpu"]
     words = (
         "recommend --layers 4 --hidden 64 --ffn-hidden 128 --heads 4 --kv-heads 2 --vocab 256 "
         "--seq-len 64 --global-batch 4 --precision fp32 --hardware cpu --gpus 2 --json --ledger"
     )
     assert exit_code_of([*words.split(), "ledger.sqlite"]) == 0
-    corrected = json.loads(capsys.readouterr().out)["cluster"]["correction"]
-    assert corrected["runs"] == 4
+    learned = json.loads(capsys.readouterr().out)["plans"][0]["estimate"]["learned"]
+    assert learned["runs"] == 4
 
 
 def test_commands_take_what_0_1_0_left(

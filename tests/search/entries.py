@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from fsdpplan.cost.band import Timed
 from fsdpplan.search.order import Difference, Entry
 from fsdpplan.spec.estimate import Interval, TimeBreakdown
 from fsdpplan.spec.layout import Layout
@@ -20,7 +19,7 @@ CLUSTER = ONE.cluster
 def uncertain(fraction: float) -> Difference:
     """A difference that is the same for all pairs."""
 
-    def difference(one: Timed, other: Timed) -> float:
+    def difference(one: Entry, other: Entry) -> float:
         return fraction
 
     return difference

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from functools import partial
 
 import pytest
 from hypothesis import given
@@ -150,7 +149,10 @@ def test_no_reason_is_false_of_real_rows(name: str) -> None:
     asked = question(model, gpus, profile, **settings)
     result = asked.answer()
     rows = [(one.layout, one.estimate) for one in result.ranked]
-    difference = partial(difference_fraction, cluster=asked.cluster)
+
+    def difference(one: Entry, other: Entry) -> float:
+        return difference_fraction(one[1], other[1], cluster=asked.cluster)
+
     again = shown(rows, difference=difference, cluster=asked.cluster, limit=len(rows))
     assert [row[0] for row in again.rows] == [one.layout for one in result.ranked]
     assert list(again.words) == [one.reason for one in result.ranked]

@@ -1,0 +1,1 @@
+"""What measured runs say of predicted step times."""

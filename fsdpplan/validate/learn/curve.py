@@ -1,0 +1,142 @@
+"""Learning curve: how far predictions are off after so many runs of a stack.
+
+    python -m fsdpplan.validate.learn.curve [--by project|stack]
+
+Rows are those of `held_out.json`: each predicted with constants fitted without its project, and the
+widths of the learner are fitted without it, too. Of every stack (software, number format and
+device of one project) some rows are learned from and the others predicted; that is repeated with
+other rows, and errors are medians over rows, means over repeats, then over stacks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from math import exp, log
+from statistics import mean, median
+
+from fsdpplan.cost.band import NORMAL_80
+from fsdpplan.spec.learning import Widths
+from fsdpplan.validate.learn.fit_widths import HeldBack, bundled_held_back, by_project, fit
+from fsdpplan.validate.learn.known import PricedRun, jobs_among
+from fsdpplan.validate.learn.process import process
+
+AFTER = (1, 3, 10)
+"""Runs that are known."""
+LEAST_TESTS = 4
+"""Rows that must be left to predict."""
+DRAWS = 12
+"""Repeats with other known rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """Errors of one stack, or their mean, after some runs."""
+
+    known: int
+    """Runs that were learned from."""
+    stacks: int
+    error_fraction: float
+    """Median over rows of |predicted / measured - 1|."""
+    without_fraction: float
+    """The same without the runs."""
+    coverage_fraction: float
+    """Share of the measured times inside the 80 % band."""
+    half_width_fraction: float
+
+
+def curve(
+    rows: Sequence[HeldBack],
+    widths: Mapping[str, Widths],
+    *,
+    by_stack: bool = True,
+    draws: int = DRAWS,
+) -> tuple[Point, ...]:
+    """Means over stacks, or projects, after each of `AFTER` runs; `widths` by project."""
+    groups: dict[Hashable, list[HeldBack]] = {}
+    for row in rows:
+        stack = row.run.features.stack if by_stack else None
+        groups.setdefault((row.project, stack), []).append(row)
+    found = []
+    for known in AFTER:
+        points = [
+            after(group, known, widths[group[0].project], draws=draws)
+            for group in groups.values()
+            if len(group) >= known + LEAST_TESTS
+        ]
+        found.append(_mean(points, known))
+    return tuple(found)
+
+
+def after(rows: Sequence[HeldBack], known: int, widths: Widths, *, draws: int = DRAWS) -> Point:
+    """One stack's errors after `known` of its runs."""
+    runs = [row.run for row in rows]
+    drawn = [_scored(_shuffled(runs, draw), known, widths) for draw in range(draws)]
+    return _mean(drawn, known)
+
+
+def _shuffled(runs: Sequence[PricedRun], seed: int) -> list[PricedRun]:
+    """In an order that is the same everywhere and has nothing to do with the runs."""
+    order = sorted(range(len(runs)), key=lambda n: sha256(f"{seed} {n}".encode()).digest())
+    return [runs[place] for place in order]
+
+
+def _scored(runs: Sequence[PricedRun], known: int, widths: Widths) -> Point:
+    """The first ones known, the others predicted."""
+    posterior = process(jobs_among(runs[:known]), widths)
+    tests = runs[known:]
+    judged = posterior.judged([run.features for run in tests])
+    off = [log(run.step_seconds / run.features.seconds) for run in tests]
+    left = [one - float(shift) for one, shift in zip(off, judged.mean, strict=True)]
+    bands = [NORMAL_80 * float(one) for one in judged.deviation]
+    inside = [abs(one) <= band for one, band in zip(left, bands, strict=True)]
+    return Point(
+        known=known,
+        stacks=1,
+        error_fraction=median(abs(exp(-one) - 1) for one in left),
+        without_fraction=median(abs(exp(-one) - 1) for one in off),
+        coverage_fraction=mean(map(float, inside)),
+        half_width_fraction=median(exp(band) - 1 for band in bands),
+    )
+
+
+def _mean(points: Sequence[Point], known: int) -> Point:
+    return Point(
+        known=known,
+        stacks=len(points),
+        error_fraction=mean(point.error_fraction for point in points),
+        without_fraction=mean(point.without_fraction for point in points),
+        coverage_fraction=mean(point.coverage_fraction for point in points),
+        half_width_fraction=mean(point.half_width_fraction for point in points),
+    )
+
+
+def widths_without_each(rows: Sequence[HeldBack]) -> dict[str, Widths]:
+    """Project -> widths fitted to the others."""
+    projects = by_project(rows)
+    return {
+        name: fit({other: some for other, some in projects.items() if other != name})
+        for name in projects
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the curve."""
+    parser = argparse.ArgumentParser(description="How far predictions are off after some runs.")
+    parser.add_argument("--by", choices=("project", "stack"), default="stack")
+    options = parser.parse_args(arguments)
+    rows = bundled_held_back()
+    for point in curve(rows, widths_without_each(rows), by_stack=options.by == "stack"):
+        print(
+            f"after {point.known:2d}: {point.error_fraction:.1%} "
+            f"(without {point.without_fraction:.1%}), inside {point.coverage_fraction:.0%}, "
+            f"half-width {point.half_width_fraction:.0%}, {point.stacks} {options.by}s"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""Features: what of a job decides how far its step time is like another's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from math import log
+
+from fsdpplan.cost.band import step_shares
+from fsdpplan.cost.pipeline_stages import layout_stage_blocks
+from fsdpplan.spec.estimate import TimeBreakdown
+from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.model import Model
+from fsdpplan.spec.training import Training
+
+KINDS = ("matmul", "attention", "element_wise", "launch", "inside", "across", "bubble")
+"""Parts of a step, as `step_shares` names them."""
+
+PLACES = ("gpus", "degrees", "batch", "model", "policy")
+"""Groups of coordinates; each has a reach of its own."""
+
+_RECOMPUTED = {"none": 0.0, "attention": 0.5, "op": 0.7, "full": 1.5}
+_SHARDED = {"ddp": 0.0, "zero1": 0.5, "zero2": 1.0, "fsdp": 1.5}
+"""Coordinates of policies: how much work and traffic they add, roughly; the reach scales them."""
+
+_VARIANT = re.compile(r"_(20\d\d|zero1)$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """What runs have in common that a cost model cannot know."""
+
+    software: str
+    """Which program trains, by its framework's name."""
+    runtime: str
+    """The family of its runtime: that of 2024 and that of today are one."""
+    precision: str
+    device: str
+
+    def is_program_of(self, other: Stack) -> bool:
+        """Whether the same software trains, whatever the device and number format."""
+        return (self.software, self.runtime) == (other.software, other.runtime)
+
+    @classmethod
+    def of(cls, *, software: str, training: Training, device: str) -> Stack:
+        """That of a training."""
+        return cls(
+            software=software,
+            runtime=runtime_family(training.runtime),
+            precision=training.precision,
+            device=device,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Features:
+    """One job as the learner sees it."""
+
+    stack: Stack
+    seconds: float
+    """The step by the cost model alone."""
+    shares: tuple[float, ...]
+    """Of the step, by `KINDS`."""
+    places: tuple[tuple[float, ...], ...]
+    """Coordinates, by `PLACES`; a difference of 1 is a factor of e, or one policy."""
+    num_microbatches: int
+    job: int
+    """Equal for runs of one job: the hash of all that makes it one, since it is compared often."""
+
+
+def runtime_family(runtime: str) -> str:
+    """`fsdp2` of `fsdp2_2024`."""
+    return _VARIANT.sub("", runtime)
+
+
+def features_of(
+    *,
+    model: Model,
+    training: Training,
+    layout: Layout,
+    gpus: int,
+    time: TimeBreakdown,
+    stack: Stack,
+) -> Features:
+    """Those of a job whose step takes `time` by the cost model."""
+    shares = step_shares(time)
+    degrees = (*map(log, (layout.tp, layout.pp, layout.cp, layout.ep)), _SHARDED[layout.sharding])
+    batch = (
+        log(layout.micro_batch * training.seq_len),
+        log(layout.num_microbatches),
+        log(training.seq_len),
+    )
+    size = (1.5 * log(model.hidden), log(model.layers))
+    policy = (_RECOMPUTED[layout.activation_checkpointing], float(layout.compile))
+    return Features(
+        stack=stack,
+        seconds=time.total_seconds,
+        shares=tuple(shares[kind] for kind in KINDS),
+        places=((log(gpus),), degrees, batch, size, policy),
+        num_microbatches=layout.num_microbatches,
+        job=hash(
+            (stack, model, training.seq_len, training.global_batch, gpus, _bare(model, layout))
+        ),
+    )
+
+
+def _bare(model: Model, layout: Layout) -> Hashable:
+    """The layout, the same whether or not its stages' blocks are named."""
+    if layout.pp == 1:
+        return layout
+    blocks = tuple(layout_stage_blocks(model=model, layout=layout))
+    return replace(layout, stage_blocks=()), blocks

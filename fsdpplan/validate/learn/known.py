@@ -1,0 +1,162 @@
+"""Known jobs: measured runs beside what the cost model says of them today.
+
+What was measured is kept, what was predicted then is not: it is predicted again, and with the
+numbers of the cluster that is asked about where a run was on such machines, so that what
+`calibrate` measured stays below what is learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from math import log
+from statistics import median
+
+from fsdpplan.cost.step_time import step_time
+from fsdpplan.errors import FsdpPlanError, SpecError
+from fsdpplan.files.profiles import load_device, profile_names
+from fsdpplan.search.words import degrees
+from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.estimate import TimeBreakdown
+from fsdpplan.spec.learning import Widths
+from fsdpplan.spec.ledger import Job, LedgerRow, Machines
+from fsdpplan.validate.express import Expressed
+from fsdpplan.validate.fabric import load_request
+from fsdpplan.validate.learn.evidence import Told
+from fsdpplan.validate.learn.features import Features, Stack, features_of
+from fsdpplan.validate.learn.likeness import jobs_of, likeness
+from fsdpplan.validate.learn.process import KnownJob
+from fsdpplan.validate.predict import Prediction, predict
+
+MOST_RUNS = 120
+"""Those of the nearest stacks, and of these the newest, are asked: a posterior takes the cube of
+their number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedRun:
+    """One run beside its prediction."""
+
+    job: Job
+    gpus: int
+    features: Features
+    step_seconds: float
+    """Measured."""
+
+
+def known_jobs(runs: Sequence[Told], asked: Stack, cluster: Cluster | None) -> list[KnownJob]:
+    """Those of `runs` that tell most of `asked`; runs of one job are one, by their median.
+
+    Other software is asked only where there is no run of its own: it could add a hundredth to what
+    those say, and its outliers more.
+
+    `cluster`: its numbers go before those of the profiles, for runs on machines like it.
+    """
+    own = [run for run in runs if run.stack.is_program_of(asked)] or runs
+    nearest = sorted(reversed(own), key=lambda one: _away(one.stack, asked))[:MOST_RUNS]
+    priced = (priced_run(run, cluster) for run in nearest)
+    return jobs_among([run for run in priced if run is not None])
+
+
+def nearest_runs(runs: Sequence[PricedRun], asked: Features, widths: Widths) -> Sequence[PricedRun]:
+    """Those that tell most of `asked`, of runs that are priced already."""
+    own = [run for run in runs if run.features.stack.is_program_of(asked.stack)] or runs
+    if len(own) <= MOST_RUNS:
+        return own
+    shared = likeness(jobs_of([asked]), jobs_of([run.features for run in own]), widths)[0]
+    return [own[place] for place in (-shared).argsort(kind="stable")[:MOST_RUNS]]
+
+
+def jobs_among(runs: Sequence[PricedRun]) -> list[KnownJob]:
+    """`runs` as jobs."""
+    alike: dict[Hashable, list[PricedRun]] = {}
+    for run in runs:
+        alike.setdefault(run.features.job, []).append(run)
+    return [_known_job(same) for same in alike.values()]
+
+
+def _known_job(same: Sequence[PricedRun]) -> KnownJob:
+    """Runs of one job, as one."""
+    first = same[0]
+    seconds = median(one.step_seconds for one in same)
+    return KnownJob(
+        features=first.features,
+        log_ratio=log(seconds / first.features.seconds),
+        runs=len(same),
+        gpus=first.gpus,
+        model=first.job.model.name,
+        degrees=degrees(first.job.layout),
+    )
+
+
+def _away(stack: Stack, asked: Stack) -> tuple[bool, int]:
+    """Sorts by how far a stack is from the asked one."""
+    return not stack.is_program_of(asked), (stack.precision != asked.precision) + (
+        stack.device != asked.device
+    )
+
+
+def priced_run(run: Told, cluster: Cluster | None = None) -> PricedRun | None:
+    """A run beside its prediction; None where the cost model cannot take it."""
+    try:
+        job, gpus, time = (
+            _row_priced(run.source, cluster)
+            if isinstance(run.source, LedgerRow)
+            else _table_priced(run.source, cluster)
+        )
+    except FsdpPlanError:
+        return None
+    features = features_of(
+        model=job.model,
+        training=job.training,
+        layout=job.layout,
+        gpus=gpus,
+        time=time,
+        stack=run.stack,
+    )
+    return PricedRun(job=job, gpus=gpus, features=features, step_seconds=run.step_seconds)
+
+
+def _row_priced(row: LedgerRow, cluster: Cluster | None) -> tuple[Job, int, TimeBreakdown]:
+    job = row.job
+    here = _ran_on(row.machines, cluster) or _as_recorded(row.machines, cluster)
+    step = step_time(model=job.model, cluster=here, training=job.training, layout=job.layout)
+    return job, row.machines.gpus, step.time
+
+
+def _table_priced(run: Expressed, cluster: Cluster | None) -> tuple[Job, int, TimeBreakdown]:
+    here = load_request(run.cluster_request)
+    predicted = predict(run, cluster=_ran_on(Machines.of(here), cluster))
+    if not isinstance(predicted, Prediction):
+        raise SpecError(predicted.sentence)
+    job = Job(model=run.model, training=run.training, layout=predicted.layout)
+    return job, here.gpus, predicted.time
+
+
+def _as_recorded(machines: Machines, cluster: Cluster | None) -> Cluster:
+    """Other machines of a run, with the device as it is known today."""
+    if cluster is not None and machines.device == cluster.device.name:
+        device = cluster.device
+    elif machines.device in profile_names("device"):
+        device = load_device(machines.device).device
+    else:
+        raise SpecError(f"there is no profile of {machines.device}")
+    return Cluster(
+        name=machines.cluster,
+        device=device,
+        gpus=machines.gpus,
+        gpus_per_node=machines.gpus_per_node,
+        levels=machines.levels,
+    )
+
+
+def _ran_on(machines: Machines, cluster: Cluster | None) -> Cluster | None:
+    """The part of `cluster` that a run was on, with its numbers; None where it was on others."""
+    if cluster is None or not machines.are_of(cluster):
+        return None
+    ours = (*cluster.levels, *machines.levels[len(cluster.levels) :])
+    levels = tuple(
+        replace(level, domain_gpus=theirs.domain_gpus)
+        for level, theirs in zip(ours, machines.levels, strict=False)
+    )
+    return replace(cluster, gpus=machines.gpus, gpus_per_node=machines.gpus_per_node, levels=levels)
