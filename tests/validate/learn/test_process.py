@@ -38,7 +38,9 @@ def test_one_run_tells_most_of_its_own_job_and_much_of_its_stack() -> None:
     posterior = learned(made_run(1.3))
     itself, alike = factor(posterior), factor(posterior, made_run(1.0, micro_batch=2))
     elsewhere = factor(posterior, made_run(1.0, name="llama-3.2-1b", gpus=8))
-    assert 1.05 < elsewhere < alike < itself <= 1.3
+    assert 1.05 < elsewhere < itself <= 1.3
+    # a shorter step has a larger share of what a step costs whatever it computes
+    assert elsewhere < 1.01 * alike < itself
     assert itself == pytest.approx(1.3, rel=0.03)
 
 
