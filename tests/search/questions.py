@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 
 from fsdpplan.cost.band import difference_fraction
 from fsdpplan.files.catalogue import load_model
@@ -144,7 +143,9 @@ def full_list(question: Question, *, limit: int) -> list[Entry]:
     """The list, from pricing all of them."""
     order = in_order(
         everything(question),
-        difference=partial(difference_fraction, cluster=question.cluster),
+        difference=lambda one, other: difference_fraction(
+            one[1], other[1], cluster=question.cluster
+        ),
         cluster=question.cluster,
     )
     return listed(order, limit=limit, is_wanted=is_data_parallel) if order else []
