@@ -40,7 +40,7 @@ class LearnOptions:
 
 
 def learn(*, places: Places, options: LearnOptions, json: Json = False) -> None:
-    """Take measured runs into the ledger, where plans learn from them.
+    """Take measured runs into the ledger, for plans to learn from.
 
     A run that is there already is not added again.
     """
