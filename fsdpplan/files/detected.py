@@ -63,7 +63,7 @@ class _Relative:
     level: Level
     sources: Sources
     """Of the node profile."""
-    distance: tuple[int, bool, float, int, bool]
+    distance: tuple[int, int, float, int, bool]
     """By kind, then by device, then by bandwidth; then how many levels of the machine its node
     does not have; of equals NVIDIA's own system is nearer than those of clouds."""
 
@@ -213,7 +213,7 @@ def _relative(level: FoundLevel, found: Found, device: DeviceProfile) -> _Relati
         nodes = [each for each in _mentioning(*words) if isinstance(each, NodeProfile)]
         known = [each for node in nodes for each in _relatives(level, found, node, near)]
         best = min(known, key=lambda each: each.distance, default=None)
-        if best is not None and best.distance[:2] == (0, False):
+        if best is not None and best.distance[0] == 0 and best.distance[1] < len(near):
             return best
     if best is None:
         raise ProbeError(
@@ -238,7 +238,7 @@ def _relatives(
                 sources=node.sources,
                 distance=(
                     wanted.index(other.name),
-                    node.device not in near,
+                    near.index(node.device) if node.device in near else len(near),
                     abs(log(other.port_bandwidth_bytes_per_second / rate)),
                     sum(each.kind not in has for each in found.levels),
                     not node.name.startswith("dgx-"),

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from fsdpplan.errors import ProfileNotFound
-from fsdpplan.files.profile_devices import DEVICE_FIT as DEVICE_FIT
 from fsdpplan.files.profile_devices import (
     DEVICE_KEYS,
     DeviceProfile,

@@ -3,7 +3,7 @@
     python -m fsdpplan.validate.fit_kernels [--check] [--tables FOLDER] [--date YYYY-MM-DD]
 
 Fitted are four constants that all CUDA devices share, the matmul ceiling of each device with rows,
-and at most four numbers of each level of links with rows; nothing belongs to a source or a row. The
+and at most five numbers of each level of links with rows; nothing belongs to a source or a row. The
 mean error is made least, each row counting 30 % at most, so that a few that nothing explains do not
 bend the rest. The numbers go into `hardware_profiles` with how they were found; `--check` says
 whether the profiles hold what a fresh fit gives, and exits with 1 if not.

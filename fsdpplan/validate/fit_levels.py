@@ -1,4 +1,4 @@
-"""Fit levels of links: at most four numbers of each level that has rows of its own."""
+"""Fit levels of links: at most five numbers of each level that has rows of its own."""
 
 from __future__ import annotations
 

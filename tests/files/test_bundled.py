@@ -14,7 +14,7 @@ from fsdpplan.files.runs import read_runs
 def test_every_published_row_is_read() -> None:
     runs = read_runs(bundled_runs())
     assert len(runs) == 2686
-    assert len({run.source_id for run in runs}) == 16
+    assert len({run.source_id for run in runs}) == 17
     assert sum(run.is_timed for run in runs) > 1700
 
 
