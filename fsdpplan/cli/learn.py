@@ -8,9 +8,7 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from fsdpplan.cli.expand import Flag
-from fsdpplan.cli.options import Json
-from fsdpplan.cli.parse import path
+from fsdpplan.cli.options import Json, LedgerFile
 
 Places = Annotated[
     list[str],
@@ -29,14 +27,7 @@ class LearnOptions:
 
     HEADING: ClassVar[str] = "Ledger"
 
-    ledger: Annotated[
-        Path | None,
-        Flag(
-            metavar="FILE",
-            parse=path,
-            help="Default: $FSDPPLAN_LEDGER, else ~/.local/state/fsdpplan/ledger.sqlite.",
-        ),
-    ] = None
+    ledger: LedgerFile = None
 
 
 def learn(*, places: Places, options: LearnOptions, json: Json = False) -> None:

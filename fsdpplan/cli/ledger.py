@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 import typer
 
 from fsdpplan.cli.expand import Flag
-from fsdpplan.cli.options import Json
+from fsdpplan.cli.options import Json, LedgerFile
 from fsdpplan.cli.parse import line, path
 
 
@@ -19,14 +19,7 @@ class LedgerViewOptions:
 
     HEADING: ClassVar[str] = "Ledger"
 
-    ledger: Annotated[
-        Path | None,
-        Flag(
-            metavar="FILE",
-            parse=path,
-            help="Default: $FSDPPLAN_LEDGER, else ~/.local/state/fsdpplan/ledger.sqlite.",
-        ),
-    ] = None
+    ledger: LedgerFile = None
     cluster: Annotated[
         str | None,
         Flag(metavar="NAME", parse=line, help="Runs on this cluster only."),

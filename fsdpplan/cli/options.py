@@ -158,20 +158,23 @@ class ClusterOptions:
     ] = None
 
 
+LedgerFile = Annotated[
+    Path | None,
+    Flag(
+        metavar="FILE",
+        parse=path,
+        help="Default: $FSDPPLAN_LEDGER, else ~/.local/state/fsdpplan/ledger.sqlite.",
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerOptions:
     """What is remembered of finished runs."""
 
     HEADING: ClassVar[str] = "Ledger (finished runs)"
 
-    ledger: Annotated[
-        Path | None,
-        Flag(
-            metavar="FILE",
-            parse=path,
-            help="Default: $FSDPPLAN_LEDGER, else ~/.local/state/fsdpplan/ledger.sqlite.",
-        ),
-    ] = None
+    ledger: LedgerFile = None
     no_ledger: Annotated[
         bool | None, Flag(name="--no-ledger", help="Neither learn from past runs nor add one.")
     ] = None

@@ -66,24 +66,11 @@ def kind_errors(error: StepError) -> dict[str, float]:
     }
 
 
-def stack_log_error(error: StepError) -> float:
-    """Standard deviation of what all steps of one stack have in common: the spread between
-    projects of a family. Who has learned from the stack's own runs puts what is left in its place
-    (`knowing_stack`)."""
-    return error.stack_fraction
-
-
-def knowing_stack(error: StepError, remaining_fraction: float = 0.0) -> StepError:
-    """`error` where the stack's own runs are known: `remaining_fraction` of log time is left of the
-    spread between stacks."""
-    return replace(error, stack_fraction=min(error.stack_fraction, remaining_fraction))
-
-
 def log_error(time: TimeBreakdown, error: StepError) -> float:
     """Standard deviation of the logarithm of the step time."""
     errors = kind_errors(error)
     parts = ((share * errors[kind]) ** 2 for kind, share in step_shares(time).items())
-    return sqrt(stack_log_error(error) ** 2 + error.base_fraction**2 + sum(parts))
+    return sqrt(error.stack_fraction**2 + error.base_fraction**2 + sum(parts))
 
 
 def step_interval(time: TimeBreakdown, error: StepError) -> Interval:

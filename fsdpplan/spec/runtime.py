@@ -45,7 +45,7 @@ class Runtime:
     """What to call it in a sentence."""
     family: StackFamily = "pytorch"
     """Softwares whose kernels come from the same hands: how fast they run by themselves, beside
-    what the traits say, is fitted over the projects of a family (`DeviceFit.pace`)."""
+    what the traits say, is fitted over the projects of a family (`DeviceFit.sustained`)."""
     flat_parameters: bool = False
     """One flat parameter an FSDP unit (FSDP1): gathered in place, so nothing is copied out."""
     gathers_fp32: bool = False
@@ -311,6 +311,8 @@ RUNTIMES: tuple[Runtime, ...] = (
         name="xla",
         words="JAX programs that XLA compiles",
         family="other",
+        reference_decoder=False,
+        routes_whole_sequence=False,
         native_attention=True,
         fused_kernels=True,
         fused_loss=True,
@@ -321,6 +323,7 @@ RUNTIMES: tuple[Runtime, ...] = (
         FSDP2,
         name="half_states",
         words="FSDP2 or DDP over a model in half precision",
+        reference_decoder=False,
         half_states=True,
         source="torch 2.13 torch/optim/adamw.py (moments are zeros_like the parameter), "
         "torch/distributed/fsdp/_fully_shard/_fsdp_param.py (shards keep the parameter's dtype); "

@@ -33,7 +33,6 @@ from fsdpplan.cost.band import (
     NORMAL_80,
     kind_errors,
     log_error,
-    stack_log_error,
     step_interval,
     step_shares,
     widened,
@@ -116,7 +115,7 @@ def fit_error(
         """`mean_interval_score` of the rows, what does not change with the errors known before."""
         error = error_at(point)
         of_kind = kind_errors(error)
-        always = stack_log_error(error) ** 2 + error.base_fraction**2
+        always = error.stack_fraction**2 + error.base_fraction**2
         total = 0.0
         for weight, (shares, unknown, residual) in zip(weights, known, strict=True):
             parts = sum((share * of_kind[kind]) ** 2 for kind, share in shares.items())

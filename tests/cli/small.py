@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shlex
+from typing import Any
 
 import pytest
+
+from fsdpplan.cli.app import exit_code_of
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -24,3 +28,12 @@ def on_a_machine_without_gpus(patch: pytest.MonkeyPatch) -> None:
     """Make detection find nothing, so that a test says the same on a machine with GPUs."""
     patch.setattr("fsdpplan.topology.probe.visible_gpus", lambda: ())
     patch.setattr("fsdpplan.topology.probe.may_have_other_accelerators", lambda: False)
+
+
+def answer(capsys: pytest.CaptureFixture[str], *given: str) -> dict[str, Any]:
+    """The JSON that a command prints."""
+    code = exit_code_of([*given, "--json"])
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    document: dict[str, Any] = json.loads(out)
+    return document

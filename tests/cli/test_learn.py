@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fsdpplan.cli.app import exit_code_of
-from tests.cli.small import on_a_machine_without_gpus, words
+from tests.cli.small import answer, on_a_machine_without_gpus, words
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDED = ROOT / "tests" / "recordings" / "0.1.0"
@@ -50,14 +48,6 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def mine(tmp_path: Path) -> str:
     """Three runs of one job that take half as long again as predicted, and one that waits."""
     return table(tmp_path / "mine.csv", *[row(2.0)] * 3, row(1.7, checkpointing="op"))
-
-
-def answer(capsys: pytest.CaptureFixture[str], *given: str) -> dict[str, Any]:
-    code = exit_code_of([*given, "--json"])
-    out, err = capsys.readouterr()
-    assert code == 0, err
-    document: dict[str, Any] = json.loads(out)
-    return document
 
 
 def test_a_table_is_learned_from_without_being_kept(

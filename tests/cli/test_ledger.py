@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fsdpplan.cli.app import exit_code_of
 from fsdpplan.files.ledger import append_row
-from tests.cli.small import DEMO, SHAPE, on_a_machine_without_gpus, words
+from tests.cli.small import DEMO, SHAPE, answer, on_a_machine_without_gpus, words
 from tests.ledgers import rows_of_a_slow_cluster
 
 ESTIMATE = words("estimate --model llama-3.2-1b --gpus 16 --hardware dgx-h100 --dp-shard 16")
@@ -37,14 +36,6 @@ def ledger() -> Path:
     for row in rows_of_a_slow_cluster(5):
         append_row(path, row)
     return path
-
-
-def answer(capsys: pytest.CaptureFixture[str], *given: str) -> dict[str, Any]:
-    code = exit_code_of([*given, "--json"])
-    out, err = capsys.readouterr()
-    assert code == 0, err
-    document: dict[str, Any] = json.loads(out)
-    return document
 
 
 def test_past_runs_correct_steps_like_theirs(

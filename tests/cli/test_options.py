@@ -10,7 +10,7 @@ import pytest
 from typer.main import get_command
 
 from fsdpplan.cli.app import app, exit_code_of
-from tests.cli.small import DEMO, SHAPE, on_a_machine_without_gpus, words
+from tests.cli.small import DEMO, SHAPE, answer, on_a_machine_without_gpus, words
 
 HSDP = "estimate --model llama-3.2-1b --gpus 16 --hardware dgx-h100 --dp-shard 8"
 SMALL = f"estimate {' '.join(SHAPE)} --gpus 8 --hardware dgx-h100 --dp-shard 8"
@@ -75,15 +75,6 @@ PLANNING = {
 """Option -> (a command, what changes its answer)."""
 
 
-def answer(capsys: pytest.CaptureFixture[str], given: tuple[str, ...]) -> dict[str, Any]:
-    """The JSON that a command prints."""
-    code = exit_code_of([*given, "--json"])
-    out, err = capsys.readouterr()
-    assert code == 0, err
-    document: dict[str, Any] = json.loads(out)
-    return document
-
-
 def replaced(base: tuple[str, ...], change: tuple[str, ...]) -> tuple[str, ...]:
     """`base` with the options of `change` in place of its own."""
     kept = list(base)
@@ -107,10 +98,10 @@ def test_an_option_of_planning_changes_the_estimate(
         config.write_text(json.dumps(CONFIG))
         change = ("--config", str(config))
         given = tuple(word for word in given if word not in ("--params", "1e9"))
-        before = answer(capsys, (*given, "--params", "1e9"))
+        before = answer(capsys, *given, "--params", "1e9")
     else:
-        before = answer(capsys, given)
-    after = answer(capsys, replaced(given, change))
+        before = answer(capsys, *given)
+    after = answer(capsys, *replaced(given, change))
     said = ("assumptions", "sources")
     assert {k: v for k, v in before.items() if k not in said} != {
         k: v for k, v in after.items() if k not in said
@@ -162,7 +153,7 @@ def test_a_pin_is_kept_by_every_layout(
     flag = "--" + pin.replace("_", "-")
     no_value = {False: ("--no-compile",), True: (flag,)}
     pinned = no_value[value] if isinstance(value, bool) else (flag, str(value))
-    plans = answer(capsys, (*SEARCH, *pinned, "--save", str(tmp_path / "plan.json")))["plans"]
+    plans = answer(capsys, *SEARCH, *pinned, "--save", str(tmp_path / "plan.json"))["plans"]
     assert plans
     assert {json.dumps(plan["layout"][pin]) for plan in plans} == {json.dumps(value)}
 
@@ -171,7 +162,7 @@ def test_a_pinned_bucket_is_kept_by_every_layout(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     given = (*SEARCH, "--ddp-bucket", "50MiB", "--save", str(tmp_path / "plan.json"))
-    plans = answer(capsys, given)["plans"]
+    plans = answer(capsys, *given)["plans"]
     assert {plan["layout"]["ddp_bucket_bytes"] for plan in plans} == {50 * 2**20}
     assert {plan["layout"]["sharding"] for plan in plans} == {"ddp"}
 
@@ -194,7 +185,7 @@ def test_a_pinned_schedule_means_a_pipeline(
     # few sequences: GPipe holds the logits of every micro-batch
     given = words("recommend --model llama-3.2-1b --gpus 4 --hardware dgx-h100 --global-batch 8")
     given = (*given, "--schedule", schedule, "--save", str(tmp_path / "plan.json"))
-    for plan in answer(capsys, given)["plans"]:
+    for plan in answer(capsys, *given)["plans"]:
         assert plan["layout"]["schedule"] == schedule
         assert plan["layout"]["pp"] > 1
 
@@ -291,9 +282,9 @@ def test_each_option_of_a_job_reaches_the_script(
 ) -> None:
     cases = {flag: ((f"{flag}={value}",), value) for flag, value in JOB.items()}
     cases |= {flag: (words(text), value) for flag, (text, value) in TOGETHER.items()}
-    bare = answer(capsys, words(command))["script"]
+    bare = answer(capsys, *words(command))["script"]
     for flag, (given, value) in cases.items():
-        script = answer(capsys, (*words(command), *given))["script"]
+        script = answer(capsys, *words(command), *given)["script"]
         assert script != bare, flag
         assert value in script, flag
 
@@ -302,9 +293,9 @@ def test_each_option_of_pods_reaches_the_manifest(
     plan: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = words("emit-launch --target kubernetes --image torch")
-    bare = answer(capsys, command)["script"]
+    bare = answer(capsys, *command)["script"]
     for flag, (given, value) in PODS.items():
-        script = answer(capsys, (*command, *words(given)))["script"]
+        script = answer(capsys, *command, *words(given))["script"]
         assert script != bare, flag
         assert value in script, flag
 
@@ -315,9 +306,9 @@ def test_the_log_of_nccl_is_for_gpus(
     monkeypatch.chdir(tmp_path)
     assert exit_code_of(SEARCH) == 0
     capsys.readouterr()
-    bare = answer(capsys, ("emit-launch",))["script"]
+    bare = answer(capsys, "emit-launch",)["script"]
     assert "INFO" not in bare
-    script = answer(capsys, words("emit-launch --nccl-debug INFO"))["script"]
+    script = answer(capsys, *words("emit-launch --nccl-debug INFO"))["script"]
     assert any("NCCL_DEBUG" in line and "INFO" in line for line in script.splitlines())
 
 
@@ -325,10 +316,10 @@ def test_rank_takes_another_layout_of_the_list(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    plans = answer(capsys, SEARCH)["plans"]
+    plans = answer(capsys, *SEARCH)["plans"]
     ranks = [plan["rank"] for plan in plans]
     digests = {
-        answer(capsys, ("emit-launch", "--rank", str(rank)))["plan_sha256"] for rank in ranks
+        answer(capsys, "emit-launch", "--rank", str(rank))["plan_sha256"] for rank in ranks
     }
     assert len(digests) == len(ranks) > 1
 
@@ -337,7 +328,7 @@ def test_what_another_software_trains_is_launched_by_a_program_of_ones_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    answer(capsys, (*SEARCH, "--runtime", "autocast"))
+    answer(capsys, *SEARCH, "--runtime", "autocast")
     assert exit_code_of(["emit-launch"]) == 2
     assert exit_code_of(["emit-launch", "--script", "own.py"]) == 0
 
@@ -345,7 +336,7 @@ def test_what_another_software_trains_is_launched_by_a_program_of_ones_own(
 def test_a_container_runs_the_python_that_it_has(
     plan: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    script = answer(capsys, words("emit-launch --container pytorch.sqsh"))["script"]
+    script = answer(capsys, *words("emit-launch --container pytorch.sqsh"))["script"]
     assert "python3 -m torch.distributed.run" in script
 
 
@@ -362,7 +353,7 @@ def test_a_plan_is_launched_in_more_than_one_way(
     target: str, plan: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     image = ("--image", "torch") if target == "kubernetes" else ()
-    said = answer(capsys, ("emit-launch", "--target", target, *image))
+    said = answer(capsys, "emit-launch", "--target", target, *image)
     assert said["target"] == target
     assert said["plan_sha256"] in said["script"]
 
@@ -381,13 +372,13 @@ def test_smoke_from_and_target_change_what_run_does(
     plan: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dry = words("run --dry-run")
-    emitted = answer(capsys, dry)
+    emitted = answer(capsys, *dry)
     assert "emitted" in emitted["origin"]
-    assert answer(capsys, (*dry, "--smoke"))["origin"].startswith("smoke run")
-    assert answer(capsys, (*dry, "--target", "here"))["target"] == "here"
+    assert answer(capsys, *dry, "--smoke")["origin"].startswith("smoke run")
+    assert answer(capsys, *dry, "--target", "here")["target"] == "here"
     (plan / "job.sbatch").write_text(emitted["script"])
-    assert answer(capsys, (*dry, "--from", "script"))["origin"].endswith("job.sbatch")
-    assert "emitted" in answer(capsys, (*dry, "--from", "plan"))["origin"]
+    assert answer(capsys, *dry, "--from", "script")["origin"].endswith("job.sbatch")
+    assert "emitted" in answer(capsys, *dry, "--from", "plan")["origin"]
 
 
 ELSEWHERE = {

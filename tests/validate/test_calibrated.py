@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from fsdpplan.cost.band import knowing_stack, log_error
+from fsdpplan.cost.band import log_error
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.cluster import Cluster, StepError
 from fsdpplan.spec.measurement import MeasuredCall, MeasuredMatmul, Measurement
@@ -81,7 +81,9 @@ def test_the_same_step_is_predicted_with_a_narrower_band() -> None:
     # what the software is off by, no kernel tells: the spread between stacks stays in both bands
     assert width < step(start)[1]
     beyond = [
-        log_error(replace(problem, cluster=on).estimate.time, knowing_stack(on.device.error))
+        log_error(
+            replace(problem, cluster=on).estimate.time, replace(on.device.error, stack_fraction=0.0)
+        )
         for on in (calibration(true).cluster, start)
     ]
     assert beyond[0] < 0.75 * beyond[1]

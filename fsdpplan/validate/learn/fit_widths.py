@@ -34,8 +34,7 @@ from fsdpplan.validate.express import Expressed, express
 from fsdpplan.validate.fabric import load_request
 from fsdpplan.validate.held_out import HELD_OUT, HeldOutRow, read_held_out
 from fsdpplan.validate.learn.evidence import stack_of
-from fsdpplan.validate.learn.features import features_of
-from fsdpplan.validate.learn.known import PricedRun, jobs_among
+from fsdpplan.validate.learn.known import PricedRun, as_priced, jobs_among
 from fsdpplan.validate.learn.likeness import Jobs, jobs_of, likeness
 from fsdpplan.validate.predict import Prediction, predict
 from fsdpplan.validate.projects import tells_of_hardware
@@ -102,17 +101,9 @@ def held_back(rows: Iterable[HeldOutRow], runs: Sequence[MeasuredRun]) -> list[H
         if not isinstance(predicted, Prediction) or stack is None:
             continue
         gpus = load_request(expressed.cluster_request).gpus
-        features = features_of(
-            model=expressed.model,
-            training=expressed.training,
-            layout=predicted.layout,
-            gpus=gpus,
-            time=row.time,
-            stack=stack,
-        )
         job = Job(model=expressed.model, training=expressed.training, layout=predicted.layout)
         seconds = row.measured_step_seconds
-        one = PricedRun(job=job, gpus=gpus, features=features, step_seconds=seconds)
+        one = as_priced(job, gpus=gpus, time=row.time, stack=stack, step_seconds=seconds)
         found.append(HeldBack(project=row.project, run=one))
     return found
 

@@ -106,15 +106,22 @@ def priced_run(run: Told, cluster: Cluster | None = None) -> PricedRun | None:
         )
     except FsdpPlanError:
         return None
+    return as_priced(job, gpus=gpus, time=time, stack=run.stack, step_seconds=run.step_seconds)
+
+
+def as_priced(
+    job: Job, *, gpus: int, time: TimeBreakdown, stack: Stack, step_seconds: float
+) -> PricedRun:
+    """A run of `job` whose step the cost model says to be made of `time`."""
     features = features_of(
         model=job.model,
         training=job.training,
         layout=job.layout,
         gpus=gpus,
         time=time,
-        stack=run.stack,
+        stack=stack,
     )
-    return PricedRun(job=job, gpus=gpus, features=features, step_seconds=run.step_seconds)
+    return PricedRun(job=job, gpus=gpus, features=features, step_seconds=step_seconds)
 
 
 def _row_priced(row: LedgerRow, cluster: Cluster | None) -> tuple[Job, int, TimeBreakdown]:

@@ -17,10 +17,10 @@ from fsdpplan.validate.errors import Errors, errors_over
 from fsdpplan.validate.express import Expressed, express
 from fsdpplan.validate.fabric import load_request
 from fsdpplan.validate.learn.evidence import Told, stack_of
-from fsdpplan.validate.learn.features import features_of
 from fsdpplan.validate.learn.known import (
     MOST_RUNS,
     PricedRun,
+    as_priced,
     jobs_among,
     nearest_runs,
     priced_run,
@@ -126,13 +126,5 @@ def _priced(row: ComparedRun) -> PricedRun | None:
         return None
     job = Job(model=expressed.model, training=expressed.training, layout=prediction.layout)
     gpus = load_request(expressed.cluster_request).gpus
-    features = features_of(
-        model=job.model,
-        training=job.training,
-        layout=job.layout,
-        gpus=gpus,
-        time=prediction.time,
-        stack=stack,
-    )
     seconds = row.run.measured_step_seconds or 0.0
-    return PricedRun(job=job, gpus=gpus, features=features, step_seconds=seconds)
+    return as_priced(job, gpus=gpus, time=prediction.time, stack=stack, step_seconds=seconds)
