@@ -24,6 +24,7 @@ from fsdpplan.cost.least import (
 from fsdpplan.cost.pipeline_actions import ACTIVE_STAGES
 from fsdpplan.cost.pipeline_stages import pipeline_stages
 from fsdpplan.cost.shards import Stage, whole_model
+from fsdpplan.cost.step_time import slowest_factor
 from fsdpplan.cost.timing import layout_optimizer_seconds, optimizer_elements
 from fsdpplan.search.enumerate import (
     USUAL_SCHEDULES,
@@ -34,7 +35,7 @@ from fsdpplan.search.enumerate import (
     sync_policies,
 )
 from fsdpplan.search.question import Question
-from fsdpplan.search.room import Room
+from fsdpplan.search.room import Known, Room
 from fsdpplan.search.works import Works
 from fsdpplan.spec.layout import (
     SPLIT_BACKWARD_SCHEDULES,
@@ -62,6 +63,8 @@ class Floors:
     asked: Question
     room: Room
     works: Works = field(init=False)
+    late: float = field(init=False)
+    """How many times as long as the mean the slowest device computes."""
     updates: dict[tuple[object, ...], float] = field(default_factory=dict)
     """Of the optimizer over the whole model."""
     moves: dict[tuple[object, ...], float] = field(default_factory=dict)
@@ -71,6 +74,10 @@ class Floors:
 
     def __post_init__(self) -> None:
         self.works = Works(self.asked)
+        cluster = self.asked.cluster
+        self.late = slowest_factor(
+            gpus=cluster.gpus, straggler_fraction=cluster.device.fit.straggler_fraction
+        )
 
     def at_first_sight(self, d: Degrees) -> float:
         """The least of all micro-batches, as if all shards were as small as they can be, and moved
@@ -85,7 +92,7 @@ class Floors:
             self.families[d] = inf
             if size is not None:
                 largest = self.plain(d, size)
-                least = largest.num_microbatches * self._work(largest) / d.pp
+                least = self.late * largest.num_microbatches * self._work(largest) / d.pp
                 self.families[d] = self.asked.least_factor * least
         return self.families[d]
 
@@ -101,7 +108,14 @@ class Floors:
         return sizes[at - 1] if at else None
 
     def _may_fit(self, d: Degrees, size: int) -> bool:
-        return bool(self.room.recomputed(self._leanest_policies(self.plain(d, size))))
+        known: Known = "schedule" if self._is_usual else "degrees"
+        return bool(self.room.recomputed(self._leanest_policies(self.plain(d, size)), known=known))
+
+    @property
+    def _is_usual(self) -> bool:
+        """Whether all blocks do alike, and a pipeline's schedule is a usual one."""
+        pins = self.asked.pins
+        return pins.schedule in USUAL_SCHEDULES and pins.checkpoint_blocks in (None, "all")
 
     def sizes(self, d: Degrees) -> tuple[int, ...]:
         """Micro-batches that there can be, the smallest first."""
@@ -134,8 +148,7 @@ class Floors:
     def at_usual(self, layout: Layout) -> float:
         """The same of its usual settings: all blocks do alike, and the schedule is 1F1B or
         interleaved 1F1B."""
-        pins = self.asked.pins
-        if pins.schedule not in USUAL_SCHEDULES or pins.checkpoint_blocks not in (None, "all"):
+        if not self._is_usual:
             return self.at(layout)
         return self._with_moves(layout, self._passing_alike(layout))
 
@@ -159,8 +172,9 @@ class Floors:
             number and number * self._again(layout, mode) for mode, number in blocks.items()
         )
         share = (pp - 1) / pp if pp > 1 else 1.0  # the last rank may have few blocks
+        least = self.late * layout.num_microbatches * (work / pp + share * again)
         # a backward pass may be split, and the half that others wait for come first
-        return layout.num_microbatches * (work / pp + share * again) + self._way(layout, work) / 2
+        return least + self._way(layout, work) / 2
 
     def _passing_alike(self, layout: Layout) -> float:
         """The same where all blocks recompute alike, and backward passes are whole."""
@@ -169,7 +183,8 @@ class Floors:
             return inf
         whole = whole_model(self.asked.model)
         work = min(sum(self.works.stage(layout, mode, whole)) for mode in modes)
-        return layout.num_microbatches * work / layout.pp + self._way(layout, work)
+        least = self.late * layout.num_microbatches * work / layout.pp
+        return least + self._way(layout, work)
 
     def _way(self, layout: Layout, work: float) -> float:
         """The first micro-batch to the last rank of a pipeline and the last one back from it, of
@@ -194,13 +209,14 @@ class Floors:
         if not modes:
             return inf
         if layout.pp > 1:
-            least = self._last_reduction(layout) + least_way_seconds(
-                layout, **self._pipeline(layout, modes)
-            )
+            pipeline = self._pipeline(layout, modes)
+            least = self._last_reduction(layout) + least_way_seconds(layout, **pipeline)
+            least += self._late_seconds(layout, pipeline["passes"])
         else:
             (stage,) = pipeline_stages(model=asked.model, layout=layout)
             work = sum(self._stage(layout, modes, stage))
-            least = max(layout.num_microbatches * work, self._moving_seconds(layout))
+            passing = self.late * layout.num_microbatches * work
+            least = max(passing, self._moving_seconds(layout))
         least += self._update_seconds(layout) / layout.pp
         return self.asked.least_factor * least
 
@@ -208,9 +224,20 @@ class Floors:
         """The same of a pipeline, by playing its schedule: it costs more, and says more."""
         if layout.pp == 1 or layout.schedule in SPLIT_BACKWARD_SCHEDULES:
             return 0.0
-        least = played_seconds(layout, **self._pipeline(layout, modes))
+        pipeline = self._pipeline(layout, modes)
+        least = played_seconds(layout, **pipeline) + self._late_seconds(layout, pipeline["passes"])
         least += self._last_reduction(layout) + self._update_seconds(layout) / layout.pp
         return self.asked.least_factor * least
+
+    def late_seconds(self, layout: Layout) -> float:
+        """By how much the busiest rank of a pipeline computes longer than the mean device would."""
+        modes = (layout.activation_checkpointing,)
+        return self._late_seconds(layout, self._pipeline(layout, modes)["passes"])
+
+    def _late_seconds(self, layout: Layout, passes: Sequence[Pair]) -> float:
+        """By how much the busiest rank computes longer: it has no less than its share."""
+        work = sum(map(sum, passes)) / layout.pp
+        return (self.late - 1) * layout.num_microbatches * work
 
     def _pipeline(self, layout: Layout, modes: Sequence[ActivationCheckpointing]) -> _Pipeline:
         asked = self.asked
@@ -274,7 +301,7 @@ class Floors:
                 training=asked.training,
                 stage=stage,
             )
-        return self.updates[key]
+        return self.late * self.updates[key]
 
     def _work(self, layout: Layout) -> float:
         """One micro-batch through the whole model, keeping everything."""

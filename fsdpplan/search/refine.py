@@ -166,7 +166,8 @@ class Refining:
         numbers = range(max(1, -(-least // layout.virtual_stages)), most + 1)
         if not numbers or not space.is_legal(recomputing(numbers[0])):
             return None
-        if not space.is_below(recomputing(numbers[0]), best):
+        # of a pipeline that bound costs as much as the memory that it would spare
+        if layout.pp == 1 and not space.is_below(recomputing(numbers[0]), best):
             return None
         fast = bisect_left(numbers, 1, key=lambda n: not space.is_hopeful(recomputing(n), best))
         if not fast or not space.fits(recomputing(numbers[fast - 1])):

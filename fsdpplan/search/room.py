@@ -26,9 +26,9 @@ from fsdpplan.spec.layout import ActivationCheckpointing, Layout
 
 MODES: tuple[ActivationCheckpointing, ...] = ("none", "attention", "op", "full")
 
-Known = Literal["degrees", "usual", "settled"]
-"""What of a pipeline's layout is as it will be: how the ranks are spread, and the batch; the same,
-and that its schedule is a usual one; or all of it."""
+Known = Literal["degrees", "schedule", "usual", "settled"]
+"""What of a pipeline's layout is as it will be: how the ranks are spread; that its schedule is a
+usual one, too; the number of micro-batches, too; or all of it."""
 
 Recomputed = dict[ActivationCheckpointing, int]
 """For each mode that may be enough, how many blocks of a rank it must recompute at the least."""
@@ -131,8 +131,10 @@ class Room:
         """A rank with the fewest blocks that it may have."""
         model, number, pp = self.asked.model, layout.num_microbatches, layout.pp
         graded, blocks = 0, max(0, model.layers // pp - 1)
-        if known == "usual":
+        is_usual = known in ("schedule", "usual")
+        if is_usual:
             blocks = self._fewest_blocks(layout, rank)
+        if known == "usual":
             a_round = round_microbatches(
                 schedule="interleaved_1f1b", pp=pp, num_microbatches=number
             )
@@ -143,7 +145,7 @@ class Room:
             has_head=False,
             dense_blocks=dense_blocks_among(model=model, first_block=rank, blocks=blocks),
         )
-        most = self.asked.pins.virtual_stages or (1 if known == "usual" else model.layers)
+        most = self.asked.pins.virtual_stages or (1 if is_usual else model.layers)
         keeps = (layout.virtual_stages if known == "settled" else most) <= ACTIVE_STAGES
         return self._rank(layout, stage, graded, min(number, pp - rank) * blocks, keeps=keeps)
 

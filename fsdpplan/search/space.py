@@ -121,6 +121,7 @@ class Space:
         else:
             least = least_pipeline_seconds(layout=layout, **given)  # type: ignore[arg-type]
             least += least_update_seconds(layout=layout, **given)  # type: ignore[arg-type]
+            least += self.floors.late_seconds(layout)
         return asked.least_factor * least
 
     def is_below(self, layout: Layout, seconds: float) -> bool:

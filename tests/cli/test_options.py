@@ -306,7 +306,10 @@ def test_the_log_of_nccl_is_for_gpus(
     monkeypatch.chdir(tmp_path)
     assert exit_code_of(SEARCH) == 0
     capsys.readouterr()
-    bare = answer(capsys, "emit-launch",)["script"]
+    bare = answer(
+        capsys,
+        "emit-launch",
+    )["script"]
     assert "INFO" not in bare
     script = answer(capsys, *words("emit-launch --nccl-debug INFO"))["script"]
     assert any("NCCL_DEBUG" in line and "INFO" in line for line in script.splitlines())
@@ -318,9 +321,7 @@ def test_rank_takes_another_layout_of_the_list(
     monkeypatch.chdir(tmp_path)
     plans = answer(capsys, *SEARCH)["plans"]
     ranks = [plan["rank"] for plan in plans]
-    digests = {
-        answer(capsys, "emit-launch", "--rank", str(rank))["plan_sha256"] for rank in ranks
-    }
+    digests = {answer(capsys, "emit-launch", "--rank", str(rank))["plan_sha256"] for rank in ranks}
     assert len(digests) == len(ranks) > 1
 
 

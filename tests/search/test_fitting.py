@@ -87,7 +87,7 @@ def test_the_least_bytes_are_a_lower_bound(drawn: Case) -> None:
         return
     whole = replace(drawn.layout, checkpoint_blocks="all")
     assert room.least_bytes(whole) <= needed_bytes(asked(drawn), whole)
-    for known in ("degrees", "usual", "settled"):
+    for known in ("degrees", "schedule", "usual", "settled"):
         needed = room.recomputed(whole, known=known)
         for mode in CHECKPOINTING:
             layout = replace(whole, activation_checkpointing=mode)

@@ -123,8 +123,8 @@ def test_a_pipeline_that_is_played_is_nearly_as_long_as_its_step() -> None:
     )
     found = floors(asked)
     assert found["at first sight"] <= found["usual"] <= found["played"] * ROUNDING
-    # the slowest of 8 devices is 2 % late, which the floor leaves out: 0.787 of the step
-    assert 0.78 * asked.seconds < found["played"] <= asked.seconds
+    # 0.7998: FSDP's own operators are left out, a fiftieth of blocks as small as these
+    assert 0.79 * asked.seconds < found["played"] <= asked.seconds
 
 
 @settings(max_examples=60, deadline=None)
