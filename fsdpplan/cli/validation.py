@@ -55,7 +55,7 @@ def screen(before: Report, learned: LearnedReport | None = None, *, width: int) 
     head = f"{len(report.rows):,} measured runs, {predicted:,} predicted"
     return blocks(
         wrapped(head, width=width),
-        wrapped(_learning(before, learned), width=width),
+        wrapped(_learning(learned), width=width),
         _sources_table(report, width),
         wrapped(LEGEND, width=width),
         listed("Peak memory", _memory(report.memory), width=width),
@@ -67,7 +67,7 @@ def screen(before: Report, learned: LearnedReport | None = None, *, width: int) 
     )
 
 
-def _learning(before: Report, learned: LearnedReport | None) -> str:
+def _learning(learned: LearnedReport | None) -> str:
     """What learning brought, in one sentence."""
     if learned is None:
         return ""

@@ -53,7 +53,7 @@ def block_calls(
     calls: list[BlockCall] = []
     if layout.tp > 1:
         calls += _tensor_parallel(model, training, layout)
-        calls += all_heads_norm_calls(model, training, layout, _passes(training, layout))
+        calls += all_heads_norm_calls(model, training, layout, _passes(layout))
         calls += _expert_gradient_calls(model, training, layout)
     if layout.cp > 1:
         attention = _context_parallel if device_kind == "cuda" else traded_heads_calls
@@ -74,7 +74,7 @@ def gathered_activation_dtype(training: Training) -> str:
     return training.activation_dtype
 
 
-def _passes(training: Training, layout: Layout) -> tuple[Pass, ...]:
+def _passes(layout: Layout) -> tuple[Pass, ...]:
     """Forward, and once more where backward recomputes collectives too."""
     recomputes = layout.activation_checkpointing in ("op", "full")
     return ("forward", "recompute") if recomputes else ("forward",)
@@ -83,7 +83,7 @@ def _passes(training: Training, layout: Layout) -> tuple[Pass, ...]:
 def _tensor_parallel(model: Model, training: Training, layout: Layout) -> Iterator[BlockCall]:
     sizes = _network_bytes(model, training, layout)
     repeats_all = repeats_whole_block(model=model, training=training)
-    for when in _passes(training, layout):
+    for when in _passes(layout):
         stops_early = when == "recompute" and not repeats_all
         for network, size in sizes:
             is_last = (network, size) == sizes[-1]
@@ -315,7 +315,7 @@ def _expert_parallel(model: Model, training: Training, layout: Layout) -> Iterat
     size = activation_bytes(model=model, training=training, layout=layout)
     has_part = layout.sequence_parallel and not training.traits.routes_whole_sequence
     rows = model.experts.active * (-(-size // layout.tp) if has_part else size)
-    for when in (*_passes(training, layout), "backward"):
+    for when in (*_passes(layout), "backward"):
         yield BlockCall(
             when=when,
             collective="all_to_all",

@@ -278,7 +278,7 @@ def _block_activations(*, model: Model, training: Training, layout: Layout) -> B
     )
     return mean_activations(
         shape,
-        masked=masked_share(model=model, training=training, layout=layout),
+        masked=masked_share(model=model, training=training),
         mode=layout.activation_checkpointing,
         weight_gradients=weight_gradients_of(training=training, layout=layout),
         experts_reduction=_experts_apart(

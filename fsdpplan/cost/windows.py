@@ -4,7 +4,7 @@ PyTorch's kernel for windows looks at a window's tiles only. Where there is none
 mask to the scores, one for all blocks of a model part and all micro-batches; kernels that take a
 mask read keys and values of every query head.
 
-Source: fsdpplan/trainer/attention.py; the peaks of its steps (tests/ground_truth/test_windows.py).
+Source: fsdpplan/trainer/attention.py; its steps' peaks (tests/ground_truth/test_block_kinds.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WIDEST_HEAD, WIDTH_STEP = 256, 8
 """Heads that the kernel for windows takes, as in the trainer."""
 
 
-def masked_share(*, model: Model, training: Training, layout: Layout) -> float:
+def masked_share(*, model: Model, training: Training) -> float:
     """Share of the model's blocks whose attention is given a mask."""
     is_narrow = 0 < model.sliding_window < training.seq_len
     if not (is_narrow and training.traits.reference_decoder):
@@ -43,7 +43,7 @@ def mask_bytes(*, model: Model, training: Training, layout: Layout, stage: Stage
     A sink is a token more that all see. Under context parallelism a rank has the mask of all ranks'
     tokens.
     """
-    if not masked_share(model=model, training=training, layout=layout):
+    if not masked_share(model=model, training=training):
         return 0
     width = training.seq_len + int(model.attention_sinks)
     parts = sum(piece.blocks > 0 for piece in stage.pieces)
