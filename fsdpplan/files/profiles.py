@@ -95,14 +95,18 @@ def _find(
 
 
 def _within(typed: str, kinds: tuple[ProfileKind, ...]) -> list[str]:
-    """Names that hold all parts of what was typed, in any order: `h100 azure`, `H100`. That of a
-    profile of another kind is no part of one."""
+    """Names that hold all parts of what was typed, in any order: `h100 azure`, `H100`; one alone
+    that has them as words of its own is meant: `p5` is no `p5en`. That of a profile of another kind
+    is no part of one."""
     parts = typed.lower().replace("-", " ").replace("_", " ").split()
     if not parts or not _is_word(typed) or Path(f"{typed}.toml").is_file():
         return []
     if typed.lower() in profile_names():
         return []
     names = {name for kind in kinds for name in profile_names(kind)}
+    with_words = [name for name in names if set(parts) <= set(name.split("-"))]
+    if len(with_words) == 1:
+        return with_words
     return sorted(name for name in names if all(part in name for part in parts))
 
 

@@ -232,7 +232,7 @@ def test_an_unknown_name_lists_the_nearest(name: str) -> None:
         load_cluster(name)
 
 
-@pytest.mark.parametrize("name", ["hdr1", "HDR1", "superpod", "h100 azure", "2xh100"])
+@pytest.mark.parametrize("name", ["hdr1", "HDR1", "superpod", "h100 azure", "2xh100", "p5", "p4d"])
 def test_a_part_of_one_name_is_enough(name: str) -> None:
     assert all(part in load_cluster(name).cluster.name for part in name.lower().split())
 
