@@ -13,15 +13,9 @@ from .config import PlanConfig
 from .context_parallel import apply_context_parallel
 from .distributed import start
 from .expert_parallel import apply_expert_parallel
-from .float8 import apply_float8
 from .mesh import Meshes, build_meshes
 from .model import Decoder
-from .parallelize import (
-    apply_checkpointing,
-    apply_compile,
-    apply_ddp,
-    apply_fsdp,
-)
+from .parallelize import apply_ddp, apply_fsdp, change_blocks
 from .pipeline import Pipeline
 from .pipeline_stages import RankModel, rank_shares
 from .precision import apply_autocast
@@ -86,20 +80,21 @@ def _build_stages(plan: PlanConfig, pp: DeviceMesh) -> tuple[Decoder, ...]:
 def prepare(part: nn.Module, plan: PlanConfig, meshes: Meshes, device: torch.device) -> None:
     """Apply the plan's layout to a part, all but DDP."""
     blocks = list(part.layers.values())  # type: ignore[operator]
-    if plan.training.precision == "fp8":
-        apply_float8(blocks, plan, device)
+    change_blocks(blocks, plan, device, splits=(lambda: split(part, plan, meshes),))
+    if plan.layout.loss_chunks > 1:
+        defer_head(part)
+    if plan.layout.sharding == "fsdp":
+        apply_fsdp(part, blocks, plan, meshes)
+
+
+def split(part: nn.Module, plan: PlanConfig, meshes: Meshes) -> None:
+    """Split tensors, then the experts beside them, then sequences."""
     if meshes.tp is not None:
         apply_tensor_parallel(part, plan, meshes.tp)
     if meshes.experts is not None or (plan.model.experts and meshes.tp is not None):
         apply_expert_parallel(part, plan, meshes)
     if meshes.cp is not None:
         apply_context_parallel(part, plan, meshes.cp)
-    if plan.layout.loss_chunks > 1:
-        defer_head(part)
-    apply_checkpointing(blocks, plan.layout)
-    apply_compile(blocks, plan.layout, device)
-    if plan.layout.sharding == "fsdp":
-        apply_fsdp(part, blocks, plan, meshes)
 
 
 def finish(

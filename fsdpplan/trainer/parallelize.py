@@ -7,7 +7,7 @@ model = parallelize(model, plan)
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -80,14 +80,12 @@ def parallelize(
     replaced = watch_optimizers(model)
     stop_generation_cache(model)
     meshes = try_numbers(plan, numbers) or build_meshes(plan.layout, device.type)
-    if meshes.tp is not None:
-        split_user_model(model, blocks, plan.layout, meshes.tp)
-    if meshes.cp is not None:
-        share_sequences(model, plan.layout, meshes.cp)
-    if plan.training.precision == "fp8":
-        apply_float8(blocks, plan, device)
-    apply_checkpointing(blocks, plan.layout)
-    apply_compile(blocks, plan.layout, device)
+    tp, cp, layout = meshes.tp, meshes.cp, plan.layout
+    splits = (
+        *([] if tp is None else [lambda: split_user_model(model, blocks, layout, tp)]),
+        *([] if cp is None else [lambda: share_sequences(model, layout, cp)]),
+    )
+    change_blocks(blocks, plan, device, splits=splits)
     if plan.layout.sharding == "ddp":
         called = apply_ddp(model, plan, device, meshes)
     else:
@@ -99,6 +97,28 @@ def parallelize(
     remember_meshes(called, meshes)
     replaced(model)
     return called
+
+
+def change_blocks(
+    blocks: Sequence[nn.Module],
+    plan: PlanConfig,
+    device: torch.device,
+    *,
+    splits: Sequence[Callable[[], None]],
+) -> None:
+    """All that the layout does to blocks before they are sharded or copied, of any model.
+
+    In this order: fp8 puts other linear layers in, which is what tensor parallelism has to split
+    (a layer that is split already would multiply a tensor by a DTensor); `splits` over tensors,
+    experts and sequences change what a block computes, so recomputation, which wraps that, comes
+    behind them; compilation traces all of it; FSDP's and DDP's hooks stay outside of its graph.
+    """
+    if plan.training.precision == "fp8":
+        apply_float8(blocks, plan, device)
+    for split in splits:
+        split()
+    apply_checkpointing(blocks, plan.layout)
+    apply_compile(blocks, plan.layout, device)
 
 
 def try_numbers(plan: PlanConfig, wanted: bool | None) -> Meshes | None:

@@ -27,7 +27,7 @@ from fsdpplan.trainer.rehearse_model import rehearse_model
 from fsdpplan.trainer.user_context_parallel import OwnPart, require_plain_attention
 from fsdpplan.trainer.user_tensor_parallel import planned_styles
 from tests.trainer import plans
-from tests.trainer.user_layouts import BF16, LAYOUTS, LOADED, WIDTHS, measured
+from tests.trainer.user_layouts import BF16, FP8, LAYOUTS, LOADED, WIDTHS, measured
 
 CPU = torch.device("cpu")
 TOLERANCE = 5e-6
@@ -68,6 +68,15 @@ def test_bf16_begins_as_fp32_does(name: str) -> None:
     found, alone = measured()[name], measured()["llama"]
     assert found["losses"][0] == pytest.approx(alone["losses"][0], abs=0.01)
     assert found["norms"][0] == pytest.approx(alone["norms"][0], rel=0.03)
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize("name", FP8)
+def test_fp8_begins_as_fp32_does(name: str) -> None:
+    found, alone = measured()[name], measured()["wide llama"]
+    assert found["losses"][0] == pytest.approx(alone["losses"][0], abs=0.02)
+    assert found["norms"][0] == pytest.approx(alone["norms"][0], rel=0.06)
+    assert found["missing"] == []
 
 
 @pytest.mark.gloo

@@ -20,6 +20,7 @@ WIDTHS: dict[str, Any] = {
 }
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {"tie_word_embeddings": False}),
+    "wide llama": ("LlamaConfig", {"tie_word_embeddings": False, "intermediate_size": 64}),
     "qwen2": ("Qwen2Config", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3Config", {"tie_word_embeddings": False}),
     "gemma3": ("Gemma3TextConfig", {"sliding_window": 8, "pad_token_id": None}),
@@ -62,6 +63,13 @@ BF16: dict[str, dict[str, Any]] = {
     "bf16 llama ddp": DDP,
 }
 """Layouts of the llama in bf16."""
+
+FP8: dict[str, dict[str, Any]] = {
+    "fp8 llama fsdp": SHARD4,
+    "fp8 llama tp2": TP2 | {"dp_shard": 2},
+    "fp8 llama cp2, full": FULL | {"cp": 2, "dp_shard": 2},
+}
+"""Layouts of the llama in fp8, by emulated products."""
 
 LOADED: dict[str, tuple[str, dict[str, Any]]] = {
     "llama fsdp": ("llama", SHARD4),

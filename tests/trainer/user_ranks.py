@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -31,11 +34,12 @@ from fsdpplan.trainer import (
     sampler_arguments,
 )
 from tests.trainer import jobs, plans
-from tests.trainer.user_layouts import BF16, LAYOUTS, LOADED, MODELS, WIDTHS
+from tests.trainer.user_layouts import BF16, FP8, LAYOUTS, LOADED, MODELS, WIDTHS
 
 SEQUENCES, LENGTH, STEPS = plans.GLOBAL_BATCH, 12, 2
 CLIP_NORM = 0.5
 CPU = torch.device("cpu")
+PARALLELIZE = sys.modules["fsdpplan.trainer.parallelize"]
 
 
 def build(name: str) -> nn.Module:
@@ -72,8 +76,12 @@ def reference(name: str) -> dict[str, list[float]]:
 def measure(name: str, layout: dict[str, Any], *, precision: str = "fp32") -> dict[str, Any]:
     """Losses and norms of a layout, and the parameters that got no gradient."""
     training = {"precision": precision}
-    plan = load_plan(plans.plan_text(model={"vocab": 64}, training=training, **layout))
-    model = parallelize(build(name), plan)
+    document = plans.plan_document(model={"vocab": 64}, training=training, **layout)
+    if precision == "fp8":  # a plan for GPUs, which is tried out on CPUs here
+        document["cluster"]["device"]["kind"] = "cuda"
+    plan = load_plan(json.dumps(document))
+    with mock.patch.object(PARALLELIZE, "start", return_value=CPU):  # the ranks have met
+        model = parallelize(build(name), plan, numbers=False if precision == "fp8" else None)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     share = sampler_arguments(plan)
     losses, norms, missing = [], [], []
@@ -143,6 +151,8 @@ def measure_all(out: Path) -> None:
     results: dict[str, Any] = {name: measure(*layout) for name, layout in LAYOUTS.items()}
     for name, layout in BF16.items():
         results[name] = measure("llama", layout, precision="bf16")
+    for name, layout in FP8.items():
+        results[name] = measure("wide llama", layout, precision="fp8")
     for name, (model, layout) in LOADED.items():
         folder = out.parent / model
         if dist.get_rank() == 0 and not folder.exists():
