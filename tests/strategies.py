@@ -24,7 +24,7 @@ from fsdpplan.spec.estimate import (
     TimeBreakdown,
 )
 from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.model import Experts, LatentAttention, Model
+from fsdpplan.spec.model import Experts, LatentAttention, Model, Router
 from fsdpplan.spec.plan import Plan, RankedLayout
 from fsdpplan.spec.training import Training
 
@@ -64,6 +64,13 @@ def models(draw: DrawFn, *, max_layers: int = 48) -> Model:
     )
 
 
+ROUTERS = (
+    Router(),
+    Router(normalised=False, scaling=16.0),
+    Router(scores="sigmoid", scaling=2.5),
+)
+
+
 @st.composite
 def mixtures(draw: DrawFn, *, max_layers: int = 48) -> Model:
     """Decoders with experts: few wide ones or many narrow ones, shared ones, dense blocks first."""
@@ -78,6 +85,7 @@ def mixtures(draw: DrawFn, *, max_layers: int = 48) -> Model:
         router_bias=draw(st.booleans()),
         bias=draw(st.booleans()),
         dense_layers=draw(st.integers(0, min(3, model.layers))),
+        router=draw(st.sampled_from(ROUTERS)),
     )
     return replace(model, experts=experts_of)
 

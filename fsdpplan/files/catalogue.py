@@ -11,7 +11,7 @@ from typing import Any
 
 from fsdpplan.errors import ProfileNotFound, SpecError
 from fsdpplan.files.table import short
-from fsdpplan.spec.model import Experts, LatentAttention, Model
+from fsdpplan.spec.model import Experts, LatentAttention, Model, Router
 
 _FILE = Path(__file__).with_name("models.toml")
 _NOT_SHAPES = ("source", "paper", "note", "parameters")
@@ -38,9 +38,13 @@ def load_model(name: str) -> Model:
     return Model(
         name=found,
         **shape,
-        experts=Experts(**experts) if experts else None,
+        experts=_experts(**experts) if experts else None,
         latent=LatentAttention(**latent) if latent else None,
     )
+
+
+def _experts(*, router: dict[str, Any] | None = None, **fields: Any) -> Experts:
+    return Experts(**fields, router=Router(**router or {}))
 
 
 def model_source(name: str) -> str:

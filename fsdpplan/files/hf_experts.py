@@ -12,6 +12,7 @@ from fsdpplan.files.hf_fields import (
     head_dim,
     optional_flag,
     optional_integer,
+    optional_number,
     require_flag,
     windows,
 )
@@ -23,7 +24,7 @@ from fsdpplan.files.hf_llama import (
     qwen_windows,
 )
 from fsdpplan.files.table import Table
-from fsdpplan.spec.model import Experts, LatentAttention
+from fsdpplan.spec.model import Experts, LatentAttention, Router
 
 EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
 
@@ -59,6 +60,11 @@ def _require_every_block(table: Table, key: str) -> None:
         raise table.wrong(key, "1: experts in each block, but for some at the start")
 
 
+def _normalised(table: Table) -> Router:
+    """A softmax over all experts, divided by the sum of the chosen where the config says so."""
+    return Router(normalised=optional_flag(table, "norm_topk_prob", False))
+
+
 def qwen2_moe(table: Table, notes: list[str]) -> Fields:
     """Qwen 1.5 and 2 with experts: narrow ones, and a gated one that every token visits."""
     _require_every_block(table, "decoder_sparse_step")
@@ -69,6 +75,7 @@ def qwen2_moe(table: Table, notes: list[str]) -> Fields:
         shared_hidden=table.integer("shared_expert_intermediate_size"),
         shared_gate=True,
         dense_layers=_dense_at_start(table, "mlp_only_layers"),
+        router=_normalised(table),
     )
     return (
         decoder(table, notes, kv_heads=16, max_positions=32768)
@@ -100,6 +107,7 @@ def qwen3_moe(table: Table, notes: list[str]) -> Fields:
         active=table.integer("num_experts_per_tok"),
         hidden=table.integer("moe_intermediate_size"),
         dense_layers=_dense_at_start(table, "mlp_only_layers"),
+        router=_normalised(table),
     )
     windowed = qwen_windows(table, notes)
     return (
@@ -137,17 +145,42 @@ def gpt_oss(table: Table, notes: list[str]) -> Fields:
 
 def deepseek_v2(table: Table, notes: list[str]) -> Fields:
     """DeepSeek-V2 and V2-Lite."""
-    return _deepseek(table, notes, dense_layers=0, shared=2)
+    method = table.values.get("topk_method", "greedy")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise table.wrong("topk_method", "greedy or group_limited_greedy")
+    grouped = method == "group_limited_greedy"
+    router = Router(
+        normalised=False,  # whatever norm_topk_prob says: transformers does not divide
+        scaling=optional_number(table, "routed_scaling_factor", 1.0),
+        groups=_groups(table, "n_group", 1) if grouped else 1,
+        groups_chosen=_groups(table, "topk_group", 1) if grouped else 1,
+    )
+    return _deepseek(table, notes, dense_layers=0, shared=2, router=router)
+
+
+def _groups(table: Table, key: str, default: int) -> int:
+    """A number of groups; null: one."""
+    return 1 if table.values.get(key, default) is None else optional_integer(table, key, default)
 
 
 def deepseek_v3(table: Table, notes: list[str]) -> Fields:
     """DeepSeek-V3 and R1, without the extra layer that predicts a second token."""
     if optional_integer(table, "num_nextn_predict_layers", 0, lowest=0):
         notes.append("the layer that predicts a second token is left out, as transformers does")
-    return _deepseek(table, notes, dense_layers=3, shared=1)
+    router = Router(
+        scores="sigmoid",
+        normalised=optional_flag(table, "norm_topk_prob", True),
+        scaling=optional_number(table, "routed_scaling_factor", 2.5),
+        groups=_groups(table, "n_group", 8),
+        groups_chosen=_groups(table, "topk_group", 4),
+        group_best=2 if _groups(table, "n_group", 8) > 1 else 1,
+    )
+    return _deepseek(table, notes, dense_layers=3, shared=1, router=router)
 
 
-def _deepseek(table: Table, notes: list[str], *, dense_layers: int, shared: int) -> Fields:
+def _deepseek(
+    table: Table, notes: list[str], *, dense_layers: int, shared: int, router: Router
+) -> Fields:
     why = "its projections are planned without"
     for key in ("attention_bias", "mlp_bias"):
         require_flag(table, key, False, why)
@@ -159,6 +192,7 @@ def _deepseek(table: Table, notes: list[str], *, dense_layers: int, shared: int)
         hidden=width,
         shared_hidden=width * optional_integer(table, "n_shared_experts", shared, lowest=0),
         dense_layers=optional_integer(table, "first_k_dense_replace", dense_layers, lowest=0),
+        router=router,
     )
     rotated = table.integer("qk_rope_head_dim")
     latent = LatentAttention(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from fsdpplan.errors import SpecError
@@ -17,6 +17,40 @@ QkNormWidth = Literal["head", "all_heads"]
 MAX_LAYERS = 10_000
 MAX_WIDTH = 100_000_000
 """Beyond these a shape is a slip of the pen, and loops over it would not end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Router:
+    """How a token's experts are chosen, and what each counts for.
+
+    The experts' scores come from one linear layer in fp32; the `active` best are chosen, with a
+    bias on each that keeps them balanced and counts for the choice only.
+    """
+
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    """Over all experts, or of each by itself (DeepSeek-V3)."""
+    normalised: bool = True
+    """The chosen experts' weights are divided by their sum; otherwise they are their scores."""
+    scaling: float = 1.0
+    """What the weights are multiplied by then."""
+    groups: int = 1
+    """Equal groups of experts, each on a node or so; 1: a token chooses among all."""
+    groups_chosen: int = 1
+    """Groups that a token chooses first: it visits no more nodes than these."""
+    group_best: int = 1
+    """Of a group so many best scores are added up as its own: 1 in DeepSeek-V2, 2 in V3."""
+
+    def __post_init__(self) -> None:
+        require_choice("scores", self.scores, ("softmax", "sigmoid"))
+        require_positive(scaling=self.scaling)
+        require_positive_int(
+            groups=self.groups, groups_chosen=self.groups_chosen, group_best=self.group_best
+        )
+        if self.groups_chosen > self.groups:
+            raise SpecError(
+                f"a token cannot choose {self.groups_chosen} of {self.groups} groups of experts: "
+                "groups_chosen must be at most groups"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +73,8 @@ class Experts:
     """The experts' projections have biases (GPT-OSS)."""
     dense_layers: int = 0
     """Blocks at the start that have the dense network of width `ffn_hidden` (DeepSeek)."""
+    router: Router = field(default_factory=Router)
+    """How a token's experts are chosen."""
 
     def __post_init__(self) -> None:
         require_positive_int(experts=self.experts, active=self.active, hidden=self.hidden)
@@ -47,10 +83,26 @@ class Experts:
                 f"a token cannot visit {self.active} of {self.experts} experts: active must be at "
                 "most experts"
             )
+        self._check_groups()
         if min(self.shared_hidden, self.dense_layers) < 0:
             raise SpecError("shared_hidden and dense_layers cannot be negative")
         if max(self.experts, self.hidden, self.shared_hidden) > MAX_WIDTH:
             raise SpecError(f"no model has more than {MAX_WIDTH:.0e} experts or as wide ones")
+
+    def _check_groups(self) -> None:
+        router = self.router
+        each, left = divmod(self.experts, router.groups)
+        if left:
+            raise SpecError(
+                f"{self.experts} experts do not split into {router.groups} equal groups: groups "
+                "must divide experts"
+            )
+        if router.group_best > each or self.active > each * router.groups_chosen:
+            raise SpecError(
+                f"{router.groups_chosen} groups of {each} experts are too few for {self.active} "
+                f"chosen ones, or a group for its {router.group_best} best: choose more groups, or "
+                "make fewer"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

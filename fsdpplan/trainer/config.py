@@ -32,6 +32,18 @@ def _from_zero(default: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RouterConfig:
+    """The `model.experts.router` part of a plan: how a token's experts are chosen."""
+
+    scores: str = "softmax"
+    normalised: bool = True
+    scaling: float = 1.0
+    groups: int = 1
+    groups_chosen: int = 1
+    group_best: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsConfig:
     """The `model.experts` part of a plan: the mixture in a block's place of one network."""
 
@@ -43,6 +55,7 @@ class ExpertsConfig:
     router_bias: bool = False
     bias: bool = False
     dense_layers: int = _from_zero(0)
+    router: RouterConfig = field(default_factory=RouterConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,7 +340,7 @@ def _parse_object(cls: type[Parsed], document: Any, where: str) -> Parsed:
         path = f"{where}.{each.name}" if where else each.name
         if each.name in document:
             values[each.name] = _parse_value(hints[each.name], document[each.name], path, each)
-        elif each.default is MISSING:
+        elif each.default is each.default_factory is MISSING:
             raise TrainerError(f"the plan has no {path}: write it again with recommend --save")
     return cls(**values)
 

@@ -2,11 +2,12 @@
 
 No token is dropped, and no auxiliary loss is added (balance.py).
 
-There is one form of the router: fp32 scores by softmax over all experts; the chosen weigh by
-softmax over the chosen, so that they sum to 1 (Mixtral, Qwen 3 and GPT-OSS). DeepSeek-V3's sigmoid,
-its groups of experts and its scaling of the outputs are not in the plan's model.
+Routers are those of the plan's model: scores in fp32 by softmax over all experts or by a sigmoid of
+each, the chosen ones' divided by their sum or not, scaled or not, and experts in groups of which a
+token visits a few (Mixtral, Qwen, GPT-OSS, DeepSeek-V2 and V3, Kimi K2).
 
-Shape suffixes: N tokens, K chosen experts of each, R = N * K copies of tokens, D hidden.
+Shape suffixes: N tokens, E experts, G groups of experts, K chosen experts of each token,
+R = N * K copies of tokens, D hidden.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from .autograd_collectives import sum_gradient
-from .config import ExpertsConfig
+from .config import ExpertsConfig, RouterConfig
 from .feed_forward import FeedForward, activate
 from .norms import outside_autocast
 from .private_torch import is_fake
@@ -28,6 +29,10 @@ from .torch_versions import has_grouped_mm
 
 GROUP_ROWS = 8
 """On CUDA a group of rows begins at 16 bytes: 8 numbers of bf16."""
+
+
+LEAST_SUM = 1e-20
+"""Added to a sum of sigmoids, so that it may be divided by."""
 
 
 class StackedLinear(nn.Module):
@@ -162,10 +167,40 @@ class MixtureOfExperts(nn.Module):
     def route(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
         """(weights, numbers) of each token's experts (N, K)."""
         with outside_autocast(x_ND):
-            logits = self.router(x_ND)
-            scores = logits.detach().softmax(-1) + self.expert_bias
-            chosen = scores.topk(self.config.active, dim=-1).indices
-            return logits.gather(-1, chosen).softmax(-1), chosen
+            logits_NE = self.router(x_ND)
+            chosen_NK = self.choose(scores_of(logits_NE.detach(), self.config.router))
+            return weights_of(logits_NE, chosen_NK, self.config.router), chosen_NK
+
+    def choose(self, scores_NE: Tensor) -> Tensor:
+        """The experts with the best scores, each with its bias, in the best groups."""
+        router = self.config.router
+        biased_NE = scores_NE + self.expert_bias
+        if router.groups > 1:
+            biased_NGE = biased_NE.view(len(biased_NE), router.groups, -1)
+            groups_NG = biased_NGE.topk(router.group_best, dim=-1).values.sum(-1)
+            best = groups_NG.topk(router.groups_chosen, dim=-1).indices
+            others_NG = torch.ones_like(groups_NG, dtype=torch.bool).scatter(-1, best, False)
+            biased_NE = biased_NGE.masked_fill(others_NG[..., None], -torch.inf).flatten(-2)
+        return biased_NE.topk(self.config.active, dim=-1).indices
+
+
+def scores_of(logits_NE: Tensor, router: RouterConfig) -> Tensor:
+    """How well each expert suits each token."""
+    return logits_NE.sigmoid() if router.scores == "sigmoid" else logits_NE.softmax(-1)
+
+
+def weights_of(logits_NE: Tensor, chosen_NK: Tensor, router: RouterConfig) -> Tensor:
+    """What each chosen expert's output counts for.
+
+    A softmax over all that is divided by the sum of the chosen is the softmax over the chosen.
+    """
+    if router.scores == "softmax" and router.normalised:
+        weights_NK = logits_NE.gather(-1, chosen_NK).softmax(-1)
+    else:
+        weights_NK = scores_of(logits_NE, router).gather(-1, chosen_NK)
+        if router.normalised:
+            weights_NK = weights_NK / (weights_NK.sum(-1, keepdim=True) + LEAST_SUM)
+    return weights_NK if router.scaling == 1.0 else weights_NK * router.scaling
 
 
 class Scores(nn.Linear):

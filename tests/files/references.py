@@ -58,7 +58,11 @@ def _gpt_oss(model: Model) -> Values:
 
 def _qwen_moe(model: Model) -> Values:
     experts, values = _routed(model)
-    values |= {"num_experts": experts.experts, "moe_intermediate_size": experts.hidden}
+    values |= {
+        "num_experts": experts.experts,
+        "moe_intermediate_size": experts.hidden,
+        "norm_topk_prob": experts.router.normalised,
+    }
     if experts.shared_hidden:
         values["shared_expert_intermediate_size"] = experts.shared_hidden
         return _common(model) | values
@@ -77,6 +81,11 @@ def _deepseek(model: Model) -> Values:
             "moe_intermediate_size": experts.hidden,
             "n_shared_experts": experts.shared_hidden // experts.hidden,
             "first_k_dense_replace": experts.dense_layers,
+            "norm_topk_prob": experts.router.normalised,
+            "routed_scaling_factor": experts.router.scaling,
+            "topk_method": "group_limited_greedy" if experts.router.groups > 1 else "greedy",
+            "n_group": experts.router.groups,
+            "topk_group": experts.router.groups_chosen,
             "kv_lora_rank": latent.kv_rank,
             "q_lora_rank": latent.query_rank or None,
             "qk_rope_head_dim": latent.rope_head_dim,

@@ -14,7 +14,7 @@ from fsdpplan.cost.params import parameter_count
 from fsdpplan.errors import SpecError
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.hf_config import LoadedModel, parse_hf_config, read_hf_config
-from fsdpplan.spec.model import Experts, LatentAttention
+from fsdpplan.spec.model import Experts, LatentAttention, Router
 from tests.files.references import reference_parameters
 from tests.refusals import check_one_line
 
@@ -152,13 +152,34 @@ def test_the_reference_implementation_holds_as_many_parameters(values: dict[str,
 def test_experts_and_latents_are_read_as_they_are() -> None:
     model = parse(DEEPSEEK).model
     assert model.experts == Experts(
-        experts=8, active=3, hidden=96, shared_hidden=192, dense_layers=1
+        experts=8,
+        active=3,
+        hidden=96,
+        shared_hidden=192,
+        dense_layers=1,
+        router=Router(normalised=False),
     )
     assert model.latent == LatentAttention(kv_rank=64, rope_head_dim=16, value_head_dim=24)
     assert (model.head_dim, model.kv_heads, model.dense_blocks) == (48, 4, 1)
     gpt_oss = parse({**MIXTRAL, "model_type": "gpt_oss"}).model
     assert gpt_oss.attention_sinks
     assert gpt_oss.experts == Experts(experts=4, active=2, hidden=704, router_bias=True, bias=True)
+
+
+def test_routers_are_read_as_they_are() -> None:
+    grouped = {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 3}
+    v2 = parse(DEEPSEEK | grouped | {"routed_scaling_factor": 16.0}).model
+    v3 = parse(DEEPSEEK | {"model_type": "deepseek_v3", "q_lora_rank": 8, "n_group": 4}).model
+    assert v2.experts is not None
+    assert v3.experts is not None
+    assert v2.experts.router == Router(normalised=False, scaling=16.0, groups=4, groups_chosen=3)
+    assert v3.experts.router == Router(
+        scores="sigmoid", scaling=2.5, groups=4, groups_chosen=4, group_best=2
+    )
+    for words, normalised in (({}, False), ({"norm_topk_prob": True}, True)):
+        qwen = parse(QWEN3_MOE | words).model.experts
+        assert qwen is not None
+        assert qwen.router == Router(normalised=normalised)
 
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -229,7 +250,8 @@ def test_what_the_plan_does_not_follow_is_noted() -> None:
     assert "side by side" in parse(NEOX).notes[1]
     assert "rotary_pct 0.25" in parse(NEOX).notes[2]
     assert "behind attention" in parse(LLAMA | {"model_type": "olmo2"}).notes[0]
-    extra_layer = DEEPSEEK | {"model_type": "deepseek_v3", "num_nextn_predict_layers": 1}
+    v3 = DEEPSEEK | {"model_type": "deepseek_v3", "n_group": 4}
+    extra_layer = v3 | {"num_nextn_predict_layers": 1}
     assert "second token" in parse(extra_layer).notes[0]
     assert "quantization" in parse(LLAMA | {"quantization_config": {"bits": 4}}).notes[0]
     assert "tanh" in parse(GPT2 | {"activation_function": "gelu"}).notes[0]

@@ -81,6 +81,31 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], Callable[..., Any]]]
         },
         llama_names,
     ),
+    "qwen2_moe, not normalised": (
+        "Qwen2Moe",
+        WIDTHS
+        | MIXTURE
+        | {
+            "norm_topk_prob": False,
+            "num_experts": 6,
+            "moe_intermediate_size": 20,
+            "shared_expert_intermediate_size": 28,
+            "qkv_bias": True,
+        },
+        OURS
+        | {
+            "attention_bias": True,
+            "experts": {
+                "experts": 6,
+                "active": 2,
+                "hidden": 20,
+                "shared_hidden": 28,
+                "shared_gate": True,
+                "router": {"normalised": False},
+            },
+        },
+        llama_names,
+    ),
     "deepseek_v3": (
         "DeepseekV3",
         WIDTHS
@@ -96,11 +121,11 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], Callable[..., Any]]]
             "num_local_experts": 6,
             "n_shared_experts": 2,
             "moe_intermediate_size": 20,
-            "num_experts_per_tok": 1,
-            "n_group": 1,
-            "topk_group": 1,
+            "num_experts_per_tok": 2,
+            "n_group": 3,
+            "topk_group": 2,
             "norm_topk_prob": True,
-            "routed_scaling_factor": 1.0,
+            "routed_scaling_factor": 2.5,
             "first_k_dense_replace": 1,
             "rope_interleave": False,
         },
@@ -110,10 +135,17 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], Callable[..., Any]]]
             "latent": {"kv_rank": 24, "rope_head_dim": 6, "value_head_dim": 14, "query_rank": 20},
             "experts": {
                 "experts": 6,
-                "active": 1,
+                "active": 2,
                 "hidden": 20,
                 "shared_hidden": 40,
                 "dense_layers": 1,
+                "router": {
+                    "scores": "sigmoid",
+                    "scaling": 2.5,
+                    "groups": 3,
+                    "groups_chosen": 2,
+                    "group_best": 2,
+                },
             },
         },
         llama_names,

@@ -65,7 +65,9 @@ def llama_names(
             )
         elif rest in names:
             yield where + names[rest], weight
-        elif kind != "e_score_correction_bias":
+        elif kind == "e_score_correction_bias":
+            yield f"{where}feed_forward.expert_bias", weight
+        else:
             yield f"{where}{names[module]}.{kind}", weight
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,10 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 
 from fsdpplan.trainer import moe
 from fsdpplan.trainer.balance import BALANCE_SPEED, balance_experts
-from fsdpplan.trainer.config import ExpertsConfig
+from fsdpplan.trainer.config import ExpertsConfig, RouterConfig
 from fsdpplan.trainer.feed_forward import activate
 from fsdpplan.trainer.model import Decoder
 from fsdpplan.trainer.moe import GroupedExperts, MixtureOfExperts, balanced, padded_places
@@ -69,6 +72,56 @@ def test_weights_of_the_chosen_sum_to_one_and_the_best_are_chosen() -> None:
     torch.testing.assert_close(weights.sum(-1), torch.ones(9))
     best = built.router(x).topk(2, dim=-1).indices
     assert torch.equal(chosen.sort().values, best.sort().values)
+
+
+ROUTERS = {
+    "v2": ({"normalised": False, "scaling": 16.0, "groups": 4, "groups_chosen": 2}, {}),
+    "v2 lite": ({"normalised": False}, {"topk_method": "greedy", "routed_scaling_factor": 1.0}),
+    "v3": (
+        {"scores": "sigmoid", "scaling": 2.5, "groups": 4, "groups_chosen": 2, "group_best": 2},
+        {"norm_topk_prob": True, "routed_scaling_factor": 2.5},
+    ),
+    "k2": (
+        {"scores": "sigmoid", "scaling": 2.827},
+        {"norm_topk_prob": True, "routed_scaling_factor": 2.827, "n_group": 1, "topk_group": 1},
+    ),
+    "not normalised": (
+        {"scores": "sigmoid", "normalised": False},
+        {"norm_topk_prob": False, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1},
+    ),
+}
+"""Our router, and the config of the one in transformers that it is."""
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_routers_are_those_of_transformers(name: str) -> None:
+    ours, theirs = ROUTERS[name]
+    built = mixture(experts=12, active=3, router=RouterConfig(**ours))
+    config = SimpleNamespace(
+        num_experts_per_tok=3,
+        num_experts=12,
+        num_local_experts=12,
+        hidden_size=HIDDEN,
+        **{
+            "topk_method": "group_limited_greedy",
+            "routed_scaling_factor": 16.0,
+            "n_group": 4,
+            "topk_group": 2,
+        }
+        | theirs,
+    )
+    if name.startswith("v2"):
+        router: Any = DeepseekV2TopkRouter(config)
+    else:
+        router = DeepseekV3TopkRouter(config)
+        router.e_score_correction_bias.normal_(std=0.3)
+        built.expert_bias.copy_(router.e_score_correction_bias)
+    router.weight.data.copy_(built.router.weight)
+    x = torch.randn(33, HIDDEN)
+    _, weights, chosen = router(x)
+    found, numbers = built.route(x)
+    expected = torch.zeros(33, 12).scatter(1, chosen, weights)
+    torch.testing.assert_close(torch.zeros(33, 12).scatter(1, numbers, found), expected)
 
 
 def test_an_expert_that_nobody_visits_has_a_gradient_of_zero() -> None:

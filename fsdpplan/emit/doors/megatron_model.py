@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fsdpplan.spec.model import Experts, Model
+from fsdpplan.spec.model import Experts, Model, Router
 from fsdpplan.spec.plan import Plan
 
 _UNSAID = {
@@ -31,6 +31,8 @@ def model_problems(plan: Plan) -> Iterator[str]:
         unlike.append("rope_theta")
     if model.experts and (model.experts.bias or model.experts.router_bias):
         unlike.append("experts")
+    if model.experts and not _routes_alike(model.experts):
+        unlike.append("experts.router")
     if unlike:
         yield (
             f"{' and '.join(unlike)} of model {model.name} (this script writes out models like "
@@ -84,6 +86,32 @@ def _biases(model: Model) -> tuple[str, ...] | None:
     return None
 
 
+def _routes_alike(experts: Experts) -> bool:
+    """Megatron adds up the best `active / groups_chosen` scores of a group, and divides sigmoids of
+    several experts by their sum.
+
+    Source: Megatron Core 0.14, transformer/moe/moe_utils.py.
+    """
+    router = experts.router
+    groups = router.groups == 1 or router.group_best == experts.active // router.groups_chosen
+    return groups and (router.scores == "softmax" or router.normalised == (experts.active > 1))
+
+
+def _router(router: Router) -> list[tuple[str, ...]]:
+    """Beside a softmax over the chosen experts, which is the default."""
+    found: list[tuple[str, ...]] = []
+    if router.scores == "sigmoid":
+        found += [("--moe-router-score-function", "sigmoid"), ("--moe-router-enable-expert-bias",)]
+    elif not router.normalised:
+        found.append(("--moe-router-pre-softmax",))
+    if router.scaling != 1.0:
+        found.append(("--moe-router-topk-scaling-factor", f"{router.scaling:g}"))
+    if router.groups > 1:
+        found.append(("--moe-router-num-groups", str(router.groups)))
+        found.append(("--moe-router-group-topk", str(router.groups_chosen)))
+    return found
+
+
 def _experts(model: Model, experts: Experts) -> list[tuple[str, ...]]:
     dense = experts.dense_layers
     found: list[tuple[str, ...]] = [
@@ -96,6 +124,7 @@ def _experts(model: Model, experts: Experts) -> list[tuple[str, ...]]:
     ]
     if dense:
         found.append(("--moe-layer-freq", f"([0]*{dense}+[1]*{model.layers - dense})"))
+    found += _router(experts.router)
     if experts.shared_hidden:
         found.append(("--moe-shared-expert-intermediate-size", str(experts.shared_hidden)))
         found += [("--moe-shared-expert-gate",)] if experts.shared_gate else []
