@@ -14,7 +14,7 @@ from fsdpplan.cost.groups import pp_group
 from fsdpplan.cost.passes import plain_seconds
 from fsdpplan.cost.pipeline_order import round_microbatches
 from fsdpplan.cost.pipeline_passes import played_timing
-from fsdpplan.cost.pipeline_stages import layout_rank_stages, pipeline_ranks, pipeline_stages
+from fsdpplan.cost.pipeline_stages import layout_rank_stages, pipeline_ranks, stage_kinds
 from fsdpplan.cost.shards import Stage, gradient_syncs
 from fsdpplan.cost.timing import gradient_seconds, layout_optimizer_seconds, optimizer_elements
 from fsdpplan.cost.traffic import message_bytes
@@ -60,17 +60,16 @@ def least_pipeline_seconds(
     if layout.pp == 1:
         return 0.0
     common = {"model": model, "cluster": cluster, "training": training, "layout": layout}
-    stages = pipeline_stages(model=model, layout=layout)
-    found = {stage: plain_seconds(stage=stage, **common) for stage in dict.fromkeys(stages)}  # type: ignore[arg-type]
-    waits = {stage: stage_waits(stage=stage, **common) for stage in dict.fromkeys(stages)}  # type: ignore[arg-type]
+    stages = stage_kinds(model=model, layout=layout)
+    waits = [stage_waits(stage=stage, **common) for stage in stages.kinds]  # type: ignore[arg-type]
     least = least_way_seconds(
         layout,
-        passes=[found[stage] for stage in stages],
-        gathers=[waits[stage][0] for stage in stages],
+        passes=stages.each([plain_seconds(stage=stage, **common) for stage in stages.kinds]),  # type: ignore[arg-type]
+        gathers=stages.each([gathers for gathers, _ in waits]),
         send=message_seconds(model=model, cluster=cluster, training=training, layout=layout),
     )
     is_split = layout.schedule in SPLIT_BACKWARD_SCHEDULES
-    return least + (0.0 if is_split else waits[stages[0]][1])
+    return least + (0.0 if is_split else waits[0][1])
 
 
 def least_way_seconds(

@@ -22,7 +22,7 @@ from fsdpplan.cost.least import (
     played_seconds,
 )
 from fsdpplan.cost.pipeline_actions import ACTIVE_STAGES
-from fsdpplan.cost.pipeline_stages import pipeline_stages
+from fsdpplan.cost.pipeline_stages import pipeline_stages, stage_kinds
 from fsdpplan.cost.shards import Stage, whole_model
 from fsdpplan.cost.step_time import slowest_factor
 from fsdpplan.cost.timing import layout_optimizer_seconds, optimizer_elements
@@ -241,16 +241,13 @@ class Floors:
 
     def _pipeline(self, layout: Layout, modes: Sequence[ActivationCheckpointing]) -> _Pipeline:
         asked = self.asked
-        stages = pipeline_stages(model=asked.model, layout=layout)
-        different = dict.fromkeys(stages)
-        passes = {stage: self._stage(layout, modes, stage) for stage in different}
-        gathers = {stage: self.works.moves(layout, stage)[0] for stage in different}
+        stages = stage_kinds(model=asked.model, layout=layout)
         send = message_seconds(
             model=asked.model, cluster=asked.cluster, training=asked.training, layout=layout
         )
         return {
-            "passes": [passes[stage] for stage in stages],
-            "gathers": [gathers[stage] for stage in stages],
+            "passes": stages.each([self._stage(layout, modes, one) for one in stages.kinds]),
+            "gathers": stages.each([self.works.moves(layout, one)[0] for one in stages.kinds]),
             "send": send,
         }
 
