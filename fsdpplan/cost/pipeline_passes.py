@@ -154,6 +154,20 @@ def played_timing(
     )
 
 
+def first_forward_ends(
+    *, passes: Sequence[tuple[float, float]], gathers: Sequence[float], send: float
+) -> Seconds:
+    """When each stage's first forward pass ends at the earliest, if its parameters are gathered
+    from the start of the step or as soon as there is something to compute with them."""
+    moments: list[float] = []
+    arrived = 0.0
+    for (forward, _), gather in zip(passes, gathers, strict=True):
+        arrived += max(forward, gather)
+        moments.append(arrived)
+        arrived += send
+    return tuple(moments)
+
+
 def _fsdp_exposed(
     stages: StageKinds,
     times: Sequence[tuple[float, float]],
@@ -179,13 +193,8 @@ def _fsdp_exposed(
         for stage in stages.kinds
     ]
     gathers = stages.each([_gather_seconds(batch) for batch in batches])
-    moments: list[float] = []
-    arrived = 0.0
-    for (forward, _), gather in zip(times, gathers, strict=True):
-        arrived += max(forward, gather)
-        moments.append(arrived)
-        arrived += send
-    delayed = played_timing(layout, times, weights, send, tuple(moments))
+    moments = first_forward_ends(passes=times, gathers=gathers, send=send)
+    delayed = played_timing(layout, times, weights, send, moments)
     reduced = _after_all(
         layout, timing, tuple(stages.each([_reduce_seconds(one) for one in batches]))
     )
