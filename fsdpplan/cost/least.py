@@ -13,8 +13,8 @@ from fsdpplan.cost.fsdp_timing import fsdp_micro_batch
 from fsdpplan.cost.groups import pp_group
 from fsdpplan.cost.passes import plain_seconds
 from fsdpplan.cost.pipeline_order import round_microbatches
-from fsdpplan.cost.pipeline_passes import played_timing
-from fsdpplan.cost.pipeline_stages import layout_rank_stages, pipeline_ranks, pipeline_stages
+from fsdpplan.cost.pipeline_passes import first_forward_ends, played_timing
+from fsdpplan.cost.pipeline_stages import layout_rank_stages, pipeline_ranks, stage_kinds
 from fsdpplan.cost.shards import Stage, gradient_syncs
 from fsdpplan.cost.timing import gradient_seconds, layout_optimizer_seconds, optimizer_elements
 from fsdpplan.cost.traffic import message_bytes
@@ -60,17 +60,16 @@ def least_pipeline_seconds(
     if layout.pp == 1:
         return 0.0
     common = {"model": model, "cluster": cluster, "training": training, "layout": layout}
-    stages = pipeline_stages(model=model, layout=layout)
-    found = {stage: plain_seconds(stage=stage, **common) for stage in dict.fromkeys(stages)}  # type: ignore[arg-type]
-    waits = {stage: stage_waits(stage=stage, **common) for stage in dict.fromkeys(stages)}  # type: ignore[arg-type]
+    stages = stage_kinds(model=model, layout=layout)
+    waits = [stage_waits(stage=stage, **common) for stage in stages.kinds]  # type: ignore[arg-type]
     least = least_way_seconds(
         layout,
-        passes=[found[stage] for stage in stages],
-        gathers=[waits[stage][0] for stage in stages],
+        passes=stages.each([plain_seconds(stage=stage, **common) for stage in stages.kinds]),  # type: ignore[arg-type]
+        gathers=stages.each([gathers for gathers, _ in waits]),
         send=message_seconds(model=model, cluster=cluster, training=training, layout=layout),
     )
     is_split = layout.schedule in SPLIT_BACKWARD_SCHEDULES
-    return least + (0.0 if is_split else waits[stages[0]][1])
+    return least + (0.0 if is_split else waits[0][1])
 
 
 def least_way_seconds(
@@ -79,12 +78,13 @@ def least_way_seconds(
     """A lower bound of all micro-batches through a pipeline, from (forward, backward) of each stage
     and the time that FSDP gathers it.
 
-        T >= max over ranks r, stages s of r (first forward of s ends + m * work of r - what r has
-             done by then + way back from r)
+        T >= max over ranks r, stages s and e of r (first forward of s ends + m * work of r - what r
+             has done by then - what r does behind its last backward of e + way back from e)
 
     The way to a stage goes through those before it: forward, or FSDP's gather where that takes
     longer, and a message to the next; back where backward passes are not split. Before the first
-    forward of a rank's next stage it sends a round of micro-batches through those before it.
+    forward of a rank's next stage it sends a round of micro-batches through those before it, and
+    behind the last backward of a stage it does as much of those before it.
     """
     is_split = layout.schedule in SPLIT_BACKWARD_SCHEDULES
     arrived = first_forward_ends(passes=passes, gathers=gathers, send=send)
@@ -92,20 +92,16 @@ def least_way_seconds(
     number, least = layout.num_microbatches, 0.0
     a_round = round_microbatches(schedule=layout.schedule, pp=layout.pp, num_microbatches=number)
     for held in layout_rank_stages(layout):
-        work, done = number * sum(sum(passes[index]) for index in held), 0.0
+        work = number * sum(sum(passes[index]) for index in held)
+        begins = ends = done = left = 0.0
         for index in held[:1] if is_split else held:
-            forward = passes[index][0]
-            least = max(least, arrived[index] + work - done - forward + back[held[0]])
+            forward, backward = passes[index]
+            begins = max(begins, arrived[index] - forward - done)
+            ends = max(ends, back[index] - left)
             done += a_round * forward
+            left += a_round * backward
+        least = max(least, begins + work + ends)
     return least
-
-
-def first_forward_ends(
-    *, passes: Sequence[Pair], gathers: Sequence[float], send: float
-) -> list[float]:
-    """When each stage's first forward pass ends at the earliest."""
-    steps = [max(one[0], wait) for one, wait in zip(passes, gathers, strict=True)]
-    return [end + index * send for index, end in enumerate(accumulate(steps))]
 
 
 def played_seconds(
@@ -113,7 +109,7 @@ def played_seconds(
 ) -> float:
     """The same by playing the schedule, for those that do not split the backward pass."""
     gathered = first_forward_ends(passes=passes, gathers=gathers, send=send)
-    moments = tuple(gathered) if any(gathers) else ()
+    moments = gathered if any(gathers) else ()
     return played_timing(layout, tuple(passes), (), send, moments).total_seconds
 
 
@@ -126,7 +122,8 @@ def message_seconds(*, model: Model, cluster: Cluster, training: Training, layou
 def stage_waits(
     *, model: Model, cluster: Cluster, training: Training, layout: Layout, stage: Stage
 ) -> Pair:
-    """(gathers, reductions) of a stage under FSDP; none otherwise, where they may be hidden."""
+    """(gathers with their copies, reductions) of a stage under FSDP; none otherwise, where they may
+    be hidden."""
     if layout.sharding != "fsdp":
         return 0.0, 0.0
     batch = fsdp_micro_batch(
@@ -134,6 +131,7 @@ def stage_waits(
     )
     units = (*batch.runs, (batch.root, 1))
     gathers = sum(number * unit.gather for unit, number in units)
+    gathers += sum(number * unit.copy_out for unit, number in units)
     scatters = sum(number * unit.reduce_scatter for unit, number in units)
     reduces = sum(number * unit.all_reduce for unit, number in units)
     return gathers, max(scatters, reduces)

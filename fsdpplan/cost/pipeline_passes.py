@@ -7,6 +7,7 @@ other ranks reduce meanwhile hides in their wait.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 
@@ -22,7 +23,12 @@ from fsdpplan.cost.pipeline import (
     reduced_seconds,
     simulate_pipeline,
 )
-from fsdpplan.cost.pipeline_stages import layout_rank_stages, pipeline_ranks, pipeline_stages
+from fsdpplan.cost.pipeline_stages import (
+    StageKinds,
+    layout_rank_stages,
+    pipeline_ranks,
+    stage_kinds,
+)
 from fsdpplan.cost.products import block_products, products_seconds
 from fsdpplan.cost.replica_timing import (
     BucketSeconds,
@@ -47,8 +53,8 @@ def pipeline_passes(
 ) -> Passes:
     """All micro-batches, seen from the rank that computes most."""
     common = {"model": model, "cluster": cluster, "training": training, "layout": layout}
-    stages = pipeline_stages(model=model, layout=layout)
-    times = _stage_seconds(stages, **common)  # type: ignore[arg-type]
+    stages = stage_kinds(model=model, layout=layout)
+    times = stages.each([plain_seconds(stage=one, **common) for one in stages.kinds])  # type: ignore[arg-type]
     send = group_seconds(
         cluster,
         pp_group(layout),
@@ -57,9 +63,9 @@ def pipeline_passes(
     )
     weights: Seconds = ()
     if layout.schedule in SPLIT_BACKWARD_SCHEDULES:
+        halves = stages.each([_weight_seconds(one, **common) for one in stages.kinds])  # type: ignore[arg-type]
         weights = tuple(
-            min(backward, _weight_seconds(stage, **common))  # type: ignore[arg-type]
-            for stage, (_, backward) in zip(stages, times, strict=True)
+            min(backward, half) for half, (_, backward) in zip(halves, times, strict=True)
         )
     timing = played_timing(layout, times, weights, send, ())
     if layout.sharding == "fsdp":
@@ -81,24 +87,6 @@ def pipeline_passes(
         bubble_seconds=idle - messages,
         pp_rank=rank,
     )
-
-
-def _stage_seconds(
-    stages: tuple[Stage, ...],
-    *,
-    model: Model,
-    cluster: Cluster,
-    training: Training,
-    layout: Layout,
-) -> tuple[tuple[float, float], ...]:
-    """(forward, backward) of each stage; equal stages are priced once."""
-    found = {
-        stage: plain_seconds(
-            model=model, cluster=cluster, training=training, layout=layout, stage=stage
-        )
-        for stage in dict.fromkeys(stages)
-    }
-    return tuple(found[stage] for stage in stages)
 
 
 def _weight_seconds(
@@ -148,7 +136,7 @@ def _played(
 
 def played_timing(
     layout: Layout,
-    times: tuple[tuple[float, float], ...],
+    times: Sequence[tuple[float, float]],
     weights: Seconds,
     send: float,
     gathered: Seconds,
@@ -166,9 +154,23 @@ def played_timing(
     )
 
 
+def first_forward_ends(
+    *, passes: Sequence[tuple[float, float]], gathers: Sequence[float], send: float
+) -> Seconds:
+    """When each stage's first forward pass ends at the earliest, if its parameters are gathered
+    from the start of the step or as soon as there is something to compute with them."""
+    moments: list[float] = []
+    arrived = 0.0
+    for (forward, _), gather in zip(passes, gathers, strict=True):
+        arrived += max(forward, gather)
+        moments.append(arrived)
+        arrived += send
+    return tuple(moments)
+
+
 def _fsdp_exposed(
-    stages: tuple[Stage, ...],
-    times: tuple[tuple[float, float], ...],
+    stages: StageKinds,
+    times: Sequence[tuple[float, float]],
     weights: Seconds,
     send: float,
     timing: PipelineTiming,
@@ -184,23 +186,20 @@ def _fsdp_exposed(
     Source: torch 2.13 torch/distributed/pipelining/stage.py, `backward_maybe_with_nosync`, which
     runs FSDP's post-backward when the last backward pass is over.
     """
-    found = {
-        stage: fsdp_micro_batch(
+    batches = [
+        fsdp_micro_batch(
             model=model, cluster=cluster, training=training, layout=layout, stage=stage
         )
-        for stage in dict.fromkeys(stages)
-    }
-    batches = [found[stage] for stage in stages]
-    moments: list[float] = []
-    arrived = 0.0
-    for (forward, _), batch in zip(times, batches, strict=True):
-        arrived += max(forward, _gather_seconds(batch))
-        moments.append(arrived)
-        arrived += send
-    delayed = played_timing(layout, times, weights, send, tuple(moments))
-    reduced = _after_all(layout, timing, tuple(_reduce_seconds(batch) for batch in batches))
-    scatters = sum(_sum(batch, "reduce_scatter") for batch in batches)
-    reduces = sum(_sum(batch, "all_reduce") for batch in batches)
+        for stage in stages.kinds
+    ]
+    gathers = stages.each([_gather_seconds(batch) for batch in batches])
+    moments = first_forward_ends(passes=times, gathers=gathers, send=send)
+    delayed = played_timing(layout, times, weights, send, moments)
+    reduced = _after_all(
+        layout, timing, tuple(stages.each([_reduce_seconds(one) for one in batches]))
+    )
+    scatters = sum(stages.each([_sum(batch, "reduce_scatter") for batch in batches]))
+    reduces = sum(stages.each([_sum(batch, "all_reduce") for batch in batches]))
     share = scatters / (scatters + reduces) if scatters + reduces else 0.0
     return ExposedSeconds(
         all_gather=max(0.0, delayed.total_seconds - timing.total_seconds),
@@ -241,8 +240,8 @@ def _after_all(
 
 
 def _replica_exposed(
-    stages: tuple[Stage, ...],
-    times: tuple[tuple[float, float], ...],
+    stages: StageKinds,
+    times: Sequence[tuple[float, float]],
     weights: Seconds,
     send: float,
     timing: PipelineTiming,
@@ -255,8 +254,7 @@ def _replica_exposed(
     """DDP and ZeRO reduce beside each stage's last backward pass, or after it; ZeRO's gathers of
     updated parameters run from the start of the step beside the first forward passes, or alone."""
     common = {"model": model, "cluster": cluster, "training": training, "layout": layout}
-    found = {stage: bucket_seconds(stage=stage, **common) for stage in dict.fromkeys(stages)}
-    buckets = [found[stage] for stage in stages]
+    buckets = stages.each([bucket_seconds(stage=stage, **common) for stage in stages.kinds])
     totals = tuple(sum(each.reductions) for each in buckets)
     hidden = tuple(
         total - reduction_exposed_seconds(each, training=training, backward_seconds=backward)
@@ -273,7 +271,7 @@ def _replica_exposed(
 
 def _parameter_waiting(
     buckets: list[BucketSeconds],
-    times: tuple[tuple[float, float], ...],
+    times: Sequence[tuple[float, float]],
     weights: Seconds,
     send: float,
     timing: PipelineTiming,

@@ -7,10 +7,12 @@ pure function of its numbers; its source was read.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 from math import floor, isclose
+from typing import TypeVar
 
 from fsdpplan.cost.params import matmul_parameter_count
 from fsdpplan.cost.pipeline_actions import ACTIVE_STAGES
@@ -29,6 +31,10 @@ from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout, Schedule
 from fsdpplan.spec.model import Model
 
 _ROUNDING = 1e-9
+
+T = TypeVar("T")
+_Split = tuple[tuple[int, ...], int, int]
+"""(blocks of each stage, dense ones of all, blocks of a stage that recompute)."""
 
 
 def even_stage_blocks(
@@ -180,24 +186,57 @@ def named_stages(*, model: Model, layout: Layout) -> Layout:
     return replace(layout, stage_blocks=layout_stage_blocks(model=model, layout=layout))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageKinds:
+    """The stages of a pipeline, those that are alike as one."""
+
+    kinds: tuple[Stage, ...]
+    """Stages that differ, in the order in which they come."""
+    places: tuple[int, ...]
+    """Of each stage, first to last, which of them it is."""
+
+    def each(self, of_kinds: Sequence[T]) -> list[T]:
+        """Of each stage what is given of its kind."""
+        return [of_kinds[place] for place in self.places]
+
+
 def pipeline_stages(*, model: Model, layout: Layout) -> tuple[Stage, ...]:
     """What each stage of the pipeline holds, first to last; one stage without a pipeline."""
-    return _stages(
+    return _stages(*_split(model, layout))
+
+
+def stage_kinds(*, model: Model, layout: Layout) -> StageKinds:
+    """`pipeline_stages`, those that are alike as one."""
+    return _stage_kinds(*_split(model, layout))
+
+
+def pipeline_ranks(*, model: Model, layout: Layout) -> tuple[Stage, ...]:
+    """What each pipeline rank holds, over all its stages."""
+    return _ranks(*_split(model, layout), *_order(layout))
+
+
+def fullest_ranks(*, model: Model, layout: Layout) -> tuple[tuple[Stage, int], ...]:
+    """(what it holds, (micro-batch, block) pairs alive at its schedule's worst moment) of each
+    pipeline rank that differs: of equal ones, of that with most in flight."""
+    if layout.pp == 1:
+        return tuple((stage, model.layers) for stage in pipeline_ranks(model=model, layout=layout))
+    return _fullest_ranks(*_split(model, layout), *_order(layout), layout.num_microbatches)
+
+
+def _split(model: Model, layout: Layout) -> _Split:
+    """What decides the stages of a layout's pipeline: plain numbers, quick keys of tables."""
+    return (
         layout_stage_blocks(model=model, layout=layout),
         model.dense_blocks if model.experts else 0,
         model.layers if layout.checkpoint_blocks == "all" else layout.checkpoint_blocks,
     )
 
 
-def pipeline_ranks(*, model: Model, layout: Layout) -> tuple[Stage, ...]:
-    """What each pipeline rank holds, over all its stages."""
+def _order(layout: Layout) -> tuple[Schedule, int, int]:
+    """What beside it decides what the ranks hold; the last is the number of micro-batches, 0 where
+    it says nothing."""
     counts = layout.schedule in SPLIT_BACKWARD_SCHEDULES or layout.virtual_stages > ACTIVE_STAGES
-    return _ranks(
-        pipeline_stages(model=model, layout=layout),
-        layout.schedule,
-        layout.pp,
-        layout.num_microbatches if counts else 0,
-    )
+    return layout.schedule, layout.pp, layout.num_microbatches if counts else 0
 
 
 def layout_rank_stages(layout: Layout) -> tuple[tuple[int, ...], ...]:
@@ -223,12 +262,9 @@ def stage_moments(*, model: Model, layout: Layout, stage: Stage, in_flight_block
     at_once = all_at_once(alive=in_flight_blocks, blocks=stage.blocks, kept=stage.kept_blocks)
     if layout.pp == 1:
         return at_once
-    stages = pipeline_stages(model=model, layout=layout)
     found = _stage_moments(
-        tuple(one.blocks for one in stages),
-        tuple(one.kept_blocks for one in stages) if stage.kept_blocks else (),
-        pipeline_ranks(model=model, layout=layout),
-        layout.schedule,
+        *_split(model, layout),
+        *_order(layout),
         layout.num_microbatches,
         stage,
         in_flight_blocks,
@@ -239,14 +275,18 @@ def stage_moments(*, model: Model, layout: Layout, stage: Stage, in_flight_block
 @lru_cache(maxsize=4096)
 def _stage_moments(
     per_stage: tuple[int, ...],
-    kept_per_stage: tuple[int, ...],
-    ranks: tuple[Stage, ...],
+    dense_blocks: int,
+    checkpoint_blocks: int,
     schedule: Schedule,
+    pp: int,
+    counted_microbatches: int,
     num_microbatches: int,
     stage: Stage,
     in_flight_blocks: int,
 ) -> Moments | None:
-    pp = len(ranks)
+    split = (per_stage, dense_blocks, checkpoint_blocks)
+    ranks = _ranks(*split, schedule, pp, counted_microbatches)
+    kept = tuple(one.kept_blocks for one in _stages(*split)) if stage.kept_blocks else ()
     in_flight = _in_flight_blocks(per_stage, schedule, pp, num_microbatches)
     same = [
         moments_of(
@@ -255,7 +295,7 @@ def _stage_moments(
             pp=pp,
             num_microbatches=num_microbatches,
             stage_weights=per_stage,
-            kept_weights=kept_per_stage,
+            kept_weights=kept,
         )
         for rank, (holds, blocks) in enumerate(zip(ranks, in_flight, strict=True))
         if holds == stage and blocks == in_flight_blocks
@@ -281,6 +321,18 @@ def _stages(
 
 
 @lru_cache(maxsize=4096)
+def _stage_kinds(
+    per_stage: tuple[int, ...], dense_blocks: int, checkpoint_blocks: int
+) -> StageKinds:
+    stages = _stages(per_stage, dense_blocks, checkpoint_blocks)
+    places: dict[Stage, int] = {}
+    return StageKinds(
+        places=tuple(places.setdefault(stage, len(places)) for stage in stages),
+        kinds=tuple(places),
+    )
+
+
+@lru_cache(maxsize=4096)
 def _rank_stages(schedule: Schedule, pp: int, virtual_stages: int) -> tuple[tuple[int, ...], ...]:
     return tuple(
         rank_stages(schedule=schedule, pp=pp, virtual_stages=virtual_stages, rank=rank)
@@ -290,8 +342,14 @@ def _rank_stages(schedule: Schedule, pp: int, virtual_stages: int) -> tuple[tupl
 
 @lru_cache(maxsize=4096)
 def _ranks(
-    stages: tuple[Stage, ...], schedule: Schedule, pp: int, num_microbatches: int
+    per_stage: tuple[int, ...],
+    dense_blocks: int,
+    checkpoint_blocks: int,
+    schedule: Schedule,
+    pp: int,
+    num_microbatches: int,
 ) -> tuple[Stage, ...]:
+    stages = _stages(per_stage, dense_blocks, checkpoint_blocks)
     if pp == 1:
         return stages
     virtual_stages = len(stages) // pp
@@ -322,6 +380,24 @@ def _ranks(
         )
         for rank, held in enumerate(_rank_stages(schedule, pp, virtual_stages))
     )
+
+
+@lru_cache(maxsize=4096)
+def _fullest_ranks(
+    per_stage: tuple[int, ...],
+    dense_blocks: int,
+    checkpoint_blocks: int,
+    schedule: Schedule,
+    pp: int,
+    counted_microbatches: int,
+    num_microbatches: int,
+) -> tuple[tuple[Stage, int], ...]:
+    ranks = _ranks(per_stage, dense_blocks, checkpoint_blocks, schedule, pp, counted_microbatches)
+    in_flight = _in_flight_blocks(per_stage, schedule, pp, num_microbatches)
+    most: dict[Stage, int] = {}
+    for stage, blocks in zip(ranks, in_flight, strict=True):
+        most[stage] = max(blocks, most.get(stage, 0))
+    return tuple(most.items())
 
 
 @lru_cache(maxsize=4096)

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
 from fsdpplan.cost.memory import stage_memory
-from fsdpplan.cost.pipeline_stages import in_flight_blocks, layout_stage_blocks, pipeline_ranks
-from fsdpplan.cost.shards import Stage
+from fsdpplan.cost.pipeline_stages import fullest_ranks, layout_stage_blocks
 from fsdpplan.search.enumerate import (
     Degrees,
     layout_of,
@@ -220,13 +219,8 @@ def needed_bytes(asked: Question, layout: Layout, *, enough_bytes: int | None = 
 
     With `enough_bytes` that of the first rank that needs more than that, if any does.
     """
-    stages = pipeline_ranks(model=asked.model, layout=layout)
-    in_flight = in_flight_blocks(model=asked.model, layout=layout)
-    most: dict[Stage, int] = {}
-    for stage, blocks in zip(stages, in_flight, strict=True):
-        most[stage] = max(blocks, most.get(stage, 0))
     needed = 0
-    for stage, blocks in most.items():
+    for stage, blocks in fullest_ranks(model=asked.model, layout=layout):
         memory = stage_memory(
             model=asked.model,
             cluster=asked.cluster,

@@ -17,15 +17,20 @@ from typing import TypedDict
 from fsdpplan.cost.least import (
     Pair,
     least_communication_seconds,
+    least_update_seconds,
     least_way_seconds,
     message_seconds,
     played_seconds,
 )
 from fsdpplan.cost.pipeline_actions import ACTIVE_STAGES
-from fsdpplan.cost.pipeline_stages import pipeline_stages
-from fsdpplan.cost.shards import Stage, whole_model
+from fsdpplan.cost.pipeline_stages import pipeline_stages, stage_kinds
+from fsdpplan.cost.shards import whole_model
 from fsdpplan.cost.step_time import slowest_factor
-from fsdpplan.cost.timing import layout_optimizer_seconds, optimizer_elements
+from fsdpplan.cost.timing import (
+    gradient_seconds,
+    layout_optimizer_seconds,
+    optimizer_elements,
+)
 from fsdpplan.search.enumerate import (
     USUAL_SCHEDULES,
     Degrees,
@@ -36,7 +41,7 @@ from fsdpplan.search.enumerate import (
 )
 from fsdpplan.search.question import Question
 from fsdpplan.search.room import Known, Room
-from fsdpplan.search.works import Works
+from fsdpplan.search.works import Work, Works, least_work
 from fsdpplan.spec.layout import (
     SPLIT_BACKWARD_SCHEDULES,
     ActivationCheckpointing,
@@ -63,6 +68,9 @@ class Floors:
     asked: Question
     room: Room
     works: Works = field(init=False)
+    """Of layouts whose overlap, buckets and loss are not known yet."""
+    settled: Works = field(init=False)
+    """Of layouts as they are."""
     late: float = field(init=False)
     """How many times as long as the mean the slowest device computes."""
     updates: dict[tuple[object, ...], float] = field(default_factory=dict)
@@ -74,6 +82,7 @@ class Floors:
 
     def __post_init__(self) -> None:
         self.works = Works(self.asked)
+        self.settled = Works(self.asked, is_settled=True)
         cluster = self.asked.cluster
         self.late = slowest_factor(
             gpus=cluster.gpus, straggler_fraction=cluster.device.fit.straggler_fraction
@@ -92,7 +101,8 @@ class Floors:
             self.families[d] = inf
             if size is not None:
                 largest = self.plain(d, size)
-                least = self.late * largest.num_microbatches * self._work(largest) / d.pp
+                work = self._slowest(self._work(largest))
+                least = largest.num_microbatches * work / d.pp
                 self.families[d] = self.asked.least_factor * least
         return self.families[d]
 
@@ -159,7 +169,7 @@ class Floors:
             seldom = {"reshard_after_forward": "never", "gradient_sync": "last"}
             widest = replace(layout, wrap_blocks=self.asked.model.layers, **seldom)  # type: ignore[arg-type]
             least = max(least, self._moving_seconds(widest))
-        least += self._update_seconds(layout) / layout.pp
+        least += (self._update_seconds(layout) + self._gradient_seconds(layout)) / layout.pp
         return self.asked.least_factor * least
 
     def _passing(self, layout: Layout) -> float:
@@ -172,9 +182,9 @@ class Floors:
             number and number * self._again(layout, mode) for mode, number in blocks.items()
         )
         share = (pp - 1) / pp if pp > 1 else 1.0  # the last rank may have few blocks
-        least = self.late * layout.num_microbatches * (work / pp + share * again)
+        least = layout.num_microbatches * (self._slowest(work) / pp + share * again)
         # a backward pass may be split, and the half that others wait for come first
-        return least + self._way(layout, work) / 2
+        return least + self._way(layout, work.total) / 2
 
     def _passing_alike(self, layout: Layout) -> float:
         """The same where all blocks recompute alike, and backward passes are whole."""
@@ -182,9 +192,13 @@ class Floors:
         if not modes:
             return inf
         whole = whole_model(self.asked.model)
-        work = min(sum(self.works.stage(layout, mode, whole)) for mode in modes)
-        least = self.late * layout.num_microbatches * work / layout.pp
-        return least + self._way(layout, work)
+        work = least_work(self.works.stage(layout, mode, whole) for mode in modes)
+        least = layout.num_microbatches * self._slowest(work) / layout.pp
+        return least + self._way(layout, work.total)
+
+    def _slowest(self, work: Work) -> float:
+        """Of the slowest device: it waits no longer for collectives than the others."""
+        return work.total + (self.late - 1) * work.computed
 
     def _way(self, layout: Layout, work: float) -> float:
         """The first micro-batch to the last rank of a pipeline and the last one back from it, of
@@ -205,67 +219,93 @@ class Floors:
     def of_usual(self, layout: Layout, modes: Sequence[ActivationCheckpointing]) -> float:
         """Of `layout` as it is but for what it recomputes, one of `modes`, and for its loss, whole
         or in pieces; infinite without a mode."""
-        asked = self.asked
-        if not modes:
-            return inf
+        return self._of(layout, modes, self.works) if modes else inf
+
+    def of_settled(self, layout: Layout) -> float:
+        """Of `layout` as it is."""
+        return self._of(layout, (layout.activation_checkpointing,), self.settled)
+
+    def _of(self, layout: Layout, modes: Sequence[ActivationCheckpointing], works: Works) -> float:
         if layout.pp > 1:
-            pipeline = self._pipeline(layout, modes)
-            least = self._last_reduction(layout) + least_way_seconds(layout, **pipeline)
-            least += self._late_seconds(layout, pipeline["passes"])
+            pipeline = self._pipeline(layout, modes, works)
+            least = least_way_seconds(layout, **pipeline)
+            least += self._beside_seconds(layout, modes, works)
         else:
-            (stage,) = pipeline_stages(model=asked.model, layout=layout)
-            work = sum(self._stage(layout, modes, stage))
-            passing = self.late * layout.num_microbatches * work
-            least = max(passing, self._moving_seconds(layout))
-        least += self._update_seconds(layout) / layout.pp
+            (stage,) = pipeline_stages(model=self.asked.model, layout=layout)
+            work = least_work(works.stage(layout, mode, stage) for mode in modes)
+            passing = layout.num_microbatches * self._slowest(work)
+            least = max(passing, self._moving_seconds(layout)) + self._update_seconds(layout)
         return self.asked.least_factor * least
 
-    def played(self, layout: Layout, modes: Sequence[ActivationCheckpointing]) -> float:
+    def played(self, layout: Layout) -> float:
         """The same of a pipeline, by playing its schedule: it costs more, and says more."""
         if layout.pp == 1 or layout.schedule in SPLIT_BACKWARD_SCHEDULES:
             return 0.0
-        pipeline = self._pipeline(layout, modes)
-        least = played_seconds(layout, **pipeline) + self._late_seconds(layout, pipeline["passes"])
-        least += self._last_reduction(layout) + self._update_seconds(layout) / layout.pp
+        modes = (layout.activation_checkpointing,)
+        least = played_seconds(layout, **self._pipeline(layout, modes, self.settled))
+        least += self._beside_seconds(layout, modes, self.settled)
         return self.asked.least_factor * least
 
-    def late_seconds(self, layout: Layout) -> float:
-        """By how much the busiest rank of a pipeline computes longer than the mean device would."""
-        modes = (layout.activation_checkpointing,)
-        return self._late_seconds(layout, self._pipeline(layout, modes)["passes"])
+    def _beside_seconds(
+        self, layout: Layout, modes: Sequence[ActivationCheckpointing], works: Works
+    ) -> float:
+        """What a step of a pipeline takes beside its passes: by how much the busiest rank, which
+        has no less than its share, computes longer than the mean device would; gradients and the
+        optimizer of the rank where each takes longest; and what the first stage, the last to be
+        done, reduces."""
+        stages = stage_kinds(model=self.asked.model, layout=layout)
+        kinds = [
+            least_work(works.stage(layout, mode, stage) for mode in modes) for stage in stages.kinds
+        ]
+        computed = sum(stages.each([kind.computed for kind in kinds])) / layout.pp
+        late = (self.late - 1) * layout.num_microbatches * computed
+        reduced = 0.0
+        if layout.schedule not in SPLIT_BACKWARD_SCHEDULES:
+            reduced = works.moves(layout, stages.kinds[0])[1]
+        return late + reduced + self.late * self._rank_update_seconds(layout)
 
-    def _late_seconds(self, layout: Layout, passes: Sequence[Pair]) -> float:
-        """By how much the busiest rank computes longer: it has no less than its share."""
-        work = sum(map(sum, passes)) / layout.pp
-        return (self.late - 1) * layout.num_microbatches * work
+    def _rank_update_seconds(self, layout: Layout) -> float:
+        ways = (layout.tp, layout.ep, layout.pp, layout.sharding, layout.dp_replicate)
+        order = (layout.schedule, layout.virtual_stages, layout.stage_blocks, layout.gradient_sync)
+        key = (*ways, layout.shard_ranks, *order, layout.num_microbatches)
+        if key not in self.updates:
+            self.updates[key] = least_update_seconds(
+                model=self.asked.model,
+                cluster=self.asked.cluster,
+                training=self.asked.training,
+                layout=layout,
+            )
+        return self.updates[key]
 
-    def _pipeline(self, layout: Layout, modes: Sequence[ActivationCheckpointing]) -> _Pipeline:
+    def _gradient_seconds(self, layout: Layout) -> float:
+        """What the gradients of the whole model cost in a pipeline, where it is known when they are
+        reduced."""
+        if layout.pp == 1:
+            return 0.0
+        return self.late * gradient_seconds(
+            model=self.asked.model,
+            training=self.asked.training,
+            layout=layout,
+            stage=whole_model(self.asked.model),
+            device=self.asked.cluster.device,
+        )
+
+    def _pipeline(
+        self, layout: Layout, modes: Sequence[ActivationCheckpointing], works: Works
+    ) -> _Pipeline:
         asked = self.asked
-        stages = pipeline_stages(model=asked.model, layout=layout)
-        different = dict.fromkeys(stages)
-        passes = {stage: self._stage(layout, modes, stage) for stage in different}
-        gathers = {stage: self.works.moves(layout, stage)[0] for stage in different}
+        stages = stage_kinds(model=asked.model, layout=layout)
+        kinds = [
+            least_work(works.stage(layout, mode, stage) for mode in modes) for stage in stages.kinds
+        ]
         send = message_seconds(
             model=asked.model, cluster=asked.cluster, training=asked.training, layout=layout
         )
         return {
-            "passes": [passes[stage] for stage in stages],
-            "gathers": [gathers[stage] for stage in stages],
+            "passes": stages.each([(kind.forward, kind.backward) for kind in kinds]),
+            "gathers": stages.each([works.moves(layout, stage)[0] for stage in stages.kinds]),
             "send": send,
         }
-
-    def _last_reduction(self, layout: Layout) -> float:
-        """The first stage is the last to be done, and then to be reduced."""
-        if layout.schedule in SPLIT_BACKWARD_SCHEDULES:
-            return 0.0
-        first, *_ = pipeline_stages(model=self.asked.model, layout=layout)
-        return self.works.moves(layout, first)[1]
-
-    def _stage(
-        self, layout: Layout, modes: Sequence[ActivationCheckpointing], stage: Stage
-    ) -> Pair:
-        """With that of the modes that costs least."""
-        return min(self.works.stage(layout, mode, stage) for mode in modes)
 
     def leanest(self, d: Degrees) -> Layout:
         """The layout with these degrees that needs least, or nearly so."""
@@ -303,16 +343,16 @@ class Floors:
             )
         return self.late * self.updates[key]
 
-    def _work(self, layout: Layout) -> float:
+    def _work(self, layout: Layout) -> Work:
         """One micro-batch through the whole model, keeping everything."""
-        return sum(self.works.stage(layout, "none", whole_model(self.asked.model)))
+        return self.works.stage(layout, "none", whole_model(self.asked.model))
 
     def _again(self, layout: Layout, mode: ActivationCheckpointing) -> float:
         """One block that is recomputed."""
         model, works = self.asked.model, self.works
         kinds = (False, True) if model.experts and model.dense_blocks else (False,)
         return min(
-            sum(works.block(layout, mode, dense=dense))
-            - sum(works.block(layout, "none", dense=dense))
+            self._slowest(works.block(layout, mode, dense=dense))
+            - self._slowest(works.block(layout, "none", dense=dense))
             for dense in kinds
         )

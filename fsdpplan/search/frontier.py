@@ -2,8 +2,8 @@
 
 Every way to spread the ranks is a group. Its next step is always that of its most promising part:
 
-    a bound that many share -> one of each micro-batch -> its layouts, each with a bound -> one with
-    the pipeline played -> what fits of it, with a bound -> a costlier bound -> its estimate
+    a bound that many share -> one of each micro-batch -> its layouts, each with a bound -> what
+    fits of it, with its own bound -> with the pipeline played -> with its step -> its estimate
 
 Bounds only grow on this way, so what is estimated before a bound passes it is faster. Nothing is
 lost: what is left out has a bound above what was asked for.
@@ -35,11 +35,12 @@ class Known(IntEnum):
     """It stands for all with its micro-batch."""
     LEGAL = 1
     """It may fit with some recomputation; its bound is over all of them."""
-    PLAYED = 2
+    FITS = 2
+    """Its bound is its own."""
+    PLAYED = 3
     """The same, by playing the schedule of a pipeline."""
-    FITS = 3
     SHARP = 4
-    """The costlier bounds are in: they take a tenth of an estimate."""
+    """What its step takes."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -151,24 +152,22 @@ class Frontier:
 
     def closer(self, group: Group, promise: Promise) -> Iterator[Promise]:
         """What one look more says of a promise that is not sharp."""
-        floors, layout = self.space.floors, promise.layout
-        if promise.known == Known.FITS:
+        floors, layout, known = self.space.floors, promise.layout, promise.known
+        if known == Known.FITS and layout.pp > 1:
+            yield Promise(max(promise.floor, floors.played(layout)), Known.PLAYED, layout)
+            return
+        if known >= Known.FITS:
             yield Promise(max(promise.floor, self.space.floor(layout)), Known.SHARP, layout)
             return
         found = group.found
         assert found is not None
-        if promise.known == Known.SIZE:
+        if known == Known.SIZE:
             for leaf in found.leaves(layout.micro_batch):
                 floor = floors.of_usual(leaf, found.hopeful_modes(leaf))
                 yield Promise(max(promise.floor, floor), Known.LEGAL, leaf)
             return
-        if promise.known == Known.LEGAL:
-            floor = floors.played(layout, found.hopeful_modes(layout))
-            yield Promise(max(promise.floor, floor), Known.PLAYED, layout)
-            return
         for fits in self.space.settled(found, layout):
-            floor = floors.of_usual(fits, (fits.activation_checkpointing,))
-            yield Promise(max(promise.floor, floor), Known.FITS, fits)
+            yield Promise(max(promise.floor, floors.of_settled(fits)), Known.FITS, fits)
 
     def count_left_out(self) -> None:
         """Tell the tally of what was not looked at, or no closer than at its bound."""

@@ -63,7 +63,7 @@ def _starts(frontier: Frontier, refining: Refining) -> Iterator[tuple[float, Lay
             promise = group.promises[0]
             if promise.known == Known.SHARP:
                 yield promise.floor, promise.layout
-            elif promise.known == Known.FITS or refining.is_worthwhile(promise.layout):
+            elif promise.known >= Known.FITS or refining.is_worthwhile(promise.layout):
                 frontier.advance(group)
                 continue
             aside.append(heappop(group.promises))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from fsdpplan.cost.least import least_pipeline_seconds, least_update_seconds
 from fsdpplan.cost.step import estimate
 from fsdpplan.cost.step_time import step_time
 from fsdpplan.search.enumerate import Degrees, degrees
@@ -113,29 +112,24 @@ class Space:
             yield from overlapped(self.asked, layout)
 
     def floor(self, layout: Layout) -> float:
-        """The step without a pipeline; less than it with one."""
+        """The step."""
         asked = self.asked
-        given = {"model": asked.model, "cluster": asked.cluster, "training": asked.training}
-        if layout.pp == 1:
-            least = step_time(layout=layout, **given).time.total_seconds  # type: ignore[arg-type]
-        else:
-            least = least_pipeline_seconds(layout=layout, **given)  # type: ignore[arg-type]
-            least += least_update_seconds(layout=layout, **given)  # type: ignore[arg-type]
-            least += self.floors.late_seconds(layout)
-        return asked.least_factor * least
+        step = step_time(
+            model=asked.model, cluster=asked.cluster, training=asked.training, layout=layout
+        )
+        return asked.least_factor * step.time.total_seconds
 
     def is_below(self, layout: Layout, seconds: float) -> bool:
         """Whether it may take less, looked at no closer than it must be."""
-        own = (layout.activation_checkpointing,)
         return (
             self.is_hopeful(layout, seconds)
-            and self.floors.played(layout, own) < seconds
+            and self.floors.played(layout) < seconds
             and self.floor(layout) < seconds
         )
 
     def is_hopeful(self, layout: Layout, seconds: float) -> bool:
         """The same by the cheaper bound alone."""
-        return self.floors.of_usual(layout, (layout.activation_checkpointing,)) < seconds
+        return self.floors.of_settled(layout) < seconds
 
     def is_legal(self, layout: Layout) -> bool:
         """Whether it can be trained."""

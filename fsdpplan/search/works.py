@@ -6,14 +6,43 @@ a few of these say what any stage of any layout computes.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
+from fsdpplan.cost.calls import call_seconds
 from fsdpplan.cost.least import Pair, stage_waits
 from fsdpplan.cost.passes import plain_seconds
-from fsdpplan.cost.shards import Stage
+from fsdpplan.cost.shards import Stage, whole_model
+from fsdpplan.cost.step_time import inner_waiting_seconds
+from fsdpplan.cost.traffic import tp_end_calls
 from fsdpplan.search.question import Question
 from fsdpplan.search.variants import overlapped
 from fsdpplan.spec.layout import ActivationCheckpointing, Layout
+
+
+class Work(NamedTuple):
+    """Seconds of one micro-batch on one rank, data-parallel collectives apart."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+    """With what is recomputed."""
+    computed: float = 0.0
+    """Of both, what the device computes: what it does not wait for inside blocks."""
+
+    @property
+    def total(self) -> float:
+        """Both passes."""
+        return self.forward + self.backward
+
+    def plus(self, other: Work, times: int) -> Work:
+        """With so many times `other` behind it."""
+        return Work(*(mine + times * its for mine, its in zip(self, other, strict=True)))
+
+
+def least_work(works: Iterable[Work]) -> Work:
+    """No more than any of `works` in any part."""
+    return Work(*map(min, zip(*works, strict=True)))
 
 
 @dataclass(slots=True)
@@ -21,42 +50,57 @@ class Works:
     """What one question asked for so far; private to its search."""
 
     asked: Question
-    of_blocks: dict[tuple[object, ...], Pair] = field(default_factory=dict)
-    of_ends: dict[tuple[object, ...], Pair] = field(default_factory=dict)
+    is_settled: bool = False
+    """Layouts are taken as they are, not with collectives as well hidden, buckets as large and a
+    loss as cheap as they can be."""
+    of_blocks: dict[tuple[object, ...], Work] = field(default_factory=dict)
+    of_ends: dict[tuple[object, ...], Work] = field(default_factory=dict)
+    of_stages: dict[tuple[object, ...], Work] = field(default_factory=dict)
+    of_end_calls: dict[tuple[object, ...], float] = field(default_factory=dict)
     of_moves: dict[tuple[object, ...], Pair] = field(default_factory=dict)
 
-    def block(self, layout: Layout, mode: ActivationCheckpointing, *, dense: bool = False) -> Pair:
+    def block(self, layout: Layout, mode: ActivationCheckpointing, *, dense: bool = False) -> Work:
         """Of a block, its collectives as well hidden as can be, with buckets of FSDP as large as
         they can be: each costs some operators. `dense`: one without experts."""
-        key = (*_ways(layout), layout.async_tp, mode, dense)
+        key = (*_ways(layout), layout.async_tp, mode, dense, layout.wrap_blocks)
         if key not in self.of_blocks:
             stage = Stage(blocks=1, has_embedding=False, has_head=False, dense_blocks=int(dense))
             own = replace(
                 layout,
                 activation_checkpointing=mode,
                 checkpoint_blocks="all",
-                wrap_blocks=self.asked.pins.wrap_blocks or self.asked.model.layers,
+                wrap_blocks=layout.wrap_blocks
+                if self.is_settled
+                else self.asked.pins.wrap_blocks or self.asked.model.layers,
                 loss_chunks=1,
             )
-            self.of_blocks[key] = self._least(stage, (own, *overlapped(self.asked, own)))
+            others = () if self.is_settled else overlapped(self.asked, own)
+            self.of_blocks[key] = self._least(stage, (own, *others))
         return self.of_blocks[key]
 
-    def ends(self, layout: Layout, *, embedding: bool, head: bool) -> Pair:
+    def ends(self, layout: Layout, *, embedding: bool, head: bool) -> Work:
         """Of embedding, or head and loss, whole or in pieces, or both."""
         if not (embedding or head):
-            return 0.0, 0.0
+            return Work()
         key = (*_ways(layout), layout.loss_chunks, embedding, head)
         if key not in self.of_ends:
             pieces: tuple[Layout, ...] = (layout,)
-            if head and layout.loss_chunks == 1 and self.asked.pins.loss_chunks is None:
+            is_open = not self.is_settled and self.asked.pins.loss_chunks is None
+            if head and layout.loss_chunks == 1 and is_open:
                 pieces = (layout, replace(layout, loss_chunks=2))
             stage = Stage(blocks=0, has_embedding=embedding, has_head=head)
             self.of_ends[key] = self._least(stage, pieces)
         return self.of_ends[key]
 
-    def stage(self, layout: Layout, mode: ActivationCheckpointing, stage: Stage) -> Pair:
+    def stage(self, layout: Layout, mode: ActivationCheckpointing, stage: Stage) -> Work:
         """Of a stage whose blocks do as `mode` says, but for those that keep everything."""
-        forward, backward = self.ends(layout, embedding=stage.has_embedding, head=stage.has_head)
+        key = (*_ways(layout), layout.async_tp, layout.loss_chunks, layout.wrap_blocks, mode, stage)
+        if key not in self.of_stages:
+            self.of_stages[key] = self._stage(layout, mode, stage)
+        return self.of_stages[key]
+
+    def _stage(self, layout: Layout, mode: ActivationCheckpointing, stage: Stage) -> Work:
+        work = self.ends(layout, embedding=stage.has_embedding, head=stage.has_head)
         dense, kept_dense = stage.dense_blocks, 0
         if stage.kept_blocks:
             kept_dense = stage.kept_dense_blocks
@@ -66,17 +110,17 @@ class Works:
         ):
             for blocks, own in ((number - kept, mode), (kept, "none")):
                 if blocks:
-                    one = self.block(layout, own, dense=is_dense)
-                    forward += blocks * one[0]
-                    backward += blocks * one[1]
-        return forward, backward
+                    work = work.plus(self.block(layout, own, dense=is_dense), blocks)
+        return work
 
     def moves(self, layout: Layout, stage: Stage) -> Pair:
-        """(gathers, reductions) of a stage under FSDP, one unit a block; else none."""
-        if layout.sharding != "fsdp" or layout.wrap_blocks > 1:
+        """(gathers, reductions) of a stage under FSDP, one unit a block; else none, but of layouts
+        as they are."""
+        if layout.sharding != "fsdp" or (layout.wrap_blocks > 1 and not self.is_settled):
             return 0.0, 0.0
         ways = (layout.tp, layout.cp, layout.ep, layout.dp_shard, layout.dp_replicate)
-        key = (*ways, stage.blocks, stage.dense_blocks, stage.has_embedding, stage.has_head)
+        of_stage = (stage.blocks, stage.dense_blocks, stage.has_embedding, stage.has_head)
+        key = (*ways, *of_stage, layout.wrap_blocks)
         if key not in self.of_moves:
             asked = self.asked
             self.of_moves[key] = stage_waits(
@@ -88,19 +132,40 @@ class Works:
             )
         return self.of_moves[key]
 
-    def _least(self, stage: Stage, layouts: tuple[Layout, ...]) -> Pair:
-        pairs = [self._seconds(layout, stage) for layout in layouts]
-        return min(one for one, _ in pairs), min(other for _, other in pairs)
+    def end_calls_seconds(self, layout: Layout) -> float:
+        """What a micro-batch waits for where tensor parallelism begins and ends: embedding and head
+        of the whole model, the loss apart."""
+        if layout.tp == 1:
+            return 0.0
+        key = (layout.tp, layout.cp, layout.micro_batch, layout.sharding)
+        if key not in self.of_end_calls:
+            asked = self.asked
+            calls = tp_end_calls(
+                model=asked.model,
+                training=asked.training,
+                layout=replace(layout, num_microbatches=1),
+                stage=whole_model(asked.model),
+            )
+            self.of_end_calls[key] = sum(
+                call_seconds(call, asked.cluster)
+                for call in calls
+                if call.collective != "all_reduce"
+            )
+        return self.of_end_calls[key]
 
-    def _seconds(self, layout: Layout, stage: Stage) -> Pair:
+    def _least(self, stage: Stage, layouts: tuple[Layout, ...]) -> Work:
+        return least_work(self._work(layout, stage) for layout in layouts)
+
+    def _work(self, layout: Layout, stage: Stage) -> Work:
         asked = self.asked
-        return plain_seconds(
-            model=asked.model,
-            cluster=asked.cluster,
-            training=asked.training,
-            layout=layout,
+        given = {"model": asked.model, "cluster": asked.cluster, "training": asked.training}
+        forward, backward = plain_seconds(layout=layout, stage=stage, **given)  # type: ignore[arg-type]
+        waiting = inner_waiting_seconds(
+            layout=replace(layout, num_microbatches=1),
             stage=stage,
+            **given,  # type: ignore[arg-type]
         )
+        return Work(forward, backward, forward + backward - sum(waiting.values()))
 
 
 def _ways(layout: Layout) -> tuple[object, ...]:
