@@ -1,6 +1,6 @@
 """Least: what a step takes at the least, for a search that prices as little as it can.
 
-Both bounds cost a tenth of an estimate, or less, and are below it: tests hold them to that.
+The bounds cost a tenth of an estimate, or less, and are below it: tests hold them to that.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from itertools import accumulate
 from fsdpplan.cost.calls import group_seconds
 from fsdpplan.cost.fsdp_timing import fsdp_micro_batch
 from fsdpplan.cost.groups import pp_group
-from fsdpplan.cost.passes import plain_seconds
 from fsdpplan.cost.pipeline_order import round_microbatches
 from fsdpplan.cost.pipeline_passes import first_forward_ends, played_timing
-from fsdpplan.cost.pipeline_stages import layout_rank_stages, pipeline_ranks, stage_kinds
+from fsdpplan.cost.pipeline_stages import layout_rank_stages, pipeline_ranks
 from fsdpplan.cost.shards import Stage, gradient_syncs
 from fsdpplan.cost.timing import gradient_seconds, layout_optimizer_seconds, optimizer_elements
 from fsdpplan.cost.traffic import message_bytes
@@ -47,29 +46,6 @@ def least_communication_seconds(
     gathers = sum(number * (unit.gather + unit.regather) for unit, number in units)
     reductions = sum(number * unit.reduce_scatter for unit, number in units)
     return layout.num_microbatches * gathers + gradient_syncs(layout) * reductions
-
-
-def least_pipeline_seconds(
-    *, model: Model, cluster: Cluster, training: Training, layout: Layout
-) -> float:
-    """The rank for which work and waiting for its first and after its last micro-batch are most.
-
-    As `least_way_seconds`, and then the first stage, the last to be done, reduces its gradients. 0
-    without a pipeline.
-    """
-    if layout.pp == 1:
-        return 0.0
-    common = {"model": model, "cluster": cluster, "training": training, "layout": layout}
-    stages = stage_kinds(model=model, layout=layout)
-    waits = [stage_waits(stage=stage, **common) for stage in stages.kinds]  # type: ignore[arg-type]
-    least = least_way_seconds(
-        layout,
-        passes=stages.each([plain_seconds(stage=stage, **common) for stage in stages.kinds]),  # type: ignore[arg-type]
-        gathers=stages.each([gathers for gathers, _ in waits]),
-        send=message_seconds(model=model, cluster=cluster, training=training, layout=layout),
-    )
-    is_split = layout.schedule in SPLIT_BACKWARD_SCHEDULES
-    return least + (0.0 if is_split else waits[0][1])
 
 
 def least_way_seconds(

@@ -10,12 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from fsdpplan.cost.calls import call_seconds
 from fsdpplan.cost.least import Pair, stage_waits
 from fsdpplan.cost.passes import plain_seconds
-from fsdpplan.cost.shards import Stage, whole_model
+from fsdpplan.cost.shards import Stage
 from fsdpplan.cost.step_time import inner_waiting_seconds
-from fsdpplan.cost.traffic import tp_end_calls
 from fsdpplan.search.question import Question
 from fsdpplan.search.variants import overlapped
 from fsdpplan.spec.layout import ActivationCheckpointing, Layout
@@ -56,7 +54,6 @@ class Works:
     of_blocks: dict[tuple[object, ...], Work] = field(default_factory=dict)
     of_ends: dict[tuple[object, ...], Work] = field(default_factory=dict)
     of_stages: dict[tuple[object, ...], Work] = field(default_factory=dict)
-    of_end_calls: dict[tuple[object, ...], float] = field(default_factory=dict)
     of_moves: dict[tuple[object, ...], Pair] = field(default_factory=dict)
 
     def block(self, layout: Layout, mode: ActivationCheckpointing, *, dense: bool = False) -> Work:
@@ -131,27 +128,6 @@ class Works:
                 stage=replace(stage, kept_blocks=0),
             )
         return self.of_moves[key]
-
-    def end_calls_seconds(self, layout: Layout) -> float:
-        """What a micro-batch waits for where tensor parallelism begins and ends: embedding and head
-        of the whole model, the loss apart."""
-        if layout.tp == 1:
-            return 0.0
-        key = (layout.tp, layout.cp, layout.micro_batch, layout.sharding)
-        if key not in self.of_end_calls:
-            asked = self.asked
-            calls = tp_end_calls(
-                model=asked.model,
-                training=asked.training,
-                layout=replace(layout, num_microbatches=1),
-                stage=whole_model(asked.model),
-            )
-            self.of_end_calls[key] = sum(
-                call_seconds(call, asked.cluster)
-                for call in calls
-                if call.collective != "all_reduce"
-            )
-        return self.of_end_calls[key]
 
     def _least(self, stage: Stage, layouts: tuple[Layout, ...]) -> Work:
         return least_work(self._work(layout, stage) for layout in layouts)
