@@ -10,7 +10,7 @@ for small shapes: an eager program cannot start operators faster than the host d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from fsdpplan.cost.attention import attention_backward_seconds, attention_forward_seconds
@@ -26,10 +26,11 @@ from fsdpplan.cost.head import head_seconds
 from fsdpplan.cost.optimizer import optimizer_seconds
 from fsdpplan.cost.products import (
     backward_matmul_seconds,
+    backward_products_seconds,
     block_products,
     forward_matmul_seconds,
+    forward_product_seconds,
     product_seconds,
-    products_seconds,
     projection_shapes,
 )
 from fsdpplan.cost.recomputed import repeated_products
@@ -70,11 +71,20 @@ class DeviceParts:
         return self.matmuls + self.attention + self.element_wise
 
 
-@lru_cache(maxsize=8192)
 def device_parts(work: BlockWork, device: Device) -> tuple[DeviceParts, DeviceParts]:
     """What the device does in a block's (forward, backward), recomputation apart."""
+    return _device_parts(_on_device(work), device)
+
+
+def _on_device(work: BlockWork) -> BlockWork:
+    """`work` without what only the host has to do with, and what backward recomputes: all blocks
+    that differ in these alone do the same."""
+    return replace(work, mode="none", wrapper_operators=0.0)
+
+
+@lru_cache(maxsize=8192)
+def _device_parts(work: BlockWork, device: Device) -> tuple[DeviceParts, DeviceParts]:
     memory = memory_bytes_per_second(device)
-    products = block_products(work)
     streamed = element_wise_bytes(work)
     cast = fp8_cast_bytes(work)
     weight_cast = autocast_bytes(work)
@@ -86,12 +96,13 @@ def device_parts(work: BlockWork, device: Device) -> tuple[DeviceParts, DevicePa
     )
     return (
         DeviceParts(
-            matmuls=products_seconds(products, work, device, "forward"),
+            matmuls=sum(forward_product_seconds(work, device).values())
+            / device.fit.sustained(work.family),
             attention=attention_forward_seconds(work, device),
             element_wise=forward,
         ),
         DeviceParts(
-            matmuls=products_seconds(products, work, device, "backward"),
+            matmuls=backward_products_seconds(work, device),
             attention=attention_backward_seconds(work, device),
             element_wise=backward,
         ),
@@ -140,19 +151,25 @@ def recompute_seconds(work: BlockWork, device: Device) -> float:
     what is element-wise; attention: the scores, their softmax and the values' sums.
     """
     forward, _ = device_parts(work, device)
-    again = products_seconds(repeated_products(work), work, device, "forward")
     match work.mode:
         case "none":
             return 0.0
         case "attention":
             return forward.attention
         case "op":
-            return again + forward.element_wise
+            return _again_seconds(work, device) + forward.element_wise
         case "full":
             if work.repeats_whole_block:
                 return forward.total
-            every = products_seconds(block_products(work), work, device, "forward")
-            return max(0.0, forward.total - (every - again))
+            again = _again_seconds(work, device)
+            return max(0.0, forward.total - (forward.matmuls - again))
+
+
+def _again_seconds(work: BlockWork, device: Device) -> float:
+    """The products that backward computes again."""
+    each = forward_product_seconds(_on_device(work), device)
+    again = sum(each[product.name] for product in repeated_products(work))
+    return again / device.fit.sustained(work.family)
 
 
 def _repeated_share(work: BlockWork) -> float:

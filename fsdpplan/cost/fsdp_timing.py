@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import lru_cache
 
-from fsdpplan.cost.block_exposed import block_waiting
+from fsdpplan.cost.block_times import block_times
 from fsdpplan.cost.calls import group_level, group_seconds
 from fsdpplan.cost.fsdp_units import NOTHING, BlockUnit, block_units, root_unit
 from fsdpplan.cost.groups import (
@@ -16,7 +17,7 @@ from fsdpplan.cost.groups import (
 )
 from fsdpplan.cost.overlap import MicroBatch, UnitSeconds
 from fsdpplan.cost.shards import Stage, UnitSize, own_layouts
-from fsdpplan.cost.timing import ends_seconds, layout_block_seconds
+from fsdpplan.cost.timing import ends_seconds
 from fsdpplan.cost.traffic_fsdp import root_gathered_dtype
 from fsdpplan.cost.work import memory_bytes_per_second
 from fsdpplan.spec.cluster import Cluster, Device
@@ -107,34 +108,70 @@ def sharded_seconds(
     )
 
 
-def block_unit_seconds(
-    unit: BlockUnit, *, cluster: Cluster, training: Training, layout: Layout
-) -> UnitSeconds:
-    """One unit of blocks in a micro-batch that reduces everything.
+@dataclass(frozen=True, slots=True)
+class ShardWays:
+    """A layout as far as FSDP's moves are concerned: equal to every one that moves the same."""
 
-    Experts that are sharded over other ranks are gathered and reduced behind the rest.
-    """
+    decides: tuple[object, ...]
+    """All that is read of it."""
+    layout: Layout = field(compare=False)
+    """One of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moves:
+    """What FSDP moves and copies in a micro-batch that reduces everything, computation apart."""
+
+    runs: tuple[tuple[BlockUnit, UnitSeconds], ...]
+    """Units of blocks, in the order of forward; experts that are sharded over other ranks are
+    gathered and reduced behind the rest."""
+    root: UnitSeconds
+    links_shared: bool
+    """HSDP: its all-reduces use the links that the shard group uses."""
+
+    def seconds_of(self, name: str) -> float:
+        """Of all units, one after another, one of the fields of `UnitSeconds`."""
+        units = sum(unit.number * getattr(moved, name) for unit, moved in self.runs)
+        return float(units + getattr(self.root, name))
+
+
+def fsdp_moves(
+    *, model: Model, cluster: Cluster, training: Training, layout: Layout, stage: Stage
+) -> Moves:
+    """The moves of a stage's units: the same for all micro-batches of layouts that shard alike."""
+    ranks = (layout.tp, layout.cp, layout.ep, layout.dp_shard, layout.dp_replicate)
+    policies = (layout.wrap_blocks, layout.reshard_after_forward, layout.offload)
+    return _moves(model, cluster, training, stage, ShardWays((*ranks, *policies), layout))
+
+
+@lru_cache(maxsize=4096)
+def _moves(
+    model: Model, cluster: Cluster, training: Training, stage: Stage, ways: ShardWays
+) -> Moves:
+    layout = ways.layout
     common = {"cluster": cluster, "training": training, "layout": layout}
     regathers = layout.reshard_after_forward != "never"
+    shard, experts = shard_group(layout), expert_shard_group(layout)
     dtype = training.gathered_dtype
-    parts = (
-        sharded_seconds(
-            unit.size,
-            shard_group(layout),
-            dtype,
-            regathers=regathers,
+
+    def moved(unit: BlockUnit) -> UnitSeconds:
+        whole = sharded_seconds(unit.size, shard, dtype, regathers=regathers, **common)  # type: ignore[arg-type]
+        return whole.plus(
+            sharded_seconds(unit.experts, experts, dtype, regathers=regathers, **common)  # type: ignore[arg-type]
+        )
+
+    units = block_units(model=model, layout=layout, stage=stage)
+    return Moves(
+        runs=tuple((unit, moved(unit)) for unit in units),
+        root=sharded_seconds(
+            root_unit(model=model, layout=layout, stage=stage),
+            shard,
+            root_gathered_dtype(training),
+            regathers=False,
             **common,  # type: ignore[arg-type]
         ),
-        sharded_seconds(
-            unit.experts,
-            expert_shard_group(layout),
-            dtype,
-            regathers=regathers,
-            **common,  # type: ignore[arg-type]
-        ),
-        _computed_seconds(unit, **common),  # type: ignore[arg-type]
+        links_shared=_links_shared(cluster, layout),
     )
-    return parts[0].plus(parts[1]).plus(parts[2])
 
 
 def _computed_seconds(
@@ -144,16 +181,12 @@ def _computed_seconds(
     keep."""
     forward = backward = 0.0
     for own, blocks in own_layouts(layout, blocks=unit.blocks, kept_blocks=unit.kept_blocks):
-        block = layout_block_seconds(
-            model=unit.model, device=cluster.device, training=training, layout=own
-        )
-        waiting = block_waiting(model=unit.model, cluster=cluster, training=training, layout=own)
-        forward += blocks * (block.forward + waiting.forward)
-        backward += blocks * (block.recompute + block.backward + waiting.backward)
+        block = block_times(model=unit.model, cluster=cluster, training=training, layout=own)
+        forward += blocks * block.forward
+        backward += blocks * block.backward
     return UnitSeconds(forward=forward, backward=backward)
 
 
-@lru_cache(maxsize=4096)
 def _links_shared(cluster: Cluster, layout: Layout) -> bool:
     """HSDP: do its all-reduces use the links that the shard group uses?"""
     if layout.dp_replicate == 1:
@@ -171,19 +204,13 @@ def fsdp_micro_batch(
     forward, backward = ends_seconds(
         model=model, device=cluster.device, training=training, layout=layout, stage=stage
     )
-    root = sharded_seconds(
-        root_unit(model=model, layout=layout, stage=stage),
-        shard_group(layout),
-        root_gathered_dtype(training),
-        regathers=False,
-        **common,  # type: ignore[arg-type]
-    )
+    moves = fsdp_moves(model=model, stage=stage, **common)  # type: ignore[arg-type]
     return MicroBatch(
         runs=tuple(
-            (block_unit_seconds(unit, **common), unit.number)  # type: ignore[arg-type]
-            for unit in block_units(model=model, layout=layout, stage=stage)
+            (moved.plus(_computed_seconds(unit, **common)), unit.number)  # type: ignore[arg-type]
+            for unit, moved in moves.runs
         ),
-        root=root.plus(UnitSeconds(forward=forward, backward=backward)),
-        links_shared=_links_shared(cluster, layout),
+        root=moves.root.plus(UnitSeconds(forward=forward, backward=backward)),
+        links_shared=moves.links_shared,
         is_flat=training.traits.flat_parameters,
     )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from fsdpplan.cost.calls import group_seconds
-from fsdpplan.cost.fsdp_timing import fsdp_micro_batch
+from fsdpplan.cost.fsdp_timing import fsdp_moves
 from fsdpplan.cost.groups import pp_group
 from fsdpplan.cost.passes import plain_seconds
 from fsdpplan.cost.pipeline_order import round_microbatches
@@ -40,12 +40,9 @@ def least_communication_seconds(
     if layout.sharding != "fsdp" or layout.pp > 1:
         return 0.0
     (stage,) = pipeline_ranks(model=model, layout=layout)
-    batch = fsdp_micro_batch(
-        model=model, cluster=cluster, training=training, layout=layout, stage=stage
-    )
-    units = (*batch.runs, (batch.root, 1))
-    gathers = sum(number * (unit.gather + unit.regather) for unit, number in units)
-    reductions = sum(number * unit.reduce_scatter for unit, number in units)
+    moves = fsdp_moves(model=model, cluster=cluster, training=training, layout=layout, stage=stage)
+    gathers = moves.seconds_of("gather") + moves.seconds_of("regather")
+    reductions = moves.seconds_of("reduce_scatter")
     return layout.num_microbatches * gathers + gradient_syncs(layout) * reductions
 
 
@@ -129,14 +126,9 @@ def stage_waits(
     """(gathers, reductions) of a stage under FSDP; none otherwise, where they may be hidden."""
     if layout.sharding != "fsdp":
         return 0.0, 0.0
-    batch = fsdp_micro_batch(
-        model=model, cluster=cluster, training=training, layout=layout, stage=stage
-    )
-    units = (*batch.runs, (batch.root, 1))
-    gathers = sum(number * unit.gather for unit, number in units)
-    scatters = sum(number * unit.reduce_scatter for unit, number in units)
-    reduces = sum(number * unit.all_reduce for unit, number in units)
-    return gathers, max(scatters, reduces)
+    moves = fsdp_moves(model=model, cluster=cluster, training=training, layout=layout, stage=stage)
+    reductions = max(moves.seconds_of("reduce_scatter"), moves.seconds_of("all_reduce"))
+    return moves.seconds_of("gather"), reductions
 
 
 def least_update_seconds(

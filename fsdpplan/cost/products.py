@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
 
 from fsdpplan.cost.matmul import matmul_seconds
 from fsdpplan.cost.params import ParameterTensor, block_tensors
@@ -154,24 +153,23 @@ def product_seconds(product: Product, *, dtype: str, device: Device) -> float:
     return max(tiled, traffic / memory_bytes_per_second(device) + device.fit.matmul_start_seconds)
 
 
-Direction = Literal["forward", "backward"]
+@lru_cache(maxsize=8192)
+def forward_product_seconds(work: BlockWork, device: Device) -> dict[str, float]:
+    """Seconds of each product of a block's forward on its own, by name."""
+    return {
+        product.name: product_seconds(product, dtype=product.dtype(work), device=device)
+        for product in block_products(work)
+    }
 
 
-def products_seconds(
-    products: tuple[Product, ...], work: BlockWork, device: Device, direction: Direction
-) -> float:
-    """Seconds of the products in a training step, at the sustained rate.
-
-    Backward has two behind each forward one: by input and by weight, whose depth is the rows.
-    """
+def backward_products_seconds(work: BlockWork, device: Device) -> float:
+    """Seconds of a block's products in backward, at the sustained rate: two behind each forward
+    one, by input and by weight, whose depth is the rows."""
     seconds = 0.0
-    for product in products:
+    for product in block_products(work):
         dtype = product.dtype(work)
-        if direction == "forward":
-            seconds += product_seconds(product, dtype=dtype, device=device)
-        else:
-            seconds += product_seconds(product.by_input, dtype=dtype, device=device)
-            seconds += _by_weight_seconds(product, dtype=dtype, device=device)
+        seconds += product_seconds(product.by_input, dtype=dtype, device=device)
+        seconds += _by_weight_seconds(product, dtype=dtype, device=device)
     return seconds / device.fit.sustained(work.family)
 
 
