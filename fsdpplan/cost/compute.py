@@ -112,8 +112,10 @@ def _device_parts(work: BlockWork, device: Device) -> tuple[DeviceParts, DeviceP
 @lru_cache(maxsize=8192)
 def block_seconds(work: BlockWork, device: Device) -> BlockSeconds:
     """Seconds of one block for one micro-batch on one rank, communication apart."""
-    forward, backward = (parts.total for parts in device_parts(work, device))
-    recompute = recompute_seconds(work, device)
+    on_device = _on_device(work)
+    parts = _device_parts(on_device, device)
+    forward, backward = parts[0].total, parts[1].total
+    recompute = _recompute_seconds(work, parts[0], on_device, device)
     launch = device.fit.kernel_launch_seconds
     forward_host, backward_host = host_seconds(work, kernel_launch_seconds=launch)
     again_host = forward_host * _repeated_share(work)
@@ -144,32 +146,26 @@ def autocast_bytes(work: BlockWork) -> float:
     return float(weights * (4 + work.element_bytes))
 
 
-def recompute_seconds(work: BlockWork, device: Device) -> float:
+def _recompute_seconds(
+    work: BlockWork, forward: DeviceParts, on_device: BlockWork, device: Device
+) -> float:
     """Forward work that the device repeats in backward, by mode.
 
     full: all but the products that are not repeated (`recomputed`); op: the products that are, and
     what is element-wise; attention: the scores, their softmax and the values' sums.
     """
-    forward, _ = device_parts(work, device)
-    match work.mode:
-        case "none":
-            return 0.0
-        case "attention":
-            return forward.attention
-        case "op":
-            return _again_seconds(work, device) + forward.element_wise
-        case "full":
-            if work.repeats_whole_block:
-                return forward.total
-            again = _again_seconds(work, device)
-            return max(0.0, forward.total - (forward.matmuls - again))
-
-
-def _again_seconds(work: BlockWork, device: Device) -> float:
-    """The products that backward computes again."""
-    each = forward_product_seconds(_on_device(work), device)
+    if work.mode == "none":
+        return 0.0
+    if work.mode == "attention":
+        return forward.attention
+    if work.mode == "full" and work.repeats_whole_block:
+        return forward.total
+    each = forward_product_seconds(on_device, device)
     again = sum(each[product.name] for product in repeated_products(work))
-    return again / device.fit.sustained(work.family)
+    again /= device.fit.sustained(work.family)
+    if work.mode == "op":
+        return again + forward.element_wise
+    return max(0.0, forward.total - (forward.matmuls - again))
 
 
 def _repeated_share(work: BlockWork) -> float:
