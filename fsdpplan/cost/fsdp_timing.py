@@ -7,6 +7,8 @@ from functools import lru_cache
 
 from fsdpplan.cost.block_times import block_times
 from fsdpplan.cost.calls import group_level, group_seconds
+from fsdpplan.cost.collectives import Collective, wire_bytes
+from fsdpplan.cost.exposed import full_rate_bytes_per_second
 from fsdpplan.cost.fsdp_units import NOTHING, BlockUnit, block_units, root_unit
 from fsdpplan.cost.groups import (
     Group,
@@ -128,11 +130,19 @@ class Moves:
     root: UnitSeconds
     links_shared: bool
     """HSDP: its all-reduces use the links that the shard group uses."""
+    total: UnitSeconds
+    """Of all units and the root, one after another."""
+    copied: float
+    """What the compute stream copies in a micro-batch, and does for flat gradients."""
+    copied_in: float
+    """What it copies for reductions beside that."""
+    disturbing: UnitSeconds
+    """Of the collectives of `total`, as much as takes its full share from kernels beside them."""
 
-    def seconds_of(self, name: str) -> float:
-        """Of all units, one after another, one of the fields of `UnitSeconds`."""
-        units = sum(unit.number * getattr(moved, name) for unit, moved in self.runs)
-        return float(units + getattr(self.root, name))
+    @property
+    def first_gather(self) -> float:
+        """Of the first unit of blocks."""
+        return self.runs[0][1].gather if self.runs else 0.0
 
 
 def fsdp_moves(
@@ -154,23 +164,99 @@ def _moves(
     shard, experts = shard_group(layout), expert_shard_group(layout)
     dtype = training.gathered_dtype
 
-    def moved(unit: BlockUnit) -> UnitSeconds:
-        whole = sharded_seconds(unit.size, shard, dtype, regathers=regathers, **common)  # type: ignore[arg-type]
-        return whole.plus(
-            sharded_seconds(unit.experts, experts, dtype, regathers=regathers, **common)  # type: ignore[arg-type]
+    parts = {
+        unit: (
+            _Moved.of(unit.size, shard, dtype, regathers=regathers, **common),  # type: ignore[arg-type]
+            _Moved.of(unit.experts, experts, dtype, regathers=regathers, **common),  # type: ignore[arg-type]
+        )
+        for unit in block_units(model=model, layout=layout, stage=stage)
+    }
+    root_size = root_unit(model=model, layout=layout, stage=stage)
+    root = _Moved.of(root_size, shard, root_gathered_dtype(training), regathers=False, **common)  # type: ignore[arg-type]
+    runs = tuple((unit, one.seconds.plus(other.seconds)) for unit, (one, other) in parts.items())
+    every = [(root.seconds, 1), *((moved, unit.number) for unit, moved in runs)]
+    disturbing = [
+        (root.disturbing, 1),
+        *((part.disturbing, unit.number) for unit, pair in parts.items() for part in pair),
+    ]
+    return Moves(
+        runs=runs,
+        root=root.seconds,
+        links_shared=_links_shared(cluster, layout),
+        total=_sum(every),
+        copied=sum(
+            number * (moved.backward + moved.copy_out * (2 if moved.regather else 1))
+            for moved, number in every
+        ),
+        copied_in=sum(number * moved.copy_in for moved, number in every if moved.reduce_scatter),
+        disturbing=_sum(disturbing),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    """Parameters of a unit that are sharded over one group."""
+
+    seconds: UnitSeconds
+    disturbing: UnitSeconds
+    """Of its collectives, as much as takes its full share from kernels beside them."""
+
+    @classmethod
+    def of(
+        cls,
+        size: UnitSize,
+        group: Group,
+        gathered_dtype: str,
+        *,
+        cluster: Cluster,
+        training: Training,
+        layout: Layout,
+        regathers: bool,
+    ) -> _Moved:
+        """What `sharded_seconds` says of it, and of that the share that disturbs."""
+        seconds = sharded_seconds(
+            size,
+            group,
+            gathered_dtype,
+            cluster=cluster,
+            training=training,
+            layout=layout,
+            regathers=regathers,
+        )
+        again = regather_group(layout) if group == shard_group(layout) else group
+        gathered = size.padded_elements * DTYPE_BYTES[gathered_dtype]
+        reduced = size.padded_elements * DTYPE_BYTES[training.reduce_dtype]
+        rate = full_rate_bytes_per_second(cluster.device)
+
+        def share(taken: float, collective: Collective, size_bytes: int, ranks: int) -> float:
+            wire = wire_bytes(collective=collective, gathered_bytes=size_bytes, ranks=ranks)
+            return min(taken, wire / rate)
+
+        return cls(
+            seconds=seconds,
+            disturbing=UnitSeconds(
+                gather=share(seconds.gather, "all_gather", gathered, group.ranks),
+                regather=share(seconds.regather, "all_gather", gathered, again.ranks),
+                reduce_scatter=share(
+                    seconds.reduce_scatter, "reduce_scatter", reduced, group.ranks
+                ),
+                all_reduce=share(
+                    seconds.all_reduce,
+                    "all_reduce",
+                    reduced // group.ranks,
+                    layout.dp_replicate,
+                ),
+            ),
         )
 
-    units = block_units(model=model, layout=layout, stage=stage)
-    return Moves(
-        runs=tuple((unit, moved(unit)) for unit in units),
-        root=sharded_seconds(
-            root_unit(model=model, layout=layout, stage=stage),
-            shard,
-            root_gathered_dtype(training),
-            regathers=False,
-            **common,  # type: ignore[arg-type]
-        ),
-        links_shared=_links_shared(cluster, layout),
+
+def _sum(units: list[tuple[UnitSeconds, int]]) -> UnitSeconds:
+    """Of so many of each, one after another."""
+    return UnitSeconds(
+        **{
+            name: sum(number * getattr(unit, name) for unit, number in units)
+            for name in UnitSeconds.__slots__
+        }
     )
 
 

@@ -41,8 +41,8 @@ def least_communication_seconds(
         return 0.0
     (stage,) = pipeline_ranks(model=model, layout=layout)
     moves = fsdp_moves(model=model, cluster=cluster, training=training, layout=layout, stage=stage)
-    gathers = moves.seconds_of("gather") + moves.seconds_of("regather")
-    reductions = moves.seconds_of("reduce_scatter")
+    gathers = moves.total.gather + moves.total.regather
+    reductions = moves.total.reduce_scatter
     return layout.num_microbatches * gathers + gradient_syncs(layout) * reductions
 
 
@@ -127,8 +127,8 @@ def stage_waits(
     if layout.sharding != "fsdp":
         return 0.0, 0.0
     moves = fsdp_moves(model=model, cluster=cluster, training=training, layout=layout, stage=stage)
-    reductions = max(moves.seconds_of("reduce_scatter"), moves.seconds_of("all_reduce"))
-    return moves.seconds_of("gather"), reductions
+    total = moves.total
+    return total.gather, max(total.reduce_scatter, total.all_reduce)
 
 
 def least_update_seconds(

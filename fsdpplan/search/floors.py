@@ -9,11 +9,13 @@ what it must recompute. What is not known yet is taken as what costs least.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TypedDict
 
+from fsdpplan.cost.fsdp_timing import fsdp_moves
 from fsdpplan.cost.least import (
     Pair,
     least_communication_seconds,
@@ -21,11 +23,16 @@ from fsdpplan.cost.least import (
     message_seconds,
     played_seconds,
 )
+from fsdpplan.cost.least_fsdp import least_fsdp_seconds
 from fsdpplan.cost.pipeline_actions import ACTIVE_STAGES
 from fsdpplan.cost.pipeline_stages import pipeline_stages
 from fsdpplan.cost.shards import Stage, whole_model
 from fsdpplan.cost.step_time import slowest_factor
-from fsdpplan.cost.timing import layout_optimizer_seconds, optimizer_elements
+from fsdpplan.cost.timing import (
+    gradient_seconds,
+    layout_optimizer_seconds,
+    optimizer_elements,
+)
 from fsdpplan.search.enumerate import (
     USUAL_SCHEDULES,
     Degrees,
@@ -36,7 +43,7 @@ from fsdpplan.search.enumerate import (
 )
 from fsdpplan.search.question import Question
 from fsdpplan.search.room import Known, Room
-from fsdpplan.search.works import Works
+from fsdpplan.search.works import Work, Works, least_work
 from fsdpplan.spec.layout import (
     SPLIT_BACKWARD_SCHEDULES,
     ActivationCheckpointing,
@@ -92,7 +99,8 @@ class Floors:
             self.families[d] = inf
             if size is not None:
                 largest = self.plain(d, size)
-                least = self.late * largest.num_microbatches * self._work(largest) / d.pp
+                work = self._slowest(self._work(largest))
+                least = largest.num_microbatches * work / d.pp
                 self.families[d] = self.asked.least_factor * least
         return self.families[d]
 
@@ -172,9 +180,9 @@ class Floors:
             number and number * self._again(layout, mode) for mode, number in blocks.items()
         )
         share = (pp - 1) / pp if pp > 1 else 1.0  # the last rank may have few blocks
-        least = self.late * layout.num_microbatches * (work / pp + share * again)
+        least = layout.num_microbatches * (self._slowest(work) / pp + share * again)
         # a backward pass may be split, and the half that others wait for come first
-        return least + self._way(layout, work) / 2
+        return least + self._way(layout, work.total) / 2
 
     def _passing_alike(self, layout: Layout) -> float:
         """The same where all blocks recompute alike, and backward passes are whole."""
@@ -182,9 +190,13 @@ class Floors:
         if not modes:
             return inf
         whole = whole_model(self.asked.model)
-        work = min(sum(self.works.stage(layout, mode, whole)) for mode in modes)
-        least = self.late * layout.num_microbatches * work / layout.pp
-        return least + self._way(layout, work)
+        work = least_work(self.works.stage(layout, mode, whole) for mode in modes)
+        least = layout.num_microbatches * self._slowest(work) / layout.pp
+        return least + self._way(layout, work.total)
+
+    def _slowest(self, work: Work) -> float:
+        """Of the slowest device: it waits no longer for collectives than the others."""
+        return work.total + (self.late - 1) * work.computed
 
     def _way(self, layout: Layout, work: float) -> float:
         """The first micro-batch to the last rank of a pipeline and the last one back from it, of
@@ -205,45 +217,66 @@ class Floors:
     def of_usual(self, layout: Layout, modes: Sequence[ActivationCheckpointing]) -> float:
         """Of `layout` as it is but for what it recomputes, one of `modes`, and for its loss, whole
         or in pieces; infinite without a mode."""
-        asked = self.asked
         if not modes:
             return inf
         if layout.pp > 1:
             pipeline = self._pipeline(layout, modes)
             least = self._last_reduction(layout) + least_way_seconds(layout, **pipeline)
-            least += self._late_seconds(layout, pipeline["passes"])
+            least += self._late_seconds(layout, modes)
         else:
-            (stage,) = pipeline_stages(model=asked.model, layout=layout)
-            work = sum(self._stage(layout, modes, stage))
-            passing = self.late * layout.num_microbatches * work
-            least = max(passing, self._moving_seconds(layout))
+            least = self._flat(layout, modes)
         least += self._update_seconds(layout) / layout.pp
         return self.asked.least_factor * least
+
+    def _flat(self, layout: Layout, modes: Sequence[ActivationCheckpointing]) -> float:
+        """All but the optimizer, without a pipeline."""
+        asked = self.asked
+        (stage,) = pipeline_stages(model=asked.model, layout=layout)
+        given = {"model": asked.model, "training": asked.training, "layout": layout}
+        work = self._stage(layout, modes, stage)
+        waiting = work.total - work.computed + self.works.end_calls_seconds(layout)
+        gradients = gradient_seconds(stage=stage, device=asked.cluster.device, **given)  # type: ignore[arg-type]
+        if layout.sharding == "fsdp":
+            whole = whole_model(asked.model)
+            return least_fsdp_seconds(
+                fsdp_moves(cluster=asked.cluster, stage=whole, **given),  # type: ignore[arg-type]
+                cluster=asked.cluster,
+                layout=layout,
+                late=self.late,
+                computed=work.computed,
+                waiting=waiting,
+                gradients=gradients,
+            )
+        number = layout.num_microbatches
+        return self.late * (number * work.computed + gradients) + number * waiting
 
     def played(self, layout: Layout, modes: Sequence[ActivationCheckpointing]) -> float:
         """The same of a pipeline, by playing its schedule: it costs more, and says more."""
         if layout.pp == 1 or layout.schedule in SPLIT_BACKWARD_SCHEDULES:
             return 0.0
         pipeline = self._pipeline(layout, modes)
-        least = played_seconds(layout, **pipeline) + self._late_seconds(layout, pipeline["passes"])
+        least = played_seconds(layout, **pipeline) + self._late_seconds(layout, modes)
         least += self._last_reduction(layout) + self._update_seconds(layout) / layout.pp
         return self.asked.least_factor * least
 
     def late_seconds(self, layout: Layout) -> float:
         """By how much the busiest rank of a pipeline computes longer than the mean device would."""
-        modes = (layout.activation_checkpointing,)
-        return self._late_seconds(layout, self._pipeline(layout, modes)["passes"])
+        return self._late_seconds(layout, (layout.activation_checkpointing,))
 
-    def _late_seconds(self, layout: Layout, passes: Sequence[Pair]) -> float:
+    def _late_seconds(self, layout: Layout, modes: Sequence[ActivationCheckpointing]) -> float:
         """By how much the busiest rank computes longer: it has no less than its share."""
-        work = sum(map(sum, passes)) / layout.pp
-        return (self.late - 1) * layout.num_microbatches * work
+        stages = pipeline_stages(model=self.asked.model, layout=layout)
+        numbers = Counter(stages)
+        computed = sum(
+            number * self._stage(layout, modes, stage).computed for stage, number in numbers.items()
+        )
+        return (self.late - 1) * layout.num_microbatches * computed / layout.pp
 
     def _pipeline(self, layout: Layout, modes: Sequence[ActivationCheckpointing]) -> _Pipeline:
         asked = self.asked
         stages = pipeline_stages(model=asked.model, layout=layout)
         different = dict.fromkeys(stages)
-        passes = {stage: self._stage(layout, modes, stage) for stage in different}
+        passes = {stage: self._stage(layout, modes, stage)[:2] for stage in different}
         gathers = {stage: self.works.moves(layout, stage)[0] for stage in different}
         send = message_seconds(
             model=asked.model, cluster=asked.cluster, training=asked.training, layout=layout
@@ -263,9 +296,9 @@ class Floors:
 
     def _stage(
         self, layout: Layout, modes: Sequence[ActivationCheckpointing], stage: Stage
-    ) -> Pair:
+    ) -> Work:
         """With that of the modes that costs least."""
-        return min(self.works.stage(layout, mode, stage) for mode in modes)
+        return least_work(self.works.stage(layout, mode, stage) for mode in modes)
 
     def leanest(self, d: Degrees) -> Layout:
         """The layout with these degrees that needs least, or nearly so."""
@@ -303,16 +336,16 @@ class Floors:
             )
         return self.late * self.updates[key]
 
-    def _work(self, layout: Layout) -> float:
+    def _work(self, layout: Layout) -> Work:
         """One micro-batch through the whole model, keeping everything."""
-        return sum(self.works.stage(layout, "none", whole_model(self.asked.model)))
+        return self.works.stage(layout, "none", whole_model(self.asked.model))
 
     def _again(self, layout: Layout, mode: ActivationCheckpointing) -> float:
         """One block that is recomputed."""
         model, works = self.asked.model, self.works
         kinds = (False, True) if model.experts and model.dense_blocks else (False,)
         return min(
-            sum(works.block(layout, mode, dense=dense))
-            - sum(works.block(layout, "none", dense=dense))
+            self._slowest(works.block(layout, mode, dense=dense))
+            - self._slowest(works.block(layout, "none", dense=dense))
             for dense in kinds
         )

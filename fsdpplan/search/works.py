@@ -1,19 +1,50 @@
 """Works: seconds of blocks and of what is before and behind them, each computed once a search.
 
-A stage takes its ends and so many times each kind of its blocks (`plain_seconds` adds them up), so
-a few of these say what any stage of any layout computes.
+A stage takes its ends and so many times each kind of its blocks (as `plain_seconds` adds them up),
+so a few of these say what any stage of any layout computes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
+from fsdpplan.cost.block_times import block_times
+from fsdpplan.cost.calls import call_seconds
 from fsdpplan.cost.least import Pair, stage_waits
-from fsdpplan.cost.passes import plain_seconds
-from fsdpplan.cost.shards import Stage
+from fsdpplan.cost.params import dense_view
+from fsdpplan.cost.shards import Stage, whole_model
+from fsdpplan.cost.timing import ends_seconds
+from fsdpplan.cost.traffic import tp_end_calls
 from fsdpplan.search.question import Question
 from fsdpplan.search.variants import overlapped
 from fsdpplan.spec.layout import ActivationCheckpointing, Layout
+from fsdpplan.spec.model import Model
+
+
+class Work(NamedTuple):
+    """Seconds of one micro-batch on one rank, data-parallel collectives apart."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+    """With what is recomputed."""
+    computed: float = 0.0
+    """Of both, what the device computes: what it does not wait for inside blocks."""
+
+    @property
+    def total(self) -> float:
+        """Both passes."""
+        return self.forward + self.backward
+
+    def plus(self, other: Work, times: int) -> Work:
+        """With so many times `other` behind it."""
+        return Work(*(mine + times * its for mine, its in zip(self, other, strict=True)))
+
+
+def least_work(works: Iterable[Work]) -> Work:
+    """No more than any of `works` in any part."""
+    return Work(*map(min, zip(*works, strict=True)))
 
 
 @dataclass(slots=True)
@@ -21,16 +52,17 @@ class Works:
     """What one question asked for so far; private to its search."""
 
     asked: Question
-    of_blocks: dict[tuple[object, ...], Pair] = field(default_factory=dict)
-    of_ends: dict[tuple[object, ...], Pair] = field(default_factory=dict)
+    of_blocks: dict[tuple[object, ...], Work] = field(default_factory=dict)
+    of_ends: dict[tuple[object, ...], Work] = field(default_factory=dict)
+    of_stages: dict[tuple[object, ...], Work] = field(default_factory=dict)
+    of_end_calls: dict[tuple[object, ...], float] = field(default_factory=dict)
     of_moves: dict[tuple[object, ...], Pair] = field(default_factory=dict)
 
-    def block(self, layout: Layout, mode: ActivationCheckpointing, *, dense: bool = False) -> Pair:
+    def block(self, layout: Layout, mode: ActivationCheckpointing, *, dense: bool = False) -> Work:
         """Of a block, its collectives as well hidden as can be, with buckets of FSDP as large as
         they can be: each costs some operators. `dense`: one without experts."""
         key = (*_ways(layout), layout.async_tp, mode, dense)
         if key not in self.of_blocks:
-            stage = Stage(blocks=1, has_embedding=False, has_head=False, dense_blocks=int(dense))
             own = replace(
                 layout,
                 activation_checkpointing=mode,
@@ -38,25 +70,51 @@ class Works:
                 wrap_blocks=self.asked.pins.wrap_blocks or self.asked.model.layers,
                 loss_chunks=1,
             )
-            self.of_blocks[key] = self._least(stage, (own, *overlapped(self.asked, own)))
+            # beside their matmuls collectives add no more than by themselves
+            least = next(iter(overlapped(self.asked, own)), own)
+            model = dense_view(self.asked.model) if dense else self.asked.model
+            self.of_blocks[key] = self._block(model, least)
         return self.of_blocks[key]
 
-    def ends(self, layout: Layout, *, embedding: bool, head: bool) -> Pair:
+    def _block(self, model: Model, layout: Layout) -> Work:
+        asked = self.asked
+        block = block_times(
+            model=model, cluster=asked.cluster, training=asked.training, layout=layout
+        )
+        return Work(block.forward, block.backward, block.computed)
+
+    def ends(self, layout: Layout, *, embedding: bool, head: bool) -> Work:
         """Of embedding, or head and loss, whole or in pieces, or both."""
         if not (embedding or head):
-            return 0.0, 0.0
+            return Work()
         key = (*_ways(layout), layout.loss_chunks, embedding, head)
         if key not in self.of_ends:
             pieces: tuple[Layout, ...] = (layout,)
             if head and layout.loss_chunks == 1 and self.asked.pins.loss_chunks is None:
                 pieces = (layout, replace(layout, loss_chunks=2))
-            stage = Stage(blocks=0, has_embedding=embedding, has_head=head)
-            self.of_ends[key] = self._least(stage, pieces)
+            self.of_ends[key] = least_work(self._ends(one, embedding, head) for one in pieces)
         return self.of_ends[key]
 
-    def stage(self, layout: Layout, mode: ActivationCheckpointing, stage: Stage) -> Pair:
+    def _ends(self, layout: Layout, embedding: bool, head: bool) -> Work:
+        asked = self.asked
+        forward, backward = ends_seconds(
+            model=asked.model,
+            device=asked.cluster.device,
+            training=asked.training,
+            layout=layout,
+            stage=Stage(blocks=0, has_embedding=embedding, has_head=head),
+        )
+        return Work(forward, backward, forward + backward)
+
+    def stage(self, layout: Layout, mode: ActivationCheckpointing, stage: Stage) -> Work:
         """Of a stage whose blocks do as `mode` says, but for those that keep everything."""
-        forward, backward = self.ends(layout, embedding=stage.has_embedding, head=stage.has_head)
+        key = (*_ways(layout), layout.async_tp, layout.loss_chunks, mode, stage)
+        if key not in self.of_stages:
+            self.of_stages[key] = self._stage(layout, mode, stage)
+        return self.of_stages[key]
+
+    def _stage(self, layout: Layout, mode: ActivationCheckpointing, stage: Stage) -> Work:
+        work = self.ends(layout, embedding=stage.has_embedding, head=stage.has_head)
         dense, kept_dense = stage.dense_blocks, 0
         if stage.kept_blocks:
             kept_dense = stage.kept_dense_blocks
@@ -66,10 +124,8 @@ class Works:
         ):
             for blocks, own in ((number - kept, mode), (kept, "none")):
                 if blocks:
-                    one = self.block(layout, own, dense=is_dense)
-                    forward += blocks * one[0]
-                    backward += blocks * one[1]
-        return forward, backward
+                    work = work.plus(self.block(layout, own, dense=is_dense), blocks)
+        return work
 
     def moves(self, layout: Layout, stage: Stage) -> Pair:
         """(gathers, reductions) of a stage under FSDP, one unit a block; else none."""
@@ -88,19 +144,26 @@ class Works:
             )
         return self.of_moves[key]
 
-    def _least(self, stage: Stage, layouts: tuple[Layout, ...]) -> Pair:
-        pairs = [self._seconds(layout, stage) for layout in layouts]
-        return min(one for one, _ in pairs), min(other for _, other in pairs)
-
-    def _seconds(self, layout: Layout, stage: Stage) -> Pair:
-        asked = self.asked
-        return plain_seconds(
-            model=asked.model,
-            cluster=asked.cluster,
-            training=asked.training,
-            layout=layout,
-            stage=stage,
-        )
+    def end_calls_seconds(self, layout: Layout) -> float:
+        """What a micro-batch waits for where tensor parallelism begins and ends: embedding and head
+        of the whole model, the loss apart."""
+        if layout.tp == 1:
+            return 0.0
+        key = (layout.tp, layout.cp, layout.micro_batch, layout.sharding)
+        if key not in self.of_end_calls:
+            asked = self.asked
+            calls = tp_end_calls(
+                model=asked.model,
+                training=asked.training,
+                layout=replace(layout, num_microbatches=1),
+                stage=whole_model(asked.model),
+            )
+            self.of_end_calls[key] = sum(
+                call_seconds(call, asked.cluster)
+                for call in calls
+                if call.collective != "all_reduce"
+            )
+        return self.of_end_calls[key]
 
 
 def _ways(layout: Layout) -> tuple[object, ...]:
