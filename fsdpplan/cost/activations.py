@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import get_args
 
 from fsdpplan.cost.backward_steps import (
     WeightGradientsOf,
@@ -81,6 +82,12 @@ def saved_bytes(
             return tensors.residual + attended + tensors.statistics + sum(kept)
         case "full":
             return tensors.residual
+
+
+def saved_bytes_by_mode(shape: BlockShape) -> dict[ActivationCheckpointing, int]:
+    """`saved_bytes` of a block in every mode."""
+    given = {"model": shape.model, "tensors": block_tensors_bytes(shape), "kernels": shape.kernels}
+    return {mode: saved_bytes(mode=mode, **given) for mode in get_args(ActivationCheckpointing)}  # type: ignore[arg-type]
 
 
 def all_saved_bytes(*, model: Model, tensors: BlockTensors, kernels: Kernels) -> int:

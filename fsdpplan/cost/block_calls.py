@@ -14,10 +14,12 @@ token_dispatcher.py. Counts of tensor with sequence parallelism equal torch's (t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from math import prod
 from typing import Literal
 
 from fsdpplan.cost.all_heads_norms import all_heads_norm_calls
+from fsdpplan.cost.block_ways import BlockWays, inner_ways
 from fsdpplan.cost.calls import (
     BlockCall,
     Overlap,
@@ -50,6 +52,16 @@ def block_calls(
 
     Attention over several ranks is a ring on CUDA, and all-to-all on CPU.
     """
+    return _block_calls(
+        model, training, BlockWays(inner_ways(training, layout), layout), device_kind
+    )
+
+
+@lru_cache(maxsize=16384)
+def _block_calls(
+    model: Model, training: Training, ways: BlockWays, device_kind: DeviceKind
+) -> tuple[BlockCall, ...]:
+    layout = ways.layout
     calls: list[BlockCall] = []
     if layout.tp > 1:
         calls += _tensor_parallel(model, training, layout)

@@ -11,7 +11,6 @@ What is hidden still slows the matmul down (`slowdown`).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from fsdpplan.cost.attention import attention_backward_seconds, attention_forward_seconds
 from fsdpplan.cost.block_calls import block_calls
@@ -53,17 +52,17 @@ def block_waiting(
     *, model: Model, cluster: Cluster, training: Training, layout: Layout
 ) -> BlockWaiting:
     """What the collectives of one block add to it; with experts, of a block that has them."""
-    if layout.tp == layout.cp == layout.ep == 1:
-        return BlockWaiting()
-    return _block_waiting(
+    return calls_waiting(
         block_calls(model=model, training=training, layout=layout, device_kind=cluster.device.kind),
-        block_work(model=model, training=training, layout=layout),
-        cluster,
+        work=block_work(model=model, training=training, layout=layout),
+        cluster=cluster,
     )
 
 
-@lru_cache(maxsize=4096)
-def _block_waiting(calls: tuple[BlockCall, ...], work: BlockWork, cluster: Cluster) -> BlockWaiting:
+def calls_waiting(
+    calls: tuple[BlockCall, ...], *, work: BlockWork, cluster: Cluster
+) -> BlockWaiting:
+    """What `calls` add to the block that does `work`."""
     forward = backward = 0.0
     by_axis: dict[str, float] = {}
     for call in calls:

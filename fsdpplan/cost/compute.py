@@ -10,7 +10,7 @@ for small shapes: an eager program cannot start operators faster than the host d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from fsdpplan.cost.attention import attention_backward_seconds, attention_forward_seconds
@@ -26,10 +26,11 @@ from fsdpplan.cost.head import head_seconds
 from fsdpplan.cost.optimizer import optimizer_seconds
 from fsdpplan.cost.products import (
     backward_matmul_seconds,
+    backward_products_seconds,
     block_products,
     forward_matmul_seconds,
+    forward_product_seconds,
     product_seconds,
-    products_seconds,
     projection_shapes,
 )
 from fsdpplan.cost.recomputed import repeated_products
@@ -70,11 +71,20 @@ class DeviceParts:
         return self.matmuls + self.attention + self.element_wise
 
 
-@lru_cache(maxsize=8192)
 def device_parts(work: BlockWork, device: Device) -> tuple[DeviceParts, DeviceParts]:
     """What the device does in a block's (forward, backward), recomputation apart."""
+    return _device_parts(_on_device(work), device)
+
+
+def _on_device(work: BlockWork) -> BlockWork:
+    """`work` without what only the host has to do with, and what backward recomputes: all blocks
+    that differ in these alone do the same."""
+    return replace(work, mode="none", wrapper_operators=0.0)
+
+
+@lru_cache(maxsize=8192)
+def _device_parts(work: BlockWork, device: Device) -> tuple[DeviceParts, DeviceParts]:
     memory = memory_bytes_per_second(device)
-    products = block_products(work)
     streamed = element_wise_bytes(work)
     cast = fp8_cast_bytes(work)
     weight_cast = autocast_bytes(work)
@@ -86,12 +96,13 @@ def device_parts(work: BlockWork, device: Device) -> tuple[DeviceParts, DevicePa
     )
     return (
         DeviceParts(
-            matmuls=products_seconds(products, work, device, "forward"),
+            matmuls=sum(forward_product_seconds(work, device).values())
+            / device.fit.sustained(work.family),
             attention=attention_forward_seconds(work, device),
             element_wise=forward,
         ),
         DeviceParts(
-            matmuls=products_seconds(products, work, device, "backward"),
+            matmuls=backward_products_seconds(work, device),
             attention=attention_backward_seconds(work, device),
             element_wise=backward,
         ),
@@ -101,8 +112,10 @@ def device_parts(work: BlockWork, device: Device) -> tuple[DeviceParts, DevicePa
 @lru_cache(maxsize=8192)
 def block_seconds(work: BlockWork, device: Device) -> BlockSeconds:
     """Seconds of one block for one micro-batch on one rank, communication apart."""
-    forward, backward = (parts.total for parts in device_parts(work, device))
-    recompute = recompute_seconds(work, device)
+    on_device = _on_device(work)
+    parts = _device_parts(on_device, device)
+    forward, backward = parts[0].total, parts[1].total
+    recompute = _recompute_seconds(work, parts[0], on_device, device)
     launch = device.fit.kernel_launch_seconds
     forward_host, backward_host = host_seconds(work, kernel_launch_seconds=launch)
     again_host = forward_host * _repeated_share(work)
@@ -133,26 +146,26 @@ def autocast_bytes(work: BlockWork) -> float:
     return float(weights * (4 + work.element_bytes))
 
 
-def recompute_seconds(work: BlockWork, device: Device) -> float:
+def _recompute_seconds(
+    work: BlockWork, forward: DeviceParts, on_device: BlockWork, device: Device
+) -> float:
     """Forward work that the device repeats in backward, by mode.
 
     full: all but the products that are not repeated (`recomputed`); op: the products that are, and
     what is element-wise; attention: the scores, their softmax and the values' sums.
     """
-    forward, _ = device_parts(work, device)
-    again = products_seconds(repeated_products(work), work, device, "forward")
-    match work.mode:
-        case "none":
-            return 0.0
-        case "attention":
-            return forward.attention
-        case "op":
-            return again + forward.element_wise
-        case "full":
-            if work.repeats_whole_block:
-                return forward.total
-            every = products_seconds(block_products(work), work, device, "forward")
-            return max(0.0, forward.total - (every - again))
+    if work.mode == "none":
+        return 0.0
+    if work.mode == "attention":
+        return forward.attention
+    if work.mode == "full" and work.repeats_whole_block:
+        return forward.total
+    each = forward_product_seconds(on_device, device)
+    again = sum(each[product.name] for product in repeated_products(work))
+    again /= device.fit.sustained(work.family)
+    if work.mode == "op":
+        return again + forward.element_wise
+    return max(0.0, forward.total - (forward.matmuls - again))
 
 
 def _repeated_share(work: BlockWork) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fsdpplan.cost.calls import Calls, call_seconds, group_level
 from fsdpplan.cost.collectives import wire_bytes
@@ -59,13 +59,10 @@ def collective_costs(
     waiting = own_waiting(exposed, data_parallel)
     by_axis = dict(exposed.by_axis)
     return tuple(
-        replace(
-            row,
-            exposed_seconds=_share(
-                row.seconds, waiting.get(row.collective, 0.0), data_parallel[row.collective]
-            )
+        row.cost(
+            _share(row.seconds, waiting.get(row.collective, 0.0), data_parallel[row.collective])
             if is_data_parallel(row.axis)
-            else _share(row.seconds, by_axis.get(row.axis, 0.0), axes[row.axis]),
+            else _share(row.seconds, by_axis.get(row.axis, 0.0), axes[row.axis])
         )
         for row in rows
     )
@@ -76,23 +73,47 @@ def is_data_parallel(axis: str) -> bool:
     return axis.startswith("dp")
 
 
-def _rows(calls: list[Calls], cluster: Cluster) -> list[CollectiveCost]:
-    rows: dict[tuple[str, str, int, str], CollectiveCost] = {}
-    for call in calls:
-        key = (call.collective, call.group.axis, call.group.ranks, call.dtype)
-        seconds = call_seconds(call, cluster)
-        old = rows.get(key)
-        rows[key] = CollectiveCost(
-            collective=call.collective,
-            axis=call.group.axis,
-            ranks=call.group.ranks,
-            level=group_level(cluster, call.group),
-            dtype=call.dtype,
-            count=call.count + (old.count if old else 0),
-            bytes=call.count * call.call_bytes + (old.bytes if old else 0),
-            seconds=seconds + (old.seconds if old else 0.0),
-            exposed_seconds=0.0,
+@dataclass(slots=True)
+class _Row:
+    """Calls that are added up; private to one list of costs."""
+
+    collective: str
+    axis: str
+    ranks: int
+    level: str
+    dtype: str
+    count: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+    def cost(self, exposed_seconds: float) -> CollectiveCost:
+        """With what is waited for."""
+        return CollectiveCost(
+            collective=self.collective,
+            axis=self.axis,
+            ranks=self.ranks,
+            level=self.level,
+            dtype=self.dtype,
+            count=self.count,
+            bytes=self.bytes,
+            seconds=self.seconds,
+            exposed_seconds=exposed_seconds,
         )
+
+
+def _rows(calls: list[Calls], cluster: Cluster) -> list[_Row]:
+    rows: dict[tuple[str, str, int, str], _Row] = {}
+    for call in calls:
+        group = call.group
+        key = (call.collective, group.axis, group.ranks, call.dtype)
+        row = rows.get(key)
+        if row is None:
+            row = rows[key] = _Row(
+                call.collective, group.axis, group.ranks, group_level(cluster, group), call.dtype
+            )
+        row.count += call.count
+        row.bytes += call.count * call.call_bytes
+        row.seconds += call_seconds(call, cluster)
     return list(rows.values())
 
 
@@ -126,12 +147,17 @@ def own_waiting(exposed: ExposedSeconds, totals: dict[str, float]) -> dict[str, 
     return waiting
 
 
+def full_rate_bytes_per_second(device: Device) -> float:
+    """Wire rate at which a collective disturbs kernels fully."""
+    return DISTURBING_FRACTION * device.memory_bandwidth_bytes_per_second
+
+
 def slowdown_seconds(communication: tuple[CollectiveCost, ...], device: Device) -> float:
     """What kernels lose to collectives that run beside them.
 
     fraction * sum over collectives (hidden seconds * min(1, wire rate / (memory rate / 8)))
     """
-    full_rate = DISTURBING_FRACTION * device.memory_bandwidth_bytes_per_second
+    full_rate = full_rate_bytes_per_second(device)
     lost = 0.0
     for row in communication:
         hidden = row.seconds - row.exposed_seconds

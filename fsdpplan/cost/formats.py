@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from fsdpplan.cost.block_sizes import FP32_BYTES, Kernels
 from fsdpplan.spec.layout import Layout
@@ -42,9 +43,13 @@ def formats(*, training: Training, layout: Layout) -> Formats:
     them in half precision; FSDP2 gathers in the compute dtype. The reference decoder keeps its
     residual stream in the compute dtype under autocast too; a script of the runtime `autocast` has
     it in fp32, as plain autocast leaves it."""
+    return _formats(training, layout.sharding == "fsdp")
+
+
+@lru_cache(maxsize=64)
+def _formats(training: Training, is_fsdp: bool) -> Formats:
     traits = training.traits
     computed = DTYPE_BYTES[training.activation_dtype]
-    is_fsdp = layout.sharding == "fsdp"
     resident = computed if traits.half_parameters or traits.half_states else FP32_BYTES
     gathered = FP32_BYTES if traits.gathers_fp32 else computed if is_fsdp else resident
     is_fp8 = is_fsdp and training.fp8_all_gather
@@ -67,10 +72,15 @@ def kernels_of(*, training: Training, layout: Layout) -> Kernels:
     transformer_engine/pytorch/module/linear.py; Megatron-LM
     megatron/core/fusions/fused_bias_swiglu.py, `WeightedSwiGLUFunction`.
     """
+    return _kernels(training, layout.compile)
+
+
+@lru_cache(maxsize=64)
+def _kernels(training: Training, is_compiled: bool) -> Kernels:
     traits = training.traits
     return Kernels(
-        fused=layout.compile or traits.fused_kernels,
-        drops_unused=layout.compile,
+        fused=is_compiled or traits.fused_kernels,
+        drops_unused=is_compiled,
         flash=traits.flash_attention,
         reference_decoder=traits.reference_decoder,
         dropout=traits.dropout,

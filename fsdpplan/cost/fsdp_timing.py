@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import lru_cache
 
-from fsdpplan.cost.block_exposed import block_waiting
+from fsdpplan.cost.block_times import block_times
 from fsdpplan.cost.calls import group_level, group_seconds
+from fsdpplan.cost.collectives import Collective, wire_bytes
+from fsdpplan.cost.exposed import full_rate_bytes_per_second
 from fsdpplan.cost.fsdp_units import NOTHING, BlockUnit, block_units, root_unit
 from fsdpplan.cost.groups import (
     Group,
@@ -16,7 +19,7 @@ from fsdpplan.cost.groups import (
 )
 from fsdpplan.cost.overlap import MicroBatch, UnitSeconds
 from fsdpplan.cost.shards import Stage, UnitSize, own_layouts
-from fsdpplan.cost.timing import ends_seconds, layout_block_seconds
+from fsdpplan.cost.timing import ends_seconds
 from fsdpplan.cost.traffic_fsdp import root_gathered_dtype
 from fsdpplan.cost.work import memory_bytes_per_second
 from fsdpplan.spec.cluster import Cluster, Device
@@ -107,34 +110,154 @@ def sharded_seconds(
     )
 
 
-def block_unit_seconds(
-    unit: BlockUnit, *, cluster: Cluster, training: Training, layout: Layout
-) -> UnitSeconds:
-    """One unit of blocks in a micro-batch that reduces everything.
+@dataclass(frozen=True, slots=True)
+class ShardWays:
+    """A layout as far as FSDP's moves are concerned: equal to every one that moves the same."""
 
-    Experts that are sharded over other ranks are gathered and reduced behind the rest.
-    """
+    decides: tuple[object, ...]
+    """All that is read of it."""
+    layout: Layout = field(compare=False)
+    """One of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moves:
+    """What FSDP moves and copies in a micro-batch that reduces everything, computation apart."""
+
+    runs: tuple[tuple[BlockUnit, UnitSeconds], ...]
+    """Units of blocks, in the order of forward; experts that are sharded over other ranks are
+    gathered and reduced behind the rest."""
+    root: UnitSeconds
+    links_shared: bool
+    """HSDP: its all-reduces use the links that the shard group uses."""
+    total: UnitSeconds
+    """Of all units and the root, one after another."""
+    copied: float
+    """What the compute stream copies in a micro-batch, and does for flat gradients."""
+    copied_in: float
+    """What it copies for reductions beside that."""
+    disturbing: UnitSeconds
+    """Of the collectives of `total`, as much as takes its full share from kernels beside them."""
+
+    @property
+    def first_gather(self) -> float:
+        """Of the first unit of blocks."""
+        return self.runs[0][1].gather if self.runs else 0.0
+
+
+def fsdp_moves(
+    *, model: Model, cluster: Cluster, training: Training, layout: Layout, stage: Stage
+) -> Moves:
+    """The moves of a stage's units: the same for all micro-batches of layouts that shard alike."""
+    ranks = (layout.tp, layout.cp, layout.ep, layout.dp_shard, layout.dp_replicate)
+    policies = (layout.wrap_blocks, layout.reshard_after_forward, layout.offload)
+    return _moves(model, cluster, training, stage, ShardWays((*ranks, *policies), layout))
+
+
+@lru_cache(maxsize=4096)
+def _moves(
+    model: Model, cluster: Cluster, training: Training, stage: Stage, ways: ShardWays
+) -> Moves:
+    layout = ways.layout
     common = {"cluster": cluster, "training": training, "layout": layout}
     regathers = layout.reshard_after_forward != "never"
+    shard, experts = shard_group(layout), expert_shard_group(layout)
     dtype = training.gathered_dtype
-    parts = (
-        sharded_seconds(
-            unit.size,
-            shard_group(layout),
-            dtype,
-            regathers=regathers,
-            **common,  # type: ignore[arg-type]
+
+    parts = {
+        unit: (
+            _Moved.of(unit.size, shard, dtype, regathers=regathers, **common),  # type: ignore[arg-type]
+            _Moved.of(unit.experts, experts, dtype, regathers=regathers, **common),  # type: ignore[arg-type]
+        )
+        for unit in block_units(model=model, layout=layout, stage=stage)
+    }
+    root_size = root_unit(model=model, layout=layout, stage=stage)
+    root = _Moved.of(root_size, shard, root_gathered_dtype(training), regathers=False, **common)  # type: ignore[arg-type]
+    runs = tuple((unit, one.seconds.plus(other.seconds)) for unit, (one, other) in parts.items())
+    every = [(root.seconds, 1), *((moved, unit.number) for unit, moved in runs)]
+    disturbing = [
+        (root.disturbing, 1),
+        *((part.disturbing, unit.number) for unit, pair in parts.items() for part in pair),
+    ]
+    return Moves(
+        runs=runs,
+        root=root.seconds,
+        links_shared=_links_shared(cluster, layout),
+        total=_sum(every),
+        copied=sum(
+            number * (moved.backward + moved.copy_out * (2 if moved.regather else 1))
+            for moved, number in every
         ),
-        sharded_seconds(
-            unit.experts,
-            expert_shard_group(layout),
-            dtype,
-            regathers=regathers,
-            **common,  # type: ignore[arg-type]
-        ),
-        _computed_seconds(unit, **common),  # type: ignore[arg-type]
+        copied_in=sum(number * moved.copy_in for moved, number in every if moved.reduce_scatter),
+        disturbing=_sum(disturbing),
     )
-    return parts[0].plus(parts[1]).plus(parts[2])
+
+
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    """Parameters of a unit that are sharded over one group."""
+
+    seconds: UnitSeconds
+    disturbing: UnitSeconds
+    """Of its collectives, as much as takes its full share from kernels beside them."""
+
+    @classmethod
+    def of(
+        cls,
+        size: UnitSize,
+        group: Group,
+        gathered_dtype: str,
+        *,
+        cluster: Cluster,
+        training: Training,
+        layout: Layout,
+        regathers: bool,
+    ) -> _Moved:
+        """What `sharded_seconds` says of it, and of that the share that disturbs."""
+        seconds = sharded_seconds(
+            size,
+            group,
+            gathered_dtype,
+            cluster=cluster,
+            training=training,
+            layout=layout,
+            regathers=regathers,
+        )
+        again = regather_group(layout) if group == shard_group(layout) else group
+        gathered = size.padded_elements * DTYPE_BYTES[gathered_dtype]
+        reduced = size.padded_elements * DTYPE_BYTES[training.reduce_dtype]
+        rate = full_rate_bytes_per_second(cluster.device)
+
+        def share(taken: float, collective: Collective, size_bytes: int, ranks: int) -> float:
+            wire = wire_bytes(collective=collective, gathered_bytes=size_bytes, ranks=ranks)
+            return min(taken, wire / rate)
+
+        return cls(
+            seconds=seconds,
+            disturbing=UnitSeconds(
+                gather=share(seconds.gather, "all_gather", gathered, group.ranks),
+                regather=share(seconds.regather, "all_gather", gathered, again.ranks),
+                reduce_scatter=share(
+                    seconds.reduce_scatter, "reduce_scatter", reduced, group.ranks
+                ),
+                all_reduce=share(
+                    seconds.all_reduce,
+                    "all_reduce",
+                    reduced // group.ranks,
+                    layout.dp_replicate,
+                ),
+            ),
+        )
+
+
+def _sum(units: list[tuple[UnitSeconds, int]]) -> UnitSeconds:
+    """Of so many of each, one after another."""
+    return UnitSeconds(
+        **{
+            name: sum(number * getattr(unit, name) for unit, number in units)
+            for name in UnitSeconds.__slots__
+        }
+    )
 
 
 def _computed_seconds(
@@ -144,16 +267,12 @@ def _computed_seconds(
     keep."""
     forward = backward = 0.0
     for own, blocks in own_layouts(layout, blocks=unit.blocks, kept_blocks=unit.kept_blocks):
-        block = layout_block_seconds(
-            model=unit.model, device=cluster.device, training=training, layout=own
-        )
-        waiting = block_waiting(model=unit.model, cluster=cluster, training=training, layout=own)
-        forward += blocks * (block.forward + waiting.forward)
-        backward += blocks * (block.recompute + block.backward + waiting.backward)
+        block = block_times(model=unit.model, cluster=cluster, training=training, layout=own)
+        forward += blocks * block.forward
+        backward += blocks * block.backward
     return UnitSeconds(forward=forward, backward=backward)
 
 
-@lru_cache(maxsize=4096)
 def _links_shared(cluster: Cluster, layout: Layout) -> bool:
     """HSDP: do its all-reduces use the links that the shard group uses?"""
     if layout.dp_replicate == 1:
@@ -171,19 +290,13 @@ def fsdp_micro_batch(
     forward, backward = ends_seconds(
         model=model, device=cluster.device, training=training, layout=layout, stage=stage
     )
-    root = sharded_seconds(
-        root_unit(model=model, layout=layout, stage=stage),
-        shard_group(layout),
-        root_gathered_dtype(training),
-        regathers=False,
-        **common,  # type: ignore[arg-type]
-    )
+    moves = fsdp_moves(model=model, stage=stage, **common)  # type: ignore[arg-type]
     return MicroBatch(
         runs=tuple(
-            (block_unit_seconds(unit, **common), unit.number)  # type: ignore[arg-type]
-            for unit in block_units(model=model, layout=layout, stage=stage)
+            (moved.plus(_computed_seconds(unit, **common)), unit.number)  # type: ignore[arg-type]
+            for unit, moved in moves.runs
         ),
-        root=root.plus(UnitSeconds(forward=forward, backward=backward)),
-        links_shared=_links_shared(cluster, layout),
+        root=moves.root.plus(UnitSeconds(forward=forward, backward=backward)),
+        links_shared=moves.links_shared,
         is_flat=training.traits.flat_parameters,
     )

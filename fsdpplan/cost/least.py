@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from fsdpplan.cost.calls import group_seconds
-from fsdpplan.cost.fsdp_timing import fsdp_micro_batch
+from fsdpplan.cost.fsdp_timing import fsdp_moves
 from fsdpplan.cost.groups import pp_group
 from fsdpplan.cost.pipeline_order import round_microbatches
 from fsdpplan.cost.pipeline_passes import first_forward_ends, played_timing
@@ -39,12 +39,9 @@ def least_communication_seconds(
     if layout.sharding != "fsdp" or layout.pp > 1:
         return 0.0
     (stage,) = pipeline_ranks(model=model, layout=layout)
-    batch = fsdp_micro_batch(
-        model=model, cluster=cluster, training=training, layout=layout, stage=stage
-    )
-    units = (*batch.runs, (batch.root, 1))
-    gathers = sum(number * (unit.gather + unit.regather) for unit, number in units)
-    reductions = sum(number * unit.reduce_scatter for unit, number in units)
+    moves = fsdp_moves(model=model, cluster=cluster, training=training, layout=layout, stage=stage)
+    gathers = moves.total.gather + moves.total.regather
+    reductions = moves.total.reduce_scatter
     return layout.num_microbatches * gathers + gradient_syncs(layout) * reductions
 
 
@@ -102,15 +99,9 @@ def stage_waits(
     be hidden."""
     if layout.sharding != "fsdp":
         return 0.0, 0.0
-    batch = fsdp_micro_batch(
-        model=model, cluster=cluster, training=training, layout=layout, stage=stage
-    )
-    units = (*batch.runs, (batch.root, 1))
-    gathers = sum(number * unit.gather for unit, number in units)
-    gathers += sum(number * unit.copy_out for unit, number in units)
-    scatters = sum(number * unit.reduce_scatter for unit, number in units)
-    reduces = sum(number * unit.all_reduce for unit, number in units)
-    return gathers, max(scatters, reduces)
+    moves = fsdp_moves(model=model, cluster=cluster, training=training, layout=layout, stage=stage)
+    total = moves.total
+    return total.gather + total.copy_out, max(total.reduce_scatter, total.all_reduce)
 
 
 def least_update_seconds(

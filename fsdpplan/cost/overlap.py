@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain, repeat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,7 @@ class MicroBatch:
     @property
     def units(self) -> tuple[UnitSeconds, ...]:
         """Every unit, in the order of forward."""
-        return tuple(unit for unit, number in self.runs for _ in range(number))
+        return tuple(chain.from_iterable(repeat(unit, number) for unit, number in self.runs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +110,7 @@ def _forward(batch: MicroBatch, start: Timeline) -> Timeline:
     compute = max(start.compute, shard) + root.copy_out
     freed_before, freed = compute, compute
     for unit in batch.units:
-        shard = max(shard, freed_before) + unit.gather
+        shard = (shard if shard > freed_before else freed_before) + unit.gather
         if shard > compute:
             wait += shard - compute
             compute = shard
@@ -127,7 +128,7 @@ def _forward(batch: MicroBatch, start: Timeline) -> Timeline:
 def _backward(batch: MicroBatch, start: Timeline) -> Timeline:
     """The last unit's gather runs beside the head's backward, each other one beside the unit
     before it in backward."""
-    root, units = batch.root, batch.units
+    root, units, is_flat = batch.root, batch.units, batch.is_flat
     shard, replicate = start.shard, start.replicate
     compute = start.compute + root.backward
     regathered = reduced = 0.0
@@ -142,14 +143,18 @@ def _backward(batch: MicroBatch, start: Timeline) -> Timeline:
                 compute = regathered
             compute += unit.copy_out
             if index:
-                regathered = shard = max(shard, compute) + units[index - 1].regather
+                issued = shard if shard > compute else compute
+                regathered = shard = issued + units[index - 1].regather
         compute += unit.backward
         if unit.reduce_scatter:
-            if reduced > compute and not batch.is_flat:
+            if reduced > compute and not is_flat:
                 scatter_wait += reduced - compute
                 compute = reduced
             compute += unit.copy_in
-            shard, replicate = _reduce(batch, unit, compute, shard, replicate)
+            if unit.all_reduce:
+                shard, replicate = _reduce(batch, unit, compute, shard, replicate)
+            else:
+                shard = (shard if shard > compute else compute) + unit.reduce_scatter
             reduced = shard
     if root.reduce_scatter:
         wait = 0.0 if batch.is_flat else max(0.0, reduced - compute)

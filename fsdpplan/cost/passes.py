@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fsdpplan.cost.block_exposed import block_waiting
+from fsdpplan.cost.block_times import block_times
 from fsdpplan.cost.exposed import ExposedSeconds
 from fsdpplan.cost.fsdp_timing import fsdp_micro_batch
 from fsdpplan.cost.overlap import MicroBatch, fsdp_timeline
@@ -14,7 +14,7 @@ from fsdpplan.cost.replica_timing import (
     reduction_exposed_seconds,
 )
 from fsdpplan.cost.shards import Stage, block_layouts, gradient_syncs
-from fsdpplan.cost.timing import ends_seconds, layout_block_seconds
+from fsdpplan.cost.timing import ends_seconds
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
@@ -38,15 +38,13 @@ def plain_seconds(
     *, model: Model, cluster: Cluster, training: Training, layout: Layout, stage: Stage
 ) -> tuple[float, float]:
     """(forward, backward) of one micro-batch on one rank, data-parallel collectives apart."""
-    device = cluster.device
     forward, backward = ends_seconds(
-        model=model, device=device, training=training, layout=layout, stage=stage
+        model=model, device=cluster.device, training=training, layout=layout, stage=stage
     )
     for kind, own, blocks in block_layouts(model=model, layout=layout, stage=stage):
-        block = layout_block_seconds(model=kind, device=device, training=training, layout=own)
-        waiting = block_waiting(model=kind, cluster=cluster, training=training, layout=own)
-        forward += blocks * (block.forward + waiting.forward)
-        backward += blocks * (block.recompute + block.backward + waiting.backward)
+        block = block_times(model=kind, cluster=cluster, training=training, layout=own)
+        forward += blocks * block.forward
+        backward += blocks * block.backward
     return forward, backward
 
 

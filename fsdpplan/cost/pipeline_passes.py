@@ -12,6 +12,7 @@ from functools import lru_cache
 from itertools import accumulate
 
 from fsdpplan.cost.calls import group_seconds
+from fsdpplan.cost.compute import device_parts
 from fsdpplan.cost.exposed import ExposedSeconds
 from fsdpplan.cost.fsdp_timing import fsdp_micro_batch
 from fsdpplan.cost.groups import pp_group
@@ -29,7 +30,6 @@ from fsdpplan.cost.pipeline_stages import (
     pipeline_ranks,
     stage_kinds,
 )
-from fsdpplan.cost.products import block_products, products_seconds
 from fsdpplan.cost.replica_timing import (
     BucketSeconds,
     bucket_seconds,
@@ -98,7 +98,8 @@ def _weight_seconds(
     seconds = 0.0
     for kind, blocks in block_kinds(model=model, stage=stage):
         work = block_work(model=kind, training=training, layout=layout)
-        seconds += blocks * products_seconds(block_products(work), work, device, "forward")
+        forward, _ = device_parts(work, device)
+        seconds += blocks * forward.matmuls
     return seconds
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
 
 from fsdpplan.cost.matmul import matmul_seconds
 from fsdpplan.cost.params import ParameterTensor, block_tensors
 from fsdpplan.cost.work import BlockWork, memory_bytes_per_second
 from fsdpplan.spec.cluster import Device
+from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import DTYPE_BYTES
 
 FP8_MULTIPLE = 16
@@ -60,19 +60,26 @@ class Product:
         return work.precision
 
 
-@lru_cache(maxsize=8192)
 def block_products(work: BlockWork) -> tuple[Product, ...]:
     """The products of one block's forward on one rank, in order: each matrix of the block once.
 
     Routed experts: in the mean over ranks each one gets `tokens * active` rows for its
     `experts / ep` experts, all alike; that some experts are more popular than others is left out.
     """
-    weights = {_name(tensor): tensor for tensor in block_tensors(work.model) if tensor.is_matrix}
+    return _block_products(work.model, work.tokens, work.tp, work.ep, work.joined_projections)
+
+
+@lru_cache(maxsize=8192)
+def _block_products(
+    model: Model, tokens: int, tp: int, ep: int, are_joined: bool
+) -> tuple[Product, ...]:
+    weights = {_name(tensor): tensor for tensor in block_tensors(model) if tensor.is_matrix}
     ordered = sorted(weights, key=_order)  # stable: down comes last, before a gate of its output
-    products = [_product(name, weights[name], work, named=weights) for name in ordered]
-    if work.joined_projections:
-        products = _stacked(products)
-    return tuple(products)
+    products = []
+    for name in ordered:
+        shape = weights[name].local_shape(tp, ep)
+        products.append(_product(name, weights[name], shape, model, tokens, named=weights))
+    return tuple(_stacked(products) if are_joined else products)
 
 
 def _order(name: str) -> int:
@@ -89,18 +96,21 @@ def _stem(name: str) -> tuple[str, str]:
 
 
 def _product(
-    name: str, tensor: ParameterTensor, work: BlockWork, *, named: dict[str, ParameterTensor]
+    name: str,
+    tensor: ParameterTensor,
+    shape: tuple[int, ...],
+    model: Model,
+    tokens: int,
+    *,
+    named: dict[str, ParameterTensor],
 ) -> Product:
     prefix, last = _stem(name)
     first = FUSED_INPUTS.get(last)
     shares = first is not None and (f"{prefix}.{first}" if prefix else first) in named
-    shape = tensor.local_shape(work.tp, work.ep)
     if not tensor.is_expert:
-        return Product(
-            name=name, rows=float(work.tokens), n=shape[0], k=shape[1], shares_input=shares
-        )
-    assert work.model.experts is not None
-    rows = work.tokens * work.model.experts.active
+        return Product(name=name, rows=float(tokens), n=shape[0], k=shape[1], shares_input=shares)
+    assert model.experts is not None
+    rows = tokens * model.experts.active
     return Product(
         name=name,
         rows=float(rows),
@@ -154,24 +164,23 @@ def product_seconds(product: Product, *, dtype: str, device: Device) -> float:
     return max(tiled, traffic / memory_bytes_per_second(device) + device.fit.matmul_start_seconds)
 
 
-Direction = Literal["forward", "backward"]
+@lru_cache(maxsize=8192)
+def forward_product_seconds(work: BlockWork, device: Device) -> dict[str, float]:
+    """Seconds of each product of a block's forward on its own, by name."""
+    return {
+        product.name: product_seconds(product, dtype=product.dtype(work), device=device)
+        for product in block_products(work)
+    }
 
 
-def products_seconds(
-    products: tuple[Product, ...], work: BlockWork, device: Device, direction: Direction
-) -> float:
-    """Seconds of the products in a training step, at the sustained rate.
-
-    Backward has two behind each forward one: by input and by weight, whose depth is the rows.
-    """
+def backward_products_seconds(work: BlockWork, device: Device) -> float:
+    """Seconds of a block's products in backward, at the sustained rate: two behind each forward
+    one, by input and by weight, whose depth is the rows."""
     seconds = 0.0
-    for product in products:
+    for product in block_products(work):
         dtype = product.dtype(work)
-        if direction == "forward":
-            seconds += product_seconds(product, dtype=dtype, device=device)
-        else:
-            seconds += product_seconds(product.by_input, dtype=dtype, device=device)
-            seconds += _by_weight_seconds(product, dtype=dtype, device=device)
+        seconds += product_seconds(product.by_input, dtype=dtype, device=device)
+        seconds += _by_weight_seconds(product, dtype=dtype, device=device)
     return seconds / device.fit.sustained(work.family)
 
 

@@ -42,8 +42,8 @@ from fsdpplan.cost.torch_traits import (
     sums_in_reduce_dtype,
 )
 from fsdpplan.cost.weight_gradients import weight_gradient_bytes
-from fsdpplan.cost.windows import masked_share, mean_activations
-from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
+from fsdpplan.cost.windows import masked_share, mean_activations, mean_saved_bytes
+from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, ActivationCheckpointing, Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
 
@@ -261,10 +261,10 @@ def _others_saved_bytes(
     return (others - all_kept) * block.saved_bytes + all_kept * kept.saved_bytes
 
 
-def _block_activations(*, model: Model, training: Training, layout: Layout) -> BlockActivations:
-    """Activation quantities of one block for one micro-batch."""
+def _block_shape(*, model: Model, training: Training, layout: Layout) -> BlockShape:
+    """One block for one micro-batch."""
     of = formats(training=training, layout=layout)
-    shape = BlockShape(
+    return BlockShape(
         model=model,
         tokens=local_tokens(training=training, layout=layout),
         seq_len=-(-training.seq_len // layout.cp),
@@ -276,8 +276,13 @@ def _block_activations(*, model: Model, training: Training, layout: Layout) -> B
         cp=layout.cp,
         ep=layout.ep,
     )
+
+
+def _block_activations(*, model: Model, training: Training, layout: Layout) -> BlockActivations:
+    """Activation quantities of one block for one micro-batch."""
+    of = formats(training=training, layout=layout)
     return mean_activations(
-        shape,
+        _block_shape(model=model, training=training, layout=layout),
         masked=masked_share(model=model, training=training),
         mode=layout.activation_checkpointing,
         weight_gradients=weight_gradients_of(training=training, layout=layout),
@@ -289,9 +294,12 @@ def _block_activations(*, model: Model, training: Training, layout: Layout) -> B
     )
 
 
-def saved_bytes_a_block(*, model: Model, training: Training, layout: Layout) -> int:
-    """What one block keeps of a micro-batch for its backward pass."""
-    return _block_activations(model=model, training=training, layout=layout).saved_bytes
+def saved_bytes_a_block(
+    *, model: Model, training: Training, layout: Layout
+) -> dict[ActivationCheckpointing, int]:
+    """What one block keeps of a micro-batch for its backward pass, by what it recomputes."""
+    shape = _block_shape(model=model, training=training, layout=layout)
+    return mean_saved_bytes(shape, masked=masked_share(model=model, training=training))
 
 
 def _accumulated_bytes(*, training: Training, layout: Layout, elements: int) -> int:

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import log, sqrt
 
-from fsdpplan.cost.block_exposed import block_waiting
+from fsdpplan.cost.block_times import block_times
 from fsdpplan.cost.calls import Calls, call_seconds
-from fsdpplan.cost.compute import block_seconds, device_parts
+from fsdpplan.cost.compute import device_parts
 from fsdpplan.cost.exposed import (
     collective_costs,
     inside_seconds,
@@ -151,8 +151,8 @@ def inner_waiting_seconds(
     """What the collectives inside all blocks expose in a step, by mesh axis."""
     waiting: dict[str, float] = {}
     for kind, own, blocks in block_layouts(model=model, layout=layout, stage=stage):
-        block = block_waiting(model=kind, cluster=cluster, training=training, layout=own)
-        for axis, seconds in block.by_axis:
+        block = block_times(model=kind, cluster=cluster, training=training, layout=own)
+        for axis, seconds in block.waiting.by_axis:
             more = layout.num_microbatches * blocks * seconds
             waiting[axis] = waiting.get(axis, 0.0) + more
     return waiting
@@ -186,7 +186,7 @@ def _compute_parts(
     matmul = attention = launch = 0.0
     for kind, own, blocks in block_layouts(model=model, layout=layout, stage=stage):
         work = block_work(model=kind, training=training, layout=own)
-        block = block_seconds(work, cluster.device)
+        block = block_times(model=kind, cluster=cluster, training=training, layout=own).seconds
         forward, backward = device_parts(work, cluster.device)
         number = layout.num_microbatches * blocks
         again = number * block.recompute_device / forward.total

@@ -11,7 +11,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fsdpplan.cost.activations import BlockActivations, block_activations
+from fsdpplan.cost.activations import (
+    BlockActivations,
+    block_activations,
+    saved_bytes_by_mode,
+)
 from fsdpplan.cost.backward_steps import WeightGradientsOf
 from fsdpplan.cost.block_sizes import BlockShape
 from fsdpplan.cost.formats import formats
@@ -84,3 +88,14 @@ def mean_activations(
         forward_transient_bytes=max(plain.forward_transient_bytes, wide.forward_transient_bytes),
         backward_peak_bytes=max(plain.backward_peak_bytes, wide.backward_peak_bytes),
     )
+
+
+def mean_saved_bytes(shape: BlockShape, *, masked: float) -> dict[ActivationCheckpointing, int]:
+    """What `mean_activations` says that a block keeps in each mode, and no more."""
+    plain = saved_bytes_by_mode(shape) if masked < 1 else {}
+    if not masked:
+        return plain
+    wide = saved_bytes_by_mode(replace(shape, masked=True))
+    if not plain:
+        return wide
+    return {mode: round((1 - masked) * plain[mode] + masked * wide[mode]) for mode in wide}

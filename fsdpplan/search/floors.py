@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TypedDict
 
+from fsdpplan.cost.fsdp_timing import fsdp_moves
 from fsdpplan.cost.least import (
     Pair,
     least_communication_seconds,
@@ -22,6 +23,7 @@ from fsdpplan.cost.least import (
     message_seconds,
     played_seconds,
 )
+from fsdpplan.cost.least_fsdp import least_fsdp_seconds
 from fsdpplan.cost.pipeline_actions import ACTIVE_STAGES
 from fsdpplan.cost.pipeline_stages import pipeline_stages, stage_kinds
 from fsdpplan.cost.shards import whole_model
@@ -231,11 +233,32 @@ class Floors:
             least = least_way_seconds(layout, **pipeline)
             least += self._beside_seconds(layout, modes, works)
         else:
-            (stage,) = pipeline_stages(model=self.asked.model, layout=layout)
-            work = least_work(works.stage(layout, mode, stage) for mode in modes)
-            passing = layout.num_microbatches * self._slowest(work)
-            least = max(passing, self._moving_seconds(layout)) + self._update_seconds(layout)
+            least = self._flat(layout, modes, works) + self._update_seconds(layout)
         return self.asked.least_factor * least
+
+    def _flat(
+        self, layout: Layout, modes: Sequence[ActivationCheckpointing], works: Works
+    ) -> float:
+        """All but the optimizer, without a pipeline."""
+        asked = self.asked
+        (stage,) = pipeline_stages(model=asked.model, layout=layout)
+        given = {"model": asked.model, "training": asked.training, "layout": layout}
+        work = least_work(works.stage(layout, mode, stage) for mode in modes)
+        waiting = work.total - work.computed + works.end_calls_seconds(layout)
+        gradients = gradient_seconds(stage=stage, device=asked.cluster.device, **given)  # type: ignore[arg-type]
+        if layout.sharding == "fsdp":
+            whole = whole_model(asked.model)
+            return least_fsdp_seconds(
+                fsdp_moves(cluster=asked.cluster, stage=whole, **given),  # type: ignore[arg-type]
+                cluster=asked.cluster,
+                layout=layout,
+                late=self.late,
+                computed=work.computed,
+                waiting=waiting,
+                gradients=gradients,
+            )
+        number = layout.num_microbatches
+        return self.late * (number * work.computed + gradients) + number * waiting
 
     def played(self, layout: Layout) -> float:
         """The same of a pipeline, by playing its schedule: it costs more, and says more."""

@@ -10,7 +10,7 @@ in full.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from fsdpplan.cost.device_memory import outside_allocator_bytes
@@ -34,6 +34,10 @@ Recomputed = dict[ActivationCheckpointing, int]
 """For each mode that may be enough, how many blocks of a rank it must recompute at the least."""
 
 
+Saved = dict[ActivationCheckpointing, int]
+"""Bytes that a block keeps, by what is recomputed."""
+
+
 class _Rank(NamedTuple):
     """A rank, and bytes that are there whatever is recomputed."""
 
@@ -51,7 +55,9 @@ class Room:
     """What layouts of one question hold; what many share is computed once."""
 
     asked: Question
-    saved: dict[tuple[object, ...], dict[str, int]] = field(default_factory=dict)
+    saved: dict[tuple[object, ...], dict[ActivationCheckpointing, int]] = field(
+        default_factory=dict
+    )
     held: dict[tuple[object, ...], tuple[int, int]] = field(default_factory=dict)
     fewest: dict[tuple[int, int], int] = field(default_factory=dict)
     """Blocks of a rank in a pipeline of so many, with the usual schedules."""
@@ -203,23 +209,14 @@ class Room:
             held += of.reduced * (whole if sums else state.held_parameters)
         return held, of.reduced * whole if layout.pp > 1 else 0
 
-    def _saved(self, layout: Layout) -> dict[str, int]:
+    def _saved(self, layout: Layout) -> Saved:
         """Bytes that a block keeps of a micro-batch, by what is recomputed."""
         is_fsdp = layout.sharding == "fsdp"
         key = (layout.tp, layout.cp, layout.ep, layout.micro_batch, is_fsdp, layout.compile)
         if key not in self.saved:
-            self.saved[key] = {
-                mode: saved_bytes_a_block(
-                    model=self.asked.model,
-                    training=self.asked.training,
-                    layout=replace(
-                        layout,
-                        activation_checkpointing=mode,
-                        checkpoint_blocks="all",
-                    ),
-                )
-                for mode in MODES
-            }
+            self.saved[key] = saved_bytes_a_block(
+                model=self.asked.model, training=self.asked.training, layout=layout
+            )
         return self.saved[key]
 
 

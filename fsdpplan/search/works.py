@@ -1,7 +1,7 @@
 """Works: seconds of blocks and of what is before and behind them, each computed once a search.
 
-A stage takes its ends and so many times each kind of its blocks (`plain_seconds` adds them up), so
-a few of these say what any stage of any layout computes.
+A stage takes its ends and so many times each kind of its blocks (as `plain_seconds` adds them up),
+so a few of these say what any stage of any layout computes.
 """
 
 from __future__ import annotations
@@ -10,13 +10,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from fsdpplan.cost.block_times import block_times
+from fsdpplan.cost.calls import call_seconds
 from fsdpplan.cost.least import Pair, stage_waits
-from fsdpplan.cost.passes import plain_seconds
-from fsdpplan.cost.shards import Stage
-from fsdpplan.cost.step_time import inner_waiting_seconds
+from fsdpplan.cost.params import dense_view
+from fsdpplan.cost.shards import Stage, whole_model
+from fsdpplan.cost.timing import ends_seconds
+from fsdpplan.cost.traffic import tp_end_calls
 from fsdpplan.search.question import Question
 from fsdpplan.search.variants import overlapped
 from fsdpplan.spec.layout import ActivationCheckpointing, Layout
+from fsdpplan.spec.model import Model
 
 
 class Work(NamedTuple):
@@ -54,6 +58,7 @@ class Works:
     of_blocks: dict[tuple[object, ...], Work] = field(default_factory=dict)
     of_ends: dict[tuple[object, ...], Work] = field(default_factory=dict)
     of_stages: dict[tuple[object, ...], Work] = field(default_factory=dict)
+    of_end_calls: dict[tuple[object, ...], float] = field(default_factory=dict)
     of_moves: dict[tuple[object, ...], Pair] = field(default_factory=dict)
 
     def block(self, layout: Layout, mode: ActivationCheckpointing, *, dense: bool = False) -> Work:
@@ -61,7 +66,6 @@ class Works:
         they can be: each costs some operators. `dense`: one without experts."""
         key = (*_ways(layout), layout.async_tp, mode, dense, layout.wrap_blocks)
         if key not in self.of_blocks:
-            stage = Stage(blocks=1, has_embedding=False, has_head=False, dense_blocks=int(dense))
             own = replace(
                 layout,
                 activation_checkpointing=mode,
@@ -71,9 +75,18 @@ class Works:
                 else self.asked.pins.wrap_blocks or self.asked.model.layers,
                 loss_chunks=1,
             )
+            # beside their matmuls collectives add no more than by themselves
             others = () if self.is_settled else overlapped(self.asked, own)
-            self.of_blocks[key] = self._least(stage, (own, *others))
+            model = dense_view(self.asked.model) if dense else self.asked.model
+            self.of_blocks[key] = self._block(model, next(iter(others), own))
         return self.of_blocks[key]
+
+    def _block(self, model: Model, layout: Layout) -> Work:
+        asked = self.asked
+        block = block_times(
+            model=model, cluster=asked.cluster, training=asked.training, layout=layout
+        )
+        return Work(block.forward, block.backward, block.computed)
 
     def ends(self, layout: Layout, *, embedding: bool, head: bool) -> Work:
         """Of embedding, or head and loss, whole or in pieces, or both."""
@@ -85,9 +98,19 @@ class Works:
             is_open = not self.is_settled and self.asked.pins.loss_chunks is None
             if head and layout.loss_chunks == 1 and is_open:
                 pieces = (layout, replace(layout, loss_chunks=2))
-            stage = Stage(blocks=0, has_embedding=embedding, has_head=head)
-            self.of_ends[key] = self._least(stage, pieces)
+            self.of_ends[key] = least_work(self._ends(one, embedding, head) for one in pieces)
         return self.of_ends[key]
+
+    def _ends(self, layout: Layout, embedding: bool, head: bool) -> Work:
+        asked = self.asked
+        forward, backward = ends_seconds(
+            model=asked.model,
+            device=asked.cluster.device,
+            training=asked.training,
+            layout=layout,
+            stage=Stage(blocks=0, has_embedding=embedding, has_head=head),
+        )
+        return Work(forward, backward, forward + backward)
 
     def stage(self, layout: Layout, mode: ActivationCheckpointing, stage: Stage) -> Work:
         """Of a stage whose blocks do as `mode` says, but for those that keep everything."""
@@ -129,19 +152,26 @@ class Works:
             )
         return self.of_moves[key]
 
-    def _least(self, stage: Stage, layouts: tuple[Layout, ...]) -> Work:
-        return least_work(self._work(layout, stage) for layout in layouts)
-
-    def _work(self, layout: Layout, stage: Stage) -> Work:
-        asked = self.asked
-        given = {"model": asked.model, "cluster": asked.cluster, "training": asked.training}
-        forward, backward = plain_seconds(layout=layout, stage=stage, **given)  # type: ignore[arg-type]
-        waiting = inner_waiting_seconds(
-            layout=replace(layout, num_microbatches=1),
-            stage=stage,
-            **given,  # type: ignore[arg-type]
-        )
-        return Work(forward, backward, forward + backward - sum(waiting.values()))
+    def end_calls_seconds(self, layout: Layout) -> float:
+        """What a micro-batch waits for where tensor parallelism begins and ends: embedding and head
+        of the whole model, the loss apart."""
+        if layout.tp == 1:
+            return 0.0
+        key = (layout.tp, layout.cp, layout.micro_batch, layout.sharding)
+        if key not in self.of_end_calls:
+            asked = self.asked
+            calls = tp_end_calls(
+                model=asked.model,
+                training=asked.training,
+                layout=replace(layout, num_microbatches=1),
+                stage=whole_model(asked.model),
+            )
+            self.of_end_calls[key] = sum(
+                call_seconds(call, asked.cluster)
+                for call in calls
+                if call.collective != "all_reduce"
+            )
+        return self.of_end_calls[key]
 
 
 def _ways(layout: Layout) -> tuple[object, ...]:

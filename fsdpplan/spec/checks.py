@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from fsdpplan.errors import SpecError
 
@@ -11,6 +11,8 @@ from fsdpplan.errors import SpecError
 def require_positive_int(**fields: int) -> None:
     """Raise unless every field is an int >= 1 (bool is not an int here)."""
     for name, value in fields.items():
+        if type(value) is int and value > 0:  # nearly always, and a search makes many
+            continue
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise SpecError(f"{name} must be a whole number of at least 1, not {value!r}")
 
@@ -29,8 +31,7 @@ def require_fraction(**fields: float) -> None:
             raise SpecError(f"{name} must lie between 0 and 1, not {value!r}")
 
 
-def require_choice(name: str, value: object, choices: Iterable[object]) -> None:
+def require_choice(name: str, value: object, choices: Collection[object]) -> None:
     """Raise unless `value` is one of `choices`."""
-    allowed = tuple(choices)
-    if value not in allowed:
-        raise SpecError(f"{name} must be one of {', '.join(map(str, allowed))}, not {value!r}")
+    if value not in choices:
+        raise SpecError(f"{name} must be one of {', '.join(map(str, choices))}, not {value!r}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +88,16 @@ class MemoryBreakdown:
     @property
     def peak_allocated_bytes(self) -> int:
         """What `torch.cuda.max_memory_allocated` should show."""
-        parts = (getattr(self, field.name) for field in fields(self)[:8])
-        return int(sum(parts))
+        return int(
+            self.parameters_bytes
+            + self.gradients_bytes
+            + self.optimizer_bytes
+            + self.unsharded_parameters_bytes
+            + self.unsharded_gradients_bytes
+            + self.activations_bytes
+            + self.logits_bytes
+            + self.temporaries_bytes
+        )
 
     @property
     def peak_reserved_bytes(self) -> int:

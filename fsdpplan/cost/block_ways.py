@@ -1,0 +1,45 @@
+"""Block ways: what of a layout decides what its blocks do.
+
+How gradients are reduced, how often, over how many ranks, decides nothing of what is inside a
+block; so the thousands of layouts of a search have a few dozen kinds of blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.training import Training
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWays:
+    """A layout as far as its blocks are concerned: equal to every one whose blocks do the same."""
+
+    decides: tuple[object, ...]
+    """All that is read of it."""
+    layout: Layout = field(compare=False)
+    """One of them."""
+
+
+def inner_ways(training: Training, layout: Layout) -> tuple[object, ...]:
+    """What decides the collectives inside a block, and what they run beside."""
+    return (
+        layout.tp,
+        layout.cp,
+        layout.ep,
+        layout.micro_batch,
+        layout.activation_checkpointing,
+        layout.sequence_parallel,
+        layout.async_tp,
+        layout.compile,
+        # one fp8 cast of a weight serves all of them
+        layout.num_microbatches if training.fp8_recipe == "delayed" else 0,
+    )
+
+
+def block_ways(training: Training, layout: Layout) -> tuple[object, ...]:
+    """What decides all that a block does: with what data parallelism puts around it."""
+    is_fsdp = layout.sharding == "fsdp"
+    around = layout.wrap_blocks if is_fsdp else layout.data_parallel > 1
+    return (is_fsdp, around, *inner_ways(training, layout))

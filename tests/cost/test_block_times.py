@@ -1,0 +1,63 @@
+"""Block times: what is shared between layouts is what each has by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+
+from fsdpplan.cost.block_calls import _block_calls, block_calls
+from fsdpplan.cost.block_exposed import block_waiting
+from fsdpplan.cost.block_times import BlockTimes, block_times
+from fsdpplan.cost.block_ways import block_ways, inner_ways
+from fsdpplan.cost.calls import BlockCall
+from fsdpplan.cost.timing import block_work, layout_block_seconds
+from fsdpplan.spec.layout import Layout
+from tests.cost.problems import Case
+from tests.cost.wide import wide_cases
+
+
+def times(drawn: Case) -> BlockTimes:
+    """Of a block of the case."""
+    return block_times(
+        model=drawn.model, cluster=drawn.cluster, training=drawn.training, layout=drawn.layout
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(wide_cases())
+def test_a_block_takes_what_it_computes_and_waits_for(drawn: Case) -> None:
+    found = times(drawn)
+    shape = {"model": drawn.model, "training": drawn.training, "layout": drawn.layout}
+    seconds = layout_block_seconds(device=drawn.cluster.device, **shape)  # type: ignore[arg-type]
+    waiting = block_waiting(cluster=drawn.cluster, **shape)  # type: ignore[arg-type]
+    assert (found.seconds, found.waiting) == (seconds, waiting)
+    assert found.forward == seconds.forward + waiting.forward
+    assert found.forward + found.backward == pytest.approx(found.computed + waiting.total)
+
+
+@settings(max_examples=200, deadline=None)
+@given(wide_cases())
+def test_what_is_not_among_its_ways_changes_nothing_of_a_block(drawn: Case) -> None:
+    training, layout = drawn.training, drawn.layout
+    other = replace(
+        layout,
+        dp_replicate=3 * layout.dp_replicate,
+        num_microbatches=layout.pp * (layout.num_microbatches + 1),
+        reshard_after_forward="always",
+        gradient_sync="last",
+        loss_chunks=2,
+    )
+    if inner_ways(training, other) == inner_ways(training, layout):
+        assert calls(drawn, other) == calls(drawn, layout)
+    if block_ways(training, other) == block_ways(training, layout):
+        given = {"model": drawn.model, "training": training}
+        assert block_work(layout=other, **given) == block_work(layout=layout, **given)  # type: ignore[arg-type]
+
+
+def calls(drawn: Case, layout: Layout) -> tuple[BlockCall, ...]:
+    """The collectives of a block of `layout`, computed anew."""
+    _block_calls.cache_clear()
+    kind = drawn.cluster.device.kind
+    return block_calls(model=drawn.model, training=drawn.training, layout=layout, device_kind=kind)
