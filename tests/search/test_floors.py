@@ -103,7 +103,7 @@ def test_a_stage_is_its_ends_and_its_blocks(drawn: Case) -> None:
         least = works.stage(drawn.layout, mode, stage)
         large = replace(drawn.layout, wrap_blocks=drawn.model.layers)
         whole = plain_seconds(layout=large, stage=stage, **given)  # type: ignore[arg-type]
-        for one, other in zip(least, whole, strict=True):
+        for one, other in zip(least[:2], whole, strict=True):
             assert one <= other * ROUNDING
             if drawn.layout.tp == 1 and not stage.has_head:
                 assert one == pytest.approx(other, rel=1e-9)
