@@ -21,6 +21,7 @@ from fsdpplan.cost.backward_steps import (
     WeightGradientsOf,
     backward_peak_bytes,
     backward_steps,
+    inputs_half_peak_bytes,
 )
 from fsdpplan.cost.block_sizes import (
     BlockShape,
@@ -48,6 +49,8 @@ class BlockActivations:
     """Most that forward needs beyond what it has saved by then."""
     backward_peak_bytes: int
     """Most that backward reaches above the level at its start, weight gradients included."""
+    inputs_half_peak_bytes: int
+    """The same in the half by inputs of a split backward pass, above the level at its start."""
     weight_gradient_bytes: int
     """Unsharded weight gradients that the block's backward leaves."""
     last_weight_gradient_bytes: int
@@ -197,6 +200,7 @@ def block_activations(
             _routed_beyond_bytes(model, tensors, mode=mode, kernels=kernels) if recomputes else 0,
         )
         + tensors.gather_buffer,
+        inputs_half_peak_bytes=inputs_half_peak_bytes(steps),
         weight_gradient_bytes=gradients.total if leaves_gradients else 0,
         last_weight_gradient_bytes=0 if model.mlp_bias else gradients.up or gradients.down,
     )

@@ -28,6 +28,12 @@ class BackwardStep:
     """Allocated; stays until the block's gradients are reduced."""
     allocated: int = 0
     freed: int = 0
+    let_go: int = 0
+    """Part of `freed` that the half by inputs of a split backward pass frees, too: gradients that
+    are no layer's output. It keeps all else for the half by weights (`pipeline_weights`)."""
+    beside: int = 0
+    """Gradients of norms' outputs that it keeps beside those of their inputs, which are no larger:
+    a whole backward pass has one of the two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +68,10 @@ def backward_steps(
         if model.experts
         else _network_steps(model, tensors, gradients, kernels)
     )
-    norm_and_sum = _norm_steps(tensors)
-    attention = _attention_steps(tensors, gradients, kernels, recomputed)
+    sums_experts = model.experts is not None and not tensors.inner
+    behind_network = _norm_steps(tensors, returns_own=not sums_experts)
+    behind_attention = _norm_steps(tensors, returns_own=True)
+    attention = _attention_steps(model, tensors, gradients, kernels, recomputed)
     if tensors.post_normed:  # what such a norm gives back is the branch's own, and goes with it
         of_branch = tensors.residual
         behind = BackwardStep(allocated=of_branch, freed=tensors.post_normed // 2)
@@ -71,7 +79,7 @@ def backward_steps(
             [behind, replace(branch[0], freed=branch[0].freed + of_branch), *branch[1:]]
             for branch in (feed_forward, attention)
         )
-    return [*feed_forward, *norm_and_sum, *attention, *norm_and_sum]
+    return [*feed_forward, *behind_network, *attention, *behind_attention]
 
 
 def _network_steps(
@@ -102,14 +110,14 @@ def _feed_forward_steps(
     )
     gate = step(weight_gradient=w.gate, allocated=n.gradient, freed=n.inner + n.kept_input)
     if not gated:
-        return [down, step(allocated=n.inner, freed=2 * n.inner), gate]
+        return [down, step(allocated=n.inner, freed=2 * n.inner, let_go=n.inner), gate]
     up = step(weight_gradient=w.up, allocated=n.gradient, freed=n.inner + own)
-    sum_of_two = step(allocated=n.gradient, freed=2 * n.gradient)
+    sum_of_two = _sum_of_two(n.gradient)
     if fused:
-        both = step(allocated=2 * n.inner, freed=3 * n.inner)
+        both = step(allocated=2 * n.inner, freed=3 * n.inner, let_go=n.inner)
         return [down, both, up, gate, sum_of_two]
-    product = step(allocated=2 * n.inner, freed=3 * n.inner)
-    activation = step(allocated=n.inner, freed=2 * n.inner)
+    product = step(allocated=2 * n.inner, freed=3 * n.inner, let_go=n.inner)
+    activation = step(allocated=n.inner, freed=2 * n.inner, let_go=n.inner)
     return [down, product, up, activation, gate, sum_of_two]
 
 
@@ -127,68 +135,94 @@ def _mixture_steps(
         own_output=rows,
         output_cast=0,
     )
-    sum_of_two = step(allocated=normed, freed=2 * normed)
+    sum_of_two = _sum_of_two(normed)
     router = step(allocated=t.routed.router_input, freed=t.routed.router_input)
-    cast = step(allocated=normed, freed=t.routed.router_input)
+    cast = step(allocated=normed, freed=t.routed.router_input, let_go=t.routed.router_input)
+    returned = t.routed.returned_kept
     return [
         *(_network_steps(model, t, WeightGradients(), kernels) if t.inner else []),
-        step(allocated=rows + t.routed.returned_kept, freed=2 * t.routed.returned_kept),
-        step(allocated=rows, freed=rows),
+        step(allocated=rows + returned, freed=2 * returned, let_go=returned),
+        step(allocated=rows, freed=rows, let_go=rows),
         *_feed_forward_steps(routed, w, gated=model.is_gated, fused=kernels.fused, own=0),
         *([step(allocated=reduction, freed=w.down + w.gate + w.up)] if reduction else []),
-        step(weight_gradient=w.other, allocated=normed, freed=rows + t.routed.router),
+        step(weight_gradient=w.other, allocated=normed, freed=rows + t.routed.router, let_go=rows),
         *([sum_of_two] if t.inner else []),
         *([router, cast, sum_of_two] if t.routed.router_input else []),
     ]
 
 
-def _norm_steps(t: BlockTensors) -> list[BackwardStep]:
-    """The norm before a branch, and the sum of the branch with the residual stream."""
+def _sum_of_two(gradient: int) -> BackwardStep:
+    """The gradients of an input that two layers read."""
+    return BackwardStep(allocated=gradient, freed=2 * gradient, let_go=2 * gradient)
+
+
+def _normed_heads(model: Model, t: BlockTensors) -> int:
+    """What the norms between attention's products return, and the two halves of latent ones."""
+    if model.latent:
+        rank = model.latent.kv_rank
+        kept = t.key_value_latent * rank // (rank + model.latent.rope_head_dim)
+        return 2 * t.query_latent + kept + t.key_value_latent
+    return t.query + t.key if model.qk_norm else 0
+
+
+def _norm_steps(t: BlockTensors, *, returns_own: bool) -> list[BackwardStep]:
+    """The norm before a branch, and the sum of the branch with the residual stream; `returns_own`:
+    what the branch adds is a layer's output."""
     step = BackwardStep
     local_normed = t.residual if t.scatter_copy else t.normed_gradient
-    scatter = step(allocated=t.scatter_copy + t.residual, freed=t.scatter_copy + t.normed_gradient)
+    laid_out = t.scatter_copy + t.normed_gradient
+    scatter = step(allocated=t.scatter_copy + t.residual, freed=laid_out, let_go=laid_out)
+    # the stream's gradient is that of the branch's output where it serves as it is
+    stays = t.residual if returns_own and not t.residual_cast else 0
     return [
         *([scatter] if t.scatter_copy else []),
         step(allocated=t.residual, freed=local_normed + t.residual + t.norm_copies // 2),
-        step(allocated=t.residual, freed=2 * t.residual),
+        step(allocated=t.residual, freed=2 * t.residual, let_go=2 * t.residual - stays),
     ]
 
 
 def _attention_steps(
-    t: BlockTensors, w: WeightGradients, kernels: Kernels, recomputed: int
+    model: Model, t: BlockTensors, w: WeightGradients, kernels: Kernels, recomputed: int
 ) -> list[BackwardStep]:
     """Output projection, attention, then the projections of values, keys and queries."""
     step, normed = BackwardStep, t.normed_gradient
     cast = t.residual_cast
     own_input = 0 if t.shares_inputs else t.normed
-    sum_of_two = step(allocated=normed, freed=2 * normed)
+    sum_of_two = _sum_of_two(normed)
     read = t.query_read + t.key_read + t.value_read + (t.attended_read or t.attended)
     returned = t.attended_read or t.attended
     core = [
         step(
             allocated=t.query_read + t.key_read + t.value_read + t.exchanged,
             freed=returned + read + t.exchanged,
+            let_go=returned + t.exchanged,
         )
     ]
     if t.attended_read:
-        core = [step(allocated=returned, freed=2 * t.attended), *core]
+        core = [step(allocated=returned, freed=2 * t.attended, let_go=t.attended), *core]
     for wide, own in ((t.value_read, t.value), (t.key_read, t.key), (t.query_read, t.query)):
         if wide > own:
-            core.append(step(allocated=own, freed=wide))
+            core.append(step(allocated=own, freed=wide, let_go=wide))
     if not kernels.flash:
         made = t.scores + t.value
         core = [
-            step(allocated=made, freed=t.scores_kept - t.scores + t.attended),
+            step(allocated=made, freed=t.scores_kept - t.scores + t.attended, let_go=t.attended),
             step(freed=t.scores),  # the softmax makes its gradient in place
             step(
-                allocated=t.query + t.key, freed=t.scores + t.attended + t.query + t.key + t.value
+                allocated=t.query + t.key,
+                freed=t.scores + t.attended + t.query + t.key + t.value,
+                let_go=t.scores,
             ),
         ]
     return [
         step(weight_gradient=w.output, allocated=t.attended + cast, freed=t.attended_copy + cast),
         step(allocated=recomputed),
         *core,
-        step(freed=t.rotary + t.qk_normed + t.latents),
+        step(
+            freed=t.rotary + t.qk_normed + t.latents,
+            let_go=t.key + t.value - t.keys_and_values if t.keys_and_values else 0,
+            beside=_normed_heads(model, t),
+        ),
         step(weight_gradient=w.value, allocated=normed, freed=t.value + own_input),
         step(weight_gradient=w.key, allocated=normed, freed=t.key + own_input),
         sum_of_two,
@@ -211,4 +245,18 @@ def backward_peak_bytes(steps: list[BackwardStep], *, weight_gradients: WeightGr
             case "cast" | "cast_and_added":
                 peak = max(peak, level + 2 * step.weight_gradient)
                 level += step.weight_gradient * (1 if weight_gradients == "cast" else -1)
+    return peak
+
+
+def inputs_half_peak_bytes(steps: list[BackwardStep]) -> int:
+    """The same of the half by inputs of a split backward pass: it makes no weight's gradient, and
+    of what is freed else it lets go of gradients alone that are no layer's output.
+
+    Source: torch 2.13 torch/distributed/pipelining/_backward.py, `stage_backward_input`, whose
+    graph and hooks keep what `stage_backward_weight` needs.
+    """
+    level = peak = 0
+    for step in steps:
+        peak = max(peak, level + step.allocated + step.beside)
+        level += step.allocated + step.beside - step.let_go
     return peak

@@ -8,7 +8,7 @@ from fsdpplan.cost.backward_steps import WeightGradientsOf
 from fsdpplan.cost.block_sizes import FP32_BYTES
 from fsdpplan.cost.formats import formats
 from fsdpplan.cost.ledger import makes_gradients, sums_fp32_gradients
-from fsdpplan.cost.shards import Stage
+from fsdpplan.cost.shards import Stage, shares_table
 from fsdpplan.cost.torch_traits import sums_in_reduce_dtype
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
@@ -51,7 +51,7 @@ def grows_in_backward(*, training: Training, layout: Layout) -> bool:
 def keeps_head_gradient(*, model: Model, training: Training, layout: Layout, stage: Stage) -> bool:
     """The head's gradient stays to the end of backward: until the root's reduction, or, of a tied
     table, until the embedding's joins it."""
-    if model.tied_embeddings and stage.has_embedding:
+    if shares_table(model=model, stage=stage):
         return True
     return weight_gradients_of(training=training, layout=layout) in ("kept", "cast")
 
@@ -62,7 +62,7 @@ def held_root_elements(elements: int, *, model: Model, layout: Layout, stage: St
     a tied head, which is split, is added to it."""
     if not holds_gradients(layout):
         return 0
-    is_whole = stage.has_embedding and not (model.tied_embeddings and stage.has_head)
+    is_whole = stage.has_embedding and not shares_table(model=model, stage=stage)
     unsplit_rows = model.vocab - -(-model.vocab // layout.tp) if is_whole else 0
     return elements + unsplit_rows * model.hidden
 
@@ -70,8 +70,9 @@ def held_root_elements(elements: int, *, model: Model, layout: Layout, stage: St
 def embedding_gradient_bytes(
     *, model: Model, training: Training, layout: Layout, stage: Stage
 ) -> int:
-    """DTensor makes the token table's gradient whole on each rank and copies its rows out; other
-    softwares look up, and make gradients of, their own rows alone. With a tied head, autograd adds
+    """DTensor makes the token table's gradient whole on each rank and copies its rows out, in a
+    pipeline when it is reduced; other softwares look up, and make gradients of, their own rows
+    alone. With a tied head, autograd adds
     the head's gradient to the token table's out of place."""
     if not stage.has_embedding:
         return 0
@@ -81,8 +82,8 @@ def embedding_gradient_bytes(
     local_vocab = -(-model.vocab // layout.tp)
     rows = local_vocab
     if layout.tp > 1 and not training.traits.half_parameters:
-        rows += model.vocab
-    if model.tied_embeddings and stage.has_head:
+        rows = model.vocab + (rows if layout.pp == 1 else 0)
+    if shares_table(model=model, stage=stage):
         rows += local_vocab
     if model.positions == "learned":
         rows += model.max_positions

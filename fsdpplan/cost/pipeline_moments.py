@@ -58,6 +58,11 @@ class Moment(NamedTuple):
     """Those of `alive` whose blocks keep everything though the layout recomputes."""
     dropped: int = 0
     """Less than 0: so many blocks whose parameters are not gathered."""
+    dropped_ends: int = 0
+    """The same of embedding and head."""
+    outputs: int = 0
+    """Micro-batches of the first stage in flight: it keeps what it has sent, where inputs of the
+    other stages are messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +81,13 @@ class Moments:
     those that keep everything are gone."""
     backward_kept: tuple[Moment, ...]
     """At the first and at the last of those that keep everything: with them it begins."""
+    halves: tuple[Moment, ...]
+    """At the first and at the last block of the inputs' half of a backward pass, without it."""
+    between: tuple[Moment, ...]
+    """When such a half is over, and when the weights' half begins."""
+    sums: tuple[Moment, ...]
+    """When one is over before which a weights' half left the first gradients of its stage: FSDP2
+    makes sums of them."""
     embedding: tuple[Moment, ...]
     """After the blocks of the first stage's backward pass; empty on other ranks."""
     after: tuple[Moment, ...]
@@ -104,6 +116,9 @@ def all_at_once(*, alive: int, blocks: int, kept: int = 0) -> Moments:
         loss=most,
         backward=first,
         backward_kept=most if kept else (),
+        halves=(),
+        between=(),
+        sums=(),
         embedding=less,
         after=less,
         reduction=(Moment(0, blocks, ends=2),),
@@ -135,9 +150,10 @@ def moments_of_rank(
     forward, forward_kept, loss, backward, backward_kept, embedding, after, reduction, root = (
         set[_Numbers]() for _ in range(9)
     )
+    halves, between, sums = (set[_Numbers]() for _ in range(3))
     is_split = any(kind in (BACKWARD_INPUT, BACKWARD_WEIGHT) for _, _, kind in actions)
     left = Counter(stage for stage, _, kind in actions if kind in (BACKWARD, BACKWARD_WEIGHT))
-    now_dropped, waiting_head, has_loss = 0, 0, False
+    now_dropped, waiting_head, has_loss, outputs = (0, 0), 0, False, 0
 
     def now(less: int = 0, less_kept: int = 0, ungraded: int = 0) -> _Numbers:
         """A `Moment`'s numbers: plain ones, as there are very many of them."""
@@ -146,12 +162,34 @@ def moments_of_rank(
             split = (waiting, inputs, *_fresh(fresh, graded, last), waiting_head, int(has_loss))
         ends = (0 in graded) + (last in graded and last > 0)
         kept_alive = alive_kept - less_kept
-        return (alive - less, held - ungraded, *split, ends, reduced, kept_alive, now_dropped)
+        return (
+            alive - less,
+            held - ungraded,
+            *split,
+            ends,
+            reduced,
+            kept_alive,
+            *now_dropped,
+            outputs,
+        )
 
     def grade(stage: int, blocks: int) -> None:
         nonlocal held
         graded.add(stage)
         held += blocks
+
+    def half_done(stage: int, blocks: int) -> _Numbers:
+        """When the inputs' half is through with so many blocks."""
+        nonlocal waiting, held
+        before = waiting, held, dict(fresh)
+        waiting += blocks
+        if stage in fresh:
+            fresh[stage] -= blocks
+            held += 0 if stage in graded else blocks
+        seen = now()
+        waiting, held = before[:2]
+        fresh.update(before[2])
+        return seen
 
     for (stage, _, kind), absent in zip(actions, _dropped(actions, weights), strict=False):
         now_dropped = absent
@@ -159,27 +197,36 @@ def moments_of_rank(
         blocks, keeping = weights[stage], kept[stage] if kept else 0
         if kind == FORWARD:
             alive, alive_kept = alive + blocks, alive_kept + keeping
+            outputs += stage == 0
             forward.add(now(keeping, keeping))
             if keeping:
                 forward_kept.add(now())
             if stage == last:
                 loss.add(now())
             continue
-        if kind == BACKWARD_INPUT and stage in fresh:
-            del fresh[stage]
-            if stage not in graded:
-                grade(stage, blocks)
         is_half = kind != BACKWARD and stage > 0  # the first stage has no input to differentiate by
-        if kind == BACKWARD_INPUT and is_half:
-            waiting, inputs = waiting + blocks, inputs + 1
-            has_loss = stage == last
-            waiting_head += has_loss
-        gone = 0 if is_half else keeping  # the weights' half needs them still
-        backward.add(now(gone, gone))
-        if keeping:
-            backward_kept.add(now())
         if kind == BACKWARD_INPUT:
+            if is_half:
+                has_loss = stage == last
+                waiting_head += has_loss
+                halves.add(now())
+                if blocks > 1:  # those that it is through with are as after the half
+                    halves.add(half_done(stage, blocks - 1))
+                is_first = stage in fresh and stage not in graded
+                waiting, inputs = waiting + blocks, inputs + 1
+            if stage in fresh:
+                del fresh[stage]
+                if stage not in graded:
+                    grade(stage, blocks)
+            if is_half:
+                (sums if is_first else between).add(now())
             continue
+        if is_half:
+            between.add(now())
+        else:
+            backward.add(now(keeping, keeping))
+            if keeping:
+                backward_kept.add(now())
         if is_half:
             fresh[stage] = blocks
         elif stage not in graded:
@@ -190,6 +237,7 @@ def moments_of_rank(
             for done, seen in places:  # blocks that the pass is through with have gradients
                 seen.add(now(done, min(done, keeping), blocks - done))
         alive, alive_kept = alive - blocks, alive_kept - keeping
+        outputs -= stage == 0
         waiting -= blocks if is_half else 0
         waiting_head -= is_half and stage == last
         after.add(now())
@@ -212,6 +260,9 @@ def moments_of_rank(
         loss=_highest(loss),
         backward=_highest(backward),
         backward_kept=_highest(backward_kept),
+        halves=_highest(halves),
+        between=_highest(between),
+        sums=_highest(sums),
         embedding=_highest(embedding),
         after=_highest(after),
         reduction=_highest(reduction),
@@ -219,13 +270,19 @@ def moments_of_rank(
     )
 
 
-def _dropped(actions: Sequence[Action], weights: Sequence[int]) -> Iterable[int]:
-    """`Moment.dropped` at each of a rank's actions."""
+def _dropped(actions: Sequence[Action], weights: Sequence[int]) -> Iterable[tuple[int, int]]:
+    """`Moment.dropped` and `Moment.dropped_ends` at each of a rank's actions."""
     stages = {stage for stage, _, _ in actions}
     if len(stages) <= ACTIVE_STAGES:
-        return repeat(0)
-    whole = sum(weights[stage] for stage in stages)
-    return [sum(weights[stage] for stage in active) - whole for active in gathered_stages(actions)]
+        return repeat((0, 0))
+    whole, ends = sum(weights[stage] for stage in stages), {0, len(weights) - 1}
+    return [
+        (
+            sum(weights[stage] for stage in active) - whole,
+            len(ends.intersection(active)) - len(ends & stages),
+        )
+        for active in gathered_stages(actions)
+    ]
 
 
 def short_actions(stages: Sequence[int], *, most: int, several: bool) -> list[Action]:

@@ -40,7 +40,19 @@ def pipeline_phases(s: RankSizes) -> list[Phase]:
             temporaries=extra,
         )
 
+    between = [(moment, 0) for moment in s.moments.between]
+    between += [(moment, s.split.summed_matrix_bytes) for moment in s.moments.sums]
     ends = [
+        *(
+            phase(
+                "backward",
+                activations=_alive(s, moment),
+                held=_held(s, moment) + beside,
+                parameters=_gathered(s, moment),
+                reduced=moment.reduced,
+            )
+            for moment, beside in between
+        ),
         *(
             phase(
                 "backward",
@@ -66,10 +78,10 @@ def pipeline_phases(s: RankSizes) -> list[Phase]:
                 "backward",
                 activations=_alive(s, moment),
                 held=_held(s, moment) + buffer,
-                parameters=_gathered(s, moment),
+                parameters=_gathered(s, moment) - let_go,
                 reduced=moment.reduced,
             )
-            for moment, buffer in _reductions(s)
+            for moment, buffer, let_go in _reductions(s)
         ),
     ]
     loss = _loss_phases(s) if s.logits_elements else []
@@ -115,6 +127,20 @@ def pipeline_phases(s: RankSizes) -> list[Phase]:
             )
             for moment, block in backward
         ),
+        *(
+            phase(
+                "backward",
+                activations=_alive(s, moment)
+                + s.block.live_bytes
+                - s.block.saved_bytes
+                + s.block.residual_bytes,
+                held=_held(s, moment),
+                extra=s.block.inputs_half_peak_bytes,
+                parameters=_gathered(s, moment),
+                reduced=moment.reduced,
+            )
+            for moment in s.moments.halves
+        ),
         *ends,
         *loss,
     ]
@@ -122,12 +148,14 @@ def pipeline_phases(s: RankSizes) -> list[Phase]:
 
 def _gathered(s: RankSizes, moment: Moment) -> int:
     """Parameters of the stages that the rank is at or will soon be at, and of the root."""
-    return s.gathered_root + (s.blocks + moment.dropped) * s.gathered_block
+    root = s.gathered_root if s.pipeline_ends + moment.dropped_ends else 0
+    return root + (s.blocks + moment.dropped) * s.gathered_block
 
 
 def _saved(s: RankSizes, moment: Moment) -> int:
-    """What blocks saved of all micro-batches in flight."""
-    return s.saved_by(moment.alive, kept=moment.kept)
+    """What blocks saved of all micro-batches in flight, and what the first stage has sent."""
+    sent = moment.outputs * s.block.residual_bytes
+    return s.saved_by(moment.alive, kept=moment.kept) + sent
 
 
 def _alive(s: RankSizes, moment: Moment) -> int:
@@ -142,13 +170,20 @@ def _held(s: RankSizes, moment: Moment) -> int:
     return max(0, moment.graded) * s.held_block + round(ends * s.held_root)
 
 
-def _reductions(s: RankSizes) -> list[tuple[Moment, int]]:
-    """When gradients are reduced, and what is made for it: the root's first, or last."""
-    block = max(s.reduce_block, s.reduce_experts) if s.blocks else 0
-    if not s.reduces_root_last:
-        return [(moment, max(block, s.reduce_root)) for moment in s.moments.reduction]
-    blocks = [(moment, block) for moment in s.moments.reduction]
-    return [*blocks, *((moment, s.reduce_root) for moment in s.moments.root_reduction)]
+def _reductions(s: RankSizes) -> list[tuple[Moment, int, int]]:
+    """When gradients are reduced, what is made for it, and the unit's gathered parameters, which
+    are gone by then: the root's first, or last. FSDP2 refers to the gradient registered last, of a
+    root nearly all, beside what its reduction returns."""
+    block, whole = max(s.reduce_block, s.reduce_experts), s.reduce_block + s.reduce_experts
+    unit = (0, 0)
+    if s.blocks and whole:
+        unit = (s.unit_blocks * block, s.unit_blocks * s.gathered_block * block // whole)
+    returned = 0 if s.has_lean_units else s.shard_root_elements * s.reduced_bytes
+    root = (s.reduce_root + returned, s.gathered_root)
+    first = [unit] if s.reduces_root_last else [unit, root]
+    found = [(moment, *one) for moment in s.moments.reduction for one in first]
+    last = s.moments.root_reduction if s.reduces_root_last else ()
+    return [*found, *((moment, *root) for moment in last)]
 
 
 def _loss_phases(s: RankSizes) -> list[Phase]:

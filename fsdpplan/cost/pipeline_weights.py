@@ -17,10 +17,11 @@ from math import prod
 from fsdpplan.cost.block_sizes import FP32_BYTES
 from fsdpplan.cost.formats import formats, local_tokens
 from fsdpplan.cost.head_sizes import head_sizes
-from fsdpplan.cost.params import block_tensors
+from fsdpplan.cost.params import ParameterTensor, block_tensors
 from fsdpplan.cost.pipeline_moments import Moment
 from fsdpplan.cost.shards import Stage, stage_elements
 from fsdpplan.cost.torch_traits import has_lean_pipelines
+from fsdpplan.cost.weight_gradients import weight_gradient_bytes
 from fsdpplan.spec.layout import Layout, Schedule
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
@@ -40,6 +41,8 @@ class SplitBackward:
     fresh_block_bytes: int = 0
     """A block's weights' gradients in the compute dtype, which the weights' half leaves beside the
     ones that FSDP2 accumulates, until the stage's next backward pass."""
+    summed_matrix_bytes: int = 0
+    """The last matrix of them, still there beside its first sum in the reduce dtype."""
     fresh_head_bytes: int = 0
     """The same of the head's weight."""
     waiting_head_bytes: int = 0
@@ -86,6 +89,7 @@ def split_backward(
     )
     blocks = replace(stage, has_embedding=False, has_head=False, parts=())
     elements = stage_elements(model=model, stage=blocks, tp=layout.tp) // max(1, stage.blocks)
+    made = weight_gradient_bytes(model=model, tp=layout.tp, element_bytes=of.computed, ep=layout.ep)
     sizes = head_sizes(model=model, training=training, layout=layout, stage=stage)
     waiting_head = int(stage.has_head) * tokens * -(-model.vocab // layout.tp) * of.computed
     loss = sizes.logits_elements * (FP32_BYTES + of.computed)
@@ -97,6 +101,7 @@ def split_backward(
         waiting_block_bytes=output * of.computed,
         input_bytes=residual_tokens * model.hidden * of.residual,
         fresh_block_bytes=elements * of.gathered,
+        summed_matrix_bytes=0 if of.reduced == of.gathered else made.up or made.down,
         fresh_head_bytes=int(stage.has_head)
         * -(-model.vocab // layout.tp)
         * model.hidden
@@ -125,11 +130,27 @@ def output_gradient_elements(*, model: Model, tokens: int, residual_tokens: int,
     active = model.experts.active if model.experts else 0
     elements = 0
     for tensor in block_tensors(model):
+        if tensor.name.endswith(".bias"):
+            continue  # of the same output
         shape = tensor.local_shape(tp)
         if tensor.is_expert:
             elements += active * tokens * shape[-2] if len(shape) == 3 else 0
         elif tensor.is_matrix:
             elements += tokens * shape[0]
         elif "norm" in tensor.name:
-            elements += residual_tokens * prod(shape)
+            elements += _normed_elements(model, tensor, tokens, residual_tokens, tp)
     return elements
+
+
+def _normed_elements(
+    model: Model, tensor: ParameterTensor, tokens: int, residual_tokens: int, tp: int
+) -> int:
+    """What a norm returns: those before and behind a branch see the residual stream, the others
+    all tokens, heads or latents."""
+    name = tensor.name.removesuffix(".weight")
+    if name not in ("q_norm", "k_norm", "kv_norm"):
+        return residual_tokens * model.hidden
+    if model.latent or model.qk_norm_width != "head":
+        return tokens * prod(tensor.local_shape(tp))
+    heads = model.heads if name == "q_norm" else model.kv_heads
+    return tokens * -(-heads // tp) * model.head_dim

@@ -220,6 +220,13 @@ def root_size(
     return unit_size(tensors, tp=tp, shard_ranks=shard_ranks)
 
 
+def shares_table(*, model: Model, stage: Stage) -> bool:
+    """Embedding and head are one parameter; on the rank of a V that has both they are in two
+    stages, each with its own."""
+    ends = any(piece.has_embedding and piece.has_head for piece in stage.pieces)
+    return model.tied_embeddings and ends
+
+
 def stage_root_size(*, model: Model, stage: Stage, tp: int, shard_ranks: int) -> UnitSize:
     """All root units of a stage together: two on the rank of a V that has embedding and head."""
     roots = [

@@ -33,7 +33,7 @@ from fsdpplan.cost.shards import (
     block_layouts,
     block_size,
     expert_size,
-    root_size,
+    stage_root_size,
 )
 from fsdpplan.cost.torch_traits import (
     has_lean_pipelines,
@@ -65,13 +65,8 @@ def rank_sizes(
     shard_ranks = layout.shard_ranks if is_fsdp else 1
     block_model = block_kinds(model=model, stage=stage)[-1][0] if stage.blocks else model
     unit, shard_block = _block_unit(block_model, layout=layout, shard_ranks=shard_ranks)
-    root = root_size(
-        model=model,
-        tp=layout.tp,
-        shard_ranks=shard_ranks,
-        has_embedding=stage.has_embedding,
-        has_head=stage.has_head,
-    )
+    ways = {"tp": layout.tp, "shard_ranks": shard_ranks}
+    root = stage_root_size(model=model, stage=stage, **ways)
     shard_root = root.shard_elements(shard_ranks)
     state = rank_state(model=model, training=training, layout=layout, stage=stage)
     block, kept = _own_activations(model, training=training, layout=layout, stage=stage)
@@ -88,7 +83,9 @@ def rank_sizes(
     gathered = mean if layout.pp > 1 else unit
     gathered_block = gathered.padded_elements * of.gathered_matrix
     gathered_root = root.padded_elements * of.gathered
-    reduce_root = root.padded_elements * of.reduced
+    reduce_root = of.reduced * max(
+        stage_root_size(model=model, stage=piece, **ways).padded_elements for piece in stage.pieces
+    )
     copies = weight_gradient_bytes(
         model=block_model, tp=layout.tp, element_bytes=of.computed, ep=layout.ep
     )

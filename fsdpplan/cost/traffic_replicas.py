@@ -32,7 +32,7 @@ from fsdpplan.cost.groups import (
 )
 from fsdpplan.cost.params import block_tensors, embedding_tensors, head_tensors
 from fsdpplan.cost.shards import Stage, block_kinds, gradient_syncs
-from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.layout import DDP_BUCKET_BYTES, Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import DTYPE_BYTES, Training
 
@@ -53,12 +53,14 @@ def buckets(
     *, model: Model, training: Training, layout: Layout, stage: Stage
 ) -> tuple[Bucket, ...]:
     """The buckets of a rank in the order in which backward fills them; forward needs them the
-    other way round."""
+    other way round. DDP's first is small, unless the layout says a size
+    (torch 2.13 nn/parallel/distributed.py, `_BucketCapacityConfig`)."""
     limit = layout_bucket_bytes(model=model, training=training, layout=layout, stage=stage)
     shape = {"model": model, "stage": stage, "tp": layout.tp, "bucket_bytes": limit}
+    is_usual = layout.sharding == "ddp" and layout.ddp_bucket_bytes == DDP_BUCKET_BYTES
     dense = ddp_buckets_bytes(
         ep=layout.ep,
-        first_bucket_bytes=FIRST_BUCKET_BYTES if layout.sharding == "ddp" else limit,
+        first_bucket_bytes=FIRST_BUCKET_BYTES if is_usual else limit,
         **shape,
     )
     experts = expert_buckets_bytes(ep=layout.ep, **shape)

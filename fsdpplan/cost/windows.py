@@ -87,6 +87,7 @@ def mean_activations(
         live_bytes=saved + max(kind.live_bytes - kind.saved_bytes for kind, _ in kinds),
         forward_transient_bytes=max(plain.forward_transient_bytes, wide.forward_transient_bytes),
         backward_peak_bytes=max(plain.backward_peak_bytes, wide.backward_peak_bytes),
+        inputs_half_peak_bytes=max(plain.inputs_half_peak_bytes, wide.inputs_half_peak_bytes),
     )
 
 

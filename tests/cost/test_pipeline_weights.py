@@ -59,6 +59,15 @@ def test_output_gradients_of_a_block_by_hand() -> None:
     assert elements == 10 * (4 * 4096 + 4096 + 2 * 1024 + 2 * 14336)
 
 
+def test_outputs_of_norms_by_hand() -> None:
+    """A bias has no output of its own; norms of queries and keys see every head."""
+    gpt2, qwen3 = load_model("gpt2"), load_model("qwen3-4b")
+    elements = output_gradient_elements(model=gpt2, tokens=10, residual_tokens=10, tp=1)
+    assert elements == 10 * (4 * 768 + 3 * 768 + 4 * 768)
+    elements = output_gradient_elements(model=qwen3, tokens=10, residual_tokens=10, tp=1)
+    assert elements == 10 * (4 * 2560 + 2 * 4096 + 3 * 1024 + 2 * 9728)
+
+
 @given(st.sampled_from(sorted(SPLIT_BACKWARD_SCHEDULES)), st.integers(2, 6), st.integers(2, 6))
 def test_no_more_wait_for_their_weights_than_are_alive(
     schedule: Schedule, pp: int, rounds: int

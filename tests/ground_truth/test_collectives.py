@@ -74,6 +74,10 @@ CASES = {
     "gpt-2": Case(GPT2, Layout(dp_shard=8)),
     "gpt-2 hsdp, wrapped": Case(GPT2, Layout(dp_replicate=2, dp_shard=4, wrap_blocks=4)),
     "qwen 3": Case(QWEN3, Layout(dp_replicate=2, dp_shard=12, num_microbatches=2)),
+    "ddp": Case(GPT2, Layout(sharding="ddp", dp_replicate=4)),
+    "ddp, buckets of a stated size": Case(
+        GPT2, Layout(sharding="ddp", dp_replicate=4, ddp_bucket_bytes=100 * 2**20)
+    ),
     "one rank": Case(SMALL, Layout(dp_shard=1)),
     "one shard rank": Case(SMALL, Layout(dp_replicate=4, dp_shard=1)),
 }

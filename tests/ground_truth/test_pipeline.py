@@ -9,6 +9,7 @@ import pytest
 from fsdpplan.cost.memory import stage_memory
 from fsdpplan.cost.pipeline_stages import in_flight_blocks, pipeline_ranks
 from fsdpplan.cost.traffic import step_calls
+from fsdpplan.files.catalogue import load_model
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from tests.cost.clusters import cluster
@@ -31,6 +32,8 @@ RECOMPUTED = replace(BASE, pp=4, activation_checkpointing="full")
 SMALL_VOCAB = replace(LLAMA_SMALL_VOCAB, layers=8)
 LARGE_VOCAB = replace(LLAMA_8B, layers=8)
 SEVENTY = replace(LLAMA_70B, layers=8)
+GELU = replace(load_model("megatron-76b"), layers=8, hidden=5120, heads=40, kv_heads=40)
+TIED = replace(load_model("qwen3-4b"), layers=8)
 
 
 def _tensor_parallel(layout: Layout, tp: int) -> Layout:
@@ -85,6 +88,20 @@ CASES = {
         _tensor_parallel(replace(TWO, schedule="interleaved_zero_bubble"), 2),
         1,
     ),
+    "zero bubble, gelu and biases, four stages a rank": (
+        GELU,
+        _tensor_parallel(
+            replace(
+                BASE,
+                schedule="interleaved_zero_bubble",
+                virtual_stages=4,
+                num_microbatches=2,
+                micro_batch=4,
+            ),
+            4,
+        ),
+        0,
+    ),
     "zero bubble, four stages a rank, tp": (
         SMALL_VOCAB,
         _tensor_parallel(replace(BASE, schedule="interleaved_zero_bubble", virtual_stages=4), 4),
@@ -107,6 +124,7 @@ CASES = {
         replace(TWO, schedule="zbv", pp=4, num_microbatches=10, stage_blocks=(1,) * 8),
         1,
     ),
+    "zbv, a table at both ends": (TIED, replace(TWO, schedule="zbv"), 0),
     "dualpipev, first": (SMALL_VOCAB, replace(TWO, schedule="dualpipev"), 0),
     "dualpipev, last": (SMALL_VOCAB, replace(TWO, schedule="dualpipev"), 1),
     "dualpipev, tp, last of four": (
