@@ -13,7 +13,7 @@ from pathlib import Path
 from fsdpplan.emit.header import plan_digest, read_metrics_path, read_plan_json
 from fsdpplan.errors import FsdpPlanError, LaunchError
 from fsdpplan.files.job_records import EngineName, RunRecord, read_record
-from fsdpplan.files.table import write_text_atomically
+from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.run.alone import require_alone
 from fsdpplan.run.jobs import METRICS_NAME, RUNS_FOLDER, Run, state_of
 from fsdpplan.run.launch import Launch

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .errors import TrainerError
+from .whole_file import read_small
 
 END_OF_BYTES = 256
 """The token that ends a document whose other tokens are bytes."""
@@ -68,8 +69,8 @@ class FileTokenizer:
                 "install tokenizers`, or leave it out to train on bytes"
             ) from error
         try:
-            content = path.read_bytes()
-            self._tokenizer = tokenizers.Tokenizer.from_str(content.decode())
+            content = read_small(path)
+            self._tokenizer = tokenizers.Tokenizer.from_str(content)
         except Exception as error:  # the package raises bare exceptions
             raise TrainerError(
                 f"{path} cannot be read as a tokenizer.json: {error}; give the file that a "

@@ -203,6 +203,29 @@ def test_a_failed_publication_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not list(tmp_path.rglob("*.partial")), "it would take the next one's room"
 
 
+def test_a_folder_that_vanishes_is_not_made_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    training = trained(folder)
+    folder.rename(tmp_path / "elsewhere")
+    training.step()
+    assert "is not the folder that this run began in" in training.save_now()
+    assert not folder.exists()
+    folder.mkdir()  # the place where another disk was mounted
+    training.step()
+    assert "is not the folder that this run began in" in training.save_now()
+    assert list(folder.iterdir()) == []
+
+
+def test_of_two_runs_in_one_folder_the_later_one_saves(tmp_path: Path) -> None:
+    first = trained(tmp_path)
+    second = Training(tmp_path)
+    second.begin()
+    first.step()
+    assert "another run has begun in" in first.save_now()
+    second.step()
+    assert second.save_now() == ""
+
+
 def test_a_folder_that_cannot_be_written_is_said_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(TrainerError, match=r"Not a directory .*take a folder that can be written"):
