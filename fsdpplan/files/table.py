@@ -36,7 +36,7 @@ def read_data(path: Path, *, limit_bytes: int, what: str) -> bytes:
     except FileNotFoundError as error:
         raise SpecError(f"{what} {shown} does not exist; check the path") from error
     except _NoFile as error:
-        raise SpecError(f"{what} {shown} is not a file, but {error}; {_NO_FILE}") from error
+        raise SpecError(f"{what} {shown} is not a file, but {error}") from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise SpecError(
@@ -71,11 +71,8 @@ def decoded(data: bytes, where: str) -> str:
         ) from error
 
 
-_NO_FILE = "put what it holds into a file, and name that"
-
-
 class _NoFile(Exception):
-    """Something else than a regular file; says what."""
+    """Something else than a regular file; says what, and what to do."""
 
 
 def _read_at_most(path: Path, limit_bytes: int) -> bytes:
@@ -90,7 +87,9 @@ def _read_at_most(path: Path, limit_bytes: int) -> bytes:
 
 def _require_file(mode: int) -> None:
     if not stat.S_ISREG(mode):
-        raise _NoFile(kind_of_node(mode))
+        is_folder = stat.S_ISDIR(mode)
+        advice = "check the path" if is_folder else "put what it holds into one, and name that"
+        raise _NoFile(f"{kind_of_node(mode)}; {advice}")
 
 
 def kind_of_node(mode: int) -> str:

@@ -88,5 +88,5 @@ def test_only_files_are_read_and_nothing_is_waited_for(tmp_path: Path) -> None:
         (tmp_path / "pipe", "a pipe"),
         (Path("/dev/zero"), "a device"),
     ):
-        with pytest.raises(SpecError, match=f"is not a file, but {kind}; put what it holds"):
+        with pytest.raises(SpecError, match=f"is not a file, but {kind}; "):
             read_text(path, limit_bytes=99, what="plan")

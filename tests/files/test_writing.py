@@ -113,9 +113,12 @@ def test_a_pipe_that_nobody_reads_is_refused_and_one_that_is_read_is_written(
         with open(reader) as file:
             got.append(file.read())
 
+    # Without another writer, the reader would find the end before the text comes.
+    writer = os.open(pipe, os.O_WRONLY)
     thread = threading.Thread(target=read)
     thread.start()
     write_text_atomically(pipe, text)
+    os.close(writer)
     thread.join()
     assert got == [text]
     assert node(pipe) == before
