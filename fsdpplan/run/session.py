@@ -104,9 +104,9 @@ def resume(
         )
     if state.succeeded and run.measured.is_complete:
         raise LaunchError(
-            f"run {run.shown_id} has trained all of its {run.measured.last_step} steps: fsdpplan run "
-            "--attach shows what it came to; to train on, emit a script with more --steps and the "
-            "same --checkpoint-dir"
+            f"run {run.shown_id} has trained all of its {run.measured.last_step} steps: fsdpplan "
+            "run --attach shows what it came to; to train on, emit a script with more --steps and "
+            "the same --checkpoint-dir"
         )
     require_alone(launch, folder=Path(run.record.folder), but=run)
     record = replace(

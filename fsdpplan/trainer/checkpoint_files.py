@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import TrainerError
-from .whole_file import read_small, require_file, sync_folder, write_durably
+from .whole_file import is_plain, read_small, require_file, sync_folder, write_durably
 
 LATEST = "latest"
 PROGRESS = "trainer.json"
@@ -199,7 +199,7 @@ def read_manifest(path: Path) -> list[FileRecord] | None:
         *(OverflowError, RecursionError),
     ) as error:
         raise Unreadable(f"{MANIFEST} cannot be read: {reason(error)}") from error
-    outside = next((r.name for r in records if r.name != os.path.basename(r.name)), None)
+    outside = next((r.name for r in records if not is_plain(r.name)), None)
     if outside is not None:
         raise Unreadable(f"{MANIFEST} names {outside!r}, outside of its folder")
     return records

@@ -45,7 +45,7 @@ from .checkpoint_files import (
     retire,
 )
 from .torch_versions import ReadableProperties
-from .whole_file import require_file
+from .whole_file import is_plain, require_file
 
 INDEX_CLASSES = {
     ("pathlib", "PosixPath"),
@@ -232,7 +232,7 @@ def read_index(path: Path) -> Metadata:
     except Exception as error:
         # A damaged pickle may fail in any way.
         raise Unreadable(f"{TENSOR_INDEX} cannot be read: {reason(error)}") from error
-    outside = next((name for name in named if name != os.path.basename(name)), None)
+    outside = next((name for name in named if not is_plain(name)), None)
     if outside is not None:
         raise Unreadable(f"{TENSOR_INDEX} names {outside}, outside of its folder")
     return index

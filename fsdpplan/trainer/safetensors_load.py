@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from os import PathLike
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor
 
 from .errors import TrainerError
 from .shards import Box, box_of, local
-from .whole_file import read_small, require_file
+from .whole_file import is_plain, read_small, require_file
 
 INDEX_NAME = "model.safetensors.index.json"
 LENGTH_BYTES = 8
@@ -108,7 +108,7 @@ def read_headers(folder: Path) -> dict[str, Stored]:
 
 def _plain(name: str) -> str:
     """A file of the folder, and of no other."""
-    if name != PurePath(name).name:
+    if not is_plain(name):
         raise ValueError(f"it names {name!r}, outside of its folder")
     return name
 

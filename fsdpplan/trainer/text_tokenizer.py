@@ -79,7 +79,7 @@ class FileTokenizer:
         self.vocab = int(self._tokenizer.get_vocab_size())
         ends = (self._tokenizer.token_to_id(name) for name in END_NAMES)
         self.end: int | None = next((int(end) for end in ends if end is not None), None)
-        self.identity = f"tokenizer-{zlib.crc32(content):08x}-{len(content)}"
+        self.identity = f"tokenizer-{zlib.crc32(content.encode()):08x}-{len(content)}"
 
     def count(self, text: bytes) -> int:
         """How many tokens `text` has."""

@@ -87,6 +87,11 @@ def require_file(path: Path) -> None:
         raise OSError(errno.EINVAL, "it is not a file", str(path))
 
 
+def is_plain(name: str) -> bool:
+    """Whether `name` is one of a file in its folder, and leads nowhere else."""
+    return name not in ("", ".", "..") and "/" not in name and "\0" not in name
+
+
 def mode_of(path: Path) -> int | None:
     """Kind and permissions of what `path` leads to; None where it leads to nothing."""
     try:
