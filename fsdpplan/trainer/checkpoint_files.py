@@ -25,7 +25,14 @@ from pathlib import Path
 from typing import Any
 
 from .errors import TrainerError
-from .whole_file import is_plain, read_small, require_file, sync_folder, write_durably
+from .whole_file import (
+    NO_SMALL_FILE,
+    is_plain,
+    read_small,
+    require_file,
+    sync_folder,
+    write_durably,
+)
 
 LATEST = "latest"
 PROGRESS = "trainer.json"
@@ -85,7 +92,11 @@ def resumable(folder: Path) -> list[Path]:
         name = read_small(folder / LATEST, limit_bytes=LATEST_BYTES).strip()
     except FileNotFoundError:
         return whole
-    except (OSError, ValueError) as error:
+    except ValueError:
+        name = ""
+    except OSError as error:
+        if error.errno not in NO_SMALL_FILE:
+            raise
         name = f"something else: {reason(error)}"
     if not _NAME.fullmatch(name):  # nor a path, which could lead out of the folder
         raise TrainerError(

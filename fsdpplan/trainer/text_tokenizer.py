@@ -69,8 +69,8 @@ class FileTokenizer:
                 "install tokenizers`, or leave it out to train on bytes"
             ) from error
         try:
-            content = read_small(path)
-            self._tokenizer = tokenizers.Tokenizer.from_str(content)
+            text = read_small(path)
+            self._tokenizer = tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # the package raises bare exceptions
             raise TrainerError(
                 f"{path} cannot be read as a tokenizer.json: {error}; give the file that a "
@@ -79,7 +79,8 @@ class FileTokenizer:
         self.vocab = int(self._tokenizer.get_vocab_size())
         ends = (self._tokenizer.token_to_id(name) for name in END_NAMES)
         self.end: int | None = next((int(end) for end in ends if end is not None), None)
-        self.identity = f"tokenizer-{zlib.crc32(content.encode()):08x}-{len(content)}"
+        content = text.encode()
+        self.identity = f"tokenizer-{zlib.crc32(content):08x}-{len(content)}"
 
     def count(self, text: bytes) -> int:
         """How many tokens `text` has."""

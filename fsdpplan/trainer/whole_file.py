@@ -15,6 +15,8 @@ from pathlib import Path
 
 SMALL_BYTES = 2**26
 """More than any file of ours that is read at once."""
+NO_SMALL_FILE = (errno.EINVAL, errno.EFBIG)
+"""Numbers of the errors that say so of what is there, but is no small file."""
 
 
 def write_whole(path: Path, text: str, *, durably: bool = True) -> None:

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import io
 import json
 import os
+import pkgutil
 import random
 import shutil
 import signal
@@ -30,6 +32,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import fsdpplan
 from tests.safety.fuzz_inputs import Documents, broken, hostile_word
 
 DOCUMENTED = frozenset({0, 2, 3, 4, 5, 6})
@@ -69,8 +72,7 @@ def run_case(case: Case, folder: Path) -> Result:
     before = _nodes(folder)
     out, err = io.StringIO(), io.StringIO()
     code, problem = 0, ""
-    signal.signal(signal.SIGALRM, _hang)
-    signal.alarm(MOST_SECONDS)
+    _watch(MOST_SECONDS)
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = _outcome(case)
@@ -79,7 +81,7 @@ def run_case(case: Case, folder: Path) -> Result:
     except BaseException:
         problem = traceback.format_exc()
     finally:
-        signal.alarm(0)
+        _watch(0)
     problem = problem or _broken_promise(code, err.getvalue(), case)
     if not problem and (changed := _changed(before, _nodes(folder))):
         problem = f"changed: {changed}"
@@ -95,6 +97,15 @@ def _outcome(case: Case) -> int:
     from fsdpplan.cli.app import exit_code_of
 
     return exit_code_of(case.words)
+
+
+def _watch(seconds: float) -> None:
+    """By the clock of this process for what turns in a circle, and, as machines may be busy, by six
+    times as much of the wall's for what waits."""
+    signal.signal(signal.SIGPROF, _hang)
+    signal.signal(signal.SIGALRM, _hang)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, 6 * seconds)
 
 
 def _hang(_number: int, _frame: FrameType | None) -> None:
@@ -341,12 +352,13 @@ def summary(asked: argparse.Namespace) -> dict[str, Any]:
     documents = Documents.made()
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         root = Path(folder)
+        os.environ.update(HOME=folder, XDG_STATE_HOME=folder, COLUMNS="80")
         if asked.user == "nobody" and os.geteuid() == 0:
+            _import_all(root, documents)
             os.chown(root, NOBODY, NOBODY)
             os.setgroups([])
             os.setgid(NOBODY)
             os.setuid(NOBODY)
-        os.environ.update(HOME=folder, XDG_STATE_HOME=folder, COLUMNS="80")
         for case in cases(asked.cases, seed=asked.seed, folder=root, documents=documents):
             if asked.only not in (None, case.number):
                 continue
@@ -354,9 +366,22 @@ def summary(asked: argparse.Namespace) -> dict[str, Any]:
             codes[f"{case.kind}: {result.code}"] += 1
             if result.problem:
                 FAILED.append(result)
-                print(f"case {case.number}, {case.kind}: {case.words}\n{result.problem}\n")
+                print(
+                    f"case {case.number}, {case.kind}: {case.words}\n{result.problem}\n", flush=True
+                )
         os.chdir("/")
     return {"cases": asked.cases, "failed": len(FAILED), "codes": dict(sorted(codes.items()))}
+
+
+def _import_all(root: Path, documents: Documents) -> None:
+    """Nobody may read where this Python lies."""
+    for encoding in ("utf_8_sig", "utf_16", "utf_16_le", "utf_16_be", "utf_32", "latin_1", "idna"):
+        importlib.import_module(f"encodings.{encoding}")
+    for module in pkgutil.walk_packages(fsdpplan.__path__, "fsdpplan."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    for case in cases(60, seed=-1, folder=root, documents=documents):
+        run_case(case, Path.cwd())
 
 
 def _in_a_namespace() -> int | None:

@@ -215,8 +215,9 @@ def _encoded(chance: random.Random, data: bytes) -> bytes:
 def _edited(chance: random.Random, data: bytes) -> bytes:
     """A value that a reader does not expect, where the document is JSON; else a number of it."""
     with contextlib.suppress(ValueError, RecursionError):
-        document = json.loads(data)
+        document = [json.loads(data)]
         _edit(chance, document)
+        document = document[0]
         return json.dumps(document).encode()
     tokens = data.split(b" ")
     tokens[chance.randrange(len(tokens))] = chance.choice((b"-1", b"1e999", b"nan", b"''", b"[]"))
