@@ -15,6 +15,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 TORCH := $(shell grep -E '^(torch|numpy)==' constraints.txt)
 RUNS ?= 15
 PLANS ?= 100
+CASES ?= 1500
 SEED ?= 0
 # Workers of pytest. Tests that start process groups or Slurm share one of them (tests/conftest.py).
 WORKERS ?= 2
@@ -27,7 +28,7 @@ TESTS ?= tests/trainer tests/ground_truth tests/run/test_rehearse.py tests/cli/t
 # Pythons of all releases that are installed, which exchange checkpoints.
 TORCH_PYTHONS = $(wildcard .torch/*/bin/python)
 
-.PHONY: help demo test test-whole test-torch lint types numbers bench brute rehearse-many docs fit clean
+.PHONY: help demo test test-whole test-torch lint types numbers bench brute fuzz rehearse-many docs fit clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 8
@@ -64,6 +65,11 @@ bench: $(VENV)/.dev  ## measure the start-up of the command line
 brute: $(VENV)/.dev  ## compare the search with brute force, and with pairs of rare settings, in 20 minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.search.brute
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.search.pairs
+
+fuzz: $(VENV)/.dev  ## 1,500 bad inputs and 200 signals at random moments, in a quarter of an hour
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.safety.fuzz --cases $(CASES) --seed $(SEED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.safety.fuzz --cases 150 --seed $(SEED) --as nobody
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.safety.signals --signals 200 --seed $(SEED)
 
 rehearse-many: $(VENV)/.dev  ## rehearse a hundred recommended plans, in about half an hour
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.rehearse_many --plans $(PLANS) --seed $(SEED)

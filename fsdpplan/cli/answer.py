@@ -227,6 +227,9 @@ def too_large(one: OneLayout) -> str:
     )
 
 
+NOT_SAVED = "not saved; fsdpplan emit-launch and fsdpplan run read what is saved without --no-save"
+
+
 def save(inputs: Inputs, result: SearchResult, path: Path) -> str:
     """Save the best plan; what to say about it."""
     chosen = result.ranked[0]

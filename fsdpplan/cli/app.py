@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,7 @@ from fsdpplan.cli import (
     ledger,
     logs,
     models,
+    process,
     profiles,
     recommend,
     rehearse,
@@ -32,16 +32,15 @@ from fsdpplan.cli import (
     verify,
 )
 from fsdpplan.cli.expand import GroupedCommand, Program, expanded
-from fsdpplan.cli.render import printable
 from fsdpplan.emit.secrets import redacted, secret_values, without_values
-from fsdpplan.errors import FsdpPlanError, NoFeasibleLayout
+from fsdpplan.errors import FsdpPlanError, NoFeasibleLayout, ProbeError, SpecError
+from fsdpplan.terminal import printable
 
 PROGRAM = "fsdpplan"
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 """What a shell shows for a program that the closing of its pipe ended."""
 BAD_INPUT = 2
-OTHER = 1
 
 USAGE_ERROR: Any = typer.BadParameter.__base__
 """click's UsageError: newer releases of Typer carry a click of their own."""
@@ -96,11 +95,11 @@ def start(
 
 
 def main() -> NoReturn:
-    """The console script."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # A name from somebody's file must not end the program on an ASCII terminal.
-        sys.stdout.reconfigure(errors="backslashreplace")
-    sys.exit(exit_code_of(sys.argv[1:]))
+    """What the console script runs."""
+    process.go_on()
+    code = exit_code_of(sys.argv[1:])
+    process.be_deaf()
+    sys.exit(code)
 
 
 def exit_code_of(words: Sequence[str]) -> int:
@@ -110,9 +109,17 @@ def exit_code_of(words: Sequence[str]) -> int:
         sys.stdout.flush()
     except BrokenPipeError:
         return _close_quietly(BROKEN_PIPE)
-    except OSError as error:  # a full disk behind stdout, for one
-        typer.echo(f"{PROGRAM}: cannot write: {error.strerror or error}", err=True)
-        return _close_quietly(OTHER)
+    except process.OutputFailed as failed:
+        if isinstance(failed.cause, BrokenPipeError):
+            return _close_quietly(BROKEN_PIPE)
+        reason = failed.cause.strerror or failed.cause
+        typer.echo(
+            f"{PROGRAM}: standard output cannot be written to: {reason}; send it elsewhere",
+            err=True,
+        )
+        return _close_quietly(BAD_INPUT)
+    except KeyboardInterrupt as error:  # once more, while it was leaving
+        return process.exit_code_of_signal(error)
     return code
 
 
@@ -130,10 +137,30 @@ def _run(words: list[str]) -> int:
             f"{error.format_message().rstrip('.')}; type {_help_command(error)} for its options"
         )
         return _report(redacted(message), "UsageError", BAD_INPUT, words)
-    except KeyboardInterrupt:
-        typer.echo("interrupted", err=True)
-        return INTERRUPTED
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        refused = _refused(error)
+        return _report(str(refused), type(refused).__name__, refused.exit_code, words)
+    except MemoryError:
+        message = "this machine has no memory left for it; free some, and type it again"
+        return _report(message, ProbeError.__name__, ProbeError.exit_code, words)
+    except KeyboardInterrupt as error:
+        code = process.exit_code_of_signal(error)
+        typer.echo("interrupted" if code == INTERRUPTED else "terminated", err=True)
+        return code
     return 0
+
+
+def _refused(error: OSError) -> FsdpPlanError:
+    """What the system refused, where no place nearer to it said what was being done."""
+    from fsdpplan.files.table import path_text
+
+    reason = error.strerror or str(error)
+    if not isinstance(error.filename, str | bytes):
+        return ProbeError(f"this machine refused to go on: {reason}; see to that, and try again")
+    place = path_text(os.fsdecode(error.filename))
+    return SpecError(f"{place} cannot be used: {reason}; check the path and its permissions")
 
 
 def _report(
@@ -158,5 +185,10 @@ def _help_command(error: Any) -> str:
 
 def _close_quietly(code: int) -> int:
     """Nothing more can be printed: keep Python from trying when it flushes at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    null = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, process.OutputFailed):
+            os.dup2(null, stream.fileno())
     return code

@@ -16,7 +16,7 @@ from fsdpplan.files.plans import read_plan
 from fsdpplan.files.profile_devices import DeviceProfile
 from fsdpplan.files.profile_nodes import ClusterProfile, NodeProfile
 from fsdpplan.files.profiles import load_device, load_machines, load_node, profile_for_gpus
-from fsdpplan.files.table import write_text_atomically
+from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.run import calibrate as measuring_program
 from fsdpplan.run.calibrate_variables import network_variables
 from fsdpplan.run.machine import this_machine

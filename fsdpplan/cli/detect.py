@@ -65,5 +65,5 @@ def detect(*, options: DetectOptions, json: Json = False) -> None:
     for sentence in said:
         typer.echo(sentence, err=True)
     if options.save is not None and seen.problem is not None:
-        typer.echo(f"nothing is saved in {options.save}: there is no profile", err=True)
+        typer.echo(f"fsdpplan: nothing is saved in {options.save}: {seen.problem}", err=True)
         raise typer.Exit(seen.problem.exit_code)

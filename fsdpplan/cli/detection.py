@@ -16,7 +16,8 @@ from fsdpplan.cli.screen_hosts import findings_block, hosts_blocks
 from fsdpplan.errors import FsdpPlanError, SpecError
 from fsdpplan.files.profile_nodes import NodeProfile
 from fsdpplan.files.saved_profile import node_text
-from fsdpplan.files.table import path_text, write_text_atomically
+from fsdpplan.files.table import path_text
+from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.run import detect as reading
 from fsdpplan.run.allocation import survey_of_allocation
 from fsdpplan.topology.recording import Recording, recording_json

@@ -19,7 +19,7 @@ from fsdpplan.emit.pods import Pods
 from fsdpplan.emit.targets import Target, render
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import plan_json, read_plan
-from fsdpplan.files.table import write_text_atomically
+from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.run.launch import require_program
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.host_list import compress_host_list
@@ -49,7 +49,7 @@ def ranked(path: str, rank: int | None, *, own_program: bool) -> Plan:
 
 def saved_plan(path: str) -> Plan:
     """The plan in a file, or what to type where there is none."""
-    if not Path(path).exists():
+    if not os.path.exists(Path(path)):
         raise SpecError(
             f"there is no plan {path}: type fsdpplan recommend --params 8e9 --gpus 8 first, which "
             f"saves one, or name another"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from fsdpplan.errors import SpecError
 from fsdpplan.files.ledger import read_rows
 from fsdpplan.files.ledger_place import ledger_path
 from fsdpplan.files.ledger_rows import row_document
-from fsdpplan.files.table import write_text_atomically
+from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.search.words import degrees
 from fsdpplan.spec.ledger import LedgerRow
 from fsdpplan.units import format_percent, format_seconds
@@ -37,7 +38,7 @@ class View:
 def view(options: LedgerViewOptions) -> View:
     """Read them. Raises SpecError where there is no ledger, or no run in it."""
     path = ledger_path(options.ledger)
-    if not path.exists():
+    if not os.path.exists(path):
         raise SpecError(f"there is no ledger {path} yet: fsdpplan run adds each run to it")
     rows, unread = read_rows(path, cluster=options.cluster)
     if not rows and not unread:

@@ -42,6 +42,7 @@ def logs(*, options: LogOptions, json: Json = False) -> None:
     from fsdpplan.cli import printed
     from fsdpplan.run.jobs import chosen_run
     from fsdpplan.run.logs import job_log, lines_of
+    from fsdpplan.terminal import log_line
 
     if json and options.follow:
         raise SpecError("--json prints one object, so it cannot go on: leave out --follow")
@@ -51,4 +52,4 @@ def logs(*, options: LogOptions, json: Json = False) -> None:
         typer.echo(printed.printed_json(log, list(lines)))
         return
     for text in lines:
-        typer.echo(text)
+        typer.echo(log_line(text))

@@ -57,6 +57,7 @@ Save = Annotated[
         show_default=False,
     ),
 ]
+NoSave = Annotated[bool, typer.Option("--no-save", help="Save no plan.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, nothing else.")]
 
 

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import typer
 
 from fsdpplan.cli.options import (
+    DEFAULT_PLAN,
     ClusterOptions,
     EvidenceOptions,
     Json,
     LayoutOptions,
     ModelOptions,
+    NoSave,
     Save,
     TorchOptions,
     TrainingOptions,
 )
 from fsdpplan.cli.parse import path
-
-if TYPE_CHECKING:
-    pass
+from fsdpplan.errors import SpecError
 
 
 def recommend(
@@ -30,7 +28,8 @@ def recommend(
     layout: LayoutOptions,
     torch: TorchOptions,
     evidence: EvidenceOptions,
-    save: Save = "fsdpplan.json",
+    save: Save = DEFAULT_PLAN,
+    no_save: NoSave = False,
     json: Json = False,
 ) -> None:
     """Search, rank, explain on one screen, save the plan."""
@@ -38,7 +37,9 @@ def recommend(
     from fsdpplan.cli.inputs import resolve
     from fsdpplan.cli.render import columns
 
-    place = path(save, name="--save")
+    if no_save and save != DEFAULT_PLAN:
+        raise SpecError("--save and --no-save contradict each other: give one of them")
+    place = None if no_save else path(save, name="--save")
     inputs = resolve(
         model=model,
         cluster=cluster,
@@ -49,9 +50,9 @@ def recommend(
     )
     found = answer.search(inputs)
     inputs = answer.advised(inputs, found)
-    saved = answer.save(inputs, found.result, place)
+    said = answer.save(inputs, found.result, place) if place is not None else answer.NOT_SAVED
     if json:
         typer.echo(answer.recommend_json(inputs, found))
     else:
         typer.echo(screen.recommend_screen(inputs, found.result, width=columns()))
-    typer.echo(saved, err=True)
+    typer.echo(said, err=True)

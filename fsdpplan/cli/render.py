@@ -6,6 +6,8 @@ import shutil
 import textwrap
 from collections.abc import Iterable, Sequence
 
+from fsdpplan.terminal import printable
+
 MOST_COLUMNS = 80
 LEAST_COLUMNS = 40
 
@@ -96,8 +98,3 @@ def beside(left: str, right: str, *, width: int) -> str:
 def blocks(*parts: str) -> str:
     """The parts that are not empty, with an empty line between them."""
     return "\n\n".join(part for part in parts if part)
-
-
-def printable(text: str) -> str:
-    """`text` without control characters: it may hold what stood in somebody's file."""
-    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)

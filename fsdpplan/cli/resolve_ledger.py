@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,10 +62,15 @@ def resolve_learner(
 
 def _kept(options: LedgerOptions) -> Resolved[list[Told]]:
     """The ledger's runs, or why there are none."""
-    file = ledger_file(options)
+    try:
+        file = ledger_file(options)
+    except SpecError as error:
+        if options.ledger is not None:
+            raise
+        return Resolved(value=[], warnings=(f"past runs are not used: {error}",))
     if file is None:
         return Resolved(value=[])
-    if not file.exists():
+    if not os.path.exists(file):
         if options.ledger is not None:
             raise SpecError(
                 f"there is no ledger {file}: fsdpplan run makes it, and fsdpplan learn; leave "

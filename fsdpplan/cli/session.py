@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ from fsdpplan.run.outcome import Manner, Outcome
 from fsdpplan.run.session import attach, command_words, resume, run_launch
 from fsdpplan.run.show import display_for
 from fsdpplan.run.smoke import smoke_plan
+from fsdpplan.terminal import log_line
 from fsdpplan.units import format_seconds
 
 SMOKE_STEPS = 10
@@ -100,7 +102,7 @@ def prepare(plan: str, options: RunOptions, job: Job | None, *, file: str = "") 
             )
         remarks = (*launch.plan.warnings, *launch.plan.assumptions)
         return Started(launch=launch, target="here", folder=folder, remarks=remarks)
-    emits = options.source == "plan" or not (folder / SCRIPT_NAME).exists()
+    emits = options.source == "plan" or not os.path.exists(folder / SCRIPT_NAME)
     asked = job or (Job(python=sys.executable) if emits else None)
     launch = resolve_launch(
         folder,
@@ -219,7 +221,7 @@ def follow(started: Started, manner: Manner, *, fallback: int = 0) -> tuple[Atte
         return resume(started.again, launch, target=target, display=display, manner=manner)
 
     def say(text: str) -> None:
-        print(f"fsdpplan: {text}", file=sys.stderr, flush=True)
+        print(f"fsdpplan: {log_line(text)}", file=sys.stderr, flush=True)
 
     for remark in started.remarks:
         say(remark)

@@ -25,6 +25,9 @@ PLAN_KEY = "plan.json"
 MAX_PLAN_BYTES = 120_000
 """Linux passes at most 128 KiB in one variable (MAX_ARG_STRLEN in execve(2))."""
 
+MAX_SCRIPT_BYTES = 2**20
+"""No script of ours comes near it."""
+
 _HEADER = re.compile(
     r"# fsdpplan job script, format (?P<format>\d+): fsdpplan (?P<version>\S+), "
     r"plan sha256 (?P<digest>[0-9a-f]{64})"

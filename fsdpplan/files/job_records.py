@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
 
 from fsdpplan.errors import SpecError
-from fsdpplan.files.table import Table, parse_json_object, read_text, write_text_atomically
+from fsdpplan.files.table import Table, parse_json_object, read_text, text_of
+from fsdpplan.files.writing import write_text_atomically
 
 RECORD_NAME = "job.json"
 BAD_NODES_NAME = "bad-nodes"
@@ -67,7 +69,7 @@ def write_record(run_folder: Path, record: RunRecord) -> None:
 def read_record(run_folder: Path) -> RunRecord | None:
     """The record in `run_folder`; None where there is none. Raises SpecError for a broken one."""
     path = run_folder / RECORD_NAME
-    if not path.is_file():
+    if not os.path.isfile(path):
         return None
     text = read_text(path, limit_bytes=MAX_BYTES, what="record of a run")
     table = Table(where=str(path), values=parse_json_object(text, where=str(path)))
@@ -98,10 +100,7 @@ def read_bad_nodes(run_folder: str | Path | None) -> dict[str, str]:
     no such file."""
     if run_folder is None:
         return {}
-    try:
-        text = (Path(run_folder) / BAD_NODES_NAME).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return {}
+    text = text_of(Path(run_folder) / BAD_NODES_NAME, limit_bytes=MAX_BYTES)
     lines = (line.partition("\t") for line in text.splitlines())
     return {host.strip(): why.strip() for host, _, why in lines if host.strip()}
 

@@ -6,7 +6,7 @@ import tomllib
 from functools import lru_cache
 from pathlib import Path
 
-from fsdpplan.files.table import write_text_atomically
+from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.spec.learning import Widths
 
 _FILE = Path(__file__).with_name("learning.toml")

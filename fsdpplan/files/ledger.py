@@ -8,7 +8,9 @@ keeps its older journal; that costs nothing here. Source: sqlite.org, Write-Ahea
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import stat
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -16,7 +18,7 @@ from pathlib import Path
 
 from fsdpplan.errors import SpecError
 from fsdpplan.files.ledger_rows import read_row, row_values, same_run
-from fsdpplan.files.table import path_text
+from fsdpplan.files.table import kind_of_node, path_text
 from fsdpplan.spec.ledger import LedgerRow
 
 SCHEMA_VERSION = 2
@@ -145,15 +147,27 @@ _ADVICE = "name another file with --ledger, or leave it out by --no-ledger"
 @contextmanager
 def _opened(path: Path, *, mode: str = "rwc") -> Iterator[sqlite3.Connection]:
     try:
+        # SQLite would wait for a pipe, and lay its journal beside a device.
+        if os.path.exists(path) and not stat.S_ISREG(kind := os.stat(path).st_mode):
+            raise SpecError(
+                f"the ledger {path_text(path)} is not a file, but {kind_of_node(kind)}; {_ADVICE}"
+            )
         address = f"{path.absolute().as_uri()}?mode={mode}"
         connection = sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
         with closing(connection):
             connection.row_factory = sqlite3.Row
+            connection.text_factory = _text
             yield connection
-    except sqlite3.Error as error:
+    except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise SpecError(
-            f"the ledger {path_text(path)} cannot be used: {error}; {_ADVICE}"
+            f"the ledger {path_text(path)} cannot be used: {reason}; {_ADVICE}"
         ) from error
+
+
+def _text(data: bytes) -> str:
+    """Damaged text is text that no reader of a row knows, and ends no reading."""
+    return data.decode("utf-8", errors="replace")
 
 
 @contextmanager

@@ -17,8 +17,8 @@ from fsdpplan.files.table import (
     path_text,
     read_text,
     short,
-    write_text_atomically,
 )
+from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.estimate import Estimate
 from fsdpplan.spec.layout import Layout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, get_args
@@ -41,7 +42,9 @@ def read_profile(path: Path) -> Profile:
 
     def relatives(name: str) -> Table:
         beside = path.parent / f"{name}.toml"
-        return _document(beside) if _is_plain(name) and beside.is_file() else _catalogued(name)
+        return (
+            _document(beside) if _is_plain(name) and os.path.isfile(beside) else _catalogued(name)
+        )
 
     return parse_profile(text, where=path_text(path), relatives=relatives)
 
@@ -80,7 +83,7 @@ def _document(path: Path) -> Table:
 @lru_cache(maxsize=256)
 def _catalogued(name: str) -> Table:
     path = profiles_folder() / f"{name}.toml"
-    if not _is_plain(name) or not path.is_file():
+    if not _is_plain(name) or not os.path.isfile(path):
         raise ProfileNotFound(f"no hardware profile is called {short(name)}")
     return _document(path)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -81,7 +82,7 @@ def _find(
     """
     if "/" in name_or_path or name_or_path.endswith(".toml"):
         return Path(name_or_path)
-    if beside is not None and (beside / f"{name_or_path}.toml").is_file():
+    if beside is not None and os.path.isfile(beside / f"{name_or_path}.toml"):
         return beside / f"{name_or_path}.toml"
     if name_or_path in profile_names():
         return profiles_folder() / f"{name_or_path}.toml"
@@ -99,7 +100,7 @@ def _within(typed: str, kinds: tuple[ProfileKind, ...]) -> list[str]:
     that has them as words of its own is meant: `p5` is no `p5en`. That of a profile of another kind
     is no part of one."""
     parts = typed.lower().replace("-", " ").replace("_", " ").split()
-    if not parts or not _is_word(typed) or Path(f"{typed}.toml").is_file():
+    if not parts or not _is_word(typed) or os.path.isfile(Path(f"{typed}.toml")):
         return []
     if typed.lower() in profile_names():
         return []
@@ -115,7 +116,7 @@ def _is_word(typed: str) -> bool:
 
 
 def _hint(typed: str, kinds: tuple[ProfileKind, ...]) -> str:
-    if _is_word(typed) and Path(f"{typed}.toml").is_file():
+    if _is_word(typed) and os.path.isfile(Path(f"{typed}.toml")):
         return f"for the file here type {typed}.toml"
     names = sorted(name for kind in kinds for name in profile_names(kind))
     plain = typed.strip().lower()[:100]

@@ -6,9 +6,11 @@ them on every start and pydantic costs more than the rest of it.
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import os
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,56 +23,92 @@ UNREADABLE = "it holds a number of thousands of digits, or brackets in brackets 
 
 
 def read_text(path: Path, *, limit_bytes: int, what: str) -> str:
-    """The text of a regular UTF-8 file of at most `limit_bytes`, or one line on why not."""
+    """The text of a regular UTF-8 file of at most `limit_bytes`, or one line on why not; without
+    the mark that some editors put before it."""
+    return decoded(read_data(path, limit_bytes=limit_bytes, what=what), f"{what} {path_text(path)}")
+
+
+def read_data(path: Path, *, limit_bytes: int, what: str) -> bytes:
+    """The same, before it is text. Neither a pipe nor a device is waited for, or asked at all."""
     shown = path_text(path)
     try:
-        exists, is_file = path.exists(), path.is_file()
-        data = _read_at_most(path, limit_bytes + 1) if is_file else b""
+        data = _read_at_most(path, limit_bytes + 1)
+    except FileNotFoundError as error:
+        raise SpecError(f"{what} {shown} does not exist; check the path") from error
+    except _NoFile as error:
+        raise SpecError(f"{what} {shown} is not a file, but {error}") from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise SpecError(f"{what} {shown} cannot be read: {reason}") from error
-    if not is_file:
-        missing = "is not a file" if exists else "does not exist"
-        raise SpecError(f"{what} {shown} {missing}; check the path")
+        raise SpecError(
+            f"{what} {shown} cannot be read: {reason}; check the path and its permissions"
+        ) from error
     if len(data) > limit_bytes:
         raise SpecError(
             f"{what} {shown} is larger than {limit_bytes // 1024} KiB, so it is not a {what}; "
             "check the path"
         )
+    return data
+
+
+def text_of(path: Path, *, limit_bytes: int) -> str:
+    """What can be read of a file whose lack is no fault; "" where there is none."""
     try:
-        return data.decode("utf-8")
+        return read_data(path, limit_bytes=limit_bytes, what="file").decode("utf-8", "replace")
+    except SpecError:
+        return ""
+
+
+def decoded(data: bytes, where: str) -> str:
+    """The text that `data` holds; `where` names it in messages."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise SpecError(f"{where} is not text (UTF-8), but UTF-16; save it as UTF-8")
+    try:
+        return data.removeprefix(codecs.BOM_UTF8).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise SpecError(f"{what} {shown} is not text (UTF-8) at byte {error.start}") from error
+        raise SpecError(
+            f"{where} is not text (UTF-8) at byte {error.start}; check the path, or save it as "
+            "UTF-8"
+        ) from error
+
+
+class _NoFile(Exception):
+    """Something else than a regular file; says what, and what to do."""
+
+
+def _read_at_most(path: Path, limit_bytes: int) -> bytes:
+    # Looked at before it is opened, which some devices take for an order, and after, when it may
+    # be another.
+    _require_file(os.stat(path).st_mode)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    with open(descriptor, "rb") as file:
+        _require_file(os.fstat(descriptor).st_mode)
+        return file.read(limit_bytes)
+
+
+def _require_file(mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        is_folder = stat.S_ISDIR(mode)
+        advice = "check the path" if is_folder else "put what it holds into one, and name that"
+        raise _NoFile(f"{kind_of_node(mode)}; {advice}")
+
+
+def kind_of_node(mode: int) -> str:
+    """What a name of the file system stands for, in words."""
+    kinds = {
+        stat.S_IFDIR: "a folder",
+        stat.S_IFBLK: "a disk",
+        stat.S_IFCHR: "a device",
+        stat.S_IFIFO: "a pipe",
+        stat.S_IFSOCK: "a socket",
+        stat.S_IFREG: "a file",
+    }
+    return kinds.get(stat.S_IFMT(mode), "something else")
 
 
 def path_text(path: Path | str) -> str:
     """A path for messages: as it is, or escaped where it would break the line."""
     text = str(path)
     return text if text.isprintable() else ascii(text)
-
-
-def _read_at_most(path: Path, limit_bytes: int) -> bytes:
-    with path.open("rb") as file:
-        return file.read(limit_bytes)
-
-
-def write_text_atomically(path: Path, text: str, *, advice: str = "choose another place") -> None:
-    """Write `text` beside `path` and move it there, so that a reader never sees half of it."""
-    temporary: Path | None = None
-    try:
-        # A name that nobody foresees, and never through a link that lies there: a folder may be
-        # shared. Not mkstemp, whose files are private: the user's umask decides.
-        new = path.parent / f".{path.name}.{os.urandom(8).hex()}.tmp"
-        with new.open("x", encoding="utf-8") as file:
-            temporary = new
-            file.write(text)
-        os.replace(temporary, path)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise SpecError(f"{path_text(path)} cannot be written: {reason}; {advice}") from error
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
 
 
 def parse_json_object(text: str, *, where: str) -> dict[str, Any]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fsdpplan.emit.header import MAX_SCRIPT_BYTES
 from fsdpplan.errors import LaunchError
+from fsdpplan.files.table import text_of
 from fsdpplan.run.engine import JobState
 from fsdpplan.run.jobs import Run, runs_of, state_of
 from fsdpplan.run.launch import Launch, checkpoints_word
@@ -32,10 +34,7 @@ def require_alone(launch: Launch, *, folder: Path, but: Run | None = None) -> No
 def _checkpoints_of(run: Run) -> str | None:
     if run.record.ending is not None:
         return None
-    try:
-        return checkpoints_word(Path(run.record.script).read_text("utf-8", errors="replace"))
-    except OSError:
-        return None
+    return checkpoints_word(text_of(Path(run.record.script), limit_bytes=MAX_SCRIPT_BYTES))
 
 
 def _state(run: Run) -> JobState | None:

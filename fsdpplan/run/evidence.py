@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,12 +50,12 @@ def rows_at(path: Path) -> list[MeasuredRow]:
 
 def evidence_at(path: Path) -> Evidence:
     """All runs at `path` as rows of the ledger, to keep. Raises SpecError where there are none."""
-    if not path.exists():
+    if not os.path.exists(path):
         raise SpecError(
             f"{path_text(path)} does not exist: name a table of measured runs, a run's folder, or "
             "what fsdpplan ledger --export wrote"
         )
-    if path.is_dir():
+    if os.path.isdir(path):
         return _folders(path)
     if _is_ledger(path):
         rows, unread = read_rows(path)
@@ -64,10 +65,12 @@ def evidence_at(path: Path) -> Evidence:
 
 
 def _is_table(path: Path) -> bool:
-    return path.is_file() and path.suffix not in (".jsonl", ".json") and not _is_ledger(path)
+    return os.path.isfile(path) and path.suffix not in (".jsonl", ".json") and not _is_ledger(path)
 
 
 def _is_ledger(path: Path) -> bool:
+    if not os.path.isfile(path):  # a pipe would keep us waiting
+        return False
     try:
         with path.open("rb") as file:
             return file.read(len(_SQLITE)) == _SQLITE

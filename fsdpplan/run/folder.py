@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from importlib.resources import files
 from pathlib import Path
 
@@ -13,6 +12,8 @@ from fsdpplan.emit.header import job_plan
 from fsdpplan.emit.job import Job
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import plan_json
+from fsdpplan.files.table import path_text
+from fsdpplan.files.writing import write_folder_at_once
 from fsdpplan.spec.plan import Plan
 
 
@@ -23,8 +24,10 @@ def write_job_folder(folder: Path, *, plan: Plan, job: Job) -> list[Path]:
     trainer in it may have been changed by its owner.
     """
     folder = folder.absolute()
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise SpecError(f"{folder} exists already: choose another --out, or remove it first")
+    if os.path.lexists(folder) and not _is_empty_folder(folder):
+        raise SpecError(
+            f"{path_text(folder)} exists already: choose another --out, or remove it first"
+        )
     carried = job_plan(plan)
     texts = job_folder_files(
         plan=carried,
@@ -34,13 +37,15 @@ def write_job_folder(folder: Path, *, plan: Plan, job: Job) -> list[Path]:
         folder=str(folder),
     )
     texts |= {f"{TRAINER_NAME}/{name}": text for name, text in trainer_sources().items()}
-    try:
-        _write_at_once(folder, texts)
-    except OSError as error:
-        raise SpecError(
-            f"cannot write the job folder {folder}: {error.strerror}: choose another --out"
-        ) from error
+    write_folder_at_once(folder, texts, advice="choose another --out")
     return [folder / name for name in texts]
+
+
+def _is_empty_folder(folder: Path) -> bool:
+    try:
+        return not any(folder.iterdir())
+    except OSError:
+        return False
 
 
 def trainer_sources() -> dict[str, str]:
@@ -51,18 +56,3 @@ def trainer_sources() -> dict[str, str]:
         for file in sorted(package.iterdir(), key=lambda file: file.name)
         if file.name.endswith(".py")
     }
-
-
-def _write_at_once(folder: Path, texts: dict[str, str]) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    # Not mkdtemp, whose folders are private: the user's umask decides who reads a job folder.
-    temporary = folder.parent / f".{folder.name}.{os.urandom(8).hex()}"
-    temporary.mkdir()
-    try:
-        for name, text in texts.items():
-            path = temporary / name
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(text, encoding="utf-8", newline="\n")
-        os.replace(temporary, folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)

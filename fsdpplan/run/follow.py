@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from fsdpplan.files.table import text_of
 from fsdpplan.run.attempts import AttemptsTail, StartEnded
 from fsdpplan.run.metrics import Measured, MetricsTail, Start
 from fsdpplan.run.nccl_watch import NcclWatch
@@ -16,6 +17,7 @@ from fsdpplan.run.tail import FileTail
 from fsdpplan.units import format_seconds
 
 PREFLIGHT_NAME = "preflight.json"
+MAX_PREFLIGHT_BYTES = 2**20
 
 _LABEL = re.compile(r" *(\d+): ")
 """srun's, before the lines of each task."""
@@ -190,8 +192,8 @@ class _Preflight:
 def preflight_words(path: Path) -> str | None:
     """What the preflight came to, in one line; None where it says nothing."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        record = json.loads(text_of(path, limit_bytes=MAX_PREFLIGHT_BYTES))
+    except (ValueError, RecursionError):
         return None
     if not isinstance(record, dict) or not isinstance(record.get("passed"), bool):
         return None

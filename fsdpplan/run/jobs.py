@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fsdpplan.emit.folder import SCRIPT_NAME
-from fsdpplan.emit.header import plan_digest, read_metrics_path, read_plan_json
+from fsdpplan.emit.header import MAX_SCRIPT_BYTES, plan_digest, read_metrics_path, read_plan_json
 from fsdpplan.errors import FsdpPlanError, SpecError
 from fsdpplan.files.job_records import (
     Ending,
@@ -17,6 +17,7 @@ from fsdpplan.files.job_records import (
     read_record,
     write_record,
 )
+from fsdpplan.files.table import text_of
 from fsdpplan.run.attempts import ended_for_good
 from fsdpplan.run.engine import Engine, Forgotten, JobState
 from fsdpplan.run.local import processes_of
@@ -113,7 +114,7 @@ def _bare(run_folder: Path, folder: Path) -> RunRecord | None:
     if not run_folder.name.startswith(_SUBMITTED_BARE) or not job_id.isdecimal():
         return None
     script = folder / SCRIPT_NAME
-    text = script.read_text("utf-8", errors="replace") if script.is_file() else ""
+    text = text_of(script, limit_bytes=MAX_SCRIPT_BYTES)
     own = read_metrics_path(text)
     return RunRecord(
         engine="slurm",

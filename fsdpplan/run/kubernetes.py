@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+from fsdpplan.emit.header import MAX_SCRIPT_BYTES
 from fsdpplan.emit.kubernetes.manifest import (
     INSTANCE_LABEL,
     MANAGER_LABEL,
@@ -24,6 +25,7 @@ from fsdpplan.emit.kubernetes.manifest import (
     read_manifest_job,
 )
 from fsdpplan.errors import LaunchError
+from fsdpplan.files.table import read_text
 from fsdpplan.run.engine import Forgotten, JobState
 from fsdpplan.run.kubernetes_logs import Seen, new_lines
 from fsdpplan.run.kubernetes_text import (
@@ -114,7 +116,7 @@ class Kubernetes:
                 "--chain is Slurm's: on Kubernetes a job waits for no other one; it starts again "
                 "by itself as often as --retries says"
             )
-        named = read_manifest_job(script.read_text(encoding="utf-8", errors="replace"))
+        named = read_manifest_job(read_text(script, limit_bytes=MAX_SCRIPT_BYTES, what="manifest"))
         if named is None:
             raise LaunchError(
                 f"{script} makes no job that fsdpplan knows: type fsdpplan emit-launch --target "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +10,13 @@ from typing import Literal
 
 from fsdpplan import __version__
 from fsdpplan.emit.folder import PLAN_NAME, SCRIPT_NAME
-from fsdpplan.emit.header import job_plan, plan_digest, read_header, read_plan_json
+from fsdpplan.emit.header import (
+    MAX_SCRIPT_BYTES,
+    job_plan,
+    plan_digest,
+    read_header,
+    read_plan_json,
+)
 from fsdpplan.emit.job import Job, UserProgram
 from fsdpplan.emit.script import render_launch
 from fsdpplan.errors import SpecError
@@ -29,9 +36,6 @@ FILE_NAMES = tuple(_NAMES.values())
 _CHECKPOINTS = re.compile(
     r"""(?<!\S)(?:'--checkpoint-dir\b[^']*'(?:"'"'[^']*')*|--checkpoint-dir\b(?:[= ]\S+)?)"""
 )
-
-MAX_SCRIPT_BYTES = 2**20
-"""No script of ours comes near it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +108,7 @@ def resolve_launch(
     that stands there and the plan.
     """
     script_path, plan_path = folder / SCRIPT_NAME, plan_file or folder / PLAN_NAME
-    if source == "plan" or not script_path.exists():
+    if source == "plan" or not os.path.exists(script_path):
         return _from_plan(plan_path, job=job or Job(), folder=folder)
     if job is not None:
         raise SpecError(
@@ -112,7 +116,7 @@ def resolve_launch(
             "--from plan to emit a new script from the plan"
         )
     script, plan = _read_script(script_path)
-    if source is None and plan_path.exists():
+    if source is None and os.path.exists(plan_path):
         _require_same_plan(script_path, plan_path, inside=plan)
     return Launch(script=script, plan=plan, origin=str(script_path))
 
@@ -121,7 +125,7 @@ def is_plan(path: Path) -> bool:
     """Whether there is JSON at `path`, by its name or its first character: no script is that."""
     if path.suffix == ".json":
         return True
-    if not path.is_file():
+    if not os.path.isfile(path):
         return False
     with path.open(encoding="utf-8", errors="replace") as file:
         return file.read(64).lstrip().startswith("{")
@@ -135,7 +139,7 @@ def read_launch(path: Path) -> Launch:
 
 
 def _from_plan(plan_path: Path, *, job: Job, folder: Path) -> Launch:
-    if not plan_path.exists():
+    if not os.path.exists(plan_path):
         raise SpecError(
             f"there is neither {SCRIPT_NAME} in {folder} nor the plan {plan_path}: type "
             "fsdpplan recommend --params 8e9 --gpus 8 first, which saves one"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -69,7 +70,7 @@ def job_log(run: Run, job: str | None) -> JobLog:
         return JobLog(run=run, job_id=job_id, path=None, engine=engine, hosts=())
     path = state.log if state is not None else None
     path = path or _existing(run, job_id)
-    if not path.exists():
+    if not os.path.exists(path):
         words = "is not there yet" if state is None else f"is {state.words}"
         raise SpecError(
             f"job {job_id} {words}, and has printed nothing to {path}: fsdpplan status shows how "

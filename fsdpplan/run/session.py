@@ -13,7 +13,7 @@ from pathlib import Path
 from fsdpplan.emit.header import plan_digest, read_metrics_path, read_plan_json
 from fsdpplan.errors import FsdpPlanError, LaunchError
 from fsdpplan.files.job_records import EngineName, RunRecord, read_record
-from fsdpplan.files.table import write_text_atomically
+from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.run.alone import require_alone
 from fsdpplan.run.jobs import METRICS_NAME, RUNS_FOLDER, Run, state_of
 from fsdpplan.run.launch import Launch
@@ -102,6 +102,12 @@ def resume(
             f"run {run.shown_id} cannot be resumed, since {how}: type fsdpplan run --attach to "
             "follow it, or fsdpplan cancel first"
         )
+    if state.succeeded and run.measured.is_complete:
+        raise LaunchError(
+            f"run {run.shown_id} has trained all of its {run.measured.last_step} steps: fsdpplan "
+            "run --attach shows what it came to; to train on, emit a script with more --steps and "
+            "the same --checkpoint-dir"
+        )
     require_alone(launch, folder=Path(run.record.folder), but=run)
     record = replace(
         run.record,
@@ -109,7 +115,8 @@ def resume(
         jobs=(),
         ending=None,
         is_cancelled=False,
-        in_ledger=False,
+        # What finds all steps done trains none, and the ledger has those already.
+        in_ledger=run.record.in_ledger and run.measured.is_complete,
         log="",
         submitted_at=_now(),
         host=socket.gethostname(),

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from fsdpplan.run.metrics import Measured
+from fsdpplan.terminal import log_line
 from fsdpplan.units import format_percent, format_seconds
 
 if TYPE_CHECKING:
@@ -44,10 +45,10 @@ class PlainDisplay(Display):
         self._stream.flush()
 
     def state(self, text: str) -> None:
-        print(f"fsdpplan: {text}", file=self._stream, flush=True)
+        print(f"fsdpplan: {log_line(text)}", file=self._stream, flush=True)
 
     def output(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
+        print(log_line(line), file=self._stream, flush=True)
 
     def progress(self, measured: Measured) -> None:
         """Nothing: the job prints a line for each step."""
@@ -79,7 +80,7 @@ class LiveDisplay(Display):
     def output(self, line: str) -> None:
         if self._task is None or not _STEP_LINE.match(line):
             self._progress.console.print(
-                line, markup=False, highlight=False, emoji=False, soft_wrap=True
+                log_line(line), markup=False, highlight=False, emoji=False, soft_wrap=True
             )
 
     def progress(self, measured: Measured) -> None:

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from fsdpplan.emit.header import MAX_SCRIPT_BYTES
 from fsdpplan.errors import LaunchError, SpecError
 from fsdpplan.files.job_records import read_bad_nodes
+from fsdpplan.files.table import read_text
 from fsdpplan.run.engine import Forgotten, JobState
 from fsdpplan.run.slurm_text import (
     RETRIES,
@@ -56,7 +58,7 @@ class Slurm:
         after: str | None = None,
     ) -> str:
         """Submit `script` from `folder`, to start when job `after` has ended; the job's id."""
-        text = script.read_text(encoding="utf-8", errors="replace")
+        text = read_text(script, limit_bytes=MAX_SCRIPT_BYTES, what="job script")
         if _ARRAY.search(text) or environment.get("SBATCH_ARRAY_INX"):
             raise LaunchError(
                 "a plan is one job, and this script asks for an array or a heterogeneous job, "

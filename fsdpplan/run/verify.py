@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from fsdpplan.emit.folder import PLAN_NAME
-from fsdpplan.emit.header import job_plan, plan_digest, read_metrics_path, read_plan_json
+from fsdpplan.emit.header import (
+    MAX_SCRIPT_BYTES,
+    job_plan,
+    plan_digest,
+    read_metrics_path,
+    read_plan_json,
+)
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import plan_from_json, plan_json_like, read_plan
 from fsdpplan.files.table import read_text
 from fsdpplan.run.compare import Comparison, compare
 from fsdpplan.run.jobs import METRICS_NAME, RUNS_FOLDER
-from fsdpplan.run.launch import FILE_NAMES, MAX_SCRIPT_BYTES
+from fsdpplan.run.launch import FILE_NAMES
 from fsdpplan.run.metrics import Communication, Measured, read_metrics
 from fsdpplan.spec.estimate import CollectiveCost
 from fsdpplan.spec.ledger import LEAST_STEPS
@@ -125,14 +132,14 @@ def _newest(folder: Path) -> Path:
 
 
 def _metrics_of(found: Path, folder: Path) -> Path:
-    if not found.exists():
+    if not os.path.exists(found):
         raise SpecError(f"{found} does not exist: name a run's folder or its metrics file")
-    if not found.is_dir():
+    if not os.path.isdir(found):
         return found
     script = _script_text(found)
     own = None if script is None else read_metrics_path(script)
     metrics = found / METRICS_NAME if own is None else folder / own
-    if not metrics.exists():
+    if not os.path.exists(metrics):
         raise SpecError(
             f"{found} has no {metrics.name}: the run reported no step; its log says why "
             f"({found / 'job.log'}), and fsdpplan run starts another"
@@ -141,7 +148,7 @@ def _metrics_of(found: Path, folder: Path) -> Path:
 
 
 def _script_text(found: Path) -> str | None:
-    folder = found if found.is_dir() else found.parent
+    folder = found if os.path.isdir(found) else found.parent
     script = next((folder / name for name in FILE_NAMES if (folder / name).is_file()), None)
     if script is None:
         return None
@@ -156,7 +163,7 @@ def _plan_of(found: Path, plan_file: Path | None, folder: Path) -> tuple[Plan, s
         if text is not None:
             return plan_from_json(text, where=f"the plan inside {found}"), plan_digest(text)
         plan_file = folder / PLAN_NAME
-        if not plan_file.exists():
+        if not os.path.exists(plan_file):
             raise SpecError(
                 f"there is no plan beside {found}, nor {plan_file}: name the plan of that run "
                 "with --plan"

@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 
 from fsdpplan.errors import LaunchError, SpecError
@@ -95,8 +95,7 @@ def follow_jobs(
         is_complete = follower.measured.is_complete
         if is_complete or follower.verdict is not None or end.state.state not in GOES_ON_AFTER:
             why = "all steps are done" if is_complete else f"job {job_id} ended: {end.state.state}"
-            _cancel_rest(engine, rest, display, why=why)
-            return end
+            return _end_of_chain(engine, end, rest, follower=follower, display=display, why=why)
     raise AssertionError("there is at least one job")
 
 
@@ -244,6 +243,30 @@ def hosts_in(nodes: str) -> tuple[str, ...]:
     except SpecError:
         return ()
     return hosts if len(hosts) > 1 else ()
+
+
+def _end_of_chain(
+    engine: Engine,
+    end: End,
+    rest: Sequence[str],
+    *,
+    follower: Follower,
+    display: Display,
+    why: str,
+) -> End:
+    """How a chain ended of which a job leaves the others nothing to do.
+
+    Somebody may have cancelled one job while the next trained on, or after the last step was saved:
+    then the chain has done what it was for, whatever its first job was told.
+    """
+    was_cancelled = end.state is not None and end.state.state == "CANCELLED"
+    for job_id in rest if was_cancelled else ():
+        state = engine.state(job_id)
+        if state is not None and state.succeeded:
+            return End(exit_code=0, ended=True, job_id=job_id, state=state)
+    _cancel_rest(engine, rest, display, why=why)
+    concluded = follower.measured.is_complete and follower.measured.summary is not None
+    return replace(end, exit_code=0) if was_cancelled and concluded else end
 
 
 def _cancel_rest(engine: Engine, rest: Sequence[str], display: Display, *, why: str) -> None:

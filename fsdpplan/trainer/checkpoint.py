@@ -32,6 +32,7 @@ from .checkpoint_files import (
     reason,
     remove,
     resumable,
+    take_folder,
 )
 from .checkpoint_state import Staging, equalise_copies, fill_optimizer, named_tensors, tree
 from .checkpoint_storage import (
@@ -91,6 +92,8 @@ class Checkpoints:
         self.under_way: Future[Saved] | None = None
         self.good_step = 0
         """Step of the newest checkpoint of this run; where it began if it has written none."""
+        self.owner = ""
+        """What says on the disk that the folder is this run's."""
 
     def save(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress
@@ -107,7 +110,7 @@ class Checkpoints:
         path = checkpoint_path(self.folder, progress.step)
         document = {"schema_version": SCHEMA_VERSION, **asdict(progress), **written_by(self.plan)}
         partial = partial_path(path)
-        writer = PublishingWriter(partial, path, document, keep=self.keep)
+        writer = PublishingWriter(partial, path, document, keep=self.keep, owner=self.owner)
 
         def write() -> Saved:
             problem = ""
@@ -240,6 +243,7 @@ class Checkpoints:
         seen = [False] * dist.get_world_size()
         dist.all_gather_object(seen, trial.exists(), group=self.group)
         self._on_first_rank(lambda: remove(trial))
+        self.owner = self._on_first_rank(lambda: take_folder(self.folder))
         if not all(seen):
             raise TrainerError(
                 f"rank {seen.index(False)} does not see what rank 0 writes into {self.folder}: "

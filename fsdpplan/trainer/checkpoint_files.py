@@ -17,6 +17,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import time
 import zlib
 from dataclasses import dataclass
@@ -24,6 +25,14 @@ from pathlib import Path
 from typing import Any
 
 from .errors import TrainerError
+from .whole_file import (
+    NO_SMALL_FILE,
+    is_plain,
+    read_small,
+    require_file,
+    sync_folder,
+    write_durably,
+)
 
 LATEST = "latest"
 PROGRESS = "trainer.json"
@@ -32,6 +41,9 @@ TENSOR_INDEX = ".metadata"
 
 _NAME = re.compile(r"step-(\d{8,})")
 _PIECE_BYTES = 2**24
+LATEST_BYTES = 200
+OWNER = ".run"
+"""Names the run that began last in this folder."""
 
 
 class Unreadable(TrainerError):
@@ -77,19 +89,22 @@ def resumable(folder: Path) -> list[Path]:
     """
     whole = whole_checkpoints(folder)
     try:
-        name = (folder / LATEST).read_text(encoding="utf-8").strip()
+        name = read_small(folder / LATEST, limit_bytes=LATEST_BYTES).strip()
     except FileNotFoundError:
         return whole
-    except UnicodeDecodeError:
+    except ValueError:
         name = ""
-    marked = step_of(folder / name)
-    if marked < 0:
+    except OSError as error:
+        if error.errno not in NO_SMALL_FILE:
+            raise
+        name = f"something else: {reason(error)}"
+    if not _NAME.fullmatch(name):  # nor a path, which could lead out of the folder
         raise TrainerError(
             f"{folder / LATEST} names {name!r}, which is no checkpoint: write one of "
             f"{', '.join(path.name for path in whole) or 'none left'} into it, or take another "
             "--checkpoint-dir"
         )
-    older = [path for path in whole if step_of(path) < marked]
+    older = [path for path in whole if step_of(path) < step_of(folder / name)]
     return [folder / name, *older]
 
 
@@ -102,6 +117,30 @@ def prepare_folder(folder: Path) -> Path:
     trial = folder / f".{LATEST}.{os.getpid()}-{time.time_ns()}"
     write_durably(trial, "\n")
     return trial
+
+
+def take_folder(folder: Path) -> str:
+    """Write down that this run has begun in `folder`; what says so."""
+    owner = f"{socket.gethostname()} {os.getpid()} {os.urandom(8).hex()}"
+    write_durably(folder / OWNER, owner + "\n")
+    return owner
+
+
+def require_own(folder: Path, owner: str) -> None:
+    """Raise TrainerError where `folder` is no longer the one that this run began in, or no longer
+    its own: a checkpoint would lie where nobody looks, or take another run's place."""
+    try:
+        found = read_small(folder / OWNER, limit_bytes=LATEST_BYTES).strip()
+    except (OSError, ValueError) as error:
+        raise TrainerError(
+            f"{folder} is not the folder that this run began in ({reason(error)}): it was deleted, "
+            "or its disk is not mounted any more; put it back"
+        ) from error
+    if found != owner:
+        raise TrainerError(
+            f"another run has begun in {folder} since (on {found.partition(' ')[0]}): end one of "
+            "the two, or give it another --checkpoint-dir"
+        )
 
 
 def publish(partial: Path, path: Path, records: list[FileRecord], progress: dict[str, Any]) -> None:
@@ -159,15 +198,22 @@ def manifest_text(records: list[FileRecord]) -> str:
 def read_manifest(path: Path) -> list[FileRecord] | None:
     """What the checkpoint's files must be; None where it has no manifest."""
     try:
-        files = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["files"]
-        return [
+        files = json.loads(read_small(path / MANIFEST))["files"]
+        records = [
             FileRecord(name=name, num_bytes=int(said["bytes"]), crc32=int(said["crc32"]))
             for name, said in sorted(files.items())
         ]
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise Unreadable(f"{MANIFEST} cannot be read: {error}") from error
+    except (
+        *(OSError, ValueError, TypeError, KeyError, AttributeError),
+        *(OverflowError, RecursionError),
+    ) as error:
+        raise Unreadable(f"{MANIFEST} cannot be read: {reason(error)}") from error
+    outside = next((r.name for r in records if not is_plain(r.name)), None)
+    if outside is not None:
+        raise Unreadable(f"{MANIFEST} names {outside!r}, outside of its folder")
+    return records
 
 
 def damage(records: list[FileRecord], path: Path, *, rank: int, ranks: int) -> str:
@@ -183,6 +229,7 @@ def damage(records: list[FileRecord], path: Path, *, rank: int, ranks: int) -> s
 
 def _damage_of(record: FileRecord, path: Path) -> str:
     try:
+        require_file(path)  # one that is read has an end
         actual_bytes = path.stat().st_size
         if actual_bytes != record.num_bytes:
             return f"{record.name} has {actual_bytes} bytes, not {record.num_bytes}"
@@ -191,7 +238,7 @@ def _damage_of(record: FileRecord, path: Path) -> str:
     except FileNotFoundError:
         return f"{record.name} is missing"
     except OSError as error:
-        return f"{record.name} cannot be read: {error.strerror}"
+        return f"{record.name} cannot be read: {reason(error)}"
     return ""
 
 
@@ -203,27 +250,6 @@ def record_of(path: Path) -> FileRecord:
             crc32 = zlib.crc32(piece, crc32)
             num_bytes += len(piece)
     return FileRecord(name=path.name, num_bytes=num_bytes, crc32=crc32)
-
-
-def write_durably(path: Path, text: str) -> None:
-    """Write a small file and wait until the disk has it; one that a killed run left goes first."""
-    path.unlink(missing_ok=True)
-    with path.open("x", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync_folder(path: Path) -> None:
-    """Wait until the disk has the names in a folder, where the file system can tell."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        # Some network file systems refuse to sync a folder; they write names through at once.
-        pass
-    finally:
-        os.close(descriptor)
 
 
 def reason(error: BaseException) -> str:

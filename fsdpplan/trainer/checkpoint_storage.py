@@ -41,9 +41,11 @@ from .checkpoint_files import (
     publish,
     reason,
     remove,
+    require_own,
     retire,
 )
 from .torch_versions import ReadableProperties
+from .whole_file import is_plain, require_file
 
 INDEX_CLASSES = {
     ("pathlib", "PosixPath"),
@@ -143,8 +145,11 @@ class PublishingWriter(FileSystemWriter):
     everywhere, `finish` on the first rank.
     """
 
-    def __init__(self, partial: Path, path: Path, progress: dict[str, Any], *, keep: int) -> None:
+    def __init__(
+        self, partial: Path, path: Path, progress: dict[str, Any], *, keep: int, owner: str
+    ) -> None:
         super().__init__(partial)
+        self.owner = owner
         self.fs: SummedFiles = SummedFiles()
         self.partial = partial
         self.published = path
@@ -156,9 +161,10 @@ class PublishingWriter(FileSystemWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Begin with an empty folder."""
+        """Begin with an empty folder in the run's own, which is never made anew here."""
+        require_own(self.published.parent, self.owner)
         remove(self.partial)
-        self.partial.mkdir(parents=True)
+        self.partial.mkdir()
         return super().prepare_global_plan(plans)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -181,6 +187,7 @@ class PublishingWriter(FileSystemWriter):
         records = [r.storage_data for r in everything if isinstance(r.storage_data, FileRecord)]
         tensors = [r for r in everything if not isinstance(r.storage_data, FileRecord)]
         super().finish(metadata, [tensors])
+        require_own(self.published.parent, self.owner)
         publish(self.partial, self.published, records, self.progress)
         retire(self.published, keep=self.keep)
 
@@ -214,16 +221,20 @@ class IndexUnpickler(pickle.Unpickler):
 def read_index(path: Path) -> Metadata:
     """Which tensors the checkpoint `path` has, and where. Raises Unreadable for anything else."""
     try:
+        require_file(path / TENSOR_INDEX)
         with (path / TENSOR_INDEX).open("rb") as file:
             index = IndexUnpickler(file).load()
+        if not isinstance(index, Metadata) or not isinstance(index.storage_data, dict):
+            raise Unreadable(f"{TENSOR_INDEX} is no index of tensors")
+        named = {str(info.relative_path) for info in index.storage_data.values()}
+    except Unreadable:
+        raise
     except Exception as error:
         # A damaged pickle may fail in any way.
         raise Unreadable(f"{TENSOR_INDEX} cannot be read: {reason(error)}") from error
-    if not isinstance(index, Metadata) or not isinstance(index.storage_data, dict):
-        raise Unreadable(f"{TENSOR_INDEX} is no index of tensors")
-    for info in index.storage_data.values():
-        if "/" in info.relative_path:
-            raise Unreadable(f"{TENSOR_INDEX} names {info.relative_path}, outside of its folder")
+    outside = next((name for name in named if not is_plain(name)), None)
+    if outside is not None:
+        raise Unreadable(f"{TENSOR_INDEX} names {outside}, outside of its folder")
     return index
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from .errors import TrainerError
+from .whole_file import read_small
 
 PLAN_VARIABLE = "FSDPPLAN_PLAN"
 """Environment variable that carries the plan to every rank: JSON text, or the path of a file."""
@@ -294,8 +295,8 @@ def plan_text(source: str | os.PathLike[str] | None = None) -> str:
     if text.lstrip().startswith("{"):
         return text
     try:
-        return Path(text).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return read_small(Path(text)).removeprefix("\ufeff")
+    except (OSError, ValueError) as error:
         raise TrainerError(f"the plan {text[:200]!r} cannot be read: {error}") from error
 
 

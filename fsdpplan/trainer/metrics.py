@@ -77,8 +77,8 @@ def keep_steps_until(path: Path, step: int) -> None:
     will be trained again. At step 0 the file begins anew."""
     kept = []
     try:
-        if step and path.exists():
-            for line in path.read_text(encoding="utf-8").splitlines():
+        if step and path.is_file():
+            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
                 if _step_of(line) <= step:
                     kept.append(line + "\n")
         write_whole(path, "".join(kept))

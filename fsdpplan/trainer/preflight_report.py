@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .whole_file import write_whole
+from .whole_file import read_small, write_whole
 
 RESULT_FILE = "preflight.json"
 ATTEMPTS_FILE = "attempts.jsonl"
@@ -50,7 +50,7 @@ def planned_nodes(folder: Path | None) -> tuple[str, ...]:
     """Nodes of the newest start in `attempts.jsonl`, which the batch script writes; none known
     where there is no such file."""
     try:
-        text = "" if folder is None else (folder / ATTEMPTS_FILE).read_text(encoding="utf-8")
+        text = "" if folder is None else read_small(folder / ATTEMPTS_FILE)
         starts = [json.loads(line) for line in text.splitlines()]
         nodes = [start["nodes"] for start in starts if start["event"] == "attempt"]
     except (OSError, ValueError, KeyError, TypeError):

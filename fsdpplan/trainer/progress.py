@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from .checkpoint_files import PROGRESS, Unreadable, reason
 from .config import PlanConfig
 from .errors import TrainerError
+from .whole_file import read_small
 
 SCHEMA_VERSION = 2
 """Version of trainer.json. Those of version 1 have no version, no manifest and no generators."""
@@ -49,18 +50,36 @@ class Progress:
 def read_progress(path: Path) -> Progress:
     """What the checkpoint `path` says of the run that wrote it."""
     try:
-        document = json.loads((path / PROGRESS).read_text(encoding="utf-8"))
+        document = json.loads(read_small(path / PROGRESS))
         version = document.pop("schema_version", 1)
         if version > SCHEMA_VERSION:
             raise TrainerError(
                 f"{path / PROGRESS} has schema_version {version}, this trainer reads up to "
                 f"{SCHEMA_VERSION}: resume with the fsdpplan that wrote it"
             )
-        return Progress(**document)
+        progress = Progress(**document)
+        for each in fields(Progress):
+            _require_kind(each.name, str(each.type), getattr(progress, each.name))
+        return progress
     except TrainerError:
         raise
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise Unreadable(f"{PROGRESS} cannot be read: {reason(error)}") from error
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "float": (int, float),
+    "str": (str,),
+    "dict[str, Any]": (dict,),
+}
+
+
+def _require_kind(name: str, kind: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, _KINDS[kind]):
+        raise ValueError(f"{name} is {str(value)[:60]!r}")
+    if isinstance(value, int | float) and not 0 <= value < 2**63:
+        raise ValueError(f"{name} is {str(value)[:60]}")
 
 
 def require_same_run(path: Path, found: Progress, plan: PlanConfig, *, seed: int) -> list[str]:

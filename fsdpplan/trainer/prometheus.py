@@ -53,7 +53,7 @@ def exposition(samples: Iterable[Sample], common: Mapping[str, str]) -> str:
 
 def write_exposition(path: Path, text: str) -> None:
     """Replace the file at once: its reader may come at any moment."""
-    write_whole(path, text)
+    write_whole(path, text, durably=False)
 
 
 def _labels(labels: Mapping[str, str]) -> str:

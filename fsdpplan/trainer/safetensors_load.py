@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor
 
 from .errors import TrainerError
 from .shards import Box, box_of, local
+from .whole_file import is_plain, read_small, require_file
 
 INDEX_NAME = "model.safetensors.index.json"
 LENGTH_BYTES = 8
@@ -91,10 +92,12 @@ def read_headers(folder: Path) -> dict[str, Stored]:
     index = folder / INDEX_NAME
     if index.is_file():
         try:
-            listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-        except (ValueError, KeyError, AttributeError) as error:
-            raise TrainerError(f"{index} is not an index of safetensors files") from error
-        files = [folder / name for name in sorted(set(listed))]
+            listed = json.loads(read_small(index))["weight_map"].values()
+            files = [folder / _plain(name) for name in sorted(set(listed))]
+        except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+            raise TrainerError(
+                f"{index} is not an index of safetensors files: {error}; download it again"
+            ) from error
     if not files:
         raise TrainerError(f"there is no *.safetensors file in {folder}")
     stored: dict[str, Stored] = {}
@@ -103,8 +106,16 @@ def read_headers(folder: Path) -> dict[str, Stored]:
     return stored
 
 
+def _plain(name: str) -> str:
+    """A file of the folder, and of no other."""
+    if not is_plain(name):
+        raise ValueError(f"it names {name!r}, outside of its folder")
+    return name
+
+
 def _read_header(file: Path) -> dict[str, Stored]:
     try:
+        require_file(file)
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(LENGTH_BYTES), "little")
             if length > MOST_HEADER_BYTES:
@@ -118,7 +129,7 @@ def _read_header(file: Path) -> dict[str, Stored]:
         }
     except OSError as error:
         raise TrainerError(f"cannot read {file}: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise TrainerError(f"{file} is not a whole safetensors file: {error}") from error
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .errors import TrainerError
+from .whole_file import read_small
 
 END_OF_BYTES = 256
 """The token that ends a document whose other tokens are bytes."""
@@ -68,8 +69,8 @@ class FileTokenizer:
                 "install tokenizers`, or leave it out to train on bytes"
             ) from error
         try:
-            content = path.read_bytes()
-            self._tokenizer = tokenizers.Tokenizer.from_str(content.decode())
+            text = read_small(path)
+            self._tokenizer = tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # the package raises bare exceptions
             raise TrainerError(
                 f"{path} cannot be read as a tokenizer.json: {error}; give the file that a "
@@ -78,6 +79,7 @@ class FileTokenizer:
         self.vocab = int(self._tokenizer.get_vocab_size())
         ends = (self._tokenizer.token_to_id(name) for name in END_NAMES)
         self.end: int | None = next((int(end) for end in ends if end is not None), None)
+        content = text.encode()
         self.identity = f"tokenizer-{zlib.crc32(content):08x}-{len(content)}"
 
     def count(self, text: bytes) -> int:

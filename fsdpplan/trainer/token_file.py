@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from .errors import TrainerError
+from .whole_file import read_small, require_file
 
 TOKEN_BYTES = {"uint16": 2, "uint32": 4}
 TOKEN_FORMAT = "fsdpplan_tokens"
@@ -72,9 +73,10 @@ def read_header(path: Path) -> dict[str, Any]:
     """The sidecar of the token file `path`, checked against the file."""
     sidecar = sidecar_of(path)
     try:
+        require_file(path)
         actual_bytes = path.stat().st_size
-        header = json.loads(sidecar.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        header = json.loads(read_small(sidecar))
+    except (OSError, ValueError, RecursionError) as error:
         raise TrainerError(
             f"the token file {path} cannot be read: {error}; `python -m fsdpplan.trainer.tokenize "
             f"TEXT -o {path}` writes one from text, with its {sidecar.name}"

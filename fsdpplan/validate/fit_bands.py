@@ -42,7 +42,7 @@ from fsdpplan.files.profile_devices import PHYSICS
 from fsdpplan.files.profile_edit import with_numbers, with_source
 from fsdpplan.files.profiles import profile_text, profiles_folder
 from fsdpplan.files.runs import MeasuredRun, read_runs
-from fsdpplan.files.table import write_text_atomically
+from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.spec.cluster import Evidence, StepError
 from fsdpplan.validate.differences import (
     coverage,

@@ -21,7 +21,7 @@ from statistics import median
 
 from fsdpplan.files.profile_edit import with_numbers, with_source
 from fsdpplan.files.profiles import profile_text, profiles_folder
-from fsdpplan.files.table import write_text_atomically
+from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.validate.fit_levels import (
     FROM_BYTES,
     LARGE_BYTES,

@@ -23,7 +23,7 @@ from fsdpplan.files.bundled import bundled_runs
 from fsdpplan.files.profile_edit import with_numbers, with_source
 from fsdpplan.files.profiles import profile_text, profiles_folder
 from fsdpplan.files.runs import MeasuredRun, MemoryKind, read_runs
-from fsdpplan.files.table import write_text_atomically
+from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.spec.training import Training
 from fsdpplan.validate.express import express
 from fsdpplan.validate.predict import Fits, Prediction, predict_row

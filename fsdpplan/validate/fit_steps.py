@@ -37,7 +37,7 @@ from fsdpplan.files.profiles import (
     profiles_folder,
 )
 from fsdpplan.files.runs import MeasuredRun, read_runs
-from fsdpplan.files.table import write_text_atomically
+from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.validate.express import Expressed, express
 from fsdpplan.validate.fabric import load_request
 from fsdpplan.validate.predict import Fits, Prediction, expected_seconds, predict_row

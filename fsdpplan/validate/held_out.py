@@ -23,7 +23,7 @@ from pathlib import Path
 from fsdpplan.errors import SpecError
 from fsdpplan.files.bundled import bundled_runs
 from fsdpplan.files.runs import MeasuredRun, read_runs
-from fsdpplan.files.table import write_text_atomically
+from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.spec.cluster import Evidence
 from fsdpplan.spec.estimate import TimeBreakdown
 from fsdpplan.validate.fit_steps import Values, fit, fits_of, profile_values

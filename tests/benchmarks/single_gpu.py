@@ -32,7 +32,7 @@ from fsdpplan.emit.job import Job, Trainer  # noqa: E402
 from fsdpplan.errors import FsdpPlanError  # noqa: E402
 from fsdpplan.files.clusters import load_cluster  # noqa: E402
 from fsdpplan.files.plans import cluster_document, estimate_document  # noqa: E402
-from fsdpplan.files.table import write_text_atomically  # noqa: E402
+from fsdpplan.files.writing import write_text_atomically  # noqa: E402
 from fsdpplan.run.compare import compare  # noqa: E402
 from fsdpplan.run.launch import Launch, emit_script  # noqa: E402
 from fsdpplan.run.outcome import Outcome  # noqa: E402

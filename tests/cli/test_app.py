@@ -97,9 +97,66 @@ def test_a_full_disk_behind_stdout_is_one_line() -> None:
         text=True,
         timeout=60,
     )
-    assert result.returncode == 1
+    assert result.returncode == 2
     assert result.stderr.count("\n") == 1
-    assert "No space left" in result.stderr
+    assert "No space left on device; send it elsewhere" in result.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&-"])
+def test_a_closed_stream_is_an_empty_one(closed: str, tmp_path: Path) -> None:
+    command = f"{sys.executable} -m fsdpplan models {closed}"
+    result = subprocess.run(
+        ["bash", "-c", command],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    assert bool(result.stdout) == (">&-" not in closed.split())
+
+
+def test_a_file_that_the_system_refuses_is_named_whatever_was_done_with_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse() -> None:
+        raise PermissionError(13, "Permission denied", "/a/b")
+
+    monkeypatch.setattr("fsdpplan.files.catalogue.model_names", refuse)
+    assert exit_code_of(["models"]) == 2
+    refused = "/a/b cannot be used: Permission denied; check the path and its permissions"
+    assert capsys.readouterr().err == f"fsdpplan: {refused}\n"
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
+@pytest.mark.parametrize("moment", ["while it imports", "while it works", "when all is done"])
+def test_a_signal_ends_it_without_a_traceback(name: str, code: int, moment: str) -> None:
+    at = {
+        "while it imports": f"sys.meta_path.insert(0, type('Finder', (), {{'find_spec': "
+        f"staticmethod(lambda name, *_: signal.raise_signal(signal.{name}) "
+        "if name == 'fsdpplan.cli.app' else None)}))",
+        "while it works": "import fsdpplan.files.catalogue as catalogue; "
+        f"catalogue.model_names = lambda: signal.raise_signal(signal.{name})",
+        "when all is done": f"import atexit; atexit.register(signal.raise_signal, signal.{name})",
+    }[moment]
+    program = (
+        f"import sys, signal\n{at}\nsys.argv = ['fsdpplan', 'models']\n"
+        "from fsdpplan.__main__ import main\nmain()\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "Traceback" not in result.stderr
+    if moment == "when all is done":
+        assert (result.returncode, result.stderr) == (0, "")
+    else:
+        said = "interrupted\n" if name == "SIGINT" else "terminated\n"
+        assert (result.returncode, result.stderr) == (code, said)
 
 
 def test_an_interrupt_is_130(

@@ -136,7 +136,7 @@ def test_without_a_profile_all_is_printed_and_nothing_saved(
 ) -> None:
     out, err = detect(capsys, "--from", path(name), "--save", "mine", *more, code=4)
     assert machine(name).host.name in out
-    assert err == "nothing is saved in mine: there is no profile\n"
+    assert err.startswith("fsdpplan: nothing is saved in mine: ")
     assert list(tmp_path.iterdir()) == []
     if more:
         assert json.loads(out)["profile_problem"]

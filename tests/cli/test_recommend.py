@@ -123,6 +123,16 @@ def test_json_is_all_there_is_on_stdout(capsys: pytest.CaptureFixture[str]) -> N
     assert "saved as" in err
 
 
+def test_nothing_is_saved_where_nothing_is_to_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code_of([*ASKED, "--no-save"]) == 0
+    assert "not saved" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    assert exit_code_of([*ASKED, "--no-save", "--save", "x.json"]) == 2
+    assert "contradict" in capsys.readouterr().err
+
+
 def test_the_saved_plan_is_the_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = ask_json(capsys, *ASKED, "--save", "other.json")
     plan = read_plan(tmp_path / "other.json")

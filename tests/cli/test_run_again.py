@@ -127,6 +127,19 @@ def test_a_run_that_ended_is_resumed_in_its_folder(
     assert scripts == [str(slurm.run_folder / "job.sbatch")] * 2
 
 
+def test_a_run_that_has_trained_all_its_steps_is_not_resumed(
+    slurm: OnSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slurm.emit(capsys, "--checkpoint-dir", "saved")
+    slurm.play("completed")
+    assert slurm.run() == 0
+    done = '{"event": "start", "step": 0, "steps": 2}\n{"event": "step", "step": 2}\n'
+    (slurm.run_folder / "metrics.jsonl").write_text(done)
+    capsys.readouterr()
+    assert exit_code_of(words("run --resume --no-ledger")) == 5
+    assert "has trained all of its 2 steps: fsdpplan run --attach" in capsys.readouterr().err
+
+
 def test_a_second_run_waits_for_the_checkpoints_of_the_first(
     slurm: OnSlurm, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

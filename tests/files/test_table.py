@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.errors import SpecError
-from fsdpplan.files.table import Table, parse_json_object, short, write_text_atomically
+from fsdpplan.files.table import Table, parse_json_object, read_text, short
+from fsdpplan.files.writing import write_text_atomically
 from tests.refusals import check_one_line
 
 
@@ -70,3 +71,22 @@ def test_a_failed_write_leaves_the_old_file(
         write_text_atomically(path, "new")
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_a_mark_of_unicode_before_the_text_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"\xef\xbb\xbf{}")
+    assert read_text(tmp_path / "a", limit_bytes=99, what="plan") == "{}"
+    (tmp_path / "b").write_text("{}", encoding="utf-16")
+    with pytest.raises(SpecError, match="but UTF-16; save it as UTF-8"):
+        read_text(tmp_path / "b", limit_bytes=99, what="plan")
+
+
+def test_only_files_are_read_and_nothing_is_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path, kind in (
+        (tmp_path, "a folder"),
+        (tmp_path / "pipe", "a pipe"),
+        (Path("/dev/zero"), "a device"),
+    ):
+        with pytest.raises(SpecError, match=f"is not a file, but {kind}; "):
+            read_text(path, limit_bytes=99, what="plan")

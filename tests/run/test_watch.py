@@ -295,6 +295,26 @@ def test_the_rest_of_a_chain_is_cancelled_when_all_steps_are_done(
     assert watched.display.states[-1] == "cancelled job 2, 3 of the chain: all steps are done"
 
 
+CANCELLED = state("CANCELLED", exit_code=143)
+
+
+def test_a_chain_whose_first_job_was_cancelled_is_what_it_trained(
+    watched: Watched, tmp_path: Path
+) -> None:
+    (tmp_path / "metrics.jsonl").write_text(START)
+    engine = Engine({"1": [RUNNING, CANCELLED], "2": [state("COMPLETED")]})
+    end = watched.follow(engine, "1", "2")
+    assert (end.exit_code, end.job_id, engine.cancelled) == (0, "2", [])
+    engine = Engine({"1": [RUNNING, CANCELLED], "2": [state("PENDING")]})
+    end = watched.follow(engine, "1", "2")
+    assert (end.exit_code, end.job_id, engine.cancelled) == (143, "1", ["2"])
+    done = START + '{"event": "step", "step": 2}\n{"event": "summary"}\n'
+    (tmp_path / "metrics.jsonl").write_text(done)
+    engine = Engine({"1": [RUNNING, CANCELLED], "2": [state("PENDING")]})
+    end = watched.follow(engine, "1", "2")
+    assert (end.exit_code, end.job_id, engine.cancelled) == (0, "1", ["2"])
+
+
 def test_a_chain_ends_with_a_job_that_fails_by_itself(watched: Watched) -> None:
     engine = Engine({"1": [state("FAILED", exit_code=7)], "2": []})
     end = watched.follow(engine, "1", "2")

@@ -11,7 +11,7 @@ import pytest
 
 from fsdpplan.errors import LaunchError, SpecError
 from fsdpplan.files.job_records import RECORD_NAME, RunRecord, read_record
-from fsdpplan.files.table import write_text_atomically
+from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.run import session
 from fsdpplan.run.jobs import RUNS_FOLDER, Run
 from fsdpplan.run.launch import Launch

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from fsdpplan.trainer import checkpoint_storage
 from fsdpplan.trainer.assemble import Assembled, assemble
 from fsdpplan.trainer.checkpoint import Checkpoints
-from fsdpplan.trainer.checkpoint_files import checkpoint_path
+from fsdpplan.trainer.checkpoint_files import checkpoint_path, resumable
 from fsdpplan.trainer.config import PlanConfig, parse_plan
 from fsdpplan.trainer.data import micro_batches, open_sequences
 from fsdpplan.trainer.errors import TrainerError
@@ -183,13 +183,14 @@ def test_a_full_disk_is_said_and_the_last_good_one_stays(tmp_path: Path, backgro
     with largest_file(20_000):
         assert training.save_now() == "File too large"
     assert training.checkpoints.good_step == 1
-    resumed = Training(tmp_path)
-    assert resumed.begin("required") == []
-    assert resumed.progress.step == 1
+    assert [path.name for path in resumable(tmp_path)] == ["step-00000001"]
 
     training.step()
     assert training.save_now() == "", "the next save finds the disk as it is then"
     assert training.checkpoints.good_step == 3
+    resumed = Training(tmp_path)
+    assert resumed.begin("required") == []
+    assert resumed.progress.step == 3
 
 
 def test_a_failed_publication_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,6 +202,29 @@ def test_a_failed_publication_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
     training.step()
     assert training.save_now() == "No space left on device (manifest.json)"
     assert not list(tmp_path.rglob("*.partial")), "it would take the next one's room"
+
+
+def test_a_folder_that_vanishes_is_not_made_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    training = trained(folder)
+    folder.rename(tmp_path / "elsewhere")
+    training.step()
+    assert "is not the folder that this run began in" in training.save_now()
+    assert not folder.exists()
+    folder.mkdir()  # the place where another disk was mounted
+    training.step()
+    assert "is not the folder that this run began in" in training.save_now()
+    assert list(folder.iterdir()) == []
+
+
+def test_of_two_runs_in_one_folder_the_later_one_saves(tmp_path: Path) -> None:
+    first = trained(tmp_path)
+    second = Training(tmp_path)
+    second.begin()
+    first.step()
+    assert "another run has begun in" in first.save_now()
+    second.step()
+    assert second.save_now() == ""
 
 
 def test_a_folder_that_cannot_be_written_is_said_at_the_start(tmp_path: Path) -> None:
@@ -390,4 +414,4 @@ def test_torch_reads_it_too(tmp_path: Path) -> None:
 def test_retention_keeps_the_newest(tmp_path: Path) -> None:
     trained(tmp_path, saves=4, keep=2)
     kept = sorted(path.name for path in tmp_path.iterdir())
-    assert kept == ["latest", "step-00000003", "step-00000004"]
+    assert kept == [".run", "latest", "step-00000003", "step-00000004"]

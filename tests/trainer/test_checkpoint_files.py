@@ -81,7 +81,10 @@ def test_without_a_marker_the_newest_counts(tmp_path: Path) -> None:
     assert files.resumable(tmp_path) == [ten, five]
 
 
-@pytest.mark.parametrize("marker", ["", "step-", "nonsense"])
+CLIMBS = ("../other/step-00000005", "/x/step-00000005", "./step-00000005")
+
+
+@pytest.mark.parametrize("marker", ["", "step-", "nonsense", "x" * 300, *CLIMBS])
 def test_a_marker_that_names_nothing_names_what_could_be(tmp_path: Path, marker: str) -> None:
     published(tmp_path, 5)
     (tmp_path / "latest").write_text(marker)
@@ -204,3 +207,37 @@ def test_the_manifest_says_every_other_file(tmp_path: Path) -> None:
     (path,) = published(tmp_path, 5)
     said = json.loads((path / "manifest.json").read_text())["files"]
     assert {*said, "manifest.json"} == {entry.name for entry in path.iterdir()}
+
+
+@pytest.mark.parametrize("place", ["latest", "manifest.json", "__0_0.distcp"])
+def test_nothing_is_waited_for_that_is_no_file(tmp_path: Path, place: str) -> None:
+    (path,) = published(tmp_path, 5)
+    pipe = (tmp_path if place == "latest" else path) / place
+    pipe.unlink()
+    os.mkfifo(pipe)
+    if place == "latest":
+        with pytest.raises(TrainerError, match="it is not a file"):
+            files.resumable(tmp_path)
+    elif place == "manifest.json":
+        with pytest.raises(TrainerError, match="it is not a file"):
+            files.read_manifest(path)
+    else:
+        assert all_damage(path) == f"__0_0.distcp cannot be read: it is not a file ({pipe})"
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "../a", "..", "", "a/b"])
+def test_a_manifest_names_files_of_its_folder(tmp_path: Path, name: str) -> None:
+    (path,) = published(tmp_path, 5)
+    (path / "manifest.json").write_text(json.dumps({"files": {name: {"bytes": 0, "crc32": 0}}}))
+    with pytest.raises(TrainerError, match=r"names .* outside of its folder"):
+        files.read_manifest(path)
+
+
+def test_a_folder_stays_the_runs_that_began_in_it_last(tmp_path: Path) -> None:
+    owner = files.take_folder(tmp_path)
+    files.require_own(tmp_path, owner)
+    files.take_folder(tmp_path)
+    with pytest.raises(TrainerError, match=r"another run has begun in .* since"):
+        files.require_own(tmp_path, owner)
+    with pytest.raises(TrainerError, match="is not the folder that this run began in"):
+        files.require_own(tmp_path / "gone", owner)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
 
 import pytest
 import torch
 
 from fsdpplan.trainer.errors import TrainerError
-from fsdpplan.trainer.metrics import as_line, driver_version, keep_steps_until
+from fsdpplan.trainer.metrics import append_line, as_line, driver_version, keep_steps_until
+from fsdpplan.trainer.prometheus import write_exposition
 
 
 def test_a_resumed_run_drops_the_steps_it_trains_again(tmp_path: Path) -> None:
@@ -26,6 +29,31 @@ def test_a_new_run_begins_a_new_file(tmp_path: Path) -> None:
     path.write_text("old\n", encoding="utf-8")
     keep_steps_until(path, 0)
     assert path.read_text(encoding="utf-8") == ""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="device nodes need root")
+def test_a_device_stays_one(tmp_path: Path) -> None:
+    null = tmp_path / "null"
+    try:
+        os.mknod(null, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+        null.open("wb").close()
+    except PermissionError:
+        pytest.skip("device nodes cannot be made or opened here")
+    for step in (0, 5):
+        keep_steps_until(null, step)
+    write_exposition(null, "text")
+    append_line(null, "step", {})
+    assert stat.S_ISCHR(null.lstat().st_mode)
+    assert os.listdir(tmp_path) == ["null"]
+
+
+def test_a_link_keeps_pointing_to_its_target(tmp_path: Path) -> None:
+    (tmp_path / "metrics").symlink_to("there")
+    for _ in range(2):
+        keep_steps_until(tmp_path / "metrics", 0)
+        append_line(tmp_path / "metrics", "step", {"step": 1})
+        assert os.readlink(tmp_path / "metrics") == "there"
+        assert (tmp_path / "there").read_text().count("\n") == 1
 
 
 def test_a_file_that_cannot_be_written_is_said(tmp_path: Path) -> None:
