@@ -94,13 +94,14 @@ def _product(
     prefix, last = _stem(name)
     first = FUSED_INPUTS.get(last)
     shares = first is not None and (f"{prefix}.{first}" if prefix else first) in named
-    shape = tensor.local_shape(work.tp, work.ep)
+    tp, ep = (1, work.ep * work.tp) if work.experts_over_tp else (work.tp, work.ep)
+    shape = tensor.local_shape(tp if tensor.is_expert else work.tp, ep)
     if not tensor.is_expert:
         return Product(
             name=name, rows=float(work.tokens), n=shape[0], k=shape[1], shares_input=shares
         )
     assert work.model.experts is not None
-    rows = work.tokens * work.model.experts.active
+    rows = max(1, round(work.routed_tokens * work.model.experts.active))
     return Product(
         name=name,
         rows=float(rows),

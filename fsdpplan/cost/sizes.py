@@ -275,6 +275,7 @@ def _block_activations(*, model: Model, training: Training, layout: Layout) -> B
         kernels=kernels_of(training=training, layout=layout),
         cp=layout.cp,
         ep=layout.ep,
+        experts_over_tp=layout.experts_over_tp,
     )
     return mean_activations(
         shape,
