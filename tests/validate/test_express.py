@@ -121,6 +121,10 @@ def test_schedules_keep_their_stages(changes: dict[str, str], schedule: str, sta
                          "gpus": "192"}, (6, 7, 7, 7, 7, 6)),
         ("Megatron-DeepSpeed", {"notes": "type:transformer|embed", "pp": "6", "gpus": "192"},
          (6, 7, 7, 7, 7, 6)),
+        # all stages of Megatron Core hold as many: here with embedding and head counted
+        ("NeMo/Megatron-Core", {"layers": "30", "pp": "4", "gpus": "128", "vpp": "8",
+                                "schedule": "interleaved-1f1b"}, (0, *[1] * 30, 0)),
+        ("NeMo/Megatron-Core", {"layers": "126", "pp": "8", "gpus": "256"}, (15, *[16] * 6, 15)),
     ],
 )  # fmt: skip
 def test_blocks_are_given_to_stages_as_the_software_does(
