@@ -354,6 +354,14 @@ class LayoutOptions:
             help="Expert-parallel ranks, of those that share one copy.",
         ),
     ] = None
+    experts_over_tp: Annotated[
+        bool | None,
+        Flag(
+            name="--experts-over-tp/--no-experts-over-tp",
+            help="Whole experts on each tensor-parallel rank, over ep x tp ranks: Megatron's "
+            "expert tensor parallelism of 1.",
+        ),
+    ] = None
     micro_batch: Annotated[
         int | None,
         Flag(metavar="N", parse=whole(example=2), help="Sequences a forward pass and rank."),

@@ -70,7 +70,7 @@ def _block_calls(
     if layout.cp > 1:
         attention = _context_parallel if device_kind == "cuda" else traded_heads_calls
         calls += attention(model, training, layout)
-    if layout.ep > 1 and model.experts:
+    if layout.expert_ranks > 1 and model.experts:
         calls += _expert_parallel(model, training, layout)
     return tuple(calls)
 
@@ -130,17 +130,20 @@ def _network_bytes(model: Model, training: Training, layout: Layout) -> list[tup
     """(network, bytes of its unsplit input) of the parts that tensor parallelism splits.
 
     Where ranks dispatch their own tokens, the experts of a rank gather `active` rows a token behind
-    the all-to-all.
+    the all-to-all; but not where a rank has whole experts, which it sends its part to itself.
     """
     size = activation_bytes(model=model, training=training, layout=layout)
     if model.experts is None:
         return [("attention", size), ("ffn", size)]
-    if layout.ep == 1 or training.traits.routes_whole_sequence:
+    if layout.expert_ranks == 1 or training.traits.routes_whole_sequence:
         return [("attention", size), ("experts", size)]
     networks: list[Network] = (
         ["attention", "experts"] if model.experts.shared_hidden else ["attention"]
     )
-    return [*((network, size) for network in networks), ("experts", model.experts.active * size)]
+    split: list[tuple[Network, int]] = [(network, size) for network in networks]
+    if not layout.experts_over_tp:
+        split.append(("experts", model.experts.active * size))
+    return split
 
 
 def _overlaps_tensor_parallel(training: Training, layout: Layout) -> bool:
@@ -326,6 +329,7 @@ def _expert_parallel(model: Model, training: Training, layout: Layout) -> Iterat
     assert model.experts
     size = activation_bytes(model=model, training=training, layout=layout)
     has_part = layout.sequence_parallel and not training.traits.routes_whole_sequence
+    has_part |= layout.experts_over_tp
     rows = model.experts.active * (-(-size // layout.tp) if has_part else size)
     for when in (*_passes(layout), "backward"):
         yield BlockCall(

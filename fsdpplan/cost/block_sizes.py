@@ -62,6 +62,7 @@ class BlockShape:
     kernels: Kernels = Kernels()
     cp: int = 1
     ep: int = 1
+    experts_over_tp: bool = False
     masked: bool = False
     """Attention is given a mask: kernels that take one read keys and values of every query head."""
 
@@ -303,15 +304,18 @@ def _exchanged_bytes(shape: BlockShape, *, of_one: int) -> int:
 def _routed_tensors(experts: Experts | None, shape: BlockShape) -> RoutedTensors:
     if experts is None:
         return RoutedTensors()
-    rows = shape.tokens * experts.active
+    # tensor-parallel ranks split the inner width of every expert, or the tokens
+    inner_tp, rows_tp = (1, shape.tp) if shape.experts_over_tp else (shape.tp, 1)
+    tokens = -(-shape.tokens // rows_tp)
+    rows = tokens * experts.active
     hidden_bytes = shape.model.hidden * shape.element_bytes
     kernels = shape.kernels
     copies = kernels.reference_decoder and not kernels.fused and shape.element_bytes < FP32_BYTES
     return RoutedTensors(
-        router=2 * shape.tokens * experts.experts * FP32_BYTES,
+        router=2 * tokens * experts.experts * FP32_BYTES,
         rows=rows * hidden_bytes,
         returned_kept=0 if shape.kernels.weighs_inside else rows * hidden_bytes,
-        inner=rows * -(-experts.hidden // shape.tp) * shape.element_bytes,
-        router_input=shape.tokens * shape.model.hidden * FP32_BYTES if copies else 0,
-        exchanged=rows * hidden_bytes if shape.ep > 1 else 0,
+        inner=rows * -(-experts.hidden // inner_tp) * shape.element_bytes,
+        router_input=tokens * shape.model.hidden * FP32_BYTES if copies else 0,
+        exchanged=rows * hidden_bytes if shape.ep > 1 or shape.experts_over_tp else 0,
     )

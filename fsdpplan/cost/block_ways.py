@@ -28,6 +28,7 @@ def inner_ways(training: Training, layout: Layout) -> tuple[object, ...]:
         layout.tp,
         layout.cp,
         layout.ep,
+        layout.experts_over_tp,
         layout.micro_batch,
         layout.activation_checkpointing,
         layout.sequence_parallel,

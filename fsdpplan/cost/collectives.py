@@ -23,6 +23,11 @@ _COPY_PASSES = 4
 """Passes over the own shard at the full memory bandwidth that its copy is worth: one read and one
 write, at half of the bandwidth because NCCL has few multiprocessors."""
 
+MESSAGES_AT_ONCE = 8
+"""Messages to other ranks that one channel has under way together.
+Source: NCCL src/include/device.h, NCCL_MAX_DEV_WORK_P2P_PER_BATCH; one channel a peer between nodes
+is the least that it takes."""
+
 Collective = Literal[
     "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv", "broadcast"
 ]
@@ -273,16 +278,23 @@ def _switch_seconds(gathered_bytes: float, placement: Placement) -> float:
 
 
 def _all_to_all_seconds(gathered_bytes: float, placement: Placement, protocol: Protocol) -> float:
-    """Each rank sends S / n to each other rank; at each level, what must leave its domains."""
+    """Each rank sends S / n to each other rank; at each level, what must leave its domains.
+
+    Messages to ranks of other nodes are under way eight at a time, so that their hops are paid once
+    for eight of them; inside a node they are taken one by one, as measured ones are.
+    """
     ranks = placement.ranks
-    slowest = 0.0
-    for placed in placement.levels:
+    slowest = hops_seconds = 0.0
+    domains = (*(placed.inner_ranks for placed in placement.levels[1:]), ranks)
+    for placed, domain_ranks in zip(placement.levels, domains, strict=True):
         inside = placed.inner_ranks
+        peers = max(0, domain_ranks - inside)
+        rounds = -(-peers // MESSAGES_AT_ONCE) if placed.between_nodes else peers
+        hops_seconds += rounds * _hop_seconds(placed, protocol)
         leaving_bytes = inside * (ranks - inside) * gathered_bytes / ranks
         bandwidth = _bandwidth(placed, protocol, protocol.share)
         filling = _filling_seconds(leaving_bytes, placed.level, bandwidth, protocol, 1)
         slowest = max(slowest, leaving_bytes / bandwidth + filling)
-    hops_seconds = (ranks - 1) * _ring_hop_seconds(placement, protocol)
     copied = _copy_seconds(gathered_bytes, placement)
     return _start_seconds(placement, protocol) + hops_seconds + slowest + copied
 

@@ -29,7 +29,7 @@ def communicators(layout: Layout, traits: Runtime = FSDP2) -> int:
     axes = (layout.pp, layout.dp_replicate, layout.shard_ranks, layout.tp)
     used = sum(ranks > 1 for ranks in axes)
     groups = used + int(used > 1) + int(isinstance(layout.reshard_after_forward, int))
-    if layout.ep > 1:
+    if layout.expert_ranks > 1:
         groups += 1 + int(layout.shard_ranks > layout.ep)
     if layout.cp > 1 and layout.dp_shard > 1:
         groups += 1

@@ -67,7 +67,7 @@ def _own_operators(work: BlockWork) -> float:
         forward += 7 * (2 + 2 * model.post_norms + 2 * model.qk_norm)
     if model.experts is not None:
         forward += 8 if fused else 20  # router, choice, histogram, sort, gather, weight, sum
-        forward += 6 if work.ep > 1 else 0
+        forward += 6 if work.ep > 1 or work.experts_over_tp else 0
     if work.precision == "fp8":
         forward += projections * (2 if fused else 6)
     return forward

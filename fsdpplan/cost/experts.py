@@ -28,11 +28,12 @@ def expert_bytes(work: BlockWork) -> tuple[float, float]:
     experts = work.model.experts
     if experts is None:
         return 0.0, 0.0
-    copies = work.tokens * experts.active * work.model.hidden * work.element_bytes
-    tokens = work.tokens * work.model.hidden * work.element_bytes
+    routed = work.routed_tokens
+    copies = routed * experts.active * work.model.hidden * work.element_bytes
+    tokens = routed * work.model.hidden * work.element_bytes
     passes = 3 if work.kernels == "fused" else 5
-    if work.ep > 1:
+    if work.ep > 1 or work.experts_over_tp:
         passes += 4
-    router = ROUTER_PASSES * FP32_BYTES * work.tokens * experts.experts
+    router = ROUTER_PASSES * FP32_BYTES * routed * experts.experts
     forward = passes * copies + tokens + router
     return forward, forward + copies

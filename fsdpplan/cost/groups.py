@@ -59,8 +59,10 @@ def data_parallel_group(layout: Layout) -> Group:
 
 
 def ep_group(layout: Layout) -> Group:
-    """The ranks over which routed experts are split."""
-    return Group(axis="ep", ranks=layout.ep, stride=layout.tp)
+    """The ranks over which routed experts are split; neighbours where tensor-parallel ranks are
+    among them."""
+    stride = 1 if layout.experts_over_tp else layout.tp
+    return Group(axis="ep", ranks=layout.expert_ranks, stride=stride)
 
 
 def expert_shard_group(layout: Layout) -> Group:

@@ -101,12 +101,13 @@ def muon_matrices(*, model: Model, layout: Layout, stage: Stage) -> tuple[Matric
 
 def sharers(tensor: ParameterTensor, layout: Layout) -> Group:
     """The ranks that hold the parts of one matrix of `tensor`."""
-    is_split = layout.tp > 1 and tensor.split != "none"
+    is_whole = tensor.split == "none" or (tensor.is_expert and layout.experts_over_tp)
+    is_split = layout.tp > 1 and not is_whole
     inner = tp_group(layout) if is_split else Group(axis="tp", ranks=1, stride=1)
     if layout.sharding != "fsdp":
         return inner
     outer = expert_shard_group(layout) if tensor.is_expert else shard_group(layout)
-    if tensor.is_expert and tensor.local_shape(layout.tp, layout.ep)[0] >= outer.ranks:
+    if tensor.is_expert and tensor.local_shape(layout.tp, layout.expert_ranks)[0] >= outer.ranks:
         return inner
     if inner.ranks == 1 or outer.ranks == 1:
         return outer if inner.ranks == 1 else inner
@@ -117,7 +118,7 @@ def sharers(tensor: ParameterTensor, layout: Layout) -> Group:
 
 def _stack(tensor: ParameterTensor, layout: Layout) -> int:
     """Experts of which one rank has whole matrices, or parts."""
-    experts = tensor.local_shape(layout.tp, layout.ep)[0]
+    experts = tensor.local_shape(layout.tp, layout.expert_ranks)[0]
     ranks = expert_shard_group(layout).ranks
     return -(-experts // ranks) if layout.sharding == "fsdp" and experts >= ranks else experts
 

@@ -66,19 +66,30 @@ def block_products(work: BlockWork) -> tuple[Product, ...]:
     Routed experts: in the mean over ranks each one gets `tokens * active` rows for its
     `experts / ep` experts, all alike; that some experts are more popular than others is left out.
     """
-    return _block_products(work.model, work.tokens, work.tp, work.ep, work.joined_projections)
+    return _block_products(
+        work.model,
+        work.tokens,
+        work.tp,
+        work.ep,
+        work.joined_projections,
+        work.routed_tokens if work.experts_over_tp else None,
+    )
 
 
 @lru_cache(maxsize=8192)
 def _block_products(
-    model: Model, tokens: int, tp: int, ep: int, are_joined: bool
+    model: Model, tokens: int, tp: int, ep: int, are_joined: bool, routed_tokens: float | None
 ) -> tuple[Product, ...]:
+    """`routed_tokens`: what a rank routes where tensor-parallel ranks have whole experts."""
     weights = {_name(tensor): tensor for tensor in block_tensors(model) if tensor.is_matrix}
     ordered = sorted(weights, key=_order)  # stable: down comes last, before a gate of its output
     products = []
     for name in ordered:
-        shape = weights[name].local_shape(tp, ep)
-        products.append(_product(name, weights[name], shape, model, tokens, named=weights))
+        tensor, own = weights[name], float(tokens)
+        shape = tensor.local_shape(tp, ep)
+        if tensor.is_expert and routed_tokens is not None:
+            shape, own = tensor.local_shape(1, ep * tp), routed_tokens
+        products.append(_product(name, tensor, shape, model, own, named=weights))
     return tuple(_stacked(products) if are_joined else products)
 
 
@@ -100,7 +111,7 @@ def _product(
     tensor: ParameterTensor,
     shape: tuple[int, ...],
     model: Model,
-    tokens: int,
+    tokens: float,
     *,
     named: dict[str, ParameterTensor],
 ) -> Product:
@@ -108,9 +119,9 @@ def _product(
     first = FUSED_INPUTS.get(last)
     shares = first is not None and (f"{prefix}.{first}" if prefix else first) in named
     if not tensor.is_expert:
-        return Product(name=name, rows=float(tokens), n=shape[0], k=shape[1], shares_input=shares)
+        return Product(name=name, rows=tokens, n=shape[0], k=shape[1], shares_input=shares)
     assert model.experts is not None
-    rows = tokens * model.experts.active
+    rows = max(1, round(tokens * model.experts.active))
     return Product(
         name=name,
         rows=float(rows),

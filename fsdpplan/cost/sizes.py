@@ -272,6 +272,7 @@ def _block_shape(*, model: Model, training: Training, layout: Layout) -> BlockSh
         kernels=kernels_of(training=training, layout=layout),
         cp=layout.cp,
         ep=layout.ep,
+        experts_over_tp=layout.experts_over_tp,
     )
 
 

@@ -69,6 +69,7 @@ def block_work(*, model: Model, training: Training, layout: Layout) -> BlockWork
         wrapper_operators=wrapper,
         cp=layout.cp,
         ep=layout.ep,
+        experts_over_tp=layout.experts_over_tp,
         family=traits.family,
         fused_kernels=traits.fused_kernels,
         joined_projections=traits.joined_projections,

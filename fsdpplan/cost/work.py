@@ -68,7 +68,9 @@ class BlockWork:
     cp: int = 1
     """Ranks over which a sequence is split; `tokens` are one rank's."""
     ep: int = 1
-    """Ranks over which the routed experts are split."""
+    """Ranks over which the routed experts are split, tensor-parallel ones apart."""
+    experts_over_tp: bool = False
+    """Tensor-parallel ranks have whole experts, and a part of the tokens for them."""
     family: StackFamily = "pytorch"
     """Whose kernels they are."""
     fused_kernels: bool = False
@@ -107,6 +109,11 @@ class BlockWork:
     def element_bytes(self) -> int:
         """One element of an activation inside the block."""
         return DTYPE_BYTES[self.activation_dtype]
+
+    @property
+    def routed_tokens(self) -> float:
+        """Tokens that this rank scores, and whose copies it sends to experts."""
+        return self.tokens / self.tp if self.experts_over_tp else self.tokens
 
     @property
     def residual_elements(self) -> float:

@@ -34,7 +34,13 @@ DEVICE_FIT = (
     "memory_fraction",
 )
 """Fields of `DeviceFit` that belong to one device; `physics` has all others."""
-DEVICE_LOAN = (*DEVICE_FIT, "matmul_fill_depth", "matmul_start_seconds", "throttled_fraction")
+DEVICE_LOAN = (
+    *DEVICE_FIT,
+    "matmul_fill_depth",
+    "matmul_wave_fraction",
+    "matmul_start_seconds",
+    "throttled_fraction",
+)
 """Fields that a relative gives: those, and what a device may have of its own beside `physics`."""
 DEVICE_KEYS = (
     "name",

@@ -210,6 +210,7 @@ def layout_of(
         tp=d.tp,
         pp=d.pp,
         ep=d.ep,
+        experts_over_tp=pins.experts_over_tp or False,
         sharding=d.sharding,
         reshard_after_forward=reshard,
         gradient_sync=sync,

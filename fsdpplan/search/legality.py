@@ -49,7 +49,7 @@ def first_problem(
         _ranks(layout, cluster),
         _tensor_parallel(layout, model, training),
         _context_parallel(layout, model, cluster, training),
-        _expert_parallel(layout, model),
+        _expert_parallel(layout, model, training),
         sharding_problems(model=model, cluster=cluster, training=training, layout=layout),
         _batch(layout, training),
         pieces_problems(layout=layout, training=training),
@@ -70,7 +70,7 @@ def degrees_problem(
     rules = (
         _tensor_parallel(layout, model, training),
         _context_parallel(layout, model, cluster, training),
-        _expert_parallel(layout, model),
+        _expert_parallel(layout, model, training),
     )
     return next((problem for rule in rules for problem in rule), None)
 
@@ -149,7 +149,8 @@ def _split_widths(layout: Layout, model: Model, training: Training) -> dict[str,
         "seq_len": training.seq_len,
     }
     if model.experts:
-        widths["hidden of an expert"] = model.experts.hidden
+        if not layout.experts_over_tp:
+            widths["hidden of an expert"] = model.experts.hidden
         widths["hidden of the shared experts"] = model.experts.shared_hidden
     return widths
 
@@ -202,13 +203,45 @@ def _ring(layout: Layout, model: Model, training: Training) -> Iterator[Problem]
         )
 
 
-def _expert_parallel(layout: Layout, model: Model) -> Iterator[Problem]:
+def _expert_parallel(layout: Layout, model: Model, training: Training) -> Iterator[Problem]:
     yield from _experts(layout.ep, model)
+    if layout.experts_over_tp:
+        yield from _experts_over_tp(layout, model, training)
     if layout.ep > 1 and layout.sharding == "ddp":
         yield Problem(
             reason="expert parallelism without a shard group",
             sentence=f"ep {layout.ep} divides the shard group, and sharding ddp has none; use "
             "--sharding fsdp with --dp-shard of at least ep",
+        )
+
+
+def _experts_over_tp(layout: Layout, model: Model, training: Training) -> Iterator[Problem]:
+    if model.experts is None:
+        yield Problem(
+            reason="experts over tp without experts",
+            sentence=f"experts_over_tp: {model.name} is dense and has no experts; leave "
+            "--experts-over-tp out",
+        )
+        return
+    if layout.tp == 1:
+        yield Problem(
+            reason="experts over tp without tensor parallelism",
+            sentence="experts_over_tp spreads experts over tensor-parallel ranks, and tp is 1; use "
+            "--tp 2 or more, or leave --experts-over-tp out",
+        )
+    if not training.traits.spreads_experts:
+        yield Problem(
+            reason="the runtime splits every expert by tp",
+            sentence=f"experts_over_tp is Megatron's expert tensor parallelism of 1, and runtime "
+            f"{training.runtime} splits every expert by tp; use --runtime megatron, or leave "
+            "--experts-over-tp out",
+        )
+    if model.experts.experts % layout.expert_ranks:
+        yield Problem(
+            reason="ep x tp does not divide the experts",
+            sentence=f"ep {layout.ep} x tp {layout.tp} = {layout.expert_ranks} ranks do not divide "
+            f"the {model.experts.experts} experts of {model.name}; use a smaller --ep or --tp, or "
+            "leave --experts-over-tp out",
         )
 
 

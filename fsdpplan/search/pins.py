@@ -32,6 +32,7 @@ class Pins:
     tp: int | None = None
     pp: int | None = None
     ep: int | None = None
+    experts_over_tp: bool | None = None
     sharding: Sharding | None = None
     reshard_after_forward: Reshard | None = None
     gradient_sync: GradientSync | None = None

@@ -29,6 +29,11 @@ UNUSUAL = (
         is_in=lambda layout: layout.async_tp,
     ),
     Setting(
+        words="experts over tp",
+        why="experts have a mesh of their own, which checkpoints and few programs know",
+        is_in=lambda layout: layout.experts_over_tp,
+    ),
+    Setting(
         words="integer reshard",
         why="keeps a second sharding of the parameters, in groups that only this uses",
         is_in=lambda layout: isinstance(layout.reshard_after_forward, int),

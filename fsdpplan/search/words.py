@@ -31,6 +31,7 @@ POLICIES = {
     "stage_blocks": "blocks of the stages",
     "activation_checkpointing": "checkpointing",
     "checkpoint_blocks": "recomputed blocks",
+    "experts_over_tp": "experts over tp",
     "async_tp": "async TP",
     "offload": "offload",
     "compile": "compile",
@@ -43,6 +44,8 @@ def degrees(layout: Layout) -> str:
     """`dp_replicate 16 x dp_shard 8`: the degrees that are not 1; ep adds no ranks, so apart."""
     parts = [f"{axis} {getattr(layout, axis)}" for axis in MESH_AXES if getattr(layout, axis) > 1]
     words = " x ".join(parts) or "one rank"
+    if layout.experts_over_tp:
+        return f"{words}, ep {layout.ep} x tp {layout.tp}"
     return f"{words}, ep {layout.ep}" if layout.ep > 1 else words
 
 
@@ -73,8 +76,9 @@ def describe(layout: Layout, cluster: Cluster) -> str:
         parts.append(f"{how} over {_span(layout.tp, 1, cluster)}")
     if layout.cp > 1:
         parts.append(f"context parallel over {_span(layout.cp, layout.tp, cluster)}")
-    if layout.ep > 1:
-        parts.append(f"experts over {_span(layout.ep, layout.tp, cluster)}")
+    if layout.expert_ranks > 1:
+        stride = 1 if layout.experts_over_tp else layout.tp
+        parts.append(f"experts over {_span(layout.expert_ranks, stride, cluster)}")
     if layout.pp > 1:
         schedule = _SCHEDULES.get(layout.schedule, layout.schedule)
         parts.append(f"pipeline of {layout.pp} stages ({schedule})")
@@ -88,7 +92,7 @@ def name(layout: Layout) -> str:
         families.append("TP")
     if layout.cp > 1:
         families.append("CP")
-    if layout.ep > 1:
+    if layout.expert_ranks > 1:
         families.append("EP")
     if layout.pp > 1:
         families.append("PP")

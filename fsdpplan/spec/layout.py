@@ -63,6 +63,9 @@ class Layout(RemembersHash):
     """Pipeline stages' ranks: they split the blocks."""
     ep: int = 1
     """Expert-parallel ranks; divides `dp_shard * cp` and adds no ranks."""
+    experts_over_tp: bool = False
+    """Tensor-parallel ranks have whole experts each: experts are spread over `ep * tp` ranks, as
+    Megatron does with an expert tensor parallelism of 1. Without, `tp` splits every expert."""
     sharding: Sharding = "fsdp"
     """`ddp` keeps a full copy on each of `dp_replicate` ranks; `zero1` shards only the optimizer's
     state over `dp_shard * cp` ranks, `zero2` the reduced gradients too; `fsdp` is `fully_shard`."""
@@ -185,6 +188,11 @@ class Layout(RemembersHash):
     def shard_ranks(self) -> int:
         """Ranks over which FSDP shards parameters."""
         return self.dp_shard * self.cp
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks over which whole experts are spread."""
+        return self.ep * self.tp if self.experts_over_tp else self.ep
 
     @property
     def global_batch(self) -> int:

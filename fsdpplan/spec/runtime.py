@@ -87,6 +87,8 @@ class Runtime:
     """Beside tensor parallelism each rank gathers the sequence, routes all of it alike, sends all
     of it to the experts' ranks, and sums the router's gradient in every backward pass; without, a
     rank sends its own part, and the experts' ranks gather the rows that came."""
+    spreads_experts: bool = False
+    """Tensor-parallel ranks can have whole experts each, in place of a part of every one."""
     repeats_whole_block: bool = False
     """Recomputation repeats forward to its end (a checkpoint function that returns the block's
     output again); without, it stops once backward has all that it needs."""
@@ -165,6 +167,7 @@ MEGATRON = Runtime(
     fused_kernels=True,
     overlaps_weight_gradient=True,
     ring_attention=True,
+    spreads_experts=True,
     repeats_whole_block=True,
     overlaps_parameter_gather=True,
     bucket_bytes=4 * 40_000_000,
@@ -174,8 +177,8 @@ MEGATRON = Runtime(
     pads_vocabulary=True,
     native_attention=True,
     source="Megatron-LM megatron/core/distributed/distributed_data_parallel_config.py, "
-    "tensor_parallel/layers.py, tensor_parallel/random.py; overlaps of data parallelism as in "
-    "NeMo nemo/collections/llm/recipes",
+    "tensor_parallel/layers.py, tensor_parallel/random.py, parallel_state.py (expert_tensor_"
+    "parallel_size); overlaps of data parallelism as in NeMo nemo/collections/llm/recipes",
 )
 MEGATRON_2020 = Runtime(
     name="megatron_2020",

@@ -208,6 +208,8 @@ class LayoutConfig:
     stage_blocks: tuple[int, ...] = field(default=(), metadata={"least": 0})
     loss_chunks: int = 1
     """Pieces of a micro-batch's tokens whose logits exist at a time."""
+    experts_over_tp: bool = False
+    """Whole experts on each tensor-parallel rank."""
     checkpoint_blocks: int | str = "all"
     """Of each pipeline stage the first blocks, which `activation_checkpointing` is of."""
 

@@ -83,6 +83,8 @@ def _optimizer_problems(training: TrainingConfig, layout: LayoutConfig) -> list[
 
 def _expert_problems(model: ModelConfig, layout: LayoutConfig) -> list[str]:
     experts, ep = model.experts, layout.ep
+    if layout.experts_over_tp:
+        return ["experts_over_tp (it splits every expert by tp)"]
     if experts is None:
         return [f"ep {ep} with a dense model (it has no experts; 1 works)"] if ep > 1 else []
     problems = []

@@ -1,7 +1,8 @@
 """Candidates: the layouts that a row may mean, the first that fits is taken.
 
 A row that gives everything has one. Without `micro_batch` there is one for each that fills the
-batch, the largest first; without `act_ckpt` those without recomputation come first.
+batch, the largest first; without `act_ckpt` those without recomputation come first. A mixture that
+does not say so may split its experts by tp or spread whole ones over it.
 """
 
 from __future__ import annotations
@@ -75,13 +76,17 @@ def layouts_of(
     base, said = _base(run, model=model, software=software, degrees=degrees)
     per_rank = global_batch // degrees.data_parallel
     micro_batches = (run.micro_batch,) if run.micro_batch else _divisors(per_rank)
+    spreads = expert_ranks(run, model=model, software=software, degrees=degrees)
     layouts = tuple(
         replace(
             base,
+            ep=spread.ep,
+            experts_over_tp=spread.over_tp,
             activation_checkpointing=mode,
             micro_batch=micro_batch,
             num_microbatches=per_rank // micro_batch,
         )
+        for spread in spreads
         for mode in modes
         for micro_batch in micro_batches
     )
@@ -144,7 +149,6 @@ def _base(
     said: list[str] = []
     pipeline = pipeline_of(run, model=model, software=software, said=said)
     sequence_parallel = _tensor_parallel(run, model, said)
-    ep = expert_ranks(run, model=model, degrees=degrees, said=said)
     if model.experts:
         said.append("every expert gets the same number of tokens")
     compiles = software.compiles if run.compile is None else run.compile
@@ -162,7 +166,6 @@ def _base(
         cp=degrees.cp,
         tp=run.tp,
         pp=run.pp,
-        ep=ep,
         sharding=degrees.sharding,
         reshard_after_forward="never" if is_fsdp and keeps else "always",
         gradient_sync="last" if last else "every",

@@ -8,11 +8,18 @@ from dataclasses import dataclass
 from fsdpplan.files.runs import MeasuredRun
 from fsdpplan.spec.layout import Sharding
 from fsdpplan.spec.model import Model
+from fsdpplan.spec.runtime import runtime_named
 from fsdpplan.validate.runtimes import Software
 from fsdpplan.validate.skipped import NotExpressed, given
 
 ZERO_WORDS = re.compile(r"\bzero-?([0-3])\b|(\bfsdp2?\b)|(\bddp\b)", re.I)
 """Names of a ZeRO stage, of FSDP and of DDP in that of a framework."""
+
+
+EXPERT_TP = re.compile(
+    r"\b(?:expert[-_ ]?(?:tensor[-_ ]parallel\w*|tp)|etp)\s*[=:]?\s*(\d{1,4})\b", re.I
+)
+"""Words in the notes on over how many ranks tensor parallelism splits an expert."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,28 +121,46 @@ def _checked_ranks(run: MeasuredRun, said: list[str]) -> tuple[int, int]:
     return replicate, shard
 
 
-def expert_ranks(run: MeasuredRun, *, model: Model, degrees: Degrees, said: list[str]) -> int:
-    """Expert-parallel ranks as the layout counts them: inside `dp_shard * cp`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertRanks:
+    """How experts are spread, as the layout counts it."""
 
-    Megatron can spread experts over tensor-parallel ranks too, whole ones. A rank then holds as
-    many weights as with fewer expert-parallel ranks and every expert split by `tp`.
+    ep: int = 1
+    """Ranks inside `dp_shard * cp`."""
+    over_tp: bool = False
+    """Tensor-parallel ranks have whole experts each, and a row's `ep` counts them too."""
+
+
+def expert_ranks(
+    run: MeasuredRun, *, model: Model, software: Software, degrees: Degrees
+) -> tuple[ExpertRanks, ...]:
+    """The ways in which a row may spread its experts, the likeliest first.
+
+    Tensor parallelism splits every expert, as Megatron does unless told otherwise, or whole ones
+    are spread over its ranks: so where the notes say so, or where `ep` is more than the ranks that
+    share state.
     """
-    if model.experts is None or run.ep == 1:
+    if model.experts is None:
         if run.ep > 1:
             raise NotExpressed("expert parallelism without experts", f"ep {run.ep}")
-        return 1
+        return (ExpertRanks(),)
+    stated = EXPERT_TP.search(run.notes)
+    split = 0 if stated is None else int(stated[1])
+    if split not in (0, 1, run.tp):
+        raise NotExpressed("experts' tensor parallelism is neither 1 nor tp", f"{split}")
     shared = degrees.shard * degrees.cp
-    if shared % run.ep == 0:
-        return run.ep
-    if (shared * run.tp) % run.ep or run.ep % run.tp or shared % (run.ep // run.tp):
+    ways = []
+    if split in (0, run.tp) and shared % run.ep == 0:
+        ways.append(ExpertRanks(ep=run.ep))
+    spreads = runtime_named(software.runtime).spreads_experts or split == 1 or not ways
+    is_multiple = run.ep % run.tp == 0 and shared % (run.ep // run.tp) == 0
+    if run.tp > 1 and split in (0, 1) and spreads and is_multiple:
+        ways.append(ExpertRanks(ep=run.ep // run.tp, over_tp=True))
+    if not ways:
         raise NotExpressed(
             "ep does not divide the ranks that share state", f"ep {run.ep} of {shared} x {run.tp}"
         )
-    inner = run.ep // run.tp
-    said.append(
-        f"ep {run.ep} over tp {run.tp} too: taken as ep {inner} with each expert split by tp"
-    )
-    return inner
+    return tuple(ways)
 
 
 def global_batch_of(run: MeasuredRun, degrees: Degrees) -> tuple[int, list[str]]:

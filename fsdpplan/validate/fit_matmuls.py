@@ -1,4 +1,4 @@
-"""Fit matmuls: three numbers that all CUDA devices share, and four of each device with rows.
+"""Fit matmuls: two numbers that all CUDA devices share, and five of each device with rows.
 
 Each (device, format, size class) counts alike, so that the many products of middling size do not
 outweigh the short ones, where starts show, and the long ones, which throttle.
@@ -18,7 +18,6 @@ from fsdpplan.validate.kernels import DEVICES, MatmulRow, predicted_matmul_secon
 from fsdpplan.validate.search_numbers import Fitted, Numbers, Range, capped, least
 
 SHARED = {
-    "matmul_wave_fraction": Range(lowest=0.01, highest=1.0, starts=(0.2,)),
     "fp8_fraction": Range(lowest=0.1, highest=1.0, starts=(0.95,)),
     "throttle_seconds": Range(lowest=1e-3, highest=5e-2, starts=(5e-3,)),
 }
@@ -27,11 +26,14 @@ SHARED = {
 OWN = {
     "matmul_fraction": Range(lowest=0.1, highest=0.99, starts=(0.82,)),
     "matmul_fill_depth": Range(lowest=1.0, highest=1024.0, starts=(128.0,)),
-    "matmul_start_seconds": Range(lowest=1e-7, highest=1e-5, starts=(3e-6,)),
+    "matmul_wave_fraction": Range(lowest=0.01, highest=1.0, starts=(0.3,)),
+    "matmul_start_seconds": Range(lowest=1e-6, highest=1e-5, starts=(3e-6,)),
     "throttled_fraction": Range(lowest=0.5, highest=1.0, starts=(0.85,)),
 }
-"""Of each device: its ceiling, what a tile and a kernel cost beside their work, and the rate that
-its power limit leaves."""
+"""Of each device: its ceiling, what a tile, a last wave and a kernel cost beside their work, and
+the rate that its power limit leaves. Kernels before Hopper start a block of threads a tile, and
+leave the last wave as it falls; later ones stay resident and share it out. No kernel starts in less
+than 1 us."""
 
 ROUNDS = 3
 """Devices one after the other with the shared numbers held, then those with the devices held."""

@@ -65,9 +65,13 @@ CAST_BYTES_PER_ELEMENT = 5
 read), then each element is read again and written (2 + 1). Source: the collector of those rows runs
 a TensorRT-LLM `Linear` without an input scale (collector/trtllm/collect_gemm.py)."""
 
-CAST_START_SECONDS = 1e-5
-"""What the two kernels of that cast take whatever their size: the multiple of 5 us that fits both
-GPUs best. Like the bandwidth it belongs to that program."""
+CAST_START_SECONDS = {"h100-sxm-80g": 9e-6, "b200-sxm-180g": 14e-6}
+"""What the two kernels of that cast take whatever their size, by device: the multiple of 1 us that
+fits best beside the start of bf16 products, which have no cast. Like the bandwidth it belongs to
+that program, on its two machines."""
+
+OTHER_CAST_START_SECONDS = 1e-5
+"""The same on a GPU that the program's rows do not have."""
 
 CAST_BANDWIDTH_FRACTION = 0.6
 """Share of the memory bandwidth that those kernels reach: the multiple of 0.05 that fits both GPUs
@@ -186,7 +190,7 @@ def predicted_matmul_seconds(row: MatmulRow, *, device: Device, with_cast: bool 
         return seconds
     memory = device.memory_bandwidth_bytes_per_second * CAST_BANDWIDTH_FRACTION
     cast = row.m * row.k * CAST_BYTES_PER_ELEMENT / memory
-    return seconds + cast + CAST_START_SECONDS
+    return seconds + cast + CAST_START_SECONDS.get(row.device, OTHER_CAST_START_SECONDS)
 
 
 def predicted_collective_seconds(row: CollectiveRow, *, cluster: Cluster) -> float:

@@ -192,8 +192,8 @@ def _between(none: Value, whole: Value, share: float) -> Value:
 
 @lru_cache(maxsize=8192)
 def chosen_layout(expressed: Expressed) -> Layout:
-    """The fastest layout that fits, of the recomputation that comes first among those with one
-    that fits; where none fits, the one that needs least.
+    """The fastest layout that fits, of the spread of experts and the recomputation that come first
+    among those with one that fits; where none fits, the one that needs least.
 
     By the profiles' own numbers: a fit that tries others does not change what a row means.
     """
@@ -201,16 +201,16 @@ def chosen_layout(expressed: Expressed) -> Layout:
     if len(layouts) == 1:
         return layouts[0]
     cluster = load_request(expressed.cluster_request)
-    modes = dict.fromkeys(one.activation_checkpointing for one in layouts)
-    for mode in modes:
-        fitting = [
-            one
-            for one in layouts
-            if one.activation_checkpointing == mode and _fits(expressed, cluster, one)
-        ]
+    for kind in dict.fromkeys(map(_kind, layouts)):
+        fitting = [one for one in layouts if _kind(one) == kind and _fits(expressed, cluster, one)]
         if fitting:
             return min(fitting, key=lambda one: _seconds(expressed, cluster, one))
     return min(layouts, key=lambda one: _peak_bytes(expressed, cluster, one))
+
+
+def _kind(layout: Layout) -> tuple[bool, str]:
+    """What is chosen by what comes first, not by what is fastest."""
+    return layout.experts_over_tp, layout.activation_checkpointing
 
 
 def _peak_bytes(expressed: Expressed, cluster: Cluster, layout: Layout) -> int:
@@ -231,7 +231,7 @@ def unknown_log_error(expressed: Expressed) -> float:
         error^2 = sum over blanks of chance * mean over its other cases of log(T_case / T)^2
 
     Cases that do not fit in memory, or cannot be expressed, are none. A micro-batch that is not
-    given is one of those that fit.
+    given is one of those that fit, and so is the spread of experts.
     """
     base = expected_seconds(expressed)
     variance = 0.0
@@ -242,15 +242,18 @@ def unknown_log_error(expressed: Expressed) -> float:
             variance += OTHERS_CHANCE * mean(ratio**2 for ratio in others)
     cluster = load_request(expressed.cluster_request)
     chosen = chosen_layout(expressed)
-    batches = [
-        log(_seconds(expressed, cluster, layout) / _seconds(expressed, cluster, chosen))
-        for layout in expressed.layouts
-        if layout != chosen
-        and layout.activation_checkpointing == chosen.activation_checkpointing
-        and _fits(expressed, cluster, layout)
-    ]
-    if batches:
-        variance += OTHERS_CHANCE * mean(ratio**2 for ratio in batches)
+    alike = (_kind(chosen), (not chosen.experts_over_tp, chosen.activation_checkpointing))
+    for kind, micro_batch in ((alike[0], None), (alike[1], chosen.micro_batch)):
+        ratios = [
+            log(_seconds(expressed, cluster, layout) / _seconds(expressed, cluster, chosen))
+            for layout in expressed.layouts
+            if layout != chosen
+            and _kind(layout) == kind
+            and micro_batch in (None, layout.micro_batch)
+            and _fits(expressed, cluster, layout)
+        ]
+        if ratios:
+            variance += OTHERS_CHANCE * mean(ratio**2 for ratio in ratios)
     return sqrt(variance)
 
 
@@ -271,6 +274,10 @@ def _case_seconds(unknown: Unknown) -> Iterator[float]:
 def _fills(expressed: Expressed, layout: Layout) -> list[str]:
     """Sentences on what was chosen by what fits."""
     said = []
+    if layout.experts_over_tp:
+        said.append(f"whole experts over {layout.expert_ranks} ranks, those of tp among them")
+    elif any(one.experts_over_tp for one in expressed.layouts):
+        said.append("every expert split by tp, as Megatron does unless told otherwise")
     if len({one.micro_batch for one in expressed.layouts}) > 1:
         said.append(f"micro-batch {layout.micro_batch}, the fastest that fits")
     if len({one.activation_checkpointing for one in expressed.layouts}) > 1:

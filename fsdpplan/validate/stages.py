@@ -14,6 +14,7 @@ from fsdpplan.cost.pipeline_stages import (
 from fsdpplan.files.runs import MeasuredRun
 from fsdpplan.spec.layout import Schedule
 from fsdpplan.spec.model import Model
+from fsdpplan.spec.runtime import runtime_named
 from fsdpplan.validate.runtimes import Software
 from fsdpplan.validate.skipped import NotExpressed
 
@@ -59,7 +60,7 @@ def pipeline_of(run: MeasuredRun, *, model: Model, software: Software, said: lis
     stages = run.pp * chunks
     if stages > MAX_STAGES:
         raise NotExpressed("too many pipeline stages", f"{stages}, over {MAX_STAGES}")
-    edges = 2 if EDGES_HOLD_LESS.search(run.notes) else 0
+    edges = 2 if _edges_hold_less(run, model, software, stages) else 0
     if stages > model.layers + edges and software.stage_rule != "nanotron":
         raise NotExpressed("more pipeline stages than layers", f"{stages} for {model.layers}")
     blocks = _stage_blocks(run, model, software, stages)
@@ -99,7 +100,7 @@ def _stage_blocks(
     run: MeasuredRun, model: Model, software: Software, stages: int
 ) -> tuple[int, ...]:
     """Blocks of each stage; empty: as the planner would split them."""
-    if EDGES_HOLD_LESS.search(run.notes):
+    if _edges_hold_less(run, model, software, stages):
         # today's torchtitan splits so, too: embedding and head count as a block each
         return torchtitan_stage_blocks(layers=model.layers, stages=stages)
     match software.stage_rule:
@@ -113,6 +114,19 @@ def _stage_blocks(
             return threshold_stage_blocks(
                 layers=model.layers, stages=stages, head_blocks=nanotron_head_blocks(model)
             )
+
+
+def _edges_hold_less(run: MeasuredRun, model: Model, software: Software, stages: int) -> bool:
+    """Whether embedding and head count as a block each: by the notes, or because Megatron Core,
+    whose stages all hold as many, can split the blocks in no other way.
+
+    Source: Megatron-LM megatron/core/transformer/transformer_config.py, account_for_embedding_in_
+    pipeline_split and account_for_loss_in_pipeline_split.
+    """
+    if EDGES_HOLD_LESS.search(run.notes):
+        return True
+    is_even = runtime_named(software.runtime).family == "megatron"
+    return is_even and model.layers % stages > 0 and (model.layers + 2) % stages == 0
 
 
 def _torchtitan(layers: int, stages: int) -> tuple[int, ...]:

@@ -158,6 +158,18 @@ def test_a_pin_is_kept_by_every_layout(
     assert {json.dumps(plan["layout"][pin]) for plan in plans} == {json.dumps(value)}
 
 
+def test_experts_over_tp_is_kept_by_every_layout(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    given = words("recommend --model mixtral-8x7b --gpus 16 --hardware dgx-h100 --global-batch 64")
+    given = (*given, "--runtime", "megatron", "--tp", "4", "--sharding", "zero1")
+    plans = answer(capsys, *given, "--experts-over-tp", "--save", str(tmp_path / "plan.json"))
+    layouts = [plan["layout"] for plan in plans["plans"]]
+    assert layouts
+    assert {layout["experts_over_tp"] for layout in layouts} == {True}
+    assert {layout["ep"] * layout["tp"] for layout in layouts} <= {4, 8}
+
+
 def test_a_pinned_bucket_is_kept_by_every_layout(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

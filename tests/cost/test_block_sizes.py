@@ -65,3 +65,12 @@ def test_scores_span_the_whole_sequence() -> None:
     model = load_model("gpt2-xl")
     shape = BlockShape(model=model, tokens=512, seq_len=512, cp=2, kernels=Kernels(flash=False))
     assert block_tensors_bytes(shape).scores == model.heads * 512 * 1024 * 2
+
+
+def test_whole_experts_on_tensor_parallel_ranks_read_a_part_of_the_tokens() -> None:
+    split = BlockShape(model=MIXTURE, tokens=1024, seq_len=1024, tp=2, sequence_parallel=True, ep=2)
+    whole = replace(split, experts_over_tp=True)
+    of_split, of_whole = block_tensors_bytes(split).routed, block_tensors_bytes(whole).routed
+    assert of_whole.rows == of_split.rows // 2
+    assert of_whole.inner == of_split.inner
+    assert of_whole.router == of_split.router // 2

@@ -263,3 +263,24 @@ def test_more_bandwidth_between_nodes_than_inside_is_no_gain(
     if placement.levels:
         assert widened >= inner_bytes / placement.levels[0].bandwidth_bytes_per_second * (1 - 1e-9)
     assert widened <= seconds * (1 + 1e-9)
+
+
+def test_an_exchange_between_nodes_pays_a_hop_for_eight_messages() -> None:
+    """A mixture over a thousand ranks does not wait for a thousand hops in a row."""
+
+    def exchange_seconds(nodes: int) -> float:
+        built = cluster("dgx-h100", gpus=8 * nodes)
+        return collective_seconds(
+            collective="all_to_all",
+            gathered_bytes=2**10,
+            placement=group_placement(cluster=built, ranks=nodes, stride=8),
+        )
+
+    ring = collective_seconds(
+        collective="all_gather",
+        gathered_bytes=2**10,
+        placement=group_placement(cluster=cluster("dgx-h100", gpus=1032), ranks=129, stride=8),
+    )
+    start = exchange_seconds(2)
+    assert exchange_seconds(9) == pytest.approx(start, rel=0.01)
+    assert exchange_seconds(129) - start < (ring - start) / 7

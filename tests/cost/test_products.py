@@ -95,3 +95,14 @@ def test_layers_that_fp8_cannot_split_stay_in_16_bits() -> None:
     assert all(dtype == "bf16" for dtype in odd.values())
     assert block_products(block)[0].dtype(block) == "fp8"
     assert load_model("gpt-oss-20b").hidden % 16 == 0
+
+
+def test_whole_experts_on_tensor_parallel_ranks_are_as_wide_as_they_are() -> None:
+    split = {p.name: p for p in block_products(work("mixtral-8x7b", tp=4, ep=2))}
+    changes = {"tp": 4, "ep": 2, "experts_over_tp": True}
+    whole = {p.name: p for p in block_products(work("mixtral-8x7b", **changes))}
+    up, part = whole["experts.w1"], split["experts.w1"]
+    assert (part.groups, part.rows, part.n) == (4, 2 * 4096, 14336 / 4)
+    assert (up.groups, up.rows, up.n) == (1, 2 * 4096 / 4, 14336)
+    assert (up.flops, up.weight_elements) == (part.flops, part.weight_elements)
+    assert whole["wq"] == split["wq"]

@@ -294,6 +294,24 @@ def test_tokens_go_to_their_experts_and_back_in_both_passes() -> None:
     assert counts(case(MIXTURE, dp_shard=8))["all_to_all"] == 0
 
 
+def test_whole_experts_on_tensor_parallel_ranks_take_a_part_of_the_tokens_each() -> None:
+    assert MIXTURE.experts
+    layout = {"dp_shard": 4, "tp": 2, "ep": 4, "sharding": "zero1", "gradient_sync": "last"}
+    layout |= {"sequence_parallel": True, "loss_parallel": True, "runtime": "megatron"}
+    whole = case(MIXTURE, experts_over_tp=True, **layout)
+    split = case(MIXTURE, **layout)
+    assert (ep_group(whole.layout).ranks, ep_group(whole.layout).stride) == (8, 1)
+    assert (ep_group(split.layout).ranks, ep_group(split.layout).stride) == (4, 2)
+    assert expert_shard_group(whole.layout) == expert_shard_group(split.layout)
+    assert volume(whole, "all_to_all", "ep") == volume(split, "all_to_all", "ep")
+    # what came is gathered over tp to be multiplied with a part of every expert, or not at all:
+    # forward, and backward the gradients of outputs and once more the inputs
+    rows = 1024 * MIXTURE.experts.active * MIXTURE.hidden * 2
+    sparse = MIXTURE.layers - MIXTURE.experts.dense_layers
+    more = volume(split, "all_gather", "tp") - volume(whole, "all_gather", "tp")
+    assert more == sparse * 3 * rows
+
+
 def test_experts_are_sharded_over_fewer_ranks_and_gathered_there() -> None:
     layout = {"reshard_after_forward": "never", "dp_shard": 8}
     split, whole = case(MIXTURE, ep=2, **layout), case(MIXTURE, **layout)

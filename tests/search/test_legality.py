@@ -18,6 +18,14 @@ WINDOWED = replace(SMALL, sliding_window=512, full_attention_every=2)
 TP = {"sequence_parallel": True, "loss_parallel": True, "sharding": "ddp"}
 PP = {"sharding": "ddp", "gradient_sync": "last", "num_microbatches": 8}
 
+OVER_TP = {
+    "sequence_parallel": True,
+    "loss_parallel": True,
+    "sharding": "zero1",
+    "runtime": "megatron",
+    "experts_over_tp": True,
+}
+
 ILLEGAL = [
     ({"dp_shard": 2, "cp": 2, "seq_len": 1026}, "equal work", "--seq-len 1024"),
     (
@@ -33,6 +41,18 @@ ILLEGAL = [
     ),
     ({"dp_shard": 2, "ep": 2}, "without experts", "--ep 1"),
     ({"dp_shard": 3, "ep": 3, "model": MIXTURE}, "does not divide the experts", "--ep 2"),
+    ({"tp": 2, "dp_shard": 2, **OVER_TP}, "over tp without experts", "leave"),
+    ({"dp_shard": 2, **OVER_TP, "model": MIXTURE}, "without tensor parallelism", "--tp 2"),
+    (
+        {"tp": 2, "dp_shard": 2, **OVER_TP, "model": MIXTURE, "runtime": "fsdp2"},
+        "splits every expert",
+        "--runtime megatron",
+    ),
+    (
+        {"tp": 4, "dp_shard": 4, "ep": 4, **OVER_TP, "model": MIXTURE},
+        "ep x tp does not divide",
+        "smaller --ep",
+    ),
     (
         {"dp_shard": 8, "ep": 2, "model": MIXTURE, "reshard_after_forward": 4},
         "fewer ranks",

@@ -213,6 +213,7 @@ def test_every_setting_of_a_layout_is_a_degree_usual_or_unusual() -> None:
         "activation_checkpointing": "op",
         "checkpoint_blocks": 2,
         "async_tp": True,
+        "experts_over_tp": True,
         "offload": "cpu",
         "loss_chunks": 2,
     }

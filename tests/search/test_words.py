@@ -54,6 +54,12 @@ PP = {"gradient_sync": "last", "num_microbatches": 8, "schedule": "1f1b"}
             "FSDP: shard over all 64 GPUs, experts over the 8 GPUs of a node",
         ),
         (
+            {"tp": 4, "dp_shard": 4, "ep": 2, "experts_over_tp": True, "sharding": "zero1", **TP},
+            "TP + EP + ZeRO-1",
+            "ZeRO-1: optimizer state sharded over 4 GPUs across nodes, tensor parallel over 4 GPUs "
+            "of a node, experts over the 8 GPUs of a node",
+        ),
+        (
             {"tp": 8, "dp_shard": 8, "async_tp": True, **TP},
             "TP + FSDP",
             "FSDP: shard over 8 nodes, tensor parallel, overlapped, over the 8 GPUs of a node",
@@ -82,6 +88,8 @@ def test_degrees_are_those_that_are_not_one() -> None:
         "dp_replicate 2 x dp_shard 4 x cp 2"
     )
     assert degrees(case(dp_shard=64, ep=8).layout) == "dp_shard 64, ep 8"
+    spread = case(tp=2, dp_shard=4, ep=4, experts_over_tp=True, sharding="zero1")
+    assert degrees(spread.layout) == "dp_shard 4 x tp 2, ep 4 x tp 2"
 
 
 def test_differences_are_policies_in_words() -> None:

@@ -121,6 +121,10 @@ def test_schedules_keep_their_stages(changes: dict[str, str], schedule: str, sta
                          "gpus": "192"}, (6, 7, 7, 7, 7, 6)),
         ("Megatron-DeepSpeed", {"notes": "type:transformer|embed", "pp": "6", "gpus": "192"},
          (6, 7, 7, 7, 7, 6)),
+        # all stages of Megatron Core hold as many: here with embedding and head counted
+        ("NeMo/Megatron-Core", {"layers": "30", "pp": "4", "gpus": "128", "vpp": "8",
+                                "schedule": "interleaved-1f1b"}, (0, *[1] * 30, 0)),
+        ("NeMo/Megatron-Core", {"layers": "126", "pp": "8", "gpus": "256"}, (15, *[16] * 6, 15)),
     ],
 )  # fmt: skip
 def test_blocks_are_given_to_stages_as_the_software_does(
@@ -237,11 +241,34 @@ def test_a_model_of_the_catalogue_has_what_no_column_says() -> None:
     assert "shape of Qwen3-235B-A22B as in the catalogue" in row.assumptions
 
 
-def test_experts_over_tensor_parallel_ranks_are_split_instead() -> None:
-    changes = {"tp": "2", "dp_shard": "4", "gpus": "8", "global_batch": "4"}
-    row = expressed(**MOE, **changes)
-    assert row.layouts[0].ep == 4
-    assert any("each expert split by tp" in sentence for sentence in row.assumptions)
+OVER_TP = {"tp": "2", "dp_shard": "4", "gpus": "8", "global_batch": "4"}
+
+
+def test_experts_beyond_the_ranks_that_share_state_are_whole_on_tensor_parallel_ones() -> None:
+    (layout,) = expressed(**MOE, **OVER_TP).layouts
+    assert (layout.ep, layout.experts_over_tp, layout.expert_ranks) == (4, True, 8)
+
+
+@pytest.mark.parametrize(
+    ("notes", "spreads"),
+    [
+        ("", [False, True]),
+        ("expert TP=1; by the launch script", [True]),
+        ("expert_tensor_parallel_size=2", [False]),
+        ("etp 1", [True]),
+    ],
+)
+def test_how_tensor_parallelism_splits_experts_is_read_or_left_open(
+    notes: str, spreads: list[bool]
+) -> None:
+    layouts = expressed(**(MOE | OVER_TP | {"ep": "4", "notes": notes})).layouts
+    assert [layout.experts_over_tp for layout in layouts] == spreads
+    assert {layout.expert_ranks for layout in layouts} == {4}
+
+
+def test_a_row_that_contradicts_itself_about_experts_is_skipped() -> None:
+    changes = {"ep": "4", "notes": "expert TP=4"}
+    assert "tensor parallelism" in skipped(**(MOE | OVER_TP | changes)).reason
 
 
 def test_heads_are_those_of_the_nearest_row_of_the_source() -> None:

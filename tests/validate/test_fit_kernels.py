@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
+from fsdpplan.cost.matmul import matmul_flops
 from fsdpplan.files.profile_devices import PhysicsProfile
 from fsdpplan.files.profile_nodes import NodeProfile
 from fsdpplan.files.profiles import load_profile, profile_names
 from fsdpplan.validate.fit_kernels import TABLES, main, read_tables
 from fsdpplan.validate.fit_levels import LEVELS, collective_errors
 from fsdpplan.validate.fit_matmuls import fitted_devices, matmul_errors
-from fsdpplan.validate.kernels import DEVICES, by_sweep, read_matmuls
+from fsdpplan.validate.kernel_scores import size_class
+from fsdpplan.validate.kernels import DEVICES, MatmulRow, by_sweep, read_matmuls
 from fsdpplan.validate.search_numbers import Range, capped, least
 from tests.cost.clusters import golden
 
@@ -52,18 +54,48 @@ def test_calls_over_nodes_lie_in_the_range_that_their_source_gives() -> None:
     outside = [
         (row.collective, row.gpus)
         for row, error in zip(rows, errors, strict=True)
-        if not (row.fastest_seconds or 0) <= (1 + error) * row.seconds <= (row.slowest_seconds or 0)
+        if not 0.98 * (row.fastest_seconds or 0)
+        <= (1 + error) * row.seconds
+        <= (row.slowest_seconds or 0)
     ]
-    # over two nodes the cluster is as fast as its bandwidth; over more, stalls of a shared cluster
-    # are in the source's range, which no hop takes
-    assert not [gpus for _, gpus in outside if gpus == 16]
+    # a shared cluster: over more than two nodes half of its samples are slower than is predicted,
+    # by stalls that no hop takes, and at any size some are as fast
+    assert rows
+    assert not outside
+
+
+def test_the_hop_of_one_cluster_is_that_of_the_fastest_samples_of_its_relative() -> None:
+    """p5.48xlarge takes over p4de's hop; its own rows of one size are no fit for it, but how the
+    fastest of them grow with the ranks is."""
+    rows = {
+        row.gpus: row
+        for row in ROWS.collectives
+        if row.profile == "p5-48xlarge" and row.collective == "all_gather" and row.nodes >= 8
+    }
+    errors = dict(zip(rows, collective_errors(rows.values(), {}), strict=True))
+    first, last = min(rows), max(rows)
+    predicted = [(1 + errors[gpus]) * rows[gpus].seconds for gpus in (first, last)]
+    fastest = [rows[gpus].fastest_seconds or 0.0 for gpus in (first, last)]
+    assert predicted[1] - predicted[0] == pytest.approx(fastest[1] - fastest[0], rel=0.1)
+
+
+def test_no_size_of_matmuls_is_biased() -> None:
+    devices = fitted_devices({})
+    classes: dict[tuple[str, str], list[MatmulRow]] = {}
+    for row in ROWS.matmuls:
+        size = size_class(matmul_flops(m=row.m, n=row.n, k=row.k))
+        classes.setdefault((row.sweep, size), []).append(row)
+    for name, rows in classes.items():
+        errors = matmul_errors(rows, devices)
+        assert abs(median(errors)) < 0.035, name
+        assert median(map(abs, errors)) < 0.065, name
 
 
 def test_the_profiles_hold_what_a_fresh_fit_gives(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--check"]) == 0
     said = capsys.readouterr().out
     assert "stale: none" in said
-    assert "fitted: 3 shared, 4 of each of 3 devices" in said
+    assert "fitted: 2 shared, 5 of each of 3 devices" in said
 
 
 def test_no_level_has_more_than_five_fitted_numbers_and_all_share_at_most_seventeen() -> None:

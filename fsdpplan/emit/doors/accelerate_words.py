@@ -12,6 +12,9 @@ WORDS = {
     "tp": Word(says="`parallelism_config_tp_size`"),
     "pp": Word(says="1", values=(1,), why="it trains without pipelines"),
     "ep": Word(says="1", values=(1,), why="experts are placed by the script's model"),
+    "experts_over_tp": Word(
+        says="off", values=(False,), why="experts are placed by the script's model"
+    ),
     "sharding": Word(
         says="`distributed_type`: FSDP (fsdp) or MULTI_GPU (ddp)",
         values=("fsdp", "ddp"),

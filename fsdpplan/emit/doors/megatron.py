@@ -149,8 +149,10 @@ def _parallel(plan: Plan) -> Arguments:
     ]
     if layout.pp > 1:
         found.append(("--pipeline-model-parallel-layout", _stages(plan)))
-    if layout.ep > 1:
-        found.append(("--expert-model-parallel-size", str(layout.ep)))
+    if layout.expert_ranks > 1:
+        found.append(("--expert-model-parallel-size", str(layout.expert_ranks)))
+    if layout.experts_over_tp:
+        found.append(("--expert-tensor-parallel-size", "1"))
     found += [("--sequence-parallel",)] if layout.sequence_parallel else []
     found += [("--tp-comm-overlap",)] if layout.async_tp else []
     return found

@@ -14,6 +14,9 @@ WORDS = {
     "tp": Word(says="`--tensor-model-parallel-size`"),
     "pp": Word(says="`--pipeline-model-parallel-size`"),
     "ep": Word(says="`--expert-model-parallel-size`"),
+    "experts_over_tp": Word(
+        says="`--expert-tensor-parallel-size 1`, and ep x tp expert-parallel ranks"
+    ),
     "sharding": Word(
         says="nothing (ddp), `--use-distributed-optimizer` (zero1), `--use-torch-fsdp2` (fsdp, "
         "without a pipeline or replicas)",

@@ -27,6 +27,11 @@ WORDS = {
         values=(1,),
         why="the module says dense models",
     ),
+    "experts_over_tp": Word(
+        says="off: the module says dense models",
+        values=(False,),
+        why="the module says dense models",
+    ),
     "sharding": Word(
         says="`fsdp`: it always wraps in `fully_shard`",
         values=("fsdp",),

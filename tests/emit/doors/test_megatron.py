@@ -31,10 +31,11 @@ VALUES = """
 --num-query-groups --vocab-size --max-position-embeddings --rotary-base --norm-epsilon
 --attention-dropout --hidden-dropout --tensor-model-parallel-size --context-parallel-size
 --pipeline-model-parallel-size --pipeline-model-parallel-layout --expert-model-parallel-size
---num-distributed-optimizer-instances --recompute-num-layers --seq-length --micro-batch-size
---global-batch-size --train-iters --lr --adam-beta1 --adam-beta2 --weight-decay --clip-grad
---seed --eval-iters --log-interval --save --load --save-interval --num-experts --moe-router-topk
---moe-ffn-hidden-size --moe-layer-freq --moe-shared-expert-intermediate-size --recompute-modules
+--expert-tensor-parallel-size --num-distributed-optimizer-instances --recompute-num-layers
+--seq-length --micro-batch-size --global-batch-size --train-iters --lr --adam-beta1 --adam-beta2
+--weight-decay --clip-grad --seed --eval-iters --log-interval --save --load --save-interval
+--num-experts --moe-router-topk --moe-ffn-hidden-size --moe-layer-freq
+--moe-shared-expert-intermediate-size --recompute-modules
 """
 CHOICES = {
     "--transformer-impl": "local transformer_engine inference_optimized",
@@ -156,6 +157,19 @@ def test_its_defaults_have_no_overlaps(tmp_path: Path) -> None:
     megatron = Training(seq_len=64, global_batch=1, runtime="megatron")
     assert not parsed(plan_of(zero1(dp_shard=2), lm), tmp_path).overlap_grad_reduce
     assert parsed(plan_of(zero1(dp_shard=2), megatron), tmp_path).overlap_param_gather
+
+
+def test_whole_experts_on_tensor_parallel_ranks_are_expert_parallel_ranks(tmp_path: Path) -> None:
+    plan = plan_of(
+        zero1(
+            dp_shard=2, tp=2, ep=2, experts_over_tp=True, sequence_parallel=True, loss_parallel=True
+        ),
+        BF16,
+        experts=Experts(experts=8, active=2, hidden=32),
+    )
+    found = parsed(plan, tmp_path)
+    assert found.expert_model_parallel_size == "4"
+    assert found.expert_tensor_parallel_size == "1"
 
 
 def test_the_model_is_said(tmp_path: Path) -> None:

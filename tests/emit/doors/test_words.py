@@ -34,6 +34,7 @@ VALUES: dict[str, list[Any]] = {
     "tp": [1, 2],
     "pp": [1, 2],
     "ep": [1, 2],
+    "experts_over_tp": [False, True],
     "sharding": ["ddp", "zero1", "zero2", "fsdp"],
     "reshard_after_forward": ["always", "never", 2],
     "gradient_sync": ["every", "reduce_scatter_only", "last"],
