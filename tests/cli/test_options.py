@@ -385,6 +385,7 @@ def test_smoke_from_and_target_change_what_run_does(
 
 ELSEWHERE = {
     "--nodes": "slurm/test_detect_nodes.py, cli/test_calibrate.py",
+    "--no-save": "cli/test_recommend.py",
     "--record": "cli/test_detect.py",
     "--processes": "cli/test_calibrate.py",
     "--seconds": "cli/test_calibrate.py",
