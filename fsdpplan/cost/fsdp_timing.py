@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 
 from fsdpplan.cost.block_times import block_times
@@ -21,6 +21,7 @@ from fsdpplan.cost.overlap import MicroBatch, UnitSeconds
 from fsdpplan.cost.shards import Stage, UnitSize, own_layouts
 from fsdpplan.cost.timing import ends_seconds
 from fsdpplan.cost.traffic_fsdp import root_gathered_dtype
+from fsdpplan.cost.ways import Ways, shard_ways
 from fsdpplan.cost.work import memory_bytes_per_second
 from fsdpplan.spec.cluster import Cluster, Device
 from fsdpplan.spec.layout import Layout
@@ -110,16 +111,6 @@ def sharded_seconds(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ShardWays:
-    """A layout as far as FSDP's moves are concerned: equal to every one that moves the same."""
-
-    decides: tuple[object, ...]
-    """All that is read of it."""
-    layout: Layout = field(compare=False)
-    """One of them."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moves:
     """What FSDP moves and copies in a micro-batch that reduces everything, computation apart."""
@@ -149,15 +140,11 @@ def fsdp_moves(
     *, model: Model, cluster: Cluster, training: Training, layout: Layout, stage: Stage
 ) -> Moves:
     """The moves of a stage's units: the same for all micro-batches of layouts that shard alike."""
-    ranks = (layout.tp, layout.cp, layout.ep, layout.dp_shard, layout.dp_replicate)
-    policies = (layout.wrap_blocks, layout.reshard_after_forward, layout.offload)
-    return _moves(model, cluster, training, stage, ShardWays((*ranks, *policies), layout))
+    return _moves(model, cluster, training, stage, Ways(shard_ways(layout), layout))
 
 
 @lru_cache(maxsize=4096)
-def _moves(
-    model: Model, cluster: Cluster, training: Training, stage: Stage, ways: ShardWays
-) -> Moves:
+def _moves(model: Model, cluster: Cluster, training: Training, stage: Stage, ways: Ways) -> Moves:
     layout = ways.layout
     common = {"cluster": cluster, "training": training, "layout": layout}
     regathers = layout.reshard_after_forward != "never"

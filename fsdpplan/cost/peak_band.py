@@ -22,9 +22,7 @@ from fsdpplan.spec.cluster import Device, DeviceFit
 from fsdpplan.spec.estimate import Interval, MemoryBreakdown
 
 EVEN = 0.5
-
-CERTAIN = 40.0
-"""Standard deviations past which nothing of a normal distribution lies, in floating point."""
+"""Chance from which on up the band asks for more room than the expected peak."""
 
 
 def peak_log_error(fit: DeviceFit) -> float:
@@ -74,9 +72,7 @@ def _normal(deviations: float) -> float:
 
 @lru_cache(maxsize=64)
 def _quantile(share: float) -> float:
-    """Standard deviations below which that share lies, by bisection."""
-    low, high = -CERTAIN, CERTAIN
-    while high - low > 1e-12:
-        middle = (low + high) / 2
-        low, high = (middle, high) if _normal(middle) < share else (low, middle)
-    return high
+    """Standard deviations below which that share lies."""
+    from statistics import NormalDist  # not at start-up
+
+    return NormalDist().inv_cdf(share)
