@@ -63,7 +63,7 @@ every row. An error is `predicted / measured - 1`; *p90* is what nine rows in te
 the expected time.
 
 **Held out** means: predicted with constants that were fitted without any row of that project. It
-holds back numbers, not knowledge: which effects the model has, and the four constants that are
+holds back numbers, not knowledge: which effects the model has, and the five constants that are
 chosen, were settled with all of these tables in sight, so a job of another kind may be further
 off. **Fitted** means: with the constants that ship, which saw the rows.
 """

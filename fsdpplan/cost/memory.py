@@ -194,7 +194,7 @@ def stage_memory(
         releasable_bytes=releasable_bytes(
             allocated=allocated,
             overhead=overhead,
-            fragmentation_fraction=fit.fragmentation_fraction,
+            lasting_fraction=fit.lasting_fragments_fraction * fit.fragmentation_fraction,
         ),
     )
 

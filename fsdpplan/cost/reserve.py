@@ -28,11 +28,6 @@ from collections.abc import Sequence
 
 from fsdpplan.cost.rank_quantities import Phase
 
-LASTING_FRAGMENTS = 0.5
-"""Share of the fragments that lie in segments where something lives, which are not given back.
-Chosen, not fitted: which segments were split is not known. All ten published runs that ran out of
-memory but one need more than their device at any share from none to all of it."""
-
 
 def reserved_overhead_bytes(
     *,
@@ -50,11 +45,11 @@ def reserved_overhead_bytes(
     return pools + int((allocated + pools) * fragmentation_fraction)
 
 
-def releasable_bytes(*, allocated: int, overhead: int, fragmentation_fraction: float) -> int:
-    """Part of what is reserved beyond `allocated` that a request which fails gets back.
+def releasable_bytes(*, allocated: int, overhead: int, lasting_fraction: float) -> int:
+    """Part of what is reserved beyond `allocated` that a request which fails gets back: all but the
+    fragments beside what lives, a share of it.
 
     Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp, `malloc`: release_cached_blocks, which
     frees whole segments alone.
     """
-    lasting = int(LASTING_FRAGMENTS * fragmentation_fraction * allocated)
-    return max(0, overhead - lasting)
+    return max(0, overhead - int(lasting_fraction * allocated))

@@ -49,6 +49,9 @@ class DeviceFit:
     """Device memory outside torch's allocator: CUDA context and libraries."""
     communicator_bytes: int
     """Device memory of one NCCL communicator (one a mesh axis)."""
+    lasting_fragments_fraction: float = 0.0
+    """Share of the fragments that lies in segments where something lives: the allocator cannot give
+    it back."""
     peak_memory_stack_fraction: float = 0.0
     """Standard deviation of the log of the peak memory of all ranks of one stack alike: how far
     softwares lie apart."""
@@ -145,6 +148,7 @@ class DeviceFit:
         for name in ("peak_memory_stack_fraction", "peak_memory_base_fraction"):
             if not 0 <= getattr(self, name) <= 3:
                 raise SpecError(f"{name} must lie in [0, 3], not {getattr(self, name)!r}")
+        require_fraction(lasting_fragments_fraction=self.lasting_fragments_fraction)
         if min(self.context_bytes, self.communicator_bytes) < 0:
             raise SpecError("context_bytes and communicator_bytes cannot be negative")
 

@@ -37,12 +37,12 @@ def test_what_nccl_still_uses_is_not_free() -> None:
     assert overhead(FORWARD, recorded=7) == 7
 
 
-def test_pools_are_given_back_and_half_of_the_fragments_stay() -> None:
+def test_pools_are_given_back_and_lasting_fragments_stay() -> None:
     pools = overhead(FORWARD, BACKWARD)
-    assert releasable_bytes(allocated=150, overhead=pools, fragmentation_fraction=0.0) == pools
+    assert releasable_bytes(allocated=150, overhead=pools, lasting_fraction=0.0) == pools
     with_fragments = overhead(FORWARD, BACKWARD, fragmentation=0.1)
-    released = releasable_bytes(allocated=150, overhead=with_fragments, fragmentation_fraction=0.1)
-    assert with_fragments - released == int(0.5 * 0.1 * 150)
+    released = releasable_bytes(allocated=150, overhead=with_fragments, lasting_fraction=0.05)
+    assert with_fragments - released == int(0.05 * 150)
 
 
 some_phases = st.builds(
