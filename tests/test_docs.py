@@ -253,10 +253,11 @@ def run_python(arguments: list[str], folder: Path) -> None:
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-4000:]
 
 
-def test_the_json_page_names_every_key_that_recommend_prints(tmp_path: Path) -> None:
+def test_the_json_pages_name_every_key_that_recommend_prints(tmp_path: Path) -> None:
     command = "fsdpplan recommend --params 1e9 --gpus 16 --hardware dgx-h100 --json"
     answer = json.loads(generator().shell(command, tmp_path).stdout)
-    page = text_of(ROOT / "docs" / "reference" / "json.md")
+    reference = ROOT / "docs" / "reference"
+    page = "".join(text_of(reference / name) for name in ("json.md", "nouns-json.md"))
     estimate = answer["plans"][0]["estimate"]
     for document in (
         *(answer, answer["search"], answer["plans"][0], answer["plans"][0]["layout"]),
@@ -264,7 +265,7 @@ def test_the_json_page_names_every_key_that_recommend_prints(tmp_path: Path) -> 
         *(*estimate["communication"][:1], answer["model"], answer["training"], answer["cluster"]),
     ):
         for key in document:
-            assert re.search(rf"[`\"{{ ]{key}[`\",}}]", page), f"json.md does not name {key}"
+            assert re.search(rf"[`\"{{ ]{key}[`\",}}]", page), f"no page names {key}"
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_the_wheel_is_typed_licensed_and_brings_the_command(
     assert "fsdpplan/py.typed" in names
     assert f"{info}/licenses/LICENSE" in names
     assert metadata["License-Expression"] == "Apache-2.0"
-    assert "fsdpplan = fsdpplan.cli.app:main" in scripts
+    assert "fsdpplan = fsdpplan.__main__:main" in scripts
     assert {name.split("/")[0] for name in names} == {"fsdpplan", info}
 
 

@@ -14,6 +14,7 @@ from fsdpplan import __version__
 from fsdpplan.cli.inputs import Inputs
 from fsdpplan.cli.options import DEFAULT_PLAN
 from fsdpplan.cli.resolve_layout import the_layout
+from fsdpplan.cli.screen_answer import fits_words, too_unsure
 from fsdpplan.cost.memory import available_bytes
 from fsdpplan.cost.pipeline_stages import named_stages
 from fsdpplan.cost.step import estimate
@@ -142,11 +143,11 @@ class OneLayout:
     layout: Layout
     estimate: Estimate
     available_bytes: int
-    """Device memory less head-room."""
+    """The highest peak that is planned with, by head-room and chance to fit."""
 
     @property
     def fits(self) -> bool:
-        """Whether the fullest GPU has room for it."""
+        """Whether the fullest GPU has room for it, as much as a plan must leave."""
         return self.estimate.memory.peak_device_bytes <= self.available_bytes
 
 
@@ -211,7 +212,9 @@ def nearest_that_fits(one: OneLayout) -> tuple[str, Estimate] | None:
 def too_large(one: OneLayout) -> str:
     """That the layout does not fit, and what to type for one that does."""
     inputs, memory = one.inputs, one.estimate.memory
-    short = format_gib(memory.peak_device_bytes - one.available_bytes)
+    short = f"{format_gib(memory.peak_device_bytes - one.available_bytes)} too much"
+    if unsure := too_unsure(memory, inputs.training, inputs.cluster):
+        short = f"{fits_words(memory)}, where {unsure}"
     nearest = nearest_that_fits(one)
     if nearest is None:
         free = replace(inputs, pins=Pins())
@@ -223,7 +226,7 @@ def too_large(one: OneLayout) -> str:
         advice = f"the nearest that fits: {words} ({step} a step, {peak})"
     return (
         f"the layout needs {format_gib(memory.peak_device_bytes)} of "
-        f"{format_gib(one.available_bytes)} per GPU, {short} too much; {advice}"
+        f"{format_gib(one.available_bytes)} per GPU, {short}; {advice}"
     )
 
 

@@ -293,6 +293,14 @@ class TrainingOptions:
         float | None,
         Flag(metavar="8%", parse=fraction, help="Device memory to leave free. Default 8%."),
     ] = None
+    fits: Annotated[
+        float | None,
+        Flag(
+            metavar="95%",
+            parse=fraction,
+            help="Least chance that a layout fits in device memory. Default 95%.",
+        ),
+    ] = None
 
 
 Torch = Annotated[

@@ -12,8 +12,6 @@ import sys
 from types import FrameType
 from typing import Any, NoReturn
 
-from fsdpplan.terminal import harmless
-
 LEAVES = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a program to end: Ctrl-C, `kill`, a terminal that is closed."""
 
@@ -108,6 +106,8 @@ class _Output(io.TextIOWrapper):
 
     def write(self, text: str) -> int:
         """Write `text`."""
+        from fsdpplan.terminal import harmless  # its patterns take longer than all else here
+
         try:
             return super().write(harmless(text))
         except OSError as error:

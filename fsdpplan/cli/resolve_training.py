@@ -7,6 +7,7 @@ from typing import Any
 
 from fsdpplan.cli.options import TrainingOptions
 from fsdpplan.cli.resolved import Resolved, flag
+from fsdpplan.cost.peak_band import peak_log_error
 from fsdpplan.errors import SpecError
 from fsdpplan.search.pins import Pins
 from fsdpplan.spec.cluster import Cluster
@@ -30,10 +31,12 @@ def resolve_training(
     values: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if options.headroom is not None:
         values["headroom_fraction"] = options.headroom
+    if options.fits is not None:
+        values["fits_fraction"] = options.fits
     draft = Training(seq_len=seq_len.value, global_batch=1, tokens=options.tokens, **values)
     batch = _global_batch(options, draft, model=model, cluster=cluster, pins=pins)
     training = replace(draft, global_batch=batch.value)
-    named = {**given, "tokens": options.tokens, "headroom": options.headroom}
+    named = {**given, "tokens": options.tokens, "headroom": options.headroom, "fits": options.fits}
     return Resolved(
         value=training,
         sources=(
@@ -45,6 +48,7 @@ def resolve_training(
             *seq_len.assumptions,
             *batch.assumptions,
             *_policies_taken(training, options),
+            *_room_taken(training, options, cluster),
         ),
         warnings=seq_len.warnings,
     )
@@ -116,7 +120,7 @@ def _unusual(batch: int, seq_len: int, gpus: int) -> str:
 
 
 def _policies_taken(training: Training, options: TrainingOptions) -> tuple[str, ...]:
-    """One line for the formats and one for the head-room, where they were not given."""
+    """One line for the formats, where they were not given."""
     words = {
         "precision": f"{training.precision} matmuls",
         "reduce_dtype": f"gradients reduced in {training.reduce_dtype}",
@@ -130,10 +134,23 @@ def _policies_taken(training: Training, options: TrainingOptions) -> tuple[str, 
         lines.append(f"{', '.join(words[name] for name in taken)} ({flags})")
     if training.precision == "fp8":
         lines += _fp8_taken(training, options)
-    if options.headroom is None:
-        share = format_percent(training.headroom_fraction).replace(".0", "")
-        lines.append(f"{share} of the device memory left free (--headroom)")
     return tuple(lines)
+
+
+def _room_taken(training: Training, options: TrainingOptions, cluster: Cluster) -> tuple[str, ...]:
+    """How much memory is left, where it was not said; a chance where peaks are said to be off."""
+    lines = []
+    if options.headroom is None:
+        share = _whole_percent(training.headroom_fraction)
+        lines.append(f"{share} of the device memory left free (--headroom)")
+    if options.fits is None and peak_log_error(cluster.device.fit):
+        share = _whole_percent(training.fits_fraction)
+        lines.append(f"a chance of {share} at least to fit in device memory (--fits)")
+    return tuple(lines)
+
+
+def _whole_percent(share: float) -> str:
+    return format_percent(share).replace(".0", "")
 
 
 def _fp8_taken(training: Training, options: TrainingOptions) -> list[str]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from math import floor
+
 from fsdpplan.cli.inputs import Inputs
 from fsdpplan.cli.render import facts, wrapped
 from fsdpplan.cost.memory import available_bytes
 from fsdpplan.search.words import degrees, describe
+from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.estimate import Estimate, LearnedStep, MemoryBreakdown
 from fsdpplan.spec.layout import DDP_BUCKET_BYTES, Layout
+from fsdpplan.spec.training import Training
 from fsdpplan.units import format_count, format_gib, format_percent, format_seconds
 
 EVIDENCE = {
@@ -56,12 +60,16 @@ def _learned(learned: LearnedStep) -> str:
 
 
 def _memory_needed(inputs: Inputs, memory: MemoryBreakdown) -> str:
-    """What the fullest rank needs of what there is, as each tool would count it."""
+    """What the fullest rank needs of what there is, as each tool would count it, and the chance
+    that it fits."""
     usable = available_bytes(cluster=inputs.cluster, training=inputs.training)
+    device_bytes = inputs.cluster.device.memory_bytes
     needed = memory.peak_device_bytes
+    chance = fits_words(memory)
     words = (
-        f"{format_gib(needed)} of {format_gib(usable)} per {unit(inputs)} "
-        f"({format_gib(inputs.cluster.device.memory_bytes)} less head-room): "
+        f"{f'{chance}: ' if chance else ''}{format_gib(needed)}{_peak_band(memory)} of "
+        f"{format_gib(device_bytes)} per {unit(inputs)}, of which "
+        f"{format_gib(usable)} are planned with; "
         f"{format_gib(memory.peak_allocated_bytes)} allocated, "
         f"{format_gib(memory.peak_reserved_bytes)} reserved"
     )
@@ -72,11 +80,42 @@ def _memory_needed(inputs: Inputs, memory: MemoryBreakdown) -> str:
             f"; stage {fullest} of {len(stages)} is the fullest, the emptiest needs "
             f"{format_gib(min(stages))}"
         )
-    return (
-        words
-        if needed <= usable
-        else f"{words}; DOES NOT FIT: {format_gib(needed - usable)} too much"
-    )
+    if needed <= usable:
+        return words
+    unsure = too_unsure(memory, inputs.training, inputs.cluster)
+    short = f"{format_gib(needed - usable)} too much"
+    return f"{words}; {f'NOT SURE TO FIT: {unsure}' if unsure else f'DOES NOT FIT: {short}'}"
+
+
+def fits_words(memory: MemoryBreakdown) -> str:
+    """`fits 97 %`; nothing where the chance is not known."""
+    if memory.fits_fraction is None:
+        return ""
+    return f"fits {chance_words(memory.fits_fraction)}"
+
+
+def chance_words(fits_fraction: float) -> str:
+    """A chance in whole percent, rounded down, and never certain."""
+    if fits_fraction < 0.01:
+        return "below 1 %"
+    return "over 99 %" if fits_fraction > 0.99 else f"{floor(100 * fits_fraction + 1e-9)} %"
+
+
+def too_unsure(memory: MemoryBreakdown, training: Training, cluster: Cluster) -> str:
+    """What chance is missing of a layout that leaves the head-room free; empty: none is."""
+    free = cluster.device.memory_bytes * (1 - training.headroom_fraction)
+    chance = memory.fits_fraction
+    if chance is None or chance >= training.fits_fraction or memory.peak_device_bytes > free:
+        return ""
+    return f"{chance_words(training.fits_fraction)} are asked for (--fits)"
+
+
+def _peak_band(memory: MemoryBreakdown) -> str:
+    band = memory.peak_device_band_bytes
+    if band is None:
+        return ""
+    lower, upper = (format_gib(round(end)) for end in (band.lower, band.upper))
+    return f" (80 % band {lower} to {upper})"
 
 
 def _other_peaks(memory: MemoryBreakdown) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fsdpplan.cli.render import wrapped
+from fsdpplan.cli.screen_answer import fits_words
 from fsdpplan.search.order import LEAST_HEADROOM_FRACTION
 from fsdpplan.search.result import SearchResult
 from fsdpplan.search.words import degrees, differences
@@ -61,6 +62,8 @@ def ranked_lines(heading: str, result: SearchResult, width: int) -> str:
 def _other(ranked: RankedLayout, chosen: RankedLayout, width: int) -> str:
     step = ranked.estimate.step_seconds.expected
     memory = format_gib(ranked.estimate.memory.peak_device_bytes)
+    if chance := fits_words(ranked.estimate.memory):
+        memory += f", {chance}"
     words = "; ".join((degrees(ranked.layout), *differences(ranked.layout, chosen.layout)))
     return "\n".join(
         (

@@ -117,8 +117,12 @@ def _memory_words(one: MemoryErrors) -> str:
         f"{one.source_id}, {one.kind}: {one.rows} rows, median "
         f"{one.median_abs_error_fraction:.1%}, bias {one.bias_fraction:+.1%}; "
         f"{one.far_under_fraction:.0%} more than 5 % under, the worst "
-        f"{one.worst_under_fraction:.0%}"
+        f"{one.worst_under_fraction:.0%}{_inside(one.coverage_fraction)}"
     )
+
+
+def _inside(coverage_fraction: float | None) -> str:
+    return "" if coverage_fraction is None else f"; {coverage_fraction:.0%} inside the 80 % band"
 
 
 def _fits(fits: FitCounts) -> list[str]:

@@ -27,6 +27,7 @@ def report_json(before: Report, learned: LearnedReport | None = None) -> str:
         "sources": [_source_document(source) for source in report.sources],
         "mean_over_sources": _errors_document(report.mean_over_sources),
         "memory": [asdict(one) for one in report.memory],
+        "memory_kinds": [asdict(one) for one in report.memory_kinds],
         "fits": asdict(report.fits),
         "pairs": [_pair_document(pair) for pair in report.pairs],
         "ranking": asdict(ranking) if ranking else None,
@@ -47,6 +48,7 @@ def _learned_document(learned: LearnedReport) -> dict[str, Any]:
 def _row_document(row: ComparedRun, without: ComparedRun) -> dict[str, Any]:
     skipped = row.outcome if isinstance(row.outcome, Skipped) else None
     prediction = row.prediction
+    memory_band = row.peak_memory_band_bytes
     return {
         "row": row.run.row,
         "source_id": row.run.source_id,
@@ -60,7 +62,12 @@ def _row_document(row: ComparedRun, without: ComparedRun) -> dict[str, Any]:
         "measured_peak_memory_bytes": row.run.peak_memory_bytes,
         "memory_kind": row.memory_kind,
         "predicted_peak_memory_bytes": row.predicted_peak_memory_bytes,
+        "predicted_peak_memory_band_bytes": asdict(memory_band) if memory_band else None,
         "predicted_fits": row.fits,
+        "predicted_fits_fraction": prediction.memory.fits_fraction if prediction else None,
+        "predicted_least_device_bytes": (
+            prediction.memory.least_device_bytes if prediction else None
+        ),
         "outcome": row.run.outcome,
         "is_timed": row.run.is_timed,
         "error_fraction": row.error_fraction,

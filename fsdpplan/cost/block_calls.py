@@ -19,7 +19,6 @@ from math import prod
 from typing import Literal
 
 from fsdpplan.cost.all_heads_norms import all_heads_norm_calls
-from fsdpplan.cost.block_ways import BlockWays, inner_ways
 from fsdpplan.cost.calls import (
     BlockCall,
     Overlap,
@@ -33,6 +32,7 @@ from fsdpplan.cost.params import block_tensors
 from fsdpplan.cost.sizes import local_tokens
 from fsdpplan.cost.torch_traits import sums_before_products
 from fsdpplan.cost.traded_heads import traded_heads_calls
+from fsdpplan.cost.ways import Ways, inner_ways
 from fsdpplan.spec.cluster import DeviceKind
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
@@ -52,14 +52,12 @@ def block_calls(
 
     Attention over several ranks is a ring on CUDA, and all-to-all on CPU.
     """
-    return _block_calls(
-        model, training, BlockWays(inner_ways(training, layout), layout), device_kind
-    )
+    return _block_calls(model, training, Ways(inner_ways(training, layout), layout), device_kind)
 
 
 @lru_cache(maxsize=16384)
 def _block_calls(
-    model: Model, training: Training, ways: BlockWays, device_kind: DeviceKind
+    model: Model, training: Training, ways: Ways, device_kind: DeviceKind
 ) -> tuple[BlockCall, ...]:
     layout = ways.layout
     calls: list[BlockCall] = []

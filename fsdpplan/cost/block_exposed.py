@@ -13,15 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fsdpplan.cost.attention import attention_backward_seconds, attention_forward_seconds
-from fsdpplan.cost.block_calls import block_calls
 from fsdpplan.cost.calls import BlockCall, Piece, group_seconds
 from fsdpplan.cost.products import Product, block_products, product_seconds
-from fsdpplan.cost.timing import block_work
 from fsdpplan.cost.work import BlockWork
 from fsdpplan.spec.cluster import Cluster, Device
-from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.model import Model
-from fsdpplan.spec.training import Training
 
 PIECE_PRODUCTS: dict[Piece, tuple[str, ...]] = {
     "attention_in": ("wq", "wk", "wv"),
@@ -46,17 +41,6 @@ class BlockWaiting:
     def total(self) -> float:
         """Both passes."""
         return self.forward + self.backward
-
-
-def block_waiting(
-    *, model: Model, cluster: Cluster, training: Training, layout: Layout
-) -> BlockWaiting:
-    """What the collectives of one block add to it; with experts, of a block that has them."""
-    return calls_waiting(
-        block_calls(model=model, training=training, layout=layout, device_kind=cluster.device.kind),
-        work=block_work(model=model, training=training, layout=layout),
-        cluster=cluster,
-    )
 
 
 def calls_waiting(

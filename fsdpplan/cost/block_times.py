@@ -12,10 +12,10 @@ from functools import lru_cache
 
 from fsdpplan.cost.block_calls import block_calls
 from fsdpplan.cost.block_exposed import BlockWaiting, calls_waiting
-from fsdpplan.cost.block_ways import BlockWays, block_ways, inner_ways
 from fsdpplan.cost.calls import BlockCall
 from fsdpplan.cost.compute import BlockSeconds, block_seconds
 from fsdpplan.cost.timing import block_work
+from fsdpplan.cost.ways import Ways, block_ways, inner_ways
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
@@ -47,15 +47,15 @@ def block_times(
     *, model: Model, cluster: Cluster, training: Training, layout: Layout
 ) -> BlockTimes:
     """Of one block as `layout` has it; with experts, of one that has them."""
-    ways = BlockWays(block_ways(training, layout), layout)
+    ways = Ways(block_ways(training, layout), layout)
     return _block_times(model, cluster, training, ways)
 
 
 @lru_cache(maxsize=16384)
-def _block_times(model: Model, cluster: Cluster, training: Training, ways: BlockWays) -> BlockTimes:
+def _block_times(model: Model, cluster: Cluster, training: Training, ways: Ways) -> BlockTimes:
     work = block_work(model=model, training=training, layout=ways.layout)
     seconds = block_seconds(work, cluster.device)
-    inner = BlockWays(inner_ways(training, ways.layout), ways.layout)
+    inner = Ways(inner_ways(training, ways.layout), ways.layout)
     calls, waiting = _inner_waiting(model, cluster, training, inner)
     return BlockTimes(
         seconds=seconds,
@@ -68,7 +68,7 @@ def _block_times(model: Model, cluster: Cluster, training: Training, ways: Block
 
 @lru_cache(maxsize=16384)
 def _inner_waiting(
-    model: Model, cluster: Cluster, training: Training, ways: BlockWays
+    model: Model, cluster: Cluster, training: Training, ways: Ways
 ) -> tuple[tuple[BlockCall, ...], BlockWaiting]:
     given = {"model": model, "training": training, "layout": ways.layout}
     calls = block_calls(device_kind=cluster.device.kind, **given)  # type: ignore[arg-type]

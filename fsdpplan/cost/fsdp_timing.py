@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 
 from fsdpplan.cost.block_times import block_times
@@ -21,6 +21,7 @@ from fsdpplan.cost.overlap import MicroBatch, UnitSeconds
 from fsdpplan.cost.shards import Stage, UnitSize, own_layouts
 from fsdpplan.cost.timing import ends_seconds
 from fsdpplan.cost.traffic_fsdp import root_gathered_dtype
+from fsdpplan.cost.ways import Ways, shard_ways
 from fsdpplan.cost.work import memory_bytes_per_second
 from fsdpplan.spec.cluster import Cluster, Device
 from fsdpplan.spec.layout import Layout
@@ -71,7 +72,16 @@ def host_copy_seconds(size: UnitSize, *, ranks: int, layout: Layout, device: Dev
     return shard_bytes / device.host_link_bytes_per_second
 
 
-def sharded_seconds(
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    """Parameters of a unit that are sharded over one group."""
+
+    seconds: UnitSeconds
+    disturbing: UnitSeconds
+    """Of its collectives, as much as takes its full share from kernels beside them."""
+
+
+def _moved(
     size: UnitSize,
     group: Group,
     gathered_dtype: str,
@@ -80,44 +90,49 @@ def sharded_seconds(
     training: Training,
     layout: Layout,
     regathers: bool,
-) -> UnitSeconds:
+) -> _Moved:
     """Collectives and copies of parameters that are sharded over `group`; computation apart.
 
     Copies over the host link run beside the collective of another unit: the slower one counts.
     """
     if size == NOTHING:
-        return UnitSeconds()
+        return _Moved(seconds=UnitSeconds(), disturbing=UnitSeconds())
+    device = cluster.device
     gathered = size.padded_elements * DTYPE_BYTES[gathered_dtype]
     reduced = size.padded_elements * DTYPE_BYTES[training.reduce_dtype]
+    shard = reduced // group.ranks
     again = regather_group(layout) if group == shard_group(layout) else group
-    device = cluster.device
+    copies = replicate_group(layout)
     copy_out, copy_in = copy_seconds(
         size, training=training, device=device, gathered_dtype=gathered_dtype
     )
     host = host_copy_seconds(size, ranks=group.ranks, layout=layout, device=device)
-    return UnitSeconds(
+    seconds = UnitSeconds(
         backward=flat_gradient_seconds(size, training=training, device=device),
         gather=max(host, group_seconds(cluster, group, "all_gather", gathered)),
         regather=max(host, group_seconds(cluster, again, "all_gather", gathered))
         if regathers
         else 0.0,
         reduce_scatter=max(host, group_seconds(cluster, group, "reduce_scatter", reduced)),
-        all_reduce=group_seconds(
-            cluster, replicate_group(layout), "all_reduce", reduced // group.ranks
-        ),
+        all_reduce=group_seconds(cluster, copies, "all_reduce", shard),
         copy_out=copy_out,
         copy_in=copy_in,
     )
+    rate = full_rate_bytes_per_second(device)
 
+    def share(taken: float, collective: Collective, size_bytes: int, ranks: int) -> float:
+        wire = wire_bytes(collective=collective, gathered_bytes=size_bytes, ranks=ranks)
+        return min(taken, wire / rate)
 
-@dataclass(frozen=True, slots=True)
-class ShardWays:
-    """A layout as far as FSDP's moves are concerned: equal to every one that moves the same."""
-
-    decides: tuple[object, ...]
-    """All that is read of it."""
-    layout: Layout = field(compare=False)
-    """One of them."""
+    return _Moved(
+        seconds=seconds,
+        disturbing=UnitSeconds(
+            gather=share(seconds.gather, "all_gather", gathered, group.ranks),
+            regather=share(seconds.regather, "all_gather", gathered, again.ranks),
+            reduce_scatter=share(seconds.reduce_scatter, "reduce_scatter", reduced, group.ranks),
+            all_reduce=share(seconds.all_reduce, "all_reduce", shard, copies.ranks),
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,15 +164,11 @@ def fsdp_moves(
     *, model: Model, cluster: Cluster, training: Training, layout: Layout, stage: Stage
 ) -> Moves:
     """The moves of a stage's units: the same for all micro-batches of layouts that shard alike."""
-    ranks = (layout.tp, layout.cp, layout.ep, layout.dp_shard, layout.dp_replicate)
-    policies = (layout.wrap_blocks, layout.reshard_after_forward, layout.offload)
-    return _moves(model, cluster, training, stage, ShardWays((*ranks, *policies), layout))
+    return _moves(model, cluster, training, stage, Ways(shard_ways(layout), layout))
 
 
 @lru_cache(maxsize=4096)
-def _moves(
-    model: Model, cluster: Cluster, training: Training, stage: Stage, ways: ShardWays
-) -> Moves:
+def _moves(model: Model, cluster: Cluster, training: Training, stage: Stage, ways: Ways) -> Moves:
     layout = ways.layout
     common = {"cluster": cluster, "training": training, "layout": layout}
     regathers = layout.reshard_after_forward != "never"
@@ -166,13 +177,13 @@ def _moves(
 
     parts = {
         unit: (
-            _Moved.of(unit.size, shard, dtype, regathers=regathers, **common),  # type: ignore[arg-type]
-            _Moved.of(unit.experts, experts, dtype, regathers=regathers, **common),  # type: ignore[arg-type]
+            _moved(unit.size, shard, dtype, regathers=regathers, **common),  # type: ignore[arg-type]
+            _moved(unit.experts, experts, dtype, regathers=regathers, **common),  # type: ignore[arg-type]
         )
         for unit in block_units(model=model, layout=layout, stage=stage)
     }
     root_size = root_unit(model=model, layout=layout, stage=stage)
-    root = _Moved.of(root_size, shard, root_gathered_dtype(training), regathers=False, **common)  # type: ignore[arg-type]
+    root = _moved(root_size, shard, root_gathered_dtype(training), regathers=False, **common)  # type: ignore[arg-type]
     runs = tuple((unit, one.seconds.plus(other.seconds)) for unit, (one, other) in parts.items())
     every = [(root.seconds, 1), *((moved, unit.number) for unit, moved in runs)]
     disturbing = [
@@ -191,63 +202,6 @@ def _moves(
         copied_in=sum(number * moved.copy_in for moved, number in every if moved.reduce_scatter),
         disturbing=_sum(disturbing),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Moved:
-    """Parameters of a unit that are sharded over one group."""
-
-    seconds: UnitSeconds
-    disturbing: UnitSeconds
-    """Of its collectives, as much as takes its full share from kernels beside them."""
-
-    @classmethod
-    def of(
-        cls,
-        size: UnitSize,
-        group: Group,
-        gathered_dtype: str,
-        *,
-        cluster: Cluster,
-        training: Training,
-        layout: Layout,
-        regathers: bool,
-    ) -> _Moved:
-        """What `sharded_seconds` says of it, and of that the share that disturbs."""
-        seconds = sharded_seconds(
-            size,
-            group,
-            gathered_dtype,
-            cluster=cluster,
-            training=training,
-            layout=layout,
-            regathers=regathers,
-        )
-        again = regather_group(layout) if group == shard_group(layout) else group
-        gathered = size.padded_elements * DTYPE_BYTES[gathered_dtype]
-        reduced = size.padded_elements * DTYPE_BYTES[training.reduce_dtype]
-        rate = full_rate_bytes_per_second(cluster.device)
-
-        def share(taken: float, collective: Collective, size_bytes: int, ranks: int) -> float:
-            wire = wire_bytes(collective=collective, gathered_bytes=size_bytes, ranks=ranks)
-            return min(taken, wire / rate)
-
-        return cls(
-            seconds=seconds,
-            disturbing=UnitSeconds(
-                gather=share(seconds.gather, "all_gather", gathered, group.ranks),
-                regather=share(seconds.regather, "all_gather", gathered, again.ranks),
-                reduce_scatter=share(
-                    seconds.reduce_scatter, "reduce_scatter", reduced, group.ranks
-                ),
-                all_reduce=share(
-                    seconds.all_reduce,
-                    "all_reduce",
-                    reduced // group.ranks,
-                    layout.dp_replicate,
-                ),
-            ),
-        )
 
 
 def _sum(units: list[tuple[UnitSeconds, int]]) -> UnitSeconds:

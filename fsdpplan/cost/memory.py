@@ -29,11 +29,12 @@ from fsdpplan.cost.ledger import (
 )
 from fsdpplan.cost.muon import muon_temporary_bytes
 from fsdpplan.cost.offload import host_bytes, require_offloadable, staging_bytes
+from fsdpplan.cost.peak_band import most_bytes, with_band
 from fsdpplan.cost.phases import fsdp_phases
 from fsdpplan.cost.pipeline_phases import pipeline_phases
 from fsdpplan.cost.pipeline_stages import in_flight_blocks, pipeline_ranks
 from fsdpplan.cost.rank_quantities import Phase, RankSizes
-from fsdpplan.cost.reserve import reserved_overhead_bytes
+from fsdpplan.cost.reserve import releasable_bytes, reserved_overhead_bytes
 from fsdpplan.cost.shards import Stage
 from fsdpplan.cost.sizes import rank_sizes
 from fsdpplan.cost.start_memory import checkpoint_peak_bytes, initialization_peak_bytes
@@ -57,8 +58,11 @@ __all__ = [
 
 
 def available_bytes(*, cluster: Cluster, training: Training) -> int:
-    """Device memory that a plan may use: all of it less the head-room."""
-    return int(cluster.device.memory_bytes * (1 - training.headroom_fraction))
+    """The highest expected peak that a plan may have: device memory less the head-room, and no more
+    than has the chance to fit that is asked for."""
+    device = cluster.device
+    free = int(device.memory_bytes * (1 - training.headroom_fraction))
+    return min(free, most_bytes(device=device, fits_fraction=training.fits_fraction))
 
 
 def state_bytes(*, model: Model, layout: Layout, stage: Stage) -> int:
@@ -88,12 +92,17 @@ def optimizer_phase(
 
     Lists of operators have one tensor more for each parameter. Half-precision gradients of the
     optimizer's part are copied to fp32 for it; those of softwares that keep no buffer of all
-    gradients are joined in one piece first.
+    gradients are joined in one piece first. Operators over one flat tensor have two more: the root
+    of the second moment, and what it is divided into; the gradients that were joined are gone.
 
-    Source: DeepSpeed runtime/zero/stage_1_and_2.py, `step`; InternEvo hybrid_zero_optim.py.
+    Source: DeepSpeed runtime/zero/stage_1_and_2.py, `step`; InternEvo hybrid_zero_optim.py;
+    torch 1.13 torch/optim/adamw.py, `_single_tensor_adamw`.
     """
     of_lists = FP32_BYTES * state.optimizer_parameters * int(training.traits.foreach_optimizer)
     of_lists += optimizer_temporaries
+    if training.traits.flat_optimizer:
+        fp32 = FP32_BYTES * state.optimizer_parameters
+        return Phase(name="optimizer", gradients=fp32, temporaries=2 * fp32)
     if layout.sharding == "fsdp":
         elements = sizes.blocks * sizes.shard_block_elements + sizes.shard_root_elements
         computed = formats(training=training, layout=layout).computed
@@ -155,6 +164,13 @@ def stage_memory(
     fit = cluster.device.fit
     masks = mask_bytes(model=model, training=training, layout=layout, stage=stage)
     allocated = parameters + optimizer + gradients + peak.total_bytes - peak.gradients + masks
+    overhead = reserved_overhead_bytes(
+        allocated=allocated,
+        phases=phases,
+        peak=peak,
+        recorded_bytes=sizes.recorded_bytes,
+        fragmentation_fraction=fit.fragmentation_fraction,
+    )
     return MemoryBreakdown(
         parameters_bytes=parameters,
         gradients_bytes=gradients,
@@ -164,13 +180,7 @@ def stage_memory(
         activations_bytes=peak.activations + masks,
         logits_bytes=peak.logits,
         temporaries_bytes=peak.temporaries,
-        reserved_overhead_bytes=reserved_overhead_bytes(
-            allocated=allocated,
-            phases=phases,
-            peak=peak,
-            recorded_bytes=sizes.recorded_bytes,
-            fragmentation_fraction=fit.fragmentation_fraction,
-        ),
+        reserved_overhead_bytes=overhead,
         context_bytes=outside_allocator_bytes(layout=layout, training=training, fit=fit),
         peak_phase=peak.name,
         host_bytes=host_bytes(state=state, sizes=sizes, layout=layout),
@@ -181,6 +191,11 @@ def stage_memory(
             model=model, training=training, layout=layout, stage=stage
         ),
         checkpoint_host_bytes=state.parameters + state.optimizer,
+        releasable_bytes=releasable_bytes(
+            allocated=allocated,
+            overhead=overhead,
+            lasting_fraction=fit.lasting_fragments_fraction * fit.fragmentation_fraction,
+        ),
     )
 
 
@@ -204,4 +219,5 @@ def rank_memory(
             )
         peaks.append(breakdowns[key].peak_device_bytes)
     fullest = max(breakdowns.values(), key=lambda one: one.peak_device_bytes)
-    return replace(fullest, stage_peak_device_bytes=tuple(peaks))
+    described = replace(fullest, stage_peak_device_bytes=tuple(peaks))
+    return with_band(described, device=cluster.device)

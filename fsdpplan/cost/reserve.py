@@ -11,6 +11,11 @@ only when that stream has passed, and the program runs ahead. Under sequence par
 gathered input of one matmul and the partial output of another; with async TP they are in symmetric
 memory instead.
 
+A request that the device refuses is no failure yet: the allocator waits for what is recorded, gives
+back every segment in which nothing lives, whatever its stream, and asks again. So the pools' levels
+of other moments are there for whom needs them, at the price of asking the driver on every step;
+what is left of segments that were split is not.
+
 Sources: torch 2.13 c10/cuda/CUDACachingAllocator.cpp (blocks are found by stream) and
 ProcessGroupNCCL.cpp (`recordStream`); torch/distributed/_symmetric_memory;
 torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, `foreach_all_gather` and `foreach_reduce`;
@@ -38,3 +43,13 @@ def reserved_overhead_bytes(
     reduced = max(phase.gradients for phase in phases)
     pools = computed + gathered + reduced + recorded_bytes - peak.total_bytes
     return pools + int((allocated + pools) * fragmentation_fraction)
+
+
+def releasable_bytes(*, allocated: int, overhead: int, lasting_fraction: float) -> int:
+    """Part of what is reserved beyond `allocated` that a request which fails gets back: all but the
+    fragments beside what lives, a share of it.
+
+    Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp, `malloc`: release_cached_blocks, which
+    frees whole segments alone.
+    """
+    return max(0, overhead - int(lasting_fraction * allocated))

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from fsdpplan.cost.block_sizes import FP32_BYTES
 from fsdpplan.cost.calls import repeats_whole_block
-from fsdpplan.cost.compute import BlockSeconds, BlockWork, block_seconds, head_seconds
+from fsdpplan.cost.compute import BlockWork, head_seconds
 from fsdpplan.cost.head import embedding_seconds
 from fsdpplan.cost.head_pieces import head_pieces_seconds
 from fsdpplan.cost.muon import muon_elements, muon_matrices, muon_seconds
@@ -82,13 +82,6 @@ def block_work(*, model: Model, training: Training, layout: Layout) -> BlockWork
         fp8_all_gather=training.fp8_all_gather,
         weight_casts=1 / layout.num_microbatches if caches_fp8_weights else 1.0,
     )
-
-
-def layout_block_seconds(
-    *, model: Model, device: Device, training: Training, layout: Layout
-) -> BlockSeconds:
-    """Compute seconds of one block for one micro-batch on one rank."""
-    return block_seconds(block_work(model=model, training=training, layout=layout), device)
 
 
 @lru_cache(maxsize=64)

@@ -1,14 +1,14 @@
 """Plan upgrade: documents of earlier fsdpplans, read as the same plan with today's fields.
 
-A field that has come since has its default, which is what plans before it meant without saying it:
-a new field needs such a default. Those of the first fsdpplan, which had fitted numbers of another
+A field that has come since has its default, which is what plans before it meant without saying it,
+or what `MEANT` says that they did. Those of the first fsdpplan, which had fitted numbers of another
 meaning, are told by one of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from math import log
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -32,6 +32,9 @@ THEN: dict[type, str] = {
     Level: "base_seconds multicast_fraction",
 }
 """Fields that had a default already then, and stood in every plan."""
+
+MEANT: dict[type, dict[str, Any]] = {Training: {"fits_fraction": 0.0}}
+"""What plans without a field meant where that is not its default: nothing was asked of a chance."""
 
 GONE = ("correction",)
 """Fields that plans of 0.1.0 have and today's have not."""
@@ -94,9 +97,13 @@ def _filled(kind: Any, value: Any) -> Any:
 def _defaults(kind: Any) -> Iterator[tuple[str, Any]]:
     """What a field means where it is not said, of those that were not in every plan."""
     for field in fields(kind):
-        if field.default is not MISSING and field.name not in THEN.get(kind, "").split():
-            is_list = isinstance(field.default, tuple)
-            yield field.name, list(field.default) if is_list else field.default
+        if field.name in THEN.get(kind, "").split():
+            continue
+        default = MEANT.get(kind, {}).get(field.name, field.default)
+        if field.default_factory is not MISSING:
+            default = asdict(field.default_factory())
+        if default is not MISSING:
+            yield field.name, list(default) if isinstance(default, tuple) else default
 
 
 def _table(holder: Any, key: str) -> dict[str, Any]:

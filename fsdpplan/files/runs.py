@@ -193,6 +193,12 @@ def _lines(lines: Iterator[list[str]], where: str) -> Iterator[tuple[int, list[s
 
 def _header(fields: list[str], where: str) -> list[str]:
     names = [field.strip() for field in fields]
+    for mark, what in ((";", "semicolons"), ("\t", "tabs")):
+        if len(names) == 1 and mark in fields[0]:
+            raise SpecError(
+                f"{where}: its columns stand between {what}, as some spreadsheets write them; save "
+                "it with commas between columns, and points in numbers"
+            )
     for name in names:
         if name not in COLUMNS:
             near = difflib.get_close_matches(name[:40], COLUMNS, n=1)

@@ -31,7 +31,7 @@ class Question:
 
     @property
     def available_bytes(self) -> int:
-        """Device memory less head-room."""
+        """The highest peak that is planned with, by head-room and chance to fit."""
         return available_bytes(cluster=self.cluster, training=self.training)
 
     @property

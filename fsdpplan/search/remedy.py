@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from fsdpplan.cost.memory import available_bytes
+from fsdpplan.cost.peak_band import peak_log_error
 from fsdpplan.cost.step import rank_memory
 from fsdpplan.search.legality import legal_layout_problem
 from fsdpplan.search.pins import Pins, pin_flag
@@ -17,6 +18,9 @@ from fsdpplan.spec.training import Training
 
 _MOST_GPUS = 16_384
 """Largest number of GPUs that is tried."""
+
+LEAST_HEADROOM, LEAST_CHANCE = 0.02, 0.7
+"""What is still said to who has no other way: past either, a run is a matter of luck."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,10 +125,24 @@ def _changes(asked: Change) -> Iterator[Change]:
         seq_len //= 2
         shorter = replace(training, seq_len=seq_len)
         yield replace(asked, words=f"use --seq-len {seq_len}", training=shorter, layout=single)
-    tight = replace(training, headroom_fraction=0.02)
-    if tight.headroom_fraction < training.headroom_fraction:
-        words = "use less head-room: --headroom 2%"
-        yield replace(asked, words=words, training=tight, layout=single)
+    yield from _less_room(replace(asked, layout=single))
+
+
+def _less_room(asked: Change) -> Iterator[Change]:
+    """Less head-room, and a smaller chance to fit where that is what refuses."""
+    training = asked.training
+    values: dict[str, float] = {}
+    if training.headroom_fraction > LEAST_HEADROOM:
+        values["headroom_fraction"] = LEAST_HEADROOM
+    if training.fits_fraction > LEAST_CHANCE and peak_log_error(asked.cluster.device.fit):
+        values["fits_fraction"] = LEAST_CHANCE
+    if not values:
+        return
+    flags = " ".join(
+        f"--{name.removesuffix('_fraction')} {100 * value:.0f}%" for name, value in values.items()
+    )
+    words = f"plan with less room: {flags}"
+    yield replace(asked, words=words, training=replace(training, **values))  # type: ignore[arg-type]
 
 
 def _sharding_changes(asked: Change) -> Iterator[Change]:

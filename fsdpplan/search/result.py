@@ -17,7 +17,7 @@ class NearestMiss:
     needed_bytes: int
     """Device memory it needs, head-room not included."""
     available_bytes: int
-    """Device memory less head-room."""
+    """The highest peak that is planned with, by head-room and chance to fit."""
     remedy: str
     """The cheapest change that would make a layout fit, as a sentence."""
 

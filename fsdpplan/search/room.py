@@ -55,9 +55,7 @@ class Room:
     """What layouts of one question hold; what many share is computed once."""
 
     asked: Question
-    saved: dict[tuple[object, ...], dict[ActivationCheckpointing, int]] = field(
-        default_factory=dict
-    )
+    saved: dict[tuple[object, ...], Saved] = field(default_factory=dict)
     held: dict[tuple[object, ...], tuple[int, int]] = field(default_factory=dict)
     fewest: dict[tuple[int, int], int] = field(default_factory=dict)
     """Blocks of a rank in a pipeline of so many, with the usual schedules."""

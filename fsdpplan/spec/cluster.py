@@ -49,6 +49,14 @@ class DeviceFit:
     """Device memory outside torch's allocator: CUDA context and libraries."""
     communicator_bytes: int
     """Device memory of one NCCL communicator (one a mesh axis)."""
+    lasting_fragments_fraction: float = 0.0
+    """Share of the fragments that lies in segments where something lives: the allocator cannot give
+    it back."""
+    peak_memory_stack_fraction: float = 0.0
+    """Standard deviation of the log of the peak memory of all ranks of one stack alike: how far
+    softwares lie apart."""
+    peak_memory_base_fraction: float = 0.0
+    """The same of each peak by itself."""
     matmul_fill_depth: float = 0.0
     """Depth k that filling and draining the pipeline of one matmul tile is worth."""
     matmul_wave_fraction: float = 0.0
@@ -137,6 +145,10 @@ class DeviceFit:
             raise SpecError(
                 f"kernel_launch_seconds must lie in [0, 1), not {self.kernel_launch_seconds!r}"
             )
+        for name in ("peak_memory_stack_fraction", "peak_memory_base_fraction"):
+            if not 0 <= getattr(self, name) <= 3:
+                raise SpecError(f"{name} must lie in [0, 3], not {getattr(self, name)!r}")
+        require_fraction(lasting_fragments_fraction=self.lasting_fragments_fraction)
         if min(self.context_bytes, self.communicator_bytes) < 0:
             raise SpecError("context_bytes and communicator_bytes cannot be negative")
 

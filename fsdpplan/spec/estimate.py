@@ -84,6 +84,12 @@ class MemoryBreakdown:
     """Host memory that an asynchronous checkpoint stages its copy in."""
     stage_peak_device_bytes: tuple[int, ...] = ()
     """`peak_device_bytes` of each pipeline rank, first to last; the highest is described here."""
+    releasable_bytes: int = 0
+    """Part of `reserved_overhead_bytes` that the allocator gives back before a request fails."""
+    peak_device_band_bytes: Interval | None = None
+    """`peak_device_bytes` with its 80 % band; None: not known, as of CPU processes."""
+    fits_fraction: float | None = None
+    """Chance that `peak_device_bytes` stays within the device's memory; None likewise."""
 
     @property
     def peak_allocated_bytes(self) -> int:
@@ -108,6 +114,11 @@ class MemoryBreakdown:
     def peak_device_bytes(self) -> int:
         """What `nvidia-smi` should show for the process."""
         return self.peak_reserved_bytes + self.context_bytes
+
+    @property
+    def least_device_bytes(self) -> int:
+        """What the step cannot run without: the peak less what the allocator gives back."""
+        return self.peak_device_bytes - self.releasable_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -130,6 +130,9 @@ class Runtime:
     without, for those of 2020, as FlashAttention-2 and PyTorch's kernel are."""
     foreach_optimizer: bool = False
     """AdamW is a list of operators over all tensors, PyTorch's default; without, one kernel."""
+    flat_optimizer: bool = False
+    """AdamW is operators, one by one, over one flat tensor of all that a rank updates: its root and
+    its denominator are as large as that."""
     pads_vocabulary: bool = False
     """The vocabulary is padded, so that rows of logits are aligned."""
     source: str = ""
@@ -294,9 +297,11 @@ RUNTIMES: tuple[Runtime, ...] = (
         bucket_bytes=4 * 512 * 2**20,
         fp32_logits=1,
         pipeline_outputs="kept",
+        flat_optimizer=True,
         source="InternEvo 1738bee internlm/solver/optimizer/hybrid_zero_optim.py (all-reduce over "
-        "all data-parallel ranks in buckets of 512 Mi elements), configs/7B_sft.py (overlap_sync_"
-        "grad, overlap_sync_param)",
+        "all data-parallel ranks in buckets of 512 Mi elements; `_step` makes one flat fp32 "
+        "gradient), compatible_adamw.py (AdamW is one kernel from torch 2.1 on, which its runs of "
+        "2023 are before), configs/7B_sft.py (overlap_sync_grad, overlap_sync_param)",
     ),
     NANOTRON,
     replace(

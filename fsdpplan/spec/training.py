@@ -57,6 +57,9 @@ class Training(RemembersHash):
     """With precision fp8: FSDP gathers weights already cast to fp8."""
     headroom_fraction: float = 0.08
     """Share of device memory that a plan must leave free."""
+    fits_fraction: float = 0.95
+    """Chance to fit in device memory that a plan must have, as its peak's band has it; up to a half
+    asks for no more than the expected peak does."""
 
     def __post_init__(self) -> None:
         require_positive_int(seq_len=self.seq_len, global_batch=self.global_batch)
@@ -74,6 +77,11 @@ class Training(RemembersHash):
                 "tensorwise or leave it out"
             )
         require_fraction(headroom_fraction=self.headroom_fraction)
+        if not 0 <= self.fits_fraction < 1:
+            raise SpecError(
+                f"fits_fraction must be at least 0 and below 1, not {self.fits_fraction!r}: no "
+                "peak is known for certain"
+            )
         if self.torch is not None and str(torch_release(self.torch)) != self.torch:
             raise SpecError(f"torch must be major.minor, {torch_release(self.torch)}, in a plan")
         if self.runtime == "autocast":

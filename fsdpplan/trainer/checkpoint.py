@@ -100,8 +100,10 @@ class Checkpoints:
     ) -> Saved | None:
         """Begin to write and publish; all ranks call this.
 
-        Waits for the last save, and returns how that ended if nobody heard yet.
+        Waits for the last save, and returns how that ended if nobody heard yet. To be called after
+        `begin`, which makes the folder this run's.
         """
+        assert self.owner, "begin comes first"
         ended = self.wait()
         began = time.perf_counter()
         tensors = tree(named_tensors(model, optimizer, copied_parameters(self.plan)))

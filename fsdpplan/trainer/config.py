@@ -268,7 +268,7 @@ class PlanConfig:
 
 
 NOT_FOR_THE_TRAINER: dict[type, frozenset[str] | None] = {
-    TrainingConfig: frozenset({"headroom_fraction", "program"}),
+    TrainingConfig: frozenset({"headroom_fraction", "fits_fraction", "program"}),
     ClusterConfig: None,
     DeviceConfig: None,
     LevelConfig: None,

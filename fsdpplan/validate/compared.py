@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fsdpplan.files.runs import MeasuredRun, MemoryKind
+from fsdpplan.spec.estimate import Interval
 from fsdpplan.validate.predict import Fits, Prediction, predict_row
 from fsdpplan.validate.skipped import Skipped
 
@@ -59,6 +60,25 @@ class ComparedRun:
         if predicted is None or not measured or self.run.outcome != "n":
             return None
         return predicted / measured - 1
+
+    @property
+    def peak_memory_band_bytes(self) -> Interval | None:
+        """The predicted peak with its 80 % band, in the row's own way of counting; None where it
+        or its error is not known."""
+        peak = self.predicted_peak_memory_bytes
+        band = None if self.prediction is None else self.prediction.memory.peak_device_band_bytes
+        if peak is None or band is None:
+            return None
+        factor = band.upper / band.expected
+        return Interval(lower=peak / factor, expected=float(peak), upper=peak * factor)
+
+    @property
+    def is_memory_covered(self) -> bool | None:
+        """Whether the measured peak lies in the band; None where there is none to compare."""
+        band, measured = self.peak_memory_band_bytes, self.run.peak_memory_bytes
+        if band is None or measured is None or self.memory_error_fraction is None:
+            return None
+        return band.lower <= measured <= band.upper
 
     @property
     def fits(self) -> bool | None:

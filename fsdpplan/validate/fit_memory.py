@@ -6,6 +6,7 @@ Two constants that all CUDA devices share: the fragments of torch's allocator, f
 memory is what it reserved, as the median of reserved over what is allocated and kept in its pools;
 and the buffers of one communicator, from rows of nvidia-smi, as the median of what is left beside
 those and the context, over the number of groups. The context is held at what an empty one takes.
+Two more say how far the peaks that come of it are off (`fit_peaks`).
 `--check` says whether the profile holds what a fresh fit gives, and exits with 1 if not.
 """
 
@@ -26,6 +27,7 @@ from fsdpplan.files.runs import MeasuredRun, MemoryKind, read_runs
 from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.spec.training import Training
 from fsdpplan.validate.express import express
+from fsdpplan.validate.fit_peaks import fit_peak_errors, how_fitted, peaks_of
 from fsdpplan.validate.predict import Fits, Prediction, predict_row
 from fsdpplan.validate.skipped import Skipped
 
@@ -70,7 +72,7 @@ def fit_communicator_bytes(runs: Sequence[MeasuredRun], *, fragments: float) -> 
 
 
 def new_profile(runs: Sequence[MeasuredRun], *, date: str | None) -> str:
-    """Text of the profile `physics` with both numbers and how they were found."""
+    """Text of the profile `physics` with the numbers and how they were found."""
     fragments = fit_fragmentation(runs)
     communicator = fit_communicator_bytes(runs, fragments=fragments)
     words = {
@@ -80,10 +82,23 @@ def new_profile(runs: Sequence[MeasuredRun], *, date: str | None) -> str:
         f"{len(rows_of(runs, 'nvidia-smi', fragments=0.0))} rows beside a context of 512 MiB",
         "from": "tests/golden/bench/train_runs.csv",
     }
-    text = with_numbers(profile_text(PHYSICS), {"fragmentation_fraction": fragments})
+    constants = {"fragmentation_fraction": fragments, "communicator_bytes": communicator}
+    peaks = peaks_of(runs, constants | {"context_bytes": CONTEXT_BYTES})
+    errors = fit_peak_errors(peaks)
+    text = with_numbers(
+        profile_text(PHYSICS),
+        {
+            "fragmentation_fraction": fragments,
+            "peak_memory_stack_fraction": errors.stack_fraction,
+            "peak_memory_base_fraction": errors.base_fraction,
+        },
+    )
+    dated = {"date": date} if date else {}
+    of_peaks = {"how": how_fitted(peaks, errors), "from": words["from"]}
+    text = with_source(text, "peak_fit", of_peaks | dated)
     for key, value in (("context_bytes", CONTEXT_BYTES), ("communicator_bytes", communicator)):
         text = re.sub(rf"^({key} = {{ value = )[^,]+", rf"\g<1>{value:_}", text, flags=re.M)
-    return with_source(text, "reserved_fit", words | ({"date": date} if date else {}))
+    return with_source(text, "reserved_fit", words | dated)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -95,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     text = new_profile(read_runs(options.table or bundled_runs()), date=options.date)
     is_stale = text != profile_text(PHYSICS)
-    print("fitted: 2 shared constants of memory;", "stale" if is_stale else "up to date")
+    print("fitted: 4 shared constants of memory;", "stale" if is_stale else "up to date")
     if is_stale and not options.check:
         path = profiles_folder() / f"{PHYSICS}.toml"
         write_text_atomically(path, text, advice="the profiles of a checkout are written")

@@ -18,6 +18,7 @@ from statistics import mean
 from typing import TypeVar
 
 from fsdpplan.cost.band import widened
+from fsdpplan.cost.peak_band import with_band
 from fsdpplan.cost.step import estimate, rank_memory
 from fsdpplan.cost.step_time import step_time
 from fsdpplan.errors import SpecError
@@ -55,7 +56,8 @@ class Prediction:
     time: TimeBreakdown
     memory: MemoryBreakdown
     fits: bool
-    """Whether the device has room for it."""
+    """Whether the device has room for it, the allocator giving back what lies idle: people run what
+    is full to the brim."""
     evidence: Evidence
     """Behind the numbers of the device."""
     unknown_log_error: float
@@ -64,15 +66,20 @@ class Prediction:
 
     def peak_memory_bytes(self, kind: MemoryKind | None) -> int | None:
         """The peak as `kind` counts it; None where that cannot be told."""
-        match kind:
-            case "alloc":
-                return self.memory.peak_allocated_bytes
-            case "reserved":
-                return self.memory.peak_reserved_bytes
-            case "nvidia-smi":
-                return self.memory.peak_device_bytes
-            case _:
-                return None
+        return peak_bytes(self.memory, kind)
+
+
+def peak_bytes(memory: MemoryBreakdown, kind: MemoryKind | None) -> int | None:
+    """The peak of `memory` as `kind` counts it; None where that cannot be told."""
+    match kind:
+        case "alloc":
+            return memory.peak_allocated_bytes
+        case "reserved":
+            return memory.peak_reserved_bytes
+        case "nvidia-smi":
+            return memory.peak_device_bytes
+        case _:
+            return None
 
 
 def predict_rows(
@@ -142,7 +149,7 @@ def predict(
         unknown_log_error=unknown,
         time=price.time,
         memory=price.memory,
-        fits=price.memory.peak_device_bytes <= cluster.device.memory_bytes,
+        fits=price.memory.least_device_bytes <= cluster.device.memory_bytes,
         evidence=cluster.device.evidence,
         assumptions=(*expressed.assumptions, *_fills(expressed, layout)),
     )
@@ -167,7 +174,33 @@ def _price(expressed: Expressed, cluster: Cluster, layout: Layout) -> Price:
     return Price(
         step_seconds=_between(none.step_seconds, whole.step_seconds, share),
         time=_between(none.time, whole.time, share),
-        memory=_between(none.memory, whole.memory, share),
+        memory=with_band(_between(none.memory, whole.memory, share), device=cluster.device),
+    )
+
+
+def predicted_memory(run: MeasuredRun, fits: Fits | None = None) -> MemoryBreakdown | Skipped:
+    """The memory alone of `run`, or why there is none; much cheaper than all of its prediction."""
+    expressed = express(run)
+    if isinstance(expressed, Skipped):
+        return expressed
+    try:
+        cluster = with_fit(load_request(expressed.cluster_request), fits)
+        layout = chosen_layout(expressed)
+        whole = _memory(expressed, cluster, layout)
+        share = expressed.recomputed_share
+        if share is None:
+            return whole
+        none = _memory(expressed, cluster, replace(layout, activation_checkpointing="none"))
+    except NotExpressed as error:
+        return error.skipped
+    except SpecError as error:
+        return Skipped(reason="the cost model does not take it", detail=str(error))
+    return with_band(_between(none, whole, share), device=cluster.device)
+
+
+def _memory(expressed: Expressed, cluster: Cluster, layout: Layout) -> MemoryBreakdown:
+    return rank_memory(
+        model=expressed.model, cluster=cluster, training=expressed.training, layout=layout
     )
 
 
@@ -182,7 +215,7 @@ def _between(none: Value, whole: Value, share: float) -> Value:
     mixed = {}
     for part in fields(none):
         low, high = getattr(none, part.name), getattr(whole, part.name)
-        if isinstance(low, str | tuple):
+        if isinstance(low, str | tuple | Interval):
             mixed[part.name] = high
         else:
             value = low + share * (high - low)
@@ -214,10 +247,7 @@ def _kind(layout: Layout) -> tuple[bool, str]:
 
 
 def _peak_bytes(expressed: Expressed, cluster: Cluster, layout: Layout) -> int:
-    memory = rank_memory(
-        model=expressed.model, cluster=cluster, training=expressed.training, layout=layout
-    )
-    return memory.peak_device_bytes
+    return _memory(expressed, cluster, layout).peak_device_bytes
 
 
 def _fits(expressed: Expressed, cluster: Cluster, layout: Layout) -> bool:

@@ -70,6 +70,7 @@ def training_of(
         fp8_recipe=formats.fp8_recipe,
         fp8_all_gather=formats.fp8_all_gather,
         headroom_fraction=0.0,  # what ran, ran with none
+        fits_fraction=0.0,  # and with whatever chance it had
     )
     return training, said
 

@@ -16,7 +16,14 @@ from fsdpplan.validate.errors import Errors, errors_over, mean_errors
 from fsdpplan.validate.pairs import Pair, pairs_among
 from fsdpplan.validate.predict import Fits
 from fsdpplan.validate.ranking import RankedGroup, ranked_groups
-from fsdpplan.validate.room import FitCounts, MemoryErrors, fit_counts, memory_errors
+from fsdpplan.validate.room import (
+    FitCounts,
+    KindErrors,
+    MemoryErrors,
+    fit_counts,
+    kind_errors,
+    memory_errors,
+)
 from fsdpplan.validate.skipped import Skipped
 
 
@@ -49,6 +56,8 @@ class Report:
     """Each number averaged over the sources that were compared, whatever their rows."""
     memory: tuple[MemoryErrors, ...]
     """By source and way of counting."""
+    memory_kinds: tuple[KindErrors, ...]
+    """By way of counting alone, projects counted alike."""
     fits: FitCounts
     pairs: tuple[Pair, ...]
     groups: tuple[RankedGroup, ...]
@@ -71,6 +80,7 @@ def report_of(rows: Sequence[ComparedRun]) -> Report:
         sources=sources,
         mean_over_sources=mean_errors(compared),
         memory=memory_errors(rows),
+        memory_kinds=kind_errors(rows),
         fits=fit_counts(rows),
         pairs=pairs_among(rows),
         groups=ranked_groups(rows),

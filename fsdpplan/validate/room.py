@@ -8,6 +8,7 @@ from statistics import mean, median
 
 from fsdpplan.files.runs import MemoryKind
 from fsdpplan.validate.compared import ComparedRun
+from fsdpplan.validate.projects import HALF_AUTOCAST, project_of
 
 FAR_UNDER = 0.05
 """A prediction that is more than this below the peak may run out of memory unwarned."""
@@ -27,6 +28,24 @@ class MemoryErrors:
     """Share of the rows predicted more than 5 % under."""
     worst_under_fraction: float
     """The furthest that a prediction lies below its peak; 0: none does."""
+    median_error_fraction: float
+    """Median of the signed errors."""
+    coverage_fraction: float | None
+    """Share of the peaks inside the 80 % band; None where no row has one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindErrors:
+    """Peaks of one way of counting, each number as a mean over projects, whatever their rows."""
+
+    kind: MemoryKind
+    projects: int
+    rows: int
+    median_abs_error_fraction: float
+    median_error_fraction: float
+    """Of the signed errors: below 0 predicts too little."""
+    coverage_fraction: float | None
+    """Share of the peaks inside the 80 % band; None where no row has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,22 +62,59 @@ class FitCounts:
 
 def memory_errors(rows: Sequence[ComparedRun]) -> tuple[MemoryErrors, ...]:
     """One value for each source and kind that has peaks to compare, in the rows' order."""
-    groups: dict[tuple[str, MemoryKind], list[float]] = {}
+    groups: dict[tuple[str, MemoryKind], list[ComparedRun]] = {}
     for row in rows:
         if row.memory_error_fraction is not None and row.memory_kind is not None:
-            key = (row.run.source_id, row.memory_kind)
-            groups.setdefault(key, []).append(row.memory_error_fraction)
-    return tuple(
-        MemoryErrors(
-            source_id=source_id,
-            kind=kind,
-            rows=len(errors),
-            median_abs_error_fraction=median(map(abs, errors)),
-            bias_fraction=mean(errors),
-            far_under_fraction=mean(float(error < -FAR_UNDER) for error in errors),
-            worst_under_fraction=max(0.0, -min(errors)),
-        )
-        for (source_id, kind), errors in groups.items()
+            groups.setdefault((row.run.source_id, row.memory_kind), []).append(row)
+    return tuple(_memory_errors(*key, some) for key, some in groups.items())
+
+
+def _memory_errors(source_id: str, kind: MemoryKind, rows: Sequence[ComparedRun]) -> MemoryErrors:
+    errors = _errors(rows)
+    return MemoryErrors(
+        source_id=source_id,
+        kind=kind,
+        rows=len(errors),
+        median_abs_error_fraction=median(map(abs, errors)),
+        bias_fraction=mean(errors),
+        far_under_fraction=mean(float(error < -FAR_UNDER) for error in errors),
+        worst_under_fraction=max(0.0, -min(errors)),
+        median_error_fraction=median(errors),
+        coverage_fraction=_coverage(rows),
+    )
+
+
+def _errors(rows: Sequence[ComparedRun]) -> list[float]:
+    return [row.memory_error_fraction for row in rows if row.memory_error_fraction is not None]
+
+
+def _coverage(rows: Sequence[ComparedRun]) -> float | None:
+    covered = [row.is_memory_covered for row in rows if row.is_memory_covered is not None]
+    return mean(map(float, covered)) if covered else None
+
+
+def kind_errors(rows: Sequence[ComparedRun]) -> tuple[KindErrors, ...]:
+    """One value for each kind that has peaks to compare, projects counted alike; without the
+    script whose figures are of something else than its model (`projects.HALF_AUTOCAST`)."""
+    kinds: dict[MemoryKind, dict[str, list[ComparedRun]]] = {}
+    for row in rows:
+        project = project_of(row.run.source_id)
+        is_apart = project == HALF_AUTOCAST or row.memory_error_fraction is None
+        if not is_apart and row.memory_kind is not None:
+            kinds.setdefault(row.memory_kind, {}).setdefault(project, []).append(row)
+    return tuple(_kind_errors(kind, list(some.values())) for kind, some in kinds.items())
+
+
+def _kind_errors(kind: MemoryKind, projects: Sequence[Sequence[ComparedRun]]) -> KindErrors:
+    errors = [_errors(rows) for rows in projects]
+    covered = [share for rows in projects if (share := _coverage(rows)) is not None]
+    return KindErrors(
+        kind=kind,
+        projects=len(projects),
+        rows=sum(map(len, errors)),
+        median_abs_error_fraction=mean(median(map(abs, some)) for some in errors),
+        median_error_fraction=mean(map(median, errors)),
+        coverage_fraction=mean(covered) if covered else None,
     )
 
 

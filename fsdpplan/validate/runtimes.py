@@ -28,6 +28,8 @@ class Software:
 
     words: str
     """What to call it in a sentence."""
+    is_library: bool = False
+    """Several programs stand on it: which one trained is what the framework's column says."""
     runtime: RuntimeName
     """Its traits."""
     half_gradients: tuple[str, ...] = ()
@@ -53,7 +55,13 @@ class Software:
     """Whether blocks are recomputed where a table does not say; None: where it needs to."""
 
 
-PYTORCH = Software(words="PyTorch", runtime="fsdp2", selective="blocks", fp8_recipe="tensorwise")
+PYTORCH = Software(
+    words="PyTorch",
+    is_library=True,
+    runtime="fsdp2",
+    selective="blocks",
+    fp8_recipe="tensorwise",
+)
 
 SOFTWARE: tuple[tuple[re.Pattern[str], Software], ...] = (
     # Pipeline split: torchtitan/parallelisms/pipelining_utils.py, generate_split_points. Fp8:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -124,3 +125,26 @@ def test_the_first_blocks_recompute_and_the_stages_are_those_that_are_named(
     assert peaks == sorted(peaks)
     twice = estimate(capsys, "--dp-shard 8 --pp 4 --stage-blocks 4,4,4,4,4,4,4,4")
     assert twice["layout"]["virtual_stages"] == 2
+
+
+def test_the_screen_says_the_chance_to_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code_of(words(BASE + "--dp-shard 64")) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"memory fits [a-z0-9 ]+ %: [0-9.]+ GiB \(80 % band [0-9.]+ GiB to", said)
+
+
+def test_a_chance_below_the_one_asked_for_is_refused_and_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = "--dp-shard 64 --micro-batch 8 --activation-checkpointing full"
+    chance = estimate(capsys, options)["memory"]["fits_fraction"]
+    assert 0.5 < chance < 1
+    more = f"{(chance + 1) / 2:.12f}"
+    asked = [*words(f"{BASE}{options} --headroom 0%"), "--fits"]
+    assert exit_code_of([*asked, f"{chance - 1e-6:.12f}"]) == 0
+    capsys.readouterr()
+    assert exit_code_of([*asked, more]) == 3
+    out, err = capsys.readouterr()
+    assert "NOT SURE TO FIT" in " ".join(out.split())
+    assert "are asked for (--fits)" in err
+    assert "the nearest that fits" in err

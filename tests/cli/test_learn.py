@@ -132,8 +132,12 @@ def test_a_runs_folder_and_an_old_ledger_are_learned_from(
         (f"{HEADER}\n{row(1.0).replace('H100-80GB', 'TPU')}\n", "no hardware profile"),
         ("", "is empty"),
         ("a,b\n1,2\n", "unknown column"),
+        (f"{HEADER}\n{row(1.0)}\n".replace(",", ";"), "semicolons"),
+        (f"{HEADER}\n{row(1.0)}\n".replace("1.0", "NaN"), "must be a number above 0"),
+        (f"{HEADER}\n{row(1.0)}\n".replace("1.0", "1000 ms"), "with a point and no unit"),
+        (f"{HEADER}\n", "no rows"),
     ],
-    ids=["another device", "empty", "another table"],
+    ids=["another device", "empty", "another table", "semicolons", "NaN", "a unit", "no rows"],
 )
 def test_what_cannot_be_learned_from_is_one_sentence(
     content: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -44,13 +44,14 @@ PLANNING = {
     "--precision": (HSDP, ("--precision", "fp32")),
     "--reduce-dtype": (HSDP, ("--reduce-dtype", "bf16")),
     "--headroom": (HSDP, ("--headroom", "30%")),
+    "--fits": (HSDP, ("--fits", "99.99%")),
     "--dp-replicate": (f"{ONE_NODE} --dp-shard 8", ("--dp-replicate", "2", "--dp-shard", "4")),
     "--dp-shard": (f"{ONE_NODE} --dp-replicate 2", ("--dp-replicate", "4", "--dp-shard", "2")),
     "--tp": (HSDP, ("--tp", "2")),
     "--pp": (f"{ONE_NODE} --dp-replicate 8", ("--pp", "2", "--dp-replicate", "4")),
     "--micro-batch": (HSDP, ("--micro-batch", "2")),
     "--schedule": (
-        f"{PIPELINE} --activation-checkpointing full",
+        f"{PIPELINE} --activation-checkpointing full --fits 90%",
         ("--schedule", "gpipe"),
     ),
     "--virtual-stages": (PIPELINE, ("--virtual-stages", "2")),
@@ -396,6 +397,7 @@ def test_smoke_from_and_target_change_what_run_does(
 
 ELSEWHERE = {
     "--nodes": "slurm/test_detect_nodes.py, cli/test_calibrate.py",
+    "--no-save": "cli/test_recommend.py",
     "--record": "cli/test_detect.py",
     "--processes": "cli/test_calibrate.py",
     "--seconds": "cli/test_calibrate.py",

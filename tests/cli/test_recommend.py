@@ -73,6 +73,7 @@ def test_the_screen_answers_which_will_it_fit_and_how_fast(
         "Assumed",
         "sequences of 4,096 tokens (--seq-len)",
         "8 % of the device memory left free (--headroom)",
+        "a chance of 95 % at least to fit in device memory (--fits)",
     ):
         assert said in out
     assert "saved as fsdpplan.json" in err
@@ -81,7 +82,14 @@ def test_the_screen_answers_which_will_it_fit_and_how_fast(
 
 def test_every_default_is_said_and_no_given_value_is(capsys: pytest.CaptureFixture[str]) -> None:
     said = " ".join(ask_json(capsys, *ASKED)["assumptions"])
-    for flag in ("--seq-len", "--precision", "--reduce-dtype", "--optimizer", "--headroom"):
+    for flag in (
+        "--seq-len",
+        "--precision",
+        "--reduce-dtype",
+        "--optimizer",
+        "--headroom",
+        "--fits",
+    ):
         assert flag in said
     for flag in ("--global-batch", "--hardware", "--gpus", "--tokens"):
         assert flag not in said
@@ -249,7 +257,9 @@ def test_the_fastest_is_on_the_screen_and_in_the_json_with_the_figures_said_of_i
     said = plans[0]["reason"]
     assert said.startswith(f"{steps[0] / min(steps) - 1:.1%} behind the fastest (rank {rank})")
     flat = " ".join(ask(capsys, *words(asked))[0].split())
-    shown = re.search(rf" {rank} ([0-9.]+) (m?s), [0-9.]+ GiB: [^:]*? the fastest; ", flat)
+    shown = re.search(
+        rf" {rank} ([0-9.]+) (m?s), [0-9.]+ GiB, fits [a-z0-9 ]+ %: [^:]*? the fastest; ", flat
+    )
     assert shown is not None
     unit_seconds = 1e-3 if shown[2] == "ms" else 1.0
     assert float(shown[1]) * unit_seconds == pytest.approx(min(steps), rel=0.005)

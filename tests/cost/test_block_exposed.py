@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 
 from fsdpplan.cost.block_calls import block_calls
-from fsdpplan.cost.block_exposed import BlockWaiting, block_waiting, exposed_seconds
+from fsdpplan.cost.block_exposed import BlockWaiting, exposed_seconds
+from fsdpplan.cost.block_times import block_times
 from fsdpplan.cost.calls import BlockCall, group_seconds
 from fsdpplan.cost.timing import block_work
 from tests.cost.problems import Case, case
@@ -19,9 +20,9 @@ TP = {"tp": 8, "sharding": "ddp", "sequence_parallel": True, "loss_parallel": Tr
 
 def waiting(case: Case) -> BlockWaiting:
     """Waiting of one block."""
-    return block_waiting(
+    return block_times(
         model=case.model, cluster=case.cluster, training=case.training, layout=case.layout
-    )
+    ).waiting
 
 
 def calls(case: Case) -> tuple[BlockCall, ...]:

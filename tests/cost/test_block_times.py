@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 
 from fsdpplan.cost.block_calls import _block_calls, block_calls
-from fsdpplan.cost.block_exposed import block_waiting
+from fsdpplan.cost.block_exposed import calls_waiting
 from fsdpplan.cost.block_times import BlockTimes, block_times
-from fsdpplan.cost.block_ways import block_ways, inner_ways
 from fsdpplan.cost.calls import BlockCall
-from fsdpplan.cost.timing import block_work, layout_block_seconds
+from fsdpplan.cost.compute import block_seconds
+from fsdpplan.cost.timing import block_work
+from fsdpplan.cost.ways import block_ways, inner_ways
 from fsdpplan.spec.layout import Layout
 from tests.cost.problems import Case
 from tests.cost.wide import wide_cases
@@ -30,8 +31,9 @@ def times(drawn: Case) -> BlockTimes:
 def test_a_block_takes_what_it_computes_and_waits_for(drawn: Case) -> None:
     found = times(drawn)
     shape = {"model": drawn.model, "training": drawn.training, "layout": drawn.layout}
-    seconds = layout_block_seconds(device=drawn.cluster.device, **shape)  # type: ignore[arg-type]
-    waiting = block_waiting(cluster=drawn.cluster, **shape)  # type: ignore[arg-type]
+    work = block_work(**shape)  # type: ignore[arg-type]
+    seconds = block_seconds(work, drawn.cluster.device)
+    waiting = calls_waiting(calls(drawn, drawn.layout), work=work, cluster=drawn.cluster)
     assert (found.seconds, found.waiting) == (seconds, waiting)
     assert found.forward == seconds.forward + waiting.forward
     assert found.forward + found.backward == pytest.approx(found.computed + waiting.total)

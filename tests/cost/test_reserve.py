@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.cost.rank_quantities import Phase
-from fsdpplan.cost.reserve import reserved_overhead_bytes
+from fsdpplan.cost.reserve import releasable_bytes, reserved_overhead_bytes
 
 FORWARD = Phase(name="forward", unsharded_parameters=50, gathers=20, activations=100)
 BACKWARD = Phase(name="backward", gradients=30, activations=40)
@@ -35,6 +35,14 @@ def test_gradients_do_not_take_the_place_of_activations() -> None:
 
 def test_what_nccl_still_uses_is_not_free() -> None:
     assert overhead(FORWARD, recorded=7) == 7
+
+
+def test_pools_are_given_back_and_lasting_fragments_stay() -> None:
+    pools = overhead(FORWARD, BACKWARD)
+    assert releasable_bytes(allocated=150, overhead=pools, lasting_fraction=0.0) == pools
+    with_fragments = overhead(FORWARD, BACKWARD, fragmentation=0.1)
+    released = releasable_bytes(allocated=150, overhead=with_fragments, lasting_fraction=0.05)
+    assert with_fragments - released == int(0.05 * 150)
 
 
 some_phases = st.builds(

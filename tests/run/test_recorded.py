@@ -74,6 +74,7 @@ def test_what_0_1_0_emitted_is_known_with_its_plan(name: str, kind: str, plan: s
     launch = read_launch(RECORDED / name)
     assert launch.kind == kind
     assert launch.plan.layout == read_plan(RECORDED / "plans" / f"{plan}.json").layout
+    assert launch.plan.training.fits_fraction == 0  # nothing was asked of a chance then
 
 
 def test_the_ledger_of_0_1_0_is_read_whole_and_learned_from(

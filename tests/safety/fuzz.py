@@ -385,18 +385,19 @@ def _import_all(root: Path, documents: Documents) -> None:
 
 
 def _in_a_namespace() -> int | None:
-    """This program again, as it alone sees the mounts; None where none can be made."""
+    """This program again, as it alone sees the mounts; None where none can be made. Its folder for
+    what is written is its own: /tmp may be where this Python, or the code, lies."""
     nodes = "; ".join(
         f"mknod -m 666 /dev/{name} c {major} {minor}" for name, (major, minor) in NODES.items()
     )
     script = (
         "set -e; mount --make-rprivate /; mount -t tmpfs dev /dev; "
         f"{nodes}; ln -s /proc/self/fd /dev/fd; ln -s /proc/self/fd/1 /dev/stdout; "
-        "mount -t tmpfs tmp /tmp; chmod 1777 /tmp; mount -o remount,bind,ro /; "
-        f'export {IN_NAMESPACE}=1 PYTHONDONTWRITEBYTECODE=1; exec "$@"'
+        'mount -t tmpfs tmp "$1"; chmod 1777 "$1"; mount -o remount,bind,ro /; export TMPDIR="$1"; '
+        f'export {IN_NAMESPACE}=1 PYTHONDONTWRITEBYTECODE=1; shift; exec "$@"'
     )
-    begin = ["unshare", "--mount", "bash", "-c", script, "bash"]
-    with contextlib.suppress(OSError):
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(OSError):
+        begin = ["unshare", "--mount", "bash", "-c", script, "bash", folder]
         if subprocess.run([*begin, "true"], capture_output=True).returncode == 0:
             words = [sys.executable, "-m", "tests.safety.fuzz", *sys.argv[1:]]
             return subprocess.run([*begin, *words]).returncode

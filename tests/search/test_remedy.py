@@ -28,6 +28,8 @@ def applied(asked: Question, remedy: str) -> Question:
             cluster = load_cluster(cluster.name, gpus=int(value)).cluster
         elif name == "headroom":
             training = replace(training, headroom_fraction=float(value.rstrip("%")) / 100)
+        elif name == "fits":
+            training = replace(training, fits_fraction=float(value.rstrip("%")) / 100)
         elif name in TRAINING_FLAGS:
             training = replace(training, **{name: int(value)})
         else:

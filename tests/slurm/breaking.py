@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.slurm.cluster import SlurmCluster
+from tests.slurm.cluster import SlurmCluster, inherited
 
 NOBODY = "10.77.0.99"
 """An address of the cluster's net that no node has."""
@@ -118,7 +118,7 @@ def cannot_slow() -> str | None:
     path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
     done = subprocess.run(
         ["unshare", "--net", "sh", "-c", tried],
-        env={**os.environ, "PATH": path},
+        env=inherited() | {"PATH": path},
         capture_output=True,
         text=True,
         check=False,
@@ -189,5 +189,5 @@ def _scontrol(cluster: SlurmCluster, *words: str, must: bool = True) -> None:
 
 def _ip(*words: str, check: bool = True) -> None:
     path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
-    environment = {**os.environ, "PATH": path}
+    environment = inherited() | {"PATH": path}
     subprocess.run(["ip", *words], env=environment, check=check, capture_output=True, timeout=60)

@@ -69,6 +69,12 @@ def missing() -> str | None:
     return None
 
 
+def inherited() -> dict[str, str]:
+    """The environment, which threads read while pytest names each test in it."""
+    found = ((name, os.environ.get(name)) for name in list(os.environ))
+    return {name: value for name, value in found if value is not None}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmCluster:
     """A running cluster."""
@@ -98,7 +104,7 @@ class SlurmCluster:
     def environment(self) -> dict[str, str]:
         """Environment for the client commands."""
         return {
-            **{name: value for name, value in os.environ.items() if not name.startswith("SLURM_")},
+            **{name: value for name, value in inherited().items() if not name.startswith("SLURM_")},
             "PATH": f"{self.state}/bin:{os.environ['PATH']}",
             "SLURM_CONF": f"{self.state}/conf/slurm.conf",
         }

@@ -86,11 +86,13 @@ def measure_all(out: Path) -> None:
     tensor = {"tp": 2, "sequence_parallel": True, "loss_parallel": True}
     results["tensor_parallel"] = Job(plan_of(TRAININGS["tensorwise"], **tensor)).train(range(2))
     job, folder = Job(plan_of(TRAININGS["bf16"], dp_shard=2)), out.parent / "checkpoints"
+    checkpoints = job.checkpoints(folder)
+    checkpoints.begin(job.assembled.model, job.optimizer, seed=0, resume="never")
     job.train(range(2))
     progress = Progress(
         step=2, sequences=16, seed=0, seq_len=24, steps=4, learning_rate=1e-3, warmup_steps=0
     )
-    job.checkpoints(folder).save(job.assembled.model, job.optimizer, progress)
+    checkpoints.save(job.assembled.model, job.optimizer, progress)
     for name in ("bf16", "tensorwise", "gathered"):
         results[f"{name}_resumed"] = resumed(folder, TRAININGS[name])
     jobs.leave_with(results, out)

@@ -31,6 +31,23 @@ ALIBI: dict[str, Any] = {
     "kv_heads": 4,
     "qk_norm": False,
 }
+QWEN2_MOE = (
+    WIDTHS
+    | MIXTURE
+    | {
+        "num_experts": 6,
+        "moe_intermediate_size": 20,
+        "shared_expert_intermediate_size": 28,
+        "qkv_bias": True,
+    }
+)
+QWEN2_EXPERTS: dict[str, Any] = {
+    "experts": 6,
+    "active": 2,
+    "hidden": 20,
+    "shared_hidden": 28,
+    "shared_gate": True,
+}
 
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], Callable[..., Any]]] = {
     "llama": ("Llama", WIDTHS, OURS, llama_names),
@@ -60,50 +77,15 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], Callable[..., Any]]]
     ),
     "qwen2_moe": (
         "Qwen2Moe",
-        WIDTHS
-        | MIXTURE
-        | {
-            "num_experts": 6,
-            "moe_intermediate_size": 20,
-            "shared_expert_intermediate_size": 28,
-            "qkv_bias": True,
-        },
-        OURS
-        | {
-            "attention_bias": True,
-            "experts": {
-                "experts": 6,
-                "active": 2,
-                "hidden": 20,
-                "shared_hidden": 28,
-                "shared_gate": True,
-            },
-        },
+        QWEN2_MOE,
+        OURS | {"attention_bias": True, "experts": QWEN2_EXPERTS},
         llama_names,
     ),
     "qwen2_moe, not normalised": (
         "Qwen2Moe",
-        WIDTHS
-        | MIXTURE
-        | {
-            "norm_topk_prob": False,
-            "num_experts": 6,
-            "moe_intermediate_size": 20,
-            "shared_expert_intermediate_size": 28,
-            "qkv_bias": True,
-        },
+        QWEN2_MOE | {"norm_topk_prob": False},
         OURS
-        | {
-            "attention_bias": True,
-            "experts": {
-                "experts": 6,
-                "active": 2,
-                "hidden": 20,
-                "shared_hidden": 28,
-                "shared_gate": True,
-                "router": {"normalised": False},
-            },
-        },
+        | {"attention_bias": True, "experts": QWEN2_EXPERTS | {"router": {"normalised": False}}},
         llama_names,
     ),
     "deepseek_v3": (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fsdpplan.validate.room import fit_counts, memory_errors
+from fsdpplan.validate.room import fit_counts, kind_errors, memory_errors
 from tests.validate.made import made
 
 
@@ -46,3 +46,26 @@ def test_what_fits_is_counted_by_what_happened() -> None:
     counts = fit_counts(rows)
     assert (counts.ran, counts.ran_predicted_not_to_fit) == (2, 1)
     assert (counts.out_of_memory, counts.out_of_memory_predicted_not_to_fit) == (2, 1)
+
+
+def test_the_band_is_that_of_the_rows_own_kind() -> None:
+    row = made(1.0, 1.0, peak_mem_gib="50", notes="mem_kind=reserved")
+    band = row.peak_memory_band_bytes
+    assert band is not None
+    assert row.prediction is not None
+    assert band.expected == row.prediction.memory.peak_reserved_bytes
+    for factor, inside in ((0.99 / band.expected, True), (1.01 / band.expected, False)):
+        notes, edge = "mem_kind=reserved", str(band.upper * band.expected * factor / 2**30)
+        assert made(1.0, 1.0, peak_mem_gib=edge, notes=notes).is_memory_covered == inside
+    assert made(1.0, 1.0).is_memory_covered is None
+
+
+def test_kinds_count_projects_alike() -> None:
+    notes = "mem_kind=reserved"
+    peak = peak_of(notes)
+    mine = [made(1.0, 1.0, peak_mem_gib=str(peak), notes=notes) for _ in range(9)]
+    theirs = made(1.0, 1.0, peak_mem_gib=str(2 * peak), notes=notes, source_id="theirs")
+    (one,) = kind_errors([*mine, theirs])
+    assert (one.kind, one.projects, one.rows) == ("reserved", 2, 10)
+    assert one.coverage_fraction == 0.5
+    assert one.median_error_fraction == pytest.approx(-0.25, abs=1e-3)

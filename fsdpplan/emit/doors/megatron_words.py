@@ -93,5 +93,6 @@ WORDS = {
     "torch": Word(says="idle: it is what is installed where it runs"),
     "program": Word(says="idle: it chose the plan, and the model is the target's own"),
     "headroom_fraction": Word(says="idle: it chose the plan, and nothing runs by it"),
+    "fits_fraction": Word(says="idle: it chose the plan, and nothing runs by it"),
 }
 """By field of Layout and Training."""

@@ -14,20 +14,23 @@ import argparse
 import sys
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from math import exp, log
 from statistics import mean, median
 
 from fsdpplan.cost.band import NORMAL_80
 from fsdpplan.spec.learning import Widths
-from fsdpplan.validate.learn.fit_widths import HeldBack, bundled_held_back, by_project, fit
+from fsdpplan.validate.learn.fit_widths import (
+    AFTER,
+    LEAST_TESTS,
+    HeldBack,
+    bundled_held_back,
+    draws_of,
+    fit,
+)
 from fsdpplan.validate.learn.known import PricedRun, jobs_among
 from fsdpplan.validate.learn.process import process
+from fsdpplan.validate.learn.surprise import shuffled
 
-AFTER = (1, 3, 10)
-"""Runs that are known."""
-LEAST_TESTS = 4
-"""Rows that must be left to predict."""
 DRAWS = 12
 """Repeats with other known rows."""
 
@@ -74,14 +77,9 @@ def curve(
 def after(rows: Sequence[HeldBack], known: int, widths: Widths, *, draws: int = DRAWS) -> Point:
     """One stack's errors after `known` of its runs."""
     runs = [row.run for row in rows]
-    drawn = [_scored(_shuffled(runs, draw), known, widths) for draw in range(draws)]
+    orders = (shuffled(len(runs), draw) for draw in range(draws))
+    drawn = [_scored([runs[place] for place in order], known, widths) for order in orders]
     return _mean(drawn, known)
-
-
-def _shuffled(runs: Sequence[PricedRun], seed: int) -> list[PricedRun]:
-    """In an order that is the same everywhere and has nothing to do with the runs."""
-    order = sorted(range(len(runs)), key=lambda n: sha256(f"{seed} {n}".encode()).digest())
-    return [runs[place] for place in order]
 
 
 def _scored(runs: Sequence[PricedRun], known: int, widths: Widths) -> Point:
@@ -116,10 +114,10 @@ def _mean(points: Sequence[Point], known: int) -> Point:
 
 def widths_without_each(rows: Sequence[HeldBack]) -> dict[str, Widths]:
     """Project -> widths fitted to the others."""
-    projects = by_project(rows)
+    start = fit(draws_of(rows))
     return {
-        name: fit({other: some for other, some in projects.items() if other != name})
-        for name in projects
+        name: fit(draws_of([row for row in rows if row.project != name]), start)
+        for name in dict.fromkeys(row.project for row in rows)
     }
 
 

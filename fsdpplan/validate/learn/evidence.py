@@ -15,7 +15,7 @@ from fsdpplan.spec.training import Training
 from fsdpplan.validate.express import Expressed, express
 from fsdpplan.validate.fabric import load_request
 from fsdpplan.validate.learn.features import Stack, runtime_family
-from fsdpplan.validate.runtimes import PYTORCH, software_of
+from fsdpplan.validate.runtimes import software_of
 from fsdpplan.validate.skipped import NotExpressed
 
 MeasuredRow: TypeAlias = LedgerRow | MeasuredRun
@@ -66,10 +66,10 @@ def stack_of(run: MeasuredRun, expressed: Expressed) -> Stack | None:
 
 def software_name(run: MeasuredRun) -> str:
     """What trained: a software that is known, else the framework without version and remarks."""
-    known = software_of(run).words
+    known = software_of(run)
     named = re.sub(r"\(.*?\)|\bv?\d[\w.]*", " ", run.framework)
     own = " ".join(named.split()).strip(" ,;/")
-    return own if known == PYTORCH.words and own else known
+    return own if known.is_library and own else known.words
 
 
 def asked_software(

@@ -22,7 +22,11 @@ PLACES = ("gpus", "degrees", "batch", "model", "policy")
 
 _RECOMPUTED = {"none": 0.0, "attention": 0.5, "op": 0.7, "full": 1.5}
 _SHARDED = {"ddp": 0.0, "zero1": 0.5, "zero2": 1.0, "fsdp": 1.5}
-"""Coordinates of policies: how much work and traffic they add, roughly; the reach scales them."""
+_FP8_SCALES = {"tensorwise": 0.0, "delayed": 0.0, "rowwise": 2.0}
+"""Coordinates of policies: how much work and traffic they add, roughly; the reach scales them. A
+scale for every row of a matrix is another kernel; those of a whole tensor are one."""
+_EXPERTS = 1.5
+"""How far a mixture of experts is from a dense model, in the coordinates of a model's size."""
 
 _VARIANT = re.compile(r"_(20\d\d|zero1)$")
 
@@ -91,8 +95,15 @@ def features_of(
         log(layout.num_microbatches),
         log(training.seq_len),
     )
-    size = (1.5 * log(model.hidden), log(model.layers))
-    policy = (_RECOMPUTED[layout.activation_checkpointing], float(layout.compile))
+    experts = _EXPERTS if model.experts else 0.0
+    size = (1.5 * log(model.hidden), log(model.layers), experts)
+    scales = _FP8_SCALES[training.fp8_recipe] if training.precision == "fp8" else 0.0
+    policy = (
+        _RECOMPUTED[layout.activation_checkpointing],
+        float(layout.compile),
+        float(layout.async_tp),
+        scales,
+    )
     return Features(
         stack=stack,
         seconds=time.total_seconds,

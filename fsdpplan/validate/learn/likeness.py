@@ -99,6 +99,28 @@ def own_likeness(jobs: Jobs, widths: Widths) -> Numbers:
     return found
 
 
+def slopes(jobs: Jobs, widths: Widths) -> dict[str, Numbers]:
+    """How `likeness` among jobs of one stack grows with the logarithm of each width."""
+    import numpy as np
+
+    found: dict[str, Numbers] = {
+        "stack": np.full((len(jobs.features),) * 2, 2 * widths.stack**2),
+        "job": 2 * widths.job**2 * _same(jobs, jobs, "job"),
+    }
+    for column, kind in zip(jobs.shares.T, KINDS, strict=True):
+        found[kind] = 2 * getattr(widths, kind) ** 2 * np.outer(column, column)
+    near = _near(jobs, jobs, widths)
+    found["near"] = 2 * near
+    for place, at in zip(PLACES, jobs.places, strict=True):
+        name = f"{place}_reach"
+        found[name] = near * _squares(at, at) / getattr(widths, name) ** 2
+    for name, fixed in (("step_seconds", _step), ("micro_batch_seconds", _micro)):
+        weight = fixed(jobs, widths)
+        one = np.outer(weight, -np.expm1(-weight))  # x / (1 + x) of log(1 + x)
+        found[name] = one + one.T
+    return found
+
+
 def stack_correlation(one: Jobs, other: Jobs, widths: Widths) -> Numbers:
     """ρ: 1 within a stack."""
 
@@ -116,8 +138,14 @@ def _near(one: Jobs, other: Jobs, widths: Widths) -> Numbers:
     distance = np.zeros((len(one.features), len(other.features)))
     for place, a, b in zip(PLACES, one.places, other.places, strict=True):
         reach = getattr(widths, f"{place}_reach")
-        distance += ((a[:, None, :] - b[None]) ** 2).sum(-1) / reach**2
+        distance += _squares(a, b) / reach**2
     found: Numbers = widths.near**2 * np.exp(-0.5 * distance)
+    return found
+
+
+def _squares(one: Numbers, other: Numbers) -> Numbers:
+    """Squared distance of each of `one` from each of `other`."""
+    found: Numbers = ((one[:, None, :] - other[None]) ** 2).sum(-1)
     return found
 
 

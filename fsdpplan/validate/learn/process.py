@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 OUTLIER_DEGREES = 4.0
 """Degrees of freedom of one job's own part; stacks of the held-back rows have as many."""
+ODD_JOBS = 5.0
+"""Odds that a single run that is far off is of an odd job, and was not odd itself; each further run
+of the job multiplies them. Oddness of a job has its causes in what no column says, and stays."""
 MOST_ROUNDS = 20
 STILL = 1e-2
 """Change of the weights below which they are found."""
@@ -60,8 +63,8 @@ class Process:
 
     widths: Widths
     known: Jobs
-    weights: Numbers
-    """Of each known job, 0..1: small where it is far off for a reason of its own."""
+    odd: Numbers
+    """Variance of each known job for a reason of its own, beyond that which any job has."""
     inverse: Numbers
     """Of the covariance of what was measured."""
     pull: Numbers
@@ -127,9 +130,8 @@ class Process:
         for row, job in enumerate(jobs.named("job")):
             if job in places:
                 place = places[job]
-                more = self.widths.job**2 * (1 / self.weights[place] - 1)
-                shared[row, place] += more
-                before[row] += more
+                shared[row, place] += self.odd[place]
+                before[row] += self.odd[place]
         return shared, before
 
 
@@ -139,12 +141,13 @@ def process(known: Sequence[KnownJob], widths: Widths) -> Process:
 
     jobs = jobs_of([one.features for one in known])
     measured = np.array([one.log_ratio for one in known])
-    noise = widths.run**2 / np.array([float(one.runs) for one in known])
+    runs = np.array([float(one.runs) for one in known])
+    noise = widths.run**2 / runs
     prior = likeness(jobs, jobs, widths)
     own, weights = widths.job**2 + noise, np.ones(len(known))
     for _ in range(MOST_ROUNDS):
-        wider = np.diag(widths.job**2 * (1 / weights - 1) + noise / weights)
-        inverse: Numbers = np.linalg.inv(prior + wider).astype(float)
+        wider = noise + own * (1 / weights - 1)
+        inverse: Numbers = np.linalg.inv(prior + np.diag(wider)).astype(float)
         pull = inverse @ measured
         far = (own / weights * pull) ** 2 / own
         found = np.minimum(1.0, (OUTLIER_DEGREES + 1) / (OUTLIER_DEGREES + far))
@@ -153,9 +156,8 @@ def process(known: Sequence[KnownJob], widths: Widths) -> Process:
         weights = found
     start = widths.degrees_of_freedom - 2
     scale = (start + float(measured @ pull)) / (start + len(known))
-    return Process(
-        widths=widths, known=jobs, weights=weights, inverse=inverse, pull=pull, scale=scale
-    )
+    odd: Numbers = own * (1 / weights - 1) / (1 + ODD_JOBS**-runs)
+    return Process(widths=widths, known=jobs, odd=odd, inverse=inverse, pull=pull, scale=scale)
 
 
 def student_80(degrees: float) -> float:

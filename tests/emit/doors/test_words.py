@@ -64,6 +64,7 @@ VALUES: dict[str, list[Any]] = {
     "fp8_all_gather": [False, True],
     "torch": [None, "2.9", "2.13"],
     "headroom_fraction": [0.08, 0.1],
+    "fits_fraction": [0.95, 0.5],
 }
 
 
@@ -85,7 +86,7 @@ def idle(target: Target, name: str, plan: Plan) -> bool:
     """Fields that change nothing in what runs, for this plan."""
     layout, training = plan.layout, plan.training
     match name:
-        case "headroom_fraction" | "torch" | "program":
+        case "headroom_fraction" | "fits_fraction" | "torch" | "program":
             return True
         case "gradient_sync":
             return layout.num_microbatches == 1

@@ -5,10 +5,12 @@ Held-back rows of the published runs: each predicted with constants fitted witho
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from math import exp
+from pathlib import Path
 from statistics import mean, median
 
 import pytest
@@ -16,12 +18,13 @@ import pytest
 from fsdpplan.files.bundled import bundled_runs
 from fsdpplan.files.learning import load_widths
 from fsdpplan.files.runs import read_runs
+from fsdpplan.spec.learning import Widths
 from fsdpplan.validate.held_out import HELD_OUT, read_held_out
-from fsdpplan.validate.learn.curve import Point, curve
+from fsdpplan.validate.learn.curve import Point, after, curve, widths_without_each
 from fsdpplan.validate.learn.fit_widths import (
     START,
     HeldBack,
-    by_project,
+    draws_of,
     fit,
     held_back,
     loss,
@@ -31,11 +34,10 @@ from fsdpplan.validate.learn.process import process
 from fsdpplan.validate.projects import POORLY_TUNED
 from fsdpplan.validate.ranking import workload
 
-TUNED = {1: 0.073, 3: 0.052, 10: 0.042}
-"""After so many runs, of all but the project whose code waits where others overlap: 7.1, 5.0 and
-4.0 % were reached on 2026-11-23, and a new table may move them by a little."""
-ALL = {1: 0.076, 3: 0.056, 10: 0.047}
-"""With that project: 7.4, 5.4 and 4.5 %."""
+ROOT = Path(__file__).resolve().parents[3]
+ALL = {1: 0.066, 3: 0.052, 10: 0.045}
+"""After so many runs: 6.3, 4.9 and 4.3 % were reached on 2026-11-24 with widths fitted without the
+project, and a new table may move them by a little."""
 
 
 @pytest.fixture(scope="module")
@@ -44,28 +46,59 @@ def rows() -> list[HeldBack]:
     return held_back(read_held_out(table.parent / HELD_OUT).rows, read_runs(table))
 
 
-def points(rows: Sequence[HeldBack]) -> tuple[Point, ...]:
-    return curve(rows, dict.fromkeys({row.project for row in rows}, load_widths()), draws=8)
+@pytest.fixture(scope="module")
+def widths(rows: list[HeldBack]) -> dict[str, Widths]:
+    """Fitted without each project."""
+    pytest.importorskip("scipy")
+    return widths_without_each(rows)
 
 
-def test_errors_after_1_3_and_10_runs_of_a_stack(rows: list[HeldBack]) -> None:
-    tuned = points([row for row in rows if row.project != POORLY_TUNED])
-    for point in tuned:
-        assert point.error_fraction <= TUNED[point.known], point
+@pytest.fixture(scope="module")
+def found(rows: list[HeldBack], widths: dict[str, Widths]) -> tuple[Point, ...]:
+    return curve(rows, widths)
+
+
+def test_errors_after_1_3_and_10_runs_of_a_stack(found: tuple[Point, ...]) -> None:
+    for point in found:
+        assert point.error_fraction <= ALL[point.known], point
         assert 0.72 <= point.coverage_fraction <= 0.92, point
         assert point.half_width_fraction <= 0.2, point
-    assert tuned[1].error_fraction <= 0.65 * tuned[1].without_fraction
-    for point in points(rows):
-        assert point.error_fraction <= ALL[point.known], point
+    assert found[1].error_fraction <= 0.6 * found[1].without_fraction
 
 
-def test_the_widths_are_about_the_likeliest(rows: list[HeldBack]) -> None:
-    """`make fit` writes them; the fit from a start is not asked for to the last digit."""
+def test_from_three_runs_on_the_band_is_right_in_each_project(
+    rows: list[HeldBack], widths: dict[str, Widths]
+) -> None:
+    """65 to 92 % inside and 20 % wide at most, but for the project whose code waits where others
+    overlap: there 51 and 61 % are inside, and every second row differs by half from another."""
+    for project in {row.project for row in rows} - {POORLY_TUNED}:
+        some = [row for row in rows if row.project == project]
+        for known in (3, 10):
+            if len(some) >= 20:
+                point = after(some, known, widths[project])
+                assert 0.65 <= point.coverage_fraction <= 0.92, (project, point)
+                assert point.half_width_fraction <= 0.2, (project, point)
+
+
+def test_the_widths_are_the_least_surprising(rows: list[HeldBack]) -> None:
+    """`make fit` writes them, to four digits."""
     pytest.importorskip("scipy")
-    projects = by_project(rows)
-    here = loss(load_widths(), projects)
-    assert here < loss(START, projects) - 3
-    assert here < loss(fit(projects), projects) + 1
+    stacks = draws_of(rows)
+    here = loss(load_widths(), stacks)
+    assert here < loss(START, stacks) - 3
+    assert here < loss(fit(stacks), stacks) + 1
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/guides/how-far-off.md", "docs/explanation/learning.md"]
+)
+def test_the_pages_say_what_runs_bring(found: tuple[Point, ...], page: str) -> None:
+    text = (ROOT / page).read_text()
+    said = re.findall(r"^\| (\d+) runs? \| ([\d.]+) % \|.*?(\d+) % \|(?: \d+ % \|)?$", text, re.M)
+    assert [int(known) for known, _, _ in said] == [1, 3, 10]
+    for (_, error, inside), point in zip(said, found, strict=True):
+        assert float(error) / 100 == pytest.approx(point.error_fraction, abs=0.001)
+        assert float(inside) / 100 == pytest.approx(point.coverage_fraction, abs=0.01)
 
 
 def groups(rows: Sequence[HeldBack], keys: Sequence[Hashable]) -> list[list[PricedRun]]:
@@ -113,5 +146,5 @@ def test_what_was_run_first_makes_the_next_choice_no_worse(rows: list[HeldBack])
         before.append(regret(group, []))
         after.append(regret(group, [first]))
     assert len(before) >= 30
-    assert mean(after) <= 0.92 * mean(before)  # 12.8 and 11.3 % on 2026-11-24
+    assert mean(after) <= 0.97 * mean(before)  # 13.1 and 12.3 % on 2026-11-24
     assert median(after) <= median(before)

@@ -1,7 +1,8 @@
-"""Block ways: what of a layout decides what its blocks do.
+"""Ways: what of a layout decides a part of its step.
 
 How gradients are reduced, how often, over how many ranks, decides nothing of what is inside a
-block; so the thousands of layouts of a search have a few dozen kinds of blocks.
+block, and what is inside a block nothing of what FSDP moves; so the thousands of layouts of a
+search have a few dozen kinds of blocks, and a few hundred of moves.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from fsdpplan.spec.training import Training
 
 
 @dataclass(frozen=True, slots=True)
-class BlockWays:
-    """A layout as far as its blocks are concerned: equal to every one whose blocks do the same."""
+class Ways:
+    """A layout as far as a part of its step is concerned: equal to all that do the same."""
 
     decides: tuple[object, ...]
     """All that is read of it."""
@@ -44,3 +45,15 @@ def block_ways(training: Training, layout: Layout) -> tuple[object, ...]:
     is_fsdp = layout.sharding == "fsdp"
     around = layout.wrap_blocks if is_fsdp else layout.data_parallel > 1
     return (is_fsdp, around, *inner_ways(training, layout))
+
+
+def shard_ways(layout: Layout) -> tuple[object, ...]:
+    """What decides what FSDP gathers, reduces and copies."""
+    ranks = (layout.tp, layout.cp, layout.ep, layout.dp_shard, layout.dp_replicate)
+    return (
+        *ranks,
+        layout.experts_over_tp,
+        layout.wrap_blocks,
+        layout.reshard_after_forward,
+        layout.offload,
+    )
