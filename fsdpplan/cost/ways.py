@@ -28,8 +28,7 @@ def inner_ways(training: Training, layout: Layout) -> tuple[object, ...]:
     return (
         layout.tp,
         layout.cp,
-        layout.ep,
-        layout.experts_over_tp,
+        *layout.expert_ways,
         layout.micro_batch,
         layout.activation_checkpointing,
         layout.sequence_parallel,
@@ -49,11 +48,5 @@ def block_ways(training: Training, layout: Layout) -> tuple[object, ...]:
 
 def shard_ways(layout: Layout) -> tuple[object, ...]:
     """What decides what FSDP gathers, reduces and copies."""
-    ranks = (layout.tp, layout.cp, layout.ep, layout.dp_shard, layout.dp_replicate)
-    return (
-        *ranks,
-        layout.experts_over_tp,
-        layout.wrap_blocks,
-        layout.reshard_after_forward,
-        layout.offload,
-    )
+    ranks = (layout.tp, layout.cp, *layout.expert_ways, layout.dp_shard, layout.dp_replicate)
+    return (*ranks, layout.wrap_blocks, layout.reshard_after_forward, layout.offload)

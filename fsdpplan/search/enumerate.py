@@ -49,6 +49,7 @@ class Degrees:
     tp: int
     ep: int
     sharding: Sharding
+    experts_over_tp: bool = False
 
     @property
     def data_parallel(self) -> int:
@@ -86,6 +87,7 @@ def degrees(*, model: Model, cluster: Cluster, training: Training, pins: Pins) -
     """Every way to spread the ranks that the pins allow."""
     contexts = context_ranks(cluster=cluster, training=training, pins=pins)
     for tp in _choices(pins.tp, divisors(cluster.gpus)):
+        spreads = _spreads(tp, model, training, pins)
         for pp in _choices(pins.pp, divisors(cluster.gpus)):
             for cp in contexts:
                 rest, left = divmod(cluster.gpus, tp * pp * cp)
@@ -96,7 +98,8 @@ def degrees(*, model: Model, cluster: Cluster, training: Training, pins: Pins) -
                     if left or dp_replicate != (pins.dp_replicate or dp_replicate):
                         continue
                     eps = expert_ranks(model=model, shard_ranks=dp_shard * cp, pins=pins)
-                    for sharding, ep in product(_shardings(dp_shard * cp, training, pins), eps):
+                    shardings = _shardings(dp_shard * cp, training, pins)
+                    for sharding, ep, over_tp in product(shardings, eps, spreads):
                         if sharding == "ddp" and dp_shard > 1:
                             continue
                         yield Degrees(
@@ -107,7 +110,16 @@ def degrees(*, model: Model, cluster: Cluster, training: Training, pins: Pins) -
                             tp=tp,
                             ep=ep,
                             sharding=sharding,
+                            experts_over_tp=over_tp,
                         )
+
+
+def _spreads(tp: int, model: Model, training: Training, pins: Pins) -> tuple[bool, ...]:
+    """Whether tensor-parallel ranks have whole experts each."""
+    if pins.experts_over_tp is not None:
+        return (pins.experts_over_tp,)
+    can = training.traits.spreads_experts and model.experts is not None and tp > 1
+    return (False, True) if can else (False,)
 
 
 def _shardings(shard_ranks: int, training: Training, pins: Pins) -> tuple[Sharding, ...]:
@@ -210,7 +222,7 @@ def layout_of(
         tp=d.tp,
         pp=d.pp,
         ep=d.ep,
-        experts_over_tp=pins.experts_over_tp or False,
+        experts_over_tp=d.experts_over_tp,
         sharding=d.sharding,
         reshard_after_forward=reshard,
         gradient_sync=sync,

@@ -288,7 +288,7 @@ class Floors:
         return late + reduced + self.late * self._rank_update_seconds(layout)
 
     def _rank_update_seconds(self, layout: Layout) -> float:
-        ways = (layout.tp, layout.ep, layout.pp, layout.sharding, layout.dp_replicate)
+        ways = (layout.tp, *layout.expert_ways, layout.pp, layout.sharding, layout.dp_replicate)
         order = (layout.schedule, layout.virtual_stages, layout.stage_blocks, layout.gradient_sync)
         key = (*ways, layout.shard_ranks, *order, layout.num_microbatches)
         if key not in self.updates:
@@ -337,7 +337,7 @@ class Floors:
 
     def _moving_seconds(self, layout: Layout) -> float:
         """FSDP's gathers and reduce-scatters one after the other."""
-        ways = (layout.tp, layout.cp, layout.ep, layout.dp_replicate, layout.dp_shard)
+        ways = (layout.tp, layout.cp, *layout.expert_ways, layout.dp_replicate, layout.dp_shard)
         policies = (layout.wrap_blocks, layout.reshard_after_forward, layout.gradient_sync)
         key = (*ways, *policies, layout.sharding, layout.num_microbatches)
         if key not in self.moves:
@@ -352,7 +352,7 @@ class Floors:
     def _update_seconds(self, layout: Layout) -> float:
         """The optimizer over the whole model."""
         asked = self.asked
-        ways = (layout.tp, layout.ep, layout.pp, layout.sharding)
+        ways = (layout.tp, *layout.expert_ways, layout.pp, layout.sharding)
         key = (*ways, layout.dp_replicate, layout.shard_ranks)
         if key not in self.updates:
             stage = whole_model(asked.model)

@@ -105,7 +105,7 @@ def by_time(entry: tuple[Layout, Priced]) -> tuple[float, int, str]:
 
 def kinds(layout: Layout) -> tuple[str, ...]:
     """The kinds of parallelism in use; whole copies and shards alike are data parallelism."""
-    degrees = (layout.data_parallel, layout.tp, layout.cp, layout.ep, layout.pp)
+    degrees = (layout.data_parallel, layout.tp, layout.cp, layout.expert_ranks, layout.pp)
     return tuple(kind for kind, degree in zip(KINDS, degrees, strict=True) if degree > 1)
 
 
@@ -180,4 +180,5 @@ def listed(order: Ordered[One], *, limit: int, is_wanted: Callable[[Layout], boo
 
 def spread(layout: Layout) -> tuple[int, ...]:
     """How the ranks are spread."""
-    return (layout.pp, layout.dp_replicate, layout.dp_shard, layout.cp, layout.tp, layout.ep)
+    degrees = (layout.pp, layout.dp_replicate, layout.dp_shard, layout.cp, layout.tp)
+    return (*degrees, *layout.expert_ways)

@@ -37,9 +37,16 @@ def _bubble(entry: Entry) -> float:
 def _family(layout: Layout) -> tuple[object, ...]:
     """Layouts of one family become each other by one of the changes that are tried: it is enough
     to begin with one of them."""
-    ways = (layout.pp, layout.dp_replicate, layout.dp_shard, layout.cp, layout.tp, layout.ep)
+    degrees = (layout.pp, layout.dp_replicate, layout.dp_shard, layout.cp, layout.tp)
     policies = (layout.reshard_after_forward, layout.gradient_sync)
-    return (*ways, layout.sharding, layout.micro_batch, layout.async_tp, *policies)
+    return (
+        *degrees,
+        *layout.expert_ways,
+        layout.sharding,
+        layout.micro_batch,
+        layout.async_tp,
+        *policies,
+    )
 
 
 @dataclass(slots=True)

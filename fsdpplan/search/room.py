@@ -185,7 +185,7 @@ class Room:
         """Bytes of a rank, whatever it recomputes; and of its gradients in a pipeline. `keeps`: all
         its stages stay gathered, being no more than torch keeps."""
         once = layout.num_microbatches == 1
-        ways = (layout.tp, layout.ep, layout.shard_ranks, layout.sharding, layout.pp > 1)
+        ways = (layout.tp, *layout.expert_ways, layout.shard_ranks, layout.sharding, layout.pp > 1)
         more = (layout.reshard_after_forward, layout.gradient_sync, layout.data_parallel > 1)
         key = (*ways, *more, once, stage, keeps)
         if key not in self.held:
@@ -210,7 +210,8 @@ class Room:
     def _saved(self, layout: Layout) -> Saved:
         """Bytes that a block keeps of a micro-batch, by what is recomputed."""
         is_fsdp = layout.sharding == "fsdp"
-        key = (layout.tp, layout.cp, layout.ep, layout.micro_batch, is_fsdp, layout.compile)
+        spread = (layout.tp, layout.cp, *layout.expert_ways)
+        key = (*spread, layout.micro_batch, is_fsdp, layout.compile)
         if key not in self.saved:
             self.saved[key] = saved_bytes_a_block(
                 model=self.asked.model, training=self.asked.training, layout=layout

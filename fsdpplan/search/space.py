@@ -61,7 +61,7 @@ class Space:
 
     def _broken(self, d: Degrees) -> Problem | None:
         """What its degrees break, whatever the policies."""
-        key = (d.tp, d.cp, d.ep, d.sharding)
+        key = (d.tp, d.cp, d.ep, d.experts_over_tp, d.sharding)
         if key not in self.problems:
             asked = self.asked
             self.problems[key] = degrees_problem(

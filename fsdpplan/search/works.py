@@ -138,7 +138,7 @@ class Works:
         as they are."""
         if layout.sharding != "fsdp" or (layout.wrap_blocks > 1 and not self.is_settled):
             return 0.0, 0.0
-        ways = (layout.tp, layout.cp, layout.ep, layout.dp_shard, layout.dp_replicate)
+        ways = (layout.tp, layout.cp, *layout.expert_ways, layout.dp_shard, layout.dp_replicate)
         of_stage = (stage.blocks, stage.dense_blocks, stage.has_embedding, stage.has_head)
         key = (*ways, *of_stage, layout.wrap_blocks)
         if key not in self.of_moves:
@@ -176,5 +176,5 @@ class Works:
 
 def _ways(layout: Layout) -> tuple[object, ...]:
     """What of a layout decides the work of a micro-batch on blocks and ends alike."""
-    ways = (layout.tp, layout.cp, layout.ep, layout.sharding, layout.data_parallel > 1)
+    ways = (layout.tp, layout.cp, *layout.expert_ways, layout.sharding, layout.data_parallel > 1)
     return (*ways, layout.micro_batch, layout.compile)

@@ -195,6 +195,11 @@ class Layout(RemembersHash):
         return self.ep * self.tp if self.experts_over_tp else self.ep
 
     @property
+    def expert_ways(self) -> tuple[int, bool]:
+        """What decides where experts are."""
+        return (self.ep, self.experts_over_tp)
+
+    @property
     def global_batch(self) -> int:
         """Sequences an optimizer step."""
         return self.data_parallel * self.micro_batch * self.num_microbatches

@@ -215,6 +215,18 @@ def test_no_pin_beats_the_free_search(data: st.DataObject) -> None:
     assert fastest_seconds(free) <= fastest_seconds(pinned) * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("gpus", [4, 8])
+@pytest.mark.parametrize("tp", [None, 2, 4])
+@pytest.mark.parametrize("spread", [True, False])
+def test_whole_experts_on_tensor_parallel_ranks_are_searched(
+    gpus: int, tp: int | None, spread: bool
+) -> None:
+    asked = question(MIXTURE, gpus, "pcie-8xl40s", seq_len=1024, global_batch=16, tp=tp)
+    free = replace(asked, training=replace(asked.training, runtime="megatron"))
+    pinned = replace(free, pins=replace(free.pins, experts_over_tp=spread))
+    assert fastest_seconds(free) <= fastest_seconds(pinned) * (1 + 1e-9)
+
+
 def test_long_sequences_on_pcie_are_as_fast_free_as_with_degrees_given() -> None:
     asked = question("llama-3.1-8b", 8, "pcie-8xl40s", seq_len=16384, global_batch=16)
     given = replace(asked, pins=Pins(tp=1, cp=1, pp=1, dp_shard=8))
