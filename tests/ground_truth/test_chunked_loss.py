@@ -79,6 +79,7 @@ def predicted_peak_bytes(model: Model, training: Training, layout: Layout, *, ra
     ).peak_allocated_bytes
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_has_the_peak_and_the_collectives_that_are_predicted(name: str) -> None:
     model, seq_len, layout, precision = CASES[name]

@@ -67,6 +67,7 @@ def play(stage: Stage, story: Story) -> Tally:
     return tally
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: f"seed{story.seed}")
 def test_a_job_outlives_its_faults_or_says_why_not(
     story: Story, tallies: dict[int, Future[Tally]]

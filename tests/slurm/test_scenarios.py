@@ -231,6 +231,7 @@ def does_not_meet_another_one_on_the_same_nodes(stage: Stage) -> None:
         require_same(other.losses(), reference)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("scene", PLAYED)
 def test_a_job(scene: str, ending: dict[str, Future[None]]) -> None:
     ending[scene].result()

@@ -21,6 +21,7 @@ def expected(which: str, name: str) -> dict[str, list[float]]:
     return found
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.gloo
 @pytest.mark.parametrize(("which", "name"), FP32)
 def test_a_layout_loses_as_one_process(which: str, name: str) -> None:

@@ -47,6 +47,7 @@ def on_meta(**fields: Any) -> Any:
         return llama(**fields)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.gloo
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_layout_loses_as_one_process(name: str) -> None:
