@@ -1,6 +1,6 @@
 """Peak band: how far the peak of device memory may be off, and the chance that a layout fits.
 
-    error^2 = stack^2 + base^2
+    error^2 = stack^2 + base^2 (+ unknown^2, of a run whose row leaves something open)
     chance  = Phi(log(memory of the device / expected peak) / error)
 
 Errors are standard deviations of the log of the peak, and the same for all layouts of a device. So
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from math import erf, exp, log, sqrt
+from math import erf, exp, hypot, log, sqrt
 
 from fsdpplan.cost.band import NORMAL_80
 from fsdpplan.spec.cluster import Device, DeviceFit
@@ -27,13 +27,14 @@ EVEN = 0.5
 
 def peak_log_error(fit: DeviceFit) -> float:
     """Standard deviation of the logarithm of a rank's peak."""
-    return sqrt(fit.peak_memory_stack_fraction**2 + fit.peak_memory_base_fraction**2)
+    return hypot(fit.peak_memory_stack_fraction, fit.peak_memory_base_fraction)
 
 
-def fits_fraction(*, peak_bytes: float, device: Device) -> float:
+def fits_fraction(*, peak_bytes: float, device: Device, unknown_log_error: float = 0.0) -> float:
     """Chance that a peak which is expected to be `peak_bytes` stays within the memory of a device
     whose error is known."""
-    return _normal(log(device.memory_bytes / peak_bytes) / peak_log_error(device.fit))
+    error = hypot(peak_log_error(device.fit), unknown_log_error)
+    return _normal(log(device.memory_bytes / peak_bytes) / error)
 
 
 def most_bytes(*, device: Device, fits_fraction: float) -> int:
@@ -44,15 +45,17 @@ def most_bytes(*, device: Device, fits_fraction: float) -> int:
     return int(device.memory_bytes * exp(-_quantile(fits_fraction) * peak_log_error(device.fit)))
 
 
-def peak_interval(*, peak_bytes: float, device: Device) -> Interval:
+def peak_interval(*, peak_bytes: float, device: Device, unknown_log_error: float = 0.0) -> Interval:
     """The peak with its 80 % band."""
-    factor = exp(NORMAL_80 * peak_log_error(device.fit))
+    factor = exp(NORMAL_80 * hypot(peak_log_error(device.fit), unknown_log_error))
     ends = (peak_bytes / factor, peak_bytes, peak_bytes * factor)
     lower, expected, upper = (float(round(end)) for end in ends)
     return Interval(lower=lower, expected=expected, upper=upper)
 
 
-def with_band(memory: MemoryBreakdown, *, device: Device) -> MemoryBreakdown:
+def with_band(
+    memory: MemoryBreakdown, *, device: Device, unknown_log_error: float = 0.0
+) -> MemoryBreakdown:
     """`memory` with the band of its peak and the chance that it fits; as it is where nothing is
     known of how far peaks are off, as of CPU processes."""
     peak = memory.peak_device_bytes
@@ -60,8 +63,12 @@ def with_band(memory: MemoryBreakdown, *, device: Device) -> MemoryBreakdown:
         return memory
     return replace(
         memory,
-        peak_device_band_bytes=peak_interval(peak_bytes=peak, device=device),
-        fits_fraction=fits_fraction(peak_bytes=peak, device=device),
+        peak_device_band_bytes=peak_interval(
+            peak_bytes=peak, device=device, unknown_log_error=unknown_log_error
+        ),
+        fits_fraction=fits_fraction(
+            peak_bytes=peak, device=device, unknown_log_error=unknown_log_error
+        ),
     )
 
 

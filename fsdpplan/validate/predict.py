@@ -10,7 +10,7 @@ where it is laid over a cluster is `with_fit`. Rows are expressed once and remem
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from math import log, sqrt
@@ -139,6 +139,7 @@ def predict(
         layout = chosen_layout(expressed)
         price = _price(expressed, cluster, layout)
         unknown = unknown_log_error(expressed)
+        unknown_peak = unknown_peak_log_error(expressed)
     except NotExpressed as error:
         return error.skipped
     except SpecError as error:
@@ -148,7 +149,7 @@ def predict(
         step_seconds=widened(price.step_seconds, unknown),
         unknown_log_error=unknown,
         time=price.time,
-        memory=price.memory,
+        memory=with_band(price.memory, device=cluster.device, unknown_log_error=unknown_peak),
         fits=price.memory.least_device_bytes <= cluster.device.memory_bytes,
         evidence=cluster.device.evidence,
         assumptions=(*expressed.assumptions, *_fills(expressed, layout)),
@@ -174,7 +175,7 @@ def _price(expressed: Expressed, cluster: Cluster, layout: Layout) -> Price:
     return Price(
         step_seconds=_between(none.step_seconds, whole.step_seconds, share),
         time=_between(none.time, whole.time, share),
-        memory=with_band(_between(none.memory, whole.memory, share), device=cluster.device),
+        memory=_between(none.memory, whole.memory, share),
     )
 
 
@@ -254,6 +255,10 @@ def _fits(expressed: Expressed, cluster: Cluster, layout: Layout) -> bool:
     return _peak_bytes(expressed, cluster, layout) <= cluster.device.memory_bytes
 
 
+Case = tuple[Expressed, Layout]
+"""A row as it could have been, and its layout."""
+
+
 @lru_cache(maxsize=8192)
 def unknown_log_error(expressed: Expressed) -> float:
     """Standard deviation of log time for what the row leaves open, each blank by itself.
@@ -263,40 +268,70 @@ def unknown_log_error(expressed: Expressed) -> float:
     Cases that do not fit in memory, or cannot be expressed, are none. A micro-batch that is not
     given is one of those that fit, and so is the spread of experts.
     """
-    base = expected_seconds(expressed)
+    return _spread(expressed, _case_seconds)
+
+
+@lru_cache(maxsize=8192)
+def unknown_peak_log_error(expressed: Expressed) -> float:
+    """The same of the log of the peak of device memory."""
+    return _spread(expressed, _case_peak_bytes)
+
+
+def _spread(expressed: Expressed, of: Callable[[Case], float]) -> float:
+    base = of((expressed, chosen_layout(expressed)))
     variance = 0.0
-    for one in expressed.unknown:
-        ratios = [log(seconds / base) for seconds in _case_seconds(one)]
+    for cases in _other_cases(expressed):
+        ratios = [log(of(case) / base) for case in cases]
         others = [ratio for ratio in ratios if abs(ratio) > 1e-6]
         if others:
             variance += OTHERS_CHANCE * mean(ratio**2 for ratio in others)
+    return sqrt(variance)
+
+
+def _case_seconds(case: Case) -> float:
+    expressed, layout = case
+    if layout == chosen_layout(expressed):
+        return expected_seconds(expressed)
+    return _seconds(expressed, load_request(expressed.cluster_request), layout)
+
+
+def _case_peak_bytes(case: Case) -> float:
+    expressed, layout = case
+    return _peak_bytes(expressed, load_request(expressed.cluster_request), layout)
+
+
+@lru_cache(maxsize=8192)
+def _other_cases(expressed: Expressed) -> tuple[tuple[Case, ...], ...]:
+    """Of each blank the other cases that can be, in their order."""
+    blanks = [tuple(_cases(one)) for one in expressed.unknown]
     cluster = load_request(expressed.cluster_request)
     chosen = chosen_layout(expressed)
     alike = (_kind(chosen), (not chosen.experts_over_tp, chosen.activation_checkpointing))
     for kind, micro_batch in ((alike[0], None), (alike[1], chosen.micro_batch)):
-        ratios = [
-            log(_seconds(expressed, cluster, layout) / _seconds(expressed, cluster, chosen))
+        layouts = [
+            layout
             for layout in expressed.layouts
             if layout != chosen
             and _kind(layout) == kind
             and micro_batch in (None, layout.micro_batch)
             and _fits(expressed, cluster, layout)
         ]
-        if ratios:
-            variance += OTHERS_CHANCE * mean(ratio**2 for ratio in ratios)
-    return sqrt(variance)
+        blanks.append(tuple((expressed, layout) for layout in layouts))
+    return tuple(blanks)
 
 
-def _case_seconds(unknown: Unknown) -> Iterator[float]:
-    """Step times of a blank's other cases that can be, in their order."""
+def _cases(unknown: Unknown) -> Iterator[Case]:
+    """A blank's other cases that can be, in their order."""
     for case in unknown.cases:
         expressed = express(case)
         if isinstance(expressed, Skipped):
             continue
         try:
             cluster = load_request(expressed.cluster_request)
-            if _fits(expressed, cluster, chosen_layout(expressed)):
-                yield expected_seconds(expressed)
+            layout = chosen_layout(expressed)
+            if _fits(expressed, cluster, layout):
+                expected_seconds(expressed)
+                yield expressed, layout
         except (NotExpressed, SpecError):
             continue
 

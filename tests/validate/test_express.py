@@ -614,6 +614,19 @@ def test_what_is_said_is_not_unknown() -> None:
     assert row.unknown == ()
 
 
+def test_a_blank_widens_the_band_of_memory_where_it_changes_the_peak() -> None:
+    def width(**columns: str) -> float:
+        row = predict(expressed(**({"inter_net_note": "8x400 Gb/s"} | columns)))
+        assert isinstance(row, Prediction)
+        band = row.memory.peak_device_band_bytes
+        assert band is not None
+        return band.upper / band.expected
+
+    assert width(act_ckpt="full") < width(act_ckpt="")
+    said = {"act_ckpt": "full", "inter_net_note": ""}
+    assert width(act_ckpt="full") == pytest.approx(width(**said))
+
+
 def test_each_blank_widens_the_band() -> None:
     known = predict(expressed(inter_net_note="8x400 Gb/s", act_ckpt="full"))
     for blank in ({"inter_net_note": "", "act_ckpt": "full"}, {"act_ckpt": ""}):
