@@ -28,7 +28,7 @@ TESTS ?= tests/trainer tests/ground_truth tests/run/test_rehearse.py tests/cli/t
 # Pythons of all releases that are installed, which exchange checkpoints.
 TORCH_PYTHONS = $(wildcard .torch/*/bin/python)
 
-.PHONY: help demo test test-whole test-torch lint types numbers bench brute fuzz rehearse-many docs fit clean
+.PHONY: help demo test quick test-whole test-torch lint types numbers bench brute fuzz rehearse-many docs fit clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 8
@@ -38,6 +38,9 @@ demo: $(VENV)/.runtime  ## plan, emit and run a small decoder on four CPU proces
 
 test: $(VENV)/.dev  ## run the tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+
+quick: $(VENV)/.dev  ## run the tests of what differs from main, in about a minute
+	$(BIN)/python -m tests.quick
 
 test-whole: $(VENV)/.dev  ## run the tests with all cases of each sampled matrix
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --whole

@@ -23,6 +23,9 @@ TESTS = Path(__file__).parent
 TRAINING = TESTS / "trainer"
 """Tests of the trainer start process groups, too, but time nothing."""
 
+FEW = 5
+"""Cases of every matrix with --few."""
+
 LONG = ("trainer", "validate", "ground_truth", "search")
 """Folders whose files take long, which therefore begin early."""
 
@@ -30,6 +33,7 @@ LONG = ("trainer", "validate", "ground_truth", "search")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Whole matrices, and which cases stand for them otherwise."""
     parser.addoption("--whole", action="store_true", help="all cases of sampled matrices")
+    parser.addoption("--few", action="store_true", help="five cases of every matrix")
     parser.addoption("--sample-seed", type=int, default=0, help="which cases are sampled")
 
 
@@ -62,9 +66,11 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     """All but some cases of each matrix, the same on every worker."""
     matrices: dict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
     for item in items:
+        name = item.nodeid.partition("[")[0]
         for mark in item.iter_markers("sampled"):
-            name = item.nodeid.partition("[")[0]
             matrices[name, mark.args[0]].append(item)
+        if config.getoption("--few"):
+            matrices[name, FEW].append(item)
     left_out: set[pytest.Item] = set()
     for (name, number), cases in matrices.items():
         chance = random.Random(f"{name} {config.getoption('--sample-seed')}")
