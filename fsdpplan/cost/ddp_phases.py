@@ -27,7 +27,7 @@ def ddp_phases(s: RankSizes) -> list[Phase]:
             name=name,
             gradients=s.resident_gradients,
             unsharded_parameters=parameters,
-            unsharded_gradients=gradients + s.bucket_copy,
+            unsharded_gradients=gradients + s.bucket_copy + s.whole_table_gradient,
             activations=activations + s.message_buffers,
             temporaries=extra,
         )
@@ -57,7 +57,7 @@ def ddp_phases(s: RankSizes) -> list[Phase]:
         "backward",
         parameters=0,
         gradients=s.head_gradient + s.embedding_gradient + s.blocks * s.grown_block,
-        activations=s.block.residual_bytes,
+        activations=s.block.residual_bytes + _others_at_the_embedding(s),
     )
     grown = phase(
         "backward",
@@ -75,6 +75,21 @@ def ddp_phases(s: RankSizes) -> list[Phase]:
     return [*forward, *whole, *_loss_phases(s), *backward, embedding, grown]
 
 
+def _others_at_the_embedding(s: RankSizes) -> int:
+    """What other micro-batches of a pipeline hold when the blocks of its first stage are done: the
+    blocks of the rank's other stages among them."""
+    if not s.other_micro_batches:
+        return 0
+    return max(
+        (
+            s.saved_by(moment.alive, kept=moment.kept)
+            + (moment.kept if s.recomputes else moment.alive) * s.copies_block
+            for moment in s.moments.embedding
+        ),
+        default=0,
+    )
+
+
 def _loss_phases(s: RankSizes) -> list[Phase]:
     """The loss, forward and backward; then the head's backward and the cast of its gradient."""
     pieces = s.pieces
@@ -86,7 +101,7 @@ def _loss_phases(s: RankSizes) -> list[Phase]:
             name="loss",
             gradients=s.resident_gradients,
             unsharded_parameters=copies + parameters,
-            unsharded_gradients=gradients,
+            unsharded_gradients=gradients + s.whole_table_gradient,
             activations=saved + activations,
             logits=logits_bytes,
         )

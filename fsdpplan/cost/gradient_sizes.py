@@ -62,9 +62,23 @@ def held_root_elements(elements: int, *, model: Model, layout: Layout, stage: St
     a tied head, which is split, is added to it."""
     if not holds_gradients(layout):
         return 0
+    return elements + _unsplit_elements(model=model, layout=layout, stage=stage)
+
+
+def whole_table_gradient_bytes(
+    *, model: Model, training: Training, layout: Layout, stage: Stage
+) -> int:
+    """What a pipeline of whole copies holds of it beside its own rows: no FSDP ever splits it, and
+    the sum over tensor-parallel ranks waits for the last micro-batch."""
+    if layout.sharding != "ddp" or layout.pp == 1 or training.traits.half_parameters:
+        return 0
+    return FP32_BYTES * _unsplit_elements(model=model, layout=layout, stage=stage)
+
+
+def _unsplit_elements(*, model: Model, layout: Layout, stage: Stage) -> int:
     is_whole = stage.has_embedding and not shares_table(model=model, stage=stage)
     unsplit_rows = model.vocab - -(-model.vocab // layout.tp) if is_whole else 0
-    return elements + unsplit_rows * model.hidden
+    return unsplit_rows * model.hidden
 
 
 def embedding_gradient_bytes(

@@ -109,6 +109,9 @@ class RankSizes:
     """Of one element of a gradient shard while it is reduced: the output, and its fp32 copy."""
     resident_gradients: int
     """Gradients and buckets that are there all the time; 0 under FSDP."""
+    whole_table_gradient: int
+    """Rows of the token table's gradient that other tensor-parallel ranks will keep: a pipeline
+    without FSDP holds them from its first backward pass until they are reduced."""
     grown_block: int
     """Gradients that a block's backward leaves beside those, to be added after the pass."""
     grown_root: int

@@ -20,6 +20,7 @@ from fsdpplan.cost.gradient_sizes import (
     keeps_head_gradient,
     shard_gradient_bytes,
     weight_gradients_of,
+    whole_table_gradient_bytes,
 )
 from fsdpplan.cost.head_sizes import head_sizes
 from fsdpplan.cost.ledger import is_without_ddp, rank_state
@@ -98,6 +99,8 @@ def rank_sizes(
     beside_blocks = others_at_the_loss * head.kept_bytes + in_flight * hidden_tokens * int(
         training.traits.dropout and stage.has_embedding
     )
+    copies_block = copies.total if of.autocasts else 0
+    copies_root = head.weight_elements * of.computed if of.autocasts else 0
     moments = stage_moments(
         model=model, layout=layout, stage=stage, in_flight_blocks=in_flight_blocks
     )
@@ -110,8 +113,8 @@ def rank_sizes(
         gathered_block=gathered_block,
         buffer_block=gathered_block if has_buffers else 0,
         prefetched_block=gathered_block if shard_ranks > 1 else 0,
-        copies_block=copies.total if of.autocasts else 0,
-        copies_root=head.weight_elements * of.computed if of.autocasts else 0,
+        copies_block=copies_block,
+        copies_root=copies_root,
         kept_block=_kept_block_bytes(
             layout=layout, gathered_block=mean.padded_elements * of.gathered_matrix
         ),
@@ -146,12 +149,18 @@ def rank_sizes(
         reduced_bytes=shard_gradient.reduced,
         resident_gradients=state.gradients
         + _accumulated_bytes(training=training, layout=layout, elements=state.held_parameters),
+        whole_table_gradient=whole_table_gradient_bytes(
+            model=model, training=training, layout=layout, stage=stage
+        ),
         grown_block=block.weight_gradient_bytes // of.computed * of_grown if grows else 0,
         grown_root=root.elements * of_grown if grows else 0,
         block=block,
         kept=kept,
         kept_blocks=stage.kept_blocks,
-        other_micro_batches=_others_saved_bytes(stage, in_flight_blocks, block, kept)
+        other_micro_batches=_others_saved_bytes(
+            stage, in_flight_blocks, block, kept, copies_bytes=copies_block
+        )
+        + others_at_the_loss * copies_root
         + beside_blocks
         + split_backward_bytes(model=model, training=training, layout=layout, stage=stage),
         beside_blocks=beside_blocks,
@@ -246,16 +255,25 @@ def _mean_activations(
 
 
 def _others_saved_bytes(
-    stage: Stage, in_flight_blocks: int, block: BlockActivations, kept: BlockActivations
+    stage: Stage,
+    in_flight_blocks: int,
+    block: BlockActivations,
+    kept: BlockActivations,
+    *,
+    copies_bytes: int,
 ) -> int:
-    """Activations of the micro-batches of a pipeline rank beside the one at work.
+    """Activations of the micro-batches of a pipeline rank beside the one at work, and autocast's
+    copies of a block's weights: each micro-batch makes its own, unless backward makes them anew.
 
     Those that keep everything are taken to be as large a part of them as of the rank's blocks,
     which is so where its stages are of one size.
     """
     others = max(0, in_flight_blocks - stage.blocks)
     all_kept = -(-others * stage.kept_blocks // max(1, stage.blocks))
-    return (others - all_kept) * block.saved_bytes + all_kept * kept.saved_bytes
+    recomputes = block.live_bytes > block.saved_bytes
+    copied = all_kept if recomputes else others
+    saved = (others - all_kept) * block.saved_bytes + all_kept * kept.saved_bytes
+    return saved + copied * copies_bytes
 
 
 def _block_shape(*, model: Model, training: Training, layout: Layout) -> BlockShape:

@@ -28,6 +28,7 @@ BASE = Layout(
     gradient_sync="last",
 )
 TWO = replace(BASE, virtual_stages=2)
+WHOLE = replace(BASE, dp_shard=1, sharding="ddp", reshard_after_forward="always")
 RECOMPUTED = replace(BASE, pp=4, activation_checkpointing="full")
 SMALL_VOCAB = replace(LLAMA_SMALL_VOCAB, layers=8)
 LARGE_VOCAB = replace(LLAMA_8B, layers=8)
@@ -137,6 +138,41 @@ CASES = {
     ),
     "recompute, second of four": (LARGE_VOCAB, RECOMPUTED, 1),
     "recompute, last of four": (LARGE_VOCAB, RECOMPUTED, 3),
+    "whole copies, first": (SMALL_VOCAB, WHOLE, 0),
+    "whole copies, last": (SMALL_VOCAB, WHOLE, 1),
+    "whole copies, replicas, first of four": (SMALL_VOCAB, replace(WHOLE, pp=4, dp_replicate=2), 0),
+    "whole copies, tp, first": (LARGE_VOCAB, _tensor_parallel(WHOLE, 2), 0),
+    "whole copies, tp, last": (LARGE_VOCAB, _tensor_parallel(WHOLE, 2), 1),
+    "whole copies, tp, interleaved, first": (
+        LARGE_VOCAB,
+        _tensor_parallel(replace(WHOLE, virtual_stages=2, schedule="interleaved_1f1b"), 2),
+        0,
+    ),
+    "whole copies, tp, recompute, first of four": (
+        LARGE_VOCAB,
+        _tensor_parallel(replace(WHOLE, pp=4, activation_checkpointing="full"), 2),
+        0,
+    ),
+    "whole copies, interleaved, last": (
+        SMALL_VOCAB,
+        replace(WHOLE, virtual_stages=2, schedule="interleaved_1f1b"),
+        1,
+    ),
+    "whole copies, zero bubble, first": (
+        SMALL_VOCAB,
+        replace(WHOLE, virtual_stages=2, schedule="interleaved_zero_bubble"),
+        0,
+    ),
+    "whole copies, zbv, first": (
+        SMALL_VOCAB,
+        replace(WHOLE, virtual_stages=2, schedule="zbv"),
+        0,
+    ),
+    "whole copies, some blocks recomputed, first": (
+        SMALL_VOCAB,
+        replace(WHOLE, activation_checkpointing="full", checkpoint_blocks=2),
+        0,
+    ),
     "70b, 1f1b, first of four": (
         SEVENTY,
         _tensor_parallel(replace(BASE, pp=4, dp_shard=8), 8),
