@@ -68,7 +68,7 @@ def block_work(*, model: Model, training: Training, layout: Layout) -> BlockWork
         residual_bytes=formats(training=training, layout=layout).residual,
         wrapper_operators=wrapper,
         cp=layout.cp,
-        ep=layout.ep,
+        ep=layout.ep if model.experts else 1,
         family=traits.family,
         fused_kernels=traits.fused_kernels,
         joined_projections=traits.joined_projections,

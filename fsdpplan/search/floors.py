@@ -36,6 +36,7 @@ from fsdpplan.cost.timing import (
 from fsdpplan.search.enumerate import (
     USUAL_SCHEDULES,
     Degrees,
+    degrees_of,
     layout_of,
     micro_batches,
     reshard_policies,
@@ -81,6 +82,8 @@ class Floors:
     """Of what FSDP moves in a step without a pipeline."""
     families: dict[Degrees, float] = field(default_factory=dict)
     """Of all ways to spread the ranks that compute the same."""
+    largests: dict[Degrees, Layout | None] = field(default_factory=dict)
+    """Of each of these the layout with the largest micro-batch."""
 
     def __post_init__(self) -> None:
         self.works = Works(self.asked)
@@ -96,17 +99,33 @@ class Floors:
 
         A sequence takes no longer in a larger micro-batch, so it is that of the largest that fits.
         """
-        if d.sharding != "ddp":
-            d = replace(d, dp_replicate=1, dp_shard=d.data_parallel)
-        if d not in self.families:
-            size = self._largest_size(d)
-            self.families[d] = inf
-            if size is not None:
-                largest = self.plain(d, size)
+        family = self._family(d)
+        if family not in self.families:
+            largest = self._largest(family)
+            self.families[family] = inf
+            if largest is not None:
                 work = self._slowest(self._work(largest))
                 least = largest.num_microbatches * work / d.pp
-                self.families[d] = self.asked.least_factor * least
-        return self.families[d]
+                self.families[family] = self.asked.least_factor * least
+        return self.families[family]
+
+    def _family(self, d: Degrees) -> Degrees:
+        """Of all that compute the same, the one with the smallest shards."""
+        if d.sharding == "ddp":
+            return d
+        return replace(d, dp_replicate=1, dp_shard=d.data_parallel)
+
+    def _largest(self, family: Degrees) -> Layout | None:
+        """A layout with the largest micro-batch that may fit; None where none may."""
+        if family not in self.largests:
+            size = self._largest_size(family)
+            self.largests[family] = None if size is None else self.plain(family, size)
+        return self.largests[family]
+
+    def _usual_modes(self, layout: Layout) -> list[ActivationCheckpointing]:
+        """What all blocks alike may recompute in order to fit."""
+        possible = self.room.recomputed(self._leanest_policies(layout), known="usual")
+        return [mode for mode in self.asked.modes if "none" in possible or mode in possible]
 
     def _largest_size(self, d: Degrees) -> int | None:
         """The largest micro-batch that may fit: as long as there are several of them, a larger one
@@ -189,14 +208,16 @@ class Floors:
         return least + self._way(layout, work.total) / 2
 
     def _passing_alike(self, layout: Layout) -> float:
-        """The same where all blocks recompute alike, and backward passes are whole."""
-        modes = self.room.recomputed(self._leanest_policies(layout), known="usual")
-        if not modes:
+        """The same where all blocks recompute alike, and backward passes are whole: as if each
+        sequence took no longer than in the largest micro-batch."""
+        modes = self._usual_modes(layout)
+        largest = self._largest(self._family(degrees_of(layout)))
+        if not modes or largest is None:
             return inf
-        whole = whole_model(self.asked.model)
-        work = least_work(self.works.stage(layout, mode, whole) for mode in modes)
-        least = layout.num_microbatches * self._slowest(work) / layout.pp
-        return least + self._way(layout, work.total)
+        whole, share = whole_model(self.asked.model), layout.micro_batch / largest.micro_batch
+        work = least_work(self.works.stage(largest, mode, whole) for mode in modes)
+        least = layout.num_microbatches * share * self._slowest(work) / layout.pp
+        return least + share * self._way(layout, work.total)
 
     def _slowest(self, work: Work) -> float:
         """Of the slowest device: it waits no longer for collectives than the others."""

@@ -64,7 +64,8 @@ class Works:
     def block(self, layout: Layout, mode: ActivationCheckpointing, *, dense: bool = False) -> Work:
         """Of a block, its collectives as well hidden as can be, with buckets of FSDP as large as
         they can be: each costs some operators. `dense`: one without experts."""
-        key = (*_ways(layout), layout.async_tp, mode, dense, layout.wrap_blocks)
+        ep = 1 if dense else layout.ep
+        key = (*_ways(layout), ep, layout.async_tp, mode, dense, layout.wrap_blocks)
         if key not in self.of_blocks:
             own = replace(
                 layout,
@@ -114,7 +115,8 @@ class Works:
 
     def stage(self, layout: Layout, mode: ActivationCheckpointing, stage: Stage) -> Work:
         """Of a stage whose blocks do as `mode` says, but for those that keep everything."""
-        key = (*_ways(layout), layout.async_tp, layout.loss_chunks, layout.wrap_blocks, mode, stage)
+        ways = (*_ways(layout), layout.ep, layout.async_tp, layout.loss_chunks, layout.wrap_blocks)
+        key = (*ways, mode, stage)
         if key not in self.of_stages:
             self.of_stages[key] = self._stage(layout, mode, stage)
         return self.of_stages[key]
@@ -176,5 +178,5 @@ class Works:
 
 def _ways(layout: Layout) -> tuple[object, ...]:
     """What of a layout decides the work of a micro-batch on blocks and ends alike."""
-    ways = (layout.tp, layout.cp, layout.ep, layout.sharding, layout.data_parallel > 1)
+    ways = (layout.tp, layout.cp, layout.sharding, layout.data_parallel > 1)
     return (*ways, layout.micro_batch, layout.compile)
