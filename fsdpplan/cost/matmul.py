@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from math import expm1, inf
 
@@ -70,6 +71,17 @@ def matmul_seconds(*, m: int, n: int, k: int, dtype: str, device: Device) -> flo
     memory = device.memory_bandwidth_bytes_per_second * fit.memory_fraction
     traffic_seconds = matmul_bytes(m=m, n=n, k=k, dtype=dtype) / memory
     return max(flops_seconds, traffic_seconds) + fit.matmul_start_seconds
+
+
+def untiled(device: Device) -> Device:
+    """`device` as one multiprocessor, which has no tiles: it takes no longer for any shape, and for
+    more rows no longer a row; with tiles the last of them may be nearly empty."""
+    return replace(device, multiprocessors=1)
+
+
+def has_tiles(device: Device) -> bool:
+    """Whether its products are computed in whole tiles; groups of rows are on a CPU, too."""
+    return device.multiprocessors > 1 or device.kind == "cpu"
 
 
 def throttled_seconds(seconds: float, device: Device) -> float:

@@ -13,6 +13,7 @@ FSDP2 under fake tensors in `tests/ground_truth`.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from fsdpplan.cost.block_sizes import FP32_BYTES
 from fsdpplan.cost.ddp_phases import ddp_phases
@@ -57,6 +58,7 @@ __all__ = [
 ]
 
 
+@lru_cache(maxsize=64)
 def available_bytes(*, cluster: Cluster, training: Training) -> int:
     """The highest expected peak that a plan may have: device memory less the head-room, and no more
     than has the chance to fit that is asked for."""

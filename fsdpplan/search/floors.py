@@ -24,6 +24,7 @@ from fsdpplan.cost.least import (
     played_seconds,
 )
 from fsdpplan.cost.least_fsdp import least_fsdp_seconds
+from fsdpplan.cost.matmul import untiled
 from fsdpplan.cost.pipeline_actions import ACTIVE_STAGES
 from fsdpplan.cost.pipeline_stages import pipeline_stages, stage_kinds
 from fsdpplan.cost.shards import whole_model
@@ -72,6 +73,8 @@ class Floors:
     room: Room
     works: Works = field(init=False)
     """Of layouts whose overlap, buckets and loss are not known yet."""
+    rows: Works = field(init=False)
+    """The same of devices without tiles, where a sequence takes no longer among more of them."""
     settled: Works = field(init=False)
     """Of layouts as they are."""
     late: float = field(init=False)
@@ -86,9 +89,11 @@ class Floors:
     """Of each of these the layout with the largest micro-batch."""
 
     def __post_init__(self) -> None:
-        self.works = Works(self.asked)
-        self.settled = Works(self.asked, is_settled=True)
         cluster = self.asked.cluster
+        even = replace(cluster, device=untiled(cluster.device))
+        self.works = Works(self.asked)
+        self.rows = Works(replace(self.asked, cluster=even))
+        self.settled = Works(self.asked, is_settled=True)
         self.late = slowest_factor(
             gpus=cluster.gpus, straggler_fraction=cluster.device.fit.straggler_fraction
         )
@@ -104,8 +109,8 @@ class Floors:
             largest = self._largest(family)
             self.families[family] = inf
             if largest is not None:
-                work = self._slowest(self._work(largest))
-                least = largest.num_microbatches * work / d.pp
+                work = self.rows.stage(largest, "none", whole_model(self.asked.model))
+                least = largest.num_microbatches * self._slowest(work) / d.pp
                 self.families[family] = self.asked.least_factor * least
         return self.families[family]
 
@@ -118,8 +123,8 @@ class Floors:
     def _largest(self, family: Degrees) -> Layout | None:
         """A layout with the largest micro-batch that may fit; None where none may."""
         if family not in self.largests:
-            size = self._largest_size(family)
-            self.largests[family] = None if size is None else self.plain(family, size)
+            size = self.largest_size(family)
+            self.largests[family] = self.plain(family, size) if size else None
         return self.largests[family]
 
     def _usual_modes(self, layout: Layout) -> list[ActivationCheckpointing]:
@@ -127,16 +132,17 @@ class Floors:
         possible = self.room.recomputed(self._leanest_policies(layout), known="usual")
         return [mode for mode in self.asked.modes if "none" in possible or mode in possible]
 
-    def _largest_size(self, d: Degrees) -> int | None:
-        """The largest micro-batch that may fit: as long as there are several of them, a larger one
-        needs no less."""
+    def largest_size(self, d: Degrees) -> int:
+        """The largest micro-batch that may fit, 0 where none may: as long as there are several of
+        them, a larger one needs no less, and none less than the largest where a rank of a pipeline
+        has all of them in flight."""
         sizes = self.sizes(d)
         if self._may_fit(d, sizes[-1]):
             return sizes[-1]
         at = bisect_left(
             sizes, True, hi=len(sizes) - 1, key=lambda size: not self._may_fit(d, size)
         )
-        return sizes[at - 1] if at else None
+        return sizes[at - 1] if at else 0
 
     def _may_fit(self, d: Degrees, size: int) -> bool:
         known: Known = "schedule" if self._is_usual else "degrees"
@@ -215,7 +221,7 @@ class Floors:
         if not modes or largest is None:
             return inf
         whole, share = whole_model(self.asked.model), layout.micro_batch / largest.micro_batch
-        work = least_work(self.works.stage(largest, mode, whole) for mode in modes)
+        work = least_work(self.rows.stage(largest, mode, whole) for mode in modes)
         least = layout.num_microbatches * share * self._slowest(work) / layout.pp
         return least + share * self._way(layout, work.total)
 

@@ -57,8 +57,8 @@ class Room:
     asked: Question
     saved: dict[tuple[object, ...], Saved] = field(default_factory=dict)
     held: dict[tuple[object, ...], tuple[int, int]] = field(default_factory=dict)
-    fewest: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Blocks of a rank in a pipeline of so many, with the usual schedules."""
+    stages: dict[tuple[int, int, bool], Stage] = field(default_factory=dict)
+    """What a rank of so many holds at the least, with any schedule or with a usual one."""
 
     def recomputed(self, layout: Layout, *, known: Known = "degrees") -> Recomputed:
         """`none`: 0 where it may be that nothing has to be; empty where nothing helps.
@@ -133,42 +133,48 @@ class Room:
 
     def _least_rank(self, layout: Layout, rank: int, known: Known) -> _Rank:
         """A rank with the fewest blocks that it may have."""
-        model, number, pp = self.asked.model, layout.num_microbatches, layout.pp
-        graded, blocks = 0, max(0, model.layers // pp - 1)
+        number, pp = layout.num_microbatches, layout.pp
         is_usual = known in ("schedule", "usual")
-        if is_usual:
-            blocks = self._fewest_blocks(layout, rank)
+        stage = self._least_stage(pp, rank, is_usual=is_usual)
+        graded = 0
         if known == "usual":
             a_round = round_microbatches(
                 schedule="interleaved_1f1b", pp=pp, num_microbatches=number
             )
             graded = _graded(number, a_round)
-        stage = Stage(
-            blocks=blocks,
-            has_embedding=rank == 0,
-            has_head=False,
-            dense_blocks=dense_blocks_among(model=model, first_block=rank, blocks=blocks),
-        )
-        most = self.asked.pins.virtual_stages or (1 if is_usual else model.layers)
+        most = self.asked.pins.virtual_stages or (1 if is_usual else self.asked.model.layers)
         keeps = (layout.virtual_stages if known == "settled" else most) <= ACTIVE_STAGES
-        return self._rank(layout, stage, graded, min(number, pp - rank) * blocks, keeps=keeps)
+        alive = min(number, pp - rank) * stage.blocks
+        return self._rank(layout, stage, graded, alive, keeps=keeps)
 
-    def _fewest_blocks(self, layout: Layout, rank: int) -> int:
-        """Of `rank`, however many stages a rank has with a usual schedule."""
-        model, pp = self.asked.model, layout.pp
-        if (pp, rank) not in self.fewest:
-            stages = self.asked.pins.virtual_stages
-            counts = (stages,) if stages else range(1, ACTIVE_STAGES + 1)
-            self.fewest[pp, rank] = min(
-                sum(
-                    balanced_stage_blocks(
-                        layers=model.layers, stages=pp * number, head_blocks=head_blocks(model)
-                    )[rank::pp]
-                )
-                for number in counts
-                if pp * number <= model.layers
+    def _least_stage(self, pp: int, rank: int, *, is_usual: bool) -> Stage:
+        key = (pp, rank, is_usual)
+        if key not in self.stages:
+            model = self.asked.model
+            blocks = max(0, model.layers // pp - 1)
+            if is_usual:
+                blocks = self._fewest_blocks(pp, rank)
+            self.stages[key] = Stage(
+                blocks=blocks,
+                has_embedding=rank == 0,
+                has_head=False,
+                dense_blocks=dense_blocks_among(model=model, first_block=rank, blocks=blocks),
             )
-        return self.fewest[pp, rank]
+        return self.stages[key]
+
+    def _fewest_blocks(self, pp: int, rank: int) -> int:
+        """Of `rank`, however many stages a rank has with a usual schedule."""
+        model, stages = self.asked.model, self.asked.pins.virtual_stages
+        counts = (stages,) if stages else range(1, ACTIVE_STAGES + 1)
+        return min(
+            sum(
+                balanced_stage_blocks(
+                    layers=model.layers, stages=pp * number, head_blocks=head_blocks(model)
+                )[rank::pp]
+            )
+            for number in counts
+            if pp * number <= model.layers
+        )
 
     def _rank(
         self, layout: Layout, stage: Stage, graded: int, alive: int, *, keeps: bool = True

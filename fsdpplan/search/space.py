@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from fsdpplan.cost.step import estimate
@@ -74,11 +74,14 @@ class Space:
 
     def number(self, d: Degrees) -> int:
         """How many layouts there are with these degrees."""
+        return sum(self.number_with(d, size) for size in self.floors.sizes(d))
+
+    def number_with(self, d: Degrees, size: int) -> int:
+        """How many of them there are with this micro-batch."""
         reshards = d if d.sharding == "fsdp" and d.pp == 1 else None  # to which levels
-        key = (d.pp, d.data_parallel, d.dp_replicate > 1, d.sharding, reshards)
+        key = (d.pp, d.data_parallel, d.dp_replicate > 1, d.sharding, reshards, size)
         if key not in self.numbers:
-            sizes = self.floors.sizes(d)
-            self.numbers[key] = sum(number_of_layouts(self.asked, d, size) for size in sizes)
+            self.numbers[key] = number_of_layouts(self.asked, d, size)
         return self.numbers[key]
 
     def rule_out(self, layout: Layout, number: int) -> None:
@@ -93,6 +96,13 @@ class Space:
     def rule_out_spread(self, d: Degrees) -> None:
         """Nothing with these degrees fits."""
         self.rule_out(self.floors.leanest(d), self.number(d))
+
+    def rule_out_sizes(self, d: Degrees, sizes: Sequence[int]) -> None:
+        """Nothing with these degrees fits with one of these micro-batches."""
+        for some in (sizes[:-1], sizes[-1:]):  # with the largest nothing accumulates
+            if some:
+                number = sum(self.number_with(d, size) for size in some)
+                self.rule_out(self.floors.plain(d, some[0]), number)
 
     def fitting(self, d: Degrees) -> Fitting:
         """The layouts with these degrees."""

@@ -136,7 +136,7 @@ def test_a_sequence_takes_no_longer_in_a_larger_micro_batch(
     drawn: Case, times: int, mode: ActivationCheckpointing
 ) -> None:
     """So the largest that fits bounds all of them, whatever they recompute."""
-    works, layout = space(drawn).floors.works, drawn.layout
+    works, layout = space(drawn).floors.rows, drawn.layout
     larger = replace(layout, micro_batch=layout.micro_batch + times)
     for one, other in (
         (works.block(layout, mode), works.block(larger, mode)),
