@@ -54,6 +54,7 @@ __all__ = [
     "fsdp2_bytes_per_parameter",
     "rank_memory",
     "stage_memory",
+    "stage_peak_bytes",
     "state_bytes",
 ]
 
@@ -199,6 +200,27 @@ def stage_memory(
             lasting_fraction=fit.lasting_fragments_fraction * fit.fragmentation_fraction,
         ),
     )
+
+
+@lru_cache(maxsize=4096)
+def stage_peak_bytes(
+    *,
+    model: Model,
+    cluster: Cluster,
+    training: Training,
+    layout: Layout,
+    stage: Stage,
+    in_flight_blocks: int,
+) -> int:
+    """Its peak on the device: a search asks for that of one rank again and again."""
+    return stage_memory(
+        model=model,
+        cluster=cluster,
+        training=training,
+        layout=layout,
+        stage=stage,
+        in_flight_blocks=in_flight_blocks,
+    ).peak_device_bytes
 
 
 def rank_memory(
