@@ -74,14 +74,15 @@ def matmul_seconds(*, m: int, n: int, k: int, dtype: str, device: Device) -> flo
 
 
 def untiled(device: Device) -> Device:
-    """`device` as one multiprocessor, which has no tiles: it takes no longer for any shape, and for
-    more rows no longer a row; with tiles the last of them may be nearly empty."""
-    return replace(device, multiprocessors=1)
+    """`device` as one multiprocessor whose last wave is never empty: it has no tiles. It takes no
+    longer for any shape, and for more rows no longer a row; with tiles the last of them may be
+    nearly empty."""
+    return replace(device, multiprocessors=1, fit=replace(device.fit, matmul_wave_fraction=0.0))
 
 
 def has_tiles(device: Device) -> bool:
-    """Whether its products are computed in whole tiles; groups of rows are on a CPU, too."""
-    return device.multiprocessors > 1 or device.kind == "cpu"
+    """Whether groups of rows are computed in whole tiles: of a CPU's they are, too."""
+    return device.multiprocessors > 1 or device.fit.matmul_wave_fraction > 0
 
 
 def throttled_seconds(seconds: float, device: Device) -> float:

@@ -56,19 +56,6 @@ class Degrees:
         return self.dp_replicate * self.dp_shard
 
 
-def degrees_of(layout: Layout) -> Degrees:
-    """How `layout` spreads its ranks."""
-    return Degrees(
-        pp=layout.pp,
-        dp_replicate=layout.dp_replicate,
-        dp_shard=layout.dp_shard,
-        cp=layout.cp,
-        tp=layout.tp,
-        ep=layout.ep,
-        sharding=layout.sharding,
-    )
-
-
 @lru_cache(maxsize=1024)
 def divisors(number: int) -> tuple[int, ...]:
     """All divisors of `number`, ascending."""

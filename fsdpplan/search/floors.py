@@ -37,7 +37,6 @@ from fsdpplan.cost.timing import (
 from fsdpplan.search.enumerate import (
     USUAL_SCHEDULES,
     Degrees,
-    degrees_of,
     layout_of,
     micro_batches,
     reshard_policies,
@@ -85,8 +84,8 @@ class Floors:
     """Of what FSDP moves in a step without a pipeline."""
     families: dict[Degrees, float] = field(default_factory=dict)
     """Of all ways to spread the ranks that compute the same."""
-    largests: dict[Degrees, Layout | None] = field(default_factory=dict)
-    """Of each of these the layout with the largest micro-batch."""
+    sequences: dict[tuple[object, ...], Work] = field(default_factory=dict)
+    """Of one sequence among many."""
 
     def __post_init__(self) -> None:
         cluster = self.asked.cluster
@@ -100,32 +99,28 @@ class Floors:
 
     def at_first_sight(self, d: Degrees) -> float:
         """The least of all micro-batches, as if all shards were as small as they can be, and moved
-        in no time: the same for many. Infinite where nothing fits.
+        in no time: the same for many. Infinite where nothing fits."""
+        if d.sharding != "ddp":
+            d = replace(d, dp_replicate=1, dp_shard=d.data_parallel)
+        if d not in self.families:
+            self.families[d] = inf
+            if self._may_fit_at_all(d):
+                plain = self.plain(d, self.sizes(d)[0])
+                sequences = plain.num_microbatches * plain.micro_batch / d.pp
+                least = sequences * self._slowest(self._sequence(plain, "none"))
+                self.families[d] = self.asked.least_factor * least
+        return self.families[d]
 
-        A sequence takes no longer in a larger micro-batch, so it is that of the largest that fits.
-        """
-        family = self._family(d)
-        if family not in self.families:
-            largest = self._largest(family)
-            self.families[family] = inf
-            if largest is not None:
-                work = self.rows.stage(largest, "none", whole_model(self.asked.model))
-                least = largest.num_microbatches * self._slowest(work) / d.pp
-                self.families[family] = self.asked.least_factor * least
-        return self.families[family]
-
-    def _family(self, d: Degrees) -> Degrees:
-        """Of all that compute the same, the one with the smallest shards."""
-        if d.sharding == "ddp":
-            return d
-        return replace(d, dp_replicate=1, dp_shard=d.data_parallel)
-
-    def _largest(self, family: Degrees) -> Layout | None:
-        """A layout with the largest micro-batch that may fit; None where none may."""
-        if family not in self.largests:
-            size = self.largest_size(family)
-            self.largests[family] = self.plain(family, size) if size else None
-        return self.largests[family]
+    def _sequence(self, layout: Layout, mode: ActivationCheckpointing) -> Work:
+        """A sequence through the whole model, as one of the whole global batch on a rank: it takes
+        no longer in a larger micro-batch, so few of these bound those of any size."""
+        ways = (layout.tp, layout.cp, layout.ep, layout.sharding, layout.data_parallel > 1, mode)
+        if ways not in self.sequences:
+            batch = self.asked.training.global_batch
+            all_at_once = replace(layout, micro_batch=batch, num_microbatches=1)
+            work = self.rows.stage(all_at_once, mode, whole_model(self.asked.model))
+            self.sequences[ways] = Work(*(part / batch for part in work))
+        return self.sequences[ways]
 
     def _usual_modes(self, layout: Layout) -> list[ActivationCheckpointing]:
         """What all blocks alike may recompute in order to fit."""
@@ -143,6 +138,11 @@ class Floors:
             sizes, True, hi=len(sizes) - 1, key=lambda size: not self._may_fit(d, size)
         )
         return sizes[at - 1] if at else 0
+
+    def _may_fit_at_all(self, d: Degrees) -> bool:
+        """Whether any micro-batch may: then the smallest, or the largest does."""
+        sizes = self.sizes(d)
+        return self._may_fit(d, sizes[0]) or self._may_fit(d, sizes[-1])
 
     def _may_fit(self, d: Degrees, size: int) -> bool:
         known: Known = "schedule" if self._is_usual else "degrees"
@@ -215,15 +215,13 @@ class Floors:
 
     def _passing_alike(self, layout: Layout) -> float:
         """The same where all blocks recompute alike, and backward passes are whole: as if each
-        sequence took no longer than in the largest micro-batch."""
+        sequence took no longer than among many."""
         modes = self._usual_modes(layout)
-        largest = self._largest(self._family(degrees_of(layout)))
-        if not modes or largest is None:
+        if not modes:
             return inf
-        whole, share = whole_model(self.asked.model), layout.micro_batch / largest.micro_batch
-        work = least_work(self.rows.stage(largest, mode, whole) for mode in modes)
-        least = layout.num_microbatches * share * self._slowest(work) / layout.pp
-        return least + share * self._way(layout, work.total)
+        work, size = least_work(self._sequence(layout, mode) for mode in modes), layout.micro_batch
+        least = layout.num_microbatches * size * self._slowest(work) / layout.pp
+        return least + size * self._way(layout, work.total)
 
     def _slowest(self, work: Work) -> float:
         """Of the slowest device: it waits no longer for collectives than the others."""

@@ -182,6 +182,6 @@ class Frontier:
                 continue
             for promise in group.promises:
                 if promise.known == Known.SIZE:
-                    tally.prune(self.space.number_with(group.degrees, promise.layout.micro_batch))
+                    tally.prune(self.space.number_with(group.degrees, [promise.layout.micro_batch]))
                 elif promise.known < Known.FITS:
                     tally.prune(len(asked.modes))

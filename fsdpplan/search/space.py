@@ -74,15 +74,22 @@ class Space:
 
     def number(self, d: Degrees) -> int:
         """How many layouts there are with these degrees."""
-        return sum(self.number_with(d, size) for size in self.floors.sizes(d))
-
-    def number_with(self, d: Degrees, size: int) -> int:
-        """How many of them there are with this micro-batch."""
-        reshards = d if d.sharding == "fsdp" and d.pp == 1 else None  # to which levels
-        key = (d.pp, d.data_parallel, d.dp_replicate > 1, d.sharding, reshards, size)
+        key = self._decides_number(d)
         if key not in self.numbers:
-            self.numbers[key] = number_of_layouts(self.asked, d, size)
+            self.numbers[key] = self.number_with(d, self.floors.sizes(d))
         return self.numbers[key]
+
+    def number_with(self, d: Degrees, sizes: Sequence[int]) -> int:
+        """How many of them there are with these micro-batches."""
+        decides = self._decides_number(d)
+        for size in sizes:
+            if (*decides, size) not in self.numbers:
+                self.numbers[*decides, size] = number_of_layouts(self.asked, d, size)
+        return sum(self.numbers[*decides, size] for size in sizes)
+
+    def _decides_number(self, d: Degrees) -> tuple[object, ...]:
+        reshards = d if d.sharding == "fsdp" and d.pp == 1 else None  # to which levels
+        return (d.pp, d.data_parallel, d.dp_replicate > 1, d.sharding, reshards)
 
     def rule_out(self, layout: Layout, number: int) -> None:
         """None of `number` layouts fits; `layout` is one of those that need least."""
@@ -101,8 +108,7 @@ class Space:
         """Nothing with these degrees fits with one of these micro-batches."""
         for some in (sizes[:-1], sizes[-1:]):  # with the largest nothing accumulates
             if some:
-                number = sum(self.number_with(d, size) for size in some)
-                self.rule_out(self.floors.plain(d, some[0]), number)
+                self.rule_out(self.floors.plain(d, some[0]), self.number_with(d, some))
 
     def fitting(self, d: Degrees) -> Fitting:
         """The layouts with these degrees."""

@@ -65,7 +65,7 @@ class Works:
         """Of a block, its collectives as well hidden as can be, with buckets of FSDP as large as
         they can be: each costs some operators. `dense`: one without experts."""
         ep = 1 if dense else layout.ep
-        key = (*_ways(layout), ep, layout.async_tp, mode, dense, layout.wrap_blocks)
+        key = (*self._ways(layout), ep, layout.async_tp, mode, dense, layout.wrap_blocks)
         if key not in self.of_blocks:
             own = replace(
                 layout,
@@ -93,7 +93,7 @@ class Works:
         """Of embedding, or head and loss, whole or in pieces, or both."""
         if not (embedding or head):
             return Work()
-        key = (*_ways(layout), layout.loss_chunks, embedding, head)
+        key = (*self._ways(layout), layout.loss_chunks, embedding, head)
         if key not in self.of_ends:
             pieces: tuple[Layout, ...] = (layout,)
             is_open = not self.is_settled and self.asked.pins.loss_chunks is None
@@ -115,7 +115,13 @@ class Works:
 
     def stage(self, layout: Layout, mode: ActivationCheckpointing, stage: Stage) -> Work:
         """Of a stage whose blocks do as `mode` says, but for those that keep everything."""
-        ways = (*_ways(layout), layout.ep, layout.async_tp, layout.loss_chunks, layout.wrap_blocks)
+        ways = (
+            *self._ways(layout),
+            layout.ep,
+            layout.async_tp,
+            layout.loss_chunks,
+            layout.wrap_blocks,
+        )
         key = (*ways, mode, stage)
         if key not in self.of_stages:
             self.of_stages[key] = self._stage(layout, mode, stage)
@@ -175,8 +181,9 @@ class Works:
             )
         return self.of_end_calls[key]
 
-
-def _ways(layout: Layout) -> tuple[object, ...]:
-    """What of a layout decides the work of a micro-batch on blocks and ends alike."""
-    ways = (layout.tp, layout.cp, layout.sharding, layout.data_parallel > 1)
-    return (*ways, layout.micro_batch, layout.compile)
+    def _ways(self, layout: Layout) -> tuple[object, ...]:
+        """What of a layout decides the work of a micro-batch on blocks and ends alike."""
+        # one fp8 cast of a weight serves all micro-batches
+        casts = layout.num_microbatches if self.asked.training.fp8_recipe == "delayed" else 0
+        ways = (layout.tp, layout.cp, layout.sharding, layout.data_parallel > 1, casts)
+        return (*ways, layout.micro_batch, layout.compile)
