@@ -96,6 +96,8 @@ class Fitting:
     room: Room
     too_large: dict[Policies, int] = field(default_factory=dict)
     """The smallest micro-batch with which policies did not fit, however much is recomputed."""
+    hopeful: dict[Layout, list[ActivationCheckpointing]] = field(default_factory=dict)
+    """What its layouts may have to recompute."""
 
     def leaves(self, micro_batch: int) -> Iterator[Layout]:
         """Those with a micro-batch that are legal, with the least recomputation; what memory rules
@@ -114,8 +116,11 @@ class Fitting:
 
     def hopeful_modes(self, layout: Layout) -> list[ActivationCheckpointing]:
         """What it may have to recompute in order to fit, growing; empty: it cannot."""
-        possible = self.room.recomputed(layout, known="settled")
-        return [mode for mode in self.asked.modes if "none" in possible or mode in possible]
+        if layout not in self.hopeful:
+            possible = self.room.recomputed(layout, known="settled")
+            some = [mode for mode in self.asked.modes if "none" in possible or mode in possible]
+            self.hopeful[layout] = some
+        return self.hopeful[layout]
 
     def settled(self, layout: Layout) -> list[Layout]:
         """A leaf with the least recomputation that fits, and, where this is less still, with the
