@@ -105,8 +105,10 @@ class Space:
         self.rule_out(self.floors.leanest(d), self.number(d))
 
     def rule_out_sizes(self, d: Degrees, sizes: Sequence[int]) -> None:
-        """Nothing with these degrees fits with one of these micro-batches."""
-        for some in (sizes[:-1], sizes[-1:]):  # with the largest nothing accumulates
+        """Nothing with these degrees fits with one of these micro-batches: said of each as long as
+        nothing at all fits, else of all but the largest, with which nothing accumulates."""
+        each = [[size] for size in sizes]
+        for some in (sizes[:-1], sizes[-1:]) if self.tally.feasible else each:
             if some:
                 self.rule_out(self.floors.plain(d, some[0]), self.number_with(d, some))
 
