@@ -52,7 +52,8 @@ def block_calls(
 
     Attention over several ranks is a ring on CUDA, and all-to-all on CPU.
     """
-    return _block_calls(model, training, Ways(inner_ways(training, layout), layout), device_kind)
+    ways = Ways(inner_ways(model, training, layout), layout)
+    return _block_calls(model, training, ways, device_kind)
 
 
 @lru_cache(maxsize=16384)

@@ -47,7 +47,7 @@ def block_times(
     *, model: Model, cluster: Cluster, training: Training, layout: Layout
 ) -> BlockTimes:
     """Of one block as `layout` has it; with experts, of one that has them."""
-    ways = Ways(block_ways(training, layout), layout)
+    ways = Ways(block_ways(model, training, layout), layout)
     return _block_times(model, cluster, training, ways)
 
 
@@ -55,7 +55,7 @@ def block_times(
 def _block_times(model: Model, cluster: Cluster, training: Training, ways: Ways) -> BlockTimes:
     work = block_work(model=model, training=training, layout=ways.layout)
     seconds = block_seconds(work, cluster.device)
-    inner = Ways(inner_ways(training, ways.layout), ways.layout)
+    inner = Ways(inner_ways(model, training, ways.layout), ways.layout)
     calls, waiting = _inner_waiting(model, cluster, training, inner)
     return BlockTimes(
         seconds=seconds,

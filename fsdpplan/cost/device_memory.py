@@ -26,8 +26,7 @@ def communicators(layout: Layout, traits: Runtime = FSDP2) -> int:
     over the ranks of a model and tie embeddings over the ends of a pipeline; their messages have a
     communicator for each pair of ranks, and what splits a pipeline's outputs has one more.
     """
-    axes = (layout.pp, layout.dp_replicate, layout.shard_ranks, layout.tp)
-    used = sum(ranks > 1 for ranks in axes)
+    used = (layout.pp > 1) + (layout.dp_replicate > 1) + (layout.shard_ranks > 1) + (layout.tp > 1)
     groups = used + int(used > 1) + int(isinstance(layout.reshard_after_forward, int))
     if layout.expert_ranks > 1:
         groups += 1 + int(layout.shard_ranks > layout.ep)

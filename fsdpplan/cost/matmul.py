@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from math import expm1, inf
 
@@ -70,6 +71,18 @@ def matmul_seconds(*, m: int, n: int, k: int, dtype: str, device: Device) -> flo
     memory = device.memory_bandwidth_bytes_per_second * fit.memory_fraction
     traffic_seconds = matmul_bytes(m=m, n=n, k=k, dtype=dtype) / memory
     return max(flops_seconds, traffic_seconds) + fit.matmul_start_seconds
+
+
+def untiled(device: Device) -> Device:
+    """`device` as one multiprocessor whose last wave is never empty: it has no tiles. It takes no
+    longer for any shape, and for more rows no longer a row; with tiles the last of them may be
+    nearly empty."""
+    return replace(device, multiprocessors=1, fit=replace(device.fit, matmul_wave_fraction=0.0))
+
+
+def has_tiles(device: Device) -> bool:
+    """Whether groups of rows are computed in whole tiles: of a CPU's they are, too."""
+    return device.multiprocessors > 1 or device.fit.matmul_wave_fraction > 0
 
 
 def throttled_seconds(seconds: float, device: Device) -> float:

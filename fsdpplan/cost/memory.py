@@ -13,6 +13,7 @@ FSDP2 under fake tensors in `tests/ground_truth`.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from fsdpplan.cost.block_sizes import FP32_BYTES
 from fsdpplan.cost.ddp_phases import ddp_phases
@@ -53,10 +54,12 @@ __all__ = [
     "fsdp2_bytes_per_parameter",
     "rank_memory",
     "stage_memory",
+    "stage_peak_bytes",
     "state_bytes",
 ]
 
 
+@lru_cache(maxsize=64)
 def available_bytes(*, cluster: Cluster, training: Training) -> int:
     """The highest expected peak that a plan may have: device memory less the head-room, and no more
     than has the chance to fit that is asked for."""
@@ -197,6 +200,27 @@ def stage_memory(
             lasting_fraction=fit.lasting_fragments_fraction * fit.fragmentation_fraction,
         ),
     )
+
+
+@lru_cache(maxsize=4096)
+def stage_peak_bytes(
+    *,
+    model: Model,
+    cluster: Cluster,
+    training: Training,
+    layout: Layout,
+    stage: Stage,
+    in_flight_blocks: int,
+) -> int:
+    """Its peak on the device: a search asks for that of one rank again and again."""
+    return stage_memory(
+        model=model,
+        cluster=cluster,
+        training=training,
+        layout=layout,
+        stage=stage,
+        in_flight_blocks=in_flight_blocks,
+    ).peak_device_bytes
 
 
 def rank_memory(

@@ -304,8 +304,18 @@ def _fresh(fresh: dict[int, int], graded: set[int], last: int) -> tuple[int, int
 
 def _highest(moments: Iterable[tuple[int, ...]]) -> tuple[Moment, ...]:
     """Those that no other one reaches in all."""
+    distinct = sorted(set(moments), reverse=True)
+    if len(distinct) < 2:
+        return tuple(map(Moment._make, distinct))
+    varying = [n for n, column in enumerate(zip(*distinct, strict=True)) if len(set(column)) > 1]
     kept: list[tuple[int, ...]] = []
-    for moment in sorted(set(moments), reverse=True):
-        if not any(all(map(ge, other, moment)) for other in kept):
+    seen: list[list[int]] = []
+    for moment in distinct:
+        own = [moment[n] for n in varying]
+        for other in seen:
+            if all(map(ge, other, own)):
+                break
+        else:
             kept.append(moment)
+            seen.append(own)
     return tuple(map(Moment._make, kept))

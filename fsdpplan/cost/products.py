@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from fsdpplan.cost.matmul import matmul_seconds
+from fsdpplan.cost.matmul import has_tiles, matmul_seconds
 from fsdpplan.cost.params import ParameterTensor, block_tensors
 from fsdpplan.cost.work import BlockWork, memory_bytes_per_second
 from fsdpplan.spec.cluster import Device
@@ -166,7 +166,9 @@ def product_seconds(product: Product, *, dtype: str, device: Device) -> float:
             m=max(1, round(product.rows)), n=product.n, k=product.k, dtype=dtype, device=device
         )
     tiles = -(-product.rows / product.groups // GROUP_ROWS)
-    rows = round(max(tiles, 1.0) * GROUP_ROWS * product.groups)
+    rows = round(
+        max(tiles, 1.0) * GROUP_ROWS * product.groups if has_tiles(device) else product.rows
+    )
     tiled = matmul_seconds(m=rows, n=product.n, k=product.k, dtype=dtype, device=device)
     operand = DTYPE_BYTES[dtype]
     traffic = product.weight_elements * operand + product.rows * (

@@ -87,6 +87,7 @@ class Stage(RemembersHash):
         )
 
 
+@lru_cache(maxsize=64)
 def whole_model(model: Model) -> Stage:
     """The only stage of a model without pipelining."""
     return Stage(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
 
 
@@ -23,12 +24,12 @@ class Ways:
     """One of them."""
 
 
-def inner_ways(training: Training, layout: Layout) -> tuple[object, ...]:
+def inner_ways(model: Model, training: Training, layout: Layout) -> tuple[object, ...]:
     """What decides the collectives inside a block, and what they run beside."""
     return (
         layout.tp,
         layout.cp,
-        *layout.expert_ways,
+        layout.expert_ways if model.experts else None,
         layout.micro_batch,
         layout.activation_checkpointing,
         layout.sequence_parallel,
@@ -39,11 +40,11 @@ def inner_ways(training: Training, layout: Layout) -> tuple[object, ...]:
     )
 
 
-def block_ways(training: Training, layout: Layout) -> tuple[object, ...]:
+def block_ways(model: Model, training: Training, layout: Layout) -> tuple[object, ...]:
     """What decides all that a block does: with what data parallelism puts around it."""
     is_fsdp = layout.sharding == "fsdp"
     around = layout.wrap_blocks if is_fsdp else layout.data_parallel > 1
-    return (is_fsdp, around, *inner_ways(training, layout))
+    return (is_fsdp, around, *inner_ways(model, training, layout))
 
 
 def shard_ways(layout: Layout) -> tuple[object, ...]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
-from fsdpplan.cost.memory import stage_memory
+from fsdpplan.cost.memory import stage_peak_bytes
 from fsdpplan.cost.pipeline_stages import fullest_ranks, layout_stage_blocks
 from fsdpplan.search.enumerate import (
     Degrees,
@@ -96,6 +96,8 @@ class Fitting:
     room: Room
     too_large: dict[Policies, int] = field(default_factory=dict)
     """The smallest micro-batch with which policies did not fit, however much is recomputed."""
+    hopeful: dict[Layout, list[ActivationCheckpointing]] = field(default_factory=dict)
+    """What its layouts may have to recompute."""
 
     def leaves(self, micro_batch: int) -> Iterator[Layout]:
         """Those with a micro-batch that are legal, with the least recomputation; what memory rules
@@ -114,8 +116,11 @@ class Fitting:
 
     def hopeful_modes(self, layout: Layout) -> list[ActivationCheckpointing]:
         """What it may have to recompute in order to fit, growing; empty: it cannot."""
-        possible = self.room.recomputed(layout, known="settled")
-        return [mode for mode in self.asked.modes if "none" in possible or mode in possible]
+        if layout not in self.hopeful:
+            possible = self.room.recomputed(layout, known="settled")
+            some = [mode for mode in self.asked.modes if "none" in possible or mode in possible]
+            self.hopeful[layout] = some
+        return self.hopeful[layout]
 
     def settled(self, layout: Layout) -> list[Layout]:
         """A leaf with the least recomputation that fits, and, where this is less still, with the
@@ -199,14 +204,19 @@ def fewest_blocks(asked: Question, layout: Layout, *, at_least: int = 1) -> int:
     available = asked.available_bytes
     if high <= at_least:
         return high
-    low, low_bytes = at_least, needed_bytes(asked, replace(layout, checkpoint_blocks=at_least))
+
+    def needed_with(number: int) -> int:
+        fewer = replace(layout, checkpoint_blocks=number)
+        return needed_bytes(asked, fewer, enough_bytes=available)
+
+    low, low_bytes = at_least, needed_with(at_least)
     if low_bytes <= available:
         return low
     high_bytes = needed_bytes(asked, layout)
     while high - low > 1:
         share = (low_bytes - available) / max(1, low_bytes - high_bytes)
         middle = min(high - 1, max(low + 1, round(low + share * (high - low) + 0.5)))
-        needed = needed_bytes(asked, replace(layout, checkpoint_blocks=middle))
+        needed = needed_with(middle)
         if needed <= available:
             high, high_bytes = middle, needed
         else:
@@ -221,7 +231,7 @@ def needed_bytes(asked: Question, layout: Layout, *, enough_bytes: int | None = 
     """
     needed = 0
     for stage, blocks in fullest_ranks(model=asked.model, layout=layout):
-        memory = stage_memory(
+        peak = stage_peak_bytes(
             model=asked.model,
             cluster=asked.cluster,
             training=asked.training,
@@ -229,7 +239,7 @@ def needed_bytes(asked: Question, layout: Layout, *, enough_bytes: int | None = 
             stage=stage,
             in_flight_blocks=blocks,
         )
-        needed = max(needed, memory.peak_device_bytes)
+        needed = max(needed, peak)
         if enough_bytes is not None and needed > enough_bytes:
             break
     return needed

@@ -24,6 +24,7 @@ from fsdpplan.cost.least import (
     played_seconds,
 )
 from fsdpplan.cost.least_fsdp import least_fsdp_seconds
+from fsdpplan.cost.matmul import untiled
 from fsdpplan.cost.pipeline_actions import ACTIVE_STAGES
 from fsdpplan.cost.pipeline_stages import pipeline_stages, stage_kinds
 from fsdpplan.cost.shards import whole_model
@@ -71,6 +72,8 @@ class Floors:
     room: Room
     works: Works = field(init=False)
     """Of layouts whose overlap, buckets and loss are not known yet."""
+    rows: Works = field(init=False)
+    """The same of devices without tiles, where a sequence takes no longer among more of them."""
     settled: Works = field(init=False)
     """Of layouts as they are."""
     late: float = field(init=False)
@@ -81,43 +84,66 @@ class Floors:
     """Of what FSDP moves in a step without a pipeline."""
     families: dict[Degrees, float] = field(default_factory=dict)
     """Of all ways to spread the ranks that compute the same."""
+    sequences: dict[tuple[object, ...], Work] = field(default_factory=dict)
+    """Of one sequence among many."""
 
     def __post_init__(self) -> None:
-        self.works = Works(self.asked)
-        self.settled = Works(self.asked, is_settled=True)
         cluster = self.asked.cluster
+        even = replace(cluster, device=untiled(cluster.device))
+        self.works = Works(self.asked)
+        self.rows = Works(replace(self.asked, cluster=even))
+        self.settled = Works(self.asked, is_settled=True)
         self.late = slowest_factor(
             gpus=cluster.gpus, straggler_fraction=cluster.device.fit.straggler_fraction
         )
 
     def at_first_sight(self, d: Degrees) -> float:
         """The least of all micro-batches, as if all shards were as small as they can be, and moved
-        in no time: the same for many. Infinite where nothing fits.
-
-        A sequence takes no longer in a larger micro-batch, so it is that of the largest that fits.
-        """
+        in no time: the same for many. Infinite where nothing fits."""
         if d.sharding != "ddp":
             d = replace(d, dp_replicate=1, dp_shard=d.data_parallel)
         if d not in self.families:
-            size = self._largest_size(d)
             self.families[d] = inf
-            if size is not None:
-                largest = self.plain(d, size)
-                work = self._slowest(self._work(largest))
-                least = largest.num_microbatches * work / d.pp
+            if self._may_fit_at_all(d):
+                plain = self.plain(d, self.sizes(d)[0])
+                sequences = plain.num_microbatches * plain.micro_batch / d.pp
+                least = sequences * self._slowest(self._sequence(plain, "none"))
                 self.families[d] = self.asked.least_factor * least
         return self.families[d]
 
-    def _largest_size(self, d: Degrees) -> int | None:
-        """The largest micro-batch that may fit: as long as there are several of them, a larger one
-        needs no less."""
+    def _sequence(self, layout: Layout, mode: ActivationCheckpointing) -> Work:
+        """A sequence through the whole model, as one of the whole global batch on a rank: it takes
+        no longer in a larger micro-batch, so few of these bound those of any size."""
+        spread = (layout.tp, layout.cp, *layout.expert_ways, layout.sharding)
+        ways = (*spread, layout.data_parallel > 1, mode)
+        if ways not in self.sequences:
+            batch = self.asked.training.global_batch
+            all_at_once = replace(layout, micro_batch=batch, num_microbatches=1)
+            work = self.rows.stage(all_at_once, mode, whole_model(self.asked.model))
+            self.sequences[ways] = Work(*(part / batch for part in work))
+        return self.sequences[ways]
+
+    def _usual_modes(self, layout: Layout) -> list[ActivationCheckpointing]:
+        """What all blocks alike may recompute in order to fit."""
+        possible = self.room.recomputed(self._leanest_policies(layout), known="usual")
+        return [mode for mode in self.asked.modes if "none" in possible or mode in possible]
+
+    def largest_size(self, d: Degrees) -> int:
+        """The largest micro-batch that may fit, 0 where none may: as long as there are several of
+        them, a larger one needs no less, and none less than the largest where a rank of a pipeline
+        has all of them in flight."""
         sizes = self.sizes(d)
         if self._may_fit(d, sizes[-1]):
             return sizes[-1]
         at = bisect_left(
             sizes, True, hi=len(sizes) - 1, key=lambda size: not self._may_fit(d, size)
         )
-        return sizes[at - 1] if at else None
+        return sizes[at - 1] if at else 0
+
+    def _may_fit_at_all(self, d: Degrees) -> bool:
+        """Whether any micro-batch may: then the smallest, or the largest does."""
+        sizes = self.sizes(d)
+        return self._may_fit(d, sizes[0]) or self._may_fit(d, sizes[-1])
 
     def _may_fit(self, d: Degrees, size: int) -> bool:
         known: Known = "schedule" if self._is_usual else "degrees"
@@ -189,14 +215,14 @@ class Floors:
         return least + self._way(layout, work.total) / 2
 
     def _passing_alike(self, layout: Layout) -> float:
-        """The same where all blocks recompute alike, and backward passes are whole."""
-        modes = self.room.recomputed(self._leanest_policies(layout), known="usual")
+        """The same where all blocks recompute alike, and backward passes are whole: as if each
+        sequence took no longer than among many."""
+        modes = self._usual_modes(layout)
         if not modes:
             return inf
-        whole = whole_model(self.asked.model)
-        work = least_work(self.works.stage(layout, mode, whole) for mode in modes)
-        least = layout.num_microbatches * self._slowest(work) / layout.pp
-        return least + self._way(layout, work.total)
+        work, size = least_work(self._sequence(layout, mode) for mode in modes), layout.micro_batch
+        least = layout.num_microbatches * size * self._slowest(work) / layout.pp
+        return least + size * self._way(layout, work.total)
 
     def _slowest(self, work: Work) -> float:
         """Of the slowest device: it waits no longer for collectives than the others."""

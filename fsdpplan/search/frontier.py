@@ -11,6 +11,7 @@ lost: what is left out has a bound above what was asked for.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -19,7 +20,7 @@ from math import inf
 
 from fsdpplan.cost.band import MOST_INDISTINGUISHABLE_FRACTION
 from fsdpplan.search.enumerate import Degrees
-from fsdpplan.search.fitting import Fitting, number_of_layouts
+from fsdpplan.search.fitting import Fitting
 from fsdpplan.search.order import Entry, seconds
 from fsdpplan.search.space import Space, entry_of
 from fsdpplan.spec.layout import Layout
@@ -137,18 +138,18 @@ class Frontier:
                 heappush(group.promises, closer)
 
     def _look_at(self, group: Group) -> None:
-        floors = self.space.floors
-        group.found = self.space.fitting(group.degrees)
-        for size in floors.sizes(group.degrees):
-            layout = floors.plain(group.degrees, size)
+        floors, d = self.space.floors, group.degrees
+        group.found = self.space.fitting(d)
+        sizes, most = floors.sizes(d), floors.largest_size(d)
+        possible = bisect_right(sizes, most)
+        for size in sizes[:possible]:
+            layout = floors.plain(d, size)
             floor = floors.at_usual(layout)
             if floor < inf:
                 heappush(group.promises, Promise(max(group.least, floor), Known.SIZE, layout))
             else:
-                self.space.rule_out(layout, self._number(group, layout))
-
-    def _number(self, group: Group, layout: Layout) -> int:
-        return number_of_layouts(self.space.asked, group.degrees, layout.micro_batch)
+                self.space.rule_out_sizes(d, [size])
+        self.space.rule_out_sizes(d, sizes[possible:])
 
     def closer(self, group: Group, promise: Promise) -> Iterator[Promise]:
         """What one look more says of a promise that is not sharp."""
@@ -181,6 +182,6 @@ class Frontier:
                 continue
             for promise in group.promises:
                 if promise.known == Known.SIZE:
-                    tally.prune(self._number(group, promise.layout))
+                    tally.prune(self.space.number_with(group.degrees, [promise.layout.micro_batch]))
                 elif promise.known < Known.FITS:
                     tally.prune(len(asked.modes))

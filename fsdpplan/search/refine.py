@@ -60,6 +60,8 @@ class Refining:
     """Seconds below which a change is worth a look: of a pipeline's stages one change may be needed
     for another to gain."""
     seen: set[Layout] = field(default_factory=set)
+    refused: set[Layout] = field(default_factory=set)
+    """Too slow even with the least that its changes may recompute."""
     found: list[Entry] = field(default_factory=list)
     """What was estimated."""
     begun: set[tuple[object, ...]] = field(default_factory=set)
@@ -134,7 +136,7 @@ class Refining:
                 yield layout
             return
         whole = replace(layout, activation_checkpointing="none", checkpoint_blocks="all")
-        possible = self.space.room.recomputed(replace(layout, stage_blocks=()))
+        possible = self.space.room.recomputed(layout, known="settled")
         if "none" in possible:
             if whole in self.seen or not self.space.is_below(whole, self.limit):
                 return
@@ -173,8 +175,9 @@ class Refining:
         numbers = range(max(1, -(-least // layout.virtual_stages)), most + 1)
         if not numbers or not space.is_legal(recomputing(numbers[0])):
             return None
-        # of a pipeline that bound costs as much as the memory that it would spare
-        if layout.pp == 1 and not space.is_below(recomputing(numbers[0]), best):
+        fewest = recomputing(numbers[0])
+        if fewest in self.refused or not space.is_below(fewest, best):
+            self.refused.add(fewest)
             return None
         fast = bisect_left(numbers, 1, key=lambda n: not space.is_hopeful(recomputing(n), best))
         if not fast or not space.fits(recomputing(numbers[fast - 1])):
@@ -184,7 +187,7 @@ class Refining:
         if some in self.seen:
             return None
         self.seen.add(some)
-        return some if space.is_below(some, best) else None
+        return some if number == numbers[0] or space.is_below(some, best) else None
 
     def _is_promising(self, layout: Layout) -> bool:
         """Not tried yet, fits, and may be faster than all before."""

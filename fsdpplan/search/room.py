@@ -38,16 +38,27 @@ Saved = dict[ActivationCheckpointing, int]
 """Bytes that a block keeps, by what is recomputed."""
 
 
+class _Flight(NamedTuple):
+    """What is in flight on a rank, at the least."""
+
+    graded: int
+    """When gradients of earlier micro-batches are there: 2 when most are in flight, 1 in the last
+    backward pass, 0 never for sure."""
+    alive: int
+    """(micro-batch, block) pairs."""
+    rows: int
+    """Those of the first block of each of its `stages`."""
+    stages: int
+
+
 class _Rank(NamedTuple):
     """A rank, and bytes that are there whatever is recomputed."""
 
-    stage: Stage
-    alive: int
-    """(micro-batch, block) pairs in flight, at the least."""
+    flight: _Flight
     kept: int
-    """When so many are."""
+    """When most is in flight."""
     at_the_end: int
-    """When none may be, and gradients are there."""
+    """When nothing may be, and gradients are there."""
 
 
 @dataclass(slots=True)
@@ -57,8 +68,8 @@ class Room:
     asked: Question
     saved: dict[tuple[object, ...], Saved] = field(default_factory=dict)
     held: dict[tuple[object, ...], tuple[int, int]] = field(default_factory=dict)
-    fewest: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Blocks of a rank in a pipeline of so many, with the usual schedules."""
+    stages: dict[tuple[int, int, bool], Stage] = field(default_factory=dict)
+    """What a rank of so many holds at the least, with any schedule or with a usual one."""
 
     def recomputed(self, layout: Layout, *, known: Known = "degrees") -> Recomputed:
         """`none`: 0 where it may be that nothing has to be; empty where nothing helps.
@@ -74,14 +85,15 @@ class Room:
         for rank in self._ranks(layout, known):
             if rank.kept > available or rank.at_the_end > available:
                 return {}
-            over = rank.kept + rank.alive * saved["none"] - available
+            flight = rank.flight
+            over = rank.kept + flight.alive * saved["none"] - available
             if over <= 0:
                 continue
-            spared = {mode: rank.alive * (saved["none"] - saved[mode]) for mode in MODES[1:]}
+            spared = {mode: saved["none"] - saved[mode] for mode in MODES[1:]}
             here = {
-                mode: -(-over * rank.stage.blocks // bytes_spared)
+                mode: -(-over * flight.stages // (flight.rows * bytes_spared))
                 for mode, bytes_spared in spared.items()
-                if bytes_spared >= over
+                if flight.alive * bytes_spared >= over
             }
             if "none" in needed:
                 needed = here
@@ -93,7 +105,7 @@ class Room:
         """With whatever recomputation."""
         saved = min(self._saved(layout).values())
         ranks = self._ranks(layout, "degrees")
-        least = max(rank.kept + rank.alive * saved for rank in ranks)
+        least = max(rank.kept + rank.flight.alive * saved for rank in ranks)
         return self._outside(layout) + int(least * (1 + self._fragmentation))
 
     @property
@@ -114,7 +126,7 @@ class Room:
         """The ranks that are looked at: the first, and one without dense blocks of a mixture."""
         model, pp = self.asked.model, layout.pp
         if pp == 1:
-            return [self._rank(layout, whole_model(model), 0, model.layers)]
+            return [self._rank(layout, whole_model(model), _Flight(0, model.layers, 1, 1))]
         if known == "settled" and layout.schedule in ("gpipe", "1f1b", "interleaved_1f1b"):
             stages = pipeline_ranks(model=model, layout=layout)
             full = max(range(pp), key=lambda rank: stages[rank].blocks - stages[rank].dense_blocks)
@@ -122,7 +134,7 @@ class Room:
                 self._rank(
                     layout,
                     stages[rank],
-                    *_in_flight(layout, stages[rank], rank),
+                    _in_flight(layout, stages[rank], rank),
                     keeps=layout.virtual_stages <= ACTIVE_STAGES,
                 )
                 for rank in dict.fromkeys((0, full))
@@ -133,52 +145,56 @@ class Room:
 
     def _least_rank(self, layout: Layout, rank: int, known: Known) -> _Rank:
         """A rank with the fewest blocks that it may have."""
-        model, number, pp = self.asked.model, layout.num_microbatches, layout.pp
-        graded, blocks = 0, max(0, model.layers // pp - 1)
+        number, pp = layout.num_microbatches, layout.pp
         is_usual = known in ("schedule", "usual")
-        if is_usual:
-            blocks = self._fewest_blocks(layout, rank)
+        stage = self._least_stage(pp, rank, is_usual=is_usual)
+        graded = 0
         if known == "usual":
             a_round = round_microbatches(
                 schedule="interleaved_1f1b", pp=pp, num_microbatches=number
             )
             graded = _graded(number, a_round)
-        stage = Stage(
-            blocks=blocks,
-            has_embedding=rank == 0,
-            has_head=False,
-            dense_blocks=dense_blocks_among(model=model, first_block=rank, blocks=blocks),
-        )
-        most = self.asked.pins.virtual_stages or (1 if is_usual else model.layers)
+        most = self.asked.pins.virtual_stages or (1 if is_usual else self.asked.model.layers)
         keeps = (layout.virtual_stages if known == "settled" else most) <= ACTIVE_STAGES
-        return self._rank(layout, stage, graded, min(number, pp - rank) * blocks, keeps=keeps)
+        rows = min(number, pp - rank)
+        flight = _Flight(graded, rows * stage.blocks, rows, 1)
+        return self._rank(layout, stage, flight, keeps=keeps)
 
-    def _fewest_blocks(self, layout: Layout, rank: int) -> int:
-        """Of `rank`, however many stages a rank has with a usual schedule."""
-        model, pp = self.asked.model, layout.pp
-        if (pp, rank) not in self.fewest:
-            stages = self.asked.pins.virtual_stages
-            counts = (stages,) if stages else range(1, ACTIVE_STAGES + 1)
-            self.fewest[pp, rank] = min(
-                sum(
-                    balanced_stage_blocks(
-                        layers=model.layers, stages=pp * number, head_blocks=head_blocks(model)
-                    )[rank::pp]
-                )
-                for number in counts
-                if pp * number <= model.layers
+    def _least_stage(self, pp: int, rank: int, *, is_usual: bool) -> Stage:
+        key = (pp, rank, is_usual)
+        if key not in self.stages:
+            model = self.asked.model
+            blocks = max(0, model.layers // pp - 1)
+            if is_usual:
+                blocks = self._fewest_blocks(pp, rank)
+            self.stages[key] = Stage(
+                blocks=blocks,
+                has_embedding=rank == 0,
+                has_head=False,
+                dense_blocks=dense_blocks_among(model=model, first_block=rank, blocks=blocks),
             )
-        return self.fewest[pp, rank]
+        return self.stages[key]
 
-    def _rank(
-        self, layout: Layout, stage: Stage, graded: int, alive: int, *, keeps: bool = True
-    ) -> _Rank:
+    def _fewest_blocks(self, pp: int, rank: int) -> int:
+        """Of `rank`, however many stages a rank has with a usual schedule."""
+        model, stages = self.asked.model, self.asked.pins.virtual_stages
+        counts = (stages,) if stages else range(1, ACTIVE_STAGES + 1)
+        return min(
+            sum(
+                balanced_stage_blocks(
+                    layers=model.layers, stages=pp * number, head_blocks=head_blocks(model)
+                )[rank::pp]
+            )
+            for number in counts
+            if pp * number <= model.layers
+        )
+
+    def _rank(self, layout: Layout, stage: Stage, flight: _Flight, *, keeps: bool = True) -> _Rank:
         held, gradients = self._held(layout, stage, keeps=keeps)
         return _Rank(
-            stage=stage,
-            alive=alive,
-            kept=held + (gradients if graded == 2 else 0),
-            at_the_end=held + (gradients if graded else 0),
+            flight=flight,
+            kept=held + (gradients if flight.graded == 2 else 0),
+            at_the_end=held + (gradients if flight.graded else 0),
         )
 
     def _held(self, layout: Layout, stage: Stage, *, keeps: bool) -> tuple[int, int]:
@@ -219,23 +235,27 @@ class Room:
         return self.saved[key]
 
 
-def _in_flight(layout: Layout, stage: Stage, rank: int) -> tuple[int, int]:
-    """(when gradients of earlier micro-batches are there, (micro-batch, block) pairs in flight):
-    2 when most are in flight, 1 in the last backward pass, 0 never for sure.
+def _in_flight(layout: Layout, stage: Stage, rank: int) -> _Flight:
+    """Of a rank that holds `stage`, under a schedule that does not split the backward pass.
 
     The first pairs are those before a rank's first backward pass; with enough micro-batches as many
     are there again behind it.
     """
     number, pp = layout.num_microbatches, layout.pp
     if layout.schedule == "gpipe":
-        return int(number > 1), number * stage.blocks
+        return _Flight(int(number > 1), number * stage.blocks, number, 1)
     if layout.schedule == "1f1b":
-        graded = 2 if number > pp else int(number > 1)
-        return graded, min(number, pp - rank) * stage.blocks
+        graded, rows = 2 if number > pp else int(number > 1), min(number, pp - rank)
+        return _Flight(graded, rows * stage.blocks, rows, 1)
     a_round = round_microbatches(schedule=layout.schedule, pp=pp, num_microbatches=number)
     *earlier, last = (piece.blocks for piece in stage.pieces)
-    ahead = a_round * sum(earlier) + min(a_round, 2 * (pp - 1 - rank) + 1) * last
-    return _graded(number, a_round), ahead
+    of_the_last = min(a_round, 2 * (pp - 1 - rank) + 1)
+    return _Flight(
+        _graded(number, a_round),
+        a_round * sum(earlier) + of_the_last * last,
+        a_round * len(earlier) + of_the_last,
+        1 + len(earlier),
+    )
 
 
 def _graded(num_microbatches: int, a_round: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from fsdpplan.cost.step import estimate
@@ -74,12 +74,22 @@ class Space:
 
     def number(self, d: Degrees) -> int:
         """How many layouts there are with these degrees."""
-        reshards = d if d.sharding == "fsdp" and d.pp == 1 else None  # to which levels
-        key = (d.pp, d.data_parallel, d.dp_replicate > 1, d.sharding, reshards)
+        key = self._decides_number(d)
         if key not in self.numbers:
-            sizes = self.floors.sizes(d)
-            self.numbers[key] = sum(number_of_layouts(self.asked, d, size) for size in sizes)
+            self.numbers[key] = self.number_with(d, self.floors.sizes(d))
         return self.numbers[key]
+
+    def number_with(self, d: Degrees, sizes: Sequence[int]) -> int:
+        """How many of them there are with these micro-batches."""
+        decides = self._decides_number(d)
+        for size in sizes:
+            if (*decides, size) not in self.numbers:
+                self.numbers[*decides, size] = number_of_layouts(self.asked, d, size)
+        return sum(self.numbers[*decides, size] for size in sizes)
+
+    def _decides_number(self, d: Degrees) -> tuple[object, ...]:
+        reshards = d if d.sharding == "fsdp" and d.pp == 1 else None  # to which levels
+        return (d.pp, d.data_parallel, d.dp_replicate > 1, d.sharding, reshards)
 
     def rule_out(self, layout: Layout, number: int) -> None:
         """None of `number` layouts fits; `layout` is one of those that need least."""
@@ -93,6 +103,14 @@ class Space:
     def rule_out_spread(self, d: Degrees) -> None:
         """Nothing with these degrees fits."""
         self.rule_out(self.floors.leanest(d), self.number(d))
+
+    def rule_out_sizes(self, d: Degrees, sizes: Sequence[int]) -> None:
+        """Nothing with these degrees fits with one of these micro-batches: said of each as long as
+        nothing at all fits, else of all but the largest, with which nothing accumulates."""
+        each = [[size] for size in sizes]
+        for some in (sizes[:-1], sizes[-1:]) if self.tally.feasible else each:
+            if some:
+                self.rule_out(self.floors.plain(d, some[0]), self.number_with(d, some))
 
     def fitting(self, d: Degrees) -> Fitting:
         """The layouts with these degrees."""

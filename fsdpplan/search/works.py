@@ -64,7 +64,8 @@ class Works:
     def block(self, layout: Layout, mode: ActivationCheckpointing, *, dense: bool = False) -> Work:
         """Of a block, its collectives as well hidden as can be, with buckets of FSDP as large as
         they can be: each costs some operators. `dense`: one without experts."""
-        key = (*_ways(layout), layout.async_tp, mode, dense, layout.wrap_blocks)
+        experts = None if dense else layout.expert_ways
+        key = (*self._ways(layout), experts, layout.async_tp, mode, dense, layout.wrap_blocks)
         if key not in self.of_blocks:
             own = replace(
                 layout,
@@ -92,7 +93,7 @@ class Works:
         """Of embedding, or head and loss, whole or in pieces, or both."""
         if not (embedding or head):
             return Work()
-        key = (*_ways(layout), layout.loss_chunks, embedding, head)
+        key = (*self._ways(layout), layout.loss_chunks, embedding, head)
         if key not in self.of_ends:
             pieces: tuple[Layout, ...] = (layout,)
             is_open = not self.is_settled and self.asked.pins.loss_chunks is None
@@ -114,7 +115,14 @@ class Works:
 
     def stage(self, layout: Layout, mode: ActivationCheckpointing, stage: Stage) -> Work:
         """Of a stage whose blocks do as `mode` says, but for those that keep everything."""
-        key = (*_ways(layout), layout.async_tp, layout.loss_chunks, layout.wrap_blocks, mode, stage)
+        ways = (
+            *self._ways(layout),
+            layout.expert_ways,
+            layout.async_tp,
+            layout.loss_chunks,
+            layout.wrap_blocks,
+        )
+        key = (*ways, mode, stage)
         if key not in self.of_stages:
             self.of_stages[key] = self._stage(layout, mode, stage)
         return self.of_stages[key]
@@ -173,8 +181,9 @@ class Works:
             )
         return self.of_end_calls[key]
 
-
-def _ways(layout: Layout) -> tuple[object, ...]:
-    """What of a layout decides the work of a micro-batch on blocks and ends alike."""
-    ways = (layout.tp, layout.cp, *layout.expert_ways, layout.sharding, layout.data_parallel > 1)
-    return (*ways, layout.micro_batch, layout.compile)
+    def _ways(self, layout: Layout) -> tuple[object, ...]:
+        """What of a layout decides the work of a micro-batch on blocks and ends alike."""
+        # one fp8 cast of a weight serves all micro-batches
+        casts = layout.num_microbatches if self.asked.training.fp8_recipe == "delayed" else 0
+        ways = (layout.tp, layout.cp, layout.sharding, layout.data_parallel > 1, casts)
+        return (*ways, layout.micro_batch, layout.compile)

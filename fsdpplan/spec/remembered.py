@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+from operator import attrgetter
 from typing import ClassVar
 
 
@@ -18,6 +21,13 @@ def remembered_hash(self: RemembersHash) -> int:
     try:
         return self._hash
     except AttributeError:
-        value = hash(tuple([getattr(self, name) for name in self.__dataclass_fields__]))
+        # a class is hashable, however its values are hashed
+        value = hash(_all_fields(type(self))(self))  # type: ignore[arg-type]
         object.__setattr__(self, "_hash", value)
         return value
+
+
+@cache
+def _all_fields(kind: type[RemembersHash]) -> Callable[[RemembersHash], tuple[object, ...]]:
+    """What reads all fields of a value of that class at once."""
+    return attrgetter(*kind.__dataclass_fields__)

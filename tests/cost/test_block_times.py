@@ -12,10 +12,12 @@ from fsdpplan.cost.block_exposed import calls_waiting
 from fsdpplan.cost.block_times import BlockTimes, block_times
 from fsdpplan.cost.calls import BlockCall
 from fsdpplan.cost.compute import block_seconds
+from fsdpplan.cost.params import dense_view
 from fsdpplan.cost.timing import block_work
 from fsdpplan.cost.ways import block_ways, inner_ways
 from fsdpplan.spec.layout import Layout
-from tests.cost.problems import Case
+from tests.cost.problems import Case, case
+from tests.cost.test_least import MIXTURE
 from tests.cost.wide import wide_cases
 
 
@@ -51,11 +53,17 @@ def test_what_is_not_among_its_ways_changes_nothing_of_a_block(drawn: Case) -> N
         gradient_sync="last",
         loss_chunks=2,
     )
-    if inner_ways(training, other) == inner_ways(training, layout):
+    if inner_ways(drawn.model, training, other) == inner_ways(drawn.model, training, layout):
         assert calls(drawn, other) == calls(drawn, layout)
-    if block_ways(training, other) == block_ways(training, layout):
+    if block_ways(drawn.model, training, other) == block_ways(drawn.model, training, layout):
         given = {"model": drawn.model, "training": training}
         assert block_work(layout=other, **given) == block_work(layout=layout, **given)  # type: ignore[arg-type]
+
+
+def test_a_block_without_experts_does_the_same_in_any_group_of_them() -> None:
+    dense = dense_view(MIXTURE)
+    alone, shared = (times(replace(case(MIXTURE, dp_shard=4, ep=ep), model=dense)) for ep in (1, 4))
+    assert alone == shared
 
 
 def calls(drawn: Case, layout: Layout) -> tuple[BlockCall, ...]:

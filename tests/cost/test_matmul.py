@@ -8,9 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpplan.cost.matmul import busy_waves, matmul_bytes, matmul_flops, matmul_seconds
+from fsdpplan.cost.matmul import (
+    busy_waves,
+    matmul_bytes,
+    matmul_flops,
+    matmul_seconds,
+    untiled,
+)
 from fsdpplan.errors import SpecError
 from fsdpplan.files.profiles import load_device
+from fsdpplan.spec.cluster import Device
 
 H100 = load_device("h100-sxm-80g").device
 DEVICES = st.sampled_from(
@@ -74,6 +81,17 @@ def test_a_short_inner_dimension_fills_the_pipeline_badly() -> None:
 
 def test_a_cpu_has_no_tiles() -> None:
     assert busy_waves(m=3, n=5, multiprocessors=1, wave_fraction=1.0) == 15
+
+
+@given(SIZES, SIZES, SIZES, st.integers(1, 8), DEVICES)
+def test_without_tiles_a_row_costs_no_more_among_more_of_them(
+    m: int, n: int, k: int, times: int, device: Device
+) -> None:
+    given = {"n": n, "k": k, "dtype": "bf16"}
+    few = matmul_seconds(m=m, device=untiled(device), **given)  # type: ignore[arg-type]
+    many = matmul_seconds(m=m + times, device=untiled(device), **given)  # type: ignore[arg-type]
+    assert few <= matmul_seconds(m=m, device=device, **given) * (1 + 1e-9)  # type: ignore[arg-type]
+    assert many / (m + times) <= few / m * (1 + 1e-9)
 
 
 def test_fp8_where_there_is_none_is_refused() -> None:

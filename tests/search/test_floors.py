@@ -12,8 +12,9 @@ from fsdpplan.cost.passes import plain_seconds
 from fsdpplan.cost.pipeline_stages import pipeline_stages
 from fsdpplan.search.enumerate import USUAL_SCHEDULES, Degrees
 from fsdpplan.search.pins import Pins
-from fsdpplan.search.question import Question
+from fsdpplan.search.question import CHECKPOINTING, Question
 from fsdpplan.search.space import Space
+from fsdpplan.spec.layout import ActivationCheckpointing
 from tests.cost.problems import SMALL, Case, case, cases
 from tests.cost.test_least import MIXTURE, MORE, ROUNDING
 from tests.cost.wide import wide_cases
@@ -48,7 +49,8 @@ def floors(drawn: Case) -> dict[str, float]:
         "at": found.at(layout),
     }
     is_even = layout.checkpoint_blocks == "all" and not layout.stage_blocks
-    if layout.schedule in USUAL_SCHEDULES and is_even:
+    is_tried = layout.activation_checkpointing in CHECKPOINTING
+    if layout.schedule in USUAL_SCHEDULES and is_even and is_tried:
         named["at usual"] = found.at_usual(layout)
     if layout.compile:  # the search takes what is compiled, if anything can be
         named |= {
@@ -129,13 +131,15 @@ def test_a_pipeline_that_is_played_is_nearly_as_long_as_its_step() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(cases(), st.integers(2, 5))
-def test_a_sequence_takes_no_longer_in_a_larger_micro_batch(drawn: Case, times: int) -> None:
-    """So the largest that fits bounds all of them."""
-    works, layout = space(drawn).floors.works, drawn.layout
+@given(cases() | wide_cases(), st.sampled_from([1, 2, 3, 5, 1000]), st.sampled_from(CHECKPOINTING))
+def test_a_sequence_takes_no_longer_in_a_larger_micro_batch(
+    drawn: Case, times: int, mode: ActivationCheckpointing
+) -> None:
+    """So the whole global batch on a rank bounds all of them, whatever they recompute."""
+    works, layout = space(drawn).floors.rows, drawn.layout
     larger = replace(layout, micro_batch=layout.micro_batch + times)
     for one, other in (
-        (works.block(layout, "none"), works.block(larger, "none")),
+        (works.block(layout, mode), works.block(larger, mode)),
         (
             works.ends(layout, embedding=True, head=True),
             works.ends(larger, embedding=True, head=True),
