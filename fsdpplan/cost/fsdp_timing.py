@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter, mul
 
 from fsdpplan.cost.block_times import block_times
 from fsdpplan.cost.calls import group_level, group_seconds
@@ -72,6 +73,9 @@ def host_copy_seconds(size: UnitSize, *, ranks: int, layout: Layout, device: Dev
     return shard_bytes / device.host_link_bytes_per_second
 
 
+_PARTS = attrgetter(*UnitSeconds.__slots__)
+
+
 @dataclass(frozen=True, slots=True)
 class _Moved:
     """Parameters of a unit that are sharded over one group."""
@@ -81,15 +85,15 @@ class _Moved:
     """Of its collectives, as much as takes its full share from kernels beside them."""
 
 
+@lru_cache(maxsize=4096)
 def _moved(
     size: UnitSize,
     group: Group,
     gathered_dtype: str,
-    *,
+    regathers: bool,
     cluster: Cluster,
     training: Training,
-    layout: Layout,
-    regathers: bool,
+    ways: Ways,
 ) -> _Moved:
     """Collectives and copies of parameters that are sharded over `group`; computation apart.
 
@@ -97,7 +101,7 @@ def _moved(
     """
     if size == NOTHING:
         return _Moved(seconds=UnitSeconds(), disturbing=UnitSeconds())
-    device = cluster.device
+    device, layout = cluster.device, ways.layout
     gathered = size.padded_elements * DTYPE_BYTES[gathered_dtype]
     reduced = size.padded_elements * DTYPE_BYTES[training.reduce_dtype]
     shard = reduced // group.ranks
@@ -170,20 +174,20 @@ def fsdp_moves(
 @lru_cache(maxsize=4096)
 def _moves(model: Model, cluster: Cluster, training: Training, stage: Stage, ways: Ways) -> Moves:
     layout = ways.layout
-    common = {"cluster": cluster, "training": training, "layout": layout}
+    common = (cluster, training, ways)
     regathers = layout.reshard_after_forward != "never"
     shard, experts = shard_group(layout), expert_shard_group(layout)
     dtype = training.gathered_dtype
 
     parts = {
         unit: (
-            _moved(unit.size, shard, dtype, regathers=regathers, **common),  # type: ignore[arg-type]
-            _moved(unit.experts, experts, dtype, regathers=regathers, **common),  # type: ignore[arg-type]
+            _moved(unit.size, shard, dtype, regathers, *common),
+            _moved(unit.experts, experts, dtype, regathers, *common),
         )
         for unit in block_units(model=model, layout=layout, stage=stage)
     }
     root_size = root_unit(model=model, layout=layout, stage=stage)
-    root = _moved(root_size, shard, root_gathered_dtype(training), regathers=False, **common)  # type: ignore[arg-type]
+    root = _moved(root_size, shard, root_gathered_dtype(training), False, *common)
     runs = tuple((unit, one.seconds.plus(other.seconds)) for unit, (one, other) in parts.items())
     every = [(root.seconds, 1), *((moved, unit.number) for unit, moved in runs)]
     disturbing = [
@@ -206,12 +210,10 @@ def _moves(model: Model, cluster: Cluster, training: Training, stage: Stage, way
 
 def _sum(units: list[tuple[UnitSeconds, int]]) -> UnitSeconds:
     """Of so many of each, one after another."""
-    return UnitSeconds(
-        **{
-            name: sum(number * getattr(unit, name) for unit, number in units)
-            for name in UnitSeconds.__slots__
-        }
-    )
+    numbers = [number for _, number in units]
+    columns = zip(*(_PARTS(unit) for unit, _ in units), strict=True)
+    sums = (sum(map(mul, numbers, column)) for column in columns)
+    return UnitSeconds(**dict(zip(UnitSeconds.__slots__, sums, strict=True)))
 
 
 def _computed_seconds(
