@@ -88,7 +88,7 @@ def write_token_file(
         os.replace(partial, out)
         os.replace(partial_sidecar, sidecar)
     except OSError as error:
-        raise TrainerError(f"cannot make {out}: {error}") from error
+        raise TrainerError(f"cannot make {out}: {error}; choose another -o") from error
     finally:
         partial.unlink(missing_ok=True)
         partial_sidecar.unlink(missing_ok=True)

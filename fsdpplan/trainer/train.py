@@ -326,5 +326,6 @@ def save_the_end(run: Run) -> str:
         return ""
     return (
         f"the run's last state, after step {last.step}, is not saved: {last.problem}; the newest "
-        f"checkpoint in {run.checkpoints.folder} is older"
+        f"checkpoint in {run.checkpoints.folder} is older; see to its disk, and start again with "
+        "--resume auto"
     )
