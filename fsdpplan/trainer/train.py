@@ -117,6 +117,8 @@ def train(plan: PlanConfig, options: Options, stop: StopRequest, attempt: Attemp
         if every and run.progress.step % every == 0:
             save(run)
     unsaved = save_the_end(run)
+    if run.checkpoints is not None:
+        run.checkpoints.leave()
     conclude(run, stop_signal)
     if unsaved:
         raise CheckpointFailed(unsaved)
