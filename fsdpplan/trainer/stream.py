@@ -26,7 +26,7 @@ from torch import Tensor
 
 from .errors import RankError, TrainerError
 from .text_tokenizer import TextTokenizer
-from .whole_file import partial_of
+from .whole_file import partial_of, sync
 
 PIECE_BYTES = 1 << 16
 """Of a document that no line end cuts, as much is read to find one token."""
@@ -218,6 +218,7 @@ def _opened(index: Path, files: Sequence[Path], tokenizer: TextTokenizer) -> IO[
     try:
         with file:
             _write_index(file, files, tokenizer)
+            sync(file)
         os.replace(partial, index)
     finally:
         partial.unlink(missing_ok=True)
