@@ -96,9 +96,13 @@ def start(
 
 def main() -> NoReturn:
     """What the console script runs."""
-    process.go_on()
-    code = exit_code_of(sys.argv[1:])
-    process.be_deaf()
+    try:
+        process.go_on()
+        code = exit_code_of(sys.argv[1:])
+        process.be_deaf()
+    except KeyboardInterrupt as error:  # in the moments before all is heard, and after all is said
+        process.be_deaf()
+        code = process.exit_code_of_signal(error)
     sys.exit(code)
 
 
