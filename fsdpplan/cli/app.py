@@ -32,11 +32,11 @@ from fsdpplan.cli import (
     verify,
 )
 from fsdpplan.cli.expand import GroupedCommand, Program, expanded
+from fsdpplan.cli.told import PROGRAM, tell
 from fsdpplan.emit.secrets import redacted, secret_values, without_values
 from fsdpplan.errors import FsdpPlanError, NoFeasibleLayout, ProbeError, SpecError
 from fsdpplan.terminal import printable
 
-PROGRAM = "fsdpplan"
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 """What a shell shows for a program that the closing of its pipe ended."""
@@ -96,9 +96,13 @@ def start(
 
 def main() -> NoReturn:
     """What the console script runs."""
-    process.go_on()
-    code = exit_code_of(sys.argv[1:])
-    process.be_deaf()
+    try:
+        process.go_on()
+        code = exit_code_of(sys.argv[1:])
+        process.be_deaf()
+    except KeyboardInterrupt as error:  # in the moments before all is heard, and after all is said
+        process.be_deaf()
+        code = process.exit_code_of_signal(error)
     sys.exit(code)
 
 
@@ -113,10 +117,7 @@ def exit_code_of(words: Sequence[str]) -> int:
         if isinstance(failed.cause, BrokenPipeError):
             return _close_quietly(BROKEN_PIPE)
         reason = failed.cause.strerror or failed.cause
-        typer.echo(
-            f"{PROGRAM}: standard output cannot be written to: {reason}; send it elsewhere",
-            err=True,
-        )
+        tell(f"standard output cannot be written to: {reason}; send it elsewhere")
         return _close_quietly(BAD_INPUT)
     except KeyboardInterrupt as error:  # once more, while it was leaving
         return process.exit_code_of_signal(error)
@@ -169,7 +170,7 @@ def _report(
     """Say on stderr, and with --json also on stdout, what went wrong."""
     # It may hold what another program said, such as sbatch.
     message = printable(without_values(message, known=secret_values(os.environ)))
-    typer.echo(f"{PROGRAM}: {message}", err=True)
+    tell(message)
     if "--json" in words:
         import json
 

@@ -11,6 +11,7 @@ import typer
 from fsdpplan.cli.expand import Flag
 from fsdpplan.cli.options import Json
 from fsdpplan.cli.parse import fraction, line, path, positive, whole
+from fsdpplan.cli.told import tell
 
 DEFAULT_SAVE = "measured.toml"
 
@@ -115,7 +116,7 @@ def calibrate(*, measuring: MeasuringOptions, profile: ProfileOptions, json: Jso
         else:
             typer.echo(screen_calibration.check_screen(checked, width=columns()))
         if failure is not None:
-            typer.echo(f"fsdpplan: {failure}", err=True)
+            tell(str(failure))
             raise typer.Exit(failure.exit_code)
         return
     fitted = calibration.fitted(measured, place=profile.save or Path(DEFAULT_SAVE))

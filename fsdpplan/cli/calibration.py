@@ -170,7 +170,7 @@ def _variables(start: Start, ranks: measuring_program.Ranks) -> dict[str, str]:
 def _visible(kind: DeviceKind, start: Start) -> int:
     """Processes where the user does not say how many: one a GPU."""
     if kind == "cpu":
-        raise SpecError("say how many CPU processes to measure, such as --processes 4")
+        raise SpecError("CPU processes have no usual number: say how many, such as --processes 4")
     from fsdpplan.topology.probe import visible_gpus
 
     gpus = len(visible_gpus())

@@ -11,6 +11,7 @@ import typer
 from fsdpplan.cli.expand import Flag
 from fsdpplan.cli.options import Json
 from fsdpplan.cli.parse import line, path
+from fsdpplan.cli.told import tell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,5 +66,5 @@ def detect(*, options: DetectOptions, json: Json = False) -> None:
     for sentence in said:
         typer.echo(sentence, err=True)
     if options.save is not None and seen.problem is not None:
-        typer.echo(f"fsdpplan: nothing is saved in {options.save}: {seen.problem}", err=True)
+        tell(f"nothing is saved in {options.save}: {seen.problem}")
         raise typer.Exit(seen.problem.exit_code)

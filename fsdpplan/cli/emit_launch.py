@@ -14,6 +14,7 @@ from fsdpplan.cli.options import DEFAULT_PLAN, Json, PlanFile, Torch
 from fsdpplan.cli.parse import choice, path, whole
 from fsdpplan.cli.pod_options import PodOptions, pods_of
 from fsdpplan.cli.survival_options import ContainerOptions, SurvivalOptions
+from fsdpplan.cli.told import tell
 from fsdpplan.emit.targets import Target
 
 
@@ -81,7 +82,7 @@ def emit_launch(
         plan, emit.rank, own_program=own_program or target in launch.OTHER_TRAINERS
     )
     for sentence in launch.price_of_weak_nodes(chosen, asked):
-        typer.echo(f"fsdpplan: {sentence}", err=True)
+        tell(sentence)
     chosen = launch.without_excluded(chosen, asked)
     python = job_torch.python_here(asked) if target in launch.SAME_PYTHON else None
     image = pods.image if asked.container is None else asked.container.image
@@ -89,7 +90,7 @@ def emit_launch(
     settled = job_torch.settled(chosen, its_torch, own_program=own_program)
     chosen = settled.value
     for sentence in settled.warnings:
-        typer.echo(f"fsdpplan: {sentence}", err=True)
+        tell(sentence)
     if emit.rehearsed:
         rehearsal.require_rehearsed(chosen, own_program=own_program, python=python)
     if emit.alerts is not None:

@@ -13,6 +13,7 @@ from fsdpplan.cli.options import (
     TorchOptions,
     TrainingOptions,
 )
+from fsdpplan.cli.told import tell
 from fsdpplan.errors import NoFeasibleLayout
 
 
@@ -48,5 +49,5 @@ def estimate(
     else:
         typer.echo(screen.estimate_screen(one, width=columns()))
     if not one.fits:
-        typer.echo(f"fsdpplan: {answer.too_large(one)}", err=True)
+        tell(answer.too_large(one))
         raise typer.Exit(NoFeasibleLayout.exit_code)

@@ -10,6 +10,7 @@ import typer
 from fsdpplan.cli.expand import Flag
 from fsdpplan.cli.options import DEFAULT_PLAN, Json, PlanFile, Torch
 from fsdpplan.cli.parse import whole
+from fsdpplan.cli.told import tell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,7 @@ def explain(*, plan: PlanFile = DEFAULT_PLAN, options: ExplainOptions, json: Jso
     settled = job_torch.settled(chosen, job_torch.given(options.torch), own_program=False)
     chosen = settled.value
     for sentence in settled.warnings:
-        typer.echo(f"fsdpplan: {sentence}", err=True)
+        tell(sentence)
     if options.nccl:
         text = (
             explanation.nccl_json(chosen)

@@ -61,7 +61,7 @@ def _with_rank(plan: Plan, rank: int, path: str) -> Plan:
     chosen = next((line for line in plan.alternatives if line.rank == rank), None)
     if chosen is None:
         raise SpecError(
-            f"{path} has no rank {rank}: its list goes from 1 to {len(plan.alternatives)}"
+            f"{path} has no rank {rank}: type --rank with one from 1 to {len(plan.alternatives)}"
         )
     return replace(plan, layout=chosen.layout, estimate=chosen.estimate)
 

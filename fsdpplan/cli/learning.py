@@ -40,7 +40,7 @@ def taken(places: Sequence[Path], ledger: Path | None) -> Taken:
         more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
         raise SpecError(
             f"nothing to learn from {', '.join(map(str, places))}: {why}{more}; "
-            "docs/reference/runs.md says what a row needs"
+            "give it what a row needs (docs/reference/runs.md)"
         )
     file = ledger_path(ledger)
     return Taken(ledger=file, rows=rows, added=add_rows(file, rows), refused=refused)

@@ -201,8 +201,8 @@ def variable(text: str, *, name: str) -> tuple[str, str]:
         raise SpecError(f"{name}: {what} has no value; type one such as {name} NCCL_DEBUG=INFO")
     if not _VARIABLE.fullmatch(given):
         raise SpecError(
-            f"{name}: what stands before the = is no name of a variable: letters, digits and _ "
-            f"only, as in {name} NCCL_DEBUG=INFO"
+            f"{name}: what stands before the = is no name of a variable: use letters, digits and "
+            f"_ only, as in {name} NCCL_DEBUG=INFO"
         )
     if not text.isprintable():
         raise SpecError(f"{name}: the value of {given} is not a line of text; type one")

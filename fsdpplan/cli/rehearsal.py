@@ -61,8 +61,12 @@ def verdict(found: Rehearsal) -> str:
 def failure(found: Rehearsal) -> FsdpPlanError | None:
     """All that is wrong, with its exit code; None where nothing is."""
     if found.errors:
-        return LaunchError(f"the job would not run: {'; '.join(found.errors)}")
-    return None if found.agrees else GateFailed("; ".join(found.said))
+        return LaunchError(
+            f"the job would not run: {'; '.join(found.errors)}; plan again, or report it"
+        )
+    if found.agrees:
+        return None
+    return GateFailed(f"{'; '.join(found.said)}; report it, or plan another layout")
 
 
 def require_rehearsed(plan: Plan, *, own_program: bool, python: str | None = None) -> None:

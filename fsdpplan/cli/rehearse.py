@@ -10,6 +10,7 @@ import typer
 from fsdpplan.cli.expand import Flag
 from fsdpplan.cli.options import DEFAULT_PLAN, Json, PlanFile, Torch
 from fsdpplan.cli.parse import line
+from fsdpplan.cli.told import tell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,7 @@ def rehearse(
     )
     chosen = settled.value
     for sentence in settled.warnings:
-        typer.echo(f"fsdpplan: {sentence}", err=True)
+        tell(sentence)
     ranks = chosen_ranks(chosen.model, chosen.layout, options.ranks or DEFAULT_RANKS)
     found = rehearse_plan(
         chosen,
@@ -82,5 +83,5 @@ def rehearse(
     if failure is not None and not json:
         raise failure
     if failure is not None:  # the document has it
-        typer.echo(f"fsdpplan: {failure}", err=True)
+        tell(str(failure))
         raise typer.Exit(failure.exit_code)

@@ -85,9 +85,13 @@ def _divisors_hint(degrees: dict[str, int], gpus: int) -> str:
 def _refuse_schedule(given: dict[str, Any]) -> None:
     schedule, pp = given.get("schedule"), given.get("pp")
     if schedule == "none" and pp is not None and pp > 1:
-        raise SpecError(f"--pp {pp} needs a schedule: --schedule 1f1b, or leave --schedule out")
+        raise SpecError(
+            f"--pp {pp} needs a schedule: type --schedule 1f1b, or leave --schedule out"
+        )
     if schedule not in (None, "none") and pp == 1:
-        raise SpecError(f"--schedule {schedule} needs a pipeline: --pp 2 or more, or leave it out")
+        raise SpecError(
+            f"--schedule {schedule} needs a pipeline: type --pp 2 or more, or leave it out"
+        )
     stages = given.get("virtual_stages", 1)
     if stages > 1 and schedule in ("gpipe", "1f1b"):
         raise SpecError(

@@ -122,7 +122,7 @@ def _from_shape(options: ModelOptions, given: list[str]) -> Resolved[Model]:
     missing = [name for name in SHAPE_FLAGS if name not in given]
     if missing:
         raise SpecError(
-            f"a shape needs all six numbers: {', '.join(map(flag, given))} given, "
+            f"a shape needs all six numbers, and has {', '.join(map(flag, given))}: "
             f"add {', '.join(map(flag, missing))}"
         )
     model = model_from_shape(**{name: getattr(options, name) for name in SHAPE_FLAGS})

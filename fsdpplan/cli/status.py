@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from fsdpplan.cli.options import Json
+from fsdpplan.cli.told import tell
 
 
 def status(*, json: Json = False) -> None:
@@ -14,5 +15,5 @@ def status(*, json: Json = False) -> None:
 
     found = standing.standings()
     for text in standing.unreadable():
-        typer.echo(f"fsdpplan: warning: {text}", err=True)
+        tell(f"warning: {text}")
     typer.echo(standing.standings_json(found) if json else standing.screen(found, width=columns()))

@@ -44,7 +44,10 @@ def learned(report: Report, runs: Path | None, *, leave_one_out: bool) -> Learne
 
     known = told(rows_at(runs))
     if not known:
-        raise SpecError(f"no run in {runs} has a step time that can be compared")
+        raise SpecError(
+            f"no run in {runs} has a step time that can be compared: type fsdpplan validate "
+            f"{runs} to see why"
+        )
     return learned_report(after_learning(report.rows, known))
 
 

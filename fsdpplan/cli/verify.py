@@ -11,6 +11,7 @@ import typer
 from fsdpplan.cli.expand import Flag
 from fsdpplan.cli.options import Json
 from fsdpplan.cli.parse import fraction, path
+from fsdpplan.cli.told import tell
 from fsdpplan.units import parse_bytes
 
 RunPlace = Annotated[
@@ -72,5 +73,5 @@ def verify(*, run: RunPlace = "", options: VerifyOptions, json: Json = False) ->
     else:
         typer.echo(verification.verified_screen(verified, width=columns()))
     if failure is not None:
-        typer.echo(f"fsdpplan: {failure}", err=True)
+        tell(str(failure))
         raise typer.Exit(failure.exit_code)

@@ -154,7 +154,7 @@ def _require_lengths(
     if len(backward) != stages or stages % virtual_stages:
         raise SpecError(
             f"{stages} forward and {len(backward)} backward times do not fill ranks with "
-            f"{virtual_stages} stages each"
+            f"{virtual_stages} stages each: give as many of both, a multiple of that"
         )
     if len(weights) not in (0, stages) or len(gathered) not in (0, stages):
         raise SpecError(
@@ -167,7 +167,10 @@ def _require_lengths(
             "gradients (backward_weight_seconds)"
         )
     if any(w > b for b, w in zip(backward, weights, strict=False)):
-        raise SpecError("the weights' half of a backward pass cannot take longer than the whole")
+        raise SpecError(
+            "the weights' half of a backward pass cannot take longer than the whole: give a part "
+            "of each backward time"
+        )
 
 
 def reduced_seconds(

@@ -169,7 +169,7 @@ def layout_stage_blocks(*, model: Model, layout: Layout) -> tuple[int, ...]:
         if sum(layout.stage_blocks) != model.layers:
             raise SpecError(
                 f"stage_blocks add up to {sum(layout.stage_blocks)}, but {model.name} has "
-                f"{model.layers} blocks"
+                f"{model.layers} blocks: make them add up to that, or leave stage_blocks empty"
             )
         return layout.stage_blocks
     return balanced_stage_blocks(

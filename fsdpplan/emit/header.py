@@ -121,7 +121,10 @@ def plan_lines(plan_json: str) -> list[str]:
             "drop its alternatives"
         )
     if "\0" in plan_json or PLAN_DELIMITER in plan_json.splitlines():
-        raise SpecError("the plan's JSON text has a NUL or the script's own delimiter in it")
+        raise SpecError(
+            f"the plan's JSON text has a NUL or the script's own delimiter in it: write names "
+            f"without them, and without {PLAN_DELIMITER}"
+        )
     return [
         "# The plan travels in the environment: no rank needs a file for it.",
         f"FSDPPLAN_PLAN=$(cat <<'{PLAN_DELIMITER}'",

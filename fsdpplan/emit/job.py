@@ -197,8 +197,8 @@ class Job:
         for name, _ in self.env:
             if not _VARIABLE.fullmatch(name):
                 raise SpecError(
-                    f"{name!r} is no name of an environment variable: letters, digits and _ only, "
-                    "as in --env NCCL_DEBUG=INFO"
+                    f"{name!r} is no name of an environment variable: use letters, digits and _ "
+                    "only, as in --env NCCL_DEBUG=INFO"
                 )
         for name, value in self.env:
             require_public_variable(name, value)

@@ -210,6 +210,7 @@ def _torchrun(*, plan: Plan, job: Job) -> list[str]:
         "trap : TERM",
         "local code=0 mark=FSDPPLAN_START=${SLURM_JOB_ID:-}.${SLURM_STEP_ID:-}.${SLURM_PROCID:-}",
         'env "$mark" "${start[@]}" || code=$?',
+        *(name_is_gone() if plan.cluster.nodes > 1 else []),
         *_end_what_is_left(),
         'if [ "$code" = 143 ]; then code=1; fi',
         'return "$code"',
@@ -219,6 +220,18 @@ def _torchrun(*, plan: Plan, job: Job) -> list[str]:
     if plan.cluster.device.kind == "cuda":
         return [*command, *nodes]
     return [*command, 'if [ "$nodes" = 1 ]; then', *_indent(here), "fi", *nodes]
+
+
+def name_is_gone() -> list[str]:
+    """Lines that say in a sentence what torchrun says in a traceback, after a minute or two: the
+    name of the first host was known when the nodes met, and is not any more."""
+    return [
+        'if [ "$code" != 0 ] && command -v getent >/dev/null &&',
+        '  ! getent hosts "$FSDPPLAN_HEAD" >/dev/null; then',
+        '  echo "fsdpplan: $here: cannot resolve $FSDPPLAN_HEAD, the first host, any more:"'
+        ' "mend the name service or /etc/hosts, and submit again" >&2',
+        "fi",
+    ]
 
 
 def _end_what_is_left() -> list[str]:

@@ -23,7 +23,9 @@ def shell_word(text: str) -> str:
     bytes, since what \\u gives depends on the locale.
     """
     if "\0" in text:
-        raise SpecError(f"{text!r} has a NUL character, which no program can be given")
+        raise SpecError(
+            f"{text!r} has a NUL character, which no program can be given: leave it out"
+        )
     _require_unicode(text)
     if text.isprintable():
         # A bare = at the beginning means something to a shell, which shlex does not say.

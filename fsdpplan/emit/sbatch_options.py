@@ -48,5 +48,5 @@ def sbatch_option(option: str) -> tuple[str, str | None]:
     # sbatch takes any unambiguous beginning of a name, so --gpus-per-nod is --gpus-per-node.
     for reserved, reason in RESERVED_SBATCH.items():
         if name == reserved or (len(name) > 2 and reserved.startswith(name)):
-            raise SpecError(f"sbatch option --{name} cannot be added: {reason}")
+            raise SpecError(f"sbatch option --{name} cannot be added ({reason}): leave it out")
     return name, match["value"]

@@ -97,8 +97,8 @@ def _find(name: str) -> str:
     if _MIXTURE_NAMES.search(plain):
         raise SpecError(
             f"no model is called {short(name)}, which sounds like a mixture of experts; {hint}"
-            "--config takes its Hugging Face config.json, and --params 235e9 --active-params 22e9 "
-            "its size"
+            "give its Hugging Face config.json by --config, or its size by --params 235e9 "
+            "--active-params 22e9"
         )
     raise ProfileNotFound(
         f"no model is called {short(name)}; {hint}`fsdpplan models` lists all, --config takes a "

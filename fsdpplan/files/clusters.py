@@ -206,7 +206,10 @@ def _mixed(profile: ClusterProfile, folder: Path | None, flags: Flags) -> Loaded
     sizes = [nodes.node.gpus_per_node for nodes in named]
     per_node = min(size for size in sizes if size is not None) if None not in sizes else None
     if per_node is None:
-        raise SpecError(f"{profile.name}: nodes in a cluster of several types have a fixed size")
+        raise SpecError(
+            f"{profile.name}: nodes in a cluster of several types have a fixed size: name node "
+            "profiles that say gpus_per_node"
+        )
     total = per_node * sum(kind.num_nodes for kind in profile.node_types)
     if flags.gpus is not None and flags.gpus != total:
         raise SpecError(

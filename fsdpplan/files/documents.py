@@ -100,9 +100,9 @@ def _first_problem(error: ValidationError, values: dict[str, Any]) -> str:
     path = _path(problems[0]["loc"], values)
     match problems[0]["type"]:
         case "missing":
-            return f"{path} is missing"
+            return f"{path} is missing: add it"
         case "extra_forbidden" | "unexpected_keyword_argument":
-            return f"unknown key {path}"
+            return f"unknown key {path}: remove it"
         case "value_error":
             return f"{path}: {problems[0]['msg'].removeprefix('Value error, ')}"
     same = [problem["msg"] for problem in problems if _path(problem["loc"], values) == path]

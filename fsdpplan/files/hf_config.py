@@ -102,14 +102,15 @@ def _reader(table: Table) -> Reader:
         if isinstance(table.values.get(key), int) and table.values[key] > 1:
             raise SpecError(
                 f"{table.field(key)} = {short(table.values[key])}: a mixture of experts of a "
-                f"family that is not read; those read: {', '.join(MIXTURE_FAMILIES)}. By size: "
-                "--params with --active-params"
+                f"family that is not read; those read: {', '.join(MIXTURE_FAMILIES)}. Give its "
+                "size: --params with --active-params"
             )
     if family not in DENSE_FAMILIES:
         kind = " (it holds several models)" if "text_config" in table.values else ""
         raise SpecError(
             f"{table.field('model_type')} {short(family)} is not read{kind}; supported: "
-            f"{', '.join([*DENSE_FAMILIES, *MIXTURE_FAMILIES])}. For another dense decoder give "
-            "the shape itself: --layers --hidden --ffn-hidden --heads --kv-heads --vocab"
+            f"{', '.join([*DENSE_FAMILIES, *MIXTURE_FAMILIES])}. Give "
+            "the shape of another dense decoder itself: --layers --hidden --ffn-hidden --heads "
+            "--kv-heads --vocab"
         )
     return DENSE_FAMILIES[family]

@@ -246,7 +246,8 @@ def _require_two_norms(table: Table, is_new: bool) -> None:
     if (is_new and norms not in (None, 2)) or not is_new:
         raise SpecError(
             f"{table.field('num_ln_in_parallel_attn')} {norms}: blocks with one norm for attention "
-            "and feed-forward together (Falcon 7B and 11B) are not planned; those with two are"
+            "and feed-forward together (Falcon 7B and 11B) are not planned, and those with two "
+            "are: give its shape from --layers to --vocab"
         )
 
 

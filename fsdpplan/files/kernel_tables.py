@@ -80,7 +80,9 @@ def _collective(row: _Row) -> TimedCollective:
         raise SpecError(f"{row.place} has neither {TIMES[0]} nor {TIMES[1]}; give one of them")
     gpus, nodes = row.whole("gpus"), row.whole("nodes")
     if gpus % nodes:
-        raise SpecError(f"{row.place}: {gpus} gpus do not fill {nodes} nodes alike")
+        raise SpecError(
+            f"{row.place}: {gpus} gpus do not fill {nodes} nodes alike; write a multiple"
+        )
     return TimedCollective(
         row=row.row,
         source=row.text("source_id"),
@@ -154,8 +156,8 @@ def _rows(path: Path, wanted: Sequence[str]) -> list[_Row]:
     missing = [name for name in wanted if name not in header]
     if missing:
         raise SpecError(
-            f"{where}: the header lacks {', '.join(missing)}; a table of this kind has the "
-            f"columns {', '.join(wanted)}: docs/reference/kernel-tables.md"
+            f"{where}: the header lacks {', '.join(missing)}; add what is missing of "
+            f"{', '.join(wanted)} (docs/reference/kernel-tables.md)"
         )
     if len(filled) == 1:
         raise SpecError(f"{where} has a header and no rows; add one row a kernel")
@@ -163,7 +165,9 @@ def _rows(path: Path, wanted: Sequence[str]) -> list[_Row]:
     for row, (line, fields) in enumerate(filled[1:]):
         place = f"{where}: row {row} (line {line})"
         if len(fields) != len(header):
-            raise SpecError(f"{place} has {len(fields)} fields, the header {len(header)}")
+            raise SpecError(
+                f"{place} has {len(fields)} fields, the header {len(header)}; give one a column"
+            )
         named = {name: one.strip() for name, one in zip(header, fields, strict=True)}
         rows.append(_Row(row=row, place=place, fields=named))
     return rows

@@ -142,7 +142,9 @@ def plan_from_json(text: str, *, where: str) -> Plan:
     that follow from others are checked.
     """
     if len(text) > LIMIT_BYTES:
-        raise SpecError(f"{where} is larger than {LIMIT_BYTES // 2**20} MiB: not a plan")
+        raise SpecError(
+            f"{where} is larger than {LIMIT_BYTES // 2**20} MiB: not a plan; name another file"
+        )
     values = parse_json_object(text, where=where)
     if values.get("schema_version") != SCHEMA_VERSION:
         raise SpecError(

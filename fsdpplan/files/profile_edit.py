@@ -59,7 +59,7 @@ def _span(text: str, level: str | None, table: str) -> tuple[int, int]:
         pattern = rf'^\[\[levels\]\]\nname = "{re.escape(level)}"\n'
     header = re.search(pattern, text, flags=re.M)
     if header is None:
-        raise SpecError(f"the profile has no table of {level or table}")
+        raise SpecError(f"the profile has no table of {level or table}; write it first")
     following = re.search(r"^\[", text[header.end() :], flags=re.M)
     stop = header.end() + following.start() if following else len(text)
     return header.end(), stop

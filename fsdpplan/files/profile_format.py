@@ -84,7 +84,9 @@ def _document(path: Path) -> Table:
 def _catalogued(name: str) -> Table:
     path = profiles_folder() / f"{name}.toml"
     if not _is_plain(name) or not os.path.isfile(path):
-        raise ProfileNotFound(f"no hardware profile is called {short(name)}")
+        raise ProfileNotFound(
+            f"no hardware profile is called {short(name)}; name one of `fsdpplan profiles`"
+        )
     return _document(path)
 
 

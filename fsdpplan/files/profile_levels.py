@@ -110,8 +110,8 @@ def _domain(table: Table, numbers: SourcedNumbers) -> tuple[Joins, dict[str, int
     given = [key for key in _DOMAIN if key in table.values]
     if (len(given) == 1) != (joins == "domain") or len(given) > 1:
         raise SpecError(
-            f'{table.field("joins")}: a level with joins = "domain" says how large one is, by '
-            "domain_gpus or by domain_nodes; other levels say neither"
+            f'{table.field("joins")}: a level with joins = "domain" must say how large one is, by '
+            "domain_gpus or by domain_nodes, and other levels neither"
         )
     return joins, {key: numbers.integer(key) for key in given}
 
@@ -156,20 +156,23 @@ def check_levels(levels: Sequence[LevelProfile], *, gpus_per_node: int | None, w
     names = [profile.level.name for profile in levels]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise SpecError(f"{where}: two levels are called {twice}")
+        raise SpecError(f"{where}: two levels are called {twice}; name them apart")
     joined = [profile.joins for profile in levels]
     if not levels or "cluster" in joined[:-1] or joined.count("node") > 1:
         raise SpecError(
-            f'{where}: levels stand innermost first: at most one with joins = "node", and at most '
-            'one, the last, with joins = "cluster"'
+            f'{where}: levels must stand innermost first: at most one with joins = "node", and at '
+            'most one, the last, with joins = "cluster"'
         )
     if any(profile.oversubscription is not None for profile in levels[:2]):
         raise SpecError(
             f"{where}: oversubscription compares the ports of two levels of the network, so the "
-            "first level between nodes gives its ports itself"
+            "first level between nodes must give its ports itself"
         )
     if gpus_per_node is None and "domain" in joined:
-        raise SpecError(f'{where}: gpus_per_node = "any" leaves the size of a domain open')
+        raise SpecError(
+            f'{where}: gpus_per_node = "any" leaves the size of a domain open; write a '
+            "number, or leave the domain out"
+        )
     sizes = [_whole_gpus(profile, gpus_per_node or 1) for profile in levels]
     known = [size for size in sizes if size is not None]
     if known != sorted(set(known)):

@@ -120,8 +120,8 @@ def read_cluster(table: Table, sources: dict[str, str], relatives: Relatives) ->
     levels, level_sources = _levels(table, sources, relatives) if has_levels else ((), ())
     if any(level.joins == "node" for level in levels):
         raise SpecError(
-            f"{table.where}: the levels of a cluster join nodes; what joins the GPUs of a node "
-            "stands in the node's profile"
+            f"{table.where}: the levels of a cluster join nodes; write what joins the GPUs of a "
+            "node into the node's profile"
         )
     gpus = numbers.integer("gpus") if "gpus" in table.values else None
     if gpus is None and "node" in table.values:
@@ -143,7 +143,7 @@ def _node_types(table: Table, sources: dict[str, str]) -> tuple[NodeType, ...]:
     """The types of nodes: `node = "name"`, or several `[[node_types]]`."""
     if ("node" in table.values) == ("node_types" in table.values):
         raise SpecError(
-            f'{table.where}: a cluster names its nodes once: node = "profile" with gpus, or '
+            f'{table.where}: a cluster must name its nodes once: node = "profile" with gpus, or '
             "[[node_types]] with a number of nodes each"
         )
     if "node" in table.values:

@@ -26,9 +26,9 @@ def parse_toml(text: str, *, where: str) -> Table:
     try:
         return Table(where=where, values=_values(text))
     except tomllib.TOMLDecodeError as error:
-        raise SpecError(f"{where} is not TOML: {error}") from error
+        raise SpecError(f"{where} is not TOML: {error}; correct it there") from error
     except (ValueError, RecursionError) as error:  # thousands of digits, or of brackets
-        raise SpecError(f"{where} cannot be read as TOML: {UNREADABLE}") from error
+        raise SpecError(f"{where} cannot be read as TOML: {UNREADABLE}; check the path") from error
 
 
 @lru_cache(maxsize=256)

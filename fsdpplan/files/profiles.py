@@ -117,12 +117,12 @@ def _is_word(typed: str) -> bool:
 
 def _hint(typed: str, kinds: tuple[ProfileKind, ...]) -> str:
     if _is_word(typed) and os.path.isfile(Path(f"{typed}.toml")):
-        return f"for the file here type {typed}.toml"
+        return f"type {typed}.toml for the file here"
     names = sorted(name for kind in kinds for name in profile_names(kind))
     plain = typed.strip().lower()[:100]
     near = _within(typed, kinds) or difflib.get_close_matches(plain, names, n=3, cutoff=0.3)
     nearest = f"nearest: {', '.join(near)}; " if near else ""
-    return f"{nearest}`fsdpplan profiles` lists all, and a path to a TOML file works too"
+    return f"{nearest}`fsdpplan profiles` lists all; or give the path of a TOML file"
 
 
 def load_node(name_or_path: str, *, beside: Path | None = None) -> NodeProfile:
@@ -130,7 +130,10 @@ def load_node(name_or_path: str, *, beside: Path | None = None) -> NodeProfile:
     path = _find(name_or_path, beside=beside, kinds=("node",))
     profile = read_profile(path)
     if not isinstance(profile, NodeProfile):
-        raise SpecError(f"{path}: {short(name_or_path)} is not a node profile")
+        raise SpecError(
+            f"{path}: {short(name_or_path)} is not a node profile; name one of "
+            "`fsdpplan profiles --kind node`"
+        )
     return profile
 
 

@@ -202,12 +202,10 @@ def _header(fields: list[str], where: str) -> list[str]:
     for name in names:
         if name not in COLUMNS:
             near = difflib.get_close_matches(name[:40], COLUMNS, n=1)
-            meant = (
-                f"did you mean {near[0]}?" if near else f"columns are {', '.join(REQUIRED)}, ..."
-            )
+            meant = f"write {near[0]}," if near else f"use {', '.join(REQUIRED)},"
             raise SpecError(
                 f"{where}: the header has an unknown column {short(name)}; {meant} "
-                "docs/reference/runs.md lists all"
+                "or another of docs/reference/runs.md"
             )
         if names.count(name) > 1:
             raise SpecError(f"{where}: the column {name} stands twice in the header; keep one")

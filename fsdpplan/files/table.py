@@ -131,10 +131,11 @@ def parse_json_object(text: str, *, where: str) -> dict[str, Any]:
         raise
     except json.JSONDecodeError as error:
         raise SpecError(
-            f"{where} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+            f"{where} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}; "
+            "correct it there"
         ) from error
     except (ValueError, RecursionError) as error:
-        raise SpecError(f"{where} cannot be read as JSON: {UNREADABLE}") from error
+        raise SpecError(f"{where} cannot be read as JSON: {UNREADABLE}; check the path") from error
     if not isinstance(value, dict):
         raise SpecError(f"{where} must hold one JSON object, not {kind_of(value)}")
     return value
@@ -180,7 +181,7 @@ class Table:
             if key not in allowed:
                 raise SpecError(
                     f"{self.where}: unknown key {short(self.prefix + key)}; "
-                    f"known here: {', '.join(allowed)}"
+                    f"remove it, or use one of {', '.join(allowed)}"
                 )
 
     def require(self, key: str) -> Any:

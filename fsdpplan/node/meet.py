@@ -241,7 +241,9 @@ def verdict(
     )
     if len(blame) == len(nodes) - 1 > 1:
         blame = {head: f"no other node reached {head} within {HELLO_SECONDS:.0f} s"}
-    remarks = [f"{node}: {why}" for node, why in blame.items()]
+    remarks = [
+        f"{node}: {why}: see what it says itself, or leave it out" for node, why in blame.items()
+    ]
     wrong = {node: report.problem for node, report in reports.items() if report.problem}
     if 2 * len(wrong) <= len(nodes):
         blame.update(wrong)
@@ -255,7 +257,8 @@ def verdict(
         others = {node: version for node, version in found.items() if version != usual}
         said = ", ".join(f"{node} has {version}" for node, version in sorted(others.items()))
         most = f"; most have {usual}" if usual else ""
-        remarks.append(f"{name} is not the same on all nodes: {said}{most}")
+        alike_by = "; install the same, or name one by --python" if name in SAME else ""
+        remarks.append(f"{name} is not the same on all nodes: {said}{most}{alike_by}")
         if name in SAME:
             alike = False
             blame.update(dict.fromkeys(others if usual else (), f"its {name} is not {usual}"))

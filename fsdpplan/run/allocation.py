@@ -113,7 +113,10 @@ def _answers(command: Sequence[str], *, seconds: float) -> tuple[str, str]:
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment
             )
         except OSError as error:
-            raise ProbeError(f"srun cannot be started: {error.strerror or error}") from error
+            raise ProbeError(
+                f"srun cannot be started: {error.strerror or error}; give recordings of the "
+                "hosts by --from"
+            ) from error
         in_time = _ended(process, seconds)
         said, errors = _text(out), _text(err)
     if in_time:

@@ -123,7 +123,7 @@ def _require_done(code: int, *, out: Path, console: Path) -> None:
         reason = _full_disk(out) or reason_in(console.read_text("utf-8", errors="replace"))
         said = f": {reason}" if reason else ""
         raise LaunchError(
-            f"measuring failed with exit code {code}{said}; all that it printed is in {console}"
+            f"measuring failed with exit code {code}{said}; see all that it printed in {console}"
         )
     if not out.stat().st_size:
         raise LaunchError(

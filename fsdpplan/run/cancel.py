@@ -49,8 +49,8 @@ def cancel_run(run: Run) -> Cancelled:
     kept = [job_id for job_id in reversed(record.jobs) if not engine.cancel(job_id)]
     if kept and not _all_ended(run):
         raise LaunchError(
-            f"{engine.name} did not cancel job {', '.join(reversed(kept))}: is it yours, and does "
-            "the controller answer? fsdpplan status shows how it stands"
+            f"{engine.name} did not cancel job {', '.join(reversed(kept))}: see by fsdpplan "
+            "status how it stands, and whether it is yours"
         )
     remember_cancelled(run)
     return Cancelled(

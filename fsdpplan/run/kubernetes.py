@@ -113,8 +113,8 @@ class Kubernetes:
         """Apply the manifest `script`; a job of its name that has ended makes room for it."""
         if after is not None:
             raise LaunchError(
-                "--chain is Slurm's: on Kubernetes a job waits for no other one; it starts again "
-                "by itself as often as --retries says"
+                "--chain is Slurm's: on Kubernetes a job waits for no other one; leave it out, "
+                "and say by --retries how often it starts again"
             )
         named = read_manifest_job(read_text(script, limit_bytes=MAX_SCRIPT_BYTES, what="manifest"))
         if named is None:
@@ -140,7 +140,7 @@ class Kubernetes:
             return job_state(job, pods)
         if job_id not in self._cancelled:
             raise Forgotten(
-                f"there is no {job_id} any more: it was deleted, and fsdpplan logs and fsdpplan "
+                f"there is no {job_id} any more: it was deleted; fsdpplan logs and fsdpplan "
                 "verify show what the run left"
             )
         return JobState(
@@ -206,7 +206,10 @@ class Kubernetes:
         done = self._delete(asked, f"--timeout={DELETE_SECONDS:.0f}s")
         if done is None or done.returncode:
             why = "it takes too long" if done is None else refusal(done.stderr)
-            raise LaunchError(f"an older {_id(asked)} could not be deleted: {why}")
+            raise LaunchError(
+                f"an older {_id(asked)} could not be deleted: {why}; delete it by kubectl, or emit "
+                "this one with another --job-name"
+            )
 
     def _required_job(self, asked: Asked) -> Object | None:
         """The job, or None where there is none. Raises LaunchError where nobody can say."""

@@ -110,13 +110,15 @@ def refusal(said: str, *, kind: str = "") -> str:
             "log in to the cluster"
         )
     if match := _DENIED.search(text):
-        return f"the cluster refused the job: {match[1][:400]}"
+        return (
+            f"the cluster refused the job: {match[1][:400]}; change what it names, and emit again"
+        )
     if "(Forbidden)" in text:
         return (
             f"you may not do that there: {text[:400]}: ask for the right, or choose another "
             "--namespace"
         )
-    return f"kubectl refused: {text[:400] or 'no reason given'}"
+    return f"kubectl refused: {text[:400] or 'no reason given'}; see kubectl cluster-info"
 
 
 def _phase(job: Object) -> str:

@@ -84,7 +84,9 @@ def lines_of(log: JobLog, *, node: str | None, tail: int | None, follow: bool) -
     the run has ended where `follow` says so."""
     if node is not None and node not in log.hosts:
         known = ", ".join(log.hosts) or "none: its lines do not say which node they are from"
-        raise SpecError(f"the job has no node {node!r}; it has {known}")
+        raise SpecError(
+            f"the job has no node {node!r}; name one that it has ({known}), or leave --node out"
+        )
     there = log.poll() if follow else log.rest()
     yield from deque(_of_node(there, node), maxlen=tail)
     next_ask = time.monotonic()

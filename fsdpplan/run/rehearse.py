@@ -221,4 +221,4 @@ def _why(ended: subprocess.CompletedProcess[str], python: str | None) -> str:
         )
     lines = [line.strip() for line in ended.stderr.splitlines() if line.strip()]
     last = lines[-1].removeprefix("error: ") if lines else f"exit code {ended.returncode}"
-    return f"the training program could not be rehearsed: {last}"
+    return f"the training program could not be rehearsed: {last}; correct that, and rehearse again"

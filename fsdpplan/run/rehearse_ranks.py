@@ -67,12 +67,12 @@ def _ranks_of(word: str, model: Model, layout: Layout) -> tuple[int, ...]:
     if not word.isdecimal():
         raise SpecError(
             "--ranks takes numbers, last, stages and kinds, separated by commas, not "
-            f"{word!r}: for example --ranks {DEFAULT_RANKS}"
+            f"{word!r}: type such as --ranks {DEFAULT_RANKS}"
         )
     if int(word) >= layout.world:
         raise SpecError(
-            f"there is no rank {word}: the plan has ranks 0 to {layout.world - 1}; --ranks last is "
-            "the last of them"
+            f"there is no rank {word}: the plan has ranks 0 to {layout.world - 1}; type --ranks "
+            "last for the last of them"
         )
     return (int(word),)
 

@@ -168,7 +168,10 @@ def _submission(command: list[str], *, folder: Path, environment: Mapping[str, s
         except FileNotFoundError:
             raise _absent(command[0]) from None
         except OSError as error:
-            raise LaunchError(f"sbatch cannot be started: {error.strerror or error}") from None
+            raise LaunchError(
+                f"sbatch cannot be started: {error.strerror or error}; see to that, or type "
+                "fsdpplan run --target here"
+            ) from None
         deadline = time.monotonic() + COMMAND_SECONDS
         while process.poll() is None:
             if RETRIES.search(_read(err)) or time.monotonic() > deadline:

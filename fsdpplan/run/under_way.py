@@ -124,7 +124,7 @@ class UnderWay:
                     engine.cancel(each)
                 raise LaunchError(
                     f"of a chain of {self._manner.chain} jobs the first {len(jobs)} were submitted "
-                    f"and are cancelled again: {error}"
+                    f"and are cancelled again: {error}; see to that, and type fsdpplan run again"
                 ) from error
             jobs.append(job_id)
             try:

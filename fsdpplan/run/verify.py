@@ -141,8 +141,8 @@ def _metrics_of(found: Path, folder: Path) -> Path:
     metrics = found / METRICS_NAME if own is None else folder / own
     if not os.path.exists(metrics):
         raise SpecError(
-            f"{found} has no {metrics.name}: the run reported no step; its log says why "
-            f"({found / 'job.log'}), and fsdpplan run starts another"
+            f"{found} has no {metrics.name}: the run reported no step; see in "
+            f"{found / 'job.log'} why, and type fsdpplan run to start another"
         )
     return metrics
 

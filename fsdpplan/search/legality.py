@@ -128,7 +128,8 @@ def _tensor_parallel(layout: Layout, model: Model, training: Training) -> Iterat
     if layout.tp > 1 and not (layout.sequence_parallel and layout.loss_parallel):
         yield Problem(
             reason="TP without sequence and loss parallelism is not searched",
-            sentence=f"tp {layout.tp} is offered with sequence_parallel and loss_parallel only",
+            sentence=f"tp {layout.tp} is offered with sequence_parallel and loss_parallel only; "
+            "use --sequence-parallel --loss-parallel, or --tp 1",
         )
     for field, value in _split_widths(layout, model, training).items():
         if value % layout.tp:

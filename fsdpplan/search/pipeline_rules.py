@@ -29,8 +29,8 @@ def _stages(layout: Layout, model: Model) -> Iterator[Problem]:
         yield Problem(
             reason="stages a rank that the schedule does not take",
             sentence=refusal
-            or f"schedule {schedule} does not go with virtual_stages {virtual_stages}: "
-            f"{', '.join(LOOPED_SCHEDULES)} need at least 2, the others 1",
+            or f"schedule {schedule} does not go with virtual_stages {virtual_stages}: use "
+            f"--virtual-stages of at least 2 with {', '.join(LOOPED_SCHEDULES)}, and 1 with others",
         )
     if layout.pp * virtual_stages > model.layers and layout.pp > 1:
         yield Problem(
@@ -42,7 +42,7 @@ def _stages(layout: Layout, model: Model) -> Iterator[Problem]:
         yield Problem(
             reason="stages do not hold all blocks",
             sentence=f"stage_blocks add up to {sum(layout.stage_blocks)}, but {model.name} has "
-            f"{model.layers} blocks",
+            f"{model.layers} blocks; use --stage-blocks that add up to it, or leave it out",
         )
     elif layout.stage_blocks and not refusal and _has_idle_rank(layout):
         yield Problem(
@@ -106,6 +106,6 @@ def _reduction(layout: Layout) -> Iterator[Problem]:
         )
     yield Problem(
         reason="FSDP inside a pipeline without reshard never",
-        sentence="fsdp inside a pipeline is priced with --reshard-after-forward never, "
-        "which is how PyTorch's schedules drive it",
+        sentence="PyTorch's schedules drive fsdp inside a pipeline without resharding, and only "
+        "that is priced; use --reshard-after-forward never",
     )

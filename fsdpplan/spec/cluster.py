@@ -150,7 +150,7 @@ class DeviceFit:
                 raise SpecError(f"{name} must lie in [0, 3], not {getattr(self, name)!r}")
         require_fraction(lasting_fragments_fraction=self.lasting_fragments_fraction)
         if min(self.context_bytes, self.communicator_bytes) < 0:
-            raise SpecError("context_bytes and communicator_bytes cannot be negative")
+            raise SpecError("context_bytes and communicator_bytes must be at least 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,7 +331,7 @@ class WeakSpot:
 
     def __post_init__(self) -> None:
         if not self.nodes or not all(self.nodes):
-            raise SpecError("a weak spot needs the names of its nodes")
+            raise SpecError("a weak spot needs the names of its nodes: give nodes")
         require_positive(remaining_fraction=self.remaining_fraction)
         require_fraction(remaining_fraction=self.remaining_fraction)
 
@@ -367,7 +367,7 @@ class Cluster(RemembersHash):
                 "or give --gpus-per-node"
             )
         if not self.levels:
-            raise SpecError("a cluster needs at least one level of links")
+            raise SpecError("a cluster needs at least one level of links: give levels")
         sizes = [level.domain_gpus for level in self.levels]
         if sizes != sorted(set(sizes)):
             raise SpecError(
@@ -375,7 +375,8 @@ class Cluster(RemembersHash):
             )
         if sizes[-1] < self.gpus:
             raise SpecError(
-                f"the outermost level joins {sizes[-1]} GPUs, but {self.gpus} are asked for"
+                f"the outermost level joins {sizes[-1]} GPUs, but {self.gpus} are asked for: use "
+                f"--gpus {sizes[-1]}, or add a level"
             )
 
     @property

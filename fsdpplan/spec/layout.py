@@ -146,7 +146,8 @@ class Layout(RemembersHash):
         if self.stage_blocks and len(self.stage_blocks) != self.pp * self.virtual_stages:
             raise SpecError(
                 f"stage_blocks names {len(self.stage_blocks)} stages, but pp {self.pp} with "
-                f"{self.virtual_stages} stages a rank has {self.pp * self.virtual_stages}"
+                f"{self.virtual_stages} stages a rank has {self.pp * self.virtual_stages}: name "
+                "each, or leave stage_blocks empty"
             )
         if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in self.stage_blocks):
             raise SpecError(

@@ -85,9 +85,11 @@ class Experts:
             )
         self._check_groups()
         if min(self.shared_hidden, self.dense_layers) < 0:
-            raise SpecError("shared_hidden and dense_layers cannot be negative")
+            raise SpecError("shared_hidden and dense_layers must be at least 0")
         if max(self.experts, self.hidden, self.shared_hidden) > MAX_WIDTH:
-            raise SpecError(f"no model has more than {MAX_WIDTH:.0e} experts or as wide ones")
+            raise SpecError(
+                f"no model has more than {MAX_WIDTH:.0e} experts or as wide ones; check the shape"
+            )
 
     def _check_groups(self) -> None:
         router = self.router
@@ -128,7 +130,7 @@ class LatentAttention:
             value_head_dim=self.value_head_dim,
         )
         if self.query_rank < 0:
-            raise SpecError("query_rank cannot be negative")
+            raise SpecError("query_rank must be at least 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,15 +235,16 @@ class Model(RemembersHash):
             )
 
         if self.sliding_window < 0:
-            raise SpecError(f"sliding_window cannot be negative, not {self.sliding_window}")
+            raise SpecError(f"sliding_window must be at least 0, not {self.sliding_window}")
         if self.experts and self.experts.dense_layers > self.layers:
             raise SpecError(
-                f"{self.experts.dense_layers} dense layers are more than all {self.layers}"
+                f"{self.experts.dense_layers} dense layers are more than all {self.layers}: "
+                "dense_layers must be at most layers"
             )
         if self.latent and self.latent.rope_head_dim > self.head_dim:
             raise SpecError(
                 f"the rotated part of a head, {self.latent.rope_head_dim}, is wider than the head, "
-                f"{self.head_dim}"
+                f"{self.head_dim}: rope_head_dim must be at most head_dim"
             )
 
     @property

@@ -75,10 +75,14 @@ class Network:
         )
         for name in names:
             if not name or not name.isascii() or set(name) & set(" ,=^\"'\\$`;\n\t"):
-                raise SpecError(f"{name!r} is no name of an adapter or interface")
+                raise SpecError(
+                    f"{name!r} is no name of an adapter or interface: write one such as mlx5_0"
+                )
         for path in (*self.net_plugins, *self.env_profiles):
             if not path.startswith("/") or not path.isprintable():
-                raise SpecError(f"{path!r} is no absolute path of a file on the nodes")
+                raise SpecError(
+                    f"{path!r} is no absolute path of a file on the nodes: write it from / on"
+                )
         if self.gid_index is not None and not 0 <= self.gid_index < 256:
             raise SpecError(f"gid_index must lie in [0, 256), not {self.gid_index}")
         if self.traffic_class is not None and not 0 <= self.traffic_class < 256:

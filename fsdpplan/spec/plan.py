@@ -56,12 +56,13 @@ class Plan:
     def __post_init__(self) -> None:
         if self.layout.world != self.cluster.gpus:
             raise SpecError(
-                f"the layout has {self.layout.world} ranks, the cluster {self.cluster.gpus} GPUs"
+                f"the layout has {self.layout.world} ranks, the cluster {self.cluster.gpus} GPUs: "
+                "both must be the same"
             )
         if self.layout.global_batch != self.training.global_batch:
             raise SpecError(
                 f"the layout takes {self.layout.global_batch} sequences a step, the training "
-                f"{self.training.global_batch}"
+                f"{self.training.global_batch}: both must be the same"
             )
 
     @property

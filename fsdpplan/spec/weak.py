@@ -27,7 +27,8 @@ def weakened(cluster: Cluster, spots: Collection[WeakSpot]) -> Cluster:
     for spot in spots:
         if spot.level is not None and spot.level not in names:
             raise SpecError(
-                f"a weak spot names the level {spot.level!r}, but there are only {', '.join(names)}"
+                f"a weak spot names the level {spot.level!r}, but there are only "
+                f"{', '.join(names)}: name one of these, or none"
             )
     return _paced(cluster, (*cluster.weak, *spots))
 

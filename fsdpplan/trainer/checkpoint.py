@@ -32,7 +32,6 @@ from .checkpoint_files import (
     reason,
     remove,
     resumable,
-    take_folder,
 )
 from .checkpoint_state import Staging, equalise_copies, fill_optimizer, named_tensors, tree
 from .checkpoint_storage import (
@@ -44,6 +43,7 @@ from .checkpoint_storage import (
 )
 from .config import PlanConfig
 from .errors import TrainerError
+from .owner import leave_folder, require_free, take_folder
 from .progress import SCHEMA_VERSION, Progress, read_progress, require_same_run, written_by
 from .rng import generator_states, restore_generators, seed_generators
 from .tied_tables import copied_parameters
@@ -150,6 +150,11 @@ class Checkpoints:
             self.good_step = saved.step
         return saved
 
+    def leave(self) -> None:
+        """The run has ended, and saves nothing more."""
+        if dist.get_rank() == 0:
+            leave_folder(self.folder, self.owner)
+
     def begin(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, *, seed: int, resume: str
     ) -> tuple[Progress | None, list[str]]:
@@ -160,6 +165,7 @@ class Checkpoints:
         said. Raises TrainerError where there are some and none is good: starting over is not for
         us to decide.
         """
+        self._on_first_rank(lambda: require_free(self.folder))
         paths = self._on_first_rank(lambda: resumable(self.folder))
         if resume == "never" and paths:
             raise TrainerError(

@@ -17,7 +17,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import time
 import zlib
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import TrainerError
+from .owner import OWNER, OWNER_BYTES
 from .whole_file import (
     NO_SMALL_FILE,
     is_plain,
@@ -42,8 +42,6 @@ TENSOR_INDEX = ".metadata"
 _NAME = re.compile(r"step-(\d{8,})")
 _PIECE_BYTES = 2**24
 LATEST_BYTES = 200
-OWNER = ".run"
-"""Names the run that began last in this folder."""
 
 
 class Unreadable(TrainerError):
@@ -119,18 +117,11 @@ def prepare_folder(folder: Path) -> Path:
     return trial
 
 
-def take_folder(folder: Path) -> str:
-    """Write down that this run has begun in `folder`; what says so."""
-    owner = f"{socket.gethostname()} {os.getpid()} {os.urandom(8).hex()}"
-    write_durably(folder / OWNER, owner + "\n")
-    return owner
-
-
 def require_own(folder: Path, owner: str) -> None:
     """Raise TrainerError where `folder` is no longer the one that this run began in, or no longer
     its own: a checkpoint would lie where nobody looks, or take another run's place."""
     try:
-        found = read_small(folder / OWNER, limit_bytes=LATEST_BYTES).strip()
+        found = read_small(folder / OWNER, limit_bytes=OWNER_BYTES).strip()
     except (OSError, ValueError) as error:
         raise TrainerError(
             f"{folder} is not the folder that this run began in ({reason(error)}): it was deleted, "

@@ -34,7 +34,10 @@ def named_tensors(
     names: dict[Tensor, str] = {}
     for name, value in model.state_dict(keep_vars=True).items():
         if not isinstance(value, Tensor):
-            raise TrainerError(f"the model keeps {name}, which is no tensor: it cannot be saved")
+            raise TrainerError(
+                f"the model keeps {name}, which is no tensor: it cannot be saved; keep it as one, "
+                "or outside of the model's state"
+            )
         names.setdefault(value, copies.get(name, name))
     of_model: Named = [(("model", name), value.detach()) for value, name in names.items()]
     return of_model + [
@@ -67,7 +70,10 @@ def equalise_copies(named: Named) -> None:
 def as_tensor(value: Any) -> Tensor:
     """A value of an optimizer's state."""
     if not isinstance(value, Tensor):
-        raise TrainerError(f"the optimizer keeps {value!r}, which is no tensor: it cannot be saved")
+        raise TrainerError(
+            f"the optimizer keeps {value!r}, which is no tensor: it cannot be saved; keep it as "
+            "one, or leave --checkpoint-dir out"
+        )
     return value
 
 

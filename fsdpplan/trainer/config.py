@@ -299,7 +299,10 @@ def plan_text(source: str | os.PathLike[str] | None = None) -> str:
     try:
         return read_small(Path(text)).removeprefix("\ufeff")
     except (OSError, ValueError) as error:
-        raise TrainerError(f"the plan {text[:200]!r} cannot be read: {error}") from error
+        raise TrainerError(
+            f"the plan {text[:200]!r} cannot be read: {error}; give --plan a file "
+            "that fsdpplan recommend saved"
+        ) from error
 
 
 def plan_sha256(text: str) -> str:
@@ -382,7 +385,9 @@ def _parse_choice(hints: tuple[Any, ...], value: Any, where: str, of: Field[Any]
         )
         if of_kind:
             return _parse_value(hint, value, where, of)
-    raise TrainerError(f"the plan's {where} cannot be {_shown(value)}")
+    raise TrainerError(
+        f"the plan's {where} cannot be {_shown(value)}; write it again with recommend --save"
+    )
 
 
 def _parse_number(value: Any, where: str, of: Field[Any]) -> float:

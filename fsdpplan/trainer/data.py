@@ -124,7 +124,7 @@ class Windows:
         if int(tokens.max()) >= self.vocab:
             raise RankError(
                 f"{self.source.path} has token {int(tokens.max())} but the model {self.vocab} "
-                "tokens: its sidecar says a smaller vocabulary than it has"
+                "tokens: its sidecar says a smaller vocabulary than it has; write it again"
             )
         return tokens
 

@@ -54,7 +54,7 @@ def start(plan: PlanConfig) -> torch.device:
         if dist.get_world_size() != plan.layout.world:
             raise TrainerError(
                 f"the plan is for {plan.layout.world} processes but the process group has "
-                f"{dist.get_world_size()}"
+                f"{dist.get_world_size()}: start as many, or plan again for these"
             )
         return device
     require_world(plan)

@@ -83,7 +83,9 @@ def keep_steps_until(path: Path, step: int) -> None:
                     kept.append(line + "\n")
         write_whole(path, "".join(kept))
     except OSError as error:
-        raise TrainerError(f"cannot write the metrics file {path}: {error}") from error
+        raise TrainerError(
+            f"cannot write the metrics file {path}: {error}; choose another --metrics"
+        ) from error
 
 
 def _step_of(line: str) -> float:

@@ -72,7 +72,7 @@ def whole(least: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         value = int(text)
         if value < least:
-            raise argparse.ArgumentTypeError(f"{text} is less than {least}")
+            raise argparse.ArgumentTypeError(f"{text} must be at least {least}")
         return value
 
     parse.__name__ = "whole number"

@@ -142,8 +142,8 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
             best, most = children, elements
     if not best:
         raise TrainerError(
-            "no repeated blocks found: the model needs an nn.ModuleList or nn.ModuleDict of "
-            "modules of one class, or give parallelize(..., blocks=[...])"
+            "no repeated blocks found in an nn.ModuleList or nn.ModuleDict of modules of one "
+            "class: name them to parallelize(..., blocks=[...])"
         )
     return best
 
@@ -190,7 +190,7 @@ def apply_fsdp(
     if layout.pp == 1 and layout.wrap_blocks > len(blocks):
         raise TrainerError(
             f"the plan wraps {layout.wrap_blocks} blocks in one FSDP unit, the model has "
-            f"{len(blocks)}"
+            f"{len(blocks)}: plan again with --wrap-blocks {len(blocks)} or less"
         )
     policy = fsdp_precision(training)
     reshard = {"always": True, "never": False}.get(

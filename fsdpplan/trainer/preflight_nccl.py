@@ -86,5 +86,5 @@ def judge_transports(hosts_with_sockets: Sequence[str], adapters: str | None) ->
     return Findings(
         problem=f"NCCL on {hosts_words(hosts_with_sockets)} talks to other nodes over sockets "
         f"although the plan counts on {adapters}: look for NCCL_IB_DISABLE and NCCL_NET, at "
-        "ibv_devinfo, and whether the container has /dev/infiniband; or leave the preflight out"
+        "ibv_devinfo, and whether the container has /dev/infiniband"
     )

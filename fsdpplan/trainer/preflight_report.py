@@ -59,10 +59,10 @@ def planned_nodes(folder: Path | None) -> tuple[str, ...]:
 
 
 def bad_nodes_words(folder: Path | None, bad: Mapping[str, str]) -> str:
-    """What is said of them behind the reason; nothing where nobody is to blame."""
+    """What to do, said behind the reason; where nobody is to blame, something else is."""
     if not bad:
-        return ""
+        return "; see to that, plan another layout, or leave the preflight out"
     names = ", ".join(bad)
     if folder is None:
         return f"; leave out {names}"
-    return f"; {names} {'is' if len(bad) == 1 else 'are'} in {folder / BAD_NODES_FILE} now"
+    return f"; leave out {names}, as a retry does by {folder / BAD_NODES_FILE}"

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -27,6 +27,9 @@ from .preflight_findings import Findings
 POLL_SECONDS = 0.25
 ANSWER_SECONDS = 5.0
 """How long a watchdog may take to answer: it waits for nothing but the store."""
+LATE_FACTOR = 4.0
+"""How many times as late as ever before it may be then: its machine may have more to do by now."""
+MOST_ANSWER_SECONDS = 3 * ANSWER_SECONDS
 LOST_SECONDS = 4 * ANSWER_SECONDS
 """After a stage's limit, when a store that has not answered is lost."""
 JOIN_FACTOR = 4.0
@@ -47,6 +50,13 @@ def store_client(*, seconds: float, trial: int) -> Store:
     )
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return PrefixStore(f"preflight {attempt} {trial}", store)
+
+
+def patience_seconds(late_seconds: Iterable[float]) -> float:
+    """How long to wait for answers, after how late watchdogs were at looking at the store before:
+    on a machine with too much to do a live rank is late, and must not be taken for a dead one."""
+    latest = max((0.0, *late_seconds))
+    return min(ANSWER_SECONDS + LATE_FACTOR * latest, MOST_ANSWER_SECONDS)
 
 
 class Watch:
@@ -113,9 +123,16 @@ class Watch:
         try:
             store = store_client(seconds=JOIN_FACTOR * self._seconds, trial=self._trial)
             store.set(f"host/{self._rank}", self._host)
+            told, looked = 0.0, time.monotonic()
             while not self._over.wait(POLL_SECONDS):
-                if time.monotonic() > self._deadline or store.check(["trouble"]):
+                is_due = time.monotonic() > self._deadline
+                if is_due or store.check(["trouble"]):
                     self._end(store)
+                late = time.monotonic() - looked - POLL_SECONDS
+                looked = time.monotonic()
+                if late > told + POLL_SECONDS:
+                    store.set(f"late/{self._rank}", f"{late:.3f}")
+                    told = late
             store.set(f"answer/{self._rank}", Answer(stage=DONE, words="the end").text())
         except RuntimeError:
             if not self._over.is_set():
@@ -132,21 +149,28 @@ class Watch:
             here = self._here
         store.set("trouble", "1")
         store.set(f"answer/{self._rank}", here.text())
+        # The store answers: the guard is to wait for the answers of the others, too.
+        self._deadline = time.monotonic() + ANSWER_SECONDS
         if store.add("finder", 1) == 1:
             self._find(store)
             store.set("verdict", "1")
         else:
             with contextlib.suppress(RuntimeError):
-                store.wait(["verdict"], timedelta(seconds=3 * ANSWER_SECONDS))
+                store.wait(["verdict"], timedelta(seconds=MOST_ANSWER_SECONDS + ANSWER_SECONDS))
         os._exit(PreflightFailed.exit_code)
 
     def _find(self, store: Store) -> None:
         """Gather the answers and say who is to blame."""
         everybody = range(self._world)
-        until = time.monotonic() + ANSWER_SECONDS
+        late = [float(store.get(f"late/{r}")) for r in everybody if store.check([f"late/{r}"])]
+        began, polls = time.monotonic(), 0
         answers = [f"answer/{rank}" for rank in everybody]
-        while not store.check(answers) and time.monotonic() < until:
-            time.sleep(POLL_SECONDS / 2)
+        while not store.check(answers):
+            spent = time.monotonic() - began
+            if spent > patience_seconds([*late, spent / max(polls, 1) - POLL_SECONDS]):
+                break
+            time.sleep(POLL_SECONDS)
+            polls += 1
         here = {r: store.get(f"answer/{r}") for r in everybody if store.check([f"answer/{r}"])}
         told = [rank for rank in everybody if store.check([f"host/{rank}"])]
         hosts = all_hosts(

@@ -95,7 +95,7 @@ def rehearsed(
     outside = [rank for rank in ranks if rank >= plan.layout.world]
     if outside:
         raise TrainerError(
-            f"there is no rank {outside[0]}: the plan has ranks 0 to {plan.layout.world - 1}"
+            f"there is no rank {outside[0]}: take ranks from 0 to {plan.layout.world - 1}"
         )
     found = side_by_side(ranks, lambda rank: rank_document(plan, rank, one))
     calls_of = {each["rank"]: _group_calls(each) for each in found if each["error"] is None}
@@ -130,7 +130,9 @@ def write_report(path: Path, report: Document) -> None:
     try:
         write_whole(path, json.dumps(report, indent=1) + "\n")
     except OSError as error:
-        raise TrainerError(f"cannot write the report {path}: {error}") from error
+        raise TrainerError(
+            f"cannot write the report {path}: {error}; choose another --report"
+        ) from error
 
 
 def side_by_side(ranks: Sequence[int], one: Callable[[int], Document]) -> list[Document]:

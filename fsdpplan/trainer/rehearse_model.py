@@ -142,13 +142,13 @@ def load_build(where: str) -> Build:
     path = Path(file)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if not file or not path.is_file() or spec is None or spec.loader is None:
-        raise TrainerError(f"--build takes FILE.py:FUNCTION, and {where!r} names no Python file")
+        raise TrainerError(f"--build must be FILE.py:FUNCTION, and {where!r} names no Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     sys.path.insert(0, str(path.resolve().parent))
     spec.loader.exec_module(module)
     build = getattr(module, name, None)
     if not callable(build):
-        raise TrainerError(f"{path} has no function {name!r}: --build takes FILE.py:FUNCTION")
+        raise TrainerError(f"{path} has no function {name!r}: --build must be FILE.py:FUNCTION")
     found: Build = build
     return found

@@ -79,7 +79,7 @@ def load_safetensors(model: nn.Module, folder: str | PathLike[str]) -> None:
                 f"{list(tensor.shape)}: build the model of the checkpoint's own config"
             )
         if tensor.is_meta:
-            raise TrainerError("the model has no memory yet: materialise(model, device) first")
+            raise TrainerError("the model has no memory yet: call materialise(model, device) first")
     with _Files() as files:
         for tensor, source in pairs:
             part = files.part(source, _own_box(tensor))
@@ -99,7 +99,9 @@ def read_headers(folder: Path) -> dict[str, Stored]:
                 f"{index} is not an index of safetensors files: {error}; download it again"
             ) from error
     if not files:
-        raise TrainerError(f"there is no *.safetensors file in {folder}")
+        raise TrainerError(
+            f"there is no *.safetensors file in {folder}: name the folder that holds them"
+        )
     stored: dict[str, Stored] = {}
     for file in files:
         stored |= _read_header(file)
@@ -128,9 +130,13 @@ def _read_header(file: Path) -> dict[str, Stored]:
             for name, entry in header.items()
         }
     except OSError as error:
-        raise TrainerError(f"cannot read {file}: {error.strerror or error}") from error
+        raise TrainerError(
+            f"cannot read {file}: {error.strerror or error}; check the path and its permissions"
+        ) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise TrainerError(f"{file} is not a whole safetensors file: {error}") from error
+        raise TrainerError(
+            f"{file} is not a whole safetensors file: {error}; download it again"
+        ) from error
 
 
 def _stored(file: Path, entry: Any, offset: int, size_bytes: int) -> Stored:
@@ -158,7 +164,10 @@ def _found(names: Sequence[str], stored: dict[str, Stored], folder: str | PathLi
     for name in names:
         if name in stored:
             return stored[name]
-    raise TrainerError(f"{folder} has no weight {names[0]!r}{_nearest(names[0], stored)}")
+    raise TrainerError(
+        f"{folder} has no weight {names[0]!r}{_nearest(names[0], stored)}: build the model of its "
+        "own config, or rename it"
+    )
 
 
 def _refuse_others(
@@ -172,7 +181,7 @@ def _refuse_others(
         if name not in known and not name.endswith(".inv_freq"):
             raise TrainerError(
                 f"the model has no weight {name!r}, which the checkpoint holds"
-                f"{_nearest(name, known)}"
+                f"{_nearest(name, known)}: build the model of its own config, or rename it"
             )
 
 

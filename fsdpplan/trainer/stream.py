@@ -26,7 +26,7 @@ from torch import Tensor
 
 from .errors import RankError, TrainerError
 from .text_tokenizer import TextTokenizer
-from .whole_file import partial_of
+from .whole_file import partial_of, sync
 
 PIECE_BYTES = 1 << 16
 """Of a document that no line end cuts, as much is read to find one token."""
@@ -168,7 +168,9 @@ class PieceIndex:
             with _opened(index, files, tokenizer) as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
-            raise TrainerError(f"the text {path} cannot be read: {error}") from error
+            raise TrainerError(
+                f"the text {path} cannot be read: {error}; check --data and its permissions"
+            ) from error
         self._records = memoryview(self._map).cast("Q")
         self._pieces = len(self._records) // _WORDS - 1
         self.tokens = self.first_token(self._pieces)
@@ -192,7 +194,9 @@ def _digest(path: Path, files: Sequence[Path], tokenizer: TextTokenizer) -> str:
     try:
         states = [(os.path.relpath(file, path), file.stat()) for file in files]
     except OSError as error:
-        raise TrainerError(f"the text {path} cannot be read: {error}") from error
+        raise TrainerError(
+            f"the text {path} cannot be read: {error}; check --data and its permissions"
+        ) from error
     said = [f"{name} {state.st_size} {state.st_mtime_ns}" for name, state in states]
     return f"{zlib.crc32('|'.join([tokenizer.identity, *said]).encode()):08x}"
 
@@ -214,6 +218,7 @@ def _opened(index: Path, files: Sequence[Path], tokenizer: TextTokenizer) -> IO[
     try:
         with file:
             _write_index(file, files, tokenizer)
+            sync(file)
         os.replace(partial, index)
     finally:
         partial.unlink(missing_ok=True)

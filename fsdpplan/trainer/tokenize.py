@@ -21,7 +21,7 @@ from .errors import TrainerError
 from .stream import pieces_of, text_of
 from .text_tokenizer import ByteTokenizer, TextTokenizer, open_tokenizer
 from .token_file import TOKEN_FORMAT, sidecar_of
-from .whole_file import partial_of
+from .whole_file import partial_of, sync, sync_folder
 
 CHUNK_BYTES = 1 << 20
 
@@ -81,14 +81,17 @@ def write_token_file(
     try:
         with partial.open("xb") as file:
             written_bytes = sum(file.write(chunk) for chunk in chunks)
+            sync(file)
         header["tokens"] = written_bytes // (2 if header["dtype"] == "uint16" else 4)
         with partial_sidecar.open("x", encoding="utf-8") as file_of_header:
             file_of_header.write(json.dumps(header) + "\n")
+            sync(file_of_header)
         sidecar.unlink(missing_ok=True)
         os.replace(partial, out)
         os.replace(partial_sidecar, sidecar)
+        sync_folder(out.parent)
     except OSError as error:
-        raise TrainerError(f"cannot make {out}: {error}") from error
+        raise TrainerError(f"cannot make {out}: {error}; choose another -o") from error
     finally:
         partial.unlink(missing_ok=True)
         partial_sidecar.unlink(missing_ok=True)

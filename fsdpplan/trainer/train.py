@@ -117,6 +117,8 @@ def train(plan: PlanConfig, options: Options, stop: StopRequest, attempt: Attemp
         if every and run.progress.step % every == 0:
             save(run)
     unsaved = save_the_end(run)
+    if run.checkpoints is not None:
+        run.checkpoints.leave()
     conclude(run, stop_signal)
     if unsaved:
         raise CheckpointFailed(unsaved)
@@ -326,5 +328,6 @@ def save_the_end(run: Run) -> str:
         return ""
     return (
         f"the run's last state, after step {last.step}, is not saved: {last.problem}; the newest "
-        f"checkpoint in {run.checkpoints.folder} is older"
+        f"checkpoint in {run.checkpoints.folder} is older; see to its disk, and start again with "
+        "--resume auto"
     )

@@ -77,7 +77,9 @@ def clip_grad_norm(model: nn.Module, max_norm: float) -> Tensor:
     norm before. It is right where parameters are on several meshes; all ranks call this."""
     meshes = _meshes_of.get(model)
     if meshes is None:
-        raise TrainerError("clip_grad_norm takes what parallelize returned, and this is not it")
+        raise TrainerError(
+            "clip_grad_norm takes what parallelize returned, and this is not it: give it that model"
+        )
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     return clip_gradients(inner, meshes, max_norm)
 

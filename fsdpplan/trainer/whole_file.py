@@ -12,6 +12,7 @@ import errno
 import os
 import stat
 from pathlib import Path
+from typing import IO, Any
 
 SMALL_BYTES = 2**26
 """More than any file of ours that is read at once."""
@@ -38,7 +39,7 @@ def write_whole(path: Path, text: str, *, durably: bool = True) -> None:
             if mode is not None:
                 os.fchmod(file.fileno(), stat.S_IMODE(mode))
             if durably:
-                os.fsync(file.fileno())
+                sync(file)
         os.replace(partial, target)
         if durably:
             sync_folder(target.parent)
@@ -51,8 +52,13 @@ def write_durably(path: Path, text: str) -> None:
     path.unlink(missing_ok=True)
     with path.open("x", encoding="utf-8") as file:
         file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+        sync(file)
+
+
+def sync(file: IO[Any]) -> None:
+    """Wait until the disk has what was written."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def sync_folder(path: Path) -> None:

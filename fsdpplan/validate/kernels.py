@@ -205,5 +205,5 @@ def predicted_collective_seconds(row: CollectiveRow, *, cluster: Cluster) -> flo
 def cluster_of(profile: str, gpus: int, nodes: int) -> Cluster:
     """The cluster that a row was measured on."""
     if gpus % nodes:
-        raise SpecError(f"{gpus} GPUs do not fill {nodes} nodes")
+        raise SpecError(f"{gpus} GPUs do not fill {nodes} nodes: give a multiple")
     return load_cluster(profile, gpus=gpus, gpus_per_node=gpus // nodes).cluster

@@ -129,13 +129,33 @@ def test_a_file_that_the_system_refuses_is_named_whatever_was_done_with_it(
     assert capsys.readouterr().err == f"fsdpplan: {refused}\n"
 
 
+def _raises_once(function: str, module: str, name: str) -> str:
+    """Code after which the signal comes as the function is called for the first time."""
+    return (
+        f"import {module} as module\nreal, calls = module.{function}, []\n"
+        f"def first(*of):\n    calls.append(of)\n    if len(calls) == 1:\n"
+        f"        signal.raise_signal(signal.{name})\n    return real(*of)\n"
+        f"module.{function} = first"
+    )
+
+
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
-@pytest.mark.parametrize("moment", ["while it imports", "while it works", "when all is done"])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        *("while it imports", "while it begins", "while it works"),
+        "while it ends",
+        "when all is done",
+    ],
+)
 def test_a_signal_ends_it_without_a_traceback(name: str, code: int, moment: str) -> None:
     at = {
         "while it imports": f"sys.meta_path.insert(0, type('Finder', (), {{'find_spec': "
         f"staticmethod(lambda name, *_: signal.raise_signal(signal.{name}) "
         "if name == 'fsdpplan.cli.app' else None)}))",
+        # before anything is under way that would take the signal back, and after it
+        "while it begins": _raises_once("exit_code_of", "fsdpplan.cli.app", name),
+        "while it ends": _raises_once("be_deaf", "fsdpplan.cli.process", name),
         "while it works": "import fsdpplan.files.catalogue as catalogue; "
         f"catalogue.model_names = lambda: signal.raise_signal(signal.{name})",
         "when all is done": f"import atexit; atexit.register(signal.raise_signal, signal.{name})",
@@ -154,6 +174,8 @@ def test_a_signal_ends_it_without_a_traceback(name: str, code: int, moment: str)
     assert "Traceback" not in result.stderr
     if moment == "when all is done":
         assert (result.returncode, result.stderr) == (0, "")
+    elif moment in ("while it begins", "while it ends"):
+        assert (result.returncode, result.stderr) == (code, "")
     else:
         said = "interrupted\n" if name == "SIGINT" else "terminated\n"
         assert (result.returncode, result.stderr) == (code, said)

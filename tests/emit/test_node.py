@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import os
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from fsdpplan.emit.job import Job, Trainer, UserProgram
-from fsdpplan.emit.node import program_words
+from fsdpplan.emit.node import name_is_gone, program_words
 
 
 @pytest.mark.parametrize(
@@ -17,3 +21,24 @@ from fsdpplan.emit.node import program_words
 )
 def test_torchrun_is_told_what_to_start(job: Job, words: str) -> None:
     assert program_words(job) == words
+
+
+@pytest.mark.parametrize(
+    ("code", "knows", "said"),
+    [(0, False, False), (1, True, False), (1, False, True)],
+    ids=["all is well", "another fault", "the name is gone"],
+)
+def test_a_name_that_stops_resolving_is_a_sentence(
+    code: int, knows: bool, said: bool, tmp_path: Path
+) -> None:
+    getent = tmp_path / "getent"
+    getent.write_text(f"#!/bin/sh\nexit {0 if knows else 2}\n")
+    getent.chmod(0o755)
+    script = "\n".join(["set -eu", f"code={code} here=n2", *name_is_gone(), "echo on"])
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "FSDPPLAN_HEAD": "n1"}
+    done = subprocess.run(
+        ["bash", "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "on\n"
+    sentence = "fsdpplan: n2: cannot resolve n1, the first host, any more: mend the name service"
+    assert done.stderr.startswith(sentence) if said else done.stderr == ""

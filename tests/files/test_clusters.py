@@ -337,10 +337,10 @@ def test_a_weak_spot_of_a_level_that_there_is_not_is_refused(tmp_path: Path) -> 
             "borrows its numbers itself",
         ),
         (LEAF_SPINE, ":fastrak", ":infiniband", 'such as "gcp-a3-megagpu-8g:fastrak"'),
-        (LEAF_SPINE, 'joins = "domain"\n', 'joins = "cluster"\n', "says how large one is"),
+        (LEAF_SPINE, 'joins = "domain"\n', 'joins = "cluster"\n', "must say how large one is"),
         (LEAF_SPINE, 'name = "spine"', 'name = "leaf"', "two levels are called leaf"),
         (LEAF_SPINE, 'gpus = { value = 1024, source = "us" }\n', "", "gpus is missing"),
-        (LEAF_SPINE, 'node = "dgx-h100"', "", "a cluster names its nodes once"),
+        (LEAF_SPINE, 'node = "dgx-h100"', "", "a cluster must name its nodes once"),
         (MIXED, "dgx-a100-80g-hdr", "dgx-a100", "no hardware profile is called"),
         (MIXED, "dgx-a100-80g-hdr", "lambda-2xh100", "no network to others"),
         (MIXED, "num_nodes", "nodes", "unknown key 'node_types[0].nodes'"),
@@ -348,7 +348,7 @@ def test_a_weak_spot_of_a_level_that_there_is_not_is_refused(tmp_path: Path) -> 
         (EQUAL + WEAK, '["n03"]', '"n03"', "must be a list of names of nodes, not 'n03'"),
         (EQUAL + WEAK, '["n03"]', '["n 03; id"]', "'n 03; id' is no list of nodes"),
         (EQUAL + WEAK, "value = 0.25", "value = 2", "remaining_fraction must lie between 0 and 1"),
-        (NVL72, 'joins = "domain"', 'joins = "node"', "says how large one is"),
+        (NVL72, 'joins = "domain"', 'joins = "node"', "must say how large one is"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_one_line(

@@ -247,7 +247,7 @@ def test_equal_nodes_share_what_does_not_fill_them() -> None:
 def test_a_file_of_the_name_is_pointed_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mynode.toml").touch()
-    with pytest.raises(ProfileNotFound, match=r"for the file here type mynode\.toml"):
+    with pytest.raises(ProfileNotFound, match=r"type mynode\.toml for the file here"):
         load_cluster("mynode")
 
 
@@ -450,7 +450,7 @@ def test_a_wrong_device_file_is_one_line_with_the_field(old: str, new: str, mess
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('joins = "cluster"', 'joins = "node"', "levels stand innermost first"),
+        ('joins = "cluster"', 'joins = "node"', "levels must stand innermost first"),
         (
             'joins = "cluster"',
             'joins = "rack"',

@@ -27,7 +27,8 @@ def test_nodes_that_are_alike_may_start() -> None:
 def test_a_node_that_did_not_come_is_named() -> None:
     blame, remarks, _ = verdict("n1", NODES, {"n1": good(), "n3": good()})
     assert set(blame) == {"n2"}
-    assert "n2: did not report to n1, the first host, within 30 s" in remarks
+    what = "n2: did not report to n1, the first host, within 30 s"
+    assert f"{what}: see what it says itself, or leave it out" in remarks
 
 
 def test_a_head_that_nobody_reaches_is_to_blame_itself() -> None:
@@ -51,7 +52,8 @@ def test_another_version_than_most_have_is_named(name: str) -> None:
     blame, remarks, alike = verdict("n1", NODES, reports)
     assert blame == {"n3": f"its {name} is not {ALIKE[name]}"}
     assert remarks == [
-        f"{name} is not the same on all nodes: n3 has 9; most have {ALIKE[name]}",
+        f"{name} is not the same on all nodes: n3 has 9; most have {ALIKE[name]}; install the "
+        "same, or name one by --python"
     ]
     assert not alike
 

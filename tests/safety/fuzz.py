@@ -4,8 +4,9 @@
     python -m tests.safety.fuzz --cases 1500 --as nobody
 
 Each case runs in this process, in a folder of its own: no exception, no hang, a documented exit
-code, a message for each failure, no temporary file left, and every device, pipe, link and folder
-as it was. In the namespace all but that folder is read-only, and /dev is a copy.
+code, a message for each failure that says what to do, no temporary file left, and every device,
+pipe, link and folder as it was. In the namespace all but that folder is read-only, and /dev is a
+copy.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from types import FrameType
 from typing import Any
 
 import fsdpplan
+from tests.next_steps import has_next_step
 from tests.safety.fuzz_inputs import Documents, broken, hostile_word
 
 DOCUMENTED = frozenset({0, 2, 3, 4, 5, 6})
@@ -120,6 +122,8 @@ def _broken_promise(code: int, err: str, case: Case) -> str:
     said = [line for line in err.splitlines() if line.startswith("fsdpplan: ")]
     if code and case.words and not said and code not in (3, 6):
         return f"exit code {code} without a word: {err!r}"
+    if code and said and not any(map(has_next_step, said)):
+        return f"nothing says what to do: {err!r}"
     return ""
 
 

@@ -41,7 +41,7 @@ SAYS = {"", "interrupted\n", "terminated\n"}
 def broken(number: int, code: int, err: str, folder: Path) -> str:
     """Which promise does not hold; empty where all do."""
     if code not in (0, 128 + number, -number):
-        return f"exit code {code} after signal {number}"
+        return f"exit code {code} after signal {number}: {err!r}"
     # A traceback without a line of ours is of Python's own start, which hears signals before us.
     if code and err not in SAYS and "fsdpplan" in err:
         return err

@@ -108,7 +108,7 @@ ILLEGAL = [
     ({"pp": 2, "schedule": "interleaved_1f1b", **PP}, "stages a rank", "at least 2"),
     ({"pp": 2, "schedule": "zbv", **PP}, "stages a rank", "--virtual-stages 2"),
     ({"pp": 2, "schedule": "1f1b", "virtual_stages": 2, **PP}, "stages a rank", "interleaved_1f1b"),
-    ({"virtual_stages": 2, "sharding": "ddp"}, "stages a rank", "the others 1"),
+    ({"virtual_stages": 2, "sharding": "ddp"}, "stages a rank", "1 with others"),
     (
         {"pp": 4, "schedule": "dualpipev", "virtual_stages": 2, **PP, "num_microbatches": 4},
         "does not take",

@@ -13,6 +13,7 @@ import pytest
 from fsdpplan.trainer import checkpoint_files as files
 from fsdpplan.trainer.checkpoint_files import FileRecord
 from fsdpplan.trainer.errors import TrainerError
+from fsdpplan.trainer.owner import take_folder
 
 TENSORS = bytes(range(256)) * 40
 
@@ -234,9 +235,9 @@ def test_a_manifest_names_files_of_its_folder(tmp_path: Path, name: str) -> None
 
 
 def test_a_folder_stays_the_runs_that_began_in_it_last(tmp_path: Path) -> None:
-    owner = files.take_folder(tmp_path)
+    owner = take_folder(tmp_path)
     files.require_own(tmp_path, owner)
-    files.take_folder(tmp_path)
+    take_folder(tmp_path)
     with pytest.raises(TrainerError, match=r"another run has begun in .* since"):
         files.require_own(tmp_path, owner)
     with pytest.raises(TrainerError, match="is not the folder that this run began in"):

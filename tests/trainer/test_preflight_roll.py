@@ -148,7 +148,10 @@ def test_bad_nodes_are_one_line_each(tmp_path: Path) -> None:
     assert text == "n1\ta reason of two lines\nn2\tslow\n"
     append_bad_nodes(None, {"n1": "nowhere to write"})
     assert bad_nodes_words(None, {"n1": ""}) == "; leave out n1"
-    assert bad_nodes_words(None, {}) == ""
+    assert bad_nodes_words(tmp_path, {"n1": ""}) == (
+        f"; leave out n1, as a retry does by {tmp_path / 'bad-nodes'}"
+    )
+    assert bad_nodes_words(None, {}).endswith("or leave the preflight out")
 
 
 def test_a_folder_that_cannot_be_written_is_told_about(

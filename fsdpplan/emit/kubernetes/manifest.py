@@ -187,7 +187,10 @@ def _require_volume(option: str, path: str | None, pods: Pods) -> None:
             "choose a path under one that is"
         )
     if max(above, key=lambda mount: len(mount.path)).read_only:
-        raise SpecError(f"{option} {path} is on a volume that is mounted for reading alone")
+        raise SpecError(
+            f"{option} {path} is on a volume that is mounted for reading alone: leave :ro out of "
+            "its --volumes, or choose a path under another"
+        )
 
 
 def _without_rdma(order: Order) -> list[str]:

@@ -37,7 +37,7 @@ def require_name(option: str, name: str) -> None:
     """Raise SpecError for what is no name of an object (claim, Secret, account, queue, class)."""
     if not _SUBDOMAIN.fullmatch(name) or len(name) > 253:
         raise SpecError(
-            f"{option}: {name!r} is no name of an object in Kubernetes: small letters, digits, "
+            f"{option}: {name!r} is no name of an object in Kubernetes: use small letters, digits, "
             "dashes and dots, such as team-a"
         )
 
@@ -46,8 +46,8 @@ def require_label(option: str, name: str) -> None:
     """Raise SpecError for what is no name of one label of DNS, such as a namespace."""
     if not re.fullmatch(_PART, name) or len(name) > 63:
         raise SpecError(
-            f"{option}: {name!r} is no name of a namespace: small letters, digits and dashes, such "
-            "as team-a"
+            f"{option}: {name!r} is no name of a namespace: use small letters, digits and dashes, "
+            "such as team-a"
         )
 
 
@@ -57,8 +57,8 @@ def require_key(option: str, key: str) -> None:
     is_prefixed = not slash or (_SUBDOMAIN.fullmatch(prefix) and len(prefix) <= 253)
     if not name or not _VALUE.fullmatch(name) or len(name) > 63 or not is_prefixed:
         raise SpecError(
-            f"{option}: {key!r} is no key of Kubernetes: letters, digits, dashes, underlines and "
-            "dots, perhaps behind a domain, such as example.com/rack"
+            f"{option}: {key!r} is no key of Kubernetes: use letters, digits, dashes, underlines "
+            "and dots, perhaps behind a domain, such as example.com/rack"
         )
 
 
@@ -66,7 +66,7 @@ def require_label_value(option: str, value: str) -> None:
     """Raise SpecError for what no label can hold."""
     if not _VALUE.fullmatch(value) or len(value) > 63:
         raise SpecError(
-            f"{option}: {value!r} is no value of a label: at most 63 letters, digits, dashes, "
+            f"{option}: {value!r} is no value of a label: use at most 63 letters, digits, dashes, "
             "underlines and dots"
         )
 

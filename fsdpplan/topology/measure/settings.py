@@ -94,7 +94,8 @@ class Settings:
         require_positive_int(smallest_bytes=self.smallest_bytes, largest_bytes=self.largest_bytes)
         if self.smallest_bytes > self.largest_bytes:
             raise SpecError(
-                f"smallest_bytes {self.smallest_bytes} is above largest_bytes {self.largest_bytes}"
+                f"smallest_bytes {self.smallest_bytes} is above largest_bytes "
+                f"{self.largest_bytes}: exchange them"
             )
 
     @property
@@ -159,7 +160,9 @@ def parse(arguments: Sequence[str]) -> tuple[Settings, Path]:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise SpecError(f"the measuring program was started wrongly: {message}")
+        raise SpecError(
+            f"the measuring program was started wrongly: {message}; start it by fsdpplan calibrate"
+        )
 
 
 def _listed(of: Callable[[str], object], separator: str) -> Callable[[str], object]:

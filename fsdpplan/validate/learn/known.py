@@ -147,7 +147,9 @@ def _as_recorded(machines: Machines, cluster: Cluster | None) -> Cluster:
     elif machines.device in profile_names("device"):
         device = load_device(machines.device).device
     else:
-        raise SpecError(f"there is no profile of {machines.device}")
+        raise SpecError(
+            f"there is no profile of {machines.device}: write one, and name it by --hardware"
+        )
     return Cluster(
         name=machines.cluster,
         device=device,

@@ -1,0 +1,108 @@
+"""Every message has a next step, and each kind of error its code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.next_steps import Message, has_next_step, messages
+
+ROOT = Path(__file__).resolve().parent.parent
+
+RAISED = dict.fromkeys(
+    (
+        *("SpecError", "ProfileNotFound", "NoFeasibleLayout", "ProbeError", "LaunchError"),
+        *("GateFailed", "Forgotten", "TrainerError", "RankError", "OutOfMemory"),
+        *("TrainingDiverged", "PreflightFailed", "WrongTorch", "RehearsalFailed"),
+        *("CheckpointFailed", "Unreadable", "ArgumentTypeError", "Problem"),
+    ),
+    0,
+)
+
+PASSED_ON = {
+    "cli/answer.py:search": "the remedy that a search found; tests/search/test_remedy.py",
+    "cli/answer.py:_refuse_question": "a sentence of search/legality.py",
+    "cli/answer.py:one_layout": "a sentence of search/legality.py",
+    "cli/parse.py:release": "a sentence of spec/torch_release.py",
+    "cli/parse.py:nodes": "a sentence of spec/host_list.py",
+    "cost/pipeline_order.py:require_simulated": "a sentence of stages_refusal",
+    "search/pipeline_rules.py:_stages": "a sentence of cost/pipeline_order.py",
+    "files/documents.py:_validate": "a sentence of the value's own __post_init__",
+    "files/hf_config.py:parse_hf_config": "a sentence of spec/model.py",
+    "files/profile_numbers.py:checked": "a sentence of the value's own __post_init__",
+    "run/allocation.py:_machine": "what a node said; it becomes a finding about the node",
+    "run/detect.py:recorded": "a sentence of topology/recording.py",
+    "run/kubernetes.py:Kubernetes._required_job": "a sentence of run/kubernetes_text.py",
+    "run/kubernetes.py:Kubernetes._apply": "a sentence of run/kubernetes_text.py",
+    "run/slurm.py:_submission": "a sentence of run/slurm_text.py",
+    "topology/measure/settings.py:_told.read": "a sentence of spec/checks.py",
+    "trainer/checkpoint.py:Checkpoints._on_first_rank": "the sentence of rank 0, on all ranks",
+    "trainer/preflight.py:Preflight._act": "its step is bad_nodes_words of preflight_report.py",
+    "trainer/rehearsal.py:rehearse_ranks": "what a rank would raise in the job",
+    "trainer/train.py:train": "save_the_end of this file; empty where all is saved",
+    "validate/learn/known.py:_table_priced": "a sentence of validate/predict.py",
+}
+"""Place -> where the sentence that is passed on is made, and seen by this test or another."""
+
+ENDED_ABOVE = {
+    "emit/doors/words.py:require_sayable": "each problem in it ends in what to plan again with",
+    "files/plans.py:": "inside plan_from_json, which ends them: plan again, or undo the edit",
+    "files/table.py:read_data": "_require_file ends it",
+    "files/writing.py:": "inside _explained, which ends them in its caller's advice",
+    "topology/probe.py:run_command": "no error to the user, but a finding about this machine",
+    "trainer/checkpoint.py:require_manifest": "one of the remarks on checkpoints left aside",
+    "trainer/checkpoint_files.py:read_manifest": "one of the remarks on checkpoints left aside",
+    "trainer/checkpoint_storage.py:read_index": "one of the remarks on checkpoints left aside",
+    "trainer/progress.py:read_progress": "one of the remarks on checkpoints left aside",
+}
+"""Place -> who adds the next step."""
+
+
+def raised(path: Path) -> list[Message]:
+    """Those of a file. Problems that are listed: of the doors only, since the trainer's are nouns
+    in one sentence, whose end says to plan again."""
+    found = messages(path, ROOT / "fsdpplan", RAISED)
+    return [one for one in found if one.is_raised or one.place.startswith("emit/doors/")]
+
+
+def all_messages() -> list[Message]:
+    paths = sorted((ROOT / "fsdpplan").rglob("*.py"))
+    return [message for path in paths for message in raised(path)]
+
+
+def excused(message: Message) -> bool:
+    ended = any(message.place.startswith(place) for place in ENDED_ABOVE)
+    return ended or message.place in PASSED_ON
+
+
+def test_every_message_says_what_to_do() -> None:
+    found = all_messages()
+    assert len(found) > 600, "the messages are not found any more"
+    lacking = [m for m in found if not has_next_step(m.text) and not excused(m)]
+    assert not lacking, "\n".join(f"{m.place}, line {m.line}: {m.text}" for m in lacking)
+
+
+def test_no_excuse_is_idle() -> None:
+    lacking = [message.place for message in all_messages() if not has_next_step(message.text)]
+    for place in (*PASSED_ON, *ENDED_ABOVE):
+        assert any(each.startswith(place) for each in lacking), place
+
+
+@pytest.mark.parametrize(
+    ("message", "is_one"),
+    [
+        ("--gpus: 'x' is not a whole number; type one such as 64", True),
+        ("torch 2.8 has no grouped matmuls: use --ep 1, or --torch 2.10", True),
+        ("model.json is not JSON: at line 1, column 2; correct it there", True),
+        ("hidden must be a whole number of at least 1, not 0", True),
+        ("run 3 goes on elsewhere: fsdpplan logs --follow shows what it prints", True),
+        ("this trainer cannot run ep 3. Plan again with these pinned", True),
+        ("run 3 of this folder has ended, and left nothing", False),
+        ("the layout has 8 ranks, the cluster 16 GPUs", False),
+        ("2 stages do not fill 3 ranks: the plan is wrong", False),
+        ("the plan cannot be read: use of closed file", True),  # the rule knows words, not sense
+    ],
+)
+def test_what_counts_as_a_next_step(message: str, is_one: bool) -> None:
+    assert has_next_step(message) is is_one
