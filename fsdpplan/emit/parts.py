@@ -43,8 +43,8 @@ def part_text(name: str) -> str:
 
 
 def part_purpose(name: str) -> str:
-    """What a part does."""
-    return part_text(name).split("\n")[1].partition(": ")[2]
+    """What a part does, as the words after the name in its second line."""
+    return part_text(name).split("\n")[1].partition(": ")[2].removesuffix(".")
 
 
 def part_lines(*, plan: Plan, job: Job) -> list[str]:

@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2016,SC2034,SC2154,SC2329
-# Starts: again after a bad node or a new checkpoint, else an end.
+# Starts: the ranks start again after a bad node or a new checkpoint.
 
 # What this job has been through: Slurm may have requeued it.
 look_back() {

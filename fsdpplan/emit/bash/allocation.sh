@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2016,SC2034,SC2154,SC2329
-# Allocation: one that is not the plan's is refused.
+# Allocation: an allocation that is not the plan's is refused.
 
 enter_allocation() {
   local has=${SLURM_JOB_NUM_NODES:-0}

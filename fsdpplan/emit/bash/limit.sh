@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2016,SC2034,SC2154,SC2329
-# Limit: the program saves before it, and comes back.
+# Limit: the program saves before the time limit, and the job comes back.
 
 # Whether the newest checkpoint is one of a run that has not come to its last step.
 is_unfinished() {

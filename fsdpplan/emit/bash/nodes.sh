@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2016,SC2034,SC2154,SC2329
-# Nodes: the first good ones are used, bad ones are named.
+# Nodes: the first good nodes are used, bad ones are named.
 
 # blame NODE WHY: the node is not used again.
 blame() {

@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2016,SC2034,SC2154,SC2329
-# Start: once, without retries and requeues.
+# Start: the ranks start once, without retries and requeues.
 
 # Notes the end before Slurm makes it.
 leaving() {

@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2016,SC2034,SC2154,SC2329
-# Requeue: back into Slurm's queue, without the bad nodes.
+# Requeue: the job goes back into Slurm's queue, without the bad nodes.
 
 # requeue WHY: back into the queue, without the bad nodes. This shell lives on for a while: only a
 # job that waits can be told which nodes it must not get.
