@@ -26,7 +26,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 CLI_PAGE = ROOT / "docs" / "reference" / "cli.md"
-OUTPUT = re.compile(r"^<!-- output: (?P<command>.+) -->\n```text\n(?P<text>.*?)^```$", re.M | re.S)
+OUTPUT = re.compile(
+    r"^<!-- output: (?P<command>[^\n]+) -->\n```text\n(?P<text>.*?)^```$", re.M | re.S
+)
 
 FIELDS = re.compile(r"^<!-- fields: (?P<arguments>.+) -->\n(?P<table>(?:^\|.*\n)*)", re.M)
 

@@ -268,6 +268,15 @@ def test_the_json_pages_name_every_key_that_recommend_prints(tmp_path: Path) -> 
             assert re.search(rf"[`\"{{ ]{key}[`\",}}]", page), f"no page names {key}"
 
 
+def test_the_page_on_the_jobs_script_leaves_no_line_out(tmp_path: Path) -> None:
+    page = ROOT / "docs/explanation/job-script.md"
+    first, *pieces = (block for block in blocks(page, "text") if block.note.startswith("output: "))
+    assert generator().shell(first.note.removeprefix("output: "), tmp_path).returncode == 0
+    script = (tmp_path / "script").read_text(encoding="utf-8")
+    shown = "".join(piece.text for piece in pieces)
+    assert list(filter(None, shown.split("\n"))) == list(filter(None, script.split("\n")))
+
+
 @pytest.mark.parametrize(
     "path",
     [path for path in PAGES if re.search(r"^<!-- (output|fields): ", text_of(path), re.M)]

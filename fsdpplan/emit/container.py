@@ -45,11 +45,11 @@ class Container:
                 )
 
 
-def step_lines(container: Container | None) -> list[str]:
+def step_lines(container: Container | None, *, folder: str | None) -> list[str]:
     """Lines that set `container`, the words of srun for a step inside it; none without pyxis.
 
-    The working folder and the run's are seen inside under their own names. Pyxis passes the
-    environment in. Source: github.com/NVIDIA/pyxis, wiki, Usage.
+    The working folder, the run's and the job's are seen inside under their own names. Pyxis passes
+    the environment in. Source: github.com/NVIDIA/pyxis, wiki, Usage.
     """
     if container is None or container.runtime != "pyxis":
         return []
@@ -57,12 +57,13 @@ def step_lines(container: Container | None) -> list[str]:
     return [
         f'local mounts={shell_word(mounts) if mounts else ""}"$PWD:$PWD"',
         'mounts+=",$FSDPPLAN_RUN_FOLDER:$FSDPPLAN_RUN_FOLDER"',
+        *(['mounts+=",$FSDPPLAN_JOB_FOLDER:$FSDPPLAN_JOB_FOLDER"'] if folder is not None else []),
         f"local container=(--container-image={shell_word(container.image)}",
         '  --container-workdir="$PWD" --container-mounts="$mounts")',
     ]
 
 
-def prefix_words(container: Container | None, *, gpus: bool) -> str:
+def prefix_words(container: Container | None, *, gpus: bool, folder: str | None) -> str:
     """Words of a shell before the Python of the ranks, with a blank behind them.
 
     Apptainer passes the environment in. Source: apptainer-exec(1).
@@ -71,6 +72,7 @@ def prefix_words(container: Container | None, *, gpus: bool) -> str:
         return ""
     binds = "".join(f"--bind={shell_word(mount)} " for mount in container.mounts)
     own = '--bind="$PWD" --bind="$FSDPPLAN_RUN_FOLDER" --pwd="$PWD" '
+    own = ("" if folder is None else '--bind="$FSDPPLAN_JOB_FOLDER" ') + own
     return f"apptainer exec {'--nv ' if gpus else ''}{binds}{own}{shell_word(container.image)} "
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fsdpplan.emit.alerts import alert_rules
-from fsdpplan.emit.header import plan_digest
+from fsdpplan.emit.header import PLAN_NAME, plan_digest
 from fsdpplan.emit.job import Job, Trainer
+from fsdpplan.emit.node import NODE_CHECK_NAME, TRAINER_NAME
+from fsdpplan.emit.node_check import node_check
+from fsdpplan.emit.parts import part_names, part_text
 from fsdpplan.emit.quoting import shell_word
 from fsdpplan.emit.script import render_launch
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.plan import Plan
 
 SCRIPT_NAME = "job.sbatch"
-PLAN_NAME = "fsdpplan.json"
-TRAINER_NAME = "trainer"
 ALERTS_NAME = "alerts.yml"
 
 
@@ -23,8 +24,8 @@ def job_folder_files(
 ) -> dict[str, str]:
     """File name -> text of the job folder at the absolute path `folder`.
 
-    The script runs the trainer in `folder`, wherever it is submitted from: SLURM runs a copy of
-    the script out of its own spool folder, so a path beside the script would lead nowhere.
+    The script calls the others by the path of `folder`, wherever it is submitted from: SLURM runs
+    a copy of it out of its own spool folder, so a path beside the script would lead nowhere.
     """
     if not isinstance(job.program, Trainer):
         raise SpecError(
@@ -32,14 +33,13 @@ def job_folder_files(
         )
     if not folder.startswith("/"):
         raise SpecError(f"the job folder must be an absolute path, not {folder!r}")
-    script = render_launch(
-        plan=plan,
-        plan_json=plan_json,
-        job=replace(job, trainer_folder=f"{folder.rstrip('/')}/{TRAINER_NAME}"),
-        version=version,
-    )
+    job = replace(job, folder=folder.rstrip("/"))
+    script = render_launch(plan=plan, plan_json=plan_json, job=job, version=version)
+    parts = {f"parts/{name}.sh": part_text(name) for name in part_names(plan=plan, job=job)}
     return {
         SCRIPT_NAME: script,
+        **parts,
+        NODE_CHECK_NAME: node_check(several=plan.cluster.nodes > 1),
         PLAN_NAME: plan_json.rstrip("\n") + "\n",
         ALERTS_NAME: alert_rules(plan, digest=plan_digest(plan_json)),
         "README.md": _readme(plan=plan, plan_json=plan_json, folder=folder, version=version),
@@ -56,10 +56,13 @@ def _readme(*, plan: Plan, plan_json: str, folder: str, version: str) -> str:
     sbatch {SCRIPT_NAME}
     bash {SCRIPT_NAME}{here}
 
-- `{SCRIPT_NAME}`: the launch script, with the plan inside.
+- `{SCRIPT_NAME}`: the launch script. It calls the others.
+- `parts/`: how a job lives, in files that are the same in every job, and what each node looks for
+  in itself before it starts.
 - `{PLAN_NAME}`: the plan, sha256 `{plan_digest(plan_json)[:12]}`.
 - `{ALERTS_NAME}`: rules for Prometheus, for a run with `--prometheus`.
 - `{TRAINER_NAME}/`: the training program. It is yours: it needs torch, not fsdpplan.
 
-The script names this folder by its full path: after moving it, emit it again.
+The script names this folder by its full path, in the line `export FSDPPLAN_JOB_FOLDER=`: after
+moving it, correct that line.
 """

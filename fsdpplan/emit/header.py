@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, replace
 from textwrap import dedent
 
-from fsdpplan.emit.quoting import comment, literal_word
+from fsdpplan.emit.quoting import comment, literal_word, shell_word
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.plan import Plan
 from fsdpplan.spec.torch_features import torch_need
@@ -18,6 +18,12 @@ PLAN_DELIMITER = "FSDPPLAN_PLAN_END"
 
 METRICS_LINE = "export FSDPPLAN_METRICS="
 """Begins the line of a script that says where its metrics go."""
+
+FOLDER_LINE = "export FSDPPLAN_JOB_FOLDER="
+"""Begins the line of a job folder's script that says where the folder is."""
+
+PLAN_NAME = "fsdpplan.json"
+"""File of the plan, in a job folder and beside a script."""
 
 PLAN_KEY = "plan.json"
 """Where the ConfigMap of a manifest has the plan."""
@@ -114,12 +120,7 @@ def layout_words(plan: Plan) -> str:
 
 def plan_lines(plan_json: str) -> list[str]:
     """Lines that put the plan into the environment of every rank."""
-    size = len(plan_json.encode())
-    if size > MAX_PLAN_BYTES:
-        raise SpecError(
-            f"the plan is {size:,} bytes of JSON; a script can pass on {MAX_PLAN_BYTES:,}: "
-            "drop its alternatives"
-        )
+    _require_passable_size(plan_json)
     if "\0" in plan_json or PLAN_DELIMITER in plan_json.splitlines():
         raise SpecError(
             f"the plan's JSON text has a NUL or the script's own delimiter in it: write names "
@@ -135,6 +136,33 @@ def plan_lines(plan_json: str) -> list[str]:
     ]
 
 
+def plan_file_lines(*, plan_json: str, folder: str) -> list[str]:
+    """Lines of the script of a job folder: the same, from the folder's file of the plan."""
+    _require_passable_size(plan_json)
+    return [
+        "# Where the files are that this script calls: Slurm runs a copy of it from elsewhere.",
+        FOLDER_LINE + shell_word(folder),
+        f'[ -r "$FSDPPLAN_JOB_FOLDER/{PLAN_NAME}" ] ||',
+        '  refuse "there is no job folder $FSDPPLAN_JOB_FOLDER: after moving it, correct the line'
+        ' of that name in its job.sbatch"',
+        "# The plan travels in the environment of every rank, and is the one named above.",
+        f'FSDPPLAN_PLAN=$(<"$FSDPPLAN_JOB_FOLDER/{PLAN_NAME}")',
+        '[ "$(printf %s "$FSDPPLAN_PLAN" | sha256sum | cut -c 1-64)" = \\',
+        f"  {plan_digest(plan_json)} ] ||",
+        f'  refuse "$FSDPPLAN_JOB_FOLDER/{PLAN_NAME} was changed: emit the folder again"',
+        "export FSDPPLAN_PLAN",
+    ]
+
+
+def _require_passable_size(plan_json: str) -> None:
+    size = len(plan_json.encode())
+    if size > MAX_PLAN_BYTES:
+        raise SpecError(
+            f"the plan is {size:,} bytes of JSON; a script can pass on {MAX_PLAN_BYTES:,}: "
+            "drop its alternatives"
+        )
+
+
 def job_plan(plan: Plan) -> Plan:
     """The plan that a job carries: without the layouts that it does not run."""
     return replace(plan, alternatives=())
@@ -148,6 +176,14 @@ def read_header(script: str) -> Header | None:
     return None
 
 
+def script_digest(script: str) -> str:
+    """sha256 of the plan that a script runs: of the one inside it, else what its header says."""
+    inside, header = read_plan_json(script), read_header(script)
+    if inside is None and header is not None:
+        return header.digest
+    return plan_digest(inside or "")
+
+
 def read_plan_json(script: str) -> str | None:
     """The JSON text of the plan inside a job script or manifest, or None when there is none."""
     if match := _PLAN.search(script):
@@ -158,8 +194,17 @@ def read_plan_json(script: str) -> str | None:
 
 def read_metrics_path(script: str) -> str | None:
     """The metrics file that a job script sets itself, or None when it leaves that open."""
-    after_plan = script.partition(f"\n{PLAN_DELIMITER}\n")[2]
-    for line in after_plan.splitlines():
-        if line.startswith(METRICS_LINE):
-            return literal_word(line.removeprefix(METRICS_LINE))
+    return _word_after(METRICS_LINE, script)
+
+
+def read_job_folder(script: str) -> str | None:
+    """The job folder whose files a script calls, or None when it holds all itself."""
+    return _word_after(FOLDER_LINE, script)
+
+
+def _word_after(beginning: str, script: str) -> str | None:
+    before, _, after_plan = script.partition(f"\n{PLAN_DELIMITER}\n")
+    for line in (after_plan or before).splitlines():
+        if line.startswith(beginning):
+            return literal_word(line.removeprefix(beginning))
     return None

@@ -179,8 +179,9 @@ class Job:
     """NCCL's own log."""
     metrics: str | None = None
     """File for one JSON line a step."""
-    trainer_folder: str | None = None
-    """Copy of the trainer's source to run in place of the installed one."""
+    folder: str | None = None
+    """Absolute path of the job folder whose files the script calls, the trainer's among them; None:
+    the script holds all but the trainer, which is installed."""
     survival: Survival = field(default_factory=Survival)
     container: Container | None = None
 
@@ -241,13 +242,17 @@ def excluded_hosts(job: Job) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
+def saves_to(job: Job) -> str | None:
+    """Where the program saves checkpoints, as far as the job knows."""
+    return job.program.checkpoint_dir if isinstance(job.program, Trainer) else None
+
+
 def signal_seconds(job: Job) -> int | None:
     """Seconds before the end at which the program is told, or None for not at all."""
     if job.signal_seconds is not None or job.time is None:
         return job.signal_seconds
     limit = time_limit_seconds(job.time)
-    saves = isinstance(job.program, Trainer) and job.program.checkpoint_dir is not None
-    if not saves or limit is None or limit <= 2 * DEFAULT_SIGNAL_SECONDS:
+    if saves_to(job) is None or limit is None or limit <= 2 * DEFAULT_SIGNAL_SECONDS:
         return None
     return DEFAULT_SIGNAL_SECONDS
 

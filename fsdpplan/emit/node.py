@@ -14,6 +14,10 @@ from fsdpplan.emit.node_check import assumptions, node_check
 from fsdpplan.emit.quoting import paragraph, shell_word, shell_words
 from fsdpplan.spec.plan import Plan
 
+TRAINER_NAME = "trainer"
+NODE_CHECK_NAME = "parts/node_check.py"
+"""What a job folder has of it."""
+
 JOIN_SECONDS = 60
 """How long the nodes wait for each other, after all of them have been checked."""
 CONTAINER_JOIN_SECONDS = 600
@@ -66,10 +70,10 @@ def program_words(job: Job) -> str:
         # torchrun would take a leading dash for an option of its own.
         script = f"./{program.script}" if program.script.startswith("-") else program.script
         return shell_words((script, *program.words()))
-    entry: tuple[str, ...] = ("-m", "fsdpplan.trainer")
-    if job.trainer_folder is not None:
-        entry = (f"{job.trainer_folder}/__main__.py",)
-    return shell_words((*entry, *program.words()))
+    entry = "-m fsdpplan.trainer"
+    if job.folder is not None:
+        entry = f'"$FSDPPLAN_JOB_FOLDER/{TRAINER_NAME}/__main__.py"'
+    return " ".join((entry, *map(shell_word, program.words())))
 
 
 def _ignore_usr1() -> list[str]:
@@ -117,18 +121,34 @@ def _threads(plan: Plan) -> list[str]:
 
 
 def _check(*, plan: Plan, job: Job, version: str) -> list[str]:
-    installed = isinstance(job.program, Trainer) and job.trainer_folder is None
+    installed = isinstance(job.program, Trainer) and job.folder is None
     needed = shell_word(version if installed else "")
     gpus = plan.cluster.gpus_per_node if plan.cluster.device.kind == "cuda" else 0
-    text = node_check(several=plan.cluster.nodes > 1)
     met = '"${FSDPPLAN_HEAD:-}" "${FSDPPLAN_HOSTS:-}"'
     assumed = "".join(f" {shell_word(word)}" for word in assumptions(plan=plan, job=job))
     return [
+        *_unseen_folder(job),
         *missing_lines(job.container),
         f"local python=({_python(plan=plan, job=job)})",
-        f'"${{python[@]}}" -c {_verbatim(text)} \\',
+        f'"${{python[@]}}" {_check_program(plan=plan, job=job)} \\',
         f'  "$here" {needed} {gpus} {met}{assumed}',
     ]
+
+
+def _unseen_folder(job: Job) -> list[str]:
+    if job.folder is None:
+        return []
+    return [
+        f'[ -r "$FSDPPLAN_JOB_FOLDER/{TRAINER_NAME}/__main__.py" ] ||',
+        '  refuse "$here: $FSDPPLAN_JOB_FOLDER cannot be read here: put the job folder where every'
+        ' node sees it"',
+    ]
+
+
+def _check_program(*, plan: Plan, job: Job) -> str:
+    if job.folder is not None:
+        return f'"$FSDPPLAN_JOB_FOLDER/{NODE_CHECK_NAME}"'
+    return f"-c {_verbatim(node_check(several=plan.cluster.nodes > 1))}"
 
 
 def _cloud(scripts: tuple[CloudScript, ...]) -> list[str]:
@@ -211,7 +231,7 @@ def _torchrun(*, plan: Plan, job: Job) -> list[str]:
         "local code=0 mark=FSDPPLAN_START=${SLURM_JOB_ID:-}.${SLURM_STEP_ID:-}.${SLURM_PROCID:-}",
         'env "$mark" "${start[@]}" || code=$?',
         *(name_is_gone() if plan.cluster.nodes > 1 else []),
-        *_end_what_is_left(),
+        '[ "$code" = 0 ] || end_left_ranks "$mark"',
         'if [ "$code" = 143 ]; then code=1; fi',
         'return "$code"',
     ]
@@ -234,25 +254,6 @@ def name_is_gone() -> list[str]:
     ]
 
 
-def _end_what_is_left() -> list[str]:
-    """Lines that end the ranks of a torchrun that was killed: they have sessions of their own, and
-    hold the output of the task, which SLURM takes for running as long as they do (seen: 22.05)."""
-    return [
-        "# A torchrun that was killed leaves its ranks, which would train on unseen: they are to",
-        "# save and leave, or are ended.",
-        "local files file number tries=0",
-        'while [ "$code" != 0 ] && [ "$tries" -lt 40 ]; do',
-        '  files=$(grep -lzsxF "$mark" /proc/[0-9]*/environ) || break',
-        "  for file in $files; do",
-        "    file=${file#/proc/} number=$((tries < 30 ? 15 : 9))",
-        '    kill -"$number" "${file%%/*}" 2>/dev/null || true',
-        "  done",
-        "  tries=$((tries + 1))",
-        "  sleep 1",
-        "done",
-    ]
-
-
 def _program(*, plan: Plan, job: Job) -> list[str]:
     """Lines that set `program`; of a user's own, its trial may be asked for in its place."""
     first = tries_first(job, nodes=plan.cluster.nodes)
@@ -264,14 +265,15 @@ def _program(*, plan: Plan, job: Job) -> list[str]:
             trial = f"-m fsdpplan.trainer.preflight {folder}"
             lines.append(f'if [ "${{3:-}}" = preflight ]; then program=({trial}); fi')
         return lines
-    tried = f" --preflight {folder}" if first else ""
-    metrics = ' ${FSDPPLAN_METRICS:+--metrics="$FSDPPLAN_METRICS"}'
-    return [f"local program=({words}{tried}{metrics})"]
+    tried = f"--preflight {folder} " if first else ""
+    metrics = '${FSDPPLAN_METRICS:+--metrics="$FSDPPLAN_METRICS"}'
+    return [f"local program=({words}", f"  {tried}{metrics})"]
 
 
 def _python(*, plan: Plan, job: Job) -> str:
     """The Python of the ranks, as shell words."""
-    prefix = prefix_words(job.container, gpus=plan.cluster.device.kind == "cuda")
+    gpus = plan.cluster.device.kind == "cuda"
+    prefix = prefix_words(job.container, gpus=gpus, folder=job.folder)
     return prefix + shell_word(job.python)
 
 

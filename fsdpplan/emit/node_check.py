@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 
-from fsdpplan.emit.job import Job, Trainer
+from fsdpplan.emit.job import Job, Trainer, saves_to
 from fsdpplan.emit.nccl import environment
 from fsdpplan.emit.nccl_cloud import cloud_scripts
 from fsdpplan.emit.nccl_rules import network_between
@@ -28,6 +28,7 @@ def node_check(*, several: bool) -> str:
 def assumptions(*, plan: Plan, job: Job) -> tuple[str, ...]:
     """What is taken for granted on every node, as arguments of the check."""
     names = ("NCCL_IB_HCA", "NCCL_SOCKET_IFNAME")
+    saved = saves_to(job)
     variables = tuple(
         f"{variable.name}={variable.value}"
         for variable in environment(plan=plan, job=job)
@@ -40,7 +41,7 @@ def assumptions(*, plan: Plan, job: Job) -> tuple[str, ...]:
     return (
         *_torch_needed(plan, job),
         *(f"read={path}" for path in _read_by_all(job)),
-        *(f"save={folder}" for folder in _written_by_all(job)),
+        *([] if saved is None else [f"save={saved}"]),
         *variables,
         *(f"file={path}" for path in files),
     )
@@ -59,10 +60,4 @@ def _read_by_all(job: Job) -> list[str]:
     program = job.program
     if not isinstance(program, Trainer):
         return [program.script]
-    entry = None if job.trainer_folder is None else f"{job.trainer_folder}/__main__.py"
-    return [path for path in (entry, program.data) if path is not None]
-
-
-def _written_by_all(job: Job) -> list[str]:
-    folder = job.program.checkpoint_dir if isinstance(job.program, Trainer) else None
-    return [] if folder is None else [folder]
+    return [] if program.data is None else [program.data]

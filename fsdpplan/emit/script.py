@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from fsdpplan.emit.allocation import allocation_functions, in_allocation
-from fsdpplan.emit.header import METRICS_LINE, header_lines, plan_lines
+from fsdpplan.emit.allocation import attempt_lines, in_allocation
+from fsdpplan.emit.header import METRICS_LINE, header_lines, plan_file_lines, plan_lines
 from fsdpplan.emit.job import Job, UserProgram, signal_seconds, tries_first
 from fsdpplan.emit.node import node_functions
 from fsdpplan.emit.order import Order, refuse_others
+from fsdpplan.emit.parts import part_lines, runs_here, settings_lines
 from fsdpplan.emit.quoting import sbatch_value, shell_word
 from fsdpplan.emit.sbatch_options import sbatch_option
 from fsdpplan.emit.variables import (
@@ -26,7 +27,7 @@ LEAVE_IF_STOPPED = '[ -z "$stopped" ] || exit "$stopped"'
 MEMORY_OPTIONS = ("mem", "mem-per-cpu", "mem-per-gpu")
 """sbatch takes one of them. Source: sbatch(1)."""
 
-ALL_OF_JOB = frozenset(field.name for field in fields(Job))
+ALL_OF_JOB = frozenset(field.name for field in fields(Job)) - {"folder"}
 
 
 def render(order: Order) -> str:
@@ -51,12 +52,13 @@ def render_launch(*, plan: Plan, plan_json: str, job: Job, version: str) -> str:
             *_usage(plan),
         ],
         [*sbatch_lines(plan=plan, job=job)],
-        _strict(),
-        plan_lines(plan_json),
+        _strict(job),
+        _plan(plan_json, job),
         _environment(plan=plan, job=job),
         node_functions(plan=plan, job=job, version=version),
-        _signals(),
-        allocation_functions(plan=plan, job=job),
+        settings_lines(plan=plan, job=job),
+        part_lines(plan=plan, job=job),
+        attempt_lines(plan=plan, job=job),
         _start(plan=plan, job=job),
     ]
     return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
@@ -132,15 +134,29 @@ def _usage(plan: Plan) -> list[str]:
     ]
 
 
-def _strict() -> list[str]:
+def _strict(job: Job) -> list[str]:
+    folder = job.folder is not None
     return [
         "# Strings from options are literal: dollars, tildes, backslashes, typographic quotes",
         "# (SC2016, SC2088, SC1003, SC1112); srun and traps call functions (SC2317, SC2329); a",
         "# cloud's script is on the nodes only (SC1091).",
-        "# shellcheck disable=SC1003,SC1091,SC1112,SC2016,SC2088,SC2317,SC2329",
+        *(
+            ["# Files of the folder read and set what is named here (SC2034, SC2154)."]
+            if folder
+            else []
+        ),
+        "# shellcheck disable=SC1003,SC1091,SC1112,SC2016,"
+        + ("SC2034,SC2088,SC2154," if folder else "SC2088,")
+        + "SC2317,SC2329",
         "set -euo pipefail",
         'refuse() { echo "fsdpplan: $*" >&2; exit 5; }',
     ]
+
+
+def _plan(plan_json: str, job: Job) -> list[str]:
+    if job.folder is None:
+        return plan_lines(plan_json)
+    return plan_file_lines(plan_json=plan_json, folder=job.folder)
 
 
 def _environment(*, plan: Plan, job: Job) -> list[str]:
@@ -164,40 +180,13 @@ def _environment(*, plan: Plan, job: Job) -> list[str]:
     return lines + reasoned_lines(plan=plan, job=job)
 
 
-def _signals() -> list[str]:
-    return [
-        "# Signals come to this shell: USR1 (save and leave) goes on to the ranks, an end to all.",
-        "job='' passed_on='' stopped='' told=''",
-        "pass_usr1() { passed_on=1 told=1; signal_ranks; }",
-        "stop() { passed_on=1 stopped=$1; end_job; leaving; }",
-        "leaving() { :; }",
-        'end_job() { [ -z "$job" ] || kill -TERM "$job" 2>/dev/null || true; }',
-        "trap pass_usr1 USR1",
-        "trap 'stop 130' INT",
-        "trap 'stop 143' TERM",
-        "",
-        "# Waits for what was started last; its exit code is then in `code`.",
-        "follow() {",
-        "  job=$!",
-        '  [ -z "$stopped" ] || end_job',
-        "  # A signal interrupts wait: wait again for the job's own exit code.",
-        "  while :; do",
-        "    passed_on='' code=0",
-        '    wait "$job" || code=$?',
-        '    [ -n "$passed_on" ] || break',
-        "  done",
-        "  job=''",
-        "}",
-    ]
-
-
 def _start(*, plan: Plan, job: Job) -> list[str]:
     inside = '[ -n "${SLURM_JOB_ID:-}" ]'
     if plan.cluster.nodes == 1:
         inside += " && command -v srun >/dev/null"
     return [
         f"if {inside}; then",
-        *(f"  {line}" for line in in_allocation(plan=plan, job=job)),
+        *(f"  {line}" for line in in_allocation(job=job)),
         "else",
         *(f"  {line}" for line in _outside(plan=plan, job=job)),
         "fi",
@@ -207,7 +196,7 @@ def _start(*, plan: Plan, job: Job) -> list[str]:
 def _outside(*, plan: Plan, job: Job) -> list[str]:
     """Lines for a host that no scheduler stands behind: one start, which whoever typed it sees."""
     nodes, cluster = plan.cluster.nodes, plan.cluster
-    if nodes > 1 and cluster.device.kind == "cuda":
+    if not runs_here(plan):
         return [
             f'refuse "this plan needs {nodes} nodes, and this is no SLURM allocation: submit it by'
             ' sbatch $0 (it never falls back to one host)"'
@@ -227,15 +216,6 @@ def _outside(*, plan: Plan, job: Job) -> list[str]:
 
 def _here(*, ranks: int, tried: bool) -> list[str]:
     return [
-        "# torchrun gives each rank a session of its own: they are found by their parent.",
-        "signal_ranks() {",
-        "  local stat fields parent",
-        "  for stat in /proc/[0-9]*/stat; do",
-        '    read -r fields 2>/dev/null <"$stat" || continue',
-        '    read -r _ parent _ <<<"${fields##*) }"',
-        '    [ "$parent" != "$job" ] || kill -USR1 "${fields%% *}" 2>/dev/null || true',
-        "  done",
-        "}",
         "check_node",
         *([f"(start_ranks 1 {ranks} preflight)"] if tried else []),
         LEAVE_IF_STOPPED,

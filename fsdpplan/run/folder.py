@@ -7,9 +7,10 @@ from importlib.resources import files
 from pathlib import Path
 
 from fsdpplan import __version__
-from fsdpplan.emit.folder import TRAINER_NAME, job_folder_files
+from fsdpplan.emit.folder import job_folder_files
 from fsdpplan.emit.header import job_plan
 from fsdpplan.emit.job import Job
+from fsdpplan.emit.node import TRAINER_NAME
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import plan_json
 from fsdpplan.files.table import path_text

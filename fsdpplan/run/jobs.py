@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fsdpplan.emit.folder import SCRIPT_NAME
-from fsdpplan.emit.header import MAX_SCRIPT_BYTES, plan_digest, read_metrics_path, read_plan_json
+from fsdpplan.emit.header import MAX_SCRIPT_BYTES, read_metrics_path, script_digest
 from fsdpplan.errors import FsdpPlanError, SpecError
 from fsdpplan.files.job_records import (
     Ending,
@@ -121,7 +121,7 @@ def _bare(run_folder: Path, folder: Path) -> RunRecord | None:
         jobs=(job_id,),
         folder=str(folder),
         script=str(script),
-        plan_sha256=plan_digest(read_plan_json(text) or ""),
+        plan_sha256=script_digest(text),
         metrics=str(run_folder / METRICS_NAME if own is None else folder / own),
         submitted_at=_made_at(run_folder),
     )

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Literal
 
 from fsdpplan import __version__
-from fsdpplan.emit.folder import PLAN_NAME, SCRIPT_NAME
+from fsdpplan.emit.folder import SCRIPT_NAME
 from fsdpplan.emit.header import (
     MAX_SCRIPT_BYTES,
+    PLAN_NAME,
     job_plan,
     plan_digest,
     read_header,
+    read_job_folder,
     read_plan_json,
 )
 from fsdpplan.emit.job import Job, UserProgram
@@ -22,6 +24,7 @@ from fsdpplan.emit.script import render_launch
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import plan_from_json, plan_json, read_plan
 from fsdpplan.files.table import read_text
+from fsdpplan.run.script_plan import plan_text
 from fsdpplan.search.program_rules import script_problem
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.plan import Plan
@@ -45,10 +48,12 @@ class Launch:
     script: str
     """Its text."""
     plan: Plan
-    """The plan inside it."""
+    """The plan that it runs."""
     origin: str
     """Where it came from, in words."""
     kind: Kind = "script"
+    plan_file: str | None = None
+    """Text of the plan where it is a file beside the script, in place of being inside."""
 
     @property
     def file_name(self) -> str:
@@ -115,10 +120,10 @@ def resolve_launch(
             f"{script_path} stands here with job options of its own: run it without any, or type "
             "--from plan to emit a new script from the plan"
         )
-    script, plan = _read_script(script_path)
+    launch = read_launch(script_path)
     if source is None and os.path.exists(plan_path):
-        _require_same_plan(script_path, plan_path, inside=plan)
-    return Launch(script=script, plan=plan, origin=str(script_path))
+        _require_same_plan(script_path, plan_path, inside=launch.plan)
+    return launch
 
 
 def is_plan(path: Path) -> bool:
@@ -133,9 +138,15 @@ def is_plan(path: Path) -> bool:
 
 def read_launch(path: Path) -> Launch:
     """The job script or manifest of ours at `path`; anything else is refused."""
-    script, plan = _read_script(path)
-    kind: Kind = "script" if script.startswith("#!") else "manifest"
-    return Launch(script=script, plan=plan, origin=str(path), kind=kind)
+    script = read_text(path, limit_bytes=MAX_SCRIPT_BYTES, what="job script")
+    text = _plan_text(script, path)
+    return Launch(
+        script=script,
+        plan=plan_from_json(text, where=f"the plan of {path}"),
+        origin=str(path),
+        kind="script" if script.startswith("#!") else "manifest",
+        plan_file=None if read_job_folder(script) is None else text + "\n",
+    )
 
 
 def _from_plan(plan_path: Path, *, job: Job, folder: Path) -> Launch:
@@ -148,20 +159,24 @@ def _from_plan(plan_path: Path, *, job: Job, folder: Path) -> Launch:
     return Launch(script=emit_script(plan, job), plan=plan, origin=f"emitted from {plan_path}")
 
 
-def _read_script(path: Path) -> tuple[str, Plan]:
-    """A job script of ours and the plan inside it; anything else is refused."""
-    script = read_text(path, limit_bytes=MAX_SCRIPT_BYTES, what="job script")
+def _plan_text(script: str, path: Path) -> str:
+    """The plan of a job script of ours, as JSON; anything else is refused."""
     choices = _choices(path)
     if not script.strip():
         raise SpecError(f"{path} is empty: {choices}")
-    header, text = read_header(script), read_plan_json(script)
+    header, text = read_header(script), plan_text(script, path)
+    if header is not None and text is None and (folder := read_job_folder(script)) is not None:
+        raise SpecError(
+            f"{path} is the script of the job folder {folder}, and the plan is neither there nor "
+            f"beside it: {choices}"
+        )
     if header is None or text is None:
         raise SpecError(
             f"{path} is no job script of fsdpplan (it has no header of ours): {choices}"
         )
     if plan_digest(text) != header.digest:
-        raise SpecError(f"the plan inside {path} was changed after it was emitted: {choices}")
-    return script, plan_from_json(text, where=f"the plan inside {path}")
+        raise SpecError(f"the plan of {path} was changed after it was emitted: {choices}")
+    return text
 
 
 def _choices(path: Path) -> str:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fsdpplan import __version__
-from fsdpplan.emit.header import plan_digest, read_plan_json
+from fsdpplan.emit.header import script_digest
 from fsdpplan.errors import SpecError
 from fsdpplan.files.ledger import append_row
 from fsdpplan.run.compare import compare
@@ -42,7 +42,7 @@ def ledger_row(launch: Launch, outcome: Outcome, *, target: str, folder: Path) -
     return _row(
         launch.plan,
         outcome,
-        plan_sha256=plan_digest(read_plan_json(launch.script) or ""),
+        plan_sha256=script_digest(launch.script),
         run_folder=os.path.relpath(outcome.run_folder, folder.resolve()),
         target=target,
         ended_at=datetime.now(UTC),

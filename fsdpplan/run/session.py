@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fsdpplan.emit.header import plan_digest, read_metrics_path, read_plan_json
+from fsdpplan.emit.header import PLAN_NAME, read_metrics_path, script_digest
 from fsdpplan.errors import FsdpPlanError, LaunchError
 from fsdpplan.files.job_records import EngineName, RunRecord, read_record
 from fsdpplan.files.writing import write_text_atomically
@@ -67,7 +67,7 @@ def run_launch(
         jobs=(),
         folder=str(folder.resolve()),
         script=str(script),
-        plan_sha256=plan_digest(read_plan_json(launch.script) or ""),
+        plan_sha256=script_digest(launch.script),
         metrics=str(metrics),
         submitted_at=_now(),
         host=socket.gethostname(),
@@ -75,6 +75,9 @@ def run_launch(
     run = Run(run_folder=run_folder, record=record)
     try:
         write_text_atomically(script, launch.script)
+        if launch.plan_file is not None:
+            # The job folder may be moved or cleared away; what the run was, stays.
+            write_text_atomically(run_folder / PLAN_NAME, launch.plan_file)
         return UnderWay(run, launch, display, manner or Manner()).start(
             f"{launch.origin}: log and metrics in {run_folder}", target
         )

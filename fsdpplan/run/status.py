@@ -6,10 +6,11 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from fsdpplan.emit.header import MAX_SCRIPT_BYTES, read_plan_json
+from fsdpplan.emit.header import MAX_SCRIPT_BYTES
 from fsdpplan.errors import LaunchError
 from fsdpplan.files.table import text_of
 from fsdpplan.run.jobs import Run, state_of
+from fsdpplan.run.script_plan import plan_text
 
 UNKNOWN = "UNKNOWN"
 
@@ -75,7 +76,8 @@ def standing(run: Run) -> Standing:
 def _planned_mfu_fraction(script: Path) -> float | None:
     """Read straight from the plan in the script: to check all of it takes longer than the rest."""
     try:
-        plan = json.loads(read_plan_json(text_of(script, limit_bytes=MAX_SCRIPT_BYTES)) or "")
+        text = text_of(script, limit_bytes=MAX_SCRIPT_BYTES)
+        plan = json.loads(plan_text(text, script) or "")
         return float(plan["estimate"]["mfu_fraction"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

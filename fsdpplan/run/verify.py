@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fsdpplan.emit.folder import PLAN_NAME
 from fsdpplan.emit.header import (
     MAX_SCRIPT_BYTES,
+    PLAN_NAME,
     job_plan,
     plan_digest,
     read_metrics_path,
-    read_plan_json,
 )
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import plan_from_json, plan_json_like, read_plan
@@ -22,6 +21,7 @@ from fsdpplan.run.compare import Comparison, compare
 from fsdpplan.run.jobs import METRICS_NAME, RUNS_FOLDER
 from fsdpplan.run.launch import FILE_NAMES
 from fsdpplan.run.metrics import Communication, Measured, read_metrics
+from fsdpplan.run.script_plan import plan_text
 from fsdpplan.spec.estimate import CollectiveCost
 from fsdpplan.spec.ledger import LEAST_STEPS
 from fsdpplan.spec.plan import Plan
@@ -136,8 +136,8 @@ def _metrics_of(found: Path, folder: Path) -> Path:
         raise SpecError(f"{found} does not exist: name a run's folder or its metrics file")
     if not os.path.isdir(found):
         return found
-    script = _script_text(found)
-    own = None if script is None else read_metrics_path(script)
+    script = _script_of(found)
+    own = None if script is None else read_metrics_path(_text_of(script))
     metrics = found / METRICS_NAME if own is None else folder / own
     if not os.path.exists(metrics):
         raise SpecError(
@@ -147,19 +147,20 @@ def _metrics_of(found: Path, folder: Path) -> Path:
     return metrics
 
 
-def _script_text(found: Path) -> str | None:
+def _script_of(found: Path) -> Path | None:
     folder = found if os.path.isdir(found) else found.parent
-    script = next((folder / name for name in FILE_NAMES if (folder / name).is_file()), None)
-    if script is None:
-        return None
+    return next((folder / name for name in FILE_NAMES if (folder / name).is_file()), None)
+
+
+def _text_of(script: Path) -> str:
     return read_text(script, limit_bytes=MAX_SCRIPT_BYTES, what="job script")
 
 
 def _plan_of(found: Path, plan_file: Path | None, folder: Path) -> tuple[Plan, str]:
     """(plan, its sha256 as a job script has it)."""
     if plan_file is None:
-        script = _script_text(found)
-        text = None if script is None else read_plan_json(script)
+        script = _script_of(found)
+        text = None if script is None else plan_text(_text_of(script), script)
         if text is not None:
             return plan_from_json(text, where=f"the plan inside {found}"), plan_digest(text)
         plan_file = folder / PLAN_NAME

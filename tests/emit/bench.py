@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
+from fsdpplan.emit.folder import job_folder_files
 from fsdpplan.emit.job import Job
 from fsdpplan.emit.script import render_launch
 from fsdpplan.files.plans import plan_json
@@ -40,6 +41,22 @@ HOSTILE = st.one_of(
 
 def emit(plan: Plan, job: Job | None = None, *, version: str = "1.2.3") -> str:
     return render_launch(plan=plan, plan_json=plan_json(plan), job=job or Job(), version=version)
+
+
+def emit_folder(bench: Path, plan: Plan, job: Job | None = None) -> str:
+    """The script of a job folder, which is written beside; its trainer is empty."""
+    folder = bench / JOB_FOLDER
+    texts = job_folder_files(
+        plan=plan,
+        plan_json=plan_json(plan),
+        job=job or Job(),
+        version="1.2.3",
+        folder=str(folder),
+    )
+    for name, text in {**texts, "trainer/__main__.py": ""}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return texts["job.sbatch"]
 
 
 def shellcheck(script: str) -> str:
@@ -81,7 +98,10 @@ def make_bench(tmp_path: Path) -> Path:
     folder = tmp_path / "bin"
     folder.mkdir()
     recorder = f"""#!/bin/bash
-if [ "$1" = -c ]; then echo "ready ${{*:3}}"; exit "${{CHECK:-0}}"; fi
+case "$1" in
+  -c) echo "ready ${{*:3}}"; exit "${{CHECK:-0}}" ;;
+  */node_check.py) echo "ready ${{*:2}}"; exit "${{CHECK:-0}}" ;;
+esac
 out=$(mktemp {tmp_path}/torchrun.XXXXXX)
 env -0 >"$out.env"
 printf '%s\\0' "$@" >"$out"
@@ -169,6 +189,8 @@ def wait_for(happened: Any, *, seconds: float = 120) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
+
+JOB_FOLDER = "it's my $job"
 
 ALLOCATION = {
     "SLURM_JOB_ID": "12345",

@@ -6,7 +6,7 @@ import pytest
 
 from fsdpplan.emit.job import Job, Trainer, UserProgram
 from fsdpplan.emit.survival import Survival
-from tests.emit.bench import ALLOCATION, Ran, emit, run
+from tests.emit.bench import ALLOCATION, JOB_FOLDER, Ran, emit, emit_folder, make_bench, run
 from tests.emit.plans import make_plan
 
 TWO = make_plan("cuda", nodes=2)
@@ -17,13 +17,25 @@ COUNTS = "echo >>starts; "
 SAVES = "mkdir -p saved; echo step-0000000$(wc -l <starts) >saved/latest; "
 
 
+@pytest.fixture(params=["one file", "folder"])
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A job lives by the same rules wherever they stand."""
+    bench = make_bench(tmp_path)
+    if request.param == "folder":
+        (bench / JOB_FOLDER).mkdir()
+    return bench
+
+
+def script_of(bench: Path, job: Job) -> str:
+    return emit_folder(bench, TWO, job) if (bench / JOB_FOLDER).exists() else emit(TWO, job)
+
+
 def saving(**survival: int | bool) -> Job:
     return Job(program=Trainer(checkpoint_dir="saved"), survival=Survival(**survival))  # type: ignore[arg-type]
 
 
 def played(bench: Path, job: Job, do: str, **values: str) -> Ran:
-    (bench / "t.py").write_text("")
-    return run(bench, emit(TWO, job), **{**ALLOCATION, **values}, DO=COUNTS + do)
+    return run(bench, script_of(bench, job), **{**ALLOCATION, **values}, DO=COUNTS + do)
 
 
 def nexts(ran: Ran) -> list[str]:
@@ -46,7 +58,7 @@ def test_each_start_and_its_end_is_noted(bench: Path) -> None:
 
 def test_a_run_folder_that_cannot_be_made_is_no_reason_to_end(bench: Path) -> None:
     (bench / "run").touch()
-    ran = run(bench, emit(TWO, saving()), **ALLOCATION)
+    ran = run(bench, script_of(bench, saving()), **ALLOCATION)
     assert (ran.code, len(ran.torchrun)) == (0, 2), ran.said
 
 
@@ -70,7 +82,9 @@ def test_saves_without_end_do_not_mean_starts_without_end(bench: Path) -> None:
 
 
 def test_a_program_of_ones_own_is_not_started_again_for_its_own_faults(bench: Path) -> None:
-    ran = played(bench, Job(program=UserProgram(script="t.py")), SAVES + FAILS)
+    (bench / "t.py").write_text("")
+    script = emit(TWO, Job(program=UserProgram(script="t.py")))
+    ran = run(bench, script, **ALLOCATION, DO=COUNTS + SAVES + FAILS)
     assert (ran.code, nexts(ran)) == (7, ["end"])
 
 
@@ -110,7 +124,7 @@ def test_a_job_told_before_its_ranks_were_started_goes_back_into_the_queue(bench
     limit = (
         "   JobState=RUNNING Reason=None\n   StartTime=x EndTime=2020-01-01T00:00:00 Deadline=N/A"
     )
-    script = emit(TWO, Job(program=Trainer(checkpoint_dir="saved"), time="1:00:00"))
+    script = script_of(bench, Job(program=Trainer(checkpoint_dir="saved"), time="1:00:00"))
     script = script.replace("run_attempt() {", "run_attempt() {\n  kill -USR1 $$", 1)
     ran = run(bench, script, **ALLOCATION, JOB=limit)
     assert (ran.code, nexts(ran), ran.torchrun) == (0, ["requeue"], [])
@@ -121,7 +135,9 @@ def test_a_job_told_before_its_ranks_were_started_goes_back_into_the_queue(bench
 def test_a_line_without_its_numbers_is_no_reason_to_end(bench: Path) -> None:
     (bench / "run").mkdir()
     (bench / "run/attempts.jsonl").write_text('{"event": "attempt", "job": "12345"}\n')
-    ran = run(bench, as_batch_script(emit(TWO, saving())), **ALLOCATION, SLURM_RESTART_COUNT="1")
+    ran = run(
+        bench, as_batch_script(script_of(bench, saving())), **ALLOCATION, SLURM_RESTART_COUNT="1"
+    )
     assert ran.code == 0, ran.said
     assert (ran.notes[1]["attempt"], ran.notes[1]["used"]) == (2, 1)
 
@@ -156,7 +172,23 @@ def test_what_slurm_starts_again_counts_where_nothing_was_saved(
         '{"event": "attempt", "job": "12345", "attempt": 1, "used": 0, "restart": 0, "most": 4, '
         '"nodes": ["n1"], "checkpoint": "step-00000001"}\n'
     )
-    script = as_batch_script(emit(TWO, saving()))
+    script = as_batch_script(script_of(bench, saving()))
     ran = run(bench, script, **ALLOCATION, SLURM_RESTART_COUNT="1", DO=COUNTS)
     begun = ran.notes[1]
     assert (begun["attempt"], begun["restart"], begun["used"]) == (2, 1, used)
+
+
+ONCE = {"retries": 0, "requeue": False}
+
+
+def test_a_job_that_starts_once_ends_with_the_code_of_its_ranks(bench: Path) -> None:
+    ran = played(bench, saving(**ONCE), "true")
+    assert (ran.code, nexts(ran), len(ran.torchrun)) == (0, ["end"], 2), ran.said
+    ran = played(bench, saving(**ONCE), SAVES + FAILS)
+    assert (ran.code, nexts(ran)[1:], len(ran.torchrun)) == (7, ["end"], 2), ran.said
+    ran = played(bench, Job(survival=Survival(retries=0, requeue=False)), FAILS, DEAD="n2")
+    assert ran.code == 1
+    assert (bench / "run/bad-nodes").read_text() == "n2\tdoes not answer\n"
+    ran = played(bench, saving(**ONCE), "true")
+    assert (ran.code, ran.torchrun) == (5, [])
+    assert "only 1 of the 2 nodes that are needed are good" in ran.said

@@ -1,13 +1,25 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from fsdpplan.emit.folder import job_folder_files
-from fsdpplan.emit.header import read_plan_json
-from fsdpplan.emit.job import Job, UserProgram
+from fsdpplan.emit.header import plan_digest, read_job_folder, read_plan_json, script_digest
+from fsdpplan.emit.job import Job, Trainer, UserProgram
+from fsdpplan.emit.parts import part_text
+from fsdpplan.emit.survival import Survival
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import plan_json
 from tests.emit.plans import make_plan
+
+SAVING = Trainer(checkpoint_dir="ck")
+JOBS = (
+    Job(program=SAVING, time="8:00:00", survival=Survival(spares=1)),
+    Job(),
+    Job(survival=Survival(retries=0, requeue=False, preflight=False)),
+)
+"""With all that there is, with what comes by itself, with nothing."""
 
 
 def folder_files(folder: str, job: Job | None = None) -> dict[str, str]:
@@ -19,14 +31,42 @@ def folder_files(folder: str, job: Job | None = None) -> dict[str, str]:
 
 def test_a_job_folder_holds_the_script_the_plan_and_a_word_on_both() -> None:
     texts = folder_files("/shared/my job")
-    assert set(texts) == {"job.sbatch", "fsdpplan.json", "alerts.yml", "README.md"}
-    assert read_plan_json(texts["job.sbatch"]) == texts["fsdpplan.json"].rstrip("\n")
+    beside = {"job.sbatch", "fsdpplan.json", "alerts.yml", "README.md"}
+    assert beside == {name for name in texts if not name.startswith("parts/")}
+    assert read_plan_json(texts["job.sbatch"]) is None
+    assert script_digest(texts["job.sbatch"]) == plan_digest(texts["fsdpplan.json"])
+    assert read_job_folder(texts["job.sbatch"]) == "/shared/my job"
     assert "cd '/shared/my job'" in texts["README.md"]
 
 
-def test_its_script_names_the_trainer_by_its_full_path() -> None:
+def test_its_script_says_once_where_it_is() -> None:
     # Slurm runs a copy of the script out of its spool folder.
-    assert "'/shared/my job/trainer/__main__.py'" in folder_files("/shared/my job/")["job.sbatch"]
+    script = folder_files("/shared/my job/")["job.sbatch"]
+    assert script.count("/shared/my job") == 1
+
+
+def test_it_has_the_parts_that_its_script_calls_and_no_others() -> None:
+    for job in JOBS:
+        texts = folder_files("/job", job)
+        called = re.findall(r'^\. "\$parts/(\w+\.sh)"', texts["job.sbatch"], re.M)
+        called += re.findall(r'/parts/(\w+\.py)"', texts["job.sbatch"])
+        parts = [name.removeprefix("parts/") for name in texts if name.startswith("parts/")]
+        assert sorted(called) == sorted(parts)
+        for name in parts:
+            if name.endswith(".sh"):
+                assert texts[f"parts/{name}"] == part_text(name.removesuffix(".sh"))
+
+
+def test_what_is_switched_off_is_absent() -> None:
+    on, default, off = (set(folder_files("/job", job)) for job in JOBS)
+    assert on - default == {"parts/limit.sh", "parts/watch.sh"}
+    assert default - off == {"parts/again.sh", "parts/requeue.sh"}
+    assert off - default == {"parts/once.sh"}
+
+
+def test_an_administrator_reads_it_in_five_minutes() -> None:
+    for job in JOBS:
+        assert folder_files("/job", job)["job.sbatch"].count("\n") < 160
 
 
 def test_a_relative_folder_or_a_program_of_ones_own_is_refused() -> None:

@@ -16,7 +16,7 @@ from fsdpplan.emit.node import name_is_gone, program_words
         (Job(), "-m fsdpplan.trainer"),
         (Job(program=Trainer(steps=9, data="a b")), "-m fsdpplan.trainer --steps=9 '--data=a b'"),
         (Job(program=UserProgram(script="t.py", args=("-x", "y z"))), "t.py -x 'y z'"),
-        (Job(trainer_folder="/j/trainer"), "/j/trainer/__main__.py"),
+        (Job(folder="/j"), '"$FSDPPLAN_JOB_FOLDER/trainer/__main__.py"'),
     ],
 )
 def test_torchrun_is_told_what_to_start(job: Job, words: str) -> None:

@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 from fsdpplan.emit.header import plan_digest
 from fsdpplan.emit.job import Job, Trainer, UserProgram
 from fsdpplan.files.plans import plan_json
-from tests.emit.bench import ALLOCATION, HOSTILE, PLANS, emit, environment, run, wait_for
+from tests.emit.bench import (
+    ALLOCATION,
+    HOSTILE,
+    JOB_FOLDER,
+    PLANS,
+    emit,
+    emit_folder,
+    environment,
+    run,
+    wait_for,
+)
 from tests.emit.plans import make_plan
 
 
@@ -114,9 +124,27 @@ def test_set_up_lines_run_first_and_may_use_unset_variables(bench: Path) -> None
 
 
 def test_a_copied_trainer_runs_in_place_of_the_installed_one(bench: Path) -> None:
-    (bench / "trainer").mkdir()
-    (bench / "trainer/__main__.py").write_text("")
-    ran = run(bench, emit(PLANS["cpu node"], Job(trainer_folder=f"{bench}/trainer")))
-    assert ran.torchrun[0][-1] == f"{bench}/trainer/__main__.py"
-    assert f"'{PLANS['cpu node'].cluster.gpus_per_node}'" not in ran.said
+    ran = run(bench, emit_folder(bench, PLANS["cpu node"], Job(program=Trainer(steps=3))))
+    assert ran.torchrun[0][-2:] == [f"{bench}/{JOB_FOLDER}/trainer/__main__.py", "--steps=3"]
+    assert [plan_digest(text) for text in ran.plans] == [plan_digest(plan_json(PLANS["cpu node"]))]
     assert "ready" in ran.said
+
+
+def test_a_job_folder_that_was_moved_or_changed_is_refused_in_one_line(bench: Path) -> None:
+    script = emit_folder(bench, PLANS["cpu node"])
+    plan = bench / JOB_FOLDER / "fsdpplan.json"
+    plan.write_text(plan.read_text().replace("1", "2"))
+    changed = run(bench, script)
+    (bench / JOB_FOLDER / "trainer/__main__.py").unlink()
+    plan.write_text(plan_json(PLANS["cpu node"]))
+    unseen = run(bench, script)
+    plan.unlink()
+    gone = run(bench, script)
+    for ran, says in (
+        (changed, "fsdpplan.json was changed: emit the folder again"),
+        (unseen, "put the job folder where every node sees it"),
+        (gone, "after moving it"),
+    ):
+        assert (ran.code, ran.torchrun) == (5, [])
+        assert len(ran.said.strip().splitlines()) == 1
+        assert says in ran.said

@@ -60,8 +60,17 @@ class Stage:
                 run.process.kill()
 
     @contextmanager
-    def scene(self, name: str, *, nodes: int, per_node: int = 1, spare: int = 0) -> Iterator[Scene]:
-        """A job of the small plan, not yet emitted, on nodes that no other one has."""
+    def scene(
+        self,
+        name: str,
+        *,
+        nodes: int,
+        per_node: int = 1,
+        spare: int = 0,
+        job_folder: bool = False,
+    ) -> Iterator[Scene]:
+        """A job of the small plan, not yet emitted, on nodes that no other one has; with a folder
+        of its own, or all in one script."""
         folder = self.folder / name
         folder.mkdir()
         with self.nodes.take(nodes + spare) as names, self.quotas.take(1) as (quota,):
@@ -71,6 +80,7 @@ class Stage:
                 plan=small_plan(nodes=nodes, per_node=per_node),
                 names=names,
                 saved=Path(quota) / "saved",
+                job_folder=job_folder,
             )
             try:
                 yield scene
@@ -99,6 +109,8 @@ class Scene:
     """Nodes that it may get."""
     saved: Path
     """Folder of its checkpoints, alone on its file system."""
+    job_folder: bool = False
+    """Whether its script calls files of a folder."""
 
     @property
     def cluster(self) -> SlurmCluster:
@@ -109,8 +121,9 @@ class Scene:
         """`emit-launch`, then `run`."""
         saves = (f"--checkpoint-dir={self.saved}", "--checkpoint-every=5", "--checkpoint-keep=3")
         steps = f"--steps={len(self.stage.undisturbed)}"
-        self.user.emit(self.plan, steps, *saves, *options, nodes=self.names)
-        return self.user.run()
+        out, script = (("--out=job",), ("job/job.sbatch",)) if self.job_folder else ((), ())
+        self.user.emit(self.plan, steps, *saves, *out, *options, nodes=self.names)
+        return self.user.run(*script)
 
     def started(self, *options: str) -> tuple[Run, str]:
         """The same, until it has saved something; the job's id too."""

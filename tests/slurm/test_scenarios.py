@@ -74,7 +74,7 @@ def finishes(stage: Stage, *, nodes: int) -> None:
 
 @played
 def goes_on_after_an_operator_requeues_it(stage: Stage) -> None:
-    with stage.scene("requeued", nodes=2) as scene:
+    with stage.scene("requeued", nodes=2, job_folder=True) as scene:
         run, job_id = scene.started()
         with held(scene.cluster, job_id):
             before = newest_sound(scene.saved)
@@ -85,7 +85,7 @@ def goes_on_after_an_operator_requeues_it(stage: Stage) -> None:
 
 @played
 def goes_on_after_the_signal_before_its_time_limit(stage: Stage) -> None:
-    with stage.scene("limited", nodes=2) as scene:
+    with stage.scene("limited", nodes=2, job_folder=True) as scene:
         run, job_id = scene.started("--time=30")
         with held(scene.cluster, job_id):
             before = newest_sound(scene.saved)
@@ -124,7 +124,7 @@ def goes_on_elsewhere_after_a_link_is_cut(stage: Stage) -> None:
 
 @played
 def goes_on_with_its_spare_node_after_a_link_is_cut(stage: Stage) -> None:
-    with stage.scene("spare", nodes=2, spare=1) as scene:
+    with stage.scene("spare", nodes=2, spare=1, job_folder=True) as scene:
         run, job_id = scene.started("--spares=1")
         with held(scene.cluster, job_id):
             before, (first, second) = newest_sound(scene.saved), scene.attempts()[-1].nodes
@@ -152,7 +152,7 @@ def goes_on_after_the_node_of_its_script_is_cut_off(stage: Stage) -> None:
 
 @played
 def goes_on_when_it_is_resumed_after_it_was_cancelled(stage: Stage) -> None:
-    with stage.scene("cancelled", nodes=2) as scene:
+    with stage.scene("cancelled", nodes=2, job_folder=True) as scene:
         run, job_id = scene.started()
         with held(scene.cluster, job_id):
             before = newest_sound(scene.saved)

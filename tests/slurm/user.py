@@ -107,14 +107,15 @@ class User:
         )
 
     def emit(self, plan: Plan, *options: str, nodes: tuple[str, ...] = ()) -> None:
-        """`emit-launch ... > job.sbatch`, for these nodes only."""
+        """`emit-launch ... > job.sbatch` or `emit-launch --out job`, for these nodes only."""
         (self.folder / "fsdpplan.json").write_text(plan_json(plan))
         others = [name for name in self.cluster.node_names if nodes and name not in nodes]
         exclude = ("--exclude", ",".join(others)) if others else ()
         name = ("--job-name", self.folder.name)
         done = self.type("emit-launch", *name, *exclude, *options)
         assert done.returncode == 0, done.stderr
-        (self.folder / "job.sbatch").write_text(done.stdout)
+        if "--out=job" not in options:
+            (self.folder / "job.sbatch").write_text(done.stdout)
 
     def run(self, *options: str) -> Run:
         """`run ...` on Slurm, left to itself."""

@@ -50,7 +50,6 @@ _JOB = frozenset(
         "port",
         "nccl_debug",
         "metrics",
-        "trainer_folder",
     }
 )
 

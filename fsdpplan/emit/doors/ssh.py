@@ -6,9 +6,7 @@ from fsdpplan.emit.doors.host_lines import STRICT, host_lines, meeting_lines
 from fsdpplan.emit.header import header_lines
 from fsdpplan.emit.order import Order, refuse_others
 
-_JOB = frozenset(
-    {"program", "env", "env_setup", "python", "port", "nccl_debug", "metrics", "trainer_folder"}
-)
+_JOB = frozenset({"program", "env", "env_setup", "python", "port", "nccl_debug", "metrics"})
 
 
 def render(order: Order) -> str:

@@ -30,7 +30,7 @@ KINDS = ("TrainJob", "PyTorchJob", "JobSet", "Job")
 _JOB_FIELDS = frozenset(
     {
         "program", "job_name", "time", "cpus_per_task", "exclude", "env_setup", "env", "python",
-        "port", "nccl_debug", "metrics", "trainer_folder", "survival",
+        "port", "nccl_debug", "metrics", "survival",
     }
 )  # fmt: skip
 _POD_FIELDS = frozenset(

@@ -1,0 +1,32 @@
+# shellcheck shell=bash disable=SC2016,SC2034,SC2154,SC2329
+# Allocation: an allocation that is not the plan's is refused.
+
+enter_allocation() {
+  local has=${SLURM_JOB_NUM_NODES:-0}
+  [ -z "${SLURM_ARRAY_TASK_ID:-}" ] ||
+    refuse "this is a task of a job array: each would run the same plan on the same checkpoints;" \
+      "submit it without --array"
+  [ -z "${SLURM_HET_SIZE:-}" ] ||
+    refuse "this is a heterogeneous job, and the plan is for nodes that are alike: submit it as" \
+      "one component"
+  [ "$has" -ge "$needed" ] && [ "$has" -le $((needed + spares)) ] ||
+    refuse "the plan needs $needed node(s) of $ranks ranks, allocation $SLURM_JOB_ID has $has:" \
+      "take as many, or plan again for what there is"
+  hosts=${SLURM_JOB_NODELIST:-}
+  if [ $((needed + spares)) -gt 1 ]; then
+    if ! command -v srun >/dev/null || ! command -v scontrol >/dev/null; then
+      refuse "srun and scontrol are not on PATH in allocation $SLURM_JOB_ID"
+    fi
+    hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+  fi
+  # What an interactive step says of its own task srun would take for ours, and it wants a task's
+  # cores from one place.
+  unset "${!SLURM_CPU_BIND@}" SLURM_CPUS_PER_TASK SRUN_CPUS_PER_TASK SLURM_TRES_PER_TASK
+  # srun does not inherit the cores since Slurm 22.05: give each task those of the smallest node,
+  # from a list such as 96(x3),48.
+  cores=$(tr ',' '\n' <<<"${SLURM_JOB_CPUS_PER_NODE:-1}" | sed 's/(.*//' | sort -n | sed -n 1p)
+  signal_ranks() { [ -z "$job" ] || kill -USR1 "$job" 2>/dev/null || true; }
+  # An interactive shell may run this more than once in a job.
+  job_key=$SLURM_JOB_ID
+  if [ "${SLURM_TASK_PID:-}" != $$ ]; then job_key+=.$$; fi
+}

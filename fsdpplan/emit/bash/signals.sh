@@ -1,0 +1,26 @@
+# shellcheck shell=bash disable=SC2016,SC2034,SC2154,SC2329
+# Signals: USR1 (save and leave) goes on to the ranks, an end to all.
+
+job='' passed_on='' stopped='' told=''
+pass_usr1() { passed_on=1 told=1; signal_ranks; }
+stop() { passed_on=1 stopped=$1; end_job; leaving; }
+# Others say below how ranks are told, and what is noted before an end.
+signal_ranks() { :; }
+leaving() { :; }
+end_job() { [ -z "$job" ] || kill -TERM "$job" 2>/dev/null || true; }
+trap pass_usr1 USR1
+trap 'stop 130' INT
+trap 'stop 143' TERM
+
+# Waits for what was started last; its exit code is then in `code`.
+follow() {
+  job=$!
+  [ -z "$stopped" ] || end_job
+  # A signal interrupts wait: wait again for the job's own exit code.
+  while :; do
+    passed_on='' code=0
+    wait "$job" || code=$?
+    [ -n "$passed_on" ] || break
+  done
+  job=''
+}
