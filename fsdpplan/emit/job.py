@@ -25,6 +25,9 @@ NcclDebug = Literal["VERSION", "WARN", "INFO"]
 DEFAULT_SIGNAL_SECONDS = 120
 """How long before the time limit the trainer is told to save and leave."""
 
+DEFAULT_STEPS = 20
+"""What the trainer takes where no steps are given; a test compares it with the trainer's own."""
+
 _TIME = re.compile(
     r"(?:(?P<days>\d+)-(?P<day_hours>\d+)(?::(?P<day_minutes>\d+)(?::(?P<day_seconds>\d+))?)?"
     r"|(?:(?P<hours>\d+):)?(?P<minutes>\d+):(?P<seconds>\d+)"
@@ -240,6 +243,19 @@ def excluded_hosts(job: Job) -> tuple[str, ...]:
     """Names of the nodes that the job must not get, each once."""
     names = (host for hosts in job.exclude for host in expand_host_list(hosts))
     return tuple(dict.fromkeys(names))
+
+
+def trained_words(job: Job) -> str:
+    """What the job does, in words: how far, on which data, and whether that is kept."""
+    program = job.program
+    if not isinstance(program, Trainer):
+        return f"Runs: {program.script}"
+    steps = DEFAULT_STEPS if program.steps is None else program.steps
+    data = "made-up tokens (no --data)" if program.data is None else program.data
+    kept = "and keeps nothing (no --checkpoint-dir)"
+    if program.checkpoint_dir is not None:
+        kept = f"with checkpoints in {program.checkpoint_dir}"
+    return f"Trains: {steps} steps on {data}, {kept}"
 
 
 def saves_to(job: Job) -> str | None:

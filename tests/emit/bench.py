@@ -43,16 +43,21 @@ def emit(plan: Plan, job: Job | None = None, *, version: str = "1.2.3") -> str:
     return render_launch(plan=plan, plan_json=plan_json(plan), job=job or Job(), version=version)
 
 
+def folder_texts(plan: Plan, job: Job | None, folder: str) -> dict[str, str]:
+    return job_folder_files(
+        plan=plan, plan_json=plan_json(plan), job=job or Job(), version="1.2.3", folder=folder
+    )
+
+
+def folder_script(plan: Plan, job: Job | None = None) -> str:
+    """The script of a job folder that is nowhere."""
+    return folder_texts(plan, job, f"/{JOB_FOLDER}")["job.sbatch"]
+
+
 def emit_folder(bench: Path, plan: Plan, job: Job | None = None) -> str:
     """The script of a job folder, which is written beside; its trainer is empty."""
     folder = bench / JOB_FOLDER
-    texts = job_folder_files(
-        plan=plan,
-        plan_json=plan_json(plan),
-        job=job or Job(),
-        version="1.2.3",
-        folder=str(folder),
-    )
+    texts = folder_texts(plan, job, str(folder))
     for name, text in {**texts, "trainer/__main__.py": ""}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)

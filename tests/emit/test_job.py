@@ -5,14 +5,17 @@ from typing import Any
 import pytest
 
 from fsdpplan.emit.job import (
+    DEFAULT_STEPS,
     Job,
     Trainer,
     UserProgram,
     signal_seconds,
     time_limit_seconds,
+    trained_words,
 )
 from fsdpplan.emit.sbatch_options import sbatch_option
 from fsdpplan.errors import SpecError
+from fsdpplan.trainer.options import parse_options
 
 
 @pytest.mark.parametrize(
@@ -103,3 +106,13 @@ def test_the_trainer_is_told_of_the_limit_only_when_it_can_save() -> None:
     own = UserProgram(script="train.py")
     assert signal_seconds(Job(time="1:00:00", program=own)) is None
     assert signal_seconds(Job(time="1:00:00", program=own, signal_seconds=90)) == 90
+
+
+def test_a_job_says_how_far_it_trains_and_what_is_kept() -> None:
+    assert trained_words(Job()) == (
+        "Trains: 20 steps on made-up tokens (no --data), and keeps nothing (no --checkpoint-dir)"
+    )
+    kept = Trainer(steps=7, data="d.bin", checkpoint_dir="ck")
+    assert trained_words(Job(program=kept)) == "Trains: 7 steps on d.bin, with checkpoints in ck"
+    assert trained_words(Job(program=UserProgram(script="t.py"))) == "Runs: t.py"
+    assert parse_options([]).steps == DEFAULT_STEPS

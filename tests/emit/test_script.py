@@ -1,18 +1,26 @@
 from __future__ import annotations
 
+import itertools
+from importlib.resources import files
 from typing import Any
 
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from fsdpplan.emit.container import Container
 from fsdpplan.emit.job import Job, Trainer, UserProgram
+from fsdpplan.emit.parts import part_names, part_text
 from fsdpplan.emit.survival import Survival
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.network import Network
 from fsdpplan.spec.plan import Plan
-from tests.emit.bench import HOSTILE, PLANS, bash_objects, emit, shellcheck
+from tests.emit.bench import HOSTILE, PLANS, bash_objects, emit, folder_script, shellcheck
 from tests.emit.networks import networks, on
+
+PARTS = sorted(
+    file.name.removesuffix(".sh") for file in (files("fsdpplan") / "emit/bash").iterdir()
+)
 
 FULL = Job(
     program=Trainer(steps=5, data="a b.bin", checkpoint_dir="ck", checkpoint_every=2, seed=1),
@@ -50,6 +58,49 @@ def test_shellcheck_and_bash_find_nothing(name: str, job: Job) -> None:
     script = emit(PLANS[name], job)
     assert shellcheck(script) == ""
     assert bash_objects(script) == ""
+
+
+OFF = Survival(retries=0, requeue=False, preflight=False)
+SAVING = Trainer(checkpoint_dir="ck")
+PYXIS = Container(image="i", mounts=("/a b",))
+APPTAINER = Container(image="i", runtime="apptainer")
+
+
+@pytest.mark.parametrize(
+    ("name", "job"),
+    [
+        ("one cpu", Job(survival=OFF)),
+        ("cpu nodes", Job(program=SAVING, time="8:00:00", container=APPTAINER)),
+        ("gpu node", Job(program=SAVING, survival=OFF, container=PYXIS)),
+        ("gpu nodes", Job(survival=Survival(spares=1), exclude=("n1",))),
+        ("gpu nodes", Job(survival=Survival(retries=2, requeue=False, spares=1))),
+    ],
+)
+def test_shellcheck_and_bash_find_nothing_in_one_file_or_a_folder(name: str, job: Job) -> None:
+    for script in (emit(PLANS[name], job), folder_script(PLANS[name], job)):
+        assert shellcheck(script) == ""
+        assert bash_objects(script) == ""
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_shellcheck_finds_nothing_in_a_part(name: str) -> None:
+    assert shellcheck(part_text(name)) == ""
+
+
+def test_both_forms_have_the_same_parts_behind_a_line_that_says_what_each_does() -> None:
+    saving = {"program": SAVING, "time": "8:00:00"}
+    jobs = (Job(survival=OFF), Job(**saving, survival=Survival(spares=1)))  # type: ignore[arg-type]
+    seen: set[str] = set()
+    for job, plan in itertools.product(jobs, PLANS.values()):
+        names = part_names(plan=plan, job=job)
+        script, folder = emit(plan, job), folder_script(plan, job)
+        for name in PARTS:
+            _, purpose, text = part_text(name).split("\n", 2)
+            purpose = purpose.removeprefix("# ")
+            assert (f"# ---- {purpose}\n{text}" in script) == (name in names)
+            assert (f'. "$parts/{name}.sh"' in folder) == (name in names)
+        seen |= set(names)
+    assert seen == set(PARTS)
 
 
 @FEW

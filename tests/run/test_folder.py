@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from fsdpplan.emit.header import read_metrics_path
 from fsdpplan.emit.job import Job
 from fsdpplan.errors import SpecError
-from fsdpplan.files.plans import read_plan
+from fsdpplan.files.plans import plan_json, read_plan
 from fsdpplan.run.folder import trainer_sources, write_job_folder
-from fsdpplan.run.launch import resolve_launch
+from fsdpplan.run.launch import read_launch, resolve_launch
 from tests.emit.plans import make_plan
 
 PLAN = make_plan("cpu", nodes=2)
@@ -57,3 +58,26 @@ def test_a_place_that_cannot_be_written_is_said_in_words(tmp_path: Path) -> None
     (tmp_path / "file").write_text("")
     with pytest.raises(SpecError, match="--out"):
         write_job_folder(tmp_path / "file" / "job", plan=PLAN, job=Job())
+
+
+def test_the_plan_of_a_folder_is_found_where_it_was_moved_or_run(tmp_path: Path) -> None:
+    write_job_folder(tmp_path / "job", plan=PLAN, job=Job(metrics="m.jsonl"))
+    launch = read_launch(tmp_path / "job/job.sbatch")
+    assert launch.plan == PLAN
+    assert launch.plan_file == (tmp_path / "job/fsdpplan.json").read_text()
+    assert read_metrics_path(launch.script) == "m.jsonl"
+    copy = tmp_path / "run/job.sbatch"
+    copy.parent.mkdir()
+    copy.write_text(launch.script)
+    assert read_launch(copy).plan == PLAN
+    (tmp_path / "job").rename(tmp_path / "moved")
+    assert read_launch(tmp_path / "moved/job.sbatch").plan == PLAN
+    with pytest.raises(SpecError, match="neither there nor beside it"):
+        read_launch(copy)
+    # Another plan that lies beside is not the script's.
+    other = make_plan("cpu", nodes=4)
+    (tmp_path / "run/fsdpplan.json").write_text(plan_json(other))
+    with pytest.raises(SpecError, match="was changed after it was emitted"):
+        read_launch(copy)
+    (tmp_path / "moved").rename(tmp_path / "job")
+    assert read_launch(copy).plan == PLAN

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,13 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from fsdpplan.emit.header import script_digest
 from fsdpplan.emit.job import Job, Trainer, UserProgram
 from fsdpplan.errors import LaunchError
 from fsdpplan.files.plans import write_plan
 from fsdpplan.run.folder import write_job_folder
-from fsdpplan.run.launch import Launch, emit_script, resolve_launch
+from fsdpplan.run.jobs import chosen_run
+from fsdpplan.run.launch import Launch, emit_script, read_launch, resolve_launch
 from fsdpplan.run.outcome import Outcome
 from fsdpplan.run.session import command_words, run_launch
+from fsdpplan.run.status import standing
+from fsdpplan.run.verify import finished_run
 from fsdpplan.spec.plan import Plan
 from tests.emit.plans import make_plan
 from tests.run.displays import Remembers
@@ -56,14 +61,21 @@ def test_an_emitted_script_trains_a_plan_of_two_nodes_on_this_host(tmp_path: Pat
 @pytest.mark.gloo
 def test_a_job_folder_trains_with_its_own_trainer(tmp_path: Path) -> None:
     folder = tmp_path / "job folder"
-    write_job_folder(folder, plan=HSDP, job=Job(python=sys.executable, program=Trainer(steps=2)))
+    write_job_folder(folder, plan=HSDP, job=Job(python=sys.executable, program=Trainer(steps=9)))
     own = folder / "trainer/__main__.py"
     own.write_text('print("changed by its owner", flush=True)\n' + own.read_text())
     launch, display = resolve_launch(folder), Remembers()
     outcome = run_launch(launch, folder=tmp_path, target="here", display=display)
     assert outcome.exit_code == 0, display.lines
     assert "changed by its owner" in display.lines
-    assert display.steps == [1, 2]
+    assert display.steps[-1] == 9
+    # What the run was is known without the folder.
+    shutil.rmtree(folder)
+    assert read_launch(outcome.run_folder / "job.sbatch").plan == HSDP
+    assert finished_run(outcome.run_folder, plan_file=None, folder=tmp_path).plan == HSDP
+    of_run = chosen_run(tmp_path, None)
+    assert of_run.record.plan_sha256 == script_digest(launch.script)
+    assert standing(of_run).planned_mfu_fraction == HSDP.estimate.mfu_fraction
 
 
 @pytest.mark.gloo
