@@ -251,8 +251,8 @@ def trained_words(job: Job) -> str:
     if not isinstance(program, Trainer):
         return f"Runs: {program.script}"
     steps = DEFAULT_STEPS if program.steps is None else program.steps
-    data = "made-up tokens (no --data)" if program.data is None else program.data
-    kept = "and keeps nothing (no --checkpoint-dir)"
+    data = "made-up tokens" if program.data is None else program.data
+    kept = "without checkpoints"
     if program.checkpoint_dir is not None:
         kept = f"with checkpoints in {program.checkpoint_dir}"
     return f"Trains: {steps} steps on {data}, {kept}"

@@ -36,6 +36,7 @@ Kind = Literal["script", "manifest"]
 _NAMES: dict[Kind, str] = {"script": SCRIPT_NAME, "manifest": "job.yaml"}
 FILE_NAMES = tuple(_NAMES.values())
 """What a run's folder may have."""
+_COMMENTS = re.compile("^#.*$", re.MULTILINE)
 _CHECKPOINTS = re.compile(
     r"""(?<!\S)(?:'--checkpoint-dir\b[^']*'(?:"'"'[^']*')*|--checkpoint-dir\b(?:[= ]\S+)?)"""
 )
@@ -70,7 +71,7 @@ def checkpoints_word(script: str) -> str | None:
     """The option by which `script` keeps checkpoints, as it stands there; None where it keeps
     none."""
     plan = read_plan_json(script) or ""
-    found = _CHECKPOINTS.search(script.replace(plan, ""))
+    found = _CHECKPOINTS.search(_COMMENTS.sub("", script.replace(plan, "")))
     return None if found is None else found[0]
 
 

@@ -109,9 +109,7 @@ def test_the_trainer_is_told_of_the_limit_only_when_it_can_save() -> None:
 
 
 def test_a_job_says_how_far_it_trains_and_what_is_kept() -> None:
-    assert trained_words(Job()) == (
-        "Trains: 20 steps on made-up tokens (no --data), and keeps nothing (no --checkpoint-dir)"
-    )
+    assert trained_words(Job()) == "Trains: 20 steps on made-up tokens, without checkpoints"
     kept = Trainer(steps=7, data="d.bin", checkpoint_dir="ck")
     assert trained_words(Job(program=kept)) == "Trains: 7 steps on d.bin, with checkpoints in ck"
     assert trained_words(Job(program=UserProgram(script="t.py"))) == "Runs: t.py"
