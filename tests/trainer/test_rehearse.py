@@ -162,7 +162,7 @@ def test_what_does_not_divide_is_caught(tmp_path: Path) -> None:
 
 
 def test_there_is_no_rank_behind_the_last(tmp_path: Path) -> None:
-    with pytest.raises(TrainerError, match="no rank 4: the plan has ranks 0 to 3"):
+    with pytest.raises(TrainerError, match="there is no rank 4: take ranks from 0 to 3"):
         report_of(tmp_path, 4, **HSDP)
 
 
