@@ -51,7 +51,7 @@ PLANNING = {
     "--pp": (f"{ONE_NODE} --dp-replicate 8", ("--pp", "2", "--dp-replicate", "4")),
     "--micro-batch": (HSDP, ("--micro-batch", "2")),
     "--schedule": (
-        f"{PIPELINE} --activation-checkpointing full --fits 90%",
+        f"{PIPELINE} --activation-checkpointing full --global-batch 32",
         ("--schedule", "gpipe"),
     ),
     "--virtual-stages": (PIPELINE, ("--virtual-stages", "2")),
@@ -430,6 +430,7 @@ ELSEWHERE = {
     "--build": "cli/test_rehearse.py",
     "--whole-step": "cli/test_rehearse.py",
     "--program": "cli/test_program.py",
+    "--experts-over-tp": "cli/test_options.py",
     "--torch": "cli/test_torch.py",
     "--rehearsed": "cli/test_rehearse.py",
     "--min-mfu": "cli/test_verify.py",
