@@ -146,5 +146,5 @@ def test_what_was_run_first_makes_the_next_choice_no_worse(rows: list[HeldBack])
         before.append(regret(group, []))
         after.append(regret(group, [first]))
     assert len(before) >= 30
-    assert mean(after) <= 0.97 * mean(before)  # 13.1 and 12.3 % on 2026-11-24
+    assert mean(after) <= 0.97 * mean(before)  # 13.8 and 12.3 % on 2026-11-24
     assert median(after) <= median(before)
