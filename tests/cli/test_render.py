@@ -36,7 +36,7 @@ def test_no_line_is_wider_than_the_screen(text: str, width: int) -> None:
 
 @given(st.text(max_size=100))
 def test_control_characters_are_shown_not_sent(text: str) -> None:
-    assert all(c.isprintable() or c == "\n" for c in printable(text))
+    assert all(c.isprintable() or c in "\n\t" for c in printable(text))
     assert "\x1b" not in wrapped(f"\x1b[2J{text}", width=80)
 
 
