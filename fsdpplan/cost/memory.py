@@ -54,7 +54,6 @@ __all__ = [
     "fsdp2_bytes_per_parameter",
     "rank_memory",
     "stage_memory",
-    "stage_peak_bytes",
     "state_bytes",
 ]
 
@@ -128,6 +127,7 @@ def optimizer_phase(
     )
 
 
+@lru_cache(maxsize=4096)
 def stage_memory(
     *,
     model: Model,
@@ -137,7 +137,7 @@ def stage_memory(
     stage: Stage,
     in_flight_blocks: int,
 ) -> MemoryBreakdown:
-    """Memory of one pipeline rank at its peak."""
+    """Memory of one pipeline rank at its peak; a search asks for the same rank again and again."""
     require_offloadable(layout)
     sizes = rank_sizes(
         model=model,
@@ -200,27 +200,6 @@ def stage_memory(
             lasting_fraction=fit.lasting_fragments_fraction * fit.fragmentation_fraction,
         ),
     )
-
-
-@lru_cache(maxsize=4096)
-def stage_peak_bytes(
-    *,
-    model: Model,
-    cluster: Cluster,
-    training: Training,
-    layout: Layout,
-    stage: Stage,
-    in_flight_blocks: int,
-) -> int:
-    """Its peak on the device: a search asks for that of one rank again and again."""
-    return stage_memory(
-        model=model,
-        cluster=cluster,
-        training=training,
-        layout=layout,
-        stage=stage,
-        in_flight_blocks=in_flight_blocks,
-    ).peak_device_bytes
 
 
 def rank_memory(

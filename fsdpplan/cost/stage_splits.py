@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import lru_cache
 from heapq import heapify, heappop, heapreplace
 
-from fsdpplan.cost.memory import available_bytes, stage_peak_bytes
+from fsdpplan.cost.memory import available_bytes, stage_memory
 from fsdpplan.cost.passes import plain_seconds
 from fsdpplan.cost.pipeline_stages import (
     in_flight_blocks,
@@ -174,14 +174,14 @@ def _rank_peaks(
     return [
         (
             stage.blocks,
-            stage_peak_bytes(
+            stage_memory(
                 model=model,
                 cluster=cluster,
                 training=training,
                 layout=layout,
                 stage=stage,
                 in_flight_blocks=alive,
-            ),
+            ).peak_device_bytes,
         )
         for stage, alive in zip(stages, in_flight_blocks(model=model, layout=layout), strict=True)
     ]

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
-from fsdpplan.cost.memory import stage_peak_bytes
+from fsdpplan.cost.memory import stage_memory
 from fsdpplan.cost.pipeline_stages import fullest_ranks, layout_stage_blocks
 from fsdpplan.search.enumerate import (
     Degrees,
@@ -231,7 +231,7 @@ def needed_bytes(asked: Question, layout: Layout, *, enough_bytes: int | None = 
     """
     needed = 0
     for stage, blocks in fullest_ranks(model=asked.model, layout=layout):
-        peak = stage_peak_bytes(
+        memory = stage_memory(
             model=asked.model,
             cluster=asked.cluster,
             training=asked.training,
@@ -239,7 +239,7 @@ def needed_bytes(asked: Question, layout: Layout, *, enough_bytes: int | None = 
             stage=stage,
             in_flight_blocks=blocks,
         )
-        needed = max(needed, peak)
+        needed = max(needed, memory.peak_device_bytes)
         if enough_bytes is not None and needed > enough_bytes:
             break
     return needed
