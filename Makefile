@@ -39,7 +39,7 @@ demo: $(VENV)/.runtime  ## plan, emit and run a small decoder on four CPU proces
 test: $(VENV)/.dev  ## run the tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-quick: $(VENV)/.dev  ## run the tests of what differs from main, in about a minute
+quick: $(VENV)/.dev  ## run the tests of what differs from main: of few modules in a minute or two
 	$(BIN)/python -m tests.quick
 
 test-whole: $(VENV)/.dev  ## run the tests with all cases of each sampled matrix

@@ -1,4 +1,4 @@
-"""Quick: the tests of what a change touched, in about a minute; `make quick`.
+"""Quick: the tests of what a change touched; `make quick`.
 
     python -m tests.quick                  # what differs from main, committed or not
     python -m tests.quick --base HEAD~3
