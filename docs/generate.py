@@ -8,6 +8,7 @@
 * Every table under a comment `<!-- fields: MODULE CLASS [PROPERTY ...] -->`: the fields of a
   dataclass with their types and docstrings, and the properties named.
 * Every table under a comment `<!-- torch: NAME -->`: see `docs/torch_table.py`.
+* Every table under a comment `<!-- held out: NAME -->`: see `docs/held_out_table.py`.
 
 `tests/test_docs.py` fails when a page differs from what this writes.
 """
@@ -32,7 +33,9 @@ OUTPUT = re.compile(
 
 FIELDS = re.compile(r"^<!-- fields: (?P<arguments>.+) -->\n(?P<table>(?:^\|.*\n)*)", re.M)
 
-TORCH = re.compile(r"^<!-- torch: (?P<name>\w+) -->\n(?P<table>(?:^\|.*\n)*)", re.M)
+TABLE = re.compile(
+    r"^<!-- (?P<of>torch|held out): (?P<name>\w+) -->\n(?P<table>(?:^\|.*\n)*)", re.M
+)
 
 CLI_HEAD = """# Commands
 
@@ -117,22 +120,25 @@ def field_tables(page: str) -> str:
     return FIELDS.sub(table, page)
 
 
-def torch_tables(page: str) -> str:
-    """`page` with the tables of what each release of torch has, as the code says now."""
+def tables(page: str) -> str:
+    """`page` with the tables of what each release of torch has, and of errors, as they are now."""
+    from docs.held_out_table import held_out_table
     from docs.torch_table import torch_table
 
+    lines_of = {"torch": torch_table, "held out": held_out_table}
+
     def table(match: re.Match[str]) -> str:
-        lines = [f"<!-- torch: {match['name']} -->", *torch_table(match["name"])]
+        lines = [f"<!-- {match['of']}: {match['name']} -->", *lines_of[match["of"]](match["name"])]
         return "".join(f"{line}\n" for line in lines)
 
-    return TORCH.sub(table, page)
+    return TABLE.sub(table, page)
 
 
 def written_page(path: Path) -> str:
     """What `path` should hold."""
     if path == CLI_PAGE:
         return cli_page()
-    page = torch_tables(field_tables(path.read_text(encoding="utf-8")))
+    page = tables(field_tables(path.read_text(encoding="utf-8")))
     with tempfile.TemporaryDirectory() as folder:
         return outputs(page, Path(folder))
 

@@ -109,7 +109,7 @@ def test_what_all_gpus_share_is_not_repeated_unless_it_was_measured() -> None:
     document = tomllib.loads(text_of(replace(whole, device=replace(whole.device, fit=fit))))
     written = document["device"]["fit"]
     assert written["kernel_launch_seconds"]["value"] == 3e-6
-    assert "matmul_wave_fraction" not in written
+    assert "throttle_seconds" not in written
     assert {"matmul_fraction", "memory_fraction"} <= set(written)
 
 

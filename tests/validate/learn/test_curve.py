@@ -96,6 +96,8 @@ def test_the_pages_say_what_runs_bring(found: tuple[Point, ...], page: str) -> N
     text = (ROOT / page).read_text()
     said = re.findall(r"^\| (\d+) runs? \| ([\d.]+) % \|.*?(\d+) % \|(?: \d+ % \|)?$", text, re.M)
     assert [int(known) for known, _, _ in said] == [1, 3, 10]
+    if without := re.search(r"([\d.]+) % off without a run of theirs", " ".join(text.split())):
+        assert float(without[1]) / 100 == pytest.approx(found[0].without_fraction, abs=0.001)
     for (_, error, inside), point in zip(said, found, strict=True):
         assert float(error) / 100 == pytest.approx(point.error_fraction, abs=0.001)
         assert float(inside) / 100 == pytest.approx(point.coverage_fraction, abs=0.01)

@@ -1,0 +1,79 @@
+"""How far off the projects are that the constants have never seen, for the pages that say so.
+
+Read from `tests/golden/bench/held_out.json`, which `make fit` writes: nothing is predicted here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import mean, median, quantiles
+
+from fsdpplan.files.bundled import bundled_runs
+from fsdpplan.files.profile_devices import PHYSICS, PhysicsProfile
+from fsdpplan.files.profiles import load_profile
+from fsdpplan.files.runs import read_runs
+from fsdpplan.validate.fit_bands import is_inside
+from fsdpplan.validate.held_out import HELD_OUT, HeldOutRow, read_held_out
+from fsdpplan.validate.projects import POORLY_TUNED
+
+NAMES = {
+    "torchtitan": "torchtitan: FSDP2, tensor parallelism, fp8, on A100 and H100",
+    "mosaicml_llmfoundry": "MosaicML LLM Foundry: FSDP1 on A100 and H100",
+    "fms_fsdp": "fms-fsdp: FSDP1 and HSDP, eager and compiled",
+    "internevo": "InternEvo: ZeRO-1 on 8 to 1,024 A100",
+    "bloom_prequel": "BLOOM's search: Megatron-DeepSpeed in 3D on up to 384 A100",
+    "nemo": "NeMo: Megatron Core in fp8 on H100",
+    "dgxc_benchmarking": "DGX Cloud benchmarks: NeMo, MaxText, Pax on up to 2,304 H100 and GB200",
+    "megatron_2020_tables": "Megatron-LM of 2020 on V100 and A100",
+    POORLY_TUNED: "nanotron's sweep, pp 1 and tp up to 8",
+    "libai_benchmark": "LiBai and Megatron-LM on an unnamed GPU, taken as V100",
+    "xtuner_megatron_moe": "XTuner and Megatron: large mixtures on H800",
+    "seed_gpt2_large_h100": "one script, GPT-2 Large on H100",
+}
+"""What the projects of the published runs are, in the order of the pages."""
+
+APART = "seed_gpt2_large_h100"
+"""Of one unnamed script on one GPU: shown, and not part of the means."""
+
+
+def held_out_table(name: str) -> Iterator[str]:
+    """Lines of the table `name`: `projects`, one a line, or `strangers`, their mean."""
+    projects = _rows_by_project()
+    if name == "projects":
+        yield "| project | rows | median error | nine in ten within |"
+        yield "|---|---:|---:|---:|"
+        for project, what in NAMES.items():
+            errors = _errors(projects[project])
+            most = quantiles(errors, n=10, method="inclusive")[-1]
+            yield f"| {what} | {len(errors)} | {100 * median(errors):.1f} % | {100 * most:.0f} % |"
+    elif name == "strangers":
+        physics = load_profile(PHYSICS)
+        assert isinstance(physics, PhysicsProfile)
+        bands = dict(physics.errors)
+        counted = [rows for project, rows in projects.items() if project != APART]
+        middle = mean(median(_errors(rows)) for rows in counted)
+        inside = mean(mean(is_inside(row, bands) for row in rows) for rows in counted)
+        yield "| a stack that the constants have never seen | |"
+        yield "|---|---:|"
+        yield f"| median error, as a mean over {len(counted)} projects | {100 * middle:.1f} % |"
+        yield f"| steps inside the 80 % band, as a mean over them | {100 * inside:.0f} % |"
+    else:
+        raise ValueError(f"no table of held-out errors named {name!r}: projects or strangers")
+
+
+def _errors(rows: Sequence[HeldOutRow]) -> list[float]:
+    return [abs(row.predicted_step_seconds / row.measured_step_seconds - 1) for row in rows]
+
+
+def _rows_by_project() -> dict[str, list[HeldOutRow]]:
+    """Of nanotron only its plain layouts, as everywhere."""
+    table: Path = bundled_runs()
+    runs = read_runs(table)
+    projects: dict[str, list[HeldOutRow]] = defaultdict(list)
+    for row in read_held_out(table.parent / HELD_OUT).rows:
+        run = runs[row.row]
+        if row.project != POORLY_TUNED or (run.pp == 1 and run.tp <= 8):
+            projects[row.project].append(row)
+    return projects
