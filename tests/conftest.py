@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import signal
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -43,6 +45,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "sampled(cases): of so many cases, by a seed, unless --whole asks for all"
     )
+    config.addinivalue_line(
+        "markers",
+        "thinned(share): such a share of the cases, by a seed, unless --whole asks for all; a case"
+        " of one name is in or out for all tests of its file, which may measure them together",
+    )
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -71,13 +78,48 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
             matrices[name, mark.args[0]].append(item)
         if config.getoption("--few"):
             matrices[name, FEW].append(item)
-    left_out: set[pytest.Item] = set()
+    seed = config.getoption("--sample-seed")
+    left_out = _thinned_out(items, seed)
     for (name, number), cases in matrices.items():
-        chance = random.Random(f"{name} {config.getoption('--sample-seed')}")
+        chance = random.Random(f"{name} {seed}")
         left_out |= {*cases} - {*chance.sample(cases, min(number, len(cases)))}
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
+
+
+def _thinned_out(items: list[pytest.Item], seed: int) -> set[pytest.Item]:
+    """Of each test that is thinned all but a share of its cases, and one at least."""
+    tests: dict[tuple[str, float], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        for mark in item.iter_markers("thinned"):
+            tests[item.nodeid.partition("[")[0], mark.args[0]].append(item)
+
+    def chance(item: pytest.Item) -> float:
+        name = f"{seed} {item.path.name} {item.nodeid.partition('[')[2].partition(']')[0]}"
+        return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") / 2**32
+
+    left_out = set()
+    for (_, share), cases in tests.items():
+        _first, *others = sorted(cases, key=chance)
+        left_out |= {item for item in others if chance(item) >= share}
+    return left_out
+
+
+@pytest.fixture(scope="module")
+def asked(request: pytest.FixtureRequest) -> Callable[[str], set[Any]]:
+    """Values that a parameter has among this file's tests of the session: what is to be measured
+    where one set of processes measures for all of them."""
+
+    def values(parameter: str) -> set[Any]:
+        return {
+            item.callspec.params[parameter]
+            for item in request.session.items
+            if item.path == request.path and hasattr(item, "callspec")
+            if parameter in item.callspec.params
+        }
+
+    return values
 
 
 def _turn(item: pytest.Item) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
@@ -20,6 +21,10 @@ from tests.trainer import forks, plans
 
 TIMEOUT_SECONDS = 180
 
+ASKED = "FSDPPLAN_TESTS_ASKED"
+"""Names of the cases that ranks are to measure, as JSON; all where it is not set."""
+
+Case = TypeVar("Case")
 Measure = TypeVar("Measure", bound=Callable[..., Any])
 
 
@@ -60,8 +65,22 @@ def leave_with(results: dict[str, Any], out: Path, *, writer: int = 0) -> NoRetu
     leave(0)
 
 
-def measured(world: int, function: str, out: Path, **environment: str) -> dict[str, Any]:
-    """The JSON that a function on forked ranks writes into `out`."""
+def is_asked(name: str) -> bool:
+    """Whether a case is to be measured on these ranks."""
+    return ASKED not in os.environ or name in json.loads(os.environ[ASKED])
+
+
+def asked_of(cases: dict[str, Case]) -> dict[str, Case]:
+    """Those that are to be measured on these ranks."""
+    return {name: case for name, case in cases.items() if is_asked(name)}
+
+
+def measured(
+    world: int, function: str, out: Path, *, asked: Iterable[str] | None = None, **environment: str
+) -> dict[str, Any]:
+    """The JSON that a function on forked ranks writes into `out`, of the cases `asked` for."""
+    if asked is not None:
+        environment[ASKED] = json.dumps(sorted(asked))
     finished = forked(world, function, out, **environment)
     assert finished.returncode == 0, finished.stderr[-4000:]
     found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"), object_hook=Found)

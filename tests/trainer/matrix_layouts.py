@@ -109,7 +109,7 @@ def measure_all(out: Path) -> None:
     dense, with_experts = OF_WORLD[world]
     results: dict[str, Any] = {}
     for layouts, model in ((dense, dense_model(world)), (with_experts, FOUR_HEADS | EXPERTS)):
-        for name, layout in layouts.items():
+        for name, layout in jobs.asked_of(layouts).items():
             text = plans.plan_text(model=model, **layout)
             results[name] = losses.measure(text, steps=STEPS)
     if dist.get_rank() == 0:

@@ -178,12 +178,12 @@ def predicted_rows(which: str, name: str) -> list[list[Any]]:
 
 
 @cache
-def measured(which: str) -> dict[str, Any]:
+def measured(which: str, names: frozenset[str]) -> dict[str, Any]:
     """What the ranks of a set measure, each layout in turn; once a test process."""
     with TemporaryDirectory() as folder:
         out = Path(folder) / f"{which}.json"
         world = int(which.rpartition("_")[2])
-        return jobs.measured(world, "tests.trainer.parallel_layouts:measure_all", out)
+        return jobs.measured(world, "tests.trainer.parallel_layouts:measure_all", out, asked=names)
 
 
 @jobs.refusable
@@ -224,7 +224,7 @@ def measure(text: str) -> dict[str, Any]:
 def measure_all(out: Path) -> None:
     """The layouts of the set that `out` is named after, and their references; rank 0 writes."""
     dist.init_process_group("gloo")
-    layouts = SETS[out.stem]
+    layouts = jobs.asked_of(SETS[out.stem])
     results = {name: measure(json.dumps(document(out.stem, name))) for name in layouts}
     if dist.get_rank() == 0:
         models = {model for model, _ in layouts.values()}

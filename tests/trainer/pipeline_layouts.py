@@ -245,12 +245,12 @@ def fail_on_the_last_stage(out: Path) -> None:
 def others() -> dict[str, Any]:
     """What else 4 ranks measure."""
     results: dict[str, Any] = {}
-    for name in HALF:
+    for name in filter(jobs.is_asked, HALF):
         results[name] = losses.measure(half_text(name))
-    for name, layout in MESSAGES.items():
+    for name, layout in jobs.asked_of(MESSAGES).items():
         text = plans.plan_text(model=counted_model(name), **layout)
         results[f"counted_{name}"] = counted(text)
-    for name, layout in DOCUMENTS.items():
+    for name, layout in jobs.asked_of(DOCUMENTS).items():
         text = plans.plan_text(model=MODELS["plain"], **layout)
         results[f"documents_{name}"] = documents(text), documents_reference(text)
     return results
@@ -262,7 +262,7 @@ def measure_layouts(out: Path) -> None:
     results: dict[str, Any] = {}
     for model, layouts in FP32[dist.get_world_size()].items():
         results[f"reference_{model}"] = losses.reference(MODELS[model])
-        for name, layout in layouts.items():
+        for name, layout in jobs.asked_of(layouts).items():
             text = plans.plan_text(model=MODELS[model], **layout)
             results[name] = losses.measure(text, steps=STEPS)
     if dist.get_world_size() == 4:

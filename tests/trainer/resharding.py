@@ -1,4 +1,4 @@
-"""Save in one layout, load in another: `python resharding.py FOLDER` writes FOLDER/losses.json.
+"""Save in one layout, load in another: `python resharding.py FOLDER PAIR...`.
 
 All ranks are forked from one process that has imported torch and run none of it. Each layout trains
 two steps, saves, and trains two more; then others read what it saved and train the same two.
@@ -126,7 +126,9 @@ CASES: dict[str, Case] = {
 MISSING = {name: why for name, case in CASES.items() for why in lacking(plan_of(case))}
 """What the torch that is here cannot run of them."""
 
-PAIRS = [(source, name) for name, case in CASES.items() for source in case.reads]
+PAIRS = {
+    f"{source}-{name}": (source, name) for name, case in CASES.items() for source in case.reads
+}
 WORLDS = sorted({case.world for case in CASES.values()})
 
 
@@ -173,21 +175,19 @@ def run_all(folder: Path, jobs: list[tuple[str, Case, Path, bool]]) -> None:
     leave(0)
 
 
-def main(folder: Path) -> None:
-    """Save everything, then load everything."""
+def main(folder: Path, pairs: list[str]) -> None:
+    """Save what the pairs need, then load it."""
     saving: dict[int, list[Any]] = {world: [] for world in WORLDS}
     loading: dict[int, list[Any]] = {world: [] for world in WORLDS}
-    for name, case in CASES.items():
-        if name in MISSING:
-            continue
-        saving[case.world].append((name, case, folder / "saved" / name, False))
-        for source in case.reads:
-            if source in MISSING:
-                continue
-            job = (f"{source}-{name}", case, folder / "saved" / source, True)
-            loading[case.world].append(job)
+    can = {pair: PAIRS[pair] for pair in pairs if not MISSING.keys() & {*PAIRS[pair]}}
+    for source in dict.fromkeys(source for source, _ in can.values()):
+        case = CASES[source]
+        saving[case.world].append((source, case, folder / "saved" / source, False))
+    for pair, (source, target) in can.items():
+        case = CASES[target]
+        loading[case.world].append((pair, case, folder / "saved" / source, True))
     for jobs in (saving, loading):
-        for world in WORLDS:
+        for world in filter(jobs.get, WORLDS):
             code = fork_ranks(world, partial(run_all, folder, jobs[world]))
             if code:
                 raise SystemExit(f"{world} ranks ended with {code}")
@@ -195,4 +195,4 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

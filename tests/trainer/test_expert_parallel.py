@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,15 @@ BF16 = [name for name in LAYOUTS if name.startswith("bf16")]
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def measured(
+    tmp_path_factory: pytest.TempPathFactory, asked: Callable[[str], set[Any]]
+) -> dict[str, Any]:
     """What 4 ranks report of each layout, and one process of each model."""
     out = tmp_path_factory.mktemp("experts") / "results.json"
-    return jobs.measured(4, "tests.trainer.expert_layouts:measure_all", out)
+    return jobs.measured(4, "tests.trainer.expert_layouts:measure_all", out, asked=asked("name"))
 
 
+@pytest.mark.thinned(0.6)
 @pytest.mark.parametrize("name", FP32)
 def test_losses_and_norms_are_those_of_one_process(measured: dict[str, Any], name: str) -> None:
     found, expected = measured[name], measured[LAYOUTS[name][0]]

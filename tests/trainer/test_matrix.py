@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,13 +19,15 @@ Results = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Results]:
+def measured(
+    tmp_path_factory: pytest.TempPathFactory, asked: Callable[[str], set[Any]]
+) -> dict[int, Results]:
     """World -> name -> losses and norms: all layouts of a world in one set of processes."""
     folder = tmp_path_factory.mktemp("matrix")
     function = "tests.trainer.matrix_layouts:measure_all"
     return {
-        world: jobs.measured(world, function, folder / f"{world}.json")
-        for world in matrix_layouts.OF_WORLD
+        world: jobs.measured(world, function, folder / f"{world}.json", asked=asked("name"))
+        for world in asked("world")
     }
 
 
@@ -36,6 +39,7 @@ CASES = [
 ]
 
 
+@pytest.mark.thinned(0.5)
 @pytest.mark.parametrize(("world", "kind", "name"), CASES)
 def test_axes_that_meet_lose_as_one_process(
     measured: dict[int, Results], world: int, kind: str, name: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import asdict, fields
 from operator import attrgetter
 from pathlib import Path
@@ -38,13 +39,15 @@ Results = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Results]:
+def measured(
+    tmp_path_factory: pytest.TempPathFactory, asked: Callable[[str], set[Any]]
+) -> dict[int, Results]:
     """World -> name -> losses and norms."""
     folder = tmp_path_factory.mktemp("pipelines")
     function = "tests.trainer.pipeline_layouts:measure_layouts"
     return {
-        world: jobs.measured(world, function, folder / f"{world}.json")
-        for world in pipeline_layouts.FP32
+        world: jobs.measured(world, function, folder / f"{world}.json", asked=asked("name"))
+        for world in {4, *asked("world")}
     }
 
 
@@ -62,6 +65,7 @@ FP32_CASES = [
 ]
 
 
+@pytest.mark.thinned(0.5)
 @gloo
 @pytest.mark.parametrize(("world", "model", "name"), FP32_CASES)
 def test_a_pipeline_loses_as_one_process(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,7 @@ from fsdpplan.trainer.rehearse_model import rehearse_model
 from fsdpplan.trainer.user_context_parallel import OwnPart, require_plain_attention
 from fsdpplan.trainer.user_tensor_parallel import planned_styles
 from tests.trainer import plans
-from tests.trainer.user_layouts import BF16, FP8, LAYOUTS, LOADED, WIDTHS, measured
+from tests.trainer.user_layouts import BF16, FP8, LAYOUTS, LOADED, WIDTHS, measured_of
 
 CPU = torch.device("cpu")
 TOLERANCE = 5e-6
@@ -47,34 +48,43 @@ def on_meta(**fields: Any) -> Any:
         return llama(**fields)
 
 
-@pytest.mark.sampled(7)
+@pytest.fixture(scope="module")
+def measured(asked: Callable[[str], set[str]]) -> dict[str, Any]:
+    """What four ranks measure of the cases of this session."""
+    return measured_of(asked("name"))
+
+
+@pytest.mark.thinned(0.4)
 @pytest.mark.gloo
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_a_layout_loses_as_one_process(name: str) -> None:
-    found, alone = measured()[name], measured()[LAYOUTS[name][0]]
+def test_a_layout_loses_as_one_process(measured: dict[str, Any], name: str) -> None:
+    found, alone = measured[name], measured[LAYOUTS[name][0]]
     assert found["losses"] == pytest.approx(alone["losses"], abs=TOLERANCE)
     assert found["norms"] == pytest.approx(alone["norms"], abs=TOLERANCE)
     assert found["missing"] == []
 
 
+@pytest.mark.thinned(0.4)
 @pytest.mark.gloo
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_all_parameters_are_on_one_mesh_so_that_one_kernel_can_step_them(name: str) -> None:
-    assert measured()[name]["meshes"] == (0 if "ddp" in name else 1)
+def test_all_parameters_are_on_one_mesh_so_that_one_kernel_can_step_them(
+    measured: dict[str, Any], name: str
+) -> None:
+    assert measured[name]["meshes"] == (0 if "ddp" in name else 1)
 
 
 @pytest.mark.gloo
 @pytest.mark.parametrize("name", BF16)
-def test_bf16_begins_as_fp32_does(name: str) -> None:
-    found, alone = measured()[name], measured()["llama"]
+def test_bf16_begins_as_fp32_does(measured: dict[str, Any], name: str) -> None:
+    found, alone = measured[name], measured["llama"]
     assert found["losses"][0] == pytest.approx(alone["losses"][0], abs=0.01)
     assert found["norms"][0] == pytest.approx(alone["norms"][0], rel=0.03)
 
 
 @pytest.mark.gloo
 @pytest.mark.parametrize("name", FP8)
-def test_fp8_begins_as_fp32_does(name: str) -> None:
-    found, alone = measured()[name], measured()["wide llama"]
+def test_fp8_begins_as_fp32_does(measured: dict[str, Any], name: str) -> None:
+    found, alone = measured[name], measured["wide llama"]
     assert found["losses"][0] == pytest.approx(alone["losses"][0], abs=0.02)
     assert found["norms"][0] == pytest.approx(alone["norms"][0], rel=0.06)
     assert found["missing"] == []
@@ -82,15 +92,19 @@ def test_fp8_begins_as_fp32_does(name: str) -> None:
 
 @pytest.mark.gloo
 @pytest.mark.parametrize("name", LOADED)
-def test_a_model_built_on_meta_and_loaded_is_the_saved_one(name: str) -> None:
-    found, alone = measured()[f"load {name}"], measured()[LOADED[name][0]]
+def test_a_model_built_on_meta_and_loaded_is_the_saved_one(
+    measured: dict[str, Any], name: str
+) -> None:
+    found, alone = measured[f"load {name}"], measured[LOADED[name][0]]
     assert found["loss"] == pytest.approx(alone["losses"][0], abs=TOLERANCE)
 
 
 @pytest.mark.gloo
 @pytest.mark.parametrize("name", LOADED)
-def test_loading_makes_no_tensor_beside_the_ranks_parts(name: str) -> None:
-    found = measured()[f"load {name}"]
+def test_loading_makes_no_tensor_beside_the_ranks_parts(
+    measured: dict[str, Any], name: str
+) -> None:
+    found = measured[f"load {name}"]
     assert found["largest_bytes"] == 0
     layout = LOADED[name][1]
     ranks = layout.get("dp_shard", 1) * layout.get("tp", 1)

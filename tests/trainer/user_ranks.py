@@ -148,12 +148,14 @@ def local_of(parameter: torch.Tensor) -> torch.Tensor:
 def measure_all(out: Path) -> None:
     """Every layout, and its reference; rank 0 writes."""
     dist.init_process_group("gloo")
-    results: dict[str, Any] = {name: measure(*layout) for name, layout in LAYOUTS.items()}
-    for name, layout in BF16.items():
+    results: dict[str, Any] = {
+        name: measure(*layout) for name, layout in jobs.asked_of(LAYOUTS).items()
+    }
+    for name, layout in jobs.asked_of(BF16).items():
         results[name] = measure("llama", layout, precision="bf16")
-    for name, layout in FP8.items():
+    for name, layout in jobs.asked_of(FP8).items():
         results[name] = measure("wide llama", layout, precision="fp8")
-    for name, (model, layout) in LOADED.items():
+    for name, (model, layout) in jobs.asked_of(LOADED).items():
         folder = out.parent / model
         if dist.get_rank() == 0 and not folder.exists():
             build(model).save_pretrained(folder, max_shard_size="20KB")
