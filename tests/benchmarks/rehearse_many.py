@@ -62,19 +62,21 @@ class Drawn:
         )
 
 
-def questions(seed: int) -> Iterator[Drawn]:
+def questions(seed: int, most_layers: int = MOST_LAYERS) -> Iterator[Drawn]:
     """Questions without end, the same for the same seed."""
     chance = random.Random(seed)
     while True:
         try:
-            yield _drawn(chance)
+            yield _drawn(chance, most_layers)
         except SpecError:  # such machines are not sold in that number
             continue
 
 
-def _drawn(chance: random.Random) -> Drawn:
+def _drawn(chance: random.Random, most_layers: int) -> Drawn:
     model = load_model(chance.choice(model_names()))
-    model = replace(model, layers=min(model.layers, chance.choice((4, 8, MOST_LAYERS))))
+    model = replace(
+        model, layers=min(model.layers, chance.choice((4, 8, MOST_LAYERS)), most_layers)
+    )
     cluster = load_cluster(chance.choice(PROFILES), gpus=chance.choice(GPUS)).cluster
     seq_len = min(chance.choice(SEQUENCES), model.max_positions)
     draft = Training(seq_len=seq_len, global_batch=1)
@@ -111,9 +113,9 @@ def planned(asked: Drawn) -> Plan | None:
     )
 
 
-def plans(seed: int) -> Iterator[tuple[Drawn, Plan]]:
+def plans(seed: int, most_layers: int = MOST_LAYERS) -> Iterator[tuple[Drawn, Plan]]:
     """Questions with an answer."""
-    for asked in questions(seed):
+    for asked in questions(seed, most_layers):
         plan = planned(asked)
         if plan is not None:
             yield asked, plan

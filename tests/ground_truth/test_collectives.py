@@ -83,7 +83,7 @@ CASES = {
 }
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_calls_equal_those_of_the_trainer(case: Case) -> None:
     training = training_for(
@@ -93,6 +93,7 @@ def test_calls_equal_those_of_the_trainer(case: Case) -> None:
     assert measured.rows == predicted_rows(case.model, training, case.layout)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("reshard", "expected"), [("always", 73), ("never", 37)])
 def test_gathers_of_36_blocks(reshard: str, expected: int) -> None:
     """A micro-batch of GPT-2 Large: each block twice and the root once, or everything once."""

@@ -300,6 +300,7 @@ def test_a_better_machine_never_has_a_slower_best_plan(
     assert fastest_seconds(better) <= fastest_seconds(asked) * (1 + 1e-9)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("global_batch", [128, 256, 1024])
 def test_8b_over_nodes_on_one_port_each_is_sharded_flat_only_where_that_is_no_slower(
     global_batch: int,
