@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from fsdpplan.errors import ProfileNotFound, SpecError
@@ -24,16 +25,29 @@ _KINDS: dict[ProfileKind, type] = {
 
 def profile_names(kind: ProfileKind | None = None) -> list[str]:
     """Names of the profiles that come with fsdpplan, of one kind or of all."""
-    folder = profiles_folder()
-    names = sorted(path.stem for path in folder.glob("*.toml"))
     if kind is None:
-        return names
-    return [name for name in names if isinstance(load_profile(name), _KINDS[kind])]
+        return list(_names())
+    return [name for name in _names() if isinstance(load_profile(name), _KINDS[kind])]
+
+
+@cache
+def _names() -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in profiles_folder().glob("*.toml")))
 
 
 def load_profile(name_or_path: str) -> Profile:
     """The profile of that name in the catalogue, or in the file at that path."""
-    return read_profile(_find(name_or_path))
+    path = _find(name_or_path)
+    if path.parent != profiles_folder():
+        return read_profile(path)
+    stat = path.stat()
+    return _read_once(path, (stat.st_mtime_ns, stat.st_size))
+
+
+@cache
+def _read_once(path: Path, _version: tuple[int, int]) -> Profile:
+    """A profile of the catalogue, read again where a fit has written it."""
+    return read_profile(path)
 
 
 def profile_text(name_or_path: str) -> str:
@@ -84,7 +98,7 @@ def _find(
         return Path(name_or_path)
     if beside is not None and os.path.isfile(beside / f"{name_or_path}.toml"):
         return beside / f"{name_or_path}.toml"
-    if name_or_path in profile_names():
+    if name_or_path in _names():
         return profiles_folder() / f"{name_or_path}.toml"
     # what a file names must be all of a name
     within = _within(name_or_path, kinds) if beside is None else []
@@ -102,7 +116,7 @@ def _within(typed: str, kinds: tuple[ProfileKind, ...]) -> list[str]:
     parts = typed.lower().replace("-", " ").replace("_", " ").split()
     if not parts or not _is_word(typed) or os.path.isfile(Path(f"{typed}.toml")):
         return []
-    if typed.lower() in profile_names():
+    if typed.lower() in _names():
         return []
     names = {name for kind in kinds for name in profile_names(kind)}
     with_words = [name for name in names if set(parts) <= set(name.split("-"))]
