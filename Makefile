@@ -3,6 +3,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
+# Hundreds of tests start the program: it is compiled once.
+unexport PYTHONDONTWRITEBYTECODE
 
 # The first interpreter that is new enough; `make PYTHON=/path/to/python test` picks another.
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
