@@ -195,10 +195,12 @@ def format_bit_bandwidth(bytes_per_second: float) -> str:
     return f"{_significant(bits_per_second / 1e3)} kb/s"
 
 
-def format_seconds(seconds: float) -> str:
-    """A duration in the unit that suits it: `163 ms`, `2.41 s`, `3.2 h`, `12.5 days`."""
+def format_seconds(seconds: float, *, beside: float | None = None) -> str:
+    """A duration in the unit that suits it: `163 ms`, `2.41 s`, `3.2 h`, `12.5 days`; in that of
+    `beside` where it is read with that one."""
     if seconds < 0:
-        return f"-{format_seconds(-seconds)}"
+        return f"-{format_seconds(-seconds, beside=beside)}"
+    unit_of = seconds if beside is None else beside
     for limit, scale, unit in (
         (1e-3, 1e-6, "us"),
         (1, 1e-3, "ms"),
@@ -206,7 +208,7 @@ def format_seconds(seconds: float) -> str:
         (7200, 60, "min"),
         (172800, 3600, "h"),
     ):
-        if seconds < limit * 0.9995:
+        if unit_of < limit * 0.9995:
             return f"{_significant(seconds / scale)} {unit}"
     return f"{_significant(seconds / 86400)} days"
 

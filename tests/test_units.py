@@ -191,4 +191,6 @@ def test_examples_print_as_people_write_them() -> None:
     assert format_bit_bandwidth(50e9) == "400 Gb/s"
     assert format_seconds(0.163) == "163 ms"
     assert format_seconds(0) == "0.00 us"
+    assert format_seconds(117, beside=131) == "1.95 min"
+    assert format_seconds(1.04, beside=0.95) == "1040 ms"
     assert format_percent(0.4321) == "43.2 %"

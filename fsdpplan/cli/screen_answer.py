@@ -134,7 +134,8 @@ def _other_peaks(memory: MemoryBreakdown) -> list[tuple[str, str]]:
 
 def _band(estimate: Estimate) -> str:
     step = estimate.step_seconds
-    return f"{format_seconds(step.lower)} to {format_seconds(step.upper)}"
+    lower, upper = (format_seconds(end, beside=step.expected) for end in (step.lower, step.upper))
+    return f"{lower} to {upper}"
 
 
 def _time_to_train(inputs: Inputs, estimate: Estimate) -> list[tuple[str, str]]:
@@ -144,7 +145,8 @@ def _time_to_train(inputs: Inputs, estimate: Estimate) -> list[tuple[str, str]]:
     steps = -(-tokens // inputs.training.tokens_per_step)
     step = estimate.step_seconds
     lower, expected, upper = (
-        format_seconds(steps * seconds) for seconds in (step.lower, step.expected, step.upper)
+        format_seconds(steps * seconds, beside=steps * step.expected)
+        for seconds in (step.lower, step.expected, step.upper)
     )
     words = f"{expected} for {format_count(tokens)} tokens in {steps:,} steps"
     return [("to train", f"{words} (80 % band {lower} to {upper})")]

@@ -82,7 +82,8 @@ def header_lines(*, plan: Plan, plan_json: str, version: str) -> list[str]:
         *([] if plan.training.torch is None else [comment(f"Torch: {torch_words(plan)}")]),
         comment(
             f"Predicted step: {format_seconds(step.expected)} (80 % band "
-            f"{format_seconds(step.lower)} to {format_seconds(step.upper)}), "
+            f"{format_seconds(step.lower, beside=step.expected)} to "
+            f"{format_seconds(step.upper, beside=step.expected)}), "
             f"{estimate.tokens_per_second:,.0f} tokens/s, "
             f"MFU {format_percent(estimate.mfu_fraction)}"
         ),
