@@ -9,13 +9,14 @@ from typing import Annotated, ClassVar, get_args
 import typer
 
 from fsdpplan.cli.expand import Flag
-from fsdpplan.cli.job_options import JobOptions, ProgramOptions, TrainerOptions, job_of
+from fsdpplan.cli.job_options import JobOptions, ProgramOptions, job_of
 from fsdpplan.cli.options import DEFAULT_PLAN, Json, PlanFile, Torch
 from fsdpplan.cli.parse import choice, path, whole
 from fsdpplan.cli.pod_options import PodOptions, pods_of
 from fsdpplan.cli.survival_options import ContainerOptions, SurvivalOptions
 from fsdpplan.cli.told import tell
 from fsdpplan.emit.targets import Target
+from fsdpplan.emit.trainer_program import Trainer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,7 @@ def emit_launch(
     plan: PlanFile = DEFAULT_PLAN,
     emit: EmitOptions,
     job: JobOptions,
-    trainer: TrainerOptions,
+    trainer: Trainer,
     program: ProgramOptions,
     survival: SurvivalOptions,
     container: ContainerOptions,

@@ -15,7 +15,8 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from fsdpplan.cli.parse import Parser
+from fsdpplan.cli.parse import Parser, choice, line, number, positive, whole
+from fsdpplan.emit.trainer_program import Option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,7 @@ def _group_parameters(group: Any) -> list[inspect.Parameter]:
 
 
 def _parameter(name: str, hint: Any, panel: str) -> inspect.Parameter:
-    flag = _flag(hint)
+    flag = _flag(name, hint)
     info = typer.Option(
         flag_of(name, flag), metavar=flag.metavar, help=flag.help, rich_help_panel=panel
     )
@@ -86,7 +87,7 @@ def _group_value(group: Any, values: dict[str, Any]) -> Any:
 
 
 def _parsed(name: str, hint: Any, value: Any) -> Any:
-    flag = _flag(hint)
+    flag = _flag(name, hint)
     if flag.many:
         return tuple(_one(name, flag, text) for text in value or ())
     return None if value is None else _one(name, flag, value)
@@ -96,8 +97,29 @@ def _one(name: str, flag: Flag, value: Any) -> Any:
     return value if flag.parse is None else flag.parse(value, name=flag_of(name, flag))
 
 
-def _flag(hint: Any) -> Flag:
-    return next(item for item in get_args(hint)[1:] if isinstance(item, Flag))
+def _flag(name: str, hint: Any) -> Flag:
+    optional, *said = get_args(hint)
+    for item in said:
+        if isinstance(item, Flag):
+            return item
+        if isinstance(item, Option):
+            return _flag_of_trainer(name, get_args(optional)[0], item)
+    raise AssertionError(f"{name} has no flag")
+
+
+def _flag_of_trainer(name: str, kind: Any, option: Option) -> Flag:
+    """The flag of an option of the reference trainer."""
+    word, example = name.replace("_", "-"), option.example or ""
+    if kind is bool:
+        return Flag(help=option.help, name=f"--{word}/--no-{word}")
+    if kind is int:
+        parse = whole(example=int(example), least=int(option.least or 0))
+    elif kind is float:
+        least = option.least
+        parse = positive(example=example) if least is None else number(example=example, least=least)
+    else:
+        parse = line if kind is str else choice(kind)
+    return Flag(help=option.help, metavar=option.metavar, parse=parse)
 
 
 class OwnParsing:

@@ -6,13 +6,14 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from fsdpplan.cli.expand import Flag
-from fsdpplan.cli.parse import choice, line, nodes, positive, variable, whole, words
+from fsdpplan.cli.parse import choice, line, nodes, variable, whole, words
 from fsdpplan.cli.survival_options import (
     ContainerOptions,
     SurvivalOptions,
     container_of,
     survival_of,
 )
+from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
 
 if TYPE_CHECKING:
@@ -117,79 +118,6 @@ class JobOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerOptions:
-    """The reference trainer's options."""
-
-    HEADING: ClassVar[str] = "Training program (the reference trainer)"
-
-    steps: Annotated[
-        int | None, Flag(metavar="N", parse=whole(example=1000), help="Optimizer steps.")
-    ] = None
-    data: Annotated[
-        str | None,
-        Flag(
-            metavar="PATH",
-            parse=line,
-            help="Token file, .txt or .jsonl file, or folder of these. Default: synthetic tokens.",
-        ),
-    ] = None
-    tokenizer: Annotated[
-        str | None,
-        Flag(metavar="PATH", parse=line, help="tokenizer.json for text. Default: bytes."),
-    ] = None
-    pack: Annotated[
-        bool | None,
-        Flag(
-            name="--pack/--no-pack",
-            help="Train the documents of a sequence apart. Memory stays that of whole sequences.",
-        ),
-    ] = None
-    learning_rate: Annotated[
-        float | None, Flag(metavar="3e-4", parse=positive(example="3e-4"), help="At its peak.")
-    ] = None
-    clip_norm: Annotated[
-        float | None,
-        Flag(metavar="1.0", parse=positive(example="1.0"), help="Largest gradient norm."),
-    ] = None
-    seed: Annotated[
-        int | None, Flag(metavar="N", parse=whole(example=1234, least=0), help="Of the run.")
-    ] = None
-    checkpoint_dir: Annotated[
-        str | None, Flag(metavar="PATH", parse=line, help="Where to save and resume from.")
-    ] = None
-    checkpoint_every: Annotated[
-        int | None, Flag(metavar="N", parse=whole(example=500), help="Steps between saves.")
-    ] = None
-    checkpoint_keep: Annotated[
-        int | None, Flag(metavar="N", parse=whole(example=2), help="Newest saves to keep.")
-    ] = None
-    prometheus: Annotated[
-        str | None,
-        Flag(metavar="FILE.prom", parse=line, help="Newest step as text, for node_exporter."),
-    ] = None
-    profile: Annotated[
-        str | None,
-        Flag(metavar="START:STEPS", parse=line, help="Steps to profile on rank 0."),
-    ] = None
-    hang_seconds: Annotated[
-        int | None,
-        Flag(
-            metavar="N",
-            parse=whole(example=300, least=0),
-            help="End when no step ends for so long; 0: never. Default: 10 median steps, at least "
-            "60.",
-        ),
-    ] = None
-    numbers: Annotated[
-        bool | None,
-        Flag(
-            name="--numbers/--no-numbers",
-            help="Step a tiny model first, and end where it does not as one process. Default: do.",
-        ),
-    ] = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramOptions:
     """A program of the user's own in place of the reference trainer."""
 
@@ -212,20 +140,20 @@ def given(options: Any) -> dict[str, Any]:
 
 def job_of(
     job: JobOptions,
-    trainer: TrainerOptions,
+    trainer: Trainer,
     program: ProgramOptions,
     survival: SurvivalOptions,
     container: ContainerOptions,
 ) -> Job:
     """The job that the options describe."""
-    from fsdpplan.emit.job import Job, Trainer, UserProgram
+    from fsdpplan.emit.job import Job, UserProgram
 
     values = given(job)
     values |= {"survival": survival_of(survival), "container": container_of(container)}
     if program.script is None:
         if program.args is not None:
             raise SpecError("--args are those of a program of yours: give --script train.py too")
-        return Job(program=Trainer(**given(trainer)), **values)
+        return Job(program=trainer, **values)
     if ours := given(trainer):
         flags = ", ".join("--" + name.replace("_", "-") for name in ours)
         raise SpecError(

@@ -129,6 +129,21 @@ def positive(*, example: str) -> Parser:
     return parse
 
 
+def number(*, example: str, least: float) -> Parser:
+    """A parser of finite numbers of at least `least`."""
+
+    def parse(text: str, *, name: str) -> float:
+        value = _float(text)
+        if not (math.isfinite(value) and value >= least):
+            raise SpecError(
+                f"{name}: {shown(text)} is not a number of at least {least:g}; "
+                f"type one such as {example}"
+            )
+        return value
+
+    return parse
+
+
 def _float(text: str) -> float:
     try:
         return float(text)

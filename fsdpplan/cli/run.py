@@ -8,10 +8,11 @@ from typing import Annotated, ClassVar, Literal
 import typer
 
 from fsdpplan.cli.expand import Flag
-from fsdpplan.cli.job_options import JobOptions, ProgramOptions, TrainerOptions
+from fsdpplan.cli.job_options import JobOptions, ProgramOptions
 from fsdpplan.cli.options import DEFAULT_PLAN, Json, LedgerOptions, PlanFile
 from fsdpplan.cli.parse import choice, line, whole
 from fsdpplan.cli.survival_options import ContainerOptions, SurvivalOptions
+from fsdpplan.emit.trainer_program import Trainer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +116,7 @@ def run(
     options: RunOptions,
     again: AgainOptions,
     job: JobOptions,
-    trainer: TrainerOptions,
+    trainer: Trainer,
     program: ProgramOptions,
     survival: SurvivalOptions,
     container: ContainerOptions,

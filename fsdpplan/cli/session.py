@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fsdpplan.cli.comparison import comparison_table, row_document
-from fsdpplan.cli.job_options import JobOptions, ProgramOptions, TrainerOptions, given, job_of
+from fsdpplan.cli.job_options import JobOptions, ProgramOptions, given, job_of
 from fsdpplan.cli.job_torch import other_torch
 from fsdpplan.cli.launch import saved_plan, with_this_python
 from fsdpplan.cli.options import DEFAULT_PLAN
@@ -63,7 +63,7 @@ class Started:
 
 def job_given(
     job: JobOptions,
-    trainer: TrainerOptions,
+    trainer: Trainer,
     program: ProgramOptions,
     survival: SurvivalOptions,
     container: ContainerOptions,

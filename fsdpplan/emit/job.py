@@ -16,8 +16,10 @@ from fsdpplan.emit.secrets import (
     require_public_words,
 )
 from fsdpplan.emit.survival import Survival
+from fsdpplan.emit.trainer_program import DEFAULT_STEPS
+from fsdpplan.emit.trainer_program import Trainer as Trainer
 from fsdpplan.errors import SpecError
-from fsdpplan.spec.checks import require_choice, require_positive, require_positive_int
+from fsdpplan.spec.checks import require_choice, require_positive_int
 from fsdpplan.spec.host_list import expand_host_list
 
 NcclDebug = Literal["VERSION", "WARN", "INFO"]
@@ -25,99 +27,12 @@ NcclDebug = Literal["VERSION", "WARN", "INFO"]
 DEFAULT_SIGNAL_SECONDS = 120
 """How long before the time limit the trainer is told to save and leave."""
 
-DEFAULT_STEPS = 20
-"""What the trainer takes where no steps are given; a test compares it with the trainer's own."""
-
 _TIME = re.compile(
     r"(?:(?P<days>\d+)-(?P<day_hours>\d+)(?::(?P<day_minutes>\d+)(?::(?P<day_seconds>\d+))?)?"
     r"|(?:(?P<hours>\d+):)?(?P<minutes>\d+):(?P<seconds>\d+)"
     r"|(?P<only_minutes>\d+))"
 )
-_WINDOW = re.compile(r"0*[1-9][0-9]{0,8}:0*[1-9][0-9]{0,8}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trainer:
-    """The reference trainer (`python -m fsdpplan.trainer`) and its options.
-
-    None leaves the choice to the trainer.
-    """
-
-    steps: int | None = None
-    data: str | None = None
-    tokenizer: str | None = None
-    pack: bool = False
-    learning_rate: float | None = None
-    clip_norm: float | None = None
-    seed: int | None = None
-    checkpoint_dir: str | None = None
-    checkpoint_every: int | None = None
-    checkpoint_keep: int | None = None
-    prometheus: str | None = None
-    """File for the newest step, as Prometheus reads it."""
-    profile: str | None = None
-    """Steps to profile, as START:STEPS."""
-    hang_seconds: int | None = None
-    """How long a step may take; 0: for ever."""
-    numbers: bool | None = None
-    """Whether a tiny model steps first, and is compared with one process; None: it does."""
-
-    def __post_init__(self) -> None:
-        if self.steps is not None:
-            require_positive_int(steps=self.steps)
-        if self.checkpoint_every is not None:
-            require_positive_int(checkpoint_every=self.checkpoint_every)
-            if self.checkpoint_dir is None:
-                raise SpecError("checkpoint_every needs a place: give --checkpoint-dir too")
-        if self.checkpoint_keep is not None:
-            require_positive_int(checkpoint_keep=self.checkpoint_keep)
-            if self.checkpoint_dir is None:
-                raise SpecError("checkpoint_keep needs a place: give --checkpoint-dir too")
-        if self.learning_rate is not None:
-            require_positive(learning_rate=self.learning_rate)
-        if self.tokenizer is not None and self.data is None:
-            raise SpecError("tokenizer needs text: give --data with .txt or .jsonl files too")
-        if self.clip_norm is not None:
-            require_positive(clip_norm=self.clip_norm)
-        if self.profile is not None and not _WINDOW.fullmatch(self.profile):
-            raise SpecError(
-                f"profile {self.profile!r} must be START:STEPS, such as 10:3 for steps 10 to 12"
-            )
-        first = 0 if self.profile is None else int(self.profile.partition(":")[0])
-        if self.steps is not None and first > self.steps:
-            raise SpecError(
-                f"profile {self.profile} begins after the last step, {self.steps}: begin "
-                "earlier, or train more --steps"
-            )
-        if self.hang_seconds is not None and self.hang_seconds < 0:
-            raise SpecError(f"hang_seconds must be at least 0, not {self.hang_seconds}")
-        if self.seed is not None and self.seed < 0:
-            raise SpecError(f"seed must be a whole number of at least 0, not {self.seed}")
-        require_no_tokens(self)
-        for word in self.words():
-            require_passable(word.partition("=")[0], word)
-
-    def words(self) -> tuple[str, ...]:
-        """The command line after the program."""
-        pairs = (
-            ("--steps", self.steps),
-            ("--data", self.data),
-            ("--tokenizer", self.tokenizer),
-            ("--learning-rate", self.learning_rate),
-            ("--clip-norm", self.clip_norm),
-            ("--seed", self.seed),
-            ("--checkpoint-dir", self.checkpoint_dir),
-            ("--checkpoint-every", self.checkpoint_every),
-            ("--checkpoint-keep", self.checkpoint_keep),
-            ("--prometheus", self.prometheus),
-            ("--profile", self.profile),
-            ("--hang-seconds", self.hang_seconds),
-        )
-        given = ((name, str(value)) for name, value in pairs if value is not None)
-        words = tuple(f"{name}={value}" for name, value in given)
-        switches = (("--pack", self.pack), ("--no-numbers", self.numbers is False))
-        return (*words, *(name for name, is_on in switches if is_on))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

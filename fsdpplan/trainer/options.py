@@ -113,8 +113,8 @@ def step_window(text: str) -> tuple[int, int]:
 step_window.__name__ = "START:STEPS"
 
 
-def parse_options(arguments: Sequence[str] | None = None) -> Options:
-    """Parse the command line; exits with code 2 and one line on a mistake."""
+def make_parser() -> argparse.ArgumentParser:
+    """What the command line may say."""
     parser = argparse.ArgumentParser(
         prog="torchrun ... -m fsdpplan.trainer",
         description="Train the plan's model with the plan's layout.",
@@ -224,6 +224,12 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         help="rehearse the model that this function makes, with an example of its inputs",
     )
     add("--report", type=Path, metavar="FILE", help="where --rehearse writes what they did")
+    return parser
+
+
+def parse_options(arguments: Sequence[str] | None = None) -> Options:
+    """Parse the command line; exits with code 2 and one line on a mistake."""
+    parser = make_parser()
     values = vars(parser.parse_args(arguments))
     if values["tokenizer"] is not None and values["data"] is None:
         parser.error("--tokenizer needs --data with text")

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from fsdpplan.emit.job import (
-    DEFAULT_STEPS,
     Job,
     Trainer,
     UserProgram,
@@ -15,7 +14,6 @@ from fsdpplan.emit.job import (
 )
 from fsdpplan.emit.sbatch_options import sbatch_option
 from fsdpplan.errors import SpecError
-from fsdpplan.trainer.options import parse_options
 
 
 @pytest.mark.parametrize(
@@ -113,4 +111,3 @@ def test_a_job_says_how_far_it_trains_and_what_is_kept() -> None:
     kept = Trainer(steps=7, data="d.bin", checkpoint_dir="ck")
     assert trained_words(Job(program=kept)) == "Trains: 7 steps on d.bin, with checkpoints in ck"
     assert trained_words(Job(program=UserProgram(script="t.py"))) == "Runs: t.py"
-    assert parse_options([]).steps == DEFAULT_STEPS

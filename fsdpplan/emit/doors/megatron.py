@@ -21,6 +21,7 @@ from fsdpplan.emit.doors.stages import stage_ranges
 from fsdpplan.emit.doors.trainer_words import (
     DEFAULT_CLIP_NORM,
     DEFAULT_LEARNING_RATE,
+    DEFAULT_WEIGHT_DECAY,
     own_program,
     steps,
 )
@@ -34,7 +35,16 @@ from fsdpplan.spec.plan import Plan
 
 _JOB = frozenset({"program", "env", "env_setup", "python", "port", "nccl_debug"})
 _TRAINER = frozenset(
-    {"steps", "learning_rate", "clip_norm", "seed", "checkpoint_dir", "checkpoint_every"}
+    {
+        "steps",
+        "learning_rate",
+        "warmup_steps",
+        "weight_decay",
+        "clip_norm",
+        "seed",
+        "checkpoint_dir",
+        "checkpoint_every",
+    }
 )
 
 LEAST_SEED = 1
@@ -224,12 +234,13 @@ def _recipe(program: Trainer) -> Arguments:
     rate = DEFAULT_LEARNING_RATE if program.learning_rate is None else program.learning_rate
     clip = DEFAULT_CLIP_NORM if program.clip_norm is None else program.clip_norm
     seed = LEAST_SEED if program.seed is None else program.seed
+    decay = DEFAULT_WEIGHT_DECAY if program.weight_decay is None else program.weight_decay
     found: Arguments = [
         ("--optimizer", "adam"),
         ("--lr", str(rate)),
         ("--adam-beta1", "0.9"),
         ("--adam-beta2", "0.95"),
-        ("--weight-decay", "0.1"),
+        ("--weight-decay", str(decay)),
         ("--clip-grad", str(clip)),
         ("--seed", str(seed)),
         ("--tokenizer-type", "NullTokenizer"),
@@ -237,6 +248,8 @@ def _recipe(program: Trainer) -> Arguments:
         ("--eval-iters", "0"),
         ("--log-interval", "1"),
     ]
+    if program.warmup_steps is not None:
+        found.append(("--lr-warmup-iters", str(program.warmup_steps)))
     if program.checkpoint_dir is not None:
         found += [(f"--save={program.checkpoint_dir}",), (f"--load={program.checkpoint_dir}",)]
     if program.checkpoint_every is not None:

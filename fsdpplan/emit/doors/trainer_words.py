@@ -6,11 +6,12 @@ from math import ceil
 
 from fsdpplan.emit.job import Trainer, UserProgram
 from fsdpplan.emit.order import Order, differing
+from fsdpplan.emit.trainer_program import DEFAULT_STEPS
 from fsdpplan.errors import SpecError
 
-DEFAULT_STEPS = 20
 DEFAULT_LEARNING_RATE = 3e-4
 DEFAULT_CLIP_NORM = 1.0
+DEFAULT_WEIGHT_DECAY = 0.1
 DEFAULT_SEED = 0
 """Those of the reference trainer, which a plan is checked with."""
 

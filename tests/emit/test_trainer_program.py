@@ -1,0 +1,88 @@
+"""The options of the reference trainer: declared once, and the trainer's own are the same."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsdpplan.emit.doors import trainer_words
+from fsdpplan.emit.job import Trainer
+from fsdpplan.emit.trainer_program import DEFAULT_STEPS, options_of_trainer
+from fsdpplan.errors import SpecError
+from fsdpplan.trainer.options import make_parser, parse_options
+
+OPTIONS = options_of_trainer()
+GIVEN_BY_THE_LAUNCH = {"plan", "metrics", "preflight", "preflight_seconds", "run_folder"}
+OF_A_REHEARSAL = {"rehearse", "build", "report"}
+TYPED_BY_HAND = {"resume", "profile_ranks"}
+"""A job goes on where it was; traces of more ranks are for who starts the trainer by hand."""
+
+OWN: dict[str, argparse.Action] = {action.dest: action for action in make_parser()._actions}
+TOGETHER = {"checkpoint_every": "checkpoint_dir", "tokenizer": "data"}
+
+
+def test_every_option_is_declared() -> None:
+    assert OWN.keys() - {"help"} == (
+        OPTIONS.keys() | GIVEN_BY_THE_LAUNCH | OF_A_REHEARSAL | TYPED_BY_HAND
+    )
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_trainer_has_the_same_choices_and_switches(name: str) -> None:
+    kind, option = OPTIONS[name]
+    own = OWN[name]
+    if kind is bool:
+        assert own.nargs == 0
+        # the environment may say otherwise
+        assert own.default is option.default or name == "numbers"
+    elif kind not in (int, float, str):
+        assert tuple(own.choices or ()) == get_args(kind)
+
+
+def accepts(name: str, value: Any) -> bool:
+    """Whether the trainer's own command line takes it."""
+    words = [f"--{name.replace('_', '-')}={value}"]
+    if name in TOGETHER:
+        words.append(f"--{TOGETHER[name].replace('_', '-')}=x")
+    try:
+        parse_options(words)
+    except SystemExit:
+        return False
+    return True
+
+
+@given(
+    st.sampled_from([name for name in OPTIONS if OPTIONS[name][0] in (int, float)]),
+    st.sampled_from([-3, -1, 0, 1, 2, 7]),
+)
+def test_what_is_declared_is_what_the_trainer_takes(name: str, value: int) -> None:
+    others = {TOGETHER[name]: "x"} if name in TOGETHER else {}
+    if name.startswith("checkpoint_"):
+        others = {"checkpoint_dir": "x"}
+    try:
+        trainer = Trainer(**{name: value, **others})  # type: ignore[arg-type]
+    except SpecError:
+        # 0 is the trainer's word for saves at the end alone, which a job says by leaving it out
+        assert not accepts(name, value) or (name, value) == ("checkpoint_every", 0)
+        return
+    assert accepts(name, value)
+    assert getattr(parse_options(trainer.words()), name) == value
+
+
+def test_switches_are_words_only_where_they_change_something() -> None:
+    assert Trainer(pack=True, numbers=True).words() == ("--pack",)
+    off = Trainer(pack=False, numbers=False, checkpoint_dir="x", checkpoint_async=False)
+    assert off.words() == ("--checkpoint-dir=x", "--no-checkpoint-async", "--no-numbers")
+    assert not parse_options(off.words()).checkpoint_async
+
+
+def test_other_programs_start_from_the_same_recipe() -> None:
+    own = parse_options([])
+    assert (own.steps, own.learning_rate) == (DEFAULT_STEPS, trainer_words.DEFAULT_LEARNING_RATE)
+    assert own.clip_norm == trainer_words.DEFAULT_CLIP_NORM
+    assert own.weight_decay == trainer_words.DEFAULT_WEIGHT_DECAY
+    assert own.seed == trainer_words.DEFAULT_SEED
