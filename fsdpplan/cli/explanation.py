@@ -14,6 +14,7 @@ from fsdpplan.emit.nccl import environment, left_unset
 from fsdpplan.emit.nccl_cloud import CloudScript, cloud_scripts
 from fsdpplan.emit.nccl_rules import Variable
 from fsdpplan.search.pins import Pins
+from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.plan import Plan
 
 ANY_JOB = Job()
@@ -82,8 +83,17 @@ def _known(plan: Plan) -> str:
     by = "nothing known of their network"
     if network is not None:
         by = f"joined by {network.transport} ({network.evidence})"
-    known = f"; {by}" if cluster.nodes > 1 else ""
+    known = f"; {by}{_priced_path(cluster)}" if cluster.nodes > 1 else ""
     return f"Environment of {plan.model.name} on {nodes} x {cluster.device.name}{known}."
+
+
+def _priced_path(cluster: Cluster) -> str:
+    """How data gets from a GPU to another node, as the price of collectives counts it."""
+    if cluster.gpudirect is None:
+        return ""
+    if cluster.gpudirect:
+        return "; priced with GPUDirect: ports read device memory"
+    return "; priced without GPUDirect: data passes through host memory"
 
 
 def _variable(variable: Variable, width: int) -> str:
@@ -111,6 +121,7 @@ def nccl_json(plan: Plan) -> str:
     """What `explain --nccl --json` prints."""
     return json.dumps(
         {
+            "gpudirect": plan.cluster.gpudirect,
             "variables": [
                 {
                     "name": variable.name,

@@ -22,6 +22,10 @@ CHOOSES_GID = (2, 21)
 """NCCL's first release that finds the GID itself (v2.21.5-1, net_ib.cc: IB_GID_INDEX is -1)."""
 C2C_BY_REQUEST = (2, 26)
 """NCCL's only release that reads NCCL_NET_GDR_C2C and leaves it off (v2.26.2-1, paths.cc)."""
+THROUGH_HOST = (
+    "data between nodes passes through host memory and is priced so: the cluster says that its "
+    "adapters cannot read device memory (nvidia-peermem, DMA-BUF)"
+)
 LEVEL_OF_PATH = {"phb": "PHB", "node": "PHB", "sys": "SYS"}
 """Name that NCCL gives the ways that are farther than its default: `node` is no name of its own."""
 
@@ -129,8 +133,8 @@ def _gpudirect_level(plan: Plan, job: Job) -> Setting | str:
     if isinstance(network, str):
         return network
     path = network.gpudirect_path
-    if network.gpudirect in (None, "none"):
-        return "nothing says that adapters can read device memory (nvidia-peermem, DMA-BUF)"
+    if not plan.cluster.gpudirect:
+        return THROUGH_HOST
     if path is None:
         return "how far GPUs and adapters are apart is not known"
     if path not in LEVEL_OF_PATH:
@@ -142,9 +146,13 @@ def _gpudirect_level(plan: Plan, job: Job) -> Setting | str:
         )
     return Setting(
         value=LEVEL_OF_PATH[path],
-        reason=f"adapters read device memory ({network.gpudirect}), but the virtual machine hides "
-        f"the PCIe switches: GPU and adapter look as far as {path}, and NCCL stops at PXB",
+        reason=f"adapters read device memory{_way(network)}, but the virtual machine hides the "
+        f"PCIe switches: GPU and adapter look as far as {path}, and NCCL stops at PXB",
     )
+
+
+def _way(network: Network) -> str:
+    return "" if network.gpudirect is None else f" ({network.gpudirect})"
 
 
 def _gpudirect_c2c(plan: Plan, job: Job) -> Setting | str:
@@ -155,6 +163,8 @@ def _gpudirect_c2c(plan: Plan, job: Job) -> Setting | str:
         return network
     if not re.match(r"g[hb]\d", plan.cluster.device.name):
         return "it is for GPUs that hang on their CPU by NVLink-C2C (GH200, GB200)"
+    if not plan.cluster.gpudirect:
+        return THROUGH_HOST
     if nccl_release(network.nccl_version) != C2C_BY_REQUEST:
         return "NCCL >= 2.27 does it by itself"
     return Setting(
@@ -230,8 +240,8 @@ FABRIC_RULES: tuple[Rule, ...] = (
     Rule(
         name="NCCL_NET_GDR_LEVEL",
         kind="fabric",
-        when="GPUDirect is there, and a virtual machine of Azure shows GPU and adapter farther "
-        "apart than PXB",
+        when="the plan counts on GPUDirect, and a virtual machine of Azure shows GPU and adapter "
+        "farther apart than PXB",
         versions="NCCL >= 2.6.4 (levels by name)",
         source="https://github.com/Azure/aks-rdma-infiniband/pull/36",
         decide=_gpudirect_level,
@@ -239,7 +249,8 @@ FABRIC_RULES: tuple[Rule, ...] = (
     Rule(
         name="NCCL_NET_GDR_C2C",
         kind="fabric",
-        when="GH200 or GB200, and the nodes' NCCL is known to be 2.26",
+        when="GH200 or GB200, the plan counts on GPUDirect, and the nodes' NCCL is known to be "
+        "2.26",
         versions="NCCL 2.26",
         source="https://github.com/NVIDIA/nccl/issues/1579",
         decide=_gpudirect_c2c,

@@ -118,7 +118,7 @@ def levels_between_nodes(cluster: Cluster) -> tuple[tuple[Level, float], ...]:
     return tuple(
         (level, level.ports * level.port_bandwidth_bytes_per_second / gpus)
         for level, gpus in zip(cluster.levels, below, strict=False)
-        if level.domain_gpus > cluster.gpus_per_node
+        if cluster.joins_nodes(level)
     )
 
 

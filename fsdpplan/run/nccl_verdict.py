@@ -46,8 +46,7 @@ def host_memory_warning(report: NcclReport, *, plan: Plan) -> str | None:
     Only receivers are looked at: with some PCIe topologies NCCL sends through host memory by its
     own choice (NVIDIA/nccl issue 392).
     """
-    levels = _levels_between(plan)
-    if not levels or not all(level.gpudirect for level in levels):
+    if not plan.cluster.gpudirect:
         return None
     receivers = [
         one
@@ -68,7 +67,7 @@ def host_memory_warning(report: NcclReport, *, plan: Plan) -> str | None:
 def _levels_between(plan: Plan) -> list[Level]:
     """Levels of the network between nodes, NVLink apart."""
     cluster = plan.cluster
-    beyond = [level for level in cluster.levels if level.domain_gpus > cluster.gpus_per_node]
+    beyond = (level for level in cluster.levels if cluster.joins_nodes(level))
     return [level for level in beyond if level.name != "nvlink"]
 
 

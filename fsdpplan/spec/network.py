@@ -47,7 +47,8 @@ class Network:
     socket_interfaces_left_out: tuple[str, ...] = ()
     """Interfaces that are up but do not lead to other nodes (docker0, virbr0, another subnet)."""
     gpudirect: GpuDirect | None = None
-    """How adapters may read device memory."""
+    """How adapters may read device memory, as far as that was found. Whether they do, as it is
+    priced and launched, the levels of the cluster say (`Cluster.gpudirect`)."""
     gpudirect_path: PciPath | None = None
     """Farthest way between a GPU and the port that serves it."""
     rails: int | None = None
