@@ -1,4 +1,8 @@
-"""Rules of the network between nodes: adapters, interfaces, rails, GPUDirect."""
+"""Rules of the network between nodes: adapters, interfaces, rails, GPUDirect.
+
+RCCL is NCCL's relative: it reads the names of interfaces, adapters, GID entry and traffic class
+under the same names (ROCm/rccl src/transport/net_ib.cc), and those rules hold for it, too.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from fsdpplan.emit.nccl_rules import (
     Rule,
     Setting,
     levels_between_nodes,
+    library_of,
     nccl_release,
     network_between,
     verbs_between,
@@ -31,7 +36,7 @@ LEVEL_OF_PATH = {"phb": "PHB", "node": "PHB", "sys": "SYS"}
 
 
 def _adapters(plan: Plan, job: Job) -> Setting | str:
-    network = verbs_between(plan)
+    network = verbs_between(plan, rccl=True)
     if isinstance(network, str):
         return network
     if network.hcas_differ:
@@ -39,15 +44,17 @@ def _adapters(plan: Plan, job: Job) -> Setting | str:
             "the nodes name their adapters differently, so no one list is right on all of them: "
             "give them the same names by udev, or list each node's own in its /etc/nccl.conf"
         )
+    library = library_of(plan.cluster.device)
     if not network.hcas_left_out:
-        return "no adapter is known that is outside the compute fabric, and NCCL takes all"
+        return f"no adapter is known that is outside the compute fabric, and {library} takes all"
     if not network.hcas:
         return "which adapters belong to the compute fabric is not known"
     count, others = len(network.hcas), network.hcas_left_out
     return Setting(
         value="=" + ",".join(network.hcas),
-        reason=f"{count} of {count + len(others)} adapters are of the compute fabric, and NCCL "
-        f"would take all that are up: {_listed(others)} not; the list is the same on all ranks",
+        reason=f"{count} of {count + len(others)} adapters are of the compute fabric, and "
+        f"{library} would take all that are up: {_listed(others)} not; the list is the same on all "
+        "ranks",
     )
 
 
@@ -68,7 +75,7 @@ def _gid(plan: Plan, job: Job) -> Setting | str:
     return Setting(
         value=str(network.gid_index),
         reason=f"entry {network.gid_index} of the GID tables is RoCE v2 over IPv4 on all ports, "
-        f"and NCCL {network.nccl_version} would take entry 0",
+        f"and {library_of(plan.cluster.device)} {network.nccl_version} would take entry 0",
     )
 
 
@@ -81,19 +88,21 @@ def _traffic_class(plan: Plan, job: Job) -> Setting | str:
     return Setting(
         value=str(network.traffic_class),
         reason=f"the fabric's operator keeps traffic class {network.traffic_class} lossless, and "
-        "NCCL would send with 0",
+        f"{library_of(plan.cluster.device)} would send with 0",
     )
 
 
 def _roce(plan: Plan) -> Network | str:
-    network = verbs_between(plan)
+    network = verbs_between(plan, rccl=True)
     if isinstance(network, Network) and network.transport != "roce":
         return "it is for RoCE only, and the nodes are joined by InfiniBand"
     return network
 
 
 def _socket_interface(plan: Plan, job: Job) -> Setting | str:
-    return _interface(plan, prefix="=", chooses="NCCL takes ib* first, then whatever is up")
+    library = library_of(plan.cluster.device)
+    chooses = f"{library} takes ib* first, then whatever is up"
+    return _interface(plan, prefix="=", chooses=chooses)
 
 
 def _gloo_interface(plan: Plan, job: Job) -> Setting | str:
@@ -108,7 +117,7 @@ def _gloo_interface(plan: Plan, job: Job) -> Setting | str:
 
 
 def _interface(plan: Plan, *, prefix: str, chooses: str) -> Setting | str:
-    network = network_between(plan)
+    network = network_between(plan, rccl=True)
     if isinstance(network, str):
         return network
     name, others = network.socket_interface, network.socket_interfaces_left_out

@@ -10,6 +10,7 @@ from __future__ import annotations
 from fsdpplan.emit.container import missing_lines, prefix_words
 from fsdpplan.emit.job import Job, Trainer, tries_first
 from fsdpplan.emit.nccl_cloud import CloudScript, cloud_scripts
+from fsdpplan.emit.nccl_rules import library_of
 from fsdpplan.emit.node_check import assumptions, node_check
 from fsdpplan.emit.quoting import paragraph, shell_word, shell_words
 from fsdpplan.spec.plan import Plan
@@ -102,7 +103,7 @@ def _locked_memory(plan: Plan) -> list[str]:
     if not _pins_memory(plan):
         return []
     return [
-        "# A small limit on locked memory fails late, inside NCCL.",
+        f"# A small limit on locked memory fails late, inside {library_of(plan.cluster.device)}.",
         "if ! ulimit -l unlimited 2>/dev/null; then",
         '  echo "fsdpplan: $here: only $(ulimit -l) kB may be locked; InfiniBand may fail:'
         ' raise memlock in limits.conf" >&2',
@@ -272,8 +273,7 @@ def _program(*, plan: Plan, job: Job) -> list[str]:
 
 def _python(*, plan: Plan, job: Job) -> str:
     """The Python of the ranks, as shell words."""
-    gpus = plan.cluster.device.kind == "cuda"
-    prefix = prefix_words(job.container, gpus=gpus, folder=job.folder)
+    prefix = prefix_words(job.container, device=plan.cluster.device, folder=job.folder)
     return prefix + shell_word(job.python)
 
 

@@ -7,7 +7,7 @@ import inspect
 from fsdpplan.emit.job import Job, Trainer, saves_to
 from fsdpplan.emit.nccl import environment
 from fsdpplan.emit.nccl_cloud import cloud_scripts
-from fsdpplan.emit.nccl_rules import network_between
+from fsdpplan.emit.nccl_rules import is_nvidia, network_between
 from fsdpplan.node import look, meet
 from fsdpplan.spec.plan import Plan
 from fsdpplan.spec.torch_features import torch_need
@@ -40,6 +40,7 @@ def assumptions(*, plan: Plan, job: Job) -> tuple[str, ...]:
         files += network.net_plugins[:1]
     return (
         *_torch_needed(plan, job),
+        *_build_needed(plan),
         *(f"read={path}" for path in _read_by_all(job)),
         *([] if saved is None else [f"save={saved}"]),
         *variables,
@@ -54,6 +55,12 @@ def _torch_needed(plan: Plan, job: Job) -> list[str]:
         return []
     need = torch_need(plan.setting)
     return [f"torch={need.oldest},{need.because}"]
+
+
+def _build_needed(plan: Plan) -> list[str]:
+    """A torch that was built for CUDA sees none of AMD's GPUs, and does not say why."""
+    device = plan.cluster.device
+    return [] if device.kind == "cpu" or is_nvidia(device) else ["build=rocm"]
 
 
 def _read_by_all(job: Job) -> list[str]:

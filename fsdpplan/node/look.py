@@ -25,7 +25,7 @@ def main(words: list[str]) -> int:
 
     Words: this node, the fsdpplan that must be importable (empty: none must), GPUs a node, the head
     and all nodes with commas between them (both empty: they do not meet), then what is taken for
-    granted, each as `torch=OLDEST,WHY`, `read=PATH`, `save=FOLDER`, `file=PATH`,
+    granted, each as `torch=OLDEST,WHY`, `build=rocm`, `read=PATH`, `save=FOLDER`, `file=PATH`,
     `NCCL_IB_HCA=VALUE` or `NCCL_SOCKET_IFNAME=VALUE`.
     """
     return 5 if look(words) else 0
@@ -48,7 +48,10 @@ def say(node: str, problem: str) -> None:
 
 def own_problem(*, version: str, gpus: int, assumed: list[str]) -> str:
     """Why this node cannot do its part, in words; empty when it can."""
-    problem = python_problem(version) or (gpu_problem(gpus) if gpus else "")
+    problem = python_problem(version)
+    if not problem and "build=rocm" in assumed:
+        problem = build_problem()
+    problem = problem or (gpu_problem(gpus) if gpus else "")
     for word in assumed:
         kind, _, value = word.partition("=")
         problem = problem or assumption_problem(kind, value)
@@ -76,6 +79,19 @@ def python_problem(version: str) -> str:
     return ""
 
 
+def build_problem() -> str:
+    """Whether torch was built for GPUs of AMD."""
+    import torch
+
+    if torch.version.hip is not None:
+        return ""
+    return (
+        f"torch {torch.__version__} of {sys.executable} is not built for ROCm, and the plan is for "
+        "GPUs of AMD: name a Python that has such a torch by --python or --env-setup, or take an "
+        "image of rocm/pytorch"
+    )
+
+
 def gpu_problem(gpus: int) -> str:
     """Whether the planned GPUs are seen. Little shared memory is told about: NCCL may do without
     it."""
@@ -84,18 +100,26 @@ def gpu_problem(gpus: int) -> str:
     visible = torch.cuda.device_count()
     if visible < gpus:
         return (
-            f"{visible} GPUs are visible, the plan uses {gpus} a node: ask for as many, or try "
-            "the layout on CPU processes by fsdpplan run --smoke"
+            f"{visible} GPUs are visible{hidden_by()}, the plan uses {gpus} a node: ask for as "
+            "many, or try the layout on CPU processes by fsdpplan run --smoke"
         )
     total = shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else 0
     if total < SMALL_SHM_BYTES:
+        library = "NCCL" if torch.version.hip is None else "RCCL"
         print(
-            f"fsdpplan: {socket.gethostname()}: /dev/shm has {total >> 20} MiB, and NCCL may "
-            "fail in it: a container takes --shm-size=1g or more",
+            f"fsdpplan: {socket.gethostname()}: /dev/shm has {total >> 20} MiB, and "
+            f"{library} may fail in it: a container takes --shm-size=1g or more",
             file=sys.stderr,
             flush=True,
         )
     return ""
+
+
+def hidden_by() -> str:
+    """Variables that hide GPUs, with their values; those of AMD count within each other."""
+    names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+    given = " ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
+    return f" ({given})" if given else ""
 
 
 def assumption_problem(kind: str, value: str) -> str:
@@ -103,6 +127,8 @@ def assumption_problem(kind: str, value: str) -> str:
     exported another value is not looked at."""
     if kind == "torch":
         return torch_problem(value)
+    if kind == "build":
+        return ""  # looked at before the GPUs, of which such a torch sees none
     if kind == "read":
         if not os.access(value, os.R_OK):
             return f"{value} cannot be read here: put it where every node sees it"
@@ -193,7 +219,8 @@ def versions() -> dict[str, str]:
         "torch": installed("torch"),
         "nccl": next(filter(None, map(installed, NCCL_PACKAGES)), ""),
         "fsdpplan": installed("fsdpplan"),
-        "driver": driver_in(text("/proc/driver/nvidia/version")),
+        "driver": driver_in(text("/proc/driver/nvidia/version"))
+        or text("/sys/module/amdgpu/version"),
     }
     return {name: version for name, version in found.items() if version}
 

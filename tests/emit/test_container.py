@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fsdpplan.emit.container import Container
+from fsdpplan.emit.container import Container, prefix_words
 from fsdpplan.emit.job import Job, Trainer
 from fsdpplan.errors import SpecError
 from tests.emit.bench import ALLOCATION, PLANS, bash_objects, emit, run, shellcheck
@@ -33,6 +34,15 @@ def test_pyxis_outside_of_slurm_is_refused_in_one_line(bench: Path) -> None:
     assert ran.code == 5
     assert "sbatch" in ran.said
     assert ran.torchrun == []
+
+
+def test_apptainer_is_told_whose_gpus_the_ranks_need() -> None:
+    container = Container(image="i.sif", runtime="apptainer")
+    device = PLANS["gpu node"].cluster.device
+    assert "--nv " in prefix_words(container, device=device, folder=None)
+    amd = prefix_words(container, device=replace(device, vendor="amd"), folder=None)
+    assert "--rocm " in amd
+    assert "--nv" not in amd
 
 
 @pytest.mark.parametrize("name", ["cpu node", "gpu node"])

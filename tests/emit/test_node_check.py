@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fsdpplan.emit.job import Job, Trainer, UserProgram
@@ -26,6 +28,13 @@ def test_every_node_must_read_the_program_and_write_checkpoints() -> None:
     assert assumptions(plan=plan, job=Job(program=trainer)) == (NEED, "read=d.bin", "save=saved")
     own = Job(program=UserProgram(script="it's.py"))
     assert assumptions(plan=plan, job=own) == ("read=it's.py",)
+
+
+def test_gpus_of_amd_need_a_torch_that_was_built_for_them() -> None:
+    plan = make_plan("cuda", nodes=2, per_node=8)
+    device = replace(plan.cluster.device, vendor="amd")
+    amd = replace(plan, cluster=replace(plan.cluster, device=device))
+    assert assumptions(plan=amd, job=Job()) == (NEED, "build=rocm")
 
 
 def test_only_what_the_plan_rests_on_is_looked_for() -> None:

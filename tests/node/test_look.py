@@ -46,6 +46,26 @@ def test_too_few_gpus_are_refused() -> None:
     assert "the plan uses 1000 a node" in said
 
 
+def test_a_torch_that_is_not_built_for_rocm_is_refused_before_the_gpus_are_missed() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, "n1", "", "1000", "", "", "torch=2.8,", "build=rocm"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 5
+    assert "is not built for ROCm, and the plan is for GPUs of AMD" in done.stderr
+    assert "--python" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_variables_that_hide_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
+    _, said = check(gpus=1000)
+    assert "HIP_VISIBLE_DEVICES=1 ROCR_VISIBLE_DEVICES=0,1" in said
+
+
 def test_a_first_host_that_nobody_knows_is_refused() -> None:
     code, said = check(head="no-such-host.invalid")
     assert code == 5
