@@ -75,7 +75,11 @@ NEVER_SET: tuple[Unset, ...] = (
         transports=("efa",),
     ),
     Unset(
-        names=("NCCL_GPUDIRECTTCPX_SOCKET_IFNAME", "NCCL_GPUDIRECTTCPX_TX_BINDINGS"),
+        names=(
+            "NCCL_GPUDIRECTTCPX_UNIX_CLIENT_PREFIX",
+            "NCCL_GPUDIRECTTCPX_SOCKET_IFNAME",
+            "NCCL_GPUDIRECTTCPX_TX_BINDINGS",
+        ),
         why="TCPX comes without a script that sets them: give Google's lines for the release that "
         "is installed by --env-setup",
         source="https://github.com/GoogleCloudPlatform/cluster-toolkit",

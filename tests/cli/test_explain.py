@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fsdpplan.cli import session
 from fsdpplan.cli.app import exit_code_of
 from fsdpplan.cli.explanation import nccl_json
 from fsdpplan.cli.job_options import JobOptions
@@ -119,6 +120,23 @@ def test_nccl_says_when_nothing_is_known_of_the_network(capsys: pytest.CaptureFi
 def test_nccl_names_the_clouds_script(capsys: pytest.CaptureFixture[str]) -> None:
     known(network=GIB)
     assert "/usr/local/gib/scripts/set_nccl_env.sh (each node" in said(capsys, "explain --nccl")
+
+
+def test_what_tcpx_lacks_is_said_by_explain_emit_and_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "choose_target", lambda **_: "slurm")
+    known(network=replace(GIB, transport="tcpx", env_profiles=()))
+    shown = " ".join(said(capsys, "explain --nccl").split())
+    assert "Not runnable as emitted: the nodes are joined by GPUDirect-TCPX" in shown
+    assert json.loads(said(capsys, "explain --nccl --json"))["lacks"]["needs"]
+    for command in ("emit-launch", "run --dry-run"):
+        assert exit_code_of(words(command)) == 0
+        out, err = capsys.readouterr()
+        assert "# Not runnable as emitted" in out
+        assert "not runnable as emitted" in err
+    assert exit_code_of(words("emit-launch --env-setup tcpx.sh")) == 0
+    assert "not runnable" not in capsys.readouterr().err
 
 
 def test_nccl_as_json_has_what_the_screen_has(capsys: pytest.CaptureFixture[str]) -> None:
