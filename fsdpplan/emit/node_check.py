@@ -12,6 +12,9 @@ from fsdpplan.node import look, meet
 from fsdpplan.spec.plan import Plan
 from fsdpplan.spec.torch_features import torch_need
 
+IMEX_CHANNELS = "/dev/nvidia-caps-imex-channels"
+"""Where the driver has them. Source: CUDA driver API, cuMemCreate; NVIDIA IMEX guide."""
+
 
 def node_check(*, several: bool) -> str:
     """Text of the program that each node runs; of `several`, which meet in it."""
@@ -41,6 +44,7 @@ def assumptions(*, plan: Plan, job: Job) -> tuple[str, ...]:
     return (
         *_torch_needed(plan, job),
         *_build_needed(plan),
+        *_imex_needed(plan),
         *(f"read={path}" for path in _read_by_all(job)),
         *([] if saved is None else [f"save={saved}"]),
         *variables,
@@ -61,6 +65,14 @@ def _build_needed(plan: Plan) -> list[str]:
     """A torch that was built for CUDA sees none of AMD's GPUs, and does not say why."""
     device = plan.cluster.device
     return [] if device.kind == "cpu" or is_nvidia(device) else ["build=rocm"]
+
+
+def _imex_needed(plan: Plan) -> list[str]:
+    """What lets GPUs of one node reach those of another by NVLink (GB200 and GB300 NVL72)."""
+    cluster = plan.cluster
+    spans = any(level.name == "nvlink" and cluster.joins_nodes(level) for level in cluster.levels)
+    needed = cluster.nodes > 1 and is_nvidia(cluster.device) and spans
+    return [f"imex={IMEX_CHANNELS}"] if needed else []
 
 
 def _read_by_all(job: Job) -> list[str]:

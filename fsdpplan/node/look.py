@@ -12,11 +12,21 @@ import os
 import re
 import shutil
 import socket
+import subprocess
 import sys
+import time
 
 SMALL_SHM_BYTES = 2**30
 """What NCCL asks of containers. Source: NCCL user guide, "Runtime and MPI issues"."""
 NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
+IMEX_SECONDS = 30.0
+"""How long its daemon may still be starting, as one that the job before ended."""
+IMEX_NOT_READY = (
+    *("INITIALIZING", "STARTING_AUTH_SERVER", "WAITING_FOR_PEERS"),
+    *("WAITING_FOR_RECOVERY", "INIT_GPU", "SHUTTING_DOWN"),
+)
+"""What nvidia-imex-ctl -q says of a daemon that does not serve yet, or any more. Source: NVIDIA
+DCGM, dcgm_fields.h, DCGM_FI_IMEX_DAEMON_STATUS. Any other answer may be that nobody may ask."""
 OTHERWISE = "plan again with what fsdpplan detect --nodes finds, or leave the node out by --exclude"
 
 
@@ -25,8 +35,8 @@ def main(words: list[str]) -> int:
 
     Words: this node, the fsdpplan that must be importable (empty: none must), GPUs a node, the head
     and all nodes with commas between them (both empty: they do not meet), then what is taken for
-    granted, each as `torch=OLDEST,WHY`, `build=rocm`, `read=PATH`, `save=FOLDER`, `file=PATH`,
-    `NCCL_IB_HCA=VALUE` or `NCCL_SOCKET_IFNAME=VALUE`.
+    granted, each as `torch=OLDEST,WHY`, `build=rocm`, `imex=FOLDER`, `read=PATH`, `save=FOLDER`,
+    `file=PATH`, `NCCL_IB_HCA=VALUE` or `NCCL_SOCKET_IFNAME=VALUE`.
     """
     return 5 if look(words) else 0
 
@@ -129,6 +139,8 @@ def assumption_problem(kind: str, value: str) -> str:
         return torch_problem(value)
     if kind == "build":
         return ""  # looked at before the GPUs, of which such a torch sees none
+    if kind == "imex":
+        return imex_problem(value)
     if kind == "read":
         if not os.access(value, os.R_OK):
             return f"{value} cannot be read here: put it where every node sees it"
@@ -143,6 +155,48 @@ def assumption_problem(kind: str, value: str) -> str:
             if problem:
                 return problem
     return ""
+
+
+def imex_problem(folder: str) -> str:
+    """Whether NVLink can reach other nodes: NCCL ends where it finds such links and no IMEX, unless
+    it is told to leave them.
+
+    Source: NVIDIA IMEX guide, "IMEX Channels" (channels are not made by default, and are gone after
+    a reboot); NCCL v2.30.7-1 src/mnnvl.cc.
+    """
+    if os.environ.get("NCCL_MNNVL_ENABLE") == "0":
+        return ""
+    without = "the slower network is taken by --env NCCL_MNNVL_ENABLE=0"
+    found = os.listdir(folder) if os.path.isdir(folder) else []
+    channels = [os.path.join(folder, name) for name in found if name.startswith("channel")]
+    if not any(os.access(channel, os.R_OK) for channel in channels):
+        return (
+            f"NVLink reaches the other nodes by an IMEX channel only, and {folder} has none that "
+            "may be opened here: have channel0 made on the node (NVreg_CreateImexChannel0=1 of "
+            "the module nvidia) and let into a container (NVIDIA_IMEX_CHANNELS=0); " + without
+        )
+    state, end = imex_state(), time.monotonic() + IMEX_SECONDS
+    while state in IMEX_NOT_READY and time.monotonic() < end:
+        time.sleep(1)
+        state = imex_state()
+    if state not in IMEX_NOT_READY:
+        return ""
+    return (
+        f"NVLink reaches the other nodes through nvidia-imex, which is {state} here: "
+        "nvidia-imex-ctl -N shows which node is missing, systemctl status nvidia-imex why; "
+        + without
+    )
+
+
+def imex_state() -> str:
+    """What the daemon says of itself; empty where it cannot be asked, as in most containers."""
+    try:
+        asked = subprocess.run(
+            ["nvidia-imex-ctl", "-q"], capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return asked.stdout.strip()
 
 
 def torch_problem(needed: str) -> str:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fsdpplan.emit.job import Job, Trainer, UserProgram
-from fsdpplan.emit.node_check import assumptions, node_check
+from fsdpplan.emit.node_check import IMEX_CHANNELS, assumptions, node_check
 from tests.emit.networks import EFA, GIB, INFINIBAND, on
 from tests.emit.plans import make_plan
 
@@ -35,6 +35,21 @@ def test_gpus_of_amd_need_a_torch_that_was_built_for_them() -> None:
     device = replace(plan.cluster.device, vendor="amd")
     amd = replace(plan, cluster=replace(plan.cluster, device=device))
     assert assumptions(plan=amd, job=Job()) == (NEED, "build=rocm")
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "domain_gpus", "needed"), [("nvlink", 8, True), ("infiniband", 8, False)]
+)
+def test_imex_is_looked_for_where_nvlink_joins_nodes(
+    nodes: int, name: str, domain_gpus: int, needed: bool
+) -> None:
+    plan = make_plan("cuda", nodes=nodes, per_node=4)
+    outer = replace(plan.cluster.levels[-1], name=name, domain_gpus=domain_gpus)
+    levels = (*plan.cluster.levels[:-1], outer)
+    wide = replace(plan, cluster=replace(plan.cluster, levels=levels))
+    expected = (f"imex={IMEX_CHANNELS}",) if needed and nodes > 1 else ()
+    assert assumptions(plan=wide, job=Job()) == (NEED, *expected)
 
 
 def test_only_what_the_plan_rests_on_is_looked_for() -> None:
