@@ -8,9 +8,9 @@ from fsdpplan.emit.job import Job, Trainer, saves_to
 from fsdpplan.emit.nccl import environment
 from fsdpplan.emit.nccl_cloud import cloud_scripts
 from fsdpplan.emit.nccl_rules import is_nvidia, network_between
-from fsdpplan.node import look, meet
+from fsdpplan.node import look, meet, near
 from fsdpplan.spec.plan import Plan
-from fsdpplan.spec.torch_features import torch_need
+from fsdpplan.spec.torch_features import NUMA_BINDING, torch_need
 
 IMEX_CHANNELS = "/dev/nvidia-caps-imex-channels"
 """Where the driver has them. Source: CUDA driver API, cuMemCreate; NVIDIA IMEX guide."""
@@ -26,6 +26,20 @@ def node_check(*, several: bool) -> str:
         text = own + "\n" + "\n".join(line for line in further if not line.startswith(dropped))
     assert "'" not in text, "it stands between apostrophes in the script"
     return text
+
+
+def near_check() -> str:
+    """Text of the program that says whether a node can keep ranks near their GPUs."""
+    text = inspect.getsource(near)
+    assert "'" not in text, "it stands between apostrophes in the script"
+    return text
+
+
+def binds(plan: Plan) -> bool:
+    """Whether ranks are to stay near their GPUs where a node can do that: not under a torch that
+    is known to lack it."""
+    known = plan.known_torch
+    return NUMA_BINDING.needed(plan.setting) and (known is None or known >= NUMA_BINDING.since)
 
 
 def assumptions(*, plan: Plan, job: Job) -> tuple[str, ...]:

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from fsdpplan.emit.job import Job, Trainer, UserProgram
-from fsdpplan.emit.node_check import IMEX_CHANNELS, assumptions, node_check
+from fsdpplan.emit.node_check import IMEX_CHANNELS, assumptions, binds, near_check, node_check
+from fsdpplan.spec.plan import TORCH_SOURCE
 from tests.emit.networks import EFA, GIB, INFINIBAND, on
 from tests.emit.plans import make_plan
 
@@ -20,6 +21,33 @@ def test_the_program_of_a_node_is_whole_and_stands_between_apostrophes(several: 
     assert "'" not in text
     assert "from fsdpplan" not in text
     assert text.count("if __name__") == 1
+
+
+def test_the_program_that_asks_for_cores_stands_between_apostrophes_too() -> None:
+    compile(near_check(), "near", "exec")
+    assert "from fsdpplan" not in near_check()
+
+
+@pytest.mark.parametrize(
+    ("torch", "expected"), [(None, True), ("2.8", False), ("2.9", True), ("2.13", True)]
+)
+def test_ranks_stay_near_their_gpus_unless_torch_is_known_to_lack_it(
+    torch: str | None, expected: bool
+) -> None:
+    plan = make_plan("cuda", nodes=2, per_node=8)
+    if torch is not None:
+        training = replace(plan.training, torch=torch)
+        sources = (*plan.sources, (TORCH_SOURCE, "flag --torch"))
+        plan = replace(plan, training=training, sources=sources)
+    assert binds(plan) is expected
+
+
+def test_ranks_that_have_no_cores_to_choose_from_are_not_bound() -> None:
+    plan = make_plan("cuda", nodes=2, per_node=8)
+    device = replace(plan.cluster.device, vendor="amd")
+    assert not binds(replace(plan, cluster=replace(plan.cluster, device=device)))
+    assert not binds(make_plan("cuda", nodes=2, per_node=1))
+    assert not binds(make_plan("cpu", nodes=2, per_node=8))
 
 
 def test_every_node_must_read_the_program_and_write_checkpoints() -> None:
