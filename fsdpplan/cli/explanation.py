@@ -96,7 +96,10 @@ def _priced_path(cluster: Cluster) -> str:
         return ""
     if cluster.gpudirect:
         return "; priced with GPUDirect: ports read device memory"
-    return "; priced without GPUDirect: data passes through host memory"
+    between = [level for level in cluster.levels if cluster.joins_nodes(level)]
+    without = [level.name for level in between if not level.gpudirect]
+    over = f" over {', '.join(without)}" if len(without) < len(between) else ""
+    return f"; priced without GPUDirect{over}: data passes through host memory"
 
 
 def _gap(gap: Gap, width: int) -> str:

@@ -12,14 +12,12 @@ from typing import Literal
 
 from fsdpplan.emit.job import Job
 from fsdpplan.spec.cluster import Cluster, Device, Level, Vendor
-from fsdpplan.spec.network import Network, Transport
+from fsdpplan.spec.network import VERBS, Network, Transport
 from fsdpplan.spec.plan import Plan
 
 Kind = Literal["allocator", "threads", "order", "sockets", "fabric", "debugging"]
 
 NCCL_GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
-VERBS: tuple[Transport, ...] = ("infiniband", "roce")
-"""What NCCL's own transport drives; the others bring a plugin or are sockets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

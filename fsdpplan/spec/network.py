@@ -20,6 +20,8 @@ open driver, or not at all."""
 Transport = Literal["infiniband", "roce", "efa", "tcpx", "tcpxo", "gib", "ethernet"]
 """What carries data between nodes: verbs over InfiniBand or RoCE, AWS's EFA, Google's GPUDirect
 stacks (TCPX of a3-high, TCPXO of a3-mega, gIB of a3-ultra and later), or plain sockets."""
+VERBS: tuple[Transport, ...] = ("infiniband", "roce")
+"""What NCCL's own transport drives; the others bring a plugin or are sockets."""
 Provider = Literal["aws", "gcp", "azure", "oci", "coreweave", "lambda"]
 
 

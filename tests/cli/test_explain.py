@@ -156,6 +156,20 @@ def test_nccl_says_whether_gpudirect_was_priced(capsys: pytest.CaptureFixture[st
     assert json.loads(said(capsys, "explain --nccl --json"))["gpudirect"] is False
 
 
+def test_nccl_names_the_levels_that_are_priced_through_host_memory(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plan = read_plan(PLAN)
+    inside, between = plan.cluster.levels
+    levels = (
+        replace(inside, domain_gpus=4),
+        replace(inside, name="leaf", domain_gpus=12),
+        replace(between, name="wan", gpudirect=False),
+    )
+    write_plan(replace(plan, cluster=replace(plan.cluster, levels=levels)), PLAN)
+    assert "priced without GPUDirect over wan" in " ".join(said(capsys, "explain --nccl").split())
+
+
 @pytest.mark.parametrize("name", [*profile_names("node"), *profile_names("cluster")])
 def test_nccl_says_of_gpudirect_what_is_priced(name: str) -> None:
     """Without it, and only then, a slower link to host memory makes the way to another node
