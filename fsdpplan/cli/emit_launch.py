@@ -71,6 +71,7 @@ def emit_launch(
     """Print what launches a plan: for Slurm, Kubernetes or others."""
     from fsdpplan.cli import job_torch, launch, rehearsal
     from fsdpplan.emit.folder import SCRIPT_NAME
+    from fsdpplan.emit.nccl_cloud import gap_of
     from fsdpplan.run.folder import write_job_folder
 
     target = emit.target or "slurm"
@@ -92,6 +93,8 @@ def emit_launch(
     chosen = settled.value
     for sentence in settled.warnings:
         tell(sentence)
+    if (gap := gap_of(chosen, asked)) is not None:
+        tell(gap.sentences)
     if emit.rehearsed:
         rehearsal.require_rehearsed(chosen, own_program=own_program, python=python)
     if emit.alerts is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 from fsdpplan.cli.answer import OneLayout, estimate_json
 from fsdpplan.cli.inputs import Inputs
@@ -11,9 +12,10 @@ from fsdpplan.cli.screen import estimate_screen
 from fsdpplan.cost.memory import available_bytes
 from fsdpplan.emit.job import Job
 from fsdpplan.emit.nccl import environment, left_unset
-from fsdpplan.emit.nccl_cloud import CloudScript, cloud_scripts
+from fsdpplan.emit.nccl_cloud import CloudScript, Gap, cloud_scripts, gap_of
 from fsdpplan.emit.nccl_rules import Variable
 from fsdpplan.search.pins import Pins
+from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.plan import Plan
 
 ANY_JOB = Job()
@@ -63,8 +65,10 @@ def nccl_screen(plan: Plan, *, width: int) -> str:
     """The variables of the plan's job, the cloud's scripts, and what is left alone."""
     variables = environment(plan=plan, job=ANY_JOB)
     unset = left_unset(plan=plan, job=ANY_JOB)
+    gap = gap_of(plan, ANY_JOB)
     return blocks(
         wrapped(_known(plan), width=width),
+        "" if gap is None else _gap(gap, width),
         *(_variable(variable, width) for variable in variables),
         *(_script(script, width) for script in cloud_scripts(plan)),
         listed(
@@ -82,8 +86,30 @@ def _known(plan: Plan) -> str:
     by = "nothing known of their network"
     if network is not None:
         by = f"joined by {network.transport} ({network.evidence})"
-    known = f"; {by}" if cluster.nodes > 1 else ""
+    known = f"; {by}{_priced_path(cluster)}" if cluster.nodes > 1 else ""
     return f"Environment of {plan.model.name} on {nodes} x {cluster.device.name}{known}."
+
+
+def _priced_path(cluster: Cluster) -> str:
+    """How data gets from a GPU to another node, as the price of collectives counts it."""
+    if cluster.gpudirect is None:
+        return ""
+    if cluster.gpudirect:
+        return "; priced with GPUDirect: ports read device memory"
+    between = [level for level in cluster.levels if cluster.joins_nodes(level)]
+    without = [level.name for level in between if not level.gpudirect]
+    over = f" over {', '.join(without)}" if len(without) < len(between) else ""
+    return f"; priced without GPUDirect{over}: data passes through host memory"
+
+
+def _gap(gap: Gap, width: int) -> str:
+    """What the job lacks to use the network, and where to have it from."""
+    what = f"{gap.what[0].upper()}{gap.what[1:]}"
+    return blocks(
+        wrapped(f"{what}.", width=width),
+        listed("Still needed", gap.needs, width=width),
+        wrapped(f"{gap.remedy}.", width=width),
+    )
 
 
 def _variable(variable: Variable, width: int) -> str:
@@ -109,8 +135,11 @@ def _script(script: CloudScript, width: int) -> str:
 
 def nccl_json(plan: Plan) -> str:
     """What `explain --nccl --json` prints."""
+    gap = gap_of(plan, ANY_JOB)
     return json.dumps(
         {
+            "gpudirect": plan.cluster.gpudirect,
+            "lacks": None if gap is None else asdict(gap),
             "variables": [
                 {
                     "name": variable.name,

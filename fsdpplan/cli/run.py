@@ -12,6 +12,7 @@ from fsdpplan.cli.job_options import JobOptions, ProgramOptions
 from fsdpplan.cli.options import DEFAULT_PLAN, Json, LedgerOptions, PlanFile
 from fsdpplan.cli.parse import choice, line, whole
 from fsdpplan.cli.survival_options import ContainerOptions, SurvivalOptions
+from fsdpplan.cli.told import tell
 from fsdpplan.emit.trainer_program import Trainer
 
 
@@ -136,6 +137,8 @@ def run(
         started = session.prepare(plan, options, asked, file=file)
     if options.dry_run:
         typer.echo(session.dry_run_json(started) if json else started.launch.script, nl=json)
+        for remark in started.remarks:
+            tell(remark)
         typer.echo(f"would run: {' '.join(started.command)}", err=True)
         return
     attempts = session.follow(started, session.manner_of(options), fallback=options.fallback or 0)

@@ -22,6 +22,7 @@ from fsdpplan.cli.survival_options import ContainerOptions, SurvivalOptions
 from fsdpplan.cost.step import estimate
 from fsdpplan.emit.folder import SCRIPT_NAME
 from fsdpplan.emit.job import Job, Trainer
+from fsdpplan.emit.nccl_cloud import gap_of
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import estimate_document, layout_document
 from fsdpplan.run.compare import compare
@@ -53,7 +54,7 @@ class Started:
     attaches: bool = False
     """Whether `again` is only followed."""
     remarks: tuple[str, ...] = ()
-    """What this run does not show of the plan."""
+    """What this run does not show of the plan, or lacks."""
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -115,8 +116,15 @@ def prepare(plan: str, options: RunOptions, job: Job | None, *, file: str = "") 
             f"--fallback emits a script for each layout, and {SCRIPT_NAME} stands here: add --from "
             "plan and the job's options"
         )
-    target = _target(launch, options)
-    return Started(launch=launch, target=target, folder=folder, job=asked if emits else None)
+    target, emitted_for = _target(launch, options), asked if emits else None
+    gap = None if emitted_for is None else gap_of(launch.plan, emitted_for)
+    return Started(
+        launch=launch,
+        target=target,
+        folder=folder,
+        job=emitted_for,
+        remarks=() if gap is None else (gap.sentences,),
+    )
 
 
 def _named_plan(file: str, plan: str, options: RunOptions) -> str:

@@ -9,6 +9,7 @@ from fsdpplan.emit.quoting import require_passable, shell_word
 from fsdpplan.emit.secrets import require_no_token
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.checks import require_choice
+from fsdpplan.spec.cluster import Device
 
 ContainerRuntime = Literal["pyxis", "apptainer"]
 
@@ -63,7 +64,11 @@ def step_lines(container: Container | None, *, folder: str | None) -> list[str]:
     ]
 
 
-def prefix_words(container: Container | None, *, gpus: bool, folder: str | None) -> str:
+_GPUS_INSIDE = {"nvidia": "--nv ", "amd": "--rocm "}
+"""Apptainer's words for the driver's files of GPUs. Source: apptainer-exec(1)."""
+
+
+def prefix_words(container: Container | None, *, device: Device, folder: str | None) -> str:
     """Words of a shell before the Python of the ranks, with a blank behind them.
 
     Apptainer passes the environment in. Source: apptainer-exec(1).
@@ -73,7 +78,8 @@ def prefix_words(container: Container | None, *, gpus: bool, folder: str | None)
     binds = "".join(f"--bind={shell_word(mount)} " for mount in container.mounts)
     own = '--bind="$PWD" --bind="$FSDPPLAN_RUN_FOLDER" --pwd="$PWD" '
     own = ("" if folder is None else '--bind="$FSDPPLAN_JOB_FOLDER" ') + own
-    return f"apptainer exec {'--nv ' if gpus else ''}{binds}{own}{shell_word(container.image)} "
+    gpus = _GPUS_INSIDE[device.vendor] if device.kind == "cuda" else ""
+    return f"apptainer exec {gpus}{binds}{own}{shell_word(container.image)} "
 
 
 def missing_lines(container: Container | None) -> list[str]:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from fsdpplan.emit.alerts import alert_rules
 from fsdpplan.emit.header import PLAN_NAME, plan_digest
 from fsdpplan.emit.job import Job, Trainer
-from fsdpplan.emit.node import NODE_CHECK_NAME, TRAINER_NAME
-from fsdpplan.emit.node_check import node_check
+from fsdpplan.emit.node import NEAR_NAME, NODE_CHECK_NAME, TRAINER_NAME
+from fsdpplan.emit.node_check import binds, near_check, node_check
 from fsdpplan.emit.parts import part_names, part_text
 from fsdpplan.emit.quoting import shell_word
 from fsdpplan.emit.script import render_launch
@@ -40,6 +40,7 @@ def job_folder_files(
         SCRIPT_NAME: script,
         **parts,
         NODE_CHECK_NAME: node_check(several=plan.cluster.nodes > 1),
+        **({NEAR_NAME: near_check()} if binds(plan) else {}),
         PLAN_NAME: plan_json.rstrip("\n") + "\n",
         ALERTS_NAME: alert_rules(plan, digest=plan_digest(plan_json)),
         "README.md": _readme(plan=plan, plan_json=plan_json, folder=folder, version=version),

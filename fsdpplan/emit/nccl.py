@@ -48,7 +48,4 @@ def left_unset(*, plan: Plan, job: Job) -> tuple[Unset, ...]:
         Unset(names=tuple(rule.name for rule in rules), why=why, source=rules[0].source)
         for why, rules in names.items()
     ]
-    network = plan.cluster.network
-    transport = None if network is None else network.transport
-    never = [unset for unset in NEVER_SET if not unset.transports or transport in unset.transports]
-    return (*without, *never)
+    return (*without, *(unset for unset in NEVER_SET if unset.is_about(plan.cluster)))

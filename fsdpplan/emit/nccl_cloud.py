@@ -1,14 +1,17 @@
 """What a cloud's own network needs: the cloud's own script, never a list of ours.
 
 Google's stacks come with a script that sets NCCL's variables for the release of the stack that is
-installed; each node runs it for itself. AWS's plugin sets what it needs when NCCL loads it.
+installed; each node runs it for itself. AWS's plugin sets what it needs when NCCL loads it. TCPX
+has no such script, and what a job needs in its place is said wherever the job is shown.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fsdpplan.emit.job import Job
 from fsdpplan.emit.nccl_rules import network_between
+from fsdpplan.emit.quoting import paragraph
 from fsdpplan.spec.network import Network, Transport
 from fsdpplan.spec.plan import Plan
 
@@ -33,6 +36,63 @@ class CloudScript:
     source: str
     found: bool
     """It was seen on the nodes: one without it is refused. Otherwise it is run where it exists."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """What a job lacks, as it is emitted, to use the network of its nodes."""
+
+    what: str
+    needs: tuple[str, ...]
+    remedy: str
+    source: str
+
+    @property
+    def sentences(self) -> str:
+        """All of it, as it is said on stderr."""
+        return f"{self.what}. Still needed: {'; '.join(self.needs)}. {self.remedy}"
+
+
+TCPX = Gap(
+    what="not runnable as emitted: the nodes are joined by GPUDirect-TCPX, which nothing here sets "
+    "up, and without it NCCL has plain sockets at best",
+    needs=(
+        "on each node Google's receive datapath manager (RxDM, tcpgpudmarxd), for as long as the "
+        "job runs",
+        "the folder of its sockets (/run/tcpx-JOBID in Google's Slurm blueprint), seen by the "
+        "ranks and named by NCCL_GPUDIRECTTCPX_UNIX_CLIENT_PREFIX",
+        "Google's plugin of NCCL (/var/lib/tcpx/lib64) first on LD_LIBRARY_PATH, mounted into a "
+        "container as well",
+        "NCCL_GPUDIRECTTCPX_SOCKET_IFNAME, _CTRL_DEV, _TX_BINDINGS and _RX_BINDINGS, as the "
+        "release that is installed wants them",
+    ),
+    remedy="Google's run-nccl-tests.sh for a3-highgpu-8g has them: give its lines by --env-setup "
+    "'source FILE', and what a container must see by --container-mount",
+    source="https://github.com/GoogleCloudPlatform/cluster-toolkit",
+)
+"""Source: cluster-toolkit examples/machine-learning/a3-highgpu-8g (README: prolog, RxDM, what jobs
+must set and mount)."""
+
+
+def gap_of(plan: Plan, job: Job) -> Gap | None:
+    """What the plan's job lacks to use its network; None where nothing is known to be missing, or
+    where the job's own lines speak of it."""
+    network = network_between(plan)
+    if isinstance(network, str) or network.transport != "tcpx":
+        return None
+    names = (name for name, _ in job.env)
+    given = any(name.startswith("NCCL_GPUDIRECTTCPX_") for name in names)
+    return None if given or any("tcpx" in line.lower() for line in job.env_setup) else TCPX
+
+
+def gap_lines(plan: Plan, job: Job) -> list[str]:
+    """The same as comment lines of a script."""
+    gap = gap_of(plan, job)
+    if gap is None:
+        return []
+    needs = (line for need in gap.needs for line in paragraph(f"- {need}"))
+    what = f"{gap.what[0].upper()}{gap.what[1:]}. Still needed:"
+    return ["#", *paragraph(what), *needs, *paragraph(f"{gap.remedy}.")]
 
 
 def cloud_scripts(plan: Plan) -> tuple[CloudScript, ...]:

@@ -1,4 +1,8 @@
-"""Rules of the network between nodes: adapters, interfaces, rails, GPUDirect."""
+"""Rules of the network between nodes: adapters, interfaces, rails, GPUDirect.
+
+RCCL is NCCL's relative: it reads the names of interfaces, adapters, GID entry and traffic class
+under the same names (ROCm/rccl src/transport/net_ib.cc), and those rules hold for it, too.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from fsdpplan.emit.nccl_rules import (
     Rule,
     Setting,
     levels_between_nodes,
+    library_of,
     nccl_release,
     network_between,
     verbs_between,
@@ -22,12 +27,16 @@ CHOOSES_GID = (2, 21)
 """NCCL's first release that finds the GID itself (v2.21.5-1, net_ib.cc: IB_GID_INDEX is -1)."""
 C2C_BY_REQUEST = (2, 26)
 """NCCL's only release that reads NCCL_NET_GDR_C2C and leaves it off (v2.26.2-1, paths.cc)."""
+THROUGH_HOST = (
+    "data between nodes passes through host memory and is priced so: the cluster says that its "
+    "adapters cannot read device memory (nvidia-peermem, DMA-BUF)"
+)
 LEVEL_OF_PATH = {"phb": "PHB", "node": "PHB", "sys": "SYS"}
 """Name that NCCL gives the ways that are farther than its default: `node` is no name of its own."""
 
 
 def _adapters(plan: Plan, job: Job) -> Setting | str:
-    network = verbs_between(plan)
+    network = verbs_between(plan, rccl=True)
     if isinstance(network, str):
         return network
     if network.hcas_differ:
@@ -35,15 +44,17 @@ def _adapters(plan: Plan, job: Job) -> Setting | str:
             "the nodes name their adapters differently, so no one list is right on all of them: "
             "give them the same names by udev, or list each node's own in its /etc/nccl.conf"
         )
+    library = library_of(plan.cluster.device)
     if not network.hcas_left_out:
-        return "no adapter is known that is outside the compute fabric, and NCCL takes all"
+        return f"no adapter is known that is outside the compute fabric, and {library} takes all"
     if not network.hcas:
         return "which adapters belong to the compute fabric is not known"
     count, others = len(network.hcas), network.hcas_left_out
     return Setting(
         value="=" + ",".join(network.hcas),
-        reason=f"{count} of {count + len(others)} adapters are of the compute fabric, and NCCL "
-        f"would take all that are up: {_listed(others)} not; the list is the same on all ranks",
+        reason=f"{count} of {count + len(others)} adapters are of the compute fabric, and "
+        f"{library} would take all that are up: {_listed(others)} not; the list is the same on all "
+        "ranks",
     )
 
 
@@ -64,7 +75,7 @@ def _gid(plan: Plan, job: Job) -> Setting | str:
     return Setting(
         value=str(network.gid_index),
         reason=f"entry {network.gid_index} of the GID tables is RoCE v2 over IPv4 on all ports, "
-        f"and NCCL {network.nccl_version} would take entry 0",
+        f"and {library_of(plan.cluster.device)} {network.nccl_version} would take entry 0",
     )
 
 
@@ -77,19 +88,21 @@ def _traffic_class(plan: Plan, job: Job) -> Setting | str:
     return Setting(
         value=str(network.traffic_class),
         reason=f"the fabric's operator keeps traffic class {network.traffic_class} lossless, and "
-        "NCCL would send with 0",
+        f"{library_of(plan.cluster.device)} would send with 0",
     )
 
 
 def _roce(plan: Plan) -> Network | str:
-    network = verbs_between(plan)
+    network = verbs_between(plan, rccl=True)
     if isinstance(network, Network) and network.transport != "roce":
         return "it is for RoCE only, and the nodes are joined by InfiniBand"
     return network
 
 
 def _socket_interface(plan: Plan, job: Job) -> Setting | str:
-    return _interface(plan, prefix="=", chooses="NCCL takes ib* first, then whatever is up")
+    library = library_of(plan.cluster.device)
+    chooses = f"{library} takes ib* first, then whatever is up"
+    return _interface(plan, prefix="=", chooses=chooses)
 
 
 def _gloo_interface(plan: Plan, job: Job) -> Setting | str:
@@ -104,7 +117,7 @@ def _gloo_interface(plan: Plan, job: Job) -> Setting | str:
 
 
 def _interface(plan: Plan, *, prefix: str, chooses: str) -> Setting | str:
-    network = network_between(plan)
+    network = network_between(plan, rccl=True)
     if isinstance(network, str):
         return network
     name, others = network.socket_interface, network.socket_interfaces_left_out
@@ -129,8 +142,8 @@ def _gpudirect_level(plan: Plan, job: Job) -> Setting | str:
     if isinstance(network, str):
         return network
     path = network.gpudirect_path
-    if network.gpudirect in (None, "none"):
-        return "nothing says that adapters can read device memory (nvidia-peermem, DMA-BUF)"
+    if not plan.cluster.gpudirect:
+        return THROUGH_HOST
     if path is None:
         return "how far GPUs and adapters are apart is not known"
     if path not in LEVEL_OF_PATH:
@@ -142,9 +155,13 @@ def _gpudirect_level(plan: Plan, job: Job) -> Setting | str:
         )
     return Setting(
         value=LEVEL_OF_PATH[path],
-        reason=f"adapters read device memory ({network.gpudirect}), but the virtual machine hides "
-        f"the PCIe switches: GPU and adapter look as far as {path}, and NCCL stops at PXB",
+        reason=f"adapters read device memory{_way(network)}, but the virtual machine hides the "
+        f"PCIe switches: GPU and adapter look as far as {path}, and NCCL stops at PXB",
     )
+
+
+def _way(network: Network) -> str:
+    return "" if network.gpudirect is None else f" ({network.gpudirect})"
 
 
 def _gpudirect_c2c(plan: Plan, job: Job) -> Setting | str:
@@ -155,6 +172,8 @@ def _gpudirect_c2c(plan: Plan, job: Job) -> Setting | str:
         return network
     if not re.match(r"g[hb]\d", plan.cluster.device.name):
         return "it is for GPUs that hang on their CPU by NVLink-C2C (GH200, GB200)"
+    if not plan.cluster.gpudirect:
+        return THROUGH_HOST
     if nccl_release(network.nccl_version) != C2C_BY_REQUEST:
         return "NCCL >= 2.27 does it by itself"
     return Setting(
@@ -230,8 +249,8 @@ FABRIC_RULES: tuple[Rule, ...] = (
     Rule(
         name="NCCL_NET_GDR_LEVEL",
         kind="fabric",
-        when="GPUDirect is there, and a virtual machine of Azure shows GPU and adapter farther "
-        "apart than PXB",
+        when="the plan counts on GPUDirect, and a virtual machine of Azure shows GPU and adapter "
+        "farther apart than PXB",
         versions="NCCL >= 2.6.4 (levels by name)",
         source="https://github.com/Azure/aks-rdma-infiniband/pull/36",
         decide=_gpudirect_level,
@@ -239,7 +258,8 @@ FABRIC_RULES: tuple[Rule, ...] = (
     Rule(
         name="NCCL_NET_GDR_C2C",
         kind="fabric",
-        when="GH200 or GB200, and the nodes' NCCL is known to be 2.26",
+        when="GH200 or GB200, the plan counts on GPUDirect, and the nodes' NCCL is known to be "
+        "2.26",
         versions="NCCL 2.26",
         source="https://github.com/NVIDIA/nccl/issues/1579",
         decide=_gpudirect_c2c,

@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fsdpplan.emit.job import Job
-from fsdpplan.spec.cluster import Cluster, Device, Level
-from fsdpplan.spec.network import Network, Transport
+from fsdpplan.spec.cluster import Cluster, Device, Level, Vendor
+from fsdpplan.spec.network import VERBS, Network, Transport
 from fsdpplan.spec.plan import Plan
 
 Kind = Literal["allocator", "threads", "order", "sockets", "fabric", "debugging"]
 
 NCCL_GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
-VERBS: tuple[Transport, ...] = ("infiniband", "roce")
-"""What NCCL's own transport drives; the others bring a plugin or are sockets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +77,15 @@ class Unset:
     source: str
     transports: tuple[Transport, ...] = ()
     """Networks that it is about; empty: any."""
+    vendors: tuple[Vendor, ...] = ()
+    """Whose GPUs it is about; empty: any."""
+
+    def is_about(self, cluster: Cluster) -> bool:
+        """Whether it concerns the GPUs and the network of a cluster."""
+        transport = None if cluster.network is None else cluster.network.transport
+        return (not self.transports or transport in self.transports) and (
+            not self.vendors or cluster.device.vendor in self.vendors
+        )
 
 
 def is_nvidia(device: Device) -> bool:
@@ -86,13 +93,21 @@ def is_nvidia(device: Device) -> bool:
     return device.kind == "cuda" and device.vendor == "nvidia"
 
 
-def network_between(plan: Plan) -> Network | str:
-    """The network between the plan's nodes, or why a variable of NCCL's cannot follow from it."""
+def library_of(device: Device) -> str:
+    """What torch's backend `nccl` is on such GPUs."""
+    return "RCCL" if device.vendor == "amd" else "NCCL"
+
+
+def network_between(plan: Plan, *, rccl: bool = False) -> Network | str:
+    """The network between the plan's nodes, or why a variable of NCCL's cannot follow from it.
+
+    `rccl`: RCCL reads the same variable with the same meaning.
+    """
     cluster = plan.cluster
     if cluster.device.kind == "cpu":
         return "CPU processes talk by gloo, not NCCL"
-    if not is_nvidia(cluster.device):
-        return f"the rules are for NVIDIA's NCCL, and {cluster.device.name} is driven by RCCL"
+    if not is_nvidia(cluster.device) and not rccl:
+        return f"the rule is for NVIDIA's NCCL, and {cluster.device.name} is driven by RCCL"
     if cluster.nodes == 1:
         return "on one node nothing crosses the network"
     if cluster.network is None:
@@ -103,11 +118,12 @@ def network_between(plan: Plan) -> Network | str:
     return cluster.network
 
 
-def verbs_between(plan: Plan) -> Network | str:
+def verbs_between(plan: Plan, *, rccl: bool = False) -> Network | str:
     """Like `network_between`, of networks that NCCL's own verbs transport drives."""
-    network = network_between(plan)
+    network = network_between(plan, rccl=rccl)
     if isinstance(network, Network) and network.transport not in VERBS:
-        return f"NCCL's own verbs transport does not carry {network.transport}"
+        library = library_of(plan.cluster.device)
+        return f"{library}'s own verbs transport does not carry {network.transport}"
     return network
 
 
@@ -118,7 +134,7 @@ def levels_between_nodes(cluster: Cluster) -> tuple[tuple[Level, float], ...]:
     return tuple(
         (level, level.ports * level.port_bandwidth_bytes_per_second / gpus)
         for level, gpus in zip(cluster.levels, below, strict=False)
-        if level.domain_gpus > cluster.gpus_per_node
+        if cluster.joins_nodes(level)
     )
 
 

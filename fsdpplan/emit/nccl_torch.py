@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from fsdpplan.emit.job import Job
-from fsdpplan.emit.nccl_rules import NCCL_GUIDE, Rule, Setting, is_nvidia
+from fsdpplan.emit.nccl_rules import NCCL_GUIDE, Rule, Setting, is_nvidia, library_of
 from fsdpplan.spec.plan import Plan
 from fsdpplan.spec.torch_release import TorchRelease
 
@@ -20,7 +20,7 @@ STEPS_RECORDED = 2
 
 def _allocator(plan: Plan, job: Job) -> Setting | str:
     if not is_nvidia(plan.cluster.device):
-        return "it is for CUDA's allocator"
+        return _no_growing(plan)
     torch = plan.known_torch
     if torch is not None and torch < ALLOC_CONF_SINCE:
         return f"torch {torch} reads the older name only"
@@ -29,7 +29,7 @@ def _allocator(plan: Plan, job: Job) -> Setting | str:
 
 def _allocator_of_older_torch(plan: Plan, job: Job) -> Setting | str:
     if not is_nvidia(plan.cluster.device):
-        return "it is for CUDA's allocator"
+        return _no_growing(plan)
     torch = plan.known_torch
     if torch is None:
         return Setting(
@@ -40,6 +40,17 @@ def _allocator_of_older_torch(plan: Plan, job: Job) -> Setting | str:
     if torch >= ALLOC_CONF_SINCE:
         return f"torch {torch} reads the newer name"
     return _growing("PYTORCH_ALLOC_CONF")
+
+
+def _no_growing(plan: Plan) -> str:
+    """Source: torch 2.13 c10/cuda/CUDAAllocatorConfig.h (not before ROCm 7); pytorch pull request
+    177974."""
+    if plan.cluster.device.kind == "cpu":
+        return "it is for CUDA's allocator"
+    return (
+        "HIP's allocator has segments that grow only with ROCm 7 and a torch that was built for it "
+        "(2.13 is), and they were not tried here; before torch 2.10 it reads PYTORCH_HIP_ALLOC_CONF"
+    )
 
 
 def _growing(other_name: str) -> Setting:
@@ -124,15 +135,16 @@ def _dump_file(plan: Plan, job: Job) -> Setting | str:
 
 
 def _nothing_to_record(plan: Plan) -> str | None:
-    if not is_nvidia(plan.cluster.device):
+    if plan.cluster.device.kind == "cpu":
         return "the flight recorder is that of torch's NCCL backend"
     return None if plan.cluster.gpus > 1 else "one rank runs no collectives"
 
 
 def _log(plan: Plan, job: Job) -> Setting | str:
+    library = library_of(plan.cluster.device)
     if job.nccl_debug is None:
-        return "nobody asked for NCCL's log (--nccl-debug INFO)"
-    return Setting(value=job.nccl_debug, reason="asked for: NCCL logs what it chose")
+        return f"nobody asked for {library}'s log (--nccl-debug INFO)"
+    return Setting(value=job.nccl_debug, reason=f"asked for: {library} logs what it chose")
 
 
 DEVICE_RULES: tuple[Rule, ...] = (
@@ -175,7 +187,7 @@ DEBUGGING_RULES: tuple[Rule, ...] = (
     Rule(
         name="TORCH_FR_BUFFER_SIZE",
         kind="debugging",
-        when="more than one GPU of NVIDIA",
+        when="more than one GPU",
         versions="torch >= 2.8",
         source="https://github.com/NVIDIA/nvidia-resiliency-ext/pull/163",
         decide=_records,
@@ -183,7 +195,7 @@ DEBUGGING_RULES: tuple[Rule, ...] = (
     Rule(
         name="TORCH_NCCL_DUMP_ON_TIMEOUT",
         kind="debugging",
-        when="more than one GPU of NVIDIA",
+        when="more than one GPU",
         versions="torch >= 2.6; newer ones do it by default",
         source=TORCH_VARIABLES,
         decide=_dump,
@@ -191,7 +203,7 @@ DEBUGGING_RULES: tuple[Rule, ...] = (
     Rule(
         name="TORCH_FR_DUMP_TEMP_FILE",
         kind="debugging",
-        when="more than one GPU of NVIDIA",
+        when="more than one GPU",
         versions="torch >= 2.8",
         source="https://github.com/pytorch/torchtitan/pull/1748",
         decide=_dump_file,

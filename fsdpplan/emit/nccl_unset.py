@@ -10,11 +10,13 @@ NEVER_SET: tuple[Unset, ...] = (
         names=("NCCL_NVLS_ENABLE",),
         why="NCCL >= 2.18 lets NVLink switches reduce wherever they can (2, its default)",
         source="NCCL v2.30.7-1 src/transport/nvls.cc",
+        vendors=("nvidia",),
     ),
     Unset(
         names=("NCCL_MNNVL_ENABLE",),
         why="NCCL >= 2.21 finds NVLink between nodes itself (2), and says so where IMEX is broken",
         source="NCCL v2.30.7-1 src/mnnvl.cc",
+        vendors=("nvidia",),
     ),
     Unset(
         names=("NCCL_ALGO", "NCCL_PROTO"),
@@ -60,13 +62,24 @@ NEVER_SET: tuple[Unset, ...] = (
         source=TORCH_VARIABLES,
     ),
     Unset(
+        names=("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+        why="each rank takes its GPU by its number on the node; where Slurm sets one of them, "
+        "another list would count within it",
+        source="https://rocm.docs.amd.com/en/docs-7.1.1/reference/env-variables.html",
+        vendors=("amd",),
+    ),
+    Unset(
         names=("FI_PROVIDER", "FI_EFA_USE_DEVICE_RDMA", "FI_EFA_FORK_SAFE"),
         why="aws-ofi-nccl >= 1.7 with libfabric >= 1.18 needs none of them",
         source="aws-ofi-nccl 2daf7d30 doc/efa-env-var.md",
         transports=("efa",),
     ),
     Unset(
-        names=("NCCL_GPUDIRECTTCPX_SOCKET_IFNAME", "NCCL_GPUDIRECTTCPX_TX_BINDINGS"),
+        names=(
+            "NCCL_GPUDIRECTTCPX_UNIX_CLIENT_PREFIX",
+            "NCCL_GPUDIRECTTCPX_SOCKET_IFNAME",
+            "NCCL_GPUDIRECTTCPX_TX_BINDINGS",
+        ),
         why="TCPX comes without a script that sets them: give Google's lines for the release that "
         "is installed by --env-setup",
         source="https://github.com/GoogleCloudPlatform/cluster-toolkit",

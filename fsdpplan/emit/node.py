@@ -10,13 +10,16 @@ from __future__ import annotations
 from fsdpplan.emit.container import missing_lines, prefix_words
 from fsdpplan.emit.job import Job, Trainer, tries_first
 from fsdpplan.emit.nccl_cloud import CloudScript, cloud_scripts
-from fsdpplan.emit.node_check import assumptions, node_check
+from fsdpplan.emit.nccl_rules import library_of
+from fsdpplan.emit.node_check import assumptions, binds, near_check, node_check
 from fsdpplan.emit.quoting import paragraph, shell_word, shell_words
 from fsdpplan.spec.plan import Plan
+from fsdpplan.spec.torch_features import NUMA_BINDING
 
 TRAINER_NAME = "trainer"
 NODE_CHECK_NAME = "parts/node_check.py"
-"""What a job folder has of it."""
+NEAR_NAME = "parts/near.py"
+"""What a job folder has of them."""
 
 JOIN_SECONDS = 60
 """How long the nodes wait for each other, after all of them have been checked."""
@@ -37,6 +40,7 @@ def node_functions(*, plan: Plan, job: Job, version: str) -> list[str]:
         *_indent(_ignore_usr1()),
         *_indent(prepare_lines(plan)),
         *_indent(_rendezvous(plan=plan, job=job) if several else _standalone(plan)),
+        *_indent(_near(plan=plan, job=job)),
         *_indent(_torchrun(plan=plan, job=job)),
         "}",
     ]
@@ -102,7 +106,7 @@ def _locked_memory(plan: Plan) -> list[str]:
     if not _pins_memory(plan):
         return []
     return [
-        "# A small limit on locked memory fails late, inside NCCL.",
+        f"# A small limit on locked memory fails late, inside {library_of(plan.cluster.device)}.",
         "if ! ulimit -l unlimited 2>/dev/null; then",
         '  echo "fsdpplan: $here: only $(ulimit -l) kB may be locked; InfiniBand may fail:'
         ' raise memlock in limits.conf" >&2',
@@ -217,6 +221,20 @@ def _rendezvous(*, plan: Plan, job: Job) -> list[str]:
     return [*joined, 'if [ "$nodes" = 1 ]; then', *_indent(alone), "fi"]
 
 
+def _near(*, plan: Plan, job: Job) -> list[str]:
+    """Lines that have torchrun bind each rank, where this node can do that."""
+    if not binds(plan):
+        return []
+    program = f"-c {_verbatim(near_check())}"
+    if job.folder is not None:
+        program = f'"$FSDPPLAN_JOB_FOLDER/{NEAR_NAME}"'
+    since = NUMA_BINDING.since
+    return [
+        f"# Ranks stay on the cores near their GPUs if this node can do that (torch >= {since}).",
+        f"if {_python(plan=plan, job=job)} {program}; then rendezvous+=(--numa-binding=node); fi",
+    ]
+
+
 def _torchrun(*, plan: Plan, job: Job) -> list[str]:
     command = [
         *_program(plan=plan, job=job),
@@ -272,8 +290,7 @@ def _program(*, plan: Plan, job: Job) -> list[str]:
 
 def _python(*, plan: Plan, job: Job) -> str:
     """The Python of the ranks, as shell words."""
-    gpus = plan.cluster.device.kind == "cuda"
-    prefix = prefix_words(job.container, gpus=gpus, folder=job.folder)
+    prefix = prefix_words(job.container, device=plan.cluster.device, folder=job.folder)
     return prefix + shell_word(job.python)
 
 

@@ -7,10 +7,13 @@ import inspect
 from fsdpplan.emit.job import Job, Trainer, saves_to
 from fsdpplan.emit.nccl import environment
 from fsdpplan.emit.nccl_cloud import cloud_scripts
-from fsdpplan.emit.nccl_rules import network_between
-from fsdpplan.node import look, meet
+from fsdpplan.emit.nccl_rules import is_nvidia, network_between
+from fsdpplan.node import look, meet, near
 from fsdpplan.spec.plan import Plan
-from fsdpplan.spec.torch_features import torch_need
+from fsdpplan.spec.torch_features import NUMA_BINDING, torch_need
+
+IMEX_CHANNELS = "/dev/nvidia-caps-imex-channels"
+"""Where the driver has them. Source: CUDA driver API, cuMemCreate; NVIDIA IMEX guide."""
 
 
 def node_check(*, several: bool) -> str:
@@ -23,6 +26,20 @@ def node_check(*, several: bool) -> str:
         text = own + "\n" + "\n".join(line for line in further if not line.startswith(dropped))
     assert "'" not in text, "it stands between apostrophes in the script"
     return text
+
+
+def near_check() -> str:
+    """Text of the program that says whether a node can keep ranks near their GPUs."""
+    text = inspect.getsource(near)
+    assert "'" not in text, "it stands between apostrophes in the script"
+    return text
+
+
+def binds(plan: Plan) -> bool:
+    """Whether ranks are to stay near their GPUs where a node can do that: not under a torch that
+    is known to lack it."""
+    known = plan.known_torch
+    return NUMA_BINDING.needed(plan.setting) and (known is None or known >= NUMA_BINDING.since)
 
 
 def assumptions(*, plan: Plan, job: Job) -> tuple[str, ...]:
@@ -40,6 +57,8 @@ def assumptions(*, plan: Plan, job: Job) -> tuple[str, ...]:
         files += network.net_plugins[:1]
     return (
         *_torch_needed(plan, job),
+        *_build_needed(plan),
+        *_imex_needed(plan),
         *(f"read={path}" for path in _read_by_all(job)),
         *([] if saved is None else [f"save={saved}"]),
         *variables,
@@ -54,6 +73,20 @@ def _torch_needed(plan: Plan, job: Job) -> list[str]:
         return []
     need = torch_need(plan.setting)
     return [f"torch={need.oldest},{need.because}"]
+
+
+def _build_needed(plan: Plan) -> list[str]:
+    """A torch that was built for CUDA sees none of AMD's GPUs, and does not say why."""
+    device = plan.cluster.device
+    return [] if device.kind == "cpu" or is_nvidia(device) else ["build=rocm"]
+
+
+def _imex_needed(plan: Plan) -> list[str]:
+    """What lets GPUs of one node reach those of another by NVLink (GB200 and GB300 NVL72)."""
+    cluster = plan.cluster
+    spans = any(level.name == "nvlink" and cluster.joins_nodes(level) for level in cluster.levels)
+    needed = cluster.nodes > 1 and is_nvidia(cluster.device) and spans
+    return [f"imex={IMEX_CHANNELS}"] if needed else []
 
 
 def _read_by_all(job: Job) -> list[str]:

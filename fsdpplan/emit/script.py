@@ -7,6 +7,7 @@ from dataclasses import fields
 from fsdpplan.emit.allocation import attempt_lines, in_allocation
 from fsdpplan.emit.header import METRICS_LINE, header_lines, plan_file_lines, plan_lines
 from fsdpplan.emit.job import Job, UserProgram, signal_seconds, trained_words, tries_first
+from fsdpplan.emit.nccl_cloud import gap_lines
 from fsdpplan.emit.node import node_functions
 from fsdpplan.emit.order import Order, refuse_others
 from fsdpplan.emit.parts import part_lines, runs_here, settings_lines
@@ -50,6 +51,7 @@ def render_launch(*, plan: Plan, plan_json: str, job: Job, version: str) -> str:
             "#!/bin/bash",
             *header_lines(plan=plan, plan_json=plan_json, version=version),
             comment(trained_words(job)),
+            *gap_lines(plan, job),
             *_usage(plan),
         ],
         [*sbatch_lines(plan=plan, job=job)],

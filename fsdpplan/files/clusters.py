@@ -16,7 +16,7 @@ from fsdpplan.files.profiles import load_device, load_machines, load_node
 from fsdpplan.files.table import short
 from fsdpplan.spec.cluster import Cluster, Level, WeakSpot
 from fsdpplan.spec.host_list import compress_host_list
-from fsdpplan.spec.network import Network
+from fsdpplan.spec.network import VERBS, Network
 from fsdpplan.spec.weak import weakened
 
 _MAX_GPUS = 1_000_000
@@ -165,6 +165,7 @@ def _equal_nodes(nodes: _Nodes, *, profiled: int | None, flags: Flags) -> Loaded
         levels=levels,
         network=nodes.network if count > per_node else None,
     )
+    _require_one_word_on_gpudirect(cluster)
     named = dict((*chosen.sources, *node.sources, *nodes.sources))
     given = {
         "cluster.gpus": ("--gpus", flags.gpus),
@@ -186,6 +187,22 @@ def _equal_nodes(nodes: _Nodes, *, profiled: int | None, flags: Flags) -> Loaded
         sources=_used(named, cluster),
         leaves_idle=count > per_node and per_node < whole,
     )
+
+
+def _require_one_word_on_gpudirect(cluster: Cluster) -> None:
+    """Refuse a `[network]` whose adapters read device memory where those of their level do not, or
+    the other way round: the level is priced, and nobody would see the other word."""
+    network = cluster.network
+    if network is None or network.gpudirect is None or network.transport not in VERBS:
+        return
+    between = (level for level in cluster.levels if cluster.joins_nodes(level))
+    adapters = next((level for level in between if level.name != "nvlink"), None)
+    if adapters is not None and adapters.gpudirect is not (network.gpudirect != "none"):
+        raise SpecError(
+            f"{cluster.name}: [network] says gpudirect {network.gpudirect}, and level "
+            f"{adapters.name} says gpudirect = {str(adapters.gpudirect).lower()}: say the same in "
+            "both"
+        )
 
 
 def _device(nodes: _Nodes, asked: str | None) -> DeviceProfile:

@@ -12,11 +12,21 @@ import os
 import re
 import shutil
 import socket
+import subprocess
 import sys
+import time
 
 SMALL_SHM_BYTES = 2**30
 """What NCCL asks of containers. Source: NCCL user guide, "Runtime and MPI issues"."""
 NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
+IMEX_SECONDS = 30.0
+"""How long its daemon may still be starting, as one that the job before ended."""
+IMEX_NOT_READY = (
+    *("INITIALIZING", "STARTING_AUTH_SERVER", "WAITING_FOR_PEERS"),
+    *("WAITING_FOR_RECOVERY", "INIT_GPU", "SHUTTING_DOWN"),
+)
+"""What nvidia-imex-ctl -q says of a daemon that does not serve yet, or any more. Source: NVIDIA
+DCGM, dcgm_fields.h, DCGM_FI_IMEX_DAEMON_STATUS. Any other answer may be that nobody may ask."""
 OTHERWISE = "plan again with what fsdpplan detect --nodes finds, or leave the node out by --exclude"
 
 
@@ -25,8 +35,8 @@ def main(words: list[str]) -> int:
 
     Words: this node, the fsdpplan that must be importable (empty: none must), GPUs a node, the head
     and all nodes with commas between them (both empty: they do not meet), then what is taken for
-    granted, each as `torch=OLDEST,WHY`, `read=PATH`, `save=FOLDER`, `file=PATH`,
-    `NCCL_IB_HCA=VALUE` or `NCCL_SOCKET_IFNAME=VALUE`.
+    granted, each as `torch=OLDEST,WHY`, `build=rocm`, `imex=FOLDER`, `read=PATH`, `save=FOLDER`,
+    `file=PATH`, `NCCL_IB_HCA=VALUE` or `NCCL_SOCKET_IFNAME=VALUE`.
     """
     return 5 if look(words) else 0
 
@@ -48,7 +58,10 @@ def say(node: str, problem: str) -> None:
 
 def own_problem(*, version: str, gpus: int, assumed: list[str]) -> str:
     """Why this node cannot do its part, in words; empty when it can."""
-    problem = python_problem(version) or (gpu_problem(gpus) if gpus else "")
+    problem = python_problem(version)
+    if not problem and "build=rocm" in assumed:
+        problem = build_problem()
+    problem = problem or (gpu_problem(gpus) if gpus else "")
     for word in assumed:
         kind, _, value = word.partition("=")
         problem = problem or assumption_problem(kind, value)
@@ -76,6 +89,19 @@ def python_problem(version: str) -> str:
     return ""
 
 
+def build_problem() -> str:
+    """Whether torch was built for GPUs of AMD."""
+    import torch
+
+    if torch.version.hip is not None:
+        return ""
+    return (
+        f"torch {torch.__version__} of {sys.executable} is not built for ROCm, and the plan is for "
+        "GPUs of AMD: name a Python that has such a torch by --python or --env-setup, or take an "
+        "image of rocm/pytorch"
+    )
+
+
 def gpu_problem(gpus: int) -> str:
     """Whether the planned GPUs are seen. Little shared memory is told about: NCCL may do without
     it."""
@@ -84,18 +110,26 @@ def gpu_problem(gpus: int) -> str:
     visible = torch.cuda.device_count()
     if visible < gpus:
         return (
-            f"{visible} GPUs are visible, the plan uses {gpus} a node: ask for as many, or try "
-            "the layout on CPU processes by fsdpplan run --smoke"
+            f"{visible} GPUs are visible{hidden_by()}, the plan uses {gpus} a node: ask for as "
+            "many, or try the layout on CPU processes by fsdpplan run --smoke"
         )
     total = shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else 0
     if total < SMALL_SHM_BYTES:
+        library = "NCCL" if torch.version.hip is None else "RCCL"
         print(
-            f"fsdpplan: {socket.gethostname()}: /dev/shm has {total >> 20} MiB, and NCCL may "
-            "fail in it: a container takes --shm-size=1g or more",
+            f"fsdpplan: {socket.gethostname()}: /dev/shm has {total >> 20} MiB, and "
+            f"{library} may fail in it: a container takes --shm-size=1g or more",
             file=sys.stderr,
             flush=True,
         )
     return ""
+
+
+def hidden_by() -> str:
+    """Variables that hide GPUs, with their values; those of AMD count within each other."""
+    names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+    given = " ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
+    return f" ({given})" if given else ""
 
 
 def assumption_problem(kind: str, value: str) -> str:
@@ -103,6 +137,10 @@ def assumption_problem(kind: str, value: str) -> str:
     exported another value is not looked at."""
     if kind == "torch":
         return torch_problem(value)
+    if kind == "build":
+        return ""  # looked at before the GPUs, of which such a torch sees none
+    if kind == "imex":
+        return imex_problem(value)
     if kind == "read":
         if not os.access(value, os.R_OK):
             return f"{value} cannot be read here: put it where every node sees it"
@@ -117,6 +155,48 @@ def assumption_problem(kind: str, value: str) -> str:
             if problem:
                 return problem
     return ""
+
+
+def imex_problem(folder: str) -> str:
+    """Whether NVLink can reach other nodes: NCCL ends where it finds such links and no IMEX, unless
+    it is told to leave them.
+
+    Source: NVIDIA IMEX guide, "IMEX Channels" (channels are not made by default, and are gone after
+    a reboot); NCCL v2.30.7-1 src/mnnvl.cc.
+    """
+    if os.environ.get("NCCL_MNNVL_ENABLE") == "0":
+        return ""
+    without = "the slower network is taken by --env NCCL_MNNVL_ENABLE=0"
+    found = os.listdir(folder) if os.path.isdir(folder) else []
+    channels = [os.path.join(folder, name) for name in found if name.startswith("channel")]
+    if not any(os.access(channel, os.R_OK) for channel in channels):
+        return (
+            f"NVLink reaches the other nodes by an IMEX channel only, and {folder} has none that "
+            "may be opened here: have channel0 made on the node (NVreg_CreateImexChannel0=1 of "
+            "the module nvidia) and let into a container (NVIDIA_IMEX_CHANNELS=0); " + without
+        )
+    state, end = imex_state(), time.monotonic() + IMEX_SECONDS
+    while state in IMEX_NOT_READY and time.monotonic() < end:
+        time.sleep(1)
+        state = imex_state()
+    if state not in IMEX_NOT_READY:
+        return ""
+    return (
+        f"NVLink reaches the other nodes through nvidia-imex, which is {state} here: "
+        "nvidia-imex-ctl -N shows which node is missing, systemctl status nvidia-imex why; "
+        + without
+    )
+
+
+def imex_state() -> str:
+    """What the daemon says of itself; empty where it cannot be asked, as in most containers."""
+    try:
+        asked = subprocess.run(
+            ["nvidia-imex-ctl", "-q"], capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return asked.stdout.strip()
 
 
 def torch_problem(needed: str) -> str:
@@ -193,7 +273,8 @@ def versions() -> dict[str, str]:
         "torch": installed("torch"),
         "nccl": next(filter(None, map(installed, NCCL_PACKAGES)), ""),
         "fsdpplan": installed("fsdpplan"),
-        "driver": driver_in(text("/proc/driver/nvidia/version")),
+        "driver": driver_in(text("/proc/driver/nvidia/version"))
+        or text("/sys/module/amdgpu/version"),
     }
     return {name: version for name, version in found.items() if version}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fsdpplan.spec.cluster import Level
+from fsdpplan.spec.cluster import Level, Vendor
 from fsdpplan.spec.plan import Plan
 from fsdpplan.topology.nccl_report import Connection, NcclReport
 
@@ -15,6 +15,12 @@ RDMA = frozenset(
 NOT_ADAPTERS = frozenset({"nvlink", "tcpx", "ethernet"})
 """Levels between nodes that are no RDMA adapters, whatever they can do: NVLink of NVL72, and
 sockets, with GPUDirect-TCPX or without."""
+PEER_MEMORY: dict[Vendor, str] = {
+    "nvidia": "look for nvidia_peermem in lsmod, or for DMA-BUF (open kernel driver, Linux >= "
+    "5.12)",
+    "amd": "look for amdkfd under /sys/kernel/mm/memory_peers, or for a kernel with DMA-BUF",
+}
+"""Where to look for what lets adapters read device memory. Source: RCCL and NCCL, net_ib.cc."""
 PLUGINS = {
     "efa": "aws-ofi-nccl",
     "fastrak": "Google's GPUDirect-TCPXO",
@@ -46,8 +52,7 @@ def host_memory_warning(report: NcclReport, *, plan: Plan) -> str | None:
     Only receivers are looked at: with some PCIe topologies NCCL sends through host memory by its
     own choice (NVIDIA/nccl issue 392).
     """
-    levels = _levels_between(plan)
-    if not levels or not all(level.gpudirect for level in levels):
+    if not plan.cluster.gpudirect:
         return None
     receivers = [
         one
@@ -60,15 +65,14 @@ def host_memory_warning(report: NcclReport, *, plan: Plan) -> str | None:
     return (
         f"{len(without)} of {len(receivers)} connections that NCCL receives by from other nodes "
         f"pass through host memory (between {_pair(tuple(without))}), although the plan counts on "
-        "GPUDirect: look for nvidia_peermem in lsmod, or for DMA-BUF (open kernel driver, Linux "
-        ">= 5.12)"
+        f"GPUDirect: {PEER_MEMORY[plan.cluster.device.vendor]}"
     )
 
 
 def _levels_between(plan: Plan) -> list[Level]:
     """Levels of the network between nodes, NVLink apart."""
     cluster = plan.cluster
-    beyond = [level for level in cluster.levels if level.domain_gpus > cluster.gpus_per_node]
+    beyond = (level for level in cluster.levels if cluster.joins_nodes(level))
     return [level for level in beyond if level.name != "nvlink"]
 
 

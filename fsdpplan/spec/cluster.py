@@ -383,3 +383,15 @@ class Cluster(RemembersHash):
     def nodes(self) -> int:
         """Number of nodes."""
         return self.gpus // self.gpus_per_node
+
+    @property
+    def gpudirect(self) -> bool | None:
+        """Whether ports between nodes read device memory, as collectives are priced and a job is
+        launched; None where there is no such port: on one node, and of CPU processes."""
+        if self.nodes == 1 or self.device.kind == "cpu":
+            return None
+        return all(level.gpudirect for level in self.levels if self.joins_nodes(level))
+
+    def joins_nodes(self, level: Level) -> bool:
+        """Whether domains of `level` reach beyond a node."""
+        return level.domain_gpus > self.gpus_per_node

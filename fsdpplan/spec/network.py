@@ -20,6 +20,8 @@ open driver, or not at all."""
 Transport = Literal["infiniband", "roce", "efa", "tcpx", "tcpxo", "gib", "ethernet"]
 """What carries data between nodes: verbs over InfiniBand or RoCE, AWS's EFA, Google's GPUDirect
 stacks (TCPX of a3-high, TCPXO of a3-mega, gIB of a3-ultra and later), or plain sockets."""
+VERBS: tuple[Transport, ...] = ("infiniband", "roce")
+"""What NCCL's own transport drives; the others bring a plugin or are sockets."""
 Provider = Literal["aws", "gcp", "azure", "oci", "coreweave", "lambda"]
 
 
@@ -47,7 +49,8 @@ class Network:
     socket_interfaces_left_out: tuple[str, ...] = ()
     """Interfaces that are up but do not lead to other nodes (docker0, virbr0, another subnet)."""
     gpudirect: GpuDirect | None = None
-    """How adapters may read device memory."""
+    """How adapters may read device memory, as far as that was found. Whether they do, as it is
+    priced and launched, the levels of the cluster say (`Cluster.gpudirect`)."""
     gpudirect_path: PciPath | None = None
     """Farthest way between a GPU and the port that serves it."""
     rails: int | None = None

@@ -57,6 +57,19 @@ class TorchFeature:
         return OLDEST if self.done_without else self.since
 
 
+NUMA_BINDING = TorchFeature(
+    name="ranks on the cores near their GPU",
+    since=TorchRelease(2, 9),
+    done_without="runs on any core",
+    needed=lambda setting: (
+        setting.on_cuda
+        and setting.cluster.device.vendor == "nvidia"
+        and setting.cluster.gpus_per_node > 1
+    ),
+    source="--numa-binding of torch/distributed/run.py, which 2.8.0 has not and 2.9.1 has",
+)
+"""Of the job script; each node looks whether it can."""
+
 FEATURES: tuple[TorchFeature, ...] = (
     TorchFeature(
         name="the pipeline schedule dualpipev",
@@ -141,6 +154,7 @@ FEATURES: tuple[TorchFeature, ...] = (
         needed=lambda setting: setting.layout.sharding == "fsdp" and not setting.on_cuda,
         source="ReduceOp.AVG of gloo gives sums in 2.8, and says nothing; seen",
     ),
+    NUMA_BINDING,
 )
 """Every row is tried on each release by `make test-torch`, but for those that need CUDA."""
 

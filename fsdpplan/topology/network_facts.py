@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from fsdpplan.spec.machine import Interface, Machine, Nic, PciPath
-from fsdpplan.spec.network import Network, Transport
+from fsdpplan.spec.network import GpuDirect, Network, Transport
 from fsdpplan.spec.topology import LevelKind, Topology
 from fsdpplan.topology.network_level import (
     closed_to_adapters,
@@ -47,7 +47,7 @@ def network_of(
         gid_index=_gid_index(machines) if transport in ("roce", "gib") else None,
         socket_interface=socket,
         socket_interfaces_left_out=_dead_ends(machines, socket),
-        gpudirect="none" if closed_to_adapters(machine) else machine.host.gpudirect,
+        gpudirect=_gpudirect(machines),
         gpudirect_path=_farthest(topology),
         nvlink_switch=_nvlink_switch(machine, topology),
         provider=machine.cloud.provider if machine.cloud is not None else None,
@@ -72,6 +72,15 @@ def _transport(machine: Machine, topology: Topology) -> Transport | None:
     if tcpx_interfaces(machine):
         return "tcpxo" if "tcpxo" in files or "fastrak" in files else "tcpx"
     return "ethernet" if machine.gpus and host_interface(machine) is not None else None
+
+
+def _gpudirect(machines: Sequence[Machine]) -> GpuDirect | None:
+    """How adapters of all hosts may read device memory: one where they cannot holds the others
+    back, as the common levels are priced."""
+    ways = [
+        "none" if closed_to_adapters(machine) else machine.host.gpudirect for machine in machines
+    ]
+    return min(ways, key=lambda way: way not in (None, "none"))
 
 
 def _evidence(machines: Sequence[Machine]) -> str:

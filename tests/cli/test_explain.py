@@ -5,20 +5,27 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import pytest
 
+from fsdpplan.cli import session
 from fsdpplan.cli.app import exit_code_of
+from fsdpplan.cli.explanation import nccl_json
 from fsdpplan.cli.job_options import JobOptions
 from fsdpplan.cli.launch import price_of_weak_nodes
+from fsdpplan.cost.placement import group_placement
 from fsdpplan.cost.step import estimate
 from fsdpplan.emit.folder import SCRIPT_NAME
 from fsdpplan.emit.header import read_plan_json
 from fsdpplan.emit.job import Job
+from fsdpplan.errors import SpecError
+from fsdpplan.files.clusters import load_cluster
 from fsdpplan.files.plans import plan_from_json, read_plan, write_plan
+from fsdpplan.files.profiles import profile_names
 from fsdpplan.run.launch import resolve_launch
-from fsdpplan.spec.cluster import WeakSpot
+from fsdpplan.spec.cluster import Cluster, WeakSpot
 from fsdpplan.spec.network import Network
 from fsdpplan.spec.plan import Plan
 from fsdpplan.spec.weak import weakened
@@ -115,6 +122,23 @@ def test_nccl_names_the_clouds_script(capsys: pytest.CaptureFixture[str]) -> Non
     assert "/usr/local/gib/scripts/set_nccl_env.sh (each node" in said(capsys, "explain --nccl")
 
 
+def test_what_tcpx_lacks_is_said_by_explain_emit_and_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "choose_target", lambda **_: "slurm")
+    known(network=replace(GIB, transport="tcpx", env_profiles=()))
+    shown = " ".join(said(capsys, "explain --nccl").split())
+    assert "Not runnable as emitted: the nodes are joined by GPUDirect-TCPX" in shown
+    assert json.loads(said(capsys, "explain --nccl --json"))["lacks"]["needs"]
+    for command in ("emit-launch", "run --dry-run"):
+        assert exit_code_of(words(command)) == 0
+        out, err = capsys.readouterr()
+        assert "# Not runnable as emitted" in out
+        assert "not runnable as emitted" in err
+    assert exit_code_of(words("emit-launch --env-setup tcpx.sh")) == 0
+    assert "not runnable" not in capsys.readouterr().err
+
+
 def test_nccl_as_json_has_what_the_screen_has(capsys: pytest.CaptureFixture[str]) -> None:
     known(network=replace(INFINIBAND, env_profiles=GIB.env_profiles))
     document = json.loads(said(capsys, "explain --nccl --json"))
@@ -123,6 +147,75 @@ def test_nccl_as_json_has_what_the_screen_has(capsys: pytest.CaptureFixture[str]
     assert all(v["reason"] and v["versions"] and v["source"] for v in by_name.values())
     assert [script["required"] for script in document["scripts"]] == [True]
     assert all(item["names"] and item["why"] for item in document["left_unset"])
+
+
+def test_nccl_says_whether_gpudirect_was_priced(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "priced with GPUDirect" in " ".join(said(capsys, "explain --nccl").split())
+    write_plan(with_gpudirect(read_plan(PLAN), False), PLAN)
+    assert "priced without GPUDirect" in " ".join(said(capsys, "explain --nccl").split())
+    assert json.loads(said(capsys, "explain --nccl --json"))["gpudirect"] is False
+
+
+def test_nccl_names_the_levels_that_are_priced_through_host_memory(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plan = read_plan(PLAN)
+    inside, between = plan.cluster.levels
+    levels = (
+        replace(inside, domain_gpus=4),
+        replace(inside, name="leaf", domain_gpus=12),
+        replace(between, name="wan", gpudirect=False),
+    )
+    write_plan(replace(plan, cluster=replace(plan.cluster, levels=levels)), PLAN)
+    assert "priced without GPUDirect over wan" in " ".join(said(capsys, "explain --nccl").split())
+
+
+@pytest.mark.parametrize("name", [*profile_names("node"), *profile_names("cluster")])
+def test_nccl_says_of_gpudirect_what_is_priced(name: str) -> None:
+    """Without it, and only then, a slower link to host memory makes the way to another node
+    slower; so do those of a profile with `gpudirect` turned."""
+    saved, nodes = read_plan(PLAN), two_nodes(name)
+    layout = replace(saved.layout, dp_replicate=nodes.gpus)
+    training = replace(saved.training, global_batch=layout.global_batch)
+    plan = replace(saved, cluster=nodes, layout=layout, training=training)
+    for one in (plan, with_gpudirect(plan, True), with_gpudirect(plan, False)):
+        cluster = one.cluster
+        slow = replace(cluster, device=replace(cluster.device, host_link_bytes_per_second=1.0))
+        through_host = priced(slow) < priced(cluster)
+        said = json.loads(nccl_json(one))["gpudirect"]
+        assert said is (None if cluster.nodes == 1 or name == "cpu" else not through_host)
+
+
+def two_nodes(name: str) -> Cluster:
+    """Two nodes of a bundled profile, or one where it joins no more."""
+    one = load_cluster(name, gpus=4 if name == "cpu" else None).cluster
+    try:
+        return load_cluster(name, gpus=2 * one.gpus_per_node).cluster
+    except SpecError:
+        return one
+
+
+def with_gpudirect(plan: Plan, works: bool) -> Plan:
+    """The plan with GPUDirect on all levels between nodes, or on none."""
+    cluster = plan.cluster
+    levels = tuple(
+        replace(level, gpudirect=works) if cluster.joins_nodes(level) else level
+        for level in cluster.levels
+    )
+    return replace(plan, cluster=replace(cluster, levels=levels))
+
+
+def priced(cluster: Cluster) -> float:
+    """The least bandwidth at which a group over all GPUs leaves its nodes, as it is priced."""
+    placement = group_placement(cluster=cluster, ranks=cluster.gpus, stride=1)
+    return min(
+        (
+            placed.bandwidth_bytes_per_second
+            for placed in placement.levels
+            if cluster.joins_nodes(placed.level)
+        ),
+        default=inf,
+    )
 
 
 def test_without_a_plan_it_says_how_to_get_one(

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fsdpplan.emit.container import Container
+from fsdpplan.emit.container import Container, prefix_words
 from fsdpplan.emit.job import Job, Trainer
 from fsdpplan.errors import SpecError
 from tests.emit.bench import ALLOCATION, PLANS, bash_objects, emit, run, shellcheck
@@ -35,6 +36,15 @@ def test_pyxis_outside_of_slurm_is_refused_in_one_line(bench: Path) -> None:
     assert ran.torchrun == []
 
 
+def test_apptainer_is_told_whose_gpus_the_ranks_need() -> None:
+    container = Container(image="i.sif", runtime="apptainer")
+    device = PLANS["gpu node"].cluster.device
+    assert "--nv " in prefix_words(container, device=device, folder=None)
+    amd = prefix_words(container, device=replace(device, vendor="amd"), folder=None)
+    assert "--rocm " in amd
+    assert "--nv" not in amd
+
+
 @pytest.mark.parametrize("name", ["cpu node", "gpu node"])
 def test_apptainer_stands_before_the_python_of_check_and_ranks(bench: Path, name: str) -> None:
     (bench / "bin/apptainer").write_text(
@@ -47,8 +57,10 @@ def test_apptainer_stands_before_the_python_of_check_and_ranks(bench: Path, name
     ran = run(bench, script)
     assert ran.code == 0, ran.said
     said = (bench / "apptainer.said").read_text().split("\0")
-    assert said.count(IMAGE) == said.count("--bind=/a b:/data") == 2
-    assert said.count("--nv") == (2 if name == "gpu node" else 0)
+    # The check, the question of the cores near GPUs, the ranks.
+    starts = 3 if name == "gpu node" else 2
+    assert said.count(IMAGE) == said.count("--bind=/a b:/data") == starts
+    assert said.count("--nv") == (starts if name == "gpu node" else 0)
     assert ran.plans[0]
     assert "--steps=3" in ran.torchrun[0]
     assert shellcheck(script) == ""

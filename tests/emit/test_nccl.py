@@ -61,11 +61,38 @@ def test_without_a_network_between_nodes_nothing_of_it_is_set(plan: Plan) -> Non
         assert variable.kind not in NETWORK_KINDS or variable.on_node, variable.name
 
 
-def test_devices_of_amd_get_nothing_of_nvidias() -> None:
-    cluster = TWO_NODES.cluster
-    amd = replace(cluster, device=replace(cluster.device, vendor="amd"), network=ROCE)
-    names = set(variables(replace(TWO_NODES, cluster=amd), Job(nccl_debug="INFO")))
-    assert names == {"OMP_NUM_THREADS", "NCCL_DEBUG"}
+def test_gpus_of_amd_get_what_rccl_reads_in_its_own_name() -> None:
+    found = variables(of_amd(on(ROCE, TWO_NODES)), Job(nccl_debug="INFO"))
+    assert set(found) == {
+        *("OMP_NUM_THREADS", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"),
+        *("NCCL_IB_HCA", "NCCL_IB_TC", "NCCL_DEBUG"),
+        *("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_DUMP_TEMP_FILE"),
+    }
+    for name in ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_TC", "NCCL_DEBUG"):
+        assert "RCCL" in found[name].reason
+        assert " NCCL" not in found[name].reason
+
+
+def test_what_is_left_alone_for_gpus_of_amd_is_not_told_of_nvlink() -> None:
+    def unset(plan: Plan) -> set[str]:
+        return {name for item in left_unset(plan=plan, job=Job()) for name in item.names}
+
+    nvlink = {"NCCL_NVLS_ENABLE", "NCCL_MNNVL_ENABLE"}
+    assert nvlink <= unset(TWO_NODES)
+    assert not nvlink & unset(of_amd(TWO_NODES))
+    assert "HIP_VISIBLE_DEVICES" in unset(of_amd(TWO_NODES)) - unset(TWO_NODES)
+    (item,) = [
+        item
+        for item in left_unset(plan=of_amd(TWO_NODES), job=Job())
+        if "PYTORCH_ALLOC_CONF" in item.names
+    ]
+    assert "PYTORCH_HIP_ALLOC_CONF" in item.why
+
+
+def of_amd(plan: Plan) -> Plan:
+    """The plan on GPUs of AMD."""
+    device = replace(plan.cluster.device, vendor="amd")
+    return replace(plan, cluster=replace(plan.cluster, device=device))
 
 
 def test_no_variable_is_both_set_by_a_rule_and_never_set() -> None:
@@ -86,7 +113,8 @@ def test_the_reference_page_has_every_rule_and_no_other() -> None:
     rows = {row for row in PAGE.read_text(encoding="utf-8").splitlines() if row.startswith("| `")}
     expected = {f"| `{r.name}` | {r.when} | {r.versions} | {r.source} |" for r in RULES}
     for unset in NEVER_SET:
-        where = f" ({', '.join(unset.transports)})" if unset.transports else ""
+        about = (*unset.transports, *unset.vendors)
+        where = f" ({', '.join(about)})" if about else ""
         names = ", ".join(f"`{name}`" for name in unset.names)
         expected.add(f"| {names}{where} | {unset.why} | {unset.source} |")
     scripts = {row for row in rows if re.match(r"\| `(gib|tcpxo)` ", row)}

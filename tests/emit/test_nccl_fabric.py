@@ -12,7 +12,7 @@ from fsdpplan.emit.job import Job
 from fsdpplan.emit.nccl import environment, left_unset
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.cluster import Level
-from fsdpplan.spec.network import Network
+from fsdpplan.spec.network import GpuDirect, Network
 from fsdpplan.spec.plan import Plan
 from tests.emit.networks import EFA, GIB, INFINIBAND, ROCE, networks, on
 from tests.emit.plans import make_plan
@@ -36,6 +36,13 @@ def device(name: str) -> Plan:
     """The plan on another device."""
     cluster = replace(PLAN.cluster, device=replace(PLAN.cluster.device, name=name))
     return replace(PLAN, cluster=cluster)
+
+
+def through_host(plan: Plan) -> Plan:
+    """The plan without GPUDirect between nodes."""
+    inside, between = plan.cluster.levels
+    levels = (inside, replace(between, gpudirect=False))
+    return replace(plan, cluster=replace(plan.cluster, levels=levels))
 
 
 def spine(outer_share: float) -> Plan:
@@ -87,8 +94,6 @@ def test_a_rule_fires_with_its_evidence(name: str, network: Network, expected: s
         ("NCCL_IB_GID_INDEX", replace(ROCE, nccl_version="2.20.5", gid_index=None), "no entry"),
         ("NCCL_NET_GDR_LEVEL", replace(AZURE, gpudirect_path="pix"), "PXB"),
         ("NCCL_NET_GDR_LEVEL", replace(AZURE, gpudirect_path=None), "not known"),
-        ("NCCL_NET_GDR_LEVEL", replace(AZURE, gpudirect="none"), "nvidia-peermem"),
-        ("NCCL_NET_GDR_LEVEL", replace(AZURE, gpudirect=None), "nvidia-peermem"),
         ("NCCL_NET_GDR_LEVEL", replace(AZURE, provider=None), "measuring"),
         ("NCCL_NET_GDR_C2C", replace(INFINIBAND, nccl_version="2.26.2"), "GH200"),
         ("NCCL_CROSS_NIC", replace(INFINIBAND, rails=None), "no rails"),
@@ -106,6 +111,18 @@ def test_a_rule_without_its_evidence_says_what_is_missing(
 def test_grace_needs_one_release_to_be_asked(version: str | None, expected: str | None) -> None:
     network = replace(INFINIBAND, nccl_version=version)
     assert value("NCCL_NET_GDR_C2C", network, device("gb200-186g")) == expected
+
+
+@pytest.mark.parametrize("name", ["NCCL_NET_GDR_LEVEL", "NCCL_NET_GDR_C2C"])
+@pytest.mark.parametrize("way", ["peermem", None])
+def test_what_is_priced_through_host_memory_is_not_launched_with_gpudirect(
+    name: str, way: GpuDirect | None
+) -> None:
+    grace = device("gb200-186g")
+    network = replace(AZURE, gpudirect=way, nccl_version="2.26.2")
+    assert value(name, network, grace) is not None
+    assert value(name, network, through_host(grace)) is None
+    assert "priced so" in why_not(name, network, through_host(grace))
 
 
 @pytest.mark.parametrize(("outer_share", "expected"), [(0.25, "0"), (1.0, None), (2.0, None)])

@@ -8,6 +8,8 @@ import pytest
 
 from fsdpplan.emit.job import Job, Trainer, UserProgram
 from fsdpplan.emit.node import name_is_gone, program_words
+from tests.emit.bench import ALLOCATION, PLANS, emit, run
+from tests.emit.plans import make_plan
 
 
 @pytest.mark.parametrize(
@@ -21,6 +23,21 @@ from fsdpplan.emit.node import name_is_gone, program_words
 )
 def test_torchrun_is_told_what_to_start(job: Job, words: str) -> None:
     assert program_words(job) == words
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize(("exit_code", "binds"), [("0", True), ("1", False)])
+def test_ranks_are_bound_where_the_node_says_that_it_can(
+    bench: Path, nodes: int, exit_code: str, binds: bool
+) -> None:
+    allocation = ALLOCATION if nodes > 1 else {}
+    script = emit(make_plan("cuda", nodes=nodes, per_node=8))
+    ran = run(bench, script, NEAR=exit_code, **allocation)
+    assert ran.code == 0, ran.said
+    assert len(ran.torchrun) == nodes
+    for words in ran.torchrun:
+        assert ("--numa-binding=node" in words) is binds
+    assert "numa" not in emit(PLANS["cpu nodes"])
 
 
 @pytest.mark.parametrize(

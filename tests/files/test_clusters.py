@@ -81,6 +81,12 @@ remaining_fraction = { value = 0.25, source = "us" }
 text = "mlx5_3 runs at 100 Gb/s, its equals at 400 Gb/s"
 """
 
+NETWORK = """
+[network]
+transport = { value = "infiniband", source = "us" }
+gpudirect = { value = "WAY", source = "us" }
+"""
+
 EQUAL = """
 schema_version = 1
 kind = "cluster"
@@ -249,6 +255,18 @@ def test_a_weak_spot_slows_its_level_and_is_said(tmp_path: Path) -> None:
     alone = load_cluster(written(tmp_path, EQUAL + WEAK), gpus=8)
     assert alone.cluster.weak == ()  # one node does not meet the network
     assert alone.warnings == ()
+
+
+@pytest.mark.parametrize(("way", "agrees"), [("peermem", True), ("dmabuf", True), ("none", False)])
+def test_one_file_has_one_word_on_gpudirect(tmp_path: Path, way: str, agrees: bool) -> None:
+    """The level's word is priced; another one of the network would be seen by nobody."""
+    text = EQUAL + NETWORK.replace("WAY", way)
+    assert load_cluster(written(tmp_path, text), gpus=8).cluster.network is None
+    if agrees:
+        assert load_cluster(written(tmp_path, text)).cluster.gpudirect is True
+        return
+    with pytest.raises(SpecError, match="gpudirect none, and level infiniband says gpudirect = tr"):
+        load_cluster(written(tmp_path, text))
 
 
 def test_weak_nodes_may_be_named_as_slurm_does(tmp_path: Path) -> None:

@@ -46,6 +46,26 @@ def test_too_few_gpus_are_refused() -> None:
     assert "the plan uses 1000 a node" in said
 
 
+def test_a_torch_that_is_not_built_for_rocm_is_refused_before_the_gpus_are_missed() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, "n1", "", "1000", "", "", "torch=2.8,", "build=rocm"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 5
+    assert "is not built for ROCm, and the plan is for GPUs of AMD" in done.stderr
+    assert "--python" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_variables_that_hide_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
+    _, said = check(gpus=1000)
+    assert "HIP_VISIBLE_DEVICES=1 ROCR_VISIBLE_DEVICES=0,1" in said
+
+
 def test_a_first_host_that_nobody_knows_is_refused() -> None:
     code, said = check(head="no-such-host.invalid")
     assert code == 5
@@ -136,6 +156,55 @@ def test_a_node_without_it_is_named_with_the_adapter(tmp_path: Path, word: str, 
     assert said.startswith("fsdpplan: n1: ")
     assert says in said
     assert "--exclude" in said
+
+
+def imex(
+    tmp_path: Path, said: str | None, *, channel: bool = True, mnnvl: str = ""
+) -> tuple[int, str]:
+    """What the check says of IMEX where its daemon answers so; None: it cannot be asked."""
+    folder = tmp_path / "channels"
+    folder.mkdir(exist_ok=True)
+    if channel:
+        (folder / "channel0").touch()
+    if said is not None:
+        tool = tmp_path / "nvidia-imex-ctl"
+        tool.write_text(f'#!/bin/sh\n[ "$*" = -q ] && echo "{said}"\n')
+        tool.chmod(0o755)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-c", PROGRAM.replace("IMEX_SECONDS = 30.0", "IMEX_SECONDS = 0.0")),
+            *("n1", "", "0", "", "", f"imex={folder}"),
+        ],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "NCCL_MNNVL_ENABLE": mnnvl},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("said", ["READY", "Failed to connect", "", None])
+def test_nvlink_between_nodes_is_ready_with_a_channel(tmp_path: Path, said: str | None) -> None:
+    assert imex(tmp_path, said) == (0, "fsdpplan: n1 is ready\n")
+
+
+def test_nvlink_between_nodes_without_a_channel_is_refused(tmp_path: Path) -> None:
+    code, said = imex(tmp_path, "READY", channel=False)
+    assert code == 5
+    assert f"{tmp_path}/channels has none that may be opened here" in said
+    assert "NVIDIA_IMEX_CHANNELS=0" in said
+    assert len(said.splitlines()) == 1
+
+
+def test_a_daemon_of_imex_that_waits_is_refused_with_where_to_look(tmp_path: Path) -> None:
+    code, said = imex(tmp_path, "WAITING_FOR_PEERS")
+    assert code == 5
+    assert "nvidia-imex, which is WAITING_FOR_PEERS here: nvidia-imex-ctl -N" in said
+    assert len(said.splitlines()) == 1
+
+
+def test_who_leaves_nvlink_between_nodes_needs_no_imex(tmp_path: Path) -> None:
+    assert imex(tmp_path, "SHUTTING_DOWN", channel=False, mnnvl="0")[0] == 0
 
 
 def test_a_torch_that_is_too_old_for_the_plan_is_refused(tmp_path: Path) -> None:

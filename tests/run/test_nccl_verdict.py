@@ -139,6 +139,10 @@ def test_host_memory_in_the_way_is_said_where_the_plan_counts_on_gpudirect() -> 
     assert said.startswith("2 of 2 connections")
     assert "nvidia_peermem" in said
     assert host_memory_warning(report, plan=plan_over("roce", gpudirect=False)) is None
+    plan = plan_over("roce")
+    device = replace(plan.cluster.device, vendor="amd")
+    amd = replace(plan, cluster=replace(plan.cluster, device=device))
+    assert "amdkfd" in (host_memory_warning(report, plan=amd) or "")
 
 
 @pytest.mark.parametrize("name", ["2.10-infiniband", "2.18-infiniband-nvls", SOCKETS, "2.21-efa"])

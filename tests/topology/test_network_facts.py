@@ -35,6 +35,14 @@ def test_the_transport_is_what_the_machine_shows(name: str, transport: str) -> N
     assert network(machine(name)).transport == transport
 
 
+def test_gpudirect_holds_where_every_host_has_it_as_the_levels_are_priced() -> None:
+    whole = named("dgx-h100", "n01")
+    lacking = with_host(whole, name="n02", gpudirect="none")
+    assert network(whole, named("dgx-h100", "n02")).gpudirect == "peermem"
+    assert network(whole, lacking).gpudirect == "none"
+    assert network(lacking, whole).gpudirect == "none"
+
+
 @pytest.mark.parametrize("name", ["nothing", "amd-mi300x"])
 def test_without_gpus_there_is_no_network_to_plan_for(name: str) -> None:
     assert network_of(machine(name), topology_of(machine(name))) is None
