@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from tests.slurm.cluster import SlurmCluster, inherited
@@ -42,6 +44,66 @@ def kill(pids: list[int], number: int = signal.SIGKILL) -> None:
             os.kill(pid, number)
         except ProcessLookupError:
             continue
+
+
+def choke(pid: int) -> Callable[[], object]:
+    """Let a process have no more memory than it has, in a group of its own: the kernel ends it when
+    it asks for more, as it ends a job over its limit. Returns what removes the group."""
+    group = Path(f"/sys/fs/cgroup/memory/fsdpplan-{pid}")
+    try:
+        group.mkdir()
+        (group / "cgroup.procs").write_text(str(pid))
+        (group / "memory.limit_in_bytes").write_text("4096")
+    except OSError:  # no such groups here, or none that we may make
+        kill([pid])
+    return partial(_remove_group, group)
+
+
+def _remove_group(group: Path) -> None:
+    def gone() -> bool:
+        try:
+            group.rmdir()
+        except FileNotFoundError:
+            return True
+        except OSError:  # somebody is still in it
+            return False
+        return True
+
+    if group.exists():
+        kill([int(pid) for pid in (group / "cgroup.procs").read_text().split()])
+        until(gone, what=f"the end of {group.name}")
+
+
+def shift_clock(folder: Path, draw: random.Random) -> None:
+    """As if the node that wrote what lies there had another time."""
+    seconds = time.time() + draw.choice((-1, 1)) * draw.uniform(60, 2 * 86400)
+    for path in [folder, *folder.rglob("*")]:
+        with suppress(FileNotFoundError):
+            os.utime(path, (seconds, seconds))
+
+
+def hide(folder: Path) -> Callable[[], object]:
+    """Take a folder away, as a file system that is not mounted any more; returns what brings it
+    back."""
+    aside = folder.with_name("elsewhere")
+    if not folder.exists():
+        return lambda: None
+    folder.rename(aside)
+
+    def back() -> None:
+        assert not folder.exists(), f"{folder} was made anew: {sorted(folder.rglob('*'))}"
+        aside.rename(folder)
+
+    return back
+
+
+def preempt(cluster: SlurmCluster, node: str, *, seconds: float) -> str:
+    """Have a job that goes before all others take a node; its id."""
+    words = (f"--nodelist={node}", "--partition=urgent", "--exclusive", "--parsable")
+    options = (f"--wrap=sleep {seconds:.1f}", "--output=/dev/null", "--job-name=urgent")
+    done = cluster.run("sbatch", *words, *options, cwd=cluster.state)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
 @contextmanager

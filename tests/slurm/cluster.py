@@ -289,10 +289,13 @@ class SlurmCluster:
             KillWait=5
             MinJobAge=3600
             SlurmdTimeout={SILENT_SECONDS}
+            PreemptType=preempt/partition_prio
+            PreemptMode=REQUEUE
             {limit}
             NodeName=node[1-{self.nodes}] NodeAddr=10.77.0.[11-{10 + self.nodes}] \
 CPUs={self.cpus} RealMemory=8000 {gres} State=UNKNOWN
-            PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+            PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1
+            PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=9
             """)
 
     def _write_commands(self) -> None:

@@ -6,9 +6,19 @@ import random
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Passing = Literal["kill_slurmd", "cut_link", "slow_link", "fill_disk", "corrupt"]
+Passing = Literal[
+    "kill_slurmd",
+    "stop_slurmd",
+    "cut_link",
+    "slow_link",
+    "fill_disk",
+    "corrupt",
+    "stop_rank",
+    "shift_clock",
+    "hide_folder",
+]
 """What a job may outlive without a start anew."""
-Ending = Literal["kill_rank", "kill_agent"]
+Ending = Literal["kill_rank", "kill_agent", "choke_rank", "preempt"]
 """What ends the ranks."""
 Kind = Passing | Ending
 
@@ -17,6 +27,8 @@ ENDING: tuple[Ending, ...] = get_args(Ending)
 
 ENDING_FRACTION = 0.6
 GONE_FRACTION = 0.1
+LONG: tuple[Kind, ...] = ("hide_folder", "stop_rank", "stop_slurmd")
+"""May last for some seconds, in which ranks start again."""
 IMPATIENT_FRACTION = 0.15
 
 
@@ -97,6 +109,6 @@ def _draw_fault(draw: random.Random, kind: Kind) -> Fault:
     return Fault(
         kind=kind,
         place=draw.randrange(4),
-        seconds=draw.uniform(0.2, 1.5),
+        seconds=draw.uniform(0.2, 15 if kind in LONG else 1.5),
         seed=draw.randrange(2**32),
     )

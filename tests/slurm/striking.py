@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import shutil
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -109,7 +110,7 @@ class Player:
         self.floor = newest_sound(self.scene.saved)
         missed: list[Fault] = []
         undo: list[tuple[float, Callable[[], object]]] = []
-        for fault in sorted(faults, key=lambda fault: fault.kind in ENDING):
+        for fault in sorted(faults, key=_when):
             places = self._places()
             if not places:
                 missed.append(fault)
@@ -135,6 +136,23 @@ class Player:
                 breaking.kill(draw.sample(pids, k=min(1, len(pids))))
             case "kill_agent":
                 breaking.kill(breaking.agents(cluster, self.job_id, node=node))
+            case "choke_rank":
+                pids = breaking.ranks(cluster, self.job_id, node=node)
+                return breaking.choke(draw.choice(pids)) if pids else lambda: None
+            case "preempt":
+                breaking.preempt(cluster, node, seconds=fault.seconds)
+            case "stop_rank":
+                pids = breaking.ranks(cluster, self.job_id, node=node)[:1]
+                breaking.kill(pids, signal.SIGSTOP)
+                return partial(breaking.kill, pids, signal.SIGCONT)
+            case "stop_slurmd":
+                pids = [pid for pid in [cluster.slurmd_pid(node)] if pid is not None]
+                breaking.kill(pids, signal.SIGSTOP)
+                return partial(breaking.kill, pids, signal.SIGCONT)
+            case "shift_clock":
+                breaking.shift_clock(saved, draw)
+            case "hide_folder":
+                return breaking.hide(saved)
             case "kill_slurmd":
                 breaking.kill_slurmd(cluster, node)
                 return partial(breaking.start_slurmd, cluster, node)
@@ -196,6 +214,11 @@ class Player:
     def _settle(self, how: Counter[str]) -> None:
         how.update(fault.kind for fault in self.open)
         self.open.clear()
+
+
+def _when(fault: Fault) -> tuple[bool, bool]:
+    """What ends the ranks comes last, and before it what takes the folder away from the others."""
+    return fault.kind in ENDING, fault.kind == "hide_folder"
 
 
 def says_why(ended: Ended) -> str:
