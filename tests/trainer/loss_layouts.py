@@ -94,18 +94,18 @@ def measure_all(out: Path) -> None:
     """Every layout above; rank 0 writes the results."""
     dist.init_process_group("gloo")
     results: dict[str, Any] = {}
-    for name in CHUNKED:
+    for name in filter(jobs.is_asked, CHUNKED):
         text = plans.plan_text(model=MODEL, **LAYOUTS[name], **CHUNKS)
         results[name] = losses.measure(text)
-    for name in PACKED:
+    for name in filter(jobs.is_asked, PACKED):
         text = plans.plan_text(model=MODEL, **LAYOUTS[name])
         results[f"packed_{name}"] = losses.measure(text, packs=True)
     results["packed_chunked"] = losses.measure(
         plans.plan_text(model=MODEL, **LAYOUTS["tp"], **CHUNKS), packs=True
     )
-    for name, layout in TIED_LAYOUTS.items():
+    for name, layout in jobs.asked_of(TIED_LAYOUTS).items():
         results[name] = losses.measure(plans.plan_text(model=TIED, **layout, **CHUNKS))
-    for name, layout in BF16.items():
+    for name, layout in jobs.asked_of(BF16).items():
         text = plans.plan_text(model=MODEL, training={"precision": "bf16"}, **layout, **CHUNKS)
         results[name] = losses.measure(text)
     if dist.get_rank() == 0:

@@ -183,11 +183,11 @@ def measure_all(out: Path) -> None:
     """Every layout above; rank 0 writes the results."""
     dist.init_process_group("gloo")
     results: dict[str, Any] = {}
-    for name, layout in FP32.items():
+    for name, layout in jobs.asked_of(FP32).items():
         results[name] = measure(plans.plan_text(**layout))
-    for name, layout in GPT2.items():
+    for name, layout in jobs.asked_of(GPT2).items():
         results[name] = measure(plans.plan_text(model=plans.GPT2_STYLE, **layout))
-    for name, layout in BF16.items():
+    for name, layout in jobs.asked_of(BF16).items():
         reduce_dtype = "bf16" if "reduce_bf16" in name else "fp32"
         training = {"precision": "bf16", "reduce_dtype": reduce_dtype}
         results[name] = measure(plans.plan_text(training=training, **layout))

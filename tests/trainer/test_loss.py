@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,10 +27,10 @@ Results = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def results(tmp_path_factory: pytest.TempPathFactory, asked: Callable[[str], set[Any]]) -> Results:
     """All layouts, measured one after the other in one set of processes."""
     out = tmp_path_factory.mktemp("loss_layouts") / "results.json"
-    return jobs.measured(4, "tests.trainer.loss_layouts:measure_all", out)
+    return jobs.measured(4, "tests.trainer.loss_layouts:measure_all", out, asked=asked("name"))
 
 
 def require_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -37,6 +38,7 @@ def require_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
     assert found["norms"] == pytest.approx(expected["norms"], abs=NORM_TOLERANCE)
 
 
+@pytest.mark.thinned(0.5)
 @pytest.mark.gloo
 @pytest.mark.parametrize("name", loss_layouts.CHUNKED)
 def test_a_loss_in_pieces_trains_as_a_whole_one(results: Results, name: str) -> None:
@@ -56,6 +58,7 @@ def test_pieces_in_bf16_begin_as_fp32_does(results: Results, name: str) -> None:
     assert results[name]["norms"][0] == pytest.approx(results["reference"]["norms"][0], rel=0.03)
 
 
+@pytest.mark.thinned(0.5)
 @pytest.mark.gloo
 @pytest.mark.parametrize("name", loss_layouts.PACKED)
 def test_packed_documents_train_as_if_each_stood_alone(results: Results, name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,10 +25,12 @@ Results = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def results(tmp_path_factory: pytest.TempPathFactory, asked: Callable[[str], set[Any]]) -> Results:
     """All layouts, measured one after the other in one set of processes."""
     out = tmp_path_factory.mktemp("losses") / "results.json"
-    return jobs.measured(4, "tests.trainer.losses:measure_all", out)
+    return jobs.measured(
+        4, "tests.trainer.losses:measure_all", out, asked={*asked("name"), "ddp_small_buckets"}
+    )
 
 
 def counts(results: Results, name: str) -> dict[str, int]:
@@ -35,6 +38,7 @@ def counts(results: Results, name: str) -> dict[str, int]:
     return found
 
 
+@pytest.mark.thinned(0.4)
 @pytest.mark.parametrize("name", losses.FP32)
 def test_a_layout_loses_as_one_process(results: Results, name: str) -> None:
     expected = results["reference"]
@@ -42,6 +46,7 @@ def test_a_layout_loses_as_one_process(results: Results, name: str) -> None:
     assert results[name]["norms"] == pytest.approx(expected["norms"], abs=FP32_NORM_TOLERANCE)
 
 
+@pytest.mark.thinned(0.5)
 @pytest.mark.parametrize("name", losses.GPT2)
 def test_tied_embeddings_and_biases_lose_as_one_process(results: Results, name: str) -> None:
     expected = results["gpt2_reference"]
@@ -73,25 +78,29 @@ BLOCKS = plans.MODEL["layers"]
 UNITS = BLOCKS + 1  # and the root
 
 
+COLLECTIVES = [
+    ("fsdp_always", UNITS + BLOCKS, UNITS, 0),
+    ("fsdp_never", UNITS, UNITS, 0),
+    ("fsdp_int2", UNITS + BLOCKS, UNITS, 0),
+    ("fsdp_wrap_2", 3 + 2, 3, 0),
+    ("fsdp_wrap_3_checkpoint_full", 3 + 2, 3, 0),
+    ("hsdp", UNITS + BLOCKS, UNITS, UNITS),
+    ("hsdp_1_shard", 0, 0, UNITS),
+    ("fsdp_accumulate_every", 2 * (UNITS + BLOCKS), 2 * UNITS, 0),
+    ("fsdp_accumulate_last", 2 * (UNITS + BLOCKS), UNITS, 0),
+    # `never` resharded after each backward, with and without reduction
+    ("fsdp_never_accumulate_every", 2 * UNITS, 2 * UNITS, 0),
+    ("fsdp_never_accumulate_last", 2 * UNITS, UNITS, 0),
+    ("hsdp_accumulate_every", 2 * (UNITS + BLOCKS), 2 * UNITS, 2 * UNITS),
+    ("hsdp_accumulate_reduce_scatter_only", 2 * (UNITS + BLOCKS), 2 * UNITS, UNITS),
+    ("hsdp_accumulate_last", 2 * (UNITS + BLOCKS), UNITS, UNITS),
+]
+
+
+@pytest.mark.thinned(0.4)
 @pytest.mark.parametrize(
     ("name", "all_gathers", "reduce_scatters", "all_reduces"),
-    [
-        ("fsdp_always", UNITS + BLOCKS, UNITS, 0),
-        ("fsdp_never", UNITS, UNITS, 0),
-        ("fsdp_int2", UNITS + BLOCKS, UNITS, 0),
-        ("fsdp_wrap_2", 3 + 2, 3, 0),
-        ("fsdp_wrap_3_checkpoint_full", 3 + 2, 3, 0),
-        ("hsdp", UNITS + BLOCKS, UNITS, UNITS),
-        ("hsdp_1_shard", 0, 0, UNITS),
-        ("fsdp_accumulate_every", 2 * (UNITS + BLOCKS), 2 * UNITS, 0),
-        ("fsdp_accumulate_last", 2 * (UNITS + BLOCKS), UNITS, 0),
-        # `never` resharded after each backward, with and without reduction
-        ("fsdp_never_accumulate_every", 2 * UNITS, 2 * UNITS, 0),
-        ("fsdp_never_accumulate_last", 2 * UNITS, UNITS, 0),
-        ("hsdp_accumulate_every", 2 * (UNITS + BLOCKS), 2 * UNITS, 2 * UNITS),
-        ("hsdp_accumulate_reduce_scatter_only", 2 * (UNITS + BLOCKS), 2 * UNITS, UNITS),
-        ("hsdp_accumulate_last", 2 * (UNITS + BLOCKS), UNITS, UNITS),
-    ],
+    [pytest.param(*case, id=case[0]) for case in COLLECTIVES],
 )
 def test_fsdp_communicates_as_its_policies_say(
     results: Results, name: str, all_gathers: int, reduce_scatters: int, all_reduces: int
