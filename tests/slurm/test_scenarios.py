@@ -231,6 +231,30 @@ def does_not_meet_another_one_on_the_same_nodes(stage: Stage) -> None:
         require_same(other.losses(), reference)
 
 
+@played
+def is_refused_where_another_one_saves(stage: Stage) -> None:
+    with stage.scene("owned", nodes=2, spare=2) as scene:
+        here, there = scene.names[:2], scene.names[2:]
+        other = User(cluster=scene.cluster, folder=scene.user.folder / "other")
+        other.folder.mkdir()
+        for name in there:
+            drain(scene.cluster, name)
+        run, job_id = scene.started()
+        for name in there:
+            resume(scene.cluster, name)
+        with held(scene.cluster, job_id):
+            before = newest_sound(scene.saved)
+            saves = (f"--checkpoint-dir={scene.saved}", "--checkpoint-every=5", "--retries=0")
+            other.emit(small_plan(nodes=2), f"--steps={FEW}", *saves, nodes=there)
+            ended = other.run().end()
+            assert ended.code not in (0, None)
+            assert job_id in ended.output, ended.output
+            assert "--checkpoint-dir" in ended.output, ended.output
+            assert newest_sound(scene.saved) == before
+        scene.ends_right(run)
+        assert set(scene.nodes_of(job_id)) == set(here)
+
+
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("scene", PLAYED)
 def test_a_job(scene: str, ending: dict[str, Future[None]]) -> None:
