@@ -367,7 +367,8 @@ class LayoutOptions:
         Flag(
             name="--experts-over-tp/--no-experts-over-tp",
             help="Whole experts on each tensor-parallel rank, over ep x tp ranks: Megatron's "
-            "expert tensor parallelism of 1.",
+            "expert tensor parallelism of 1. Default: where the runtime has both ways, both are "
+            "tried.",
         ),
     ] = None
     micro_batch: Annotated[
