@@ -11,27 +11,8 @@ import typer
 from typer.main import get_command
 
 from fsdpplan import __version__
-from fsdpplan.cli import (
-    calibrate,
-    cancel,
-    detect,
-    emit_launch,
-    estimate,
-    explain,
-    learn,
-    ledger,
-    logs,
-    models,
-    process,
-    profiles,
-    recommend,
-    rehearse,
-    run,
-    status,
-    validate,
-    verify,
-)
-from fsdpplan.cli.expand import GroupedCommand, Program, expanded
+from fsdpplan.cli import process
+from fsdpplan.cli.commands import SETTINGS, Program
 from fsdpplan.cli.told import PROGRAM, tell
 from fsdpplan.emit.secrets import redacted, secret_values, without_values
 from fsdpplan.errors import FsdpPlanError, NoFeasibleLayout, ProbeError, SpecError
@@ -50,39 +31,11 @@ app = typer.Typer(
     cls=Program,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # rich's help costs 50 ms, and draws boxes into pipes
+    rich_markup_mode=None,
 )
 
-for command in (
-    recommend.recommend,
-    estimate.estimate,
-    explain.explain,
-    emit_launch.emit_launch,
-    rehearse.rehearse,
-    run.run,
-    status.status,
-    logs.logs,
-    cancel.cancel,
-    verify.verify,
-    learn.learn,
-    ledger.ledger,
-    detect.detect,
-    calibrate.calibrate,
-    validate.validate,
-    profiles.profiles,
-    models.models,
-):
-    app.command(
-        name=command.__name__.replace("_", "-"),
-        cls=GroupedCommand,
-        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
-    )(expanded(command))
 
-
-@app.callback(
-    invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
-)
+@app.callback(invoke_without_command=True, context_settings=SETTINGS)
 def start(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
 from fsdpplan.cli.parse import Parser, choice, line, number, positive, whole
 from fsdpplan.emit.trainer_program import Option
@@ -156,10 +156,6 @@ class GroupedCommand(OwnParsing, TyperCommand):
         for heading, records in sections.items():
             with formatter.section(heading):
                 formatter.write_dl(records, col_max=34)
-
-
-class Program(OwnParsing, TyperGroup):
-    """The group of all commands."""
 
 
 def _heading(parameter: Any) -> str:

@@ -1,0 +1,31 @@
+"""The commands are imported when asked for, and the first page knows them without."""
+
+from __future__ import annotations
+
+import pytest
+
+from fsdpplan.cli.app import exit_code_of
+from fsdpplan.cli.commands import SUMMARIES, Commands
+
+
+@pytest.mark.parametrize("name", Commands())
+def test_the_first_page_has_the_first_sentence_of_a_command(name: str) -> None:
+    command = Commands()[name]
+    assert command.name == name
+    assert SUMMARIES[name] == command.get_short_help_str(80)
+
+
+def test_the_first_page_names_all_in_their_order(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code_of(["--help"]) == 0
+    listed = capsys.readouterr().out.partition("Commands:")[2].splitlines()
+    assert [line.split()[0] for line in listed if line.strip()] == list(Commands())
+
+
+def test_a_name_that_is_none_is_refused_with_the_nearest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert Commands().get("recomend") is None
+    assert exit_code_of(["recomend", "--gpus", "8"]) == 2
+    said = capsys.readouterr().err
+    assert "No such command 'recomend'. Did you mean 'recommend'?" in said
+    assert "type `fsdpplan --help`" in said
