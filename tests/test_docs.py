@@ -226,6 +226,7 @@ def test_python_blocks_run(path: Path, tmp_path: Path) -> None:
     run_python([str(script)], tmp_path)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.gloo
 @pytest.mark.parametrize("path", programs(), ids=page_id)
 def test_a_page_that_is_one_program_runs_under_torchrun(path: Path, tmp_path: Path) -> None:
