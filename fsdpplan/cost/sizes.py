@@ -48,7 +48,15 @@ from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, ActivationCheckpointi
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
 
-__all__ = ["Formats", "formats", "local_tokens", "rank_sizes", "saved_bytes_a_block"]
+__all__ = [
+    "Formats",
+    "activations_of_block",
+    "formats",
+    "local_tokens",
+    "message_buffer_bytes",
+    "rank_sizes",
+    "saved_bytes_a_block",
+]
 
 
 def rank_sizes(
@@ -168,7 +176,7 @@ def rank_sizes(
         pipeline_ends=stage.has_embedding + stage.has_head,
         moments=moments,
         reduces_root_last=has_lean_pipelines(training),
-        message_buffers=_message_bytes(
+        message_buffers=message_buffer_bytes(
             training=training,
             layout=layout,
             stage=stage,
@@ -245,7 +253,7 @@ def _mean_activations(
     """Activations of a block of the (model of the block, layout, how many): what all keep in the
     mean, beside what the last kind needs, which has experts where some have."""
     made = [
-        (_block_activations(model=model, training=training, layout=layout), blocks)
+        (activations_of_block(model=model, training=training, layout=layout), blocks)
         for model, layout, blocks in kinds
     ]
     last, _ = made[-1]
@@ -294,7 +302,7 @@ def _block_shape(*, model: Model, training: Training, layout: Layout) -> BlockSh
     )
 
 
-def _block_activations(*, model: Model, training: Training, layout: Layout) -> BlockActivations:
+def activations_of_block(*, model: Model, training: Training, layout: Layout) -> BlockActivations:
     """Activation quantities of one block for one micro-batch."""
     of = formats(training=training, layout=layout)
     return mean_activations(
@@ -342,7 +350,7 @@ def _bucket_copy_bytes(*, training: Training, layout: Layout, elements: int) -> 
     return bucket * of.reduced if is_cast and not training.traits.half_parameters else 0
 
 
-def _message_bytes(
+def message_buffer_bytes(
     *, training: Training, layout: Layout, stage: Stage, in_flight: int, message_bytes: int
 ) -> int:
     """What pipelining holds of its messages.

@@ -117,7 +117,8 @@ class Fitting:
     def hopeful_modes(self, layout: Layout) -> list[ActivationCheckpointing]:
         """What it may have to recompute in order to fit, growing; empty: it cannot."""
         if layout not in self.hopeful:
-            possible = self.room.recomputed(layout, known="settled")
+            alike = self.asked.pins.checkpoint_blocks in (None, "all")
+            possible = self.room.recomputed(layout, known="alike" if alike else "settled")
             some = [mode for mode in self.asked.modes if "none" in possible or mode in possible]
             self.hopeful[layout] = some
         return self.hopeful[layout]

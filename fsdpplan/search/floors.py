@@ -84,6 +84,8 @@ class Floors:
     """Of what FSDP moves in a step without a pipeline."""
     families: dict[Degrees, float] = field(default_factory=dict)
     """Of all ways to spread the ranks that compute the same."""
+    plains: dict[tuple[Degrees, int], Layout] = field(default_factory=dict)
+    """Layouts with plain policies."""
     sequences: dict[tuple[object, ...], Work] = field(default_factory=dict)
     """Of one sequence among many."""
 
@@ -162,6 +164,11 @@ class Floors:
 
     def plain(self, d: Degrees, size: int) -> Layout:
         """A layout with these degrees and this micro-batch, and plain policies."""
+        if (d, size) not in self.plains:
+            self.plains[d, size] = self._plain(d, size)
+        return self.plains[d, size]
+
+    def _plain(self, d: Degrees, size: int) -> Layout:
         asked = self.asked
         number = max(1, asked.training.global_batch // (d.data_parallel * size))
         schedule: Schedule = "none" if d.pp == 1 else "1f1b"

@@ -1,60 +1,67 @@
 """Room: the least that a layout holds, by a few multiplications, and what it must recompute for it.
 
     context + (1 + fragmentation) * (state + gathered parameters + blocks in flight * what they save
-    + gradients beside them) <= memory of the device
+    + the block at work + gradients beside them + buffers of gathers and messages) <= memory of the
+    device
 
-A lower bound: no moment of a step is looked at but the end of a forward pass and, in a pipeline,
-the last backward pass; and there no logits and no temporaries. What it rules out is never looked at
-in full.
+A lower bound: no moment of a step is looked at but the first and the last backward passes, at their
+first block, where all that is saved is still there; and there no logits. Buffers of gathers have a
+pool of their own (`cost.reserve`), so they count at whatever moment. What it rules out is never
+looked at in full.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from fsdpplan.cost.device_memory import outside_allocator_bytes
 from fsdpplan.cost.formats import formats
+from fsdpplan.cost.gradient_sizes import weight_gradients_of
 from fsdpplan.cost.ledger import rank_state
+from fsdpplan.cost.params import dense_view
 from fsdpplan.cost.pipeline_actions import ACTIVE_STAGES
 from fsdpplan.cost.pipeline_order import round_microbatches
 from fsdpplan.cost.pipeline_stages import balanced_stage_blocks, head_blocks, pipeline_ranks
 from fsdpplan.cost.shards import Stage, dense_blocks_among, stage_elements, whole_model
-from fsdpplan.cost.sizes import saved_bytes_a_block
+from fsdpplan.cost.sizes import activations_of_block, message_buffer_bytes, saved_bytes_a_block
+from fsdpplan.search.flight import Flight, flights, graded_when_interleaved
 from fsdpplan.search.question import Question
 from fsdpplan.spec.layout import ActivationCheckpointing, Layout
+from fsdpplan.spec.model import Model
 
 MODES: tuple[ActivationCheckpointing, ...] = ("none", "attention", "op", "full")
 
-Known = Literal["degrees", "schedule", "usual", "settled"]
-"""What of a pipeline's layout is as it will be: how the ranks are spread; that its schedule is a
-usual one, too; the number of micro-batches, too; or all of it."""
+Known = Literal["degrees", "schedule", "usual", "settled", "alike"]
+"""What of a layout is as it will be: how the ranks are spread; that a pipeline's schedule is a
+usual one, and that all blocks recompute alike, too; the number of micro-batches, too; all but what
+blocks recompute; or that, and that all do alike."""
 
 Recomputed = dict[ActivationCheckpointing, int]
 """For each mode that may be enough, how many blocks of a rank it must recompute at the least."""
 
 
-Saved = dict[ActivationCheckpointing, int]
-"""Bytes that a block keeps, by what is recomputed."""
+Bytes = dict[ActivationCheckpointing, int]
+"""By what is recomputed."""
 
 
-class _Flight(NamedTuple):
-    """What is in flight on a rank, at the least."""
+class _Blocks(NamedTuple):
+    """Bytes of the blocks of a rank."""
 
-    graded: int
-    """When gradients of earlier micro-batches are there: 2 when most are in flight, 1 in the last
-    backward pass, 0 never for sure."""
-    alive: int
-    """(micro-batch, block) pairs."""
-    rows: int
-    """Those of the first block of each of its `stages`."""
-    stages: int
+    saved: Bytes
+    """What one keeps of a micro-batch; in the mean of those of the rank, or of the kind that keeps
+    less."""
+    work: Bytes
+    """What is there beside that when the backward pass of the last of those of a micro-batch is
+    under way: what it makes anew, its input and the gradient of its output, and, where policies are
+    as they will be, what it allocates."""
 
 
 class _Rank(NamedTuple):
     """A rank, and bytes that are there whatever is recomputed."""
 
-    flight: _Flight
+    stage: Stage
+    flight: Flight
     kept: int
     """When most is in flight."""
     at_the_end: int
@@ -66,10 +73,19 @@ class Room:
     """What layouts of one question hold; what many share is computed once."""
 
     asked: Question
-    saved: dict[tuple[object, ...], Saved] = field(default_factory=dict)
+    kinds: tuple[Model, ...] = field(init=False)
+    """Models of the blocks that there are, with experts first."""
+    saved: dict[tuple[object, ...], Bytes] = field(default_factory=dict)
+    """Of a block of one kind."""
+    blocks: dict[tuple[object, ...], _Blocks] = field(default_factory=dict)
     held: dict[tuple[object, ...], tuple[int, int]] = field(default_factory=dict)
     stages: dict[tuple[int, int, bool], Stage] = field(default_factory=dict)
     """What a rank of so many holds at the least, with any schedule or with a usual one."""
+
+    def __post_init__(self) -> None:
+        model = self.asked.model
+        is_mixed = model.experts and model.dense_blocks
+        self.kinds = (model, dense_view(model)) if is_mixed else (model,)
 
     def recomputed(self, layout: Layout, *, known: Known = "degrees") -> Recomputed:
         """`none`: 0 where it may be that nothing has to be; empty where nothing helps.
@@ -80,21 +96,22 @@ class Room:
         asked = self.asked
         if asked.pins.offload == "cpu" or asked.pins.stage_blocks is not None:
             return {"none": 0}
-        saved, available = self._saved(layout), self._available(layout)
+        available = self._available(layout)
         needed: Recomputed = {"none": 0}
         for rank in self._ranks(layout, known):
             if rank.kept > available or rank.at_the_end > available:
                 return {}
-            flight = rank.flight
-            over = rank.kept + flight.alive * saved["none"] - available
-            if over <= 0:
+            saved, work = self._blocks(layout, rank.stage, known)
+            if not rank.stage.pieces[-1].blocks:  # with it the backward passes begin
+                work = _NO_WORK
+            over = rank.kept + rank.flight.alive * saved["none"] - available
+            if over + work["none"] <= 0:
                 continue
-            spared = {mode: saved["none"] - saved[mode] for mode in MODES[1:]}
-            here = {
-                mode: -(-over * flight.stages // (flight.rows * bytes_spared))
-                for mode, bytes_spared in spared.items()
-                if flight.alive * bytes_spared >= over
-            }
+            here: Recomputed = {}
+            for mode in MODES[1:]:
+                spared = saved["none"] - saved[mode]
+                if rank.flight.alive * spared >= over + work[mode]:
+                    here[mode] = _least_blocks(rank.flight, over + work[mode], spared)
             if "none" in needed:
                 needed = here
             else:
@@ -103,9 +120,11 @@ class Room:
 
     def least_bytes(self, layout: Layout) -> int:
         """With whatever recomputation."""
-        saved = min(self._saved(layout).values())
-        ranks = self._ranks(layout, "degrees")
-        least = max(rank.kept + rank.flight.alive * saved for rank in ranks)
+        least = max(
+            rank.kept
+            + rank.flight.alive * min(self._blocks(layout, rank.stage, "degrees").saved.values())
+            for rank in self._ranks(layout, "degrees")
+        )
         return self._outside(layout) + int(least * (1 + self._fragmentation))
 
     @property
@@ -118,26 +137,23 @@ class Room:
         )
 
     def _available(self, layout: Layout) -> int:
-        """What may be allocated."""
+        """What may be allocated; whole bytes are rounded as they can be."""
         left = self.asked.available_bytes - self._outside(layout)
-        return int(left / (1 + self._fragmentation))
+        return 1 + int((left + 1) / (1 + self._fragmentation))
 
     def _ranks(self, layout: Layout, known: Known) -> list[_Rank]:
         """The ranks that are looked at: the first, and one without dense blocks of a mixture."""
         model, pp = self.asked.model, layout.pp
         if pp == 1:
-            return [self._rank(layout, whole_model(model), _Flight(0, model.layers, 1, 1))]
-        if known == "settled" and layout.schedule in ("gpipe", "1f1b", "interleaved_1f1b"):
+            return [self._rank(layout, whole_model(model), Flight(0, model.layers, 1, 1))]
+        if _is_settled(layout, known):
             stages = pipeline_ranks(model=model, layout=layout)
             full = max(range(pp), key=lambda rank: stages[rank].blocks - stages[rank].dense_blocks)
+            keeps = layout.virtual_stages <= ACTIVE_STAGES
             return [
-                self._rank(
-                    layout,
-                    stages[rank],
-                    _in_flight(layout, stages[rank], rank),
-                    keeps=layout.virtual_stages <= ACTIVE_STAGES,
-                )
+                self._rank(layout, stages[rank], flight, keeps=keeps, is_settled=True)
                 for rank in dict.fromkeys((0, full))
+                for flight in flights(layout, stages[rank], rank)
             ]
         dense = model.dense_blocks if model.experts else 0  # each rank before has a block at least
         ranks = dict.fromkeys((0, min(dense, pp - 1)))
@@ -153,11 +169,12 @@ class Room:
             a_round = round_microbatches(
                 schedule="interleaved_1f1b", pp=pp, num_microbatches=number
             )
-            graded = _graded(number, a_round)
+            graded = graded_when_interleaved(number, a_round)
         most = self.asked.pins.virtual_stages or (1 if is_usual else self.asked.model.layers)
-        keeps = (layout.virtual_stages if known == "settled" else most) <= ACTIVE_STAGES
+        is_whole = known in ("settled", "alike")
+        keeps = (layout.virtual_stages if is_whole else most) <= ACTIVE_STAGES
         rows = min(number, pp - rank)
-        flight = _Flight(graded, rows * stage.blocks, rows, 1)
+        flight = Flight(graded, rows * stage.blocks, rows, 1)
         return self._rank(layout, stage, flight, keeps=keeps)
 
     def _least_stage(self, pp: int, rank: int, *, is_usual: bool) -> Stage:
@@ -189,76 +206,181 @@ class Room:
             if pp * number <= model.layers
         )
 
-    def _rank(self, layout: Layout, stage: Stage, flight: _Flight, *, keeps: bool = True) -> _Rank:
-        held, gradients = self._held(layout, stage, keeps=keeps)
+    def _rank(
+        self,
+        layout: Layout,
+        stage: Stage,
+        flight: Flight,
+        *,
+        keeps: bool = True,
+        is_settled: bool = False,
+    ) -> _Rank:
+        held, gradients = self._held(layout, stage, keeps=keeps, is_settled=is_settled)
+        if is_settled:
+            held += self._messages(layout, stage)
+        graded = gradients
+        if flight.graded != 2:
+            graded = gradients * flight.graded_blocks // max(1, stage.blocks)
         return _Rank(
+            stage=stage,
             flight=flight,
-            kept=held + (gradients if flight.graded == 2 else 0),
+            kept=held + graded,
             at_the_end=held + (gradients if flight.graded else 0),
         )
 
-    def _held(self, layout: Layout, stage: Stage, *, keeps: bool) -> tuple[int, int]:
-        """Bytes of a rank, whatever it recomputes; and of its gradients in a pipeline. `keeps`: all
-        its stages stay gathered, being no more than torch keeps."""
+    def _held(
+        self, layout: Layout, stage: Stage, *, keeps: bool, is_settled: bool
+    ) -> tuple[int, int]:
+        """Bytes of a rank, whatever it recomputes; and of its blocks' gradients in a pipeline.
+        `keeps`: all its stages stay gathered, being no more than torch keeps. `is_settled`: it
+        holds this stage and no other."""
         once = layout.num_microbatches == 1
         ways = (layout.tp, *layout.expert_ways, layout.shard_ranks, layout.sharding, layout.pp > 1)
         more = (layout.reshard_after_forward, layout.gradient_sync, layout.data_parallel > 1)
-        key = (*ways, *more, once, stage, keeps)
+        key = (*ways, *more, once, stage, keeps, is_settled)
         if key not in self.held:
-            self.held[key] = self._new_held(layout, stage, keeps=keeps)
+            self.held[key] = self._new_held(layout, stage, keeps=keeps, is_settled=is_settled)
         return self.held[key]
 
-    def _new_held(self, layout: Layout, stage: Stage, *, keeps: bool) -> tuple[int, int]:
+    def _new_held(
+        self, layout: Layout, stage: Stage, *, keeps: bool, is_settled: bool
+    ) -> tuple[int, int]:
         model, training = self.asked.model, self.asked.training
         state = rank_state(model=model, training=training, layout=layout, stage=stage)
         held = state.parameters + state.optimizer + state.gradients
         if layout.sharding != "fsdp":
             return held, 0
         of = formats(training=training, layout=layout)
-        whole = stage_elements(model=model, stage=stage, tp=layout.tp, ep=layout.ep)
-        if keeps and (layout.pp > 1 or layout.reshard_after_forward == "never"):
-            held += min(of.gathered, of.gathered_matrix) * whole
-        if layout.pp == 1 and layout.num_microbatches > 1:
+        blocks, root = self._elements(layout, stage)
+        block = self._gathered_elements(layout, stage, blocks, is_settled=is_settled)
+        gathered = min(of.gathered, of.gathered_matrix)
+        if layout.pp > 1:
+            held += gathered * (block + (blocks + root if keeps else 0))
+            return held, of.reduced * blocks if layout.gradient_sync == "last" else 0
+        has_buffer = layout.shard_ranks > 1 and not training.traits.flat_parameters
+        held += gathered * block if has_buffer else 0
+        is_kept = layout.reshard_after_forward == "never"
+        held += gathered * (root + (blocks if is_kept else block))
+        if layout.num_microbatches > 1:
             sums = layout.gradient_sync == "last"
-            held += of.reduced * (whole if sums else state.held_parameters)
-        return held, of.reduced * whole if layout.pp > 1 else 0
+            held += of.reduced * (blocks + root if sums else state.held_parameters)
+        return held, 0
 
-    def _saved(self, layout: Layout) -> Saved:
-        """Bytes that a block keeps of a micro-batch, by what is recomputed."""
+    def _elements(self, layout: Layout, stage: Stage) -> tuple[int, int]:
+        """(of its blocks, of embedding and head)."""
+        given = {"model": self.asked.model, "tp": layout.tp, "ep": layout.ep}
+        root = stage_elements(stage=replace(stage, blocks=0, dense_blocks=0), **given)
+        return stage_elements(stage=stage, **given) - root, root
+
+    def _gathered_elements(
+        self, layout: Layout, stage: Stage, blocks: int, *, is_settled: bool
+    ) -> int:
+        """Of what is gathered at a time: a block in the mean of a pipeline's stage, or the smaller
+        kind where that may have others; without a pipeline the larger kind."""
+        if is_settled:
+            return blocks // max(1, stage.blocks)
+        kinds = [
+            stage_elements(model=kind, stage=_BLOCK, tp=layout.tp, ep=layout.ep)
+            for kind in self.kinds
+        ]
+        return min(kinds) if layout.pp > 1 else kinds[0]
+
+    def _messages(self, layout: Layout, stage: Stage) -> int:
+        """Buffers of a pipeline's messages, where they are of all its micro-batches."""
+        training, model = self.asked.training, self.asked.model
+        if training.traits.half_parameters:
+            return 0
+        return message_buffer_bytes(
+            training=training,
+            layout=layout,
+            stage=stage,
+            in_flight=1,
+            message_bytes=self._saved(layout, model)["full"],  # what a block reads
+        )
+
+    def _blocks(self, layout: Layout, stage: Stage, known: Known) -> _Blocks:
+        """Of the blocks of a rank that holds `stage`, or may hold other blocks, where what is known
+        leaves that open."""
+        is_whole = known in ("settled", "alike") and layout.schedule in _WHOLE_BACKWARD
+        spread = (layout.tp, layout.cp, *layout.expert_ways, layout.micro_batch, layout.compile)
+        key: tuple[object, ...] = (*spread, layout.sharding, layout.pp > 1, known, is_whole)
+        mix: tuple[int, int] | None = None
+        if len(self.kinds) > 1 and (layout.pp == 1 or is_whole):
+            mix = (stage.dense_blocks, stage.blocks)
+        if is_whole:
+            sums = weight_gradients_of(training=self.asked.training, layout=layout)
+            key = (*key, sums, layout.shard_ranks if self.asked.model.experts else 1)
+        if (*key, mix) not in self.blocks:
+            self.blocks[*key, mix] = self._new_blocks(layout, mix, known)
+        return self.blocks[*key, mix]
+
+    def _new_blocks(self, layout: Layout, mix: tuple[int, int] | None, known: Known) -> _Blocks:
+        each = [
+            _Blocks(saved=saved, work=self._work(layout, kind, saved, known))
+            for kind in self.kinds
+            for saved in (self._saved(layout, kind),)
+        ]
+        if len(each) == 1:
+            return each[0]
+        own, dense = each
+        if mix is None:
+            return _Blocks(_least(own.saved, dense.saved), _least(own.work, dense.work))
+        some, blocks = mix
+        mean = {
+            mode: ((blocks - some) * own.saved[mode] + some * dense.saved[mode]) // max(1, blocks)
+            for mode in MODES
+        }
+        return _Blocks(saved=mean, work=own.work if blocks > some else dense.work)
+
+    def _saved(self, layout: Layout, kind: Model) -> Bytes:
         is_fsdp = layout.sharding == "fsdp"
-        spread = (layout.tp, layout.cp, *layout.expert_ways)
+        spread = (layout.tp, layout.cp, *layout.expert_ways, kind is self.asked.model)
         key = (*spread, layout.micro_batch, is_fsdp, layout.compile)
         if key not in self.saved:
             self.saved[key] = saved_bytes_a_block(
-                model=self.asked.model, training=self.asked.training, layout=layout
+                model=kind, training=self.asked.training, layout=layout
             )
         return self.saved[key]
 
-
-def _in_flight(layout: Layout, stage: Stage, rank: int) -> _Flight:
-    """Of a rank that holds `stage`, under a schedule that does not split the backward pass.
-
-    The first pairs are those before a rank's first backward pass; with enough micro-batches as many
-    are there again behind it.
-    """
-    number, pp = layout.num_microbatches, layout.pp
-    if layout.schedule == "gpipe":
-        return _Flight(int(number > 1), number * stage.blocks, number, 1)
-    if layout.schedule == "1f1b":
-        graded, rows = 2 if number > pp else int(number > 1), min(number, pp - rank)
-        return _Flight(graded, rows * stage.blocks, rows, 1)
-    a_round = round_microbatches(schedule=layout.schedule, pp=pp, num_microbatches=number)
-    *earlier, last = (piece.blocks for piece in stage.pieces)
-    of_the_last = min(a_round, 2 * (pp - 1 - rank) + 1)
-    return _Flight(
-        _graded(number, a_round),
-        a_round * sum(earlier) + of_the_last * last,
-        a_round * len(earlier) + of_the_last,
-        1 + len(earlier),
-    )
+    def _work(self, layout: Layout, kind: Model, saved: Bytes, known: Known) -> Bytes:
+        """Of a block that makes all anew in its backward pass: that, and no less beside it than one
+        that keeps all. Not known of schedules that split backward passes."""
+        is_whole = known in ("settled", "alike")
+        if known == "degrees" or (is_whole and layout.schedule not in _WHOLE_BACKWARD):
+            return _NO_WORK
+        work = dict.fromkeys(MODES, saved["full"])  # its input
+        if is_whole:
+            allocated = activations_of_block(
+                model=kind,
+                training=self.asked.training,
+                layout=replace(layout, activation_checkpointing="none", checkpoint_blocks="all"),
+            ).backward_peak_bytes
+            work = {mode: n + (0 if mode == "attention" else allocated) for mode, n in work.items()}
+        if known != "settled":  # there the last block may keep everything
+            for mode in ("op", "full"):
+                work[mode] += saved["none"] - saved[mode]
+        return work
 
 
-def _graded(num_microbatches: int, a_round: int) -> int:
-    """When gradients are there under interleaved 1F1B: under 1F1B, whose round is no longer, no
-    later."""
-    return 2 if num_microbatches > 3 * a_round else int(num_microbatches > a_round)
+def _least(one: Bytes, other: Bytes) -> Bytes:
+    return {mode: min(one[mode], other[mode]) for mode in MODES}
+
+
+_BLOCK = Stage(blocks=1, has_embedding=False, has_head=False)
+
+_NO_WORK: Bytes = dict.fromkeys(MODES, 0)
+
+_WHOLE_BACKWARD = ("none", "gpipe", "1f1b", "interleaved_1f1b")
+"""Schedules that are looked at here and do not split backward passes."""
+
+
+def _is_settled(layout: Layout, known: Known) -> bool:
+    """Whether it is known what each rank of a pipeline holds, and what is in flight there."""
+    return known in ("settled", "alike") and layout.schedule in _WHOLE_BACKWARD
+
+
+def _least_blocks(flight: Flight, over_bytes: int, spared_bytes: int) -> int:
+    """Blocks of a rank, `spared_bytes` a micro-batch each, that spare `over_bytes`."""
+    if over_bytes <= 0:
+        return 1
+    return -(-over_bytes * flight.stages // (flight.rows * spared_bytes))

@@ -96,7 +96,8 @@ class Space:
         broken = self._problem(layout)
         if broken is None:
             self.tally.reject(TOO_LARGE, number)
-            self.tally.missed(layout, at_least_bytes=self.room.least_bytes(layout))
+            if not self.tally.feasible:
+                self.tally.missed(layout, at_least_bytes=self.room.least_bytes(layout))
         else:
             self.tally.break_rule(broken, number)
 
