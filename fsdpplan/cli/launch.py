@@ -13,7 +13,7 @@ from fsdpplan.cli.job_options import JobOptions
 from fsdpplan.cost.step import estimate
 from fsdpplan.emit.alerts import alert_rules
 from fsdpplan.emit.header import job_plan, plan_digest
-from fsdpplan.emit.job import Job, excluded_hosts
+from fsdpplan.emit.job import Job, excluded_hosts, left_out, trial_words
 from fsdpplan.emit.order import Order
 from fsdpplan.emit.pods import Pods
 from fsdpplan.emit.targets import Target, render
@@ -129,6 +129,15 @@ def _step_seconds(plan: Plan, cluster: Cluster) -> float:
 def _longer(slow_seconds: float, fast_seconds: float) -> str:
     more = format_percent(slow_seconds / fast_seconds - 1)
     return f"{more} longer: {format_seconds(slow_seconds)}"
+
+
+def trial_sentence(job: Job) -> str | None:
+    """That the job is no more than a trial, and the options by which it would be."""
+    words, options = trial_words(job), left_out(job)
+    if words is None:
+        return None
+    listed = " and ".join(filter(None, (", ".join(options[:-1]), options[-1])))
+    return f"the job {words}: {listed} {'says' if len(options) == 1 else 'say'} otherwise"
 
 
 def write_alerts(path: Path, plan: Plan) -> None:

@@ -109,3 +109,7 @@ def test_changing_the_rest_of_a_script_is_the_users_right(tmp_path: Path) -> Non
     script = emit_script(PLAN, Job()).replace("#SBATCH --nodes=2", "#SBATCH --nodes=2\n#SBATCH -v")
     (tmp_path / "job.sbatch").write_text(script)
     assert resolve_launch(tmp_path).script == script
+
+
+def test_a_script_that_says_to_save_nothing_is_not_taken_for_one_that_saves() -> None:
+    assert checkpoints_word(emit_script(PLAN, Job())) is None
