@@ -109,6 +109,29 @@ def test_ranks_stand_on_both_nodes_with_the_plan_and_their_arguments(
     assert f"JobName={HOSTILE_NAME}\n" in shown
 
 
+def test_ranks_follow_the_order_of_slurm_where_names_sort_otherwise(
+    slurm: SlurmCluster, tmp_path: Path
+) -> None:
+    program = own(
+        tmp_path,
+        """
+        import os
+        seen = os.uname().nodename, os.environ["SLURM_NODEID"], os.environ["MASTER_ADDR"]
+        print("rank", os.environ["RANK"], *seen, flush=True)
+        """,
+    )
+    job = Job(python=sys.executable, program=program)
+    job_id = submit(slurm, tmp_path, HSDP, job, "--nodelist=node[9-10]")
+    assert wait(slurm, tmp_path, job_id).state == "COMPLETED", log_of(tmp_path, job_id)
+    seen = sorted(re.findall(r"rank (\d \S+ \d \S+)", log_of(tmp_path, job_id)))
+    assert seen == [
+        "0 node9 0 node9",
+        "1 node9 0 node9",
+        "2 node10 1 node9",
+        "3 node10 1 node9",
+    ]
+
+
 def test_srun_gets_all_cores_of_the_job(slurm: SlurmCluster, tmp_path: Path) -> None:
     program = own(
         tmp_path,
