@@ -172,12 +172,18 @@ def _environment(*, plan: Plan, job: Job) -> list[str]:
             "# The container sees it, so it must be there.",
             'mkdir -p "$FSDPPLAN_RUN_FOLDER"',
         ]
-    if job.metrics is not None:
-        lines += [
-            "# One JSON line a step.",
-            METRICS_LINE + shell_word(job.metrics),
-        ]
+    lines += ["# One JSON line a step.", *_metrics(job)]
     return lines + reasoned_lines(plan=plan, job=job)
+
+
+def _metrics(job: Job) -> list[str]:
+    """Lines that say where the trainer reports: where fsdpplan run looks for it, too."""
+    if job.metrics is not None:
+        return [METRICS_LINE + shell_word(job.metrics)]
+    return [
+        '[ -z "${SLURM_JOB_ID:-}" ] ||',
+        '  export FSDPPLAN_METRICS="${FSDPPLAN_METRICS:-$FSDPPLAN_RUN_FOLDER/metrics.jsonl}"',
+    ]
 
 
 def _start(*, plan: Plan, job: Job) -> list[str]:

@@ -13,7 +13,8 @@ import pytest
 
 from fsdpplan.emit.job import Job, Trainer, UserProgram
 from fsdpplan.run.engine import JobState
-from fsdpplan.run.launch import emit_script
+from fsdpplan.run.jobs import chosen_run
+from fsdpplan.run.launch import emit_script, read_launch
 from fsdpplan.run.slurm_text import parse_job
 from fsdpplan.spec.plan import Plan
 from tests.emit.plans import make_plan
@@ -68,8 +69,12 @@ def test_sbatch_takes_the_script_as_it_is_and_trains_on_two_nodes(
     assert (state.state, state.exit_code) == ("COMPLETED", 0), log
     assert "fsdpplan: node1 is ready" in log
     assert "fsdpplan: node2 is ready" in log
-    summary = json.loads(re.findall(r'\{"event": "summary".*\}', log)[0])
-    assert summary["world"] == 4
+    metrics = tmp_path / f"fsdpplan-runs/job-{job_id}/metrics.jsonl"
+    events = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [event["step"] for event in events if event["event"] == "step"] == [1, 2, 3, 4]
+    assert [event["world"] for event in events if event["event"] == "summary"] == [4]
+    assert chosen_run(tmp_path, job_id).measured.last_step == 4
+    assert read_launch(metrics.with_name("job.sbatch")).plan == HSDP
     assert "4 processes" in log
 
 
