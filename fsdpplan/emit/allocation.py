@@ -5,7 +5,7 @@ from __future__ import annotations
 from fsdpplan.emit.container import step_lines
 from fsdpplan.emit.job import Job, Trainer, excluded_hosts, starts_again, trial_words, tries_first
 from fsdpplan.emit.node import CONTAINER_JOIN_SECONDS
-from fsdpplan.emit.parts import watches
+from fsdpplan.emit.parts import logs_nccl, watches
 from fsdpplan.emit.quoting import shell_word
 from fsdpplan.spec.plan import Plan
 
@@ -36,6 +36,7 @@ def attempt_lines(*, plan: Plan, job: Job) -> list[str]:
         "  # A signal that came meanwhile counts now.",
         '  if [ -n "$stopped$told" ]; then code=1; return; fi',
         *(["  watch_script"] if watches(job) else []),
+        *(["  watch_nccl"] if logs_nccl(plan=plan, job=job) else []),
         "  # A task that fails ends the others.",
         *(["  trained=yes"] if again else []),
         f'  "${{step[@]}}"{inside}{label} --kill-on-bad-exit=1 \\',

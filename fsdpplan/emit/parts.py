@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 
+from fsdpplan.emit.adapters import adapter_words, counts_on_gpudirect
 from fsdpplan.emit.job import (
     Job,
     later_starts,
@@ -34,6 +35,7 @@ def part_names(*, plan: Plan, job: Job) -> tuple[str, ...]:
         "records": True,
         "nodes": True,
         "meet": plan.cluster.nodes > 1,
+        "nccl": logs_nccl(plan=plan, job=job),
         "once": not starts_again(job),
         "again": starts_again(job),
         "requeue": requeues(job),
@@ -85,8 +87,21 @@ def settings_lines(*, plan: Plan, job: Job) -> list[str]:
                 *([] if plan.cluster.nodes == 1 else [f"port={given}"]),
             )
         ),
-        f"saves_to={shell_word(saves_to(job) or '')}",
+        f"saves_to={shell_word(saves_to(job) or '')}" + _expected_of_nccl(plan=plan, job=job),
     ]
+
+
+def logs_nccl(*, plan: Plan, job: Job) -> bool:
+    """Whether the job has NCCL say how it connects nodes: unless somebody has a log of his own."""
+    own = job.nccl_debug is not None or any(name.startswith("NCCL_DEBUG") for name, _ in job.env)
+    return plan.cluster.device.kind == "cuda" and plan.cluster.nodes > 1 and not own
+
+
+def _expected_of_nccl(*, plan: Plan, job: Job) -> str:
+    if not logs_nccl(plan=plan, job=job):
+        return ""
+    gpudirect = "yes" if counts_on_gpudirect(plan) else "''"
+    return f" adapters={shell_word(adapter_words(plan) or '')} gpudirect={gpudirect}"
 
 
 def _heeds_limit(job: Job) -> bool:

@@ -163,7 +163,7 @@ def _environment(*, plan: Plan, job: Job) -> list[str]:
     lines = [
         *set_up_lines(job),
         *given_lines(job),
-        "# What the run says of itself lies here, where every node sees it.",
+        "# What the run says of itself lies here, where every node sees it: a line a step, too.",
         'export FSDPPLAN_RUN_FOLDER="${FSDPPLAN_RUN_FOLDER:-'
         '${SLURM_SUBMIT_DIR:-$PWD}/fsdpplan-runs/job-${SLURM_JOB_ID:-$$}}"',
     ]
@@ -172,7 +172,7 @@ def _environment(*, plan: Plan, job: Job) -> list[str]:
             "# The container sees it, so it must be there.",
             'mkdir -p "$FSDPPLAN_RUN_FOLDER"',
         ]
-    lines += ["# One JSON line a step.", *_metrics(job)]
+    lines += _metrics(job)
     return lines + reasoned_lines(plan=plan, job=job)
 
 
@@ -181,8 +181,8 @@ def _metrics(job: Job) -> list[str]:
     if job.metrics is not None:
         return [METRICS_LINE + shell_word(job.metrics)]
     return [
-        '[ -z "${SLURM_JOB_ID:-}" ] ||',
-        '  export FSDPPLAN_METRICS="${FSDPPLAN_METRICS:-$FSDPPLAN_RUN_FOLDER/metrics.jsonl}"',
+        '[ -z "${SLURM_JOB_ID:-}" ] ||'
+        ' export FSDPPLAN_METRICS="${FSDPPLAN_METRICS:-$FSDPPLAN_RUN_FOLDER/metrics.jsonl}"',
     ]
 
 

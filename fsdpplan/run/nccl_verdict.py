@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fsdpplan.spec.cluster import Level
+from fsdpplan.emit.adapters import (
+    adapter_words,
+    counts_on_gpudirect,
+    has_sockets_only,
+    levels_between,
+)
 from fsdpplan.spec.plan import Plan
 from fsdpplan.topology.nccl_report import Connection, NcclReport
 
-RDMA = frozenset(
-    {"infiniband", "roce", "efa", "fastrak", "tcpxo", "gib", "rdma", "omni-path", "slingshot"}
-)
-"""Names of levels and transports whose adapters move data without sockets."""
-NOT_ADAPTERS = frozenset({"nvlink", "tcpx", "ethernet"})
-"""Levels between nodes that are no RDMA adapters, whatever they can do: NVLink of NVL72, and
-sockets, with GPUDirect-TCPX or without."""
 PLUGINS = {
     "efa": "aws-ofi-nccl",
     "fastrak": "Google's GPUDirect-TCPXO",
@@ -46,8 +44,7 @@ def host_memory_warning(report: NcclReport, *, plan: Plan) -> str | None:
     Only receivers are looked at: with some PCIe topologies NCCL sends through host memory by its
     own choice (NVIDIA/nccl issue 392).
     """
-    levels = _levels_between(plan)
-    if not levels or not all(level.gpudirect for level in levels):
+    if not counts_on_gpudirect(plan):
         return None
     receivers = [
         one
@@ -65,25 +62,13 @@ def host_memory_warning(report: NcclReport, *, plan: Plan) -> str | None:
     )
 
 
-def _levels_between(plan: Plan) -> list[Level]:
-    """Levels of the network between nodes, NVLink apart."""
-    cluster = plan.cluster
-    beyond = [level for level in cluster.levels if level.domain_gpus > cluster.gpus_per_node]
-    return [level for level in beyond if level.name != "nvlink"]
-
-
 def _evidence(report: NcclReport, plan: Plan) -> str | None:
     """Who says that there are RDMA adapters."""
-    network = plan.cluster.network
-    if network is not None and network.transport in ("ethernet", "tcpx"):
+    if has_sockets_only(plan):
         return None
-    if network is not None:
-        count = f"{len(network.hcas)} " if network.hcas else ""
-        return f"each node has {count}{network.transport} adapters ({network.evidence})"
-    for level in _levels_between(plan):
-        if level.name in RDMA or (level.gpudirect and level.name not in NOT_ADAPTERS):
-            ports = f"{level.ports} {level.name} port{'s' if level.ports > 1 else ''}"
-            return f"the plan counts on {ports} a node"
+    planned, network = adapter_words(plan), plan.cluster.network
+    if planned is not None:
+        return planned if network is None else f"{planned} ({network.evidence})"
     verbs = {(one.host, one.name) for one in report.adapters if one.link_layer is not None}
     if verbs:
         host = min(verbs)[0]
@@ -121,7 +106,7 @@ def _transport(plan: Plan) -> str:
     network = plan.cluster.network
     if network is not None:
         return network.transport
-    levels = _levels_between(plan)
+    levels = levels_between(plan)
     return levels[0].name if levels else ""
 
 
