@@ -18,7 +18,7 @@ from fsdpplan.emit.order import Order
 from fsdpplan.emit.pods import Pods
 from fsdpplan.emit.targets import Target, render
 from fsdpplan.errors import SpecError
-from fsdpplan.files.plans import plan_json, read_plan
+from fsdpplan.files.plans import carried_json, read_plan
 from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.run.launch import require_program
 from fsdpplan.spec.cluster import Cluster
@@ -142,7 +142,7 @@ def trial_sentence(job: Job) -> str | None:
 
 def write_alerts(path: Path, plan: Plan) -> None:
     """Write the plan's rules for Prometheus."""
-    digest = plan_digest(plan_json(job_plan(plan)))
+    digest = plan_digest(carried_json(job_plan(plan)))
     write_text_atomically(path, alert_rules(plan, digest=digest), advice="choose another --alerts")
 
 
@@ -152,7 +152,7 @@ def emitted(target: Target, plan: Plan, job: Job, pods: Pods) -> str:
         require_program(plan, job)
     carried = job_plan(plan)
     order = Order(
-        plan=carried, plan_json=plan_json(carried), job=job, version=__version__, pods=pods
+        plan=carried, plan_json=carried_json(carried), job=job, version=__version__, pods=pods
     )
     return render(target, order)
 
@@ -183,7 +183,7 @@ def script_json(script: str, target: Target, plan: Plan, job: Job, out: Path | N
             "script": script,
             "target": target,
             "folder": None if out is None else os.path.abspath(out),
-            "plan_sha256": plan_digest(plan_json(job_plan(plan))),
+            "plan_sha256": plan_digest(carried_json(job_plan(plan))),
             "job_name": job.job_name,
             "nodes": plan.cluster.nodes,
             "ranks": plan.cluster.gpus,
