@@ -50,7 +50,7 @@ judge_nccl() {
   elif [ -n "$gpudirect" ] && host=$(grep -vE ' provider |/GDRDMA$' <<<"$1" | paste -sd,); then
     [ -n "$host" ] || return 0
     echo "fsdpplan: warning: what comes by ${host#* } passes through host memory although the plan" \
-      "counts on GPUDirect: look for nvidia_peermem in lsmod, or for DMA-BUF" >&2
+      "counts on GPUDirect: look for nvidia_peermem in lsmod (AMD: for amdkfd), or for DMA-BUF" >&2
   fi
 }
 
