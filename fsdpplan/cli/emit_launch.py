@@ -96,13 +96,13 @@ def emit_launch(
     if emit.alerts is not None:
         launch.write_alerts(emit.alerts, chosen)
         typer.echo(f"wrote {emit.alerts}, for a run with --prometheus", err=True)
-    if target not in launch.OTHER_TRAINERS and (trial := launch.trial_sentence(asked)):
-        tell(trial)
     text = launch.emitted(target, chosen, asked, pods_of(pods))
     if emit.out is not None:
         write_job_folder(emit.out, plan=chosen, job=asked)
         text = (emit.out / SCRIPT_NAME).read_text(encoding="utf-8")
         typer.echo(f"wrote {emit.out}; next: sbatch {emit.out / SCRIPT_NAME}", err=True)
+    if target not in launch.OTHER_TRAINERS and (trial := launch.trial_sentence(asked)):
+        tell(trial)
     if json:
         typer.echo(launch.script_json(text, target, chosen, asked, emit.out))
     elif emit.out is None:
