@@ -105,6 +105,8 @@ def emit_launch(
         write_job_folder(emit.out, plan=chosen, job=asked)
         text = (emit.out / SCRIPT_NAME).read_text(encoding="utf-8")
         typer.echo(f"wrote {emit.out}; next: sbatch {emit.out / SCRIPT_NAME}", err=True)
+    if target not in launch.OTHER_TRAINERS and (trial := launch.trial_sentence(asked)):
+        tell(trial)
     if json:
         typer.echo(launch.script_json(text, target, chosen, asked, emit.out))
     elif emit.out is None:

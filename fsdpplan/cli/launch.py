@@ -13,12 +13,12 @@ from fsdpplan.cli.job_options import JobOptions
 from fsdpplan.cost.step import estimate
 from fsdpplan.emit.alerts import alert_rules
 from fsdpplan.emit.header import job_plan, plan_digest
-from fsdpplan.emit.job import Job, excluded_hosts
+from fsdpplan.emit.job import Job, excluded_hosts, left_out, trial_words
 from fsdpplan.emit.order import Order
 from fsdpplan.emit.pods import Pods
 from fsdpplan.emit.targets import Target, render
 from fsdpplan.errors import SpecError
-from fsdpplan.files.plans import plan_json, read_plan
+from fsdpplan.files.plans import carried_json, read_plan
 from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.run.launch import require_program
 from fsdpplan.spec.cluster import Cluster
@@ -131,9 +131,18 @@ def _longer(slow_seconds: float, fast_seconds: float) -> str:
     return f"{more} longer: {format_seconds(slow_seconds)}"
 
 
+def trial_sentence(job: Job) -> str | None:
+    """That the job is no more than a trial, and the options by which it would be."""
+    words, options = trial_words(job), left_out(job)
+    if words is None:
+        return None
+    listed = " and ".join(filter(None, (", ".join(options[:-1]), options[-1])))
+    return f"the job {words}: {listed} {'says' if len(options) == 1 else 'say'} otherwise"
+
+
 def write_alerts(path: Path, plan: Plan) -> None:
     """Write the plan's rules for Prometheus."""
-    digest = plan_digest(plan_json(job_plan(plan)))
+    digest = plan_digest(carried_json(job_plan(plan)))
     write_text_atomically(path, alert_rules(plan, digest=digest), advice="choose another --alerts")
 
 
@@ -143,7 +152,7 @@ def emitted(target: Target, plan: Plan, job: Job, pods: Pods) -> str:
         require_program(plan, job)
     carried = job_plan(plan)
     order = Order(
-        plan=carried, plan_json=plan_json(carried), job=job, version=__version__, pods=pods
+        plan=carried, plan_json=carried_json(carried), job=job, version=__version__, pods=pods
     )
     return render(target, order)
 
@@ -174,7 +183,7 @@ def script_json(script: str, target: Target, plan: Plan, job: Job, out: Path | N
             "script": script,
             "target": target,
             "folder": None if out is None else os.path.abspath(out),
-            "plan_sha256": plan_digest(plan_json(job_plan(plan))),
+            "plan_sha256": plan_digest(carried_json(job_plan(plan))),
             "job_name": job.job_name,
             "nodes": plan.cluster.nodes,
             "ranks": plan.cluster.gpus,

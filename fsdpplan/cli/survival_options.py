@@ -33,7 +33,7 @@ class SurvivalOptions:
             metavar="N",
             parse=whole(example=3, least=0),
             help="Starts after the first one, at most: for a bad node, or after a new checkpoint. "
-            "Default: 3.",
+            "Default: 3 with checkpoints, spares or a program of your own, else 0.",
         ),
     ] = None
     spares: Annotated[
@@ -48,7 +48,8 @@ class SurvivalOptions:
         bool | None,
         Flag(
             name="--requeue/--no-requeue",
-            help="Whether the job may go back into the queue. Default: it may.",
+            help="Whether the job may go back into the queue. Default: with checkpoints, or a "
+            "program of your own.",
         ),
     ] = None
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fsdpplan.emit.container import step_lines
-from fsdpplan.emit.job import Job, Trainer, excluded_hosts, tries_first
+from fsdpplan.emit.job import Job, Trainer, excluded_hosts, starts_again, trial_words, tries_first
 from fsdpplan.emit.node import CONTAINER_JOIN_SECONDS
-from fsdpplan.emit.parts import starts_again, watches
+from fsdpplan.emit.parts import logs_nccl, watches
 from fsdpplan.emit.quoting import shell_word
 from fsdpplan.spec.plan import Plan
 
@@ -36,6 +36,7 @@ def attempt_lines(*, plan: Plan, job: Job) -> list[str]:
         "  # A signal that came meanwhile counts now.",
         '  if [ -n "$stopped$told" ]; then code=1; return; fi',
         *(["  watch_script"] if watches(job) else []),
+        *(["  watch_nccl"] if logs_nccl(plan=plan, job=job) else []),
         "  # A task that fails ends the others.",
         *(["  trained=yes"] if again else []),
         f'  "${{step[@]}}"{inside}{label} --kill-on-bad-exit=1 \\',
@@ -48,7 +49,19 @@ def attempt_lines(*, plan: Plan, job: Job) -> list[str]:
 
 def in_allocation(*, job: Job) -> list[str]:
     """Lines that check the allocation, and live in it."""
-    return ["enter_allocation", *_without_excluded(excluded_hosts(job)), "live"]
+    return [
+        "enter_allocation",
+        *_without_excluded(excluded_hosts(job)),
+        *said_lines(job),
+        "live",
+    ]
+
+
+def said_lines(job: Job) -> list[str]:
+    """A line that says first of all that the job is a trial, where it is one. It names no options:
+    what looks for them in a script finds those that were given."""
+    said = trial_words(job)
+    return [] if said is None else [f"echo {shell_word(f'fsdpplan: {said}')} >&2"]
 
 
 def _start_ranks(word: str = "") -> str:

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, replace
 from textwrap import dedent
 
+from fsdpplan.emit.job import Job, trained_words
 from fsdpplan.emit.quoting import comment, literal_word, shell_word
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.plan import Plan
@@ -38,6 +39,9 @@ _HEADER = re.compile(
     r"# fsdpplan job script, format (?P<format>\d+): fsdpplan (?P<version>\S+), "
     r"plan sha256 (?P<digest>[0-9a-f]{64})"
 )
+_TRAINED = re.compile(r"# (?P<does>Trains|Runs): (?P<what>.+)")
+_HEADER_LINES = 12
+"""No header is longer."""
 _PLAN = re.compile(
     rf"^FSDPPLAN_PLAN=\$\(cat <<'{PLAN_DELIMITER}'\n(?P<json>.*?)\n{PLAN_DELIMITER}\n\)$",
     re.DOTALL | re.MULTILINE,
@@ -66,8 +70,9 @@ def plan_digest(plan_json: str) -> str:
     return hashlib.sha256(plan_json.rstrip("\n").encode()).hexdigest()
 
 
-def header_lines(*, plan: Plan, plan_json: str, version: str) -> list[str]:
-    """Comment lines: identity, layout, prediction."""
+def header_lines(*, plan: Plan, plan_json: str, version: str, job: Job | None = None) -> list[str]:
+    """Comment lines: identity, layout, prediction, and what the job's program does; `job` is None
+    where that program is neither fsdpplan's nor the user's."""
     cluster, estimate = plan.cluster, plan.estimate
     step = estimate.step_seconds
     device = "GPU" if cluster.device.kind == "cuda" else "process"
@@ -92,6 +97,7 @@ def header_lines(*, plan: Plan, plan_json: str, version: str) -> list[str]:
             f"allocated, {format_gib(estimate.memory.peak_reserved_bytes)} reserved, of "
             f"{format_gib(cluster.device.memory_bytes)}"
         ),
+        *([] if job is None else [comment(trained_words(job))]),
     ]
 
 
@@ -174,6 +180,14 @@ def read_header(script: str) -> Header | None:
     for line in script.splitlines()[:5]:
         if match := _HEADER.fullmatch(line):
             return Header(version=match["version"], digest=match["digest"])
+    return None
+
+
+def read_trained(script: str) -> str | None:
+    """What a script's or manifest's header says of its program, in the words of a sentence."""
+    for line in script.splitlines()[:_HEADER_LINES]:
+        if match := _TRAINED.fullmatch(line):
+            return f"{match['does'].lower()} {match['what']}"
     return None
 
 

@@ -27,6 +27,9 @@ NcclDebug = Literal["VERSION", "WARN", "INFO"]
 DEFAULT_SIGNAL_SECONDS = 120
 """How long before the time limit the trainer is told to save and leave."""
 
+DEFAULT_RETRIES = 3
+"""Starts after the first one, where a later one has something to go on from."""
+
 _TIME = re.compile(
     r"(?:(?P<days>\d+)-(?P<day_hours>\d+)(?::(?P<day_minutes>\d+)(?::(?P<day_seconds>\d+))?)?"
     r"|(?:(?P<hours>\d+):)?(?P<minutes>\d+):(?P<seconds>\d+)"
@@ -160,17 +163,65 @@ def excluded_hosts(job: Job) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
+def may_go_on(job: Job) -> bool:
+    """Whether a later start may have something to go on from: a program of the user's own may save
+    where nobody here knows of."""
+    return not isinstance(job.program, Trainer) or saves_to(job) is not None
+
+
+def later_starts(job: Job) -> int:
+    """Starts after the first one, at most. Without checkpoints each begins at step 1: only who asks
+    for them gets any, and spares are asked for to be used."""
+    if job.survival.retries is not None:
+        return job.survival.retries
+    return DEFAULT_RETRIES if may_go_on(job) or job.survival.spares else 0
+
+
+def requeues(job: Job) -> bool:
+    """Whether Slurm may put the job back into the queue."""
+    asked = job.survival.requeue
+    return may_go_on(job) if asked is None else asked
+
+
+def starts_again(job: Job) -> bool:
+    """Whether the job may start more than once."""
+    return requeues(job) or later_starts(job) > 0
+
+
 def trained_words(job: Job) -> str:
     """What the job does, in words: how far, on which data, and whether that is kept."""
-    program = job.program
-    if not isinstance(program, Trainer):
-        return f"Runs: {program.script}"
+    if not isinstance(job.program, Trainer):
+        return f"Runs: {job.program.script}"
+    return f"Trains: {_training_words(job.program, job)}"
+
+
+def trial_words(job: Job) -> str | None:
+    """What a job of the reference trainer does that was told too little to be more than a trial;
+    None where all was said."""
+    if not isinstance(job.program, Trainer) or not left_out(job):
+        return None
+    return f"trains {_training_words(job.program, job)}"
+
+
+def left_out(job: Job) -> tuple[str, ...]:
+    """The options that would make a trial more than that."""
+    if not isinstance(job.program, Trainer):
+        return ()
+    said = {
+        "--steps": job.program.steps,
+        "--data": job.program.data,
+        "--checkpoint-dir": job.program.checkpoint_dir,
+    }
+    return tuple(name for name, value in said.items() if value is None)
+
+
+def _training_words(program: Trainer, job: Job) -> str:
     steps = DEFAULT_STEPS if program.steps is None else program.steps
     data = "made-up tokens" if program.data is None else program.data
-    kept = "without checkpoints"
+    kept = "without checkpoints" + ("" if starts_again(job) else ", so it starts once")
     if program.checkpoint_dir is not None:
         kept = f"with checkpoints in {program.checkpoint_dir}"
-    return f"Trains: {steps} steps on {data}, {kept}"
+    return f"{steps} steps on {data}, {kept}"
 
 
 def saves_to(job: Job) -> str | None:

@@ -206,14 +206,15 @@ def _rendezvous(*, plan: Plan, job: Job) -> list[str]:
     """Several nodes meet at the first host; CPU ranks may stand on one host in their place."""
     seconds = JOIN_SECONDS if job.container is None else CONTAINER_JOIN_SECONDS
     joined = [
-        "# Said outright, not guessed from names: who hosts the store, and by which name the other",
-        "# nodes reach this one.",
-        "local here=${SLURMD_NODENAME:-$HOSTNAME} is_host=false",
-        'if [ "$here" = "${FSDPPLAN_HEAD:-}" ]; then is_host=true; fi',
+        "# Said outright: who hosts the store, and by which name others reach it. torch numbers",
+        "# nodes by these names as text: before the others' stands their place in Slurm's order.",
+        "local here=${SLURMD_NODENAME:-$HOSTNAME} is_host=false name",
+        'printf -v name \'~%06d.%s\' "${SLURM_NODEID:-0}" "$here"',
+        'if [ "$here" = "${FSDPPLAN_HEAD:-}" ]; then is_host=true name=$here; fi',
         "local rendezvous=(--rdzv-backend=c10d",
         '  --rdzv-endpoint="${FSDPPLAN_HEAD:-}:${FSDPPLAN_PORT:-}" --rdzv-id="${FSDPPLAN_RUN:-}"',
         f'  --rdzv-conf="is_host=$is_host,join_timeout={seconds},read_timeout=60"'
-        ' --local-addr="$here")',
+        ' --local-addr="$name")',
     ]
     if plan.cluster.device.kind == "cuda":
         return joined

@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-from fsdpplan.emit.job import Job, saves_to, signal_seconds
+from fsdpplan.emit.adapters import adapter_words
+from fsdpplan.emit.job import (
+    Job,
+    later_starts,
+    requeues,
+    saves_to,
+    signal_seconds,
+    starts_again,
+)
 from fsdpplan.emit.quoting import shell_word
 from fsdpplan.spec.plan import Plan
 
@@ -19,7 +27,6 @@ Source: sbatch(1), --signal: up to 60 seconds earlier than specified."""
 
 def part_names(*, plan: Plan, job: Job) -> tuple[str, ...]:
     """The parts that a job needs, in their order."""
-    survival = job.survival
     needed = {
         "signals": True,
         "here": runs_here(plan),
@@ -28,9 +35,10 @@ def part_names(*, plan: Plan, job: Job) -> tuple[str, ...]:
         "records": True,
         "nodes": True,
         "meet": plan.cluster.nodes > 1,
+        "nccl": logs_nccl(plan=plan, job=job),
         "once": not starts_again(job),
         "again": starts_again(job),
-        "requeue": survival.requeue,
+        "requeue": requeues(job),
         "limit": _heeds_limit(job),
         "watch": watches(job),
     }
@@ -67,25 +75,33 @@ def settings_lines(*, plan: Plan, job: Job) -> list[str]:
     seconds = signal_seconds(job)
     limit = 0 if seconds is None else seconds + EARLY_SECONDS
     told = starts_again(job) or _heeds_limit(job)
-    requeue = "yes" if job.survival.requeue else "''"
+    requeue = "yes" if requeues(job) else "''"
     given = "''" if job.port is None else str(job.port)
     return [
         "# What the plan and its options ask for.",
         " ".join(
             (
                 f"needed={plan.cluster.nodes} ranks={plan.cluster.gpus_per_node}",
-                f"spares={job.survival.spares} retries={job.survival.retries}",
+                f"spares={job.survival.spares} retries={later_starts(job)}",
                 *([f"may_requeue={requeue} limit_seconds={limit}"] if told else []),
                 *([] if plan.cluster.nodes == 1 else [f"port={given}"]),
             )
         ),
-        f"saves_to={shell_word(saves_to(job) or '')}",
+        f"saves_to={shell_word(saves_to(job) or '')}" + _expected_of_nccl(plan=plan, job=job),
     ]
 
 
-def starts_again(job: Job) -> bool:
-    """Whether the job may start more than once."""
-    return job.survival.requeue or job.survival.retries > 0
+def logs_nccl(*, plan: Plan, job: Job) -> bool:
+    """Whether the job has NCCL say how it connects nodes: unless somebody has a log of his own."""
+    own = job.nccl_debug is not None or any(name.startswith("NCCL_DEBUG") for name, _ in job.env)
+    return plan.cluster.device.kind == "cuda" and plan.cluster.nodes > 1 and not own
+
+
+def _expected_of_nccl(*, plan: Plan, job: Job) -> str:
+    if not logs_nccl(plan=plan, job=job):
+        return ""
+    gpudirect = "yes" if plan.cluster.gpudirect else "''"
+    return f" adapters={shell_word(adapter_words(plan) or '')} gpudirect={gpudirect}"
 
 
 def _heeds_limit(job: Job) -> bool:
@@ -94,7 +110,7 @@ def _heeds_limit(job: Job) -> bool:
 
 def watches(job: Job) -> bool:
     """Whether another node watches the one that the job's script runs on."""
-    return job.survival.spares > 0 and job.survival.requeue
+    return job.survival.spares > 0 and requeues(job)
 
 
 def runs_here(plan: Plan) -> bool:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from fsdpplan.emit.allocation import attempt_lines, in_allocation
+from fsdpplan.emit.allocation import attempt_lines, in_allocation, said_lines
 from fsdpplan.emit.header import METRICS_LINE, header_lines, plan_file_lines, plan_lines
-from fsdpplan.emit.job import Job, UserProgram, signal_seconds, trained_words, tries_first
+from fsdpplan.emit.job import Job, UserProgram, requeues, signal_seconds, tries_first
 from fsdpplan.emit.nccl_cloud import gap_lines
 from fsdpplan.emit.node import node_functions
 from fsdpplan.emit.order import Order, refuse_others
 from fsdpplan.emit.parts import part_lines, runs_here, settings_lines
-from fsdpplan.emit.quoting import comment, sbatch_value, shell_word
+from fsdpplan.emit.quoting import sbatch_value, shell_word
 from fsdpplan.emit.sbatch_options import sbatch_option
 from fsdpplan.emit.variables import (
     given_lines,
@@ -49,8 +49,7 @@ def render_launch(*, plan: Plan, plan_json: str, job: Job, version: str) -> str:
     sections = [
         [
             "#!/bin/bash",
-            *header_lines(plan=plan, plan_json=plan_json, version=version),
-            comment(trained_words(job)),
+            *header_lines(plan=plan, plan_json=plan_json, version=version, job=job),
             *gap_lines(plan, job),
             *_usage(plan),
         ],
@@ -84,7 +83,7 @@ def sbatch_lines(*, plan: Plan, job: Job) -> list[str]:
         ("job-name", job.job_name),
         ("nodes", str(plan.cluster.nodes + job.survival.spares)),
         ("ntasks-per-node", "1"),
-        ("requeue" if job.survival.requeue else "no-requeue", None),
+        ("requeue" if requeues(job) else "no-requeue", None),
         # The log of a job that comes back goes on where it was.
         ("open-mode", "append"),
     ]
@@ -166,7 +165,7 @@ def _environment(*, plan: Plan, job: Job) -> list[str]:
     lines = [
         *set_up_lines(job),
         *given_lines(job),
-        "# What the run says of itself lies here, where every node sees it.",
+        "# What the run says of itself lies here, where every node sees it: a line a step, too.",
         'export FSDPPLAN_RUN_FOLDER="${FSDPPLAN_RUN_FOLDER:-'
         '${SLURM_SUBMIT_DIR:-$PWD}/fsdpplan-runs/job-${SLURM_JOB_ID:-$$}}"',
     ]
@@ -175,12 +174,18 @@ def _environment(*, plan: Plan, job: Job) -> list[str]:
             "# The container sees it, so it must be there.",
             'mkdir -p "$FSDPPLAN_RUN_FOLDER"',
         ]
-    if job.metrics is not None:
-        lines += [
-            "# One JSON line a step.",
-            METRICS_LINE + shell_word(job.metrics),
-        ]
+    lines += _metrics(job)
     return lines + reasoned_lines(plan=plan, job=job)
+
+
+def _metrics(job: Job) -> list[str]:
+    """Lines that say where the trainer reports: where fsdpplan run looks for it, too."""
+    if job.metrics is not None:
+        return [METRICS_LINE + shell_word(job.metrics)]
+    return [
+        '[ -z "${SLURM_JOB_ID:-}" ] ||'
+        ' export FSDPPLAN_METRICS="${FSDPPLAN_METRICS:-$FSDPPLAN_RUN_FOLDER/metrics.jsonl}"',
+    ]
 
 
 def _start(*, plan: Plan, job: Job) -> list[str]:
@@ -207,7 +212,7 @@ def _outside(*, plan: Plan, job: Job) -> list[str]:
     if job.container is not None and job.container.runtime == "pyxis":
         return ['refuse "pyxis starts containers in SLURM only: submit it by sbatch $0"']
     tried = isinstance(job.program, UserProgram) and tries_first(job, nodes=nodes)
-    start = _here(ranks=cluster.gpus, tried=tried)
+    start = [*said_lines(job), *_here(ranks=cluster.gpus, tried=tried)]
     if nodes == 1:
         return start
     return [

@@ -102,6 +102,16 @@ def plan_json(plan: Plan) -> str:
     return json.dumps(plan_document(plan), indent=1, allow_nan=False) + "\n"
 
 
+def carried_json(plan: Plan) -> str:
+    """The text of a plan as a job carries it: one line for each of its parts."""
+    return _by_parts(plan_document(plan))
+
+
+def _by_parts(document: dict[str, Any]) -> str:
+    parts = (f'"{name}": {json.dumps(part, allow_nan=False)}' for name, part in document.items())
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
 def write_plan(plan: Plan, path: Path | str) -> None:
     """Write the whole plan or nothing."""
     advice = "choose another place with --save"
@@ -114,13 +124,14 @@ def read_plan(path: Path | str) -> Plan:
     return plan_from_json(text, where=path_text(path))
 
 
-def plan_json_like(plan: Plan, path: Path | str) -> str:
-    """The text of `plan` as the fsdpplan that wrote the plan in a file has it: fields that have
-    come since are left out, so that equal plans keep their digest."""
+def carried_like(plan: Plan, path: Path | str) -> tuple[str, str]:
+    """The texts by which a job of the fsdpplan that wrote the plan in a file may carry `plan`: by
+    parts, or, from an older one, by values. Fields that have come since are left out, so that equal
+    plans keep their digest."""
     text = read_text(Path(path), limit_bytes=LIMIT_BYTES, what="plan")
     written = parse_json_object(text, where=path_text(path))
     known = _known(json.loads(plan_json(plan)), written)
-    return json.dumps(known, indent=1, allow_nan=False) + "\n"
+    return _by_parts(known), json.dumps(known, indent=1, allow_nan=False) + "\n"
 
 
 def _known(value: Any, written: Any) -> Any:

@@ -12,7 +12,7 @@ from fsdpplan.emit.header import job_plan
 from fsdpplan.emit.job import Job
 from fsdpplan.emit.node import TRAINER_NAME
 from fsdpplan.errors import SpecError
-from fsdpplan.files.plans import plan_json
+from fsdpplan.files.plans import carried_json
 from fsdpplan.files.table import path_text
 from fsdpplan.files.writing import write_folder_at_once
 from fsdpplan.spec.plan import Plan
@@ -32,7 +32,7 @@ def write_job_folder(folder: Path, *, plan: Plan, job: Job) -> list[Path]:
     carried = job_plan(plan)
     texts = job_folder_files(
         plan=carried,
-        plan_json=plan_json(carried),
+        plan_json=carried_json(carried),
         job=job,
         version=__version__,
         folder=str(folder),

@@ -113,7 +113,10 @@ def _bare(run_folder: Path, folder: Path) -> RunRecord | None:
     job_id = run_folder.name.removeprefix(_SUBMITTED_BARE)
     if not run_folder.name.startswith(_SUBMITTED_BARE) or not job_id.isdecimal():
         return None
-    script = folder / SCRIPT_NAME
+    script = next(
+        (place / SCRIPT_NAME for place in (run_folder, folder) if (place / SCRIPT_NAME).is_file()),
+        folder / SCRIPT_NAME,
+    )
     text = text_of(script, limit_bytes=MAX_SCRIPT_BYTES)
     own = read_metrics_path(text)
     return RunRecord(

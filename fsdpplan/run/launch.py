@@ -22,7 +22,7 @@ from fsdpplan.emit.header import (
 from fsdpplan.emit.job import Job, UserProgram
 from fsdpplan.emit.script import render_launch
 from fsdpplan.errors import SpecError
-from fsdpplan.files.plans import plan_from_json, plan_json, read_plan
+from fsdpplan.files.plans import carried_json, plan_from_json, read_plan
 from fsdpplan.files.table import read_text
 from fsdpplan.run.script_plan import plan_text
 from fsdpplan.search.program_rules import script_problem
@@ -98,7 +98,9 @@ def emit_script(plan: Plan, job: Job) -> str:
     """The job script of `plan`, for this version of fsdpplan."""
     require_program(plan, job)
     carried = job_plan(plan)
-    return render_launch(plan=carried, plan_json=plan_json(carried), job=job, version=__version__)
+    return render_launch(
+        plan=carried, plan_json=carried_json(carried), job=job, version=__version__
+    )
 
 
 def resolve_launch(

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fsdpplan.spec.cluster import Level, Vendor
+from fsdpplan.emit.adapters import (
+    adapter_words,
+    has_sockets_only,
+    levels_between,
+)
+from fsdpplan.spec.cluster import Vendor
 from fsdpplan.spec.plan import Plan
 from fsdpplan.topology.nccl_report import Connection, NcclReport
 
-RDMA = frozenset(
-    {"infiniband", "roce", "efa", "fastrak", "tcpxo", "gib", "rdma", "omni-path", "slingshot"}
-)
-"""Names of levels and transports whose adapters move data without sockets."""
-NOT_ADAPTERS = frozenset({"nvlink", "tcpx", "ethernet"})
-"""Levels between nodes that are no RDMA adapters, whatever they can do: NVLink of NVL72, and
-sockets, with GPUDirect-TCPX or without."""
 PEER_MEMORY: dict[Vendor, str] = {
     "nvidia": "look for nvidia_peermem in lsmod, or for DMA-BUF (open kernel driver, Linux >= "
     "5.12)",
@@ -69,25 +67,13 @@ def host_memory_warning(report: NcclReport, *, plan: Plan) -> str | None:
     )
 
 
-def _levels_between(plan: Plan) -> list[Level]:
-    """Levels of the network between nodes, NVLink apart."""
-    cluster = plan.cluster
-    beyond = (level for level in cluster.levels if cluster.joins_nodes(level))
-    return [level for level in beyond if level.name != "nvlink"]
-
-
 def _evidence(report: NcclReport, plan: Plan) -> str | None:
     """Who says that there are RDMA adapters."""
-    network = plan.cluster.network
-    if network is not None and network.transport in ("ethernet", "tcpx"):
+    if has_sockets_only(plan):
         return None
-    if network is not None:
-        count = f"{len(network.hcas)} " if network.hcas else ""
-        return f"each node has {count}{network.transport} adapters ({network.evidence})"
-    for level in _levels_between(plan):
-        if level.name in RDMA or (level.gpudirect and level.name not in NOT_ADAPTERS):
-            ports = f"{level.ports} {level.name} port{'s' if level.ports > 1 else ''}"
-            return f"the plan counts on {ports} a node"
+    planned, network = adapter_words(plan), plan.cluster.network
+    if planned is not None:
+        return planned if network is None else f"{planned} ({network.evidence})"
     verbs = {(one.host, one.name) for one in report.adapters if one.link_layer is not None}
     if verbs:
         host = min(verbs)[0]
@@ -125,7 +111,7 @@ def _transport(plan: Plan) -> str:
     network = plan.cluster.network
     if network is not None:
         return network.transport
-    levels = _levels_between(plan)
+    levels = levels_between(plan)
     return levels[0].name if levels else ""
 
 

@@ -2,8 +2,8 @@
 
 NCCL writes one file a process into the run's folder: the variables reach all ranks as
 FSDPPLAN_METRICS does, since bash inherits them, `sbatch` gets SBATCH_EXPORT=ALL, and the script's
-own `srun` says --export=ALL. Where the user has set NCCL's log himself nothing is set, and what
-comes into the job's own log is read.
+own `srun` says --export=ALL. A script for several nodes sets the same ones itself. Where the user
+has set NCCL's log himself nothing is set, and what comes into the job's own log is read.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from fsdpplan.spec.plan import Plan
 from fsdpplan.topology.nccl_log import NcclLogReader
 from fsdpplan.topology.nccl_report import NcclReport
 
+ALLOWS_SOCKETS = "FSDPPLAN_ALLOW_SOCKETS"
+"""Variable by which the job itself does not end over sockets."""
 SUBSYSTEMS = "INIT,BOOTSTRAP,ENV,NET"
 """Adapters, communicators and the transport of each channel, the variables that NCCL took, and
 whether adapters reach device memory. Unknown names (BOOTSTRAP before 2.23) are passed over."""

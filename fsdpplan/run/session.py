@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fsdpplan.emit.header import PLAN_NAME, read_metrics_path, script_digest
+from fsdpplan.emit.header import PLAN_NAME, read_metrics_path, read_trained, script_digest
 from fsdpplan.errors import FsdpPlanError, LaunchError
 from fsdpplan.files.job_records import EngineName, RunRecord, read_record
 from fsdpplan.files.writing import write_text_atomically
@@ -79,7 +79,7 @@ def run_launch(
             # The job folder may be moved or cleared away; what the run was, stays.
             write_text_atomically(run_folder / PLAN_NAME, launch.plan_file)
         return UnderWay(run, launch, display, manner or Manner()).start(
-            f"{launch.origin}: log and metrics in {run_folder}", target
+            f"{launch.origin}: {_does(launch)}log and metrics in {run_folder}", target
         )
     except FsdpPlanError:
         # What never became a job leaves nothing behind.
@@ -127,13 +127,19 @@ def resume(
     )
     again = Run(run_folder=run.run_folder, record=record)
     return UnderWay(again, launch, display, manner).start(
-        f"resuming {run.shown_id}: log and metrics in {run.run_folder}", target
+        f"resuming {run.shown_id}: {_does(launch)}log and metrics in {run.run_folder}", target
     )
 
 
 def attach(run: Run, launch: Launch, *, display: Display, manner: Manner) -> Outcome:
     """Follow a run that was started before; one that has ended is only looked at."""
     return UnderWay(run, launch, display, replace(manner, allow_sockets=True)).attach()
+
+
+def _does(launch: Launch) -> str:
+    """What the job is about to do, before more words."""
+    does = read_trained(launch.script)
+    return "" if does is None else f"{does}; "
 
 
 def _new_run_folder(folder: Path) -> Path:

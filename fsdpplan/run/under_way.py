@@ -16,7 +16,7 @@ from fsdpplan.run.jobs import Run, current_job, engine_of, remember_end, state_o
 from fsdpplan.run.launch import Launch
 from fsdpplan.run.local import new_run_id, run_here
 from fsdpplan.run.machine import Target
-from fsdpplan.run.nccl_watch import NcclWatch, nccl_variables, uses_nccl
+from fsdpplan.run.nccl_watch import ALLOWS_SOCKETS, NcclWatch, nccl_variables, uses_nccl
 from fsdpplan.run.outcome import Manner, Outcome
 from fsdpplan.run.show import Display
 from fsdpplan.run.watch import Asked, follow_jobs, listening
@@ -82,6 +82,8 @@ class UnderWay:
         run_folder = self._run.run_folder
         environment = _environment(target, Path(self._run.record.metrics), run_folder)
         if self._watch is not None:
+            # It is judged here, by the logs of all nodes.
+            environment[ALLOWS_SOCKETS] = "1"
             environment |= nccl_variables(
                 script=self._launch.script, environment=environment, folder=run_folder
             )

@@ -15,7 +15,7 @@ from fsdpplan.emit.header import (
     read_metrics_path,
 )
 from fsdpplan.errors import SpecError
-from fsdpplan.files.plans import plan_from_json, plan_json_like, read_plan
+from fsdpplan.files.plans import carried_like, plan_from_json, read_plan
 from fsdpplan.files.table import read_text
 from fsdpplan.run.compare import Comparison, compare
 from fsdpplan.run.jobs import METRICS_NAME, RUNS_FOLDER
@@ -110,9 +110,11 @@ def finished_run(place: Path | None, *, plan_file: Path | None, folder: Path) ->
     """
     found = _newest(folder) if place is None else place
     metrics = _metrics_of(found, folder)
-    plan, digest = _plan_of(found, plan_file, folder)
+    plan, digests = _plan_of(found, plan_file, folder)
     text = read_text(metrics, limit_bytes=MAX_METRICS_BYTES, what="metrics file")
     measured = read_metrics(text)
+    told = None if measured.start is None else measured.start.plan_sha256
+    digest = told if told in digests else digests[0]
     _require_pair(measured, digest, plan, metrics)
     _require_end(measured, metrics)
     return FinishedRun(metrics=metrics, plan=plan, plan_sha256=digest, measured=measured)
@@ -156,13 +158,13 @@ def _text_of(script: Path) -> str:
     return read_text(script, limit_bytes=MAX_SCRIPT_BYTES, what="job script")
 
 
-def _plan_of(found: Path, plan_file: Path | None, folder: Path) -> tuple[Plan, str]:
-    """(plan, its sha256 as a job script has it)."""
+def _plan_of(found: Path, plan_file: Path | None, folder: Path) -> tuple[Plan, tuple[str, ...]]:
+    """(plan, its sha256 as a job script has it, of each form that it may have there)."""
     if plan_file is None:
         script = _script_of(found)
         text = None if script is None else plan_text(_text_of(script), script)
         if text is not None:
-            return plan_from_json(text, where=f"the plan inside {found}"), plan_digest(text)
+            return plan_from_json(text, where=f"the plan inside {found}"), (plan_digest(text),)
         plan_file = folder / PLAN_NAME
         if not os.path.exists(plan_file):
             raise SpecError(
@@ -170,7 +172,8 @@ def _plan_of(found: Path, plan_file: Path | None, folder: Path) -> tuple[Plan, s
                 "with --plan"
             )
     plan = read_plan(plan_file)
-    return plan, plan_digest(plan_json_like(job_plan(plan), plan_file))
+    texts = carried_like(job_plan(plan), plan_file)
+    return plan, tuple(plan_digest(text) for text in texts)
 
 
 def _require_pair(measured: Measured, digest: str, plan: Plan, metrics: Path) -> None:

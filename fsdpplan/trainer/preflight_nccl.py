@@ -16,6 +16,8 @@ from pathlib import Path
 from .config import ClusterConfig
 from .preflight_findings import Findings, hosts_words
 
+ALLOWS_SOCKETS = "FSDPPLAN_ALLOW_SOCKETS"
+"""Variable that lets a job train on over sockets; `run` sets it, since it judges itself."""
 SUBSYSTEMS = "INIT,BOOTSTRAP,ENV,NET"
 RDMA = frozenset(
     {"infiniband", "roce", "efa", "fastrak", "tcpxo", "gib", "rdma", "omni-path", "slingshot"}
@@ -42,14 +44,19 @@ _PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is (?P<provider>[^\s,;]+)"
 def write_log(folder: Path | None, environment: MutableMapping[str, str]) -> Path | None:
     """Make NCCL write its log into the run's folder, before it starts; this process's file.
 
-    None where the user has a log of his own, and where `run` has one, which then judges it.
+    None where the user has a log of his own, and where sockets are allowed, or for `run` to judge.
     """
-    if folder is None or any(name.startswith("NCCL_DEBUG") for name in environment):
+    if folder is None or environment.get(ALLOWS_SOCKETS):
+        return None
+    # %h and %p are the host, up to its first dot, and the process
+    pattern = str(folder).replace("%", "%%") + "/nccl.%h.%p.log"
+    is_set = any(name.startswith("NCCL_DEBUG") for name in environment)
+    # the job script may have set what is set here
+    if is_set and Path(environment.get("NCCL_DEBUG_FILE", "")) != Path(pattern):
         return None
     environment["NCCL_DEBUG"] = "INFO"
     environment["NCCL_DEBUG_SUBSYS"] = SUBSYSTEMS
-    # %h and %p are the host, up to its first dot, and the process
-    environment["NCCL_DEBUG_FILE"] = str(folder).replace("%", "%%") + "/nccl.%h.%p.log"
+    environment["NCCL_DEBUG_FILE"] = pattern
     return folder / f"nccl.{socket.gethostname().partition('.')[0]}.{os.getpid()}.log"
 
 

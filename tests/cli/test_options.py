@@ -239,7 +239,7 @@ TOGETHER = {
     "--env": ("--env 'NAME=some value'", "some value"),
     "--retries": ("--retries 5", "retries=5"),
     "--spares": ("--spares 2", "#SBATCH --no-kill"),
-    "--requeue": ("--no-requeue", "#SBATCH --no-requeue"),
+    "--requeue": ("--requeue", "#SBATCH --requeue"),
     "--preflight": ("--no-preflight", "start_ranks"),
     "--container-mount": ("--container i.sqsh --container-mount /d:/e", "/d:/e"),
     "--container-runtime": (

@@ -81,6 +81,17 @@ def test_a_dry_run_shows_the_script_and_runs_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["fsdpplan.json"]
 
 
+def test_a_script_for_a_trial_is_said_to_be_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code_of(DEMO) == 0
+    capsys.readouterr()
+    assert exit_code_of(words("emit-launch --steps 7")) == 0
+    trial = "the job trains 7 steps on made-up tokens, without checkpoints, so it starts once"
+    assert f"{trial}: --data and --checkpoint-dir say otherwise" in capsys.readouterr().err
+    full = words("emit-launch --steps 7 --data d.bin --checkpoint-dir ck")
+    assert exit_code_of(full) == 0
+    assert "trains" not in capsys.readouterr().err
+
+
 @pytest.mark.gloo
 def test_a_smoke_run_trains_and_compares(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code_of(GPU_PLAN) == 0
@@ -107,6 +118,8 @@ def test_a_run_ends_with_predicted_against_measured(capsys: pytest.CaptureFixtur
     assert "predicted" in out
     assert "measured" in out
     assert "after 7 steps" in out
+    trial = "7 steps on made-up tokens, without checkpoints, so it starts once"
+    assert f"fsdpplan.json: trains {trial}; log and metrics in " in err.splitlines()[0]
     assert max(map(len, out.splitlines())) <= 80
 
 

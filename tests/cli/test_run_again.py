@@ -283,7 +283,7 @@ def test_a_script_of_another_name_is_run_as_it_stands(
     (slurm.folder / "job.sbatch").rename(slurm.folder / "other.sbatch")
     slurm.play("completed")
     assert slurm.run("other.sbatch") == 0
-    assert "other.sbatch: log and metrics in" in capsys.readouterr().err
+    assert "other.sbatch: trains 20 steps on" in capsys.readouterr().err
 
 
 def test_a_task_of_a_job_array_runs_nothing(

@@ -125,9 +125,11 @@ while [ "$1" != bash ]; do
   case "$1" in --nodelist=*) nodes=${{1#*=}} ;; esac
   shift
 done
+id=0
 for node in ${{nodes//,/ }}; do
   case " ${{DEAD:-}} " in *" $node "*) code=1; continue ;; esac
-  SLURMD_NODENAME=$node "$@" || code=$?
+  SLURMD_NODENAME=$node SLURM_NODEID=$id "$@" || code=$?
+  id=$((id + 1))
 done
 exit "${{code:-0}}"
 """

@@ -23,10 +23,50 @@ def test_in_an_allocation_each_node_joins_the_first_one(bench: Path) -> None:
     assert {"--rdzv-conf=is_host=true,join_timeout=60,read_timeout=60", "--local-addr=n1"} < set(
         first
     )
-    assert {"--rdzv-conf=is_host=false,join_timeout=60,read_timeout=60", "--local-addr=n2"} < set(
-        second
-    )
+    assert "--rdzv-conf=is_host=false,join_timeout=60,read_timeout=60" in second
     assert "ready n1 1.2.3 8 n1 n1,n2" in ran.said
+
+
+def test_a_bare_sbatch_leaves_metrics_in_the_folder_of_its_run(bench: Path) -> None:
+    script = emit(make_plan("cuda", nodes=2))
+    own = f"--metrics={bench}/run/metrics.jsonl"
+    assert all(own in words for words in run(bench, script, **ALLOCATION).torchrun)
+    assert (bench / "run/job.sbatch").read_text() == script
+    given = run(bench, script, **ALLOCATION, FSDPPLAN_METRICS="mine").torchrun[0]
+    assert "--metrics=mine" in given
+    # Without Slurm nobody looks there: the folder would be taken for that of a job.
+    here = run(bench, emit(PLANS["cpu node"])).torchrun[0]
+    assert not any(word.startswith("--metrics") for word in here)
+
+
+def test_a_job_whose_folder_cannot_be_made_goes_on_without_metrics(bench: Path) -> None:
+    (bench / "run").touch()
+    ran = run(bench, emit(make_plan("cuda", nodes=2)), **ALLOCATION)
+    assert ran.code == 0, ran.said
+    assert not any("--metrics" in word for words in ran.torchrun for word in words)
+
+
+def test_torch_numbers_the_nodes_in_the_order_of_slurm(bench: Path) -> None:
+    # torch sorts what --local-addr says: torch/distributed/elastic/rendezvous,
+    # dynamic_rendezvous.py, _NodeDesc and _mark_rendezvous_complete.
+    hosts = [f"n{number}" for number in (3, *range(10, 21))]
+    nodes = {
+        "SLURM_JOB_NUM_NODES": "12",
+        "SLURM_JOB_NODELIST": "n[3,10-20]",
+        "NODES": " ".join(hosts),
+    }
+    ran = run(bench, emit(make_plan("cuda", nodes=12)), **ALLOCATION | nodes)
+    assert ran.code == 0, ran.said
+    said = {
+        environment["SLURMD_NODENAME"]: next(
+            word.removeprefix("--local-addr=") for word in words if "--local-addr=" in word
+        )
+        for words, environment in zip(ran.torchrun, ran.environments, strict=True)
+    }
+    assert sorted(said, key=lambda host: said[host]) == hosts
+    # Where the ranks meet is an address.
+    assert said["n3"] == "n3"
+    assert all("--rdzv-endpoint=n3:22345" in words for words in ran.torchrun)
 
 
 def test_a_port_can_be_fixed(bench: Path) -> None:

@@ -16,7 +16,7 @@ from tests.emit.plans import make_plan
 SAVING = Trainer(checkpoint_dir="ck")
 JOBS = (
     Job(program=SAVING, time="8:00:00", survival=Survival(spares=1)),
-    Job(),
+    Job(program=SAVING),
     Job(survival=Survival(retries=0, requeue=False, preflight=False)),
 )
 """With all that there is, with what comes by itself, with nothing."""
@@ -59,14 +59,15 @@ def test_it_has_the_parts_that_its_script_calls_and_no_others() -> None:
 
 def test_what_is_switched_off_is_absent() -> None:
     on, default, off = (set(folder_files("/job", job)) for job in JOBS)
-    assert on - default == {"parts/limit.sh", "parts/watch.sh"}
-    assert default - off == {"parts/again.sh", "parts/requeue.sh"}
+    assert on - default == {"parts/watch.sh"}
+    assert default - off == {"parts/again.sh", "parts/requeue.sh", "parts/limit.sh"}
     assert off - default == {"parts/once.sh"}
+    assert off == set(folder_files("/job"))
 
 
 def test_an_administrator_reads_it_in_five_minutes() -> None:
     for job in JOBS:
-        assert folder_files("/job", job)["job.sbatch"].count("\n") < 160
+        assert folder_files("/job", job)["job.sbatch"].count("\n") < 165
 
 
 def test_a_relative_folder_or_a_program_of_ones_own_is_refused() -> None:

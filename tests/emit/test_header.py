@@ -12,8 +12,9 @@ from fsdpplan.emit.header import (
     read_header,
     read_metrics_path,
     read_plan_json,
+    read_trained,
 )
-from fsdpplan.emit.job import Job
+from fsdpplan.emit.job import Job, Trainer
 from fsdpplan.emit.script import render_launch
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import plan_from_json, plan_json
@@ -54,6 +55,14 @@ def test_the_head_tells_the_layout_and_the_prediction() -> None:
     assert "dp_replicate 2 x dp_shard 2" in head
     assert "200 ms (80 % band 100 ms to 400 ms)" in head
     assert "7.6 MiB allocated, 8.6 MiB reserved, of 4.0 GiB" in head
+
+
+def test_the_head_tells_what_is_trained() -> None:
+    trial = "20 steps on made-up tokens, without checkpoints, so it starts once"
+    assert read_trained(emitted()) == f"trains {trial}"
+    hostile = Job(program=Trainer(data="a\n# Trains: b"))
+    assert (read_trained(emitted(hostile)) or "").startswith("trains 20 steps on a # Trains: b, ")
+    assert read_trained("#!/bin/bash\n") is None
 
 
 def test_a_hostile_model_name_ends_no_comment() -> None:

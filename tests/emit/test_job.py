@@ -8,11 +8,15 @@ from fsdpplan.emit.job import (
     Job,
     Trainer,
     UserProgram,
+    later_starts,
+    requeues,
     signal_seconds,
     time_limit_seconds,
     trained_words,
+    trial_words,
 )
 from fsdpplan.emit.sbatch_options import sbatch_option
+from fsdpplan.emit.survival import Survival
 from fsdpplan.errors import SpecError
 
 
@@ -107,7 +111,46 @@ def test_the_trainer_is_told_of_the_limit_only_when_it_can_save() -> None:
 
 
 def test_a_job_says_how_far_it_trains_and_what_is_kept() -> None:
-    assert trained_words(Job()) == "Trains: 20 steps on made-up tokens, without checkpoints"
+    plain = "20 steps on made-up tokens, without checkpoints, so it starts once"
+    assert trained_words(Job()) == f"Trains: {plain}"
     kept = Trainer(steps=7, data="d.bin", checkpoint_dir="ck")
     assert trained_words(Job(program=kept)) == "Trains: 7 steps on d.bin, with checkpoints in ck"
     assert trained_words(Job(program=UserProgram(script="t.py"))) == "Runs: t.py"
+
+
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        (Trainer(), "trains 20 steps on made-up tokens, without checkpoints, so it starts once"),
+        (Trainer(steps=7, data="d.bin"), "trains 7 steps on d.bin, without checkpoints, so it"),
+        (Trainer(data="d.bin", checkpoint_dir="ck"), "trains 20 steps on d.bin, with checkpoints"),
+        (Trainer(steps=7, data="d.bin", checkpoint_dir="ck"), None),
+        (UserProgram(script="t.py"), None),
+    ],
+)
+def test_a_trial_is_called_one(program: Trainer | UserProgram, says: str | None) -> None:
+    words = trial_words(Job(program=program))
+    assert words is None if says is None else says in (words or "")
+
+
+OWN = UserProgram(script="t.py")
+SAVING = Trainer(checkpoint_dir="ck")
+
+
+@pytest.mark.parametrize(
+    ("program", "survival", "starts", "goes_back"),
+    [
+        (Trainer(), Survival(), 0, False),
+        (SAVING, Survival(), 3, True),
+        (OWN, Survival(), 3, True),
+        # Spares are asked for to be used, and what is asked for outright is done.
+        (Trainer(), Survival(spares=1), 3, False),
+        (Trainer(), Survival(retries=2, requeue=True), 2, True),
+        (SAVING, Survival(retries=0, requeue=False), 0, False),
+    ],
+)
+def test_a_job_starts_again_by_itself_only_where_it_may_go_on_from_something(
+    program: Trainer | UserProgram, survival: Survival, starts: int, goes_back: bool
+) -> None:
+    job = Job(program=program, survival=survival)
+    assert (later_starts(job), requeues(job)) == (starts, goes_back)

@@ -144,7 +144,7 @@ def sbatch_options(plan: Plan, job: Job) -> list[str]:
 
 
 def test_slurm_is_asked_for_what_the_plan_uses() -> None:
-    assert sbatch_options(PLANS["gpu nodes"], Job(time="8:00:00")) == [
+    assert sbatch_options(PLANS["gpu nodes"], Job(program=SAVING, time="8:00:00")) == [
         "--job-name=fsdpplan",
         "--nodes=16",
         "--ntasks-per-node=1",
@@ -155,10 +155,24 @@ def test_slurm_is_asked_for_what_the_plan_uses() -> None:
         "--mem=0",
         "--time=8:00:00",
         "--output=fsdpplan-%j.out",
+        "--signal=B:USR1@120",
     ]
     cpu = sbatch_options(PLANS["cpu nodes"], Job())
     assert "--cpus-per-task=2" in cpu
     assert not any("gpu" in option or "exclusive" in option for option in cpu)
+
+
+def test_without_checkpoints_a_job_starts_once_and_says_so_first_of_all() -> None:
+    script = emit(PLANS["gpu nodes"])
+    assert "--no-requeue" in sbatch_options(PLANS["gpu nodes"], Job())
+    assert "look_back" not in script
+    trial = "20 steps on made-up tokens, without checkpoints, so it starts once"
+    assert f"# Trains: {trial}\n" in script
+    said = script.index(f"echo 'fsdpplan: trains {trial}' >&2")
+    assert script.index("\n  enter_allocation\n") < said < script.index("\n  live\n")
+    assert "made-up" not in emit(PLANS["gpu nodes"], OWN)
+    full = Trainer(steps=5, data="d.bin", checkpoint_dir="ck")
+    assert "echo 'fsdpplan: trains" not in emit(PLANS["gpu nodes"], Job(program=full))
 
 
 def test_spare_nodes_are_asked_for_with_the_others_and_outlive_them() -> None:

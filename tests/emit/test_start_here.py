@@ -131,7 +131,8 @@ def test_a_copied_trainer_runs_in_place_of_the_installed_one(bench: Path) -> Non
 
 
 def test_a_job_folder_that_was_moved_or_changed_is_refused_in_one_line(bench: Path) -> None:
-    script = emit_folder(bench, PLANS["cpu node"])
+    said = Trainer(steps=5, data="d.bin", checkpoint_dir="ck")
+    script = emit_folder(bench, PLANS["cpu node"], Job(program=said))
     plan = bench / JOB_FOLDER / "fsdpplan.json"
     plan.write_text(plan.read_text().replace("1", "2"))
     changed = run(bench, script)

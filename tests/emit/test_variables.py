@@ -22,7 +22,7 @@ def test_all_ranks_get_the_same_variables(bench: Path) -> None:
         "2000",
     ]
     assert [second[name] for name in SET] == [first[name] for name in SET]
-    assert first["TORCH_FR_DUMP_TEMP_FILE"] == f"{bench}/fsdpplan-12345.nccl-rank-"
+    assert first["TORCH_FR_DUMP_TEMP_FILE"] == f"{bench}/run/metrics.jsonl.nccl-rank-"
     assert (
         "ready n1 1.2.3 2 n1 n1,n2 torch=2.8, NCCL_SOCKET_IFNAME==eno1 NCCL_IB_HCA==mlx5_0"
         in ran.said

@@ -17,6 +17,8 @@ from fsdpplan.errors import SpecError
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.files.plans import (
     LIMIT_BYTES,
+    carried_json,
+    carried_like,
     estimate_document,
     layout_document,
     plan_document,
@@ -206,6 +208,20 @@ def test_a_plan_comes_back_from_its_text_and_writes_the_same_text(plan: Plan) ->
     assert again == plan
     assert plan_json(again) == text
     assert text.isascii()
+    carried = carried_json(plan)
+    assert plan_from_json(carried, where="plan") == plan
+    assert carried.isascii()
+
+
+def test_a_job_carries_a_line_for_each_part_of_its_plan(tmp_path: Path) -> None:
+    carried = carried_json(PLAN)
+    lines = carried.splitlines()
+    assert [json.loads(f"{{{line.rstrip(',')}}}") for line in lines[1:-1]] == [
+        {name: part} for name, part in json.loads(plan_json(PLAN)).items()
+    ]
+    # Older ones carried a line for each value: the plan's file may be held against both.
+    write_plan(PLAN, tmp_path / "plan.json")
+    assert carried_like(PLAN, tmp_path / "plan.json") == (carried, plan_json(PLAN))
 
 
 def test_a_plan_from_before_releases_of_torch_says_none() -> None:

@@ -41,6 +41,18 @@ def test_the_newest_run_comes_first_and_others_are_named(tmp_path: Path) -> None
         chosen_run(tmp_path, "9")
 
 
+def test_a_bare_job_is_what_its_own_copy_of_the_script_says(tmp_path: Path) -> None:
+    (tmp_path / "job.sbatch").write_text("export FSDPPLAN_METRICS=later.jsonl\n")
+    old, new = run_folder(tmp_path, "job-6"), run_folder(tmp_path, "job-7")
+    (new / "job.sbatch").write_text("#!/bin/bash\n")
+    runs = {run.shown_id: run.record for run in runs_of(tmp_path)}
+    assert runs["7"].metrics == str(new / "metrics.jsonl")
+    assert runs["7"].script == str(new / "job.sbatch")
+    # An older script left none.
+    assert runs["6"].metrics == str(tmp_path / "later.jsonl")
+    assert list(old.iterdir()) == []
+
+
 def test_a_chain_is_one_run_under_each_of_its_names(tmp_path: Path) -> None:
     record = replace(RECORD, jobs=("7", "8", "9"), earlier=("3",))
     write_record(run_folder(tmp_path, "a"), record)

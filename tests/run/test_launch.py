@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from fsdpplan.emit.job import Job, Trainer
+from fsdpplan.emit.script import render_launch
 from fsdpplan.errors import SpecError
-from fsdpplan.files.plans import write_plan
+from fsdpplan.files.plans import plan_json, write_plan
 from fsdpplan.run.launch import checkpoints_word, emit_script, read_launch, resolve_launch
 from fsdpplan.spec.plan import RankedLayout
 from tests.emit.plans import make_plan
@@ -39,6 +40,15 @@ def test_a_plan_with_its_ranked_list_is_still_the_plan_of_the_script(tmp_path: P
     (tmp_path / "job.sbatch").write_text(emit_script(PLAN, Job()))
     write_plan(replace(PLAN, alternatives=(line,)), tmp_path / "fsdpplan.json")
     assert resolve_launch(tmp_path).plan == PLAN
+
+
+def test_the_plan_takes_few_lines_and_scripts_with_many_are_read(tmp_path: Path) -> None:
+    script = emit_script(PLAN, Job())
+    assert script.count("\n", script.index("FSDPPLAN_PLAN=$("), script.index("\nexport FSDP")) < 20
+    older = render_launch(plan=PLAN, plan_json=plan_json(PLAN), job=Job(), version="0.1.0")
+    for text in (script, older):
+        (tmp_path / "job.sbatch").write_text(text)
+        assert read_launch(tmp_path / "job.sbatch").plan == PLAN
 
 
 def test_a_script_of_another_plan_is_refused_until_one_of_them_is_chosen(tmp_path: Path) -> None:
@@ -109,3 +119,7 @@ def test_changing_the_rest_of_a_script_is_the_users_right(tmp_path: Path) -> Non
     script = emit_script(PLAN, Job()).replace("#SBATCH --nodes=2", "#SBATCH --nodes=2\n#SBATCH -v")
     (tmp_path / "job.sbatch").write_text(script)
     assert resolve_launch(tmp_path).script == script
+
+
+def test_a_script_that_says_to_save_nothing_is_not_taken_for_one_that_saves() -> None:
+    assert checkpoints_word(emit_script(PLAN, Job())) is None

@@ -13,7 +13,8 @@ import pytest
 
 from fsdpplan.emit.job import Job, Trainer, UserProgram
 from fsdpplan.run.engine import JobState
-from fsdpplan.run.launch import emit_script
+from fsdpplan.run.jobs import chosen_run
+from fsdpplan.run.launch import emit_script, read_launch
 from fsdpplan.run.slurm_text import parse_job
 from fsdpplan.spec.plan import Plan
 from tests.emit.plans import make_plan
@@ -68,8 +69,12 @@ def test_sbatch_takes_the_script_as_it_is_and_trains_on_two_nodes(
     assert (state.state, state.exit_code) == ("COMPLETED", 0), log
     assert "fsdpplan: node1 is ready" in log
     assert "fsdpplan: node2 is ready" in log
-    summary = json.loads(re.findall(r'\{"event": "summary".*\}', log)[0])
-    assert summary["world"] == 4
+    metrics = tmp_path / f"fsdpplan-runs/job-{job_id}/metrics.jsonl"
+    events = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [event["step"] for event in events if event["event"] == "step"] == [1, 2, 3, 4]
+    assert [event["world"] for event in events if event["event"] == "summary"] == [4]
+    assert chosen_run(tmp_path, job_id).measured.last_step == 4
+    assert read_launch(metrics.with_name("job.sbatch")).plan == HSDP
     assert "4 processes" in log
 
 
@@ -107,6 +112,29 @@ def test_ranks_stand_on_both_nodes_with_the_plan_and_their_arguments(
         assert seen[rank][2:] == ["4", "node1", 2, "$HOME it's", "-m\n", True, "a $b 'c"]
     shown = slurm.run("scontrol", "show", "job", job_id, cwd=tmp_path).stdout
     assert f"JobName={HOSTILE_NAME}\n" in shown
+
+
+def test_ranks_follow_the_order_of_slurm_where_names_sort_otherwise(
+    slurm: SlurmCluster, tmp_path: Path
+) -> None:
+    program = own(
+        tmp_path,
+        """
+        import os
+        seen = os.uname().nodename, os.environ["SLURM_NODEID"], os.environ["MASTER_ADDR"]
+        print("rank", os.environ["RANK"], *seen, flush=True)
+        """,
+    )
+    job = Job(python=sys.executable, program=program)
+    job_id = submit(slurm, tmp_path, HSDP, job, "--nodelist=node[9-10]")
+    assert wait(slurm, tmp_path, job_id).state == "COMPLETED", log_of(tmp_path, job_id)
+    seen = sorted(re.findall(r"rank (\d \S+ \d \S+)", log_of(tmp_path, job_id)))
+    assert seen == [
+        "0 node9 0 node9",
+        "1 node9 0 node9",
+        "2 node10 1 node9",
+        "3 node10 1 node9",
+    ]
 
 
 def test_srun_gets_all_cores_of_the_job(slurm: SlurmCluster, tmp_path: Path) -> None:

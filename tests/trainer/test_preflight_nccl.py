@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from fsdpplan.run import nccl_verdict, nccl_watch
+from fsdpplan.emit.adapters import NOT_ADAPTERS, RDMA
+from fsdpplan.run import nccl_watch
 from fsdpplan.topology.nccl_log import read_nccl_log
 from fsdpplan.topology.nccl_report import LIBFABRIC_NETWORKS, SOCKET_NETWORKS, SOCKET_PROVIDERS
 from fsdpplan.trainer import preflight_nccl
@@ -39,9 +40,10 @@ def test_some_recordings_have_sockets_and_some_have_not() -> None:
 
 
 def test_both_mean_the_same_names() -> None:
-    assert preflight_nccl.RDMA == nccl_verdict.RDMA
-    assert preflight_nccl.NOT_ADAPTERS == nccl_verdict.NOT_ADAPTERS
+    assert preflight_nccl.RDMA == RDMA
+    assert preflight_nccl.NOT_ADAPTERS == NOT_ADAPTERS
     assert preflight_nccl.SUBSYSTEMS == nccl_watch.SUBSYSTEMS
+    assert preflight_nccl.ALLOWS_SOCKETS == nccl_watch.ALLOWS_SOCKETS
     assert preflight_nccl.SOCKET_PROVIDERS == SOCKET_PROVIDERS
     assert preflight_nccl.SOCKET_NETWORKS == SOCKET_NETWORKS
     assert preflight_nccl.LIBFABRIC_NETWORKS == LIBFABRIC_NETWORKS
@@ -92,6 +94,14 @@ def test_a_log_of_the_users_own_is_left_alone(tmp_path: Path) -> None:
     assert write_log(tmp_path, environment) is None
     assert environment == {"NCCL_DEBUG": "WARN"}
     assert write_log(None, {}) is None
+
+
+def test_what_the_job_script_has_set_is_read(tmp_path: Path) -> None:
+    environment: dict[str, str] = {}
+    path = write_log(tmp_path, environment)
+    assert write_log(tmp_path, environment) == path
+    # where run judges, or sockets are allowed, nothing is judged here
+    assert write_log(tmp_path, {**environment, preflight_nccl.ALLOWS_SOCKETS: "1"}) is None
 
 
 def test_the_log_goes_where_run_looks_for_it(tmp_path: Path) -> None:

@@ -29,4 +29,12 @@ enter_allocation() {
   # An interactive shell may run this more than once in a job.
   job_key=$SLURM_JOB_ID
   if [ "${SLURM_TASK_PID:-}" != $$ ]; then job_key+=.$$; fi
+  # A folder that cannot be made is no reason to end: the job goes on without what lies in it.
+  if ! mkdir -p "$FSDPPLAN_RUN_FOLDER" 2>/dev/null; then
+    case "${FSDPPLAN_METRICS:-}" in "$FSDPPLAN_RUN_FOLDER"/*) unset FSDPPLAN_METRICS ;; esac
+  elif [ -f "$0" ] && ! cmp -s "$0" "$FSDPPLAN_RUN_FOLDER/job.sbatch"; then
+    # What ran is known from the run alone; fsdpplan run has put it there.
+    { cp -- "$0" "$FSDPPLAN_RUN_FOLDER/job.part" &&
+      mv -- "$FSDPPLAN_RUN_FOLDER/job.part" "$FSDPPLAN_RUN_FOLDER/job.sbatch"; } 2>/dev/null || true
+  fi
 }

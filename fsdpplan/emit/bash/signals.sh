@@ -4,9 +4,10 @@
 job='' passed_on='' stopped='' told=''
 pass_usr1() { passed_on=1 told=1; signal_ranks; }
 stop() { passed_on=1 stopped=$1; end_job; leaving; }
-# Others say below how ranks are told, and what is noted before an end.
+# Others say below how ranks are told, what is noted before an end, and what is done after one.
 signal_ranks() { :; }
 leaving() { :; }
+followed() { :; }
 end_job() { [ -z "$job" ] || kill -TERM "$job" 2>/dev/null || true; }
 trap pass_usr1 USR1
 trap 'stop 130' INT
@@ -23,4 +24,5 @@ follow() {
     [ -n "$passed_on" ] || break
   done
   job=''
+  followed
 }

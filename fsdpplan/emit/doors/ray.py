@@ -8,7 +8,7 @@ LOCAL_RANK and WORLD_SIZE before the function of a worker begins).
 from __future__ import annotations
 
 from fsdpplan.emit.header import header_lines, plan_lines
-from fsdpplan.emit.job import Trainer
+from fsdpplan.emit.job import Trainer, later_starts
 from fsdpplan.emit.nccl import environment
 from fsdpplan.emit.nccl_cloud import cloud_scripts
 from fsdpplan.emit.order import Order, differing, refuse_others
@@ -29,7 +29,9 @@ def render(order: Order) -> str:
     plan_lines(order.plan_json)  # which refuses a plan that no environment can hold
     sections = [
         [
-            *header_lines(plan=order.plan, plan_json=order.plan_json, version=order.version),
+            *header_lines(
+                plan=order.plan, plan_json=order.plan_json, version=order.version, job=order.job
+            ),
             *_usage(order),
         ],
         ['"""The plan as a job of Ray Train."""'],
@@ -198,4 +200,4 @@ def _failures(order: Order) -> int:
     """Ray starts again after any fault: only where there is something to go on from."""
     program = order.job.program
     saves = isinstance(program, Trainer) and program.checkpoint_dir is not None
-    return order.job.survival.retries if saves else 0
+    return later_starts(order.job) if saves else 0

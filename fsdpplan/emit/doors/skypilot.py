@@ -58,7 +58,9 @@ def render(order: Order) -> str:
     """The task. Raises SpecError for what SkyPilot has no word for."""
     refuse_others(order, target="skypilot", job=_JOB, pods=frozenset({"image"}))
     head = [
-        *header_lines(plan=order.plan, plan_json=order.plan_json, version=order.version),
+        *header_lines(
+            plan=order.plan, plan_json=order.plan_json, version=order.version, job=order.job
+        ),
         "#",
         "# For SkyPilot 0.14.1: sky launch THIS_FILE, or sky jobs launch THIS_FILE",
         f"# The image or the nodes must have torch and fsdpplan {order.version}: add a setup:",

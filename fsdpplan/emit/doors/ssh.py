@@ -16,7 +16,9 @@ def render(order: Order) -> str:
     sections = [
         [
             "#!/bin/bash",
-            *header_lines(plan=order.plan, plan_json=order.plan_json, version=order.version),
+            *header_lines(
+                plan=order.plan, plan_json=order.plan_json, version=order.version, job=order.job
+            ),
             *_usage(nodes),
         ],
         [*STRICT],

@@ -6,6 +6,7 @@ pkg/webhooks/jobset_webhook.go; rules of a failure policy need JobSet 0.6.
 
 from __future__ import annotations
 
+from fsdpplan.emit.job import later_starts
 from fsdpplan.emit.kubernetes.manifest import Parts, active_seconds, manifest, parts
 from fsdpplan.emit.kubernetes.pod import kueue_annotations, kueue_labels, pod_template
 from fsdpplan.emit.kubernetes.start import Meeting
@@ -48,7 +49,7 @@ def job_set_spec(
         annotations=kueue_annotations(order.pods),
     )
     limited: dict[str, YamlValue] = {}
-    policy: dict[str, YamlValue] = {"maxRestarts": order.job.survival.retries}
+    policy: dict[str, YamlValue] = {"maxRestarts": later_starts(order.job)}
     if seconds is not None and limits_time:
         limited = {"activeDeadlineSeconds": seconds}
         policy["rules"] = [

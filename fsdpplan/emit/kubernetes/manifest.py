@@ -112,7 +112,9 @@ def manifest(found: Parts, documents: Sequence[dict[str, YamlValue]], *, needs: 
     """The text: the ConfigMap first, the job last. `needs` says what must be installed."""
     order = found.order
     head = [
-        *header_lines(plan=order.plan, plan_json=order.plan_json, version=order.version),
+        *header_lines(
+            plan=order.plan, plan_json=order.plan_json, version=order.version, job=order.job
+        ),
         "#",
         comment(f"Needs {needs}."),
         *_without_rdma(order),

@@ -10,6 +10,7 @@ and pkg/core/job.go (how restarts are counted), pkg/webhooks/pytorch/pytorchjob_
 
 from __future__ import annotations
 
+from fsdpplan.emit.job import later_starts
 from fsdpplan.emit.kubernetes.manifest import active_seconds, manifest, parts
 from fsdpplan.emit.kubernetes.pod import kueue_annotations, kueue_labels, pod_template
 from fsdpplan.emit.kubernetes.start import Meeting
@@ -24,7 +25,7 @@ MEETING = Meeting(head="${MASTER_ADDR:-}", index="${RANK:-}", port="${MASTER_POR
 def render(order: Order) -> str:
     """The manifest of an order."""
     found = parts(order, MEETING, target="pytorchjob")
-    nodes, retries = order.plan.cluster.nodes, order.job.survival.retries
+    nodes, retries = order.plan.cluster.nodes, later_starts(order.job)
     template = pod_template(
         order,
         config_map=found.config_map,

@@ -7,6 +7,7 @@ of the tasks), pkg/controllers/job/state/restarting.go (how restarts are counted
 
 from __future__ import annotations
 
+from fsdpplan.emit.job import later_starts
 from fsdpplan.emit.kubernetes.manifest import manifest, parts
 from fsdpplan.emit.kubernetes.pod import pod_template
 from fsdpplan.emit.kubernetes.start import Meeting
@@ -36,7 +37,7 @@ def render(order: Order) -> str:
         "schedulerName": "volcano",
         "minAvailable": nodes,
         # The first failure counts too.
-        "maxRetry": order.job.survival.retries + 1,
+        "maxRetry": later_starts(order.job) + 1,
         **({} if pods.queue is None else {"queue": pods.queue}),
         **({} if pods.priority_class is None else {"priorityClassName": pods.priority_class}),
         **_topology(pods),
