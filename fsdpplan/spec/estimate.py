@@ -32,6 +32,9 @@ class TimeBreakdown:
     """Part of compute: the blocks' scores, softmax and weighted values, likewise."""
     launch_seconds: float = 0.0
     """Part of compute: passes through blocks whose kernels the host cannot start fast enough."""
+    launch_chance_seconds: float = 0.0
+    """Passes through blocks, each by the chance that it waits for the host: what `launch_seconds`
+    are if hosts, and programs on them, are as different as they are."""
     exposed_inside_seconds: float = 0.0
     """Part of exposed communication: on the innermost level of the network."""
     exposed_across_seconds: float = 0.0

@@ -30,11 +30,10 @@ from fsdpplan.spec.cluster import Cluster, DeviceFit, LearnedPeaks
 from fsdpplan.spec.estimate import MemoryBreakdown
 from fsdpplan.spec.learning import Widths
 from fsdpplan.spec.ledger import LedgerRow, Observed
-from fsdpplan.spec.training import Training
 from fsdpplan.validate.express import Expressed, express
 from fsdpplan.validate.fabric import load_request
 from fsdpplan.validate.learn.evidence import MeasuredRow, stack_of
-from fsdpplan.validate.learn.features import Stack
+from fsdpplan.validate.learn.features import Stack, numbers_of
 from fsdpplan.validate.learn.known import MOST_RUNS, machines_of
 from fsdpplan.validate.learn.process import OUTLIER_DEGREES
 from fsdpplan.validate.predict import (
@@ -203,7 +202,7 @@ def _row_priced(row: LedgerRow, cluster: Cluster | None) -> _Priced:
     job, here = row.job, machines_of(row, cluster)
     memory = rank_memory(model=job.model, cluster=here, training=job.training, layout=job.layout)
     return _Priced(
-        job=(job.model, _shape(job.training), job.layout),
+        job=(job.model, numbers_of(job.training), job.layout),
         memory=memory,
         device_bytes=here.device.memory_bytes,
     )
@@ -214,15 +213,11 @@ def _table_priced(expressed: Expressed) -> _Priced:
     if not isinstance(predicted, Prediction):
         raise SpecError(predicted.sentence)
     return _Priced(
-        job=(expressed.model, _shape(expressed.training), predicted.layout),
+        job=(expressed.model, numbers_of(expressed.training), predicted.layout),
         memory=predicted.memory,
         device_bytes=load_request(expressed.cluster_request).device.memory_bytes,
         unknown_log_error=unknown_peak_log_error(expressed),
     )
-
-
-def _shape(training: Training) -> Hashable:
-    return training.seq_len, training.global_batch, training.precision
 
 
 def learned_peaks(
