@@ -16,6 +16,7 @@ from fsdpplan.cli.options import DEFAULT_PLAN
 from fsdpplan.cli.resolve_layout import the_layout
 from fsdpplan.cli.screen_answer import fits_words, too_unsure
 from fsdpplan.cost.memory import available_bytes
+from fsdpplan.cost.peak_band import peak_factor
 from fsdpplan.cost.pipeline_stages import named_stages
 from fsdpplan.cost.step import estimate
 from fsdpplan.errors import NoFeasibleLayout, SpecError
@@ -127,11 +128,12 @@ def rejections(rejected: tuple[tuple[str, int], ...]) -> str:
 
 
 def _miss(inputs: Inputs, miss: NearestMiss) -> str:
-    short = format_gib(miss.needed_bytes - miss.available_bytes)
+    factor = peak_factor(inputs.cluster.device)
+    needed, available = round(factor * miss.needed_bytes), round(factor * miss.available_bytes)
     return (
         f"the nearest ({describe(miss.layout, inputs.cluster)}) needs "
-        f"{format_gib(miss.needed_bytes)} of {format_gib(miss.available_bytes)} per GPU, "
-        f"{short} too much; {_remedy(inputs, miss.layout)}"
+        f"{format_gib(needed)} of {format_gib(available)} per GPU, "
+        f"{format_gib(needed - available)} too much; {_remedy(inputs, miss.layout)}"
     )
 
 
@@ -212,7 +214,12 @@ def nearest_that_fits(one: OneLayout) -> tuple[str, Estimate] | None:
 def too_large(one: OneLayout) -> str:
     """That the layout does not fit, and what to type for one that does."""
     inputs, memory = one.inputs, one.estimate.memory
-    short = f"{format_gib(memory.peak_device_bytes - one.available_bytes)} too much"
+    factor = peak_factor(inputs.cluster.device)
+    needed, available = (
+        round(factor * memory.peak_device_bytes),
+        round(factor * one.available_bytes),
+    )
+    short = f"{format_gib(needed - available)} too much"
     if unsure := too_unsure(memory, inputs.training, inputs.cluster):
         short = f"{fits_words(memory)}, where {unsure}"
     nearest = nearest_that_fits(one)
@@ -222,12 +229,10 @@ def too_large(one: OneLayout) -> str:
     else:
         words, estimated = nearest
         step = format_seconds(estimated.step_seconds.expected)
-        peak = format_gib(estimated.memory.peak_device_bytes)
+        peak = format_gib(round(factor * estimated.memory.peak_device_bytes))
         advice = f"the nearest that fits: {words} ({step} a step, {peak})"
-    return (
-        f"the layout needs {format_gib(memory.peak_device_bytes)} of "
-        f"{format_gib(one.available_bytes)} per GPU, {short}; {advice}"
-    )
+    room = f"{format_gib(needed)} of {format_gib(available)}"
+    return f"the layout needs {room} per GPU, {short}; {advice}"
 
 
 NOT_SAVED = "not saved; fsdpplan emit-launch and fsdpplan run read what is saved without --no-save"

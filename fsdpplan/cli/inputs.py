@@ -16,7 +16,7 @@ from fsdpplan.cli.options import (
 )
 from fsdpplan.cli.resolve_cluster import larger_clusters, resolve_cluster
 from fsdpplan.cli.resolve_layout import resolve_pins
-from fsdpplan.cli.resolve_ledger import resolve_learner
+from fsdpplan.cli.resolve_ledger import resolve_runs, with_peaks
 from fsdpplan.cli.resolve_model import resolve_model
 from fsdpplan.cli.resolve_torch import resolve_torch
 from fsdpplan.cli.resolve_training import resolve_training
@@ -65,7 +65,7 @@ def resolve(
         training, model=the_model.value, cluster=machines, pins=pins.value
     )
     the_torch = resolve_torch(torch)
-    learner = resolve_learner(
+    own = resolve_runs(
         evidence, model=the_model.value, cluster=machines, training=the_training.value
     )
     parts: tuple[Resolved[Any], ...] = (
@@ -74,17 +74,18 @@ def resolve(
         the_training,
         the_torch,
         pins,
-        learner,
+        own,
     )
+    peaks, larger = own.value.peaks, larger_clusters(cluster)
     return Inputs(
         model=the_model.value,
-        cluster=machines,
+        cluster=with_peaks(machines, peaks),
         training=replace(the_training.value, torch=str(the_torch.value)),
         pins=pins.value,
         sources=tuple(source for part in parts for source in part.sources),
         assumptions=tuple(text for part in parts for text in part.assumptions),
         warnings=tuple(text for part in parts for text in part.warnings),
-        parts=the_cluster.value.parts,
-        larger=larger_clusters(cluster),
-        learner=learner.value,
+        parts=tuple(with_peaks(part, peaks) for part in the_cluster.value.parts),
+        larger=None if larger is None else lambda gpus: with_peaks(larger(gpus), peaks),
+        learner=own.value.learner,
     )

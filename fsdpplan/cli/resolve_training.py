@@ -143,7 +143,7 @@ def _room_taken(training: Training, options: TrainingOptions, cluster: Cluster) 
     if options.headroom is None:
         share = _whole_percent(training.headroom_fraction)
         lines.append(f"{share} of the device memory left free (--headroom)")
-    if options.fits is None and peak_log_error(cluster.device.fit):
+    if options.fits is None and peak_log_error(cluster.device):
         share = _whole_percent(training.fits_fraction)
         lines.append(f"a chance of {share} at least to fit in device memory (--fits)")
     return tuple(lines)

@@ -7,6 +7,7 @@ from math import floor
 from fsdpplan.cli.inputs import Inputs
 from fsdpplan.cli.render import facts, wrapped
 from fsdpplan.cost.memory import available_bytes
+from fsdpplan.cost.peak_band import peak_factor
 from fsdpplan.search.words import degrees, describe
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.estimate import Estimate, LearnedStep, MemoryBreakdown
@@ -62,9 +63,10 @@ def _learned(learned: LearnedStep) -> str:
 def _memory_needed(inputs: Inputs, memory: MemoryBreakdown) -> str:
     """What the fullest rank needs of what there is, as each tool would count it, and the chance
     that it fits."""
-    usable = available_bytes(cluster=inputs.cluster, training=inputs.training)
-    device_bytes = inputs.cluster.device.memory_bytes
-    needed = memory.peak_device_bytes
+    device = inputs.cluster.device
+    factor, device_bytes = peak_factor(device), device.memory_bytes
+    usable = round(factor * available_bytes(cluster=inputs.cluster, training=inputs.training))
+    needed = round(factor * memory.peak_device_bytes)
     chance = fits_words(memory)
     words = (
         f"{f'{chance}: ' if chance else ''}{format_gib(needed)}{_peak_band(memory)} of "
@@ -73,12 +75,15 @@ def _memory_needed(inputs: Inputs, memory: MemoryBreakdown) -> str:
         f"{format_gib(memory.peak_allocated_bytes)} allocated, "
         f"{format_gib(memory.peak_reserved_bytes)} reserved"
     )
+    if device.learned_peaks is not None:
+        without = format_gib(memory.peak_device_bytes)
+        words += f", as predicted without your runs, in all {without}"
     if len(set(memory.stage_peak_device_bytes)) > 1:
         stages = memory.stage_peak_device_bytes
         fullest = stages.index(max(stages)) + 1
         words += (
             f"; stage {fullest} of {len(stages)} is the fullest, the emptiest needs "
-            f"{format_gib(min(stages))}"
+            f"{format_gib(round(factor * min(stages)))}"
         )
     if needed <= usable:
         return words
@@ -104,8 +109,8 @@ def chance_words(fits_fraction: float) -> str:
 def too_unsure(memory: MemoryBreakdown, training: Training, cluster: Cluster) -> str:
     """What chance is missing of a layout that leaves the head-room free; empty: none is."""
     free = cluster.device.memory_bytes * (1 - training.headroom_fraction)
-    chance = memory.fits_fraction
-    if chance is None or chance >= training.fits_fraction or memory.peak_device_bytes > free:
+    chance, needed = memory.fits_fraction, memory.peak_device_bytes * peak_factor(cluster.device)
+    if chance is None or chance >= training.fits_fraction or needed > free:
         return ""
     return f"{chance_words(training.fits_fraction)} are asked for (--fits)"
 

@@ -61,8 +61,9 @@ def ranked_lines(heading: str, result: SearchResult, width: int) -> str:
 
 def _other(ranked: RankedLayout, chosen: RankedLayout, width: int) -> str:
     step = ranked.estimate.step_seconds.expected
-    memory = format_gib(ranked.estimate.memory.peak_device_bytes)
-    if chance := fits_words(ranked.estimate.memory):
+    peak = ranked.estimate.memory
+    memory = format_gib(round(peak.peak_device_bytes * peak.expected_over_predicted))
+    if chance := fits_words(peak):
         memory += f", {chance}"
     words = "; ".join((degrees(ranked.layout), *differences(ranked.layout, chosen.layout)))
     return "\n".join(

@@ -36,17 +36,18 @@ def learned(report: Report, runs: Path | None, *, leave_one_out: bool) -> Learne
     if runs is not None and leave_one_out:
         raise SpecError("--runs and --leave-one-out are two things to learn from: give one of them")
     from fsdpplan.validate.learn.evidence import told
+    from fsdpplan.validate.learn.peaks import told_peaks
     from fsdpplan.validate.learn.validated import after_learning, learned_report, left_one_out
 
     if runs is None:
         return learned_report(left_one_out(report.rows))
     from fsdpplan.run.evidence import rows_at
 
-    known = told(rows_at(runs))
-    if not known:
+    known = rows_at(runs)
+    if not told(known) and not told_peaks(known):
         raise SpecError(
-            f"no run in {runs} has a step time that can be compared: type fsdpplan validate "
-            f"{runs} to see why"
+            f"no run in {runs} has a step time or a peak of memory that can be compared: type "
+            f"fsdpplan validate {runs} to see why"
         )
     return learned_report(after_learning(report.rows, known))
 

@@ -30,7 +30,7 @@ from fsdpplan.cost.ledger import (
 )
 from fsdpplan.cost.muon import muon_temporary_bytes
 from fsdpplan.cost.offload import host_bytes, require_offloadable, staging_bytes
-from fsdpplan.cost.peak_band import most_bytes, with_band
+from fsdpplan.cost.peak_band import most_bytes, peak_factor, with_band
 from fsdpplan.cost.phases import fsdp_phases
 from fsdpplan.cost.pipeline_phases import pipeline_phases
 from fsdpplan.cost.pipeline_stages import in_flight_blocks, pipeline_ranks
@@ -60,10 +60,10 @@ __all__ = [
 
 @lru_cache(maxsize=64)
 def available_bytes(*, cluster: Cluster, training: Training) -> int:
-    """The highest expected peak that a plan may have: device memory less the head-room, and no more
-    than has the chance to fit that is asked for."""
+    """The highest predicted peak that a plan may have: what is expected of it leaves the head-room
+    free, and has the chance to fit that is asked for."""
     device = cluster.device
-    free = int(device.memory_bytes * (1 - training.headroom_fraction))
+    free = int(device.memory_bytes * (1 - training.headroom_fraction) / peak_factor(device))
     return min(free, most_bytes(device=device, fits_fraction=training.fits_fraction))
 
 

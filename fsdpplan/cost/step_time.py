@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import log, sqrt
+from math import erf, log, sqrt
 
 from fsdpplan.cost.block_times import block_times
 from fsdpplan.cost.calls import Calls, call_seconds
@@ -36,6 +36,11 @@ from fsdpplan.spec.estimate import CollectiveCost, TimeBreakdown
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
+
+HOST_LOG_ERROR = 0.6
+"""Standard deviation of the log of what a program's host takes to start its kernels: programs
+differ by a factor of two either way, as the learner's fit of widths starts from
+(`validate/learn/fit_widths.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,10 +117,22 @@ def step_time(*, model: Model, cluster: Cluster, training: Training, layout: Lay
         matmul_seconds=late * parts.matmul,
         attention_seconds=late * parts.attention,
         launch_seconds=late * parts.launch,
+        launch_chance_seconds=late * parts.launch_chance,
         exposed_inside_seconds=inside * (exposed.total - others),
         exposed_across_seconds=(1 - inside) * (exposed.total - others),
     )
     return StepTime(time=time, communication=communication)
+
+
+def host_chance(host_seconds: float, device_seconds: float) -> float:
+    """Chance that a pass waits for its host, which is as fast as predicted give or take
+    `HOST_LOG_ERROR`:
+
+        Phi(log(host / device) / error)
+    """
+    if not host_seconds or not device_seconds:
+        return float(host_seconds > device_seconds)
+    return (1 + erf(log(host_seconds / device_seconds) / HOST_LOG_ERROR / sqrt(2))) / 2
 
 
 def slowest_factor(*, gpus: int, straggler_fraction: float) -> float:
@@ -176,6 +193,8 @@ class ComputeParts:
     attention: float
     launch: float
     """Passes whose kernels the host cannot start fast enough: all of their time."""
+    launch_chance: float
+    """All passes, by the chance that it cannot."""
 
 
 def _compute_parts(
@@ -183,7 +202,7 @@ def _compute_parts(
 ) -> ComputeParts:
     """Parts of all blocks and micro-batches, none of them in two; recomputation is split as forward
     is."""
-    matmul = attention = launch = 0.0
+    matmul = attention = launch = chance = 0.0
     for kind, own, blocks in block_layouts(model=model, layout=layout, stage=stage):
         work = block_work(model=kind, training=training, layout=own)
         block = block_times(model=kind, cluster=cluster, training=training, layout=own).seconds
@@ -196,9 +215,12 @@ def _compute_parts(
             matmul += number * forward.matmuls
             attention += number * forward.attention
         on_device = block.recompute_device + block.backward_device
-        if block.recompute_host + block.backward_host > on_device:
+        on_host = block.recompute_host + block.backward_host
+        chance += number * block.forward * host_chance(block.forward_host, block.forward_device)
+        chance += number * (block.recompute + block.backward) * host_chance(on_host, on_device)
+        if on_host > on_device:
             launch += number * (block.recompute + block.backward)
         else:
             matmul += again * forward.matmuls + number * backward.matmuls
             attention += again * forward.attention + number * backward.attention
-    return ComputeParts(matmul=matmul, attention=attention, launch=launch)
+    return ComputeParts(matmul=matmul, attention=attention, launch=launch, launch_chance=chance)

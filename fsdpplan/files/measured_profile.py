@@ -18,7 +18,7 @@ from fsdpplan.files.profile_text import (
 from fsdpplan.files.profiles import load_profile
 from fsdpplan.spec.cluster import Cluster, Device, DeviceFit, StepError
 
-_NO_NUMBERS = frozenset({"name", "kind", "evidence", "fit", "error", "vendor"})
+_NO_NUMBERS = frozenset({"name", "kind", "evidence", "fit", "error", "vendor", "learned_peaks"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

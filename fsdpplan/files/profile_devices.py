@@ -123,7 +123,7 @@ def _device_error(
 def read_device(table: Table, sources: dict[str, str], relatives: Relatives) -> DeviceProfile:
     """One device, whose keys are checked to be `DEVICE_KEYS` and a header at most."""
     numbers = SourcedNumbers(table.table("numbers"), sources, prefix="cluster.device.")
-    besides = frozenset({"name", "kind", "evidence", "fit", "error", "vendor"})
+    besides = frozenset({"name", "kind", "evidence", "fit", "error", "vendor", "learned_peaks"})
     numbers.table.refuse_unknown({field.name for field in fields(Device)} - besides)
     # the one rate that a device may lack
     values: dict[str, Any] = {"peak_fp8_flops_per_second": None}

@@ -134,7 +134,7 @@ def _less_room(asked: Change) -> Iterator[Change]:
     values: dict[str, float] = {}
     if training.headroom_fraction > LEAST_HEADROOM:
         values["headroom_fraction"] = LEAST_HEADROOM
-    if training.fits_fraction > LEAST_CHANCE and peak_log_error(asked.cluster.device.fit):
+    if training.fits_fraction > LEAST_CHANCE and peak_log_error(asked.cluster.device):
         values["fits_fraction"] = LEAST_CHANCE
     if not values:
         return

@@ -154,6 +154,25 @@ class DeviceFit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LearnedPeaks:
+    """What measured runs say of the peak of device memory of one stack."""
+
+    runs: int
+    """That were learned from."""
+    shift_log: float
+    """Mean of the log of measured over predicted peaks."""
+    stack_fraction: float
+    """What is left of `DeviceFit.peak_memory_stack_fraction`."""
+
+    def __post_init__(self) -> None:
+        require_positive_int(runs=self.runs)
+        if not -3 <= self.shift_log <= 3:
+            raise SpecError(f"shift_log must lie in [-3, 3], not {self.shift_log!r}")
+        if not 0 <= self.stack_fraction <= 3:
+            raise SpecError(f"stack_fraction must lie in [0, 3], not {self.stack_fraction!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepError:
     """How far predicted step times are off: standard deviations of their logarithm.
 
@@ -224,6 +243,8 @@ class Device(RemembersHash):
     """How far step times on it are off, for its kind of evidence."""
     vendor: Vendor = "nvidia"
     """Whose software drives a device that torch calls `cuda`: CUDA and NCCL, or ROCm and RCCL."""
+    learned_peaks: LearnedPeaks | None = None
+    """What the user's runs say of peaks of memory on it; None: nothing, and so in profiles."""
 
     def __post_init__(self) -> None:
         require_choice("kind", self.kind, get_args(DeviceKind))

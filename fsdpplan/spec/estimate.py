@@ -32,6 +32,9 @@ class TimeBreakdown:
     """Part of compute: the blocks' scores, softmax and weighted values, likewise."""
     launch_seconds: float = 0.0
     """Part of compute: passes through blocks whose kernels the host cannot start fast enough."""
+    launch_chance_seconds: float = 0.0
+    """Passes through blocks, each by the chance that it waits for the host: what `launch_seconds`
+    are if hosts, and programs on them, are as different as they are."""
     exposed_inside_seconds: float = 0.0
     """Part of exposed communication: on the innermost level of the network."""
     exposed_across_seconds: float = 0.0
@@ -87,7 +90,8 @@ class MemoryBreakdown:
     releasable_bytes: int = 0
     """Part of `reserved_overhead_bytes` that the allocator gives back before a request fails."""
     peak_device_band_bytes: Interval | None = None
-    """`peak_device_bytes` with its 80 % band; None: not known, as of CPU processes."""
+    """`peak_device_bytes`, as measured runs say where there are some, with its 80 % band; None: not
+    known, as of CPU processes."""
     fits_fraction: float | None = None
     """Chance that `peak_device_bytes` stays within the device's memory; None likewise."""
 
@@ -114,6 +118,12 @@ class MemoryBreakdown:
     def peak_device_bytes(self) -> int:
         """What `nvidia-smi` should show for the process."""
         return self.peak_reserved_bytes + self.context_bytes
+
+    @property
+    def expected_over_predicted(self) -> float:
+        """What measured runs make of predicted peaks."""
+        band = self.peak_device_band_bytes
+        return 1.0 if band is None else band.expected / self.peak_device_bytes
 
     @property
     def least_device_bytes(self) -> int:

@@ -48,10 +48,11 @@ class ComparedRun:
 
     @property
     def predicted_peak_memory_bytes(self) -> int | None:
-        """The predicted peak in the row's own way of counting."""
+        """The predicted peak in the row's own way of counting, as known runs say."""
         if self.prediction is None:
             return None
-        return self.prediction.peak_memory_bytes(self.memory_kind)
+        peak, memory = self.prediction.peak_memory_bytes(self.memory_kind), self.prediction.memory
+        return None if peak is None else round(peak * memory.expected_over_predicted)
 
     @property
     def memory_error_fraction(self) -> float | None:

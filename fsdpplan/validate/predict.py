@@ -18,12 +18,12 @@ from statistics import mean
 from typing import TypeVar
 
 from fsdpplan.cost.band import widened
-from fsdpplan.cost.peak_band import with_band
+from fsdpplan.cost.peak_band import peak_factor, with_band
 from fsdpplan.cost.step import estimate, rank_memory
 from fsdpplan.cost.step_time import step_time
 from fsdpplan.errors import SpecError
 from fsdpplan.files.runs import MeasuredRun, MemoryKind
-from fsdpplan.spec.cluster import Cluster, Evidence
+from fsdpplan.spec.cluster import Cluster, Device, Evidence
 from fsdpplan.spec.estimate import Estimate, Interval, MemoryBreakdown, TimeBreakdown
 from fsdpplan.spec.layout import Layout
 from fsdpplan.validate.express import Expressed, express
@@ -67,6 +67,11 @@ class Prediction:
     def peak_memory_bytes(self, kind: MemoryKind | None) -> int | None:
         """The peak as `kind` counts it; None where that cannot be told."""
         return peak_bytes(self.memory, kind)
+
+
+def has_room(memory: MemoryBreakdown, device: Device) -> bool:
+    """Whether `device` has what `memory` is expected to need at least."""
+    return memory.least_device_bytes * peak_factor(device) <= device.memory_bytes
 
 
 def peak_bytes(memory: MemoryBreakdown, kind: MemoryKind | None) -> int | None:
@@ -150,7 +155,7 @@ def predict(
         unknown_log_error=unknown,
         time=price.time,
         memory=with_band(price.memory, device=cluster.device, unknown_log_error=unknown_peak),
-        fits=price.memory.least_device_bytes <= cluster.device.memory_bytes,
+        fits=has_room(price.memory, cluster.device),
         evidence=cluster.device.evidence,
         assumptions=(*expressed.assumptions, *_fills(expressed, layout)),
     )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import exp, log
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fsdpplan.cost.band import NORMAL_80
 from fsdpplan.cost.memory import available_bytes, rank_memory
 from fsdpplan.cost.peak_band import (
     fits_fraction,
@@ -18,7 +20,7 @@ from fsdpplan.cost.peak_band import (
 )
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.clusters import load_cluster
-from fsdpplan.spec.cluster import Device
+from fsdpplan.spec.cluster import Device, LearnedPeaks
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.training import Training
 
@@ -76,7 +78,7 @@ def test_of_processes_nothing_is_known() -> None:
         training=training,
         layout=Layout(dp_shard=2, compile=False),
     )
-    assert not peak_log_error(cpu.device.fit)
+    assert not peak_log_error(cpu.device)
     assert (memory.fits_fraction, memory.peak_device_band_bytes) == (None, None)
     assert with_band(memory, device=cpu.device) == memory
     assert most_bytes(device=cpu.device, fits_fraction=0.95) == cpu.device.memory_bytes
@@ -96,3 +98,24 @@ def test_the_fullest_rank_says_its_band() -> None:
     assert 0.5 < memory.fits_fraction <= 1
     assert memory.peak_allocated_bytes + memory.context_bytes < memory.least_device_bytes
     assert memory.least_device_bytes < memory.peak_device_bytes
+
+
+@given(st.floats(-0.3, 0.3), st.floats(0.0, 0.2), st.floats(0.51, 0.999))
+def test_what_runs_say_moves_the_band_the_chance_and_the_room_alike(
+    shift: float, left: float, asked: float
+) -> None:
+    peaks = LearnedPeaks(runs=3, shift_log=shift, stack_fraction=left)
+    told = replace(DEVICE, learned_peaks=peaks)
+    most = most_bytes(device=told, fits_fraction=asked)
+    assert fits_fraction(peak_bytes=most, device=told) == pytest.approx(asked, abs=1e-6)
+    band = peak_interval(peak_bytes=40 * 2**30, device=told)
+    assert band.expected == pytest.approx(40 * 2**30 * exp(shift))
+    assert (band.upper / band.expected < 1.11) == (peak_log_error(told) < log(1.11) / NORMAL_80)
+
+
+def test_the_headroom_is_left_of_what_is_expected() -> None:
+    peaks = LearnedPeaks(runs=3, shift_log=0.1, stack_fraction=0.0)
+    told = replace(DEVICE, learned_peaks=peaks)
+    training = Training(seq_len=4096, global_batch=64, headroom_fraction=0.3, fits_fraction=0.0)
+    room = available_bytes(cluster=replace(H100.cluster, device=told), training=training)
+    assert room == pytest.approx(0.7 * DEVICE.memory_bytes / exp(0.1), abs=1)

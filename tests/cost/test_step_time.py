@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fsdpplan.cost.flops import mfu_fraction, useful_flops_per_token
 from fsdpplan.cost.step import executed_flops_ratio
-from fsdpplan.cost.step_time import StepTime, step_time
+from fsdpplan.cost.step_time import StepTime, host_chance, step_time
 from fsdpplan.spec.cluster import Cluster
 from tests.cost.problems import Case, case
 from tests.cost.wide import wide_cases
@@ -223,6 +223,16 @@ def test_the_device_waits_for_a_slow_host() -> None:
     assert time.launch_seconds > 0.5 * time.compute_seconds
     large = case("llama-3.1-8b", dp_shard=8, seq_len=8192, micro_batch=2)
     assert priced(large).time.launch_seconds == 0
+    assert 0 <= priced(large).time.launch_chance_seconds < 0.05 * priced(large).time.compute_seconds
+
+
+@given(st.floats(1e-6, 1e3), st.floats(1e-6, 1e3))
+def test_the_chance_to_wait_for_the_host_is_even_where_both_take_as_long(
+    host: float, device: float
+) -> None:
+    assert host_chance(host, host) == pytest.approx(0.5)
+    assert host_chance(host, device) + host_chance(device, host) == pytest.approx(1.0)
+    assert (host_chance(host, device) > 0.5) == (host > device) or host == pytest.approx(device)
 
 
 def test_slow_replicas_are_charged_less_for_what_they_hide() -> None:

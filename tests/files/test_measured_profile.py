@@ -167,6 +167,7 @@ def test_every_number_of_the_file_has_a_source() -> None:
     numbers = {field.name for field in fields(Device)} - {"peak_fp8_flops_per_second"}
     assert numbers - set(document["device"]["numbers"]) == {
         "vendor",
+        "learned_peaks",
         "name",
         "kind",
         "evidence",

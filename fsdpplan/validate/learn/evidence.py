@@ -73,15 +73,16 @@ def software_name(run: MeasuredRun) -> str:
 
 
 def asked_software(
-    runs: Sequence[Told], training: Training, given: str | None
+    stacks: Sequence[Stack], training: Training, given: str | None
 ) -> tuple[str, str | None]:
     """(the software that a plan is for, what was assumed of that).
 
-    It is the one that was named; else fsdpplan's own trainer where that has runs; else the one that
-    most runs with that runtime are of: whoever shows his runs plans for the same program.
+    `stacks` are those of the runs. It is the one that was named; else fsdpplan's own trainer where
+    that has runs; else the one that most runs with that runtime are of: whoever shows his runs
+    plans for the same program.
     """
     family = runtime_family(training.runtime)
-    counts = Counter(one.stack.software for one in runs if one.stack.runtime == family)
+    counts = Counter(one.software for one in stacks if one.runtime == family)
     if given is not None:
         named = {name.casefold(): name for name in counts}
         return named.get(given.casefold(), given), None

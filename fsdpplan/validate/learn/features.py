@@ -22,9 +22,10 @@ PLACES = ("gpus", "degrees", "batch", "model", "policy")
 
 _RECOMPUTED = {"none": 0.0, "attention": 0.5, "op": 0.7, "full": 1.5}
 _SHARDED = {"ddp": 0.0, "zero1": 0.5, "zero2": 1.0, "fsdp": 1.5}
-_FP8_SCALES = {"tensorwise": 0.0, "delayed": 0.0, "rowwise": 2.0}
+_FP8_SCALES = {"tensorwise": 0.0, "delayed": 0.0, "rowwise": 4.0}
 """Coordinates of policies: how much work and traffic they add, roughly; the reach scales them. A
-scale for every row of a matrix is another kernel; those of a whole tensor are one."""
+scale for every row of a matrix is another kernel, which nothing near tells of; those of a whole
+tensor are one."""
 _EXPERTS = 1.5
 """How far a mixture of experts is from a dense model, in the coordinates of a model's size."""
 
@@ -65,7 +66,7 @@ class Features:
     seconds: float
     """The step by the cost model alone."""
     shares: tuple[float, ...]
-    """Of the step, by `KINDS`."""
+    """Of the step, by `KINDS`: a pass is a launch by the chance that it waits for its host."""
     places: tuple[tuple[float, ...], ...]
     """Coordinates, by `PLACES`; a difference of 1 is a factor of e, or one policy."""
     num_microbatches: int
@@ -88,7 +89,7 @@ def features_of(
     stack: Stack,
 ) -> Features:
     """Those of a job whose step takes `time` by the cost model."""
-    shares = step_shares(time)
+    shares = _shares(time)
     degrees = (*map(log, (layout.tp, layout.pp, layout.cp, layout.ep)), _SHARDED[layout.sharding])
     batch = (
         log(layout.micro_batch * training.seq_len),
@@ -110,10 +111,30 @@ def features_of(
         shares=tuple(shares[kind] for kind in KINDS),
         places=((log(gpus),), degrees, batch, size, policy),
         num_microbatches=layout.num_microbatches,
-        job=hash(
-            (stack, model, training.seq_len, training.global_batch, gpus, _bare(model, layout))
-        ),
+        job=hash((stack, model, numbers_of(training), gpus, _bare(model, layout))),
     )
+
+
+def numbers_of(training: Training) -> Hashable:
+    """What of a training makes its step another: not for how long it runs, nor what it must leave
+    free, nor the release of torch, which is of the stack."""
+    return replace(training, tokens=None, torch=None, headroom_fraction=0.0, fits_fraction=0.0)
+
+
+def _shares(time: TimeBreakdown) -> dict[str, float]:
+    """`step_shares`, where passes near the point at which their host is too slow are launches in
+    part: a program whose host takes twice as long makes them whole ones.
+
+    What the kernels of all passes have beside that is split among them as it was.
+    """
+    shares = step_shares(time)
+    kernels = ("matmul", "attention", "element_wise")
+    launch = time.launch_chance_seconds / time.total_seconds
+    before = sum(shares[kind] for kind in kernels)
+    left = max(0.0, before + shares["launch"] - launch)
+    for kind in kernels:
+        shares[kind] *= left / before if before else 0.0
+    return shares | {"launch": launch}
 
 
 def _bare(model: Model, layout: Layout) -> Hashable:

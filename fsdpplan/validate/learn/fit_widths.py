@@ -25,7 +25,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import exp, log
 
 from fsdpplan.files.bundled import bundled_runs
@@ -57,7 +57,7 @@ START = Widths(
     inside=0.3,
     across=0.4,
     bubble=0.3,
-    step_seconds=0.005,
+    step_seconds=0.01,
     micro_batch_seconds=0.002,
     near=0.1,
     gpus_reach=1.5,
@@ -72,8 +72,10 @@ START = Widths(
     other_device=0.7,
     degrees_of_freedom=7.0,
 )
-"""Where the fit begins, and the middle of its prior. Launches are the least known part: hosts and
-the programs on them differ by a factor of two, and hardly a stack of the table waits for them."""
+"""Where the fit begins, and the middle of its prior. A step reads its batch, logs and synchronizes
+beside what is predicted, ten milliseconds or so; a micro-batch less. Launches are the least
+known part: hosts and the programs on them differ by a factor of two, and hardly a stack of the
+table waits for them."""
 
 KEPT = ("other_software", "other_precision", "other_device", "run")
 """Held, not fitted."""
@@ -100,7 +102,10 @@ class HeldBack:
 
 def held_back(rows: Iterable[HeldOutRow], runs: Sequence[MeasuredRun]) -> list[HeldBack]:
     """The held-out rows as the learner sees them; poorly tuned layouts are left out, and the script
-    of which it is not said what ran in which number format."""
+    of which it is not said what ran in which number format.
+
+    Which passes may wait for their host is by today's constants.
+    """
     found = []
     for row in rows:
         run = runs[row.row]
@@ -115,7 +120,8 @@ def held_back(rows: Iterable[HeldOutRow], runs: Sequence[MeasuredRun]) -> list[H
         gpus = load_request(expressed.cluster_request).gpus
         job = Job(model=expressed.model, training=expressed.training, layout=predicted.layout)
         seconds = row.measured_step_seconds
-        one = as_priced(job, gpus=gpus, time=row.time, stack=stack, step_seconds=seconds)
+        time = replace(row.time, launch_chance_seconds=predicted.time.launch_chance_seconds)
+        one = as_priced(job, gpus=gpus, time=time, stack=stack, step_seconds=seconds)
         found.append(HeldBack(project=row.project, run=one))
     return found
 

@@ -126,9 +126,14 @@ def as_priced(
 
 def _row_priced(row: LedgerRow, cluster: Cluster | None) -> tuple[Job, int, TimeBreakdown]:
     job = row.job
-    here = _ran_on(row.machines, cluster) or _as_recorded(row.machines, cluster)
+    here = machines_of(row, cluster)
     step = step_time(model=job.model, cluster=here, training=job.training, layout=job.layout)
     return job, row.machines.gpus, step.time
+
+
+def machines_of(row: LedgerRow, cluster: Cluster | None) -> Cluster:
+    """What a run was on, with the numbers of `cluster` where it was on such machines."""
+    return _ran_on(row.machines, cluster) or _as_recorded(row.machines, cluster)
 
 
 def _table_priced(run: Expressed, cluster: Cluster | None) -> tuple[Job, int, TimeBreakdown]:
