@@ -19,8 +19,9 @@ RUNS ?= 15
 PLANS ?= 100
 CASES ?= 1500
 SEED ?= 0
-# Workers of pytest. Tests that start process groups or Slurm share one of them (tests/conftest.py).
-WORKERS ?= 2
+# Workers of pytest, for two cores: tests that start process groups or Slurm share one of them
+# (tests/conftest.py), which mostly waits.
+WORKERS ?= 3
 
 # Releases of torch that are claimed, the newest last; `make VERSION=2.9.1 test-torch` takes one.
 TORCH_VERSIONS := 2.8.0 2.9.1 2.10.0 2.11.0 2.12.0 2.13.0 2.14.1 2.15.0
