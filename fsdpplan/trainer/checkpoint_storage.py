@@ -16,6 +16,7 @@ import pickle
 import zlib
 from collections.abc import Generator
 from contextlib import contextmanager
+from enum import Enum, EnumMeta
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,14 @@ class StagedTensors(DefaultSavePlanner):
         return self.copies[index.fqn]
 
 
+def member_of(kind: object, name: object) -> Enum:
+    """A member of one of the index's enumerations, which Python 3.11.2, Debian 12's, writes as
+    `getattr` of its class and its name (enum.py, `Enum.__reduce_ex__`)."""
+    if isinstance(kind, EnumMeta) and name in kind.__members__:
+        return kind.__members__[str(name)]
+    raise pickle.UnpicklingError("it reads an attribute, which no index of tensors does")
+
+
 class IndexUnpickler(pickle.Unpickler):
     """Reads `.metadata` and nothing else (docs.python.org, pickle, "Restricting Globals")."""
 
@@ -213,6 +222,8 @@ class IndexUnpickler(pickle.Unpickler):
             return ReadableProperties
         if (module, name) in INDEX_CLASSES:
             return super().find_class(module, name)
+        if (module, name) == ("builtins", "getattr"):
+            return member_of
         if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
             return found
         raise pickle.UnpicklingError(f"it names {module}.{name}, which no index of tensors does")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,37 @@ def test_the_index_is_read_as_torch_reads_it(saved: Path) -> None:
     assert ours.state_dict_metadata == theirs.state_dict_metadata
     assert ours.storage_data == theirs.storage_data
     assert ours.planner_data == theirs.planner_data
+
+
+class ByName(pickle.Pickler):
+    """Writes members of an enumeration as Python 3.11.2 does."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, Enum):
+            return getattr, (type(value), value.name)
+        return NotImplemented
+
+
+def test_an_index_of_debians_python_is_read(saved: Path) -> None:
+    written = io.BytesIO()
+    ByName(written).dump(FileSystemReader(saved).read_metadata())
+    assert b"getattr" in written.getvalue()
+    (saved / ".metadata").write_bytes(written.getvalue())
+    theirs = FileSystemReader(saved).read_metadata()
+    assert read_index(saved).state_dict_metadata == theirs.state_dict_metadata
+
+
+class Reading:
+    """Reads an attribute of what is not an enumeration."""
+
+    def __reduce__(self) -> Any:
+        return getattr, (Path, "unlink")
+
+
+def test_no_other_attribute_is_read(saved: Path) -> None:
+    (saved / ".metadata").write_bytes(pickle.dumps(Reading()))
+    with pytest.raises(TrainerError, match="which no index of tensors does"):
+        read_index(saved)
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4, 5])
