@@ -42,6 +42,7 @@ PASSED_ON = {
     "trainer/rehearsal.py:rehearse_ranks": "what a rank would raise in the job",
     "trainer/train.py:train": "save_the_end of this file; empty where all is saved",
     "validate/learn/known.py:_table_priced": "a sentence of validate/predict.py",
+    "validate/learn/peaks.py:_table_priced": "a sentence of validate/predict.py",
 }
 """Place -> where the sentence that is passed on is made, and seen by this test or another."""
 
