@@ -91,6 +91,7 @@ fit: $(VENV)/.dev  ## fit the profiles' constants to the tables again, in about 
 	$(BIN)/python -m fsdpplan.validate.held_out
 	$(BIN)/python -m fsdpplan.validate.fit_bands
 	$(BIN)/python -m fsdpplan.validate.learn.fit_widths
+	$(BIN)/python -m fsdpplan.validate.learn.curve --fit
 
 clean:  ## remove what make made
 	rm -rf $(VENV) .torch demo dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,23 +1,29 @@
 """Learning curve: how far predictions are off after so many runs of a stack.
 
     python -m fsdpplan.validate.learn.curve [--by project|stack]
+    python -m fsdpplan.validate.learn.curve --fit       # writes the widths; or: make fit
 
 Rows are those of `held_out.json`: each predicted with constants fitted without its project, and the
-widths of the learner are fitted without it, too. Of every stack (software, number format and
-device of one project) some rows are learned from and the others predicted; that is repeated with
+widths of the learner are fitted without it, too (`widths.json` beside it). Of every stack
+(software, number format and device of one project) some rows are learned from and the others predicted; that is repeated with
 other rows, and errors are medians over rows, means over repeats, then over stacks.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import exp, log
+from pathlib import Path
 from statistics import mean, median
 
 from fsdpplan.cost.band import NORMAL_80
+from fsdpplan.files.bundled import bundled_runs
+from fsdpplan.files.learning import load_widths
+from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.spec.learning import Widths
 from fsdpplan.validate.learn.fit_widths import (
     AFTER,
@@ -30,6 +36,9 @@ from fsdpplan.validate.learn.fit_widths import (
 from fsdpplan.validate.learn.known import PricedRun, jobs_among
 from fsdpplan.validate.learn.process import process
 from fsdpplan.validate.learn.surprise import shuffled
+
+WIDTHS = "widths.json"
+"""Project -> widths fitted to the others, beside the table of runs."""
 
 DRAWS = 12
 """Repeats with other known rows."""
@@ -112,22 +121,40 @@ def _mean(points: Sequence[Point], known: int) -> Point:
     )
 
 
-def widths_without_each(rows: Sequence[HeldBack]) -> dict[str, Widths]:
-    """Project -> widths fitted to the others."""
-    start = fit(draws_of(rows))
-    return {
-        name: fit(draws_of([row for row in rows if row.project != name]), start)
+def widths_without(rows: Sequence[HeldBack], project: str) -> Widths:
+    """Widths fitted to the other projects, searched for from those that ship."""
+    return fit(draws_of([row for row in rows if row.project != project]), load_widths())
+
+
+def written_widths() -> dict[str, Widths]:
+    """Those that `--fit` wrote, by the project that had no part in them."""
+    document = json.loads((bundled_runs().parent / WIDTHS).read_text())
+    return {project: Widths(**widths) for project, widths in document.items()}
+
+
+def write_widths(rows: Sequence[HeldBack]) -> Path:
+    """Fit without each project in its turn, and write what comes of it."""
+    found = {
+        name: {key: float(f"{value:.6g}") for key, value in asdict(widths).items()}
         for name in dict.fromkeys(row.project for row in rows)
+        for widths in [widths_without(rows, name)]
     }
+    path = bundled_runs().parent / WIDTHS
+    text = json.dumps(found, indent=1) + "\n"
+    write_text_atomically(path, text, advice="a checkout's tables are written to")
+    return path
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the curve."""
+    """Print the curve, of widths fitted anew where that is asked."""
     parser = argparse.ArgumentParser(description="How far predictions are off after some runs.")
     parser.add_argument("--by", choices=("project", "stack"), default="stack")
+    parser.add_argument("--fit", action="store_true", help="first fit the widths, and write them")
     options = parser.parse_args(arguments)
     rows = bundled_held_back()
-    for point in curve(rows, widths_without_each(rows), by_stack=options.by == "stack"):
+    if options.fit:
+        print(f"wrote {write_widths(rows).name}")
+    for point in curve(rows, written_widths(), by_stack=options.by == "stack"):
         print(
             f"after {point.known:2d}: {point.error_fraction:.1%} "
             f"(without {point.without_fraction:.1%}), inside {point.coverage_fraction:.0%}, "

@@ -20,7 +20,7 @@ from fsdpplan.files.learning import load_widths
 from fsdpplan.files.runs import read_runs
 from fsdpplan.spec.learning import Widths
 from fsdpplan.validate.held_out import HELD_OUT, read_held_out
-from fsdpplan.validate.learn.curve import Point, after, curve, widths_without_each
+from fsdpplan.validate.learn.curve import Point, after, curve, widths_without, written_widths
 from fsdpplan.validate.learn.fit_widths import (
     START,
     HeldBack,
@@ -47,10 +47,21 @@ def rows() -> list[HeldBack]:
 
 
 @pytest.fixture(scope="module")
-def widths(rows: list[HeldBack]) -> dict[str, Widths]:
+def widths() -> dict[str, Widths]:
     """Fitted without each project."""
+    return written_widths()
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("project", sorted(written_widths()))
+def test_the_widths_are_those_of_a_fit_without_the_project(
+    project: str, rows: list[HeldBack], widths: dict[str, Widths]
+) -> None:
     pytest.importorskip("scipy")
-    return widths_without_each(rows)
+    assert widths.keys() == {row.project for row in rows}
+    fresh = widths_without(rows, project)
+    stacks = draws_of([row for row in rows if row.project != project])
+    assert loss(fresh, stacks) == pytest.approx(loss(widths[project], stacks), abs=0.05)
 
 
 @pytest.fixture(scope="module")
