@@ -5,8 +5,9 @@
 
 Rows are those of `held_out.json`: each predicted with constants fitted without its project, and the
 widths of the learner are fitted without it, too (`widths.json` beside it). Of every stack
-(software, number format and device of one project) some rows are learned from and the others predicted; that is repeated with
-other rows, and errors are medians over rows, means over repeats, then over stacks.
+(software, number format and device of one project) some rows are learned from and the others
+predicted; that is repeated with other rows, and errors are medians over rows, means over repeats,
+then over stacks.
 """
 
 from __future__ import annotations
