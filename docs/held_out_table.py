@@ -17,7 +17,7 @@ from fsdpplan.files.runs import read_runs
 from fsdpplan.validate.differences import log_residual
 from fsdpplan.validate.fit_bands import is_inside
 from fsdpplan.validate.held_out import HELD_OUT, HeldOutRow, read_held_out
-from fsdpplan.validate.projects import POORLY_TUNED
+from fsdpplan.validate.projects import HALF_AUTOCAST, POORLY_TUNED, is_tuned
 
 NAMES = {
     "torchtitan": "torchtitan: FSDP2, tensor parallelism, fp8, on A100 and H100",
@@ -31,14 +31,11 @@ NAMES = {
     POORLY_TUNED: "nanotron's sweep, pp 1 and tp up to 8",
     "libai_benchmark": "LiBai and Megatron-LM on an unnamed GPU, taken as V100",
     "xtuner_megatron_moe": "XTuner and Megatron: large mixtures on H800",
-    "seed_gpt2_large_h100": "one script, GPT-2 Large on H100",
+    HALF_AUTOCAST: "one script, GPT-2 Large on H100",
 }
 """What the projects of the published runs are, in the order of the pages."""
 
 _MEDIAN_OF_NORMAL = NormalDist().inv_cdf(0.75)
-
-APART = "seed_gpt2_large_h100"
-"""Of one unnamed script on one GPU: shown, and not part of the means."""
 
 
 def held_out_table(name: str) -> Iterator[str]:
@@ -55,7 +52,7 @@ def held_out_table(name: str) -> Iterator[str]:
         physics = load_profile(PHYSICS)
         assert isinstance(physics, PhysicsProfile)
         bands = dict(physics.errors)
-        counted = [rows for project, rows in projects.items() if project != APART]
+        counted = [rows for project, rows in projects.items() if project != HALF_AUTOCAST]
         middle = mean(median(_errors(rows)) for rows in counted)
         inside = mean(mean(is_inside(row, bands) for row in rows) for rows in counted)
         yield "| a stack that the constants have never seen | |"
@@ -96,7 +93,6 @@ def _rows_by_project() -> dict[str, list[HeldOutRow]]:
     runs = read_runs(table)
     projects: dict[str, list[HeldOutRow]] = defaultdict(list)
     for row in read_held_out(table.parent / HELD_OUT).rows:
-        run = runs[row.row]
-        if row.project != POORLY_TUNED or (run.pp == 1 and run.tp <= 8):
+        if is_tuned(runs[row.row]):
             projects[row.project].append(row)
     return projects

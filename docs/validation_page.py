@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from validation_results import Results, read_recorded, reason_for, tuned
+from validation_results import Results, read_recorded, reason_for
 
 from fsdpplan.validate.compared import ComparedRun
 from fsdpplan.validate.differences import coverage
 from fsdpplan.validate.errors import Errors, errors_over, mean_errors
 from fsdpplan.validate.pairs import Pair
-from fsdpplan.validate.projects import POORLY_TUNED, project_of
+from fsdpplan.validate.projects import POORLY_TUNED, is_tuned, project_of
 from fsdpplan.validate.ranking import ranking_errors
 from fsdpplan.validate.report import Report
 
@@ -123,7 +123,7 @@ def _short(errors: Errors | None) -> tuple[str, ...]:
 
 
 def _projects(found: Results) -> str:
-    rows = [row for row in found.plain.rows if row.error_fraction is not None and tuned(row)]
+    rows = [row for row in found.plain.rows if row.error_fraction is not None and is_tuned(row.run)]
     names = dict.fromkeys(project_of(row.run.source_id) for row in rows)
     lines, plain, held = [], [], []
     for name in names:
@@ -312,7 +312,7 @@ def worst_rows(found: Results) -> list[ComparedRun]:
     rows = [
         found.held_out.get(row.run.row, row)
         for row in found.plain.rows
-        if row.error_fraction is not None and tuned(row)
+        if row.error_fraction is not None and is_tuned(row.run)
     ]
     rows.sort(key=lambda row: abs(row.error_fraction or 0.0), reverse=True)
     counts: dict[str, int] = {}

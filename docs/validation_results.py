@@ -20,7 +20,7 @@ from fsdpplan.validate.differences import LayoutPair, layout_pairs
 from fsdpplan.validate.errors import Errors, errors_over
 from fsdpplan.validate.fit_bands import band_rows
 from fsdpplan.validate.held_out import read_held_out
-from fsdpplan.validate.projects import POORLY_TUNED, project_of
+from fsdpplan.validate.projects import is_tuned, project_of
 from fsdpplan.validate.report import Report, report
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -74,12 +74,6 @@ def _moved(row: ComparedRun, seconds: float) -> ComparedRun | None:
     return replace(row, outcome=replace(prediction, step_seconds=moved))
 
 
-def tuned(row: ComparedRun) -> bool:
-    """Rows whose times are compared by target: of nanotron only its plain layouts."""
-    run = row.run
-    return run.source_id != POORLY_TUNED or (run.pp == 1 and run.tp <= 8)
-
-
 RECORDED_ERRORS: Mapping[str, Callable[[Errors], float]] = {
     "median": lambda errors: errors.median_abs_error_fraction,
     "p90": lambda errors: errors.p90_abs_error_fraction,
@@ -100,7 +94,7 @@ def reached(found: Results) -> dict[str, dict[str, float]]:
     held = list(found.held_out.values())
     for project in dict.fromkeys(project_of(row.run.source_id) for row in held):
         errors = errors_over(
-            [row for row in held if project_of(row.run.source_id) == project and tuned(row)]
+            [row for row in held if project_of(row.run.source_id) == project and is_tuned(row.run)]
         )
         if errors is not None:
             out[f"{project} held out"] = {

@@ -31,8 +31,13 @@ def projects_of(runs: Iterable[MeasuredRun]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(project_of(run.source_id) for run in runs))
 
 
+def is_tuned(run: MeasuredRun) -> bool:
+    """Whether the row is of tuned code: of the poorly tuned one only its plain layouts are."""
+    return project_of(run.source_id) != POORLY_TUNED or (run.pp == 1 and run.tp <= 8)
+
+
 def tells_of_hardware(run: MeasuredRun) -> bool:
     """Whether the row's step time may be fitted to: timed, on a named GPU, by tuned code."""
     if not run.is_timed or not run.gpu:
         return False
-    return project_of(run.source_id) != POORLY_TUNED or (run.pp == 1 and run.tp <= 8)
+    return is_tuned(run)

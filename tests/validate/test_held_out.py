@@ -36,7 +36,7 @@ from fsdpplan.validate.held_out import (
     read_held_out,
     written,
 )
-from fsdpplan.validate.projects import POORLY_TUNED
+from fsdpplan.validate.projects import POORLY_TUNED, is_tuned
 
 MEDIAN_TARGETS = {
     "torchtitan": 0.08,
@@ -67,8 +67,7 @@ def error(predicted: float, measured: float) -> float:
 def errors_by_project(held_out: HeldOut, runs: tuple[MeasuredRun, ...]) -> dict[str, list[float]]:
     by: dict[str, list[float]] = defaultdict(list)
     for row in held_out.rows:
-        run = runs[row.row]
-        if row.project != POORLY_TUNED or (run.pp == 1 and run.tp <= 8):
+        if is_tuned(runs[row.row]):
             by[row.project].append(error(row.predicted_step_seconds, row.measured_step_seconds))
     return by
 

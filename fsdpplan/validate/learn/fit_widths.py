@@ -28,6 +28,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from math import exp, log
 
+from fsdpplan.cost.step_time import HOST_LOG_ERROR
 from fsdpplan.files.bundled import bundled_runs
 from fsdpplan.files.learning import write_widths
 from fsdpplan.files.runs import MeasuredRun, read_runs
@@ -53,7 +54,7 @@ START = Widths(
     matmul=0.1,
     attention=0.2,
     element_wise=0.2,
-    launch=0.6,
+    launch=HOST_LOG_ERROR,
     inside=0.3,
     across=0.4,
     bubble=0.3,
