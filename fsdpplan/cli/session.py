@@ -21,8 +21,9 @@ from fsdpplan.cli.session_nccl import nccl_document, nccl_words
 from fsdpplan.cli.survival_options import ContainerOptions, SurvivalOptions
 from fsdpplan.cost.step import estimate
 from fsdpplan.emit.folder import SCRIPT_NAME
-from fsdpplan.emit.job import Job, Trainer
+from fsdpplan.emit.job import Job
 from fsdpplan.emit.nccl_cloud import gap_of
+from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import estimate_document, layout_document
 from fsdpplan.run.compare import compare

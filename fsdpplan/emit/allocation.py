@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from fsdpplan.emit.container import step_lines
-from fsdpplan.emit.job import Job, Trainer, excluded_hosts, starts_again, trial_words, tries_first
+from fsdpplan.emit.job import Job, excluded_hosts, starts_again, trial_words, tries_first
 from fsdpplan.emit.node import CONTAINER_JOIN_SECONDS
 from fsdpplan.emit.parts import logs_nccl, watches
 from fsdpplan.emit.quoting import shell_word
+from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.spec.plan import Plan
 
 LAST_NODE_SECONDS = 300

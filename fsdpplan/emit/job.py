@@ -16,8 +16,7 @@ from fsdpplan.emit.secrets import (
     require_public_words,
 )
 from fsdpplan.emit.survival import Survival
-from fsdpplan.emit.trainer_program import DEFAULT_STEPS
-from fsdpplan.emit.trainer_program import Trainer as Trainer
+from fsdpplan.emit.trainer_program import DEFAULT_STEPS, Trainer
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.checks import require_choice, require_positive_int
 from fsdpplan.spec.host_list import expand_host_list

@@ -8,11 +8,12 @@ and shellcheck reads them like the rest of the script.
 from __future__ import annotations
 
 from fsdpplan.emit.container import missing_lines, prefix_words
-from fsdpplan.emit.job import Job, Trainer, tries_first
+from fsdpplan.emit.job import Job, tries_first
 from fsdpplan.emit.nccl_cloud import CloudScript, cloud_scripts
 from fsdpplan.emit.nccl_rules import library_of
 from fsdpplan.emit.node_check import assumptions, binds, near_check, node_check
 from fsdpplan.emit.quoting import paragraph, shell_word, shell_words
+from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.spec.plan import Plan
 from fsdpplan.spec.torch_features import NUMA_BINDING
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 
-from fsdpplan.emit.job import Job, Trainer, saves_to
+from fsdpplan.emit.job import Job, saves_to
 from fsdpplan.emit.nccl import environment
 from fsdpplan.emit.nccl_cloud import cloud_scripts
 from fsdpplan.emit.nccl_rules import is_nvidia, network_between
+from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.node import look, meet, near
 from fsdpplan.spec.plan import Plan
 from fsdpplan.spec.torch_features import NUMA_BINDING, torch_need

@@ -28,7 +28,8 @@ sys.path.insert(0, str(ROOT))
 from single_gpu_cases import KERNELS, Case, model_and_batch, planned  # noqa: E402
 from single_gpu_table import Result, table  # noqa: E402
 
-from fsdpplan.emit.job import Job, Trainer  # noqa: E402
+from fsdpplan.emit.job import Job  # noqa: E402
+from fsdpplan.emit.trainer_program import Trainer  # noqa: E402
 from fsdpplan.errors import FsdpPlanError  # noqa: E402
 from fsdpplan.files.clusters import load_cluster  # noqa: E402
 from fsdpplan.files.plans import cluster_document, estimate_document  # noqa: E402

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from fsdpplan.emit.container import Container, prefix_words
-from fsdpplan.emit.job import Job, Trainer
+from fsdpplan.emit.job import Job
+from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
 from tests.emit.bench import ALLOCATION, PLANS, bash_objects, emit, run, shellcheck
 from tests.emit.plans import make_plan

@@ -14,8 +14,9 @@ from fsdpplan.emit.header import (
     read_plan_json,
     read_trained,
 )
-from fsdpplan.emit.job import Job, Trainer
+from fsdpplan.emit.job import Job
 from fsdpplan.emit.script import render_launch
+from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import plan_from_json, plan_json
 from fsdpplan.spec.plan import RankedLayout

@@ -6,7 +6,6 @@ import pytest
 
 from fsdpplan.emit.job import (
     Job,
-    Trainer,
     UserProgram,
     later_starts,
     requeues,
@@ -17,6 +16,7 @@ from fsdpplan.emit.job import (
 )
 from fsdpplan.emit.sbatch_options import sbatch_option
 from fsdpplan.emit.survival import Survival
+from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fsdpplan.emit.job import Job, Trainer
+from fsdpplan.emit.job import Job
 from fsdpplan.emit.parts import part_names, part_text
+from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.run import nccl_watch
 from fsdpplan.run.nccl_verdict import host_memory_warning, socket_sentence
 from fsdpplan.spec.plan import Plan

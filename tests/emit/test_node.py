@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fsdpplan.emit.job import Job, Trainer, UserProgram
+from fsdpplan.emit.job import Job, UserProgram
 from fsdpplan.emit.node import name_is_gone, program_words
+from fsdpplan.emit.trainer_program import Trainer
 from tests.emit.bench import ALLOCATION, PLANS, emit, run
 from tests.emit.plans import make_plan
 

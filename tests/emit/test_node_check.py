@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from fsdpplan.emit.job import Job, Trainer, UserProgram
+from fsdpplan.emit.job import Job, UserProgram
 from fsdpplan.emit.node_check import IMEX_CHANNELS, assumptions, binds, near_check, node_check
+from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.spec.plan import TORCH_SOURCE
 from tests.emit.networks import EFA, GIB, INFINIBAND, on
 from tests.emit.plans import make_plan

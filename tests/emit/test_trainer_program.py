@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.emit.doors import trainer_words
-from fsdpplan.emit.job import Trainer
-from fsdpplan.emit.trainer_program import DEFAULT_STEPS, options_of_trainer
+from fsdpplan.emit.trainer_program import DEFAULT_STEPS, Trainer, options_of_trainer
 from fsdpplan.errors import SpecError
 from fsdpplan.trainer.options import make_parser, parse_options
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from fsdpplan.cost.step import estimate
-from fsdpplan.emit.job import Job, Trainer
+from fsdpplan.emit.job import Job
+from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.run.fallback import Attempt, run_with_fallback

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from fsdpplan.emit.job import Job, Trainer
+from fsdpplan.emit.job import Job
 from fsdpplan.emit.script import render_launch
+from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import plan_json, write_plan
 from fsdpplan.run.launch import checkpoints_word, emit_script, read_launch, resolve_launch

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from fsdpplan.emit.header import script_digest
-from fsdpplan.emit.job import Job, Trainer, UserProgram
+from fsdpplan.emit.job import Job, UserProgram
+from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import LaunchError
 from fsdpplan.files.plans import write_plan
 from fsdpplan.run.folder import write_job_folder

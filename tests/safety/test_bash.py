@@ -13,9 +13,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from fsdpplan.emit.container import Container, ContainerRuntime
-from fsdpplan.emit.job import Job, Trainer, UserProgram
+from fsdpplan.emit.job import Job, UserProgram
 from fsdpplan.emit.order import Order
 from fsdpplan.emit.targets import render
+from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import plan_json
 from fsdpplan.spec.plan import Plan

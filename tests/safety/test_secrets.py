@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fsdpplan.emit.job import Job, Trainer, UserProgram
+from fsdpplan.emit.job import Job, UserProgram
 from fsdpplan.emit.secrets import (
     MASK,
     is_secret_name,
@@ -15,6 +15,7 @@ from fsdpplan.emit.secrets import (
     secret_values,
     without_values,
 )
+from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
 
 TOKEN = "hf_" + "aB3" * 12

@@ -14,10 +14,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from fsdpplan.emit.alerts import alert_rules
-from fsdpplan.emit.job import Job, Trainer, UserProgram
+from fsdpplan.emit.job import Job, UserProgram
 from fsdpplan.emit.order import Order
 from fsdpplan.emit.pods import Pods
 from fsdpplan.emit.targets import Target, render
+from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.files.plans import plan_json
 from fsdpplan.spec.plan import Plan
 from tests.emit.plans import make_plan

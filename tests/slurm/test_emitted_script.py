@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fsdpplan.emit.job import Job, Trainer, UserProgram
+from fsdpplan.emit.job import Job, UserProgram
+from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.run.engine import JobState
 from fsdpplan.run.jobs import chosen_run
 from fsdpplan.run.launch import emit_script, read_launch

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from fsdpplan.emit.job import Job, Trainer, UserProgram
+from fsdpplan.emit.job import Job, UserProgram
+from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import LaunchError
 from fsdpplan.run.launch import Launch, emit_script
 from fsdpplan.run.outcome import Outcome

@@ -9,10 +9,10 @@ from fsdpplan.emit.doors.launch_lines import (
     variables_lines,
 )
 from fsdpplan.emit.header import METRICS_LINE, plan_lines
-from fsdpplan.emit.job import Trainer
 from fsdpplan.emit.node import check_function, prepare_lines, program_words
 from fsdpplan.emit.order import Order
 from fsdpplan.emit.quoting import shell_word
+from fsdpplan.emit.trainer_program import Trainer
 
 STRICT = (
     "# Strings from options are literal (SC2016, SC2088, SC1003, SC1112), a cloud's script is on",

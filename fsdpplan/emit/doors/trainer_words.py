@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import ceil
 
-from fsdpplan.emit.job import Trainer, UserProgram
+from fsdpplan.emit.job import UserProgram
 from fsdpplan.emit.order import Order, differing
-from fsdpplan.emit.trainer_program import DEFAULT_STEPS
+from fsdpplan.emit.trainer_program import DEFAULT_STEPS, Trainer
 from fsdpplan.errors import SpecError
 
 DEFAULT_LEARNING_RATE = 3e-4

@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from fsdpplan.emit.doors.accelerate import configuration
-from fsdpplan.emit.job import Trainer, UserProgram
+from fsdpplan.emit.job import UserProgram
 from fsdpplan.emit.targets import render
+from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.plan import Plan

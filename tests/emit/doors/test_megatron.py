@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fsdpplan.emit.job import Trainer
 from fsdpplan.emit.targets import render
+from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Experts

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from fsdpplan.emit.job import Trainer, UserProgram
+from fsdpplan.emit.job import UserProgram
 from fsdpplan.emit.survival import Survival
 from fsdpplan.emit.targets import render
+from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.layout import Layout
 from tests.emit.doors.orders import make_order, plan_of

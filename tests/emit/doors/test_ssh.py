@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from fsdpplan.emit.job import Trainer, UserProgram
+from fsdpplan.emit.job import UserProgram
 from fsdpplan.emit.targets import render
+from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
 from tests.emit.bench import shellcheck
 from tests.emit.doors.orders import make_order

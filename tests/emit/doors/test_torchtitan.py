@@ -20,8 +20,9 @@ from fsdpplan.cost.params import parameter_count
 from fsdpplan.cost.pipeline_stages import layout_stage_blocks
 from fsdpplan.emit.doors.stages import balanced_blocks, stage_ranges
 from fsdpplan.emit.doors.torchtitan_words import SCHEDULES
-from fsdpplan.emit.job import Trainer, UserProgram
+from fsdpplan.emit.job import UserProgram
 from fsdpplan.emit.targets import render
+from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.layout import Layout, Schedule
 from fsdpplan.spec.model import Model

@@ -7,11 +7,12 @@ from typing import Any
 
 import yaml
 
-from fsdpplan.emit.job import Job, Trainer
+from fsdpplan.emit.job import Job
 from fsdpplan.emit.order import Order
 from fsdpplan.emit.pods import Pods
 from fsdpplan.emit.survival import Survival
 from fsdpplan.emit.targets import Target, render
+from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.files.plans import plan_json
 from fsdpplan.spec.plan import Plan
 from tests.emit.plans import make_plan

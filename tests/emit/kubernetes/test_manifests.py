@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kubeflow_trainer_api import models
 
 from fsdpplan.emit.header import plan_digest, read_header, read_plan_json
-from fsdpplan.emit.job import Job, Trainer, UserProgram
+from fsdpplan.emit.job import Job, UserProgram
 from fsdpplan.emit.kubernetes.manifest import (
     is_manifest,
     read_manifest_job,
@@ -23,6 +23,7 @@ from fsdpplan.emit.order import Order
 from fsdpplan.emit.pods import Pods
 from fsdpplan.emit.survival import Survival
 from fsdpplan.emit.targets import Target, render
+from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
 from tests.emit.kubernetes.api_fields import PYTORCH_JOB, VOLCANO_JOB, unknown_fields
 from tests.emit.kubernetes.orders import (

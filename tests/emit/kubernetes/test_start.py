@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from fsdpplan import __version__
-from fsdpplan.emit.job import Job, Trainer, UserProgram
+from fsdpplan.emit.job import Job, UserProgram
 from fsdpplan.emit.order import Order
 from fsdpplan.emit.pods import Pods
 from fsdpplan.emit.targets import Target
+from fsdpplan.emit.trainer_program import Trainer
 from tests.emit.bench import shellcheck
 from tests.emit.kubernetes.orders import IMAGE, PLANS, TARGETS, documents, full_order, order
 from tests.emit.networks import GIB, on
