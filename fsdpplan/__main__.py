@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 from fsdpplan.cli import process
+
+TYPE_CHECKING = False  # typing takes longer to import than all else before signals are heard
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 
 def main() -> NoReturn:

@@ -9,8 +9,11 @@ import io
 import os
 import signal
 import sys
-from types import FrameType
-from typing import Any, NoReturn
+
+TYPE_CHECKING = False  # typing takes longer to import than all else before signals are heard
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import Any, NoReturn
 
 LEAVES = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a program to end: Ctrl-C, `kill`, a terminal that is closed."""

@@ -36,14 +36,16 @@ ASKED = [
 FIRST_SECONDS = 0.05
 """About as long as Python's own start takes, in which nothing of ours can hear a signal yet."""
 SAYS = {"", "interrupted\n", "terminated\n"}
+HEARS = ("in main", "in begin")
+"""Frames of a traceback: our first one, and the one which makes us hear signals."""
 
 
 def broken(number: int, code: int, err: str, folder: Path) -> str:
     """Which promise does not hold; empty where all do."""
     if code not in (0, 128 + number, -number):
         return f"exit code {code} after signal {number}: {err!r}"
-    # A traceback without a line of ours is of Python's own start, which hears signals before us.
-    if code and err not in SAYS and "fsdpplan" in err:
+    # Until our first lines have run, Python's own start hears signals, and shows a traceback.
+    if code and err not in SAYS and HEARS[0] in err and HEARS[1] not in err:
         return err
     left = [path.name for path in folder.iterdir() if path.name != "plan.json"]
     if left:
