@@ -1,0 +1,114 @@
+"""The shape of the house, counted.
+
+    python tests/benchmarks/shape.py [CHECKOUT]
+
+Files and lines of each room; folders with the most files; signatures that are given three or more
+of the nouns (model, cluster, training, layout, stage) by hand; `type: ignore`; imports of our own
+modules inside functions; and the modules of ours outside `cli/` that one `estimate` executes.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parents[2]
+NOUNS = {"model", "cluster", "training", "layout", "stage"}
+CROWDED = 16
+"""A folder of more files than this is shown."""
+
+ESTIMATE = """\
+import sys
+sys.argv = ["fsdpplan", "estimate", "--params", "7e9", "--gpus", "8", "--dp-shard", "8",
+            "--no-ledger", "--json"]
+from fsdpplan.cli import app
+try:
+    app.main()
+except SystemExit:
+    pass
+print(*(name for name in sys.modules if name.startswith("fsdpplan")), file=sys.stderr)
+"""
+
+
+def sources(package: Path) -> Iterator[tuple[Path, str]]:
+    """Each module, as a path below the package, with its text."""
+    for path in sorted(package.rglob("*.py")):
+        yield path.relative_to(package), path.read_text(encoding="utf-8")
+
+
+def arguments(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    """Names of the parameters of a function."""
+    given = function.args
+    return {each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
+
+
+def crowded_signatures(text: str) -> int:
+    """Functions that are given three or more of the nouns by hand."""
+    return sum(
+        len(arguments(node) & NOUNS) >= 3
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+
+
+def lazy_imports(text: str) -> int:
+    """Import statements inside functions that name our own modules."""
+    found = set()
+    for function in ast.walk(ast.parse(text)):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        for node in ast.walk(function):
+            if isinstance(node, ast.ImportFrom) and (
+                node.level or (node.module or "").startswith("fsdpplan")
+            ):
+                found.add(node.lineno)
+    return len(found)
+
+
+def executed(root: Path) -> list[str]:
+    """Modules of ours outside `cli/` that one `estimate` executes; those of a package's own text
+    alone are not counted."""
+    told = subprocess.run(
+        [sys.executable, "-c", ESTIMATE],
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    names = told.stderr.splitlines()[-1].split()
+    packages = {name.rpartition(".")[0] for name in names}
+    return [name for name in names if name not in packages and ".cli." not in name]
+
+
+def main() -> None:
+    """Print the counts of a checkout, this one if none is named."""
+    root = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else HERE
+    files, lines, folders = Counter[str](), Counter[str](), Counter[str]()
+    signatures, ignores, lazy = Counter[str](), Counter[str](), Counter[str]()
+    for path, text in sources(root / "fsdpplan"):
+        room = path.parts[0]
+        files[room] += 1
+        lines[room] += text.count("\n")
+        folders[path.parent.as_posix()] += path.name != "__init__.py"
+        signatures[room] += crowded_signatures(text)
+        ignores[room] += text.count("type: ignore")
+        lazy[room] += lazy_imports(text)
+    columns = ("files", "lines", "3 nouns", "ignores", "lazy")
+    print(f"{'room':<14}" + "".join(f"{column:>9}" for column in columns))
+    for room in sorted(files, key=lambda room: -lines[room]):
+        counts = (files[room], lines[room], signatures[room], ignores[room], lazy[room])
+        print(f"{room:<14}" + "".join(f"{count:>9,}" for count in counts))
+    sums = [each.total() for each in (files, lines, signatures, ignores, lazy)]
+    print(f"{'all':<14}" + "".join(f"{total:>9,}" for total in sums))
+    print("\nfolders of more than", CROWDED, "modules:", end=" ")
+    print(", ".join(f"{f} {n}" for f, n in folders.most_common() if n > CROWDED) or "none")
+    print("modules outside cli/ that one estimate executes:", len(executed(root)))
+
+
+if __name__ == "__main__":
+    main()
