@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import random
 import signal
 import uuid
 from collections import defaultdict
@@ -43,12 +42,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Let an interrupt reach what tests start: a shell lets what it runs in the background ignore
     it, and children inherit that."""
     config.addinivalue_line(
-        "markers", "sampled(cases): of so many cases, by a seed, unless --whole asks for all"
-    )
-    config.addinivalue_line(
         "markers",
-        "thinned(share): such a share of the cases, by a seed, unless --whole asks for all; a case"
-        " of one name is in or out for all tests of its file, which may measure them together",
+        "sampled(cases): so many of the cases, by a seed, unless --whole asks for all; tests of one"
+        " file that have the same cases get the same, which may be measured together",
     )
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -70,7 +66,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """All but some cases of each matrix, the same on every worker."""
+    """All but some cases of each matrix, the same on every worker and for all tests of a file."""
+    seed = config.getoption("--sample-seed")
+
+    def chance(item: pytest.Item) -> bytes:
+        case = item.nodeid.partition("[")[2].partition("]")[0]
+        return hashlib.sha256(f"{seed} {item.path.name} {case}".encode()).digest()
+
     matrices: dict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
     for item in items:
         name = item.nodeid.partition("[")[0]
@@ -78,32 +80,12 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
             matrices[name, mark.args[0]].append(item)
         if config.getoption("--few"):
             matrices[name, FEW].append(item)
-    seed = config.getoption("--sample-seed")
-    left_out = _thinned_out(items, seed)
-    for (name, number), cases in matrices.items():
-        chance = random.Random(f"{name} {seed}")
-        left_out |= {*cases} - {*chance.sample(cases, min(number, len(cases)))}
+    left_out = set[pytest.Item]()
+    for (_, number), cases in matrices.items():
+        left_out.update(sorted(cases, key=chance)[number:])
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
-
-
-def _thinned_out(items: list[pytest.Item], seed: int) -> set[pytest.Item]:
-    """Of each test that is thinned all but a share of its cases, and one at least."""
-    tests: dict[tuple[str, float], list[pytest.Item]] = defaultdict(list)
-    for item in items:
-        for mark in item.iter_markers("thinned"):
-            tests[item.nodeid.partition("[")[0], mark.args[0]].append(item)
-
-    def chance(item: pytest.Item) -> float:
-        name = f"{seed} {item.path.name} {item.nodeid.partition('[')[2].partition(']')[0]}"
-        return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") / 2**32
-
-    left_out = set()
-    for (_, share), cases in tests.items():
-        _first, *others = sorted(cases, key=chance)
-        left_out |= {item for item in others if chance(item) >= share}
-    return left_out
 
 
 @pytest.fixture(scope="module")

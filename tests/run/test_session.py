@@ -29,6 +29,7 @@ from tests.run.displays import Remembers
 
 ROOT = Path(__file__).resolve().parents[2]
 HSDP = make_plan("cpu", nodes=2)
+PAIR = make_plan("cpu")
 HERE = (("PYTHONPATH", str(ROOT)),)
 
 
@@ -62,7 +63,7 @@ def test_an_emitted_script_trains_a_plan_of_two_nodes_on_this_host(tmp_path: Pat
 @pytest.mark.gloo
 def test_a_job_folder_trains_with_its_own_trainer(tmp_path: Path) -> None:
     folder = tmp_path / "job folder"
-    write_job_folder(folder, plan=HSDP, job=Job(python=sys.executable, program=Trainer(steps=9)))
+    write_job_folder(folder, plan=PAIR, job=Job(python=sys.executable, program=Trainer(steps=9)))
     own = folder / "trainer/__main__.py"
     own.write_text('print("changed by its owner", flush=True)\n' + own.read_text())
     launch, display = resolve_launch(folder), Remembers()
@@ -72,11 +73,11 @@ def test_a_job_folder_trains_with_its_own_trainer(tmp_path: Path) -> None:
     assert display.steps[-1] == 9
     # What the run was is known without the folder.
     shutil.rmtree(folder)
-    assert read_launch(outcome.run_folder / "job.sbatch").plan == HSDP
-    assert finished_run(outcome.run_folder, plan_file=None, folder=tmp_path).plan == HSDP
+    assert read_launch(outcome.run_folder / "job.sbatch").plan == PAIR
+    assert finished_run(outcome.run_folder, plan_file=None, folder=tmp_path).plan == PAIR
     of_run = chosen_run(tmp_path, None)
     assert of_run.record.plan_sha256 == script_digest(launch.script)
-    assert standing(of_run).planned_mfu_fraction == HSDP.estimate.mfu_fraction
+    assert standing(of_run).planned_mfu_fraction == PAIR.estimate.mfu_fraction
 
 
 @pytest.mark.gloo
@@ -99,7 +100,7 @@ def test_a_program_of_ones_own_gets_the_plan_and_its_code_counts(tmp_path: Path)
         """,
         "a b",
     )
-    outcome, display = run(tmp_path, HSDP, asked)
+    outcome, display = run(tmp_path, PAIR, asked)
     assert outcome.exit_code == 1  # torchrun's own, whatever the rank's
     assert "given ['a b']" in display.lines
     assert outcome.measured.median("step_seconds") == pytest.approx(0.25)
@@ -108,8 +109,8 @@ def test_a_program_of_ones_own_gets_the_plan_and_its_code_counts(tmp_path: Path)
 @pytest.mark.gloo
 def test_an_interrupted_job_saves_and_another_run_goes_on(tmp_path: Path) -> None:
     asked = job(steps=100_000, checkpoint_dir=str(tmp_path / "saved"))
-    write_plan(HSDP, tmp_path / "fsdpplan.json")
-    (tmp_path / "job.sbatch").write_text(emit_script(HSDP, asked))
+    write_plan(PAIR, tmp_path / "fsdpplan.json")
+    (tmp_path / "job.sbatch").write_text(emit_script(PAIR, asked))
     command = (
         "import sys; from pathlib import Path; from fsdpplan.run.launch import resolve_launch; "
         "from fsdpplan.run.session import run_launch; from fsdpplan.run.show import display_for; "
@@ -137,7 +138,7 @@ def test_an_interrupted_job_saves_and_another_run_goes_on(tmp_path: Path) -> Non
     assert "saved" in said
     steps = int(said.rpartition("step-")[2].split()[0])
     outcome, display = run(
-        tmp_path, HSDP, job(steps=steps + 2, checkpoint_dir=str(tmp_path / "saved"))
+        tmp_path, PAIR, job(steps=steps + 2, checkpoint_dir=str(tmp_path / "saved"))
     )
     assert outcome.exit_code == 0, display.lines
     assert display.steps == [steps + 1, steps + 2]

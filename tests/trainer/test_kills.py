@@ -13,7 +13,7 @@ import pytest
 
 pytestmark = pytest.mark.gloo
 
-KILLS = 30
+KILLS = 12
 PROGRAM = Path(__file__).parent / "kills.py"
 TIMEOUT_SECONDS = 600
 

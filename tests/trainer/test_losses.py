@@ -38,7 +38,7 @@ def counts(results: Results, name: str) -> dict[str, int]:
     return found
 
 
-@pytest.mark.thinned(0.4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", losses.FP32)
 def test_a_layout_loses_as_one_process(results: Results, name: str) -> None:
     expected = results["reference"]
@@ -46,7 +46,7 @@ def test_a_layout_loses_as_one_process(results: Results, name: str) -> None:
     assert results[name]["norms"] == pytest.approx(expected["norms"], abs=FP32_NORM_TOLERANCE)
 
 
-@pytest.mark.thinned(0.5)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", losses.GPT2)
 def test_tied_embeddings_and_biases_lose_as_one_process(results: Results, name: str) -> None:
     expected = results["gpt2_reference"]
@@ -97,7 +97,7 @@ COLLECTIVES = [
 ]
 
 
-@pytest.mark.thinned(0.4)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "all_gathers", "reduce_scatters", "all_reduces"),
     [pytest.param(*case, id=case[0]) for case in COLLECTIVES],

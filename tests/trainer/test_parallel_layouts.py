@@ -34,7 +34,7 @@ def expected(of: Measure, which: str, name: str) -> dict[str, list[float]]:
     return found
 
 
-@pytest.mark.thinned(0.4)
+@pytest.mark.sampled(8)
 @pytest.mark.gloo
 @pytest.mark.parametrize(("which", "name"), FP32)
 def test_a_layout_loses_as_one_process(of: Measure, which: str, name: str) -> None:
@@ -43,7 +43,7 @@ def test_a_layout_loses_as_one_process(of: Measure, which: str, name: str) -> No
     assert found["norms"] == pytest.approx(alone["norms"][:2], abs=NORM_TOLERANCE)
 
 
-@pytest.mark.thinned(0.4)
+@pytest.mark.sampled(1)
 @pytest.mark.gloo
 @pytest.mark.parametrize(("which", "name"), BF16)
 def test_bf16_begins_as_fp32_does(of: Measure, which: str, name: str) -> None:
@@ -53,7 +53,7 @@ def test_bf16_begins_as_fp32_does(of: Measure, which: str, name: str) -> None:
     assert found["losses"][-1] < found["losses"][0]
 
 
-@pytest.mark.thinned(0.4)
+@pytest.mark.sampled(8)
 @pytest.mark.gloo
 @pytest.mark.parametrize(("which", "name"), [*FP32, *BF16])
 def test_calls_and_bytes_are_those_predicted(of: Measure, which: str, name: str) -> None:

@@ -65,7 +65,7 @@ FP32_CASES = [
 ]
 
 
-@pytest.mark.thinned(0.5)
+@pytest.mark.sampled(9)
 @gloo
 @pytest.mark.parametrize(("world", "model", "name"), FP32_CASES)
 def test_a_pipeline_loses_as_one_process(

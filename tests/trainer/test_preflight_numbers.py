@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,22 +56,25 @@ def test_no_healthy_layout_is_blamed(world: int, tmp_path: Path) -> None:
     assert max(value for result in found.values() for value in result["worst"].values()) < 0.5
 
 
-SETS = 3
-"""Of processes that share the faults, since each set has a time limit."""
+SET = 10
+"""Faults that one set of processes tries, since each has a time limit."""
 
 
 @pytest.fixture(scope="module")
-def said_of_faults(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def said_of_faults(
+    tmp_path_factory: pytest.TempPathFactory, asked: Callable[[str], set[Any]]
+) -> dict[str, str]:
     """What is said of each fault, on 4 ranks that run one after the other."""
     out = tmp_path_factory.mktemp("faults") / "said.json"
     function = "tests.trainer.numbers_faults:try_some"
-    said: dict[str, str] = {}
-    for first in range(SETS):
-        said |= jobs.measured(4, function, out, FIRST=str(first), STEP=str(SETS))
+    names, said = sorted(asked("name")), {}
+    for first in range(0, len(names), SET):
+        said |= jobs.measured(4, function, out, asked=names[first : first + SET])
     return said
 
 
 @pytest.mark.gloo
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", FAULTS)
 def test_each_fault_is_named(said_of_faults: dict[str, str], name: str) -> None:
     for words in FAULTS[name].words:
@@ -201,6 +205,7 @@ def test_a_steps_gradient_is_the_weighted_sum_of_its_kinds(fields: dict[str, Any
         torch.testing.assert_close(summed[name], gradient, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
