@@ -222,8 +222,12 @@ def fit(runs: Sequence[MeasuredRun], *, start: Values | None = None) -> dict[str
     of_project = [projects.index(project_of(run.source_id)) for run in rows]
     known = len(CONSTANTS)
 
+    @lru_cache(maxsize=2 * known)  # the effects of projects are moved without the constants
+    def errors_at(constants: tuple[float, ...]) -> list[float]:
+        return log_errors(rows, fits_of(_values(constants)))
+
     def residuals(point: Sequence[float]) -> list[float]:
-        errors = log_errors(rows, fits_of(_values(point[:known])))
+        errors = errors_at(tuple(point[:known]))
         effects = [PROJECT_SPREAD * (float(one) - 1) for one in point[known:]]
         of_rows = [
             weight * _softened(error - effects[index])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -26,7 +27,7 @@ from fsdpplan.validate.fit_bands import (
     half_width_fraction,
     is_inside,
 )
-from fsdpplan.validate.fit_steps import fit, profile_values
+from fsdpplan.validate.fit_steps import Values, fit, profile_values
 from fsdpplan.validate.held_out import (
     HELD_OUT,
     HeldOut,
@@ -36,7 +37,7 @@ from fsdpplan.validate.held_out import (
     read_held_out,
     written,
 )
-from fsdpplan.validate.projects import POORLY_TUNED, is_tuned
+from fsdpplan.validate.projects import POORLY_TUNED, is_tuned, project_of
 
 MEDIAN_TARGETS = {
     "torchtitan": 0.08,
@@ -91,14 +92,20 @@ def test_the_committed_predictions_are_todays_models(
 
 
 def test_a_held_out_projects_constants_do_not_come_from_its_rows(
-    held_out: HeldOut, runs: tuple[MeasuredRun, ...]
+    runs: tuple[MeasuredRun, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    absurd = [
-        replace(run, step_seconds=1.0) if run.source_id == "fms_fsdp" else run for run in runs
-    ]
-    values, _ = hold_out(absurd, "fms_fsdp", start=profile_values())
-    for key, value in held_out.constants["fms_fsdp"].items():
-        assert values[key] == pytest.approx(value, rel=0.01), key
+    fitted_to: list[Sequence[MeasuredRun]] = []
+
+    def fit_to(rows: Sequence[MeasuredRun], *, start: Values) -> Values:
+        fitted_to.append(rows)
+        return start
+
+    monkeypatch.setattr("fsdpplan.validate.held_out.fit", fit_to)
+    for project in ("fms_fsdp", "seed_gpt2_large_h100"):
+        hold_out(runs, project, start=profile_values())
+        left = [run for run in runs if project_of(run.source_id) != project]
+        assert len(left) < len(runs)
+        assert fitted_to.pop() == tuple(left)
 
 
 @pytest.mark.parametrize(("project", "target"), MEDIAN_TARGETS.items())
