@@ -42,14 +42,14 @@ recommend --model llama-2-13b --gpus 64 --hardware p4d-24xlarge
 recommend --model llama-2-70b --gpus 8
 recommend --model llama-2-70b --gpus 8 --offload cpu
 recommend --model llama-2-70b --gpus 128 --runtime megatron
-recommend --model llama-2-70b --gpus 64 --runtime deepspeed
+recommend --model llama-2-70b --gpus 64 --runtime megatron_deepspeed
 recommend --model mixtral-8x7b --gpus 64
 recommend --model mixtral-8x22b --gpus 128 --runtime megatron
 recommend --model qwen3-30b-a3b --gpus 16
 recommend --model qwen3-235b-a22b --gpus 256
 recommend --model qwen2.5-32b --gpus 32 --optimizer muon
 recommend --model qwen2.5-14b --gpus 16 --optimizer adamw_8bit
-recommend --model qwen3-4b --gpus 4 --hardware cpu
+recommend --model qwen3-4b --gpus 32 --hardware cpu
 recommend --model deepseek-v2-lite --gpus 16
 recommend --model deepseek-v3 --gpus 2048 --hardware hgx-h800-ndr
 recommend --model gpt-oss-20b --gpus 8
@@ -75,19 +75,19 @@ recommend --model llama-3.3-70b --gpus 48 --global-batch 720 --inter-bw 200Gb/s
 recommend --model llama-3.2-3b --gpus 8 --program own
 recommend --model llama-3.2-1b --gpus 8 --program hf
 recommend --model mistral-7b-v0.1 --gpus 24 --global-batch 96
-recommend --model llama-3.1-8b --gpus 2 --hardware lambda-2xh100
-recommend --params 30b --gpus 8 --hardware pcie-4xa100-80g-bridged
-estimate --params 70e9 --gpus 64 --dp-shard 64
+recommend --model llama-3.2-3b --gpus 2 --hardware lambda-2xh100
+recommend --params 7b --gpus 4 --hardware pcie-4xa100-80g-bridged
+estimate --params 70e9 --gpus 64 --dp-shard 64 --activation-checkpointing full
 estimate --params 70e9 --gpus 64 --dp-shard 8 --tp 8 --micro-batch 2
-estimate --params 70e9 --gpus 64 --dp-shard 16 --pp 4 --schedule 1f1b --micro-batch 1
+estimate --params 70e9 --gpus 64 --dp-shard 16 --pp 4 --schedule 1f1b --micro-batch 1 --tp 1 --activation-checkpointing full --reshard-after-forward always --gradient-sync every
 estimate --params 70e9 --gpus 64 --dp-shard 8 --pp 8 --schedule interleaved_1f1b --virtual-stages 2
 estimate --model llama-3.1-8b --gpus 16 --dp-replicate 2 --dp-shard 8 --loss-chunks 8
 estimate --model llama-3.1-8b --gpus 16 --dp-shard 2 --cp 8 --seq-len 65536
-estimate --model llama-3.1-8b --gpus 8 --dp-replicate 8 --sharding ddp --optimizer adamw_8bit
-estimate --model llama-3.1-8b --gpus 8 --dp-shard 8 --sharding zero1 --runtime megatron
+estimate --model llama-3.2-1b --gpus 8 --dp-replicate 8 --sharding ddp --optimizer adamw_8bit
+estimate --model llama-3.2-3b --gpus 8 --dp-shard 8 --sharding zero1 --runtime megatron
 estimate --model mixtral-8x7b --gpus 32 --dp-shard 32 --ep 8
 estimate --model llama-2-7b --gpus 8 --dp-shard 8 --offload cpu --activation-checkpointing full
-estimate --model qwen3-8b --gpus 8 --dp-shard 8 --reshard-after-forward never --compile
+estimate --model qwen3-8b --gpus 8 --dp-shard 8 --reshard-after-forward never --compile --loss-chunks 4
 """
 
 
