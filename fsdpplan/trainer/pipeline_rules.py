@@ -43,6 +43,7 @@ def _stage_problems(plan: PlanConfig) -> Iterator[str]:
     needed = 1 if layout.schedule in ONE_STAGE_SCHEDULES else 2
     if needed != virtual and layout.schedule in (*ONE_STAGE_SCHEDULES, *V_SCHEDULES):
         yield f"schedule {layout.schedule} with virtual_stages {virtual} ({needed} works)"
+        return
     blocks = layout.stage_blocks
     if not blocks:
         yield (
