@@ -91,7 +91,7 @@ def _split_tensors(part: Part) -> None:
 def _split_experts(part: Part) -> None:
     meshes = part.meshes
     if meshes.experts is not None or (part.plan.model.experts and meshes.tp is not None):
-        apply_expert_parallel(part.model, part.plan, meshes)
+        apply_expert_parallel(part.model, meshes)
 
 
 def _share_sequences(part: Part) -> None:
