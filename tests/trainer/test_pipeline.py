@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, fields
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from fsdpplan.cost import pipeline_stages as priced
 from fsdpplan.cost.traffic import step_calls
 from fsdpplan.search import pipeline_rules as legality
-from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
+from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout, Schedule
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
+from fsdpplan.trainer import pipeline_stages as trained
 from fsdpplan.trainer.config import PlanConfig, parse_plan
 from fsdpplan.trainer.errors import TrainerError
 from fsdpplan.trainer.pipeline_rules import SCHEDULES, pipeline_problems
@@ -175,6 +176,11 @@ def pipelines(draw: st.DrawFn) -> tuple[Layout, int]:
         compile=not splits and draw(st.booleans()),
     )
     return layout, sum(named) or stages + draw(st.integers(0, 30))
+
+
+def test_the_planner_names_the_same_schedules() -> None:
+    assert set(trained.SPLIT_BACKWARD_SCHEDULES) == SPLIT_BACKWARD_SCHEDULES
+    assert set(SCHEDULES) == set(get_args(Schedule)) - {"none"}
 
 
 @settings(deadline=None)
