@@ -30,6 +30,7 @@ from fsdpplan.files.plans import (
     training_document,
     write_plan,
 )
+from fsdpplan.run.plans import with_stages
 from fsdpplan.search.alternatives import Job, advice
 from fsdpplan.search.ladder import leaner_layouts
 from fsdpplan.search.legality import legal_layout_problem, question_problem
@@ -258,21 +259,19 @@ def save(inputs: Inputs, result: SearchResult, path: Path) -> str:
 
 def plan_of(inputs: Inputs, result: SearchResult, chosen: RankedLayout) -> Plan:
     """The plan that runs `chosen`; it names the blocks of each stage, which its programs read."""
-    return Plan(
+    plan = Plan(
         model=inputs.model,
         cluster=inputs.cluster,
         training=inputs.training,
-        layout=named_stages(model=inputs.model, layout=chosen.layout),
+        layout=chosen.layout,
         estimate=chosen.estimate,
-        alternatives=tuple(
-            replace(one, layout=named_stages(model=inputs.model, layout=one.layout))
-            for one in result.ranked
-        ),
+        alternatives=result.ranked,
         sources=inputs.sources,
         assumptions=inputs.assumptions,
         warnings=inputs.warnings,
         versions=(("fsdpplan", __version__), ("python", platform.python_version())),
     )
+    return with_stages(plan)
 
 
 def recommend_json(inputs: Inputs, found: Found) -> str:
@@ -285,7 +284,7 @@ def recommend_json(inputs: Inputs, found: Found) -> str:
             "plans": [
                 {
                     "rank": ranked.rank,
-                    "layout": layout_document(ranked.layout),
+                    "layout": layout_document(_named(inputs, ranked.layout)),
                     "torch_needed": needed_document(_setting(inputs, ranked.layout)),
                     "estimate": estimate_document(ranked.estimate),
                     "reason": ranked.reason,
@@ -315,7 +314,7 @@ def estimate_json(one: OneLayout) -> str:
     return _dumps(
         {
             **_inputs_document(one.inputs),
-            "layout": layout_document(one.layout),
+            "layout": layout_document(_named(one.inputs, one.layout)),
             "torch_needed": needed_document(_setting(one.inputs, one.layout)),
             **estimate_document(one.estimate),
             "available_bytes": one.available_bytes,
@@ -323,6 +322,11 @@ def estimate_json(one: OneLayout) -> str:
             **_said(one.inputs),
         }
     )
+
+
+def _named(inputs: Inputs, layout: Layout) -> Layout:
+    """`layout` as plans have it."""
+    return named_stages(model=inputs.model, layout=layout)
 
 
 def _inputs_document(inputs: Inputs) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from fsdpplan.errors import GateFailed, SpecError
 from fsdpplan.files.clusters import Flags, LoadedCluster, cluster_of
 from fsdpplan.files.measured_profile import NumberSource, ProfileHead, measured_profile_text
 from fsdpplan.files.measurements import read_measurements
-from fsdpplan.files.plans import read_plan
 from fsdpplan.files.profile_devices import DeviceProfile
 from fsdpplan.files.profile_nodes import ClusterProfile, NodeProfile
 from fsdpplan.files.profiles import load_device, load_machines, load_node, profile_for_gpus
@@ -20,6 +19,7 @@ from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.run import calibrate as measuring_program
 from fsdpplan.run.calibrate_variables import network_variables
 from fsdpplan.run.machine import this_machine
+from fsdpplan.run.plans import read_plan
 from fsdpplan.spec.cluster import DeviceKind
 from fsdpplan.spec.measurement import MeasuredMachine, Measurement
 from fsdpplan.topology.measure.settings import DEFAULT_SECONDS

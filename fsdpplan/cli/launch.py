@@ -18,9 +18,10 @@ from fsdpplan.emit.order import Order
 from fsdpplan.emit.pods import Pods
 from fsdpplan.emit.targets import Target, render
 from fsdpplan.errors import SpecError
-from fsdpplan.files.plans import carried_json, read_plan
+from fsdpplan.files.plans import carried_json
 from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.run.launch import require_program
+from fsdpplan.run.plans import read_plan
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.host_list import compress_host_list
 from fsdpplan.spec.plan import Plan

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf, log2
-from typing import Literal
 
 from fsdpplan.cost.placement import PlacedLevel, Placement
 from fsdpplan.cost.protocols import SIMPLE, Protocol, protocols
 from fsdpplan.spec.cluster import Level
+from fsdpplan.spec.estimate import Collective as Collective
 
 _COPY_PASSES = 4
 """Passes over the own shard at the full memory bandwidth that its copy is worth: one read and one
@@ -27,10 +27,6 @@ MESSAGES_AT_ONCE = 8
 """Messages to other ranks that one channel has under way together.
 Source: NCCL src/include/device.h, NCCL_MAX_DEV_WORK_P2P_PER_BATCH; one channel a peer between nodes
 is the least that it takes."""
-
-Collective = Literal[
-    "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv", "broadcast"
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

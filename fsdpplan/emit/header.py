@@ -10,6 +10,7 @@ from textwrap import dedent
 from fsdpplan.emit.job import Job, trained_words
 from fsdpplan.emit.quoting import comment, literal_word, shell_word
 from fsdpplan.errors import SpecError
+from fsdpplan.spec.layout import MESH_AXES
 from fsdpplan.spec.plan import Plan
 from fsdpplan.spec.torch_features import torch_need
 from fsdpplan.units import format_gib, format_percent, format_seconds
@@ -115,8 +116,7 @@ def torch_words(plan: Plan) -> str:
 def layout_words(plan: Plan) -> str:
     """The layout in one line: its degrees above 1 and its policies."""
     layout = plan.layout
-    axes = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
-    degrees = [f"{axis} {getattr(layout, axis)}" for axis in axes if getattr(layout, axis) > 1]
+    degrees = [f"{axis} {getattr(layout, axis)}" for axis in MESH_AXES if getattr(layout, axis) > 1]
     parts = [" x ".join(degrees) or "one rank", layout.sharding]
     if layout.sharding == "fsdp":
         parts.append(f"reshard {layout.reshard_after_forward}")

@@ -22,8 +22,9 @@ from fsdpplan.emit.header import (
 from fsdpplan.emit.job import Job, UserProgram
 from fsdpplan.emit.script import render_launch
 from fsdpplan.errors import SpecError
-from fsdpplan.files.plans import carried_json, plan_from_json, read_plan
+from fsdpplan.files.plans import carried_json
 from fsdpplan.files.table import read_text
+from fsdpplan.run.plans import plan_from_json, read_plan
 from fsdpplan.run.script_plan import plan_text
 from fsdpplan.search.program_rules import script_problem
 from fsdpplan.spec.layout import Layout

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from fsdpplan.cost.pipeline_order import microbatches_refusal
+from fsdpplan.cost.pipeline_stages import named_stages
 from fsdpplan.errors import LaunchError
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.spec.cluster import Cluster
@@ -40,6 +41,7 @@ def smoke_plan(*, plan: Plan, estimate: Estimator) -> Plan:
     _require_trainable(plan)
     layout = smoke_layout(plan.layout)
     model = smoke_model(plan.model, layout)
+    layout = named_stages(model=model, layout=layout)
     training = replace(
         smoke_training(plan.training), seq_len=SEQ_LEN, global_batch=layout.global_batch
     )

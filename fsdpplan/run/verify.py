@@ -15,12 +15,13 @@ from fsdpplan.emit.header import (
     read_metrics_path,
 )
 from fsdpplan.errors import SpecError
-from fsdpplan.files.plans import carried_like, plan_from_json, read_plan
+from fsdpplan.files import plans
 from fsdpplan.files.table import read_text
 from fsdpplan.run.compare import Comparison, compare
 from fsdpplan.run.jobs import METRICS_NAME, RUNS_FOLDER
 from fsdpplan.run.launch import FILE_NAMES
 from fsdpplan.run.metrics import Communication, Measured, read_metrics
+from fsdpplan.run.plans import plan_from_json, read_plan, with_stages
 from fsdpplan.run.script_plan import plan_text
 from fsdpplan.spec.estimate import CollectiveCost
 from fsdpplan.spec.ledger import LEAST_STEPS
@@ -171,9 +172,15 @@ def _plan_of(found: Path, plan_file: Path | None, folder: Path) -> tuple[Plan, t
                 f"there is no plan beside {found}, nor {plan_file}: name the plan of that run "
                 "with --plan"
             )
-    plan = read_plan(plan_file)
-    texts = carried_like(job_plan(plan), plan_file)
-    return plan, tuple(plan_digest(text) for text in texts)
+    return read_plan(plan_file), tuple(plan_digest(text) for text in _carried_texts(plan_file))
+
+
+def _carried_texts(plan_file: Path) -> tuple[str, ...]:
+    """The texts by which a job may carry the plan in a file: what is carried today, and what the
+    fsdpplan that wrote the plan made of it, without what has come since."""
+    written = plans.read_plan(plan_file)
+    today = plans.carried_json(job_plan(with_stages(written)))
+    return today, *plans.carried_like(job_plan(written), plan_file)
 
 
 def _require_pair(measured: Measured, digest: str, plan: Plan, metrics: Path) -> None:

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+Collective = Literal[
+    "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv", "broadcast"
+]
+"""What is priced, measured and counted, as torch spells it; `send_recv` is a message on its way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

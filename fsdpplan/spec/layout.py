@@ -89,8 +89,8 @@ class Layout(RemembersHash):
     virtual_stages: int = 1
     """Model chunks a pipeline rank."""
     stage_blocks: tuple[int, ...] = ()
-    """Blocks of each pipeline stage, first to last; a saved plan with a pipeline names them. Empty:
-    as even as can be, the head's product counted in blocks."""
+    """Blocks of each pipeline stage, first to last; plans and JSON with a pipeline name them. Empty
+    beside `pp` above 1, as the search has it: balanced, the head's product counted in blocks."""
     activation_checkpointing: ActivationCheckpointing = "none"
     """What backward recomputes: nothing, attention only, cheap operations, whole blocks."""
     checkpoint_blocks: CheckpointBlocks = "all"

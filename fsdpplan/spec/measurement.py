@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-MeasuredCollective = Literal[
-    "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv", "broadcast"
-]
+from fsdpplan.spec.estimate import Collective
+
 GroupKind = Literal["inside", "across", "world", "axis", "pair"]
 """Ranks of one node; one rank of each node; all; one axis of the plan's mesh; two ranks."""
 
@@ -100,7 +99,7 @@ class MeasuredCall:
     group: GroupKind
     axis: str | None
     """Of `axis`: the mesh axis, such as `dp_shard`."""
-    collective: MeasuredCollective
+    collective: Collective
     first_rank: int
     """First rank of the group whose seconds these are."""
     ranks: int

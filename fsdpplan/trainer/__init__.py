@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from . import floor as floor  # first: it ends where torch lacks what the others import
 from .config import PlanConfig, load_plan
+from .data_parallel import gradient_sync
 from .errors import TrainerError
 from .mistakes import check_optimizer
-from .parallelize import gradient_sync, parallelize
+from .parallelize import parallelize
 from .safetensors_load import load_safetensors
 from .user_model import clip_grad_norm, materialise, sampler_arguments
 

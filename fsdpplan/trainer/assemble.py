@@ -11,11 +11,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from .chunked_loss import defer_head
 from .config import PlanConfig
 from .context_parallel import apply_context_parallel
+from .data_parallel import apply_ddp
 from .distributed import start
 from .expert_parallel import apply_expert_parallel
+from .layout_steps import Part, Steps, lay_out
 from .mesh import Meshes, build_meshes
 from .model import Decoder
-from .parallelize import apply_ddp, apply_fsdp, change_blocks
 from .pipeline import Pipeline
 from .pipeline_stages import RankModel, rank_shares
 from .precision import apply_autocast
@@ -63,7 +64,7 @@ def build_parts(
     with torch.device("meta"):
         parts = (Decoder(plan.model),) if meshes.pp is None else _build_stages(plan, meshes.pp)
     for part in parts:
-        prepare(part, plan, meshes, device)
+        lay_out(_part(part, plan, meshes, device), REFERENCE_STEPS)
     return parts[0] if len(parts) == 1 else RankModel(parts), parts
 
 
@@ -77,24 +78,50 @@ def _build_stages(plan: PlanConfig, pp: DeviceMesh) -> tuple[Decoder, ...]:
     )
 
 
-def prepare(part: nn.Module, plan: PlanConfig, meshes: Meshes, device: torch.device) -> None:
-    """Apply the plan's layout to a part, all but DDP."""
-    blocks = list(part.layers.values())  # type: ignore[operator]
-    change_blocks(blocks, plan, device, splits=(lambda: split(part, plan, meshes),))
-    if plan.layout.loss_chunks > 1:
-        defer_head(part)
-    if plan.layout.sharding == "fsdp":
-        apply_fsdp(part, blocks, plan, meshes)
+def _part(model: nn.Module, plan: PlanConfig, meshes: Meshes, device: torch.device) -> Part:
+    blocks = list(model.layers.values())  # type: ignore[operator]
+    return Part(model=model, blocks=blocks, plan=plan, meshes=meshes, device=device)
 
 
-def split(part: nn.Module, plan: PlanConfig, meshes: Meshes) -> None:
-    """Split tensors, then the experts beside them, then sequences."""
-    if meshes.tp is not None:
-        apply_tensor_parallel(part, plan, meshes.tp)
-    if meshes.experts is not None or (plan.model.experts and meshes.tp is not None):
-        apply_expert_parallel(part, plan, meshes)
-    if meshes.cp is not None:
-        apply_context_parallel(part, plan, meshes.cp)
+def _split_tensors(part: Part) -> None:
+    if part.meshes.tp is not None:
+        apply_tensor_parallel(part.model, part.plan, part.meshes.tp)
+
+
+def _split_experts(part: Part) -> None:
+    meshes = part.meshes
+    if meshes.experts is not None or (part.plan.model.experts and meshes.tp is not None):
+        apply_expert_parallel(part.model, meshes)
+
+
+def _share_sequences(part: Part) -> None:
+    if part.meshes.cp is not None:
+        apply_context_parallel(part.model, part.plan, part.meshes.cp)
+
+
+def _defer_head(part: Part) -> None:
+    if part.plan.layout.loss_chunks > 1:
+        defer_head(part.model)
+
+
+def _replicas(part: Part) -> nn.Module:
+    """Values are drawn alike on all ranks: FSDP's copies are equal."""
+    if part.plan.layout.sharding != "ddp":
+        return part.model
+    if part.meshes.pp is None:
+        return apply_ddp(part.model, part.plan, part.device, part.meshes)
+    apply_autocast(part.model, part.plan, part.device)  # the pipeline averages the gradients
+    return part.model
+
+
+REFERENCE_STEPS = Steps(
+    tensors=_split_tensors,
+    experts=_split_experts,
+    sequences=_share_sequences,
+    head=_defer_head,
+    replicas=_replicas,
+)
+"""Of the reference decoder, whose parts are known by name."""
 
 
 def finish(
@@ -106,17 +133,13 @@ def finish(
     *,
     seed: int,
 ) -> Assembled:
-    """Give the parameters memory and values, then what needs them: DDP and the schedule."""
+    """Give the parameters memory and values, then what needs them: the last step, the schedule."""
     for part in parts:
         home = torch.device("cpu") if plan.layout.offload == "cpu" else device
         materialise(part, home, buffers=device)
     copies = copied_parameters(plan)
     initialise(model, seed=seed, layers=plan.model.layers, copies=copies)
-    if plan.layout.sharding == "ddp" and meshes.pp is None:
-        parts = tuple(apply_ddp(part, plan, device, meshes) for part in parts)
-    elif plan.layout.sharding == "ddp":  # the pipeline averages their gradients
-        for part in parts:
-            apply_autocast(part, plan, device)
+    parts = tuple(REFERENCE_STEPS.replicas(_part(part, plan, meshes, device)) for part in parts)
     pipeline = None if meshes.pp is None else Pipeline(parts, plan, meshes, device)
     scaler = LossScaler(device) if plan.training.precision == "fp16" else None
     return Assembled(model=model, parts=parts, meshes=meshes, pipeline=pipeline, scaler=scaler)

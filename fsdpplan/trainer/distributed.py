@@ -1,4 +1,4 @@
-"""Process groups and meshes: how a run begins, agrees and ends."""
+"""Process groups: how a run begins and ends."""
 
 from __future__ import annotations
 
@@ -73,20 +73,6 @@ def _alone() -> dict[str, Any]:
     if "RANK" in os.environ:
         return {}
     return {"rank": 0, "world_size": 1, "store": dist.HashStore()}  # type: ignore[attr-defined]
-
-
-def agree(condition: bool) -> bool:
-    """Whether `condition` holds on all ranks; all ranks call this."""
-    doubts = torch.tensor(0 if condition else 1, device=_message_device())
-    dist.all_reduce(doubts)
-    return int(doubts) == 0
-
-
-def _message_device() -> torch.device:
-    """Where a small tensor must live to be sent: NCCL sends from GPUs only."""
-    if dist.get_backend() == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
 
 
 def leave(exit_code: int) -> NoReturn:

@@ -49,7 +49,7 @@ def mixtures(part: nn.Module) -> list[MixtureOfExperts]:
     return [module for module in part.modules() if isinstance(module, MixtureOfExperts)]
 
 
-def apply_expert_parallel(part: nn.Module, plan: PlanConfig, meshes: Meshes) -> None:
+def apply_expert_parallel(part: nn.Module, meshes: Meshes) -> None:
     """Split the routed experts of `part` over `meshes.experts`, and over tp.
 
     Under tp the whole of a mixture is split here, shared experts included.

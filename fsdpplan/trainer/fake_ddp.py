@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from .ddp_hooks import reduce_in_bf16
 from .private_torch import ddp_buckets, ddp_first_bucket_bytes
 
-parallelize: Any = import_module(f"{__package__}.parallelize")
-"""The module; the package has a function of that name."""
+data_parallel: Any = import_module(f"{__package__}.data_parallel")
+"""The module, as one of whose names another may be put."""
 
 
 class FakeReplicas(nn.Module):
@@ -42,7 +42,7 @@ class FakeReplicas(nn.Module):
         super().__init__()
         self.module = module
         self.group = process_group
-        cap = parallelize.DDP_DEFAULT_BUCKET_BYTES
+        cap = data_parallel.DDP_DEFAULT_BUCKET_BYTES
         first = ddp_first_bucket_bytes()
         if bucket_cap_mb is not None:
             cap = first = int(bucket_cap_mb * 2**20)
@@ -121,9 +121,9 @@ class FakeReplicas(nn.Module):
 @contextmanager
 def fake_replicas() -> Iterator[None]:
     """Let the trainer's `apply_ddp` and `gradient_sync` take FakeReplicas for DDP."""
-    original = parallelize.DistributedDataParallel
-    parallelize.DistributedDataParallel = FakeReplicas
+    original = data_parallel.DistributedDataParallel
+    data_parallel.DistributedDataParallel = FakeReplicas
     try:
         yield
     finally:
-        parallelize.DistributedDataParallel = original
+        data_parallel.DistributedDataParallel = original

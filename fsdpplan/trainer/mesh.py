@@ -16,10 +16,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from .config import LayoutConfig
 
+MESH_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+"""Axes along which ranks are laid out, outermost first."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A rank's coordinates."""
+    """A rank's coordinates, on each of MESH_AXES."""
 
     pp: int
     dp_replicate: int
@@ -86,7 +89,7 @@ def build_meshes(layout: LayoutConfig, device_type: str) -> Meshes:
 def place(layout: LayoutConfig, rank: int) -> Place:
     """The coordinates of `rank`: the innermost axis, tp, counts fastest."""
     coordinates = {}
-    for axis in ("tp", "cp", "dp_shard", "dp_replicate", "pp"):
+    for axis in reversed(MESH_AXES):
         rank, coordinates[axis] = divmod(rank, getattr(layout, axis))
     return Place(**coordinates)
 

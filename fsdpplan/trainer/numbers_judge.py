@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from math import isfinite, sqrt
 
 from .config import PlanConfig
-from .mesh import Place, place
+from .mesh import MESH_AXES, Place, place
 from .numbers_evidence import Evidence, counts_in, explain_counts
 from .numbers_look import Seen
 from .numbers_trial import Rough
@@ -347,8 +347,7 @@ def _fills_groups(wrong: Sequence[Seen], plan: PlanConfig, axis: str) -> bool:
 
 
 def _without(at: Place, *axes: str) -> tuple[int, ...]:
-    names = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
-    return tuple(getattr(at, name) for name in names if name not in axes)
+    return tuple(getattr(at, name) for name in MESH_AXES if name not in axes)
 
 
 def _is_one_replica(wrong: Sequence[Seen], seen: Sequence[Seen], plan: PlanConfig) -> bool:
@@ -386,7 +385,7 @@ def _groups_alike(ranks: Sequence[int], plan: PlanConfig) -> Iterator[list[int]]
     one gradient, or each its own."""
     yield list(ranks)
     for axes in (("dp_replicate",), ("dp_replicate", "dp_shard")):
-        names: Collection[str] = {"pp", "dp_shard", "cp", "tp", "dp_replicate"} - set(axes)
+        names: Collection[str] = set(MESH_AXES) - set(axes)
         groups: dict[tuple[int, ...], list[int]] = {}
         for rank in ranks:
             key = _without(place(plan.layout, rank), *names)

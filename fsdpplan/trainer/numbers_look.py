@@ -295,7 +295,7 @@ class Look:
         kernels = torch.backends.cpu.get_cpu_capability()  # others round otherwise
         self.seen.digest = f"{kernels} {zlib.crc32(words.encode()):08x}"
 
-    def after_second(self, loss: float, norm: float, *, clip_norm: float) -> None:
+    def after_second(self, loss: float, norm: float) -> None:
         """Compare the loss and norm that the updated parameters give."""
         reference, tolerance = self._reference, LATER_TOLERANCE
         self.seen.later_losses = self._differing_loss(loss, reference.later_losses, tolerance)

@@ -12,7 +12,6 @@ from dataclasses import replace
 from math import lcm
 
 from .config import ExpertsConfig, LatentConfig, LayoutConfig, ModelConfig, PlanConfig
-from .pipeline_stages import stage_blocks
 
 HEAD_DIM = 8
 HIDDEN = 32
@@ -85,9 +84,7 @@ def _layout(plan: PlanConfig) -> LayoutConfig:
         wrap_blocks=min(layout.wrap_blocks, 2),
         ddp_bucket_bytes=min(layout.ddp_bucket_bytes, 20_000),
         loss_chunks=min(layout.loss_chunks, 3),
-        stage_blocks=tuple(min(1, blocks) for blocks in stage_blocks(plan))
-        if layout.pp > 1
-        else (),
+        stage_blocks=tuple(min(1, blocks) for blocks in layout.stage_blocks),
         compile=False,
         async_tp=False,
     )

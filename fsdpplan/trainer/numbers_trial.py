@@ -106,7 +106,7 @@ def step_exactly(
     look.after_first(float(first.loss), float(first.grad_norm))
     clip_norm = reference.later_norm / 2
     second = train_step(assembled, optimizer, batches, plan, clip_norm=clip_norm)
-    look.after_second(float(second.loss), float(second.grad_norm), clip_norm=clip_norm)
+    look.after_second(float(second.loss), float(second.grad_norm))
     return look.kept()
 
 

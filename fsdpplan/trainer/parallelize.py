@@ -1,4 +1,4 @@
-"""From a model and a plan to a distributed model: mesh, recomputation, compilation, sharding.
+"""From a user's own model and a plan to a distributed model.
 
 plan = load_plan()
 model = parallelize(model, plan)
@@ -6,30 +6,15 @@ model = parallelize(model, plan)
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
 
-import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
-    FSDPModule,
-    OffloadPolicy,
-    fully_shard,
-)
-from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 
-from .config import LayoutConfig, PlanConfig
-from .ddp_hooks import reduce_in_bf16
+from .config import PlanConfig
+from .data_parallel import apply_ddp, equalise_replicas
 from .distributed import start
 from .errors import TrainerError
-from .expert_parallel import expert_placement, shard_experts
-from .float8 import apply_float8
-from .local_parameters import LocalParameters, has_distributed_parameters
+from .layout_steps import Part, Steps, lay_out
 from .mesh import Meshes, build_meshes
 from .mistakes import (
     require_bare,
@@ -39,17 +24,10 @@ from .mistakes import (
     warn_of_rounding,
     watch_optimizers,
 )
-from .precision import apply_autocast, fsdp_precision
-from .private_torch import parts_kept_on
-from .recompute import checkpoint_block
 from .support import require_runnable
-from .torch_versions import take_means
 from .user_context_parallel import share_sequences
 from .user_model import remember_meshes, require_applicable, settle_at_exit
 from .user_tensor_parallel import gather_after, split_user_model
-
-DDP_DEFAULT_BUCKET_BYTES = 25 * 2**20
-"""What DistributedDataParallel takes when it is not told."""
 
 
 def parallelize(
@@ -80,45 +58,43 @@ def parallelize(
     replaced = watch_optimizers(model)
     stop_generation_cache(model)
     meshes = try_numbers(plan, numbers) or build_meshes(plan.layout, device.type)
-    tp, cp, layout = meshes.tp, meshes.cp, plan.layout
-    splits = (
-        *([] if tp is None else [lambda: split_user_model(model, blocks, layout, tp)]),
-        *([] if cp is None else [lambda: share_sequences(model, layout, cp)]),
-    )
-    change_blocks(blocks, plan, device, splits=splits)
-    if plan.layout.sharding == "ddp":
-        called = apply_ddp(model, plan, device, meshes)
-    else:
-        apply_fsdp(model, blocks, plan, meshes)
-        if meshes.tp is not None:
-            gather_after(blocks[-1], meshes.tp)
-        equalise_replicas(model, meshes)
-        called = model
+    part = Part(model=model, blocks=blocks, plan=plan, meshes=meshes, device=device)
+    lay_out(part, USER_STEPS)
+    called = USER_STEPS.replicas(part)
     remember_meshes(called, meshes)
     replaced(model)
     return called
 
 
-def change_blocks(
-    blocks: Sequence[nn.Module],
-    plan: PlanConfig,
-    device: torch.device,
-    *,
-    splits: Sequence[Callable[[], None]],
-) -> None:
-    """All that the layout does to blocks before they are sharded or copied, of any model.
+def _split_tensors(part: Part) -> None:
+    if part.meshes.tp is not None:
+        split_user_model(part.model, part.blocks, part.plan.layout, part.meshes.tp)
 
-    In this order: fp8 puts other linear layers in, which is what tensor parallelism has to split
-    (a layer that is split already would multiply a tensor by a DTensor); `splits` over tensors,
-    experts and sequences change what a block computes, so recomputation, which wraps that, comes
-    behind them; compilation traces all of it; FSDP's and DDP's hooks stay outside of its graph.
-    """
-    if plan.training.precision == "fp8":
-        apply_float8(blocks, plan, device)
-    for split in splits:
-        split()
-    apply_checkpointing(blocks, plan.layout)
-    apply_compile(blocks, plan.layout, device)
+
+def _share_sequences(part: Part) -> None:
+    if part.meshes.cp is not None:
+        share_sequences(part.model, part.plan.layout, part.meshes.cp)
+
+
+def _gather_at_the_end(part: Part) -> None:
+    if part.meshes.tp is not None:
+        gather_after(part.blocks[-1], part.meshes.tp)
+
+
+def _same_replicas(part: Part) -> nn.Module:
+    if part.plan.layout.sharding == "ddp":
+        return apply_ddp(part.model, part.plan, part.device, part.meshes)
+    equalise_replicas(part.model, part.meshes)
+    return part.model
+
+
+USER_STEPS = Steps(
+    tensors=_split_tensors,
+    sequences=_share_sequences,
+    sequence_end=_gather_at_the_end,
+    replicas=_same_replicas,
+)
+"""Of a model by its own tp_plan and its own attention; ep is refused."""
 
 
 def try_numbers(plan: PlanConfig, wanted: bool | None) -> Meshes | None:
@@ -154,158 +130,3 @@ def stop_generation_cache(model: nn.Module) -> None:
     config = getattr(model, "config", None)
     if getattr(config, "use_cache", False):
         config.use_cache = False  # type: ignore[union-attr]
-
-
-def apply_checkpointing(blocks: Sequence[nn.Module], layout: LayoutConfig) -> None:
-    """Recompute the first blocks in backward, or all, as far as the layout says.
-
-    The first: backward comes to them when what the others keep is gone.
-    """
-    number = layout.checkpoint_blocks
-    if isinstance(number, int) and layout.pp == 1 and number > len(blocks):
-        raise TrainerError(
-            f"the plan recomputes {number} blocks, the model has {len(blocks)}: plan again with "
-            "--checkpoint-blocks all"
-        )
-    for block in blocks[: number if isinstance(number, int) else None]:
-        checkpoint_block(block, layout.activation_checkpointing)
-
-
-def apply_compile(blocks: Sequence[nn.Module], layout: LayoutConfig, device: torch.device) -> None:
-    """Compile each block's forward; FSDP's hooks stay outside of the graph. Off on CPU."""
-    if layout.compile and device.type == "cuda":
-        for block in blocks:
-            block.forward = torch.compile(block.forward)
-
-
-def apply_fsdp(
-    model: nn.Module, blocks: Sequence[nn.Module], plan: PlanConfig, meshes: Meshes
-) -> None:
-    """`fully_shard` each unit of `wrap_blocks` blocks, then the rest of the model.
-
-    The root keeps torch's default: its parameters are not gathered again for backward, since the
-    output head is the first that backward needs.
-    """
-    training, layout, mesh = plan.training, plan.layout, meshes.fsdp
-    if layout.pp == 1 and layout.wrap_blocks > len(blocks):
-        raise TrainerError(
-            f"the plan wraps {layout.wrap_blocks} blocks in one FSDP unit, the model has "
-            f"{len(blocks)}: plan again with --wrap-blocks {len(blocks)} or less"
-        )
-    policy = fsdp_precision(training)
-    reshard = {"always": True, "never": False}.get(
-        str(layout.reshard_after_forward), layout.reshard_after_forward
-    )
-    offload = offload_policy(layout, mesh.device_type)
-    shard_experts(
-        blocks,
-        plan,
-        meshes,
-        reshard_after_forward=reshard,
-        mp_policy=policy,
-        offload_policy=offload,
-    )
-    with parts_kept_on(meshes.kept):
-        for first in range(0, len(blocks), layout.wrap_blocks):
-            unit = list(blocks[first : first + layout.wrap_blocks])
-            fully_shard(
-                unit if len(unit) > 1 else unit[0],  # type: ignore[arg-type]
-                mesh=mesh,
-                reshard_after_forward=reshard,  # type: ignore[arg-type]
-                mp_policy=policy,
-                offload_policy=offload,
-                shard_placement_fn=expert_placement(blocks, layout.shard_ranks),
-            )
-            take_means(unit[0])
-    take_means(fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=offload))
-
-
-def offload_policy(layout: LayoutConfig, device_type: str) -> OffloadPolicy:
-    """Where shards live. Memory can only be pinned where there is a device to copy it to."""
-    if layout.offload == "cpu":
-        return CPUOffloadPolicy(pin_memory=device_type == "cuda")
-    return OffloadPolicy()
-
-
-@torch.no_grad()
-def equalise_replicas(model: nn.Module, meshes: Meshes) -> None:
-    """Copy the first replica's parameters to the others; FSDP2 takes them to be equal.
-
-    DDP does the same when it wraps a model. Parameters on the meta device have no values yet.
-    """
-    replicas = meshes.axis("dp_replicate")
-    if replicas is None:
-        return
-    group = replicas.get_group()
-    for parameter in model.parameters():
-        assert isinstance(parameter, DTensor)
-        local = parameter.to_local()
-        if not local.is_meta:
-            dist.broadcast(local, src=dist.get_global_rank(group, 0), group=group)
-
-
-def apply_ddp(
-    model: nn.Module, plan: PlanConfig, device: torch.device, meshes: Meshes
-) -> nn.Module:
-    """DistributedDataParallel over fp32 parameters; matmuls in the plan's precision by autocast.
-
-    The replicas are those of `dp_replicate`: where there is one, beside tensor parallelism, there
-    is nothing to reduce, and no DDP.
-    """
-    if any(parameter.is_meta for parameter in model.parameters()):
-        raise TrainerError("DDP needs a model with values: call materialise(model, device) first")
-    if any(tensor.device != device for tensor in (*model.parameters(), *model.buffers())):
-        model.to(device)
-    apply_autocast(model, plan, device)
-    replicas = meshes.axis("dp_replicate")
-    if has_distributed_parameters(model):
-        model = LocalParameters(model)
-    if replicas is None and plan.layout.world > 1:
-        return model
-    group = dist.group.WORLD if replicas is None else replicas.get_group()
-    bucket_bytes = plan.layout.ddp_bucket_bytes
-    # Told its own default, DDP would no longer make the first bucket small.
-    default = bucket_bytes == DDP_DEFAULT_BUCKET_BYTES
-    wrapped = DistributedDataParallel(
-        model,
-        device_ids=[device.index] if device.type == "cuda" else None,
-        process_group=group,
-        bucket_cap_mb=None if default else bucket_bytes / 2**20,
-        gradient_as_bucket_view=True,
-        **_no_buffer_broadcast(),
-    )
-    if plan.training.reduce_dtype == "bf16":
-        wrapped.register_comm_hook(group, reduce_in_bf16)
-    return wrapped
-
-
-def _no_buffer_broadcast() -> dict[str, Any]:
-    """DDP's switch against sending buffers with each forward, which FSDP does not do either.
-
-    torch 2.13 renamed it and warns of the old name.
-    """
-    names = inspect.signature(DistributedDataParallel).parameters
-    return {
-        "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": False
-    }
-
-
-@contextmanager
-def gradient_sync(model: nn.Module, layout: LayoutConfig, *, is_last: bool) -> Iterator[None]:
-    """Run one micro-batch, forward and backward, with the layout's synchronisation of gradients.
-
-    `is_last` says whether it is the last one before the optimizer's step. Without reduction FSDP
-    still reshards after each backward, so parameters are gathered anew in every micro-batch, also
-    under reshard never (torch 2.13: 4 micro-batches of a model of 33 units make 132 all-gathers).
-    """
-    if isinstance(model, DistributedDataParallel):
-        if layout.gradient_sync == "last" and not is_last:
-            with model.no_sync():
-                yield
-            return
-    elif isinstance(model, FSDPModule):
-        model.set_is_last_backward(is_last)
-        # In this order: the first sets what the second does, too.
-        model.set_requires_gradient_sync(is_last or layout.gradient_sync != "last")
-        model.set_requires_all_reduce(is_last or layout.gradient_sync == "every")
-    yield

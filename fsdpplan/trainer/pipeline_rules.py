@@ -43,15 +43,19 @@ def _stage_problems(plan: PlanConfig) -> Iterator[str]:
     needed = 1 if layout.schedule in ONE_STAGE_SCHEDULES else 2
     if needed != virtual and layout.schedule in (*ONE_STAGE_SCHEDULES, *V_SCHEDULES):
         yield f"schedule {layout.schedule} with virtual_stages {virtual} ({needed} works)"
+        return
     blocks = layout.stage_blocks
-    if not blocks and stages > layers:
-        yield f"{stages} pipeline stages for {layers} blocks (at most as many stages as blocks)"
-    if blocks and (len(blocks) != stages or sum(blocks) != layers):
+    if not blocks:
+        yield (
+            f"pp {layout.pp} of a plan that does not name the blocks of its {stages} stages, as "
+            "older plans do not (what fsdpplan emit-launch writes of them names them)"
+        )
+    elif len(blocks) != stages or sum(blocks) != layers:
         yield (
             f"stage_blocks {list(blocks)} for {stages} stages and {layers} blocks (one number a "
             "stage, which add up to all blocks)"
         )
-    elif blocks and not all(_has_parameters(plan, rank) for rank in range(layout.pp)):
+    elif not all(_has_parameters(plan, rank) for rank in range(layout.pp)):
         yield f"stage_blocks {list(blocks)} (each rank needs a block, the embedding or the head)"
 
 

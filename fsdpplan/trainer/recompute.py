@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch.utils.checkpoint import (
 )
 
 from .attention import AttentionCore
+from .config import LayoutConfig
 from .errors import TrainerError
 from .local_parameters import has_distributed_parameters
 from .torch_versions import windowed_operators
@@ -46,6 +47,21 @@ MARKS = frozenset(
 block again, and torch 2.13 refuses an operator that forward has not seen as often."""
 
 SAC_IGNORED_OPS.update(MARKS)
+
+
+def apply_checkpointing(blocks: Sequence[nn.Module], layout: LayoutConfig) -> None:
+    """Recompute the first blocks in backward, or all, as far as the layout says.
+
+    The first: backward comes to them when what the others keep is gone.
+    """
+    number = layout.checkpoint_blocks
+    if isinstance(number, int) and layout.pp == 1 and number > len(blocks):
+        raise TrainerError(
+            f"the plan recomputes {number} blocks, the model has {len(blocks)}: plan again with "
+            "--checkpoint-blocks all"
+        )
+    for block in blocks[: number if isinstance(number, int) else None]:
+        checkpoint_block(block, layout.activation_checkpointing)
 
 
 def checkpoint_block(block: nn.Module, mode: str) -> None:

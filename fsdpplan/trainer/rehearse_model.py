@@ -29,10 +29,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from .clip import clip_gradients
 from .config import PlanConfig
 from .counting import layout_axes
+from .data_parallel import gradient_sync
 from .errors import TrainerError
 from .mesh import build_meshes
 from .optimizer import Recipe, make_optimizer
-from .parallelize import gradient_sync, parallelize
+from .parallelize import parallelize
 from .rehearsal import Document, rehearsed
 from .rehearse import CPU, RankRehearsal, Stage, fake_cluster, measured, on_cpu
 from .weights import materialise

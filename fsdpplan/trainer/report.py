@@ -15,6 +15,7 @@ from .checkpoint import Checkpoints, Saved
 from .config import LayoutConfig, PlanConfig, plan_sha256, plan_text
 from .data import Sequences
 from .errors import OutOfMemory
+from .mesh import MESH_AXES
 from .metrics import (
     MemoryMeter,
     Metrics,
@@ -30,9 +31,6 @@ from .options import Options
 from .progress import Progress
 from .signals import StopRequest, note_stop
 from .watch import Watch
-
-RANK_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
-"""Degrees whose product is the world, outermost first."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,7 +65,7 @@ def announce(run: Run) -> None:
         model=run.plan.model.name,
         plan_sha256=plan_sha256(plan_text(run.options.plan)),
         sharding=layout.sharding,
-        **{axis: getattr(layout, axis) for axis in (*RANK_AXES, "ep")},
+        **{axis: getattr(layout, axis) for axis in (*MESH_AXES, "ep")},
         device=device_name(run.device),
     )
     where = "from the beginning" if step == 0 else f"resumed after step {step}"
@@ -82,7 +80,7 @@ def announce(run: Run) -> None:
 
 def layout_words(layout: LayoutConfig) -> str:
     """`fsdp, pp 2 x dp_shard 4, ep 2`: the degrees that are not 1; ep adds no ranks, so apart."""
-    ranks = [f"{axis} {getattr(layout, axis)}" for axis in RANK_AXES if getattr(layout, axis) > 1]
+    ranks = [f"{axis} {getattr(layout, axis)}" for axis in MESH_AXES if getattr(layout, axis) > 1]
     experts = [f"ep {layout.ep}"] if layout.ep > 1 else []
     return ", ".join([layout.sharding, *([" x ".join(ranks)] if ranks else []), *experts])
 

@@ -17,13 +17,13 @@ from .balance import balance_experts
 from .batch import MicroBatch
 from .clip import clip_gradients
 from .config import PlanConfig
+from .data_parallel import gradient_sync
 from .errors import RankError
 from .float8 import refresh_scales
 from .local_parameters import hand_over_gradients
 from .loss import loss_function
 from .optimizer import Recipe
 from .packing import counted_fraction, divide_gradients
-from .parallelize import gradient_sync
 from .scaler import scaled
 from .tensor_parallel import loss_context
 from .tied_tables import copied_parameters

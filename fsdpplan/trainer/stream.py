@@ -34,7 +34,6 @@ PIECE_BYTES = 1 << 16
 SUFFIXES = (".txt", ".jsonl")
 
 _WORDS = 4
-_RECORD_BYTES = 8 * _WORDS
 
 
 class Piece(NamedTuple):

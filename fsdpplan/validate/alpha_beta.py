@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from fsdpplan.cost.collectives import wire_bytes
-from fsdpplan.spec.measurement import GroupKind, MeasuredCall, MeasuredCollective
+from fsdpplan.spec.estimate import Collective
+from fsdpplan.spec.measurement import GroupKind, MeasuredCall
 from fsdpplan.validate.calibrate_levels import middle_calls
 from fsdpplan.validate.robust import Numbers, Sought, robust_fit
 
@@ -44,7 +45,7 @@ class CallFit:
 
     group: GroupKind
     axis: str | None
-    collective: MeasuredCollective
+    collective: Collective
     ranks: int
     stride: int
     rows: int

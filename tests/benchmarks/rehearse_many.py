@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from fsdpplan.errors import SpecError
 from fsdpplan.files.catalogue import load_model, model_names
 from fsdpplan.files.clusters import load_cluster
+from fsdpplan.run.plans import with_stages
 from fsdpplan.search.legal_batch import legal_global_batch
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.recommend import recommend
@@ -99,7 +100,7 @@ def planned(asked: Drawn) -> Plan | None:
     if not found.ranked:
         return None
     first = found.ranked[0]
-    return Plan(
+    plan = Plan(
         model=asked.model,
         cluster=asked.cluster,
         training=asked.training,
@@ -111,6 +112,7 @@ def planned(asked: Drawn) -> Plan | None:
         warnings=(),
         versions=(),
     )
+    return with_stages(plan)
 
 
 def plans(seed: int, most_layers: int = MOST_LAYERS) -> Iterator[tuple[Drawn, Plan]]:

@@ -127,6 +127,19 @@ def test_the_first_blocks_recompute_and_the_stages_are_those_that_are_named(
     assert twice["layout"]["virtual_stages"] == 2
 
 
+def test_json_names_the_stages_of_a_pipeline_that_was_balanced(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = estimate(capsys, "--dp-shard 8 --pp 4")
+    stages = found["layout"]["stage_blocks"]
+    assert len(stages) == 4
+    assert sum(stages) == found["model"]["layers"]
+    assert estimate(capsys, "--dp-shard 32")["layout"]["stage_blocks"] == []
+    same = estimate(capsys, f"--dp-shard 8 --pp 4 --stage-blocks {','.join(map(str, stages))}")
+    assert same["step_seconds"] == found["step_seconds"]
+    assert same["layout"] == found["layout"]
+
+
 def test_the_screen_says_the_chance_to_fit(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code_of(words(BASE + "--dp-shard 64")) == 0
     said = " ".join(capsys.readouterr().out.split())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from fsdpplan.run import nccl_watch
 from fsdpplan.run.nccl_verdict import host_memory_warning, socket_sentence
 from fsdpplan.spec.plan import Plan
 from fsdpplan.topology.nccl_log import read_nccl_log
+from fsdpplan.topology.nccl_report import LIBFABRIC_NETWORKS, SOCKET_NETWORKS, SOCKET_PROVIDERS
 from tests.emit.bench import ALLOCATION, Ran, emit, exported, run
 from tests.emit.plans import make_plan
 
@@ -67,6 +69,35 @@ def test_nccl_is_told_where_to_write_as_by_run(tmp_path: Path) -> None:
     (tmp_path / "env").write_text(done.stdout)
     said = {name: value for name, value in exported(tmp_path / "env").items() if "NCCL" in name}
     assert said == nccl_watch.nccl_variables(script="", environment={}, folder=folder)
+
+
+ADAPTERS = ("IB", "IB/GDRDMA", "FasTrak", "SHARP")
+WAYS = {
+    **{f"3 {name}": True for name in SOCKET_NETWORKS},
+    **{f"3 {name}": False for name in (*ADAPTERS, *LIBFABRIC_NETWORKS)},
+    **{
+        f"3 {name}\n1 provider {provider}": provider in SOCKET_PROVIDERS
+        for name in LIBFABRIC_NETWORKS
+        for provider in (*SOCKET_PROVIDERS, "efa", "verbs")
+    },
+}
+"""What the part has gathered, and whether those names are sockets to `run` and to the trainer."""
+
+
+@pytest.mark.parametrize(("ways", "sockets"), WAYS.items())
+def test_the_names_that_are_sockets_are_those_of_run(
+    ways: str, sockets: bool, tmp_path: Path
+) -> None:
+    done = in_part(tmp_path, f"are_sockets {shlex.quote(ways)} || exit 1")
+    assert done.returncode == (0 if sockets else 1), done.stderr
+
+
+def test_it_heeds_the_variable_by_which_run_allows_sockets(tmp_path: Path) -> None:
+    lines = "judge_nccl '3 Socket'"
+    values = {"adapters": "there are some", "gpudirect": ""}
+    assert in_part(tmp_path, lines, **values).returncode == 1
+    allowed = in_part(tmp_path, lines, **values, **{nccl_watch.ALLOWS_SOCKETS: "1"})
+    assert allowed.returncode == 0
 
 
 @pytest.mark.parametrize("name", ["NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fsdpplan.cost.memory import stage_memory
-from fsdpplan.cost.pipeline_stages import pipeline_ranks
+from fsdpplan.cost.pipeline_stages import named_stages, pipeline_ranks
 from fsdpplan.cost.traffic import Calls, step_calls
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
@@ -33,7 +33,8 @@ RECIPE = Recipe(steps=2, learning_rate=1e-3, warmup_steps=1, weight_decay=0.1, c
 
 
 def plan_config(model: Model, training: Training, layout: Layout) -> PlanConfig:
-    """The plan as the trainer reads it; the device is one of CUDA's, whatever its rates."""
+    """The plan as the trainer reads it, its stages named; the device is one of CUDA's, whatever its
+    rates."""
     device = {
         "name": "any",
         "kind": "cuda",
@@ -45,7 +46,7 @@ def plan_config(model: Model, training: Training, layout: Layout) -> PlanConfig:
         "model": _known(ModelConfig, model),
         "cluster": {"device": device, "gpus": layout.world, "gpus_per_node": layout.world},
         "training": _known(TrainingConfig, training),
-        "layout": _known(LayoutConfig, layout),
+        "layout": _known(LayoutConfig, named_stages(model=model, layout=layout)),
     }
     return parse_plan(json.dumps(document))
 

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdpplan.trainer.config import ModelConfig
 from fsdpplan.trainer.model import Decoder
-from fsdpplan.trainer.parallelize import apply_checkpointing
+from fsdpplan.trainer.recompute import apply_checkpointing
 from fsdpplan.trainer.torch_versions import RELEASE
 
 PARAMETERS, MATRICES, RECOMPUTED = 9, 7, 6

@@ -11,9 +11,9 @@ import pytest
 from fsdpplan.cli.app import exit_code_of
 from fsdpplan.emit.header import plan_digest
 from fsdpplan.files.ledger import read_rows
-from fsdpplan.files.plans import read_plan
 from fsdpplan.run.jobs import chosen_run, runs_of, unreadable_runs
 from fsdpplan.run.launch import read_launch
+from fsdpplan.run.plans import read_plan
 from fsdpplan.run.verify import finished_run
 
 RECORDED = Path(__file__).parent.parent / "recordings" / "0.1.0"

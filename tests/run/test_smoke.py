@@ -88,7 +88,7 @@ def test_every_axis_stays_and_becomes_two() -> None:
     layout = small.layout
     assert (layout.pp, layout.dp_replicate, layout.dp_shard, layout.cp, layout.tp) == (2,) * 5
     assert (layout.schedule, layout.num_microbatches) == ("1f1b", 4)
-    assert layout.stage_blocks == ()
+    assert layout.stage_blocks == (2, 2)
     assert not layout.async_tp
     assert small.warnings == ("async_tp needs a GPU: the smoke run goes without",)
 

@@ -21,7 +21,8 @@ from fsdpplan.spec.program import ProgramName
 from fsdpplan.spec.training import Training
 from fsdpplan.trainer.config import LayoutConfig, load_plan
 from fsdpplan.trainer.errors import TrainerError
-from fsdpplan.trainer.parallelize import apply_checkpointing, find_blocks
+from fsdpplan.trainer.parallelize import find_blocks
+from fsdpplan.trainer.recompute import apply_checkpointing
 from fsdpplan.trainer.user_context_parallel import require_plain_attention
 from fsdpplan.trainer.user_model import require_applicable
 from fsdpplan.trainer.user_tensor_parallel import planned_styles

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fsdpplan.cost.pipeline_stages import named_stages
 from fsdpplan.search.legality import first_problem
 from fsdpplan.search.variants import buckets, changed, restaged
 from fsdpplan.spec.layout import Layout
@@ -35,14 +36,14 @@ def legal_layouts(asked: Question) -> Iterator[Layout]:
 
 
 def document(asked: Question, layout: Layout) -> str:
-    """The plan as the trainer is handed it."""
+    """The plan as the trainer is handed it, its stages named."""
     return json.dumps(
         {
             "schema_version": 1,
             "model": asdict(asked.model),
             "cluster": asdict(asked.cluster),
             "training": asdict(asked.training),
-            "layout": asdict(layout),
+            "layout": asdict(named_stages(model=asked.model, layout=layout)),
         }
     )
 

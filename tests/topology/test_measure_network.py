@@ -10,7 +10,8 @@ import pytest
 
 from fsdpplan.cost.collectives import wire_bytes
 from fsdpplan.files.measurements import read_measurements
-from fsdpplan.spec.measurement import MeasuredCall, MeasuredCollective, MeasuredMachine, Measurement
+from fsdpplan.spec.estimate import Collective
+from fsdpplan.spec.measurement import MeasuredCall, MeasuredMachine, Measurement
 from tests.topology.measuring import PROGRAM, TIMEOUT_SECONDS, calls, environment
 from tests.topology.shaped_link import INTERFACE, Node, missing, shaped_link
 
@@ -58,7 +59,7 @@ def start(log: Path, nodes: tuple[Node, Node], number: int) -> subprocess.Popen[
 
 
 def largest(
-    rows: tuple[Measurement, ...], collective: MeasuredCollective, *, group: str
+    rows: tuple[Measurement, ...], collective: Collective, *, group: str
 ) -> list[MeasuredCall]:
     """Rows of the largest size, one a group."""
     found = [one for one in calls(rows) if (one.group, one.collective) == (group, collective)]
@@ -76,7 +77,7 @@ def test_ranks_are_numbered_node_by_node(rows: tuple[Measurement, ...]) -> None:
     assert pairs == {(0, 1), (2, 1), (0, 2), (1, 2)}
 
 
-CROSSING: tuple[tuple[MeasuredCollective, str], ...] = (
+CROSSING: tuple[tuple[Collective, str], ...] = (
     ("send_recv", "across"),
     ("send_recv", "pair"),
     ("all_reduce", "across"),
@@ -93,7 +94,7 @@ def test_the_measured_bandwidth_between_nodes_is_what_the_link_passes(
     assert max(measured) == pytest.approx(BYTES_PER_SECOND, rel=0.15)
 
 
-def passed(rows: tuple[Measurement, ...], collective: MeasuredCollective, *, group: str) -> float:
+def passed(rows: tuple[Measurement, ...], collective: Collective, *, group: str) -> float:
     """Bytes per second one way, from when both groups begin until both are done."""
     crossing = [
         one for one in largest(rows, collective, group=group) if one.stride == RANKS_PER_NODE

@@ -10,9 +10,9 @@ from typing import get_args
 import pytest
 
 from fsdpplan.files.measurements import read_measurements
+from fsdpplan.spec.estimate import Collective
 from fsdpplan.spec.measurement import (
     MeasuredAttention,
-    MeasuredCollective,
     MeasuredLaunch,
     MeasuredMachine,
     MeasuredMatmul,
@@ -73,7 +73,7 @@ def test_two_processes_measure_every_collective_between_them(
     of_two: tuple[Measurement, ...],
 ) -> None:
     inside = [row for row in calls(of_two) if row.group == "inside"]
-    assert {row.collective for row in inside} == set(get_args(MeasuredCollective))
+    assert {row.collective for row in inside} == set(get_args(Collective))
     assert {row.gathered_bytes for row in inside} >= {2**10, 2**16}
     assert {(row.first_rank, row.ranks, row.stride, row.groups_at_once) for row in inside} == {
         (0, 2, 1, 1)

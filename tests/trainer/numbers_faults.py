@@ -65,7 +65,7 @@ class Fault:
     training: dict[str, Any] | None = None
 
 
-parallelize_module = import_module("fsdpplan.trainer.parallelize")
+data_parallel = import_module("fsdpplan.trainer.data_parallel")
 _FSDP = inspect.getsource(import_module("torch.distributed.fsdp._fully_shard._fsdp_collectives"))
 _SPLIT = inspect.getsource(import_module("torch.distributed.tensor.placement_types"))
 PARTIAL_SUM = next(
@@ -490,7 +490,7 @@ FAULTS: dict[str, Fault] = {
 if RELEASE < (2, 9):
     FAULTS["the sums of gloo before torch 2.9, not made up for"] = Fault(
         layout=FSDP,
-        spoiled=patched(parallelize_module, "take_means", lambda _: lambda __: None),
+        spoiled=patched(data_parallel, "take_means", lambda _: lambda __: None),
         words=("4 times too large: sums where they should be means, over dp_shard (4 ranks)",),
     )
 

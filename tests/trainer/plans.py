@@ -6,6 +6,9 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+from pydantic import TypeAdapter
+
+from fsdpplan.cost.pipeline_stages import balanced_stage_blocks, head_blocks
 from fsdpplan.spec.model import Model
 from fsdpplan.trainer.config import ModelConfig, parse_plan
 
@@ -76,15 +79,20 @@ def plan_document(
     training: dict[str, Any] | None = None,
     **layout: Any,
 ) -> dict[str, Any]:
-    """The document of a plan of 8 sequences of 24 tokens a step; the micro-batch is what fits."""
+    """The document of a plan of 8 sequences of 24 tokens a step; the micro-batch is what fits, and
+    a pipeline's stages are named as plans name them."""
     chosen = {**LAYOUT, **layout}
+    shapes = {**MODEL, **(model or {})}
+    if chosen["pp"] > 1 and "stage_blocks" not in layout:
+        stages = chosen["pp"] * chosen["virtual_stages"]
+        chosen["stage_blocks"] = _stage_blocks(shapes, stages=stages)
     data_parallel = chosen["dp_replicate"] * chosen["dp_shard"]
     if "micro_batch" not in layout:
         chosen["micro_batch"] = GLOBAL_BATCH // data_parallel // chosen["num_microbatches"]
     world = data_parallel * chosen["tp"] * chosen["pp"] * chosen["cp"]
     return {
         "schema_version": 1,
-        "model": {**MODEL, **(model or {})},
+        "model": shapes,
         "cluster": {
             "name": "cpu",
             "device": {
@@ -113,6 +121,16 @@ def plan_document(
         "layout": chosen,
         "estimate": {"step_seconds": {"expected": 1.0}},
     }
+
+
+def _stage_blocks(shapes: dict[str, Any], *, stages: int) -> list[int]:
+    """Those by which such a plan is priced; none where there are more stages than blocks."""
+    model = TypeAdapter(Model).validate_python(shapes)
+    if stages > model.layers:
+        return []
+    return list(
+        balanced_stage_blocks(layers=model.layers, stages=stages, head_blocks=head_blocks(model))
+    )
 
 
 def plan_text(**arguments: Any) -> str:

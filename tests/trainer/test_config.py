@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
-import dataclasses
+import ast
 import json
 from collections.abc import Callable
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fsdpplan.files.plan_upgrade import THEN
+from fsdpplan.spec.cluster import Cluster, Device, Level
+from fsdpplan.spec.layout import MESH_AXES as planned_axes
 from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.model import Model
+from fsdpplan.spec.model import Experts, LatentAttention, Model, Router
+from fsdpplan.spec.network import Network
+from fsdpplan.spec.torch_features import TorchNeed
 from fsdpplan.spec.training import Training
 from fsdpplan.trainer.config import (
     NOT_FOR_THE_TRAINER,
+    ClusterConfig,
+    DeviceConfig,
+    ExpertsConfig,
+    LatentConfig,
     LayoutConfig,
+    LevelConfig,
     ModelConfig,
+    NetworkConfig,
+    RouterConfig,
+    TorchNeededConfig,
     TrainingConfig,
     load_plan,
     parse_plan,
 )
 from fsdpplan.trainer.errors import TrainerError
+from fsdpplan.trainer.mesh import MESH_AXES, Place
 from fsdpplan.trainer.support import require_runnable
 from tests.trainer import plans
+
+PACKAGE = Path(__file__).resolve().parents[2] / "fsdpplan"
 
 Change = Callable[[dict[str, Any]], object]
 
@@ -31,14 +48,107 @@ EXPERTS = {"experts": 5, "active": 2, "hidden": 15, "shared_hidden": 7}
 LATENT = {"kv_rank": 8, "rope_head_dim": 3, "value_head_dim": 8}
 
 
-@pytest.mark.parametrize(
-    ("read", "written"),
-    [(ModelConfig, Model), (LayoutConfig, Layout), (TrainingConfig, Training)],
-)
+WHOLE: list[tuple[type, type]] = [
+    (ModelConfig, Model),
+    (ExpertsConfig, Experts),
+    (RouterConfig, Router),
+    (LatentConfig, LatentAttention),
+    (LayoutConfig, Layout),
+    (TrainingConfig, Training),
+]
+"""What the trainer reads whole, and what it is a copy of: it imports nothing of the planner's."""
+
+IN_PART: list[tuple[type, type]] = [
+    (ClusterConfig, Cluster),
+    (DeviceConfig, Device),
+    (LevelConfig, Level),
+    (NetworkConfig, Network),
+    (TorchNeededConfig, TorchNeed),
+]
+"""What it reads as far as it needs it."""
+
+UNREAD = {
+    TrainingConfig: {
+        "headroom_fraction": "what a plan must leave free is the planner's to see to",
+        "fits_fraction": "so is how likely it is to fit",
+        "program": "which of the two entries was called says it",
+    }
+}
+"""Fields that the trainer has no use for, and why."""
+
+MAY_BE_MISSING = {
+    (DeviceConfig, "peak_fp16_flops_per_second"): "asked for with precision fp16 only",
+    (DeviceConfig, "peak_fp8_flops_per_second"): "asked for with precision fp8 only",
+    (DeviceConfig, "memory_bytes"): "for words after memory has run out",
+    (DeviceConfig, "multiprocessors"): "for the preflight, which goes without",
+    (DeviceConfig, "host_link_bytes_per_second"): "for the preflight, which goes without",
+    (ClusterConfig, "levels"): "for the preflight, which goes without",
+    (ClusterConfig, "network"): "for the preflight, which goes without",
+    (TorchNeededConfig, "because"): "words",
+}
+"""Fields without which the trainer does, though every plan has them, and why."""
+
+
+def defaults(of: type) -> dict[str, Any]:
+    """Field -> its default as JSON has it, of those that have one."""
+    found = {
+        field.name: field.default if field.default_factory is MISSING else field.default_factory()
+        for field in fields(of)
+    }
+    return {
+        name: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+        for name, value in found.items()
+        if value is not MISSING
+    }
+
+
+def names(of: type) -> set[str]:
+    return {field.name for field in fields(of)}
+
+
+@pytest.mark.parametrize(("read", "written"), WHOLE)
 def test_the_trainer_reads_the_fields_that_a_plan_has(read: type, written: type) -> None:
-    names = {field.name for field in dataclasses.fields(read)}
-    unread = NOT_FOR_THE_TRAINER.get(read) or frozenset()
-    assert names | unread == {field.name for field in dataclasses.fields(written)}
+    unread = set(UNREAD.get(read, {}))
+    assert unread == (NOT_FOR_THE_TRAINER.get(read) or set())
+    assert names(read) | unread == names(written)
+    assert not names(read) & unread
+
+
+@pytest.mark.parametrize(("read", "written"), IN_PART)
+def test_of_other_parts_it_reads_nothing_that_a_plan_has_not(read: type, written: type) -> None:
+    assert names(read) <= names(written)
+
+
+@pytest.mark.parametrize(("read", "written"), WHOLE + IN_PART)
+def test_a_field_that_is_left_out_means_the_same_to_the_trainer(read: type, written: type) -> None:
+    meant = defaults(written)
+    for name, value in defaults(read).items():
+        if (read, name) not in MAY_BE_MISSING:
+            assert value == meant[name], name
+
+
+@pytest.mark.parametrize(("read", "written"), WHOLE)
+def test_what_the_trainer_must_be_told_stood_in_the_first_plans(read: type, written: type) -> None:
+    """So a field that comes later gets a default here too, and old plans stay readable."""
+    told = names(read) - set(defaults(read))
+    always = names(written) - set(defaults(written))
+    assert told <= always | set(THEN.get(written, "").split())
+
+
+def test_ranks_are_laid_out_on_the_same_axes() -> None:
+    assert planned_axes == MESH_AXES
+    assert names(Place) == set(MESH_AXES)
+
+
+def test_the_axes_are_spelled_once_on_each_side() -> None:
+    spelled = [
+        path.relative_to(PACKAGE).as_posix()
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Tuple | ast.List | ast.Set)
+        and {each.value for each in node.elts if isinstance(each, ast.Constant)} >= set(MESH_AXES)
+    ]
+    assert spelled == ["spec/layout.py", "trainer/mesh.py"]
 
 
 def test_a_plan_comes_from_text_file_or_environment(

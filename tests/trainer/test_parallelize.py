@@ -14,9 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fsdpplan.trainer import TrainerError, load_plan, parallelize
 from fsdpplan.trainer.config import parse_plan
+from fsdpplan.trainer.data_parallel import apply_fsdp
 from fsdpplan.trainer.fake_world import fake_world
 from fsdpplan.trainer.mesh import build_meshes
-from fsdpplan.trainer.parallelize import apply_fsdp, find_blocks
+from fsdpplan.trainer.parallelize import find_blocks
 from tests.trainer import plans
 
 

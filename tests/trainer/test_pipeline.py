@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, fields
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -17,13 +17,14 @@ from hypothesis import strategies as st
 from fsdpplan.cost import pipeline_stages as priced
 from fsdpplan.cost.traffic import step_calls
 from fsdpplan.search import pipeline_rules as legality
-from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
+from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout, Schedule
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
+from fsdpplan.trainer import pipeline_stages as trained
 from fsdpplan.trainer.config import PlanConfig, parse_plan
 from fsdpplan.trainer.errors import TrainerError
 from fsdpplan.trainer.pipeline_rules import SCHEDULES, pipeline_problems
-from fsdpplan.trainer.pipeline_stages import rank_shares, stage_blocks
+from fsdpplan.trainer.pipeline_stages import rank_shares
 from fsdpplan.trainer.step import require_gradients
 from fsdpplan.trainer.support import require_runnable
 from tests.trainer import jobs, pipeline_layouts, plans
@@ -133,7 +134,7 @@ def _nouns(document: dict[str, Any]) -> tuple[Model, Training, Layout]:
     return (
         Model(**document["model"]),
         Training(**{key: value for key, value in document["training"].items() if key in named}),
-        Layout(**document["layout"]),
+        Layout(**{**document["layout"], "stage_blocks": tuple(document["layout"]["stage_blocks"])}),
     )
 
 
@@ -144,9 +145,12 @@ def test_a_parameter_without_a_gradient_is_named() -> None:
         require_gradients(model)
 
 
-def _plan(layout: Layout, *, layers: int, hidden: int = 48, vocab: int = 61) -> PlanConfig:
-    model = {"layers": layers, "hidden": hidden, "vocab": vocab}
-    return parse_plan(plans.plan_text(model=model, **asdict(layout)))
+def _plan(layout: Layout, *, layers: int) -> PlanConfig:
+    """Of a layout, its stages named."""
+    said = asdict(layout)
+    if not layout.stage_blocks:
+        del said["stage_blocks"]
+    return parse_plan(plans.plan_text(model={"layers": layers}, **said))
 
 
 @st.composite
@@ -174,22 +178,9 @@ def pipelines(draw: st.DrawFn) -> tuple[Layout, int]:
     return layout, sum(named) or stages + draw(st.integers(0, 30))
 
 
-@settings(deadline=None)
-@given(
-    layers=st.integers(1, 130),
-    pp=st.integers(2, 9),
-    virtual_stages=st.integers(1, 4),
-    hidden=st.sampled_from((16, 48, 512)),
-    vocab=st.sampled_from((61, 4096, 128256)),
-)
-def test_the_default_stages_are_those_that_were_priced(
-    layers: int, pp: int, virtual_stages: int, hidden: int, vocab: int
-) -> None:
-    assume(pp * virtual_stages <= layers)
-    layout = Layout(pp=pp, virtual_stages=virtual_stages, schedule="interleaved_1f1b")
-    plan = _plan(layout, layers=layers, hidden=hidden, vocab=vocab)
-    model = Model(**{**plans.MODEL, "layers": layers, "hidden": hidden, "vocab": vocab})
-    assert stage_blocks(plan) == priced.layout_stage_blocks(model=model, layout=layout)
+def test_the_planner_names_the_same_schedules() -> None:
+    assert set(trained.SPLIT_BACKWARD_SCHEDULES) == SPLIT_BACKWARD_SCHEDULES
+    assert set(SCHEDULES) == set(get_args(Schedule)) - {"none"}
 
 
 @settings(deadline=None)
@@ -226,7 +217,8 @@ def test_what_the_search_may_return_is_not_refused(drawn: tuple[Layout, int]) ->
         ({"schedule": "1f1b", "num_microbatches": 1}, "at least 2 work"),
         ({"schedule": "dualpipev", "virtual_stages": 2, "num_microbatches": 2}, "at least 4"),
         ({"schedule": "interleaved_1f1b", "num_microbatches": 7}, "a multiple of 3 works"),
-        ({"pp": 5}, "5 pipeline stages for 4 blocks"),
+        ({"stage_blocks": []}, "does not name the blocks of its 2 stages, as older plans do not"),
+        ({"pp": 5, "stage_blocks": [1] * 5}, "for 5 stages and 4 blocks"),
         ({"stage_blocks": [3, 2]}, "which add up to all blocks"),
         ({"pp": 3, "stage_blocks": [2, 0, 2]}, "each rank needs a block"),
         ({"gradient_sync": "every"}, "gradient_sync every with pp 2 (last works"),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpplan.trainer.trace import Interval, a_step, communications, outside, union
+from fsdpplan.spec.estimate import Collective
+from fsdpplan.trainer.counting import OPERATORS
+from fsdpplan.trainer.trace import COLLECTIVES, Interval, a_step, communications, outside, union
 
 INTERVALS = st.lists(
     st.tuples(st.integers(0, 60), st.integers(0, 60)).map(
@@ -100,3 +102,12 @@ def test_an_event_is_of_one_step() -> None:
         "count": 1,
         "bytes": 1600,
     }
+
+
+def test_collectives_have_the_names_of_an_estimate() -> None:
+    assert set(COLLECTIVES.values()) == set(get_args(Collective))
+
+
+def test_what_is_counted_has_the_names_of_an_estimate_and_both_ends_of_a_message() -> None:
+    counted = {operator.collective for operator in OPERATORS.values()}
+    assert counted == set(get_args(Collective)) - {"send_recv"} | {"send", "recv"}

@@ -32,6 +32,8 @@ from tests.trainer.user_layouts import BF16, FP8, LAYOUTS, LOADED, WIDTHS, measu
 
 CPU = torch.device("cpu")
 TOLERANCE = 5e-6
+FP8_TOLERANCE = 5e-3
+"""As of `test_float8`: losses near 4 differ by at most 1e-3, with and without tp."""
 """Sums in another order: 1e-6 was the largest difference seen in losses near 4, 2e-7 in norms near
 1."""
 
@@ -83,10 +85,10 @@ def test_bf16_begins_as_fp32_does(measured: dict[str, Any], name: str) -> None:
 
 @pytest.mark.gloo
 @pytest.mark.parametrize("name", FP8)
-def test_fp8_begins_as_fp32_does(measured: dict[str, Any], name: str) -> None:
+def test_fp8_loses_as_one_process_in_fp32(measured: dict[str, Any], name: str) -> None:
     found, alone = measured[name], measured["wide llama"]
-    assert found["losses"][0] == pytest.approx(alone["losses"][0], abs=0.02)
-    assert found["norms"][0] == pytest.approx(alone["norms"][0], rel=0.06)
+    assert found["losses"] == pytest.approx(alone["losses"], abs=FP8_TOLERANCE)
+    assert found["norms"] == pytest.approx(alone["norms"], rel=0.02)
     assert found["missing"] == []
 
 

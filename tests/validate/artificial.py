@@ -11,11 +11,11 @@ from math import exp
 
 from fsdpplan.cost.matmul import matmul_seconds
 from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.estimate import Collective
 from fsdpplan.spec.measurement import (
     GroupKind,
     MeasuredAttention,
     MeasuredCall,
-    MeasuredCollective,
     MeasuredCopy,
     MeasuredLaunch,
     MeasuredMachine,
@@ -26,7 +26,7 @@ from fsdpplan.spec.measurement import (
 from fsdpplan.validate.calibrate_levels import predicted_call_seconds
 from fsdpplan.validate.measured_kernels import attention_seconds
 
-COLLECTIVES: tuple[MeasuredCollective, ...] = (
+COLLECTIVES: tuple[Collective, ...] = (
     "all_gather",
     "reduce_scatter",
     "all_reduce",
@@ -80,7 +80,7 @@ def log_of(
     clock: Clock = Clock(),
     faults: Faults = Faults(),
     sizes: tuple[int, ...] = SIZES,
-    collectives: tuple[MeasuredCollective, ...] = COLLECTIVES,
+    collectives: tuple[Collective, ...] = COLLECTIVES,
 ) -> tuple[Measurement, ...]:
     """All that calibrating `cluster` would measure."""
     return (
@@ -160,7 +160,7 @@ def call_rows(
     clock: Clock = Clock(),
     faults: Faults = Faults(),
     sizes: tuple[int, ...] = SIZES,
-    collectives: tuple[MeasuredCollective, ...] = COLLECTIVES,
+    collectives: tuple[Collective, ...] = COLLECTIVES,
 ) -> Iterator[MeasuredCall]:
     """Every collective on the ranks of each node, on like ranks of all nodes, on all; and a large
     message between neighbours, in a node and over nodes."""
@@ -187,7 +187,7 @@ def call_rows(
 
 def _call(
     kind: GroupKind,
-    collective: MeasuredCollective,
+    collective: Collective,
     first_rank: int,
     ranks: int,
     stride: int,

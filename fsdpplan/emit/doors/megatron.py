@@ -170,7 +170,7 @@ def _parallel(plan: Plan) -> Arguments:
 
 def _stages(plan: Plan) -> str:
     """A letter a layer: E embedding, t transformer layer, L loss; | between stages."""
-    stages = ["t" * len(blocks) for blocks in stage_ranges(plan)]
+    stages = ["t" * len(blocks) for blocks in stage_ranges(plan.layout)]
     return "E" + "|".join(stages) + "L"
 
 

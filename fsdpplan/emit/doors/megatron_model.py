@@ -38,11 +38,6 @@ def model_problems(plan: Plan) -> Iterator[str]:
             f"{' and '.join(unlike)} of model {model.name} (this script writes out models like "
             "Llama, Qwen and GPT): use --target slurm, whose trainer has them"
         )
-    if model.experts and plan.layout.pp > 1 and not plan.layout.stage_blocks:
-        yield (
-            f"pp {plan.layout.pp} of a mixture whose stages are not named: plan again with this "
-            "fsdpplan, whose plans name them, or use --pp 1"
-        )
 
 
 def model_arguments(plan: Plan) -> list[tuple[str, ...]]:

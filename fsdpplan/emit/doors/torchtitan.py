@@ -252,7 +252,7 @@ def _parallelism(plan: Plan) -> list[str]:
 
 def _parts(plan: Plan) -> list[list[str]]:
     """Names of the modules of each stage."""
-    parts = [[f"layers.{block}" for block in blocks] for blocks in stage_ranges(plan)]
+    parts = [[f"layers.{block}" for block in blocks] for blocks in stage_ranges(plan.layout)]
     parts[0].insert(0, "tok_embeddings")
     parts[-1] += ["norm", "lm_head"]
     return parts

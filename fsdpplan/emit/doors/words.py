@@ -77,6 +77,8 @@ def _stage_problems(layout: Layout) -> Iterator[str]:
         yield f"schedule {layout.schedule} with one stage a rank: use --virtual-stages 2"
     if layout.pp == 1 and layout.stage_blocks:
         yield "stage_blocks without a pipeline: use --pp 2"
+    if layout.pp > 1 and not layout.stage_blocks:
+        yield f"pp {layout.pp} of a plan that does not name its stage_blocks: plan again"
 
 
 def field_names(kind: type[Layout] | type[Training]) -> tuple[str, ...]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, get_args
 
-from fsdpplan.spec.measurement import MeasuredCall, MeasuredCollective
+from fsdpplan.spec.estimate import Collective
+from fsdpplan.spec.measurement import MeasuredCall
 from fsdpplan.topology.measure.cell import Cell, Seconds
 from fsdpplan.topology.measure.clock import Call
 from fsdpplan.topology.measure.groups import Groups
@@ -36,7 +37,7 @@ def call_cells(groups: Sequence[Groups], *, sizes: Sizes, ranks: Ranks) -> Itera
     joined = [(one, _process_group(one, ranks)) for one in groups]
     for size in sizes:
         for one, process_group in joined:
-            for collective in get_args(MeasuredCollective):
+            for collective in get_args(Collective):
                 yield _cell(
                     one,
                     collective,
@@ -69,7 +70,7 @@ def _process_group(groups: Groups, ranks: Ranks) -> dist.ProcessGroup | None:
 
 def _cell(
     groups: Groups,
-    collective: MeasuredCollective,
+    collective: Collective,
     size: int,
     ranks: Ranks,
     *,
@@ -100,7 +101,7 @@ def _cell(
 
 
 def _rows(
-    groups: Groups, collective: MeasuredCollective, gathered_bytes: int, seconds: Seconds
+    groups: Groups, collective: Collective, gathered_bytes: int, seconds: Seconds
 ) -> Iterator[MeasuredCall]:
     """One row a group, with the times of its slowest rank."""
     for members in groups.members:
@@ -200,7 +201,7 @@ def _send_recv(
     return call
 
 
-_CALLS: dict[MeasuredCollective, Maker] = {
+_CALLS: dict[Collective, Maker] = {
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
     "all_reduce": _all_reduce,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from fsdpplan.cost.pipeline_stages import named_stages
 from fsdpplan.emit.header import header_lines
 from fsdpplan.emit.job import Job
 from fsdpplan.emit.order import Order
@@ -38,16 +39,17 @@ def make_order(plan: Plan | None = None, *, pods: Pods | None = None, **job: Any
 
 
 def plan_of(layout: Layout, training: Training | None = None, **model: Any) -> Plan:
-    """A plan on GPUs for any layout, on two nodes where its ranks allow."""
+    """A plan on GPUs for any layout, on two nodes where its ranks allow; its stages are named."""
     plan = make_plan("cuda")
+    shapes = replace(plan.model, **model)
     nodes = 2 if layout.world % 2 == 0 else 1
     chosen = replace(training or plan.training, global_batch=layout.global_batch)
     return replace(
         plan,
-        model=replace(plan.model, **model),
+        model=shapes,
         cluster=make_cluster("cuda", nodes=nodes, per_node=layout.world // nodes),
         training=chosen,
-        layout=layout,
+        layout=named_stages(model=shapes, layout=layout),
         estimate=make_estimate(tokens=chosen.tokens_per_step, gpus=layout.world),
     )
 

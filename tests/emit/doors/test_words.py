@@ -27,6 +27,9 @@ WORDS: dict[Target, Words] = {
 }
 FIELDS = (*field_names(Layout), *field_names(Training))
 
+BLOCKS = 4
+"""As many as two ranks of two stages each must have."""
+
 VALUES: dict[str, list[Any]] = {
     "dp_replicate": [1, 2],
     "dp_shard": [1, 2, 4],
@@ -44,7 +47,7 @@ VALUES: dict[str, list[Any]] = {
     "num_microbatches": [1, 2, 4],
     "schedule": ["none", "gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "zbv"],
     "virtual_stages": [1, 2],
-    "stage_blocks": [(), (1, 1), (0, 2)],
+    "stage_blocks": [(), (2, 2), (1, 3)],
     "activation_checkpointing": ["none", "attention", "op", "full"],
     "checkpoint_blocks": ["all", 1],
     "sequence_parallel": [False, True],
@@ -98,7 +101,7 @@ def idle(target: Target, name: str, plan: Plan) -> bool:
             # Both are DDP under autocast; Megatron's own names are told apart by overlaps.
             return layout.sharding == "ddp" or target == "megatron"
         case "stage_blocks":
-            return layout.stage_blocks in ((), (1, 1))
+            return layout.stage_blocks in ((), (2, 2))
     return False
 
 
@@ -132,12 +135,12 @@ def test_plans_that_differ_are_told_apart_or_refused(target: Target, data: st.Da
     layout, training = data.draw(layouts(target)), data.draw(trainings())
     name = data.draw(st.sampled_from(sorted(VALUES)))
     value = data.draw(st.sampled_from(VALUES[name]))
-    plan = plan_of(layout, training)
+    plan = plan_of(layout, training, layers=BLOCKS)
     try:
         if name in field_names(Layout):
-            other = plan_of(replace(layout, **{name: value}), training)
+            other = plan_of(replace(layout, **{name: value}), training, layers=BLOCKS)
         else:
-            other = plan_of(layout, replace(training, **{name: value}))
+            other = plan_of(layout, replace(training, **{name: value}), layers=BLOCKS)
     except SpecError:
         assume(False)
     texts = body(target, plan), body(target, other)
@@ -175,7 +178,18 @@ def test_many_problems_make_one_short_line(target: Target) -> None:
             reshard_after_forward=2,
         ),
         Training(seq_len=64, global_batch=2, precision="fp16", runtime="fsdp1"),
+        layers=BLOCKS,
     )
     with pytest.raises(SpecError, match=f"--target {target} cannot express .* more$") as refusal:
         render(target, make_order(plan))
     check_one_line(refusal.value)
+
+
+@pytest.mark.parametrize("target", ["torchtitan", "megatron"])
+def test_stages_that_a_plan_does_not_name_are_not_made_up(target: Target) -> None:
+    layout = Layout(**{"pp": 2, "schedule": "1f1b", "num_microbatches": 2, **SAYABLE[target]})
+    plan = plan_of(layout, Training(seq_len=64, global_batch=2))
+    assert plan.layout.stage_blocks
+    unnamed = replace(plan, layout=replace(plan.layout, stage_blocks=()))
+    with pytest.raises(SpecError, match="pp 2 of a plan that does not name its stage_blocks"):
+        render(target, make_order(unnamed))

@@ -1,0 +1,45 @@
+"""Plans that are read to be run: what they leave to a rule of the cost model is named in them.
+
+Those of 0.1.0 do not say which blocks each stage of a pipeline has. The trainer and other programs
+have no rule of their own: all that reads a plan reads it here. A new plan is named when it is made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from fsdpplan.cost.pipeline_stages import named_stages
+from fsdpplan.errors import SpecError
+from fsdpplan.files import plans
+from fsdpplan.files.table import path_text
+from fsdpplan.spec.plan import Plan
+
+
+def read_plan(path: Path | str) -> Plan:
+    """The plan in a file, its stages named. Raises SpecError in one line when it is not sound."""
+    return _named(plans.read_plan(path), where=path_text(path))
+
+
+def plan_from_json(text: str, *, where: str) -> Plan:
+    """The plan in `text`, its stages named; `where` names it in messages."""
+    return _named(plans.plan_from_json(text, where=where), where=where)
+
+
+def with_stages(plan: Plan) -> Plan:
+    """`plan` with the blocks of each stage named, by which its layouts were priced."""
+    return replace(
+        plan,
+        layout=named_stages(model=plan.model, layout=plan.layout),
+        alternatives=tuple(
+            replace(one, layout=named_stages(model=plan.model, layout=one.layout))
+            for one in plan.alternatives
+        ),
+    )
+
+
+def _named(plan: Plan, *, where: str) -> Plan:
+    try:
+        return with_stages(plan)
+    except SpecError as error:
+        raise SpecError(f"{where}: {error}; plan again with `fsdpplan recommend`") from error

@@ -1,0 +1,98 @@
+"""Plans that are read to be run name the stages of their pipelines."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fsdpplan.cost.pipeline_stages import layout_stage_blocks
+from fsdpplan.cost.step import estimate
+from fsdpplan.emit.folder import SCRIPT_NAME
+from fsdpplan.emit.header import PLAN_NAME
+from fsdpplan.emit.job import Job
+from fsdpplan.errors import SpecError
+from fsdpplan.files import plans as files
+from fsdpplan.run.launch import emit_script, read_launch, resolve_launch
+from fsdpplan.run.plans import plan_from_json, read_plan, with_stages
+from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.plan import Plan, RankedLayout
+from fsdpplan.trainer.config import parse_plan
+from fsdpplan.trainer.support import require_runnable
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORDED = ROOT / "tests" / "recordings" / "0.1.0" / "plans"
+OLD = RECORDED / "pipeline.json"
+
+
+def layouts(plan: Plan) -> list[Layout]:
+    return [plan.layout, *(one.layout for one in plan.alternatives)]
+
+
+def test_an_old_plan_names_the_stages_by_which_it_was_priced() -> None:
+    old, read = files.read_plan(OLD), read_plan(OLD)
+    assert plan_from_json(OLD.read_text(), where="plan") == read == with_stages(read)
+    assert old.layout.pp > 1
+    assert not old.layout.stage_blocks
+    for before, after in zip(layouts(old), layouts(read), strict=True):
+        if before.pp > 1:
+            assert after.stage_blocks == layout_stage_blocks(model=old.model, layout=before)
+        assert replace(after, stage_blocks=before.stage_blocks) == before
+
+
+def test_naming_the_stages_changes_no_prediction() -> None:
+    old, read = files.read_plan(OLD), read_plan(OLD)
+    asked = {"model": old.model, "cluster": old.cluster, "training": old.training}
+    assert estimate(**asked, layout=read.layout) == estimate(**asked, layout=old.layout)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("path", sorted(RECORDED.glob("*.json")), ids=lambda path: path.stem)
+def test_what_is_emitted_of_an_old_plan_is_what_the_trainer_takes(path: Path) -> None:
+    plan = read_plan(path)
+    assert all(bool(layout.stage_blocks) == (layout.pp > 1) for layout in layouts(plan))
+    require_runnable(parse_plan(files.plan_json(replace(plan, alternatives=()))))
+
+
+def test_a_script_of_then_and_its_plan_run_the_same(tmp_path: Path) -> None:
+    plan = read_plan(OLD)
+    (tmp_path / PLAN_NAME).write_text(OLD.read_text())
+    (tmp_path / SCRIPT_NAME).write_text(emit_script(files.read_plan(OLD), Job()))
+    assert read_launch(tmp_path / SCRIPT_NAME).plan.layout == plan.layout
+    assert resolve_launch(tmp_path).plan.layout == plan.layout
+
+
+def test_stages_that_cannot_be_named_are_refused_with_the_file() -> None:
+    plan = files.read_plan(OLD)
+    assert plan.layout.pp * plan.layout.virtual_stages > 3
+    few = replace(plan.model, layers=3)
+    text = files.plan_json(replace(plan, model=few))
+    with pytest.raises(SpecError, match=r"^old\.json: .*pipeline stages.*plan again"):
+        plan_from_json(text, where="old.json")
+
+
+def test_alternatives_are_named_too() -> None:
+    plan = files.read_plan(OLD)
+    line = RankedLayout(rank=1, layout=plan.layout, estimate=plan.estimate, reason="")
+    named = with_stages(replace(plan, alternatives=(line,)))
+    assert named.alternatives[0].layout == named.layout
+
+
+def test_no_other_module_reads_a_plan_that_it_hands_on() -> None:
+    """`verify` asks beside what a file said word by word."""
+    readers = {
+        path.relative_to(ROOT / "fsdpplan").as_posix()
+        for room in ("run", "cli", "validate", "search")
+        for path in (ROOT / "fsdpplan" / room).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom)
+        and (
+            (node.module == "fsdpplan.files" and any(name.name == "plans" for name in node.names))
+            or (
+                node.module == "fsdpplan.files.plans"
+                and {name.name for name in node.names} & {"read_plan", "plan_from_json"}
+            )
+        )
+    }
+    assert readers == {"run/plans.py", "run/verify.py"}
