@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -43,14 +42,6 @@ _POD_FIELDS = frozenset(
 )  # fmt: skip
 
 _SURVIVAL_FIELDS = frozenset({"retries", "preflight"})
-
-_KIND = re.compile(r"^kind: (?P<kind>\w+)$", re.MULTILINE)
-_METADATA = re.compile(
-    r"^metadata:\n  name: \"?(?P<name>[a-z0-9-]+)\"?$"
-    r"(?:\n  namespace: \"?(?P<namespace>[a-z0-9-]+)\"?$)?",
-    re.MULTILINE,
-)
-"""Names that YAML would read as something else are quoted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,11 +138,20 @@ def is_manifest(text: str) -> bool:
 
 def read_manifest_job(text: str) -> Named | None:
     """The job that a manifest makes, or None when it makes none of ours."""
-    last = text.rpartition("\n---\n")[2]
-    kind, metadata = _KIND.search(last), _METADATA.search(last)
-    if kind is None or metadata is None or kind["kind"] not in KINDS:
+    import yaml
+
+    try:
+        last = yaml.safe_load(text.rpartition("\n---\n")[2])
+    except (yaml.YAMLError, ValueError, RecursionError):
         return None
-    return Named(kind=kind["kind"], name=metadata["name"], namespace=metadata["namespace"])
+    match last:
+        case {"kind": str(kind), "metadata": {"name": str(name), "namespace": str(namespace)}}:
+            found = Named(kind=kind, name=name, namespace=namespace)
+        case {"kind": str(kind), "metadata": {"name": str(name)}}:
+            found = Named(kind=kind, name=name, namespace=None)
+        case _:
+            return None
+    return found if found.kind in KINDS else None
 
 
 def _refuse(order: Order, target: str) -> None:

@@ -15,10 +15,7 @@ from kubeflow_trainer_api import models
 
 from fsdpplan.emit.header import plan_digest, read_header, read_plan_json
 from fsdpplan.emit.job import Job, UserProgram
-from fsdpplan.emit.kubernetes.manifest import (
-    is_manifest,
-    read_manifest_job,
-)
+from fsdpplan.emit.kubernetes.manifest import Named, is_manifest, read_manifest_job
 from fsdpplan.emit.order import Order
 from fsdpplan.emit.pods import Pods
 from fsdpplan.emit.survival import Survival
@@ -127,6 +124,16 @@ def test_other_texts_are_no_manifests() -> None:
     assert not is_manifest("kind: ConfigMap\n")
     assert read_plan_json("kind: ConfigMap\n") is None
     assert read_manifest_job("kind: Pod\nmetadata:\n  name: a\n") is None
+
+
+@pytest.mark.parametrize("text", ["", "- a", "a: [", "a: 2026-99-99", "[" * 9999, "kind: JobSet"])
+def test_what_is_no_job_is_none(text: str) -> None:
+    assert read_manifest_job(text) is None
+
+
+def test_a_job_written_otherwise_is_the_same_job() -> None:
+    text = "{metadata: {labels: {a: b}, namespace: 'no', name: \"a\"}, kind: JobSet} # by hand\n"
+    assert read_manifest_job(text) == Named(kind="JobSet", name="a", namespace="no")
 
 
 @pytest.mark.parametrize("target", TARGETS)
