@@ -103,9 +103,7 @@ def test_a_machine_that_cannot_be_planned_for_is_refused(of: str, said: str) -> 
 
 
 def test_a_driver_that_does_not_answer_is_not_an_absence_of_gpus() -> None:
-    broken = replace(
-        recording("smi-only"), commands={}, nvml_error="Driver/library version mismatch"
-    )
+    broken = replace(recording("dgx-h100"), nvml=None, nvml_error="Driver/library version mismatch")
     with pytest.raises(ProbeError, match="Driver/library version mismatch"):
         found_node(survey_of_recordings([broken]))
 
