@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from fsdpplan.emit.job import Job
 from fsdpplan.emit.nccl_rules import NCCL_GUIDE, Rule, Setting, is_nvidia, library_of
 from fsdpplan.spec.plan import Plan
@@ -12,6 +10,8 @@ from fsdpplan.spec.torch_release import TorchRelease
 TORCH_VARIABLES = "torch 2.13 c10d/ProcessGroupNCCL.hpp"
 ALLOC_CONF_SINCE = TorchRelease(2, 10)
 """Since then CUDA's allocator reads PYTORCH_ALLOC_CONF. In 2.9 only what all devices share does."""
+BLACKWELL = 10
+"""Major compute capability from which kernels start in order whatever the queues."""
 LEAST_RECORDS = 2000
 """What torch 2.13 keeps by default (c10d/FlightRecorder.hpp)."""
 STEPS_RECORDED = 2
@@ -97,7 +97,9 @@ def _queues(plan: Plan, job: Job) -> Setting | str:
             f"{plan.training.traits.words} waits for tensor parallelism's collectives where it "
             "uses them, so there is no order to keep"
         )
-    if re.match(r"g?b\d|rtx-5|rtx-pro", device.name):
+    if device.compute_capability is None:
+        return f"the compute capability of {device.name} is not known: from 10 on it is without use"
+    if int(device.compute_capability.partition(".")[0]) >= BLACKWELL:
         return f"since Blackwell kernels start in order without it ({device.name})"
     return Setting(
         value="1",

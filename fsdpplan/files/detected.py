@@ -13,11 +13,10 @@ from typing import Any
 
 from fsdpplan.errors import ProbeError
 from fsdpplan.files.profile_devices import DeviceProfile
-from fsdpplan.files.profile_format import Profile
 from fsdpplan.files.profile_levels import LEVEL_LOAN, Joins, LevelProfile
 from fsdpplan.files.profile_nodes import NodeProfile
 from fsdpplan.files.profile_numbers import Sources, taken_over
-from fsdpplan.files.profiles import load_profile, profile_names, profile_text
+from fsdpplan.files.profiles import profiles_mentioning
 from fsdpplan.spec.cluster import Level, WeakSpot
 from fsdpplan.spec.machine import Gpu
 from fsdpplan.spec.network import Network
@@ -116,7 +115,7 @@ def _device(gpus: Sequence[Gpu]) -> DeviceProfile:
     memory = gpus[0].memory_bytes
     fitting = [
         profile
-        for profile in _mentioning(names[0])
+        for profile in profiles_mentioning(names[0])
         if isinstance(profile, DeviceProfile) and names[0] in profile.nvml_names
     ]
     if not fitting:
@@ -125,14 +124,6 @@ def _device(gpus: Sequence[Gpu]) -> DeviceProfile:
             "hardware with --hardware, a name of `fsdpplan profiles` or a file of your own"
         )
     return min(fitting, key=lambda p: abs(p.device.memory_bytes - (memory or 0)) if memory else 0)
-
-
-def _mentioning(*words: str) -> Iterator[Profile]:
-    """Profiles of the catalogue in whose text one of `words` stands: to read all takes a second."""
-    for name in profile_names():
-        text = profile_text(name)
-        if any(word in text for word in words):
-            yield load_profile(name)
 
 
 def _complete(found: Found, device: DeviceProfile) -> Iterator[FoundLevel]:
@@ -210,7 +201,7 @@ def _relative(level: FoundLevel, found: Found, device: DeviceProfile) -> _Relati
     near = [name for name in (device.device.name, device.fitted_as) if name is not None]
     best: _Relative | None = None
     for words in ([f'device = "{name}"' for name in near], ['kind = "node"']):
-        nodes = [each for each in _mentioning(*words) if isinstance(each, NodeProfile)]
+        nodes = [each for each in profiles_mentioning(*words) if isinstance(each, NodeProfile)]
         known = [each for node in nodes for each in _relatives(level, found, node, near)]
         best = min(known, key=lambda each: each.distance, default=None)
         if best is not None and best.distance[0] == 0 and best.distance[1] < len(near):

@@ -245,6 +245,10 @@ class Device(RemembersHash):
     """Whose software drives a device that torch calls `cuda`: CUDA and NCCL, or ROCm and RCCL."""
     learned_peaks: LearnedPeaks | None = None
     """What the user's runs say of peaks of memory on it; None: nothing, and so in profiles."""
+    compute_capability: str | None = None
+    """CUDA's name of the architecture, such as `9.0`; None: not known, or not CUDA's."""
+    skypilot_name: str | None = None
+    """What SkyPilot calls it; None: no cloud rents it by that, or it is not known."""
 
     def __post_init__(self) -> None:
         require_choice("kind", self.kind, get_args(DeviceKind))
