@@ -24,7 +24,7 @@ from fsdpplan.spec.measurement import (
 )
 from fsdpplan.validate.calibrated import as_measured, machine_of
 from fsdpplan.validate.check_links import link_gates
-from fsdpplan.validate.gates import Gate, Part, Timed, gate, middle, timed, undisturbed
+from fsdpplan.validate.gates import Gate, GateSubject, Timed, gate, middle, timed, undisturbed
 from fsdpplan.validate.kernels import SMALLEST
 from fsdpplan.validate.measured_kernels import (
     Kernel,
@@ -115,7 +115,7 @@ def _rank_gates(
             by_rank.setdefault(rank, []).append(timed(seconds, expected))
     for rank, own in sorted(by_rank.items()):
         host = machine.hosts[rank // machine.ranks_per_node]
-        part = Part(kind="rank", where=f"rank {rank} on host {host}", what=what)
+        part = GateSubject(kind="rank", where=f"rank {rank} on host {host}", what=what)
         yield gate(part, own, tolerance=tolerance)
 
 
@@ -127,7 +127,7 @@ def _device_gates(what: str, kernels: Alike, device: Device, tolerance: float) -
         if _is_predicted(kernel, seconds := middle(ranks.values()), device)
     ]
     if own:
-        part = Part(kind="device", where="all ranks", what=what)
+        part = GateSubject(kind="device", where="all ranks", what=what)
         yield gate(part, own, tolerance=tolerance, allowance=_allowance(what, device))
 
 
