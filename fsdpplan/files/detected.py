@@ -37,7 +37,7 @@ _READ = ("ports", "port_bandwidth_bytes_per_second", "gpudirect")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class DetectedNode:
     """What was found of one node, or of several equal ones."""
 
     name: str
@@ -67,7 +67,7 @@ class _Relative:
     does not have; of equals NVIDIA's own system is nearer than those of clouds."""
 
 
-def node_of(found: Found) -> NodeProfile:
+def node_of(found: DetectedNode) -> NodeProfile:
     """The profile of what was found.
 
     Raises ProbeError where its GPUs are of several kinds, are MIG instances, or have no profile,
@@ -126,7 +126,7 @@ def _device(gpus: Sequence[Gpu]) -> DeviceProfile:
     return min(fitting, key=lambda p: abs(p.device.memory_bytes - (memory or 0)) if memory else 0)
 
 
-def _complete(found: Found, device: DeviceProfile) -> Iterator[FoundLevel]:
+def _complete(found: DetectedNode, device: DeviceProfile) -> Iterator[FoundLevel]:
     """The levels, or for one GPU on its own a level that nothing crosses."""
     if len(found.gpus) == 1 and not any(level.domain_gpus for level in found.levels):
         yield FoundLevel(
@@ -142,7 +142,7 @@ def _complete(found: Found, device: DeviceProfile) -> Iterator[FoundLevel]:
 
 
 def _level(
-    level: FoundLevel, found: Found, device: DeviceProfile, source: str
+    level: FoundLevel, found: DetectedNode, device: DeviceProfile, source: str
 ) -> tuple[LevelProfile, Sources]:
     joins, prefix = _joins(level, found), f"cluster.levels.{level.kind}."
     values, named = _taken(level, found, device)
@@ -167,7 +167,7 @@ def _level(
 
 
 def _taken(
-    level: FoundLevel, found: Found, device: DeviceProfile
+    level: FoundLevel, found: DetectedNode, device: DeviceProfile
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Fitted numbers of the nearest relative, and where each comes from."""
     relative = _relative(level, found, device)
@@ -184,13 +184,13 @@ def _taken(
     return values, named
 
 
-def _joins(level: FoundLevel, found: Found) -> Joins:
+def _joins(level: FoundLevel, found: DetectedNode) -> Joins:
     if level.domain_gpus is None:
         return "cluster"
     return "node" if level.domain_gpus == len(found.gpus) else "domain"
 
 
-def _relative(level: FoundLevel, found: Found, device: DeviceProfile) -> _Relative | None:
+def _relative(level: FoundLevel, found: DetectedNode, device: DeviceProfile) -> _Relative | None:
     """The level of the catalogue that resembles this one most; None where there is none to cross.
 
     Nodes of this device come first: where one has a level of the very kind, no other node can be
@@ -215,7 +215,7 @@ def _relative(level: FoundLevel, found: Found, device: DeviceProfile) -> _Relati
 
 
 def _relatives(
-    level: FoundLevel, found: Found, node: NodeProfile, near: Sequence[str]
+    level: FoundLevel, found: DetectedNode, node: NodeProfile, near: Sequence[str]
 ) -> Iterator[_Relative]:
     """Levels of the node that could lend their numbers to this one."""
     wanted, rate = _NAMES[level.kind], level.healthy_bandwidth_bytes_per_second

@@ -125,7 +125,7 @@ def _meant(words: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
+class _TableGpu:
     name: str
     gigabytes: int
     """By which parts of a family are told apart."""
@@ -134,14 +134,14 @@ class _Part:
 
 
 @lru_cache(maxsize=1)
-def _families() -> Mapping[str, tuple[_Part, ...]]:
+def _families() -> Mapping[str, tuple[_TableGpu, ...]]:
     """Family -> its parts, the one that is meant where no memory is named first."""
-    found: dict[str, list[_Part]] = {}
+    found: dict[str, list[_TableGpu]] = {}
     for profile in profiles_mentioning("table_name"):
         if isinstance(profile, DeviceProfile) and profile.table_name is not None:
             family, _, rest = profile.table_name.partition("-")
             memory, *words = rest.split("-")
-            part = _Part(
+            part = _TableGpu(
                 name=profile.table_name,
                 gigabytes=int(memory.removesuffix("GB")),
                 mark=words[-1] if words else "",
