@@ -52,7 +52,7 @@ class Sought:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FittedNumber:
     """One number that was found."""
 
     value: float
@@ -64,7 +64,7 @@ class Found:
 class RobustFit:
     """What a fit came to."""
 
-    numbers: Mapping[str, Found]
+    numbers: Mapping[str, FittedNumber]
     residual_fraction: float
     """Root mean square of the log residuals, far ones counted with less weight."""
     rows: int
@@ -252,7 +252,7 @@ def _described(problem: _Problem, point: Sequence[float]) -> RobustFit:
     errors = _standard_errors(problem, point, residuals, rms)
     return RobustFit(
         numbers={
-            name: Found(value=exp(one), error_fraction=error)
+            name: FittedNumber(value=exp(one), error_fraction=error)
             for name, one, error in zip(problem.sought, point, errors, strict=True)
         },
         residual_fraction=rms,
