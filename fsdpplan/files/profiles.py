@@ -10,8 +10,8 @@ from pathlib import Path
 
 from fsdpplan.errors import ProfileNotFound, SpecError
 from fsdpplan.files.profile_devices import DeviceProfile, PhysicsProfile
-from fsdpplan.files.profile_folder import profiles_folder as profiles_folder
 from fsdpplan.files.profile_format import LIMIT_BYTES, Profile, ProfileKind, read_profile
+from fsdpplan.files.profile_format import profiles_folder as profiles_folder
 from fsdpplan.files.profile_nodes import ClusterProfile, NodeProfile
 from fsdpplan.files.table import read_text, short
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from fsdpplan import __version__
 from fsdpplan.cost.flops import mfu_fraction
-from fsdpplan.files.run_cells import Cells
-from fsdpplan.files.runs import MeasuredRun
+from fsdpplan.files.runs import Cells, MeasuredRun
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.ledger import LEAST_STEPS, LedgerRow, Machines, Observed, Predicted, Workload
 from fsdpplan.validate.express import Expressed, express
