@@ -41,13 +41,6 @@ Alike = dict[Kernel, dict[int, tuple[float, ...]]]
 """Repeats of each kernel by rank."""
 
 
-def check(
-    measurements: Sequence[Measurement], cluster: Cluster, *, tolerance: float
-) -> tuple[Gate, ...]:
-    """The parts of the machine that are slow; empty: it is healthy."""
-    return slow_parts(gates(measurements, cluster, tolerance=tolerance))
-
-
 def gates(
     measurements: Sequence[Measurement], cluster: Cluster, *, tolerance: float
 ) -> tuple[Gate, ...]:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fsdpplan.emit.header import MAX_PLAN_BYTES, PLAN_KEY, header_lines, read_header
+from fsdpplan.emit.header import MAX_PLAN_BYTES, PLAN_KEY, header_lines
 from fsdpplan.emit.job import Job, time_limit_seconds
 from fsdpplan.emit.kubernetes.names import require_job_name
 from fsdpplan.emit.kubernetes.pod import SCRIPT_KEY, Labels
@@ -129,11 +129,6 @@ def manifest(found: Parts, documents: Sequence[dict[str, YamlValue]], *, needs: 
 def active_seconds(job: Job) -> int | None:
     """The time limit, which Kubernetes counts from the start."""
     return None if job.time is None else time_limit_seconds(job.time)
-
-
-def is_manifest(text: str) -> bool:
-    """Whether `text` is a manifest of ours, and no job script."""
-    return read_header(text) is not None and "\nkind: ConfigMap\n" in text
 
 
 def read_manifest_job(text: str) -> Named | None:

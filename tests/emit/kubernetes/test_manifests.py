@@ -15,7 +15,7 @@ from kubeflow_trainer_api import models
 
 from fsdpplan.emit.header import plan_digest, read_header, read_plan_json
 from fsdpplan.emit.job import Job, UserProgram
-from fsdpplan.emit.kubernetes.manifest import Named, is_manifest, read_manifest_job
+from fsdpplan.emit.kubernetes.manifest import Named, read_manifest_job
 from fsdpplan.emit.order import Order
 from fsdpplan.emit.pods import Pods
 from fsdpplan.emit.survival import Survival
@@ -110,7 +110,6 @@ def test_the_plan_and_the_job_are_read_back(target: Target, namespace: str | Non
     given = order(pods=Pods(image=IMAGE, namespace=namespace), job=Job(job_name="no"))
     text = render(target, given)
     header = read_header(text)
-    assert is_manifest(text)
     assert header is not None
     assert header.digest == plan_digest(given.plan_json)
     assert read_plan_json(text) == given.plan_json.rstrip("\n")
@@ -121,7 +120,6 @@ def test_the_plan_and_the_job_are_read_back(target: Target, namespace: str | Non
 
 
 def test_other_texts_are_no_manifests() -> None:
-    assert not is_manifest("kind: ConfigMap\n")
     assert read_plan_json("kind: ConfigMap\n") is None
     assert read_manifest_job("kind: Pod\nmetadata:\n  name: a\n") is None
 
