@@ -112,7 +112,17 @@ def _slowest_device(slow: UniformCluster, parts: Sequence[UniformCluster]) -> De
         if any(device.peak_fp8_flops_per_second is None for device in devices)
         else slow.cluster.device.peak_fp8_flops_per_second,
         evidence=min((device.evidence for device in devices), key=_WEAKEST.index),
+        compute_capability=_oldest([device.compute_capability for device in devices]),
+        skypilot_name=slow.cluster.device.skypilot_name if len(names) == 1 else None,
     )
+
+
+def _oldest(capabilities: Sequence[str | None]) -> str | None:
+    """The least of them; None where one is not known."""
+    known = [one for one in capabilities if one is not None]
+    if len(known) < len(capabilities):
+        return None
+    return min(known, key=lambda one: tuple(map(int, one.split("."))))
 
 
 def _sentences(
