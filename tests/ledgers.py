@@ -15,7 +15,7 @@ from fsdpplan.files.clusters import load_cluster
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.estimate import Estimate
 from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.ledger import Job, LedgerRow, Machines, Observed, Predicted
+from fsdpplan.spec.ledger import LedgerRow, Machines, Observed, Predicted, Workload
 from fsdpplan.spec.training import Training
 
 PROFILE = "dgx-h100"
@@ -42,7 +42,7 @@ def as_it_is(cluster: Cluster) -> Cluster:
 
 
 @cache
-def jobs() -> tuple[tuple[Job, int], ...]:
+def jobs() -> tuple[tuple[Workload, int], ...]:
     """(job, GPUs): models, sizes and policies that differ in what they wait for."""
     found = []
     for name, gpus, micro_batch, reshard, recompute in product(
@@ -61,18 +61,18 @@ def jobs() -> tuple[tuple[Job, int], ...]:
                 activation_checkpointing=recompute,  # type: ignore[arg-type]
             )
             training = Training(seq_len=2048, global_batch=layout.global_batch)
-            job = Job(model=load_model(name), training=training, layout=layout)
+            job = Workload(model=load_model(name), training=training, layout=layout)
             found.append((job, gpus))
     return tuple(found)
 
 
 @cache
-def predicted(job: Job, cluster: Cluster) -> Estimate:
+def predicted(job: Workload, cluster: Cluster) -> Estimate:
     """What the cost model says of a job there."""
     return estimate(model=job.model, cluster=cluster, training=job.training, layout=job.layout)
 
 
-def measured_seconds(job: Job, gpus: int, chance: random.Random, *, outliers: bool) -> float:
+def measured_seconds(job: Workload, gpus: int, chance: random.Random, *, outliers: bool) -> float:
     """What the simulated machines take: 3 % of noise, and one run in ten disturbed."""
     seconds = predicted(job, as_it_is(cluster_of(gpus))).step_seconds.expected
     disturbed = chance.uniform(1.2, 2.0) if outliers and chance.random() < 0.1 else 1.0
@@ -80,7 +80,7 @@ def measured_seconds(job: Job, gpus: int, chance: random.Random, *, outliers: bo
 
 
 def row_of(
-    job: Job, cluster: Cluster, seconds: float | None, *, steps: int = 20, **more: Any
+    job: Workload, cluster: Cluster, seconds: float | None, *, steps: int = 20, **more: Any
 ) -> LedgerRow:
     """The row of a run of `job` that took `seconds` a step."""
     said = predicted(job, cluster)

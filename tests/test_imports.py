@@ -42,14 +42,15 @@ THIRD_PARTY = {
 
 LAZY = {
     "node": {"torch"},
+    "emit": {"yaml"},
     "topology": {"torch"},
     "trainer": {"torchao"},
     "run": {"torch"},
     "validate": {"numpy", "scipy"},
 }
-"""Room -> distributions that it may import inside functions only (numpy: where there is
-something to learn from; scipy: in its fitting programs, which need the development environment;
-torchao: where a plan asks for it)."""
+"""Room -> distributions that it may import inside functions only (yaml: where a manifest or such
+is asked for; numpy: where there is something to learn from; scipy: in its fitting programs, which
+need the development environment; torchao: where a plan asks for it)."""
 
 WORLDLY = {"os", "subprocess", "socket", "shutil", "tempfile", "time", "logging", "random"}
 PURE_ROOMS = ("errors", "units", "terminal", "spec", "cost", "search", "emit", "validate")

@@ -31,7 +31,7 @@ from fsdpplan.files.plans import (
     write_plan,
 )
 from fsdpplan.run.plans import with_stages
-from fsdpplan.search.alternatives import Job, advice
+from fsdpplan.search.alternatives import RecommendedPlan, advice
 from fsdpplan.search.ladder import leaner_layouts
 from fsdpplan.search.legality import legal_layout_problem, question_problem
 from fsdpplan.search.pins import Pins, changed_pins
@@ -75,7 +75,9 @@ def search(inputs: Inputs) -> Found:
 def advised(inputs: Inputs, found: Found) -> Inputs:
     """`inputs` with warnings on machines that cost more than they bring."""
     chosen = found.result.ranked[0]
-    job = Job(model=inputs.model, cluster=inputs.cluster, training=inputs.training, best=chosen)
+    job = RecommendedPlan(
+        model=inputs.model, cluster=inputs.cluster, training=inputs.training, best=chosen
+    )
     said = (*advice(job, parts=inputs.parts), *_slower(inputs, chosen.layout))
     return replace(inputs, warnings=(*inputs.warnings, *said))
 

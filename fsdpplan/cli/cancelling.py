@@ -10,7 +10,7 @@ from pathlib import Path
 from fsdpplan.cli.cancel import CancelOptions
 from fsdpplan.errors import SpecError
 from fsdpplan.run.cancel import Cancelled, cancel_run, goes_on
-from fsdpplan.run.jobs import Run, chosen_run, runs_of
+from fsdpplan.run.jobs import RecordedRun, chosen_run, runs_of
 
 
 def cancelled(options: CancelOptions) -> list[Cancelled]:
@@ -23,7 +23,7 @@ def cancelled_json(done: Sequence[Cancelled]) -> str:
     return json.dumps({"cancelled": [asdict(each) for each in done]}, indent=2)
 
 
-def _chosen(options: CancelOptions) -> list[Run]:
+def _chosen(options: CancelOptions) -> list[RecordedRun]:
     folder = Path.cwd()
     if options.job is not None:
         if options.every:

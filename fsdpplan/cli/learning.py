@@ -10,8 +10,7 @@ from pathlib import Path
 
 from fsdpplan.cli.render import blocks, listed, wrapped
 from fsdpplan.errors import SpecError
-from fsdpplan.files.ledger import add_rows
-from fsdpplan.files.ledger_place import ledger_path
+from fsdpplan.files.ledger import add_rows, ledger_path
 from fsdpplan.run.evidence import Refused, evidence_at
 from fsdpplan.spec.ledger import LedgerRow
 

@@ -12,9 +12,7 @@ from typing import Any
 from fsdpplan.cli.ledger import LedgerViewOptions
 from fsdpplan.cli.render import blocks, listed, table, wrapped
 from fsdpplan.errors import SpecError
-from fsdpplan.files.ledger import read_rows
-from fsdpplan.files.ledger_place import ledger_path
-from fsdpplan.files.ledger_rows import row_document
+from fsdpplan.files.ledger import ledger_path, read_rows, row_document
 from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.search.words import degrees
 from fsdpplan.spec.ledger import LedgerRow

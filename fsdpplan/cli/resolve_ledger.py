@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from fsdpplan.cli.options import EvidenceOptions, LedgerOptions
 from fsdpplan.cli.resolved import Resolved
 from fsdpplan.errors import SpecError
-from fsdpplan.files.ledger_place import ledger_path
+from fsdpplan.files.ledger import ledger_path
 from fsdpplan.spec.cluster import Cluster, LearnedPeaks
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training

@@ -28,7 +28,7 @@ from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import estimate_document, layout_document
 from fsdpplan.run.compare import compare
 from fsdpplan.run.fallback import Attempt, run_with_fallback
-from fsdpplan.run.jobs import Run
+from fsdpplan.run.jobs import RecordedRun
 from fsdpplan.run.launch import Launch, emit_script, is_plan, read_launch, resolve_launch
 from fsdpplan.run.machine import Target, choose_target, this_machine
 from fsdpplan.run.outcome import Manner, Outcome
@@ -50,7 +50,7 @@ class Started:
     folder: Path
     job: Job | None = None
     """What the script was emitted for; None for one that stands there."""
-    again: Run | None = None
+    again: RecordedRun | None = None
     """The run that is come back to, or resumed."""
     attaches: bool = False
     """Whether `again` is only followed."""

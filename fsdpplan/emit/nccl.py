@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fsdpplan.emit.job import Job
 from fsdpplan.emit.nccl_fabric import FABRIC_RULES
-from fsdpplan.emit.nccl_rules import Rule, Setting, Unset, Variable
+from fsdpplan.emit.nccl_rules import ChosenValue, Rule, Unset, Variable
 from fsdpplan.emit.nccl_torch import DEBUGGING_RULES, DEVICE_RULES
 from fsdpplan.emit.nccl_unset import NEVER_SET
 from fsdpplan.spec.plan import Plan
@@ -32,7 +32,7 @@ def environment(*, plan: Plan, job: Job) -> tuple[Variable, ...]:
             on_node=setting.on_node,
         )
         for rule in RULES
-        if isinstance(setting := rule.decide(plan, job), Setting)
+        if isinstance(setting := rule.decide(plan, job), ChosenValue)
     )
 
 

@@ -11,8 +11,8 @@ import re
 from fsdpplan.emit.job import Job
 from fsdpplan.emit.nccl_rules import (
     NCCL_GUIDE,
+    ChosenValue,
     Rule,
-    Setting,
     levels_between_nodes,
     library_of,
     nccl_release,
@@ -35,7 +35,7 @@ LEVEL_OF_PATH = {"phb": "PHB", "node": "PHB", "sys": "SYS"}
 """Name that NCCL gives the ways that are farther than its default: `node` is no name of its own."""
 
 
-def _adapters(plan: Plan, job: Job) -> Setting | str:
+def _adapters(plan: Plan, job: Job) -> ChosenValue | str:
     network = verbs_between(plan, rccl=True)
     if isinstance(network, str):
         return network
@@ -50,7 +50,7 @@ def _adapters(plan: Plan, job: Job) -> Setting | str:
     if not network.hcas:
         return "which adapters belong to the compute fabric is not known"
     count, others = len(network.hcas), network.hcas_left_out
-    return Setting(
+    return ChosenValue(
         value="=" + ",".join(network.hcas),
         reason=f"{count} of {count + len(others)} adapters are of the compute fabric, and "
         f"{library} would take all that are up: {_listed(others)} not; the list is the same on all "
@@ -63,7 +63,7 @@ def _listed(names: tuple[str, ...]) -> str:
     return f"{', '.join(first)} and {last} are" if first else f"{last} is"
 
 
-def _gid(plan: Plan, job: Job) -> Setting | str:
+def _gid(plan: Plan, job: Job) -> ChosenValue | str:
     network = _roce(plan)
     if isinstance(network, str):
         return network
@@ -72,20 +72,20 @@ def _gid(plan: Plan, job: Job) -> Setting | str:
         return "NCCL >= 2.21 finds the entry with RoCE v2 over IPv4 itself"
     if network.gid_index is None:
         return "no entry is known with RoCE v2 over IPv4 on all ports and nodes"
-    return Setting(
+    return ChosenValue(
         value=str(network.gid_index),
         reason=f"entry {network.gid_index} of the GID tables is RoCE v2 over IPv4 on all ports, "
         f"and {library_of(plan.cluster.device)} {network.nccl_version} would take entry 0",
     )
 
 
-def _traffic_class(plan: Plan, job: Job) -> Setting | str:
+def _traffic_class(plan: Plan, job: Job) -> ChosenValue | str:
     network = _roce(plan)
     if isinstance(network, str):
         return network
     if network.traffic_class is None:
         return "which traffic class is lossless is for the fabric's operator to say"
-    return Setting(
+    return ChosenValue(
         value=str(network.traffic_class),
         reason=f"the fabric's operator keeps traffic class {network.traffic_class} lossless, and "
         f"{library_of(plan.cluster.device)} would send with 0",
@@ -99,15 +99,15 @@ def _roce(plan: Plan) -> Network | str:
     return network
 
 
-def _socket_interface(plan: Plan, job: Job) -> Setting | str:
+def _socket_interface(plan: Plan, job: Job) -> ChosenValue | str:
     library = library_of(plan.cluster.device)
     chooses = f"{library} takes ib* first, then whatever is up"
     return _interface(plan, prefix="=", chooses=chooses)
 
 
-def _gloo_interface(plan: Plan, job: Job) -> Setting | str:
+def _gloo_interface(plan: Plan, job: Job) -> ChosenValue | str:
     if plan.cluster.device.kind == "cpu":
-        return Setting(
+        return ChosenValue(
             value="lo",
             reason="where all ranks are on one host, gloo needs no other interface, and no name "
             "of the host",
@@ -116,7 +116,7 @@ def _gloo_interface(plan: Plan, job: Job) -> Setting | str:
     return _interface(plan, prefix="", chooses="gloo takes what the host's name resolves to")
 
 
-def _interface(plan: Plan, *, prefix: str, chooses: str) -> Setting | str:
+def _interface(plan: Plan, *, prefix: str, chooses: str) -> ChosenValue | str:
     network = network_between(plan, rccl=True)
     if isinstance(network, str):
         return network
@@ -125,13 +125,13 @@ def _interface(plan: Plan, *, prefix: str, chooses: str) -> Setting | str:
         return "which interface routes between the nodes is not known"
     if not others:
         return f"{name} routes between the nodes, and no other is known that may be taken for it"
-    return Setting(
+    return ChosenValue(
         value=f"{prefix}{name}",
         reason=f"{name} routes between the nodes; {_listed(others)} up, too, and {chooses}",
     )
 
 
-def _gpudirect_level(plan: Plan, job: Job) -> Setting | str:
+def _gpudirect_level(plan: Plan, job: Job) -> ChosenValue | str:
     """Beyond PCIe switches NCCL stages in host memory, which is mostly right.
 
     Source: NCCL v2.30.7-1 src/graph/paths.cc, ncclTopoCheckGdr (PXB unless set); maintainers in
@@ -153,7 +153,7 @@ def _gpudirect_level(plan: Plan, job: Job) -> Setting | str:
             f"GPU and adapter meet at a host bridge or farther ({path}), where staging in host "
             "memory is mostly faster, as NCCL does by itself: set it only after measuring"
         )
-    return Setting(
+    return ChosenValue(
         value=LEVEL_OF_PATH[path],
         reason=f"adapters read device memory{_way(network)}, but the virtual machine hides the "
         f"PCIe switches: GPU and adapter look as far as {path}, and NCCL stops at PXB",
@@ -164,7 +164,7 @@ def _way(network: Network) -> str:
     return "" if network.gpudirect is None else f" ({network.gpudirect})"
 
 
-def _gpudirect_c2c(plan: Plan, job: Job) -> Setting | str:
+def _gpudirect_c2c(plan: Plan, job: Job) -> ChosenValue | str:
     """Source: NCCL tags v2.26.2-1 and v2.27.3-1, src/graph/paths.cc; github.com/NVIDIA/nccl
     issue 1579 for what it gains."""
     network = verbs_between(plan)
@@ -176,14 +176,14 @@ def _gpudirect_c2c(plan: Plan, job: Job) -> Setting | str:
         return THROUGH_HOST
     if nccl_release(network.nccl_version) != C2C_BY_REQUEST:
         return "NCCL >= 2.27 does it by itself"
-    return Setting(
+    return ChosenValue(
         value="1",
         reason=f"adapters reach {plan.cluster.device.name} through its CPU's NVLink-C2C, which "
         f"NCCL {network.nccl_version} uses for GPUDirect only when asked",
     )
 
 
-def _cross_nic(plan: Plan, job: Job) -> Setting | str:
+def _cross_nic(plan: Plan, job: Job) -> ChosenValue | str:
     """Source: NCCL user guide, NCCL_CROSS_NIC; NCCL tag v2.20.3-1 src/graph/connect.cc, which
     alternates rings so that the default (2) keeps to the rails."""
     network = verbs_between(plan)
@@ -197,7 +197,7 @@ def _cross_nic(plan: Plan, job: Job) -> Setting | str:
             f"nothing says that crossing the {network.rails} rails is slower, and by default NCCL "
             ">= 2.20 alternates its rings so that they keep to rails"
         )
-    return Setting(
+    return ChosenValue(
         value="0",
         reason=f"each of {network.rails} ports leads to a switch of its own; across these a GPU "
         f"gets {format_bit_bandwidth(shares[-1])}, within a rail "

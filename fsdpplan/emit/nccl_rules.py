@@ -21,7 +21,7 @@ NCCL_GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class ChosenValue:
     """A value that a rule chose for a plan."""
 
     value: str
@@ -33,7 +33,7 @@ class Setting:
     """Each node sets it for itself, when it starts its ranks."""
 
 
-Decide = Callable[[Plan, Job], Setting | str]
+Decide = Callable[[Plan, Job], ChosenValue | str]
 """The value for a plan, or why it has none."""
 
 

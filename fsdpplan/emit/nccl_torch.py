@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import re
-
 from fsdpplan.emit.job import Job
-from fsdpplan.emit.nccl_rules import NCCL_GUIDE, Rule, Setting, is_nvidia, library_of
+from fsdpplan.emit.nccl_rules import NCCL_GUIDE, ChosenValue, Rule, is_nvidia, library_of
 from fsdpplan.spec.plan import Plan
 from fsdpplan.spec.torch_release import TorchRelease
 
 TORCH_VARIABLES = "torch 2.13 c10d/ProcessGroupNCCL.hpp"
 ALLOC_CONF_SINCE = TorchRelease(2, 10)
 """Since then CUDA's allocator reads PYTORCH_ALLOC_CONF. In 2.9 only what all devices share does."""
+BLACKWELL = 10
+"""Major compute capability from which kernels start in order whatever the queues."""
 LEAST_RECORDS = 2000
 """What torch 2.13 keeps by default (c10d/FlightRecorder.hpp)."""
 STEPS_RECORDED = 2
 """The step that hung, and the whole one before it."""
 
 
-def _allocator(plan: Plan, job: Job) -> Setting | str:
+def _allocator(plan: Plan, job: Job) -> ChosenValue | str:
     if not is_nvidia(plan.cluster.device):
         return _no_growing(plan)
     torch = plan.known_torch
@@ -27,12 +27,12 @@ def _allocator(plan: Plan, job: Job) -> Setting | str:
     return _growing("PYTORCH_CUDA_ALLOC_CONF")
 
 
-def _allocator_of_older_torch(plan: Plan, job: Job) -> Setting | str:
+def _allocator_of_older_torch(plan: Plan, job: Job) -> ChosenValue | str:
     if not is_nvidia(plan.cluster.device):
         return _no_growing(plan)
     torch = plan.known_torch
     if torch is None:
-        return Setting(
+        return ChosenValue(
             value="$PYTORCH_ALLOC_CONF",
             expands=True,
             reason="the same setting, by its older name: nobody has said which torch will run",
@@ -53,9 +53,9 @@ def _no_growing(plan: Plan) -> str:
     )
 
 
-def _growing(other_name: str) -> Setting:
+def _growing(other_name: str) -> ChosenValue:
     """Segments that grow, unless the user has set the allocator by its other name."""
-    return Setting(
+    return ChosenValue(
         value=f"${{{other_name}:-expandable_segments:True}}",
         expands=True,
         reason="blocks are gathered and freed all the time; segments that grow leave fewer holes, "
@@ -63,15 +63,15 @@ def _growing(other_name: str) -> Setting:
     )
 
 
-def _threads(plan: Plan, job: Job) -> Setting | str:
+def _threads(plan: Plan, job: Job) -> ChosenValue | str:
     """A CPU device of a profile is one process on one core; a GPU's rank gets its share."""
     if plan.cluster.device.kind == "cpu":
-        return Setting(
+        return ChosenValue(
             value="1",
             reason="the plan counts one core a rank; without it each rank would take all cores",
         )
     ranks = plan.cluster.gpus_per_node
-    return Setting(
+    return ChosenValue(
         value=f"$(nproc) / {ranks}",
         expands=True,
         on_node=True,
@@ -79,7 +79,7 @@ def _threads(plan: Plan, job: Job) -> Setting | str:
     )
 
 
-def _queues(plan: Plan, job: Job) -> Setting | str:
+def _queues(plan: Plan, job: Job) -> ChosenValue | str:
     """Source: Megatron-LM d98e8a64dd megatron/core/tensor_parallel/layers.py
     (linear_with_grad_accumulation_and_async_allreduce), megatron/training/arguments.py (refused
     with FSDP; without need on compute capability 10)."""
@@ -97,36 +97,38 @@ def _queues(plan: Plan, job: Job) -> Setting | str:
             f"{plan.training.traits.words} waits for tensor parallelism's collectives where it "
             "uses them, so there is no order to keep"
         )
-    if re.match(r"g?b\d|rtx-5|rtx-pro", device.name):
+    if device.compute_capability is None:
+        return f"the compute capability of {device.name} is not known: from 10 on it is without use"
+    if int(device.compute_capability.partition(".")[0]) >= BLACKWELL:
         return f"since Blackwell kernels start in order without it ({device.name})"
-    return Setting(
+    return ChosenValue(
         value="1",
         reason=f"gradients of {layout.tp} tensor-parallel ranks are reduced beside the matmuls of "
         "weights' gradients: with one queue the reduction starts first",
     )
 
 
-def _records(plan: Plan, job: Job) -> Setting | str:
+def _records(plan: Plan, job: Job) -> ChosenValue | str:
     alone = _nothing_to_record(plan)
     if alone is not None:
         return alone
     a_step = sum(cost.count for cost in plan.estimate.communication)
     kept = max(LEAST_RECORDS, STEPS_RECORDED * a_step)
     steps = f", {kept / a_step:.1f} steps of {a_step:,}" if a_step else ""
-    return Setting(
+    return ChosenValue(
         value=str(kept),
         reason=f"after a hang the last {kept:,} collectives of each rank{steps} say who is missing",
     )
 
 
-def _dump(plan: Plan, job: Job) -> Setting | str:
-    return _nothing_to_record(plan) or Setting(
+def _dump(plan: Plan, job: Job) -> ChosenValue | str:
+    return _nothing_to_record(plan) or ChosenValue(
         value="1", reason="a rank that waits in vain writes its record down before it ends"
     )
 
 
-def _dump_file(plan: Plan, job: Job) -> Setting | str:
-    return _nothing_to_record(plan) or Setting(
+def _dump_file(plan: Plan, job: Job) -> ChosenValue | str:
+    return _nothing_to_record(plan) or ChosenValue(
         value="${FSDPPLAN_METRICS:-$PWD/fsdpplan-${SLURM_JOB_ID:-$$}}.nccl-rank-",
         expands=True,
         reason="records go beside the run's metrics, one file a rank (read by torchfrtrace); by "
@@ -140,11 +142,11 @@ def _nothing_to_record(plan: Plan) -> str | None:
     return None if plan.cluster.gpus > 1 else "one rank runs no collectives"
 
 
-def _log(plan: Plan, job: Job) -> Setting | str:
+def _log(plan: Plan, job: Job) -> ChosenValue | str:
     library = library_of(plan.cluster.device)
     if job.nccl_debug is None:
         return f"nobody asked for {library}'s log (--nccl-debug INFO)"
-    return Setting(value=job.nccl_debug, reason=f"asked for: {library} logs what it chose")
+    return ChosenValue(value=job.nccl_debug, reason=f"asked for: {library} logs what it chose")
 
 
 DEVICE_RULES: tuple[Rule, ...] = (

@@ -57,12 +57,6 @@ def model_source(name: str) -> str:
     return f"{source}; {entry['note']}" if "note" in entry else source
 
 
-def published_parameter_count(name: str) -> int:
-    """The parameters that the publisher's weights hold; of a shape from a paper, those that
-    transformers builds."""
-    return int(_entries()[_find(name)]["parameters"])
-
-
 MOST_NAMED = 12
 """Names in one message."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fsdpplan.errors import SpecError
-from fsdpplan.files.mixed_nodes import Part, slowest_of
+from fsdpplan.files.mixed_nodes import UniformCluster, slowest_of
 from fsdpplan.files.profile_devices import DeviceProfile
 from fsdpplan.files.profile_levels import LevelProfile, check_levels, levels_of
 from fsdpplan.files.profile_nodes import ClusterProfile, NodeProfile, NodeType
@@ -241,7 +241,9 @@ def _mixed(profile: ClusterProfile, folder: Path | None, flags: Flags) -> Loaded
         together = _equal_nodes(
             nodes, profiled=None, flags=Flags(gpus=total, gpus_per_node=per_node)
         )
-        whole.append(Part(cluster=together.cluster, node=kind.node, num_nodes=kind.num_nodes))
+        whole.append(
+            UniformCluster(cluster=together.cluster, node=kind.node, num_nodes=kind.num_nodes)
+        )
     cluster, warnings = slowest_of(whole)
     sources = (("cluster.gpus", f"nodes of {profile.name}"), *profile.sources)
     return LoadedCluster(

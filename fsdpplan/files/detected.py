@@ -13,11 +13,10 @@ from typing import Any
 
 from fsdpplan.errors import ProbeError
 from fsdpplan.files.profile_devices import DeviceProfile
-from fsdpplan.files.profile_format import Profile
 from fsdpplan.files.profile_levels import LEVEL_LOAN, Joins, LevelProfile
 from fsdpplan.files.profile_nodes import NodeProfile
 from fsdpplan.files.profile_numbers import Sources, taken_over
-from fsdpplan.files.profiles import load_profile, profile_names, profile_text
+from fsdpplan.files.profiles import profiles_mentioning
 from fsdpplan.spec.cluster import Level, WeakSpot
 from fsdpplan.spec.machine import Gpu
 from fsdpplan.spec.network import Network
@@ -38,7 +37,7 @@ _READ = ("ports", "port_bandwidth_bytes_per_second", "gpudirect")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class DetectedNode:
     """What was found of one node, or of several equal ones."""
 
     name: str
@@ -68,7 +67,7 @@ class _Relative:
     does not have; of equals NVIDIA's own system is nearer than those of clouds."""
 
 
-def node_of(found: Found) -> NodeProfile:
+def node_of(found: DetectedNode) -> NodeProfile:
     """The profile of what was found.
 
     Raises ProbeError where its GPUs are of several kinds, are MIG instances, or have no profile,
@@ -116,7 +115,7 @@ def _device(gpus: Sequence[Gpu]) -> DeviceProfile:
     memory = gpus[0].memory_bytes
     fitting = [
         profile
-        for profile in _mentioning(names[0])
+        for profile in profiles_mentioning(names[0])
         if isinstance(profile, DeviceProfile) and names[0] in profile.nvml_names
     ]
     if not fitting:
@@ -127,15 +126,7 @@ def _device(gpus: Sequence[Gpu]) -> DeviceProfile:
     return min(fitting, key=lambda p: abs(p.device.memory_bytes - (memory or 0)) if memory else 0)
 
 
-def _mentioning(*words: str) -> Iterator[Profile]:
-    """Profiles of the catalogue in whose text one of `words` stands: to read all takes a second."""
-    for name in profile_names():
-        text = profile_text(name)
-        if any(word in text for word in words):
-            yield load_profile(name)
-
-
-def _complete(found: Found, device: DeviceProfile) -> Iterator[FoundLevel]:
+def _complete(found: DetectedNode, device: DeviceProfile) -> Iterator[FoundLevel]:
     """The levels, or for one GPU on its own a level that nothing crosses."""
     if len(found.gpus) == 1 and not any(level.domain_gpus for level in found.levels):
         yield FoundLevel(
@@ -151,7 +142,7 @@ def _complete(found: Found, device: DeviceProfile) -> Iterator[FoundLevel]:
 
 
 def _level(
-    level: FoundLevel, found: Found, device: DeviceProfile, source: str
+    level: FoundLevel, found: DetectedNode, device: DeviceProfile, source: str
 ) -> tuple[LevelProfile, Sources]:
     joins, prefix = _joins(level, found), f"cluster.levels.{level.kind}."
     values, named = _taken(level, found, device)
@@ -176,7 +167,7 @@ def _level(
 
 
 def _taken(
-    level: FoundLevel, found: Found, device: DeviceProfile
+    level: FoundLevel, found: DetectedNode, device: DeviceProfile
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Fitted numbers of the nearest relative, and where each comes from."""
     relative = _relative(level, found, device)
@@ -193,13 +184,13 @@ def _taken(
     return values, named
 
 
-def _joins(level: FoundLevel, found: Found) -> Joins:
+def _joins(level: FoundLevel, found: DetectedNode) -> Joins:
     if level.domain_gpus is None:
         return "cluster"
     return "node" if level.domain_gpus == len(found.gpus) else "domain"
 
 
-def _relative(level: FoundLevel, found: Found, device: DeviceProfile) -> _Relative | None:
+def _relative(level: FoundLevel, found: DetectedNode, device: DeviceProfile) -> _Relative | None:
     """The level of the catalogue that resembles this one most; None where there is none to cross.
 
     Nodes of this device come first: where one has a level of the very kind, no other node can be
@@ -210,7 +201,7 @@ def _relative(level: FoundLevel, found: Found, device: DeviceProfile) -> _Relati
     near = [name for name in (device.device.name, device.fitted_as) if name is not None]
     best: _Relative | None = None
     for words in ([f'device = "{name}"' for name in near], ['kind = "node"']):
-        nodes = [each for each in _mentioning(*words) if isinstance(each, NodeProfile)]
+        nodes = [each for each in profiles_mentioning(*words) if isinstance(each, NodeProfile)]
         known = [each for node in nodes for each in _relatives(level, found, node, near)]
         best = min(known, key=lambda each: each.distance, default=None)
         if best is not None and best.distance[0] == 0 and best.distance[1] < len(near):
@@ -224,7 +215,7 @@ def _relative(level: FoundLevel, found: Found, device: DeviceProfile) -> _Relati
 
 
 def _relatives(
-    level: FoundLevel, found: Found, node: NodeProfile, near: Sequence[str]
+    level: FoundLevel, found: DetectedNode, node: NodeProfile, near: Sequence[str]
 ) -> Iterator[_Relative]:
     """Levels of the node that could lend their numbers to this one."""
     wanted, rate = _NAMES[level.kind], level.healthy_bandwidth_bytes_per_second

@@ -17,7 +17,7 @@ from fsdpplan.files.table import short
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.estimate import Estimate
 from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.ledger import Job, Machines, Observed, Predicted
+from fsdpplan.spec.ledger import Machines, Observed, Predicted, Workload
 from fsdpplan.spec.machine import Machine
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import RankedLayout
@@ -58,7 +58,7 @@ class LedgerDocument(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    job: Job
+    job: Workload
     machines: Machines
     predicted: Predicted
     observed: Observed

@@ -1,26 +1,34 @@
-"""The ledger on disk: an SQLite file that runs append to and plans read.
+"""The ledger: where it is, its rows as JSON and back, and the SQLite file that runs append to.
 
 Write-ahead logging lets readers read while a run appends, and a writer that is killed leaves
 nothing of its row. Where the file system has no shared memory for it, as on NFS, SQLite says so or
 keeps its older journal; that costs nothing here. Source: sqlite.org, Write-Ahead Logging, sections
 1 and 8.
+
+SQLite and pydantic are imported where a ledger is read: planning without one needs neither.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import sqlite3
 import stat
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fsdpplan.errors import SpecError
-from fsdpplan.files.ledger_rows import read_row, row_values, same_run
 from fsdpplan.files.table import kind_of_node, path_text
-from fsdpplan.spec.ledger import LedgerRow
+from fsdpplan.spec.ledger import OWN_SOFTWARE, LedgerRow
 
+if TYPE_CHECKING:
+    import sqlite3
+
+VARIABLE = "FSDPPLAN_LEDGER"
+"""Names the file."""
 SCHEMA_VERSION = 2
 """1: before runs of tables. Read as it is, and upgraded by the first row that is added."""
 BUSY_SECONDS = 10.0
@@ -61,6 +69,33 @@ ALTER TABLE runs ADD COLUMN software TEXT NOT NULL DEFAULT 'fsdpplan';
 ALTER TABLE runs ADD COLUMN cells TEXT NOT NULL DEFAULT '{}';
 DROP TABLE IF EXISTS learned;
 """
+PARTS = ("job", "machines", "predicted", "observed")
+"""Columns of JSON."""
+_AS_JSON = (*PARTS, "versions", "cells")
+
+
+def ledger_path(given: Path | None = None) -> Path:
+    """The file that was given, or `$FSDPPLAN_LEDGER`, or `ledger.sqlite` of the user's state.
+
+    The last follows the XDG base directory specification: `$XDG_STATE_HOME`, by default
+    `~/.local/state`.
+    """
+    named = given or os.environ.get(VARIABLE)
+    if named:
+        return Path(named)
+    state = os.environ.get("XDG_STATE_HOME", "")
+    home = Path(state) if os.path.isabs(state) else _home() / ".local" / "state"
+    return home / "fsdpplan" / "ledger.sqlite"
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError as error:  # a user without an entry in passwd, as in some containers
+        raise SpecError(
+            "nobody says where your home folder is, in which the ledger lies: set HOME, or give "
+            "--ledger FILE or --no-ledger"
+        ) from error
 
 
 def append_row(path: Path, row: LedgerRow) -> None:
@@ -146,6 +181,8 @@ _ADVICE = "name another file with --ledger, or leave it out by --no-ledger"
 
 @contextmanager
 def _opened(path: Path, *, mode: str = "rwc") -> Iterator[sqlite3.Connection]:
+    import sqlite3
+
     try:
         # SQLite would wait for a pipe, and lay its journal beside a device.
         if os.path.exists(path) and not stat.S_ISREG(kind := os.stat(path).st_mode):
@@ -193,3 +230,77 @@ def _require_version(connection: sqlite3.Connection, path: Path) -> None:
             f"the ledger {path_text(path)} has schema version {version}, and this fsdpplan reads "
             f"{SCHEMA_VERSION}: update fsdpplan, or {_ADVICE}"
         )
+
+
+def row_values(row: LedgerRow) -> dict[str, str | float | None]:
+    """Column -> value. What is asked for most has columns of its own, for whoever reads by SQL."""
+    parts = {part: json.dumps(asdict(getattr(row, part)), allow_nan=False) for part in PARTS}
+    return {
+        "ended_at": row.ended_at,
+        "plan_sha256": row.plan_sha256,
+        "run_folder": row.run_folder,
+        "target": row.target,
+        "cluster": row.machines.cluster,
+        "device": row.machines.device,
+        "gpus": row.machines.gpus,
+        "model": row.job.model.name,
+        "predicted_step_seconds": row.predicted.step_seconds.expected,
+        "measured_step_seconds": row.observed.step_seconds,
+        "exit_code": row.observed.exit_code,
+        "failure": row.observed.failure,
+        "versions": json.dumps(dict(row.versions)),
+        "origin": row.origin,
+        "software": row.software,
+        "cells": json.dumps(dict(row.cells)),
+        **parts,
+    }
+
+
+def same_run(row: LedgerRow) -> str:
+    """Equal for one run, however it came: by `run`, from its folder, from a table or an export."""
+    if row.cells:
+        return json.dumps(dict(row.cells), sort_keys=True)
+    return json.dumps([row.plan_sha256, asdict(row.observed)], sort_keys=True)
+
+
+def row_document(row: LedgerRow) -> dict[str, Any]:
+    """The row as JSON has it."""
+    return asdict(row) | {"versions": dict(row.versions), "cells": dict(row.cells)}
+
+
+def row_of_document(document: dict[str, Any]) -> LedgerRow | None:
+    """The row in a line that `ledger --export` wrote; None where this fsdpplan does not know it."""
+    values = {name: json.dumps(value) for name, value in document.items() if name in _AS_JSON}
+    return read_row({**document, **values, "run_folder": document.get("run_folder") or ""})
+
+
+def read_row(values: dict[str, Any]) -> LedgerRow | None:
+    """The row in these columns; None where another fsdpplan wrote what this one does not know."""
+    from fsdpplan.files.documents import validate_ledger
+
+    try:
+        texts = {name: json.loads(values[name]) for name in (*PARTS, "versions")}
+        document = validate_ledger(texts)
+        cells = _cells(json.loads(values.get("cells") or "{}"))
+    except (SpecError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return LedgerRow(
+        ended_at=str(values.get("ended_at", "")),
+        plan_sha256=str(values.get("plan_sha256", "")),
+        run_folder=str(values.get("run_folder", "")),
+        target=str(values.get("target", "")),
+        job=document.job,
+        machines=document.machines,
+        predicted=document.predicted,
+        observed=document.observed,
+        versions=tuple(document.versions.items()),
+        origin=str(values.get("origin") or "run"),
+        software=str(values.get("software") or OWN_SOFTWARE),
+        cells=cells,
+    )
+
+
+def _cells(found: object) -> tuple[tuple[str, str], ...]:
+    if not isinstance(found, dict):
+        raise SpecError("cells must be a table of columns")
+    return tuple((str(name), str(text)) for name, text in found.items())

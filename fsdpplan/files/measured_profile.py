@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 
-from fsdpplan.files.profile_devices import PHYSICS, PhysicsProfile
+from fsdpplan.files.profile_devices import NO_NUMBERS, PHYSICS, WORDS, PhysicsProfile
 from fsdpplan.files.profile_levels import Joins
 from fsdpplan.files.profile_text import (
     SourceNames,
@@ -17,8 +17,6 @@ from fsdpplan.files.profile_text import (
 )
 from fsdpplan.files.profiles import load_profile
 from fsdpplan.spec.cluster import Cluster, Device, DeviceFit, StepError
-
-_NO_NUMBERS = frozenset({"name", "kind", "evidence", "fit", "error", "vendor", "learned_peaks"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,11 +107,14 @@ def _device(device: Device, head: ProfileHead, named: _Sources) -> Iterator[str]
     if device.kind == "cuda":
         yield f"vendor = {quoted(device.vendor)}"
     yield f"nvml_names = [{names}]"
+    for word in WORDS:
+        if (said := getattr(device, word)) is not None:
+            yield f"{word} = {quoted(said)}"
     yield f"evidence = {quoted(device.evidence)}"
     yield "\n[device.numbers]"
     for field in fields(Device):
         value = getattr(device, field.name)
-        if field.name not in _NO_NUMBERS and value is not None:
+        if field.name not in NO_NUMBERS and value is not None:
             yield number_line(field.name, value, named.of(f"cluster.device.{field.name}"))
     yield "\n[device.fit]"
     shared = _shared_fit() if device.kind == "cuda" else {}

@@ -14,7 +14,7 @@ _WEAKEST: tuple[Evidence, ...] = ("datasheet", "fitted", "measured")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class UniformCluster:
     """The whole cluster as it would be with nodes of one type only."""
 
     cluster: Cluster
@@ -24,7 +24,7 @@ class Part:
     """Nodes of this type in the real cluster."""
 
 
-def slowest_of(parts: Sequence[Part]) -> tuple[Cluster, tuple[str, ...]]:
+def slowest_of(parts: Sequence[UniformCluster]) -> tuple[Cluster, tuple[str, ...]]:
     """One cluster at the pace of the slowest type in each respect, and sentences on who that is.
 
     Ranks have equal shares of the work, so that all wait for the slowest device, all fit into the
@@ -97,7 +97,7 @@ def _gpu_bandwidth(level: Level) -> float:
     return level.ports * level.port_bandwidth_bytes_per_second * level.bandwidth_fraction
 
 
-def _slowest_device(slow: Part, parts: Sequence[Part]) -> Device:
+def _slowest_device(slow: UniformCluster, parts: Sequence[UniformCluster]) -> Device:
     devices = [part.cluster.device for part in parts]
     names = dict.fromkeys(device.name for device in devices)
     return replace(
@@ -112,10 +112,22 @@ def _slowest_device(slow: Part, parts: Sequence[Part]) -> Device:
         if any(device.peak_fp8_flops_per_second is None for device in devices)
         else slow.cluster.device.peak_fp8_flops_per_second,
         evidence=min((device.evidence for device in devices), key=_WEAKEST.index),
+        compute_capability=_oldest([device.compute_capability for device in devices]),
+        skypilot_name=slow.cluster.device.skypilot_name if len(names) == 1 else None,
     )
 
 
-def _sentences(parts: Sequence[Part], slow: Part, cluster: Cluster) -> list[str]:
+def _oldest(capabilities: Sequence[str | None]) -> str | None:
+    """The least of them; None where one is not known."""
+    known = [one for one in capabilities if one is not None]
+    if len(known) < len(capabilities):
+        return None
+    return min(known, key=lambda one: tuple(map(int, one.split("."))))
+
+
+def _sentences(
+    parts: Sequence[UniformCluster], slow: UniformCluster, cluster: Cluster
+) -> list[str]:
     total = sum(part.num_nodes for part in parts)
     said = [
         f"{slow.num_nodes} of {total} nodes are {slow.node}: every step waits for their "

@@ -42,12 +42,22 @@ DEVICE_LOAN = (
     "throttled_fraction",
 )
 """Fields that a relative gives: those, and what a device may have of its own beside `physics`."""
+WORDS = ("compute_capability", "skypilot_name")
+"""Fields of `Device` that are text and may be left out."""
+NO_NUMBERS = frozenset(
+    {"name", "kind", "evidence", "fit", "error", "vendor", "learned_peaks", *WORDS}
+)
+"""Fields of `Device` that do not stand among the numbers of its profile."""
+TABLE_WORDS = ("table_name", "table_node")
+"""What a device that tables of measured runs name has besides, both or none."""
 DEVICE_KEYS = (
     "name",
     "description",
     "torch_device",
     "vendor",
     "nvml_names",
+    *WORDS,
+    *TABLE_WORDS,
     "evidence",
     "fitted_as",
     "numbers",
@@ -79,6 +89,11 @@ class DeviceProfile:
     """Names under which NVML reports it."""
     fitted_as: str | None
     """Profile of the relative whose fitted numbers it takes; None where it has its own."""
+    table_name: str | None
+    """How tables of measured runs call it, `H100-80GB`: what else a part is told by stands behind
+    its memory."""
+    table_node: str | None
+    """Node profile that it has in such a table where the network is not one of another node's."""
     sources: Sources
 
 
@@ -123,16 +138,16 @@ def _device_error(
 def read_device(table: Table, sources: dict[str, str], relatives: Relatives) -> DeviceProfile:
     """One device, whose keys are checked to be `DEVICE_KEYS` and a header at most."""
     numbers = SourcedNumbers(table.table("numbers"), sources, prefix="cluster.device.")
-    besides = frozenset({"name", "kind", "evidence", "fit", "error", "vendor", "learned_peaks"})
-    numbers.table.refuse_unknown({field.name for field in fields(Device)} - besides)
+    numbers.table.refuse_unknown({field.name for field in fields(Device)} - NO_NUMBERS)
     # the one rate that a device may lack
     values: dict[str, Any] = {"peak_fp8_flops_per_second": None}
     absent = frozenset(set(values) - set(numbers.table.values))
-    values |= numbers.fields_of(Device, besides=besides | absent)
+    values |= numbers.fields_of(Device, besides=NO_NUMBERS | absent)
     values["kind"] = table.choice("torch_device", get_args(DeviceKind))
     if "vendor" in table.values:
         values["vendor"] = table.choice("vendor", get_args(Vendor))
     values["evidence"] = table.choice("evidence", get_args(Evidence))
+    values |= {word: table.text(word) for word in WORDS if word in table.values}
     values["name"] = table.text("name")
     fitted_as = table.text("fitted_as") if "fitted_as" in table.values else None
     fit, fit_sources = _fit(table, sources, values["kind"], fitted_as, relatives)
@@ -144,8 +159,16 @@ def read_device(table: Table, sources: dict[str, str], relatives: Relatives) -> 
         device=device,
         nvml_names=texts(table, "nvml_names"),
         fitted_as=fitted_as,
+        **_table_words(table),
         sources=(*numbers.used, *fit_sources, *error_sources),
     )
+
+
+def _table_words(table: Table) -> dict[str, str | None]:
+    """Both of `TABLE_WORDS`, or neither."""
+    if any(word in table.values for word in TABLE_WORDS):
+        return {word: table.text(word) for word in TABLE_WORDS}
+    return dict.fromkeys(TABLE_WORDS)
 
 
 def _fit(

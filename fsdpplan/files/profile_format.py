@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -16,7 +16,6 @@ from fsdpplan.files.profile_devices import (
     read_physics,
 )
 from fsdpplan.files.profile_devices import PHYSICS as PHYSICS
-from fsdpplan.files.profile_folder import profiles_folder
 from fsdpplan.files.profile_nodes import (
     CLUSTER_KEYS,
     NODE_KEYS,
@@ -34,6 +33,14 @@ Profile = DeviceProfile | NodeProfile | ClusterProfile | PhysicsProfile
 SCHEMA_VERSION = 1
 LIMIT_BYTES = 256 * 1024
 _HEADER = ("schema_version", "kind", "name", "description", "sources")
+
+
+@cache
+def profiles_folder() -> Path:
+    """Where the catalogue lies: wheels carry it inside the package; a checkout has it beside it."""
+    package = Path(__file__).resolve().parent.parent
+    packaged = package / "hardware_profiles"
+    return packaged if packaged.is_dir() else package.parent / "hardware_profiles"
 
 
 def read_profile(path: Path) -> Profile:

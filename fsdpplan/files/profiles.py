@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
 from fsdpplan.errors import ProfileNotFound, SpecError
 from fsdpplan.files.profile_devices import DeviceProfile, PhysicsProfile
-from fsdpplan.files.profile_folder import profiles_folder as profiles_folder
 from fsdpplan.files.profile_format import LIMIT_BYTES, Profile, ProfileKind, read_profile
+from fsdpplan.files.profile_format import profiles_folder as profiles_folder
 from fsdpplan.files.profile_nodes import ClusterProfile, NodeProfile
 from fsdpplan.files.table import read_text, short
 
@@ -53,6 +53,14 @@ def _read_once(path: Path, _version: tuple[int, int]) -> Profile:
 def profile_text(name_or_path: str) -> str:
     """The profile as it is written, for showing."""
     return read_text(_find(name_or_path), limit_bytes=LIMIT_BYTES, what="profile")
+
+
+def profiles_mentioning(*words: str) -> Iterator[Profile]:
+    """Profiles of the catalogue in whose text one of `words` stands: to read all takes a second."""
+    for name in _names():
+        text = profile_text(name)
+        if any(word in text for word in words):
+            yield load_profile(name)
 
 
 def load_device(name_or_path: str, *, beside: Path | None = None) -> DeviceProfile:

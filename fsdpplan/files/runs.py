@@ -10,7 +10,7 @@ import csv
 import difflib
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -25,6 +25,8 @@ LIMIT_BYTES = 16 * 2**20
 MAX_ROWS = 100_000
 Outcome = Literal["n", "y", "fail"]
 MemoryKind = Literal["alloc", "reserved", "nvidia-smi", "unknown"]
+Cells = tuple[tuple[str, str], ...]
+"""(column, text) of the fields of a row that are not empty: the row as the ledger keeps it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,3 +285,31 @@ def _run(row: int, cells: Mapping[str, Cell]) -> MeasuredRun:
         outcome=outcomes.get(text("oom"), "n"),
         notes=text("notes"),
     )
+
+
+def read_cells(path: Path) -> list[tuple[MeasuredRun, Cells]]:
+    """The rows of the table at `path`, each with its cells.
+
+    Heads that are taken from a sibling row are written down, since a cell stands for itself.
+    """
+    runs = read_runs(path)
+    text = read_text(path, limit_bytes=LIMIT_BYTES, what="table of runs").removeprefix("\ufeff")
+    lines = [line for line in csv.reader(io.StringIO(text, newline="")) if line]
+    header = [name.strip() for name in lines[0]]
+    return [(run, _cells(header, line, run)) for run, line in zip(runs, lines[1:], strict=True)]
+
+
+def _cells(header: Sequence[str], line: Iterable[str], run: MeasuredRun) -> Cells:
+    named = {name: field.strip() for name, field in zip(header, line, strict=True)}
+    if run.heads is None and run.sibling_heads is not None:
+        named["heads"] = str(run.sibling_heads)
+    return tuple((name, text) for name, text in named.items() if text)
+
+
+def run_of_cells(cells: Cells) -> MeasuredRun:
+    """The row in these cells. Raises SpecError where this fsdpplan does not take them."""
+    named = {**dict.fromkeys(REQUIRED, ""), **dict(cells)}
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows([list(named), list(named.values())])
+    (run,) = parse_runs(text.getvalue(), where="a row of the ledger")
+    return run

@@ -8,11 +8,11 @@ from fsdpplan.emit.header import MAX_SCRIPT_BYTES
 from fsdpplan.errors import LaunchError
 from fsdpplan.files.table import text_of
 from fsdpplan.run.engine import JobState
-from fsdpplan.run.jobs import Run, runs_of, state_of
+from fsdpplan.run.jobs import RecordedRun, runs_of, state_of
 from fsdpplan.run.launch import Launch, checkpoints_word
 
 
-def require_alone(launch: Launch, *, folder: Path, but: Run | None = None) -> None:
+def require_alone(launch: Launch, *, folder: Path, but: RecordedRun | None = None) -> None:
     """Raises LaunchError where a run of `folder`, other than `but`, goes on and saves where
     `launch` would. One that nobody can ask about now is taken for ended."""
     word = checkpoints_word(launch.script)
@@ -31,13 +31,13 @@ def require_alone(launch: Launch, *, folder: Path, but: Run | None = None) -> No
             )
 
 
-def _checkpoints_of(run: Run) -> str | None:
+def _checkpoints_of(run: RecordedRun) -> str | None:
     if run.record.ending is not None:
         return None
     return checkpoints_word(text_of(Path(run.record.script), limit_bytes=MAX_SCRIPT_BYTES))
 
 
-def _state(run: Run) -> JobState | None:
+def _state(run: RecordedRun) -> JobState | None:
     try:
         return state_of(run)
     except LaunchError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fsdpplan.errors import LaunchError
-from fsdpplan.run.jobs import Run, engine_of, remember_cancelled, state_of
+from fsdpplan.run.jobs import RecordedRun, engine_of, remember_cancelled, state_of
 from fsdpplan.run.local import end_run
 
 
@@ -19,13 +19,13 @@ class Cancelled:
     words: str
 
 
-def goes_on(run: Run) -> bool:
+def goes_on(run: RecordedRun) -> bool:
     """Whether there is anything to cancel, or nobody can say."""
     state = state_of(run)
     return state is None or not state.ended
 
 
-def cancel_run(run: Run) -> Cancelled:
+def cancel_run(run: RecordedRun) -> Cancelled:
     """End a run with all its jobs. Raises LaunchError where its engine refuses."""
     state = state_of(run)
     if state is not None and state.ended:
@@ -58,7 +58,7 @@ def cancel_run(run: Run) -> Cancelled:
     )
 
 
-def _all_ended(run: Run) -> bool:
+def _all_ended(run: RecordedRun) -> bool:
     """A job that has ended in the meantime refuses, too."""
     state = state_of(run)
     return state is not None and state.ended

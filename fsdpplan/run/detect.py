@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fsdpplan.errors import ProbeError, SpecError
 from fsdpplan.files.clusters import Flags, LoadedCluster, cluster_of
-from fsdpplan.files.detected import Found, node_of
+from fsdpplan.files.detected import DetectedNode, node_of
 from fsdpplan.files.profile_nodes import NodeProfile
 from fsdpplan.files.table import path_text, read_text
 from fsdpplan.spec.host_list import compress_host_list
@@ -81,7 +81,7 @@ def found_node(survey: Survey, *, name: str | None = None, date: str | None = No
             "--hardware"
         )
     hosts = compress_host_list(survey.machines[index].host.name for index in survey.taking_part)
-    found = Found(
+    found = DetectedNode(
         name=name or machine.host.name,
         hosts=hosts,
         gpus=machine.gpus,

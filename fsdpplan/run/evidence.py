@@ -9,10 +9,8 @@ from pathlib import Path
 
 from fsdpplan.errors import SpecError
 from fsdpplan.files.job_records import read_record
-from fsdpplan.files.ledger import read_rows
-from fsdpplan.files.ledger_rows import row_of_document
-from fsdpplan.files.run_cells import read_cells
-from fsdpplan.files.runs import read_runs
+from fsdpplan.files.ledger import read_rows, row_of_document
+from fsdpplan.files.runs import read_cells, read_runs
 from fsdpplan.files.table import parse_json_object, path_text, read_text
 from fsdpplan.run.jobs import RUNS_FOLDER
 from fsdpplan.run.launch import FILE_NAMES

@@ -35,7 +35,7 @@ _SUBMITTED_BARE = "job-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class RecordedRun:
     """One run, and where its files are."""
 
     run_folder: Path
@@ -63,7 +63,7 @@ class Run:
         return read_ends(Path(self.record.metrics))
 
 
-def runs_of(folder: Path) -> list[Run]:
+def runs_of(folder: Path) -> list[RecordedRun]:
     """The runs of `folder` whose records can be read, the newest first."""
     found = []
     for run_folder in sorted((folder / RUNS_FOLDER).glob("*")):
@@ -74,7 +74,7 @@ def runs_of(folder: Path) -> list[Run]:
         except SpecError:
             continue
         if record is not None:
-            found.append(Run(run_folder=run_folder.resolve(), record=record))
+            found.append(RecordedRun(run_folder=run_folder.resolve(), record=record))
     return sorted(found, key=lambda run: (run.record.submitted_at, run.run_folder.name))[::-1]
 
 
@@ -89,7 +89,7 @@ def unreadable_runs(folder: Path) -> tuple[str, ...]:
     return tuple(wrong)
 
 
-def chosen_run(folder: Path, job: str | None) -> Run:
+def chosen_run(folder: Path, job: str | None) -> RecordedRun:
     """The run that `job` names, or the newest one. Raises SpecError where there is none."""
     runs, wrong = runs_of(folder), unreadable_runs(folder)
     if wrong and job is None:
@@ -143,7 +143,7 @@ def engine_of(name: EngineName) -> Engine:
     return Slurm()
 
 
-def state_of(run: Run) -> JobState | None:
+def state_of(run: RecordedRun) -> JobState | None:
     """How the run stands; None where nobody can say now. An end is written down."""
     record = run.record
     if record.ending is not None:
@@ -168,7 +168,7 @@ def current_job(engine: Engine, jobs: tuple[str, ...]) -> str:
     return jobs[-1]
 
 
-def remember_end(run: Run, state: JobState | None, exit_code: int) -> None:
+def remember_end(run: RecordedRun, state: JobState | None, exit_code: int) -> None:
     """Write down how the run ended; that it cannot be written is no reason to fail."""
     word = LOST if state is None else state.state
     log = str(state.log) if state is not None and state.log is not None else run.record.log
@@ -192,7 +192,7 @@ def remember_in_ledger(run_folder: Path) -> None:
         write_record(run_folder, replace(record, in_ledger=True))
 
 
-def remember_cancelled(run: Run) -> None:
+def remember_cancelled(run: RecordedRun) -> None:
     """Write down that somebody has cancelled the run."""
     record = read_record(run.run_folder) or run.record
     write_record(run.run_folder, replace(record, is_cancelled=True))
@@ -209,7 +209,7 @@ def _newest_state(engine: Engine, jobs: tuple[str, ...]) -> JobState | None:
     return last
 
 
-def _state_here(run: Run) -> JobState | None:
+def _state_here(run: RecordedRun) -> JobState | None:
     """A run on this host lives as long as its processes."""
     record = run.record
     if record.host != socket.gethostname():
@@ -227,7 +227,7 @@ def _state_here(run: Run) -> JobState | None:
     return _as_its_files_say(run)
 
 
-def _as_its_files_say(run: Run) -> JobState:
+def _as_its_files_say(run: RecordedRun) -> JobState:
     """Nobody else knows how the run ended: a complete one says so itself, and a job's script why
     it gave up."""
     if run.record.is_cancelled:

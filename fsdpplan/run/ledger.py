@@ -16,7 +16,7 @@ from fsdpplan.run.metrics import Summary
 from fsdpplan.run.outcome import Outcome
 from fsdpplan.run.session import INTERRUPTED
 from fsdpplan.run.verify import FinishedRun
-from fsdpplan.spec.ledger import Failure, Job, LedgerRow, Machines, Observed, Predicted
+from fsdpplan.spec.ledger import Failure, LedgerRow, Machines, Observed, Predicted, Workload
 from fsdpplan.spec.plan import Plan
 
 LOG_END_BYTES = 256 * 1024
@@ -83,7 +83,7 @@ def _row(
         plan_sha256=plan_sha256,
         run_folder=run_folder,
         target=target,
-        job=Job(model=plan.model, training=plan.training, layout=plan.layout),
+        job=Workload(model=plan.model, training=plan.training, layout=plan.layout),
         machines=Machines.of(plan.cluster),
         predicted=_predicted(plan),
         observed=_observed(plan, outcome),

@@ -13,7 +13,7 @@ from fsdpplan.errors import SpecError
 from fsdpplan.run.attempts import AttemptsTail, StartedOn
 from fsdpplan.run.engine import Engine, Forgotten, JobState
 from fsdpplan.run.follow import with_host
-from fsdpplan.run.jobs import Run, engine_of, state_of
+from fsdpplan.run.jobs import RecordedRun, engine_of, state_of
 from fsdpplan.run.tail import FileTail
 from fsdpplan.run.watch import LOOK_SECONDS, hosts_in
 
@@ -25,7 +25,7 @@ ASK_SECONDS = 10.0
 class JobLog:
     """The output of one job of a run, read as it grows."""
 
-    run: Run
+    run: RecordedRun
     job_id: str | None
     """None: the run has no engine but this host."""
     path: Path | None
@@ -55,7 +55,7 @@ class JobLog:
         return [with_host(line, self.hosts) for line in self._tail.rest()]
 
 
-def job_log(run: Run, job: str | None) -> JobLog:
+def job_log(run: RecordedRun, job: str | None) -> JobLog:
     """The output of `run`, of its job `job` where that is one of several. Raises SpecError where
     there is none yet."""
     record = run.record
@@ -122,7 +122,7 @@ def _state(engine: Engine, job_id: str) -> JobState | None:
         return None
 
 
-def _existing(run: Run, job_id: str | None = None) -> Path:
+def _existing(run: RecordedRun, job_id: str | None = None) -> Path:
     """Where the output is when nobody tells: remembered, or under the script's own name for it."""
     if run.record.log and (job_id is None or job_id in Path(run.record.log).name):
         return Path(run.record.log)
@@ -131,7 +131,7 @@ def _existing(run: Run, job_id: str | None = None) -> Path:
     return Path(run.record.folder) / f"fsdpplan-{job_id}.out"
 
 
-def _hosts(run: Run, state: JobState | None) -> tuple[str, ...]:
+def _hosts(run: RecordedRun, state: JobState | None) -> tuple[str, ...]:
     """Of the newest start; where starts took different nodes, numbers would be given wrong
     names."""
     events = AttemptsTail(run.run_folder).poll()

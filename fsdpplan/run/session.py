@@ -15,7 +15,7 @@ from fsdpplan.errors import FsdpPlanError, LaunchError
 from fsdpplan.files.job_records import EngineName, RunRecord, read_record
 from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.run.alone import require_alone
-from fsdpplan.run.jobs import METRICS_NAME, RUNS_FOLDER, Run, state_of
+from fsdpplan.run.jobs import METRICS_NAME, RUNS_FOLDER, RecordedRun, state_of
 from fsdpplan.run.launch import Launch
 from fsdpplan.run.machine import Target
 from fsdpplan.run.outcome import Manner, Outcome
@@ -72,7 +72,7 @@ def run_launch(
         submitted_at=_now(),
         host=socket.gethostname(),
     )
-    run = Run(run_folder=run_folder, record=record)
+    run = RecordedRun(run_folder=run_folder, record=record)
     try:
         write_text_atomically(script, launch.script)
         if launch.plan_file is not None:
@@ -89,7 +89,7 @@ def run_launch(
 
 
 def resume(
-    run: Run, launch: Launch, *, target: Target, display: Display, manner: Manner
+    run: RecordedRun, launch: Launch, *, target: Target, display: Display, manner: Manner
 ) -> Outcome:
     """Start the script of a run that has ended again, in its folder: it goes on from its newest
     checkpoint."""
@@ -125,13 +125,13 @@ def resume(
         host=socket.gethostname(),
         engine=_ENGINES[target],
     )
-    again = Run(run_folder=run.run_folder, record=record)
+    again = RecordedRun(run_folder=run.run_folder, record=record)
     return UnderWay(again, launch, display, manner).start(
         f"resuming {run.shown_id}: {_does(launch)}log and metrics in {run.run_folder}", target
     )
 
 
-def attach(run: Run, launch: Launch, *, display: Display, manner: Manner) -> Outcome:
+def attach(run: RecordedRun, launch: Launch, *, display: Display, manner: Manner) -> Outcome:
     """Follow a run that was started before; one that has ended is only looked at."""
     return UnderWay(run, launch, display, replace(manner, allow_sockets=True)).attach()
 

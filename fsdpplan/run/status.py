@@ -9,7 +9,7 @@ from pathlib import Path
 from fsdpplan.emit.header import MAX_SCRIPT_BYTES
 from fsdpplan.errors import LaunchError
 from fsdpplan.files.table import text_of
-from fsdpplan.run.jobs import Run, state_of
+from fsdpplan.run.jobs import RecordedRun, state_of
 from fsdpplan.run.script_plan import plan_text
 
 UNKNOWN = "UNKNOWN"
@@ -42,7 +42,7 @@ class Standing:
     run_folder: str
 
 
-def standing(run: Run) -> Standing:
+def standing(run: RecordedRun) -> Standing:
     """How a run stands now."""
     try:
         state, unknown = state_of(run), "no answer now"

@@ -12,7 +12,7 @@ from fsdpplan.errors import FsdpPlanError, LaunchError
 from fsdpplan.files.job_records import RunRecord, write_record
 from fsdpplan.run.engine import Engine, JobState
 from fsdpplan.run.follow import Follower
-from fsdpplan.run.jobs import Run, current_job, engine_of, remember_end, state_of
+from fsdpplan.run.jobs import RecordedRun, current_job, engine_of, remember_end, state_of
 from fsdpplan.run.launch import Launch
 from fsdpplan.run.local import new_run_id, run_here
 from fsdpplan.run.machine import Target
@@ -25,7 +25,7 @@ from fsdpplan.run.watch import Asked, follow_jobs, listening
 class UnderWay:
     """A run while it is followed."""
 
-    def __init__(self, run: Run, launch: Launch, display: Display, manner: Manner) -> None:
+    def __init__(self, run: RecordedRun, launch: Launch, display: Display, manner: Manner) -> None:
         self._run = run
         self._launch = launch
         self._display = display

@@ -34,7 +34,7 @@ INNER_STEPS = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class RecommendedPlan:
     """What is to be trained, and the best way found to do it on all machines."""
 
     model: Model
@@ -43,14 +43,14 @@ class Job:
     best: RankedLayout
 
 
-def advice(job: Job, *, parts: Sequence[Cluster]) -> tuple[str, ...]:
+def advice(job: RecommendedPlan, *, parts: Sequence[Cluster]) -> tuple[str, ...]:
     """Sentences on machines that cost more than they bring; `parts`: the nodes of each type alone,
     where there are several."""
     said = (_slow_level(job), _weak_nodes(job), _slow_type(job, parts))
     return tuple(sentence for sentence in said if sentence is not None)
 
 
-def _slow_level(job: Job) -> str | None:
+def _slow_level(job: RecommendedPlan) -> str | None:
     """Where most of a step waits for the outermost level: what its domains would do apart."""
     cluster, best = job.cluster, job.best.estimate
     if cluster.nodes == 1 or len(cluster.levels) == 1:
@@ -88,7 +88,7 @@ def _one_domain(cluster: Cluster) -> Cluster:
     )
 
 
-def _average_seconds(job: Job, domains: int) -> float:
+def _average_seconds(job: RecommendedPlan, domains: int) -> float:
     """An all-reduce of fp32 parameters between domains, each GPU of a domain with its share."""
     inner_gpus = job.cluster.gpus // domains
     placement = group_placement(cluster=job.cluster, ranks=domains, stride=inner_gpus)
@@ -98,7 +98,7 @@ def _average_seconds(job: Job, domains: int) -> float:
     )
 
 
-def _tokens_per_second(job: Job, cluster: Cluster) -> float | None:
+def _tokens_per_second(job: RecommendedPlan, cluster: Cluster) -> float | None:
     """What the best layout on `cluster` trains; None where none fits. The batch stays about the
     same: the next multiple of the GPUs."""
     batch = max(1, round(job.training.global_batch / cluster.gpus)) * cluster.gpus
@@ -111,7 +111,7 @@ def _tokens_per_second(job: Job, cluster: Cluster) -> float | None:
     return found.ranked[0].estimate.tokens_per_second if found.ranked else None
 
 
-def _weak_nodes(job: Job) -> str | None:
+def _weak_nodes(job: RecommendedPlan) -> str | None:
     """What the weak nodes cost, by the same layout with others in their place."""
     nodes = weak_nodes(job.cluster)
     if not nodes:
@@ -128,7 +128,7 @@ def _weak_nodes(job: Job) -> str | None:
     )
 
 
-def keeping_fraction(job: Job, nodes: Sequence[str]) -> float:
+def keeping_fraction(job: RecommendedPlan, nodes: Sequence[str]) -> float:
     """How much longer a step is for keeping `nodes`, as a fraction of one without them."""
     healthy = estimate(
         model=job.model,
@@ -139,7 +139,7 @@ def keeping_fraction(job: Job, nodes: Sequence[str]) -> float:
     return job.best.estimate.step_seconds.expected / healthy.step_seconds.expected - 1
 
 
-def _slow_type(job: Job, parts: Sequence[Cluster]) -> str | None:
+def _slow_type(job: RecommendedPlan, parts: Sequence[Cluster]) -> str | None:
     """Where the nodes of one type train about as fast alone as all do together."""
     whole = job.best.estimate.tokens_per_second
     rates = [(_tokens_per_second(job, part), part) for part in parts]

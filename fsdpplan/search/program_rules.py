@@ -24,7 +24,7 @@ def program_problems(*, model: Model, training: Training, layout: Layout) -> Ite
     if layout.tp > 1:
         yield from _tensor_parallel(layout, model, program)
     if layout.cp > 1:
-        yield from _context_parallel(layout, model, training, program)
+        yield from _context_parallel(layout, model, program)
 
 
 def script_problem(*, model: Model, training: Training, layout: Layout) -> str | None:
@@ -96,9 +96,7 @@ def _tensor_parallel(layout: Layout, model: Model, program: Program) -> Iterator
         )
 
 
-def _context_parallel(
-    layout: Layout, model: Model, training: Training, program: Program
-) -> Iterator[Problem]:
+def _context_parallel(layout: Layout, model: Model, program: Program) -> Iterator[Problem]:
     if not program.has_open_attention:
         yield Problem(
             reason="context parallelism of a program whose attention cannot be replaced",

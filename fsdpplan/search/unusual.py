@@ -13,7 +13,7 @@ from fsdpplan.spec.layout import DDP_BUCKET_BYTES, SPLIT_BACKWARD_SCHEDULES, Lay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class UnusualSetting:
     """One unusual setting."""
 
     words: str
@@ -23,67 +23,67 @@ class Setting:
 
 
 UNUSUAL = (
-    Setting(
+    UnusualSetting(
         words="async TP",
         why="needs torch.compile and symmetric memory, which not every system has",
         is_in=lambda layout: layout.async_tp,
     ),
-    Setting(
+    UnusualSetting(
         words="experts over tp",
         why="experts have a mesh of their own, which checkpoints and few programs know",
         is_in=lambda layout: layout.experts_over_tp,
     ),
-    Setting(
+    UnusualSetting(
         words="integer reshard",
         why="keeps a second sharding of the parameters, in groups that only this uses",
         is_in=lambda layout: isinstance(layout.reshard_after_forward, int),
     ),
-    Setting(
+    UnusualSetting(
         words="recomputation by operation",
         why="which operations it saves is a list that follows the versions of torch",
         is_in=lambda layout: layout.activation_checkpointing == "op",
     ),
-    Setting(
+    UnusualSetting(
         words="some blocks recomputed",
         why="a number to find again for every other model, batch or device",
         is_in=lambda layout: layout.checkpoint_blocks != "all",
     ),
-    Setting(
+    UnusualSetting(
         words="pieces of the loss",
         why="the loss makes gradients itself, so that a loss of one's own must be rewritten",
         is_in=lambda layout: layout.loss_chunks > 1,
     ),
-    Setting(
+    UnusualSetting(
         words="gradients reduced in two stages",
         why="reduce_scatter_only keeps sums on each copy that nothing but the last pass may read",
         is_in=lambda layout: layout.gradient_sync == "reduce_scatter_only",
     ),
-    Setting(
+    UnusualSetting(
         words="offload",
         why="steps wait for the host's memory and processors, which differ from node to node",
         is_in=lambda layout: layout.offload != "none",
     ),
-    Setting(
+    UnusualSetting(
         words="several stages a rank",
         why="checkpoints and models must be cut into parts that are not neighbours",
         is_in=lambda layout: layout.virtual_stages > 1,
     ),
-    Setting(
+    UnusualSetting(
         words="a rare schedule",
         why="split backward passes and looped schedules run in few programs, mostly uncompiled",
         is_in=lambda layout: layout.schedule in {*SPLIT_BACKWARD_SCHEDULES, "looped_bfs"},
     ),
-    Setting(
+    UnusualSetting(
         words="stages cut by hand",
         why="who changes the model has to cut again",
         is_in=lambda layout: bool(layout.stage_blocks),
     ),
-    Setting(
+    UnusualSetting(
         words="several blocks a unit",
         why="FSDP is wrapped otherwise than every example does it",
         is_in=lambda layout: layout.wrap_blocks > 1,
     ),
-    Setting(
+    UnusualSetting(
         words="another bucket of DDP",
         why="a number to tune again on other machines",
         is_in=lambda layout: layout.ddp_bucket_bytes != DDP_BUCKET_BYTES,

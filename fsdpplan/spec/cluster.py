@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
@@ -20,6 +21,8 @@ DeviceKind = Literal["cuda", "cpu"]
 Vendor = Literal["nvidia", "amd"]
 Evidence = Literal["measured", "fitted", "datasheet"]
 LowLatency = Literal["none", "ll", "ll128"]
+
+_CAPABILITY = re.compile(r"[0-9]{1,2}\.[0-9]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,11 +248,22 @@ class Device(RemembersHash):
     """Whose software drives a device that torch calls `cuda`: CUDA and NCCL, or ROCm and RCCL."""
     learned_peaks: LearnedPeaks | None = None
     """What the user's runs say of peaks of memory on it; None: nothing, and so in profiles."""
+    compute_capability: str | None = None
+    """CUDA's name of the architecture, such as `9.0`; None: not known, or not CUDA's."""
+    skypilot_name: str | None = None
+    """What SkyPilot calls it; None: no cloud rents it by that, or it is not known."""
 
     def __post_init__(self) -> None:
         require_choice("kind", self.kind, get_args(DeviceKind))
         require_choice("vendor", self.vendor, get_args(Vendor))
         require_choice("evidence", self.evidence, get_args(Evidence))
+        if self.compute_capability is not None and not _CAPABILITY.fullmatch(
+            self.compute_capability
+        ):
+            raise SpecError(
+                f"compute_capability must be as CUDA has it, such as 9.0, not "
+                f"{self.compute_capability[:20]!r}"
+            )
         require_positive_int(memory_bytes=self.memory_bytes, multiprocessors=self.multiprocessors)
         require_positive(
             memory_bandwidth_bytes_per_second=self.memory_bandwidth_bytes_per_second,

@@ -66,7 +66,7 @@ def _same_links(one: Level, other: Level) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Workload:
     """What was trained, and how."""
 
     model: Model
@@ -117,7 +117,7 @@ class LedgerRow:
     """Relative to where the run was started."""
     target: str
     """`here` or `slurm`."""
-    job: Job
+    job: Workload
     machines: Machines
     predicted: Predicted
     observed: Observed

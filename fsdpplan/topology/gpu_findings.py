@@ -15,7 +15,8 @@ from fsdpplan.units import format_bandwidth
 
 _BOARD = re.compile(r"(?!.*\b(NVL|PCIe)\b).*(SXM|HBM3|\b(H200|H20|H800|B200|B300|GB200|GB300)\b)")
 """Products that come on boards of 4 or 8, joined by NVLink, by their names in the driver. Cards of
-the same chip come alone, and their links need bridges."""
+the same chip come alone, and their links need bridges. Words of the driver stand here because what
+is found is said of GPUs that no profile knows, too."""
 _CONSUMER = ("GeForce", "TITAN", "RTX")
 """Products whose memory runs without ECC as they come."""
 _WHY_NOT: Mapping[P2pStatus, str] = {

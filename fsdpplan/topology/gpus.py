@@ -1,4 +1,4 @@
-"""The GPUs of a recording, and what is between them: of NVML, else of nvidia-smi's texts.
+"""The GPUs of a recording, and what is between them, as NVML says.
 
 A recording may be anybody's: a field is what was said, or None, and what cannot be is dropped.
 """
@@ -10,7 +10,6 @@ from collections.abc import Mapping
 
 from fsdpplan.spec.machine import Ancestor, Gpu, GpuFabric, GpuPair, MigDevice, P2pStatus
 from fsdpplan.topology.distrust import line, number, part, parts, pci_address, switch
-from fsdpplan.topology.nvidia_smi import nvidia_smi_facts
 from fsdpplan.topology.nvlinks import nvlinks_of
 from fsdpplan.topology.reading import whole_number
 from fsdpplan.topology.recording import Recording
@@ -66,8 +65,8 @@ def pairs_of(recording: Recording) -> tuple[GpuPair, ...]:
 
 
 def nvidia_facts(recording: Recording) -> Mapping[str, object]:
-    """What NVML said, or the same made of nvidia-smi's texts: `driver`, `cuda`, `gpus`, `pairs`."""
-    return recording.nvml if recording.nvml is not None else nvidia_smi_facts(recording.commands)
+    """What NVML said: `driver`, `cuda`, `gpus`, `pairs`."""
+    return {} if recording.nvml is None else recording.nvml
 
 
 def _gpu_facts(recording: Recording) -> dict[int, Mapping[str, object]]:
@@ -154,9 +153,7 @@ def _numa_node(recording: Recording, facts: Mapping[str, object], bus_id: str | 
 
 
 def _cpu_list(value: object) -> str | None:
-    """`0-55,112-167` of the words of a set of bits; a text of that form stays."""
-    if isinstance(value, str):
-        return value if re.fullmatch(r"[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*", value) else None
+    """`0-55,112-167` of the words of a set of bits."""
     if not isinstance(value, list) or not all(_is_word(word) for word in value):
         return None
     bits = "".join(f"{word:064b}"[::-1] for word in value)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from fsdpplan.topology.nccl_lines import (
@@ -67,7 +66,6 @@ class NcclLogReader:
         self._multicast: set[bool] = set()
         self._mnnvl: set[bool] = set()
         self._nvls_connected = False
-        self._socket_threads: tuple[int, int] | None = None
         self._variables: set[tuple[str, str]] = set()
         self._complaints: dict[tuple[ComplaintKind, str], Counter[str]] = {}
 
@@ -124,10 +122,6 @@ class NcclLogReader:
             network, device, name, gpudirect = found
             if network not in SOCKET_NETWORKS:
                 self._take_gpudirect(process, message.host, (device, name, gpudirect))
-        elif threads := re.fullmatch(
-            r"NET/Socket: Using (\d+) threads and (\d+) sockets per thread", message.text
-        ):
-            self._socket_threads = (int(threads[1]), int(threads[2]))
 
     def _take_adapters(self, process: _Process, message: Message) -> None:
         entries = adapter_entries(message.text)
@@ -180,7 +174,6 @@ class NcclLogReader:
             nvls_connected=self._nvls_connected,
             mnnvl=any(self._mnnvl) if self._mnnvl else None,
             collnet=self._sorted("collnet"),
-            socket_threads=self._socket_threads,
             variables=tuple(sorted(self._variables)),
             complaints=tuple(
                 Complaint(kind=kind, text=text, hosts=tuple(sorted(hosts)), count=hosts.total())
@@ -245,14 +238,6 @@ class NcclLogReader:
         spoken = [one for (place, _), one in self._processes.items() if place == host]
         names = {frozenset(one.devices.get(line.device, set())) for one in spoken} - {frozenset()}
         return set(names.pop()) if len(names) == 1 else set()
-
-
-def read_nccl_log(lines: Iterable[str]) -> NcclReport:
-    """The report of a whole log."""
-    reader = NcclLogReader()
-    for line in lines:
-        reader.feed(line)
-    return reader.report()
 
 
 def _order(one: Connection) -> tuple[int, int, str, str, str, str, int, bool]:

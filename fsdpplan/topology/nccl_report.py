@@ -121,8 +121,6 @@ class NcclReport:
     """NVLink leads to other nodes."""
     collnet: tuple[str, ...]
     """Networks that reduce in their switches, such as `SHARP`."""
-    socket_threads: tuple[int, int] | None
-    """Threads, and sockets a thread, of the socket network."""
     variables: tuple[tuple[str, str], ...]
     """NCCL's variables that it took from its environment; a name that differs stands twice."""
     complaints: tuple[Complaint, ...]

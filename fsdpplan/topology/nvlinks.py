@@ -1,4 +1,4 @@
-"""NVLinks of one GPU, out of what NVML or nvidia-smi said of them."""
+"""NVLinks of one GPU, out of what NVML said of them."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ _GENERATION_OF_CAPABILITY = {
     "10.0": 5,
     "10.3": 5,
 }
+"""By compute capability, which NVML says of every GPU: one that no profile knows is read, too."""
 _GENERATION_OF_CODE = {1: 1, 2: 2, 3: 2, 5: 3}
 """Where NVML's code means the same however it is read: see `_generation`."""
 

@@ -21,7 +21,7 @@ from fsdpplan.topology.recording import Recording
 from fsdpplan.topology.visible import visible_indices
 
 COMMAND_SECONDS = 20.0
-"""nvidia-smi takes seconds on 8 GPUs that nothing has used since the boot."""
+"""scontrol waits for a controller that is busy; lspci reads the registers of every bridge."""
 KILL_SECONDS = 1.0
 """A command that hangs in the driver does not even die."""
 MAX_OUTPUT_BYTES = 8 * 2**20
@@ -112,9 +112,6 @@ def record_host(*, root: Path = Path("/")) -> Recording:
     hostname = files.get("/proc/sys/kernel/hostname", "").strip()
     nvml, nvml_error = _nvml_reading()
     commands, not_run = _run_all(commands_for(hostname=hostname, environment=environment))
-    if nvml is None:
-        smi, smi_not_run = _nvidia_smi_outputs()
-        commands, not_run = commands | smi, not_run | smi_not_run
     return Recording(
         about=f"recorded by fsdpplan {__version__}",
         date=date.today().isoformat(),
@@ -189,17 +186,6 @@ def _answer(command: Sequence[str]) -> str | ProbeError:
         return run_command(command)
     except ProbeError as error:
         return error
-
-
-def _nvidia_smi_outputs() -> tuple[dict[str, str], dict[str, str]]:
-    """What nvidia-smi says, asked further only where it answers at all."""
-    from fsdpplan.topology.nvidia_smi import QUERY, SMI_COMMANDS, kept_smi_text
-
-    outputs, failed = _run_all([QUERY.split()])
-    if outputs:
-        more, more_failed = _run_all(line.split() for line in SMI_COMMANDS if line != QUERY)
-        outputs, failed = outputs | more, failed | more_failed
-    return {line: kept_smi_text(line, text) for line, text in outputs.items()}, failed
 
 
 def _nvml_reading() -> tuple[Facts | None, str | None]:

@@ -35,7 +35,7 @@ def _version(text: object) -> str | None:
 
 
 def _driver(recording: Recording, facts: Mapping[str, object]) -> str | None:
-    """By NVML or nvidia-smi, else the first line of the driver's file: `NVRM version: NVIDIA UNIX
+    """By NVML, else the first line of the driver's file: `NVRM version: NVIDIA UNIX
     x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023`."""
     found = _version(facts.get("driver"))
     if found is not None:

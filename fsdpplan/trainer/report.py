@@ -34,7 +34,7 @@ from .watch import Watch
 
 
 @dataclass(slots=True, kw_only=True)
-class Run:
+class TrainingRun:
     """A run under way."""
 
     plan: PlanConfig
@@ -54,7 +54,7 @@ class Run:
     losses: list[float] = field(default_factory=list)
 
 
-def announce(run: Run) -> None:
+def announce(run: TrainingRun) -> None:
     """Say what begins."""
     layout, step = run.plan.layout, run.progress.step
     run.metrics.emit(
@@ -86,7 +86,7 @@ def layout_words(layout: LayoutConfig) -> str:
 
 
 def report(
-    run: Run,
+    run: TrainingRun,
     *,
     loss: float,
     grad_norm: float,
@@ -117,7 +117,7 @@ def report(
     )
 
 
-def told(run: Run, saved: Saved | None) -> None:
+def told(run: TrainingRun, saved: Saved | None) -> None:
     """Report how a save ended, if one did."""
     if saved is None:
         return
@@ -133,7 +133,7 @@ def told(run: Run, saved: Saved | None) -> None:
     run.metrics.say(f"saved {path} in {seconds:.2f} s")
 
 
-def conclude(run: Run, stop_signal: int) -> None:
+def conclude(run: TrainingRun, stop_signal: int) -> None:
     """The summary: for people, and as JSON to the metrics file or, without one, to stdout."""
     totals = summary(run.plan, run.step_seconds, run.losses, run.memory)
     totals = {"step": run.progress.step, "stopped_by_signal": stop_signal or None, **totals}
@@ -151,7 +151,7 @@ def conclude(run: Run, stop_signal: int) -> None:
 
 
 def out_of_memory(
-    error: BaseException, plan: PlanConfig, options: Options, run: Run | None
+    error: BaseException, plan: PlanConfig, options: Options, run: TrainingRun | None
 ) -> OutOfMemory:
     """The post-mortem of a run that has none left: an event, and words for people."""
     kind = "cuda" if plan.cluster.device.kind == "cuda" else "cpu"

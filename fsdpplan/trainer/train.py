@@ -34,7 +34,7 @@ from .optimizer import Recipe, make_optimizer, set_learning_rate
 from .options import Options, parse_options
 from .preflight import preflight
 from .progress import Progress
-from .report import Run, announce, complain, conclude, out_of_memory, report, told
+from .report import TrainingRun, announce, complain, conclude, out_of_memory, report, told
 from .rng import seed_generators
 from .scaler import LEAST_SCALE, scaler_state
 from .signals import StopRequest
@@ -96,7 +96,7 @@ def run_training(options: Options) -> None:
 class Attempt:
     """How far a run came."""
 
-    run: Run | None = None
+    run: TrainingRun | None = None
 
 
 def train(plan: PlanConfig, options: Options, stop: StopRequest, attempt: Attempt) -> None:
@@ -124,7 +124,7 @@ def train(plan: PlanConfig, options: Options, stop: StopRequest, attempt: Attemp
         raise CheckpointFailed(unsaved)
 
 
-def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> Run:
+def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> TrainingRun:
     """Everything up to the first step."""
     meshes = try_cluster(plan, options)
     sequences = open_sequences(plan, options.data, seed=options.seed, tokenizer=options.tokenizer)
@@ -148,7 +148,7 @@ def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> Run:
     require_same_data(progress.data_state, sequences)
     progress = replace(progress, data_state=data_state(sequences, packs=options.pack))
     metrics = Metrics(options.metrics, first_step=progress.step)
-    return Run(
+    return TrainingRun(
         plan=plan,
         options=options,
         recipe=recipe,
@@ -223,7 +223,7 @@ def begin_or_resume(
     )
 
 
-def one_step(run: Run) -> int:
+def one_step(run: TrainingRun) -> int:
     """Train one step and report it; returns the signal that some rank got, or 0."""
     began = time.perf_counter()
     run.watch.before(run.progress.step + 1)
@@ -308,14 +308,14 @@ def settle(
     return loss * stages / ranks, float(output.grad_norm), int(max(signals)), seconds
 
 
-def save(run: Run) -> None:
+def save(run: TrainingRun) -> None:
     """Begin to save, unless there is nowhere to or nothing new; waits for the last save."""
     if run.checkpoints is not None and run.progress.step != run.checkpoints.good_step:
         run.watch.not_a_step()
         told(run, run.checkpoints.save(run.assembled.model, run.optimizer, run.progress))
 
 
-def save_the_end(run: Run) -> str:
+def save_the_end(run: TrainingRun) -> str:
     """Save the last state and wait until it is published; returns why it was not."""
     if run.checkpoints is None:
         return ""

@@ -15,7 +15,7 @@ from fsdpplan.cost.collectives import collective_seconds
 from fsdpplan.cost.placement import Placement, group_placement
 from fsdpplan.spec.cluster import Cluster, Level
 from fsdpplan.spec.measurement import MeasuredCall
-from fsdpplan.validate.robust import Found, Numbers, Sought, robust_fit
+from fsdpplan.validate.robust import FittedNumber, Numbers, Sought, robust_fit
 
 WEIGHTS = ((2**26, 9.0), (2**20, 3.0), (0, 1.0))
 """(From so many bytes, a call counts as so many): large ones are what a step waits for."""
@@ -39,7 +39,7 @@ class LevelFit:
 
     level: Level
     """With the numbers that were found."""
-    numbers: Mapping[str, Found]
+    numbers: Mapping[str, FittedNumber]
     """By field of `Level`."""
     residual_fraction: float
     """Root mean square of log(predicted / measured)."""

@@ -15,7 +15,7 @@ from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.measurement import MeasuredCall, MeasuredMachine
 from fsdpplan.validate.calibrate_levels import level_of, middle_calls, predicted_call_seconds
 from fsdpplan.validate.check_pairs import pair_gates
-from fsdpplan.validate.gates import Gate, Part, Timed, gate, middle, timed, undisturbed
+from fsdpplan.validate.gates import Gate, GateSubject, Timed, gate, middle, timed, undisturbed
 
 TINY_BYTES = 1
 """Size of a call that has only a start."""
@@ -51,7 +51,7 @@ def _level_gates(
     for (index, shows), rows in sorted(by_part.items()):
         known = error.across_fraction if index else error.inside_fraction
         is_measured = cluster.device.evidence == "measured"
-        part = Part(
+        part = GateSubject(
             kind="level", where=f"level {cluster.levels[index].name}", what=shows, level=index
         )
         allowance = 0.0 if is_measured else NORMAL_80 * known
@@ -74,7 +74,9 @@ def _group_gates(
             level = level_of(call, cluster)
             for first, rows in members.items():
                 name = _group_name(replace(call, first_rank=first), machine)
-                part = Part(kind="group", where=name, what=f"{call.group} {shows}", level=level)
+                part = GateSubject(
+                    kind="group", where=name, what=f"{call.group} {shows}", level=level
+                )
                 yield gate(part, rows, tolerance=tolerance)
 
 

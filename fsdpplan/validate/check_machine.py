@@ -24,7 +24,7 @@ from fsdpplan.spec.measurement import (
 )
 from fsdpplan.validate.calibrated import as_measured, machine_of
 from fsdpplan.validate.check_links import link_gates
-from fsdpplan.validate.gates import Gate, Part, Timed, gate, middle, timed, undisturbed
+from fsdpplan.validate.gates import Gate, GateSubject, Timed, gate, middle, timed, undisturbed
 from fsdpplan.validate.kernels import SMALLEST
 from fsdpplan.validate.measured_kernels import (
     Kernel,
@@ -39,13 +39,6 @@ PREDICTED_DTYPES = ("bf16", "fp8")
 
 Alike = dict[Kernel, dict[int, tuple[float, ...]]]
 """Repeats of each kernel by rank."""
-
-
-def check(
-    measurements: Sequence[Measurement], cluster: Cluster, *, tolerance: float
-) -> tuple[Gate, ...]:
-    """The parts of the machine that are slow; empty: it is healthy."""
-    return slow_parts(gates(measurements, cluster, tolerance=tolerance))
 
 
 def gates(
@@ -115,7 +108,7 @@ def _rank_gates(
             by_rank.setdefault(rank, []).append(timed(seconds, expected))
     for rank, own in sorted(by_rank.items()):
         host = machine.hosts[rank // machine.ranks_per_node]
-        part = Part(kind="rank", where=f"rank {rank} on host {host}", what=what)
+        part = GateSubject(kind="rank", where=f"rank {rank} on host {host}", what=what)
         yield gate(part, own, tolerance=tolerance)
 
 
@@ -127,7 +120,7 @@ def _device_gates(what: str, kernels: Alike, device: Device, tolerance: float) -
         if _is_predicted(kernel, seconds := middle(ranks.values()), device)
     ]
     if own:
-        part = Part(kind="device", where="all ranks", what=what)
+        part = GateSubject(kind="device", where="all ranks", what=what)
         yield gate(part, own, tolerance=tolerance, allowance=_allowance(what, device))
 
 

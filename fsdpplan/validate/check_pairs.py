@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.measurement import MeasuredCall, MeasuredMachine
 from fsdpplan.validate.calibrate_levels import level_of
-from fsdpplan.validate.gates import Gate, Part, Timed, gate, healthy, timed, undisturbed
+from fsdpplan.validate.gates import Gate, GateSubject, Timed, gate, healthy, timed, undisturbed
 
 FEWEST_TOGETHER = 2
 """One slow pair is named by itself."""
@@ -73,7 +73,7 @@ def _pairs(calls: Sequence[MeasuredCall], cluster: Cluster) -> list[_Pair]:
 
 def _gate(pairs: Sequence[_Pair], name: str, tolerance: float) -> Gate:
     level = min(pair.level for pair in pairs)
-    part = Part(kind="pair", where=name, what=f"{pairs[0].level_name} messages", level=level)
+    part = GateSubject(kind="pair", where=name, what=f"{pairs[0].level_name} messages", level=level)
     return gate(part, [pair.row for pair in pairs], tolerance=tolerance)
 
 

@@ -3,57 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from fsdpplan.errors import ProfileNotFound, SpecError
 from fsdpplan.files.clusters import load_cluster
-from fsdpplan.files.profiles import load_node, profile_names
+from fsdpplan.files.profile_devices import DeviceProfile
+from fsdpplan.files.profiles import load_node, profile_names, profiles_mentioning
 from fsdpplan.files.runs import MeasuredRun
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.validate.network_words import ports_of
 from fsdpplan.validate.skipped import NotExpressed, given
-
-NODES = {
-    "V100-16GB": "dgx-1v-16g",
-    "V100-32GB": "dgx-1v-32g",
-    "A100-40GB": "dgx-a100-40g-hdr",
-    "A100-80GB": "dgx-a100-80g-hdr",
-    "A800-80GB": "hgx-a800-80g-4x100g",
-    "H100-80GB": "dgx-h100",
-    "H100-96GB-HBM2e-500W": "grand-teton-h100-96g-500w",
-    "H800-80GB": "hgx-h800-ndr",
-    "H200-141GB": "dgx-h200",
-    "B200-180GB": "dgx-b200",
-    "B300-288GB": "dgx-b300",
-    "GB200-186GB": "gb200-nvl72",
-    "GB300-288GB": "gb300-nvl72",
-    "MI300X-192GB": "oci-bm-gpu-mi300x-8",
-    "L40S-48GB": "pcie-8xl40s",
-    "RTX4090-24GB": "pcie-8xrtx4090",
-    "A10-24GB": "oci-bm-gpu-a10-4",
-    "L4-24GB": "gcp-g2-standard-96",
-}
-"""Node profile of each GPU."""
-
-USUAL_MEMORY = {
-    "V100": (32, 16),
-    "A100": (80, 40),
-    "A800": (80,),
-    "H100": (80, 96),
-    "H800": (80,),
-    "H200": (141,),
-    "B200": (180,),
-    "B300": (288,),
-    "GB200": (186,),
-    "GB300": (288,),
-    "MI300X": (192,),
-    "L40S": (48,),
-    "RTX4090": (24,),
-    "A10": (24,),
-    "L4": (24,),
-}
-"""GiB-like sizes by which parts are told apart, the one taken where none is named first."""
 
 OTHER_PARTS = re.compile(r"\b(PCIe?|NVL|MIG|GH200)\b", re.I)
 """Words of parts that share a name with an SXM part and little else."""
@@ -62,7 +23,7 @@ MOST_GPUS = 8
 """GPUs of a node where a table does not say, and its profile has no fewer."""
 
 SPECIAL_NODES = {("H100-80GB", 2): "lambda-2xh100", ("V100-32GB", 16): "dgx-2"}
-"""Node profile of machines with an unusual number of the GPU."""
+"""Node profile of machines with an unusual number of the GPU, by its name in tables."""
 
 NETWORKS: tuple[tuple[str, re.Pattern[str], str], ...] = (
     ("A100-40GB", re.compile(r"\bEFA\b"), "p4d-24xlarge"),
@@ -74,7 +35,8 @@ NETWORKS: tuple[tuple[str, re.Pattern[str], str], ...] = (
     ("A100-80GB", re.compile(r"4x ?Omni-?Path", re.I), "hgx-a100-80g-4xopa"),
     ("H100-80GB", re.compile(r"8x200 ?Gb.*\bTCPXO?\b", re.I), "gcp-a3-megagpu-8g"),
 )
-"""(GPU, words on its network, node profile): the first that matches goes before `NODES`."""
+"""(GPU, words on its network, node profile): the first that matches goes before the GPU's usual
+node. What writers of tables call a network is no fact of a node: it is here and in no profile."""
 
 UNNAMED_GPU = re.compile(r"suggests (V100) class")
 """Words in the notes on what GPU a row's own rate on one GPU suggests."""
@@ -99,7 +61,7 @@ def cluster_request(run: MeasuredRun) -> tuple[ClusterRequest, tuple[str, ...]]:
     gpu = _part(run.gpu, said) if run.gpu else _suggested_gpu(run, said)
     gpus = given(run.gpus, "gpus")
     special = SPECIAL_NODES.get((gpu, run.gpus_per_node or 0))
-    profile = special if special and gpus <= 16 else NODES[gpu]
+    profile = special if special and gpus <= 16 else usual_node(gpu)
     # a rack of GB200 is many nodes, however the table counts it
     per_node = min(gpus, run.gpus_per_node or MOST_GPUS, node_gpus(profile))
     if run.gpus_per_node != per_node and gpus > per_node:
@@ -122,40 +84,96 @@ def request_for(
     """The cluster of GPUs that `gpu` names, in nodes of `profile` or of the GPU's usual ones;
     raises NotExpressed where there is no such."""
     name = "" if profile else _part(gpu, [])
-    request = ClusterRequest(profile=profile or NODES[name], gpus=gpus, gpus_per_node=gpus_per_node)
+    request = ClusterRequest(
+        profile=profile or usual_node(name), gpus=gpus, gpus_per_node=gpus_per_node
+    )
     if profile or gpus == gpus_per_node:
         return request
     return _with_network(request, network, name)[0]
 
 
 def _part(words: str, said: list[str]) -> str:
-    """The GPU that `words` name, such as `H100-80GB` or `NVIDIA A100-SXM4-80GB`, as `NODES` has it.
+    """The GPU that `words` name, such as `H100-80GB` or `NVIDIA A100-SXM4-80GB`, by the name that
+    its profile has for tables.
 
     Vendors print some sizes a little larger or smaller than torch sees them: the nearest is meant.
     """
-    if words in NODES:
+    if named(words):
         return words
-    plain = re.sub(r"(?i)\b(RTX)[ -]?(\d)", r"\1\2", words)
-    family = re.search(r"(?<![A-Z0-9])(" + "|".join(USUAL_MEMORY) + r")(?![0-9])", plain, re.I)
-    if family is None or OTHER_PARTS.search(words):
-        raise NotExpressed("no hardware profile for the GPU", words)
-    name = family[1].upper()
-    sizes = USUAL_MEMORY[name]
-    named = re.search(r"(\d{2,3}) ?G(?:i?B)?\b", words)
-    size = min(sizes, key=lambda one: abs(one - int(named[1]))) if named else sizes[0]
-    if named and abs(size - int(named[1])) > size / 10:
-        raise NotExpressed("no hardware profile for the GPU", words)
-    gpu = next((one for one in NODES if one.startswith(f"{name}-{size}GB")), None)
-    if gpu is None or (gpu != f"{name}-{size}GB" and "500W" not in words):
+    gpu = _meant(words)
+    if gpu is None or OTHER_PARTS.search(words):
         raise NotExpressed("no hardware profile for the GPU", words)
     said.append(f'GPU "{words}" taken as {gpu}')
     return gpu
 
 
+def _meant(words: str) -> str | None:
+    """The name in tables of the GPU of that family and nearest memory. Of a family the largest
+    memory is meant where none is named; a part that has more words in its name, never without its
+    last one."""
+    plain = re.sub(r"(?i)\b(RTX)[ -]?(\d)", r"\1\2", words)
+    family = re.search(r"(?<![A-Z0-9])(" + "|".join(_families()) + r")(?![0-9])", plain, re.I)
+    if family is None:
+        return None
+    parts = _families()[family[1].upper()]
+    told = re.search(r"(\d{2,3}) ?G(?:i?B)?\b", words)
+    size = int(told[1]) if told else parts[0].gigabytes
+    part = min(parts, key=lambda one: abs(one.gigabytes - size))
+    if abs(part.gigabytes - size) > part.gigabytes / 10 or part.mark not in words:
+        return None
+    return part.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TableGpu:
+    name: str
+    gigabytes: int
+    """By which parts of a family are told apart."""
+    mark: str
+    """Last of the words behind the memory."""
+
+
+@lru_cache(maxsize=1)
+def _families() -> Mapping[str, tuple[_TableGpu, ...]]:
+    """Family -> its parts, the one that is meant where no memory is named first."""
+    found: dict[str, list[_TableGpu]] = {}
+    for profile in profiles_mentioning("table_name"):
+        if isinstance(profile, DeviceProfile) and profile.table_name is not None:
+            family, _, rest = profile.table_name.partition("-")
+            memory, *words = rest.split("-")
+            part = _TableGpu(
+                name=profile.table_name,
+                gigabytes=int(memory.removesuffix("GB")),
+                mark=words[-1] if words else "",
+            )
+            found.setdefault(family, []).append(part)
+    return {
+        family: tuple(sorted(parts, key=lambda part: (part.mark, -part.gigabytes)))
+        for family, parts in found.items()
+    }
+
+
+@lru_cache(maxsize=64)
+def named(gpu: str) -> DeviceProfile | None:
+    """The device profile whose name in tables that is."""
+    for profile in profiles_mentioning(f'table_name = "{gpu}"'):
+        if isinstance(profile, DeviceProfile) and profile.table_name == gpu:
+            return profile
+    return None
+
+
+def usual_node(gpu: str) -> str:
+    """The node profile of the GPU that tables call so, where they say no other."""
+    profile = named(gpu)
+    assert profile is not None
+    assert profile.table_node is not None
+    return profile.table_node
+
+
 def _by_network(words: str, gpu: str) -> str | None:
     """The profile of a node with that GPU on that network."""
-    for named, pattern, profile in NETWORKS:
-        if named == gpu and pattern.search(words):
+    for one, pattern, profile in NETWORKS:
+        if one == gpu and pattern.search(words):
             return profile
     return None
 

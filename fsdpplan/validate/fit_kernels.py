@@ -32,12 +32,12 @@ from fsdpplan.validate.fit_levels import (
 )
 from fsdpplan.validate.fit_matmuls import fit_matmuls, fitted_devices, matmul_errors
 from fsdpplan.validate.kernels import (
-    DEVICES,
     CollectiveRow,
     MatmulRow,
     by_sweep,
     read_collectives,
     read_matmuls,
+    swept_devices,
 )
 from fsdpplan.validate.search_numbers import Fitted
 
@@ -126,10 +126,10 @@ def _line(name: str, count: int, pair: Sequence[float]) -> str:
 def count_of_constants(fitted: Fitted) -> str:
     """How many numbers were fitted, and where they belong."""
     shared = len(fitted["physics"])
-    devices = sum(key in DEVICES.values() for key in fitted)
+    devices = sum(key in swept_devices().values() for key in fitted)
     links = {key: len(numbers) for key, numbers in fitted.items() if ":" in key}
     listed = ", ".join(f"{count} of {key}" for key, count in links.items())
-    own = len(fitted[next(iter(DEVICES.values()))])
+    own = len(fitted[next(iter(swept_devices().values()))])
     return f"fitted: {shared} shared, {own} of each of {devices} devices, and of links {listed}"
 
 

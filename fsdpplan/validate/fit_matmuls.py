@@ -14,7 +14,7 @@ from fsdpplan.cost.matmul import matmul_flops
 from fsdpplan.files.profiles import load_device
 from fsdpplan.spec.cluster import Device
 from fsdpplan.validate.kernel_scores import size_class
-from fsdpplan.validate.kernels import DEVICES, MatmulRow, predicted_matmul_seconds
+from fsdpplan.validate.kernels import MatmulRow, predicted_matmul_seconds, swept_devices
 from fsdpplan.validate.search_numbers import Fitted, Numbers, Range, capped, least
 
 SHARED = {
@@ -41,7 +41,7 @@ ROUNDS = 3
 
 def fit_matmuls(rows: Sequence[MatmulRow]) -> dict[str, dict[str, float]]:
     """The shared numbers (`physics`) and each device's own for which the rows err least."""
-    names = tuple(DEVICES.values())
+    names = tuple(swept_devices().values())
     classes = _by_class(rows)
     shared = {name: one.starts[0] for name, one in SHARED.items()}
     own = {device: {name: one.starts[0] for name, one in OWN.items()} for device in names}
@@ -83,7 +83,7 @@ def _by_class(rows: Iterable[MatmulRow]) -> list[list[MatmulRow]]:
 
 def fitted_devices(fitted: Fitted) -> dict[str, Device]:
     """Devices with rows, with the fitted numbers; {}: as their profiles have them."""
-    return {name: _fitted_device(name, fitted) for name in DEVICES.values()}
+    return {name: _fitted_device(name, fitted) for name in swept_devices().values()}
 
 
 def _fitted_device(name: str, fitted: Fitted) -> Device:

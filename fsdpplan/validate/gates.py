@@ -63,7 +63,7 @@ class Timed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class GateSubject:
     """What a gate is about."""
 
     kind: GateKind
@@ -102,7 +102,9 @@ def noise(rows: Sequence[Timed]) -> float:
     return SURE * MEDIAN_ERROR * sqrt((own + between**2) / len(rows))
 
 
-def gate(part: Part, rows: Sequence[Timed], *, tolerance: float, allowance: float = 0.0) -> Gate:
+def gate(
+    part: GateSubject, rows: Sequence[Timed], *, tolerance: float, allowance: float = 0.0
+) -> Gate:
     """The gate of one part. `allowance`: how far the expected times themselves may be off, in log
     time."""
     return Gate(

@@ -25,7 +25,6 @@ from fsdpplan.validate.errors import percentile
 from fsdpplan.validate.fabric import load_request, node_gpus, request_for
 from fsdpplan.validate.kernels import (
     COLLECTIVES,
-    DEVICES,
     MOST_GPUS,
     NODES,
     collective_row,
@@ -122,7 +121,7 @@ def _matmul(timed: TimedMatmul, scored: ScoredKernel) -> ScoredKernel:
         measured_seconds=flops / timed.flops_per_second,
     )
     try:
-        name = DEVICES.get(timed.gpu) or load_node(request_for(timed.gpu).profile).device
+        name = load_node(request_for(timed.gpu).profile).device
         device = load_device(name).device
         row = matmul_row(timed, name)
         seconds = predicted_matmul_seconds(

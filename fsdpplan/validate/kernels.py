@@ -20,14 +20,12 @@ from fsdpplan.files.kernel_tables import (
     read_timed_collectives,
     read_timed_matmuls,
 )
+from fsdpplan.files.profiles import load_node
 from fsdpplan.spec.cluster import Cluster, Device
+from fsdpplan.validate.fabric import request_for
 
-DEVICES = {
-    "A100-SXM4-80GB": "a100-sxm-80g",
-    "H100-SXM": "h100-sxm-80g",
-    "B200-SXM": "b200-sxm-180g",
-}
-"""Device profile of each GPU whose matmul shapes were swept."""
+SWEPT = ("A100-SXM4-80GB", "H100-SXM", "B200-SXM")
+"""GPUs whose matmul shapes were swept, as the table names them."""
 
 NODES = {
     "HGX A100": "dgx-a100-80g-hdr",
@@ -43,7 +41,8 @@ NODES = {
     "Lambda 1-Click Cluster 8x B200": "dgx-b200",
     "Nebius 8x H100": "dgx-h100",
 }
-"""Node profile of each machine, as the table names them."""
+"""Node profile of each machine, as the table names them: words of its sources, which no profile
+has."""
 
 MOST_GPUS = {"PCIe": 2}
 """GPUs up to which the rows of a machine are read: four and eight L40S of that one met only at host
@@ -130,12 +129,18 @@ def by_sweep(rows: Iterable[Row]) -> dict[str, list[Row]]:
     return sweeps
 
 
+@lru_cache(maxsize=1)
+def swept_devices() -> dict[str, str]:
+    """Device profile of each GPU of `SWEPT`."""
+    return {gpu: load_node(request_for(gpu).profile).device for gpu in SWEPT}
+
+
 def read_matmuls(path: Path) -> tuple[MatmulRow, ...]:
     """The swept shapes with m, n, k >= 1024 on a GPU that has a profile."""
     return tuple(
-        matmul_row(one, DEVICES[one.gpu])
+        matmul_row(one, swept_devices()[one.gpu])
         for one in read_timed_matmuls(path)
-        if one.gpu in DEVICES and min(one.m, one.n, one.k) >= SMALLEST
+        if one.gpu in SWEPT and min(one.m, one.n, one.k) >= SMALLEST
     )
 
 

@@ -1,8 +1,8 @@
-"""Predict: the cost model's word on one row, or on many.
+"""Predict: the cost model's word on one row.
 
-    predict_rows(runs)                                 # with the profiles' fitted numbers
-    predict_rows(runs, fits=Fits(physics={"overlap_slowdown_fraction": 0.2}))
-    predict_rows(runs, fits=Fits(devices={"h100-sxm-80g": {"matmul_fraction": 0.8}}))
+    predict_row(run)                                 # with the profiles' fitted numbers
+    predict_row(run, Fits(physics={"overlap_slowdown_fraction": 0.2}))
+    predict_row(run, Fits(devices={"h100-sxm-80g": {"matmul_fraction": 0.8}}))
 
 `Fits` stands in for what the profiles hold, so that a fitting program can try values; the one place
 where it is laid over a cluster is `with_fit`. Rows are expressed once and remembered.
@@ -10,7 +10,7 @@ where it is laid over a cluster is `with_fit`. Rows are expressed once and remem
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from math import log, sqrt
@@ -85,13 +85,6 @@ def peak_bytes(memory: MemoryBreakdown, kind: MemoryKind | None) -> int | None:
             return memory.peak_device_bytes
         case _:
             return None
-
-
-def predict_rows(
-    runs: Iterable[MeasuredRun], fits: Fits | None = None
-) -> tuple[Prediction | Skipped, ...]:
-    """The prediction for each row, in their order."""
-    return tuple(predict_row(run, fits) for run in runs)
 
 
 def predict_row(run: MeasuredRun, fits: Fits | None = None) -> Prediction | Skipped:

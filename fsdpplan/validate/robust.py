@@ -4,6 +4,9 @@ Residuals are logarithms of predicted over measured time, so that a microsecond 
 alike. Far rows pull with a constant force instead of a growing one (Huber 1964, *Robust estimation
 of a location parameter*), and steps are damped as Levenberg and Marquardt do. What the rows do not
 tell stays at what was expected: each number is drawn to that as by one row of its own.
+
+The descent is the project's own: SciPy's `least_squares` keeps the scale of Huber's loss fixed, and
+is of the development environment alone, while `calibrate` runs where people train.
 """
 
 from __future__ import annotations
@@ -13,8 +16,6 @@ from dataclasses import dataclass
 from itertools import product
 from math import exp, log, sqrt
 from statistics import median
-
-from fsdpplan.validate.linear import inverse, solved
 
 HUBER = 1.345
 """Standard deviations past which a residual counts as far: 95 % as efficient as least squares where
@@ -51,7 +52,7 @@ class Sought:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FittedNumber:
     """One number that was found."""
 
     value: float
@@ -63,7 +64,7 @@ class Found:
 class RobustFit:
     """What a fit came to."""
 
-    numbers: Mapping[str, Found]
+    numbers: Mapping[str, FittedNumber]
     residual_fraction: float
     """Root mean square of the log residuals, far ones counted with less weight."""
     rows: int
@@ -196,11 +197,13 @@ def _descend(problem: _Problem, start: Sequence[float]) -> list[float]:
 def _stepped(
     point: Sequence[float], normal: list[list[float]], slope: list[float], damping: float
 ) -> list[float]:
+    import numpy as np
+
     damped = [
         [value * (1 + damping) if row == column else value for column, value in enumerate(values)]
         for row, values in enumerate(normal)
     ]
-    step = solved(damped, [-one for one in slope])
+    step = np.linalg.solve(damped, [-one for one in slope]).tolist()
     return [one + max(-2.0, min(2.0, by)) for one, by in zip(point, step, strict=True)]
 
 
@@ -249,7 +252,7 @@ def _described(problem: _Problem, point: Sequence[float]) -> RobustFit:
     errors = _standard_errors(problem, point, residuals, rms)
     return RobustFit(
         numbers={
-            name: Found(value=exp(one), error_fraction=error)
+            name: FittedNumber(value=exp(one), error_fraction=error)
             for name, one, error in zip(problem.sought, point, errors, strict=True)
         },
         residual_fraction=rms,
@@ -267,6 +270,8 @@ def _standard_errors(
     A weight is what a row counts for, not how well it is known. Numbers that were bent to few rows
     leave less scatter than there is: s is larger than `rms` by that.
     """
+    import numpy as np
+
     scatter = rms / sqrt(max(0.25, 1 - len(point) / len(residuals)))
     weights = _huber_weights(problem, residuals, scatter)
     columns = _derivatives(problem, point, residuals)
@@ -277,6 +282,6 @@ def _standard_errors(
         filling[index][index] += (scatter**2 / sought.spread) ** 2
     variances = [
         sum(a * filling[i][j] * b for i, a in enumerate(row) for j, b in enumerate(row))
-        for row in inverse(bread)
+        for row in np.linalg.inv(bread).tolist()
     ]
     return [sqrt(max(0.0, variance)) for variance in variances]

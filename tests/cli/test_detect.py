@@ -94,7 +94,6 @@ def test_the_screen_of_any_machine_fits_on_a_page(
         ("amd-mi300x", "8 AMD GPUs (gfx942)"),
         ("nothing", "No profile: no GPU was found on vm-1"),
         ("slurm-node", "job 48213 on 2 nodes"),
-        ("smi-only", "NVML: the Python package nvidia-ml-py is not installed"),
     ],
 )
 def test_the_screen_says_what_was_found(

@@ -15,10 +15,10 @@ from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.run import nccl_watch
 from fsdpplan.run.nccl_verdict import host_memory_warning, socket_sentence
 from fsdpplan.spec.plan import Plan
-from fsdpplan.topology.nccl_log import read_nccl_log
 from fsdpplan.topology.nccl_report import LIBFABRIC_NETWORKS, SOCKET_NETWORKS, SOCKET_PROVIDERS
 from tests.emit.bench import ALLOCATION, Ran, emit, exported, run
 from tests.emit.plans import make_plan
+from tests.topology.nccl_logs import read_nccl_log
 
 RECORDINGS = sorted((Path(__file__).resolve().parents[1] / "recordings/nccl").glob("*.log"))
 SOCKETS = RECORDINGS[0].with_name("2.30-sockets-no-adapter.log")

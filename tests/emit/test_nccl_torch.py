@@ -7,6 +7,7 @@ import pytest
 
 from fsdpplan.emit.job import Job
 from fsdpplan.emit.nccl import environment, left_unset
+from fsdpplan.files.profiles import load_device
 from fsdpplan.spec.estimate import CollectiveCost
 from fsdpplan.spec.plan import Plan
 from fsdpplan.spec.runtime import RuntimeName
@@ -26,8 +27,17 @@ def tensor_parallel(runtime: RuntimeName, name: str = "h100-sxm-80g", **layout: 
     degrees = {"dp_shard": 1, "dp_replicate": 2, "tp": 4, "sharding": "ddp"}
     plan = make_plan("cuda", per_node=8, **{**degrees, **layout})
     vendor = "amd" if name.startswith("mi") else "nvidia"
-    cluster = replace(plan.cluster, device=replace(plan.cluster.device, name=name, vendor=vendor))
+    known = None if vendor == "amd" else load_device(name).device.compute_capability
+    device = replace(plan.cluster.device, name=name, vendor=vendor, compute_capability=known)
+    cluster = replace(plan.cluster, device=device)
     return replace(plan, cluster=cluster, training=replace(plan.training, runtime=runtime))
+
+
+def test_of_an_architecture_that_is_not_known_the_queues_stay() -> None:
+    plan = tensor_parallel("megatron")
+    device = replace(plan.cluster.device, compute_capability=None)
+    unknown = replace(plan, cluster=replace(plan.cluster, device=device))
+    assert QUEUES not in values(unknown)
 
 
 def test_one_queue_where_reductions_run_beside_weights_gradients() -> None:

@@ -50,6 +50,7 @@ def test_a_string_that_looks_like_something_else_stays_a_string(text: str) -> No
 @settings(deadline=None)
 @given(VALUES)
 @example({"a": {}, "b": [], "c": [[], [{}], [[1]]]})
+@example({"k" * 2000: [{"a\n" * 99: "a b " * 99}]})
 def test_what_is_written_is_read_back(value: Any) -> None:
     assert _typed(yaml.safe_load(yaml_text(value))) == _typed(value)
 
@@ -82,7 +83,19 @@ def test_people_can_read_it() -> None:
     )
 
 
-@pytest.mark.parametrize("value", [math.inf, math.nan, "\udc80", {"k" * 1001: 1}])
+@pytest.mark.parametrize("hidden", ["\xa0", "\u202e", "\u200b", "\ufeff", "\U000e0001"])
+def test_nobody_is_shown_another_text_than_programs(hidden: str) -> None:
+    for value in (f"a{hidden}b", f"é\n{hidden}b\n"):
+        assert hidden not in yaml_text({"a": value, value: "é"})
+    assert "é" in yaml_text({"a": "é", "b": hidden})
+
+
+def test_what_occurs_twice_is_written_twice() -> None:
+    labels = {"a": "b"}
+    assert yaml_text([labels, labels]) == "- a: b\n- a: b\n"
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan, "\udc80", {"\udc80": 1}])
 def test_what_yaml_cannot_hold_is_refused(value: Any) -> None:
     with pytest.raises(SpecError):
         yaml_text({"a": value})

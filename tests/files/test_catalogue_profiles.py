@@ -96,6 +96,16 @@ def test_no_two_devices_answer_to_the_same_name_of_the_driver() -> None:
     assert nameless == {"h100-sxm-96g-500w", *AMD}
 
 
+@pytest.mark.parametrize("name", DEVICES)
+def test_a_device_of_nvidias_says_its_architecture(name: str) -> None:
+    device = load_device(name).device
+    is_nvidia = device.kind == "cuda" and device.vendor == "nvidia"
+    assert (device.compute_capability is not None) == is_nvidia
+    if is_nvidia and device.peak_fp8_flops_per_second is not None:
+        major, minor = map(int, str(device.compute_capability).split("."))
+        assert (major, minor) >= (8, 9)  # Ada has the first 8-bit tensor cores
+
+
 @pytest.mark.parametrize("name", [*AMD, "azure-nd-mi300x-v5", "oci-bm-gpu-mi300x-8"])
 def test_hardware_that_is_only_declared_says_so_with_every_number(name: str) -> None:
     raw = tomllib.loads(profile_text(name))

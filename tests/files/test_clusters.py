@@ -241,6 +241,7 @@ def test_of_two_types_of_nodes_the_slowest_sets_each_part(tmp_path: Path) -> Non
     assert peak == old.device.peak_bf16_flops_per_second
     assert mixed.device.memory_bytes == min(new.device.memory_bytes, old.device.memory_bytes)
     assert mixed.device.peak_fp8_flops_per_second is None
+    assert (mixed.device.compute_capability, mixed.device.skypilot_name) == ("8.0", None)
     assert [level.port_bandwidth_bytes_per_second for level in mixed.levels] == [300e9, 25e9]
     assert [part.gpus for part in result.parts] == [48, 16]
     assert result.warnings[0].startswith("2 of 8 nodes are dgx-a100-80g-hdr: every step waits")

@@ -8,7 +8,7 @@ import pytest
 
 from fsdpplan.errors import ProbeError
 from fsdpplan.files.clusters import load_cluster
-from fsdpplan.files.detected import Found, node_of
+from fsdpplan.files.detected import DetectedNode, node_of
 from fsdpplan.files.profile_levels import LEVEL_LOAN
 from fsdpplan.files.profiles import load_node
 from fsdpplan.spec.cluster import Cluster, Level
@@ -33,8 +33,10 @@ def level_words(level: Level, *, whole: bool) -> str:
     return f"{level.name} {size} {level.ports}x{level.port_bandwidth_bytes_per_second / 1e9:.3g}"
 
 
-def found(*gpus: Gpu, levels: tuple[FoundLevel, ...] = (), nvlink_switch: bool = True) -> Found:
-    return Found(
+def found(
+    *gpus: Gpu, levels: tuple[FoundLevel, ...] = (), nvlink_switch: bool = True
+) -> DetectedNode:
+    return DetectedNode(
         name="found",
         hosts="n01",
         gpus=gpus,

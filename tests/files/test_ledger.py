@@ -20,10 +20,11 @@ from fsdpplan.files.ledger import (
     SCHEMA_VERSION,
     add_rows,
     append_row,
+    ledger_path,
     read_rows,
+    row_document,
+    row_of_document,
 )
-from fsdpplan.files.ledger_place import ledger_path
-from fsdpplan.files.ledger_rows import row_document, row_of_document
 from tests.ledgers import cluster_of, jobs, row_of
 
 (JOB, GPUS), *_ = jobs()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fsdpplan.errors import ProfileNotFound, SpecError
 from fsdpplan.files.clusters import load_cluster
-from fsdpplan.files.profile_devices import DEVICE_LOAN, DeviceProfile, PhysicsProfile
+from fsdpplan.files.profile_devices import DEVICE_LOAN, NO_NUMBERS, DeviceProfile, PhysicsProfile
 from fsdpplan.files.profile_format import LIMIT_BYTES, parse_profile, read_profile
 from fsdpplan.files.profile_nodes import NodeProfile
 from fsdpplan.files.profiles import (
@@ -79,12 +79,7 @@ def test_every_number_of_a_cluster_has_a_source(name: str) -> None:
     loaded = load_cluster(name, gpus=gpus_of(name, nodes=8 if reaches_others(name) else 1))
     sources = dict(loaded.sources)
     cluster = loaded.cluster
-    numbers = [f"cluster.device.{field}" for field in Device.__dataclass_fields__]
-    numbers = [
-        n
-        for n in numbers
-        if not n.endswith((".name", ".kind", ".fit", ".evidence", ".error", ".vendor"))
-    ]
+    numbers = [f"cluster.device.{field}" for field in set(Device.__dataclass_fields__) - NO_NUMBERS]
     for field in numbers:
         if getattr(cluster.device, field.rsplit(".", 1)[1]) is not None:
             assert sources[field].strip()
@@ -435,6 +430,8 @@ def test_a_cluster_profile_fixes_the_number_of_gpus(tmp_path: Path) -> None:
         ("what = ", "who = ", "unknown key 'sources.datasheet.who'"),
         ("matmul_fraction = { value = 0", "matmul_fraction = { value = 7", "between 0 and 1"),
         ('nvml_names = ["NVIDIA H100 80GB HBM3"]', "nvml_names = 3", "nvml_names must be a list"),
+        ('compute_capability = "9.0"', 'compute_capability = "sm_90"', "such as 9.0"),
+        ('table_node = "dgx-h100"', "", "table_node"),
     ],
 )  # fmt: skip
 def test_a_wrong_device_file_is_one_line_with_the_field(old: str, new: str, message: str) -> None:

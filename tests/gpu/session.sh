@@ -50,20 +50,12 @@ use_wheels() {
   export PYTHONPATH="$site:$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 }
 
-# The same recording without NVML: what nvidia-smi says.
-without_nvml='import sys
-sys.modules["pynvml"] = None
-from fsdpplan.topology.probe import record_host
-from fsdpplan.topology.recording import recording_json
-open(sys.argv[1], "w", encoding="utf-8").write(recording_json(record_host()))'
-
 main() {
   local seconds tests_seconds=0
   use_wheels
   "$python" -c 'import torch; print("torch", torch.__version__, torch.cuda.is_available())' || exit
   if wants host; then
     run detect 60 "$python" -m fsdpplan detect --record "$out/host.json"
-    run nvidia-smi 60 "$python" -c "$without_nvml" "$out/host-smi.json"
   fi
   if wants calibrate; then
     run calibrate 150 "$python" -m fsdpplan calibrate --seconds 90 --save "$out/measured.toml" \

@@ -22,7 +22,7 @@ from fsdpplan.run.detect import (
     survey_of_recordings,
     this_host,
 )
-from fsdpplan.search.alternatives import Job, keeping_fraction
+from fsdpplan.search.alternatives import RecommendedPlan, keeping_fraction
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.recommend import recommend
 from fsdpplan.spec.cluster import Cluster
@@ -103,9 +103,7 @@ def test_a_machine_that_cannot_be_planned_for_is_refused(of: str, said: str) -> 
 
 
 def test_a_driver_that_does_not_answer_is_not_an_absence_of_gpus() -> None:
-    broken = replace(
-        recording("smi-only"), commands={}, nvml_error="Driver/library version mismatch"
-    )
+    broken = replace(recording("dgx-h100"), nvml=None, nvml_error="Driver/library version mismatch")
     with pytest.raises(ProbeError, match="Driver/library version mismatch"):
         found_node(survey_of_recordings([broken]))
 
@@ -142,12 +140,12 @@ def test_flags_are_laid_over_what_was_found() -> None:
     assert cluster.levels[-1].port_bandwidth_bytes_per_second == 5e9
 
 
-def job(cluster: Cluster) -> Job:
+def job(cluster: Cluster) -> RecommendedPlan:
     model = load_model("llama-3.1-8b")
     training = Training(seq_len=4096, global_batch=256)
     pins = Pins(dp_shard=cluster.gpus)
     (best, *_) = recommend(model=model, cluster=cluster, training=training, pins=pins).ranked
-    return Job(model=model, cluster=cluster, training=training, best=best)
+    return RecommendedPlan(model=model, cluster=cluster, training=training, best=best)
 
 
 def test_keeping_a_weak_node_has_a_price_that_is_gone_without_it() -> None:

@@ -8,9 +8,9 @@ import pytest
 from fsdpplan.run.nccl_verdict import host_memory_warning, socket_sentence
 from fsdpplan.spec.network import Network, Transport
 from fsdpplan.spec.plan import Plan
-from fsdpplan.topology.nccl_log import read_nccl_log
 from fsdpplan.topology.nccl_report import NcclReport
 from tests.emit.plans import make_plan
+from tests.topology.nccl_logs import read_nccl_log
 
 RECORDINGS = Path(__file__).resolve().parents[1] / "recordings/nccl"
 FOLDER = Path("/runs/1")

@@ -292,7 +292,7 @@ def nccl_logs(index: int, chance: random.Random, documents: Documents, place: Pa
 
     def read() -> None:
         from fsdpplan.run.tail import FileTail
-        from fsdpplan.topology.nccl_log import read_nccl_log
+        from tests.topology.nccl_logs import read_nccl_log
 
         tail = FileTail(place / "nccl.log", from_start=True)
         read_nccl_log(tail.rest())

@@ -13,7 +13,7 @@ from fsdpplan.errors import LaunchError, SpecError
 from fsdpplan.files.job_records import RECORD_NAME, RunRecord, read_record
 from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.run import session
-from fsdpplan.run.jobs import RUNS_FOLDER, Run
+from fsdpplan.run.jobs import RUNS_FOLDER, RecordedRun
 from fsdpplan.run.launch import Launch
 from fsdpplan.trainer.whole_file import write_whole
 from tests.emit.plans import make_plan
@@ -67,7 +67,7 @@ def test_a_run_is_not_written_through_a_link_of_somebody_else(tmp_path: Path) ->
 @as_root
 def test_the_script_of_somebody_elses_run_is_not_started(tmp_path: Path) -> None:
     os.chown(tmp_path, SOMEBODY_ELSE, SOMEBODY_ELSE)
-    run = Run(run_folder=tmp_path, record=RECORD)
+    run = RecordedRun(run_folder=tmp_path, record=RECORD)
     plan = make_plan()
     with pytest.raises(LaunchError, match="started by somebody else"):
         session.resume(

@@ -6,7 +6,7 @@ import pytest
 
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.clusters import load_cluster
-from fsdpplan.search.alternatives import Job, advice, keeping_fraction
+from fsdpplan.search.alternatives import RecommendedPlan, advice, keeping_fraction
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.recommend import recommend
 from fsdpplan.spec.cluster import Cluster, WeakSpot
@@ -17,10 +17,10 @@ from fsdpplan.spec.weak import weakened
 DENSE_8B = load_model("llama-3.1-8b")
 
 
-def job(cluster: Cluster, model: Model = DENSE_8B, batch: int = 256) -> Job:
+def job(cluster: Cluster, model: Model = DENSE_8B, batch: int = 256) -> RecommendedPlan:
     asked = Training(seq_len=4096, global_batch=batch)
     found = recommend(model=model, cluster=cluster, training=asked, pins=Pins(pp=1), limit=1)
-    return Job(model=model, cluster=cluster, training=asked, best=found.ranked[0])
+    return RecommendedPlan(model=model, cluster=cluster, training=asked, best=found.ranked[0])
 
 
 def slow_network(gpus: int, bytes_per_second: float) -> Cluster:

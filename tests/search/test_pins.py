@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import get_args, get_type_hints
+from typing import ClassVar, get_args, get_type_hints
 
 from hypothesis import given, settings
 
+from fsdpplan.cli.expand import Flag, flag_of
+from fsdpplan.cli.options import LayoutOptions
 from fsdpplan.search.pins import Pins, pin_flag
 from fsdpplan.spec.layout import Layout
 from tests.cost.problems import Case, case, cases
 
 
-def test_every_pin_is_a_field_of_the_layout() -> None:
-    assert {field.name for field in fields(Pins)} <= {field.name for field in fields(Layout)}
+def test_every_pin_is_a_field_of_the_layout_and_of_its_type() -> None:
+    of_layout, of_pins = get_type_hints(Layout), get_type_hints(Pins)
+    assert of_pins == {name: of_layout[name] | None for name in of_pins}
+
+
+def test_every_pin_is_an_option_of_its_type_and_every_option_a_pin() -> None:
+    # The options hold what the command line reads, which this room does not know of.
+    assert get_type_hints(LayoutOptions) == {
+        **get_type_hints(Pins),
+        "HEADING": ClassVar[str],
+    }
 
 
 def test_no_pin_allows_everything() -> None:
@@ -27,9 +38,6 @@ def test_false_and_one_are_given() -> None:
 
 
 def test_a_pin_is_typed_as_its_option_is_called() -> None:
-    from fsdpplan.cli.expand import Flag, flag_of
-    from fsdpplan.cli.options import LayoutOptions
-
     hints = get_type_hints(LayoutOptions, include_extras=True)
     for field in fields(Pins):
         found = next(item for item in get_args(hints[field.name]) if isinstance(item, Flag))

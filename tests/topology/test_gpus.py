@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.spec.machine import Gpu
-from fsdpplan.topology.gpus import gpus_of, nvidia_facts, pairs_of
+from fsdpplan.topology.gpus import gpus_of, pairs_of
 from fsdpplan.topology.recording import Recording
 from tests.topology.recorded import recorded
 from tests.topology.test_recording import JSON
@@ -73,7 +73,7 @@ def test_what_has_no_number_and_name_is_no_gpu(nvml: Any, count: int) -> None:
         ({"cpu_affinity": [2**64 - 1, 1]}, "cpu_affinity", "0-64"),
         ({"cpu_affinity": []}, "cpu_affinity", None),
         ({"cpu_affinity": [2**64]}, "cpu_affinity", None),
-        ({"cpu_affinity": "0-55,112"}, "cpu_affinity", "0-55,112"),
+        ({"cpu_affinity": "0-55,112"}, "cpu_affinity", None),
         ({"cpu_affinity": "$(id)"}, "cpu_affinity", None),
         ({"name": "two\nlines", "uuid": "two\nlines"}, "uuid", None),
     ],
@@ -137,12 +137,6 @@ def test_a_pair_is_of_two_gpus_that_are_here(said: dict[str, Any], pairs: list[A
     nvml = {"gpus": [{"index": 0, "name": "X"}, {"index": 1, "name": "X"}], "pairs": [said]}
     found = pairs_of(Recording(nvml=nvml))
     assert [(pair.first, pair.second, pair.p2p, pair.ancestor) for pair in found] == pairs
-
-
-def test_nvml_counts_where_both_have_spoken() -> None:
-    texts = {"nvidia-smi -L": "GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-aaaa)\n"}
-    assert nvidia_facts(Recording(nvml=NVML, commands=texts)) == NVML
-    assert [gpu.name for gpu in gpus_of(Recording(commands=texts))] == ["NVIDIA A100-SXM4-80GB"]
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsdpplan.topology.nccl_log import MOST_COMPLAINTS, NcclLogReader, read_nccl_log
+from fsdpplan.topology.nccl_log import MOST_COMPLAINTS, NcclLogReader
 from fsdpplan.topology.nccl_report import Adapter, Complaint, Connection, NcclReport, Place
+from tests.topology.nccl_logs import read_nccl_log
 
 RECORDINGS = Path(__file__).resolve().parents[1] / "recordings/nccl"
 NAMES = sorted(path.stem for path in RECORDINGS.glob("*.log"))
@@ -184,9 +185,7 @@ def test_sockets_between_hosts_are_found_under_any_name(name: str, sockets: bool
 
 
 def test_what_the_socket_network_would_use() -> None:
-    report = recorded("2.14-sockets-ib-disabled")
-    assert report.interfaces == ("eth0",)
-    assert report.socket_threads == (2, 8)
+    assert recorded("2.14-sockets-ib-disabled").interfaces == ("eth0",)
 
 
 def test_variables_are_those_that_nccl_took() -> None:

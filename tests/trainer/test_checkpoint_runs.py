@@ -121,7 +121,7 @@ def test_a_run_that_diverges_keeps_what_was_being_saved(
 ) -> None:
     step = train.one_step
 
-    def diverging(run_: train.Run) -> int:
+    def diverging(run_: train.TrainingRun) -> int:
         if run_.progress.step == 2:
             raise TrainingDiverged("the loss is nan")
         return step(run_)
@@ -139,7 +139,7 @@ def test_a_signal_before_the_first_step_stops_after_it(
 ) -> None:
     set_up = train.set_up
 
-    def interrupted(*arguments: Any) -> train.Run:
+    def interrupted(*arguments: Any) -> train.TrainingRun:
         os.kill(os.getpid(), number)
         return set_up(*arguments)
 

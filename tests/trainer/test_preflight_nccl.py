@@ -11,7 +11,6 @@ import pytest
 
 from fsdpplan.emit.adapters import NOT_ADAPTERS, RDMA
 from fsdpplan.run import nccl_watch
-from fsdpplan.topology.nccl_log import read_nccl_log
 from fsdpplan.topology.nccl_report import LIBFABRIC_NETWORKS, SOCKET_NETWORKS, SOCKET_PROVIDERS
 from fsdpplan.trainer import preflight_nccl
 from fsdpplan.trainer.config import ClusterConfig, LevelConfig, NetworkConfig, parse_plan
@@ -21,6 +20,7 @@ from fsdpplan.trainer.preflight_nccl import (
     uses_sockets,
     write_log,
 )
+from tests.topology.nccl_logs import read_nccl_log
 from tests.trainer.plans import plan_document
 
 LOGS = sorted((Path(__file__).parents[1] / "recordings/nccl").glob("*.log"))

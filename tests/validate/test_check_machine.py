@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -9,15 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.measurement import MeasuredCall, MeasuredMatmul
+from fsdpplan.spec.measurement import MeasuredCall, MeasuredMatmul, Measurement
 from fsdpplan.validate.calibrated import calibrated
-from fsdpplan.validate.check_machine import check, gates
+from fsdpplan.validate.check_machine import gates, slow_parts
 from fsdpplan.validate.gates import Gate, noise, timed
 from tests.cost.clusters import cluster
 from tests.validate.artificial import SIZES, Clock, Faults, log_of
 from tests.validate.links import clocks
 
 TOLERANCE = 0.2
+
+
+def check(rows: Sequence[Measurement], cluster: Cluster, *, tolerance: float) -> tuple[Gate, ...]:
+    """The parts that are slow, as `calibrate` says them; empty: the machine is healthy."""
+    return slow_parts(gates(rows, cluster, tolerance=tolerance))
 
 
 def measured(true: Cluster, seed: int = 99) -> Cluster:

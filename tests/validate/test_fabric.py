@@ -4,25 +4,37 @@ from __future__ import annotations
 
 import pytest
 
-from fsdpplan.files.profiles import load_node
+from fsdpplan.files.profiles import load_device, load_node, profile_names
 from fsdpplan.validate.fabric import (
     NETWORKS,
-    NODES,
     SPECIAL_NODES,
     ClusterRequest,
     cluster_request,
     load_request,
+    named,
     names_network,
+    request_for,
     usual_networks,
+    usual_node,
 )
 from fsdpplan.validate.network_words import ports_of
 from fsdpplan.validate.skipped import NotExpressed
 from tests.validate.tables import run
 
+NAMED = {
+    profile.table_name: profile
+    for profile in map(load_device, profile_names("device"))
+    if profile.table_name is not None
+}
+"""Devices that tables of runs name."""
 
-@pytest.mark.parametrize(("gpu", "profile"), sorted(NODES.items()))
-def test_a_named_gpu_has_a_cluster_of_it(gpu: str, profile: str) -> None:
+
+@pytest.mark.parametrize("gpu", sorted(NAMED))
+def test_a_named_gpu_has_a_cluster_of_it(gpu: str) -> None:
+    assert named(gpu) == NAMED[gpu]
+    profile = usual_node(gpu)
     node = load_node(profile)
+    assert node.device == NAMED[gpu].device.name
     per_node = node.gpus_per_node or 8
     gpus = 8 * per_node if len(node.levels) > 1 else per_node
     cluster = load_request(ClusterRequest(profile=profile, gpus=gpus, gpus_per_node=per_node))
@@ -32,10 +44,26 @@ def test_a_named_gpu_has_a_cluster_of_it(gpu: str, profile: str) -> None:
 
 @pytest.mark.parametrize(("gpu", "pattern", "profile"), NETWORKS)
 def test_a_named_network_is_around_the_same_gpu(gpu: str, pattern: object, profile: str) -> None:
-    plain = load_request(ClusterRequest(profile=NODES[gpu], gpus=64, gpus_per_node=8))
+    plain = load_request(ClusterRequest(profile=usual_node(gpu), gpus=64, gpus_per_node=8))
     named = load_request(ClusterRequest(profile=profile, gpus=64, gpus_per_node=8))
     assert named.device == plain.device
     assert named.levels[-1].domain_gpus == 64
+
+
+@pytest.mark.parametrize(
+    ("words", "gpu"),
+    [
+        ("V100", "V100-32GB"),
+        ("A100", "A100-80GB"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
+        ("H100", "H100-80GB"),
+        ("H100 96GB 500W", "H100-96GB-HBM2e-500W"),
+        ("RTX 4090", "RTX4090-24GB"),
+        ("GB200", "GB200-186GB"),
+    ],
+)
+def test_a_gpu_is_known_by_its_family_and_memory(words: str, gpu: str) -> None:
+    assert request_for(words).profile == usual_node(gpu)
 
 
 def test_nodes_of_an_unusual_size_are_their_own() -> None:
@@ -63,7 +91,7 @@ def test_ports_replace_the_profiles_network_and_nothing_else() -> None:
 def test_a_gpu_that_the_notes_suggest_is_taken_and_said() -> None:
     row = run(gpu="", notes="GPU type NOT stated (its rate suggests V100 class)", gpus_per_node="8")
     request, said = cluster_request(row)
-    assert request.profile == NODES["V100-32GB"]
+    assert request.profile == usual_node("V100-32GB")
     assert any("none is named" in sentence for sentence in said)
 
 

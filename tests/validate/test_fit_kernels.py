@@ -15,7 +15,7 @@ from fsdpplan.validate.fit_kernels import TABLES, main, read_tables
 from fsdpplan.validate.fit_levels import LEVELS, collective_errors
 from fsdpplan.validate.fit_matmuls import fitted_devices, matmul_errors
 from fsdpplan.validate.kernel_scores import size_class
-from fsdpplan.validate.kernels import DEVICES, MatmulRow, by_sweep, read_matmuls
+from fsdpplan.validate.kernels import MatmulRow, by_sweep, read_matmuls, swept_devices
 from fsdpplan.validate.search_numbers import Range, capped, least
 from tests.cost.clusters import golden
 
@@ -119,7 +119,7 @@ def test_a_level_without_rows_of_its_own_names_the_one_it_takes_over() -> None:
 
 def test_the_tables_have_the_gpus_that_have_profiles() -> None:
     rows = read_matmuls(TABLES / "matmul.csv")
-    assert {row.device for row in rows} == set(DEVICES.values())
+    assert {row.device for row in rows} == set(swept_devices().values())
 
 
 def test_a_search_finds_the_least_to_its_digits() -> None:

@@ -2,7 +2,8 @@
 
 Source: skypilot 0.14.1 (PyPI): sky/utils/schemas.py (`get_task_schema`), sky/task.py (names),
 sky/skylet/constants.py (SKYPILOT_NODE_IPS, SKYPILOT_NODE_RANK); skypilot-catalog 001ca549
-catalogs/v8/common/accelerators.csv (names of accelerators, which do not tell SXM from PCIe).
+catalogs/v8/common/accelerators.csv (the names in device profiles, which do not tell SXM from PCIe:
+clouds rent H100 and A100 as SXM, and PCIe cards have none).
 """
 
 from __future__ import annotations
@@ -15,29 +16,6 @@ from fsdpplan.emit.order import Order, refuse_others
 from fsdpplan.emit.yaml_text import YamlValue, yaml_text
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.plan import Plan
-
-ACCELERATORS = {
-    "a10-24g": "A10",
-    "a30-24g": "A30",
-    "a40-48g": "A40",
-    "a100-sxm-40g": "A100",
-    "a100-sxm-80g": "A100-80GB",
-    "b200-sxm-180g": "B200",
-    "gh200-96g": "GH200",
-    "h100-nvl-94g": "H100-NVL",
-    "h100-sxm-80g": "H100",
-    "h200-sxm-141g": "H200",
-    "l4-24g": "L4",
-    "l40s-48g": "L40S",
-    "mi300x-192g": "MI300X",
-    "rtx-3090-24g": "RTX3090",
-    "rtx-4090-24g": "RTX4090",
-    "rtx-5090-32g": "RTX5090",
-    "rtx-6000-ada-48g": "RTX6000-Ada",
-    "v100-sxm2-16g": "V100",
-    "v100-sxm2-32g": "V100-32GB",
-}
-"""Profile -> SkyPilot's name. Clouds rent its H100 and A100 as SXM: PCIe cards have no name."""
 
 _NAME = re.compile(r"[a-zA-Z0-9]+(?:[._-]{1,2}[a-zA-Z0-9]+)*")
 _JOB = frozenset(
@@ -98,13 +76,13 @@ def _resources(order: Order) -> dict[str, YamlValue]:
 
 def accelerator(plan: Plan) -> str:
     """SkyPilot's name of the plan's device. Raises SpecError where it is not known."""
-    device = plan.cluster.device.name
-    if device not in ACCELERATORS:
+    device = plan.cluster.device
+    if device.skypilot_name is None:
         raise SpecError(
-            f"--target skypilot has no name for the device {device}: plan for one of "
-            f"{', '.join(ACCELERATORS)}"
+            f"--target skypilot has no name for the device {device.name}, or the plan is older "
+            "than the name: plan again, or write skypilot_name into a device profile of your own"
         )
-    return ACCELERATORS[device]
+    return device.skypilot_name
 
 
 def _run(order: Order) -> list[str]:

@@ -24,7 +24,7 @@ def render(order: Order) -> str:
         [*STRICT],
         host_lines(order),
         _on_host(order),
-        _over_ssh(nodes),
+        _over_ssh(),
         _main(nodes),
     ]
     return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
@@ -89,7 +89,7 @@ def _on_host(order: Order) -> list[str]:
     ]
 
 
-def _over_ssh(nodes: int) -> list[str]:
+def _over_ssh() -> list[str]:
     return [
         "# Starts this script on every host. Its text is their input, which stays open as long as",
         "# this one runs, however it ends.",

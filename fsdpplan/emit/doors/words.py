@@ -32,7 +32,7 @@ class Word:
         if self.values is None or value in self.values:
             return None
         flag = "--" + name.replace("_", "-")
-        can = " or ".join(_flag_value(name, flag, known) for known in self.values)
+        can = " or ".join(_flag_value(flag, known) for known in self.values)
         return f"{name} {value} ({self.why}): plan again with {can}"
 
 
@@ -86,7 +86,7 @@ def field_names(kind: type[Layout] | type[Training]) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
 
 
-def _flag_value(name: str, flag: str, value: object) -> str:
+def _flag_value(flag: str, value: object) -> str:
     match value:
         case True:
             return flag

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fsdpplan.emit.header import MAX_PLAN_BYTES, PLAN_KEY, header_lines, read_header
+from fsdpplan.emit.header import MAX_PLAN_BYTES, PLAN_KEY, header_lines
 from fsdpplan.emit.job import Job, time_limit_seconds
 from fsdpplan.emit.kubernetes.names import require_job_name
 from fsdpplan.emit.kubernetes.pod import SCRIPT_KEY, Labels
@@ -43,14 +42,6 @@ _POD_FIELDS = frozenset(
 )  # fmt: skip
 
 _SURVIVAL_FIELDS = frozenset({"retries", "preflight"})
-
-_KIND = re.compile(r"^kind: (?P<kind>\w+)$", re.MULTILINE)
-_METADATA = re.compile(
-    r"^metadata:\n  name: \"?(?P<name>[a-z0-9-]+)\"?$"
-    r"(?:\n  namespace: \"?(?P<namespace>[a-z0-9-]+)\"?$)?",
-    re.MULTILINE,
-)
-"""Names that YAML would read as something else are quoted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,18 +131,22 @@ def active_seconds(job: Job) -> int | None:
     return None if job.time is None else time_limit_seconds(job.time)
 
 
-def is_manifest(text: str) -> bool:
-    """Whether `text` is a manifest of ours, and no job script."""
-    return read_header(text) is not None and "\nkind: ConfigMap\n" in text
-
-
 def read_manifest_job(text: str) -> Named | None:
     """The job that a manifest makes, or None when it makes none of ours."""
-    last = text.rpartition("\n---\n")[2]
-    kind, metadata = _KIND.search(last), _METADATA.search(last)
-    if kind is None or metadata is None or kind["kind"] not in KINDS:
+    import yaml
+
+    try:
+        last = yaml.safe_load(text.rpartition("\n---\n")[2])
+    except (yaml.YAMLError, ValueError, RecursionError):
         return None
-    return Named(kind=kind["kind"], name=metadata["name"], namespace=metadata["namespace"])
+    match last:
+        case {"kind": str(kind), "metadata": {"name": str(name), "namespace": str(namespace)}}:
+            found = Named(kind=kind, name=name, namespace=namespace)
+        case {"kind": str(kind), "metadata": {"name": str(name)}}:
+            found = Named(kind=kind, name=name, namespace=None)
+        case _:
+            return None
+    return found if found.kind in KINDS else None
 
 
 def _refuse(order: Order, target: str) -> None:

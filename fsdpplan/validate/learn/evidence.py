@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from fsdpplan.files.run_cells import run_of_cells
-from fsdpplan.files.runs import MeasuredRun
+from fsdpplan.files.runs import MeasuredRun, run_of_cells
 from fsdpplan.spec.ledger import OWN_SOFTWARE, LedgerRow
 from fsdpplan.spec.training import Training
 from fsdpplan.validate.express import Expressed, express

@@ -33,7 +33,7 @@ from fsdpplan.files.bundled import bundled_runs
 from fsdpplan.files.learning import write_widths
 from fsdpplan.files.runs import MeasuredRun, read_runs
 from fsdpplan.spec.learning import Widths
-from fsdpplan.spec.ledger import Job
+from fsdpplan.spec.ledger import Workload
 from fsdpplan.validate.express import Expressed, express
 from fsdpplan.validate.fabric import load_request
 from fsdpplan.validate.held_out import HELD_OUT, HeldOutRow, read_held_out
@@ -119,7 +119,7 @@ def held_back(rows: Iterable[HeldOutRow], runs: Sequence[MeasuredRun]) -> list[H
         if not isinstance(predicted, Prediction) or stack is None:
             continue
         gpus = load_request(expressed.cluster_request).gpus
-        job = Job(model=expressed.model, training=expressed.training, layout=predicted.layout)
+        job = Workload(model=expressed.model, training=expressed.training, layout=predicted.layout)
         seconds = row.measured_step_seconds
         time = replace(row.time, launch_chance_seconds=predicted.time.launch_chance_seconds)
         one = as_priced(job, gpus=gpus, time=time, stack=stack, step_seconds=seconds)

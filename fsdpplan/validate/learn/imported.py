@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from fsdpplan import __version__
 from fsdpplan.cost.flops import mfu_fraction
-from fsdpplan.files.run_cells import Cells
-from fsdpplan.files.runs import MeasuredRun
+from fsdpplan.files.runs import Cells, MeasuredRun
 from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.ledger import LEAST_STEPS, Job, LedgerRow, Machines, Observed, Predicted
+from fsdpplan.spec.ledger import LEAST_STEPS, LedgerRow, Machines, Observed, Predicted, Workload
 from fsdpplan.validate.express import Expressed, express
 from fsdpplan.validate.fabric import load_request
 from fsdpplan.validate.learn.evidence import software_name
@@ -38,7 +37,7 @@ def imported(run: MeasuredRun, cells: Cells, *, origin: str) -> LedgerRow | Skip
         plan_sha256="",
         run_folder="",
         target=TABLE,
-        job=Job(model=expressed.model, training=expressed.training, layout=predicted.layout),
+        job=Workload(model=expressed.model, training=expressed.training, layout=predicted.layout),
         machines=Machines.of(cluster),
         predicted=_predicted(expressed, predicted, cluster),
         observed=_observed(run, expressed, cluster),

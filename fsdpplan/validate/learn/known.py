@@ -19,7 +19,7 @@ from fsdpplan.search.words import degrees
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.estimate import TimeBreakdown
 from fsdpplan.spec.learning import Widths
-from fsdpplan.spec.ledger import Job, LedgerRow, Machines
+from fsdpplan.spec.ledger import LedgerRow, Machines, Workload
 from fsdpplan.validate.express import Expressed
 from fsdpplan.validate.fabric import load_request
 from fsdpplan.validate.learn.evidence import Told
@@ -37,7 +37,7 @@ their number."""
 class PricedRun:
     """One run beside its prediction."""
 
-    job: Job
+    job: Workload
     gpus: int
     features: Features
     step_seconds: float
@@ -110,7 +110,7 @@ def priced_run(run: Told, cluster: Cluster | None = None) -> PricedRun | None:
 
 
 def as_priced(
-    job: Job, *, gpus: int, time: TimeBreakdown, stack: Stack, step_seconds: float
+    job: Workload, *, gpus: int, time: TimeBreakdown, stack: Stack, step_seconds: float
 ) -> PricedRun:
     """A run of `job` whose step the cost model says to be made of `time`."""
     features = features_of(
@@ -124,7 +124,7 @@ def as_priced(
     return PricedRun(job=job, gpus=gpus, features=features, step_seconds=step_seconds)
 
 
-def _row_priced(row: LedgerRow, cluster: Cluster | None) -> tuple[Job, int, TimeBreakdown]:
+def _row_priced(row: LedgerRow, cluster: Cluster | None) -> tuple[Workload, int, TimeBreakdown]:
     job = row.job
     here = machines_of(row, cluster)
     step = step_time(model=job.model, cluster=here, training=job.training, layout=job.layout)
@@ -136,12 +136,12 @@ def machines_of(row: LedgerRow, cluster: Cluster | None) -> Cluster:
     return _ran_on(row.machines, cluster) or _as_recorded(row.machines, cluster)
 
 
-def _table_priced(run: Expressed, cluster: Cluster | None) -> tuple[Job, int, TimeBreakdown]:
+def _table_priced(run: Expressed, cluster: Cluster | None) -> tuple[Workload, int, TimeBreakdown]:
     here = load_request(run.cluster_request)
     predicted = predict(run, cluster=_ran_on(Machines.of(here), cluster))
     if not isinstance(predicted, Prediction):
         raise SpecError(predicted.sentence)
-    job = Job(model=run.model, training=run.training, layout=predicted.layout)
+    job = Workload(model=run.model, training=run.training, layout=predicted.layout)
     return job, here.gpus, predicted.time
 
 

@@ -24,8 +24,7 @@ from typing import TypeAlias
 
 from fsdpplan.cost.memory import rank_memory
 from fsdpplan.errors import FsdpPlanError, SpecError
-from fsdpplan.files.run_cells import run_of_cells
-from fsdpplan.files.runs import MemoryKind
+from fsdpplan.files.runs import MemoryKind, run_of_cells
 from fsdpplan.spec.cluster import Cluster, DeviceFit, LearnedPeaks
 from fsdpplan.spec.estimate import MemoryBreakdown
 from fsdpplan.spec.learning import Widths

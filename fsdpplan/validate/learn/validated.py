@@ -13,7 +13,7 @@ from math import exp
 from fsdpplan.cost.peak_band import with_band
 from fsdpplan.files.learning import load_widths
 from fsdpplan.spec.cluster import LearnedPeaks
-from fsdpplan.spec.ledger import Job
+from fsdpplan.spec.ledger import Workload
 from fsdpplan.validate.compared import ComparedRun
 from fsdpplan.validate.errors import Errors, errors_over
 from fsdpplan.validate.express import Expressed, express
@@ -174,7 +174,7 @@ def _priced(row: ComparedRun) -> PricedRun | None:
     stack = stack_of(row.run, expressed)
     if stack is None:
         return None
-    job = Job(model=expressed.model, training=expressed.training, layout=prediction.layout)
+    job = Workload(model=expressed.model, training=expressed.training, layout=prediction.layout)
     gpus = load_request(expressed.cluster_request).gpus
     seconds = row.run.measured_step_seconds or 0.0
     return as_priced(job, gpus=gpus, time=prediction.time, stack=stack, step_seconds=seconds)

@@ -8,12 +8,11 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from fsdpplan.emit.doors.skypilot import ACCELERATORS
 from fsdpplan.emit.order import Order
 from fsdpplan.emit.pods import Pods
 from fsdpplan.emit.targets import render
 from fsdpplan.errors import SpecError
-from fsdpplan.files.profiles import profile_names
+from fsdpplan.files.profiles import load_device, profile_names
 from fsdpplan.spec.plan import Plan
 from tests.emit.bench import shellcheck
 from tests.emit.doors.orders import make_order
@@ -22,7 +21,7 @@ from tests.emit.plans import make_plan
 
 def h100s(**layout: int) -> Plan:
     plan = make_plan("cuda", nodes=2, per_node=8, **layout)
-    device = replace(plan.cluster.device, name="h100-sxm-80g")
+    device = replace(plan.cluster.device, name="h100-sxm-80g", skypilot_name="H100")
     return replace(plan, cluster=replace(plan.cluster, device=device))
 
 
@@ -67,8 +66,11 @@ def test_a_node_too_few_is_refused_where_it_runs() -> None:
     assert "the plan is for 2 node(s), and SkyPilot gave 1" in done.stderr
 
 
-def test_known_devices_are_those_of_profiles() -> None:
-    assert set(ACCELERATORS) <= set(profile_names())
+def test_every_name_is_of_one_device_profile() -> None:
+    devices = [load_device(name).device for name in profile_names("device")]
+    names = [device.skypilot_name for device in devices if device.skypilot_name is not None]
+    assert {"H100", "A100-80GB", "B200"} <= set(names)
+    assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,7 @@ from kubeflow_trainer_api import models
 
 from fsdpplan.emit.header import plan_digest, read_header, read_plan_json
 from fsdpplan.emit.job import Job, UserProgram
-from fsdpplan.emit.kubernetes.manifest import (
-    is_manifest,
-    read_manifest_job,
-)
+from fsdpplan.emit.kubernetes.manifest import Named, read_manifest_job
 from fsdpplan.emit.order import Order
 from fsdpplan.emit.pods import Pods
 from fsdpplan.emit.survival import Survival
@@ -113,7 +110,6 @@ def test_the_plan_and_the_job_are_read_back(target: Target, namespace: str | Non
     given = order(pods=Pods(image=IMAGE, namespace=namespace), job=Job(job_name="no"))
     text = render(target, given)
     header = read_header(text)
-    assert is_manifest(text)
     assert header is not None
     assert header.digest == plan_digest(given.plan_json)
     assert read_plan_json(text) == given.plan_json.rstrip("\n")
@@ -124,9 +120,18 @@ def test_the_plan_and_the_job_are_read_back(target: Target, namespace: str | Non
 
 
 def test_other_texts_are_no_manifests() -> None:
-    assert not is_manifest("kind: ConfigMap\n")
     assert read_plan_json("kind: ConfigMap\n") is None
     assert read_manifest_job("kind: Pod\nmetadata:\n  name: a\n") is None
+
+
+@pytest.mark.parametrize("text", ["", "- a", "a: [", "a: 2026-99-99", "[" * 9999, "kind: JobSet"])
+def test_what_is_no_job_is_none(text: str) -> None:
+    assert read_manifest_job(text) is None
+
+
+def test_a_job_written_otherwise_is_the_same_job() -> None:
+    text = "{metadata: {labels: {a: b}, namespace: 'no', name: \"a\"}, kind: JobSet} # by hand\n"
+    assert read_manifest_job(text) == Named(kind="JobSet", name="a", namespace="no")
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.recordings.machines.smi import move_to_nvidia_smi
 from tests.recordings.machines.tree import (
     A100_40G,
     A100_80G,
@@ -145,26 +144,6 @@ def nic_slow() -> Tree:
 def gpu_missing() -> Tree:
     tree = dgx_h100(gpus=(0, 1, 2, 3, 4, 6, 7))
     tree.about = f"{DGX_H100}. The sixth GPU has fallen off the bus; the driver counts seven."
-    return tree
-
-
-def smi_only() -> Tree:
-    tree = dgx_h100()
-    tree.about = (
-        f"{DGX_H100}. NVML's binding is missing; nvidia-smi answers, in the forms of influxdata/"
-        "telegraf's samples of `nvidia-smi -q -x` and of matrices and link lists in NCCL issues."
-    )
-    tree.files["/proc/sys/kernel/hostname"] = "dgx-02\n"
-    del tree.packages["nvidia-ml-py"]
-    folder = "/sys/class/infiniband"
-    names = sorted(
-        {path.split("/")[4] for path in tree.links if path.startswith(folder)},
-        key=lambda name: int(name.removeprefix("mlx5_")),
-    )
-    places = [tree.links[f"{folder}/{name}/device"].removeprefix("/sys/devices/") for name in names]
-    numas = [int(tree.files[f"{folder}/{name}/device/numa_node"]) for name in names]
-    move_to_nvidia_smi(tree, adapters=list(zip(names, places, numas, strict=True)))
-    tree.nvml_error = "the Python package nvidia-ml-py is not installed"
     return tree
 
 
@@ -776,7 +755,6 @@ MACHINES: dict[str, Callable[[], Tree]] = {
     "roce": roce,
     "rtx-4090": rtx_4090,
     "slurm-node": slurm_node,
-    "smi-only": smi_only,
 }
 
 

@@ -11,7 +11,7 @@ from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.spec.estimate import TimeBreakdown
 from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.ledger import Job
+from fsdpplan.spec.ledger import Workload
 from fsdpplan.spec.training import Training
 from fsdpplan.validate.learn.features import Stack, features_of
 from fsdpplan.validate.learn.known import PricedRun
@@ -46,7 +46,7 @@ def made_run(
     sharded = {"dp_shard": gpus // (layout.get("tp", 1) * layout.get("dp_replicate", 1))}
     one = Layout(**{**sharded, **layout})
     time = _time(name, gpus, one)
-    job = Job(model=load_model(name), training=training(one), layout=one)
+    job = Workload(model=load_model(name), training=training(one), layout=one)
     features = features_of(
         model=job.model, training=job.training, layout=one, gpus=gpus, time=time, stack=stack
     )
