@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fsdpplan import __version__
-from fsdpplan.cli.resolve_layout import the_layout
+from fsdpplan.cli.resolve.layout import the_layout
 from fsdpplan.cost.memory import available_bytes
 from fsdpplan.cost.step import estimate
 from fsdpplan.errors import SpecError

@@ -9,8 +9,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fsdpplan.cli.expand import Flag, GroupedCommand, expanded
-from fsdpplan.cli.parse import line, whole
+from fsdpplan.cli.options.expand import Flag, GroupedCommand, expanded
+from fsdpplan.cli.options.parse import line, whole
 from fsdpplan.errors import SpecError
 
 

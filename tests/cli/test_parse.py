@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpplan.cli import synonyms
-from fsdpplan.cli.parse import (
+from fsdpplan.cli.options import synonyms
+from fsdpplan.cli.options.parse import (
     Parser,
     choice,
     either,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpplan.cli.render import (
+from fsdpplan.cli.views.render import (
     LEAST_COLUMNS,
     MOST_COLUMNS,
     beside,

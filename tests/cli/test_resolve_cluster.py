@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from fsdpplan.cli.app import exit_code_of
-from fsdpplan.cli.options import ClusterOptions
-from fsdpplan.cli.resolve_cluster import resolve_cluster
-from fsdpplan.cli.resolved import Resolved
+from fsdpplan.cli.options.question import ClusterOptions
+from fsdpplan.cli.resolve.cluster import resolve_cluster
+from fsdpplan.cli.resolve.resolved import Resolved
 from fsdpplan.errors import FsdpPlanError, ProbeError, SpecError
 from fsdpplan.files.clusters import LoadedCluster, load_cluster
 from fsdpplan.topology.gpus import gpus_of

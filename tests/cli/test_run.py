@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fsdpplan.cli import session
 from fsdpplan.cli.app import exit_code_of
+from fsdpplan.cli.resolve import launch as session
 from fsdpplan.run.launch import Launch
 from tests.cli.small import DEMO, on_a_machine_without_gpus, words
 from tests.emit.plans import make_plan

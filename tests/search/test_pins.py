@@ -27,8 +27,8 @@ def test_false_and_one_are_given() -> None:
 
 
 def test_a_pin_is_typed_as_its_option_is_called() -> None:
-    from fsdpplan.cli.expand import Flag, flag_of
-    from fsdpplan.cli.options import LayoutOptions
+    from fsdpplan.cli.options.expand import Flag, flag_of
+    from fsdpplan.cli.options.question import LayoutOptions
 
     hints = get_type_hints(LayoutOptions, include_extras=True)
     for field in fields(Pins):

@@ -1,0 +1,122 @@
+"""`fsdpplan validate`: predict a table of measured runs, and say how far off it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import typer
+
+from fsdpplan.cli.options.expand import Flag
+from fsdpplan.cli.options.parse import path
+from fsdpplan.cli.options.question import Json
+
+Runs = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[RUNS.csv]",
+        help="A table of measured runs (docs/reference/runs.md); without, the published runs that "
+        "come with the repository.",
+        show_default=False,
+    ),
+]
+
+Collectives = Annotated[
+    str | None,
+    typer.Option(
+        "--collectives",
+        metavar="TABLE.csv",
+        help="A table of timed collectives instead (docs/reference/kernel-tables.md): errors by "
+        "GPU, fabric and span.",
+    ),
+]
+Matmuls = Annotated[
+    str | None,
+    typer.Option(
+        "--matmuls",
+        metavar="TABLE.csv",
+        help="A table of timed matmuls instead (docs/reference/kernel-tables.md): errors by GPU, "
+        "format and size.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidateOptions:
+    """What to learn from before."""
+
+    HEADING: ClassVar[str] = "Learn first"
+
+    runs: Annotated[
+        Path | None,
+        Flag(
+            metavar="FILE",
+            parse=path,
+            help="Learn from these measured runs (a table, a run's folder, an export, a ledger), "
+            "then predict.",
+        ),
+    ] = None
+    leave_one_out: Annotated[
+        bool | None,
+        Flag(help="Predict each row after learning from all others of the table."),
+    ] = None
+
+
+def validate(
+    *,
+    table: Runs = None,
+    collectives: Collectives = None,
+    matmuls: Matmuls = None,
+    options: ValidateOptions,
+    json: Json = False,
+) -> None:
+    """Predict a table of measured runs, and report the errors."""
+    if collectives is not None or matmuls is not None:
+        learns = options.runs is not None or options.leave_one_out
+        _kernels(table, collectives, matmuls, learns=bool(learns), as_json=json)
+        return
+    from fsdpplan.cli.views import validation, validation_json
+    from fsdpplan.cli.views.render import columns
+    from fsdpplan.files.bundled import bundled_runs
+    from fsdpplan.files.runs import read_runs
+    from fsdpplan.validate.report import report
+
+    result = report(read_runs(bundled_runs() if table is None else Path(table)))
+    learned = validation.learned(result, options.runs, leave_one_out=bool(options.leave_one_out))
+    if json:
+        typer.echo(validation_json.report_json(result, learned))
+    else:
+        typer.echo(validation.screen(result, learned, width=columns()))
+
+
+def _kernels(
+    runs: str | None,
+    collectives: str | None,
+    matmuls: str | None,
+    *,
+    learns: bool,
+    as_json: bool,
+) -> None:
+    """The tables of kernels, each by itself."""
+    from fsdpplan.cli.views.kernels import kernels_json, kernels_screen
+    from fsdpplan.cli.views.render import columns
+    from fsdpplan.errors import SpecError
+    from fsdpplan.validate.kernel_scores import collective_report, matmul_report
+
+    if runs is not None:
+        raise SpecError(
+            f"a table of runs and one of kernels are scored apart: fsdpplan validate {runs}, and "
+            "then --collectives or --matmuls without it"
+        )
+    if learns:
+        raise SpecError(
+            "kernels are not learned from runs: use --runs and --leave-one-out with a table of "
+            "runs, without --collectives and --matmuls"
+        )
+    reports = []
+    if collectives is not None:
+        reports.append(collective_report(Path(collectives)))
+    if matmuls is not None:
+        reports.append(matmul_report(Path(matmuls)))
+    typer.echo(kernels_json(reports) if as_json else kernels_screen(reports, width=columns()))

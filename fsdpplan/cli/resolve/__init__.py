@@ -1,0 +1,1 @@
+"""From options to the values that the other rooms take."""
