@@ -141,7 +141,7 @@ def test_a_run_is_added_and_verified(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[3]))
     assert exit_code_of(SMALLEST) == 0
     capsys.readouterr()
     assert exit_code_of(words("run --target here --steps 10")) == 0

@@ -13,7 +13,7 @@ import pytest
 from fsdpplan.cli.app import exit_code_of
 from tests.cli.small import answer, on_a_machine_without_gpus, words
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 RECORDED = ROOT / "tests" / "recordings" / "0.1.0"
 HEADER = (
     "source_id,framework,model_name,layers,hidden,ffn_hidden,heads,kv_heads,vocab,gpu,gpus,dtype,"

@@ -14,7 +14,7 @@ from fsdpplan.run.rehearse import Rehearsal
 from fsdpplan.run.rehearse_compare import ComparedCalls, ComparedRank
 from tests.cli.small import DEMO, on_a_machine_without_gpus, words
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 AGREED = ComparedCalls(
     collective="all_gather",
     axis="dp_shard",

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fsdpplan.cli.app import exit_code_of
+from tests.cli.commands.test_learn import ESTIMATE, HEADER, SHAPE
 from tests.cli.small import answer, on_a_machine_without_gpus, words
-from tests.cli.test_learn import ESTIMATE, HEADER, SHAPE
 
 GIB = 2**30
 TABLE = f"{HEADER},peak_mem_gib,oom,notes"

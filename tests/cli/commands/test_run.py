@@ -14,7 +14,7 @@ from fsdpplan.run.launch import Launch
 from tests.cli.small import DEMO, on_a_machine_without_gpus, words
 from tests.emit.plans import make_plan
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 GPU_PLAN = words("recommend --model llama-3.2-1b --gpus 8 --hardware dgx-h100 --dp-shard 8 --tp 1")
 
 

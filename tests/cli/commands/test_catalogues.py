@@ -11,7 +11,7 @@ from fsdpplan.cli.app import exit_code_of
 from fsdpplan.files.catalogue import model_names
 from fsdpplan.files.profiles import profile_names
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def show(capsys: pytest.CaptureFixture[str], *words: str) -> str:

@@ -16,7 +16,7 @@ from fsdpplan.topology.recording import Recording, recording_from_json, recordin
 from tests.topology.found import machine
 from tests.topology.recorded import FOLDER, NAMES, recorded
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "detect-json.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "detect-json.md"
 NO_PROFILE = ("nothing", "amd-mi300x", "mig")
 
 
