@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 import typer
@@ -11,6 +14,9 @@ from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.parse import line, whole
 from fsdpplan.cli.options.question import Json
 from fsdpplan.errors import SpecError
+from fsdpplan.run.jobs import chosen_run
+from fsdpplan.run.logs import JobLog, job_log, lines_of
+from fsdpplan.terminal import log_line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,19 +43,26 @@ class LogOptions:
 
 def logs(*, options: LogOptions, json: Json = False) -> None:
     """Print what a run has printed, on all nodes."""
-    from pathlib import Path
-
-    from fsdpplan.cli.views import printed
-    from fsdpplan.run.jobs import chosen_run
-    from fsdpplan.run.logs import job_log, lines_of
-    from fsdpplan.terminal import log_line
-
     if json and options.follow:
         raise SpecError("--json prints one object, so it cannot go on: leave out --follow")
     log = job_log(chosen_run(Path.cwd(), options.job), options.job)
     lines = lines_of(log, node=options.node, tail=options.tail, follow=bool(options.follow))
     if json:
-        typer.echo(printed.printed_json(log, list(lines)))
+        typer.echo(printed_json(log, list(lines)))
         return
     for text in lines:
         typer.echo(log_line(text))
+
+
+def printed_json(log: JobLog, lines: Sequence[str]) -> str:
+    """The lines, and where they are from."""
+    return json.dumps(
+        {
+            "run": log.run.shown_id,
+            "job": log.job_id,
+            "log": None if log.path is None else str(log.path),
+            "hosts": list(log.hosts),
+            "lines": list(lines),
+        },
+        indent=2,
+    )
