@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, get_args
@@ -17,6 +18,10 @@ from fsdpplan.cli.options.survival import ContainerOptions, SurvivalOptions
 from fsdpplan.cli.views.told import tell
 from fsdpplan.emit.targets import Target
 from fsdpplan.emit.trainer_program import Trainer
+from fsdpplan.errors import GateFailed, SpecError
+from fsdpplan.run import rehearse as program
+from fsdpplan.run.rehearse_ranks import DEFAULT_RANKS, chosen_ranks
+from fsdpplan.spec.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +76,6 @@ def emit_launch(
     """Print what launches a plan: for Slurm, Kubernetes or others."""
     from fsdpplan.cli.resolve import job as launch
     from fsdpplan.cli.resolve import job_torch
-    from fsdpplan.cli.views import rehearsal
     from fsdpplan.emit.folder import SCRIPT_NAME
     from fsdpplan.emit.nccl_cloud import gap_of
     from fsdpplan.run.folder import write_job_folder
@@ -98,7 +102,7 @@ def emit_launch(
     if (gap := gap_of(chosen, asked)) is not None:
         tell(gap.sentences)
     if emit.rehearsed:
-        rehearsal.require_rehearsed(chosen, own_program=own_program, python=python)
+        require_rehearsed(chosen, own_program=own_program, python=python)
     if emit.alerts is not None:
         launch.write_alerts(emit.alerts, chosen)
         typer.echo(f"wrote {emit.alerts}, for a run with --prometheus", err=True)
@@ -113,3 +117,19 @@ def emit_launch(
         typer.echo(launch.script_json(text, target, chosen, asked, emit.out))
     elif emit.out is None:
         typer.echo(text, nl=False)
+
+
+def require_rehearsed(plan: Plan, *, own_program: bool, python: str | None = None) -> None:
+    """Raise GateFailed unless the plan's own program goes through its rehearsal as predicted."""
+    if own_program:
+        raise SpecError(
+            "--rehearsed rehearses fsdpplan's own trainer, not a --script: rehearse a model of "
+            "yours with fsdpplan rehearse --build FILE.py:FUNCTION"
+        )
+    ranks = chosen_ranks(plan.model, plan.layout, DEFAULT_RANKS)
+    found = program.rehearse(plan, ranks, python=None if python == sys.executable else python)
+    if not found.agrees:
+        raise GateFailed(
+            f"the plan did not rehearse, so nothing is emitted: {'; '.join(found.said)}; type "
+            "fsdpplan rehearse for all of it"
+        )

@@ -80,7 +80,6 @@ def outcome(monkeypatch: pytest.MonkeyPatch, found: Rehearsal) -> list[dict[str,
         return replace(found, own_model=build is not None)
 
     monkeypatch.setattr("fsdpplan.run.rehearse.rehearse", rehearse)
-    monkeypatch.setattr("fsdpplan.cli.views.rehearsal.rehearse", rehearse)
     return asked
 
 
