@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, get_args
 
-from fsdpplan.cli.views.catalogues import dumps, flat_pairs
-from fsdpplan.cli.views.render import blocks, facts, table, wrapped
+from fsdpplan.cli.views.render import blocks, facts, flat_pairs, table, wrapped
 from fsdpplan.cost.achieved import Achieved, achieved_rates
 from fsdpplan.errors import SpecError
 from fsdpplan.files.profile_devices import DeviceProfile, PhysicsProfile
@@ -121,12 +121,12 @@ def _ports(level: LevelProfile, share: float) -> str:
 
 def profiles_json(entries: Sequence[Entry]) -> str:
     """All of them."""
-    return dumps({"profiles": [_document(entry) for entry in entries]})
+    return json.dumps({"profiles": [_document(entry) for entry in entries]}, indent=2)
 
 
 def profile_json(entry: Entry) -> str:
     """One profile with its sources."""
-    return dumps(_document(entry))
+    return json.dumps(_document(entry), indent=2)
 
 
 def profile_document(profile: Profile) -> dict[str, Any]:

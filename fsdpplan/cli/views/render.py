@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import textwrap
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from fsdpplan.terminal import printable
 
@@ -98,3 +99,20 @@ def beside(left: str, right: str, *, width: int) -> str:
 def blocks(*parts: str) -> str:
     """The parts that are not empty, with an empty line between them."""
     return "\n\n".join(part for part in parts if part)
+
+
+def flat_pairs(key: str, value: Any) -> list[tuple[str, str]]:
+    """`key.inner  text` pairs of a nested value."""
+    match value:
+        case dict():
+            return [pair for k, v in value.items() for pair in flat_pairs(f"{key}.{k}", v)]
+        case list() | tuple() if value and isinstance(value[0], dict):
+            return [pair for i, v in enumerate(value) for pair in flat_pairs(f"{key}.{i}", v)]
+        case list() | tuple():
+            return [(key, ", ".join(map(str, value)))]
+        case float():
+            return [(key, f"{value:g}")]
+        case None:
+            return [(key, "none")]
+        case _:
+            return [(key, str(value))]
