@@ -7,6 +7,9 @@ from typing import Annotated
 import typer
 
 from fsdpplan.cli.options.question import Json
+from fsdpplan.cli.views import profiles as profile_pages
+from fsdpplan.cli.views.render import columns
+from fsdpplan.files.profile_search import find_entries
 
 # hidden: the list of arguments would show its Python type, so the command's text says what it is
 Words = Annotated[list[str] | None, typer.Argument(metavar="NAME|PATH|WORD", hidden=True)]
@@ -24,10 +27,6 @@ def profiles(*, words: Words = None, kind: Kind = None, json: Json = False) -> N
     A NAME or PATH shows that profile. WORDS list those that have them all in their name, their
     description or their device, and show it where there is only one.
     """
-    from fsdpplan.cli.views import profiles as profile_pages
-    from fsdpplan.cli.views.render import columns
-    from fsdpplan.files.profile_search import find_entries
-
     width = columns()
     found = find_entries(words or (), profile_pages.profile_kind(kind))
     if not words or len(found) > 1:
