@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from fsdpplan.cli.app import exit_code_of
+from fsdpplan.cli.commands.explain import nccl_json
 from fsdpplan.cli.options.job import JobOptions
 from fsdpplan.cli.resolve import launch as session
 from fsdpplan.cli.resolve.job import price_of_weak_nodes
-from fsdpplan.cli.views.explanation import nccl_json
 from fsdpplan.cost.placement import group_placement
 from fsdpplan.cost.step import estimate
 from fsdpplan.emit.folder import SCRIPT_NAME
