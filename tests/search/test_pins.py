@@ -28,7 +28,7 @@ def test_false_and_one_are_given() -> None:
 
 def test_a_pin_is_typed_as_its_option_is_called() -> None:
     from fsdpplan.cli.options.expand import Flag, flag_of
-    from fsdpplan.cli.options.question import LayoutOptions
+    from fsdpplan.cli.options.layout import LayoutOptions
 
     hints = get_type_hints(LayoutOptions, include_extras=True)
     for field in fields(Pins):

@@ -9,8 +9,8 @@ from typing import Annotated, ClassVar
 import typer
 
 from fsdpplan.cli.options.expand import Flag
+from fsdpplan.cli.options.files import Json
 from fsdpplan.cli.options.parse import fraction, line, path, positive, whole
-from fsdpplan.cli.options.question import Json
 from fsdpplan.cli.views.told import tell
 
 DEFAULT_SAVE = "measured.toml"

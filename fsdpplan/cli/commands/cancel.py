@@ -11,8 +11,8 @@ from typing import Annotated, ClassVar
 import typer
 
 from fsdpplan.cli.options.expand import Flag
+from fsdpplan.cli.options.files import Json
 from fsdpplan.cli.options.parse import line
-from fsdpplan.cli.options.question import Json
 from fsdpplan.errors import SpecError
 from fsdpplan.run.cancel import Cancelled, cancel_run, goes_on
 from fsdpplan.run.jobs import Run, chosen_run, runs_of

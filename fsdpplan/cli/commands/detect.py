@@ -12,8 +12,8 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from fsdpplan.cli.options.expand import Flag
+from fsdpplan.cli.options.files import Json
 from fsdpplan.cli.options.parse import line, path
-from fsdpplan.cli.options.question import Json
 from fsdpplan.cli.views.hosts import findings_block, hosts_blocks
 from fsdpplan.cli.views.profiles import profile_document
 from fsdpplan.cli.views.render import blocks, columns, wrapped

@@ -10,10 +10,11 @@ from typing import Annotated, ClassVar, get_args
 import typer
 
 from fsdpplan.cli.options.expand import Flag
+from fsdpplan.cli.options.files import DEFAULT_PLAN, Json, PlanFile
 from fsdpplan.cli.options.job import JobOptions, ProgramOptions, job_of
 from fsdpplan.cli.options.parse import choice, path, whole
 from fsdpplan.cli.options.pods import PodOptions, pods_of
-from fsdpplan.cli.options.question import DEFAULT_PLAN, Json, PlanFile, Torch
+from fsdpplan.cli.options.question import Torch
 from fsdpplan.cli.options.survival import ContainerOptions, SurvivalOptions
 from fsdpplan.cli.views.told import tell
 from fsdpplan.emit.targets import Target

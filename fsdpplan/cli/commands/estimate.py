@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import typer
 
+from fsdpplan.cli.options.files import EvidenceOptions, Json
+from fsdpplan.cli.options.layout import OneLayoutOptions
 from fsdpplan.cli.options.question import (
     ClusterOptions,
-    EvidenceOptions,
-    Json,
     ModelOptions,
-    OneLayoutOptions,
     TorchOptions,
     TrainingOptions,
 )

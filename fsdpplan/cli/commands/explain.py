@@ -9,8 +9,9 @@ from typing import Annotated, ClassVar
 import typer
 
 from fsdpplan.cli.options.expand import Flag
+from fsdpplan.cli.options.files import DEFAULT_PLAN, Json, PlanFile
 from fsdpplan.cli.options.parse import whole
-from fsdpplan.cli.options.question import DEFAULT_PLAN, Json, PlanFile, Torch
+from fsdpplan.cli.options.question import Torch
 from fsdpplan.cli.resolve import job_torch
 from fsdpplan.cli.resolve.answer import OneLayout, estimate_json
 from fsdpplan.cli.resolve.inputs import Inputs

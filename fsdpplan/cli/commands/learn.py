@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from fsdpplan.cli.options.question import Json, LedgerFile
+from fsdpplan.cli.options.files import Json, LedgerFile
 from fsdpplan.cli.views.render import blocks, columns, listed, wrapped
 from fsdpplan.errors import SpecError
 from fsdpplan.files.ledger import add_rows

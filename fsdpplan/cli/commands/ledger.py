@@ -12,8 +12,8 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from fsdpplan.cli.options.expand import Flag
+from fsdpplan.cli.options.files import Json, LedgerFile
 from fsdpplan.cli.options.parse import line, path
-from fsdpplan.cli.options.question import Json, LedgerFile
 from fsdpplan.cli.views.render import blocks, columns, listed, table, wrapped
 from fsdpplan.errors import SpecError
 from fsdpplan.files.ledger import read_rows

@@ -11,8 +11,8 @@ from typing import Annotated, ClassVar
 import typer
 
 from fsdpplan.cli.options.expand import Flag
+from fsdpplan.cli.options.files import Json
 from fsdpplan.cli.options.parse import line, whole
-from fsdpplan.cli.options.question import Json
 from fsdpplan.errors import SpecError
 from fsdpplan.run.jobs import chosen_run
 from fsdpplan.run.logs import JobLog, job_log, lines_of

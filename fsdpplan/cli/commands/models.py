@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fsdpplan.cli.options.question import Json
+from fsdpplan.cli.options.files import Json
 from fsdpplan.cli.views.render import blocks, columns, facts, flat_pairs, table, wrapped
 from fsdpplan.cost.params import active_parameter_count, parameter_count
 from fsdpplan.files import catalogue

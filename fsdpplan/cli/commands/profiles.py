@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fsdpplan.cli.options.question import Json
+from fsdpplan.cli.options.files import Json
 from fsdpplan.cli.views import profiles as profile_pages
 from fsdpplan.cli.views.render import columns
 from fsdpplan.files.profile_search import find_entries

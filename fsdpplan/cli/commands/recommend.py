@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import typer
 
+from fsdpplan.cli.options.files import DEFAULT_PLAN, EvidenceOptions, Json, NoSave, Save
+from fsdpplan.cli.options.layout import LayoutOptions
 from fsdpplan.cli.options.parse import path
 from fsdpplan.cli.options.question import (
-    DEFAULT_PLAN,
     ClusterOptions,
-    EvidenceOptions,
-    Json,
-    LayoutOptions,
     ModelOptions,
-    NoSave,
-    Save,
     TorchOptions,
     TrainingOptions,
 )

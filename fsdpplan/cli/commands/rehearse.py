@@ -9,8 +9,9 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from fsdpplan.cli.options.expand import Flag
+from fsdpplan.cli.options.files import DEFAULT_PLAN, Json, PlanFile
 from fsdpplan.cli.options.parse import line
-from fsdpplan.cli.options.question import DEFAULT_PLAN, Json, PlanFile, Torch
+from fsdpplan.cli.options.question import Torch
 from fsdpplan.cli.resolve import job as launch
 from fsdpplan.cli.resolve import job_torch
 from fsdpplan.cli.views.render import blocks, columns, listed, table, wrapped

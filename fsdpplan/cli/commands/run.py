@@ -8,9 +8,9 @@ from typing import Annotated, ClassVar, Literal
 import typer
 
 from fsdpplan.cli.options.expand import Flag
+from fsdpplan.cli.options.files import DEFAULT_PLAN, Json, LedgerOptions, PlanFile
 from fsdpplan.cli.options.job import JobOptions, ProgramOptions
 from fsdpplan.cli.options.parse import choice, line, whole
-from fsdpplan.cli.options.question import DEFAULT_PLAN, Json, LedgerOptions, PlanFile
 from fsdpplan.cli.options.survival import ContainerOptions, SurvivalOptions
 from fsdpplan.cli.views.told import tell
 from fsdpplan.emit.trainer_program import Trainer

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from fsdpplan.cli.options.question import Json
+from fsdpplan.cli.options.files import Json
 from fsdpplan.cli.views.render import blocks, columns, table, wrapped
 from fsdpplan.cli.views.told import tell
 from fsdpplan.run.jobs import runs_of, unreadable_runs

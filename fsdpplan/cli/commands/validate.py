@@ -9,8 +9,8 @@ from typing import Annotated, ClassVar
 import typer
 
 from fsdpplan.cli.options.expand import Flag
+from fsdpplan.cli.options.files import Json
 from fsdpplan.cli.options.parse import path
-from fsdpplan.cli.options.question import Json
 
 Runs = Annotated[
     str | None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fsdpplan.cli.commands.run import AgainOptions, RunOptions
-from fsdpplan.cli.options.question import DEFAULT_PLAN
+from fsdpplan.cli.options.files import DEFAULT_PLAN
 from fsdpplan.cli.resolve.launch import Started
 from fsdpplan.emit.job import Job
 from fsdpplan.errors import SpecError

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpplan import __version__
-from fsdpplan.cli.options.question import DEFAULT_PLAN
+from fsdpplan.cli.options.files import DEFAULT_PLAN
 from fsdpplan.cli.resolve.inputs import Inputs
 from fsdpplan.cli.resolve.layout import the_layout
 from fsdpplan.cli.views.answer import fits_words, too_unsure

@@ -10,7 +10,7 @@ from math import exp
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from fsdpplan.cli.options.question import EvidenceOptions, LedgerOptions
+from fsdpplan.cli.options.files import EvidenceOptions, LedgerOptions
 from fsdpplan.cli.resolve.resolved import Resolved
 from fsdpplan.errors import SpecError
 from fsdpplan.files.ledger_place import ledger_path

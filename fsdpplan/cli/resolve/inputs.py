@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fsdpplan.cli.options.files import EvidenceOptions
+from fsdpplan.cli.options.layout import LayoutOptions
 from fsdpplan.cli.options.question import (
     ClusterOptions,
-    EvidenceOptions,
-    LayoutOptions,
     ModelOptions,
     TorchOptions,
     TrainingOptions,

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fsdpplan.cli.commands.run import RunOptions
+from fsdpplan.cli.options.files import DEFAULT_PLAN
 from fsdpplan.cli.options.job import JobOptions, ProgramOptions, given, job_of
-from fsdpplan.cli.options.question import DEFAULT_PLAN
 from fsdpplan.cli.options.survival import ContainerOptions, SurvivalOptions
 from fsdpplan.cli.resolve.job import saved_plan, with_this_python
 from fsdpplan.cli.resolve.job_torch import other_torch

@@ -6,7 +6,7 @@ from dataclasses import fields
 from math import prod
 from typing import Any
 
-from fsdpplan.cli.options.question import LayoutOptions
+from fsdpplan.cli.options.layout import LayoutOptions
 from fsdpplan.cli.options.synonyms import SELECTIVE
 from fsdpplan.cli.resolve.resolved import Resolved
 from fsdpplan.errors import SpecError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fsdpplan.cli.options.question import LedgerOptions
+from fsdpplan.cli.options.files import LedgerOptions
 from fsdpplan.cli.resolve.evidence import ledger_file
 from fsdpplan.cli.resolve.launch import Started
 from fsdpplan.errors import SpecError
