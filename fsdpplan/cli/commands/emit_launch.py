@@ -11,11 +11,16 @@ import typer
 
 from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.files import DEFAULT_PLAN, Json, PlanFile
-from fsdpplan.cli.options.job import JobOptions, ProgramOptions, job_of
+from fsdpplan.cli.options.job import (
+    ContainerOptions,
+    JobOptions,
+    PodOptions,
+    ProgramOptions,
+    SurvivalOptions,
+)
 from fsdpplan.cli.options.parse import choice, path, whole
-from fsdpplan.cli.options.pods import PodOptions, pods_of
 from fsdpplan.cli.options.question import Torch
-from fsdpplan.cli.options.survival import ContainerOptions, SurvivalOptions
+from fsdpplan.cli.resolve.job import job_of, pods_of
 from fsdpplan.cli.views.told import tell
 from fsdpplan.emit.targets import Target
 from fsdpplan.emit.trainer_program import Trainer

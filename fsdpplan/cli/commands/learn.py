@@ -22,7 +22,6 @@ from fsdpplan.spec.ledger import LedgerRow
 MOST_REFUSED = 12
 """Sentences on the screen; JSON has all of them."""
 
-
 Places = Annotated[
     list[str],
     typer.Argument(

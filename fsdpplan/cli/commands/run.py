@@ -9,9 +9,8 @@ import typer
 
 from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.files import DEFAULT_PLAN, Json, LedgerOptions, PlanFile
-from fsdpplan.cli.options.job import JobOptions, ProgramOptions
+from fsdpplan.cli.options.job import ContainerOptions, JobOptions, ProgramOptions, SurvivalOptions
 from fsdpplan.cli.options.parse import choice, line, whole
-from fsdpplan.cli.options.survival import ContainerOptions, SurvivalOptions
 from fsdpplan.cli.views.told import tell
 from fsdpplan.emit.trainer_program import Trainer
 

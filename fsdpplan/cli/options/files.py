@@ -14,14 +14,12 @@ from fsdpplan.cli.options.parse import line, path
 DEFAULT_PLAN = "fsdpplan.json"
 """Where `recommend` saves and the other commands look."""
 
-
 PlanFile = Annotated[
     str,
     typer.Argument(
         metavar="PLAN", help="A saved plan. Default: fsdpplan.json.", show_default=False
     ),
 ]
-
 
 Save = Annotated[
     str,
@@ -33,12 +31,10 @@ Save = Annotated[
     ),
 ]
 
-
 NoSave = Annotated[bool, typer.Option("--no-save", help="Save no plan.")]
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, nothing else.")]
-
 
 LedgerFile = Annotated[
     Path | None,

@@ -5,18 +5,28 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from fsdpplan import __version__
-from fsdpplan.cli.options.job import JobOptions
+from fsdpplan.cli.options.job import (
+    ContainerOptions,
+    JobOptions,
+    PodOptions,
+    ProgramOptions,
+    SurvivalOptions,
+)
 from fsdpplan.cost.step import estimate
 from fsdpplan.emit.alerts import alert_rules
+from fsdpplan.emit.container import Container
 from fsdpplan.emit.header import job_plan, plan_digest
-from fsdpplan.emit.job import Job, excluded_hosts, left_out, trial_words
+from fsdpplan.emit.job import Job, UserProgram, excluded_hosts, left_out, trial_words
 from fsdpplan.emit.order import Order
 from fsdpplan.emit.pods import Pods
+from fsdpplan.emit.survival import Survival
 from fsdpplan.emit.targets import Target, render
+from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import carried_json, read_plan
 from fsdpplan.files.writing import write_text_atomically
@@ -29,8 +39,64 @@ from fsdpplan.units import format_percent, format_seconds
 
 OTHER_TRAINERS = frozenset({"torchtitan", "megatron", "accelerate"})
 """Targets whose program is neither fsdpplan's nor the user's."""
+
 SAME_PYTHON = frozenset({"slurm", "ssh"})
 """Targets whose hosts see this one's Python, as far as anybody knows."""
+
+
+def given(options: Any) -> dict[str, Any]:
+    """The fields that were given."""
+    pairs = ((field.name, getattr(options, field.name)) for field in fields(options))
+    return {name: value for name, value in pairs if value not in (None, ())}
+
+
+def job_of(
+    job: JobOptions,
+    trainer: Trainer,
+    program: ProgramOptions,
+    survival: SurvivalOptions,
+    container: ContainerOptions,
+) -> Job:
+    """The job that the options describe."""
+    values = given(job)
+    values |= {"survival": survival_of(survival), "container": container_of(container)}
+    if program.script is None:
+        if program.args is not None:
+            raise SpecError("--args are those of a program of yours: give --script train.py too")
+        return Job(program=trainer, **values)
+    if ours := given(trainer):
+        flags = ", ".join("--" + name.replace("_", "-") for name in ours)
+        raise SpecError(
+            f"{flags} would not reach {program.script}: they are the reference trainer's; "
+            "pass them in --args"
+        )
+    return Job(program=UserProgram(script=program.script, args=program.args or ()), **values)
+
+
+def survival_of(options: SurvivalOptions) -> Survival:
+    """What the options say, with the defaults of what they leave out."""
+    return Survival(**given(options))
+
+
+def container_of(options: ContainerOptions) -> Container | None:
+    """The container that the options describe; None without an image."""
+    if options.container is None:
+        if options.container_mount or options.container_runtime is not None:
+            raise SpecError(
+                "--container-mount and --container-runtime are of a container: give --container "
+                "with its image too"
+            )
+        return None
+    return Container(
+        image=options.container,
+        mounts=options.container_mount,
+        runtime=options.container_runtime or "pyxis",
+    )
+
+
+def pods_of(options: PodOptions) -> Pods:
+    """The pods that the options describe."""
+    return Pods(**given(options))
 
 
 def ranked(path: str, rank: int | None, *, own_program: bool) -> Plan:

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from fsdpplan.cli.commands.run import RunOptions
 from fsdpplan.cli.options.files import DEFAULT_PLAN
-from fsdpplan.cli.options.job import JobOptions, ProgramOptions, given, job_of
-from fsdpplan.cli.options.survival import ContainerOptions, SurvivalOptions
-from fsdpplan.cli.resolve.job import saved_plan, with_this_python
+from fsdpplan.cli.options.job import ContainerOptions, JobOptions, ProgramOptions, SurvivalOptions
+from fsdpplan.cli.resolve.job import given, job_of, saved_plan, with_this_python
 from fsdpplan.cli.resolve.job_torch import other_torch
 from fsdpplan.cli.views.comparison import comparison_table, row_document
 from fsdpplan.cli.views.memory import attempt_document, memory_document, memory_words
