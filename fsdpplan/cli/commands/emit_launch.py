@@ -22,11 +22,13 @@ from fsdpplan.cli.options.parse import choice, path, whole
 from fsdpplan.cli.options.question import Torch
 from fsdpplan.cli.resolve.job import job_of, pods_of
 from fsdpplan.cli.views.told import tell
+from fsdpplan.emit.job import excluded_hosts
 from fsdpplan.emit.targets import Target
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import GateFailed, SpecError
 from fsdpplan.run import rehearse as program
 from fsdpplan.run.rehearse_ranks import DEFAULT_RANKS, chosen_ranks
+from fsdpplan.search.weak_nodes import price_of_weak_nodes, without_excluded
 from fsdpplan.spec.plan import Plan
 
 
@@ -95,9 +97,10 @@ def emit_launch(
     chosen = launch.ranked(
         plan, emit.rank, own_program=own_program or target in launch.OTHER_TRAINERS
     )
-    for sentence in launch.price_of_weak_nodes(chosen, asked):
+    excluded = excluded_hosts(asked)
+    for sentence in price_of_weak_nodes(chosen, excluded):
         tell(sentence)
-    chosen = launch.without_excluded(chosen, asked)
+    chosen = without_excluded(chosen, excluded)
     python = job_torch.python_here(asked) if target in launch.SAME_PYTHON else None
     image = pods.image if asked.container is None else asked.container.image
     its_torch = job_torch.of_job(emit.torch, image=image, python=python)

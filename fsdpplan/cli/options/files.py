@@ -33,7 +33,6 @@ Save = Annotated[
 
 NoSave = Annotated[bool, typer.Option("--no-save", help="Save no plan.")]
 
-
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, nothing else.")]
 
 LedgerFile = Annotated[

@@ -17,11 +17,10 @@ from fsdpplan.cli.options.job import (
     ProgramOptions,
     SurvivalOptions,
 )
-from fsdpplan.cost.step import estimate
 from fsdpplan.emit.alerts import alert_rules
 from fsdpplan.emit.container import Container
 from fsdpplan.emit.header import job_plan, plan_digest
-from fsdpplan.emit.job import Job, UserProgram, excluded_hosts, left_out, trial_words
+from fsdpplan.emit.job import Job, UserProgram, left_out, trial_words
 from fsdpplan.emit.order import Order
 from fsdpplan.emit.pods import Pods
 from fsdpplan.emit.survival import Survival
@@ -31,11 +30,7 @@ from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import carried_json, read_plan
 from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.run.launch import require_program
-from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.host_list import compress_host_list
 from fsdpplan.spec.plan import Plan
-from fsdpplan.spec.weak import weak_nodes, without_nodes
-from fsdpplan.units import format_percent, format_seconds
 
 OTHER_TRAINERS = frozenset({"torchtitan", "megatron", "accelerate"})
 """Targets whose program is neither fsdpplan's nor the user's."""
@@ -141,60 +136,6 @@ def with_this_python(job: Job, *, given: JobOptions) -> Job:
     if given.python is not None or given.env_setup or job.container is not None:
         return job
     return replace(job, python=sys.executable)
-
-
-def without_excluded(plan: Plan, job: Job) -> Plan:
-    """`plan` as it is predicted where the job leaves weak nodes out; scripts carry no list."""
-    out = [node for node in weak_nodes(plan.cluster) if node in excluded_hosts(job)]
-    if not out:
-        return plan
-    cluster = without_nodes(plan.cluster, out)
-    predicted = estimate(
-        model=plan.model, cluster=cluster, training=plan.training, layout=plan.layout
-    )
-    return replace(plan, cluster=cluster, estimate=predicted, alternatives=())
-
-
-def price_of_weak_nodes(plan: Plan, job: Job) -> tuple[str, ...]:
-    """Sentences on nodes that hold the others back: what it brings that some are left out, and
-    what it costs that others are kept."""
-    excluded = excluded_hosts(job)
-    weak = weak_nodes(plan.cluster)
-    out = tuple(node for node in weak if node in excluded)
-    kept = tuple(node for node in weak if node not in excluded)
-    without = without_nodes(plan.cluster, out)
-    sentences = []
-    if out:
-        slow, fast = _step_seconds(plan, plan.cluster), _step_seconds(plan, without)
-        sentences.append(
-            f"without {_nodes(plan, out)} a step takes {format_seconds(fast)}; kept, "
-            f"{'it' if len(out) == 1 else 'they'} would make it {_longer(slow, fast)}"
-        )
-    if kept:
-        slow = _step_seconds(plan, without)
-        fast = _step_seconds(plan, without_nodes(without, kept))
-        sentences.append(
-            f"keeping {_nodes(plan, kept)} makes a step {_longer(slow, fast)} in place of "
-            f"{format_seconds(fast)}; --exclude {compress_host_list(kept)} takes other nodes"
-        )
-    return tuple(sentences)
-
-
-def _nodes(plan: Plan, nodes: tuple[str, ...]) -> str:
-    """The nodes, and what is weak about them."""
-    texts = (spot.text for spot in plan.cluster.weak if set(spot.nodes) & {*nodes})
-    return f"{compress_host_list(nodes)} ({'; '.join(dict.fromkeys(texts))})"
-
-
-def _step_seconds(plan: Plan, cluster: Cluster) -> float:
-    return estimate(
-        model=plan.model, cluster=cluster, training=plan.training, layout=plan.layout
-    ).step_seconds.expected
-
-
-def _longer(slow_seconds: float, fast_seconds: float) -> str:
-    more = format_percent(slow_seconds / fast_seconds - 1)
-    return f"{more} longer: {format_seconds(slow_seconds)}"
 
 
 def trial_sentence(job: Job) -> str | None:

@@ -14,23 +14,20 @@ from fsdpplan.cli.app import exit_code_of
 from fsdpplan.cli.commands.explain import nccl_json
 from fsdpplan.cli.options.job import JobOptions
 from fsdpplan.cli.resolve import launch as session
-from fsdpplan.cli.resolve.job import price_of_weak_nodes
 from fsdpplan.cost.placement import group_placement
-from fsdpplan.cost.step import estimate
 from fsdpplan.emit.folder import SCRIPT_NAME
 from fsdpplan.emit.header import read_plan_json
-from fsdpplan.emit.job import Job
 from fsdpplan.errors import SpecError
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.files.plans import plan_from_json, read_plan, write_plan
 from fsdpplan.files.profiles import profile_names
 from fsdpplan.run.launch import resolve_launch
-from fsdpplan.spec.cluster import Cluster, WeakSpot
+from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.network import Network
 from fsdpplan.spec.plan import Plan
-from fsdpplan.spec.weak import weakened
 from tests.cli.small import on_a_machine_without_gpus, words
 from tests.emit.networks import GIB, INFINIBAND, on
+from tests.search.weak import with_a_weak_node
 
 RECOMMEND = words(
     "recommend --model llama-3.2-1b --gpus 16 --hardware dgx-h100 --tp 1 --pp 1 --micro-batch 1"
@@ -241,34 +238,6 @@ def test_a_list_of_nodes_that_is_none_is_refused(capsys: pytest.CaptureFixture[s
     said = capsys.readouterr().err
     assert said.startswith("fsdpplan: --exclude: 'n[3-1]' is no list of nodes")
     assert "n[01-04,7]" in said
-
-
-def with_a_weak_node(plan: Plan) -> Plan:
-    """The plan where n03 has a slow port, and the prediction that goes with it."""
-    spot = WeakSpot(
-        nodes=("n03",),
-        level=plan.cluster.levels[-1].name,
-        remaining_fraction=0.25,
-        text="mlx5_3 runs at 100 Gb/s, its equals at 400 Gb/s",
-    )
-    cluster = weakened(plan.cluster, (spot,))
-    predicted = estimate(
-        model=plan.model, cluster=cluster, training=plan.training, layout=plan.layout
-    )
-    return replace(plan, cluster=cluster, estimate=predicted, alternatives=())
-
-
-def test_the_price_of_a_weak_node_is_said() -> None:
-    plan = read_plan(PLAN)
-    slow = with_a_weak_node(plan)
-    assert price_of_weak_nodes(plan, Job()) == ()
-    (keep,) = price_of_weak_nodes(slow, Job())
-    assert keep.startswith("keeping n03 (mlx5_3 runs at 100 Gb/s, its equals at 400 Gb/s) makes a")
-    assert keep.endswith("; --exclude n03 takes other nodes")
-    (leave,) = price_of_weak_nodes(slow, Job(exclude=("n[01-03]",)))
-    assert leave.startswith("without n03 (mlx5_3 runs at 100 Gb/s")
-    percent = keep.partition("step ")[2].partition(" longer")[0]
-    assert f"kept, it would make it {percent} longer" in leave
 
 
 def test_a_script_without_the_weak_node_is_predicted_without_it(
