@@ -21,6 +21,7 @@ from fsdpplan.cli.options.job import (
 from fsdpplan.cli.options.parse import choice, path, whole
 from fsdpplan.cli.options.question import Torch
 from fsdpplan.cli.resolve.job import job_of, pods_of
+from fsdpplan.cli.resolve.torch import settled_plan, torch_of_job
 from fsdpplan.cli.views.told import tell
 from fsdpplan.emit.job import excluded_hosts
 from fsdpplan.emit.targets import Target
@@ -83,7 +84,6 @@ def emit_launch(
 ) -> None:
     """Print what launches a plan: for Slurm, Kubernetes or others."""
     from fsdpplan.cli.resolve import job as launch
-    from fsdpplan.cli.resolve import job_torch
     from fsdpplan.emit.folder import SCRIPT_NAME
     from fsdpplan.emit.nccl_cloud import gap_of
     from fsdpplan.run.folder import write_job_folder
@@ -101,10 +101,10 @@ def emit_launch(
     for sentence in price_of_weak_nodes(chosen, excluded):
         tell(sentence)
     chosen = without_excluded(chosen, excluded)
-    python = job_torch.python_here(asked) if target in launch.SAME_PYTHON else None
+    python = launch.python_here(asked) if target in launch.SAME_PYTHON else None
     image = pods.image if asked.container is None else asked.container.image
-    its_torch = job_torch.of_job(emit.torch, image=image, python=python)
-    settled = job_torch.settled(chosen, its_torch, own_program=own_program)
+    its_torch = torch_of_job(emit.torch, image=image, python=python)
+    settled = settled_plan(chosen, its_torch, own_program=own_program)
     chosen = settled.value
     for sentence in settled.warnings:
         tell(sentence)

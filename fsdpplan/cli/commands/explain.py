@@ -12,10 +12,10 @@ from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.files import DEFAULT_PLAN, Json, PlanFile
 from fsdpplan.cli.options.parse import whole
 from fsdpplan.cli.options.question import Torch
-from fsdpplan.cli.resolve import job_torch
 from fsdpplan.cli.resolve.answer import OneLayout, estimate_json
 from fsdpplan.cli.resolve.inputs import Inputs
 from fsdpplan.cli.resolve.job import ranked
+from fsdpplan.cli.resolve.torch import given_torch, settled_plan
 from fsdpplan.cli.views.render import blocks, columns, facts, listed, wrapped
 from fsdpplan.cli.views.screen import estimate_screen
 from fsdpplan.cli.views.told import tell
@@ -57,7 +57,7 @@ ANY_JOB = Job()
 def explain(*, plan: PlanFile = DEFAULT_PLAN, options: ExplainOptions, json: Json = False) -> None:
     """Explain a plan: its terms, or by --nccl its environment."""
     chosen = ranked(plan, options.rank, own_program=True)
-    settled = job_torch.settled(chosen, job_torch.given(options.torch), own_program=False)
+    settled = settled_plan(chosen, given_torch(options.torch), own_program=False)
     chosen = settled.value
     for sentence in settled.warnings:
         tell(sentence)

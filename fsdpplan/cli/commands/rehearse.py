@@ -13,7 +13,7 @@ from fsdpplan.cli.options.files import DEFAULT_PLAN, Json, PlanFile
 from fsdpplan.cli.options.parse import line
 from fsdpplan.cli.options.question import Torch
 from fsdpplan.cli.resolve import job as launch
-from fsdpplan.cli.resolve import job_torch
+from fsdpplan.cli.resolve.torch import given_torch, settled_plan
 from fsdpplan.cli.views.render import blocks, columns, listed, table, wrapped
 from fsdpplan.cli.views.told import tell
 from fsdpplan.errors import FsdpPlanError, GateFailed, LaunchError
@@ -70,8 +70,8 @@ def rehearse(
 ) -> None:
     """Run the plan's program at full size on one CPU; no GPU."""
     chosen = launch.ranked(plan, None, own_program=False)
-    settled = job_torch.settled(
-        chosen, job_torch.given(options.torch), own_program=options.build is not None
+    settled = settled_plan(
+        chosen, given_torch(options.torch), own_program=options.build is not None
     )
     chosen = settled.value
     for sentence in settled.warnings:

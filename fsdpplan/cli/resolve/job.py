@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
@@ -92,6 +93,12 @@ def container_of(options: ContainerOptions) -> Container | None:
 def pods_of(options: PodOptions) -> Pods:
     """The pods that the options describe."""
     return Pods(**given(options))
+
+
+def python_here(job: Job) -> str | None:
+    """The Python of the job, if this host has it: not one of a container, nor one that lines which
+    set up the environment will put on PATH."""
+    return None if job.container or job.env_setup else shutil.which(job.python)
 
 
 def ranked(path: str, rank: int | None, *, own_program: bool) -> Plan:

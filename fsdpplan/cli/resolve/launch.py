@@ -13,7 +13,7 @@ from fsdpplan.cli.commands.run import RunOptions
 from fsdpplan.cli.options.files import DEFAULT_PLAN
 from fsdpplan.cli.options.job import ContainerOptions, JobOptions, ProgramOptions, SurvivalOptions
 from fsdpplan.cli.resolve.job import given, job_of, saved_plan, with_this_python
-from fsdpplan.cli.resolve.job_torch import other_torch
+from fsdpplan.cli.resolve.torch import other_torch
 from fsdpplan.cli.views.comparison import comparison_table, row_document
 from fsdpplan.cli.views.memory import attempt_document, memory_document, memory_words
 from fsdpplan.cli.views.nccl import nccl_document, nccl_words
