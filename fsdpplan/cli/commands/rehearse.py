@@ -12,7 +12,7 @@ from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.files import DEFAULT_PLAN, Json, PlanFile
 from fsdpplan.cli.options.parse import line
 from fsdpplan.cli.options.question import Torch
-from fsdpplan.cli.resolve import job as launch
+from fsdpplan.cli.resolve.job import ranked
 from fsdpplan.cli.resolve.torch import given_torch, settled_plan
 from fsdpplan.cli.views.render import blocks, columns, listed, table, wrapped
 from fsdpplan.cli.views.told import tell
@@ -69,7 +69,7 @@ def rehearse(
     *, plan: PlanFile = DEFAULT_PLAN, options: RehearseOptions, json: Json = False
 ) -> None:
     """Run the plan's program at full size on one CPU; no GPU."""
-    chosen = launch.ranked(plan, None, own_program=False)
+    chosen = ranked(plan, None, own_program=False)
     settled = settled_plan(
         chosen, given_torch(options.torch), own_program=options.build is not None
     )

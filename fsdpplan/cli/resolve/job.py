@@ -1,8 +1,7 @@
-"""From a saved plan to its launch script."""
+"""The job that options describe, and the saved plan that it is of."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -10,7 +9,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from fsdpplan import __version__
 from fsdpplan.cli.options.job import (
     ContainerOptions,
     JobOptions,
@@ -18,26 +16,47 @@ from fsdpplan.cli.options.job import (
     ProgramOptions,
     SurvivalOptions,
 )
-from fsdpplan.emit.alerts import alert_rules
 from fsdpplan.emit.container import Container
-from fsdpplan.emit.header import job_plan, plan_digest
-from fsdpplan.emit.job import Job, UserProgram, left_out, trial_words
-from fsdpplan.emit.order import Order
+from fsdpplan.emit.job import Job, UserProgram
 from fsdpplan.emit.pods import Pods
 from fsdpplan.emit.survival import Survival
-from fsdpplan.emit.targets import Target, render
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
-from fsdpplan.files.plans import carried_json, read_plan
-from fsdpplan.files.writing import write_text_atomically
-from fsdpplan.run.launch import require_program
+from fsdpplan.files.plans import read_plan
 from fsdpplan.spec.plan import Plan
 
-OTHER_TRAINERS = frozenset({"torchtitan", "megatron", "accelerate"})
-"""Targets whose program is neither fsdpplan's nor the user's."""
 
-SAME_PYTHON = frozenset({"slurm", "ssh"})
-"""Targets whose hosts see this one's Python, as far as anybody knows."""
+def saved_plan(path: str) -> Plan:
+    """The plan in a file, or what to type where there is none."""
+    if not os.path.exists(Path(path)):
+        raise SpecError(
+            f"there is no plan {path}: type fsdpplan recommend --params 8e9 --gpus 8 first, which "
+            f"saves one, or name another"
+        )
+    return read_plan(path)
+
+
+def ranked(path: str, rank: int | None, *, own_program: bool) -> Plan:
+    """The plan in a file, with another layout of its list where `rank` asks for one."""
+    plan = saved_plan(path)
+    if rank is not None:
+        plan = _with_rank(plan, rank, path)
+    if not plan.estimate.runnable and not own_program:
+        raise SpecError(
+            f"fsdpplan's own trainer is FSDP2's and cannot run {path}, which is for "
+            f"{plan.training.traits.words}: give a program of yours with --script, or plan again "
+            "with --runtime fsdp2"
+        )
+    return plan
+
+
+def _with_rank(plan: Plan, rank: int, path: str) -> Plan:
+    chosen = next((line for line in plan.alternatives if line.rank == rank), None)
+    if chosen is None:
+        raise SpecError(
+            f"{path} has no rank {rank}: type --rank with one from 1 to {len(plan.alternatives)}"
+        )
+    return replace(plan, layout=chosen.layout, estimate=chosen.estimate)
 
 
 def given(options: Any) -> dict[str, Any]:
@@ -95,45 +114,6 @@ def pods_of(options: PodOptions) -> Pods:
     return Pods(**given(options))
 
 
-def python_here(job: Job) -> str | None:
-    """The Python of the job, if this host has it: not one of a container, nor one that lines which
-    set up the environment will put on PATH."""
-    return None if job.container or job.env_setup else shutil.which(job.python)
-
-
-def ranked(path: str, rank: int | None, *, own_program: bool) -> Plan:
-    """The plan in a file, with another layout of its list where `rank` asks for one."""
-    plan = saved_plan(path)
-    if rank is not None:
-        plan = _with_rank(plan, rank, path)
-    if not plan.estimate.runnable and not own_program:
-        raise SpecError(
-            f"fsdpplan's own trainer is FSDP2's and cannot run {path}, which is for "
-            f"{plan.training.traits.words}: give a program of yours with --script, or plan again "
-            "with --runtime fsdp2"
-        )
-    return plan
-
-
-def saved_plan(path: str) -> Plan:
-    """The plan in a file, or what to type where there is none."""
-    if not os.path.exists(Path(path)):
-        raise SpecError(
-            f"there is no plan {path}: type fsdpplan recommend --params 8e9 --gpus 8 first, which "
-            f"saves one, or name another"
-        )
-    return read_plan(path)
-
-
-def _with_rank(plan: Plan, rank: int, path: str) -> Plan:
-    chosen = next((line for line in plan.alternatives if line.rank == rank), None)
-    if chosen is None:
-        raise SpecError(
-            f"{path} has no rank {rank}: type --rank with one from 1 to {len(plan.alternatives)}"
-        )
-    return replace(plan, layout=chosen.layout, estimate=chosen.estimate)
-
-
 def with_this_python(job: Job, *, given: JobOptions) -> Job:
     """`job`, run by the Python that runs this program: it has torch, `python3` on PATH may not.
 
@@ -145,62 +125,7 @@ def with_this_python(job: Job, *, given: JobOptions) -> Job:
     return replace(job, python=sys.executable)
 
 
-def trial_sentence(job: Job) -> str | None:
-    """That the job is no more than a trial, and the options by which it would be."""
-    words, options = trial_words(job), left_out(job)
-    if words is None:
-        return None
-    listed = " and ".join(filter(None, (", ".join(options[:-1]), options[-1])))
-    return f"the job {words}: {listed} {'says' if len(options) == 1 else 'say'} otherwise"
-
-
-def write_alerts(path: Path, plan: Plan) -> None:
-    """Write the plan's rules for Prometheus."""
-    digest = plan_digest(carried_json(job_plan(plan)))
-    write_text_atomically(path, alert_rules(plan, digest=digest), advice="choose another --alerts")
-
-
-def emitted(target: Target, plan: Plan, job: Job, pods: Pods) -> str:
-    """The text that launches `plan` at `target`."""
-    if target not in OTHER_TRAINERS:
-        require_program(plan, job)
-    carried = job_plan(plan)
-    order = Order(
-        plan=carried, plan_json=carried_json(carried), job=job, version=__version__, pods=pods
-    )
-    return render(target, order)
-
-
-def require_meaning(
-    target: Target, *, out: Path | None, alerts: Path | None, rehearsed: bool
-) -> None:
-    """Refuse what a target has no use for."""
-    if out is not None and target != "slurm":
-        raise SpecError(
-            f"--out writes a job folder for Slurm: leave it out for --target {target}, and put "
-            "what is printed into a file"
-        )
-    if target not in OTHER_TRAINERS:
-        return
-    for flag, given in (("--rehearsed", rehearsed), ("--alerts", alerts is not None)):
-        if given:
-            raise SpecError(
-                f"{flag} is about fsdpplan's own trainer, which --target {target} does not run: "
-                "leave it out"
-            )
-
-
-def script_json(script: str, target: Target, plan: Plan, job: Job, out: Path | None) -> str:
-    """What `emit-launch --json` prints."""
-    return json.dumps(
-        {
-            "script": script,
-            "target": target,
-            "folder": None if out is None else os.path.abspath(out),
-            "plan_sha256": plan_digest(carried_json(job_plan(plan))),
-            "job_name": job.job_name,
-            "nodes": plan.cluster.nodes,
-            "ranks": plan.cluster.gpus,
-        },
-        indent=2,
-    )
+def python_here(job: Job) -> str | None:
+    """The Python of the job, if this host has it: not one of a container, nor one that lines which
+    set up the environment will put on PATH."""
+    return None if job.container or job.env_setup else shutil.which(job.python)
