@@ -12,7 +12,7 @@ import typer
 from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.files import Json
 from fsdpplan.cli.options.parse import fraction, path
-from fsdpplan.cli.views.comparison import comparison_table, row_document
+from fsdpplan.cli.views.outcome import comparison_table, row_document
 from fsdpplan.cli.views.render import blocks, columns, listed, table, wrapped
 from fsdpplan.cli.views.told import tell
 from fsdpplan.errors import GateFailed

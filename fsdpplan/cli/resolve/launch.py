@@ -1,41 +1,29 @@
-"""One `fsdpplan run`: which script, where, and what it came to."""
+"""Which script is run, and where: one that stands here, is named or emitted, a shrunk one, or that
+of a run which was started before."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fsdpplan.cli.commands.run import RunOptions
 from fsdpplan.cli.options.files import DEFAULT_PLAN
 from fsdpplan.cli.options.job import ContainerOptions, JobOptions, ProgramOptions, SurvivalOptions
+from fsdpplan.cli.options.run import AgainOptions, RunOptions
 from fsdpplan.cli.resolve.job import given, job_of, saved_plan, with_this_python
-from fsdpplan.cli.resolve.torch import other_torch
-from fsdpplan.cli.views.comparison import comparison_table, row_document
-from fsdpplan.cli.views.memory import attempt_document, memory_document, memory_words
-from fsdpplan.cli.views.nccl import nccl_document, nccl_words
-from fsdpplan.cli.views.render import blocks, wrapped
 from fsdpplan.cost.step import estimate
 from fsdpplan.emit.folder import SCRIPT_NAME
 from fsdpplan.emit.job import Job
 from fsdpplan.emit.nccl_cloud import gap_of
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
-from fsdpplan.files.plans import estimate_document, layout_document
-from fsdpplan.run.compare import compare
-from fsdpplan.run.fallback import Attempt, run_with_fallback
-from fsdpplan.run.jobs import Run
+from fsdpplan.run.jobs import Run, chosen_run
 from fsdpplan.run.launch import Launch, emit_script, is_plan, read_launch, resolve_launch
 from fsdpplan.run.machine import Target, choose_target, this_machine
-from fsdpplan.run.outcome import Manner, Outcome
-from fsdpplan.run.session import attach, command_words, resume, run_launch
-from fsdpplan.run.show import display_for
+from fsdpplan.run.outcome import Manner
+from fsdpplan.run.session import command_words
 from fsdpplan.run.smoke import smoke_plan
-from fsdpplan.terminal import log_line
-from fsdpplan.units import format_seconds
 
 SMOKE_STEPS = 10
 
@@ -215,97 +203,60 @@ def _smoke(plan: str, options: RunOptions, job: Job | None) -> Launch:
     return Launch(script=emit_script(small, asked), plan=small, origin=f"smoke run of {plan}")
 
 
-def follow(started: Started, manner: Manner, *, fallback: int = 0) -> tuple[Attempt, ...]:
-    """Run it to its end; where memory runs out, then up to `fallback` leaner layouts."""
+def require_alone(
+    again: AgainOptions, options: RunOptions, *, job: Job | None, file: str, plan: str
+) -> None:
+    """Refuse options that would change nothing of a run as it is."""
+    if not again.attach and not again.resume:
+        raise SpecError("--job says which run to come back to: add --attach or --resume to it")
+    if again.attach and again.resume:
+        raise SpecError("--attach follows a run, --resume starts it again: leave one of them out")
+    flag = "--attach" if again.attach else "--resume"
+    others = {
+        "FILE": file,
+        "--plan": plan != DEFAULT_PLAN,
+        "--from": options.source is not None,
+        "--smoke": options.smoke,
+        "--fallback": options.fallback is not None,
+        "options of the job": job is not None,
+        "--dry-run": options.dry_run and again.attach,
+        "--chain": options.chain is not None and again.attach,
+        "--allow-sockets": options.allow_sockets and again.attach,
+    }
+    if idle := [name for name, is_given in others.items() if is_given]:
+        raise SpecError(
+            f"{flag} takes a run as it is, so {' and '.join(idle)} would change nothing: leave out "
+            "the one or the other"
+        )
 
-    def run(launch: Launch) -> Outcome:
-        target, mfu = started.target, launch.plan.estimate.mfu_fraction
-        display = display_for(sys.stderr, planned_mfu_fraction=mfu)
-        if started.again is None:
-            folder = started.folder
-            return run_launch(launch, folder=folder, target=target, display=display, manner=manner)
-        if started.attaches:
-            return attach(started.again, launch, display=display, manner=manner)
-        return resume(started.again, launch, target=target, display=display, manner=manner)
 
-    def say(text: str) -> None:
-        print(f"fsdpplan: {log_line(text)}", file=sys.stderr, flush=True)
-
-    for remark in started.remarks:
-        say(remark)
-    return run_with_fallback(started.launch, job=started.job, most=fallback, run=run, say=say)
-
-
-def dry_run_json(started: Started) -> str:
-    """What `run --dry-run --json` prints."""
-    return json.dumps(
-        {
-            "command": list(started.command),
-            "target": started.target,
-            "origin": started.launch.origin,
-            "script": started.launch.script,
-        },
-        indent=2,
+def prepare_again(again: AgainOptions, options: RunOptions) -> Started:
+    """The run, with its own script."""
+    run = chosen_run(Path.cwd(), again.job)
+    if options.target not in (None, run.record.engine):
+        raise SpecError(
+            f"run {run.shown_id} is one of --target {run.record.engine}, and stays there: leave "
+            "--target out, or start a new run"
+        )
+    launch = read_launch(Path(run.record.script))
+    if options.chain is not None and not launch.saves:
+        raise SpecError(
+            "--chain needs checkpoints, and this run keeps none: start a new one from a script "
+            "with --checkpoint-dir"
+        )
+    return Started(
+        launch=launch,
+        target=_target_again(launch, run.record.engine),
+        folder=Path(run.record.folder),
+        again=run,
+        attaches=bool(again.attach),
     )
 
 
-def outcome_json(attempts: Sequence[Attempt]) -> str:
-    """What `run --json` prints: of the last attempt, and the others in short."""
-    last = attempts[-1]
-    outcome, plan = last.outcome, last.launch.plan
-    rows = compare(estimate=plan.estimate, measured=outcome.measured)
-    return json.dumps(
-        {
-            "job_exit_code": outcome.exit_code,
-            "job_id": outcome.job_id,
-            "ended": outcome.ended,
-            "steps": outcome.steps_done,
-            "seconds": outcome.seconds,
-            "stopped": outcome.stopped,
-            "run_folder": str(outcome.run_folder),
-            "torch": {"planned": plan.training.torch, "ran": _torch_that_ran(outcome)},
-            "layout": layout_document(plan.layout),
-            "predicted": estimate_document(plan.estimate),
-            "measured": {row.quantity: row.measured for row in rows},
-            "comparison": [row_document(row) for row in rows],
-            "nccl": None if outcome.nccl is None else nccl_document(outcome.nccl),
-            "warnings": list(outcome.warnings),
-            "out_of_memory": memory_document(last),
-            "attempts": [attempt_document(each) for each in attempts],
-        },
-        indent=2,
-    )
-
-
-def outcome_table(attempts: Sequence[Attempt], *, width: int) -> str:
-    """Predicted against measured, what NCCL did, and how the job ended."""
-    last = attempts[-1]
-    outcome = last.outcome
-    rows = compare(estimate=last.launch.plan.estimate, measured=outcome.measured)
-    complaint = outcome.complaint if outcome.exit_code else None
-    return blocks(
-        comparison_table(rows, width=width),
-        "" if outcome.nccl is None else wrapped(nccl_words(outcome.nccl), width=width),
-        *(wrapped(text, width=width) for text in memory_words(attempts)),
-        wrapped(other_torch(last.launch.plan, _torch_that_ran(outcome)), width=width),
-        wrapped(_ending(outcome), width=width),
-        # Once more: launchers print tracebacks of their own below it.
-        "" if complaint is None else wrapped(f"It said: {complaint}", width=width),
-    )
-
-
-def _torch_that_ran(outcome: Outcome) -> str | None:
-    summary = outcome.measured.summary
-    return None if summary is None else summary.torch_version
-
-
-def _ending(outcome: Outcome) -> str:
-    steps = outcome.steps_done
-    says_code = outcome.ended and outcome.exit_code != 0
-    code = f" with exit code {outcome.exit_code}" if says_code else ""
-    verb = "was stopped" if outcome.stopped else "ended" if outcome.ended else "was left running"
-    took = "" if outcome.seconds is None else f" and {format_seconds(outcome.seconds)}"
-    return (
-        f"The job {verb} after {steps} step{'' if steps == 1 else 's'}{took}{code}; log and "
-        f"metrics: {outcome.run_folder}"
-    )
+def _target_again(launch: Launch, engine: Target) -> Target:
+    """A run of this host may have been one in an allocation, and is where there is one again."""
+    if engine != "here":
+        return engine
+    machine = this_machine()
+    inside = machine.allocation_nodes == launch.plan.cluster.nodes
+    return choose_target(plan=launch.plan, machine=machine, asked=None if inside else "here")
