@@ -21,9 +21,9 @@ RAISED = dict.fromkeys(
 )
 
 PASSED_ON = {
-    "cli/resolve/answer.py:search": "the remedy that a search found; tests/search/test_remedy.py",
-    "cli/resolve/answer.py:_refuse_question": "a sentence of search/legality.py",
-    "cli/resolve/answer.py:one_layout": "a sentence of search/legality.py",
+    "cli/commands/recommend.py:search": "the remedy found by a search; tests/search/test_remedy.py",
+    "cli/resolve/inputs.py:refuse_question": "a sentence of search/legality.py",
+    "cli/commands/estimate.py:one_layout": "a sentence of search/legality.py",
     "cli/options/parse.py:release": "a sentence of spec/torch_release.py",
     "cli/options/parse.py:nodes": "a sentence of spec/host_list.py",
     "cost/pipeline_order.py:require_simulated": "a sentence of stages_refusal",

@@ -12,10 +12,10 @@ from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.files import DEFAULT_PLAN, Json, PlanFile
 from fsdpplan.cli.options.parse import whole
 from fsdpplan.cli.options.question import Torch
-from fsdpplan.cli.resolve.answer import OneLayout, estimate_json
-from fsdpplan.cli.resolve.inputs import Inputs
+from fsdpplan.cli.resolve.inputs import Inputs, OneLayout
 from fsdpplan.cli.resolve.job import ranked
 from fsdpplan.cli.resolve.torch import given_torch, settled_plan
+from fsdpplan.cli.views.answer import estimate_json
 from fsdpplan.cli.views.render import blocks, columns, facts, listed, wrapped
 from fsdpplan.cli.views.screen import estimate_screen
 from fsdpplan.cli.views.told import tell

@@ -21,10 +21,17 @@ from fsdpplan.cli.resolve.model import resolve_model
 from fsdpplan.cli.resolve.resolved import Resolved, Sources
 from fsdpplan.cli.resolve.torch import resolve_torch
 from fsdpplan.cli.resolve.training import resolve_training
+from fsdpplan.errors import SpecError
 from fsdpplan.search.learned import Learner
+from fsdpplan.search.legality import question_problem
 from fsdpplan.search.pins import Pins
+from fsdpplan.search.question import Question
+from fsdpplan.search.remedies import Asked, remedy
 from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.estimate import Estimate
+from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
+from fsdpplan.spec.torch_features import Setting, slower_without
 from fsdpplan.spec.training import Training
 
 
@@ -45,6 +52,22 @@ class Inputs:
     """The same machines with another number of GPUs; None where only those found are known."""
     learner: Learner | None = None
     """What measured runs say; None: there are none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneLayout:
+    """One layout and its prediction."""
+
+    inputs: Inputs
+    layout: Layout
+    estimate: Estimate
+    available_bytes: int
+    """The highest peak that is planned with, by head-room and chance to fit."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the fullest GPU has room for it, as much as a plan must leave."""
+        return self.estimate.memory.peak_device_bytes <= self.available_bytes
 
 
 def resolve(
@@ -89,3 +112,37 @@ def resolve(
         larger=None if larger is None else lambda gpus: with_peaks(larger(gpus), peaks),
         learner=own.value.learner,
     )
+
+
+def refuse_question(inputs: Inputs) -> None:
+    """Raise SpecError where no layout at all could be trained."""
+    problem = question_problem(
+        model=inputs.model, cluster=inputs.cluster, training=inputs.training, pins=inputs.pins
+    )
+    if problem is not None:
+        raise SpecError(problem)
+
+
+def slower_words(inputs: Inputs, layout: Layout) -> tuple[str, ...]:
+    """What the release of torch makes slower than predicted."""
+    return tuple(
+        f"torch {inputs.training.torch} has no {feature.name} ({feature.since} has): the trainer "
+        f"{feature.done_without}, and {feature.slower}"
+        for feature in slower_without(setting_of(inputs, layout))
+    )
+
+
+def setting_of(inputs: Inputs, layout: Layout) -> Setting:
+    """What a layout asks of the release of torch."""
+    return Setting(
+        model=inputs.model, cluster=inputs.cluster, training=inputs.training, layout=layout
+    )
+
+
+def remedy_words(inputs: Inputs, closest: Layout | None) -> str:
+    """What to type, tried by a search of its own."""
+    question = Question(
+        model=inputs.model, cluster=inputs.cluster, training=inputs.training, pins=inputs.pins
+    )
+    found = remedy(Asked(question=question, larger=inputs.larger), closest)
+    return found or "GPUs with more memory are needed: more of these do not help"

@@ -1,13 +1,26 @@
-"""The layout that was chosen, in lines of a name and a value."""
+"""The answer: the layout that was chosen in lines of a name and a value, and all of it as JSON."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from math import floor
+from typing import Any
 
-from fsdpplan.cli.resolve.inputs import Inputs
+from fsdpplan.cli.resolve.inputs import Inputs, OneLayout, setting_of
 from fsdpplan.cli.views.render import facts, wrapped
 from fsdpplan.cost.memory import available_bytes
 from fsdpplan.cost.peak_band import peak_factor
+from fsdpplan.files.plans import (
+    SCHEMA_VERSION,
+    cluster_document,
+    estimate_document,
+    layout_document,
+    model_document,
+    needed_document,
+    training_document,
+)
+from fsdpplan.search.result import SearchResult
 from fsdpplan.search.words import degrees, describe
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.estimate import Estimate, LearnedStep, MemoryBreakdown
@@ -196,3 +209,78 @@ def _batch(layout: Layout) -> str:
 def unit(inputs: Inputs) -> str:
     """What one rank runs on."""
     return "GPU" if inputs.cluster.device.kind == "cuda" else "process"
+
+
+def rejections(rejected: tuple[tuple[str, int], ...]) -> str:
+    """Why layouts were rejected, and how many."""
+    return "; ".join(f"{reason} ({count:,})" for reason, count in rejected)
+
+
+def recommend_json(inputs: Inputs, result: SearchResult, *, seconds: float) -> str:
+    """What `recommend --json` prints."""
+    next_run = result.listed.next_run
+    return _dumps(
+        {
+            **_inputs_document(inputs),
+            "plans": [
+                {
+                    "rank": ranked.rank,
+                    "layout": layout_document(ranked.layout),
+                    "torch_needed": needed_document(setting_of(inputs, ranked.layout)),
+                    "estimate": estimate_document(ranked.estimate),
+                    "reason": ranked.reason,
+                    "behind_fastest_fraction": result.behind_fastest(ranked),
+                    "difference_error_fraction": error,
+                }
+                for ranked, error in zip(result.ranked, result.listed.errors, strict=True)
+            ],
+            "fastest_rank": result.listed.fastest_rank,
+            "not_told_apart": list(result.listed.tied),
+            "next_run": None if next_run is None else asdict(next_run),
+            "search": {
+                "candidates": result.candidates,
+                "feasible": result.feasible,
+                "priced": result.priced,
+                "pruned": result.pruned,
+                "rejected": dict(result.rejected),
+                "seconds": seconds,
+            },
+            **_said(inputs),
+        }
+    )
+
+
+def estimate_json(one: OneLayout) -> str:
+    """What `estimate --json` prints: the estimate's fields beside the layout."""
+    return _dumps(
+        {
+            **_inputs_document(one.inputs),
+            "layout": layout_document(one.layout),
+            "torch_needed": needed_document(setting_of(one.inputs, one.layout)),
+            **estimate_document(one.estimate),
+            "available_bytes": one.available_bytes,
+            "fits": one.fits,
+            **_said(one.inputs),
+        }
+    )
+
+
+def _inputs_document(inputs: Inputs) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "model": model_document(inputs.model),
+        "cluster": cluster_document(inputs.cluster),
+        "training": training_document(inputs.training),
+    }
+
+
+def _said(inputs: Inputs) -> dict[str, Any]:
+    return {
+        "sources": dict(inputs.sources),
+        "assumptions": list(inputs.assumptions),
+        "warnings": list(inputs.warnings),
+    }
+
+
+def _dumps(document: dict[str, Any]) -> str:
+    return json.dumps(document, indent=2, allow_nan=False)

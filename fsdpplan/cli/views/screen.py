@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from fsdpplan.cli.resolve.answer import OneLayout, rejections
-from fsdpplan.cli.resolve.inputs import Inputs
-from fsdpplan.cli.views.answer import answer_lines, unit
+from fsdpplan.cli.resolve.inputs import Inputs, OneLayout
+from fsdpplan.cli.views.answer import answer_lines, rejections, unit
 from fsdpplan.cli.views.ranks import ranked_lines, why, worth_running
 from fsdpplan.cli.views.render import aligned, beside, blocks, listed, table, wrapped
 from fsdpplan.cost.params import active_parameter_count, parameter_count
