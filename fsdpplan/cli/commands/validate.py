@@ -11,6 +11,15 @@ import typer
 from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.files import Json
 from fsdpplan.cli.options.parse import path
+from fsdpplan.cli.views.kernels import kernels_json, kernels_screen
+from fsdpplan.cli.views.render import columns
+from fsdpplan.cli.views.validation import report_json, report_screen
+from fsdpplan.errors import SpecError
+from fsdpplan.files.bundled import bundled_runs
+from fsdpplan.files.runs import read_runs
+from fsdpplan.validate.kernel_scores import collective_report, matmul_report
+from fsdpplan.validate.learn.validated import LearnedReport
+from fsdpplan.validate.report import Report, report
 
 Runs = Annotated[
     str | None,
@@ -31,6 +40,7 @@ Collectives = Annotated[
         "GPU, fabric and span.",
     ),
 ]
+
 Matmuls = Annotated[
     str | None,
     typer.Option(
@@ -76,18 +86,12 @@ def validate(
         learns = options.runs is not None or options.leave_one_out
         _kernels(table, collectives, matmuls, learns=bool(learns), as_json=json)
         return
-    from fsdpplan.cli.views import validation, validation_json
-    from fsdpplan.cli.views.render import columns
-    from fsdpplan.files.bundled import bundled_runs
-    from fsdpplan.files.runs import read_runs
-    from fsdpplan.validate.report import report
-
     result = report(read_runs(bundled_runs() if table is None else Path(table)))
-    learned = validation.learned(result, options.runs, leave_one_out=bool(options.leave_one_out))
+    after = learned(result, options.runs, leave_one_out=bool(options.leave_one_out))
     if json:
-        typer.echo(validation_json.report_json(result, learned))
+        typer.echo(report_json(result, after))
     else:
-        typer.echo(validation.screen(result, learned, width=columns()))
+        typer.echo(report_screen(result, after, width=columns()))
 
 
 def _kernels(
@@ -99,11 +103,6 @@ def _kernels(
     as_json: bool,
 ) -> None:
     """The tables of kernels, each by itself."""
-    from fsdpplan.cli.views.kernels import kernels_json, kernels_screen
-    from fsdpplan.cli.views.render import columns
-    from fsdpplan.errors import SpecError
-    from fsdpplan.validate.kernel_scores import collective_report, matmul_report
-
     if runs is not None:
         raise SpecError(
             f"a table of runs and one of kernels are scored apart: fsdpplan validate {runs}, and "
@@ -120,3 +119,26 @@ def _kernels(
     if matmuls is not None:
         reports.append(matmul_report(Path(matmuls)))
     typer.echo(kernels_json(reports) if as_json else kernels_screen(reports, width=columns()))
+
+
+def learned(report: Report, runs: Path | None, *, leave_one_out: bool) -> LearnedReport | None:
+    """The same table after learning from `runs`, or from its other rows; None: from nothing."""
+    if runs is None and not leave_one_out:
+        return None
+    if runs is not None and leave_one_out:
+        raise SpecError("--runs and --leave-one-out are two things to learn from: give one of them")
+    from fsdpplan.validate.learn.evidence import told
+    from fsdpplan.validate.learn.peaks import told_peaks
+    from fsdpplan.validate.learn.validated import after_learning, learned_report, left_one_out
+
+    if runs is None:
+        return learned_report(left_one_out(report.rows))
+    from fsdpplan.run.evidence import rows_at
+
+    known = rows_at(runs)
+    if not told(known) and not told_peaks(known):
+        raise SpecError(
+            f"no run in {runs} has a step time or a peak of memory that can be compared: type "
+            f"fsdpplan validate {runs} to see why"
+        )
+    return learned_report(after_learning(report.rows, known))
