@@ -1,38 +1,31 @@
-"""One `fsdpplan calibrate`: where it starts, what is measured, and what becomes of it."""
+"""A calibration: the profile that it starts from, and what becomes of what was measured."""
 
 from __future__ import annotations
 
-import os
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fsdpplan.cli.commands.calibrate import DEFAULT_SAVE, MeasuringOptions, ProfileOptions
 from fsdpplan.errors import GateFailed, SpecError
 from fsdpplan.files.clusters import Flags, LoadedCluster, cluster_of
 from fsdpplan.files.measured_profile import NumberSource, ProfileHead, measured_profile_text
-from fsdpplan.files.measurements import read_measurements
-from fsdpplan.files.plans import read_plan
 from fsdpplan.files.profile_devices import DeviceProfile
 from fsdpplan.files.profile_nodes import ClusterProfile, NodeProfile
 from fsdpplan.files.profiles import load_device, load_machines, load_node, profile_for_gpus
 from fsdpplan.files.writing import write_text_atomically
-from fsdpplan.run import calibrate as measuring_program
-from fsdpplan.run.calibrate_variables import network_variables
-from fsdpplan.run.machine import this_machine
 from fsdpplan.spec.cluster import DeviceKind
 from fsdpplan.spec.measurement import MeasuredMachine, Measurement
-from fsdpplan.topology.measure.settings import DEFAULT_SECONDS
-from fsdpplan.validate.calibrated import Calibration, calibrated, machine_of
+from fsdpplan.validate.calibrated import Calibration, calibrated
 from fsdpplan.validate.check_machine import gates, slow_parts
 from fsdpplan.validate.gates import Gate
 
 CPU = "cpu"
+
 DEFAULT_TOLERANCE = 0.2
-CHECK_LOG = "check.jsonl"
-"""Where --check keeps its log: that of the profile stays as it is."""
+
 DOUBLINGS = 12
 """Nodes are doubled so often at most to reach all levels of a profile."""
+
 NAMED = 3
 """Slow parts that a message names."""
 
@@ -78,43 +71,14 @@ class Checked:
     slow: tuple[Gate, ...]
 
 
-def refuse_contradictions(measuring: MeasuringOptions, profile: ProfileOptions) -> None:
-    """Raise SpecError where options do not go together."""
-    if profile.tolerance is not None and not profile.check:
-        raise SpecError("--tolerance says when --check fails: add --check, or leave it out")
-    if profile.check and profile.save is not None:
-        raise SpecError("--check writes no profile: leave out --save, or calibrate without --check")
-    fixed = ("processes", "nodes", "seconds", "plan")
-    given = [f"--{name}" for name in fixed if getattr(measuring, name) is not None]
-    if measuring.log is not None and given:
-        raise SpecError(f"--from measures nothing: leave out {', '.join(given)}")
-
-
-def measure(measuring: MeasuringOptions, profile: ProfileOptions) -> Measured:
-    """Measure here, or read what was measured before."""
-    if measuring.log is not None:
-        rows = read_measurements(measuring.log)
-        machine = machine_of(rows)
-        start = _named(profile.hardware) or _of_log(machine)
-        log = measuring.log
-    else:
-        start = _named(profile.hardware) or _detected()
-        log = _measured_log(measuring, profile, start)
-        rows = read_measurements(log)
-        machine = machine_of(rows)
-    return Measured(
-        rows=rows, machine=machine, start=start, loaded=start_cluster(start, machine), log=log
-    )
-
-
-def _named(hardware: str | None) -> Start | None:
+def named_start(hardware: str | None) -> Start | None:
     if hardware is None:
         return None
     profile, folder = load_machines(hardware)
     return Start(profile=profile, folder=folder, words=f"profile {hardware}")
 
 
-def _of_log(machine: MeasuredMachine) -> Start:
+def start_of_log(machine: MeasuredMachine) -> Start:
     """The catalogue's profile of what the log was measured on."""
     name: str | None = CPU
     if machine.device_kind == "cuda":
@@ -124,12 +88,12 @@ def _of_log(machine: MeasuredMachine) -> Start:
             f"no profile has {machine.ranks_per_node} x {machine.device_name}: say by --hardware "
             "which one to start from"
         )
-    start = _named(name)
+    start = named_start(name)
     assert start is not None
     return start
 
 
-def _detected() -> Start:
+def detected_start() -> Start:
     """What this machine is."""
     from fsdpplan.topology.probe import visible_gpus
 
@@ -144,30 +108,7 @@ def _detected() -> Start:
     return Start(profile=detect.found_node(survey), folder=None, words="what was found here")
 
 
-def _measured_log(measuring: MeasuringOptions, profile: ProfileOptions, start: Start) -> Path:
-    kind = _device(start).device.kind
-    settings = measuring_program.Settings(device=kind, seconds=measuring.seconds or DEFAULT_SECONDS)
-    if measuring.plan is not None:
-        settings = measuring_program.settings_for_plan(settings, read_plan(measuring.plan))
-    ranks = measuring_program.Ranks(
-        device=kind,
-        processes=measuring.processes or _visible(kind, start),
-        nodes=measuring.nodes or max(1, this_machine().allocation_nodes),
-    )
-    place = profile.save or Path(DEFAULT_SAVE)
-    out = place.with_name(CHECK_LOG) if profile.check else place.with_suffix(".jsonl")
-    variables = _variables(start, ranks) if kind == "cuda" else {}
-    return measuring_program.measure(settings, ranks=ranks, out=out, environment=variables)
-
-
-def _variables(start: Start, ranks: measuring_program.Ranks) -> dict[str, str]:
-    """What the script of a job on these nodes would set of NCCL's network."""
-    flags = Flags(gpus=ranks.nodes * ranks.processes, gpus_per_node=ranks.processes)
-    cluster = cluster_of(start.profile, start.folder, flags).cluster
-    return network_variables(cluster, exported=os.environ)
-
-
-def _visible(kind: DeviceKind, start: Start) -> int:
+def visible_devices(kind: DeviceKind, start: Start) -> int:
     """Processes where the user does not say how many: one a GPU."""
     if kind == "cpu":
         raise SpecError("CPU processes have no usual number: say how many, such as --processes 4")
@@ -182,7 +123,7 @@ def _visible(kind: DeviceKind, start: Start) -> int:
     return gpus
 
 
-def _device(start: Start) -> DeviceProfile:
+def device_of(start: Start) -> DeviceProfile:
     node = _node(start)
     return node.own_device or load_device(node.device, beside=start.folder)
 
@@ -231,7 +172,7 @@ def fitted(measured: Measured, *, place: Path) -> Fitted:
 def _other_name(measured: Measured) -> tuple[str, ...]:
     """A sentence where the driver calls the device otherwise than the profile: its peaks may be
     another one's."""
-    known, name = _device(measured.start).nvml_names, measured.machine.device_name
+    known, name = device_of(measured.start).nvml_names, measured.machine.device_name
     if not known or name in known:
         return ()
     return (
