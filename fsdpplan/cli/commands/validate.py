@@ -17,8 +17,16 @@ from fsdpplan.cli.views.validation import report_json, report_screen
 from fsdpplan.errors import SpecError
 from fsdpplan.files.bundled import bundled_runs
 from fsdpplan.files.runs import read_runs
+from fsdpplan.run.evidence import rows_at
 from fsdpplan.validate.kernel_scores import collective_report, matmul_report
-from fsdpplan.validate.learn.validated import LearnedReport
+from fsdpplan.validate.learn.evidence import told
+from fsdpplan.validate.learn.peaks import told_peaks
+from fsdpplan.validate.learn.validated import (
+    LearnedReport,
+    after_learning,
+    learned_report,
+    left_one_out,
+)
 from fsdpplan.validate.report import Report, report
 
 Runs = Annotated[
@@ -127,14 +135,8 @@ def learned(report: Report, runs: Path | None, *, leave_one_out: bool) -> Learne
         return None
     if runs is not None and leave_one_out:
         raise SpecError("--runs and --leave-one-out are two things to learn from: give one of them")
-    from fsdpplan.validate.learn.evidence import told
-    from fsdpplan.validate.learn.peaks import told_peaks
-    from fsdpplan.validate.learn.validated import after_learning, learned_report, left_one_out
-
     if runs is None:
         return learned_report(left_one_out(report.rows))
-    from fsdpplan.run.evidence import rows_at
-
     known = rows_at(runs)
     if not told(known) and not told_peaks(known):
         raise SpecError(

@@ -13,8 +13,10 @@ from fsdpplan.files.profile_devices import DeviceProfile
 from fsdpplan.files.profile_nodes import ClusterProfile, NodeProfile
 from fsdpplan.files.profiles import load_device, load_machines, load_node, profile_for_gpus
 from fsdpplan.files.writing import write_text_atomically
+from fsdpplan.run import detect
 from fsdpplan.spec.cluster import DeviceKind
 from fsdpplan.spec.measurement import MeasuredMachine, Measurement
+from fsdpplan.topology import probe
 from fsdpplan.validate.calibrated import Calibration, calibrated
 from fsdpplan.validate.check_machine import gates, slow_parts
 from fsdpplan.validate.gates import Gate
@@ -95,15 +97,11 @@ def start_of_log(machine: MeasuredMachine) -> Start:
 
 def detected_start() -> Start:
     """What this machine is."""
-    from fsdpplan.topology.probe import visible_gpus
-
-    if not visible_gpus():
+    if not probe.visible_gpus():
         raise SpecError(
             "no GPU was found here: measure CPU processes by --hardware cpu --processes 4, or fit "
             "a log of another machine by --from"
         )
-    from fsdpplan.run import detect
-
     survey = detect.survey_of_recordings([detect.this_host()])
     return Start(profile=detect.found_node(survey), folder=None, words="what was found here")
 
@@ -112,9 +110,7 @@ def visible_devices(kind: DeviceKind, start: Start) -> int:
     """Processes where the user does not say how many: one a GPU."""
     if kind == "cpu":
         raise SpecError("CPU processes have no usual number: say how many, such as --processes 4")
-    from fsdpplan.topology.probe import visible_gpus
-
-    gpus = len(visible_gpus())
+    gpus = len(probe.visible_gpus())
     if not gpus:
         raise SpecError(
             f"{start.words} has GPUs, but none was found here: measure on such a machine, or fit "

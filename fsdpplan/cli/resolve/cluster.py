@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from fsdpplan.cli.options.question import ClusterOptions
 from fsdpplan.cli.resolve.resolved import Resolved
 from fsdpplan.errors import ProbeError, SpecError
-
-if TYPE_CHECKING:
-    from fsdpplan.files.clusters import LoadedCluster
-    from fsdpplan.spec.cluster import Cluster
+from fsdpplan.files.clusters import Flags, LoadedCluster, load_cluster
+from fsdpplan.spec.cluster import Cluster
+from fsdpplan.topology import probe
+from fsdpplan.units import format_bandwidth
 
 DEFAULT_HARDWARE = "dgx-h100"
 
@@ -33,9 +32,7 @@ def resolve_cluster(options: ClusterOptions) -> Resolved[LoadedCluster]:
 def larger_clusters(options: ClusterOptions) -> Callable[[int], Cluster] | None:
     """The machines of a named or default profile with other numbers of GPUs, under the same flags;
     None for the machines that were found here."""
-    from fsdpplan.topology.probe import visible_gpus
-
-    if options.hardware is None and visible_gpus():
+    if options.hardware is None and probe.visible_gpus():
         return None
 
     def larger(gpus: int) -> Cluster:
@@ -49,8 +46,6 @@ def _loaded(
     options: ClusterOptions, hardware: str, said: Resolved[None]
 ) -> Resolved[LoadedCluster]:
     """The cluster of a profile, under what is `said` of the choice."""
-    from fsdpplan.files.clusters import load_cluster
-
     loaded = load_cluster(
         hardware,
         gpus=options.gpus,
@@ -77,11 +72,8 @@ def _loaded(
 
 def _detected(options: ClusterOptions) -> Resolved[LoadedCluster] | None:
     """The machine that this is, or None where it has no GPU of NVIDIA."""
-    from fsdpplan.topology.probe import visible_gpus
-
-    if not visible_gpus():
+    if not probe.visible_gpus():
         return None
-    from fsdpplan.files.clusters import Flags
     from fsdpplan.run import detect
 
     survey = detect.survey_of_recordings([detect.this_host()])
@@ -111,8 +103,6 @@ def _how_many(nodes: int, per_node: int) -> str:
 
 
 def _links(loaded: LoadedCluster) -> str:
-    from fsdpplan.units import format_bandwidth
-
     return ", ".join(
         f"{level.name} {level.ports} x {format_bandwidth(level.port_bandwidth_bytes_per_second)}"
         for level in loaded.cluster.levels
@@ -122,9 +112,7 @@ def _links(loaded: LoadedCluster) -> str:
 
 def _other_accelerators() -> str:
     """Those that are not NVIDIA's, in words; empty where there are none."""
-    from fsdpplan.topology.probe import may_have_other_accelerators
-
-    if not may_have_other_accelerators():
+    if not probe.may_have_other_accelerators():
         return ""
     from fsdpplan.run.detect import other_accelerators_here
 

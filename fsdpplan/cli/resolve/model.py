@@ -6,7 +6,11 @@ from pathlib import Path
 
 from fsdpplan.cli.options.question import ModelOptions
 from fsdpplan.cli.resolve.resolved import Resolved, flag
+from fsdpplan.cost.mixture_shape import infer_mixture
+from fsdpplan.cost.params import active_parameter_count, parameter_count
+from fsdpplan.cost.shape import infer_model, model_from_shape
 from fsdpplan.errors import SpecError
+from fsdpplan.files.catalogue import load_model, model_source
 from fsdpplan.spec.model import Experts, Model
 from fsdpplan.units import format_count
 
@@ -51,9 +55,6 @@ def _active_alone(given: list[str]) -> str:
 
 
 def _from_both_counts(parameters: int, active_parameters: int) -> Resolved[Model]:
-    from fsdpplan.cost.mixture_shape import infer_mixture
-    from fsdpplan.cost.params import active_parameter_count, parameter_count
-
     model = infer_mixture(parameters, active_parameters)
     real, active = parameter_count(model), active_parameter_count(model)
     inferred = "inferred from --params and --active-params"
@@ -75,9 +76,6 @@ def _experts(experts: Experts) -> str:
 
 
 def _from_parameters(parameters: int) -> Resolved[Model]:
-    from fsdpplan.cost.params import parameter_count
-    from fsdpplan.cost.shape import infer_model
-
     model = infer_model(parameters)
     real = parameter_count(model)
     return Resolved(
@@ -99,8 +97,6 @@ def _shape(model: Model) -> str:
 
 
 def _from_catalogue(name: str) -> Resolved[Model]:
-    from fsdpplan.files.catalogue import load_model, model_source
-
     model = load_model(name)
     return Resolved(
         value=model, sources=(("model", f"catalogue {model.name}: {model_source(name)}"),)
@@ -108,7 +104,7 @@ def _from_catalogue(name: str) -> Resolved[Model]:
 
 
 def _from_config(path: Path) -> Resolved[Model]:
-    from fsdpplan.files.hf_config import read_hf_config
+    from fsdpplan.files.hf_config import read_hf_config  # the other three ways do without
 
     loaded = read_hf_config(path)
     return Resolved(
@@ -117,8 +113,6 @@ def _from_config(path: Path) -> Resolved[Model]:
 
 
 def _from_shape(options: ModelOptions, given: list[str]) -> Resolved[Model]:
-    from fsdpplan.cost.shape import model_from_shape
-
     missing = [name for name in SHAPE_FLAGS if name not in given]
     if missing:
         raise SpecError(

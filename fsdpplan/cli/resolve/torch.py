@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from fsdpplan.cli.options.question import TorchOptions
 from fsdpplan.cli.resolve.resolved import Resolved
+from fsdpplan.emit.secrets import require_no_token
 from fsdpplan.errors import ProbeError, SpecError
 from fsdpplan.spec.plan import DEFAULT_SOURCE, TORCH_SOURCE, Plan
 from fsdpplan.spec.torch_features import torch_need
@@ -16,6 +17,7 @@ from fsdpplan.spec.torch_release import (
     require_supported,
     torch_release,
 )
+from fsdpplan.topology import torch_found
 
 
 def resolve_torch(options: TorchOptions) -> Resolved[TorchRelease]:
@@ -31,9 +33,6 @@ def resolve_torch(options: TorchOptions) -> Resolved[TorchRelease]:
 def asked_torch(options: TorchOptions) -> Resolved[TorchRelease] | None:
     """The release that was given, or that of the Python or image that was named; None where none
     was, or the image is not known."""
-    from fsdpplan.emit.secrets import require_no_token
-    from fsdpplan.topology.torch_found import torch_of_image, torch_of_python
-
     named = [
         flag for flag in ("torch", "python", "container") if getattr(options, flag) is not None
     ]
@@ -43,17 +42,17 @@ def asked_torch(options: TorchOptions) -> Resolved[TorchRelease] | None:
             "one of them"
         )
     if options.torch is not None:
-        return found_torch(options.torch, "flag --torch")
+        return supported(options.torch, "flag --torch")
     if options.python is not None:
-        return found_torch(torch_of_python(options.python), f"asked {options.python}")
+        return supported(torch_found.torch_of_python(options.python), f"asked {options.python}")
     if options.container is None:
         return None
     require_no_token("--container", options.container)  # plans are shown and passed on
-    release = torch_of_image(options.container)
-    return None if release is None else found_torch(release, f"image {options.container}")
+    release = torch_found.torch_of_image(options.container)
+    return None if release is None else supported(release, f"image {options.container}")
 
 
-def found_torch(release: TorchRelease, source: str) -> Resolved[TorchRelease]:
+def supported(release: TorchRelease, source: str) -> Resolved[TorchRelease]:
     """`release`, refused where the trainer does not run under it."""
     require_supported(release)
     new = (
@@ -68,9 +67,7 @@ def found_torch(release: TorchRelease, source: str) -> Resolved[TorchRelease]:
 
 
 def _assumed(why: str) -> Resolved[TorchRelease]:
-    from fsdpplan.topology.torch_found import installed_torch
-
-    found = installed_torch()
+    found = torch_found.installed_torch()
     release = NEWEST_TESTED if found is None else max(found, OLDEST)
     which = "the one installed here" if release == found else "as none is installed here"
     if found is not None and found < OLDEST:
@@ -92,15 +89,13 @@ def torch_of_job(
 ) -> Resolved[TorchRelease] | None:
     """The release that was given, or that of the image or Python that the job runs, where that can
     be asked from here; None where nobody knows."""
-    from fsdpplan.topology.torch_found import torch_of_python
-
     if torch is not None or image is not None:
         options = TorchOptions(torch=torch, container=None if torch else image)
         return asked_torch(options)
     if python is None:
         return None
     try:
-        return found_torch(torch_of_python(python), "the Python of the job")
+        return supported(torch_found.torch_of_python(python), "the Python of the job")
     except (ProbeError, SpecError):
         return None  # it may be another one on the nodes, whose check says so
 

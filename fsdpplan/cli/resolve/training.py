@@ -9,6 +9,8 @@ from fsdpplan.cli.options.question import TrainingOptions
 from fsdpplan.cli.resolve.resolved import Resolved, flag
 from fsdpplan.cost.peak_band import peak_log_error
 from fsdpplan.errors import SpecError
+from fsdpplan.search.defaults import DEFAULT_SEQ_LEN, DEFAULT_TOKENS_PER_STEP, default_global_batch
+from fsdpplan.search.legal_batch import legal_global_batch
 from fsdpplan.search.pins import Pins
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.model import Model
@@ -65,8 +67,6 @@ def _source(name: str, value: object) -> str:
 
 
 def _seq_len(options: TrainingOptions, model: Model) -> Resolved[int]:
-    from fsdpplan.search.defaults import DEFAULT_SEQ_LEN
-
     longest = model.max_positions
     sources = (("training.seq_len", _source("seq_len", options.seq_len)),)
     if options.seq_len is None:
@@ -90,8 +90,6 @@ def _global_batch(
     sources = (("training.global_batch", _source("global_batch", options.global_batch)),)
     if options.global_batch is not None:
         return Resolved(value=options.global_batch, sources=sources)
-    from fsdpplan.search.legal_batch import legal_global_batch
-
     batch = legal_global_batch(model=model, cluster=cluster, training=draft, pins=pins)
     words = f"a global batch of {batch:,} sequences, {format_count(batch * draft.seq_len)} tokens"
     return Resolved(
@@ -103,8 +101,6 @@ def _global_batch(
 
 def _unusual(batch: int, seq_len: int, gpus: int) -> str:
     """What is to be said of a default batch that is not what it usually is."""
-    from fsdpplan.search.defaults import DEFAULT_TOKENS_PER_STEP, default_global_batch
-
     usual = default_global_batch(seq_len=seq_len, gpus=gpus)
     if batch > usual:
         return (
