@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import typer
 
 from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.files import Json
 from fsdpplan.cli.options.parse import path
-from fsdpplan.cli.views.kernels import kernels_json, kernels_screen
-from fsdpplan.cli.views.render import columns
+from fsdpplan.cli.views.render import blocks, columns, listed, table, wrapped
 from fsdpplan.cli.views.validation import report_json, report_screen
 from fsdpplan.errors import SpecError
 from fsdpplan.files.bundled import bundled_runs
 from fsdpplan.files.runs import read_runs
 from fsdpplan.run.evidence import rows_at
-from fsdpplan.validate.kernel_scores import collective_report, matmul_report
+from fsdpplan.validate.kernel_scores import (
+    KernelReport,
+    ScoredKernel,
+    collective_report,
+    matmul_report,
+)
 from fsdpplan.validate.learn.evidence import told
 from fsdpplan.validate.learn.peaks import told_peaks
 from fsdpplan.validate.learn.validated import (
@@ -58,6 +65,8 @@ Matmuls = Annotated[
         "format and size.",
     ),
 ]
+
+KERNELS = {"matmul": "matmuls", "collective": "collectives"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +111,23 @@ def validate(
         typer.echo(report_screen(result, after, width=columns()))
 
 
+def learned(report: Report, runs: Path | None, *, leave_one_out: bool) -> LearnedReport | None:
+    """The same table after learning from `runs`, or from its other rows; None: from nothing."""
+    if runs is None and not leave_one_out:
+        return None
+    if runs is not None and leave_one_out:
+        raise SpecError("--runs and --leave-one-out are two things to learn from: give one of them")
+    if runs is None:
+        return learned_report(left_one_out(report.rows))
+    known = rows_at(runs)
+    if not told(known) and not told_peaks(known):
+        raise SpecError(
+            f"no run in {runs} has a step time or a peak of memory that can be compared: type "
+            f"fsdpplan validate {runs} to see why"
+        )
+    return learned_report(after_learning(report.rows, known))
+
+
 def _kernels(
     runs: str | None,
     collectives: str | None,
@@ -129,18 +155,66 @@ def _kernels(
     typer.echo(kernels_json(reports) if as_json else kernels_screen(reports, width=columns()))
 
 
-def learned(report: Report, runs: Path | None, *, leave_one_out: bool) -> LearnedReport | None:
-    """The same table after learning from `runs`, or from its other rows; None: from nothing."""
-    if runs is None and not leave_one_out:
-        return None
-    if runs is not None and leave_one_out:
-        raise SpecError("--runs and --leave-one-out are two things to learn from: give one of them")
-    if runs is None:
-        return learned_report(left_one_out(report.rows))
-    known = rows_at(runs)
-    if not told(known) and not told_peaks(known):
-        raise SpecError(
-            f"no run in {runs} has a step time or a peak of memory that can be compared: type "
-            f"fsdpplan validate {runs} to see why"
+def kernels_screen(reports: Sequence[KernelReport], *, width: int) -> str:
+    """Errors by group of each table, and what was skipped and why."""
+    return blocks(*(_kernels_block(report, width) for report in reports))
+
+
+def _kernels_block(report: KernelReport, width: int) -> str:
+    predicted = sum(row.predicted_seconds is not None for row in report.rows)
+    counted = sum(group.rows for group in report.groups)
+    head = f"{len(report.rows):,} timed {KERNELS[report.kind]}, {predicted:,} predicted"
+    if counted < predicted:
+        head += f", {counted:,} of a MiB or more"
+    rows = [
+        (
+            *group.group,
+            str(group.rows),
+            f"{group.median_abs_error_fraction:.1%}",
+            f"{group.p90_abs_error_fraction:.1%}",
+            f"{group.bias_fraction:+.1%}",
         )
-    return learned_report(after_learning(report.rows, known))
+        for group in report.groups
+    ]
+    headers = (*report.group_names, "rows", "median", "p90", "bias")
+    align = (*["left"] * len(report.group_names), *["right"] * 4)
+    skipped = Counter(row.skipped.reason for row in report.rows if row.skipped is not None)
+    return blocks(
+        wrapped(head, width=width),
+        table(rows, headers=headers, align=align, width=width),
+        listed(
+            "Not predicted",
+            [f"{reason} ({count})" for reason, count in skipped.most_common()],
+            width=width,
+        ),
+    )
+
+
+def kernels_json(reports: Sequence[KernelReport]) -> str:
+    """Each table under its kind: its rows, and the errors of its groups."""
+    return json.dumps({KERNELS[one.kind]: _kernels_document(one) for one in reports}, indent=2)
+
+
+def _kernels_document(report: KernelReport) -> dict[str, Any]:
+    return {
+        "rows": [_kernel_document(row) for row in report.rows],
+        "groups": [
+            {
+                **dict(zip(report.group_names, group.group, strict=True)),
+                **{key: value for key, value in asdict(group).items() if key != "group"},
+            }
+            for group in report.groups
+        ],
+    }
+
+
+def _kernel_document(row: ScoredKernel) -> dict[str, Any]:
+    return {
+        "row": row.row,
+        "status": "predicted" if row.skipped is None else "skipped",
+        "reason": None if row.skipped is None else row.skipped.sentence,
+        "measured_seconds": row.measured_seconds,
+        "predicted_seconds": row.predicted_seconds,
+        "error_fraction": row.error_fraction,
+        "counts": row.counts,
+    }
