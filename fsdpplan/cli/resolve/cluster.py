@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from fsdpplan.cli.options.question import ClusterOptions
-from fsdpplan.cli.resolve.resolved import Resolved
+from fsdpplan.cli.resolve import Resolved
 from fsdpplan.errors import ProbeError, SpecError
 from fsdpplan.files.clusters import Flags, LoadedCluster, load_cluster
 from fsdpplan.spec.cluster import Cluster

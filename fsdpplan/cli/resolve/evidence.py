@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from fsdpplan.cli.options.files import EvidenceOptions, LedgerOptions
-from fsdpplan.cli.resolve.resolved import Resolved
+from fsdpplan.cli.resolve import Resolved
 from fsdpplan.errors import SpecError
 from fsdpplan.files.ledger_place import ledger_path
 from fsdpplan.spec.cluster import Cluster, LearnedPeaks

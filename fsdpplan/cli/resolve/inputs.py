@@ -14,11 +14,11 @@ from fsdpplan.cli.options.question import (
     TorchOptions,
     TrainingOptions,
 )
+from fsdpplan.cli.resolve import Resolved, Sources
 from fsdpplan.cli.resolve.cluster import larger_clusters, resolve_cluster
 from fsdpplan.cli.resolve.evidence import resolve_runs, with_peaks
 from fsdpplan.cli.resolve.layout import resolve_pins
 from fsdpplan.cli.resolve.model import resolve_model
-from fsdpplan.cli.resolve.resolved import Resolved, Sources
 from fsdpplan.cli.resolve.torch import resolve_torch
 from fsdpplan.cli.resolve.training import resolve_training
 from fsdpplan.errors import SpecError

@@ -8,7 +8,7 @@ from typing import Any
 
 from fsdpplan.cli.options.layout import LayoutOptions
 from fsdpplan.cli.options.synonyms import SELECTIVE
-from fsdpplan.cli.resolve.resolved import Resolved
+from fsdpplan.cli.resolve import Resolved
 from fsdpplan.errors import SpecError
 from fsdpplan.search.enumerate import LOOPED_SCHEDULES, V_SCHEDULES
 from fsdpplan.search.pins import Pins

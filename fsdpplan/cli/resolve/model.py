@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fsdpplan.cli.options.question import ModelOptions
-from fsdpplan.cli.resolve.resolved import Resolved, flag
+from fsdpplan.cli.resolve import Resolved, flag
 from fsdpplan.cost.mixture_shape import infer_mixture
 from fsdpplan.cost.params import active_parameter_count, parameter_count
 from fsdpplan.cost.shape import infer_model, model_from_shape

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fsdpplan.cli.options.question import TorchOptions
-from fsdpplan.cli.resolve.resolved import Resolved
+from fsdpplan.cli.resolve import Resolved
 from fsdpplan.emit.secrets import require_no_token
 from fsdpplan.errors import ProbeError, SpecError
 from fsdpplan.spec.plan import DEFAULT_SOURCE, TORCH_SOURCE, Plan

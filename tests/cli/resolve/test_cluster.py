@@ -11,8 +11,8 @@ import pytest
 
 from fsdpplan.cli.app import exit_code_of
 from fsdpplan.cli.options.question import ClusterOptions
+from fsdpplan.cli.resolve import Resolved
 from fsdpplan.cli.resolve.cluster import resolve_cluster
-from fsdpplan.cli.resolve.resolved import Resolved
 from fsdpplan.errors import FsdpPlanError, ProbeError, SpecError
 from fsdpplan.files.clusters import LoadedCluster, load_cluster
 from fsdpplan.topology.gpus import gpus_of
