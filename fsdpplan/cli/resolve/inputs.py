@@ -139,10 +139,20 @@ def setting_of(inputs: Inputs, layout: Layout) -> Setting:
     )
 
 
+def question_of(inputs: Inputs) -> Question:
+    """What a search is asked."""
+    return Question(
+        model=inputs.model,
+        cluster=inputs.cluster,
+        training=inputs.training,
+        pins=inputs.pins,
+        learner=inputs.learner,
+    )
+
+
 def remedy_words(inputs: Inputs, closest: Layout | None) -> str:
     """What to type, tried by a search of its own."""
-    question = Question(
-        model=inputs.model, cluster=inputs.cluster, training=inputs.training, pins=inputs.pins
-    )
+    # What fits does not hang on what runs say of times.
+    question = replace(question_of(inputs), learner=None)
     found = remedy(Asked(question=question, larger=inputs.larger), closest)
     return found or "GPUs with more memory are needed: more of these do not help"
