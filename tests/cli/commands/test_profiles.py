@@ -1,4 +1,4 @@
-"""The catalogues are listed whole, fit the screen, and every number shown has its source."""
+"""Profiles are listed whole, fit the screen, and every number shown has its source."""
 
 from __future__ import annotations
 
@@ -8,33 +8,23 @@ from pathlib import Path
 import pytest
 
 from fsdpplan.cli.app import exit_code_of
-from fsdpplan.files.catalogue import model_names
 from fsdpplan.files.profiles import profile_names
+from tests.cli.small import show
 
 ROOT = Path(__file__).parents[3]
 
 
-def show(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """stdout of a command that succeeds."""
-    assert exit_code_of(words) == 0
-    return capsys.readouterr().out
-
-
 @pytest.mark.parametrize("columns", [80, 50])
-@pytest.mark.parametrize("command", ["profiles", "models"])
-def test_a_list_has_every_name_and_fits_the_screen(
-    command: str,
-    columns: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_the_list_has_every_name_and_fits_the_screen(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    out = show(capsys, command)
+    out = show(capsys, "profiles")
     assert max(map(len, out.splitlines())) <= columns
-    for name in profile_names() if command == "profiles" else model_names():
+    for name in profile_names():
         assert f" {name}" in out
-    listed = json.loads(show(capsys, command, "--json"))[command]
-    assert len(listed) == len(profile_names() if command == "profiles" else model_names())
+    listed = json.loads(show(capsys, "profiles", "--json"))["profiles"]
+    assert len(listed) == len(profile_names())
 
 
 @pytest.mark.parametrize("name", profile_names())
@@ -203,24 +193,3 @@ def test_search_results_fit_the_screen(
         out = show(capsys, "profiles", *words)
         assert max(map(len, out.splitlines())) <= columns
         assert "\x1b" not in out
-
-
-@pytest.mark.parametrize("name", model_names())
-def test_a_model_shows_where_it_is_published(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "Source: " in show(capsys, "models", name)
-    document = json.loads(show(capsys, "models", name, "--json"))
-    assert document["name"] == name
-    assert 0 < document["active_parameters"] <= document["parameters"]
-    assert (document["active_parameters"] == document["parameters"]) is not bool(
-        document["experts"]
-    )
-    assert "Hugging Face" in document["source"] or "arXiv" in document["source"]
-
-
-def test_the_list_tells_total_and_active_parameters_apart(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    lines = {line.split()[0]: line for line in show(capsys, "models").splitlines()}
-    assert "46.7 B  12.9 B" in lines["mixtral-8x7b"]
-    assert "8.03 B     all" in lines["llama-3.1-8b"]
