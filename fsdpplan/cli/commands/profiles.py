@@ -7,7 +7,13 @@ from typing import Annotated
 import typer
 
 from fsdpplan.cli.options.files import Json
-from fsdpplan.cli.views import profiles as profile_pages
+from fsdpplan.cli.views.profiles import (
+    profile_json,
+    profile_kind,
+    profile_page,
+    profiles_json,
+    profiles_table,
+)
 from fsdpplan.cli.views.render import columns
 from fsdpplan.files.profile_search import find_entries
 
@@ -28,15 +34,11 @@ def profiles(*, words: Words = None, kind: Kind = None, json: Json = False) -> N
     description or their device, and show it where there is only one.
     """
     width = columns()
-    found = find_entries(words or (), profile_pages.profile_kind(kind))
+    found = find_entries(words or (), profile_kind(kind))
     if not words or len(found) > 1:
-        text = (
-            profile_pages.profiles_json(found)
-            if json
-            else profile_pages.profiles_table(found, width=width)
-        )
+        text = profiles_json(found) if json else profiles_table(found, width=width)
     elif json:
-        text = profile_pages.profile_json(found[0])
+        text = profile_json(found[0])
     else:
-        text = profile_pages.profile_page(found[0], width=width)
+        text = profile_page(found[0], width=width)
     typer.echo(text)

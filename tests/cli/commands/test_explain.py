@@ -13,7 +13,7 @@ import pytest
 from fsdpplan.cli.app import exit_code_of
 from fsdpplan.cli.commands.explain import nccl_json
 from fsdpplan.cli.options.job import JobOptions
-from fsdpplan.cli.resolve import launch as session
+from fsdpplan.cli.resolve import launch
 from fsdpplan.cost.placement import group_placement
 from fsdpplan.emit.folder import SCRIPT_NAME
 from fsdpplan.emit.header import read_plan_json
@@ -122,7 +122,7 @@ def test_nccl_names_the_clouds_script(capsys: pytest.CaptureFixture[str]) -> Non
 def test_what_tcpx_lacks_is_said_by_explain_emit_and_run(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "choose_target", lambda **_: "slurm")
+    monkeypatch.setattr(launch, "choose_target", lambda **_: "slurm")
     known(network=replace(GIB, transport="tcpx", env_profiles=()))
     shown = " ".join(said(capsys, "explain --nccl").split())
     assert "Not runnable as emitted: the nodes are joined by GPUDirect-TCPX" in shown

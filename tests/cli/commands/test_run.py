@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fsdpplan.cli.app import exit_code_of
-from fsdpplan.cli.resolve import launch as session
+from fsdpplan.cli.resolve import launch as which
 from fsdpplan.run.launch import Launch
 from tests.cli.small import DEMO, on_a_machine_without_gpus, words
 from tests.emit.plans import make_plan
@@ -135,8 +135,8 @@ def a_job_that_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
     def prepared(name: str, *, waits: str = "") -> None:
         script = f'cat {NCCL_LOGS / name}.log >"${{NCCL_DEBUG_FILE//%h.%p/n01.7}}"\n{waits}'
         launch = Launch(script=script, plan=make_plan("cuda", nodes=2), origin="a test")
-        started = session.Started(launch=launch, target="here", folder=tmp_path)
-        monkeypatch.setattr(session, "prepare", lambda *_, **__: started)
+        started = which.Started(launch=launch, target="here", folder=tmp_path)
+        monkeypatch.setattr(which, "prepare", lambda *_, **__: started)
 
     return prepared
 
