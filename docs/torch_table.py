@@ -43,7 +43,7 @@ AREAS: dict[str, tuple[str, ...]] = {
         "trainer/test_optimizer",
         "trainer/test_muon",
     ),
-    "rehearsal": ("trainer/test_rehearse", "run/test_rehearse", "cli/test_rehearse"),
+    "rehearsal": ("trainer/test_rehearse", "run/test_rehearse", "cli/commands/test_rehearse"),
     "ground truth of bytes, counts and peaks": ("ground_truth/",),
     "the rest of the trainer": ("trainer/",),
 }

@@ -21,11 +21,11 @@ RAISED = dict.fromkeys(
 )
 
 PASSED_ON = {
-    "cli/answer.py:search": "the remedy that a search found; tests/search/test_remedy.py",
-    "cli/answer.py:_refuse_question": "a sentence of search/legality.py",
-    "cli/answer.py:one_layout": "a sentence of search/legality.py",
-    "cli/parse.py:release": "a sentence of spec/torch_release.py",
-    "cli/parse.py:nodes": "a sentence of spec/host_list.py",
+    "cli/commands/recommend.py:search": "the remedy found by a search; tests/search/test_remedy.py",
+    "cli/resolve/inputs.py:refuse_question": "a sentence of search/legality.py",
+    "cli/commands/estimate.py:one_layout": "a sentence of search/legality.py",
+    "cli/options/parse.py:release": "a sentence of spec/torch_release.py",
+    "cli/options/parse.py:nodes": "a sentence of spec/host_list.py",
     "cost/pipeline_order.py:require_simulated": "a sentence of stages_refusal",
     "search/pipeline_rules.py:_stages": "a sentence of cost/pipeline_order.py",
     "files/documents.py:_validate": "a sentence of the value's own __post_init__",

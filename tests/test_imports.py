@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
+from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,34 @@ LAZY = {
 is asked for; numpy: where there is something to learn from; scipy: in its fitting programs, which
 need the development environment; torchao: where a plan asks for it)."""
 
+CLI_MAY_IMPORT = {
+    "process": set(),
+    "options": set(),
+    "resolve": {"options"},
+    "views": {"options", "resolve"},
+    "commands": {"options", "resolve", "views"},
+    "app": {"process", "commands", "views"},
+}
+"""Part of the command line -> others that it may import; a command imports no other command."""
+
+WAITS = {
+    "cli/app.py": {"files.table": "for an error only: it would delay every command"},
+    "cli/process.py": {"terminal": "its patterns take longer than all else before signals"},
+    "cli/resolve/cluster.py": {"run.detect": "a survey is made where there are GPUs"},
+    "cli/resolve/model.py": {"files.hf_config": "three of four ways to name a model do without"},
+    "cli/resolve/evidence.py": {
+        "files.ledger": "sqlite, where there is a ledger",
+        "files.learning": "where there are measured runs, as all that follows",
+        "run.evidence": "most of run",
+        "validate.learn.evidence": "most of validate",
+        "validate.learn.features": "most of validate",
+        "validate.learn.learner": "numpy",
+        "validate.learn.peaks": "numpy",
+    },
+}
+"""Module of the command line -> module of ours that it imports in a function -> why. A command is
+itself imported when it is asked for, so what it needs stands at its top."""
+
 WORLDLY = {"os", "subprocess", "socket", "shutil", "tempfile", "time", "logging", "random"}
 PURE_ROOMS = ("errors", "units", "terminal", "spec", "cost", "search", "emit", "validate")
 """Rooms that touch nothing: no process, file, clock or log."""
@@ -74,6 +104,13 @@ def type_checking_only(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
 
 
+@cache
+def is_module(name: str) -> bool:
+    """Whether `fsdpplan.cost.memory` or `fsdpplan.cost` is a file or a folder of ours."""
+    place = ROOT.joinpath(*name.split("."))
+    return name.startswith("fsdpplan.") and (place.with_suffix(".py").exists() or place.is_dir())
+
+
 def imports(node: ast.AST, path: Path, *, in_function: bool = False) -> Iterator[tuple[str, bool]]:
     """(absolute module name, whether the import waits for a call) under `node`."""
     for child in ast.iter_child_nodes(node):
@@ -84,10 +121,10 @@ def imports(node: ast.AST, path: Path, *, in_function: bool = False) -> Iterator
             package = path.relative_to(ROOT).parent.parts
             above = package[: len(package) - child.level + 1] if child.level else ()
             base = ".".join([*above, *([child.module] if child.module else [])])
-            if base == "fsdpplan":
-                yield from ((f"fsdpplan.{alias.name}", in_function) for alias in child.names)
-            else:
-                yield base, in_function
+            for alias in child.names:
+                inner = f"{base}.{alias.name}"
+                is_ours = base == "fsdpplan" or is_module(inner)
+                yield (inner if is_ours else base), in_function
         else:
             lazy = inside or type_checking_only(child)
             yield from imports(child, path, in_function=lazy)
@@ -136,6 +173,57 @@ def test_the_trainer_names_nothing_of_ours_but_by_relative_import() -> None:
                 assert not any(alias.name.startswith("fsdpplan") for alias in node.names)
             if isinstance(node, ast.ImportFrom) and not node.level:
                 assert not (node.module or "").startswith("fsdpplan"), name(path)
+
+
+def cli_imports(path: Path) -> set[tuple[str, bool]]:
+    """(module of ours without `fsdpplan.`, whether the import waits) in a file."""
+    found = imports(ast.parse(path.read_text(encoding="utf-8")), path)
+    return {(m.removeprefix("fsdpplan."), lazy) for m, lazy in found if m.startswith("fsdpplan.")}
+
+
+def cli_modules() -> list[Path]:
+    return [path for path in modules() if room_of(path) == "cli" and path.parent != PACKAGE]
+
+
+def dotted(path: Path) -> str:
+    """`cli.views.render`, and `cli.commands` of its `__init__.py`."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@pytest.mark.parametrize("path", cli_modules(), ids=name)
+def test_the_command_line_imports_down(path: Path) -> None:
+    part = dotted(path).split(".")[1] if path.parent.name != "cli" else path.stem
+    if part == "__init__":
+        assert not cli_imports(path)
+        return
+    for module, _ in cli_imports(path):
+        room, *rest = module.split(".")
+        if room != "cli" or not rest:
+            continue
+        among = rest[0] == part and part != "commands"
+        assert among or rest[0] in CLI_MAY_IMPORT[part], f"{name(path)} may not import {module}"
+
+
+def test_the_command_line_has_no_circle_of_imports_not_even_a_lazy_one() -> None:
+    # Raises CycleError, which names the circle.
+    order = TopologicalSorter(
+        {
+            dotted(path): {module for module, _ in cli_imports(path) if module.startswith("cli.")}
+            for path in cli_modules()
+        }
+    ).static_order()
+    assert "cli.app" in order
+
+
+def test_the_command_line_imports_ours_at_the_top_but_where_it_says_why() -> None:
+    waits = {
+        str(path.relative_to(PACKAGE)): {module for module, lazy in cli_imports(path) if lazy}
+        for path in cli_modules()
+    }
+    assert {path: found for path, found in waits.items() if found} == {
+        path: reasons.keys() for path, reasons in WAITS.items()
+    }
 
 
 def test_nothing_imports_tests_or_docs() -> None:

@@ -1,7 +1,7 @@
 """Trainer: the reference training program as a job runs it, and each of its options, once.
 
 From a field's name, type and `Option` follow the flag of every command that starts it
-(`cli/job_options.py`), what it may be, and the word that the program reads. The program itself
+(`cli/options/job.py`), what it may be, and the word that the program reads. The program itself
 imports nothing of ours: a test compares its own command line (`trainer/options.py`) with this.
 """
 

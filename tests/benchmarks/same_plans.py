@@ -79,7 +79,9 @@ recommend --model llama-3.2-3b --gpus 2 --hardware lambda-2xh100
 recommend --params 7b --gpus 4 --hardware pcie-4xa100-80g-bridged
 estimate --params 70e9 --gpus 64 --dp-shard 64 --activation-checkpointing full
 estimate --params 70e9 --gpus 64 --dp-shard 8 --tp 8 --micro-batch 2
-estimate --params 70e9 --gpus 64 --dp-shard 16 --pp 4 --schedule 1f1b --micro-batch 1 --tp 1 --activation-checkpointing full --reshard-after-forward always --gradient-sync every
+estimate --params 70e9 --gpus 64 --dp-shard 16 --pp 4 --schedule 1f1b --micro-batch 1 --tp 1 \
+--activation-checkpointing full --reshard-after-forward always \
+--gradient-sync every
 estimate --params 70e9 --gpus 64 --dp-shard 8 --pp 8 --schedule interleaved_1f1b --virtual-stages 2
 estimate --model llama-3.1-8b --gpus 16 --dp-replicate 2 --dp-shard 8 --loss-chunks 8
 estimate --model llama-3.1-8b --gpus 16 --dp-shard 2 --cp 8 --seq-len 65536
@@ -87,7 +89,8 @@ estimate --model llama-3.2-1b --gpus 8 --dp-replicate 8 --sharding ddp --optimiz
 estimate --model llama-3.2-3b --gpus 8 --dp-shard 8 --sharding zero1 --runtime megatron
 estimate --model mixtral-8x7b --gpus 32 --dp-shard 32 --ep 8
 estimate --model llama-2-7b --gpus 8 --dp-shard 8 --offload cpu --activation-checkpointing full
-estimate --model qwen3-8b --gpus 8 --dp-shard 8 --reshard-after-forward never --compile --loss-chunks 4
+estimate --model qwen3-8b --gpus 8 --dp-shard 8 --reshard-after-forward never \
+--compile --loss-chunks 4
 """
 
 

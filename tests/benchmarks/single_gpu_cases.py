@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fsdpplan import __version__
-from fsdpplan.cli.resolve_layout import the_layout
 from fsdpplan.cost.memory import available_bytes
 from fsdpplan.cost.step import estimate
 from fsdpplan.errors import SpecError
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.hf_config import read_hf_config
+from fsdpplan.search.one_layout import named_layout
 from fsdpplan.search.pins import Pins
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import ActivationCheckpointing, Sharding
@@ -72,7 +72,7 @@ def planned(case: Case, cluster: Cluster) -> Plan:
         activation_checkpointing=case.checkpointing,
         compile=case.compiled,
     )
-    layout = the_layout(pins, cluster=cluster, training=training).value
+    layout = named_layout(pins, cluster=cluster, training=training).layout
     predicted = estimate(model=model, cluster=cluster, training=training, layout=layout)
     needed = predicted.memory.peak_device_bytes
     room = available_bytes(cluster=cluster, training=training)

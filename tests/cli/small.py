@@ -37,3 +37,9 @@ def answer(capsys: pytest.CaptureFixture[str], *given: str) -> dict[str, Any]:
     assert code == 0, err
     document: dict[str, Any] = json.loads(out)
     return document
+
+
+def show(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """stdout of a command that succeeds."""
+    assert exit_code_of(words) == 0
+    return capsys.readouterr().out

@@ -198,12 +198,21 @@ def test_an_interrupt_is_130(
     [
         (
             ("--help",),
-            (*HEAVY, "pydantic", "fsdpplan.cost", "fsdpplan.files", "fsdpplan.cli.recommend"),
+            (
+                *HEAVY,
+                "pydantic",
+                "fsdpplan.cost",
+                "fsdpplan.files",
+                "fsdpplan.cli.commands.recommend",
+            ),
         ),
-        (("recommend", "--help"), (*HEAVY, "pydantic", "fsdpplan.cost", "fsdpplan.cli.run")),
+        (
+            ("recommend", "--help"),
+            (*HEAVY, "pydantic", "numpy", "fsdpplan.cli.commands.run"),
+        ),
         (
             ("recommend", "--params", "1e9", "--gpus", "4", "--hardware", "dgx-h100"),
-            (*HEAVY, "pydantic", "numpy", "pynvml", "fsdpplan.cli.run"),
+            (*HEAVY, "pydantic", "numpy", "pynvml", "fsdpplan.cli.commands.run"),
         ),
     ],
     ids=" ".join,

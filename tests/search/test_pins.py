@@ -7,8 +7,8 @@ from typing import ClassVar, get_args, get_type_hints
 
 from hypothesis import given, settings
 
-from fsdpplan.cli.expand import Flag, flag_of
-from fsdpplan.cli.options import LayoutOptions
+from fsdpplan.cli.options.expand import Flag, flag_of
+from fsdpplan.cli.options.layout import LayoutOptions
 from fsdpplan.search.pins import Pins, pin_flag
 from fsdpplan.spec.layout import Layout
 from tests.cost.problems import Case, case, cases

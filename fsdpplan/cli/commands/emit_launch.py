@@ -1,0 +1,217 @@
+"""`fsdpplan emit-launch`: the launch script of a plan, or a job folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, get_args
+
+import typer
+
+from fsdpplan import __version__
+from fsdpplan.cli.options.expand import Flag
+from fsdpplan.cli.options.files import DEFAULT_PLAN, Json, PlanFile
+from fsdpplan.cli.options.job import (
+    ContainerOptions,
+    JobOptions,
+    PodOptions,
+    ProgramOptions,
+    SurvivalOptions,
+)
+from fsdpplan.cli.options.parse import choice, path, whole
+from fsdpplan.cli.options.question import Torch
+from fsdpplan.cli.resolve.job import job_of, pods_of, python_here, ranked, with_this_python
+from fsdpplan.cli.resolve.torch import settled_plan, torch_of_job
+from fsdpplan.cli.views.told import tell
+from fsdpplan.emit.alerts import alert_rules
+from fsdpplan.emit.folder import SCRIPT_NAME
+from fsdpplan.emit.header import job_plan, plan_digest
+from fsdpplan.emit.job import Job, excluded_hosts, left_out, trial_words
+from fsdpplan.emit.nccl_cloud import gap_of
+from fsdpplan.emit.order import Order
+from fsdpplan.emit.pods import Pods
+from fsdpplan.emit.targets import Target, render
+from fsdpplan.emit.trainer_program import Trainer
+from fsdpplan.errors import GateFailed, SpecError
+from fsdpplan.files.plans import carried_json
+from fsdpplan.files.writing import write_text_atomically
+from fsdpplan.run import rehearse as program
+from fsdpplan.run.folder import write_job_folder
+from fsdpplan.run.launch import require_program
+from fsdpplan.run.rehearse_ranks import DEFAULT_RANKS, chosen_ranks
+from fsdpplan.search.weak_nodes import price_of_weak_nodes, without_excluded
+from fsdpplan.spec.plan import Plan
+
+OTHER_TRAINERS = frozenset({"torchtitan", "megatron", "accelerate"})
+"""Targets whose program is neither fsdpplan's nor the user's."""
+
+SAME_PYTHON = frozenset({"slurm", "ssh"})
+"""Targets whose hosts see this one's Python, as far as anybody knows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmitOptions:
+    """Which layout of the plan, and where the script goes."""
+
+    HEADING: ClassVar[str] = "Script"
+
+    target: Annotated[
+        Target | None,
+        Flag(
+            metavar="NAME",
+            parse=choice(Target),
+            help=f"What starts the job: {', '.join(get_args(Target))}. Default: slurm.",
+        ),
+    ] = None
+    rank: Annotated[
+        int | None,
+        Flag(metavar="N", parse=whole(example=2), help="Another layout of the plan's list."),
+    ] = None
+    torch: Torch = None
+    out: Annotated[
+        Path | None,
+        Flag(
+            metavar="DIR",
+            parse=path,
+            help="Write a job folder: script, plan, alert rules and the trainer's source.",
+        ),
+    ] = None
+    alerts: Annotated[
+        Path | None,
+        Flag(metavar="FILE.yml", parse=path, help="Write alert rules of the plan for Prometheus."),
+    ] = None
+    rehearsed: Annotated[
+        bool | None,
+        Flag(name="--rehearsed", help="Rehearse the plan first, and emit nothing if that fails."),
+    ] = None
+
+
+def emit_launch(
+    *,
+    plan: PlanFile = DEFAULT_PLAN,
+    emit: EmitOptions,
+    job: JobOptions,
+    trainer: Trainer,
+    program: ProgramOptions,
+    survival: SurvivalOptions,
+    container: ContainerOptions,
+    pods: PodOptions,
+    json: Json = False,
+) -> None:
+    """Print what launches a plan: for Slurm, Kubernetes or others."""
+    target = emit.target or "slurm"
+    require_meaning(target, out=emit.out, alerts=emit.alerts, rehearsed=bool(emit.rehearsed))
+    asked = job_of(job, trainer, program, survival, container)
+    if target in SAME_PYTHON:
+        asked = with_this_python(asked, given=job)
+    own_program = program.script is not None
+    chosen = ranked(plan, emit.rank, own_program=own_program or target in OTHER_TRAINERS)
+    excluded = excluded_hosts(asked)
+    for sentence in price_of_weak_nodes(chosen, excluded):
+        tell(sentence)
+    chosen = without_excluded(chosen, excluded)
+    python = python_here(asked) if target in SAME_PYTHON else None
+    image = pods.image if asked.container is None else asked.container.image
+    its_torch = torch_of_job(emit.torch, image=image, python=python)
+    settled = settled_plan(chosen, its_torch, own_program=own_program)
+    chosen = settled.value
+    for sentence in settled.warnings:
+        tell(sentence)
+    if (gap := gap_of(chosen, asked)) is not None:
+        tell(gap.sentences)
+    if emit.rehearsed:
+        require_rehearsed(chosen, own_program=own_program, python=python)
+    if emit.alerts is not None:
+        write_alerts(emit.alerts, chosen)
+        typer.echo(f"wrote {emit.alerts}, for a run with --prometheus", err=True)
+    text = emitted(target, chosen, asked, pods_of(pods))
+    if emit.out is not None:
+        write_job_folder(emit.out, plan=chosen, job=asked)
+        text = (emit.out / SCRIPT_NAME).read_text(encoding="utf-8")
+        typer.echo(f"wrote {emit.out}; next: sbatch {emit.out / SCRIPT_NAME}", err=True)
+    if target not in OTHER_TRAINERS and (trial := trial_sentence(asked)):
+        tell(trial)
+    if json:
+        typer.echo(script_json(text, target, chosen, asked, emit.out))
+    elif emit.out is None:
+        typer.echo(text, nl=False)
+
+
+def require_meaning(
+    target: Target, *, out: Path | None, alerts: Path | None, rehearsed: bool
+) -> None:
+    """Refuse what a target has no use for."""
+    if out is not None and target != "slurm":
+        raise SpecError(
+            f"--out writes a job folder for Slurm: leave it out for --target {target}, and put "
+            "what is printed into a file"
+        )
+    if target not in OTHER_TRAINERS:
+        return
+    for flag, given in (("--rehearsed", rehearsed), ("--alerts", alerts is not None)):
+        if given:
+            raise SpecError(
+                f"{flag} is about fsdpplan's own trainer, which --target {target} does not run: "
+                "leave it out"
+            )
+
+
+def require_rehearsed(plan: Plan, *, own_program: bool, python: str | None = None) -> None:
+    """Raise GateFailed unless the plan's own program goes through its rehearsal as predicted."""
+    if own_program:
+        raise SpecError(
+            "--rehearsed rehearses fsdpplan's own trainer, not a --script: rehearse a model of "
+            "yours with fsdpplan rehearse --build FILE.py:FUNCTION"
+        )
+    ranks = chosen_ranks(plan.model, plan.layout, DEFAULT_RANKS)
+    found = program.rehearse(plan, ranks, python=None if python == sys.executable else python)
+    if not found.agrees:
+        raise GateFailed(
+            f"the plan did not rehearse, so nothing is emitted: {'; '.join(found.said)}; type "
+            "fsdpplan rehearse for all of it"
+        )
+
+
+def write_alerts(path: Path, plan: Plan) -> None:
+    """Write the plan's rules for Prometheus."""
+    digest = plan_digest(carried_json(job_plan(plan)))
+    write_text_atomically(path, alert_rules(plan, digest=digest), advice="choose another --alerts")
+
+
+def emitted(target: Target, plan: Plan, job: Job, pods: Pods) -> str:
+    """The text that launches `plan` at `target`."""
+    if target not in OTHER_TRAINERS:
+        require_program(plan, job)
+    carried = job_plan(plan)
+    order = Order(
+        plan=carried, plan_json=carried_json(carried), job=job, version=__version__, pods=pods
+    )
+    return render(target, order)
+
+
+def trial_sentence(job: Job) -> str | None:
+    """That the job is no more than a trial, and the options by which it would be."""
+    words, options = trial_words(job), left_out(job)
+    if words is None:
+        return None
+    listed = " and ".join(filter(None, (", ".join(options[:-1]), options[-1])))
+    return f"the job {words}: {listed} {'says' if len(options) == 1 else 'say'} otherwise"
+
+
+def script_json(script: str, target: Target, plan: Plan, job: Job, out: Path | None) -> str:
+    """What `emit-launch --json` prints."""
+    return json.dumps(
+        {
+            "script": script,
+            "target": target,
+            "folder": None if out is None else os.path.abspath(out),
+            "plan_sha256": plan_digest(carried_json(job_plan(plan))),
+            "job_name": job.job_name,
+            "nodes": plan.cluster.nodes,
+            "ranks": plan.cluster.gpus,
+        },
+        indent=2,
+    )

@@ -1,0 +1,1 @@
+"""The options of commands: how each is declared, read, and grouped."""

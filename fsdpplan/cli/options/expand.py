@@ -1,0 +1,162 @@
+"""Groups of options: a dataclass whose fields become the flags of a command.
+
+Every value arrives as text and is read by the field's own parser, so that all bad input ends in one
+kind of error, which names the flag and what to type.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
+from typing import Annotated, Any, get_args, get_type_hints
+
+import typer
+from typer.core import TyperCommand
+
+from fsdpplan.cli.options.parse import Parser, choice, line, number, positive, whole
+from fsdpplan.emit.trainer_program import Option
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flag:
+    """One option; sits in the `Annotated` type of a group's field."""
+
+    help: str
+    metavar: str | None = None
+    """What the help shows as value."""
+    parse: Parser | None = None
+    """Text to value. None: the option takes no value and is on or off."""
+    many: bool = False
+    """May be given more than once; the field is a tuple."""
+    name: str | None = None
+    """The flag where it is not the field's name with dashes."""
+
+
+def flag_of(field_name: str, flag: Flag) -> str:
+    """How the flag of a field is typed."""
+    return flag.name or "--" + field_name.replace("_", "-")
+
+
+def expanded(function: Callable[..., None]) -> Callable[..., None]:
+    """A command for Typer: each parameter of a dataclass type becomes that dataclass's flags."""
+    hints = get_type_hints(function, include_extras=True)
+    names = list(inspect.signature(function).parameters)
+    groups = {name: hints[name] for name in names if is_dataclass(hints[name])}
+
+    def command(**values: Any) -> None:
+        built = {name: _group_value(group, values) for name, group in groups.items()}
+        function(**{name: built[name] if name in built else values[name] for name in names})
+
+    parameters = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name in groups:
+            parameters += _group_parameters(groups[name])
+        else:
+            parameters.append(parameter.replace(annotation=hints[name], kind=_KEYWORD))
+    # Arguments come before options in Typer's usage line whatever their order here.
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    command.__name__ = function.__name__
+    command.__doc__ = function.__doc__
+    return command
+
+
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
+
+
+def _group_parameters(group: Any) -> list[inspect.Parameter]:
+    panel = group.HEADING
+    hints = get_type_hints(group, include_extras=True)
+    return [_parameter(field.name, hints[field.name], panel) for field in fields(group)]
+
+
+def _parameter(name: str, hint: Any, panel: str) -> inspect.Parameter:
+    flag = _flag(name, hint)
+    info = typer.Option(
+        flag_of(name, flag), metavar=flag.metavar, help=flag.help, rich_help_panel=panel
+    )
+    kind: Any = bool if flag.parse is None else list[str] if flag.many else str
+    return inspect.Parameter(name, _KEYWORD, annotation=Annotated[kind | None, info], default=None)
+
+
+def _group_value(group: Any, values: dict[str, Any]) -> Any:
+    hints = get_type_hints(group, include_extras=True)
+    return group(**{f.name: _parsed(f.name, hints[f.name], values[f.name]) for f in fields(group)})
+
+
+def _parsed(name: str, hint: Any, value: Any) -> Any:
+    flag = _flag(name, hint)
+    if flag.many:
+        return tuple(_one(name, flag, text) for text in value or ())
+    return None if value is None else _one(name, flag, value)
+
+
+def _one(name: str, flag: Flag, value: Any) -> Any:
+    return value if flag.parse is None else flag.parse(value, name=flag_of(name, flag))
+
+
+def _flag(name: str, hint: Any) -> Flag:
+    optional, *said = get_args(hint)
+    for item in said:
+        if isinstance(item, Flag):
+            return item
+        if isinstance(item, Option):
+            return _flag_of_trainer(name, get_args(optional)[0], item)
+    raise AssertionError(f"{name} has no flag")
+
+
+def _flag_of_trainer(name: str, kind: Any, option: Option) -> Flag:
+    """The flag of an option of the reference trainer."""
+    word, example = name.replace("_", "-"), option.example or ""
+    if kind is bool:
+        return Flag(help=option.help, name=f"--{word}/--no-{word}")
+    if kind is int:
+        parse = whole(example=int(example), least=int(option.least or 0))
+    elif kind is float:
+        least = option.least
+        parse = positive(example=example) if least is None else number(example=example, least=least)
+    else:
+        parse = line if kind is str else choice(kind)
+    return Flag(help=option.help, metavar=option.metavar, parse=parse)
+
+
+class OwnParsing:
+    """Mixed into a command: its values go to their own parsers as they were typed.
+
+    Typer would first pass each through pydantic, which costs a tenth of what `recommend` does.
+    """
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The parameters, the help option included."""
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
+            parameter.process_value = partial(_as_typed, parameter)
+        return parameters
+
+
+def _as_typed(parameter: Any, context: Any, value: Any) -> Any:
+    if value and parameter.callback is not None:
+        parameter.callback(context, parameter, value)
+    return value
+
+
+class GroupedCommand(OwnParsing, TyperCommand):
+    """A command whose plain help lists the options under the headings of their groups."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write one section a group, in the order of the signature."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                heading = getattr(parameter, "rich_help_panel", None) or _heading(parameter)
+                sections.setdefault(heading, []).append(record)
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(records, col_max=34)
+
+
+def _heading(parameter: Any) -> str:
+    return "Arguments" if parameter.param_type_name == "argument" else "Options"

@@ -1,0 +1,83 @@
+"""The files that commands read and write: plans, the ledger, measured runs; and --json."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import typer
+
+from fsdpplan.cli.options.expand import Flag
+from fsdpplan.cli.options.parse import line, path
+
+DEFAULT_PLAN = "fsdpplan.json"
+"""Where `recommend` saves and the other commands look."""
+
+PlanFile = Annotated[
+    str,
+    typer.Argument(
+        metavar="PLAN", help="A saved plan. Default: fsdpplan.json.", show_default=False
+    ),
+]
+
+Save = Annotated[
+    str,
+    typer.Option(
+        "--save",
+        metavar="PATH",
+        help="Where to save the plan. Default: fsdpplan.json.",
+        show_default=False,
+    ),
+]
+
+NoSave = Annotated[bool, typer.Option("--no-save", help="Save no plan.")]
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, nothing else.")]
+
+LedgerFile = Annotated[
+    Path | None,
+    Flag(
+        metavar="FILE",
+        parse=path,
+        help="Default: $FSDPPLAN_LEDGER, else ~/.local/state/fsdpplan/ledger.sqlite.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerOptions:
+    """What is remembered of finished runs."""
+
+    HEADING: ClassVar[str] = "Ledger (finished runs)"
+
+    ledger: LedgerFile = None
+    no_ledger: Annotated[
+        bool | None, Flag(name="--no-ledger", help="Neither learn from past runs nor add one.")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvidenceOptions(LedgerOptions):
+    """Measured runs that a prediction learns from."""
+
+    HEADING: ClassVar[str] = "Measured runs to learn from"
+
+    runs: Annotated[
+        Path | None,
+        Flag(
+            metavar="FILE",
+            parse=path,
+            help="A table of measured runs (docs/reference/runs.md), a run's folder or an export: "
+            "learned from beside the ledger, and not kept.",
+        ),
+    ] = None
+    software: Annotated[
+        str | None,
+        Flag(
+            metavar="NAME",
+            parse=line,
+            help="Framework that will train, as those runs call theirs. Default: that of most of "
+            "those with this --runtime.",
+        ),
+    ] = None

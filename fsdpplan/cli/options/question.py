@@ -1,0 +1,240 @@
+"""The options of a question: which model, on which machines, trained how, under which PyTorch. Help
+says units, and per what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, get_args
+
+from fsdpplan.cli.options import synonyms
+from fsdpplan.cli.options.expand import Flag
+from fsdpplan.cli.options.parse import choice, fraction, line, path, release, size, whole
+from fsdpplan.spec.program import ProgramName
+from fsdpplan.spec.runtime import RuntimeName as Runtime
+from fsdpplan.spec.torch_release import TorchRelease
+from fsdpplan.spec.training import Fp8Recipe, Optimizer, Precision, ReduceDtype
+from fsdpplan.units import parse_bandwidth_bytes_per_second, parse_count
+
+_OTHER_RUNTIMES = ", ".join(name for name in get_args(Runtime) if name != "fsdp2")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """Which model: by one of the four ways."""
+
+    HEADING: ClassVar[str] = "Model (one of --params, --model, --config, or the six shape options)"
+
+    params: Annotated[
+        int | None,
+        Flag(
+            metavar="70e9|70B",
+            parse=parse_count,
+            help="Parameters; the shape is inferred: a dense decoder, but with --active-params.",
+        ),
+    ] = None
+    active_params: Annotated[
+        int | None,
+        Flag(
+            metavar="22e9|22B",
+            parse=parse_count,
+            help="With --params: those that one token meets, of a mixture of experts.",
+        ),
+    ] = None
+    model: Annotated[
+        str | None,
+        Flag(metavar="NAME", parse=line, help="A catalogue name: see `fsdpplan models`."),
+    ] = None
+    config: Annotated[
+        Path | None, Flag(metavar="PATH", parse=path, help="A Hugging Face config.json.")
+    ] = None
+    layers: Annotated[
+        int | None, Flag(metavar="N", parse=whole(example=32), help="Transformer blocks.")
+    ] = None
+    hidden: Annotated[
+        int | None,
+        Flag(metavar="N", parse=size(example="4096"), help="Width of the model."),
+    ] = None
+    ffn_hidden: Annotated[
+        int | None,
+        Flag(metavar="N", parse=size(example="14336"), help="Inner width of the feed-forward."),
+    ] = None
+    heads: Annotated[
+        int | None, Flag(metavar="N", parse=whole(example=32), help="Query heads.")
+    ] = None
+    kv_heads: Annotated[
+        int | None, Flag(metavar="N", parse=whole(example=8), help="Key and value heads.")
+    ] = None
+    vocab: Annotated[
+        int | None, Flag(metavar="N", parse=whole(example=128256), help="Rows of the embedding.")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions:
+    """Which machines."""
+
+    HEADING: ClassVar[str] = "Cluster"
+
+    gpus: Annotated[
+        int | None,
+        Flag(
+            metavar="N",
+            parse=size(example="64"),
+            help="GPUs in all (CPU processes with --hardware cpu).",
+        ),
+    ] = None
+    hardware: Annotated[
+        str | None,
+        Flag(
+            metavar="NAME|PATH",
+            parse=line,
+            help="A profile: see `fsdpplan profiles`. Default: what is found here, else dgx-h100.",
+        ),
+    ] = None
+    gpus_per_node: Annotated[
+        int | None, Flag(metavar="N", parse=whole(example=8), help="GPUs used on each node.")
+    ] = None
+    gpu: Annotated[
+        str | None,
+        Flag(metavar="NAME", parse=line, help="Device profile in place of the profile's own."),
+    ] = None
+    intra_bw: Annotated[
+        float | None,
+        Flag(
+            metavar="450GB/s",
+            parse=parse_bandwidth_bytes_per_second,
+            help="Bandwidth inside a node, per GPU, one direction.",
+        ),
+    ] = None
+    inter_bw: Annotated[
+        float | None,
+        Flag(
+            metavar="400Gb/s",
+            parse=parse_bandwidth_bytes_per_second,
+            help="Bandwidth between nodes, per GPU (not per node), one direction.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingOptions:
+    """What one optimizer step is asked to do."""
+
+    HEADING: ClassVar[str] = "Training"
+
+    seq_len: Annotated[
+        int | None,
+        Flag(
+            metavar="N|128k",
+            parse=size(example="4096 or 128k"),
+            help="Tokens a sequence. Default 4096.",
+        ),
+    ] = None
+    global_batch: Annotated[
+        int | None,
+        Flag(
+            metavar="N",
+            parse=size(example="1024 or 1k"),
+            help="Sequences an optimizer step, over all GPUs. Default: about 4 Mi tokens.",
+        ),
+    ] = None
+    precision: Annotated[
+        str | None,
+        Flag(
+            metavar="bf16|fp16|fp32|fp8",
+            parse=choice(Precision, synonyms.FORMATS),
+            help="Number format of the matmuls. Default bf16.",
+        ),
+    ] = None
+    fp8_recipe: Annotated[
+        str | None,
+        Flag(
+            metavar="tensorwise|rowwise|delayed",
+            parse=choice(Fp8Recipe),
+            help="Scales of fp8 matmuls, with --precision fp8. Default tensorwise.",
+        ),
+    ] = None
+    fp8_all_gather: Annotated[
+        bool | None,
+        Flag(
+            name="--fp8-all-gather/--no-fp8-all-gather",
+            help="FSDP gathers weights already cast to fp8. Default no.",
+        ),
+    ] = None
+    reduce_dtype: Annotated[
+        str | None,
+        Flag(
+            metavar="fp32|bf16",
+            parse=choice(ReduceDtype, synonyms.FORMATS),
+            help="Number format of gradient reduction. Default fp32.",
+        ),
+    ] = None
+    optimizer: Annotated[
+        str | None,
+        Flag(
+            metavar="adamw|adamw_8bit|muon",
+            parse=choice(Optimizer, synonyms.OPTIMIZERS),
+            help="Muon: for the blocks' matrices. Default adamw.",
+        ),
+    ] = None
+    tokens: Annotated[
+        int | None,
+        Flag(metavar="15T", parse=parse_count, help="Tokens in all, for the time to train."),
+    ] = None
+    runtime: Annotated[
+        str | None,
+        Flag(
+            metavar="NAME",
+            parse=choice(Runtime),
+            help=f"What trains: fsdp2 (default), or, priced only, {_OTHER_RUNTIMES}.",
+        ),
+    ] = None
+    program: Annotated[
+        ProgramName | None,
+        Flag(
+            metavar="reference|own|hf",
+            parse=choice(ProgramName),
+            help="What trains: fsdpplan's decoder (default), a model of yours, or Hugging Face's; "
+            "only what it can run is planned.",
+        ),
+    ] = None
+    headroom: Annotated[
+        float | None,
+        Flag(metavar="8%", parse=fraction, help="Device memory to leave free. Default 8%."),
+    ] = None
+    fits: Annotated[
+        float | None,
+        Flag(
+            metavar="95%",
+            parse=fraction,
+            help="Least chance that a layout fits in device memory. Default 95%.",
+        ),
+    ] = None
+
+
+Torch = Annotated[
+    TorchRelease | None,
+    Flag(metavar="2.9", parse=release, help="Release of PyTorch that the job will run."),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchOptions:
+    """Which PyTorch the job will run: what an older one lacks is not searched."""
+
+    HEADING: ClassVar[str] = "PyTorch of the job (one of these). Default: the one installed here"
+
+    torch: Torch = None
+    python: Annotated[
+        str | None,
+        Flag(metavar="PATH", parse=line, help="The job's Python, which is asked for its release."),
+    ] = None
+    container: Annotated[
+        str | None,
+        Flag(
+            metavar="IMAGE",
+            parse=line,
+            help="The job's image: a .sqsh or .sif file here, or a public one of known contents.",
+        ),
+    ] = None

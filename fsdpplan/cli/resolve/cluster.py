@@ -1,0 +1,141 @@
+"""Which machines: named, found on this machine, or the default profile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from fsdpplan.cli.options.question import ClusterOptions
+from fsdpplan.cli.resolve import Resolved
+from fsdpplan.errors import ProbeError, SpecError
+from fsdpplan.files.clusters import Flags, LoadedCluster, load_cluster
+from fsdpplan.spec.cluster import Cluster
+from fsdpplan.topology import probe
+from fsdpplan.units import format_bandwidth
+
+DEFAULT_HARDWARE = "dgx-h100"
+
+
+def resolve_cluster(options: ClusterOptions) -> Resolved[LoadedCluster]:
+    """The cluster that the options ask for."""
+    if options.hardware is not None:
+        source = ("cluster", "flag --hardware")
+        return _loaded(options, options.hardware, Resolved(value=None, sources=(source,)))
+    if options.gpu is not None:
+        raise SpecError(
+            f"--gpu {options.gpu} changes the device of a profile: name that too, such as "
+            f"--hardware {DEFAULT_HARDWARE} --gpu {options.gpu}"
+        )
+    return _detected(options) or _loaded(options, DEFAULT_HARDWARE, _default(options))
+
+
+def larger_clusters(options: ClusterOptions) -> Callable[[int], Cluster] | None:
+    """The machines of a named or default profile with other numbers of GPUs, under the same flags;
+    None for the machines that were found here."""
+    if options.hardware is None and probe.visible_gpus():
+        return None
+
+    def larger(gpus: int) -> Cluster:
+        asked = replace(options, gpus=gpus, hardware=options.hardware or DEFAULT_HARDWARE)
+        return resolve_cluster(asked).value.cluster
+
+    return larger
+
+
+def _loaded(
+    options: ClusterOptions, hardware: str, said: Resolved[None]
+) -> Resolved[LoadedCluster]:
+    """The cluster of a profile, under what is `said` of the choice."""
+    loaded = load_cluster(
+        hardware,
+        gpus=options.gpus,
+        gpus_per_node=options.gpus_per_node,
+        device=options.gpu,
+        intra_bandwidth_bytes_per_second=options.intra_bw,
+        inter_bandwidth_bytes_per_second=options.inter_bw,
+    )
+    count = f"{loaded.cluster.gpus} GPUs, as the profile {hardware} has (--gpus)"
+    cluster = loaded.cluster
+    taken = [] if options.gpus else [count]
+    if options.gpus_per_node is None and loaded.leaves_idle:
+        taken.append(
+            f"{cluster.gpus_per_node} GPUs on each of {cluster.nodes} nodes, since {cluster.gpus} "
+            "do not fill whole ones (--gpus-per-node)"
+        )
+    return Resolved(
+        value=loaded,
+        sources=(*said.sources, *loaded.sources),
+        assumptions=(*said.assumptions, *taken),
+        warnings=loaded.warnings,
+    )
+
+
+def _detected(options: ClusterOptions) -> Resolved[LoadedCluster] | None:
+    """The machine that this is, or None where it has no GPU of NVIDIA."""
+    if not probe.visible_gpus():
+        return None
+    from fsdpplan.run import detect
+
+    survey = detect.survey_of_recordings([detect.this_host()])
+    nodes, here = detect.allocated_nodes(survey), survey.machines[survey.typical].gpus
+    flags = Flags(
+        gpus=options.gpus or nodes * len(here),
+        gpus_per_node=options.gpus_per_node,
+        intra_bandwidth_bytes_per_second=options.intra_bw,
+        inter_bandwidth_bytes_per_second=options.inter_bw,
+    )
+    loaded = detect.found_cluster(survey, flags)
+    found = f"{len(here)} x {here[0].name}"
+    count = f"{loaded.cluster.gpus} GPUs: {_how_many(nodes, len(here))} (--gpus)"
+    said = f"the hardware is what was found here: {found} ({_links(loaded)}) (--hardware)"
+    return Resolved(
+        value=loaded,
+        sources=(("cluster", f"found on this machine: {found}"), *loaded.sources),
+        assumptions=(said, *([] if options.gpus else [count])),
+        warnings=loaded.warnings,
+    )
+
+
+def _how_many(nodes: int, per_node: int) -> str:
+    if nodes == 1:
+        return "those of this machine"
+    return f"{per_node} on each of the {nodes} nodes of this allocation"
+
+
+def _links(loaded: LoadedCluster) -> str:
+    return ", ".join(
+        f"{level.name} {level.ports} x {format_bandwidth(level.port_bandwidth_bytes_per_second)}"
+        for level in loaded.cluster.levels
+        if level.name != "none"
+    )
+
+
+def _other_accelerators() -> str:
+    """Those that are not NVIDIA's, in words; empty where there are none."""
+    if not probe.may_have_other_accelerators():
+        return ""
+    from fsdpplan.run.detect import other_accelerators_here
+
+    return " and ".join(other_accelerators_here())
+
+
+def _default(options: ClusterOptions) -> Resolved[None]:
+    """The default profile. Raises SpecError where not even a number of GPUs is given, and
+    ProbeError where there are accelerators, but none that could be planned for."""
+    others = _other_accelerators()
+    if options.gpus is None and others:
+        raise ProbeError(
+            f"this machine has {others}, which fsdpplan cannot plan for as found: name declared "
+            "hardware with --hardware (`fsdpplan profiles` lists it)"
+        )
+    if options.gpus is None:
+        raise SpecError(
+            "no GPU was found here: say how many to plan for, such as --gpus 64, and which, "
+            f"such as --hardware {DEFAULT_HARDWARE}"
+        )
+    why = f"{others} here cannot be planned for as found" if others else "no GPU was found here"
+    return Resolved(
+        value=None,
+        sources=(("cluster", f"default: {why}"),),
+        assumptions=(f"{why}, so the hardware is profile {DEFAULT_HARDWARE} (--hardware)",),
+    )

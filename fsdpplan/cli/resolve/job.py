@@ -1,0 +1,131 @@
+"""The job that options describe, and the saved plan that it is of."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from fsdpplan.cli.options.job import (
+    ContainerOptions,
+    JobOptions,
+    PodOptions,
+    ProgramOptions,
+    SurvivalOptions,
+)
+from fsdpplan.emit.container import Container
+from fsdpplan.emit.job import Job, UserProgram
+from fsdpplan.emit.pods import Pods
+from fsdpplan.emit.survival import Survival
+from fsdpplan.emit.trainer_program import Trainer
+from fsdpplan.errors import SpecError
+from fsdpplan.run.plans import read_plan
+from fsdpplan.spec.plan import Plan
+
+
+def saved_plan(path: str) -> Plan:
+    """The plan in a file, or what to type where there is none."""
+    if not os.path.exists(Path(path)):
+        raise SpecError(
+            f"there is no plan {path}: type fsdpplan recommend --params 8e9 --gpus 8 first, which "
+            f"saves one, or name another"
+        )
+    return read_plan(path)
+
+
+def ranked(path: str, rank: int | None, *, own_program: bool) -> Plan:
+    """The plan in a file, with another layout of its list where `rank` asks for one."""
+    plan = saved_plan(path)
+    if rank is not None:
+        plan = _with_rank(plan, rank, path)
+    if not plan.estimate.runnable and not own_program:
+        raise SpecError(
+            f"fsdpplan's own trainer is FSDP2's and cannot run {path}, which is for "
+            f"{plan.training.traits.words}: give a program of yours with --script, or plan again "
+            "with --runtime fsdp2"
+        )
+    return plan
+
+
+def _with_rank(plan: Plan, rank: int, path: str) -> Plan:
+    chosen = next((line for line in plan.alternatives if line.rank == rank), None)
+    if chosen is None:
+        raise SpecError(
+            f"{path} has no rank {rank}: type --rank with one from 1 to {len(plan.alternatives)}"
+        )
+    return replace(plan, layout=chosen.layout, estimate=chosen.estimate)
+
+
+def given(options: Any) -> dict[str, Any]:
+    """The fields that were given."""
+    pairs = ((field.name, getattr(options, field.name)) for field in fields(options))
+    return {name: value for name, value in pairs if value not in (None, ())}
+
+
+def job_of(
+    job: JobOptions,
+    trainer: Trainer,
+    program: ProgramOptions,
+    survival: SurvivalOptions,
+    container: ContainerOptions,
+) -> Job:
+    """The job that the options describe."""
+    values = given(job)
+    values |= {"survival": survival_of(survival), "container": container_of(container)}
+    if program.script is None:
+        if program.args is not None:
+            raise SpecError("--args are those of a program of yours: give --script train.py too")
+        return Job(program=trainer, **values)
+    if ours := given(trainer):
+        flags = ", ".join("--" + name.replace("_", "-") for name in ours)
+        raise SpecError(
+            f"{flags} would not reach {program.script}: they are the reference trainer's; "
+            "pass them in --args"
+        )
+    return Job(program=UserProgram(script=program.script, args=program.args or ()), **values)
+
+
+def survival_of(options: SurvivalOptions) -> Survival:
+    """What the options say, with the defaults of what they leave out."""
+    return Survival(**given(options))
+
+
+def container_of(options: ContainerOptions) -> Container | None:
+    """The container that the options describe; None without an image."""
+    if options.container is None:
+        if options.container_mount or options.container_runtime is not None:
+            raise SpecError(
+                "--container-mount and --container-runtime are of a container: give --container "
+                "with its image too"
+            )
+        return None
+    return Container(
+        image=options.container,
+        mounts=options.container_mount,
+        runtime=options.container_runtime or "pyxis",
+    )
+
+
+def pods_of(options: PodOptions) -> Pods:
+    """The pods that the options describe."""
+    return Pods(**given(options))
+
+
+def with_this_python(job: Job, *, given: JobOptions) -> Job:
+    """`job`, run by the Python that runs this program: it has torch, `python3` on PATH may not.
+
+    Unless a Python was named, lines that set up the environment will put theirs on PATH, or it is
+    one in a container.
+    """
+    if given.python is not None or given.env_setup or job.container is not None:
+        return job
+    return replace(job, python=sys.executable)
+
+
+def python_here(job: Job) -> str | None:
+    """The Python of the job, if this host has it: not one of a container, nor one that lines which
+    set up the environment will put on PATH."""
+    return None if job.container or job.env_setup else shutil.which(job.python)

@@ -1,0 +1,160 @@
+"""What a step is asked to do: the options, or the defaults, each said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from fsdpplan.cli.options.question import TrainingOptions
+from fsdpplan.cli.resolve import Resolved, flag
+from fsdpplan.cost.peak_band import peak_log_error
+from fsdpplan.errors import SpecError
+from fsdpplan.search.defaults import DEFAULT_SEQ_LEN, DEFAULT_TOKENS_PER_STEP, default_global_batch
+from fsdpplan.search.legal_batch import legal_global_batch
+from fsdpplan.search.pins import Pins
+from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.model import Model
+from fsdpplan.spec.training import Training
+from fsdpplan.units import format_count, format_percent
+
+POLICIES = ("precision", "reduce_dtype", "optimizer", "runtime")
+FP8_POLICIES = ("fp8_recipe", "fp8_all_gather")
+"""Options whose default is that of `Training`; those of fp8 mean nothing without it."""
+
+
+def resolve_training(
+    options: TrainingOptions, *, model: Model, cluster: Cluster, pins: Pins
+) -> Resolved[Training]:
+    """The training that the options ask for."""
+    if options.precision != "fp8":
+        _refuse_fp8_options(options)
+    seq_len = _seq_len(options, model)
+    given = {name: getattr(options, name) for name in (*POLICIES, *FP8_POLICIES, "program")}
+    values: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if options.headroom is not None:
+        values["headroom_fraction"] = options.headroom
+    if options.fits is not None:
+        values["fits_fraction"] = options.fits
+    draft = Training(seq_len=seq_len.value, global_batch=1, tokens=options.tokens, **values)
+    batch = _global_batch(options, draft, model=model, cluster=cluster, pins=pins)
+    training = replace(draft, global_batch=batch.value)
+    named = {**given, "tokens": options.tokens, "headroom": options.headroom, "fits": options.fits}
+    return Resolved(
+        value=training,
+        sources=(
+            *seq_len.sources,
+            *batch.sources,
+            *((f"training.{name}", _source(name, value)) for name, value in named.items()),
+        ),
+        assumptions=(
+            *seq_len.assumptions,
+            *batch.assumptions,
+            *_policies_taken(training, options),
+            *_room_taken(training, options, cluster),
+        ),
+        warnings=seq_len.warnings,
+    )
+
+
+def _refuse_fp8_options(options: TrainingOptions) -> None:
+    for name in FP8_POLICIES:
+        if getattr(options, name):
+            raise SpecError(f"{flag(name)} needs --precision fp8: add it, or leave this out")
+
+
+def _source(name: str, value: object) -> str:
+    return "default" if value is None else f"flag {flag(name)}"
+
+
+def _seq_len(options: TrainingOptions, model: Model) -> Resolved[int]:
+    longest = model.max_positions
+    sources = (("training.seq_len", _source("seq_len", options.seq_len)),)
+    if options.seq_len is None:
+        length = min(DEFAULT_SEQ_LEN, longest)
+        return Resolved(
+            value=length,
+            sources=sources,
+            assumptions=(f"sequences of {length:,} tokens (--seq-len)",),
+        )
+    if options.seq_len <= longest:
+        return Resolved(value=options.seq_len, sources=sources)
+    beyond = f"--seq-len {options.seq_len} is longer than the {longest} positions of {model.name}"
+    if model.positions == "learned":
+        raise SpecError(f"{beyond}, which are learned: use --seq-len {longest} or less")
+    return Resolved(value=options.seq_len, sources=sources, warnings=(beyond,))
+
+
+def _global_batch(
+    options: TrainingOptions, draft: Training, *, model: Model, cluster: Cluster, pins: Pins
+) -> Resolved[int]:
+    sources = (("training.global_batch", _source("global_batch", options.global_batch)),)
+    if options.global_batch is not None:
+        return Resolved(value=options.global_batch, sources=sources)
+    batch = legal_global_batch(model=model, cluster=cluster, training=draft, pins=pins)
+    words = f"a global batch of {batch:,} sequences, {format_count(batch * draft.seq_len)} tokens"
+    return Resolved(
+        value=batch,
+        sources=sources,
+        assumptions=(f"{words} (--global-batch){_unusual(batch, draft.seq_len, cluster.gpus)}",),
+    )
+
+
+def _unusual(batch: int, seq_len: int, gpus: int) -> str:
+    """What is to be said of a default batch that is not what it usually is."""
+    usual = default_global_batch(seq_len=seq_len, gpus=gpus)
+    if batch > usual:
+        return (
+            f": unusually large, since {format_count(DEFAULT_TOKENS_PER_STEP)} tokens leave too "
+            f"many of {gpus:,} GPUs without work in any layout"
+        )
+    if batch < gpus:
+        return (
+            f": fewer than GPUs, so that several of them work on each sequence; --global-batch "
+            f"{gpus} gives each its own"
+        )
+    return ""
+
+
+def _policies_taken(training: Training, options: TrainingOptions) -> tuple[str, ...]:
+    """One line for the formats, where they were not given."""
+    words = {
+        "precision": f"{training.precision} matmuls",
+        "reduce_dtype": f"gradients reduced in {training.reduce_dtype}",
+        "optimizer": f"optimizer {training.optimizer}",
+        "runtime": f"runtime {training.runtime}",
+    }
+    taken = [name for name in POLICIES if getattr(options, name) is None]
+    lines = []
+    if taken:
+        flags = ", ".join(map(flag, taken))
+        lines.append(f"{', '.join(words[name] for name in taken)} ({flags})")
+    if training.precision == "fp8":
+        lines += _fp8_taken(training, options)
+    return tuple(lines)
+
+
+def _room_taken(training: Training, options: TrainingOptions, cluster: Cluster) -> tuple[str, ...]:
+    """How much memory is left, where it was not said; a chance where peaks are said to be off."""
+    lines = []
+    if options.headroom is None:
+        share = _whole_percent(training.headroom_fraction)
+        lines.append(f"{share} of the device memory left free (--headroom)")
+    if options.fits is None and peak_log_error(cluster.device):
+        share = _whole_percent(training.fits_fraction)
+        lines.append(f"a chance of {share} at least to fit in device memory (--fits)")
+    return tuple(lines)
+
+
+def _whole_percent(share: float) -> str:
+    return format_percent(share).replace(".0", "")
+
+
+def _fp8_taken(training: Training, options: TrainingOptions) -> list[str]:
+    """What fp8 means here, where it was not said."""
+    words = {
+        "fp8_recipe": f"{training.fp8_recipe} scales of fp8 matmuls",
+        "fp8_all_gather": f"weights gathered in {training.gathered_dtype}",
+    }
+    taken = [name for name in FP8_POLICIES if getattr(options, name) is None]
+    flags = ", ".join(map(flag, taken))
+    return [f"{', '.join(words[name] for name in taken)} ({flags})"] if taken else []

@@ -1,0 +1,1 @@
+"""What is printed: screens for people, JSON for programs."""

@@ -1,0 +1,292 @@
+"""The answer: the layout that was chosen in lines of a name and a value, and all of it as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from math import floor
+from typing import Any
+
+from fsdpplan.cli.resolve.inputs import Inputs, OneLayout, setting_of
+from fsdpplan.cli.views.render import facts, wrapped
+from fsdpplan.cost.memory import available_bytes
+from fsdpplan.cost.peak_band import peak_factor
+from fsdpplan.cost.pipeline_stages import named_stages
+from fsdpplan.files.plans import (
+    SCHEMA_VERSION,
+    cluster_document,
+    estimate_document,
+    layout_document,
+    model_document,
+    needed_document,
+    training_document,
+)
+from fsdpplan.search.result import SearchResult
+from fsdpplan.search.words import degrees, describe
+from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.estimate import Estimate, LearnedStep, MemoryBreakdown
+from fsdpplan.spec.layout import DDP_BUCKET_BYTES, Layout
+from fsdpplan.spec.training import Training
+from fsdpplan.units import format_count, format_gib, format_percent, format_seconds
+
+EVIDENCE = {
+    "measured": "measured here",
+    "fitted": "fitted from published runs",
+    "datasheet": "datasheet only",
+}
+"""What stands behind the numbers of the hardware, in words."""
+
+
+def answer_lines(inputs: Inputs, layout: Layout, estimate: Estimate, width: int) -> str:
+    step = estimate.step_seconds
+    evidence = EVIDENCE[inputs.cluster.device.evidence]
+    if estimate.learned is not None:
+        evidence = _learned(estimate.learned)
+    pairs = [
+        ("degrees", degrees(layout)),
+        ("policy", policy(layout)),
+        ("batch", _batch(layout)),
+        ("step", f"{format_seconds(step.expected)} (80 % band {_band(estimate)}; {evidence})"),
+        (
+            "tokens/s",
+            f"{estimate.tokens_per_second:,.0f} "
+            f"({estimate.tokens_per_second_per_gpu:,.0f} per {unit(inputs)})",
+        ),
+        (
+            "MFU",
+            f"{format_percent(estimate.mfu_fraction)} "
+            f"(HFU {format_percent(estimate.hfu_fraction)})",
+        ),
+        *_time_to_train(inputs, estimate),
+        ("memory", _memory_needed(inputs, estimate.memory)),
+        *_other_peaks(estimate.memory),
+        ("bottleneck", estimate.bottleneck),
+    ]
+    heading = wrapped(describe(layout, inputs.cluster), width=width)
+    return f"{heading}\n\n{facts(pairs, width=width)}"
+
+
+def _learned(learned: LearnedStep) -> str:
+    """What measured runs say of the step, and how near they are."""
+    told = f"from {learned.runs} of your runs" if learned.runs else "none of your runs is like it"
+    far = f"; {learned.far}" if learned.far else ""
+    without = format_seconds(learned.without.expected)
+    return f"{told}, nearest: {learned.nearest}{far}; without them {without}"
+
+
+def _memory_needed(inputs: Inputs, memory: MemoryBreakdown) -> str:
+    """What the fullest rank needs of what there is, as each tool would count it, and the chance
+    that it fits."""
+    device = inputs.cluster.device
+    factor, device_bytes = peak_factor(device), device.memory_bytes
+    usable = round(factor * available_bytes(cluster=inputs.cluster, training=inputs.training))
+    needed = round(factor * memory.peak_device_bytes)
+    chance = fits_words(memory)
+    words = (
+        f"{f'{chance}: ' if chance else ''}{format_gib(needed)}{_peak_band(memory)} of "
+        f"{format_gib(device_bytes)} per {unit(inputs)}, of which "
+        f"{format_gib(usable)} are planned with; "
+        f"{format_gib(memory.peak_allocated_bytes)} allocated, "
+        f"{format_gib(memory.peak_reserved_bytes)} reserved"
+    )
+    if device.learned_peaks is not None:
+        without = format_gib(memory.peak_device_bytes)
+        words += f", as predicted without your runs, in all {without}"
+    if len(set(memory.stage_peak_device_bytes)) > 1:
+        stages = memory.stage_peak_device_bytes
+        fullest = stages.index(max(stages)) + 1
+        words += (
+            f"; stage {fullest} of {len(stages)} is the fullest, the emptiest needs "
+            f"{format_gib(round(factor * min(stages)))}"
+        )
+    if needed <= usable:
+        return words
+    unsure = too_unsure(memory, inputs.training, inputs.cluster)
+    short = f"{format_gib(needed - usable)} too much"
+    return f"{words}; {f'NOT SURE TO FIT: {unsure}' if unsure else f'DOES NOT FIT: {short}'}"
+
+
+def fits_words(memory: MemoryBreakdown) -> str:
+    """`fits 97 %`; nothing where the chance is not known."""
+    if memory.fits_fraction is None:
+        return ""
+    return f"fits {chance_words(memory.fits_fraction)}"
+
+
+def chance_words(fits_fraction: float) -> str:
+    """A chance in whole percent, rounded down, and never certain."""
+    if fits_fraction < 0.01:
+        return "below 1 %"
+    return "over 99 %" if fits_fraction > 0.99 else f"{floor(100 * fits_fraction + 1e-9)} %"
+
+
+def too_unsure(memory: MemoryBreakdown, training: Training, cluster: Cluster) -> str:
+    """What chance is missing of a layout that leaves the head-room free; empty: none is."""
+    free = cluster.device.memory_bytes * (1 - training.headroom_fraction)
+    chance, needed = memory.fits_fraction, memory.peak_device_bytes * peak_factor(cluster.device)
+    if chance is None or chance >= training.fits_fraction or needed > free:
+        return ""
+    return f"{chance_words(training.fits_fraction)} are asked for (--fits)"
+
+
+def _peak_band(memory: MemoryBreakdown) -> str:
+    band = memory.peak_device_band_bytes
+    if band is None:
+        return ""
+    lower, upper = (format_gib(round(end)) for end in (band.lower, band.upper))
+    return f" (80 % band {lower} to {upper})"
+
+
+def _other_peaks(memory: MemoryBreakdown) -> list[tuple[str, str]]:
+    """Peaks outside of the step, where they are higher, and what stands on the host."""
+    pairs = []
+    for name, peak in (
+        ("at start", memory.initialization_peak_bytes),
+        ("checkpoint", memory.checkpoint_peak_bytes),
+    ):
+        if peak > memory.peak_allocated_bytes:
+            pairs.append((name, f"{format_gib(peak)} allocated, more than in a step"))
+    if memory.host_bytes:
+        pairs.append(("host", f"{format_gib(memory.host_bytes)} of host memory each"))
+    return pairs
+
+
+def _band(estimate: Estimate) -> str:
+    step = estimate.step_seconds
+    lower, upper = (format_seconds(end, beside=step.expected) for end in (step.lower, step.upper))
+    return f"{lower} to {upper}"
+
+
+def _time_to_train(inputs: Inputs, estimate: Estimate) -> list[tuple[str, str]]:
+    tokens = inputs.training.tokens
+    if tokens is None:
+        return []
+    steps = -(-tokens // inputs.training.tokens_per_step)
+    step = estimate.step_seconds
+    lower, expected, upper = (
+        format_seconds(steps * seconds, beside=steps * step.expected)
+        for seconds in (step.lower, step.expected, step.upper)
+    )
+    words = f"{expected} for {format_count(tokens)} tokens in {steps:,} steps"
+    return [("to train", f"{words} (80 % band {lower} to {upper})")]
+
+
+def policy(layout: Layout) -> str:
+    """The policies in words, those that do not apply left out."""
+    parts: list[str] = [layout.sharding, *_data_policies(layout)]
+    if layout.pp > 1:
+        stages = f" x {layout.virtual_stages}" if layout.virtual_stages > 1 else ""
+        parts.append(f"schedule {layout.schedule}{stages}")
+    if layout.sequence_parallel:
+        parts.append("sequence parallel" + (", async TP" if layout.async_tp else ""))
+    parts.append(f"checkpointing {layout.recomputation}")
+    if layout.offload != "none":
+        parts.append("state and optimizer on the host")
+    if layout.loss_chunks > 1:
+        parts.append(f"loss in {layout.loss_chunks} pieces")
+    parts.append("compiled" if layout.compile else "eager")
+    return ", ".join(parts)
+
+
+def _data_policies(layout: Layout) -> list[str]:
+    """What is done with parameters and gradients, and in which pieces."""
+    parts = []
+    if layout.sharding == "fsdp":
+        parts.append(f"reshard {layout.reshard_after_forward}")
+        if layout.num_microbatches > 1:
+            parts.append(f"gradient sync {layout.gradient_sync}")
+        if layout.wrap_blocks > 1:
+            parts.append(f"{layout.wrap_blocks} blocks a unit")
+    elif layout.ddp_bucket_bytes != DDP_BUCKET_BYTES:
+        parts.append(f"buckets of {layout.ddp_bucket_bytes / 2**20:g} MiB")
+    return parts
+
+
+def _batch(layout: Layout) -> str:
+    passes = f"{layout.num_microbatches} forward pass{'es' if layout.num_microbatches > 1 else ''}"
+    return f"micro-batch {layout.micro_batch} x {passes} x {layout.data_parallel} data-parallel"
+
+
+def unit(inputs: Inputs) -> str:
+    """What one rank runs on."""
+    return "GPU" if inputs.cluster.device.kind == "cuda" else "process"
+
+
+def rejections(rejected: tuple[tuple[str, int], ...]) -> str:
+    """Why layouts were rejected, and how many."""
+    return "; ".join(f"{reason} ({count:,})" for reason, count in rejected)
+
+
+def recommend_json(inputs: Inputs, result: SearchResult, *, seconds: float) -> str:
+    """What `recommend --json` prints."""
+    next_run = result.listed.next_run
+    return _dumps(
+        {
+            **_inputs_document(inputs),
+            "plans": [
+                {
+                    "rank": ranked.rank,
+                    "layout": layout_document(_named(inputs, ranked.layout)),
+                    "torch_needed": needed_document(setting_of(inputs, ranked.layout)),
+                    "estimate": estimate_document(ranked.estimate),
+                    "reason": ranked.reason,
+                    "behind_fastest_fraction": result.behind_fastest(ranked),
+                    "difference_error_fraction": error,
+                }
+                for ranked, error in zip(result.ranked, result.listed.errors, strict=True)
+            ],
+            "fastest_rank": result.listed.fastest_rank,
+            "not_told_apart": list(result.listed.tied),
+            "next_run": None if next_run is None else asdict(next_run),
+            "search": {
+                "candidates": result.candidates,
+                "feasible": result.feasible,
+                "priced": result.priced,
+                "pruned": result.pruned,
+                "rejected": dict(result.rejected),
+                "seconds": seconds,
+            },
+            **_said(inputs),
+        }
+    )
+
+
+def estimate_json(one: OneLayout) -> str:
+    """What `estimate --json` prints: the estimate's fields beside the layout."""
+    return _dumps(
+        {
+            **_inputs_document(one.inputs),
+            "layout": layout_document(_named(one.inputs, one.layout)),
+            "torch_needed": needed_document(setting_of(one.inputs, one.layout)),
+            **estimate_document(one.estimate),
+            "available_bytes": one.available_bytes,
+            "fits": one.fits,
+            **_said(one.inputs),
+        }
+    )
+
+
+def _named(inputs: Inputs, layout: Layout) -> Layout:
+    """`layout` as plans have it."""
+    return named_stages(model=inputs.model, layout=layout)
+
+
+def _inputs_document(inputs: Inputs) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "model": model_document(inputs.model),
+        "cluster": cluster_document(inputs.cluster),
+        "training": training_document(inputs.training),
+    }
+
+
+def _said(inputs: Inputs) -> dict[str, Any]:
+    return {
+        "sources": dict(inputs.sources),
+        "assumptions": list(inputs.assumptions),
+        "warnings": list(inputs.warnings),
+    }
+
+
+def _dumps(document: dict[str, Any]) -> str:
+    return json.dumps(document, indent=2, allow_nan=False)

@@ -1,0 +1,303 @@
+"""What a run came to, beside its prediction: on the screen and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from fsdpplan.cli.resolve.torch import other_torch
+from fsdpplan.cli.views.render import blocks, table, wrapped
+from fsdpplan.files.plans import estimate_document, layout_document
+from fsdpplan.run.compare import Comparison, compare
+from fsdpplan.run.fallback import Attempt
+from fsdpplan.run.ledger import ran_out_of_memory
+from fsdpplan.run.metrics import OutOfMemory
+from fsdpplan.run.outcome import Outcome
+from fsdpplan.topology.nccl_report import Connection, NcclReport
+from fsdpplan.units import format_gib, format_percent, format_seconds
+
+PARTS = {
+    "state_bytes": "parameters, gradients and optimizer",
+    "working_bytes": "activations, logits and gathered parameters",
+    "reserved_overhead_bytes": "fragmentation",
+    "context_bytes": "memory outside of PyTorch",
+}
+"""Part of a prediction, as a post-mortem names it -> words."""
+
+
+def outcome_json(attempts: Sequence[Attempt]) -> str:
+    """What `run --json` prints: of the last attempt, and the others in short."""
+    last = attempts[-1]
+    outcome, plan = last.outcome, last.launch.plan
+    rows = compare(estimate=plan.estimate, measured=outcome.measured)
+    return json.dumps(
+        {
+            "job_exit_code": outcome.exit_code,
+            "job_id": outcome.job_id,
+            "ended": outcome.ended,
+            "steps": outcome.steps_done,
+            "seconds": outcome.seconds,
+            "stopped": outcome.stopped,
+            "run_folder": str(outcome.run_folder),
+            "torch": {"planned": plan.training.torch, "ran": _torch_that_ran(outcome)},
+            "layout": layout_document(plan.layout),
+            "predicted": estimate_document(plan.estimate),
+            "measured": {row.quantity: row.measured for row in rows},
+            "comparison": [row_document(row) for row in rows],
+            "nccl": None if outcome.nccl is None else nccl_document(outcome.nccl),
+            "warnings": list(outcome.warnings),
+            "out_of_memory": memory_document(last),
+            "attempts": [attempt_document(each) for each in attempts],
+        },
+        indent=2,
+    )
+
+
+def outcome_table(attempts: Sequence[Attempt], *, width: int) -> str:
+    """Predicted against measured, what NCCL did, and how the job ended."""
+    last = attempts[-1]
+    outcome = last.outcome
+    rows = compare(estimate=last.launch.plan.estimate, measured=outcome.measured)
+    complaint = outcome.complaint if outcome.exit_code else None
+    return blocks(
+        comparison_table(rows, width=width),
+        "" if outcome.nccl is None else wrapped(nccl_words(outcome.nccl), width=width),
+        *(wrapped(text, width=width) for text in memory_words(attempts)),
+        wrapped(other_torch(last.launch.plan, _torch_that_ran(outcome)), width=width),
+        wrapped(_ending(outcome), width=width),
+        # Once more: launchers print tracebacks of their own below it.
+        "" if complaint is None else wrapped(f"It said: {complaint}", width=width),
+    )
+
+
+def _torch_that_ran(outcome: Outcome) -> str | None:
+    summary = outcome.measured.summary
+    return None if summary is None else summary.torch_version
+
+
+def _ending(outcome: Outcome) -> str:
+    steps = outcome.steps_done
+    says_code = outcome.ended and outcome.exit_code != 0
+    code = f" with exit code {outcome.exit_code}" if says_code else ""
+    verb = "was stopped" if outcome.stopped else "ended" if outcome.ended else "was left running"
+    took = "" if outcome.seconds is None else f" and {format_seconds(outcome.seconds)}"
+    return (
+        f"The job {verb} after {steps} step{'' if steps == 1 else 's'}{took}{code}; log and "
+        f"metrics: {outcome.run_folder}"
+    )
+
+
+def row_document(row: Comparison) -> dict[str, Any]:
+    """One row as JSON has it."""
+    return {
+        "quantity": row.quantity,
+        "predicted": row.predicted,
+        "lower": row.lower,
+        "upper": row.upper,
+        "measured": row.measured,
+        "error_fraction": row.error_fraction,
+        "inside_band": row.inside_band,
+        "note": row.note,
+    }
+
+
+def comparison_table(rows: Sequence[Comparison], *, width: int) -> str:
+    """One line a quantity, and the notes on them."""
+    cells = [
+        (
+            row.quantity.removesuffix("_seconds").removesuffix("_fraction").replace("_", " "),
+            _shown(row, row.predicted),
+            "" if row.lower is None else f"{_shown(row, row.lower)} to {_shown(row, row.upper)}",
+            _shown(row, row.measured),
+            "" if row.note or row.error_fraction is None else f"{row.error_fraction * 100:+.1f} %",
+        )
+        for row in rows
+    ]
+    headers = ("", "predicted", "80 % band", "measured", "error")
+    align = ("left", "right", "right", "right", "right")
+    notes = [
+        wrapped(f"{row.note[0].upper()}{row.note[1:]}.", width=width) for row in rows if row.note
+    ]
+    return blocks(table(cells, headers=headers, align=align, width=width), *notes)
+
+
+def _shown(row: Comparison, value: float | None) -> str:
+    if value is None:
+        return "unknown"
+    match row.unit:
+        case "seconds":
+            return format_seconds(value)
+        case "tokens_per_second":
+            return f"{value:,.0f}"
+        case "fraction":
+            return format_percent(value)
+        case "bytes":
+            return format_gib(value)
+
+
+def memory_document(attempt: Attempt) -> dict[str, Any] | None:
+    """The post-mortem of an attempt and what to try next; None where memory did not run out."""
+    if not ran_out_of_memory(attempt.outcome):
+        return None
+    event, rung = attempt.outcome.measured.out_of_memory, attempt.next_layout
+    said = None if event is None else asdict(event)
+    if said is not None:
+        said["beyond_prediction"] = dict(said["beyond_prediction"])
+    return {
+        "postmortem": said,
+        "next_layout": None if rung is None else layout_document(rung.layout),
+        "next_options": None if rung is None else rung.words,
+    }
+
+
+def attempt_document(attempt: Attempt) -> dict[str, Any]:
+    """One attempt in short."""
+    return {
+        "origin": attempt.launch.origin,
+        "layout": layout_document(attempt.launch.plan.layout),
+        "run_folder": str(attempt.outcome.run_folder),
+        "job_exit_code": attempt.outcome.exit_code,
+        "ran_out_of_memory": ran_out_of_memory(attempt.outcome),
+        "steps": len(attempt.outcome.measured.steps),
+    }
+
+
+def memory_words(attempts: Sequence[Attempt]) -> Iterator[str]:
+    """Paragraphs: attempts before the last, and what to do where the last ran out of memory."""
+    *before, last = attempts
+    for number, attempt in enumerate(before, start=1):
+        yield (
+            f"Attempt {number} ran out of memory after {len(attempt.outcome.measured.steps)} steps "
+            f"({attempt.outcome.run_folder})."
+        )
+    if before:
+        yield f"Attempt {len(attempts)} ran {last.launch.origin}."
+    if ran_out_of_memory(last.outcome):
+        yield " ".join(_postmortem(last.outcome.measured.out_of_memory))
+        yield _next(last)
+
+
+def _postmortem(event: OutOfMemory | None) -> Iterator[str]:
+    if event is None:
+        yield "The job ran out of memory."
+        return
+    when = "before its first step" if event.step is None else f"in step {event.step + 1}"
+    yield f"Rank {event.rank} ran out of memory in {event.phase}, {when}."
+    if event.needed_bytes is not None:
+        yield f"Its tensors needed at least {format_gib(event.needed_bytes)}."
+    if event.fragmentation_bytes is not None:
+        yield f"{format_gib(event.fragmentation_bytes)} were reserved in no tensor."
+    if event.outside_bytes is not None:
+        yield f"{format_gib(event.outside_bytes)} lay outside of PyTorch."
+    if event.beyond_prediction:
+        name, size = event.beyond_prediction[0]
+        part = PARTS.get(name, name)
+        yield f"The prediction is wrong most in {part}: {format_gib(size)} too low."
+
+
+def _next(last: Attempt) -> str:
+    rung = last.next_layout
+    if rung is None:
+        return (
+            "No leaner layout of this global batch is left on these ranks: use more of them, or "
+            "shorter sequences."
+        )
+    seconds = format_seconds(rung.estimate.step_seconds.expected)
+    return (
+        f"Next to try: {rung.words} (predicted step {seconds}); fsdpplan run --from plan "
+        "--fallback 2 does so."
+    )
+
+
+def nccl_document(report: NcclReport) -> dict[str, Any]:
+    """Under `nccl` in what `run --json` prints; null is what the log does not say."""
+    return {
+        "versions": list(report.versions),
+        "networks": list(report.networks),
+        "libfabric_providers": list(report.providers),
+        "bootstrap_interfaces": list(report.bootstrap),
+        "socket_interfaces": list(report.interfaces),
+        "ranks": report.world,
+        "nodes": report.nodes,
+        "hosts": list(report.hosts),
+        "transports": [
+            {
+                "transport": transport,
+                "between_hosts": between,
+                "gpudirect": gpudirect,
+                "pairs": len({_pair(one) for one in group}),
+                "channels": len({channel for one in group for channel in one.channels}),
+            }
+            for (transport, between, gpudirect), group in _ways(report)
+        ],
+        "adapters": [
+            {
+                "host": one.host,
+                "name": one.name,
+                "port": one.port,
+                "link_layer": one.link_layer,
+                "gpudirect": one.gpudirect,
+                "used": one.used,
+            }
+            for one in report.adapters
+        ],
+        "channels": {
+            "collective": report.coll_channels,
+            "nvls": report.nvls_channels,
+            "point_to_point": report.p2p_channels,
+            "tree": report.tree_channels,
+        },
+        "rings": [list(order) for order in report.rings],
+        "nvls": {"multicast": report.nvls_multicast, "connected": report.nvls_connected},
+        "mnnvl": report.mnnvl,
+        "collnet": list(report.collnet),
+        "variables": [{"name": name, "value": value} for name, value in report.variables],
+        "complaints": [
+            {"kind": one.kind, "text": one.text, "hosts": list(one.hosts), "count": one.count}
+            for one in report.complaints
+        ],
+    }
+
+
+def nccl_words(report: NcclReport) -> str:
+    """One sentence: version, transports, adapters, channels, NVLS, warnings."""
+    ways = [_way_words(way) for way, _ in _ways(report)]
+    parts = ["; ".join(ways)] if ways else ["no channel in the log"]
+    if report.adapters:
+        used = sum(one.used for one in report.adapters)
+        parts.append(f"{used} of {len(report.adapters)} adapter ports in use")
+    if report.coll_channels is not None:
+        parts.append(f"{report.coll_channels} channels")
+    if report.nvls_connected:
+        parts.append("NVLS")
+    warned = sum(one.count for one in report.complaints if one.kind == "warning")
+    if warned:
+        parts.append(f"{warned} warning{'s' if warned > 1 else ''}")
+    version = f" {', '.join(report.versions)}" if report.versions else ""
+    return f"NCCL{version}: {', '.join(parts)}."
+
+
+def _pair(one: Connection) -> tuple[frozenset[str | None], int, int]:
+    """The same for both ends, in the numbers of their communicator."""
+    return frozenset({one.host, one.peer_host}), one.sender, one.receiver
+
+
+def _ways(
+    report: NcclReport,
+) -> list[tuple[tuple[str, bool, bool | None], list[Connection]]]:
+    """Connections by (transport, whether between hosts, GPUDirect), those inside first."""
+    groups: dict[tuple[str, bool, bool | None], list[Connection]] = defaultdict(list)
+    for one in report.connections:
+        groups[one.transport, one.between_hosts, one.gpudirect].append(one)
+    return sorted(groups.items(), key=lambda item: (item[0][1], item[0][0], item[0][2] is False))
+
+
+def _way_words(way: tuple[str, bool, bool | None]) -> str:
+    transport, between, gpudirect = way
+    through = {True: " with GPUDirect", False: " through host memory", None: ""}[gpudirect]
+    if transport == "NET/Socket":
+        through = ""
+    return f"{transport}{through}{' between nodes' if between else ''}"

@@ -1,0 +1,118 @@
+"""Text blocks for a terminal: wrapped lines, tables, lists. No colour, at most 80 columns."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from fsdpplan.terminal import printable
+
+MOST_COLUMNS = 80
+LEAST_COLUMNS = 40
+
+
+def columns() -> int:
+    """How wide to write: the terminal, or 80 where there is none or it is wider."""
+    return min(MOST_COLUMNS, max(LEAST_COLUMNS, shutil.get_terminal_size((80, 24)).columns))
+
+
+def wrapped(text: str, *, width: int, first: str = "", then: str | None = None) -> str:
+    """`text` in lines of at most `width`, the first led by `first`, the others by `then`."""
+    return textwrap.fill(
+        printable(text),
+        width=width,
+        initial_indent=first,
+        subsequent_indent=" " * len(first) if then is None else then,
+        break_on_hyphens=False,
+    )
+
+
+def listed(heading: str, items: Iterable[str], *, width: int) -> str:
+    """A heading and one item a line under it, or nothing where there are no items."""
+    lines = [wrapped(item, width=width, first="  - ") for item in items]
+    return "\n".join([heading, *lines]) if lines else ""
+
+
+def facts(pairs: Sequence[tuple[str, str]], *, width: int) -> str:
+    """`name  value` lines, the values in one column and wrapped within it."""
+    name_width = max(len(name) for name, _ in pairs)
+    return "\n".join(
+        wrapped(value, width=width, first=f"  {name:<{name_width}}  ") for name, value in pairs
+    )
+
+
+def aligned(rows: Sequence[Sequence[str]], *, align: Sequence[str]) -> str:
+    """Rows in columns, indented by two; `align` says left or right for each column."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if side == "right" else cell.ljust(width)
+            for cell, width, side in zip(row, widths, align, strict=True)
+        )
+        for row in rows
+    ]
+    return "\n".join(f"  {line}".rstrip() for line in lines)
+
+
+def table(
+    rows: Sequence[Sequence[str]], *, headers: Sequence[str], align: Sequence[str], width: int
+) -> str:
+    """Rows under headers, indented by two; `align` says left or right for each column.
+
+    Where it would be wider than `width`, one item a row that names each value.
+    """
+    from tabulate import tabulate  # 30 ms, which `recommend` does without
+
+    cells = [[printable(cell) for cell in row] for row in rows]
+    # As rows: tabulate pads a column that has a header of its own by two more.
+    widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
+    lines = [list(headers), ["-" * length for length in widths], *cells]
+    text = tabulate(lines, tablefmt="plain", colalign=align, disable_numparse=True)
+    if max(map(len, text.splitlines())) + 2 > width:
+        return "\n".join(_record(headers, row, width) for row in cells)
+    return "\n".join(f"  {line}".rstrip() for line in text.splitlines())
+
+
+def _record(headers: Sequence[str], row: Sequence[str], width: int) -> str:
+    named = (
+        f"{name} {value}".strip() for name, value in zip(headers[1:], row[1:], strict=True) if value
+    )
+    return wrapped(f"{row[0]}: {', '.join(named)}", width=width, first="  - ")
+
+
+def beside(left: str, right: str, *, width: int) -> str:
+    """Two blocks side by side where both fit, else one below the other."""
+    lefts, rights = left.splitlines(), right.splitlines()
+    column = max(map(len, lefts)) + 3
+    if column + max(map(len, rights)) > width:
+        return f"{left}\n\n{right}"
+    height = max(len(lefts), len(rights))
+    lefts += [""] * (height - len(lefts))
+    rights += [""] * (height - len(rights))
+    return "\n".join(
+        f"{one:<{column}}{other}".rstrip() for one, other in zip(lefts, rights, strict=True)
+    )
+
+
+def blocks(*parts: str) -> str:
+    """The parts that are not empty, with an empty line between them."""
+    return "\n\n".join(part for part in parts if part)
+
+
+def flat_pairs(key: str, value: Any) -> list[tuple[str, str]]:
+    """`key.inner  text` pairs of a nested value."""
+    match value:
+        case dict():
+            return [pair for k, v in value.items() for pair in flat_pairs(f"{key}.{k}", v)]
+        case list() | tuple() if value and isinstance(value[0], dict):
+            return [pair for i, v in enumerate(value) for pair in flat_pairs(f"{key}.{i}", v)]
+        case list() | tuple():
+            return [(key, ", ".join(map(str, value)))]
+        case float():
+            return [(key, f"{value:g}")]
+        case None:
+            return [(key, "none")]
+        case _:
+            return [(key, str(value))]

@@ -1,0 +1,247 @@
+"""The answer on one screen: what was chosen, what it costs, what lost and why, what was assumed."""
+
+from __future__ import annotations
+
+from fsdpplan.cli.resolve.inputs import Inputs, OneLayout
+from fsdpplan.cli.views.answer import answer_lines, fits_words, rejections, unit
+from fsdpplan.cli.views.render import aligned, beside, blocks, listed, table, wrapped
+from fsdpplan.cost.params import active_parameter_count, parameter_count
+from fsdpplan.search.order import LEAST_HEADROOM_FRACTION
+from fsdpplan.search.result import SearchResult
+from fsdpplan.search.words import degrees, differences
+from fsdpplan.spec.estimate import CollectiveCost, Estimate
+from fsdpplan.spec.plan import DEFAULT_SOURCE, TORCH_SOURCE, RankedLayout
+from fsdpplan.spec.program import program_named
+from fsdpplan.units import format_count, format_gb, format_gib, format_seconds
+
+MOST_TERMS = 6
+"""Terms of the memory that get a line each; the smaller ones share one."""
+
+RUNNERS_UP = "Runners-up, and why they are not first"
+
+MOST_RUNNERS_UP = 4
+"""Besides these the fastest is shown, wherever it stands, and what is most worth running."""
+
+
+def recommend_screen(inputs: Inputs, result: SearchResult, *, width: int) -> str:
+    """What `recommend` prints when something fits."""
+    chosen = result.ranked[0]
+    return blocks(
+        _question(inputs, width),
+        answer_lines(inputs, chosen.layout, chosen.estimate, width),
+        wrapped(why(result), width=width),
+        wrapped(worth_running(result), width=width),
+        _breakdowns(inputs, chosen.estimate, width),
+        ranked_lines(RUNNERS_UP, result, width),
+        _searched(result, width),
+        _assumed(inputs, width),
+    )
+
+
+def estimate_screen(one: OneLayout, *, width: int) -> str:
+    """What `estimate` prints."""
+    return blocks(
+        _question(one.inputs, width),
+        answer_lines(one.inputs, one.layout, one.estimate, width),
+        _breakdowns(one.inputs, one.estimate, width),
+        _communication(one.estimate.communication, width),
+        _assumed(one.inputs, width),
+    )
+
+
+def _assumed(inputs: Inputs, width: int) -> str:
+    """What was taken for granted, and what to look at."""
+    return blocks(
+        listed("Assumed", inputs.assumptions, width=width),
+        listed("Warnings", inputs.warnings, width=width),
+    )
+
+
+def _question(inputs: Inputs, width: int) -> str:
+    model, cluster, training = inputs.model, inputs.cluster, inputs.training
+    nodes = f"{cluster.nodes} node{'s' if cluster.nodes > 1 else ''} of {cluster.gpus_per_node}"
+    return "\n".join(
+        (
+            wrapped(
+                f"{model.name}, {_parameters(inputs)}, on "
+                f"{cluster.name}: {nodes} x {cluster.device.name}",
+                width=width,
+            ),
+            wrapped(
+                f"{training.global_batch:,} sequences of {training.seq_len:,} tokens a step "
+                f"({format_count(training.tokens_per_step)} tokens), {_precision(inputs)}",
+                width=width,
+            ),
+        )
+    )
+
+
+def _parameters(inputs: Inputs) -> str:
+    """All parameters, and of a model with experts those that a token meets."""
+    model = inputs.model
+    total = f"{format_count(parameter_count(model))} parameters"
+    if model.experts is None:
+        return total
+    return (
+        f"{total}, {format_count(active_parameter_count(model))} active ({model.experts.active} of "
+        f"{model.experts.experts} experts)"
+    )
+
+
+def _precision(inputs: Inputs) -> str:
+    training = inputs.training
+    software = "" if training.runtime == "fsdp2" else f" with {training.traits.words}"
+    if training.program != "reference":
+        software = f", for {program_named(training.program).words}"
+    if dict(inputs.sources).get(TORCH_SOURCE, DEFAULT_SOURCE) != DEFAULT_SOURCE:
+        software += f", torch {training.torch}"
+    if training.precision != "fp8":
+        return f"{training.precision}{software}"
+    gathered = ", weights gathered in fp8" if training.fp8_all_gather else ""
+    return f"fp8 ({training.fp8_recipe}{gathered}){software}"
+
+
+def _breakdowns(inputs: Inputs, estimate: Estimate, width: int) -> str:
+    return beside(_time(estimate), _memory(inputs, estimate, width), width=width)
+
+
+def _time(estimate: Estimate) -> str:
+    time = estimate.time
+    terms = {
+        "compute": time.compute_seconds,
+        "communication": time.exposed_communication_seconds,
+        "pipeline bubble": time.bubble_seconds,
+        "optimizer": time.optimizer_seconds,
+    }
+    step = estimate.step_seconds.expected or 1.0
+    rows = [
+        (name, format_seconds(seconds), f"{100 * seconds / step:.0f} %")
+        for name, seconds in sorted(terms.items(), key=lambda term: -term[1])
+        if seconds > 0
+    ]
+    if estimate.learned is not None:
+        more = estimate.step_seconds.expected - time.total_seconds
+        sign = "-" if more < 0 else "+"
+        rows.append(
+            ("your runs", f"{sign}{format_seconds(abs(more))}", f"{100 * more / step:+.0f} %")
+        )
+    return f"Time of a step\n{aligned(rows, align=('left', 'right', 'right'))}"
+
+
+def _memory(inputs: Inputs, estimate: Estimate, width: int) -> str:
+    memory = estimate.memory
+    terms = {
+        "parameters": memory.parameters_bytes,
+        "gradients": memory.gradients_bytes,
+        "optimizer state": memory.optimizer_bytes,
+        "gathered parameters": memory.unsharded_parameters_bytes,
+        "unreduced gradients": memory.unsharded_gradients_bytes,
+        "activations": memory.activations_bytes,
+        "logits and loss": memory.logits_bytes,
+        "temporaries": memory.temporaries_bytes,
+        "allocator reserve": memory.reserved_overhead_bytes,
+        "CUDA and NCCL": memory.context_bytes,
+    }
+    ordered = sorted(terms.items(), key=lambda term: -term[1])
+    rest = sum(size for _, size in ordered[MOST_TERMS:])
+    shown = [*ordered[:MOST_TERMS], ("all else", rest)]
+    rows = [(name, format_gib(size)) for name, size in shown if size > 0]
+    heading = wrapped(
+        f"Memory of the fullest {unit(inputs)} (peak in {memory.peak_phase})", width=width
+    )
+    return f"{heading}\n{aligned(rows, align=('left', 'right'))}"
+
+
+def _searched(result: SearchResult, width: int) -> str:
+    lost = f"; slower than a bound allows: {result.pruned:,}" if result.pruned else ""
+    lost += f"; rejected: {rejections(result.rejected)}" if result.rejected else ""
+    return wrapped(
+        f"Searched {result.candidates:,} layouts: {result.feasible:,} legal and fitting{lost}.",
+        width=width,
+    )
+
+
+def _communication(costs: tuple[CollectiveCost, ...], width: int) -> str:
+    if not costs:
+        return ""
+    rows = [
+        (
+            cost.collective,
+            f"{cost.axis} {cost.ranks}",
+            cost.level,
+            f"{cost.count:,}",
+            format_gb(cost.bytes),
+            format_seconds(cost.seconds),
+            format_seconds(cost.exposed_seconds),
+        )
+        for cost in costs
+    ]
+    headers = ("collective", "over ranks", "by", "calls", "volume", "time", "exposed")
+    align = ("left", "left", "left", "right", "right", "right", "right")
+    return "Collectives of a step, each rank\n" + table(
+        rows, headers=headers, align=align, width=width
+    )
+
+
+def why(result: SearchResult) -> str:
+    """Why the first is first, and which others the model cannot tell from the fastest."""
+    shown = f"Rank 1: {result.ranked[0].reason}."
+    tied = result.listed.tied
+    if not tied:
+        return shown
+    ranks = f"1 to {tied[-1]}" if len(tied) > 1 else "1 and 2"
+    return (
+        f"{shown} Ranks {ranks} are not told apart from the fastest by step time: first comes "
+        "what has the fewest kinds of parallelism, then the fewest unusual settings, then "
+        f"{LEAST_HEADROOM_FRACTION:.0%} of the memory free, then the shortest step."
+    )
+
+
+def worth_running(result: SearchResult) -> str:
+    """Which other layout a run would tell most of; empty where none is worth it."""
+    found = result.listed.next_run
+    if found is None:
+        return ""
+    layout = result.ranked[found.rank - 1].layout
+    return (
+        f"Most worth running beside it: rank {found.rank} ({degrees(layout)}), faster with a "
+        f"chance of {found.chance:.0%}; a look at it is expected to spare "
+        f"{found.expected_gain_fraction:.1%} of every step."
+    )
+
+
+def runners_up(result: SearchResult) -> list[RankedLayout]:
+    """The next best, the fastest, and what is most worth running."""
+    others = result.ranked[1:]
+    next_rank = None if result.listed.next_run is None else result.listed.next_run.rank
+    return [
+        ranked
+        for index, ranked in enumerate(others)
+        if index < MOST_RUNNERS_UP or ranked is result.fastest or ranked.rank == next_rank
+    ]
+
+
+def ranked_lines(heading: str, result: SearchResult, width: int) -> str:
+    """The runners-up, each with what sets it apart from the first and why it is not first."""
+    chosen = result.ranked[0]
+    items = [_other(ranked, chosen, width) for ranked in runners_up(result)]
+    return "\n".join([wrapped(heading, width=width), *items]) if items else ""
+
+
+def _other(ranked: RankedLayout, chosen: RankedLayout, width: int) -> str:
+    step = ranked.estimate.step_seconds.expected
+    peak = ranked.estimate.memory
+    memory = format_gib(round(peak.peak_device_bytes * peak.expected_over_predicted))
+    if chance := fits_words(peak):
+        memory += f", {chance}"
+    words = "; ".join((degrees(ranked.layout), *differences(ranked.layout, chosen.layout)))
+    return "\n".join(
+        (
+            wrapped(
+                f"{format_seconds(step)}, {memory}: {words}",
+                width=width,
+                first=f"  {ranked.rank:>2}  ",
+            ),
+            wrapped(ranked.reason, width=width, first="      "),
+        )
+    )

@@ -1,0 +1,466 @@
+"""No option is accepted and ignored: each one changes what its command answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from fsdpplan.cli.app import app, exit_code_of
+from tests.cli.small import DEMO, SHAPE, answer, on_a_machine_without_gpus, words
+
+HSDP = "estimate --model llama-3.2-1b --gpus 16 --hardware dgx-h100 --dp-shard 8"
+SMALL = f"estimate {' '.join(SHAPE)} --gpus 8 --hardware dgx-h100 --dp-shard 8"
+ONE_NODE = "estimate --model llama-3.2-1b --gpus 8 --hardware dgx-h100"
+PIPELINE = f"{ONE_NODE} --dp-replicate 4 --pp 2 --global-batch 64"
+
+MIXTURE = "estimate --model mixtral-8x7b --gpus 32 --hardware dgx-h100 --dp-shard 32"
+
+PLANNING = {
+    "--params": (SMALL.replace(" ".join(SHAPE), "--params 1e9"), ("--params", "2e9")),
+    "--active-params": (
+        SMALL.replace(" ".join(SHAPE), "--params 1e9"),
+        ("--active-params", "200e6"),
+    ),
+    "--model": (HSDP, ("--model", "llama-3.2-3b")),
+    "--config": (SMALL.replace(" ".join(SHAPE), "--params 1e9"), ()),
+    "--layers": (SMALL, ("--layers", "9")),
+    "--hidden": (SMALL, ("--hidden", "640")),
+    "--ffn-hidden": (SMALL, ("--ffn-hidden", "1024")),
+    "--heads": (SMALL, ("--heads", "10")),
+    "--kv-heads": (SMALL, ("--kv-heads", "1")),
+    "--vocab": (SMALL, ("--vocab", "512")),
+    "--gpus": (HSDP, ("--gpus", "32")),
+    "--hardware": (HSDP, ("--hardware", "dgx-h200")),
+    "--gpus-per-node": (HSDP, ("--gpus-per-node", "4")),
+    "--gpu": (HSDP, ("--gpu", "h200-sxm-141g")),
+    "--intra-bw": (HSDP, ("--intra-bw", "100GB/s")),
+    "--inter-bw": (HSDP, ("--inter-bw", "10Gb/s")),
+    "--seq-len": (HSDP, ("--seq-len", "8192")),
+    "--global-batch": (HSDP, ("--global-batch", "64")),
+    "--precision": (HSDP, ("--precision", "fp32")),
+    "--reduce-dtype": (HSDP, ("--reduce-dtype", "bf16")),
+    "--headroom": (HSDP, ("--headroom", "30%")),
+    "--fits": (HSDP, ("--fits", "99.99%")),
+    "--dp-replicate": (f"{ONE_NODE} --dp-shard 8", ("--dp-replicate", "2", "--dp-shard", "4")),
+    "--dp-shard": (f"{ONE_NODE} --dp-replicate 2", ("--dp-replicate", "4", "--dp-shard", "2")),
+    "--tp": (HSDP, ("--tp", "2")),
+    "--pp": (f"{ONE_NODE} --dp-replicate 8", ("--pp", "2", "--dp-replicate", "4")),
+    "--micro-batch": (HSDP, ("--micro-batch", "2")),
+    "--schedule": (
+        f"{PIPELINE} --activation-checkpointing full --global-batch 32",
+        ("--schedule", "gpipe"),
+    ),
+    "--virtual-stages": (PIPELINE, ("--virtual-stages", "2")),
+    "--sharding": (f"{ONE_NODE} --dp-shard 8", ("--sharding", "ddp")),
+    "--reshard-after-forward": (HSDP, ("--reshard-after-forward", "never")),
+    "--gradient-sync": (HSDP, ("--gradient-sync", "last")),
+    "--activation-checkpointing": (HSDP, ("--activation-checkpointing", "full")),
+    "--compile": (HSDP, ("--no-compile",)),
+    "--tokens": (HSDP, ("--tokens", "1T")),
+    "--runtime": (HSDP, ("--runtime", "fsdp1")),
+    "--optimizer": (HSDP, ("--optimizer", "muon")),
+    "--fp8-recipe": (f"{HSDP} --precision fp8", ("--fp8-recipe", "rowwise")),
+    "--fp8-all-gather": (f"{HSDP} --precision fp8", ("--fp8-all-gather",)),
+    "--cp": (f"{ONE_NODE} --dp-replicate 2", ("--cp", "2")),
+    "--ep": (f"{MIXTURE} --activation-checkpointing full", ("--ep", "8")),
+    "--async-tp": (f"{HSDP} --tp 2", ("--async-tp",)),
+    "--offload": (HSDP, ("--offload", "cpu")),
+    "--wrap-blocks": (HSDP, ("--wrap-blocks", "2")),
+    "--loss-chunks": (HSDP, ("--loss-chunks", "8")),
+    "--ddp-bucket": (f"{ONE_NODE} --dp-replicate 8", ("--ddp-bucket", "100MiB")),
+}
+"""Option -> (a command, what changes its answer)."""
+
+
+def replaced(base: tuple[str, ...], change: tuple[str, ...]) -> tuple[str, ...]:
+    """`base` with the options of `change` in place of its own."""
+    kept = list(base)
+    for flag in (word for word in change if word.startswith("--") and word in kept):
+        index = kept.index(flag)
+        del kept[index : index + 2]
+    if "--sharding" in change:
+        index = kept.index("--dp-shard")
+        del kept[index : index + 2]
+    return (*kept, *change)
+
+
+@pytest.mark.parametrize("flag", PLANNING)
+def test_an_option_of_planning_changes_the_estimate(
+    flag: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    base, change = PLANNING[flag]
+    given = words(base)
+    if flag == "--config":
+        config = tmp_path / "config.json"
+        config.write_text(json.dumps(CONFIG))
+        change = ("--config", str(config))
+        given = tuple(word for word in given if word not in ("--params", "1e9"))
+        before = answer(capsys, *given, "--params", "1e9")
+    else:
+        before = answer(capsys, *given)
+    after = answer(capsys, *replaced(given, change))
+    said = ("assumptions", "sources")
+    assert {k: v for k, v in before.items() if k not in said} != {
+        k: v for k, v in after.items() if k not in said
+    }
+
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": 1000,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+}
+
+
+SEARCH = words("recommend --model llama-3.2-1b --gpus 4 --hardware dgx-h100 --global-batch 64")
+PINS = {
+    "dp_replicate": 2,
+    "dp_shard": 2,
+    "cp": 1,
+    "tp": 2,
+    "pp": 2,
+    "ep": 1,
+    "micro_batch": 4,
+    "virtual_stages": 2,
+    "sharding": "fsdp",
+    "reshard_after_forward": "never",
+    "gradient_sync": "last",
+    "activation_checkpointing": "op",
+    "checkpoint_blocks": 3,
+    "compile": False,
+    "async_tp": True,
+    "offload": "cpu",
+    "wrap_blocks": 2,
+    "loss_chunks": 4,
+}
+
+
+@pytest.mark.parametrize("pin", PINS)
+def test_a_pin_is_kept_by_every_layout(
+    pin: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    value = PINS[pin]
+    flag = "--" + pin.replace("_", "-")
+    no_value = {False: ("--no-compile",), True: (flag,)}
+    pinned = no_value[value] if isinstance(value, bool) else (flag, str(value))
+    plans = answer(capsys, *SEARCH, *pinned, "--save", str(tmp_path / "plan.json"))["plans"]
+    assert plans
+    assert {json.dumps(plan["layout"][pin]) for plan in plans} == {json.dumps(value)}
+
+
+def test_experts_over_tp_is_kept_by_every_layout(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    given = words("recommend --model mixtral-8x7b --gpus 16 --hardware dgx-h100 --global-batch 64")
+    given = (*given, "--runtime", "megatron", "--tp", "4", "--sharding", "zero1")
+    plans = answer(capsys, *given, "--experts-over-tp", "--save", str(tmp_path / "plan.json"))
+    layouts = [plan["layout"] for plan in plans["plans"]]
+    assert layouts
+    assert {layout["experts_over_tp"] for layout in layouts} == {True}
+    assert {layout["ep"] * layout["tp"] for layout in layouts} <= {4, 8}
+
+
+def test_a_pinned_bucket_is_kept_by_every_layout(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    given = (*SEARCH, "--ddp-bucket", "50MiB", "--save", str(tmp_path / "plan.json"))
+    plans = answer(capsys, *given)["plans"]
+    assert {plan["layout"]["ddp_bucket_bytes"] for plan in plans} == {50 * 2**20}
+    assert {plan["layout"]["sharding"] for plan in plans} == {"ddp"}
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "gpipe",
+        "1f1b",
+        "interleaved_1f1b",
+        "looped_bfs",
+        "interleaved_zero_bubble",
+        "zbv",
+        "dualpipev",
+    ],
+)
+def test_a_pinned_schedule_means_a_pipeline(
+    schedule: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    # few sequences: GPipe holds the logits of every micro-batch
+    given = words("recommend --model llama-3.2-1b --gpus 4 --hardware dgx-h100 --global-batch 8")
+    given = (*given, "--schedule", schedule, "--save", str(tmp_path / "plan.json"))
+    for plan in answer(capsys, *given)["plans"]:
+        assert plan["layout"]["schedule"] == schedule
+        assert plan["layout"]["pp"] > 1
+
+
+JOB = {
+    "--job-name": "llama",
+    "--time": "08:00:00",
+    "--partition": "gpu",
+    "--account": "lab",
+    "--qos": "high",
+    "--output": "logs/%j.out",
+    "--cpus-per-task": "7",
+    "--reservation": "maintenance",
+    "--constraint": "h100",
+    "--exclude": "n03",
+    "--sbatch": "--constraint=h100",
+    "--env-setup": "module load cuda",
+    "--python": "/opt/venv/bin/python",
+    "--port": "29511",
+    "--container": "pytorch.sqsh",
+    "--metrics": "run.jsonl",
+    "--steps": "77",
+    "--data": "tokens.bin",
+    "--learning-rate": "0.00031",
+    "--warmup-steps": "123",
+    "--weight-decay": "0.023",
+    "--clip-norm": "0.7",
+    "--adamw": "foreach",
+    "--seed": "4321",
+    "--checkpoint-dir": "saved",
+    "--prometheus": "node/run.prom",
+    "--profile": "10:3",
+    "--hang-seconds": "345",
+}
+"""Option of a job -> a value that must stand in the script."""
+
+TOGETHER = {
+    "--env": ("--env 'NAME=some value'", "some value"),
+    "--retries": ("--retries 5", "retries=5"),
+    "--spares": ("--spares 2", "#SBATCH --no-kill"),
+    "--requeue": ("--requeue", "#SBATCH --requeue"),
+    "--preflight": ("--no-preflight", "start_ranks"),
+    "--container-mount": ("--container i.sqsh --container-mount /d:/e", "/d:/e"),
+    "--container-runtime": (
+        "--container i.sif --container-runtime apptainer",
+        "apptainer exec",
+    ),
+    "--signal-seconds": ("--signal-seconds 90 --time 08:00:00", "90"),
+    "--checkpoint-every": ("--checkpoint-every 55 --checkpoint-dir saved", "55"),
+    "--checkpoint-keep": ("--checkpoint-keep 7 --checkpoint-dir saved", "--checkpoint-keep=7"),
+    "--checkpoint-async": (
+        "--no-checkpoint-async --checkpoint-dir saved",
+        "--no-checkpoint-async",
+    ),
+    "--script": ("--script train.py", "train.py"),
+    "--tokenizer": ("--data text.jsonl --tokenizer tokenizer.json", "--tokenizer=tokenizer.json"),
+    "--pack": ("--pack", "--pack"),
+    "--numbers": ("--no-numbers", "--no-numbers"),
+    "--args": ("--script train.py --args '--lr 1e-4 --name \"a b\"'", "a b"),
+}
+"""The same for options that need another."""
+
+PODS = {
+    "--image": ("--image registry/another", "registry/another"),
+    "--namespace": ("--namespace team-a", "namespace: team-a"),
+    "--queue": ("--queue gpus", "kueue.x-k8s.io/queue-name: gpus"),
+    "--volumes": ("--volumes claim:/ckpt", "claimName: claim"),
+    "--rdma": ("--rdma rdma/ib=8", 'rdma/ib: "8"'),
+    "--topology": ("--topology a.b/rack --queue q", "podset-required-topology: a.b/rack"),
+    "--topology-mode": (
+        "--topology a.b/rack --queue q --topology-mode preferred",
+        "podset-preferred-topology",
+    ),
+    "--secret-env": ("--secret-env HF_TOKEN=hub:token", "secretKeyRef"),
+    "--memory": ("--memory 512Gi", '"512Gi"'),
+    "--shm-size": ("--shm-size 64Gi", '"64Gi"'),
+    "--service-account": ("--service-account me", "serviceAccountName: me"),
+    "--priority-class": ("--priority-class high", "priorityClassName: high"),
+    "--pull-secret": ("--pull-secret registry", "imagePullSecrets"),
+    "--node-selector": ("--node-selector gpu=h100", "gpu: h100"),
+    "--toleration": ("--toleration nvidia.com/gpu", "key: nvidia.com/gpu"),
+    "--annotation": ("--annotation a.b/c=d", "a.b/c: d"),
+    "--host-network": ("--host-network", "hostNetwork: true"),
+    "--grace-seconds": ("--grace-seconds 77", "terminationGracePeriodSeconds: 77"),
+}
+"""The same for the pods of a manifest."""
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a saved plan, and the shell in it."""
+    on_a_machine_without_gpus(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    assert exit_code_of(DEMO) == 0
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", ["emit-launch", "run --dry-run"])
+def test_each_option_of_a_job_reaches_the_script(
+    command: str, plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cases = {flag: ((f"{flag}={value}",), value) for flag, value in JOB.items()}
+    cases |= {flag: (words(text), value) for flag, (text, value) in TOGETHER.items()}
+    bare = answer(capsys, *words(command))["script"]
+    for flag, (given, value) in cases.items():
+        script = answer(capsys, *words(command), *given)["script"]
+        assert script != bare, flag
+        assert value in script, flag
+
+
+def test_each_option_of_pods_reaches_the_manifest(
+    plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = words("emit-launch --target kubernetes --image torch")
+    bare = answer(capsys, *command)["script"]
+    for flag, (given, value) in PODS.items():
+        script = answer(capsys, *command, *words(given))["script"]
+        assert script != bare, flag
+        assert value in script, flag
+
+
+def test_the_log_of_nccl_is_for_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert exit_code_of(SEARCH) == 0
+    capsys.readouterr()
+    bare = answer(
+        capsys,
+        "emit-launch",
+    )["script"]
+    assert "INFO" not in bare
+    script = answer(capsys, *words("emit-launch --nccl-debug INFO"))["script"]
+    assert any("NCCL_DEBUG" in line and "INFO" in line for line in script.splitlines())
+
+
+def test_rank_takes_another_layout_of_the_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plans = answer(capsys, *SEARCH)["plans"]
+    ranks = [plan["rank"] for plan in plans]
+    digests = {answer(capsys, "emit-launch", "--rank", str(rank))["plan_sha256"] for rank in ranks}
+    assert len(digests) == len(ranks) > 1
+
+
+def test_what_another_software_trains_is_launched_by_a_program_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer(capsys, *SEARCH, "--runtime", "autocast")
+    assert exit_code_of(["emit-launch"]) == 2
+    assert exit_code_of(["emit-launch", "--script", "own.py"]) == 0
+
+
+def test_a_container_runs_the_python_that_it_has(
+    plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = answer(capsys, *words("emit-launch --container pytorch.sqsh"))["script"]
+    assert "python3 -m torch.distributed.run" in script
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["--container-mount /a:/b", "--target ssh --out job", "--image i", "--target nowhere"],
+)
+def test_an_option_without_a_meaning_is_refused(given: str, plan: Path) -> None:
+    assert exit_code_of(["emit-launch", *words(given)]) == 2
+
+
+@pytest.mark.parametrize("target", ["slurm", "ssh", "kubernetes"])
+def test_a_plan_is_launched_in_more_than_one_way(
+    target: str, plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = ("--image", "torch") if target == "kubernetes" else ()
+    said = answer(capsys, "emit-launch", "--target", target, *image)
+    assert said["target"] == target
+    assert said["plan_sha256"] in said["script"]
+
+
+def test_out_writes_a_job_folder(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code_of(["emit-launch", "--out", "job", "--steps", "5"]) == 0
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "job/job.sbatch" in err
+    assert {"job.sbatch", "fsdpplan.json", "trainer"} <= {p.name for p in (plan / "job").iterdir()}
+    assert "--steps=5" in (plan / "job" / "job.sbatch").read_text()
+    assert exit_code_of(["emit-launch", "--out", "job"]) == 2
+
+
+def test_smoke_from_and_target_change_what_run_does(
+    plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dry = words("run --dry-run")
+    emitted = answer(capsys, *dry)
+    assert "emitted" in emitted["origin"]
+    assert answer(capsys, *dry, "--smoke")["origin"].startswith("smoke run")
+    assert answer(capsys, *dry, "--target", "here")["target"] == "here"
+    (plan / "job.sbatch").write_text(emitted["script"])
+    assert answer(capsys, *dry, "--from", "script")["origin"].endswith("job.sbatch")
+    assert "emitted" in answer(capsys, *dry, "--from", "plan")["origin"]
+
+
+ELSEWHERE = {
+    "--nodes": "slurm/test_detect_nodes.py, cli/commands/test_calibrate.py",
+    "--no-save": "cli/commands/test_recommend.py",
+    "--record": "cli/commands/test_detect.py",
+    "--processes": "cli/commands/test_calibrate.py",
+    "--seconds": "cli/commands/test_calibrate.py",
+    "--plan": "cli/commands/test_calibrate.py",
+    "--check": "cli/commands/test_calibrate.py",
+    "--tolerance": "cli/commands/test_calibrate.py",
+    "--kind": "cli/commands/test_profiles.py",
+    "--allow-sockets": "cli/commands/test_run.py",
+    "--attach": "cli/commands/test_run_again.py",
+    "--resume": "cli/commands/test_run_again.py",
+    "--job": "cli/commands/test_run_again.py, cli/commands/test_status.py",
+    "--chain": "cli/commands/test_run_again.py",
+    "--cancel-on-exit": "cli/commands/test_run_again.py",
+    "--node": "cli/commands/test_status.py",
+    "--stage-blocks": "cli/commands/test_estimate.py",
+    "--checkpoint-blocks": "cli/commands/test_estimate.py",
+    "--tail": "cli/commands/test_status.py",
+    "--follow": "cli/commands/test_status.py",
+    "--all": "cli/commands/test_status.py",
+    "--fallback": "cli/commands/test_fallback.py",
+    "--alerts": "cli/commands/test_fallback.py",
+    "--ledger": "cli/commands/test_ledger.py",
+    "--no-ledger": "cli/commands/test_ledger.py",
+    "--cluster": "cli/commands/test_ledger.py",
+    "--export": "cli/commands/test_ledger.py",
+    "--runs": "cli/commands/test_learn.py",
+    "--software": "cli/commands/test_learn.py",
+    "--leave-one-out": "cli/commands/test_learn.py",
+    "--ranks": "cli/commands/test_rehearse.py",
+    "--build": "cli/commands/test_rehearse.py",
+    "--whole-step": "cli/commands/test_rehearse.py",
+    "--program": "cli/commands/test_program.py",
+    "--experts-over-tp": "cli/options/test_options.py",
+    "--torch": "cli/resolve/test_torch.py",
+    "--rehearsed": "cli/commands/test_rehearse.py",
+    "--min-mfu": "cli/commands/test_verify.py",
+    "--max-reserved": "cli/commands/test_verify.py",
+    "--max-error": "cli/commands/test_verify.py",
+    "--collectives": "cli/commands/test_validate.py",
+    "--matmuls": "cli/commands/test_validate.py",
+}
+"""Options that other tests show to change what is done."""
+
+
+def test_every_option_is_tested() -> None:
+    tested = {*PLANNING, *JOB, *TOGETHER, *PODS}
+    tested |= {"--rank", "--out", "--smoke", "--dry-run", "--from", "--target"}
+    tested |= {"--nccl-debug", "--nccl"}
+    tested |= ELSEWHERE.keys()
+    tested |= {"--json", "--save", "--help", "-h"}
+    commands: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
+    flags = {
+        flag
+        for command in commands.values()
+        for parameter in command.params
+        if parameter.param_type_name == "option"
+        for flag in parameter.opts
+    }
+    assert flags <= tested, flags - tested

@@ -1,0 +1,58 @@
+"""One layout that pins name, and the nearest to it that fits."""
+
+from __future__ import annotations
+
+import pytest
+
+from fsdpplan.cost.memory import available_bytes
+from fsdpplan.cost.step import estimate
+from fsdpplan.errors import SpecError
+from fsdpplan.files.catalogue import load_model
+from fsdpplan.files.clusters import load_cluster
+from fsdpplan.search.one_layout import named_layout, nearest_that_fits
+from fsdpplan.search.pins import Pins
+from fsdpplan.search.question import Question
+from fsdpplan.spec.training import Training
+
+CLUSTER = load_cluster("dgx-h100", gpus=8).cluster
+TRAINING = Training(seq_len=4096, global_batch=64)
+
+
+def test_the_data_parallel_degree_that_is_not_named_is_what_is_left() -> None:
+    found = named_layout(Pins(tp=2, dp_replicate=1), cluster=CLUSTER, training=TRAINING)
+    assert (found.layout.tp, found.layout.dp_shard, found.layout.world) == (2, 4, 8)
+    assert found.layout.global_batch == TRAINING.global_batch
+    assert found.assumptions[0] == "dp_shard 4, the GPUs left by the other degrees"
+
+
+def test_what_is_not_named_is_a_default_and_said() -> None:
+    found = named_layout(Pins(dp_shard=8, micro_batch=2), cluster=CLUSTER, training=TRAINING)
+    assert (found.layout.sharding, found.layout.micro_batch) == ("fsdp", 2)
+    (said,) = found.assumptions
+    assert "--sharding fsdp" in said
+    assert "--micro-batch" not in said
+
+
+def test_two_degrees_that_are_not_named_are_asked_for() -> None:
+    with pytest.raises(SpecError, match="give --dp-shard or --dp-replicate, or both"):
+        named_layout(Pins(tp=2), cluster=CLUSTER, training=TRAINING)
+
+
+@pytest.mark.parametrize(
+    ("model", "pins"),
+    [
+        ("llama-3.1-8b", Pins(dp_shard=8, micro_batch=8)),
+        ("llama-3.1-8b", Pins(dp_replicate=8, sharding="ddp")),
+    ],
+    ids=["too large a micro-batch", "whole copies"],
+)
+def test_the_nearest_fits_and_says_what_changes(model: str, pins: Pins) -> None:
+    asked = Question(model=load_model(model), cluster=CLUSTER, training=TRAINING, pins=pins)
+    layout = named_layout(pins, cluster=CLUSTER, training=TRAINING).layout
+    priced = estimate(model=asked.model, cluster=CLUSTER, training=TRAINING, layout=layout)
+    room = available_bytes(cluster=CLUSTER, training=TRAINING)
+    assert priced.memory.peak_device_bytes > room
+    found = nearest_that_fits(asked, layout, priced)
+    assert found is not None
+    assert found.estimate.memory.peak_device_bytes <= room
+    assert found.words.startswith("--")
