@@ -39,10 +39,11 @@ from fsdpplan.search.recommend import recommend
 from fsdpplan.search.remedies import Asked, remedy
 from fsdpplan.search.result import NearestMiss, SearchResult
 from fsdpplan.search.words import describe
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.estimate import Estimate
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.plan import Plan, RankedLayout
-from fsdpplan.spec.torch_features import Setting, slower_without
+from fsdpplan.spec.torch_features import slower_without
 from fsdpplan.units import format_gib, format_seconds
 
 
@@ -84,14 +85,12 @@ def _slower(inputs: Inputs, layout: Layout) -> tuple[str, ...]:
     return tuple(
         f"torch {inputs.training.torch} has no {feature.name} ({feature.since} has): the trainer "
         f"{feature.done_without}, and {feature.slower}"
-        for feature in slower_without(_setting(inputs, layout))
+        for feature in slower_without(_case(inputs, layout))
     )
 
 
-def _setting(inputs: Inputs, layout: Layout) -> Setting:
-    return Setting(
-        model=inputs.model, cluster=inputs.cluster, training=inputs.training, layout=layout
-    )
+def _case(inputs: Inputs, layout: Layout) -> Case:
+    return Case(model=inputs.model, cluster=inputs.cluster, training=inputs.training, layout=layout)
 
 
 def _refuse_question(inputs: Inputs) -> None:
@@ -286,7 +285,7 @@ def recommend_json(inputs: Inputs, found: Found) -> str:
                 {
                     "rank": ranked.rank,
                     "layout": layout_document(ranked.layout),
-                    "torch_needed": needed_document(_setting(inputs, ranked.layout)),
+                    "torch_needed": needed_document(_case(inputs, ranked.layout)),
                     "estimate": estimate_document(ranked.estimate),
                     "reason": ranked.reason,
                     "behind_fastest_fraction": result.behind_fastest(ranked),
@@ -316,7 +315,7 @@ def estimate_json(one: OneLayout) -> str:
         {
             **_inputs_document(one.inputs),
             "layout": layout_document(one.layout),
-            "torch_needed": needed_document(_setting(one.inputs, one.layout)),
+            "torch_needed": needed_document(_case(one.inputs, one.layout)),
             **estimate_document(one.estimate),
             "available_bytes": one.available_bytes,
             "fits": one.fits,
