@@ -161,7 +161,7 @@ def one_layout(inputs: Inputs) -> OneLayout:
     problem = legal_layout_problem(model=model, cluster=cluster, training=training, layout=layout)
     if problem is not None:
         raise SpecError(problem)
-    found_estimate = estimate(model=model, cluster=cluster, training=training, layout=layout)
+    found_estimate = estimate(_case(inputs, layout))
     if inputs.learner is not None:
         found_estimate = inputs.learner.corrected(layout, found_estimate)
     return OneLayout(

@@ -89,8 +89,11 @@ def saved_bytes(
 
 def saved_bytes_by_mode(shape: BlockShape) -> dict[ActivationCheckpointing, int]:
     """`saved_bytes` of a block in every mode."""
-    given = {"model": shape.model, "tensors": block_tensors_bytes(shape), "kernels": shape.kernels}
-    return {mode: saved_bytes(mode=mode, **given) for mode in get_args(ActivationCheckpointing)}  # type: ignore[arg-type]
+    tensors = block_tensors_bytes(shape)
+    return {
+        mode: saved_bytes(mode=mode, model=shape.model, tensors=tensors, kernels=shape.kernels)
+        for mode in get_args(ActivationCheckpointing)
+    }
 
 
 def all_saved_bytes(*, model: Model, tensors: BlockTensors, kernels: Kernels) -> int:

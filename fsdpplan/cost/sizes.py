@@ -30,8 +30,8 @@ from fsdpplan.cost.rank_quantities import RankSizes
 from fsdpplan.cost.shards import (
     Stage,
     UnitSize,
+    block_cases,
     block_kinds,
-    block_layouts,
     block_size,
     expert_size,
     stage_root_size,
@@ -44,6 +44,7 @@ from fsdpplan.cost.torch_traits import (
 )
 from fsdpplan.cost.weight_gradients import weight_gradient_bytes
 from fsdpplan.cost.windows import masked_share, mean_activations, mean_saved_bytes
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, ActivationCheckpointing, Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
@@ -59,9 +60,7 @@ __all__ = [
 ]
 
 
-def rank_sizes(
-    *, model: Model, training: Training, layout: Layout, stage: Stage, in_flight_blocks: int
-) -> RankSizes:
+def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
     """Sizes that the phases of one pipeline rank add up.
 
     `in_flight_blocks` counts (micro-batch, block) pairs whose activations are alive at the
@@ -69,6 +68,7 @@ def rank_sizes(
     in a model that has them, are gathered and computed as the others; their state is counted
     exactly, and what they keep.
     """
+    model, training, layout = case.model, case.training, case.layout
     of = formats(training=training, layout=layout)
     is_fsdp = layout.sharding == "fsdp"
     shard_ranks = layout.shard_ranks if is_fsdp else 1
@@ -77,9 +77,9 @@ def rank_sizes(
     ways = {"tp": layout.tp, "shard_ranks": shard_ranks}
     root = stage_root_size(model=model, stage=stage, **ways)
     shard_root = root.shard_elements(shard_ranks)
-    state = rank_state(model=model, training=training, layout=layout, stage=stage)
-    block, kept = _own_activations(model, training=training, layout=layout, stage=stage)
-    head = head_sizes(model=model, training=training, layout=layout, stage=stage)
+    state = rank_state(case, stage)
+    block, kept = _own_activations(case, stage)
+    head = head_sizes(case, stage)
     holds = holds_gradients(layout)
     shard_gradient = shard_gradient_bytes(training=training, layout=layout)
     # their last stage goes forward with every micro-batch before it goes back with the first
@@ -87,7 +87,7 @@ def rank_sizes(
     others_at_the_loss = layout.num_microbatches - 1 if forward_first else 0
     has_buffers = is_fsdp and shard_ranks > 1 and not training.traits.flat_parameters
     apart = _experts_apart(block_model, layout=layout, shard_ranks=shard_ranks)
-    mean = _mean_block_unit(model, layout=layout, stage=stage, shard_ranks=shard_ranks)
+    mean = _mean_block_unit(case, stage, shard_ranks=shard_ranks)
     # a pipeline gathers all blocks at once, else the larger kind decides
     gathered = mean if layout.pp > 1 else unit
     gathered_block = gathered.padded_elements * of.gathered_matrix
@@ -109,9 +109,7 @@ def rank_sizes(
     )
     copies_block = copies.total if of.autocasts else 0
     copies_root = head.weight_elements * of.computed if of.autocasts else 0
-    moments = stage_moments(
-        model=model, layout=layout, stage=stage, in_flight_blocks=in_flight_blocks
-    )
+    moments = stage_moments(case, stage, in_flight_blocks=in_flight_blocks)
     return RankSizes(
         blocks=stage.blocks,
         unit_blocks=max(1, min(layout.wrap_blocks, stage.blocks)),
@@ -135,16 +133,11 @@ def rank_sizes(
         buffer_root=gathered_root if has_buffers else 0,
         root_gradient=0 if holds else root.elements * of.gathered,
         reduce_root=reduce_root,
-        held_root=held_root_elements(root.elements, model=model, layout=layout, stage=stage)
-        * of.reduced,
+        held_root=held_root_elements(case, stage, root.elements) * of.reduced,
         behind_root=reduce_root if layout.num_microbatches > 1 and not holds else 0,
-        head_gradient=head.weight_elements * of_head
-        if keeps_head_gradient(model=model, training=training, layout=layout, stage=stage)
-        else 0,
+        head_gradient=head.weight_elements * of_head if keeps_head_gradient(case, stage) else 0,
         head_gradient_made=head.weight_elements * of.computed,
-        embedding_gradient=embedding_gradient_bytes(
-            model=model, training=training, layout=layout, stage=stage
-        ),
+        embedding_gradient=embedding_gradient_bytes(case, stage),
         bucket_copy=_bucket_copy_bytes(
             training=training, layout=layout, elements=state.held_parameters
         ),
@@ -157,9 +150,7 @@ def rank_sizes(
         reduced_bytes=shard_gradient.reduced,
         resident_gradients=state.gradients
         + _accumulated_bytes(training=training, layout=layout, elements=state.held_parameters),
-        whole_table_gradient=whole_table_gradient_bytes(
-            model=model, training=training, layout=layout, stage=stage
-        ),
+        whole_table_gradient=whole_table_gradient_bytes(case, stage),
         grown_block=block.weight_gradient_bytes // of.computed * of_grown if grows else 0,
         grown_root=root.elements * of_grown if grows else 0,
         block=block,
@@ -170,18 +161,14 @@ def rank_sizes(
         )
         + others_at_the_loss * copies_root
         + beside_blocks
-        + split_backward_bytes(model=model, training=training, layout=layout, stage=stage),
+        + split_backward_bytes(case, stage),
         beside_blocks=beside_blocks,
-        split=split_backward(model=model, training=training, layout=layout, stage=stage),
+        split=split_backward(case, stage),
         pipeline_ends=stage.has_embedding + stage.has_head,
         moments=moments,
         reduces_root_last=has_lean_pipelines(training),
         message_buffers=message_buffer_bytes(
-            training=training,
-            layout=layout,
-            stage=stage,
-            in_flight=in_flight,
-            message_bytes=block.residual_bytes,
+            case, stage, in_flight=in_flight, message_bytes=block.residual_bytes
         ),
         recorded_bytes=2 * hidden_tokens * of.computed
         if layout.sequence_parallel and not layout.async_tp
@@ -221,11 +208,12 @@ def _experts_apart(model: Model, *, layout: Layout, shard_ranks: int) -> UnitSiz
     )
 
 
-def _mean_block_unit(model: Model, *, layout: Layout, stage: Stage, shard_ranks: int) -> UnitSize:
+def _mean_block_unit(case: Case, stage: Stage, *, shard_ranks: int) -> UnitSize:
     """A block of the stage in the mean over those with and without experts."""
+    model = case.model
     kinds = block_kinds(model=model, stage=stage) or ((model, 1),)
     units = [
-        (_block_unit(kind, layout=layout, shard_ranks=shard_ranks)[0], number)
+        (_block_unit(kind, layout=case.layout, shard_ranks=shard_ranks)[0], number)
         for kind, number in kinds
     ]
     blocks = max(1, stage.blocks)
@@ -236,26 +224,19 @@ def _mean_block_unit(model: Model, *, layout: Layout, stage: Stage, shard_ranks:
     )
 
 
-def _own_activations(
-    model: Model, *, training: Training, layout: Layout, stage: Stage
-) -> tuple[BlockActivations, BlockActivations]:
+def _own_activations(case: Case, stage: Stage) -> tuple[BlockActivations, BlockActivations]:
     """Activations of a block that recomputes as the layout says, and of one that keeps all."""
-    found = block_layouts(model=model, layout=layout, stage=stage) or ((model, layout, 1),)
-    recomputing = [one for one in found if one[1] == layout]
-    keeping = [one for one in found if one[1] != layout]
-    block = _mean_activations(recomputing or keeping, training=training)
-    return block, _mean_activations(keeping, training=training) if keeping else block
+    found = block_cases(case, stage) or ((case, 1),)
+    recomputing = [one for one in found if one[0].layout == case.layout]
+    keeping = [one for one in found if one[0].layout != case.layout]
+    block = _mean_activations(recomputing or keeping)
+    return block, _mean_activations(keeping) if keeping else block
 
 
-def _mean_activations(
-    kinds: Sequence[tuple[Model, Layout, int]], *, training: Training
-) -> BlockActivations:
-    """Activations of a block of the (model of the block, layout, how many): what all keep in the
-    mean, beside what the last kind needs, which has experts where some have."""
-    made = [
-        (activations_of_block(model=model, training=training, layout=layout), blocks)
-        for model, layout, blocks in kinds
-    ]
+def _mean_activations(kinds: Sequence[tuple[Case, int]]) -> BlockActivations:
+    """Activations of a block of the (case of the block, how many): what all keep in the mean,
+    beside what the last kind needs, which has experts where some have."""
+    made = [(activations_of_block(own), blocks) for own, blocks in kinds]
     last, _ = made[-1]
     blocks = sum(number for _, number in made)
     saved = sum(number * one.saved_bytes for one, number in made) // blocks
@@ -284,11 +265,12 @@ def _others_saved_bytes(
     return saved + copied * copies_bytes
 
 
-def _block_shape(*, model: Model, training: Training, layout: Layout) -> BlockShape:
+def _block_shape(case: Case) -> BlockShape:
     """One block for one micro-batch."""
+    training, layout = case.training, case.layout
     of = formats(training=training, layout=layout)
     return BlockShape(
-        model=model,
+        model=case.model,
         tokens=local_tokens(training=training, layout=layout),
         seq_len=-(-training.seq_len // layout.cp),
         tp=layout.tp,
@@ -302,11 +284,12 @@ def _block_shape(*, model: Model, training: Training, layout: Layout) -> BlockSh
     )
 
 
-def activations_of_block(*, model: Model, training: Training, layout: Layout) -> BlockActivations:
+def activations_of_block(case: Case) -> BlockActivations:
     """Activation quantities of one block for one micro-batch."""
+    model, training, layout = case.model, case.training, case.layout
     of = formats(training=training, layout=layout)
     return mean_activations(
-        _block_shape(model=model, training=training, layout=layout),
+        _block_shape(case),
         masked=masked_share(model=model, training=training),
         mode=layout.activation_checkpointing,
         weight_gradients=weight_gradients_of(training=training, layout=layout),
@@ -318,12 +301,10 @@ def activations_of_block(*, model: Model, training: Training, layout: Layout) ->
     )
 
 
-def saved_bytes_a_block(
-    *, model: Model, training: Training, layout: Layout
-) -> dict[ActivationCheckpointing, int]:
+def saved_bytes_a_block(case: Case) -> dict[ActivationCheckpointing, int]:
     """What one block keeps of a micro-batch for its backward pass, by what it recomputes."""
-    shape = _block_shape(model=model, training=training, layout=layout)
-    return mean_saved_bytes(shape, masked=masked_share(model=model, training=training))
+    shape = _block_shape(case)
+    return mean_saved_bytes(shape, masked=masked_share(model=case.model, training=case.training))
 
 
 def _accumulated_bytes(*, training: Training, layout: Layout, elements: int) -> int:
@@ -350,15 +331,14 @@ def _bucket_copy_bytes(*, training: Training, layout: Layout, elements: int) -> 
     return bucket * of.reduced if is_cast and not training.traits.half_parameters else 0
 
 
-def message_buffer_bytes(
-    *, training: Training, layout: Layout, stage: Stage, in_flight: int, message_bytes: int
-) -> int:
+def message_buffer_bytes(case: Case, stage: Stage, *, in_flight: int, message_bytes: int) -> int:
     """What pipelining holds of its messages.
 
     Torch's schedules have a buffer for each message that a rank receives in a step, inputs and
     gradients; newer ones, for one of each kind. Other softwares receive inputs into what the first
     block keeps, and hold outputs of the micro-batches in flight as their trait says.
     """
+    training, layout = case.training, case.layout
     if layout.pp == 1:
         return 0
     traits = training.traits

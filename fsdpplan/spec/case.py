@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import Layout
@@ -26,6 +26,10 @@ class Case(RemembersHash):
     cluster: Cluster
     training: Training
     layout: Layout
+
+    def of_blocks(self, kind: Model) -> Case:
+        """As it is for the blocks of one kind: `kind` is the model with all blocks like them."""
+        return self if kind is self.model else replace(self, model=kind)
 
     @property
     def on_cuda(self) -> bool:

@@ -73,7 +73,7 @@ def planned(case: Case, cluster: Cluster) -> Plan:
         compile=case.compiled,
     )
     layout = the_layout(pins, cluster=cluster, training=training).value
-    predicted = estimate(model=model, cluster=cluster, training=training, layout=layout)
+    predicted = estimate(Case(model=model, cluster=cluster, training=training, layout=layout))
     needed = predicted.memory.peak_device_bytes
     room = available_bytes(cluster=cluster, training=training)
     if needed > room:

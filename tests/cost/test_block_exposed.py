@@ -20,14 +20,12 @@ TP = {"tp": 8, "sharding": "ddp", "sequence_parallel": True, "loss_parallel": Tr
 
 def waiting(case: Case) -> BlockWaiting:
     """Waiting of one block."""
-    return block_times(
-        model=case.model, cluster=case.cluster, training=case.training, layout=case.layout
-    ).waiting
+    return block_times(case).waiting
 
 
 def calls(case: Case) -> tuple[BlockCall, ...]:
     """Its collectives."""
-    return block_calls(model=case.model, training=case.training, layout=case.layout)
+    return block_calls(case)
 
 
 def seconds(call: BlockCall, case: Case) -> float:
@@ -38,7 +36,7 @@ def seconds(call: BlockCall, case: Case) -> float:
 
 def exposed(call: BlockCall, case: Case) -> float:
     """What they add to the block."""
-    work = block_work(model=case.model, training=case.training, layout=case.layout)
+    work = block_work(case)
     return exposed_seconds(call, work=work, cluster=case.cluster)
 
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from fsdpplan.cost.ledger import rank_state
 from fsdpplan.cost.memory import (
     available_bytes,
     classic_bytes_per_parameter,
     fsdp2_bytes_per_parameter,
-    state_bytes,
 )
 from fsdpplan.cost.params import matmul_parameter_count, parameter_count
 from fsdpplan.cost.rank_quantities import RankSizes
@@ -36,13 +36,7 @@ def memory(case: Case) -> MemoryBreakdown:
 
 def sizes_of(case: Case) -> RankSizes:
     """What the phases of the only pipeline rank add up."""
-    return rank_sizes(
-        model=case.model,
-        training=case.training,
-        layout=case.layout,
-        stage=whole_model(case.model),
-        in_flight_blocks=case.model.layers,
-    )
+    return rank_sizes(case, whole_model(case.model), in_flight_blocks=case.model.layers)
 
 
 @pytest.mark.parametrize("row", LEDGER["classic"], ids=lambda row: row["claim"])
@@ -87,10 +81,7 @@ def test_golden_gradients_held_until_the_last_micro_batch(row: dict[str, object]
 def test_70b_never_fits_one_node_of_80_gb_whatever_the_replicas() -> None:
     hybrid = case("llama-3.1-70b", dp_replicate=8, dp_shard=8, activation_checkpointing="full")
     available = available_bytes(cluster=hybrid.cluster, training=hybrid.training)
-    assert (
-        state_bytes(model=hybrid.model, layout=hybrid.layout, stage=whole_model(hybrid.model)) * 3
-        > available
-    )
+    assert 4 * rank_state(hybrid, whole_model(hybrid.model)).optimizer_parameters * 3 > available
 
 
 @settings(max_examples=100)
@@ -110,7 +101,7 @@ def test_the_parts_add_up_and_none_is_negative(drawn: Case) -> None:
 def test_shards_sum_to_at_least_the_whole(drawn: Case) -> None:
     layout = drawn.layout
     held = sum(
-        state_bytes(model=drawn.model, layout=layout, stage=stage)
+        4 * rank_state(drawn, stage).optimizer_parameters
         for stage in pipeline_ranks(drawn.model, layout)
     )
     ranks = layout.tp * (layout.shard_ranks if layout.sharding == "fsdp" else 1)
@@ -129,7 +120,7 @@ def test_sharding_more_never_keeps_more(drawn: Case, data: st.DataObject) -> Non
     )
     stage = whole_model(drawn.model)
     less, more = (
-        state_bytes(model=drawn.model, layout=layout, stage=stage)
+        4 * rank_state(replace(drawn, layout=layout), stage).optimizer_parameters
         for layout in (drawn.layout, wider)
     )
     # a row of each tensor at the most is padding
