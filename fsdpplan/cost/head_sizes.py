@@ -25,11 +25,11 @@ from fsdpplan.spec.training import Training
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadSizes:
-    """Bytes of head and loss on one rank, unless said otherwise; all 0 without a head."""
+    """Sizes of head and loss on one rank; all 0 without a head."""
 
-    last_residual: int
+    last_residual_bytes: int
     """Input of the final norm."""
-    last_normed: int
+    last_normed_bytes: int
     """Input of the head."""
     logits_elements: int
     """Logits on this rank."""
@@ -65,8 +65,8 @@ def head_sizes(case: Case, stage: Stage) -> HeadSizes:
     if pieces is not None:
         kept = pieces.hidden + pieces.weight_gradient + (last_normed if layout.tp == 1 else 0)
     return HeadSizes(
-        last_residual=last_residual,
-        last_normed=last_normed,
+        last_residual_bytes=last_residual,
+        last_normed_bytes=last_normed,
         logits_elements=logits,
         gather_bytes=gathered,
         loss_element_bytes=loss.peak,

@@ -114,7 +114,7 @@ def optimizer_phase(
     made = makes_gradients(training=training, layout=layout)
     return Phase(
         name="optimizer",
-        gradients=FP32_BYTES * state.held_parameters if made else sizes.resident_gradients,
+        gradients=FP32_BYTES * state.held_parameters if made else sizes.resident_gradient_bytes,
         temporaries=copies,
     )
 

@@ -90,9 +90,9 @@ def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
     mean = _mean_block_unit(case, stage, shard_ranks=shard_ranks)
     # a pipeline gathers all blocks at once, else the larger kind decides
     gathered = mean if layout.pp > 1 else unit
-    gathered_block = gathered.padded_elements * of.gathered_matrix
-    gathered_root = root.padded_elements * of.gathered
-    reduce_root = of.reduced * max(
+    gathered_block_bytes = gathered.padded_elements * of.gathered_matrix
+    gathered_root_bytes = root.padded_elements * of.gathered
+    reduce_root_bytes = of.reduced * max(
         stage_root_size(model=model, stage=piece, **ways).padded_elements for piece in stage.pieces
     )
     copies = weight_gradient_bytes(
@@ -104,11 +104,11 @@ def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
     of_head = of.reduced if is_cast else of.gathered
     grows = grows_in_backward(training=training, layout=layout)
     of_grown = of.computed if training.traits.half_parameters else FP32_BYTES
-    beside_blocks = others_at_the_loss * head.kept_bytes + in_flight * hidden_tokens * int(
+    beside_blocks_bytes = others_at_the_loss * head.kept_bytes + in_flight * hidden_tokens * int(
         training.traits.dropout and stage.has_embedding
     )
-    copies_block = copies.total if of.autocasts else 0
-    copies_root = head.weight_elements * of.computed if of.autocasts else 0
+    copies_block_bytes = copies.total if of.autocasts else 0
+    copies_root_bytes = head.weight_elements * of.computed if of.autocasts else 0
     moments = stage_moments(case, stage, in_flight_blocks=in_flight_blocks)
     return RankSizes(
         blocks=stage.blocks,
@@ -116,29 +116,31 @@ def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
         has_lean_units=has_lean_units(training),
         keeps_reduction_behind=keeps_reduction_behind(training),
         gathers_in_place=is_fsdp and training.traits.flat_parameters,
-        gathered_block=gathered_block,
-        buffer_block=gathered_block if has_buffers else 0,
-        prefetched_block=gathered_block if shard_ranks > 1 else 0,
-        copies_block=copies_block,
-        copies_root=copies_root,
-        kept_block=_kept_block_bytes(
-            layout=layout, gathered_block=mean.padded_elements * of.gathered_matrix
+        gathered_block_bytes=gathered_block_bytes,
+        buffer_block_bytes=gathered_block_bytes if has_buffers else 0,
+        prefetched_block_bytes=gathered_block_bytes if shard_ranks > 1 else 0,
+        copies_block_bytes=copies_block_bytes,
+        copies_root_bytes=copies_root_bytes,
+        kept_block_bytes=_kept_block_bytes(
+            layout=layout, gathered_block_bytes=mean.padded_elements * of.gathered_matrix
         ),
         regathers=layout.reshard_after_forward != "never",
-        block_gradient=0 if holds else (unit.elements - apart.elements) * of.gathered,
-        reduce_block=(unit.padded_elements - apart.padded_elements) * of.reduced,
-        reduce_experts=apart.padded_elements * of.reduced,
-        held_block=mean.elements * of.reduced if holds else 0,
-        gathered_root=gathered_root,
-        buffer_root=gathered_root if has_buffers else 0,
-        root_gradient=0 if holds else root.elements * of.gathered,
-        reduce_root=reduce_root,
-        held_root=held_root_elements(case, stage, root.elements) * of.reduced,
-        behind_root=reduce_root if layout.num_microbatches > 1 and not holds else 0,
-        head_gradient=head.weight_elements * of_head if keeps_head_gradient(case, stage) else 0,
-        head_gradient_made=head.weight_elements * of.computed,
-        embedding_gradient=embedding_gradient_bytes(case, stage),
-        bucket_copy=_bucket_copy_bytes(
+        block_gradient_bytes=0 if holds else (unit.elements - apart.elements) * of.gathered,
+        reduce_block_bytes=(unit.padded_elements - apart.padded_elements) * of.reduced,
+        reduce_experts_bytes=apart.padded_elements * of.reduced,
+        held_block_bytes=mean.elements * of.reduced if holds else 0,
+        gathered_root_bytes=gathered_root_bytes,
+        buffer_root_bytes=gathered_root_bytes if has_buffers else 0,
+        root_gradient_bytes=0 if holds else root.elements * of.gathered,
+        reduce_root_bytes=reduce_root_bytes,
+        held_root_bytes=held_root_elements(case, stage, root.elements) * of.reduced,
+        behind_root_bytes=reduce_root_bytes if layout.num_microbatches > 1 and not holds else 0,
+        head_gradient_bytes=head.weight_elements * of_head
+        if keeps_head_gradient(case, stage)
+        else 0,
+        head_gradient_made_bytes=head.weight_elements * of.computed,
+        embedding_gradient_bytes=embedding_gradient_bytes(case, stage),
+        bucket_copy_bytes=_bucket_copy_bytes(
             training=training, layout=layout, elements=state.held_parameters
         ),
         shard_block_elements=(state.held_parameters - shard_root) // max(1, stage.blocks)
@@ -148,33 +150,33 @@ def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
         earlier_gradient_bytes=shard_gradient.earlier,
         later_gradient_bytes=shard_gradient.later,
         reduced_bytes=shard_gradient.reduced,
-        resident_gradients=state.gradients
+        resident_gradient_bytes=state.gradients
         + _accumulated_bytes(training=training, layout=layout, elements=state.held_parameters),
-        whole_table_gradient=whole_table_gradient_bytes(case, stage),
-        grown_block=block.weight_gradient_bytes // of.computed * of_grown if grows else 0,
-        grown_root=root.elements * of_grown if grows else 0,
+        whole_table_gradient_bytes=whole_table_gradient_bytes(case, stage),
+        grown_block_bytes=block.weight_gradient_bytes // of.computed * of_grown if grows else 0,
+        grown_root_bytes=root.elements * of_grown if grows else 0,
         block=block,
         kept=kept,
         kept_blocks=stage.kept_blocks,
-        other_micro_batches=_others_saved_bytes(
-            stage, in_flight_blocks, block, kept, copies_bytes=copies_block
+        other_micro_batches_bytes=_others_saved_bytes(
+            stage, in_flight_blocks, block, kept, copies_bytes=copies_block_bytes
         )
-        + others_at_the_loss * copies_root
-        + beside_blocks
+        + others_at_the_loss * copies_root_bytes
+        + beside_blocks_bytes
         + split_backward_bytes(case, stage),
-        beside_blocks=beside_blocks,
+        beside_blocks_bytes=beside_blocks_bytes,
         split=split_backward(case, stage),
         pipeline_ends=stage.has_embedding + stage.has_head,
         moments=moments,
         reduces_root_last=has_lean_pipelines(training),
-        message_buffers=message_buffer_bytes(
+        message_buffers_bytes=message_buffer_bytes(
             case, stage, in_flight=in_flight, message_bytes=block.residual_bytes
         ),
         recorded_bytes=2 * hidden_tokens * of.computed
         if layout.sequence_parallel and not layout.async_tp
         else 0,
-        last_residual=head.last_residual,
-        last_normed=head.last_normed,
+        last_residual_bytes=head.last_residual_bytes,
+        last_normed_bytes=head.last_normed_bytes,
         logits_elements=head.logits_elements,
         logits_gather_bytes=head.gather_bytes,
         loss_element_bytes=head.loss_element_bytes,
@@ -370,13 +372,13 @@ def _kept_messages(*, layout: Layout, stage: Stage) -> int:
     return int(by_loss) + (0 if waits else sent)
 
 
-def _kept_block_bytes(*, layout: Layout, gathered_block: int) -> int:
+def _kept_block_bytes(*, layout: Layout, gathered_block_bytes: int) -> int:
     """What stays of a block's gathered parameters between its forward and its backward."""
     match layout.reshard_after_forward:
         case "never":
-            return gathered_block
+            return gathered_block_bytes
         case "always":
             return 0
         case ranks:
             # to as many ranks as share it: FSDP2 then frees it as under always
-            return 0 if ranks == layout.shard_ranks else gathered_block // ranks
+            return 0 if ranks == layout.shard_ranks else gathered_block_bytes // ranks

@@ -42,4 +42,4 @@ def test_vocabulary_parallel_loss_splits_the_logits() -> None:
 def test_a_stage_without_head_has_no_logits() -> None:
     drawn = case()
     inside = head_sizes(drawn, Stage(blocks=2, has_embedding=False, has_head=False))
-    assert (inside.logits_elements, inside.last_normed, inside.kept_bytes) == (0, 0, 0)
+    assert (inside.logits_elements, inside.last_normed_bytes, inside.kept_bytes) == (0, 0, 0)

@@ -73,7 +73,7 @@ def test_golden_gradients_held_until_the_last_micro_batch(row: dict[str, object]
         activation_checkpointing="full",
     )
     sizes = sizes_of(held)
-    gb = (sizes.blocks * sizes.held_block + sizes.held_root) / 1e9
+    gb = (sizes.blocks * sizes.held_block_bytes + sizes.held_root_bytes) / 1e9
     assert gb == pytest.approx(row["gb"], rel=float(str(row["tolerance_fraction"])))
     assert memory(held).unsharded_gradients_bytes >= 1e9 * gb
 
@@ -180,13 +180,13 @@ def test_autocast_gathers_fp32_and_keeps_copies_in_the_compute_dtype() -> None:
     layout = {"dp_shard": 8, "reshard_after_forward": "never"}
     mixed, flat = (case("llama-3.1-8b", runtime=name, **layout) for name in ("fsdp2", "autocast"))
     narrow, wide = sizes_of(mixed), sizes_of(flat)
-    assert wide.gathered_block == 2 * narrow.gathered_block
+    assert wide.gathered_block_bytes == 2 * narrow.gathered_block_bytes
     assert wide.block.residual_bytes == 2 * narrow.block.residual_bytes
-    assert narrow.copies_block == 0
+    assert narrow.copies_block_bytes == 0
     head = flat.model.vocab * flat.model.hidden
-    copies = 32 * wide.copies_block + wide.copies_root
+    copies = 32 * wide.copies_block_bytes + wide.copies_root_bytes
     assert copies == 2 * matmul_parameter_count(flat.model)
-    assert wide.copies_root == 2 * head
+    assert wide.copies_root_bytes == 2 * head
     assert memory(flat).peak_allocated_bytes > memory(mixed).peak_allocated_bytes
 
 
@@ -232,17 +232,17 @@ def test_fp8_all_gathers_fill_half_the_buffers() -> None:
     layout = {"dp_shard": 8, "reshard_after_forward": "never"}
     bf16, fp8 = (case("llama-3.1-8b", precision="fp8", **layout) for _ in range(2))
     fp8 = replace(fp8, training=replace(fp8.training, fp8_all_gather=True))
-    assert 2 * sizes_of(fp8).gathered_block == sizes_of(bf16).gathered_block
-    assert sizes_of(fp8).block_gradient == sizes_of(bf16).block_gradient
+    assert 2 * sizes_of(fp8).gathered_block_bytes == sizes_of(bf16).gathered_block_bytes
+    assert sizes_of(fp8).block_gradient_bytes == sizes_of(bf16).block_gradient_bytes
     assert memory(fp8).peak_allocated_bytes < memory(bf16).peak_allocated_bytes
 
 
 def test_flat_units_need_no_buffer_beside_them() -> None:
     layout = {"dp_shard": 8, "wrap_blocks": 4}
     flat, copied = (sizes_of(case(runtime=name, **layout)) for name in ("fsdp1", "fsdp2"))
-    assert flat.buffer_block == 0 < copied.buffer_block
-    assert flat.gathers(10, 3) == 13
-    assert copied.gathers(10, 3) == 3
+    assert flat.buffer_block_bytes == 0 < copied.buffer_block_bytes
+    assert flat.gather_bytes(10, 3) == 13
+    assert copied.gather_bytes(10, 3) == 3
 
 
 def test_what_fsdp_gathers_and_reduces_is_reserved_for_good() -> None:
