@@ -25,11 +25,13 @@ def ddp_phases(s: RankSizes) -> list[Phase]:
     ) -> Phase:
         return Phase(
             name=name,
-            gradients=s.resident_gradient_bytes,
-            unsharded_parameters=parameters,
-            unsharded_gradients=gradients + s.bucket_copy_bytes + s.whole_table_gradient_bytes,
-            activations=activations + s.message_buffers_bytes,
-            temporaries=extra,
+            gradients_bytes=s.resident_gradient_bytes,
+            unsharded_parameters_bytes=parameters,
+            unsharded_gradients_bytes=gradients
+            + s.bucket_copy_bytes
+            + s.whole_table_gradient_bytes,
+            activations_bytes=activations + s.message_buffers_bytes,
+            temporaries_bytes=extra,
         )
 
     runs = s.runs(0, s.blocks)
@@ -104,11 +106,11 @@ def _loss_phases(s: RankSizes) -> list[Phase]:
     def phase(*, activations: int, logits_bytes: int, parameters: int, gradients: int) -> Phase:
         return Phase(
             name="loss",
-            gradients=s.resident_gradient_bytes,
-            unsharded_parameters=copies + parameters,
-            unsharded_gradients=gradients + s.whole_table_gradient_bytes,
-            activations=saved + activations,
-            logits=logits_bytes,
+            gradients_bytes=s.resident_gradient_bytes,
+            unsharded_parameters_bytes=copies + parameters,
+            unsharded_gradients_bytes=gradients + s.whole_table_gradient_bytes,
+            activations_bytes=saved + activations,
+            logits_bytes=logits_bytes,
         )
 
     if pieces is not None:

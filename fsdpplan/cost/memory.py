@@ -96,7 +96,7 @@ def optimizer_phase(
     of_lists += optimizer_temporaries
     if training.traits.flat_optimizer:
         fp32 = FP32_BYTES * state.optimizer_parameters
-        return Phase(name="optimizer", gradients=fp32, temporaries=2 * fp32)
+        return Phase(name="optimizer", gradients_bytes=fp32, temporaries_bytes=2 * fp32)
     if layout.sharding == "fsdp":
         elements = sizes.blocks * sizes.shard_block_elements + sizes.shard_root_elements
         computed = formats(training=training, layout=layout).computed
@@ -105,7 +105,7 @@ def optimizer_phase(
             kept = computed
         elif not sums_fp32_gradients(training):
             kept += computed
-        return Phase(name="optimizer", gradients=kept * elements, temporaries=of_lists)
+        return Phase(name="optimizer", gradients_bytes=kept * elements, temporaries_bytes=of_lists)
     copies = of_lists
     if not sums_fp32_gradients(training) and not training.traits.half_states:
         joined = formats(training=training, layout=layout).computed
@@ -114,8 +114,10 @@ def optimizer_phase(
     made = makes_gradients(training=training, layout=layout)
     return Phase(
         name="optimizer",
-        gradients=FP32_BYTES * state.held_parameters if made else sizes.resident_gradient_bytes,
-        temporaries=copies,
+        gradients_bytes=FP32_BYTES * state.held_parameters
+        if made
+        else sizes.resident_gradient_bytes,
+        temporaries_bytes=copies,
     )
 
 
@@ -142,10 +144,10 @@ def stage_memory(case: Case, stage: Stage, *, in_flight_blocks: int) -> MemoryBr
     on_device = layout.offload == "none"
     parameters = state.parameters if on_device else 0
     optimizer = state.optimizer if on_device else 0
-    gradients = peak.gradients if on_device else staging_bytes(sizes)
+    gradients = peak.gradients_bytes if on_device else staging_bytes(sizes)
     fit = case.cluster.device.fit
     masks = mask_bytes(case, stage)
-    allocated = parameters + optimizer + gradients + peak.total_bytes - peak.gradients + masks
+    allocated = parameters + optimizer + gradients + peak.total_bytes - peak.gradients_bytes + masks
     overhead = reserved_overhead_bytes(
         allocated=allocated,
         phases=phases,
@@ -157,11 +159,11 @@ def stage_memory(case: Case, stage: Stage, *, in_flight_blocks: int) -> MemoryBr
         parameters_bytes=parameters,
         gradients_bytes=gradients,
         optimizer_bytes=optimizer,
-        unsharded_parameters_bytes=peak.unsharded_parameters,
-        unsharded_gradients_bytes=peak.unsharded_gradients,
-        activations_bytes=peak.activations + masks,
-        logits_bytes=peak.logits,
-        temporaries_bytes=peak.temporaries,
+        unsharded_parameters_bytes=peak.unsharded_parameters_bytes,
+        unsharded_gradients_bytes=peak.unsharded_gradients_bytes,
+        activations_bytes=peak.activations_bytes + masks,
+        logits_bytes=peak.logits_bytes,
+        temporaries_bytes=peak.temporaries_bytes,
         reserved_overhead_bytes=overhead,
         context_bytes=outside_allocator_bytes(layout=layout, training=training, fit=fit),
         peak_phase=peak.name,

@@ -43,21 +43,21 @@ def unit_forward_phases(s: RankSizes, index: int) -> list[Phase]:
     parameters = copied + blocks * s.buffer_block_bytes + before * s.copies_block_bytes
     gather = Phase(
         name="forward",
-        gradients=s.gradient_bytes(0),
-        unsharded_parameters=parameters + behind,
-        gathers=s.gather_bytes(copied, behind + blocks * s.buffer_block_bytes),
-        unsharded_gradients=s.held_bytes(s.blocks) + s.behind_root_bytes,
-        activations=s.saved_bytes(before) + s.block.residual_bytes,
+        gradients_bytes=s.gradient_bytes(0),
+        unsharded_parameters_bytes=parameters + behind,
+        gathers_bytes=s.gather_bytes(copied, behind + blocks * s.buffer_block_bytes),
+        unsharded_gradients_bytes=s.held_bytes(s.blocks) + s.behind_root_bytes,
+        activations_bytes=s.saved_bytes(before) + s.block.residual_bytes,
     )
     computes = [
         Phase(
             name="forward",
-            gradients=s.gradient_bytes(0),
-            unsharded_parameters=parameters + (end - before) * s.copies_block_bytes,
-            gathers=s.gather_bytes(copied, blocks * s.buffer_block_bytes),
-            unsharded_gradients=s.held_bytes(s.blocks) + s.behind_root_bytes,
-            activations=s.saved_bytes(end),
-            temporaries=block.forward_transient_bytes,
+            gradients_bytes=s.gradient_bytes(0),
+            unsharded_parameters_bytes=parameters + (end - before) * s.copies_block_bytes,
+            gathers_bytes=s.gather_bytes(copied, blocks * s.buffer_block_bytes),
+            unsharded_gradients_bytes=s.held_bytes(s.blocks) + s.behind_root_bytes,
+            activations_bytes=s.saved_bytes(end),
+            temporaries_bytes=block.forward_transient_bytes,
         )
         for end, _, block in s.runs(before, blocks)
     ]
@@ -75,15 +75,15 @@ def loss_phases(s: RankSizes) -> list[Phase]:
     def phase(name: str, *, parameters: int, gradients: int, logits: int, extra: int) -> Phase:
         return Phase(
             name=name,
-            gradients=s.gradient_bytes(0),
-            unsharded_parameters=kept + parameters,
-            gathers=s.gather_bytes(copied, parameters),
-            unsharded_gradients=s.held_bytes(s.blocks) + s.behind_root_bytes + gradients,
-            activations=s.saved_bytes(s.blocks)
+            gradients_bytes=s.gradient_bytes(0),
+            unsharded_parameters_bytes=kept + parameters,
+            gathers_bytes=s.gather_bytes(copied, parameters),
+            unsharded_gradients_bytes=s.held_bytes(s.blocks) + s.behind_root_bytes + gradients,
+            activations_bytes=s.saved_bytes(s.blocks)
             + s.last_residual_bytes
             + s.last_normed_bytes
             + extra,
-            logits=logits,
+            logits_bytes=logits,
         )
 
     last_blocks = s.blocks_of(s.units - 1)
@@ -153,12 +153,12 @@ def unit_backward_phases(s: RankSizes, index: int) -> list[Phase]:
     ) -> Phase:
         return Phase(
             name="backward",
-            gradients=s.gradient_bytes(done) + shards,
-            unsharded_parameters=kept + copied + buffers + copies,
-            gathers=s.gather_bytes(kept + copied, buffers),
-            unsharded_gradients=held + gradients,
-            activations=saved + s.block.residual_bytes,
-            temporaries=extra,
+            gradients_bytes=s.gradient_bytes(done) + shards,
+            unsharded_parameters_bytes=kept + copied + buffers + copies,
+            gathers_bytes=s.gather_bytes(kept + copied, buffers),
+            unsharded_gradients_bytes=held + gradients,
+            activations_bytes=saved + s.block.residual_bytes,
+            temporaries_bytes=extra,
         )
 
     copies = s.copy_bytes(before + blocks)
@@ -208,31 +208,31 @@ def root_backward_phases(s: RankSizes) -> list[Phase]:
     """After the last block: the embedding's backward, then the root's reduction."""
     embedding = Phase(
         name="backward",
-        gradients=s.gradient_bytes(s.blocks),
-        unsharded_parameters=s.gathered_root_bytes,
-        gathers=s.gather_bytes(s.gathered_root_bytes, 0),
-        unsharded_gradients=s.head_gradient_bytes
+        gradients_bytes=s.gradient_bytes(s.blocks),
+        unsharded_parameters_bytes=s.gathered_root_bytes,
+        gathers_bytes=s.gather_bytes(s.gathered_root_bytes, 0),
+        unsharded_gradients_bytes=s.head_gradient_bytes
         + s.embedding_gradient_bytes
         + s.blocks_of(0) * s.reduce_block_bytes
         + s.held_root_bytes,
-        activations=s.block.residual_bytes + s.other_micro_batches_bytes,
+        activations_bytes=s.block.residual_bytes + s.other_micro_batches_bytes,
     )
     beside = s.blocks_of(0) * s.reduce_block_bytes if s.keeps_reduction_behind else 0
     copy_in = Phase(
         name="backward",
-        gradients=s.gradient_bytes(s.blocks),
-        unsharded_gradients=s.root_gradient_bytes
+        gradients_bytes=s.gradient_bytes(s.blocks),
+        unsharded_gradients_bytes=s.root_gradient_bytes
         + s.held_root_bytes
         + s.reduce_root_bytes
         + beside,
-        activations=s.other_micro_batches_bytes,
+        activations_bytes=s.other_micro_batches_bytes,
     )
     reduced = Phase(
         name="backward",
-        gradients=s.gradient_bytes(s.blocks) + s.shard_root_elements * s.reduced_bytes,
-        unsharded_gradients=s.reduce_root_bytes
+        gradients_bytes=s.gradient_bytes(s.blocks) + s.shard_root_elements * s.reduced_bytes,
+        unsharded_gradients_bytes=s.reduce_root_bytes
         + beside
         + (0 if s.has_lean_units else s.head_gradient_bytes),
-        activations=s.other_micro_batches_bytes,
+        activations_bytes=s.other_micro_batches_bytes,
     )
     return [embedding, copy_in, reduced]

@@ -32,12 +32,12 @@ def pipeline_phases(s: RankSizes) -> list[Phase]:
     ) -> Phase:
         return Phase(
             name=name,
-            gradients=reduced * s.shard_block_elements * s.later_gradient_bytes,
-            unsharded_parameters=parameters,
-            gathers=gathers,
-            unsharded_gradients=held,
-            activations=activations + s.message_buffers_bytes,
-            temporaries=extra,
+            gradients_bytes=reduced * s.shard_block_elements * s.later_gradient_bytes,
+            unsharded_parameters_bytes=parameters,
+            gathers_bytes=gathers,
+            unsharded_gradients_bytes=held,
+            activations_bytes=activations + s.message_buffers_bytes,
+            temporaries_bytes=extra,
         )
 
     between = [(moment, 0) for moment in s.moments.between]
@@ -209,20 +209,20 @@ def _loss_phases(s: RankSizes) -> list[Phase]:
     return [
         Phase(
             name="loss",
-            unsharded_parameters=_gathered(s, moment),
-            unsharded_gradients=_held(s, moment) + made,
-            activations=_alive(s, moment) + kept + hidden,
-            logits=logits,
+            unsharded_parameters_bytes=_gathered(s, moment),
+            unsharded_gradients_bytes=_held(s, moment) + made,
+            activations_bytes=_alive(s, moment) + kept + hidden,
+            logits_bytes=logits,
         )
         for moment in s.moments.loss
         for hidden, made, logits in sizes
     ] + [
         Phase(
             name="loss",
-            unsharded_parameters=_gathered(s, moment),
-            unsharded_gradients=_held(s, moment) + s.head_gradient_made_bytes,
-            activations=_alive(s, moment) + s.message_buffers_bytes,
-            logits=FP32_BYTES * s.logits_elements,
+            unsharded_parameters_bytes=_gathered(s, moment),
+            unsharded_gradients_bytes=_held(s, moment) + s.head_gradient_made_bytes,
+            activations_bytes=_alive(s, moment) + s.message_buffers_bytes,
+            logits_bytes=FP32_BYTES * s.logits_elements,
         )
         for moment in later
         if moment.alive

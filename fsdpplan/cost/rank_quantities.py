@@ -19,31 +19,31 @@ class Phase:
     """One candidate for the peak: bytes beside the parameter shards and optimizer state."""
 
     name: str
-    gradients: int = 0
+    gradients_bytes: int = 0
     """fp32 gradient shards."""
-    unsharded_parameters: int = 0
+    unsharded_parameters_bytes: int = 0
     """Gathered parameters, gather buffers, and autocast's copies of weights."""
-    unsharded_gradients: int = 0
+    unsharded_gradients_bytes: int = 0
     """Gradients before reduction, and reduce-scatter inputs."""
-    activations: int = 0
+    activations_bytes: int = 0
     """Saved for backward or recomputed."""
-    logits: int = 0
+    logits_bytes: int = 0
     """Logits, log-probabilities and their gradients."""
-    temporaries: int = 0
+    temporaries_bytes: int = 0
     """Of the operation at hand."""
-    gathers: int = 0
+    gathers_bytes: int = 0
     """Part of `unsharded_parameters` that the streams of all-gathers allocated."""
 
     @property
     def total_bytes(self) -> int:
         """Sum of the parts."""
         return (
-            self.gradients
-            + self.unsharded_parameters
-            + self.unsharded_gradients
-            + self.activations
-            + self.logits
-            + self.temporaries
+            self.gradients_bytes
+            + self.unsharded_parameters_bytes
+            + self.unsharded_gradients_bytes
+            + self.activations_bytes
+            + self.logits_bytes
+            + self.temporaries_bytes
         )
 
 
