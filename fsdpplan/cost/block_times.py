@@ -30,15 +30,19 @@ class BlockTimes:
     """What its collectives add."""
     calls: tuple[BlockCall, ...]
     """Those."""
-    forward: float
+    forward_seconds: float
     """What it takes with both."""
-    backward: float
+    backward_seconds: float
     """The same, recomputation included."""
 
     @property
-    def computed(self) -> float:
+    def computed_seconds(self) -> float:
         """Of both passes, what it does not wait for."""
-        return self.seconds.forward + self.seconds.recompute + self.seconds.backward
+        return (
+            self.seconds.forward_seconds
+            + self.seconds.recompute_seconds
+            + self.seconds.backward_seconds
+        )
 
 
 def block_times(case: Case) -> BlockTimes:
@@ -55,8 +59,10 @@ def _block_times(ways: Ways) -> BlockTimes:
         seconds=seconds,
         waiting=waiting,
         calls=calls,
-        forward=seconds.forward + waiting.forward,
-        backward=seconds.recompute + seconds.backward + waiting.backward,
+        forward_seconds=seconds.forward_seconds + waiting.forward_seconds,
+        backward_seconds=seconds.recompute_seconds
+        + seconds.backward_seconds
+        + waiting.backward_seconds,
     )
 
 

@@ -217,8 +217,8 @@ def _computed_seconds(case: Case, unit: BlockUnit) -> UnitSeconds:
         case, unit.model, blocks=unit.blocks, kept_blocks=unit.kept_blocks
     ):
         block = block_times(own)
-        forward += blocks * block.forward
-        backward += blocks * block.backward
+        forward += blocks * block.forward_seconds
+        backward += blocks * block.backward_seconds
     return UnitSeconds(forward=forward, backward=backward)
 
 

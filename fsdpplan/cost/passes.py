@@ -37,8 +37,8 @@ def plain_seconds(case: Case, stage: Stage) -> tuple[float, float]:
     forward, backward = ends_seconds(case, stage)
     for own, blocks in block_cases(case, stage):
         block = block_times(own)
-        forward += blocks * block.forward
-        backward += blocks * block.backward
+        forward += blocks * block.forward_seconds
+        backward += blocks * block.backward_seconds
     return forward, backward
 
 

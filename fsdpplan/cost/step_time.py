@@ -123,7 +123,7 @@ def inner_waiting_seconds(case: Case, stage: Stage) -> dict[str, float]:
     """What the collectives inside all blocks expose in a step, by mesh axis."""
     waiting: dict[str, float] = {}
     for own, blocks in block_cases(case, stage):
-        for axis, seconds in block_times(own).waiting.by_axis:
+        for axis, seconds in block_times(own).waiting.seconds_by_axis:
             more = case.layout.num_microbatches * blocks * seconds
             waiting[axis] = waiting.get(axis, 0.0) + more
     return waiting
@@ -159,18 +159,20 @@ def _compute_parts(case: Case, stage: Stage) -> ComputeParts:
         block = block_times(own).seconds
         forward, backward = device_parts(block_work(own), case.cluster.device)
         number = case.layout.num_microbatches * blocks
-        again = number * block.recompute_device / forward.total
-        if block.forward_host > block.forward_device:
-            launch += number * block.forward
+        again = number * block.recompute_device_seconds / forward.total
+        if block.forward_host_seconds > block.forward_device_seconds:
+            launch += number * block.forward_seconds
         else:
             matmul += number * forward.matmuls
             attention += number * forward.attention
-        on_device = block.recompute_device + block.backward_device
-        on_host = block.recompute_host + block.backward_host
-        chance += number * block.forward * host_chance(block.forward_host, block.forward_device)
-        chance += number * (block.recompute + block.backward) * host_chance(on_host, on_device)
+        on_device = block.recompute_device_seconds + block.backward_device_seconds
+        on_host = block.recompute_host_seconds + block.backward_host_seconds
+        forward_chance = host_chance(block.forward_host_seconds, block.forward_device_seconds)
+        both_seconds = block.recompute_seconds + block.backward_seconds
+        chance += number * block.forward_seconds * forward_chance
+        chance += number * both_seconds * host_chance(on_host, on_device)
         if on_host > on_device:
-            launch += number * (block.recompute + block.backward)
+            launch += number * both_seconds
         else:
             matmul += again * forward.matmuls + number * backward.matmuls
             attention += again * forward.attention + number * backward.attention

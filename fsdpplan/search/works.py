@@ -84,7 +84,7 @@ class Works:
 
     def _block(self, model: Model, layout: Layout) -> Work:
         block = block_times(self.asked.case(layout).of_blocks(model))
-        return Work(block.forward, block.backward, block.computed)
+        return Work(block.forward_seconds, block.backward_seconds, block.computed_seconds)
 
     def ends(self, layout: Layout, *, embedding: bool, head: bool) -> Work:
         """Of embedding, or head and loss, whole or in pieces, or both."""

@@ -33,8 +33,10 @@ def test_a_block_takes_what_it_computes_and_waits_for(drawn: Case) -> None:
     seconds = block_seconds(work, drawn.cluster.device)
     waiting = calls_waiting(calls(drawn), work=work, cluster=drawn.cluster)
     assert (found.seconds, found.waiting) == (seconds, waiting)
-    assert found.forward == seconds.forward + waiting.forward
-    assert found.forward + found.backward == pytest.approx(found.computed + waiting.total)
+    assert found.forward_seconds == seconds.forward_seconds + waiting.forward_seconds
+    assert found.forward_seconds + found.backward_seconds == pytest.approx(
+        found.computed_seconds + waiting.total_seconds
+    )
 
 
 @settings(max_examples=200, deadline=None)
