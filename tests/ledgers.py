@@ -12,6 +12,7 @@ from typing import Any
 from fsdpplan.cost.step import estimate
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.clusters import load_cluster
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.estimate import Estimate
 from fsdpplan.spec.layout import Layout
@@ -69,7 +70,9 @@ def jobs() -> tuple[tuple[Workload, int], ...]:
 @cache
 def predicted(job: Workload, cluster: Cluster) -> Estimate:
     """What the cost model says of a job there."""
-    return estimate(model=job.model, cluster=cluster, training=job.training, layout=job.layout)
+    return estimate(
+        Case(model=job.model, cluster=cluster, training=job.training, layout=job.layout)
+    )
 
 
 def measured_seconds(job: Workload, gpus: int, chance: random.Random, *, outliers: bool) -> float:

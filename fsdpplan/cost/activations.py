@@ -81,16 +81,19 @@ def saved_bytes(
             kept = _matmul_outputs(model, tensors)[::2]
             if kernels.drops_unused and len(_matmul_outputs(model, tensors)) % 2:
                 kept = kept[:-1]
-            attended = tensors.attended_read or tensors.attended
-            return tensors.residual + attended + tensors.statistics + sum(kept)
+            attended = tensors.attended_read_bytes or tensors.attended_bytes
+            return tensors.residual_bytes + attended + tensors.statistics_bytes + sum(kept)
         case "full":
-            return tensors.residual
+            return tensors.residual_bytes
 
 
 def saved_bytes_by_mode(shape: BlockShape) -> dict[ActivationCheckpointing, int]:
     """`saved_bytes` of a block in every mode."""
-    given = {"model": shape.model, "tensors": block_tensors_bytes(shape), "kernels": shape.kernels}
-    return {mode: saved_bytes(mode=mode, **given) for mode in get_args(ActivationCheckpointing)}  # type: ignore[arg-type]
+    tensors = block_tensors_bytes(shape)
+    return {
+        mode: saved_bytes(mode=mode, model=shape.model, tensors=tensors, kernels=shape.kernels)
+        for mode in get_args(ActivationCheckpointing)
+    }
 
 
 def all_saved_bytes(*, model: Model, tensors: BlockTensors, kernels: Kernels) -> int:
@@ -98,27 +101,35 @@ def all_saved_bytes(*, model: Model, tensors: BlockTensors, kernels: Kernels) ->
     t = tensors
     activated = (2 if kernels.fused else 3) if model.is_gated else 1
     inputs = 2 if t.shares_inputs else 4 + int(model.is_gated)
-    attention = t.query_read + t.key_read + t.value_read + t.attended + t.attended_read
-    attention += t.attended_copy + t.latents
-    experts = t.routed.rows + t.routed.returned_kept + (activated + 1) * t.routed.inner
+    attention = (
+        t.query_read_bytes
+        + t.key_read_bytes
+        + t.value_read_bytes
+        + t.attended_bytes
+        + t.attended_read_bytes
+    )
+    attention += t.attended_copy_bytes + t.latents_bytes
+    experts = (
+        t.routed.rows_bytes + t.routed.returned_kept_bytes + (activated + 1) * t.routed.inner_bytes
+    )
     if model.experts and model.experts.shared_gate:
-        experts += t.normed
-    if t.routed.router_input:  # nobody but shared experts reads what it is copied from
-        experts += t.routed.router_input - (0 if t.inner else t.normed_kept)
+        experts += t.normed_bytes
+    if t.routed.router_input_bytes:  # nobody but shared experts reads what it is copied from
+        experts += t.routed.router_input_bytes - (0 if t.inner_bytes else t.normed_kept_bytes)
     return (
-        2 * t.residual
-        + inputs * t.normed_kept
+        2 * t.residual_bytes
+        + inputs * t.normed_kept_bytes
         + attention
-        + activated * t.inner
-        + t.product_kept
-        + t.statistics
-        + t.norm_copies
-        + t.rotary
-        + t.qk_normed
-        + t.post_normed
-        + t.scores_kept
-        + t.masks
-        + t.routed.router
+        + activated * t.inner_bytes
+        + t.product_kept_bytes
+        + t.statistics_bytes
+        + t.norm_copies_bytes
+        + t.rotary_bytes
+        + t.qk_normed_bytes
+        + t.post_normed_bytes
+        + t.scores_kept_bytes
+        + t.masks_bytes
+        + t.routed.router_bytes
         + experts
     )
 
@@ -126,9 +137,16 @@ def all_saved_bytes(*, model: Model, tensors: BlockTensors, kernels: Kernels) ->
 def recomputed_attention_bytes(t: BlockTensors) -> int:
     """What mode `attention` does not keep: all that is made between the projections. Values that
     were made with the keys stay in one tensor with them."""
-    value = t.keys_and_values or t.value
-    wider = t.query_read + t.key_read + t.value_read - t.query - t.key - value
-    return t.scores_kept + t.log_sum_exp + t.attended_read + wider
+    value = t.keys_and_values_bytes or t.value_bytes
+    wider = (
+        t.query_read_bytes
+        + t.key_read_bytes
+        + t.value_read_bytes
+        - t.query_bytes
+        - t.key_bytes
+        - value
+    )
+    return t.scores_kept_bytes + t.log_sum_exp_bytes + t.attended_read_bytes + wider
 
 
 def _matmul_outputs(model: Model, t: BlockTensors) -> list[int]:
@@ -137,15 +155,21 @@ def _matmul_outputs(model: Model, t: BlockTensors) -> list[int]:
 
     Source: torchtitan torchtitan/parallelisms/parallelize_llama.py, `_get_custom_policy`.
     """
-    attention = [t.query, t.key, t.value, t.normed]
+    attention = [t.query_bytes, t.key_bytes, t.value_bytes, t.normed_bytes]
     if model.latent:
-        into = [t.query_latent] if t.query_latent else []
-        attention = [*into, t.query, t.key_value_latent, t.keys_and_values, t.normed]
+        into = [t.query_latent_bytes] if t.query_latent_bytes else []
+        attention = [
+            *into,
+            t.query_bytes,
+            t.key_value_latent_bytes,
+            t.keys_and_values_bytes,
+            t.normed_bytes,
+        ]
     if model.experts and not model.experts.shared_hidden:
-        return [*attention, t.routed.router // 2]
-    router = [t.routed.router // 2] if model.experts else []
-    projections = [t.inner, t.inner] if model.is_gated else [t.inner]
-    return [*attention, *router, *projections, t.normed]
+        return [*attention, t.routed.router_bytes // 2]
+    router = [t.routed.router_bytes // 2] if model.experts else []
+    projections = [t.inner_bytes, t.inner_bytes] if model.is_gated else [t.inner_bytes]
+    return [*attention, *router, *projections, t.normed_bytes]
 
 
 def _unread_bytes(
@@ -154,7 +178,7 @@ def _unread_bytes(
     """What per-operator checkpointing keeps though backward does not read it: the output of the
     last projection down, where nothing reads it."""
     is_kept = mode == "op" and len(_matmul_outputs(model, tensors)) % 2 and not kernels.drops_unused
-    return tensors.normed if is_kept and not reads_last_output(model) else 0
+    return tensors.normed_bytes if is_kept and not reads_last_output(model) else 0
 
 
 @lru_cache(maxsize=8192)
@@ -190,7 +214,7 @@ def block_activations(
     return BlockActivations(
         saved_bytes=saved_bytes(model=model, tensors=tensors, mode=mode, kernels=kernels),
         live_bytes=everything + unread - recomputed,
-        residual_bytes=tensors.residual,
+        residual_bytes=tensors.residual_bytes,
         forward_transient_bytes=_forward_transient_bytes(
             model=model, tensors=tensors, mode=mode, kernels=kernels
         )
@@ -199,7 +223,7 @@ def block_activations(
             backward_peak_bytes(steps, weight_gradients=weight_gradients),
             _routed_beyond_bytes(model, tensors, mode=mode, kernels=kernels) if recomputes else 0,
         )
-        + tensors.gather_buffer,
+        + tensors.gather_buffer_bytes,
         inputs_half_peak_bytes=inputs_half_peak_bytes(steps),
         weight_gradient_bytes=gradients.total if leaves_gradients else 0,
         last_weight_gradient_bytes=0 if model.mlp_bias else gradients.up or gradients.down,
@@ -210,10 +234,10 @@ def _routed_transient_bytes(t: BlockTensors) -> int:
     """What routed experts need beyond what they keep: what they return in their order, beside the
     same in the order of tokens. Between ranks, the rows that were sent are there, too; and, while
     the block's forward runs, what attention returned and what the router read."""
-    if not t.routed.rows:
+    if not t.routed.rows_bytes:
         return 0
-    read = 0 if t.inner else t.normed
-    return t.routed.rows + t.routed.exchanged + t.normed + read
+    read = 0 if t.inner_bytes else t.normed_bytes
+    return t.routed.rows_bytes + t.routed.exchanged_bytes + t.normed_bytes + read
 
 
 def _routed_beyond_bytes(
@@ -223,7 +247,7 @@ def _routed_beyond_bytes(
     later, nothing is there yet, under mode `op` what was kept of them."""
     activated = (2 if kernels.fused else 3) if model.is_gated else 1
     later = activated + 1 - int(mode == "op")
-    return max(0, _routed_transient_bytes(t) - later * t.inner)
+    return max(0, _routed_transient_bytes(t) - later * t.inner_bytes)
 
 
 def _forward_transient_bytes(
@@ -234,20 +258,30 @@ def _forward_transient_bytes(
     Under checkpointing nothing of them is saved, so inner tensors count too.
     """
     t = tensors
-    in_attention = t.exchanged + t.scores
+    in_attention = t.exchanged_bytes + t.scores_bytes
     if mode in ("none", "attention"):
-        recomputes_scores = t.scores_kept if mode == "attention" else 0
-        in_network = t.residual + t.normed + t.scatter_copy + t.gather_buffer
+        recomputes_scores = t.scores_kept_bytes if mode == "attention" else 0
+        in_network = (
+            t.residual_bytes + t.normed_bytes + t.scatter_copy_bytes + t.gather_buffer_bytes
+        )
         of_routed = _routed_beyond_bytes(model, t, mode=mode, kernels=kernels)
         in_network = max(in_network, of_routed)
         return max(in_network, in_attention + recomputes_scores)
     inner_tensors = (2 if kernels.fused else 3) if model.is_gated else 2
-    inside = inner_tensors * t.inner
-    if t.routed.rows:
-        products = max(inner_tensors * t.routed.inner, t.routed.inner + t.routed.rows)
-        inside = max(inside + t.normed, _routed_transient_bytes(t) + products)
-    in_network = inside + t.residual + t.normed_gradient + t.gather_buffer
-    heads = t.query_read + t.key_read + t.value_read + t.attended + t.attended_read
-    if t.scores or t.exchanged:
-        return max(in_network, in_attention + t.scores_kept + heads + t.normed)
+    inside = inner_tensors * t.inner_bytes
+    if t.routed.rows_bytes:
+        products = max(
+            inner_tensors * t.routed.inner_bytes, t.routed.inner_bytes + t.routed.rows_bytes
+        )
+        inside = max(inside + t.normed_bytes, _routed_transient_bytes(t) + products)
+    in_network = inside + t.residual_bytes + t.normed_gradient_bytes + t.gather_buffer_bytes
+    heads = (
+        t.query_read_bytes
+        + t.key_read_bytes
+        + t.value_read_bytes
+        + t.attended_bytes
+        + t.attended_read_bytes
+    )
+    if t.scores_bytes or t.exchanged_bytes:
+        return max(in_network, in_attention + t.scores_kept_bytes + heads + t.normed_bytes)
     return in_network

@@ -11,16 +11,14 @@ from collections.abc import Iterator
 from fsdpplan.cost.calls import BlockCall, Pass
 from fsdpplan.cost.groups import tp_group
 from fsdpplan.cost.sizes import local_tokens
-from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.model import Model
-from fsdpplan.spec.training import DTYPE_BYTES, Training
+from fsdpplan.spec.case import Case
+from fsdpplan.spec.training import DTYPE_BYTES
 
 
-def all_heads_norm_calls(
-    model: Model, training: Training, layout: Layout, passes: tuple[Pass, ...]
-) -> Iterator[BlockCall]:
+def all_heads_norm_calls(case: Case, passes: tuple[Pass, ...]) -> Iterator[BlockCall]:
     """One fp32 number a token for queries, and one for keys, in each of the forward `passes` and in
     backward."""
+    model, layout = case.model, case.layout
     if not model.qk_norm or model.qk_norm_width != "all_heads" or model.latent:
         return
     for when in (*passes, "backward"):
@@ -30,5 +28,5 @@ def all_heads_norm_calls(
             group=tp_group(layout),
             dtype="fp32",
             count=2,
-            call_bytes=DTYPE_BYTES["fp32"] * local_tokens(training=training, layout=layout),
+            call_bytes=DTYPE_BYTES["fp32"] * local_tokens(training=case.training, layout=layout),
         )

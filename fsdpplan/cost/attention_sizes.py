@@ -19,12 +19,12 @@ EXTRA_WIDTH = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionTensors:
-    """Bytes of the tensors of one block's attention kernel."""
+    """The tensors of one block's attention kernel."""
 
-    query: int
-    key: int
-    value: int
-    attended: int
+    query_bytes: int
+    key_bytes: int
+    value_bytes: int
+    attended_bytes: int
     """What it returns, where what is read of it is a copy; 0 where that is all of it."""
 
 
@@ -42,8 +42,8 @@ def torch_attention_tensors(
     value_width = model.value_dim // model.heads
     is_part = width > value_width or rows > tokens
     return AttentionTensors(
-        query=heads * a_head,
-        key=key_heads * a_head,
-        value=key_heads * a_head,
-        attended=heads * a_head if is_part else 0,
+        query_bytes=heads * a_head,
+        key_bytes=key_heads * a_head,
+        value_bytes=key_heads * a_head,
+        attended_bytes=heads * a_head if is_part else 0,
     )

@@ -68,13 +68,15 @@ def backward_steps(
         if model.experts
         else _network_steps(model, tensors, gradients, kernels)
     )
-    sums_experts = model.experts is not None and not tensors.inner
+    sums_experts = model.experts is not None and not tensors.inner_bytes
     behind_network = _norm_steps(tensors, returns_own=not sums_experts)
     behind_attention = _norm_steps(tensors, returns_own=True)
     attention = _attention_steps(model, tensors, gradients, kernels, recomputed)
-    if tensors.post_normed:  # what such a norm gives back is the branch's own, and goes with it
-        of_branch = tensors.residual
-        behind = BackwardStep(allocated=of_branch, freed=tensors.post_normed // 2)
+    if (
+        tensors.post_normed_bytes
+    ):  # what such a norm gives back is the branch's own, and goes with it
+        of_branch = tensors.residual_bytes
+        behind = BackwardStep(allocated=of_branch, freed=tensors.post_normed_bytes // 2)
         feed_forward, attention = (
             [behind, replace(branch[0], freed=branch[0].freed + of_branch), *branch[1:]]
             for branch in (feed_forward, attention)
@@ -87,13 +89,13 @@ def _network_steps(
 ) -> list[BackwardStep]:
     """The network that every token visits."""
     network = Network(
-        gradient=t.normed_gradient,
-        kept_input=t.normed_kept,
-        inner=t.inner,
-        kept_product=t.product_kept,
-        output_cast=t.residual_cast,
+        gradient=t.normed_gradient_bytes,
+        kept_input=t.normed_kept_bytes,
+        inner=t.inner_bytes,
+        kept_product=t.product_kept_bytes,
+        output_cast=t.residual_cast_bytes,
     )
-    own_input = 0 if t.shares_inputs else t.normed
+    own_input = 0 if t.shares_inputs else t.normed_bytes
     return _feed_forward_steps(network, w, gated=model.is_gated, fused=kernels.fused, own=own_input)
 
 
@@ -126,28 +128,35 @@ def _mixture_steps(
 ) -> list[BackwardStep]:
     """The experts that every token visits, then the routed ones between combine and dispatch, then
     the router, whose gradient is fp32 where it reads a copy."""
-    step, rows, normed = BackwardStep, t.routed.rows, t.normed_gradient
+    step, rows, normed = BackwardStep, t.routed.rows_bytes, t.normed_gradient_bytes
     routed = Network(
         gradient=rows,
         kept_input=rows,
-        inner=t.routed.inner,
-        kept_product=t.routed.inner,
+        inner=t.routed.inner_bytes,
+        kept_product=t.routed.inner_bytes,
         own_output=rows,
         output_cast=0,
     )
     sum_of_two = _sum_of_two(normed)
-    router = step(allocated=t.routed.router_input, freed=t.routed.router_input)
-    cast = step(allocated=normed, freed=t.routed.router_input, let_go=t.routed.router_input)
-    returned = t.routed.returned_kept
+    router = step(allocated=t.routed.router_input_bytes, freed=t.routed.router_input_bytes)
+    cast = step(
+        allocated=normed, freed=t.routed.router_input_bytes, let_go=t.routed.router_input_bytes
+    )
+    returned = t.routed.returned_kept_bytes
     return [
-        *(_network_steps(model, t, WeightGradients(), kernels) if t.inner else []),
+        *(_network_steps(model, t, WeightGradients(), kernels) if t.inner_bytes else []),
         step(allocated=rows + returned, freed=2 * returned, let_go=returned),
         step(allocated=rows, freed=rows, let_go=rows),
         *_feed_forward_steps(routed, w, gated=model.is_gated, fused=kernels.fused, own=0),
         *([step(allocated=reduction, freed=w.down + w.gate + w.up)] if reduction else []),
-        step(weight_gradient=w.other, allocated=normed, freed=rows + t.routed.router, let_go=rows),
-        *([sum_of_two] if t.inner else []),
-        *([router, cast, sum_of_two] if t.routed.router_input else []),
+        step(
+            weight_gradient=w.other,
+            allocated=normed,
+            freed=rows + t.routed.router_bytes,
+            let_go=rows,
+        ),
+        *([sum_of_two] if t.inner_bytes else []),
+        *([router, cast, sum_of_two] if t.routed.router_input_bytes else []),
     ]
 
 
@@ -160,24 +169,33 @@ def _normed_heads(model: Model, t: BlockTensors) -> int:
     """What the norms between attention's products return, and the two halves of latent ones."""
     if model.latent:
         rank = model.latent.kv_rank
-        kept = t.key_value_latent * rank // (rank + model.latent.rope_head_dim)
-        return 2 * t.query_latent + kept + t.key_value_latent
-    return t.query + t.key if model.qk_norm else 0
+        kept = t.key_value_latent_bytes * rank // (rank + model.latent.rope_head_dim)
+        return 2 * t.query_latent_bytes + kept + t.key_value_latent_bytes
+    return t.query_bytes + t.key_bytes if model.qk_norm else 0
 
 
 def _norm_steps(t: BlockTensors, *, returns_own: bool) -> list[BackwardStep]:
     """The norm before a branch, and the sum of the branch with the residual stream; `returns_own`:
     what the branch adds is a layer's output."""
     step = BackwardStep
-    local_normed = t.residual if t.scatter_copy else t.normed_gradient
-    laid_out = t.scatter_copy + t.normed_gradient
-    scatter = step(allocated=t.scatter_copy + t.residual, freed=laid_out, let_go=laid_out)
+    local_normed = t.residual_bytes if t.scatter_copy_bytes else t.normed_gradient_bytes
+    laid_out = t.scatter_copy_bytes + t.normed_gradient_bytes
+    scatter = step(
+        allocated=t.scatter_copy_bytes + t.residual_bytes, freed=laid_out, let_go=laid_out
+    )
     # the stream's gradient is that of the branch's output where it serves as it is
-    stays = t.residual if returns_own and not t.residual_cast else 0
+    stays = t.residual_bytes if returns_own and not t.residual_cast_bytes else 0
     return [
-        *([scatter] if t.scatter_copy else []),
-        step(allocated=t.residual, freed=local_normed + t.residual + t.norm_copies // 2),
-        step(allocated=t.residual, freed=2 * t.residual, let_go=2 * t.residual - stays),
+        *([scatter] if t.scatter_copy_bytes else []),
+        step(
+            allocated=t.residual_bytes,
+            freed=local_normed + t.residual_bytes + t.norm_copies_bytes // 2,
+        ),
+        step(
+            allocated=t.residual_bytes,
+            freed=2 * t.residual_bytes,
+            let_go=2 * t.residual_bytes - stays,
+        ),
     ]
 
 
@@ -185,48 +203,77 @@ def _attention_steps(
     model: Model, t: BlockTensors, w: WeightGradients, kernels: Kernels, recomputed: int
 ) -> list[BackwardStep]:
     """Output projection, attention, then the projections of values, keys and queries."""
-    step, normed = BackwardStep, t.normed_gradient
-    cast = t.residual_cast
-    own_input = 0 if t.shares_inputs else t.normed
+    step, normed = BackwardStep, t.normed_gradient_bytes
+    cast = t.residual_cast_bytes
+    own_input = 0 if t.shares_inputs else t.normed_bytes
     sum_of_two = _sum_of_two(normed)
-    read = t.query_read + t.key_read + t.value_read + (t.attended_read or t.attended)
-    returned = t.attended_read or t.attended
+    read = (
+        t.query_read_bytes
+        + t.key_read_bytes
+        + t.value_read_bytes
+        + (t.attended_read_bytes or t.attended_bytes)
+    )
+    returned = t.attended_read_bytes or t.attended_bytes
     core = [
         step(
-            allocated=t.query_read + t.key_read + t.value_read + t.exchanged,
-            freed=returned + read + t.exchanged,
-            let_go=returned + t.exchanged,
+            allocated=t.query_read_bytes
+            + t.key_read_bytes
+            + t.value_read_bytes
+            + t.exchanged_bytes,
+            freed=returned + read + t.exchanged_bytes,
+            let_go=returned + t.exchanged_bytes,
         )
     ]
-    if t.attended_read:
-        core = [step(allocated=returned, freed=2 * t.attended, let_go=t.attended), *core]
-    for wide, own in ((t.value_read, t.value), (t.key_read, t.key), (t.query_read, t.query)):
+    if t.attended_read_bytes:
+        core = [
+            step(allocated=returned, freed=2 * t.attended_bytes, let_go=t.attended_bytes),
+            *core,
+        ]
+    for wide, own in (
+        (t.value_read_bytes, t.value_bytes),
+        (t.key_read_bytes, t.key_bytes),
+        (t.query_read_bytes, t.query_bytes),
+    ):
         if wide > own:
             core.append(step(allocated=own, freed=wide, let_go=wide))
     if not kernels.flash:
-        made = t.scores + t.value
+        made = t.scores_bytes + t.value_bytes
         core = [
-            step(allocated=made, freed=t.scores_kept - t.scores + t.attended, let_go=t.attended),
-            step(freed=t.scores),  # the softmax makes its gradient in place
             step(
-                allocated=t.query + t.key,
-                freed=t.scores + t.attended + t.query + t.key + t.value,
-                let_go=t.scores,
+                allocated=made,
+                freed=t.scores_kept_bytes - t.scores_bytes + t.attended_bytes,
+                let_go=t.attended_bytes,
+            ),
+            step(freed=t.scores_bytes),  # the softmax makes its gradient in place
+            step(
+                allocated=t.query_bytes + t.key_bytes,
+                freed=t.scores_bytes
+                + t.attended_bytes
+                + t.query_bytes
+                + t.key_bytes
+                + t.value_bytes,
+                let_go=t.scores_bytes,
             ),
         ]
     return [
-        step(weight_gradient=w.output, allocated=t.attended + cast, freed=t.attended_copy + cast),
+        step(
+            weight_gradient=w.output,
+            allocated=t.attended_bytes + cast,
+            freed=t.attended_copy_bytes + cast,
+        ),
         step(allocated=recomputed),
         *core,
         step(
-            freed=t.rotary + t.qk_normed + t.latents,
-            let_go=t.key + t.value - t.keys_and_values if t.keys_and_values else 0,
+            freed=t.rotary_bytes + t.qk_normed_bytes + t.latents_bytes,
+            let_go=t.key_bytes + t.value_bytes - t.keys_and_values_bytes
+            if t.keys_and_values_bytes
+            else 0,
             beside=_normed_heads(model, t),
         ),
-        step(weight_gradient=w.value, allocated=normed, freed=t.value + own_input),
-        step(weight_gradient=w.key, allocated=normed, freed=t.key + own_input),
+        step(weight_gradient=w.value, allocated=normed, freed=t.value_bytes + own_input),
+        step(weight_gradient=w.key, allocated=normed, freed=t.key_bytes + own_input),
         sum_of_two,
-        step(weight_gradient=w.query, allocated=normed, freed=t.query + t.normed_kept),
+        step(weight_gradient=w.query, allocated=normed, freed=t.query_bytes + t.normed_kept_bytes),
         sum_of_two,
     ]
 

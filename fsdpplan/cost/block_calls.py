@@ -33,7 +33,7 @@ from fsdpplan.cost.sizes import local_tokens
 from fsdpplan.cost.torch_traits import sums_before_products
 from fsdpplan.cost.traded_heads import traded_heads_calls
 from fsdpplan.cost.ways import Ways, inner_ways
-from fsdpplan.spec.cluster import DeviceKind
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import DTYPE_BYTES, Training
@@ -45,32 +45,28 @@ ROUTED_BY = ("router.", "shared_gate.")
 """Tensors that make scores of tokens."""
 
 
-def block_calls(
-    *, model: Model, training: Training, layout: Layout, device_kind: DeviceKind = "cuda"
-) -> tuple[BlockCall, ...]:
+def block_calls(case: Case) -> tuple[BlockCall, ...]:
     """Collectives of one block and micro-batch on one rank; with experts: of one that has them.
 
     Attention over several ranks is a ring on CUDA, and all-to-all on CPU.
     """
-    ways = Ways(inner_ways(model, training, layout), layout)
-    return _block_calls(model, training, ways, device_kind)
+    return _block_calls(inner_ways(case))
 
 
 @lru_cache(maxsize=16384)
-def _block_calls(
-    model: Model, training: Training, ways: Ways, device_kind: DeviceKind
-) -> tuple[BlockCall, ...]:
-    layout = ways.layout
+def _block_calls(ways: Ways) -> tuple[BlockCall, ...]:
+    case = ways.case
+    layout = case.layout
     calls: list[BlockCall] = []
     if layout.tp > 1:
-        calls += _tensor_parallel(model, training, layout)
-        calls += all_heads_norm_calls(model, training, layout, _passes(layout))
-        calls += _expert_gradient_calls(model, training, layout)
+        calls += _tensor_parallel(case)
+        calls += all_heads_norm_calls(case, _passes(layout))
+        calls += _expert_gradient_calls(case)
     if layout.cp > 1:
-        attention = _context_parallel if device_kind == "cuda" else traded_heads_calls
-        calls += attention(model, training, layout)
-    if layout.expert_ranks > 1 and model.experts:
-        calls += _expert_parallel(model, training, layout)
+        attention = _context_parallel if case.on_cuda else traded_heads_calls
+        calls += attention(case)
+    if layout.expert_ranks > 1 and case.model.experts:
+        calls += _expert_parallel(case)
     return tuple(calls)
 
 
@@ -91,9 +87,10 @@ def _passes(layout: Layout) -> tuple[Pass, ...]:
     return ("forward", "recompute") if recomputes else ("forward",)
 
 
-def _tensor_parallel(model: Model, training: Training, layout: Layout) -> Iterator[BlockCall]:
-    sizes = _network_bytes(model, training, layout)
-    repeats_all = repeats_whole_block(model=model, training=training)
+def _tensor_parallel(case: Case) -> Iterator[BlockCall]:
+    training, layout = case.training, case.layout
+    sizes = _network_bytes(case)
+    repeats_all = repeats_whole_block(model=case.model, training=training)
     for when in _passes(layout):
         stops_early = when == "recompute" and not repeats_all
         for network, size in sizes:
@@ -102,39 +99,41 @@ def _tensor_parallel(model: Model, training: Training, layout: Layout) -> Iterat
                 training, layout, when, network, size, has_output=not (stops_early and is_last)
             )
     for network, size in sizes:
-        yield from _backward_calls(model, training, layout, network, size)
+        yield from _backward_calls(case, network, size)
     if sums_before_products(training):
-        yield from _latent_gradient_calls(model, training, layout)
+        yield from _latent_gradient_calls(case)
 
 
-def _latent_gradient_calls(model: Model, training: Training, layout: Layout) -> Iterator[BlockCall]:
+def _latent_gradient_calls(case: Case) -> Iterator[BlockCall]:
     """Gradients of the latents, which heads on other ranks have parts of, for the product that
     makes the input's gradient and for the one that makes the weight's."""
+    model, layout = case.model, case.layout
     latent = model.latent
     if latent is None or not layout.sequence_parallel:
         return
-    row = activation_bytes(model=model, training=training, layout=layout) // model.hidden
+    row = activation_bytes(case) // model.hidden
     for width in filter(None, (latent.query_rank, latent.kv_rank + latent.rope_head_dim)):
         yield BlockCall(
             when="backward",
             collective="reduce_scatter",
             group=tp_group(layout),
-            dtype=training.activation_dtype,
+            dtype=case.training.activation_dtype,
             call_bytes=width * row,
             count=2,
         )
 
 
-def _network_bytes(model: Model, training: Training, layout: Layout) -> list[tuple[Network, int]]:
+def _network_bytes(case: Case) -> list[tuple[Network, int]]:
     """(network, bytes of its unsplit input) of the parts that tensor parallelism splits.
 
     Where ranks dispatch their own tokens, the experts of a rank gather `active` rows a token behind
     the all-to-all; but not where a rank has whole experts, which it sends its part to itself.
     """
-    size = activation_bytes(model=model, training=training, layout=layout)
+    model, layout = case.model, case.layout
+    size = activation_bytes(case)
     if model.experts is None:
         return [("attention", size), ("ffn", size)]
-    if layout.expert_ranks == 1 or training.traits.routes_whole_sequence:
+    if layout.expert_ranks == 1 or case.training.traits.routes_whole_sequence:
         return [("attention", size), ("experts", size)]
     networks: list[Network] = (
         ["attention", "experts"] if model.experts.shared_hidden else ["attention"]
@@ -194,14 +193,13 @@ def _forward_calls(
         )
 
 
-def _backward_calls(
-    model: Model, training: Training, layout: Layout, network: Network, size: int
-) -> Iterator[BlockCall]:
+def _backward_calls(case: Case, network: Network, size: int) -> Iterator[BlockCall]:
     """Gather the output's gradient, reduce the input's, perhaps beside the weights' matmul.
 
     torch's async TP cuts a reduce-scatter into chunks only behind a single matmul, which the
     gradient of an input that several projections read does not have.
     """
+    model, training, layout = case.model, case.training, case.layout
     traits = training.traits
     into, out = _pieces(network)
     group, dtype = tp_group(layout), training.activation_dtype
@@ -261,7 +259,7 @@ def _projections(model: Model, network: Network) -> int:
     return 3 if network == "attention" else 2 if model.is_gated else 1
 
 
-def _context_parallel(model: Model, training: Training, layout: Layout) -> Iterator[BlockCall]:
+def _context_parallel(case: Case) -> Iterator[BlockCall]:
     """Keys and values to all that need them, and their gradients back.
 
     Each of cp steps computes the scores with one piece of keys and values; causal masking is
@@ -269,9 +267,10 @@ def _context_parallel(model: Model, training: Training, layout: Layout) -> Itera
     hides the gather; around a ring, each step hides the next piece's way. The gradients go around
     in both, fp32 in torch, and the last hop is exposed.
     """
+    training, layout = case.training, case.layout
     group, cp = cp_group(layout), layout.cp
     dtype = training.activation_dtype
-    elements = local_tokens(training=training, layout=layout) * _key_value_width(model, layout)
+    elements = local_tokens(training=training, layout=layout) * _key_value_width(case.model, layout)
     size = elements * DTYPE_BYTES[dtype]
     recomputes = layout.activation_checkpointing in ("attention", "full")
     passes: tuple[Pass, ...] = ("forward", "recompute") if recomputes else ("forward",)
@@ -317,7 +316,7 @@ def _key_value_width(model: Model, layout: Layout) -> int:
     return -(-width // layout.tp)
 
 
-def _expert_parallel(model: Model, training: Training, layout: Layout) -> Iterator[BlockCall]:
+def _expert_parallel(case: Case) -> Iterator[BlockCall]:
     """Dispatch and combine, all exposed: tokens wait for their experts, and the block for them.
 
         tokens of a rank * active experts * hidden * bytes
@@ -325,8 +324,9 @@ def _expert_parallel(model: Model, training: Training, layout: Layout) -> Iterat
     Tensor-parallel ranks have their own part of the tokens, or each all of them. Assumes that the
     router spreads tokens evenly.
     """
+    model, training, layout = case.model, case.training, case.layout
     assert model.experts
-    size = activation_bytes(model=model, training=training, layout=layout)
+    size = activation_bytes(case)
     has_part = layout.sequence_parallel and not training.traits.routes_whole_sequence
     has_part |= layout.experts_over_tp
     rows = model.experts.active * (-(-size // layout.tp) if has_part else size)
@@ -341,10 +341,11 @@ def _expert_parallel(model: Model, training: Training, layout: Layout) -> Iterat
         )
 
 
-def _expert_gradient_calls(model: Model, training: Training, layout: Layout) -> Iterator[BlockCall]:
+def _expert_gradient_calls(case: Case) -> Iterator[BlockCall]:
     """Of what each tensor-parallel rank has in whole, and meets with a part of the outputs'
     gradients: router and gate, which are computed in fp32, and the biases of the experts' outputs.
     """
+    model, training, layout = case.model, case.training, case.layout
     if model.experts is None or not training.traits.routes_whole_sequence:
         return
     for tensor in block_tensors(model):

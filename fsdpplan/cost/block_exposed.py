@@ -31,16 +31,16 @@ PIECE_PRODUCTS: dict[Piece, tuple[str, ...]] = {
 class BlockWaiting:
     """Exposed seconds of the collectives inside one block in one micro-batch."""
 
-    forward: float = 0.0
-    backward: float = 0.0
+    forward_seconds: float = 0.0
+    backward_seconds: float = 0.0
     """Recomputation included."""
-    by_axis: tuple[tuple[str, float], ...] = ()
+    seconds_by_axis: tuple[tuple[str, float], ...] = ()
     """The sum of both, by mesh axis."""
 
     @property
-    def total(self) -> float:
+    def total_seconds(self) -> float:
         """Both passes."""
-        return self.forward + self.backward
+        return self.forward_seconds + self.backward_seconds
 
 
 def calls_waiting(
@@ -56,7 +56,9 @@ def calls_waiting(
         else:
             backward += seconds
         by_axis[call.group.axis] = by_axis.get(call.group.axis, 0.0) + seconds
-    return BlockWaiting(forward=forward, backward=backward, by_axis=tuple(by_axis.items()))
+    return BlockWaiting(
+        forward_seconds=forward, backward_seconds=backward, seconds_by_axis=tuple(by_axis.items())
+    )
 
 
 def exposed_seconds(call: BlockCall, *, work: BlockWork, cluster: Cluster) -> float:

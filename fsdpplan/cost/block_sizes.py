@@ -71,88 +71,88 @@ class BlockShape:
 class RoutedTensors:
     """Tensors of the routed experts: those of `tokens * active` rows, the average over ranks."""
 
-    router: int = 0
+    router_bytes: int = 0
     """fp32 logits and probabilities of all experts."""
-    rows: int = 0
+    rows_bytes: int = 0
     """Rows of hidden width: what the experts read, and as much that they return."""
-    returned_kept: int = 0
+    returned_kept_bytes: int = 0
     """What they return, where it is kept to be weighted."""
-    inner: int = 0
+    inner_bytes: int = 0
     """Rows of the experts' inner width."""
-    router_input: int = 0
+    router_input_bytes: int = 0
     """An fp32 copy of what the router reads; 0 where it reads that itself."""
-    exchanged: int = 0
+    exchanged_bytes: int = 0
     """Rows that an all-to-all between the ranks of the experts sends or receives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockTensors:
-    """Bytes of the distinct tensors of one block on one rank."""
+    """The distinct tensors of one block on one rank."""
 
-    residual: int
+    residual_bytes: int
     """The block's input in the dtype of the residual stream: tokens * hidden."""
-    normed: int
+    normed_bytes: int
     """Input of the projections, gathered over the sequence: tokens * hidden."""
-    normed_kept: int
+    normed_kept_bytes: int
     """The same as matmuls keep it: half of it in fp8, the rank's part where they gather again."""
-    gather_buffer: int
+    gather_buffer_bytes: int
     """Where inputs are gathered again; 0 where they are kept gathered."""
-    normed_gradient: int
+    normed_gradient_bytes: int
     """Gradient of the norm's output: as large as `normed`, but fp32 under autocast."""
-    residual_cast: int
+    residual_cast_bytes: int
     """The gradient of the residual stream, cast by autocast or gathered over the sequence for the
     matmuls; 0 where it serves as it is."""
-    scatter_copy: int
+    scatter_copy_bytes: int
     """What a reduce-scatter over the sequence lays out before; 0 without sequence parallelism."""
     shares_inputs: bool
     """Projections of one input save it once; autocast makes a copy for each."""
-    query: int
+    query_bytes: int
     """tokens * heads * head_dim / tp."""
-    key: int
+    key_bytes: int
     """tokens * kv_heads * head_dim / tp; of every query head under latent attention."""
-    value: int
+    value_bytes: int
     """As `key`; of its own width under latent attention."""
-    query_read: int
+    query_read_bytes: int
     """Queries as the kernel of attention reads them: see `attention_sizes`."""
-    key_read: int
-    value_read: int
-    attended_read: int
+    key_read_bytes: int
+    value_read_bytes: int
+    attended_read_bytes: int
     """What the kernel returns, where what is read of it is a copy; 0 where it is `attended`."""
-    attended: int
+    attended_bytes: int
     """What attention returns and the output projection reads."""
-    attended_copy: int
+    attended_copy_bytes: int
     """The same again in fp8, where matmuls keep their inputs so."""
-    latents: int
+    latents_bytes: int
     """Inputs and outputs of the norms between the two halves of latent projections."""
-    query_latent: int
+    query_latent_bytes: int
     """What queries are made of under latent attention; 0 where that is the block's input."""
-    key_value_latent: int
+    key_value_latent_bytes: int
     """What keys and values are made of, with the part of keys that all heads share."""
-    keys_and_values: int
+    keys_and_values_bytes: int
     """What is made of that: both together, without the shared part; 0 without latents."""
-    inner: int
+    inner_bytes: int
     """tokens * ffn_hidden / tp; with experts, of those that every token visits."""
-    product_kept: int
+    product_kept_bytes: int
     """Input of the down projection as it keeps it."""
-    norm_copies: int
+    norm_copies_bytes: int
     """What the block's two norms keep beside their input, where they are several operators."""
-    statistics: int
+    statistics_bytes: int
     """fp32 row statistics of the norms and the log-sum-exp of attention."""
-    log_sum_exp: int
+    log_sum_exp_bytes: int
     """Part of `statistics`; 0 where attention keeps its scores."""
-    rotary: int
+    rotary_bytes: int
     """Cosines and sines saved by the two rotations."""
-    qk_normed: int
+    qk_normed_bytes: int
     """Inputs and statistics of the query and key norms; 0 without them."""
-    post_normed: int
+    post_normed_bytes: int
     """Inputs of the norms behind attention and feed-forward; 0 without them."""
-    scores: int
+    scores_bytes: int
     """One score matrix: heads/tp * tokens * seq_len; 0 where attention keeps none."""
-    scores_kept: int
+    scores_kept_bytes: int
     """Probabilities; with dropout also the mask and what it left."""
-    masks: int
+    masks_bytes: int
     """Dropout's masks on the residual branches: a byte an element."""
-    exchanged: int
+    exchanged_bytes: int
     """Keys and values of other ranks that context parallelism holds at once."""
     routed: RoutedTensors
 
@@ -182,7 +182,7 @@ def block_tensors_bytes(shape: BlockShape) -> BlockTensors:
     has_rotary = model.positions == "rope"
     scores = 0 if kernels.flash else tokens * (shape.seq_len * shape.cp) * heads
     log_sum_exp = tokens * heads * FP32_BYTES if kernels.flash else 0
-    read = AttentionTensors(query=query, key=key, value=value, attended=0)
+    read = AttentionTensors(query_bytes=query, key_bytes=key, value_bytes=value, attended_bytes=0)
     if kernels.reference_decoder:
         read = torch_attention_tensors(
             model,
@@ -193,41 +193,42 @@ def block_tensors_bytes(shape: BlockShape) -> BlockTensors:
             masked=shape.masked,
         )
     return BlockTensors(
-        residual=residual_tokens * model.hidden * shape.residual_element_bytes,
-        normed=normed,
-        normed_kept=_kept_input_bytes(shape, normed=normed),
-        gather_buffer=normed if kernels.gathers_again and shape.sequence_parallel else 0,
-        normed_gradient=normed * norm_scale,
-        residual_cast=normed if autocasts or shape.sequence_parallel else 0,
-        scatter_copy=normed if shape.sequence_parallel else 0,
+        residual_bytes=residual_tokens * model.hidden * shape.residual_element_bytes,
+        normed_bytes=normed,
+        normed_kept_bytes=_kept_input_bytes(shape, normed=normed),
+        gather_buffer_bytes=normed if kernels.gathers_again and shape.sequence_parallel else 0,
+        normed_gradient_bytes=normed * norm_scale,
+        residual_cast_bytes=normed if autocasts or shape.sequence_parallel else 0,
+        scatter_copy_bytes=normed if shape.sequence_parallel else 0,
         shares_inputs=not autocasts,
-        query=query,
-        key=key,
-        value=value,
-        query_read=read.query,
-        key_read=read.key,
-        value_read=read.value,
-        attended_read=read.attended,
-        attended=attended,
-        attended_copy=attended // e if kernels.fp8_inputs else 0,
-        latents=_latent_bytes(model.latent, tokens=tokens, element_bytes=e),
-        query_latent=tokens * model.latent.query_rank * e if model.latent else 0,
-        key_value_latent=tokens * _kv_width(model.latent) * e if model.latent else 0,
-        keys_and_values=key + value - tokens * heads * model.latent.rope_head_dim * e
+        query_bytes=query,
+        key_bytes=key,
+        value_bytes=value,
+        query_read_bytes=read.query_bytes,
+        key_read_bytes=read.key_bytes,
+        value_read_bytes=read.value_bytes,
+        attended_read_bytes=read.attended_bytes,
+        attended_bytes=attended,
+        attended_copy_bytes=attended // e if kernels.fp8_inputs else 0,
+        latents_bytes=_latent_bytes(model.latent, tokens=tokens, element_bytes=e),
+        query_latent_bytes=tokens * model.latent.query_rank * e if model.latent else 0,
+        key_value_latent_bytes=tokens * _kv_width(model.latent) * e if model.latent else 0,
+        keys_and_values_bytes=key + value - tokens * heads * model.latent.rope_head_dim * e
         if model.latent
         else 0,
-        inner=inner,
-        product_kept=inner // e if kernels.fp8_inputs else inner,
-        norm_copies=_norm_copies_bytes(shape, residual_tokens=residual_tokens),
-        statistics=_norm_statistics_bytes(shape, residual_tokens=residual_tokens) + log_sum_exp,
-        log_sum_exp=log_sum_exp,
-        rotary=rotary * (norm_scale if model.qk_norm else 1) if has_rotary else 0,
-        qk_normed=_qk_normed_bytes(shape, of_both=query + key, norm_scale=norm_scale),
-        post_normed=2 * residual_tokens * model.hidden * e if model.post_norms else 0,
-        scores=scores * e,
-        scores_kept=scores * (2 * e + 1) if kernels.dropout else scores * e,
-        masks=2 * residual_tokens * model.hidden if kernels.dropout else 0,
-        exchanged=_exchanged_bytes(shape, of_one=key + value),
+        inner_bytes=inner,
+        product_kept_bytes=inner // e if kernels.fp8_inputs else inner,
+        norm_copies_bytes=_norm_copies_bytes(shape, residual_tokens=residual_tokens),
+        statistics_bytes=_norm_statistics_bytes(shape, residual_tokens=residual_tokens)
+        + log_sum_exp,
+        log_sum_exp_bytes=log_sum_exp,
+        rotary_bytes=rotary * (norm_scale if model.qk_norm else 1) if has_rotary else 0,
+        qk_normed_bytes=_qk_normed_bytes(shape, of_both=query + key, norm_scale=norm_scale),
+        post_normed_bytes=2 * residual_tokens * model.hidden * e if model.post_norms else 0,
+        scores_bytes=scores * e,
+        scores_kept_bytes=scores * (2 * e + 1) if kernels.dropout else scores * e,
+        masks_bytes=2 * residual_tokens * model.hidden if kernels.dropout else 0,
+        exchanged_bytes=_exchanged_bytes(shape, of_one=key + value),
         routed=_routed_tensors(model.experts, shape),
     )
 
@@ -312,10 +313,10 @@ def _routed_tensors(experts: Experts | None, shape: BlockShape) -> RoutedTensors
     kernels = shape.kernels
     copies = kernels.reference_decoder and not kernels.fused and shape.element_bytes < FP32_BYTES
     return RoutedTensors(
-        router=2 * tokens * experts.experts * FP32_BYTES,
-        rows=rows * hidden_bytes,
-        returned_kept=0 if shape.kernels.weighs_inside else rows * hidden_bytes,
-        inner=rows * -(-experts.hidden // inner_tp) * shape.element_bytes,
-        router_input=tokens * shape.model.hidden * FP32_BYTES if copies else 0,
-        exchanged=rows * hidden_bytes if shape.ep > 1 or shape.experts_over_tp else 0,
+        router_bytes=2 * tokens * experts.experts * FP32_BYTES,
+        rows_bytes=rows * hidden_bytes,
+        returned_kept_bytes=0 if shape.kernels.weighs_inside else rows * hidden_bytes,
+        inner_bytes=rows * -(-experts.hidden // inner_tp) * shape.element_bytes,
+        router_input_bytes=tokens * shape.model.hidden * FP32_BYTES if copies else 0,
+        exchanged_bytes=rows * hidden_bytes if shape.ep > 1 or shape.experts_over_tp else 0,
     )

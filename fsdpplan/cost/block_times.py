@@ -16,10 +16,8 @@ from fsdpplan.cost.calls import BlockCall
 from fsdpplan.cost.compute import BlockSeconds, block_seconds
 from fsdpplan.cost.timing import block_work
 from fsdpplan.cost.ways import Ways, block_ways, inner_ways
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.model import Model
-from fsdpplan.spec.training import Training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,45 +30,43 @@ class BlockTimes:
     """What its collectives add."""
     calls: tuple[BlockCall, ...]
     """Those."""
-    forward: float
+    forward_seconds: float
     """What it takes with both."""
-    backward: float
+    backward_seconds: float
     """The same, recomputation included."""
 
     @property
-    def computed(self) -> float:
+    def computed_seconds(self) -> float:
         """Of both passes, what it does not wait for."""
-        return self.seconds.forward + self.seconds.recompute + self.seconds.backward
+        return (
+            self.seconds.forward_seconds
+            + self.seconds.recompute_seconds
+            + self.seconds.backward_seconds
+        )
 
 
-def block_times(
-    *, model: Model, cluster: Cluster, training: Training, layout: Layout
-) -> BlockTimes:
-    """Of one block as `layout` has it; with experts, of one that has them."""
-    ways = Ways(block_ways(model, training, layout), layout)
-    return _block_times(model, cluster, training, ways)
+def block_times(case: Case) -> BlockTimes:
+    """Of one block of the case; with experts, of one that has them."""
+    return _block_times(block_ways(case))
 
 
 @lru_cache(maxsize=16384)
-def _block_times(model: Model, cluster: Cluster, training: Training, ways: Ways) -> BlockTimes:
-    work = block_work(model=model, training=training, layout=ways.layout)
-    seconds = block_seconds(work, cluster.device)
-    inner = Ways(inner_ways(model, training, ways.layout), ways.layout)
-    calls, waiting = _inner_waiting(model, cluster, training, inner)
+def _block_times(ways: Ways) -> BlockTimes:
+    case = ways.case
+    seconds = block_seconds(block_work(case), case.cluster.device)
+    calls, waiting = _inner_waiting(case.cluster, inner_ways(case))
     return BlockTimes(
         seconds=seconds,
         waiting=waiting,
         calls=calls,
-        forward=seconds.forward + waiting.forward,
-        backward=seconds.recompute + seconds.backward + waiting.backward,
+        forward_seconds=seconds.forward_seconds + waiting.forward_seconds,
+        backward_seconds=seconds.recompute_seconds
+        + seconds.backward_seconds
+        + waiting.backward_seconds,
     )
 
 
 @lru_cache(maxsize=16384)
-def _inner_waiting(
-    model: Model, cluster: Cluster, training: Training, ways: Ways
-) -> tuple[tuple[BlockCall, ...], BlockWaiting]:
-    given = {"model": model, "training": training, "layout": ways.layout}
-    calls = block_calls(device_kind=cluster.device.kind, **given)  # type: ignore[arg-type]
-    work = block_work(**given)  # type: ignore[arg-type]
-    return calls, calls_waiting(calls, work=work, cluster=cluster)
+def _inner_waiting(cluster: Cluster, ways: Ways) -> tuple[tuple[BlockCall, ...], BlockWaiting]:
+    calls = block_calls(ways.case)
+    return calls, calls_waiting(calls, work=block_work(ways.case), cluster=cluster)

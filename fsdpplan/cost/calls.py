@@ -10,8 +10,8 @@ from fsdpplan.cost.collectives import Collective, collective_seconds
 from fsdpplan.cost.groups import Group
 from fsdpplan.cost.placement import group_placement
 from fsdpplan.cost.sizes import local_tokens
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import DTYPE_BYTES, Training
 
@@ -80,7 +80,8 @@ def call_seconds(call: Calls, cluster: Cluster) -> float:
     return call.count * group_seconds(cluster, call.group, call.collective, call.call_bytes)
 
 
-def activation_bytes(*, model: Model, training: Training, layout: Layout) -> int:
+def activation_bytes(case: Case) -> int:
     """The residual stream of one micro-batch, unsplit: what TP gathers and stages hand over."""
-    tokens = local_tokens(training=training, layout=layout)
-    return tokens * model.hidden * DTYPE_BYTES[training.activation_dtype]
+    training = case.training
+    tokens = local_tokens(training=training, layout=case.layout)
+    return tokens * case.model.hidden * DTYPE_BYTES[training.activation_dtype]

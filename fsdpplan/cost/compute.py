@@ -126,15 +126,15 @@ def block_seconds(work: BlockWork, device: Device) -> BlockSeconds:
     slower_backward = max(recompute + backward, again_host + backward_host)
     plain_backward = max(backward, backward_host)
     return BlockSeconds(
-        forward=slower_forward,
-        recompute=max(0.0, slower_backward - plain_backward),
-        backward=plain_backward,
-        forward_host=forward_host,
-        recompute_host=again_host,
-        backward_host=backward_host,
-        forward_device=forward,
-        recompute_device=recompute,
-        backward_device=backward,
+        forward_seconds=slower_forward,
+        recompute_seconds=max(0.0, slower_backward - plain_backward),
+        backward_seconds=plain_backward,
+        forward_host_seconds=forward_host,
+        recompute_host_seconds=again_host,
+        backward_host_seconds=backward_host,
+        forward_device_seconds=forward,
+        recompute_device_seconds=recompute,
+        backward_device_seconds=backward,
     )
 
 

@@ -20,25 +20,26 @@ from fsdpplan.cost.params import (
     head_tensors,
 )
 from fsdpplan.cost.shards import Stage, block_kinds, stage_elements
-from fsdpplan.spec.layout import DDP_BUCKET_BYTES, Layout
+from fsdpplan.spec.case import Case
+from fsdpplan.spec.layout import DDP_BUCKET_BYTES
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.training import Training
 
 FIRST_BUCKET_BYTES = 2**20
 """DDP's first bucket, so that reducing begins early."""
 
 
-def layout_bucket_bytes(*, model: Model, training: Training, layout: Layout, stage: Stage) -> int:
+def layout_bucket_bytes(case: Case, stage: Stage) -> int:
     """fp32 bytes of gradients that are reduced together.
 
     What the layout says, where it says other than DDP's default; else what the training software
     does: buckets that grow with the data-parallel ranks, or all of a rank in one.
     """
+    layout = case.layout
     if layout.sharding == "ddp" and layout.ddp_bucket_bytes != DDP_BUCKET_BYTES:
         return layout.ddp_bucket_bytes
-    traits = training.traits
+    traits = case.training.traits
     if traits.bucket_bytes is None:
-        return 4 * stage_elements(model=model, stage=stage, tp=layout.tp, ep=layout.ep)
+        return 4 * stage_elements(model=case.model, stage=stage, tp=layout.tp, ep=layout.ep)
     ranks = layout.dp_replicate * layout.shard_ranks
     return max(traits.bucket_bytes, ranks * traits.bucket_bytes_a_rank)
 

@@ -19,14 +19,14 @@ from fsdpplan.cost.groups import (
     shard_group,
 )
 from fsdpplan.cost.overlap import MicroBatch, UnitSeconds
-from fsdpplan.cost.shards import Stage, UnitSize, own_layouts
+from fsdpplan.cost.shards import Stage, UnitSize, own_cases
 from fsdpplan.cost.timing import ends_seconds
 from fsdpplan.cost.traffic_fsdp import root_gathered_dtype
 from fsdpplan.cost.ways import Ways, shard_ways
 from fsdpplan.cost.work import memory_bytes_per_second
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster, Device
 from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import DTYPE_BYTES, Training
 
 
@@ -87,13 +87,7 @@ class _Moved:
 
 @lru_cache(maxsize=4096)
 def _moved(
-    size: UnitSize,
-    group: Group,
-    gathered_dtype: str,
-    regathers: bool,
-    cluster: Cluster,
-    training: Training,
-    ways: Ways,
+    ways: Ways, size: UnitSize, group: Group, gathered_dtype: str, regathers: bool
 ) -> _Moved:
     """Collectives and copies of parameters that are sharded over `group`; computation apart.
 
@@ -101,7 +95,9 @@ def _moved(
     """
     if size == NOTHING:
         return _Moved(seconds=UnitSeconds(), disturbing=UnitSeconds())
-    device, layout = cluster.device, ways.layout
+    case = ways.case
+    cluster, training, layout = case.cluster, case.training, case.layout
+    device = cluster.device
     gathered = size.padded_elements * DTYPE_BYTES[gathered_dtype]
     reduced = size.padded_elements * DTYPE_BYTES[training.reduce_dtype]
     shard = reduced // group.ranks
@@ -164,30 +160,27 @@ class Moves:
         return self.runs[0][1].gather if self.runs else 0.0
 
 
-def fsdp_moves(
-    *, model: Model, cluster: Cluster, training: Training, layout: Layout, stage: Stage
-) -> Moves:
+def fsdp_moves(case: Case, stage: Stage) -> Moves:
     """The moves of a stage's units: the same for all micro-batches of layouts that shard alike."""
-    return _moves(model, cluster, training, stage, Ways(shard_ways(layout), layout))
+    return _moves(shard_ways(case), stage)
 
 
 @lru_cache(maxsize=4096)
-def _moves(model: Model, cluster: Cluster, training: Training, stage: Stage, ways: Ways) -> Moves:
-    layout = ways.layout
-    common = (cluster, training, ways)
+def _moves(ways: Ways, stage: Stage) -> Moves:
+    case = ways.case
+    training, layout = case.training, case.layout
     regathers = layout.reshard_after_forward != "never"
     shard, experts = shard_group(layout), expert_shard_group(layout)
     dtype = training.gathered_dtype
 
     parts = {
         unit: (
-            _moved(unit.size, shard, dtype, regathers, *common),
-            _moved(unit.experts, experts, dtype, regathers, *common),
+            _moved(ways, unit.size, shard, dtype, regathers),
+            _moved(ways, unit.experts, experts, dtype, regathers),
         )
-        for unit in block_units(model=model, layout=layout, stage=stage)
+        for unit in block_units(case, stage)
     }
-    root_size = root_unit(model=model, layout=layout, stage=stage)
-    root = _moved(root_size, shard, root_gathered_dtype(training), False, *common)
+    root = _moved(ways, root_unit(case, stage), shard, root_gathered_dtype(training), False)
     runs = tuple((unit, one.seconds.plus(other.seconds)) for unit, (one, other) in parts.items())
     every = [(root.seconds, 1), *((moved, unit.number) for unit, moved in runs)]
     disturbing = [
@@ -197,7 +190,7 @@ def _moves(model: Model, cluster: Cluster, training: Training, stage: Stage, way
     return Moves(
         runs=runs,
         root=root.seconds,
-        links_shared=_links_shared(cluster, layout),
+        links_shared=_links_shared(case.cluster, layout),
         total=_sum(every),
         copied=sum(
             number * (moved.backward + moved.copy_out * (2 if moved.regather else 1))
@@ -216,16 +209,16 @@ def _sum(units: list[tuple[UnitSeconds, int]]) -> UnitSeconds:
     return UnitSeconds(**dict(zip(UnitSeconds.__slots__, sums, strict=True)))
 
 
-def _computed_seconds(
-    unit: BlockUnit, *, cluster: Cluster, training: Training, layout: Layout
-) -> UnitSeconds:
+def _computed_seconds(case: Case, unit: BlockUnit) -> UnitSeconds:
     """What a unit's blocks compute, and wait for inside: those that recompute and those that
     keep."""
     forward = backward = 0.0
-    for own, blocks in own_layouts(layout, blocks=unit.blocks, kept_blocks=unit.kept_blocks):
-        block = block_times(model=unit.model, cluster=cluster, training=training, layout=own)
-        forward += blocks * block.forward
-        backward += blocks * block.backward
+    for own, blocks in own_cases(
+        case, unit.model, blocks=unit.blocks, kept_blocks=unit.kept_blocks
+    ):
+        block = block_times(own)
+        forward += blocks * block.forward_seconds
+        backward += blocks * block.backward_seconds
     return UnitSeconds(forward=forward, backward=backward)
 
 
@@ -238,21 +231,15 @@ def _links_shared(cluster: Cluster, layout: Layout) -> bool:
     )
 
 
-def fsdp_micro_batch(
-    *, model: Model, cluster: Cluster, training: Training, layout: Layout, stage: Stage
-) -> MicroBatch:
+def fsdp_micro_batch(case: Case, stage: Stage) -> MicroBatch:
     """One micro-batch that reduces everything, for the stream simulation."""
-    common = {"cluster": cluster, "training": training, "layout": layout}
-    forward, backward = ends_seconds(
-        model=model, device=cluster.device, training=training, layout=layout, stage=stage
-    )
-    moves = fsdp_moves(model=model, stage=stage, **common)  # type: ignore[arg-type]
+    forward, backward = ends_seconds(case, stage)
+    moves = fsdp_moves(case, stage)
     return MicroBatch(
         runs=tuple(
-            (moved.plus(_computed_seconds(unit, **common)), unit.number)  # type: ignore[arg-type]
-            for unit, moved in moves.runs
+            (moved.plus(_computed_seconds(case, unit)), unit.number) for unit, moved in moves.runs
         ),
         root=moves.root.plus(UnitSeconds(forward=forward, backward=backward)),
         links_shared=moves.links_shared,
-        is_flat=training.traits.flat_parameters,
+        is_flat=case.training.traits.flat_parameters,
     )

@@ -14,7 +14,7 @@ from fsdpplan.cost.shards import (
     root_size,
     unit_blocks,
 )
-from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.model import Model
 
 NOTHING = UnitSize(elements=0, padded_elements=0, tensors=0)
@@ -47,13 +47,13 @@ def _times(size: UnitSize, number: int) -> UnitSize:
     )
 
 
-def block_units(
-    *, model: Model, layout: Layout, stage: Stage, shard_ranks: int | None = None
-) -> tuple[BlockUnit, ...]:
+def block_units(case: Case, stage: Stage) -> tuple[BlockUnit, ...]:
     """The block units of a stage. A unit that would span blocks without and with experts is taken
     as two."""
-    ranks = layout.shard_ranks if shard_ranks is None else shard_ranks
-    return _block_units(model, stage, layout.tp, layout.ep, ranks, layout.wrap_blocks)
+    layout = case.layout
+    return _block_units(
+        case.model, stage, layout.tp, layout.ep, layout.shard_ranks, layout.wrap_blocks
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -84,10 +84,11 @@ def _block_units(
     return tuple(units)
 
 
-def root_unit(*, model: Model, layout: Layout, stage: Stage) -> UnitSize:
+def root_unit(case: Case, stage: Stage) -> UnitSize:
     """Embedding, final norm and head of a stage; nothing inside a pipeline."""
+    layout = case.layout
     return root_size(
-        model=model,
+        model=case.model,
         tp=layout.tp,
         shard_ranks=layout.shard_ranks,
         has_embedding=stage.has_embedding,

@@ -10,8 +10,8 @@ from fsdpplan.cost.formats import formats
 from fsdpplan.cost.ledger import makes_gradients, sums_fp32_gradients
 from fsdpplan.cost.shards import Stage, shares_table
 from fsdpplan.cost.torch_traits import sums_in_reduce_dtype
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
 
 
@@ -48,46 +48,45 @@ def grows_in_backward(*, training: Training, layout: Layout) -> bool:
     )
 
 
-def keeps_head_gradient(*, model: Model, training: Training, layout: Layout, stage: Stage) -> bool:
+def keeps_head_gradient(case: Case, stage: Stage) -> bool:
     """The head's gradient stays to the end of backward: until the root's reduction, or, of a tied
     table, until the embedding's joins it."""
-    if shares_table(model=model, stage=stage):
+    if shares_table(model=case.model, stage=stage):
         return True
-    return weight_gradients_of(training=training, layout=layout) in ("kept", "cast")
+    return weight_gradients_of(training=case.training, layout=case.layout) in ("kept", "cast")
 
 
-def held_root_elements(elements: int, *, model: Model, layout: Layout, stage: Stage) -> int:
+def held_root_elements(case: Case, stage: Stage, elements: int) -> int:
     """Elements of the root's gradients kept from earlier micro-batches. The token table's gradient
     is made whole, and split over tensor-parallel ranks when it is reduced, or when the gradient of
     a tied head, which is split, is added to it."""
-    if not holds_gradients(layout):
+    if not holds_gradients(case.layout):
         return 0
-    return elements + _unsplit_elements(model=model, layout=layout, stage=stage)
+    return elements + _unsplit_elements(case, stage)
 
 
-def whole_table_gradient_bytes(
-    *, model: Model, training: Training, layout: Layout, stage: Stage
-) -> int:
+def whole_table_gradient_bytes(case: Case, stage: Stage) -> int:
     """What a pipeline of whole copies holds of it beside its own rows: no FSDP ever splits it, and
     the sum over tensor-parallel ranks waits for the last micro-batch."""
-    if layout.sharding != "ddp" or layout.pp == 1 or training.traits.half_parameters:
+    layout = case.layout
+    if layout.sharding != "ddp" or layout.pp == 1 or case.training.traits.half_parameters:
         return 0
-    return FP32_BYTES * _unsplit_elements(model=model, layout=layout, stage=stage)
+    return FP32_BYTES * _unsplit_elements(case, stage)
 
 
-def _unsplit_elements(*, model: Model, layout: Layout, stage: Stage) -> int:
+def _unsplit_elements(case: Case, stage: Stage) -> int:
+    model = case.model
     is_whole = stage.has_embedding and not shares_table(model=model, stage=stage)
-    unsplit_rows = model.vocab - -(-model.vocab // layout.tp) if is_whole else 0
+    unsplit_rows = model.vocab - -(-model.vocab // case.layout.tp) if is_whole else 0
     return unsplit_rows * model.hidden
 
 
-def embedding_gradient_bytes(
-    *, model: Model, training: Training, layout: Layout, stage: Stage
-) -> int:
+def embedding_gradient_bytes(case: Case, stage: Stage) -> int:
     """DTensor makes the token table's gradient whole on each rank and copies its rows out, in a
     pipeline when it is reduced; other softwares look up, and make gradients of, their own rows
     alone. With a tied head, autograd adds
     the head's gradient to the token table's out of place."""
+    model, training, layout = case.model, case.training, case.layout
     if not stage.has_embedding:
         return 0
     of = formats(training=training, layout=layout)

@@ -19,6 +19,7 @@ from fsdpplan.cost.products import backward_matmul_seconds, forward_matmul_secon
 from fsdpplan.cost.shards import Stage
 from fsdpplan.cost.torch_traits import sums_in_reduce_dtype
 from fsdpplan.cost.work import memory_bytes_per_second
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Device
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
@@ -61,13 +62,12 @@ def piece_tokens(*, training: Training, layout: Layout) -> int:
     return -(-local_tokens(training=training, layout=layout) // layout.loss_chunks)
 
 
-def loss_pieces(
-    *, model: Model, training: Training, layout: Layout, stage: Stage
-) -> LossPieces | None:
+def loss_pieces(case: Case, stage: Stage) -> LossPieces | None:
     """Sizes of the loss of a stage with a head; None of one without, or where it is whole.
 
     The weight's gradient is summed in the weight's dtype, where that is fp16 in fp32.
     """
+    model, training, layout = case.model, case.training, case.layout
     if layout.loss_chunks == 1 or not stage.has_head:
         return None
     of = formats(training=training, layout=layout)

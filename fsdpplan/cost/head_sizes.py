@@ -18,18 +18,18 @@ from fsdpplan.cost.block_sizes import FP32_BYTES
 from fsdpplan.cost.formats import formats, local_tokens
 from fsdpplan.cost.head_pieces import LossPieces, loss_pieces
 from fsdpplan.cost.shards import Stage
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadSizes:
-    """Bytes of head and loss on one rank, unless said otherwise; all 0 without a head."""
+    """Sizes of head and loss on one rank; all 0 without a head."""
 
-    last_residual: int
+    last_residual_bytes: int
     """Input of the final norm."""
-    last_normed: int
+    last_normed_bytes: int
     """Input of the head."""
     logits_elements: int
     """Logits on this rank."""
@@ -45,8 +45,9 @@ class HeadSizes:
     """Of a loss that is made in pieces."""
 
 
-def head_sizes(*, model: Model, training: Training, layout: Layout, stage: Stage) -> HeadSizes:
+def head_sizes(case: Case, stage: Stage) -> HeadSizes:
     """Sizes of head and loss."""
+    model, training, layout = case.model, case.training, case.layout
     of = formats(training=training, layout=layout)
     head = int(stage.has_head)
     tokens = local_tokens(training=training, layout=layout)
@@ -59,13 +60,13 @@ def head_sizes(*, model: Model, training: Training, layout: Layout, stage: Stage
     # ranks gather the logits, then join them side by side
     gathered = head * tokens * (model.vocab + local_vocab) * of.computed if gathers else 0
     loss = _loss_bytes(training=training, layout=layout, element_bytes=of.computed)
-    pieces = loss_pieces(model=model, training=training, layout=layout, stage=stage)
+    pieces = loss_pieces(case, stage)
     kept = last_normed + logits * loss.kept
     if pieces is not None:
         kept = pieces.hidden + pieces.weight_gradient + (last_normed if layout.tp == 1 else 0)
     return HeadSizes(
-        last_residual=last_residual,
-        last_normed=last_normed,
+        last_residual_bytes=last_residual,
+        last_normed_bytes=last_normed,
         logits_elements=logits,
         gather_bytes=gathered,
         loss_element_bytes=loss.peak,

@@ -15,20 +15,16 @@ from fsdpplan.cost.pipeline_order import round_microbatches
 from fsdpplan.cost.pipeline_passes import first_forward_ends, played_timing
 from fsdpplan.cost.pipeline_stages import layout_rank_stages, pipeline_ranks
 from fsdpplan.cost.shards import Stage, gradient_syncs
-from fsdpplan.cost.timing import gradient_seconds, layout_optimizer_seconds, optimizer_elements
+from fsdpplan.cost.timing import gradient_seconds, layout_optimizer_seconds
 from fsdpplan.cost.traffic import message_bytes
-from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
-from fsdpplan.spec.model import Model
-from fsdpplan.spec.training import Training
 
 Pair = tuple[float, float]
 """Seconds of one micro-batch on one rank: (forward, backward with what is recomputed)."""
 
 
-def least_communication_seconds(
-    *, model: Model, cluster: Cluster, training: Training, layout: Layout
-) -> float:
+def least_communication_seconds(case: Case) -> float:
     """FSDP's gathers and reduce-scatters one after the other, as if nothing were computed.
 
         T >= m * (gathers + regathers) + syncs * reduce-scatters
@@ -36,10 +32,11 @@ def least_communication_seconds(
     They queue on one communicator, so a step takes no less. 0 without FSDP, and in a pipeline,
     where they are few.
     """
+    layout = case.layout
     if layout.sharding != "fsdp" or layout.pp > 1:
         return 0.0
-    (stage,) = pipeline_ranks(model=model, layout=layout)
-    moves = fsdp_moves(model=model, cluster=cluster, training=training, layout=layout, stage=stage)
+    (stage,) = pipeline_ranks(model=case.model, layout=layout)
+    moves = fsdp_moves(case, stage)
     gathers = moves.total.gather + moves.total.regather
     reductions = moves.total.reduce_scatter
     return layout.num_microbatches * gathers + gradient_syncs(layout) * reductions
@@ -86,40 +83,26 @@ def played_seconds(
     return played_timing(layout, tuple(passes), (), send, moments).total_seconds
 
 
-def message_seconds(*, model: Model, cluster: Cluster, training: Training, layout: Layout) -> float:
+def message_seconds(case: Case) -> float:
     """A message from one stage of the pipeline to the next."""
-    size = message_bytes(model=model, training=training, layout=layout)
-    return group_seconds(cluster, pp_group(layout), "send_recv", size)
+    size = message_bytes(case)
+    return group_seconds(case.cluster, pp_group(case.layout), "send_recv", size)
 
 
-def stage_waits(
-    *, model: Model, cluster: Cluster, training: Training, layout: Layout, stage: Stage
-) -> Pair:
+def stage_waits(case: Case, stage: Stage) -> Pair:
     """(gathers with their copies, reductions) of a stage under FSDP; none otherwise, where they may
     be hidden."""
-    if layout.sharding != "fsdp":
+    if case.layout.sharding != "fsdp":
         return 0.0, 0.0
-    moves = fsdp_moves(model=model, cluster=cluster, training=training, layout=layout, stage=stage)
+    moves = fsdp_moves(case, stage)
     total = moves.total
     return total.gather + total.copy_out, max(total.reduce_scatter, total.all_reduce)
 
 
-def least_update_seconds(
-    *, model: Model, cluster: Cluster, training: Training, layout: Layout
-) -> float:
+def least_update_seconds(case: Case) -> float:
     """What gradients cost beside the passes, and the optimizer: each of the rank where it takes
     longest. They come on top of what the others here bound."""
-    given = {"model": model, "training": training, "layout": layout}
-    device = cluster.device
-    held = dict.fromkeys(pipeline_ranks(model=model, layout=layout))
-    gradients = (gradient_seconds(stage=stage, device=device, **given) for stage in held)  # type: ignore[arg-type]
-    updates = (
-        layout_optimizer_seconds(
-            device=device,
-            local_parameters=optimizer_elements(model=model, layout=layout, stage=stage),
-            stage=stage,
-            **given,  # type: ignore[arg-type]
-        )
-        for stage in held
-    )
+    held = dict.fromkeys(pipeline_ranks(model=case.model, layout=case.layout))
+    gradients = (gradient_seconds(case, stage) for stage in held)
+    updates = (layout_optimizer_seconds(case, stage) for stage in held)
     return max(gradients) + max(updates)

@@ -16,8 +16,8 @@ from fsdpplan.cost.block_sizes import FP32_BYTES
 from fsdpplan.cost.formats import formats
 from fsdpplan.cost.muon import muon_elements
 from fsdpplan.cost.shards import Stage, stage_elements, stage_shard_elements
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
 
 ADAM_STATES = 2
@@ -68,10 +68,11 @@ class StateBytes:
 
 
 @lru_cache(maxsize=4096)
-def rank_state(*, model: Model, training: Training, layout: Layout, stage: Stage) -> StateBytes:
+def rank_state(case: Case, stage: Stage) -> StateBytes:
     """The ledger of one pipeline rank."""
-    whole = stage_elements(model=model, stage=stage, tp=layout.tp, ep=layout.ep)
-    shard = _shard_elements(whole, model=model, layout=layout, stage=stage)
+    training, layout = case.training, case.layout
+    whole = stage_elements(model=case.model, stage=stage, tp=layout.tp, ep=layout.ep)
+    shard = _shard_elements(case, stage, whole)
     held = shard if layout.sharding == "fsdp" else whole
     updated = whole if layout.sharding == "ddp" else shard
     masters = FP32_BYTES if training.traits.half_parameters else 0
@@ -80,16 +81,13 @@ def rank_state(*, model: Model, training: Training, layout: Layout, stage: Stage
         gradients=_resident_gradient_bytes(
             whole=whole, shard=shard, training=training, layout=layout
         ),
-        optimizer=updated * masters
-        + _state_bytes(updated, model=model, training=training, layout=layout, stage=stage),
+        optimizer=updated * masters + _state_bytes(case, stage, updated),
         held_parameters=held,
         optimizer_parameters=updated,
     )
 
 
-def _state_bytes(
-    updated: int, *, model: Model, training: Training, layout: Layout, stage: Stage
-) -> int:
+def _state_bytes(case: Case, stage: Stage, updated: int) -> int:
     """Bytes that the optimizer keeps of `updated` parameters.
 
     AdamW two moments in fp32, or in the dtype of parameters that have no masters. AdamW of 8 bits a
@@ -97,6 +95,7 @@ def _state_bytes(
     tensors below 4096 elements, which it keeps in fp32, are assumed away). Muon one momentum of the
     blocks' matrices, AdamW's two of the rest.
     """
+    training, layout = case.training, case.layout
     match training.optimizer:
         case "adamw":
             of = formats(training=training, layout=layout)
@@ -106,22 +105,25 @@ def _state_bytes(
             scales = -(-updated // BLOCK_OF_8BIT_ELEMENTS)
             return ADAM_STATES * (updated + FP32_BYTES * scales)
         case "muon":
-            matrices = muon_elements(
-                model=model, layout=layout, stage=stage, is_whole=layout.sharding == "ddp"
-            )
+            matrices = muon_elements(case, stage, is_whole=layout.sharding == "ddp")
             return FP32_BYTES * (ADAM_STATES * updated - matrices)
 
 
-def _shard_elements(whole: int, *, model: Model, layout: Layout, stage: Stage) -> int:
+def _shard_elements(case: Case, stage: Stage, whole: int) -> int:
     """Elements of the fullest shard: by tensors under FSDP2; ZeRO-1 and 2 cut a flat buffer.
 
     Expert-parallel ranks hold different experts, so fewer ranks share those.
     """
+    layout = case.layout
     if layout.sharding == "ddp":
         return whole
     if layout.sharding == "fsdp" or layout.ep > 1:
         return stage_shard_elements(
-            model=model, stage=stage, tp=layout.tp, shard_ranks=layout.shard_ranks, ep=layout.ep
+            model=case.model,
+            stage=stage,
+            tp=layout.tp,
+            shard_ranks=layout.shard_ranks,
+            ep=layout.ep,
         )
     return -(-whole // layout.shard_ranks)
 

@@ -40,10 +40,10 @@ from fsdpplan.cost.shards import Stage
 from fsdpplan.cost.sizes import rank_sizes
 from fsdpplan.cost.start_memory import checkpoint_peak_bytes, initialization_peak_bytes
 from fsdpplan.cost.windows import mask_bytes
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.estimate import MemoryBreakdown
 from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
 
 __all__ = [
@@ -54,7 +54,6 @@ __all__ = [
     "fsdp2_bytes_per_parameter",
     "rank_memory",
     "stage_memory",
-    "state_bytes",
 ]
 
 
@@ -65,13 +64,6 @@ def available_bytes(*, cluster: Cluster, training: Training) -> int:
     device = cluster.device
     free = int(device.memory_bytes * (1 - training.headroom_fraction) / peak_factor(device))
     return min(free, most_bytes(device=device, fits_fraction=training.fits_fraction))
-
-
-def state_bytes(*, model: Model, layout: Layout, stage: Stage) -> int:
-    """Elements times four that a rank's optimizer updates: one of the ledger's fp32 rows."""
-    training = Training(seq_len=1, global_batch=1)
-    state = rank_state(model=model, training=training, layout=layout, stage=stage)
-    return FP32_BYTES * state.optimizer_parameters
 
 
 def rank_phases(sizes: RankSizes, layout: Layout) -> list[Phase]:
@@ -104,7 +96,7 @@ def optimizer_phase(
     of_lists += optimizer_temporaries
     if training.traits.flat_optimizer:
         fp32 = FP32_BYTES * state.optimizer_parameters
-        return Phase(name="optimizer", gradients=fp32, temporaries=2 * fp32)
+        return Phase(name="optimizer", gradients_bytes=fp32, temporaries_bytes=2 * fp32)
     if layout.sharding == "fsdp":
         elements = sizes.blocks * sizes.shard_block_elements + sizes.shard_root_elements
         computed = formats(training=training, layout=layout).computed
@@ -113,7 +105,7 @@ def optimizer_phase(
             kept = computed
         elif not sums_fp32_gradients(training):
             kept += computed
-        return Phase(name="optimizer", gradients=kept * elements, temporaries=of_lists)
+        return Phase(name="optimizer", gradients_bytes=kept * elements, temporaries_bytes=of_lists)
     copies = of_lists
     if not sums_fp32_gradients(training) and not training.traits.half_states:
         joined = formats(training=training, layout=layout).computed
@@ -122,31 +114,20 @@ def optimizer_phase(
     made = makes_gradients(training=training, layout=layout)
     return Phase(
         name="optimizer",
-        gradients=FP32_BYTES * state.held_parameters if made else sizes.resident_gradients,
-        temporaries=copies,
+        gradients_bytes=FP32_BYTES * state.held_parameters
+        if made
+        else sizes.resident_gradient_bytes,
+        temporaries_bytes=copies,
     )
 
 
 @lru_cache(maxsize=4096)
-def stage_memory(
-    *,
-    model: Model,
-    cluster: Cluster,
-    training: Training,
-    layout: Layout,
-    stage: Stage,
-    in_flight_blocks: int,
-) -> MemoryBreakdown:
+def stage_memory(case: Case, stage: Stage, *, in_flight_blocks: int) -> MemoryBreakdown:
     """Memory of one pipeline rank at its peak; a search asks for the same rank again and again."""
+    training, layout = case.training, case.layout
     require_offloadable(layout)
-    sizes = rank_sizes(
-        model=model,
-        training=training,
-        layout=layout,
-        stage=stage,
-        in_flight_blocks=in_flight_blocks,
-    )
-    state = rank_state(model=model, training=training, layout=layout, stage=stage)
+    sizes = rank_sizes(case, stage, in_flight_blocks=in_flight_blocks)
+    state = rank_state(case, stage)
     phases = [
         *rank_phases(sizes, layout),
         optimizer_phase(
@@ -154,7 +135,7 @@ def stage_memory(
             state=state,
             training=training,
             layout=layout,
-            optimizer_temporaries=muon_temporary_bytes(model=model, layout=layout, stage=stage)
+            optimizer_temporaries=muon_temporary_bytes(case, stage)
             if training.optimizer == "muon"
             else 0,
         ),
@@ -163,10 +144,10 @@ def stage_memory(
     on_device = layout.offload == "none"
     parameters = state.parameters if on_device else 0
     optimizer = state.optimizer if on_device else 0
-    gradients = peak.gradients if on_device else staging_bytes(sizes)
-    fit = cluster.device.fit
-    masks = mask_bytes(model=model, training=training, layout=layout, stage=stage)
-    allocated = parameters + optimizer + gradients + peak.total_bytes - peak.gradients + masks
+    gradients = peak.gradients_bytes if on_device else staging_bytes(sizes)
+    fit = case.cluster.device.fit
+    masks = mask_bytes(case, stage)
+    allocated = parameters + optimizer + gradients + peak.total_bytes - peak.gradients_bytes + masks
     overhead = reserved_overhead_bytes(
         allocated=allocated,
         phases=phases,
@@ -178,21 +159,17 @@ def stage_memory(
         parameters_bytes=parameters,
         gradients_bytes=gradients,
         optimizer_bytes=optimizer,
-        unsharded_parameters_bytes=peak.unsharded_parameters,
-        unsharded_gradients_bytes=peak.unsharded_gradients,
-        activations_bytes=peak.activations + masks,
-        logits_bytes=peak.logits,
-        temporaries_bytes=peak.temporaries,
+        unsharded_parameters_bytes=peak.unsharded_parameters_bytes,
+        unsharded_gradients_bytes=peak.unsharded_gradients_bytes,
+        activations_bytes=peak.activations_bytes + masks,
+        logits_bytes=peak.logits_bytes,
+        temporaries_bytes=peak.temporaries_bytes,
         reserved_overhead_bytes=overhead,
         context_bytes=outside_allocator_bytes(layout=layout, training=training, fit=fit),
         peak_phase=peak.name,
         host_bytes=host_bytes(state=state, sizes=sizes, layout=layout),
-        initialization_peak_bytes=initialization_peak_bytes(
-            model=model, training=training, layout=layout, stage=stage
-        ),
-        checkpoint_peak_bytes=checkpoint_peak_bytes(
-            model=model, training=training, layout=layout, stage=stage
-        ),
+        initialization_peak_bytes=initialization_peak_bytes(case, stage),
+        checkpoint_peak_bytes=checkpoint_peak_bytes(case, stage),
         checkpoint_host_bytes=state.parameters + state.optimizer,
         releasable_bytes=releasable_bytes(
             allocated=allocated,
@@ -202,25 +179,17 @@ def stage_memory(
     )
 
 
-def rank_memory(
-    *, model: Model, cluster: Cluster, training: Training, layout: Layout
-) -> MemoryBreakdown:
+def rank_memory(case: Case) -> MemoryBreakdown:
     """Memory of the fullest pipeline rank, and the peaks of all of them."""
+    model, layout = case.model, case.layout
     stages = pipeline_ranks(model=model, layout=layout)
     in_flight = in_flight_blocks(model=model, layout=layout)
     breakdowns: dict[tuple[Stage, int], MemoryBreakdown] = {}
     peaks = []
     for key in zip(stages, in_flight, strict=True):
         if key not in breakdowns:
-            breakdowns[key] = stage_memory(
-                model=model,
-                cluster=cluster,
-                training=training,
-                layout=layout,
-                stage=key[0],
-                in_flight_blocks=key[1],
-            )
+            breakdowns[key] = stage_memory(case, key[0], in_flight_blocks=key[1])
         peaks.append(breakdowns[key].peak_device_bytes)
     fullest = max(breakdowns.values(), key=lambda one: one.peak_device_bytes)
     described = replace(fullest, stage_peak_device_bytes=tuple(peaks))
-    return with_band(described, device=cluster.device)
+    return with_band(described, device=case.cluster.device)

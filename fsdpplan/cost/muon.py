@@ -18,9 +18,9 @@ from fsdpplan.cost.matmul import matmul_flops, matmul_seconds
 from fsdpplan.cost.params import ParameterTensor, block_tensors
 from fsdpplan.cost.shards import Stage, block_kinds, unit_size
 from fsdpplan.cost.work import memory_bytes_per_second
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Device
 from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.model import Model
 
 NEWTON_SCHULZ_STEPS = 5
 
@@ -83,10 +83,11 @@ def newton_schulz_seconds(*, rows: int, columns: int, device: Device) -> float:
 
 
 @lru_cache(maxsize=4096)
-def muon_matrices(*, model: Model, layout: Layout, stage: Stage) -> tuple[Matrices, ...]:
+def muon_matrices(case: Case, stage: Stage) -> tuple[Matrices, ...]:
     """What Muon updates on one rank: the matrices of the blocks."""
+    layout = case.layout
     counted: dict[tuple[int, int, int, Group], int] = {}
-    for kind, blocks in block_kinds(model=model, stage=stage):
+    for kind, blocks in block_kinds(model=case.model, stage=stage):
         for tensor in block_tensors(kind):
             if tensor.is_matrix:
                 rows, columns = tensor.shape[-2:]
@@ -154,11 +155,12 @@ def muon_seconds(*, matrices: tuple[Matrices, ...], device: Device) -> float:
 
 
 @lru_cache(maxsize=4096)
-def muon_elements(*, model: Model, layout: Layout, stage: Stage, is_whole: bool) -> int:
+def muon_elements(case: Case, stage: Stage, *, is_whole: bool) -> int:
     """Elements of the matrices of the blocks on one rank, of its shards with padding or, if
     `is_whole`, before FSDP shards them."""
+    layout = case.layout
     total = 0
-    for kind, blocks in block_kinds(model=model, stage=stage):
+    for kind, blocks in block_kinds(model=case.model, stage=stage):
         for tensor in block_tensors(kind):
             if not tensor.is_matrix:
                 continue
@@ -169,7 +171,7 @@ def muon_elements(*, model: Model, layout: Layout, stage: Stage, is_whole: bool)
     return total
 
 
-def muon_temporary_bytes(*, model: Model, layout: Layout, stage: Stage) -> int:
+def muon_temporary_bytes(case: Case, stage: Stage) -> int:
     """What a round has beside the state, of the parameter that needs most:
 
         stack * (16 m n + 6 m²)
@@ -178,7 +180,7 @@ def muon_temporary_bytes(*, model: Model, layout: Layout, stage: Stage) -> int:
     m x m products three in bf16.
     """
     most = 0
-    for one in muon_matrices(model=model, layout=layout, stage=stage):
+    for one in muon_matrices(case, stage):
         m, n = sorted((one.rows, one.columns))
         most = max(most, one.stack * (16 * m * n + 6 * m * m))
     return most

@@ -13,12 +13,10 @@ from fsdpplan.cost.replica_timing import (
     gather_waiting_seconds,
     reduction_exposed_seconds,
 )
-from fsdpplan.cost.shards import Stage, block_layouts, gradient_syncs
+from fsdpplan.cost.shards import Stage, block_cases, gradient_syncs
 from fsdpplan.cost.timing import ends_seconds
-from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.model import Model
-from fsdpplan.spec.training import Training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,27 +32,20 @@ class Passes:
     """The rank that this is about: the busiest."""
 
 
-def plain_seconds(
-    *, model: Model, cluster: Cluster, training: Training, layout: Layout, stage: Stage
-) -> tuple[float, float]:
+def plain_seconds(case: Case, stage: Stage) -> tuple[float, float]:
     """(forward, backward) of one micro-batch on one rank, data-parallel collectives apart."""
-    forward, backward = ends_seconds(
-        model=model, device=cluster.device, training=training, layout=layout, stage=stage
-    )
-    for kind, own, blocks in block_layouts(model=model, layout=layout, stage=stage):
-        block = block_times(model=kind, cluster=cluster, training=training, layout=own)
-        forward += blocks * block.forward
-        backward += blocks * block.backward
+    forward, backward = ends_seconds(case, stage)
+    for own, blocks in block_cases(case, stage):
+        block = block_times(own)
+        forward += blocks * block.forward_seconds
+        backward += blocks * block.backward_seconds
     return forward, backward
 
 
-def fsdp_passes(
-    *, model: Model, cluster: Cluster, training: Training, layout: Layout, stage: Stage
-) -> Passes:
+def fsdp_passes(case: Case, stage: Stage) -> Passes:
     """All micro-batches under FSDP, by its streams."""
-    batch = fsdp_micro_batch(
-        model=model, cluster=cluster, training=training, layout=layout, stage=stage
-    )
+    layout = case.layout
+    batch = fsdp_micro_batch(case, stage)
     timeline = fsdp_timeline(
         early=_early(batch, layout), last=batch, num_microbatches=layout.num_microbatches
     )
@@ -84,13 +75,11 @@ def _early(batch: MicroBatch, layout: Layout) -> MicroBatch:
     )
 
 
-def replica_passes(
-    *, model: Model, cluster: Cluster, training: Training, layout: Layout, stage: Stage
-) -> Passes:
+def replica_passes(case: Case, stage: Stage) -> Passes:
     """All micro-batches under DDP, ZeRO-1 or ZeRO-2, or on one rank."""
-    common = {"model": model, "cluster": cluster, "training": training, "layout": layout}
-    forward, backward = plain_seconds(stage=stage, **common)  # type: ignore[arg-type]
-    times = bucket_seconds(stage=stage, **common)
+    training, layout = case.training, case.layout
+    forward, backward = plain_seconds(case, stage)
+    times = bucket_seconds(case, stage)
     once = reduction_exposed_seconds(times, training=training, backward_seconds=backward)
     reduced = gradient_syncs(layout) * once
     return Passes(

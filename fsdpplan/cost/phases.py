@@ -38,26 +38,26 @@ def unit_forward_phases(s: RankSizes, index: int) -> list[Phase]:
     before, blocks = index * s.unit_blocks, s.blocks_of(index)
     behind = 0
     if not s.has_lean_units:
-        behind = s.unit_blocks * s.prefetched_block if index else s.buffer_root
-    copied = s.gathered_root + before * s.kept_block + blocks * s.gathered_block
-    parameters = copied + blocks * s.buffer_block + before * s.copies_block
+        behind = s.unit_blocks * s.prefetched_block_bytes if index else s.buffer_root_bytes
+    copied = s.gathered_root_bytes + before * s.kept_block_bytes + blocks * s.gathered_block_bytes
+    parameters = copied + blocks * s.buffer_block_bytes + before * s.copies_block_bytes
     gather = Phase(
         name="forward",
-        gradients=s.gradients(0),
-        unsharded_parameters=parameters + behind,
-        gathers=s.gathers(copied, behind + blocks * s.buffer_block),
-        unsharded_gradients=s.held(s.blocks) + s.behind_root,
-        activations=s.saved(before) + s.block.residual_bytes,
+        gradients_bytes=s.gradient_bytes(0),
+        unsharded_parameters_bytes=parameters + behind,
+        gathers_bytes=s.gather_bytes(copied, behind + blocks * s.buffer_block_bytes),
+        unsharded_gradients_bytes=s.held_bytes(s.blocks) + s.behind_root_bytes,
+        activations_bytes=s.saved_bytes(before) + s.block.residual_bytes,
     )
     computes = [
         Phase(
             name="forward",
-            gradients=s.gradients(0),
-            unsharded_parameters=parameters + (end - before) * s.copies_block,
-            gathers=s.gathers(copied, blocks * s.buffer_block),
-            unsharded_gradients=s.held(s.blocks) + s.behind_root,
-            activations=s.saved(end),
-            temporaries=block.forward_transient_bytes,
+            gradients_bytes=s.gradient_bytes(0),
+            unsharded_parameters_bytes=parameters + (end - before) * s.copies_block_bytes,
+            gathers_bytes=s.gather_bytes(copied, blocks * s.buffer_block_bytes),
+            unsharded_gradients_bytes=s.held_bytes(s.blocks) + s.behind_root_bytes,
+            activations_bytes=s.saved_bytes(end),
+            temporaries_bytes=block.forward_transient_bytes,
         )
         for end, _, block in s.runs(before, blocks)
     ]
@@ -68,19 +68,22 @@ def loss_phases(s: RankSizes) -> list[Phase]:
     """Head and loss, forward and backward, with everything saved."""
     if not s.logits_elements:
         return []
-    copied = s.gathered_root + s.blocks * s.kept_block
-    kept = copied + s.copies_root + s.copies(s.blocks)
+    copied = s.gathered_root_bytes + s.blocks * s.kept_block_bytes
+    kept = copied + s.copies_root_bytes + s.copy_bytes(s.blocks)
     logits = s.element_bytes * s.logits_elements
 
     def phase(name: str, *, parameters: int, gradients: int, logits: int, extra: int) -> Phase:
         return Phase(
             name=name,
-            gradients=s.gradients(0),
-            unsharded_parameters=kept + parameters,
-            gathers=s.gathers(copied, parameters),
-            unsharded_gradients=s.held(s.blocks) + s.behind_root + gradients,
-            activations=s.saved(s.blocks) + s.last_residual + s.last_normed + extra,
-            logits=logits,
+            gradients_bytes=s.gradient_bytes(0),
+            unsharded_parameters_bytes=kept + parameters,
+            gathers_bytes=s.gather_bytes(copied, parameters),
+            unsharded_gradients_bytes=s.held_bytes(s.blocks) + s.behind_root_bytes + gradients,
+            activations_bytes=s.saved_bytes(s.blocks)
+            + s.last_residual_bytes
+            + s.last_normed_bytes
+            + extra,
+            logits_bytes=logits,
         )
 
     last_blocks = s.blocks_of(s.units - 1)
@@ -105,7 +108,7 @@ def loss_phases(s: RankSizes) -> list[Phase]:
     return [
         phase(
             "forward",
-            parameters=last_blocks * s.buffer_block,
+            parameters=last_blocks * s.buffer_block_bytes,
             gradients=0,
             logits=logits + s.logits_gather_bytes,
             extra=0,
@@ -119,10 +122,10 @@ def loss_phases(s: RankSizes) -> list[Phase]:
         ),
         phase(
             "loss",
-            parameters=last_blocks * s.prefetched_block if s.regathers else 0,
-            gradients=s.head_gradient_made,
+            parameters=last_blocks * s.prefetched_block_bytes if s.regathers else 0,
+            gradients=s.head_gradient_made_bytes,
             logits=logits,
-            extra=s.last_normed,
+            extra=s.last_normed_bytes,
         ),
     ]
 
@@ -131,11 +134,11 @@ def unit_backward_phases(s: RankSizes, index: int) -> list[Phase]:
     """Backward of unit `index`: its copy-out, its computation, its reduction."""
     before, blocks = index * s.unit_blocks, s.blocks_of(index)
     done = s.blocks - before - blocks
-    kept = s.gathered_root + before * s.kept_block
-    prefetched = s.unit_blocks * s.prefetched_block if s.regathers and index else 0
-    behind = s.blocks_of(index + 1) * s.reduce_block if done else s.behind_root
+    kept = s.gathered_root_bytes + before * s.kept_block_bytes
+    prefetched = s.unit_blocks * s.prefetched_block_bytes if s.regathers and index else 0
+    behind = s.blocks_of(index + 1) * s.reduce_block_bytes if done else s.behind_root_bytes
     beside = behind if s.keeps_reduction_behind and done else 0
-    held = s.held(before + blocks) + s.head_gradient
+    held = s.held_bytes(before + blocks) + s.head_gradient_bytes
     last_gradient = 0 if s.has_lean_units else s.block.last_weight_gradient_bytes
 
     def phase(
@@ -150,31 +153,31 @@ def unit_backward_phases(s: RankSizes, index: int) -> list[Phase]:
     ) -> Phase:
         return Phase(
             name="backward",
-            gradients=s.gradients(done) + shards,
-            unsharded_parameters=kept + copied + buffers + copies,
-            gathers=s.gathers(kept + copied, buffers),
-            unsharded_gradients=held + gradients,
-            activations=saved + s.block.residual_bytes,
-            temporaries=extra,
+            gradients_bytes=s.gradient_bytes(done) + shards,
+            unsharded_parameters_bytes=kept + copied + buffers + copies,
+            gathers_bytes=s.gather_bytes(kept + copied, buffers),
+            unsharded_gradients_bytes=held + gradients,
+            activations_bytes=saved + s.block.residual_bytes,
+            temporaries_bytes=extra,
         )
 
-    copies = s.copies(before + blocks)
+    copies = s.copy_bytes(before + blocks)
     copy_out = phase(
-        copied=blocks * (s.gathered_block + s.kept_block),
-        buffers=blocks * s.buffer_block,
+        copied=blocks * (s.gathered_block_bytes + s.kept_block_bytes),
+        buffers=blocks * s.buffer_block_bytes,
         copies=copies,
         gradients=behind,
         shards=0,
-        saved=s.saved(before + blocks),
+        saved=s.saved_bytes(before + blocks),
     )
     computes = [
         phase(
-            copied=blocks * s.gathered_block,
+            copied=blocks * s.gathered_block_bytes,
             buffers=prefetched,
-            copies=s.copies(end),
+            copies=s.copy_bytes(end),
             gradients=behind,
             shards=0,
-            saved=s.saved(end) + block.live_bytes - block.saved_bytes,
+            saved=s.saved_bytes(end) + block.live_bytes - block.saved_bytes,
             extra=block.backward_peak_bytes
             + (before + blocks - end) * block.weight_gradient_bytes
             # of the later blocks of the run, when the first is at work
@@ -185,18 +188,18 @@ def unit_backward_phases(s: RankSizes, index: int) -> list[Phase]:
     copy_in = phase(
         copied=0,
         buffers=prefetched,
-        copies=s.copies(before),
-        gradients=blocks * (s.reduce_block + s.block_gradient) + beside,
+        copies=s.copy_bytes(before),
+        gradients=blocks * (s.reduce_block_bytes + s.block_gradient_bytes) + beside,
         shards=0,
-        saved=s.saved(before),
+        saved=s.saved_bytes(before),
     )
     reduced = phase(
         copied=0,
         buffers=prefetched,
-        copies=s.copies(before),
-        gradients=blocks * (s.reduce_block - s.held_block) + beside + last_gradient,
+        copies=s.copy_bytes(before),
+        gradients=blocks * (s.reduce_block_bytes - s.held_block_bytes) + beside + last_gradient,
         shards=blocks * s.shard_block_elements * s.reduced_bytes,
-        saved=s.saved(before),
+        saved=s.saved_bytes(before),
     )
     return [*([copy_out] if s.regathers else []), *computes, copy_in, reduced]
 
@@ -205,26 +208,31 @@ def root_backward_phases(s: RankSizes) -> list[Phase]:
     """After the last block: the embedding's backward, then the root's reduction."""
     embedding = Phase(
         name="backward",
-        gradients=s.gradients(s.blocks),
-        unsharded_parameters=s.gathered_root,
-        gathers=s.gathers(s.gathered_root, 0),
-        unsharded_gradients=s.head_gradient
-        + s.embedding_gradient
-        + s.blocks_of(0) * s.reduce_block
-        + s.held_root,
-        activations=s.block.residual_bytes + s.other_micro_batches,
+        gradients_bytes=s.gradient_bytes(s.blocks),
+        unsharded_parameters_bytes=s.gathered_root_bytes,
+        gathers_bytes=s.gather_bytes(s.gathered_root_bytes, 0),
+        unsharded_gradients_bytes=s.head_gradient_bytes
+        + s.embedding_gradient_bytes
+        + s.blocks_of(0) * s.reduce_block_bytes
+        + s.held_root_bytes,
+        activations_bytes=s.block.residual_bytes + s.other_micro_batches_bytes,
     )
-    beside = s.blocks_of(0) * s.reduce_block if s.keeps_reduction_behind else 0
+    beside = s.blocks_of(0) * s.reduce_block_bytes if s.keeps_reduction_behind else 0
     copy_in = Phase(
         name="backward",
-        gradients=s.gradients(s.blocks),
-        unsharded_gradients=s.root_gradient + s.held_root + s.reduce_root + beside,
-        activations=s.other_micro_batches,
+        gradients_bytes=s.gradient_bytes(s.blocks),
+        unsharded_gradients_bytes=s.root_gradient_bytes
+        + s.held_root_bytes
+        + s.reduce_root_bytes
+        + beside,
+        activations_bytes=s.other_micro_batches_bytes,
     )
     reduced = Phase(
         name="backward",
-        gradients=s.gradients(s.blocks) + s.shard_root_elements * s.reduced_bytes,
-        unsharded_gradients=s.reduce_root + beside + (0 if s.has_lean_units else s.head_gradient),
-        activations=s.other_micro_batches,
+        gradients_bytes=s.gradient_bytes(s.blocks) + s.shard_root_elements * s.reduced_bytes,
+        unsharded_gradients_bytes=s.reduce_root_bytes
+        + beside
+        + (0 if s.has_lean_units else s.head_gradient_bytes),
+        activations_bytes=s.other_micro_batches_bytes,
     )
     return [embedding, copy_in, reduced]

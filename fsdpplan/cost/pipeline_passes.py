@@ -40,42 +40,34 @@ from fsdpplan.cost.shards import Stage, block_kinds
 from fsdpplan.cost.tied_tables import table_seconds
 from fsdpplan.cost.timing import block_work
 from fsdpplan.cost.traffic import message_bytes
-from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.training import Training
 
 Seconds = tuple[float, ...]
 
 
-def pipeline_passes(
-    *, model: Model, cluster: Cluster, training: Training, layout: Layout
-) -> Passes:
+def pipeline_passes(case: Case) -> Passes:
     """All micro-batches, seen from the rank that computes most."""
-    common = {"model": model, "cluster": cluster, "training": training, "layout": layout}
+    model, layout = case.model, case.layout
     stages = stage_kinds(model=model, layout=layout)
-    times = stages.each([plain_seconds(stage=one, **common) for one in stages.kinds])  # type: ignore[arg-type]
-    send = group_seconds(
-        cluster,
-        pp_group(layout),
-        "send_recv",
-        message_bytes(model=model, training=training, layout=layout),
-    )
+    times = stages.each([plain_seconds(case, one) for one in stages.kinds])
+    send = group_seconds(case.cluster, pp_group(layout), "send_recv", message_bytes(case))
     weights: Seconds = ()
     if layout.schedule in SPLIT_BACKWARD_SCHEDULES:
-        halves = stages.each([_weight_seconds(one, **common) for one in stages.kinds])  # type: ignore[arg-type]
+        halves = stages.each([_weight_seconds(case, one) for one in stages.kinds])
         weights = tuple(
             min(backward, half) for half, (_, backward) in zip(halves, times, strict=True)
         )
     timing = played_timing(layout, times, weights, send, ())
     if layout.sharding == "fsdp":
-        exposed = _fsdp_exposed(stages, times, weights, send, timing, **common)  # type: ignore[arg-type]
+        exposed = _fsdp_exposed(case, stages, times, weights, send, timing)
     else:
-        exposed = _replica_exposed(stages, times, weights, send, timing, **common)  # type: ignore[arg-type]
+        exposed = _replica_exposed(case, stages, times, weights, send, timing)
     rank = max(range(layout.pp), key=lambda rank: (timing.busy_seconds[rank], rank))
     idle = timing.idle_seconds[rank]
     messages = min(idle, _message_waiting_seconds(model, layout, rank, send))
-    tables = table_seconds(model=model, cluster=cluster, training=training, layout=layout)
+    tables = table_seconds(case)
     return Passes(
         busy_seconds=timing.busy_seconds[rank],
         exposed=ExposedSeconds(
@@ -89,16 +81,12 @@ def pipeline_passes(
     )
 
 
-def _weight_seconds(
-    stage: Stage, *, model: Model, cluster: Cluster, training: Training, layout: Layout
-) -> float:
+def _weight_seconds(case: Case, stage: Stage) -> float:
     """The half of a stage's backward pass that makes the weights' gradients: products as large as
     forward's. What backward does beside products is in the other half."""
-    device = cluster.device
     seconds = 0.0
-    for kind, blocks in block_kinds(model=model, stage=stage):
-        work = block_work(model=kind, training=training, layout=layout)
-        forward, _ = device_parts(work, device)
+    for kind, blocks in block_kinds(model=case.model, stage=stage):
+        forward, _ = device_parts(block_work(case.of_blocks(kind)), case.cluster.device)
         seconds += blocks * forward.matmuls
     return seconds
 
@@ -170,16 +158,12 @@ def first_forward_ends(
 
 
 def _fsdp_exposed(
+    case: Case,
     stages: StageKinds,
     times: Sequence[tuple[float, float]],
     weights: Seconds,
     send: float,
     timing: PipelineTiming,
-    *,
-    model: Model,
-    cluster: Cluster,
-    training: Training,
-    layout: Layout,
 ) -> ExposedSeconds:
     """FSDP gathers a stage's units as its first forward pass needs them, and reduces them all after
     its last backward pass.
@@ -187,12 +171,8 @@ def _fsdp_exposed(
     Source: torch 2.13 torch/distributed/pipelining/stage.py, `backward_maybe_with_nosync`, which
     runs FSDP's post-backward when the last backward pass is over.
     """
-    batches = [
-        fsdp_micro_batch(
-            model=model, cluster=cluster, training=training, layout=layout, stage=stage
-        )
-        for stage in stages.kinds
-    ]
+    layout = case.layout
+    batches = [fsdp_micro_batch(case, stage) for stage in stages.kinds]
     gathers = stages.each([_gather_seconds(batch) for batch in batches])
     moments = first_forward_ends(passes=times, gathers=gathers, send=send)
     delayed = played_timing(layout, times, weights, send, moments)
@@ -241,45 +221,40 @@ def _after_all(
 
 
 def _replica_exposed(
+    case: Case,
     stages: StageKinds,
     times: Sequence[tuple[float, float]],
     weights: Seconds,
     send: float,
     timing: PipelineTiming,
-    *,
-    model: Model,
-    cluster: Cluster,
-    training: Training,
-    layout: Layout,
 ) -> ExposedSeconds:
     """DDP and ZeRO reduce beside each stage's last backward pass, or after it; ZeRO's gathers of
     updated parameters run from the start of the step beside the first forward passes, or alone."""
-    common = {"model": model, "cluster": cluster, "training": training, "layout": layout}
-    buckets = stages.each([bucket_seconds(stage=stage, **common) for stage in stages.kinds])
+    buckets = stages.each([bucket_seconds(case, stage) for stage in stages.kinds])
     totals = tuple(sum(each.reductions) for each in buckets)
     hidden = tuple(
-        total - reduction_exposed_seconds(each, training=training, backward_seconds=backward)
+        total - reduction_exposed_seconds(each, training=case.training, backward_seconds=backward)
         for total, each, (_, backward) in zip(totals, buckets, times, strict=True)
     )
-    reduced = _after_all(layout, timing, totals, hidden)
+    reduced = _after_all(case.layout, timing, totals, hidden)
     share = max(each.scatter_share for each in buckets)
     return ExposedSeconds(
-        all_gather=_parameter_waiting(buckets, times, weights, send, timing, training, layout),
+        all_gather=_parameter_waiting(case, buckets, times, weights, send, timing),
         reduce_scatter=share * reduced,
         all_reduce=(1 - share) * reduced,
     )
 
 
 def _parameter_waiting(
+    case: Case,
     buckets: list[BucketSeconds],
     times: Sequence[tuple[float, float]],
     weights: Seconds,
     send: float,
     timing: PipelineTiming,
-    training: Training,
-    layout: Layout,
 ) -> float:
     """What gathering updated parameters adds: to the slowest rank, or to the first forwards."""
+    training, layout = case.training, case.layout
     by_rank = [
         [sum(buckets[stage].gathers) for stage in held] for held in layout_rank_stages(layout)
     ]

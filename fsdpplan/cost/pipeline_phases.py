@@ -18,7 +18,7 @@ from fsdpplan.cost.rank_quantities import Phase, RankSizes
 def pipeline_phases(s: RankSizes) -> list[Phase]:
     """All candidates of one pipeline rank that shards with FSDP."""
     # the weights' half of a split backward pass leaves it, and moments say when
-    head_gradient = 0 if s.split.fresh_head_bytes else s.head_gradient
+    head_gradient = 0 if s.split.fresh_head_bytes else s.head_gradient_bytes
 
     def phase(
         name: str,
@@ -32,12 +32,12 @@ def pipeline_phases(s: RankSizes) -> list[Phase]:
     ) -> Phase:
         return Phase(
             name=name,
-            gradients=reduced * s.shard_block_elements * s.later_gradient_bytes,
-            unsharded_parameters=parameters,
-            gathers=gathers,
-            unsharded_gradients=held,
-            activations=activations + s.message_buffers,
-            temporaries=extra,
+            gradients_bytes=reduced * s.shard_block_elements * s.later_gradient_bytes,
+            unsharded_parameters_bytes=parameters,
+            gathers_bytes=gathers,
+            unsharded_gradients_bytes=held,
+            activations_bytes=activations + s.message_buffers_bytes,
+            temporaries_bytes=extra,
         )
 
     between = [(moment, 0) for moment in s.moments.between]
@@ -57,7 +57,7 @@ def pipeline_phases(s: RankSizes) -> list[Phase]:
             phase(
                 "backward",
                 activations=_alive(s, moment),
-                held=_held(s, moment) + head_gradient + s.embedding_gradient,
+                held=_held(s, moment) + head_gradient + s.embedding_gradient_bytes,
                 parameters=_gathered(s, moment),
                 reduced=moment.reduced,
             )
@@ -95,10 +95,10 @@ def pipeline_phases(s: RankSizes) -> list[Phase]:
         *(
             phase(
                 "forward",
-                activations=_saved(s, moment) + s.beside_blocks,
+                activations=_saved(s, moment) + s.beside_blocks_bytes,
                 held=0,
-                parameters=_gathered(s, moment) + s.gathered_block,
-                gathers=s.gathered_block,
+                parameters=_gathered(s, moment) + s.gathered_block_bytes,
+                gathers=s.gathered_block_bytes,
             )
             for moment, _ in forward
         ),
@@ -148,38 +148,41 @@ def pipeline_phases(s: RankSizes) -> list[Phase]:
 
 def _gathered(s: RankSizes, moment: Moment) -> int:
     """Parameters of the stages that the rank is at or will soon be at, and of the root."""
-    root = s.gathered_root if s.pipeline_ends + moment.dropped_ends else 0
-    return root + (s.blocks + moment.dropped) * s.gathered_block
+    root = s.gathered_root_bytes if s.pipeline_ends + moment.dropped_ends else 0
+    return root + (s.blocks + moment.dropped) * s.gathered_block_bytes
 
 
 def _saved(s: RankSizes, moment: Moment) -> int:
     """What blocks saved of all micro-batches in flight, and what the first stage has sent."""
     sent = moment.outputs * s.block.residual_bytes
-    return s.saved_by(moment.alive, kept=moment.kept) + sent
+    return s.saved_bytes_by(moment.alive, kept=moment.kept) + sent
 
 
 def _alive(s: RankSizes, moment: Moment) -> int:
     """Activations in flight."""
-    beside = s.beside_blocks if moment.alive else 0
+    beside = s.beside_blocks_bytes if moment.alive else 0
     return _saved(s, moment) + beside + s.split.bytes_at(moment)
 
 
 def _held(s: RankSizes, moment: Moment) -> int:
     """Gradients of earlier micro-batches."""
     ends = min(1.0, moment.ends / max(1, s.pipeline_ends))
-    return max(0, moment.graded) * s.held_block + round(ends * s.held_root)
+    return max(0, moment.graded) * s.held_block_bytes + round(ends * s.held_root_bytes)
 
 
 def _reductions(s: RankSizes) -> list[tuple[Moment, int, int]]:
     """When gradients are reduced, what is made for it, and the unit's gathered parameters, which
     are gone by then: the root's first, or last. FSDP2 refers to the gradient registered last, of a
     root nearly all, beside what its reduction returns."""
-    block, whole = max(s.reduce_block, s.reduce_experts), s.reduce_block + s.reduce_experts
+    block, whole = (
+        max(s.reduce_block_bytes, s.reduce_experts_bytes),
+        s.reduce_block_bytes + s.reduce_experts_bytes,
+    )
     unit = (0, 0)
     if s.blocks and whole:
-        unit = (s.unit_blocks * block, s.unit_blocks * s.gathered_block * block // whole)
+        unit = (s.unit_blocks * block, s.unit_blocks * s.gathered_block_bytes * block // whole)
     returned = 0 if s.has_lean_units else s.shard_root_elements * s.reduced_bytes
-    root = (s.reduce_root + returned, s.gathered_root)
+    root = (s.reduce_root_bytes + returned, s.gathered_root_bytes)
     first = [unit] if s.reduces_root_last else [unit, root]
     found = [(moment, *one) for moment in s.moments.reduction for one in first]
     last = s.moments.root_reduction if s.reduces_root_last else ()
@@ -192,7 +195,7 @@ def _loss_phases(s: RankSizes) -> list[Phase]:
     Where all losses are made before the first backward pass, the next one makes the head's gradient
     beside those of the first, and beside a gradient of its logits in fp32.
     """
-    kept = s.last_residual + s.last_normed + s.message_buffers
+    kept = s.last_residual_bytes + s.last_normed_bytes + s.message_buffers_bytes
     sizes = [(0, 0, (s.loss_element_bytes + s.element_bytes) * s.logits_elements)]
     if s.pieces is not None:
         made, hidden = s.pieces.weight_gradient, s.pieces.hidden
@@ -206,20 +209,20 @@ def _loss_phases(s: RankSizes) -> list[Phase]:
     return [
         Phase(
             name="loss",
-            unsharded_parameters=_gathered(s, moment),
-            unsharded_gradients=_held(s, moment) + made,
-            activations=_alive(s, moment) + kept + hidden,
-            logits=logits,
+            unsharded_parameters_bytes=_gathered(s, moment),
+            unsharded_gradients_bytes=_held(s, moment) + made,
+            activations_bytes=_alive(s, moment) + kept + hidden,
+            logits_bytes=logits,
         )
         for moment in s.moments.loss
         for hidden, made, logits in sizes
     ] + [
         Phase(
             name="loss",
-            unsharded_parameters=_gathered(s, moment),
-            unsharded_gradients=_held(s, moment) + s.head_gradient_made,
-            activations=_alive(s, moment) + s.message_buffers,
-            logits=FP32_BYTES * s.logits_elements,
+            unsharded_parameters_bytes=_gathered(s, moment),
+            unsharded_gradients_bytes=_held(s, moment) + s.head_gradient_made_bytes,
+            activations_bytes=_alive(s, moment) + s.message_buffers_bytes,
+            logits_bytes=FP32_BYTES * s.logits_elements,
         )
         for moment in later
         if moment.alive

@@ -27,6 +27,7 @@ from fsdpplan.cost.pipeline_order import (
 )
 from fsdpplan.cost.shards import Stage
 from fsdpplan.errors import SpecError
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout, Schedule
 from fsdpplan.spec.model import Model
 
@@ -256,14 +257,15 @@ def in_flight_blocks(*, model: Model, layout: Layout) -> tuple[int, ...]:
     )
 
 
-def stage_moments(*, model: Model, layout: Layout, stage: Stage, in_flight_blocks: int) -> Moments:
+def stage_moments(case: Case, stage: Stage, *, in_flight_blocks: int) -> Moments:
     """What the pipeline ranks that hold `stage`, and so much in flight, hold at the moments of a
     step; of what is on no rank of the layout, or in no pipeline, all at once."""
+    layout = case.layout
     at_once = all_at_once(alive=in_flight_blocks, blocks=stage.blocks, kept=stage.kept_blocks)
     if layout.pp == 1:
         return at_once
     found = _stage_moments(
-        *_split(model, layout),
+        *_split(case.model, layout),
         *_order(layout),
         layout.num_microbatches,
         stage,

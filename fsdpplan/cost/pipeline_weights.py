@@ -22,9 +22,9 @@ from fsdpplan.cost.pipeline_moments import Moment
 from fsdpplan.cost.shards import Stage, stage_elements
 from fsdpplan.cost.torch_traits import has_lean_pipelines
 from fsdpplan.cost.weight_gradients import weight_gradient_bytes
-from fsdpplan.spec.layout import Layout, Schedule
+from fsdpplan.spec.case import Case
+from fsdpplan.spec.layout import Schedule
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.training import Training
 
 ALL_SPLIT_SCHEDULES: tuple[Schedule, ...] = ("interleaved_zero_bubble", "zbv")
 """Every backward pass is split; DualPipeV splits only the first and last ones of a rank."""
@@ -72,10 +72,9 @@ class SplitBackward:
 NOT_SPLIT = SplitBackward()
 
 
-def split_backward(
-    *, model: Model, training: Training, layout: Layout, stage: Stage
-) -> SplitBackward:
+def split_backward(case: Case, stage: Stage) -> SplitBackward:
     """What splitting costs the rank that holds `stage`; nothing under most schedules."""
+    model, training, layout = case.model, case.training, case.layout
     if layout.schedule not in ALL_SPLIT_SCHEDULES:
         return NOT_SPLIT
     of = formats(training=training, layout=layout)
@@ -90,7 +89,7 @@ def split_backward(
     blocks = replace(stage, has_embedding=False, has_head=False, parts=())
     elements = stage_elements(model=model, stage=blocks, tp=layout.tp) // max(1, stage.blocks)
     made = weight_gradient_bytes(model=model, tp=layout.tp, element_bytes=of.computed, ep=layout.ep)
-    sizes = head_sizes(model=model, training=training, layout=layout, stage=stage)
+    sizes = head_sizes(case, stage)
     waiting_head = int(stage.has_head) * tokens * -(-model.vocab // layout.tp) * of.computed
     loss = sizes.logits_elements * (FP32_BYTES + of.computed)
     if sizes.pieces is not None:
@@ -110,8 +109,9 @@ def split_backward(
     )
 
 
-def split_backward_bytes(*, model: Model, training: Training, layout: Layout, stage: Stage) -> int:
+def split_backward_bytes(case: Case, stage: Stage) -> int:
     """The most that it comes to, where nobody asks when."""
+    layout = case.layout
     later = [piece.blocks for piece in stage.pieces if not piece.has_embedding]
     most = Moment(
         alive=0,
@@ -121,7 +121,7 @@ def split_backward_bytes(*, model: Model, training: Training, layout: Layout, st
         fresh=sum(later) if layout.schedule == "zbv" else max(later, default=0),
         fresh_head=int(stage.has_head),
     )
-    return split_backward(model=model, training=training, layout=layout, stage=stage).bytes_at(most)
+    return split_backward(case, stage).bytes_at(most)
 
 
 @lru_cache(maxsize=4096)

@@ -19,37 +19,37 @@ class Phase:
     """One candidate for the peak: bytes beside the parameter shards and optimizer state."""
 
     name: str
-    gradients: int = 0
+    gradients_bytes: int = 0
     """fp32 gradient shards."""
-    unsharded_parameters: int = 0
+    unsharded_parameters_bytes: int = 0
     """Gathered parameters, gather buffers, and autocast's copies of weights."""
-    unsharded_gradients: int = 0
+    unsharded_gradients_bytes: int = 0
     """Gradients before reduction, and reduce-scatter inputs."""
-    activations: int = 0
+    activations_bytes: int = 0
     """Saved for backward or recomputed."""
-    logits: int = 0
+    logits_bytes: int = 0
     """Logits, log-probabilities and their gradients."""
-    temporaries: int = 0
+    temporaries_bytes: int = 0
     """Of the operation at hand."""
-    gathers: int = 0
+    gathers_bytes: int = 0
     """Part of `unsharded_parameters` that the streams of all-gathers allocated."""
 
     @property
     def total_bytes(self) -> int:
         """Sum of the parts."""
         return (
-            self.gradients
-            + self.unsharded_parameters
-            + self.unsharded_gradients
-            + self.activations
-            + self.logits
-            + self.temporaries
+            self.gradients_bytes
+            + self.unsharded_parameters_bytes
+            + self.unsharded_gradients_bytes
+            + self.activations_bytes
+            + self.logits_bytes
+            + self.temporaries_bytes
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSizes:
-    """What the phases add up: sizes on one rank, in bytes unless said otherwise."""
+    """What the phases add up: sizes on one rank."""
 
     blocks: int
     """Blocks on this rank."""
@@ -61,43 +61,43 @@ class RankSizes:
     """What a unit was reduced from is still there while the next one is (`torch_traits`)."""
     gathers_in_place: bool
     """Units are gathered where they are computed with (FSDP1); FSDP2 copies them out of buffers."""
-    gathered_block: int
+    gathered_block_bytes: int
     """A block's parameters in the compute dtype, padded."""
-    buffer_block: int
+    buffer_block_bytes: int
     """A block's part of the flat gather buffer; 0 where one rank has all."""
-    prefetched_block: int
+    prefetched_block_bytes: int
     """A block's part of what is gathered one unit ahead."""
-    copies_block: int
+    copies_block_bytes: int
     """Autocast's copies of a block's weights in the compute dtype; 0 without autocast."""
-    copies_root: int
+    copies_root_bytes: int
     """The same of the head's weight."""
-    kept_block: int
+    kept_block_bytes: int
     """What stays of a gathered block between forward and backward: all (reshard never), a smaller
     shard (integer), nothing (always)."""
     regathers: bool
     """Backward gathers the blocks again."""
-    block_gradient: int
+    block_gradient_bytes: int
     """Unsharded gradient of a block in the compute dtype, when its reduction begins."""
-    reduce_block: int
+    reduce_block_bytes: int
     """A block's part of the reduce-scatter input, without experts that are a unit of their own."""
-    reduce_experts: int
+    reduce_experts_bytes: int
     """Those experts' reduce-scatter input; 0 where there are none."""
-    held_block: int
+    held_block_bytes: int
     """Unsharded gradient of a block kept from earlier micro-batches."""
-    gathered_root: int
-    buffer_root: int
-    root_gradient: int
-    reduce_root: int
-    held_root: int
-    behind_root: int
+    gathered_root_bytes: int
+    buffer_root_bytes: int
+    root_gradient_bytes: int
+    reduce_root_bytes: int
+    held_root_bytes: int
+    behind_root_bytes: int
     """The root's reduce-scatter input of the micro-batch before, kept until the next reduction."""
-    head_gradient: int
+    head_gradient_bytes: int
     """Unsharded gradient of the head's weight, until the root's reduction; 0 without a head."""
-    head_gradient_made: int
+    head_gradient_made_bytes: int
     """The same at the moment when backward makes it."""
-    embedding_gradient: int
+    embedding_gradient_bytes: int
     """Full gradients of the embedding tables (also under tensor parallelism); 0 without one."""
-    bucket_copy: int
+    bucket_copy_bytes: int
     """A bucket in the reduce dtype, where that is not fp32; DDP only."""
     shard_block_elements: int
     shard_root_elements: int
@@ -107,14 +107,14 @@ class RankSizes:
     """Of one element after that, with what HSDP keeps of its all-reduce."""
     reduced_bytes: int
     """Of one element of a gradient shard while it is reduced: the output, and its fp32 copy."""
-    resident_gradients: int
+    resident_gradient_bytes: int
     """Gradients and buckets that are there all the time; 0 under FSDP."""
-    whole_table_gradient: int
+    whole_table_gradient_bytes: int
     """Rows of the token table's gradient that other tensor-parallel ranks will keep: a pipeline
     without FSDP holds them from its first backward pass until they are reduced."""
-    grown_block: int
+    grown_block_bytes: int
     """Gradients that a block's backward leaves beside those, to be added after the pass."""
-    grown_root: int
+    grown_root_bytes: int
     """The same of embedding, final norm and head."""
     block: BlockActivations
     """Of a block as the layout's recomputation leaves it."""
@@ -122,9 +122,9 @@ class RankSizes:
     """Of a block that keeps everything though the layout recomputes; the same where none does."""
     kept_blocks: int
     """Blocks on this rank of that kind: the last of each stage."""
-    other_micro_batches: int
+    other_micro_batches_bytes: int
     """Activations of the other micro-batches in the pipeline."""
-    beside_blocks: int
+    beside_blocks_bytes: int
     """Part of that which is not saved by blocks, and there as long as anything is in flight."""
     split: SplitBackward
     """What splitting backward passes keeps."""
@@ -134,13 +134,13 @@ class RankSizes:
     """What a pipeline rank holds while it works through its schedule."""
     reduces_root_last: bool
     """Gradients of embedding and head are reduced after those of the blocks, not before."""
-    message_buffers: int
+    message_buffers_bytes: int
     """Buffers for the messages of a pipeline's step."""
     recorded_bytes: int
     """What tensor-parallel collectives still use when the program has freed it."""
-    last_residual: int
+    last_residual_bytes: int
     """Input of the final norm; 0 without a head."""
-    last_normed: int
+    last_normed_bytes: int
     """Input of the head; 0 without a head."""
     logits_elements: int
     """Logits on this rank; 0 without a head."""
@@ -162,23 +162,23 @@ class RankSizes:
         """Blocks of unit `index`, in forward order."""
         return min(self.unit_blocks, self.blocks - index * self.unit_blocks)
 
-    def gradients(self, reduced_blocks: int) -> int:
+    def gradient_bytes(self, reduced_blocks: int) -> int:
         """Gradient shards when the last micro-batch has reduced so many blocks."""
         block_elements = self.shard_block_elements
         elements = self.blocks * block_elements + self.shard_root_elements
         gained = self.later_gradient_bytes - self.earlier_gradient_bytes
         return elements * self.earlier_gradient_bytes + reduced_blocks * block_elements * gained
 
-    def gathers(self, copied: int, buffers: int) -> int:
+    def gather_bytes(self, copied: int, buffers: int) -> int:
         """What all-gathers allocated: FSDP2's buffers; FSDP1's parameters too, which it gathers
         in place."""
         return buffers + copied if self.gathers_in_place else buffers
 
-    def copies(self, blocks: int) -> int:
+    def copy_bytes(self, blocks: int) -> int:
         """Autocast's copies that `blocks` blocks keep for backward; recomputation makes them anew
         and has one block's."""
         kept = self.kept_among(blocks) if self.recomputes else blocks
-        return (kept or min(blocks, 1)) * self.copies_block
+        return (kept or min(blocks, 1)) * self.copies_block_bytes
 
     @property
     def recomputes(self) -> bool:
@@ -197,16 +197,16 @@ class RankSizes:
         runs = ((end - kept, blocks - kept, self.block), (end, kept, self.kept))
         return [run for run in runs if run[1]]
 
-    def saved(self, blocks: int) -> int:
+    def saved_bytes(self, blocks: int) -> int:
         """Activations of the first `blocks` blocks, and of the other micro-batches in the
         pipeline."""
         kept = self.kept_among(blocks)
-        return self.saved_by(blocks, kept=kept) + self.other_micro_batches
+        return self.saved_bytes_by(blocks, kept=kept) + self.other_micro_batches_bytes
 
-    def saved_by(self, blocks: int, *, kept: int) -> int:
+    def saved_bytes_by(self, blocks: int, *, kept: int) -> int:
         """Activations of `blocks` blocks of which `kept` keep everything."""
         return (blocks - kept) * self.block.saved_bytes + kept * self.kept.saved_bytes
 
-    def held(self, blocks: int) -> int:
+    def held_bytes(self, blocks: int) -> int:
         """Unsharded gradients that `blocks` blocks and the root keep from earlier micro-batches."""
-        return blocks * self.held_block + self.held_root
+        return blocks * self.held_block_bytes + self.held_root_bytes

@@ -13,12 +13,13 @@ from math import prod
 
 from fsdpplan.cost.params import ParameterTensor, block_tensors
 from fsdpplan.cost.shards import Stage, block_kinds, root_tensors, shard_dim
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.model import Model
 
 
-def rank_shard_elements(*, model: Model, stage: Stage, layout: Layout, rank: int) -> int:
+def rank_shard_elements(case: Case, stage: Stage, *, rank: int) -> int:
     """Parameters that `rank` holds of its pipeline stage under FSDP."""
+    model, layout = case.model, case.layout
     index = rank // layout.tp % layout.shard_ranks
     held = 0
     for kind, blocks in block_kinds(model=model, stage=stage):

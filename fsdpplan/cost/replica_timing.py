@@ -15,9 +15,7 @@ from fsdpplan.cost.traffic_replicas import (
     reductions,
     stage_tensors,
 )
-from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.model import Model
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.training import Training
 
 
@@ -45,17 +43,16 @@ class BucketSeconds:
 
 
 @lru_cache(maxsize=2048)
-def bucket_seconds(
-    *, model: Model, cluster: Cluster, training: Training, layout: Layout, stage: Stage
-) -> BucketSeconds:
+def bucket_seconds(case: Case, stage: Stage) -> BucketSeconds:
     """Seconds of each bucket's collectives; nothing on one rank and under FSDP."""
+    cluster, training, layout = case.cluster, case.training, case.layout
     if not is_reduced(layout):
         return BucketSeconds()
-    filled = buckets(model=model, training=training, layout=layout, stage=stage)
+    filled = buckets(case, stage)
     seconds = {bucket: {"reduce_scatter": 0.0, "all_reduce": 0.0} for bucket in filled}
     gathers = dict.fromkeys(filled, 0.0)
     whole = sum(bucket.fp32_bytes for bucket in filled)
-    tensors = stage_tensors(model=model, stage=stage)
+    tensors = stage_tensors(model=case.model, stage=stage)
     for bucket, parts in seconds.items():
         for collective, group, size in reductions(bucket, training=training, layout=layout):
             parts[collective] += group_seconds(cluster, group, collective, size)

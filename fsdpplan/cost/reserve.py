@@ -38,9 +38,11 @@ def reserved_overhead_bytes(
     fragmentation_fraction: float,
 ) -> int:
     """Reserved less allocated, at the highest."""
-    computed = max(phase.total_bytes - phase.gathers - phase.gradients for phase in phases)
-    gathered = max(phase.gathers for phase in phases)
-    reduced = max(phase.gradients for phase in phases)
+    computed = max(
+        phase.total_bytes - phase.gathers_bytes - phase.gradients_bytes for phase in phases
+    )
+    gathered = max(phase.gathers_bytes for phase in phases)
+    reduced = max(phase.gradients_bytes for phase in phases)
     pools = computed + gathered + reduced + recorded_bytes - peak.total_bytes
     return pools + int((allocated + pools) * fragmentation_fraction)
 

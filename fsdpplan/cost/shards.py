@@ -22,6 +22,7 @@ from fsdpplan.cost.params import (
     embedding_tensors,
     head_tensors,
 )
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.remembered import RemembersHash, remembered_hash
@@ -115,30 +116,28 @@ def block_kinds(*, model: Model, stage: Stage) -> tuple[tuple[Model, int], ...]:
     return tuple((kind, blocks) for kind, blocks in kinds if blocks)
 
 
-def block_layouts(
-    *, model: Model, layout: Layout, stage: Stage
-) -> tuple[tuple[Model, Layout, int], ...]:
-    """(model of the block, the layout as it is for it, how many) for each kind of block in `stage`
-    that is computed in its own way: those that keep everything have no recomputation."""
+def block_cases(case: Case, stage: Stage) -> tuple[tuple[Case, int], ...]:
+    """(the case as it is for the block, how many) for each kind of block in `stage` that is
+    computed in its own way: those without experts have a model, those that keep everything a layout
+    of their own."""
     kept_dense = stage.kept_dense_blocks if stage.kept_blocks else 0
-    found = []
-    for kind, blocks in block_kinds(model=model, stage=stage):
-        is_dense = model.experts is not None and kind.experts is None
+    found: list[tuple[Case, int]] = []
+    for kind, blocks in block_kinds(model=case.model, stage=stage):
+        is_dense = case.model.experts is not None and kind.experts is None
         kept = kept_dense if is_dense else stage.kept_blocks - kept_dense
-        found += [
-            (kind, own, number)
-            for own, number in own_layouts(layout, blocks=blocks, kept_blocks=kept)
-        ]
+        found += own_cases(case, kind, blocks=blocks, kept_blocks=kept)
     return tuple(found)
 
 
-def own_layouts(layout: Layout, *, blocks: int, kept_blocks: int) -> tuple[tuple[Layout, int], ...]:
-    """(the layout as it is for them, how many) of `blocks` blocks of one kind, of which
-    `kept_blocks` keep everything."""
+def own_cases(
+    case: Case, kind: Model, *, blocks: int, kept_blocks: int
+) -> tuple[tuple[Case, int], ...]:
+    """The same of `blocks` blocks of one kind, of which `kept_blocks` keep everything."""
+    of_kind = case.of_blocks(kind)
     if not kept_blocks:
-        return ((layout, blocks),)
-    kept = (_keeping(layout), kept_blocks)
-    return ((layout, blocks - kept_blocks), kept) if blocks > kept_blocks else (kept,)
+        return ((of_kind, blocks),)
+    kept = (replace(of_kind, layout=_keeping(case.layout)), kept_blocks)
+    return ((of_kind, blocks - kept_blocks), kept) if blocks > kept_blocks else (kept,)
 
 
 @lru_cache(maxsize=4096)

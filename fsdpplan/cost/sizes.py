@@ -30,8 +30,8 @@ from fsdpplan.cost.rank_quantities import RankSizes
 from fsdpplan.cost.shards import (
     Stage,
     UnitSize,
+    block_cases,
     block_kinds,
-    block_layouts,
     block_size,
     expert_size,
     stage_root_size,
@@ -44,6 +44,7 @@ from fsdpplan.cost.torch_traits import (
 )
 from fsdpplan.cost.weight_gradients import weight_gradient_bytes
 from fsdpplan.cost.windows import masked_share, mean_activations, mean_saved_bytes
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, ActivationCheckpointing, Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
@@ -59,9 +60,7 @@ __all__ = [
 ]
 
 
-def rank_sizes(
-    *, model: Model, training: Training, layout: Layout, stage: Stage, in_flight_blocks: int
-) -> RankSizes:
+def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
     """Sizes that the phases of one pipeline rank add up.
 
     `in_flight_blocks` counts (micro-batch, block) pairs whose activations are alive at the
@@ -69,6 +68,7 @@ def rank_sizes(
     in a model that has them, are gathered and computed as the others; their state is counted
     exactly, and what they keep.
     """
+    model, training, layout = case.model, case.training, case.layout
     of = formats(training=training, layout=layout)
     is_fsdp = layout.sharding == "fsdp"
     shard_ranks = layout.shard_ranks if is_fsdp else 1
@@ -77,9 +77,9 @@ def rank_sizes(
     ways = {"tp": layout.tp, "shard_ranks": shard_ranks}
     root = stage_root_size(model=model, stage=stage, **ways)
     shard_root = root.shard_elements(shard_ranks)
-    state = rank_state(model=model, training=training, layout=layout, stage=stage)
-    block, kept = _own_activations(model, training=training, layout=layout, stage=stage)
-    head = head_sizes(model=model, training=training, layout=layout, stage=stage)
+    state = rank_state(case, stage)
+    block, kept = _own_activations(case, stage)
+    head = head_sizes(case, stage)
     holds = holds_gradients(layout)
     shard_gradient = shard_gradient_bytes(training=training, layout=layout)
     # their last stage goes forward with every micro-batch before it goes back with the first
@@ -87,12 +87,12 @@ def rank_sizes(
     others_at_the_loss = layout.num_microbatches - 1 if forward_first else 0
     has_buffers = is_fsdp and shard_ranks > 1 and not training.traits.flat_parameters
     apart = _experts_apart(block_model, layout=layout, shard_ranks=shard_ranks)
-    mean = _mean_block_unit(model, layout=layout, stage=stage, shard_ranks=shard_ranks)
+    mean = _mean_block_unit(case, stage, shard_ranks=shard_ranks)
     # a pipeline gathers all blocks at once, else the larger kind decides
     gathered = mean if layout.pp > 1 else unit
-    gathered_block = gathered.padded_elements * of.gathered_matrix
-    gathered_root = root.padded_elements * of.gathered
-    reduce_root = of.reduced * max(
+    gathered_block_bytes = gathered.padded_elements * of.gathered_matrix
+    gathered_root_bytes = root.padded_elements * of.gathered
+    reduce_root_bytes = of.reduced * max(
         stage_root_size(model=model, stage=piece, **ways).padded_elements for piece in stage.pieces
     )
     copies = weight_gradient_bytes(
@@ -104,48 +104,43 @@ def rank_sizes(
     of_head = of.reduced if is_cast else of.gathered
     grows = grows_in_backward(training=training, layout=layout)
     of_grown = of.computed if training.traits.half_parameters else FP32_BYTES
-    beside_blocks = others_at_the_loss * head.kept_bytes + in_flight * hidden_tokens * int(
+    beside_blocks_bytes = others_at_the_loss * head.kept_bytes + in_flight * hidden_tokens * int(
         training.traits.dropout and stage.has_embedding
     )
-    copies_block = copies.total if of.autocasts else 0
-    copies_root = head.weight_elements * of.computed if of.autocasts else 0
-    moments = stage_moments(
-        model=model, layout=layout, stage=stage, in_flight_blocks=in_flight_blocks
-    )
+    copies_block_bytes = copies.total if of.autocasts else 0
+    copies_root_bytes = head.weight_elements * of.computed if of.autocasts else 0
+    moments = stage_moments(case, stage, in_flight_blocks=in_flight_blocks)
     return RankSizes(
         blocks=stage.blocks,
         unit_blocks=max(1, min(layout.wrap_blocks, stage.blocks)),
         has_lean_units=has_lean_units(training),
         keeps_reduction_behind=keeps_reduction_behind(training),
         gathers_in_place=is_fsdp and training.traits.flat_parameters,
-        gathered_block=gathered_block,
-        buffer_block=gathered_block if has_buffers else 0,
-        prefetched_block=gathered_block if shard_ranks > 1 else 0,
-        copies_block=copies_block,
-        copies_root=copies_root,
-        kept_block=_kept_block_bytes(
-            layout=layout, gathered_block=mean.padded_elements * of.gathered_matrix
+        gathered_block_bytes=gathered_block_bytes,
+        buffer_block_bytes=gathered_block_bytes if has_buffers else 0,
+        prefetched_block_bytes=gathered_block_bytes if shard_ranks > 1 else 0,
+        copies_block_bytes=copies_block_bytes,
+        copies_root_bytes=copies_root_bytes,
+        kept_block_bytes=_kept_block_bytes(
+            layout=layout, gathered_block_bytes=mean.padded_elements * of.gathered_matrix
         ),
         regathers=layout.reshard_after_forward != "never",
-        block_gradient=0 if holds else (unit.elements - apart.elements) * of.gathered,
-        reduce_block=(unit.padded_elements - apart.padded_elements) * of.reduced,
-        reduce_experts=apart.padded_elements * of.reduced,
-        held_block=mean.elements * of.reduced if holds else 0,
-        gathered_root=gathered_root,
-        buffer_root=gathered_root if has_buffers else 0,
-        root_gradient=0 if holds else root.elements * of.gathered,
-        reduce_root=reduce_root,
-        held_root=held_root_elements(root.elements, model=model, layout=layout, stage=stage)
-        * of.reduced,
-        behind_root=reduce_root if layout.num_microbatches > 1 and not holds else 0,
-        head_gradient=head.weight_elements * of_head
-        if keeps_head_gradient(model=model, training=training, layout=layout, stage=stage)
+        block_gradient_bytes=0 if holds else (unit.elements - apart.elements) * of.gathered,
+        reduce_block_bytes=(unit.padded_elements - apart.padded_elements) * of.reduced,
+        reduce_experts_bytes=apart.padded_elements * of.reduced,
+        held_block_bytes=mean.elements * of.reduced if holds else 0,
+        gathered_root_bytes=gathered_root_bytes,
+        buffer_root_bytes=gathered_root_bytes if has_buffers else 0,
+        root_gradient_bytes=0 if holds else root.elements * of.gathered,
+        reduce_root_bytes=reduce_root_bytes,
+        held_root_bytes=held_root_elements(case, stage, root.elements) * of.reduced,
+        behind_root_bytes=reduce_root_bytes if layout.num_microbatches > 1 and not holds else 0,
+        head_gradient_bytes=head.weight_elements * of_head
+        if keeps_head_gradient(case, stage)
         else 0,
-        head_gradient_made=head.weight_elements * of.computed,
-        embedding_gradient=embedding_gradient_bytes(
-            model=model, training=training, layout=layout, stage=stage
-        ),
-        bucket_copy=_bucket_copy_bytes(
+        head_gradient_made_bytes=head.weight_elements * of.computed,
+        embedding_gradient_bytes=embedding_gradient_bytes(case, stage),
+        bucket_copy_bytes=_bucket_copy_bytes(
             training=training, layout=layout, elements=state.held_parameters
         ),
         shard_block_elements=(state.held_parameters - shard_root) // max(1, stage.blocks)
@@ -155,39 +150,33 @@ def rank_sizes(
         earlier_gradient_bytes=shard_gradient.earlier,
         later_gradient_bytes=shard_gradient.later,
         reduced_bytes=shard_gradient.reduced,
-        resident_gradients=state.gradients
+        resident_gradient_bytes=state.gradients
         + _accumulated_bytes(training=training, layout=layout, elements=state.held_parameters),
-        whole_table_gradient=whole_table_gradient_bytes(
-            model=model, training=training, layout=layout, stage=stage
-        ),
-        grown_block=block.weight_gradient_bytes // of.computed * of_grown if grows else 0,
-        grown_root=root.elements * of_grown if grows else 0,
+        whole_table_gradient_bytes=whole_table_gradient_bytes(case, stage),
+        grown_block_bytes=block.weight_gradient_bytes // of.computed * of_grown if grows else 0,
+        grown_root_bytes=root.elements * of_grown if grows else 0,
         block=block,
         kept=kept,
         kept_blocks=stage.kept_blocks,
-        other_micro_batches=_others_saved_bytes(
-            stage, in_flight_blocks, block, kept, copies_bytes=copies_block
+        other_micro_batches_bytes=_others_saved_bytes(
+            stage, in_flight_blocks, block, kept, copies_bytes=copies_block_bytes
         )
-        + others_at_the_loss * copies_root
-        + beside_blocks
-        + split_backward_bytes(model=model, training=training, layout=layout, stage=stage),
-        beside_blocks=beside_blocks,
-        split=split_backward(model=model, training=training, layout=layout, stage=stage),
+        + others_at_the_loss * copies_root_bytes
+        + beside_blocks_bytes
+        + split_backward_bytes(case, stage),
+        beside_blocks_bytes=beside_blocks_bytes,
+        split=split_backward(case, stage),
         pipeline_ends=stage.has_embedding + stage.has_head,
         moments=moments,
         reduces_root_last=has_lean_pipelines(training),
-        message_buffers=message_buffer_bytes(
-            training=training,
-            layout=layout,
-            stage=stage,
-            in_flight=in_flight,
-            message_bytes=block.residual_bytes,
+        message_buffers_bytes=message_buffer_bytes(
+            case, stage, in_flight=in_flight, message_bytes=block.residual_bytes
         ),
         recorded_bytes=2 * hidden_tokens * of.computed
         if layout.sequence_parallel and not layout.async_tp
         else 0,
-        last_residual=head.last_residual,
-        last_normed=head.last_normed,
+        last_residual_bytes=head.last_residual_bytes,
+        last_normed_bytes=head.last_normed_bytes,
         logits_elements=head.logits_elements,
         logits_gather_bytes=head.gather_bytes,
         loss_element_bytes=head.loss_element_bytes,
@@ -221,11 +210,12 @@ def _experts_apart(model: Model, *, layout: Layout, shard_ranks: int) -> UnitSiz
     )
 
 
-def _mean_block_unit(model: Model, *, layout: Layout, stage: Stage, shard_ranks: int) -> UnitSize:
+def _mean_block_unit(case: Case, stage: Stage, *, shard_ranks: int) -> UnitSize:
     """A block of the stage in the mean over those with and without experts."""
+    model = case.model
     kinds = block_kinds(model=model, stage=stage) or ((model, 1),)
     units = [
-        (_block_unit(kind, layout=layout, shard_ranks=shard_ranks)[0], number)
+        (_block_unit(kind, layout=case.layout, shard_ranks=shard_ranks)[0], number)
         for kind, number in kinds
     ]
     blocks = max(1, stage.blocks)
@@ -236,26 +226,19 @@ def _mean_block_unit(model: Model, *, layout: Layout, stage: Stage, shard_ranks:
     )
 
 
-def _own_activations(
-    model: Model, *, training: Training, layout: Layout, stage: Stage
-) -> tuple[BlockActivations, BlockActivations]:
+def _own_activations(case: Case, stage: Stage) -> tuple[BlockActivations, BlockActivations]:
     """Activations of a block that recomputes as the layout says, and of one that keeps all."""
-    found = block_layouts(model=model, layout=layout, stage=stage) or ((model, layout, 1),)
-    recomputing = [one for one in found if one[1] == layout]
-    keeping = [one for one in found if one[1] != layout]
-    block = _mean_activations(recomputing or keeping, training=training)
-    return block, _mean_activations(keeping, training=training) if keeping else block
+    found = block_cases(case, stage) or ((case, 1),)
+    recomputing = [one for one in found if one[0].layout == case.layout]
+    keeping = [one for one in found if one[0].layout != case.layout]
+    block = _mean_activations(recomputing or keeping)
+    return block, _mean_activations(keeping) if keeping else block
 
 
-def _mean_activations(
-    kinds: Sequence[tuple[Model, Layout, int]], *, training: Training
-) -> BlockActivations:
-    """Activations of a block of the (model of the block, layout, how many): what all keep in the
-    mean, beside what the last kind needs, which has experts where some have."""
-    made = [
-        (activations_of_block(model=model, training=training, layout=layout), blocks)
-        for model, layout, blocks in kinds
-    ]
+def _mean_activations(kinds: Sequence[tuple[Case, int]]) -> BlockActivations:
+    """Activations of a block of the (case of the block, how many): what all keep in the mean,
+    beside what the last kind needs, which has experts where some have."""
+    made = [(activations_of_block(own), blocks) for own, blocks in kinds]
     last, _ = made[-1]
     blocks = sum(number for _, number in made)
     saved = sum(number * one.saved_bytes for one, number in made) // blocks
@@ -284,11 +267,12 @@ def _others_saved_bytes(
     return saved + copied * copies_bytes
 
 
-def _block_shape(*, model: Model, training: Training, layout: Layout) -> BlockShape:
+def _block_shape(case: Case) -> BlockShape:
     """One block for one micro-batch."""
+    training, layout = case.training, case.layout
     of = formats(training=training, layout=layout)
     return BlockShape(
-        model=model,
+        model=case.model,
         tokens=local_tokens(training=training, layout=layout),
         seq_len=-(-training.seq_len // layout.cp),
         tp=layout.tp,
@@ -302,11 +286,12 @@ def _block_shape(*, model: Model, training: Training, layout: Layout) -> BlockSh
     )
 
 
-def activations_of_block(*, model: Model, training: Training, layout: Layout) -> BlockActivations:
+def activations_of_block(case: Case) -> BlockActivations:
     """Activation quantities of one block for one micro-batch."""
+    model, training, layout = case.model, case.training, case.layout
     of = formats(training=training, layout=layout)
     return mean_activations(
-        _block_shape(model=model, training=training, layout=layout),
+        _block_shape(case),
         masked=masked_share(model=model, training=training),
         mode=layout.activation_checkpointing,
         weight_gradients=weight_gradients_of(training=training, layout=layout),
@@ -318,12 +303,10 @@ def activations_of_block(*, model: Model, training: Training, layout: Layout) ->
     )
 
 
-def saved_bytes_a_block(
-    *, model: Model, training: Training, layout: Layout
-) -> dict[ActivationCheckpointing, int]:
+def saved_bytes_a_block(case: Case) -> dict[ActivationCheckpointing, int]:
     """What one block keeps of a micro-batch for its backward pass, by what it recomputes."""
-    shape = _block_shape(model=model, training=training, layout=layout)
-    return mean_saved_bytes(shape, masked=masked_share(model=model, training=training))
+    shape = _block_shape(case)
+    return mean_saved_bytes(shape, masked=masked_share(model=case.model, training=case.training))
 
 
 def _accumulated_bytes(*, training: Training, layout: Layout, elements: int) -> int:
@@ -350,15 +333,14 @@ def _bucket_copy_bytes(*, training: Training, layout: Layout, elements: int) -> 
     return bucket * of.reduced if is_cast and not training.traits.half_parameters else 0
 
 
-def message_buffer_bytes(
-    *, training: Training, layout: Layout, stage: Stage, in_flight: int, message_bytes: int
-) -> int:
+def message_buffer_bytes(case: Case, stage: Stage, *, in_flight: int, message_bytes: int) -> int:
     """What pipelining holds of its messages.
 
     Torch's schedules have a buffer for each message that a rank receives in a step, inputs and
     gradients; newer ones, for one of each kind. Other softwares receive inputs into what the first
     block keeps, and hold outputs of the micro-batches in flight as their trait says.
     """
+    training, layout = case.training, case.layout
     if layout.pp == 1:
         return 0
     traits = training.traits
@@ -390,13 +372,13 @@ def _kept_messages(*, layout: Layout, stage: Stage) -> int:
     return int(by_loss) + (0 if waits else sent)
 
 
-def _kept_block_bytes(*, layout: Layout, gathered_block: int) -> int:
+def _kept_block_bytes(*, layout: Layout, gathered_block_bytes: int) -> int:
     """What stays of a block's gathered parameters between its forward and its backward."""
     match layout.reshard_after_forward:
         case "never":
-            return gathered_block
+            return gathered_block_bytes
         case "always":
             return 0
         case ranks:
             # to as many ranks as share it: FSDP2 then frees it as under always
-            return 0 if ranks == layout.shard_ranks else gathered_block // ranks
+            return 0 if ranks == layout.shard_ranks else gathered_block_bytes // ranks

@@ -26,10 +26,8 @@ from fsdpplan.cost.pipeline_stages import (
     pipeline_ranks,
 )
 from fsdpplan.cost.shards import Stage, whole_model
-from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.model import Model
-from fsdpplan.spec.training import Training
 
 Split = tuple[int, ...]
 
@@ -63,20 +61,19 @@ def least_load_split(
     return tuple(found)
 
 
-def stage_splits(
-    *, model: Model, cluster: Cluster, training: Training, layout: Layout
-) -> tuple[Split, ...]:
+def stage_splits(case: Case) -> tuple[Split, ...]:
     """Splits other than the default one to price for a layout with a pipeline: by the seconds of
     its stages; by those of its ranks; and, where the default does not fit, by those of its ranks as
     far as each has room.
 
     Each stage has a block at least, but for the last, whose head may be more than a share.
     """
+    model, layout = case.model, case.layout
     if layout.pp == 1 or layout.pp * layout.virtual_stages > model.layers:
         return ()
     even = replace(layout, stage_blocks=())
-    common = {"model": model, "cluster": cluster, "training": training, "layout": even}
-    block, ends = _stage_seconds(**common)  # type: ignore[arg-type]
+    of_even = replace(case, layout=even)
+    block, ends = _stage_seconds(of_even)
     anything = (model.layers,) * layout.pp
     found = [
         least_load_split(
@@ -88,7 +85,7 @@ def stage_splits(
         ),
         _over_ranks(even, model.layers, block=block, ends=ends, most=anything),
     ]
-    room = _room(**common)  # type: ignore[arg-type]
+    room = _room(of_even)
     if room is not None:
         found.append(_over_ranks(even, model.layers, block=block, ends=ends, most=room))
     default = layout_stage_blocks(model=model, layout=even)
@@ -99,14 +96,12 @@ def _least(stages: int) -> Split:
     return (1,) * (stages - 1) + (0,)
 
 
-def _stage_seconds(
-    *, model: Model, cluster: Cluster, training: Training, layout: Layout
-) -> tuple[float, tuple[float, ...]]:
+def _stage_seconds(case: Case) -> tuple[float, tuple[float, ...]]:
     """(seconds of a block in the mean, those of each stage's ends), forward and backward."""
-    common = {"model": model, "cluster": cluster, "training": training, "layout": layout}
+    model, layout = case.model, case.layout
 
     def seconds(stage: Stage) -> float:
-        return sum(plain_seconds(stage=stage, **common))  # type: ignore[arg-type]
+        return sum(plain_seconds(case, stage))
 
     first = seconds(Stage(blocks=0, has_embedding=True, has_head=False))
     last = seconds(Stage(blocks=0, has_embedding=False, has_head=True))
@@ -144,21 +139,21 @@ def _over_ranks(
     return tuple(found.values())
 
 
-def _room(*, model: Model, cluster: Cluster, training: Training, layout: Layout) -> Split | None:
+def _room(case: Case) -> Split | None:
     """The most blocks that each rank has memory for, its peak taken as the line through the default
     split and one with a block more in each stage; None where the default fits everywhere.
 
     Micro-batches in flight keep their number: it is the schedule's.
     """
-    available = available_bytes(cluster=cluster, training=training)
+    model, layout = case.model, case.layout
+    available = available_bytes(cluster=case.cluster, training=case.training)
     split = layout_stage_blocks(model=model, layout=layout)
     larger = replace(model, layers=model.layers + len(split))
-    given = {"cluster": cluster, "training": training}
-    default = _rank_peaks(model=model, layout=layout, **given)  # type: ignore[arg-type]
+    default = _rank_peaks(case)
     if all(peak <= available for _, peak in default):
         return None
     longer = replace(layout, stage_blocks=tuple(blocks + 1 for blocks in split))
-    more = _rank_peaks(model=larger, layout=longer, **given)  # type: ignore[arg-type]
+    more = _rank_peaks(replace(case, model=larger, layout=longer))
     most = []
     for (blocks, peak), (more_blocks, higher) in zip(default, more, strict=True):
         of_a_block = (higher - peak) // (more_blocks - blocks)
@@ -166,22 +161,11 @@ def _room(*, model: Model, cluster: Cluster, training: Training, layout: Layout)
     return tuple(max(0, number) for number in most)
 
 
-def _rank_peaks(
-    *, model: Model, cluster: Cluster, training: Training, layout: Layout
-) -> list[tuple[int, int]]:
+def _rank_peaks(case: Case) -> list[tuple[int, int]]:
     """(blocks, peak bytes) of each pipeline rank."""
+    model, layout = case.model, case.layout
     stages = pipeline_ranks(model=model, layout=layout)
     return [
-        (
-            stage.blocks,
-            stage_memory(
-                model=model,
-                cluster=cluster,
-                training=training,
-                layout=layout,
-                stage=stage,
-                in_flight_blocks=alive,
-            ).peak_device_bytes,
-        )
+        (stage.blocks, stage_memory(case, stage, in_flight_blocks=alive).peak_device_bytes)
         for stage, alive in zip(stages, in_flight_blocks(model=model, layout=layout), strict=True)
     ]

@@ -20,37 +20,36 @@ from fsdpplan.cost.block_sizes import FP32_BYTES
 from fsdpplan.cost.ledger import rank_state
 from fsdpplan.cost.params import block_tensors, embedding_tensors, head_tensors
 from fsdpplan.cost.shards import Stage, block_kinds, root_size, unit_size
-from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.training import Training
 
 DDP_BROADCAST_BYTES = 250 * 2**20
 """Parameters that DDP flattens together to broadcast them at its start."""
 
 
-def initialization_peak_bytes(
-    *, model: Model, training: Training, layout: Layout, stage: Stage
-) -> int:
+def initialization_peak_bytes(case: Case, stage: Stage) -> int:
     """Allocated at the highest point before the first step."""
-    state = rank_state(model=model, training=training, layout=layout, stage=stage)
+    training, layout = case.training, case.layout
+    state = rank_state(case, stage)
     if training.traits.half_parameters:
         return state.parameters + state.gradients + FP32_BYTES * state.optimizer_parameters
-    whole = largest_tensor_bytes(model=model, stage=stage, tp=layout.tp, ep=layout.ep)
+    whole = largest_tensor_bytes(model=case.model, stage=stage, tp=layout.tp, ep=layout.ep)
     if layout.sharding == "fsdp":
         if training.traits.flat_parameters:
-            whole = 2 * largest_unit_bytes(model=model, layout=layout, stage=stage)
+            whole = 2 * largest_unit_bytes(case, stage)
         return whole if layout.offload == "cpu" else state.parameters + whole
     beside = max(whole, state.gradients + min(DDP_BROADCAST_BYTES, state.parameters))
     return state.parameters + beside
 
 
-def checkpoint_peak_bytes(*, model: Model, training: Training, layout: Layout, stage: Stage) -> int:
+def checkpoint_peak_bytes(case: Case, stage: Stage) -> int:
     """Allocated at the highest point of a sharded checkpoint between two steps."""
-    state = rank_state(model=model, training=training, layout=layout, stage=stage)
+    layout = case.layout
+    state = rank_state(case, stage)
     kept = 0 if layout.offload == "cpu" else state.parameters + state.optimizer
     gathered = 0
-    if layout.sharding == "fsdp" and training.traits.flat_parameters:
-        gathered = largest_unit_bytes(model=model, layout=layout, stage=stage)
+    if layout.sharding == "fsdp" and case.training.traits.flat_parameters:
+        gathered = largest_unit_bytes(case, stage)
     return kept + state.gradients + gathered
 
 
@@ -64,8 +63,9 @@ def largest_tensor_bytes(*, model: Model, stage: Stage, tp: int, ep: int) -> int
     return FP32_BYTES * max(alone, default=0)
 
 
-def largest_unit_bytes(*, model: Model, layout: Layout, stage: Stage) -> int:
+def largest_unit_bytes(case: Case, stage: Stage) -> int:
     """fp32 bytes of the largest FSDP unit of a rank, whole."""
+    model, layout = case.model, case.layout
     root = root_size(
         model=model,
         tp=layout.tp,

@@ -17,20 +17,21 @@ from fsdpplan.cost.flops import (
     useful_flops_per_token,
 )
 from fsdpplan.cost.recomputed import repeated_products
-from fsdpplan.cost.shards import Stage, block_layouts, whole_model
+from fsdpplan.cost.shards import Stage, block_cases, whole_model
 from fsdpplan.cost.step_time import step_time
 from fsdpplan.cost.timing import block_work
-from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.estimate import Estimate, MemoryBreakdown
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
 
 
-def estimate(*, model: Model, cluster: Cluster, training: Training, layout: Layout) -> Estimate:
-    """Predict time, memory and communication of `layout`, which must be legal."""
-    rank = rank_memory(model=model, cluster=cluster, training=training, layout=layout)
-    step = step_time(model=model, cluster=cluster, training=training, layout=layout)
+def estimate(case: Case) -> Estimate:
+    """Predict time, memory and communication of a case, which must be legal."""
+    model, cluster, training = case.model, case.cluster, case.training
+    rank = rank_memory(case)
+    step = step_time(case)
     time, communication = step.time, step.communication
     seconds = time.total_seconds
     tokens_per_second = training.tokens_per_step / seconds
@@ -46,9 +47,9 @@ def estimate(*, model: Model, cluster: Cluster, training: Training, layout: Layo
         tokens_per_second=tokens_per_second,
         tokens_per_second_per_gpu=per_gpu,
         mfu_fraction=mfu,
-        hfu_fraction=mfu * executed_flops_ratio(model=model, training=training, layout=layout),
+        hfu_fraction=mfu * executed_flops_ratio(case),
         bottleneck=bottleneck(time, communication),
-        runnable=is_runnable(training=training, layout=layout)
+        runnable=is_runnable(training=training, layout=case.layout)
         and trainer_builds(model=model, seq_len=training.seq_len),
         time=time,
         memory=rank,
@@ -66,11 +67,9 @@ def pipeline_ranks(model: Model, layout: Layout) -> tuple[Stage, ...]:
     return pipeline_stages.pipeline_ranks(model=model, layout=layout)
 
 
-def rank_memory(
-    *, model: Model, cluster: Cluster, training: Training, layout: Layout
-) -> MemoryBreakdown:
+def rank_memory(case: Case) -> MemoryBreakdown:
     """Memory of the fullest pipeline rank, and the peaks of all of them."""
-    return memory.rank_memory(model=model, cluster=cluster, training=training, layout=layout)
+    return memory.rank_memory(case)
 
 
 def in_flight_blocks(model: Model, layout: Layout) -> tuple[int, ...]:
@@ -78,9 +77,10 @@ def in_flight_blocks(model: Model, layout: Layout) -> tuple[int, ...]:
     return pipeline_stages.in_flight_blocks(model=model, layout=layout)
 
 
-def executed_flops_ratio(*, model: Model, training: Training, layout: Layout) -> float:
+def executed_flops_ratio(case: Case) -> float:
     """Executed over useful FLOPs: recomputation counts here."""
-    useful = useful_flops_per_token(model=model, seq_len=training.seq_len)
+    model, layout = case.model, case.layout
+    useful = useful_flops_per_token(model=model, seq_len=case.training.seq_len)
     is_same = layout.checkpoint_blocks == "all"
     stages = (
         (whole_model(model),)
@@ -88,17 +88,18 @@ def executed_flops_ratio(*, model: Model, training: Training, layout: Layout) ->
         else pipeline_stages.pipeline_stages(model=model, layout=layout)
     )
     again = sum(
-        blocks * _repeated_flops_per_token(kind, training, own)
+        blocks * _repeated_flops_per_token(own)
         for stage in stages
-        for kind, own, blocks in block_layouts(model=model, layout=layout, stage=stage)
+        for own, blocks in block_cases(case, stage)
     )
     return 1 + again / useful
 
 
-def _repeated_flops_per_token(model: Model, training: Training, layout: Layout) -> float:
+def _repeated_flops_per_token(case: Case) -> float:
     """FLOPs of one block's forward that backward repeats, a token; as in `recompute_seconds`."""
-    work = block_work(model=model, training=training, layout=layout)
+    work = block_work(case)
     products = repeated_products(replace(work, tp=1, ep=1))
     again = sum(product.flops / work.tokens for product in products)
-    attention = attention_forward_flops_per_token(model=model, seq_len=training.seq_len)
-    return again + (attention if layout.activation_checkpointing in ("attention", "full") else 0.0)
+    attention = attention_forward_flops_per_token(model=case.model, seq_len=case.training.seq_len)
+    repeats_attention = case.layout.activation_checkpointing in ("attention", "full")
+    return again + (attention if repeats_attention else 0.0)

@@ -23,19 +23,12 @@ from fsdpplan.cost.exposed import (
 from fsdpplan.cost.passes import Passes, fsdp_passes, replica_passes
 from fsdpplan.cost.pipeline_passes import pipeline_passes
 from fsdpplan.cost.pipeline_stages import pipeline_ranks
-from fsdpplan.cost.shards import Stage, block_layouts
-from fsdpplan.cost.timing import (
-    block_work,
-    gradient_seconds,
-    layout_optimizer_seconds,
-    optimizer_elements,
-)
+from fsdpplan.cost.shards import Stage, block_cases
+from fsdpplan.cost.timing import block_work, gradient_seconds, layout_optimizer_seconds
 from fsdpplan.cost.traffic import optimizer_calls, step_calls, tp_end_calls
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.estimate import CollectiveCost, TimeBreakdown
-from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.model import Model
-from fsdpplan.spec.training import Training
 
 HOST_LOG_ERROR = 0.6
 """Standard deviation of the log of what a program's host takes to start its kernels: programs
@@ -51,46 +44,28 @@ class StepTime:
     communication: tuple[CollectiveCost, ...]
 
 
-def step_time(*, model: Model, cluster: Cluster, training: Training, layout: Layout) -> StepTime:
+def step_time(case: Case) -> StepTime:
     """Seconds of the step by part, with one row for each kind of collective."""
-    common = {"model": model, "cluster": cluster, "training": training, "layout": layout}
-    stages = pipeline_ranks(model=model, layout=layout)
-    passes = _passes(stages, **common)  # type: ignore[arg-type]
+    cluster, layout = case.cluster, case.layout
+    stages = pipeline_ranks(model=case.model, layout=layout)
+    passes = _passes(case, stages)
     stage = stages[passes.pp_rank]
-    inner = inner_waiting_seconds(stage=stage, **common)  # type: ignore[arg-type]
+    inner = inner_waiting_seconds(case, stage)
     exposed = replace(
         passes.exposed,
         by_axis=_with_ends(
             {**dict(passes.exposed.by_axis), **inner},
-            tp_end_calls(model=model, training=training, layout=layout, stage=stage),
+            tp_end_calls(case, stage),
             cluster,
         ),
-        all_to_all=sum(
-            call_seconds(call, cluster)
-            for call in optimizer_calls(model=model, training=training, layout=layout, stage=stage)
-        ),
+        all_to_all=sum(call_seconds(call, cluster) for call in optimizer_calls(case, stage)),
     )
-    communication = collective_costs(
-        step_calls(
-            model=model,
-            training=training,
-            layout=layout,
-            stage=stage,
-            device_kind=cluster.device.kind,
-        ),
-        cluster=cluster,
-        exposed=exposed,
-    )
+    communication = collective_costs(step_calls(case, stage), cluster=cluster, exposed=exposed)
     busy = passes.busy_seconds - sum(inner.values())
     # of the rank that keeps most: which rank computes most may hang on a hair
-    busy += max(
-        gradient_seconds(
-            model=model, training=training, layout=layout, stage=held, device=cluster.device
-        )
-        for held in dict.fromkeys(stages)
-    )
+    busy += max(gradient_seconds(case, held) for held in dict.fromkeys(stages))
     compute = busy + min(busy, slowdown_seconds(communication, cluster.device))
-    parts = _compute_parts(stage=stage, **common)  # type: ignore[arg-type]
+    parts = _compute_parts(case, stage)
     late = slowest_factor(
         gpus=cluster.gpus, straggler_fraction=cluster.device.fit.straggler_fraction
     )
@@ -103,17 +78,7 @@ def step_time(*, model: Model, cluster: Cluster, training: Training, layout: Lay
         exposed_communication_seconds=exposed.total - others,
         bubble_seconds=passes.bubble_seconds + others,
         optimizer_seconds=late
-        * max(
-            layout_optimizer_seconds(
-                model=model,
-                device=cluster.device,
-                layout=layout,
-                local_parameters=optimizer_elements(model=model, layout=layout, stage=held),
-                training=training,
-                stage=held,
-            )
-            for held in dict.fromkeys(stages)
-        ),
+        * max(layout_optimizer_seconds(case, held) for held in dict.fromkeys(stages)),
         matmul_seconds=late * parts.matmul,
         attention_seconds=late * parts.attention,
         launch_seconds=late * parts.launch,
@@ -147,30 +112,19 @@ def slowest_factor(*, gpus: int, straggler_fraction: float) -> float:
     return 1.0 + straggler_fraction * sqrt(2 * log(gpus))
 
 
-def _passes(
-    stages: tuple[Stage, ...],
-    *,
-    model: Model,
-    cluster: Cluster,
-    training: Training,
-    layout: Layout,
-) -> Passes:
-    common = {"model": model, "cluster": cluster, "training": training, "layout": layout}
-    if layout.pp > 1:
-        return pipeline_passes(**common)  # type: ignore[arg-type]
-    passes = fsdp_passes if layout.sharding == "fsdp" else replica_passes
-    return passes(stage=stages[0], **common)  # type: ignore[arg-type]
+def _passes(case: Case, stages: tuple[Stage, ...]) -> Passes:
+    if case.layout.pp > 1:
+        return pipeline_passes(case)
+    passes = fsdp_passes if case.layout.sharding == "fsdp" else replica_passes
+    return passes(case, stages[0])
 
 
-def inner_waiting_seconds(
-    *, model: Model, cluster: Cluster, training: Training, layout: Layout, stage: Stage
-) -> dict[str, float]:
+def inner_waiting_seconds(case: Case, stage: Stage) -> dict[str, float]:
     """What the collectives inside all blocks expose in a step, by mesh axis."""
     waiting: dict[str, float] = {}
-    for kind, own, blocks in block_layouts(model=model, layout=layout, stage=stage):
-        block = block_times(model=kind, cluster=cluster, training=training, layout=own)
-        for axis, seconds in block.waiting.by_axis:
-            more = layout.num_microbatches * blocks * seconds
+    for own, blocks in block_cases(case, stage):
+        for axis, seconds in block_times(own).waiting.seconds_by_axis:
+            more = case.layout.num_microbatches * blocks * seconds
             waiting[axis] = waiting.get(axis, 0.0) + more
     return waiting
 
@@ -197,29 +151,28 @@ class ComputeParts:
     """All passes, by the chance that it cannot."""
 
 
-def _compute_parts(
-    *, model: Model, cluster: Cluster, training: Training, layout: Layout, stage: Stage
-) -> ComputeParts:
+def _compute_parts(case: Case, stage: Stage) -> ComputeParts:
     """Parts of all blocks and micro-batches, none of them in two; recomputation is split as forward
     is."""
     matmul = attention = launch = chance = 0.0
-    for kind, own, blocks in block_layouts(model=model, layout=layout, stage=stage):
-        work = block_work(model=kind, training=training, layout=own)
-        block = block_times(model=kind, cluster=cluster, training=training, layout=own).seconds
-        forward, backward = device_parts(work, cluster.device)
-        number = layout.num_microbatches * blocks
-        again = number * block.recompute_device / forward.total
-        if block.forward_host > block.forward_device:
-            launch += number * block.forward
+    for own, blocks in block_cases(case, stage):
+        block = block_times(own).seconds
+        forward, backward = device_parts(block_work(own), case.cluster.device)
+        number = case.layout.num_microbatches * blocks
+        again = number * block.recompute_device_seconds / forward.total
+        if block.forward_host_seconds > block.forward_device_seconds:
+            launch += number * block.forward_seconds
         else:
             matmul += number * forward.matmuls
             attention += number * forward.attention
-        on_device = block.recompute_device + block.backward_device
-        on_host = block.recompute_host + block.backward_host
-        chance += number * block.forward * host_chance(block.forward_host, block.forward_device)
-        chance += number * (block.recompute + block.backward) * host_chance(on_host, on_device)
+        on_device = block.recompute_device_seconds + block.backward_device_seconds
+        on_host = block.recompute_host_seconds + block.backward_host_seconds
+        forward_chance = host_chance(block.forward_host_seconds, block.forward_device_seconds)
+        both_seconds = block.recompute_seconds + block.backward_seconds
+        chance += number * block.forward_seconds * forward_chance
+        chance += number * both_seconds * host_chance(on_host, on_device)
         if on_host > on_device:
-            launch += number * (block.recompute + block.backward)
+            launch += number * both_seconds
         else:
             matmul += again * forward.matmuls + number * backward.matmuls
             attention += again * forward.attention + number * backward.attention

@@ -12,16 +12,17 @@ from fsdpplan.cost.groups import pp_group
 from fsdpplan.cost.params import embedding_tensors
 from fsdpplan.cost.pipeline_actions import V_SCHEDULES
 from fsdpplan.cost.shards import Stage, unit_size
-from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.training import DTYPE_BYTES, Training
+from fsdpplan.spec.training import DTYPE_BYTES
 
 
-def exchanges_tables(*, model: Model, training: Training, layout: Layout) -> bool:
+def exchanges_tables(case: Case) -> bool:
     """Embedding and head share a table and lie on different ranks, of our trainer's."""
+    layout = case.layout
     is_distant = layout.pp > 1 and layout.schedule not in V_SCHEDULES
-    return model.tied_embeddings and is_distant and training.runtime == "fsdp2"
+    return case.model.tied_embeddings and is_distant and case.training.runtime == "fsdp2"
 
 
 def table_gradient_bytes(*, model: Model, layout: Layout, rank: int = 0) -> int:
@@ -39,28 +40,28 @@ def table_gradient_bytes(*, model: Model, layout: Layout, rank: int = 0) -> int:
     return DTYPE_BYTES["fp32"] * max(0, min(most, table.elements - before))
 
 
-def table_calls(
-    *, model: Model, training: Training, layout: Layout, stage: Stage
-) -> Iterator[Calls]:
+def table_calls(case: Case, stage: Stage) -> Iterator[Calls]:
     """The gradient that an end of the pipeline sends to the other, once a step.
 
     Each adds what it receives to its own. Source: `fsdpplan.trainer.tied_tables`; Megatron-LM
     all-reduces over the two in the same place.
     """
+    layout = case.layout
     one_end = stage.has_embedding != stage.has_head
-    if one_end and exchanges_tables(model=model, training=training, layout=layout):
+    if one_end and exchanges_tables(case):
         yield Calls(
             collective="send_recv",
             group=pp_group(layout),
             dtype="fp32",
             count=1,
-            call_bytes=table_gradient_bytes(model=model, layout=layout),
+            call_bytes=table_gradient_bytes(model=case.model, layout=layout),
         )
 
 
-def table_seconds(*, model: Model, cluster: Cluster, training: Training, layout: Layout) -> float:
+def table_seconds(case: Case) -> float:
     """Time of the exchange, between the last backward pass and the gradient norm: all wait."""
-    if not exchanges_tables(model=model, training=training, layout=layout):
+    layout = case.layout
+    if not exchanges_tables(case):
         return 0.0
-    size = table_gradient_bytes(model=model, layout=layout)
-    return group_seconds(cluster, pp_group(layout), "send_recv", size)
+    size = table_gradient_bytes(model=case.model, layout=layout)
+    return group_seconds(case.cluster, pp_group(layout), "send_recv", size)

@@ -20,9 +20,9 @@ from fsdpplan.cost.params import block_tensors
 from fsdpplan.cost.shards import Stage, gradient_syncs, stage_elements, stage_shard_elements
 from fsdpplan.cost.sizes import formats, local_tokens
 from fsdpplan.cost.work import memory_bytes_per_second
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Device
 from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.model import Model
 from fsdpplan.spec.runtime import StackFamily
 from fsdpplan.spec.training import DTYPE_BYTES, Training
 
@@ -44,9 +44,10 @@ def is_autocast(*, training: Training, layout: Layout) -> bool:
     return layout.sharding != "fsdp" or traits.gathers_fp32
 
 
-def block_work(*, model: Model, training: Training, layout: Layout) -> BlockWork:
+def block_work(case: Case) -> BlockWork:
     """What one block computes for one micro-batch on one rank; of a model with experts, one that
     has them (`dense_view(model)` for one that has not)."""
+    model, training, layout = case.model, case.training, case.layout
     if layout.sharding == "fsdp":
         wrapper = FSDP_UNIT_OPERATORS / layout.wrap_blocks
     elif layout.dp_replicate * layout.dp_shard > 1:
@@ -91,13 +92,12 @@ def in_family(device: Device, family: StackFamily) -> Device:
     return replace(device, fit=replace(device.fit, sustained_fraction=sustained))
 
 
-def layout_head_seconds(
-    *, model: Model, device: Device, training: Training, layout: Layout
-) -> tuple[float, float]:
+def layout_head_seconds(case: Case) -> tuple[float, float]:
     """(forward, backward) seconds of head and loss for one micro-batch on one rank."""
-    device = in_family(device, training.traits.family)
-    vocab = -(-model.vocab // layout.tp)
+    model, training, layout = case.model, case.training, case.layout
     traits = training.traits
+    device = in_family(case.cluster.device, traits.family)
+    vocab = -(-model.vocab // layout.tp)
     if layout.loss_chunks > 1:
         is_wide = training.activation_dtype == "fp16"
         of = formats(training=training, layout=layout)
@@ -123,42 +123,33 @@ def layout_head_seconds(
     )
 
 
-def layout_embedding_seconds(
-    *, model: Model, device: Device, training: Training, layout: Layout, is_tied_here: bool
-) -> tuple[float, float]:
+def layout_embedding_seconds(case: Case, *, is_tied_here: bool) -> tuple[float, float]:
     """(forward, backward) seconds of the embedding for one micro-batch on one rank; tied: the head
     is on the same rank and has the same table."""
+    model, training, layout = case.model, case.training, case.layout
     return embedding_seconds(
         model=model,
         tokens=local_tokens(training=training, layout=layout),
         rows=model.vocab,  # tensor parallelism makes the table's gradient whole on each rank
         element_bytes=formats(training=training, layout=layout).residual,
         tied=is_tied_here and model.tied_embeddings,
-        device=device,
+        device=case.cluster.device,
     )
 
 
-def ends_seconds(
-    *, model: Model, device: Device, training: Training, layout: Layout, stage: Stage
-) -> tuple[float, float]:
+def ends_seconds(case: Case, stage: Stage) -> tuple[float, float]:
     """(forward, backward) seconds of the embedding, head and loss that a stage has."""
-    common = {"model": model, "device": device, "training": training, "layout": layout}
     forward = backward = 0.0
     if stage.has_head:
-        head = layout_head_seconds(**common)  # type: ignore[arg-type]
+        head = layout_head_seconds(case)
         forward, backward = forward + head[0], backward + head[1]
     if stage.has_embedding:
-        embedding = layout_embedding_seconds(
-            is_tied_here=stage.has_head,
-            **common,  # type: ignore[arg-type]
-        )
+        embedding = layout_embedding_seconds(case, is_tied_here=stage.has_head)
         forward, backward = forward + embedding[0], backward + embedding[1]
     return forward, backward
 
 
-def gradient_seconds(
-    *, model: Model, training: Training, layout: Layout, stage: Stage, device: Device
-) -> float:
+def gradient_seconds(case: Case, stage: Stage) -> float:
     """What gradients cost in a step beyond the products that make them and FSDP's copies.
 
     Each micro-batch after the first adds its gradients to the kept ones: both are read, one is
@@ -167,7 +158,8 @@ def gradient_seconds(
     reduces. Where parameters are in half precision, so are new gradients; fp32 ones that they are
     added to take every micro-batch, unless the product itself adds (fused kernels).
     """
-    whole = stage_elements(model=model, stage=stage, tp=layout.tp, ep=layout.ep)
+    training, layout = case.training, case.layout
+    whole = stage_elements(model=case.model, stage=stage, tp=layout.tp, ep=layout.ep)
     again = layout.num_microbatches - 1
     traits = training.traits
     if layout.sharding == "fsdp" and layout.gradient_sync == "last":
@@ -186,11 +178,12 @@ def gradient_seconds(
         is_copied = layout.dp_replicate * layout.shard_ranks > 1
         copies = gradient_syncs(layout) if is_copied else 0
         traffic = (12 * again + 8 * copies) * whole
-    return traffic / memory_bytes_per_second(device)
+    return traffic / memory_bytes_per_second(case.cluster.device)
 
 
-def optimizer_elements(*, model: Model, layout: Layout, stage: Stage) -> int:
+def optimizer_elements(case: Case, stage: Stage) -> int:
     """Parameters that a rank updates."""
+    model, layout = case.model, case.layout
     if layout.sharding == "ddp":
         return stage_elements(model=model, stage=stage, tp=layout.tp, ep=layout.ep)
     return stage_shard_elements(
@@ -202,42 +195,31 @@ def optimizer_elements(*, model: Model, layout: Layout, stage: Stage) -> int:
     )
 
 
-def layout_optimizer_seconds(
-    *,
-    model: Model,
-    device: Device,
-    layout: Layout,
-    local_parameters: int,
-    training: Training | None = None,
-    stage: Stage | None = None,
-) -> float:
+def layout_optimizer_seconds(case: Case, stage: Stage) -> float:
     """Gradient norm, clipping and update on one rank, by what the runtime does with parameters.
 
-    Of Muon, whose matrices depend on the `stage`, without the exchange between ranks.
+    Of Muon without the exchange between ranks.
     """
-    recipe = OptimizerRecipe(on_host=layout.offload == "cpu")
-    if training is not None:
-        traits = training.traits
-        recipe = replace(
-            recipe,
-            half_parameters=traits.half_parameters,
-            half_gradients=traits.half_gradients,
-            half_states=traits.half_states,
-            fused=not traits.foreach_optimizer,
-            optimizer="adamw_8bit" if training.optimizer == "adamw_8bit" else "adamw",
-            scales_loss=training.scales_loss,
-        )
+    model, training, layout, device = case.model, case.training, case.layout, case.cluster.device
+    traits = training.traits
+    recipe = OptimizerRecipe(
+        on_host=layout.offload == "cpu",
+        half_parameters=traits.half_parameters,
+        half_gradients=traits.half_gradients,
+        half_states=traits.half_states,
+        fused=not traits.foreach_optimizer,
+        optimizer="adamw_8bit" if training.optimizer == "adamw_8bit" else "adamw",
+        scales_loss=training.scales_loss,
+    )
     by_muon, orthogonal = 0, 0.0
-    if training is not None and training.optimizer == "muon" and stage is not None:
-        by_muon = muon_elements(
-            model=model, layout=layout, stage=stage, is_whole=layout.sharding == "ddp"
-        )
-        matrices = muon_matrices(model=model, layout=layout, stage=stage)
+    if training.optimizer == "muon":
+        by_muon = muon_elements(case, stage, is_whole=layout.sharding == "ddp")
+        matrices = muon_matrices(case, stage)
         traffic = replace(recipe, optimizer="muon").bytes_per_parameter * by_muon
         orthogonal = muon_seconds(matrices=matrices, device=device)
         orthogonal += traffic / memory_bytes_per_second(device)
     seconds = optimizer_seconds(
-        local_parameters=local_parameters - by_muon,
+        local_parameters=optimizer_elements(case, stage) - by_muon,
         device=device,
         tensors=len(block_tensors(model)) * model.layers // layout.pp,
         recipe=recipe,

@@ -15,21 +15,23 @@ from math import gcd
 from fsdpplan.cost.calls import BlockCall, Pass
 from fsdpplan.cost.groups import cp_group
 from fsdpplan.cost.sizes import local_tokens
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.training import DTYPE_BYTES, Training
+from fsdpplan.spec.training import DTYPE_BYTES
 
 ALIBI_COLUMNS = 8
 """Columns that the trainer adds to queries and keys, whose product is the bias by distance."""
 
 
-def traded_heads_calls(model: Model, training: Training, layout: Layout) -> Iterator[BlockCall]:
+def traded_heads_calls(case: Case) -> Iterator[BlockCall]:
     """Two all-to-alls a pass, all exposed.
 
     Recomputation repeats them, but that of attention alone ends before the second.
     """
+    training, layout = case.training, case.layout
     tokens = local_tokens(training=training, layout=layout)
-    into, out = traded_widths(model, layout)
+    into, out = traded_widths(case.model, layout)
     passes: list[tuple[Pass, int]] = [("forward", into), ("forward", out)]
     if layout.activation_checkpointing != "none":
         passes.append(("recompute", into))

@@ -24,14 +24,14 @@ from fsdpplan.cost.params import (
     embedding_tensors,
     head_tensors,
 )
-from fsdpplan.cost.shards import Stage, block_kinds, block_layouts, gradient_syncs
+from fsdpplan.cost.shards import Stage, block_cases, block_kinds, gradient_syncs
 from fsdpplan.cost.sizes import local_tokens
 from fsdpplan.cost.tied_tables import table_calls
 from fsdpplan.cost.torch_traits import sums_in_reduce_dtype
 from fsdpplan.cost.traffic_fsdp import FP32_BYTES, fsdp_calls, norm_calls
 from fsdpplan.cost.traffic_muon import muon_calls
 from fsdpplan.cost.traffic_replicas import replica_calls
-from fsdpplan.spec.cluster import DeviceKind
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import DTYPE_BYTES, Training
@@ -42,32 +42,29 @@ NARROW = ("wq_a.", "wkv_a.")
 __all__ = ["Calls", "activation_bytes", "fsdp_calls", "pp_calls", "step_calls"]
 
 
-def inner_calls(
-    *, model: Model, training: Training, layout: Layout, stage: Stage, device_kind: DeviceKind
-) -> Iterator[Calls]:
+def inner_calls(case: Case, stage: Stage) -> Iterator[Calls]:
     """Collectives inside the blocks, of all blocks and micro-batches."""
-    for kind, own, blocks in block_layouts(model=model, layout=layout, stage=stage):
-        for call in block_calls(model=kind, training=training, layout=own, device_kind=device_kind):
+    for own, blocks in block_cases(case, stage):
+        for call in block_calls(own):
             yield Calls(
                 collective=call.collective,
                 group=call.group,
                 dtype=call.dtype,
-                count=layout.num_microbatches * blocks * call.count,
+                count=case.layout.num_microbatches * blocks * call.count,
                 call_bytes=call.call_bytes,
             )
 
 
-def tp_end_calls(
-    *, model: Model, training: Training, layout: Layout, stage: Stage
-) -> Iterator[Calls]:
+def tp_end_calls(case: Case, stage: Stage) -> Iterator[Calls]:
     """Tensor parallelism around the blocks: embedding, head, loss, norms.
 
     With sequence parallelism the embedding scatters and the head gathers once in forward, and the
     other way round in backward; without, each all-reduces once.
     """
+    training, layout = case.training, case.layout
     if layout.tp == 1:
         return
-    elements = local_tokens(training=training, layout=layout) * model.hidden
+    elements = local_tokens(training=training, layout=layout) * case.model.hidden
     ends: Counter[str] = Counter({training.activation_dtype: int(stage.has_head)})
     ends[_embedded_dtype(training, layout)] += int(stage.has_embedding)
     split = layout.sequence_parallel
@@ -81,10 +78,10 @@ def tp_end_calls(
                 call_bytes=elements * DTYPE_BYTES[dtype],
             )
     if split:
-        yield from _norm_weight_calls(model=model, training=training, layout=layout, stage=stage)
+        yield from _norm_weight_calls(case, stage)
     if stage.has_head:
-        yield from _loss_calls(model=model, training=training, layout=layout)
-    yield from _scale_calls(training=training, layout=layout, stage=stage)
+        yield from _loss_calls(case)
+    yield from _scale_calls(case, stage)
 
 
 def _embedded_dtype(training: Training, layout: Layout) -> str:
@@ -98,20 +95,19 @@ def _autocasts(training: Training, layout: Layout) -> bool:
     return training.runtime == "fsdp2" and layout.sharding == "ddp"
 
 
-def _norm_weight_calls(
-    *, model: Model, training: Training, layout: Layout, stage: Stage
-) -> Iterator[Calls]:
+def _norm_weight_calls(case: Case, stage: Stage) -> Iterator[Calls]:
     """Sequence parallelism: each rank has its tokens' part of the gradients of norms, and of a
     learned position table, of which it looks up its own positions.
 
     DDP is given whole gradients, so each backward sums them, in fp32.
     """
+    layout = case.layout
     numbers: Counter[tuple[int, str]] = Counter()
     for piece in stage.pieces:
-        dtype = _summed_dtype(training, layout, piece)
-        for tensor, number in _partial_tensors(model, piece):
+        dtype = _summed_dtype(case, piece)
+        for tensor, number in _partial_tensors(case.model, piece):
             numbers[tensor.elements, dtype] += number
-    sums_often = _autocasts(training, layout) and layout.pp == 1
+    sums_often = _autocasts(case.training, layout) and layout.pp == 1
     for (length, dtype), number in numbers.items():
         yield Calls(
             collective="all_reduce",
@@ -122,8 +118,9 @@ def _norm_weight_calls(
         )
 
 
-def _summed_dtype(training: Training, layout: Layout, piece: Stage) -> str:
+def _summed_dtype(case: Case, piece: Stage) -> str:
     """Of the gradients that tensor-parallel ranks sum: as they are when they are reduced."""
+    training, layout = case.training, case.layout
     if _autocasts(training, layout):
         return "fp32"
     holds = holds_gradients(layout) and piece.adds_gradients
@@ -149,9 +146,10 @@ def _has_partial_gradients(tensor: ParameterTensor) -> bool:
     return tensor.split == "none" and ("norm" in tensor.name or tensor.name.startswith(NARROW))
 
 
-def _loss_calls(*, model: Model, training: Training, layout: Layout) -> Iterator[Calls]:
+def _loss_calls(case: Case) -> Iterator[Calls]:
     """The logits, gathered; or, of a vocabulary-parallel loss, three fp32 numbers a token (the
     highest logit, the sum of exponentials, the target's logit)."""
+    training, layout = case.training, case.layout
     tokens = local_tokens(training=training, layout=layout)
     if layout.loss_parallel:
         smaller, larger = divmod(tokens, layout.loss_chunks)
@@ -169,13 +167,14 @@ def _loss_calls(*, model: Model, training: Training, layout: Layout) -> Iterator
         group=tp_group(layout),
         dtype=training.activation_dtype,
         count=layout.num_microbatches,
-        call_bytes=tokens * model.vocab * DTYPE_BYTES[training.activation_dtype],
+        call_bytes=tokens * case.model.vocab * DTYPE_BYTES[training.activation_dtype],
     )
 
 
-def _scale_calls(*, training: Training, layout: Layout, stage: Stage) -> Iterator[Calls]:
+def _scale_calls(case: Case, stage: Stage) -> Iterator[Calls]:
     """Before ranks gather what they cast to fp8 with one scale computed on the spot, they agree on
     the largest element: for each of a block's two inputs and of its two outputs' gradients."""
+    training, layout = case.training, case.layout
     if gathered_activation_dtype(training) != "fp8" or training.fp8_recipe != "tensorwise":
         return
     yield Calls(
@@ -187,12 +186,13 @@ def _scale_calls(*, training: Training, layout: Layout, stage: Stage) -> Iterato
     )
 
 
-def pp_calls(*, model: Model, training: Training, layout: Layout, stage: Stage) -> Iterator[Calls]:
+def pp_calls(case: Case, stage: Stage) -> Iterator[Calls]:
     """Messages between pipeline stages: activations forward, their gradients back.
 
     A rank sends once a micro-batch and virtual stage in each direction, but the first and last
     stage of the whole pipeline only in one, and not to a stage of its own.
     """
+    layout = case.layout
     if layout.pp == 1:
         return
     per_micro_batch = 2 * layout.virtual_stages
@@ -201,46 +201,34 @@ def pp_calls(*, model: Model, training: Training, layout: Layout, stage: Stage) 
     yield Calls(
         collective="send_recv",
         group=pp_group(layout),
-        dtype=training.activation_dtype,
+        dtype=case.training.activation_dtype,
         count=layout.num_microbatches * per_micro_batch,
-        call_bytes=message_bytes(model=model, training=training, layout=layout),
+        call_bytes=message_bytes(case),
     )
 
 
-def message_bytes(*, model: Model, training: Training, layout: Layout) -> int:
+def message_bytes(case: Case) -> int:
     """What one pipeline stage hands to the next for one micro-batch."""
-    size = activation_bytes(model=model, training=training, layout=layout)
-    return size // layout.tp if layout.sequence_parallel else size
+    size = activation_bytes(case)
+    return size // case.layout.tp if case.layout.sequence_parallel else size
 
 
-def optimizer_calls(
-    *, model: Model, training: Training, layout: Layout, stage: Stage
-) -> Iterator[Calls]:
+def optimizer_calls(case: Case, stage: Stage) -> Iterator[Calls]:
     """What an optimizer exchanges that needs more than each rank's own shards."""
-    if training.optimizer == "muon":
-        yield from muon_calls(model=model, layout=layout, stage=stage)
+    if case.training.optimizer == "muon":
+        yield from muon_calls(case, stage)
 
 
-def step_calls(
-    *,
-    model: Model,
-    training: Training,
-    layout: Layout,
-    stage: Stage,
-    device_kind: DeviceKind = "cuda",
-) -> list[Calls]:
+def step_calls(case: Case, stage: Stage) -> list[Calls]:
     """Every collective of one rank's step."""
-    arguments = {"model": model, "training": training, "layout": layout, "stage": stage}
+    sharding = case.layout.sharding
     calls: list[Calls] = []
-    if layout.sharding == "fsdp":
-        calls += fsdp_calls(**arguments)  # type: ignore[arg-type]
-    else:
-        calls += replica_calls(**arguments)  # type: ignore[arg-type]
-    if layout.sharding in ("fsdp", "ddp"):
-        calls += norm_calls(model=model, layout=layout, stage=stage)
-    calls += inner_calls(device_kind=device_kind, **arguments)  # type: ignore[arg-type]
-    calls += tp_end_calls(**arguments)  # type: ignore[arg-type]
-    calls += pp_calls(**arguments)  # type: ignore[arg-type]
-    calls += table_calls(model=model, training=training, layout=layout, stage=stage)
-    calls += optimizer_calls(**arguments)  # type: ignore[arg-type]
+    calls += fsdp_calls(case, stage) if sharding == "fsdp" else replica_calls(case, stage)
+    if sharding in ("fsdp", "ddp"):
+        calls += norm_calls(case, stage)
+    calls += inner_calls(case, stage)
+    calls += tp_end_calls(case, stage)
+    calls += pp_calls(case, stage)
+    calls += table_calls(case, stage)
+    calls += optimizer_calls(case, stage)
     return [call for call in calls if call.count and call.group.ranks > 1]

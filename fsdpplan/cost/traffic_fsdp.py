@@ -17,6 +17,7 @@ from fsdpplan.cost.groups import (
 )
 from fsdpplan.cost.params import block_tensors
 from fsdpplan.cost.shards import Stage, UnitSize, block_kinds, gradient_syncs, stage_root_size
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import DTYPE_BYTES, Training
@@ -29,9 +30,7 @@ def root_gathered_dtype(training: Training) -> str:
     return "fp32" if training.traits.gathers_fp32 else training.activation_dtype
 
 
-def fsdp_calls(
-    *, model: Model, training: Training, layout: Layout, stage: Stage
-) -> Iterator[Calls]:
+def fsdp_calls(case: Case, stage: Stage) -> Iterator[Calls]:
     """All-gathers, reduce-scatters and (HSDP) all-reduces of `fully_shard`.
 
     Each micro-batch gathers every unit in forward and, unless resharding is off, every unit but
@@ -39,11 +38,12 @@ def fsdp_calls(
     often as torch drops a stage of many. With expert parallelism the routed experts are units of
     their own.
     """
+    training, layout = case.training, case.layout
     shard, experts = shard_group(layout), expert_shard_group(layout)
     dtype = training.gathered_dtype
     for piece in stage.pieces:
         gathers = piece.gathers if layout.pp > 1 else layout.num_microbatches
-        for unit in block_units(model=model, layout=layout, stage=piece):
+        for unit in block_units(case, piece):
             for size, group in ((unit.size, shard), (unit.experts, experts)):
                 yield from _unit_calls(
                     size,
@@ -56,7 +56,7 @@ def fsdp_calls(
                     regathers=True,
                 )
         yield from _unit_calls(
-            root_unit(model=model, layout=layout, stage=piece),
+            root_unit(case, piece),
             shard,
             root_gathered_dtype(training),
             1,
@@ -72,7 +72,7 @@ def fsdp_calls(
             group=shard,
             dtype="fp32",
             count=1,
-            call_bytes=FP32_BYTES * stage.blocks * len(_matrices(model)),
+            call_bytes=FP32_BYTES * stage.blocks * len(_matrices(case.model)),
         )
 
 
@@ -129,12 +129,13 @@ def _unit_calls(
         )
 
 
-def norm_calls(*, model: Model, layout: Layout, stage: Stage) -> Iterator[Calls]:
+def norm_calls(case: Case, stage: Stage) -> Iterator[Calls]:
     """The gradient norm: one fp32 number a parameter, all-reduced over the shards, then over the
     tensor-parallel ranks; their sum over the pipeline's.
 
     The trainer adds up squares axis by axis; replicas have equal gradients by then.
     """
+    model, layout = case.model, case.layout
     root = stage_root_size(model=model, stage=stage, tp=1, shard_ranks=1)
     tensors = root.tensors + sum(
         number * len(block_tensors(kind)) for kind, number in block_kinds(model=model, stage=stage)

@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from fsdpplan.cost.calls import Calls
 from fsdpplan.cost.muon import deal_rounds, muon_matrices
 from fsdpplan.cost.shards import Stage
-from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.model import Model
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.training import DTYPE_BYTES
 
 
-def muon_calls(*, model: Model, layout: Layout, stage: Stage) -> Iterator[Calls]:
+def muon_calls(case: Case, stage: Stage) -> Iterator[Calls]:
     """Two all-to-alls a round: each rank sends its parts of all matrices once, and results back."""
-    matrices = muon_matrices(model=model, layout=layout, stage=stage)
+    matrices = muon_matrices(case, stage)
     for group, rounds in deal_rounds(matrices).items():
         elements = sum(one.local_elements for one in matrices if one.sharers == group)
         yield Calls(

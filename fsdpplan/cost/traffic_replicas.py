@@ -32,6 +32,7 @@ from fsdpplan.cost.groups import (
 )
 from fsdpplan.cost.params import block_tensors, embedding_tensors, head_tensors
 from fsdpplan.cost.shards import Stage, block_kinds, gradient_syncs
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import DDP_BUCKET_BYTES, Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import DTYPE_BYTES, Training
@@ -49,21 +50,24 @@ class Bucket:
     """Routed experts of one expert-parallel rank, of which fewer ranks have copies."""
 
 
-def buckets(
-    *, model: Model, training: Training, layout: Layout, stage: Stage
-) -> tuple[Bucket, ...]:
+def buckets(case: Case, stage: Stage) -> tuple[Bucket, ...]:
     """The buckets of a rank in the order in which backward fills them; forward needs them the
     other way round. DDP's first is small, unless the layout says a size
     (torch 2.13 nn/parallel/distributed.py, `_BucketCapacityConfig`)."""
-    limit = layout_bucket_bytes(model=model, training=training, layout=layout, stage=stage)
-    shape = {"model": model, "stage": stage, "tp": layout.tp, "bucket_bytes": limit}
+    layout = case.layout
+    limit = layout_bucket_bytes(case, stage)
     is_usual = layout.sharding == "ddp" and layout.ddp_bucket_bytes == DDP_BUCKET_BYTES
     dense = ddp_buckets_bytes(
+        model=case.model,
+        stage=stage,
+        tp=layout.tp,
         ep=layout.ep,
+        bucket_bytes=limit,
         first_bucket_bytes=FIRST_BUCKET_BYTES if is_usual else limit,
-        **shape,
     )
-    experts = expert_buckets_bytes(ep=layout.ep, **shape)
+    experts = expert_buckets_bytes(
+        model=case.model, stage=stage, tp=layout.tp, ep=layout.ep, bucket_bytes=limit
+    )
     filled = [*_by_progress(dense, is_expert=False), *_by_progress(experts, is_expert=True)]
     return tuple(bucket for _, bucket in sorted(filled, key=lambda pair: pair[0]))
 
@@ -140,16 +144,15 @@ def parameter_moves(
     )
 
 
-def replica_calls(
-    *, model: Model, training: Training, layout: Layout, stage: Stage
-) -> Iterator[Calls]:
+def replica_calls(case: Case, stage: Stage) -> Iterator[Calls]:
     """Reductions of each synchronised backward and, under ZeRO, one gather of the parameters.
 
     Buckets are filled by fp32 bytes; a bf16 reduction compresses them by a communication hook.
     """
+    training, layout = case.training, case.layout
     if not is_reduced(layout):
         return
-    filled = buckets(model=model, training=training, layout=layout, stage=stage)
+    filled = buckets(case, stage)
     for bucket, number in Counter(filled).items():
         for collective, group, size in reductions(bucket, training=training, layout=layout):
             yield Calls(
@@ -160,19 +163,18 @@ def replica_calls(
                 call_bytes=size,
             )
     if layout.sharding != "ddp":
-        yield from _parameter_calls(filled, model, training, layout, stage)
+        yield from _parameter_calls(case, stage, filled)
 
 
-def _parameter_calls(
-    filled: tuple[Bucket, ...], model: Model, training: Training, layout: Layout, stage: Stage
-) -> Iterator[Calls]:
+def _parameter_calls(case: Case, stage: Stage, filled: tuple[Bucket, ...]) -> Iterator[Calls]:
     """The collectives of updated parameters, those of one shape together."""
+    training = case.training
     whole = sum(bucket.fp32_bytes for bucket in filled)
-    tensors = stage_tensors(model=model, stage=stage)
+    tensors = stage_tensors(model=case.model, stage=stage)
     counts: dict[tuple[Collective, Group, int], float] = {}
     for bucket in filled:
         moves = parameter_moves(
-            bucket, training=training, layout=layout, tensors=tensors, whole_bytes=whole
+            bucket, training=training, layout=case.layout, tensors=tensors, whole_bytes=whole
         )
         key = (moves.collective, moves.group, moves.call_bytes)
         counts[key] = counts.get(key, 0.0) + moves.count

@@ -1,4 +1,4 @@
-"""Ways: what of a layout decides a part of its step.
+"""Ways: what of a case decides a part of its step.
 
 How gradients are reduced, how often, over how many ranks, decides nothing of what is inside a
 block, and what is inside a block nothing of what FSDP moves; so the thousands of layouts of a
@@ -9,24 +9,38 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.model import Model
-from fsdpplan.spec.training import Training
+from fsdpplan.spec.case import Case
 
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """A layout as far as a part of its step is concerned: equal to all that do the same."""
+    """A case as far as a part of its step is concerned: equal to all that do the same."""
 
     decides: tuple[object, ...]
     """All that is read of it."""
-    layout: Layout = field(compare=False)
+    case: Case = field(compare=False)
     """One of them."""
 
 
-def inner_ways(model: Model, training: Training, layout: Layout) -> tuple[object, ...]:
-    """What decides the collectives inside a block, and what they run beside."""
+def inner_ways(case: Case) -> Ways:
+    """What decides the collectives inside a block, and what they run beside, on one cluster."""
+    return Ways(_inside(case), case)
+
+
+def block_ways(case: Case) -> Ways:
+    """What decides all that a block does: with what data parallelism puts around it."""
+    layout = case.layout
+    is_fsdp = layout.sharding == "fsdp"
+    around = layout.wrap_blocks if is_fsdp else layout.data_parallel > 1
+    return Ways((case.cluster, is_fsdp, around, *_inside(case)), case)
+
+
+def _inside(case: Case) -> tuple[object, ...]:
+    model, training, layout = case.model, case.training, case.layout
     return (
+        model,
+        training,
+        case.cluster.device.kind,
         layout.tp,
         layout.cp,
         layout.expert_ways if model.experts else None,
@@ -40,14 +54,10 @@ def inner_ways(model: Model, training: Training, layout: Layout) -> tuple[object
     )
 
 
-def block_ways(model: Model, training: Training, layout: Layout) -> tuple[object, ...]:
-    """What decides all that a block does: with what data parallelism puts around it."""
-    is_fsdp = layout.sharding == "fsdp"
-    around = layout.wrap_blocks if is_fsdp else layout.data_parallel > 1
-    return (is_fsdp, around, *inner_ways(model, training, layout))
-
-
-def shard_ways(layout: Layout) -> tuple[object, ...]:
+def shard_ways(case: Case) -> Ways:
     """What decides what FSDP gathers, reduces and copies."""
+    layout = case.layout
+    nouns = (case.model, case.cluster, case.training)
     ranks = (layout.tp, layout.cp, *layout.expert_ways, layout.dp_shard, layout.dp_replicate)
-    return (*ranks, layout.wrap_blocks, layout.reshard_after_forward, layout.offload)
+    policies = (layout.wrap_blocks, layout.reshard_after_forward, layout.offload)
+    return Ways((*nouns, *ranks, *policies), case)

@@ -21,7 +21,8 @@ from fsdpplan.cost.block_sizes import BlockShape
 from fsdpplan.cost.formats import formats
 from fsdpplan.cost.shards import Stage
 from fsdpplan.cost.torch_traits import has_windowed_kernel
-from fsdpplan.spec.layout import ActivationCheckpointing, Layout
+from fsdpplan.spec.case import Case
+from fsdpplan.spec.layout import ActivationCheckpointing
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
 
@@ -41,17 +42,18 @@ def masked_share(*, model: Model, training: Training) -> float:
     return model.windowed_blocks / model.layers
 
 
-def mask_bytes(*, model: Model, training: Training, layout: Layout, stage: Stage) -> int:
+def mask_bytes(case: Case, stage: Stage) -> int:
     """What a pipeline rank holds of masks, from its first forward pass on: one a virtual stage.
 
     A sink is a token more that all see. Under context parallelism a rank has the mask of all ranks'
     tokens.
     """
+    model, training = case.model, case.training
     if not masked_share(model=model, training=training):
         return 0
     width = training.seq_len + int(model.attention_sinks)
     parts = sum(piece.blocks > 0 for piece in stage.pieces)
-    return parts * width * width * formats(training=training, layout=layout).computed
+    return parts * width * width * formats(training=training, layout=case.layout).computed
 
 
 def mean_activations(

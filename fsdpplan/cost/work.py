@@ -28,19 +28,19 @@ class BlockSeconds:
     share stands beside them for whoever adds up stretches in which it runs ahead.
     """
 
-    forward: float
-    recompute: float
+    forward_seconds: float
+    recompute_seconds: float
     """Forward work done again in backward by activation checkpointing."""
-    backward: float
+    backward_seconds: float
     """Without the recomputation."""
-    forward_host: float = 0.0
+    forward_host_seconds: float = 0.0
     """What the host needs to dispatch the forward."""
-    recompute_host: float = 0.0
-    backward_host: float = 0.0
-    forward_device: float = 0.0
+    recompute_host_seconds: float = 0.0
+    backward_host_seconds: float = 0.0
+    forward_device_seconds: float = 0.0
     """What the device needs for the forward if nothing keeps it waiting."""
-    recompute_device: float = 0.0
-    backward_device: float = 0.0
+    recompute_device_seconds: float = 0.0
+    backward_device_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

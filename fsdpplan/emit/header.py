@@ -105,7 +105,7 @@ def header_lines(*, plan: Plan, plan_json: str, version: str, job: Job | None = 
 def torch_words(plan: Plan) -> str:
     """The release that was planned for, where it came from, and the oldest that will do."""
     source = "assumed" if plan.known_torch is None else plan.torch_source
-    planned, need = plan.training.torch_release, torch_need(plan.setting)
+    planned, need = plan.training.torch_release, torch_need(plan.case)
     if planned is None or planned < need.oldest:  # the job has a program of its own
         return f"{planned} ({source})"
     return f"{planned} ({source}); needs {need.oldest} or newer" + (

@@ -40,7 +40,7 @@ def binds(plan: Plan) -> bool:
     """Whether ranks are to stay near their GPUs where a node can do that: not under a torch that
     is known to lack it."""
     known = plan.known_torch
-    return NUMA_BINDING.needed(plan.setting) and (known is None or known >= NUMA_BINDING.since)
+    return NUMA_BINDING.needed(plan.case) and (known is None or known >= NUMA_BINDING.since)
 
 
 def assumptions(*, plan: Plan, job: Job) -> tuple[str, ...]:
@@ -72,7 +72,7 @@ def _torch_needed(plan: Plan, job: Job) -> list[str]:
     what it needs itself."""
     if not isinstance(job.program, Trainer):
         return []
-    need = torch_need(plan.setting)
+    need = torch_need(plan.case)
     return [f"torch={need.oldest},{need.because}"]
 
 

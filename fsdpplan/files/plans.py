@@ -19,12 +19,13 @@ from fsdpplan.files.table import (
     short,
 )
 from fsdpplan.files.writing import write_text_atomically
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.estimate import Estimate
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Plan, RankedLayout
-from fsdpplan.spec.torch_features import Setting, torch_need
+from fsdpplan.spec.torch_features import torch_need
 from fsdpplan.spec.training import Training
 
 SCHEMA_VERSION = 1
@@ -63,9 +64,9 @@ def estimate_document(estimate: Estimate) -> dict[str, Any]:
     return document
 
 
-def needed_document(setting: Setting) -> dict[str, str]:
+def needed_document(case: Case) -> dict[str, str]:
     """The oldest torch that a plan can be trained under, as JSON has it, and what needs it."""
-    need = torch_need(setting)
+    need = torch_need(case)
     return {"oldest": str(need.oldest), "because": need.because}
 
 
@@ -87,7 +88,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "cluster": cluster_document(plan.cluster),
         "training": training_document(plan.training),
         "layout": layout_document(plan.layout),
-        "torch_needed": needed_document(plan.setting),
+        "torch_needed": needed_document(plan.case),
         "estimate": estimate_document(plan.estimate),
         "alternatives": [ranked_document(ranked) for ranked in plan.alternatives],
         "sources": dict(plan.sources),

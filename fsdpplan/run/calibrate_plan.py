@@ -35,7 +35,7 @@ def settings_for_plan(settings: Settings, plan: Plan) -> Settings:
 def plan_shapes(plan: Plan) -> tuple[Shape, ...]:
     """m, n, k of the matmuls of one block on one rank: forward, and in backward by input and by
     weight; each once. Grouped ones of experts are left out: they are no single matmul."""
-    work = block_work(model=plan.model, training=plan.training, layout=plan.layout)
+    work = block_work(plan.case)
     shapes = (
         shape
         for product in block_products(work)

@@ -8,6 +8,7 @@ from fsdpplan.cost.step import estimate
 from fsdpplan.emit.job import Job
 from fsdpplan.emit.nccl import environment
 from fsdpplan.files.catalogue import load_model
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.plan import Plan
@@ -39,13 +40,13 @@ def _any_plan(cluster: Cluster) -> Plan:
     model = load_model(_MODEL)
     training = Training(seq_len=model.max_positions or 1024, global_batch=cluster.gpus)
     layout = Layout(dp_replicate=cluster.gpus, sharding="ddp", gradient_sync="last")
-    predicted = estimate(model=model, cluster=cluster, training=training, layout=layout)
+    case = Case(model=model, cluster=cluster, training=training, layout=layout)
     return Plan(
         model=model,
         cluster=cluster,
         training=training,
         layout=layout,
-        estimate=predicted,
+        estimate=estimate(case),
         alternatives=(),
         sources=(),
         assumptions=(),

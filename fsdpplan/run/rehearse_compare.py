@@ -168,14 +168,9 @@ def compared_rank(
 
 
 def _memory(plan: Plan, stage: Stage, pipeline_rank: int, *, compiled: bool) -> MemoryBreakdown:
-    return stage_memory(
-        model=plan.model,
-        cluster=plan.cluster,
-        training=plan.training,
-        layout=plan.layout if compiled else replace(plan.layout, compile=False),
-        stage=stage,
-        in_flight_blocks=in_flight_blocks(model=plan.model, layout=plan.layout)[pipeline_rank],
-    )
+    layout = plan.layout if compiled else replace(plan.layout, compile=False)
+    in_flight = in_flight_blocks(model=plan.model, layout=plan.layout)[pipeline_rank]
+    return stage_memory(replace(plan.case, layout=layout), stage, in_flight_blocks=in_flight)
 
 
 def _padding_bytes(plan: Plan, stage: Stage, rank: int, fullest: MemoryBreakdown) -> int:
@@ -183,31 +178,24 @@ def _padding_bytes(plan: Plan, stage: Stage, rank: int, fullest: MemoryBreakdown
     so is the optimizer's state of them; FSDP2 fills up parameters and gradients with zeros."""
     if plan.layout.sharding != "fsdp":
         return 0
-    held, most = (
-        rank_shard_elements(model=plan.model, stage=stage, layout=plan.layout, rank=one)
-        for one in (rank, 0)
-    )
+    held, most = (rank_shard_elements(plan.case, stage, rank=one) for one in (rank, 0))
     return fullest.optimizer_bytes * (most - held) // most
 
 
 def _predicted_calls(plan: Plan, stage: Stage, rank: int) -> dict[CallKey, tuple[int, int]]:
     """The cost model's, summed by what tells collectives apart. They are those of the first rank of
-    a shard group, but for the part of a tied table that this one exchanges."""
+    a shard group, but for the part of a tied table that this one exchanges; and those of CPU ranks,
+    as the rehearsal's are."""
+    device = replace(plan.cluster.device, kind="cpu")
+    rehearsed = replace(plan.case, cluster=replace(plan.cluster, device=device))
     rows: dict[CallKey, tuple[int, int]] = {}
-    for call in step_calls(
-        model=plan.model,
-        training=plan.training,
-        layout=plan.layout,
-        stage=stage,
-        device_kind="cpu",
-    ):
+    for call in step_calls(rehearsed, stage):
         key = (str(call.collective), call.group.axis, call.group.ranks, call.dtype)
         count, size = rows.get(key, (0, 0))
         rows[key] = (count + call.count, size + call.count * call.call_bytes)
-    nouns = {"model": plan.model, "layout": plan.layout}
-    for call in table_calls(training=plan.training, stage=stage, **nouns):  # type: ignore[arg-type]
+    for call in table_calls(rehearsed, stage):
         key = (str(call.collective), call.group.axis, call.group.ranks, call.dtype)
-        own = table_gradient_bytes(rank=rank, **nouns)  # type: ignore[arg-type]
+        own = table_gradient_bytes(model=plan.model, layout=plan.layout, rank=rank)
         rows[key] = (rows[key][0], rows[key][1] - call.call_bytes + own)
     return rows
 

@@ -9,7 +9,7 @@ from fsdpplan.cost.pipeline_order import microbatches_refusal
 from fsdpplan.cost.pipeline_stages import named_stages
 from fsdpplan.errors import LaunchError
 from fsdpplan.files.clusters import load_cluster
-from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.estimate import Estimate
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Experts, LatentAttention, Model
@@ -27,9 +27,7 @@ NEEDS_CUDA = ("async_tp", "offload")
 class Estimator(Protocol):
     """The cost model's entry."""
 
-    def __call__(
-        self, *, model: Model, cluster: Cluster, training: Training, layout: Layout
-    ) -> Estimate: ...
+    def __call__(self, case: Case) -> Estimate: ...
 
 
 def smoke_plan(*, plan: Plan, estimate: Estimator) -> Plan:
@@ -47,13 +45,14 @@ def smoke_plan(*, plan: Plan, estimate: Estimator) -> Plan:
     )
     per_node = layout.world // 2 if plan.cluster.nodes > 1 and layout.world % 2 == 0 else None
     cluster = load_cluster("cpu", gpus=layout.world, gpus_per_node=per_node).cluster
+    case = Case(model=model, cluster=cluster, training=training, layout=layout)
     return replace(
         plan,
         model=model,
         cluster=cluster,
         training=training,
         layout=layout,
-        estimate=estimate(model=model, cluster=cluster, training=training, layout=layout),
+        estimate=estimate(case),
         alternatives=(),
         sources=(("plan", f"shrunk from {plan.model.name} on {plan.cluster.gpus} GPUs"),),
         assumptions=("a smoke run says that the layout trains, not how fast it will",),

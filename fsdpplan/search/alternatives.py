@@ -13,6 +13,7 @@ from fsdpplan.search.legality import question_problem
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.recommend import recommend
 from fsdpplan.search.words import domain_words
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.host_list import compress_host_list
 from fsdpplan.spec.model import Model
@@ -131,10 +132,12 @@ def _weak_nodes(job: RecommendedPlan) -> str | None:
 def keeping_fraction(job: RecommendedPlan, nodes: Sequence[str]) -> float:
     """How much longer a step is for keeping `nodes`, as a fraction of one without them."""
     healthy = estimate(
-        model=job.model,
-        cluster=without_nodes(job.cluster, nodes),
-        training=job.training,
-        layout=job.best.layout,
+        Case(
+            model=job.model,
+            cluster=without_nodes(job.cluster, nodes),
+            training=job.training,
+            layout=job.best.layout,
+        )
     )
     return job.best.estimate.step_seconds.expected / healthy.step_seconds.expected - 1
 

@@ -231,15 +231,9 @@ def needed_bytes(asked: Question, layout: Layout, *, enough_bytes: int | None = 
     With `enough_bytes` that of the first rank that needs more than that, if any does.
     """
     needed = 0
+    case = asked.case(layout)
     for stage, blocks in fullest_ranks(model=asked.model, layout=layout):
-        memory = stage_memory(
-            model=asked.model,
-            cluster=asked.cluster,
-            training=asked.training,
-            layout=layout,
-            stage=stage,
-            in_flight_blocks=blocks,
-        )
+        memory = stage_memory(case, stage, in_flight_blocks=blocks)
         needed = max(needed, memory.peak_device_bytes)
         if enough_bytes is not None and needed > enough_bytes:
             break

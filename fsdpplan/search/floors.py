@@ -29,11 +29,7 @@ from fsdpplan.cost.pipeline_actions import ACTIVE_STAGES
 from fsdpplan.cost.pipeline_stages import pipeline_stages, stage_kinds
 from fsdpplan.cost.shards import whole_model
 from fsdpplan.cost.step_time import slowest_factor
-from fsdpplan.cost.timing import (
-    gradient_seconds,
-    layout_optimizer_seconds,
-    optimizer_elements,
-)
+from fsdpplan.cost.timing import gradient_seconds, layout_optimizer_seconds
 from fsdpplan.search.enumerate import (
     USUAL_SCHEDULES,
     Degrees,
@@ -275,14 +271,13 @@ class Floors:
         """All but the optimizer, without a pipeline."""
         asked = self.asked
         (stage,) = pipeline_stages(model=asked.model, layout=layout)
-        given = {"model": asked.model, "training": asked.training, "layout": layout}
+        case = asked.case(layout)
         work = least_work(works.stage(layout, mode, stage) for mode in modes)
         waiting = work.total - work.computed + works.end_calls_seconds(layout)
-        gradients = gradient_seconds(stage=stage, device=asked.cluster.device, **given)  # type: ignore[arg-type]
+        gradients = gradient_seconds(case, stage)
         if layout.sharding == "fsdp":
-            whole = whole_model(asked.model)
             return least_fsdp_seconds(
-                fsdp_moves(cluster=asked.cluster, stage=whole, **given),  # type: ignore[arg-type]
+                fsdp_moves(case, whole_model(asked.model)),
                 cluster=asked.cluster,
                 layout=layout,
                 late=self.late,
@@ -325,12 +320,7 @@ class Floors:
         order = (layout.schedule, layout.virtual_stages, layout.stage_blocks, layout.gradient_sync)
         key = (*ways, layout.shard_ranks, *order, layout.num_microbatches)
         if key not in self.updates:
-            self.updates[key] = least_update_seconds(
-                model=self.asked.model,
-                cluster=self.asked.cluster,
-                training=self.asked.training,
-                layout=layout,
-            )
+            self.updates[key] = least_update_seconds(self.asked.case(layout))
         return self.updates[key]
 
     def _gradient_seconds(self, layout: Layout) -> float:
@@ -338,13 +328,8 @@ class Floors:
         reduced."""
         if layout.pp == 1:
             return 0.0
-        return self.late * gradient_seconds(
-            model=self.asked.model,
-            training=self.asked.training,
-            layout=layout,
-            stage=whole_model(self.asked.model),
-            device=self.asked.cluster.device,
-        )
+        stage = whole_model(self.asked.model)
+        return self.late * gradient_seconds(self.asked.case(layout), stage)
 
     def _pipeline(
         self, layout: Layout, modes: Sequence[ActivationCheckpointing], works: Works
@@ -354,13 +339,10 @@ class Floors:
         kinds = [
             least_work(works.stage(layout, mode, stage) for mode in modes) for stage in stages.kinds
         ]
-        send = message_seconds(
-            model=asked.model, cluster=asked.cluster, training=asked.training, layout=layout
-        )
         return {
             "passes": stages.each([(kind.forward, kind.backward) for kind in kinds]),
             "gathers": stages.each([works.moves(layout, stage)[0] for stage in stages.kinds]),
-            "send": send,
+            "send": message_seconds(asked.case(layout)),
         }
 
     def leanest(self, d: Degrees) -> Layout:
@@ -374,12 +356,7 @@ class Floors:
         policies = (layout.wrap_blocks, layout.reshard_after_forward, layout.gradient_sync)
         key = (*ways, *policies, layout.sharding, layout.num_microbatches)
         if key not in self.moves:
-            self.moves[key] = least_communication_seconds(
-                model=self.asked.model,
-                cluster=self.asked.cluster,
-                training=self.asked.training,
-                layout=layout,
-            )
+            self.moves[key] = least_communication_seconds(self.asked.case(layout))
         return self.moves[key]
 
     def _update_seconds(self, layout: Layout) -> float:
@@ -389,14 +366,7 @@ class Floors:
         key = (*ways, layout.dp_replicate, layout.shard_ranks)
         if key not in self.updates:
             stage = whole_model(asked.model)
-            self.updates[key] = layout_optimizer_seconds(
-                model=asked.model,
-                device=asked.cluster.device,
-                layout=layout,
-                local_parameters=optimizer_elements(model=asked.model, layout=layout, stage=stage),
-                training=asked.training,
-                stage=stage,
-            )
+            self.updates[key] = layout_optimizer_seconds(asked.case(layout), stage)
         return self.late * self.updates[key]
 
     def _work(self, layout: Layout) -> Work:

@@ -104,14 +104,11 @@ def _is_legal(plan: Plan, layout: Layout) -> bool:
 
 
 def _needed(plan: Plan, layout: Layout) -> int:
-    memory = rank_memory(
-        model=plan.model, cluster=plan.cluster, training=plan.training, layout=layout
-    )
-    return memory.peak_device_bytes
+    return rank_memory(replace(plan.case, layout=layout)).peak_device_bytes
 
 
 def _rung(plan: Plan, layout: Layout) -> Rung:
-    priced = estimate(model=plan.model, cluster=plan.cluster, training=plan.training, layout=layout)
+    priced = estimate(replace(plan.case, layout=layout))
     return Rung(layout=layout, estimate=priced, words=changed_words(plan.layout, layout))
 
 

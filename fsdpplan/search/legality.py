@@ -16,10 +16,10 @@ from fsdpplan.search.program_rules import program_problems
 from fsdpplan.search.rule import Problem
 from fsdpplan.search.sharding_rules import sharding_problems
 from fsdpplan.search.torch_rules import torch_problems
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.torch_features import Setting
 from fsdpplan.spec.training import Training
 
 
@@ -56,7 +56,7 @@ def first_problem(
         _optimizer(layout, training),
         pipeline_problems(model=model, layout=layout),
         _recomputation(layout, model),
-        torch_problems(Setting(model=model, cluster=cluster, training=training, layout=layout)),
+        torch_problems(Case(model=model, cluster=cluster, training=training, layout=layout)),
         program_problems(model=model, training=training, layout=layout),
     )
     return next((problem for rule in rules for problem in rule), None)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from fsdpplan.cost.memory import available_bytes
 from fsdpplan.search.learned import Learner
 from fsdpplan.search.pins import Pins
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, ActivationCheckpointing
+from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, ActivationCheckpointing, Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
 
@@ -28,6 +29,10 @@ class Question:
     """What measured runs say; None: nothing."""
     least_factor: float = 1.0
     """Least step time over the cost model's that `learner` is taken to say of any layout."""
+
+    def case(self, layout: Layout) -> Case:
+        """With one answer to it."""
+        return Case(model=self.model, cluster=self.cluster, training=self.training, layout=layout)
 
     @property
     def available_bytes(self) -> int:

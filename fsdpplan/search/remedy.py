@@ -11,6 +11,7 @@ from fsdpplan.cost.step import rank_memory
 from fsdpplan.search.legality import legal_layout_problem
 from fsdpplan.search.pins import Pins, pin_flag
 from fsdpplan.search.result import NearestMiss
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
@@ -57,10 +58,11 @@ def offloaded(model: Model, asked: Change) -> Iterator[Change]:
 
 
 def _needed_bytes(model: Model, change: Change) -> int:
-    memory = rank_memory(
-        model=model, cluster=change.cluster, training=change.training, layout=change.layout
-    )
-    return memory.peak_device_bytes
+    return rank_memory(_case(model, change)).peak_device_bytes
+
+
+def _case(model: Model, change: Change) -> Case:
+    return Case(model=model, cluster=change.cluster, training=change.training, layout=change.layout)
 
 
 def _remedy(model: Model, asked: Change, pins: Pins) -> str:

@@ -245,8 +245,8 @@ class Room:
     def _new_held(
         self, layout: Layout, stage: Stage, *, keeps: bool, is_settled: bool
     ) -> tuple[int, int]:
-        model, training = self.asked.model, self.asked.training
-        state = rank_state(model=model, training=training, layout=layout, stage=stage)
+        training = self.asked.training
+        state = rank_state(self.asked.case(layout), stage)
         held = state.parameters + state.optimizer + state.gradients
         if layout.sharding != "fsdp":
             return held, 0
@@ -287,15 +287,14 @@ class Room:
 
     def _messages(self, layout: Layout, stage: Stage) -> int:
         """Buffers of a pipeline's messages, where they are of all its micro-batches."""
-        training, model = self.asked.training, self.asked.model
-        if training.traits.half_parameters:
+        asked = self.asked
+        if asked.training.traits.half_parameters:
             return 0
         return message_buffer_bytes(
-            training=training,
-            layout=layout,
-            stage=stage,
+            asked.case(layout),
+            stage,
             in_flight=1,
-            message_bytes=self._saved(layout, model)["full"],  # what a block reads
+            message_bytes=self._saved(layout, asked.model)["full"],  # what a block reads
         )
 
     def _blocks(self, layout: Layout, stage: Stage, known: Known) -> _Blocks:
@@ -337,9 +336,7 @@ class Room:
         spread = (layout.tp, layout.cp, *layout.expert_ways, kind is self.asked.model)
         key = (*spread, layout.micro_batch, is_fsdp, layout.compile)
         if key not in self.saved:
-            self.saved[key] = saved_bytes_a_block(
-                model=kind, training=self.asked.training, layout=layout
-            )
+            self.saved[key] = saved_bytes_a_block(self.asked.case(layout).of_blocks(kind))
         return self.saved[key]
 
     def _work(self, layout: Layout, kind: Model, saved: Bytes, known: Known) -> Bytes:
@@ -350,11 +347,9 @@ class Room:
             return _NO_WORK
         work = dict.fromkeys(MODES, saved["full"])  # its input
         if is_whole:
-            allocated = activations_of_block(
-                model=kind,
-                training=self.asked.training,
-                layout=replace(layout, activation_checkpointing="none", checkpoint_blocks="all"),
-            ).backward_peak_bytes
+            keeping = replace(layout, activation_checkpointing="none", checkpoint_blocks="all")
+            case = self.asked.case(keeping).of_blocks(kind)
+            allocated = activations_of_block(case).backward_peak_bytes
             work = {mode: n + (0 if mode == "attention" else allocated) for mode, n in work.items()}
         if known != "settled":  # there the last block may keep everything
             for mode in ("op", "full"):

@@ -133,9 +133,7 @@ class Space:
     def floor(self, layout: Layout) -> float:
         """The step."""
         asked = self.asked
-        step = step_time(
-            model=asked.model, cluster=asked.cluster, training=asked.training, layout=layout
-        )
+        step = step_time(asked.case(layout))
         return asked.least_factor * step.time.total_seconds
 
     def is_below(self, layout: Layout, seconds: float) -> bool:
@@ -168,7 +166,5 @@ class Space:
 
 def entry_of(asked: Question, layout: Layout) -> Entry:
     """A layout with its estimate, as measured runs say where there are any."""
-    found = estimate(
-        model=asked.model, cluster=asked.cluster, training=asked.training, layout=layout
-    )
+    found = estimate(asked.case(layout))
     return layout, found if asked.learner is None else asked.learner.corrected(layout, found)

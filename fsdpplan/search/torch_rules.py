@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fsdpplan.search.rule import Problem
-from fsdpplan.spec.torch_features import Setting, lacking
+from fsdpplan.spec.case import Case
+from fsdpplan.spec.torch_features import lacking
 
 
-def torch_problems(setting: Setting) -> Iterator[Problem]:
+def torch_problems(case: Case) -> Iterator[Problem]:
     """The feature that the release lacks, with the first one that has it."""
-    feature = lacking(setting)
+    feature = lacking(case)
     if feature is not None:
-        release = setting.training.torch_release
+        release = case.training.torch_release
         yield Problem(
             reason=f"torch {release} has no {feature.name} ({feature.since} has)",
             sentence=f"torch {release} has no {feature.name}, which came with {feature.since}: use "

@@ -71,9 +71,7 @@ def restaged(asked: Question, layout: Layout) -> Iterator[Layout]:
     if pins.stage_blocks is None:
         if layout.schedule in LOOPED_SCHEDULES and pins.virtual_stages is None:
             yield from (replace(even, virtual_stages=n) for n in range(2, most + 1))
-        for blocks in stage_splits(
-            model=asked.model, cluster=asked.cluster, training=asked.training, layout=layout
-        ):
+        for blocks in stage_splits(asked.case(layout)):
             yield replace(layout, stage_blocks=blocks)
     if pins.schedule is not None or asked.training.runtime != "fsdp2":
         return

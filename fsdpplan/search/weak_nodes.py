@@ -20,9 +20,7 @@ def without_excluded(plan: Plan, excluded: Collection[str]) -> Plan:
     if not out:
         return plan
     cluster = without_nodes(plan.cluster, out)
-    predicted = estimate(
-        model=plan.model, cluster=cluster, training=plan.training, layout=plan.layout
-    )
+    predicted = estimate(replace(plan.case, cluster=cluster))
     return replace(plan, cluster=cluster, estimate=predicted, alternatives=())
 
 
@@ -57,9 +55,7 @@ def _nodes(plan: Plan, nodes: tuple[str, ...]) -> str:
 
 
 def _step_seconds(plan: Plan, cluster: Cluster) -> float:
-    return estimate(
-        model=plan.model, cluster=cluster, training=plan.training, layout=plan.layout
-    ).step_seconds.expected
+    return estimate(replace(plan.case, cluster=cluster)).step_seconds.expected
 
 
 def _longer(slow_seconds: float, fast_seconds: float) -> str:

@@ -83,11 +83,8 @@ class Works:
         return self.of_blocks[key]
 
     def _block(self, model: Model, layout: Layout) -> Work:
-        asked = self.asked
-        block = block_times(
-            model=model, cluster=asked.cluster, training=asked.training, layout=layout
-        )
-        return Work(block.forward, block.backward, block.computed)
+        block = block_times(self.asked.case(layout).of_blocks(model))
+        return Work(block.forward_seconds, block.backward_seconds, block.computed_seconds)
 
     def ends(self, layout: Layout, *, embedding: bool, head: bool) -> Work:
         """Of embedding, or head and loss, whole or in pieces, or both."""
@@ -103,14 +100,8 @@ class Works:
         return self.of_ends[key]
 
     def _ends(self, layout: Layout, embedding: bool, head: bool) -> Work:
-        asked = self.asked
-        forward, backward = ends_seconds(
-            model=asked.model,
-            device=asked.cluster.device,
-            training=asked.training,
-            layout=layout,
-            stage=Stage(blocks=0, has_embedding=embedding, has_head=head),
-        )
+        stage = Stage(blocks=0, has_embedding=embedding, has_head=head)
+        forward, backward = ends_seconds(self.asked.case(layout), stage)
         return Work(forward, backward, forward + backward)
 
     def stage(self, layout: Layout, mode: ActivationCheckpointing, stage: Stage) -> Work:
@@ -150,14 +141,8 @@ class Works:
         of_stage = (stage.blocks, stage.dense_blocks, stage.has_embedding, stage.has_head)
         key = (*ways, *of_stage, layout.wrap_blocks)
         if key not in self.of_moves:
-            asked = self.asked
-            self.of_moves[key] = stage_waits(
-                model=asked.model,
-                cluster=asked.cluster,
-                training=asked.training,
-                layout=layout,
-                stage=replace(stage, kept_blocks=0),
-            )
+            case = self.asked.case(layout)
+            self.of_moves[key] = stage_waits(case, replace(stage, kept_blocks=0))
         return self.of_moves[key]
 
     def end_calls_seconds(self, layout: Layout) -> float:
@@ -168,12 +153,8 @@ class Works:
         key = (layout.tp, layout.cp, layout.micro_batch, layout.sharding)
         if key not in self.of_end_calls:
             asked = self.asked
-            calls = tp_end_calls(
-                model=asked.model,
-                training=asked.training,
-                layout=replace(layout, num_microbatches=1),
-                stage=whole_model(asked.model),
-            )
+            case = asked.case(replace(layout, num_microbatches=1))
+            calls = tp_end_calls(case, whole_model(asked.model))
             self.of_end_calls[key] = sum(
                 call_seconds(call, asked.cluster)
                 for call in calls

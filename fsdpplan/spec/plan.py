@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fsdpplan.errors import SpecError
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.estimate import Estimate
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.torch_features import Setting
 from fsdpplan.spec.torch_release import TorchRelease
 from fsdpplan.spec.training import Training
 
@@ -66,9 +66,9 @@ class Plan:
             )
 
     @property
-    def setting(self) -> Setting:
-        """What decides which torch it needs."""
-        return Setting(
+    def case(self) -> Case:
+        """What is trained, on what, and how."""
+        return Case(
             model=self.model, cluster=self.cluster, training=self.training, layout=self.layout
         )
 

@@ -10,26 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
-from fsdpplan.spec.model import Model
+from fsdpplan.spec.case import Case
+from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES
 from fsdpplan.spec.torch_release import OLDEST, TorchRelease
-from fsdpplan.spec.training import Training
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """What is trained, on what, and how: all that decides what it needs of torch."""
-
-    model: Model
-    cluster: Cluster
-    training: Training
-    layout: Layout
-
-    @property
-    def on_cuda(self) -> bool:
-        """Whether it trains on CUDA devices."""
-        return self.cluster.device.kind == "cuda"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +23,7 @@ class TorchFeature:
     """What it is, as a noun: it stands in sentences."""
     since: TorchRelease
     """The first release that has it."""
-    needed: Callable[[Setting], bool]
+    needed: Callable[[Case], bool]
     """Whether a plan needs it."""
     done_without: str = ""
     """What the trainer does under earlier ones; empty: it refuses."""
@@ -61,10 +44,8 @@ NUMA_BINDING = TorchFeature(
     name="ranks on the cores near their GPU",
     since=TorchRelease(2, 9),
     done_without="runs on any core",
-    needed=lambda setting: (
-        setting.on_cuda
-        and setting.cluster.device.vendor == "nvidia"
-        and setting.cluster.gpus_per_node > 1
+    needed=lambda case: (
+        case.on_cuda and case.cluster.device.vendor == "nvidia" and case.cluster.gpus_per_node > 1
     ),
     source="--numa-binding of torch/distributed/run.py, which 2.8.0 has not and 2.9.1 has",
 )
@@ -74,15 +55,15 @@ FEATURES: tuple[TorchFeature, ...] = (
     TorchFeature(
         name="the pipeline schedule dualpipev",
         since=TorchRelease(2, 9),
-        needed=lambda setting: setting.layout.schedule == "dualpipev",
+        needed=lambda case: case.layout.schedule == "dualpipev",
         instead="--schedule zbv",
         source="ScheduleDualPipeV of torch/distributed/pipelining/schedules.py",
     ),
     TorchFeature(
         name="FSDP of experts that ep and tp split",
         since=TorchRelease(2, 9),
-        needed=lambda setting: (
-            setting.layout.sharding == "fsdp" and min(setting.layout.ep, setting.layout.tp) > 1
+        needed=lambda case: (
+            case.layout.sharding == "fsdp" and min(case.layout.ep, case.layout.tp) > 1
         ),
         instead="--tp 1 or --ep 1",
         source='"FSDP only supports 1D TP", raised by torch/distributed/fsdp/_fully_shard of 2.8; '
@@ -91,16 +72,15 @@ FEATURES: tuple[TorchFeature, ...] = (
     TorchFeature(
         name="ring attention by module",
         since=TorchRelease(2, 10),
-        needed=lambda setting: setting.layout.cp > 1 and setting.on_cuda,
+        needed=lambda case: case.layout.cp > 1 and case.on_cuda,
         instead="--cp 1",
         source="_ContextParallel of torch/distributed/tensor/experimental/_context_parallel",
     ),
     TorchFeature(
         name="split backward of stages without parameters",
         since=TorchRelease(2, 12),
-        needed=lambda setting: (
-            setting.layout.schedule in SPLIT_BACKWARD_SCHEDULES
-            and 0 in setting.layout.stage_blocks[1:-1]
+        needed=lambda case: (
+            case.layout.schedule in SPLIT_BACKWARD_SCHEDULES and 0 in case.layout.stage_blocks[1:-1]
         ),
         instead="--schedule 1f1b",
         source='"element 0 of tensors does not require grad", raised by 2.11; seen',
@@ -108,10 +88,8 @@ FEATURES: tuple[TorchFeature, ...] = (
     TorchFeature(
         name="FSDP of more than three stages a rank",
         since=TorchRelease(2, 10),
-        needed=lambda setting: (
-            setting.layout.pp > 1
-            and setting.layout.sharding == "fsdp"
-            and setting.layout.virtual_stages > 3
+        needed=lambda case: (
+            case.layout.pp > 1 and case.layout.sharding == "fsdp" and case.layout.virtual_stages > 3
         ),
         instead="--virtual-stages 3",
         source='"Unsharding the same stage twice", raised by '
@@ -122,7 +100,7 @@ FEATURES: tuple[TorchFeature, ...] = (
         since=TorchRelease(2, 10),
         done_without="multiplies the experts one after another",
         slower="the host waits for the rows of each expert, which the prediction does not count",
-        needed=lambda setting: setting.model.experts is not None,
+        needed=lambda case: case.model.experts is not None,
         source="grouped_mm of torch/nn/functional.py",
     ),
     TorchFeature(
@@ -130,28 +108,28 @@ FEATURES: tuple[TorchFeature, ...] = (
         since=TorchRelease(2, 12),
         done_without="adds a mask to all scores, of keys and values of every query head",
         slower="whose time the prediction does not count",
-        needed=lambda setting: 0 < setting.model.sliding_window < setting.training.seq_len,
+        needed=lambda case: 0 < case.model.sliding_window < case.training.seq_len,
         source="varlen_attn of torch/nn/attention/varlen.py",
     ),
     TorchFeature(
         name="pipelines that keep no logits",
         since=TorchRelease(2, 10),
         done_without="lets the last stage give them up itself",
-        needed=lambda setting: setting.layout.pp > 1,
+        needed=lambda case: case.layout.pp > 1,
         source="return_outputs of torch/distributed/pipelining/schedules.py",
     ),
     TorchFeature(
         name="schedules of several stages a rank by lowered actions",
         since=TorchRelease(2, 10),
         done_without="hands their actions to torch's runtime for these",
-        needed=lambda setting: setting.layout.virtual_stages > 1,
+        needed=lambda case: case.layout.virtual_stages > 1,
         source="_PipelineScheduleRuntime of torch/distributed/pipelining/schedules.py; seen",
     ),
     TorchFeature(
         name="means by gloo's reduce-scatter",
         since=TorchRelease(2, 9),
         done_without="sums, and divides by itself",
-        needed=lambda setting: setting.layout.sharding == "fsdp" and not setting.on_cuda,
+        needed=lambda case: case.layout.sharding == "fsdp" and not case.on_cuda,
         source="ReduceOp.AVG of gloo gives sums in 2.8, and says nothing; seen",
     ),
     NUMA_BINDING,
@@ -168,15 +146,11 @@ class TorchNeed:
     """What it needs; empty where it is the oldest of all."""
 
 
-def torch_need(setting: Setting) -> TorchNeed:
+def torch_need(case: Case) -> TorchNeed:
     """What a plan needs of torch; nothing where another program than the trainer's is priced."""
-    if setting.training.runtime == "fsdp2":
+    if case.training.runtime == "fsdp2":
         newest = max(
-            (
-                feature
-                for feature in FEATURES
-                if feature.oldest > OLDEST and feature.needed(setting)
-            ),
+            (feature for feature in FEATURES if feature.oldest > OLDEST and feature.needed(case)),
             key=lambda feature: feature.oldest,
             default=None,
         )
@@ -185,22 +159,22 @@ def torch_need(setting: Setting) -> TorchNeed:
     return TorchNeed(oldest=OLDEST, because="")
 
 
-def lacking(setting: Setting) -> TorchFeature | None:
+def lacking(case: Case) -> TorchFeature | None:
     """The first feature that the plan needs and its release lacks; None where none is missing, or
     where no release was said."""
-    training = setting.training
+    training = case.training
     if training.torch_release is None or training.runtime != "fsdp2":
         return None
     lacked = features_lacked(training.torch_release)
-    return next((feature for feature in lacked if feature.needed(setting)), None)
+    return next((feature for feature in lacked if feature.needed(case)), None)
 
 
-def slower_without(setting: Setting) -> tuple[TorchFeature, ...]:
+def slower_without(case: Case) -> tuple[TorchFeature, ...]:
     """What the plan's release lacks, and the trainer does more slowly."""
-    release = setting.training.torch_release
-    if release is None or setting.training.runtime != "fsdp2":
+    release = case.training.torch_release
+    if release is None or case.training.runtime != "fsdp2":
         return ()
-    return tuple(f for f in FEATURES if f.slower and release < f.since and f.needed(setting))
+    return tuple(f for f in FEATURES if f.slower and release < f.since and f.needed(case))
 
 
 @cache

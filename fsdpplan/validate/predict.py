@@ -23,8 +23,9 @@ from fsdpplan.cost.step import estimate, rank_memory
 from fsdpplan.cost.step_time import step_time
 from fsdpplan.errors import SpecError
 from fsdpplan.files.runs import MeasuredRun, MemoryKind
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster, Device, Evidence
-from fsdpplan.spec.estimate import Estimate, Interval, MemoryBreakdown, TimeBreakdown
+from fsdpplan.spec.estimate import Interval, MemoryBreakdown, TimeBreakdown
 from fsdpplan.spec.layout import Layout
 from fsdpplan.validate.express import Expressed, express
 from fsdpplan.validate.fabric import load_request
@@ -106,10 +107,11 @@ def expected_seconds(expressed: Expressed, fits: Fits | None = None) -> float:
 
 
 def _seconds(expressed: Expressed, cluster: Cluster, layout: Layout) -> float:
-    step = step_time(
-        model=expressed.model, cluster=cluster, training=expressed.training, layout=layout
-    )
-    return step.time.total_seconds
+    return step_time(_case(expressed, cluster, layout)).time.total_seconds
+
+
+def _case(expressed: Expressed, cluster: Cluster, layout: Layout) -> Case:
+    return Case(model=expressed.model, cluster=cluster, training=expressed.training, layout=layout)
 
 
 def with_fit(cluster: Cluster, fits: Fits | None) -> Cluster:
@@ -165,11 +167,12 @@ class Price:
 
 def _price(expressed: Expressed, cluster: Cluster, layout: Layout) -> Price:
     """Time and memory of `layout`; in proportion where only a share of the blocks recomputes."""
-    whole = _estimate(expressed, cluster, layout)
+    whole = estimate(_case(expressed, cluster, layout))
     share = expressed.recomputed_share
     if share is None:
         return Price(step_seconds=whole.step_seconds, time=whole.time, memory=whole.memory)
-    none = _estimate(expressed, cluster, replace(layout, activation_checkpointing="none"))
+    keeping = replace(layout, activation_checkpointing="none")
+    none = estimate(_case(expressed, cluster, keeping))
     return Price(
         step_seconds=_between(none.step_seconds, whole.step_seconds, share),
         time=_between(none.time, whole.time, share),
@@ -198,15 +201,7 @@ def predicted_memory(run: MeasuredRun, fits: Fits | None = None) -> MemoryBreakd
 
 
 def _memory(expressed: Expressed, cluster: Cluster, layout: Layout) -> MemoryBreakdown:
-    return rank_memory(
-        model=expressed.model, cluster=cluster, training=expressed.training, layout=layout
-    )
-
-
-def _estimate(expressed: Expressed, cluster: Cluster, layout: Layout) -> Estimate:
-    return estimate(
-        model=expressed.model, cluster=cluster, training=expressed.training, layout=layout
-    )
+    return rank_memory(_case(expressed, cluster, layout))
 
 
 def _between(none: Value, whole: Value, share: float) -> Value:
@@ -253,7 +248,7 @@ def _fits(expressed: Expressed, cluster: Cluster, layout: Layout) -> bool:
     return _peak_bytes(expressed, cluster, layout) <= cluster.device.memory_bytes
 
 
-Case = tuple[Expressed, Layout]
+Reading = tuple[Expressed, Layout]
 """A row as it could have been, and its layout."""
 
 
@@ -261,47 +256,47 @@ Case = tuple[Expressed, Layout]
 def unknown_log_error(expressed: Expressed) -> float:
     """Standard deviation of log time for what the row leaves open, each blank by itself.
 
-        error^2 = sum over blanks of chance * mean over its other cases of log(T_case / T)^2
+        error^2 = sum over blanks of chance * mean over its other readings of log(T_reading / T)^2
 
-    Cases that do not fit in memory, or cannot be expressed, are none. A micro-batch that is not
+    Readings that do not fit in memory, or cannot be expressed, are none. A micro-batch that is not
     given is one of those that fit, and so is the spread of experts.
     """
-    return _spread(expressed, _case_seconds)
+    return _spread(expressed, _reading_seconds)
 
 
 @lru_cache(maxsize=8192)
 def unknown_peak_log_error(expressed: Expressed) -> float:
     """The same of the log of the peak of device memory."""
-    return _spread(expressed, _case_peak_bytes)
+    return _spread(expressed, _reading_peak_bytes)
 
 
-def _spread(expressed: Expressed, of: Callable[[Case], float]) -> float:
+def _spread(expressed: Expressed, of: Callable[[Reading], float]) -> float:
     base = of((expressed, chosen_layout(expressed)))
     variance = 0.0
-    for cases in _other_cases(expressed):
-        ratios = [log(of(case) / base) for case in cases]
+    for readings in _other_readings(expressed):
+        ratios = [log(of(one) / base) for one in readings]
         others = [ratio for ratio in ratios if abs(ratio) > 1e-6]
         if others:
             variance += OTHERS_CHANCE * mean(ratio**2 for ratio in others)
     return sqrt(variance)
 
 
-def _case_seconds(case: Case) -> float:
-    expressed, layout = case
+def _reading_seconds(reading: Reading) -> float:
+    expressed, layout = reading
     if layout == chosen_layout(expressed):
         return expected_seconds(expressed)
     return _seconds(expressed, load_request(expressed.cluster_request), layout)
 
 
-def _case_peak_bytes(case: Case) -> float:
-    expressed, layout = case
+def _reading_peak_bytes(reading: Reading) -> float:
+    expressed, layout = reading
     return _peak_bytes(expressed, load_request(expressed.cluster_request), layout)
 
 
 @lru_cache(maxsize=8192)
-def _other_cases(expressed: Expressed) -> tuple[tuple[Case, ...], ...]:
-    """Of each blank the other cases that can be, in their order."""
-    blanks = [tuple(_cases(one)) for one in expressed.unknown]
+def _other_readings(expressed: Expressed) -> tuple[tuple[Reading, ...], ...]:
+    """Of each blank the other readings that can be, in their order."""
+    blanks = [tuple(_readings(one)) for one in expressed.unknown]
     cluster = load_request(expressed.cluster_request)
     chosen = chosen_layout(expressed)
     alike = (_kind(chosen), (not chosen.experts_over_tp, chosen.activation_checkpointing))
@@ -318,8 +313,8 @@ def _other_cases(expressed: Expressed) -> tuple[tuple[Case, ...], ...]:
     return tuple(blanks)
 
 
-def _cases(unknown: Unknown) -> Iterator[Case]:
-    """A blank's other cases that can be, in their order."""
+def _readings(unknown: Unknown) -> Iterator[Reading]:
+    """A blank's other readings that can be, in their order."""
     for case in unknown.cases:
         expressed = express(case)
         if isinstance(expressed, Skipped):

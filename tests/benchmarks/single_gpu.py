@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from single_gpu_cases import KERNELS, Case, model_and_batch, planned  # noqa: E402
+from single_gpu_cases import KERNELS, Trial, model_and_batch, planned  # noqa: E402
 from single_gpu_table import Result, table  # noqa: E402
 
 from fsdpplan.emit.job import Job  # noqa: E402
@@ -78,7 +78,7 @@ class Record:
         write_text_atomically(self._table, table(self._results, profile=self._profile))
 
 
-def cases(options: argparse.Namespace) -> Iterator[Case]:
+def cases(options: argparse.Namespace) -> Iterator[Trial]:
     """All that was asked for, model by model."""
     for model, micro_batch in map(model_and_batch, options.models):
         training = Training(
@@ -88,7 +88,7 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
         )
         for kernels in options.kernels:
             for checkpointing in options.checkpointing:
-                yield Case(
+                yield Trial(
                     model=model,
                     training=training,
                     compiled=kernels == "compiled",
@@ -97,7 +97,7 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
                 )
 
 
-def predicted(options: argparse.Namespace, record: Record, cluster: Cluster) -> dict[Case, Plan]:
+def predicted(options: argparse.Namespace, record: Record, cluster: Cluster) -> dict[Trial, Plan]:
     """The plans of all cases that can run; the predictions are on disk when this returns."""
     record.add("hardware", profile=options.hardware, cluster=cluster_document(cluster))
     plans = {}
@@ -112,7 +112,7 @@ def predicted(options: argparse.Namespace, record: Record, cluster: Cluster) -> 
     return plans
 
 
-def measure(plans: dict[Case, Plan], options: argparse.Namespace, record: Record) -> None:
+def measure(plans: dict[Trial, Plan], options: argparse.Namespace, record: Record) -> None:
     """Run one case after the other, as long as the budget has time for one more."""
     ends = time.monotonic() + options.budget_seconds
     longest = 0.0
@@ -151,7 +151,7 @@ def _ended_after(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def result_of(case: Case, plan: Plan, outcome: Outcome, *, steps: int) -> Result:
+def result_of(case: Trial, plan: Plan, outcome: Outcome, *, steps: int) -> Result:
     """The comparison, or what went wrong."""
     done = len(outcome.measured.steps)
     if outcome.exit_code or outcome.measured.summary is None or done < steps:

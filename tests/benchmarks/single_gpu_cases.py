@@ -14,6 +14,7 @@ from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.hf_config import read_hf_config
 from fsdpplan.search.one_layout import named_layout
 from fsdpplan.search.pins import Pins
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import ActivationCheckpointing, Sharding
 from fsdpplan.spec.model import Model
@@ -25,7 +26,7 @@ KERNELS = ("eager", "compiled")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class Trial:
     """One way to train one model on one device."""
 
     model: Model
@@ -59,7 +60,7 @@ def model_and_batch(word: str) -> tuple[Model, int]:
     return model, int(count or 1)
 
 
-def planned(case: Case, cluster: Cluster) -> Plan:
+def planned(case: Trial, cluster: Cluster) -> Plan:
     """The plan of a case, as `fsdpplan estimate` predicts it. Raises SpecError if it cannot run.
 
     FSDP over one rank, which `estimate` refuses since it shards nothing, is predicted here, too:
@@ -73,7 +74,7 @@ def planned(case: Case, cluster: Cluster) -> Plan:
         compile=case.compiled,
     )
     layout = named_layout(pins, cluster=cluster, training=training).layout
-    predicted = estimate(model=model, cluster=cluster, training=training, layout=layout)
+    predicted = estimate(Case(model=model, cluster=cluster, training=training, layout=layout))
     needed = predicted.memory.peak_device_bytes
     room = available_bytes(cluster=cluster, training=training)
     if needed > room:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from single_gpu_cases import Case
+from single_gpu_cases import Trial
 
 from fsdpplan.run.compare import Comparison
 from fsdpplan.units import format_gib, format_seconds
@@ -18,7 +18,7 @@ STEP, MEMORY = "step_seconds", "peak_allocated_bytes"
 class Result:
     """A case after it was run, or why it was not."""
 
-    case: Case
+    case: Trial
     comparison: tuple[Comparison, ...] = ()
     device: str = ""
     """What it ran on, and by which torch."""

@@ -12,10 +12,11 @@ from fsdpplan.cost.step import estimate
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.search.legality import first_problem
-from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec import case as spec_case
 from fsdpplan.spec.estimate import Estimate
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
+from fsdpplan.spec.remembered import remembered_hash
 from fsdpplan.spec.training import Training
 from tests.strategies import divisors
 
@@ -33,20 +34,15 @@ SMALL = Model(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """All that an estimate needs."""
+class Case(spec_case.Case):
+    """A case that is priced when it is asked."""
 
-    model: Model
-    cluster: Cluster
-    training: Training
-    layout: Layout
+    __hash__ = remembered_hash
 
     @property
     def estimate(self) -> Estimate:
         """Its prediction."""
-        return estimate(
-            model=self.model, cluster=self.cluster, training=self.training, layout=self.layout
-        )
+        return estimate(self)
 
     @property
     def seconds(self) -> float:

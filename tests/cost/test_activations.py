@@ -127,8 +127,8 @@ def test_gathering_again_keeps_the_ranks_part_of_the_inputs() -> None:
         block_tensors_bytes(shape_of(model, tp=8, kernels=Kernels(gathers_again=gathers)))
         for gathers in (False, True)
     )
-    assert again.normed_kept * 8 == gathered.normed_kept
-    assert again.gather_buffer == gathered.normed
+    assert again.normed_kept_bytes * 8 == gathered.normed_kept_bytes
+    assert again.gather_buffer_bytes == gathered.normed_bytes
 
 
 def test_a_mixture_keeps_rows_for_each_expert_that_a_token_visits() -> None:
@@ -167,7 +167,7 @@ def test_kept_bytes_grow_with_the_tokens(model: Model, tokens: int, times: int) 
     for mode in MODES:
         few = replace(shape_of(model, tokens=tokens), seq_len=16)
         many = replace(few, tokens=times * tokens)
-        rotary = block_tensors_bytes(few).rotary  # tables, whatever the tokens
+        rotary = block_tensors_bytes(few).rotary_bytes  # tables, whatever the tokens
         saved = [kept(model, block_tensors_bytes(shape), mode) for shape in (few, many)]
         tables = rotary if mode in ("none", "attention") else 0
         assert saved[1] - tables == times * (saved[0] - tables)
@@ -176,7 +176,7 @@ def test_kept_bytes_grow_with_the_tokens(model: Model, tokens: int, times: int) 
 @pytest.mark.parametrize("mode", MODES)
 def test_sequence_parallel_splits_all_but_the_gathered_input(mode: ActivationCheckpointing) -> None:
     whole, split = (block_tensors_bytes(shape_of(SMALL, tp=tp)) for tp in (1, 8))
-    assert split.normed == whole.normed
+    assert split.normed_bytes == whole.normed_bytes
     for name in ("residual", "query", "key", "value", "attended", "inner"):
-        assert getattr(split, name) * 8 == getattr(whole, name)
+        assert getattr(split, f"{name}_bytes") * 8 == getattr(whole, f"{name}_bytes")
     assert kept(SMALL, split, mode) < kept(SMALL, whole, mode)

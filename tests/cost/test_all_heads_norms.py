@@ -16,7 +16,7 @@ TP = {"tp": 2, "sequence_parallel": True, "loss_parallel": True, "sharding": "dd
 @pytest.mark.parametrize(("mode", "sums"), [("none", 4), ("attention", 4), ("op", 6), ("full", 6)])
 def test_each_pass_sums_squares_of_queries_and_of_keys(mode: str, sums: int) -> None:
     asked = case(OLMO2, activation_checkpointing=mode, **TP)
-    calls = block_calls(model=asked.model, training=asked.training, layout=asked.layout)
+    calls = block_calls(asked)
     found = [call for call in calls if call.collective == "all_reduce"]
     assert sum(call.count for call in found) == sums
     assert {call.call_bytes for call in found} == {4 * 1024}
@@ -24,5 +24,5 @@ def test_each_pass_sums_squares_of_queries_and_of_keys(mode: str, sums: int) -> 
 
 def test_a_norm_of_each_head_sums_nothing() -> None:
     asked = case(replace(OLMO2, qk_norm_width="head"), **TP)
-    calls = block_calls(model=asked.model, training=asked.training, layout=asked.layout)
+    calls = block_calls(asked)
     assert not [call for call in calls if call.collective == "all_reduce"]

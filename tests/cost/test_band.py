@@ -23,6 +23,7 @@ from fsdpplan.cost.shape import infer_model
 from fsdpplan.cost.step import estimate
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.files.profiles import load_device
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import StepError
 from fsdpplan.spec.estimate import TimeBreakdown
 from fsdpplan.spec.layout import Layout
@@ -119,7 +120,7 @@ def test_what_two_layouts_share_cancels() -> None:
         Layout(dp_shard=8, tp=2, sequence_parallel=True, num_microbatches=8),
     )
     flat, hybrid, split = (
-        estimate(model=model, cluster=cluster, training=training, layout=layout)
+        estimate(Case(model=model, cluster=cluster, training=training, layout=layout))
         for layout in layouts
     )
     own = exp(NORMAL_80 * cluster.device.error.layout_fraction) - 1

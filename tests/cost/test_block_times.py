@@ -15,7 +15,6 @@ from fsdpplan.cost.compute import block_seconds
 from fsdpplan.cost.params import dense_view
 from fsdpplan.cost.timing import block_work
 from fsdpplan.cost.ways import block_ways, inner_ways
-from fsdpplan.spec.layout import Layout
 from tests.cost.problems import Case, case
 from tests.cost.test_least import MIXTURE
 from tests.cost.wide import wide_cases
@@ -23,29 +22,28 @@ from tests.cost.wide import wide_cases
 
 def times(drawn: Case) -> BlockTimes:
     """Of a block of the case."""
-    return block_times(
-        model=drawn.model, cluster=drawn.cluster, training=drawn.training, layout=drawn.layout
-    )
+    return block_times(drawn)
 
 
 @settings(max_examples=200, deadline=None)
 @given(wide_cases())
 def test_a_block_takes_what_it_computes_and_waits_for(drawn: Case) -> None:
     found = times(drawn)
-    shape = {"model": drawn.model, "training": drawn.training, "layout": drawn.layout}
-    work = block_work(**shape)  # type: ignore[arg-type]
+    work = block_work(drawn)
     seconds = block_seconds(work, drawn.cluster.device)
-    waiting = calls_waiting(calls(drawn, drawn.layout), work=work, cluster=drawn.cluster)
+    waiting = calls_waiting(calls(drawn), work=work, cluster=drawn.cluster)
     assert (found.seconds, found.waiting) == (seconds, waiting)
-    assert found.forward == seconds.forward + waiting.forward
-    assert found.forward + found.backward == pytest.approx(found.computed + waiting.total)
+    assert found.forward_seconds == seconds.forward_seconds + waiting.forward_seconds
+    assert found.forward_seconds + found.backward_seconds == pytest.approx(
+        found.computed_seconds + waiting.total_seconds
+    )
 
 
 @settings(max_examples=200, deadline=None)
 @given(wide_cases())
 def test_what_is_not_among_its_ways_changes_nothing_of_a_block(drawn: Case) -> None:
-    training, layout = drawn.training, drawn.layout
-    other = replace(
+    layout = drawn.layout
+    other_layout = replace(
         layout,
         dp_replicate=3 * layout.dp_replicate,
         num_microbatches=layout.pp * (layout.num_microbatches + 1),
@@ -53,11 +51,11 @@ def test_what_is_not_among_its_ways_changes_nothing_of_a_block(drawn: Case) -> N
         gradient_sync="last",
         loss_chunks=2,
     )
-    if inner_ways(drawn.model, training, other) == inner_ways(drawn.model, training, layout):
-        assert calls(drawn, other) == calls(drawn, layout)
-    if block_ways(drawn.model, training, other) == block_ways(drawn.model, training, layout):
-        given = {"model": drawn.model, "training": training}
-        assert block_work(layout=other, **given) == block_work(layout=layout, **given)  # type: ignore[arg-type]
+    other = replace(drawn, layout=other_layout)
+    if inner_ways(other) == inner_ways(drawn):
+        assert calls(other) == calls(drawn)
+    if block_ways(other) == block_ways(drawn):
+        assert block_work(other) == block_work(drawn)
 
 
 def test_a_block_without_experts_does_the_same_in_any_group_of_them() -> None:
@@ -66,8 +64,7 @@ def test_a_block_without_experts_does_the_same_in_any_group_of_them() -> None:
     assert alone == shared
 
 
-def calls(drawn: Case, layout: Layout) -> tuple[BlockCall, ...]:
-    """The collectives of a block of `layout`, computed anew."""
+def calls(drawn: Case) -> tuple[BlockCall, ...]:
+    """The collectives of a block of the case, computed anew."""
     _block_calls.cache_clear()
-    kind = drawn.cluster.device.kind
-    return block_calls(model=drawn.model, training=drawn.training, layout=layout, device_kind=kind)
+    return block_calls(drawn)

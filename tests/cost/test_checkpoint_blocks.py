@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fsdpplan.cost.pipeline_stages import layout_stage_blocks, pipeline_ranks, pipeline_stages
-from fsdpplan.cost.shards import block_layouts
+from fsdpplan.cost.shards import block_cases
 from fsdpplan.cost.step import executed_flops_ratio
 from fsdpplan.errors import SpecError
 from fsdpplan.files.catalogue import load_model
@@ -74,8 +74,8 @@ def test_in_a_mixture_the_dense_blocks_are_the_first_that_recompute() -> None:
     assert model.experts is not None
     assert model.experts.dense_layers == 3
     found = [
-        (kind.experts is not None, own.activation_checkpointing, blocks)
-        for kind, own, blocks in block_layouts(model=model, layout=layout, stage=stage)
+        (own.model.experts is not None, own.layout.activation_checkpointing, blocks)
+        for own, blocks in block_cases(replace(case(dp_shard=8), model=model, layout=layout), stage)
     ]
     assert found == [(False, "full", 3), (True, "full", 2), (True, "none", model.layers - 5)]
     fewer = replace(layout, checkpoint_blocks=2)
@@ -86,10 +86,7 @@ def test_in_a_mixture_the_dense_blocks_are_the_first_that_recompute() -> None:
 def test_half_of_the_blocks_repeat_half_of_the_work() -> None:
     whole = case("llama-3.1-8b", dp_shard=8, activation_checkpointing="full")
     half = whole.with_layout(checkpoint_blocks=16)
-    ratios = [
-        executed_flops_ratio(model=one.model, training=one.training, layout=one.layout) - 1
-        for one in (whole, half)
-    ]
+    ratios = [executed_flops_ratio(one) - 1 for one in (whole, half)]
     assert ratios[1] == pytest.approx(ratios[0] / 2)
 
 

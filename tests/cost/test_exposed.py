@@ -30,12 +30,7 @@ def time(**seconds: float) -> TimeBreakdown:
 
 def rows(case: Case, exposed: ExposedSeconds) -> tuple[CollectiveCost, ...]:
     """The rows of an estimate."""
-    calls = step_calls(
-        model=case.model,
-        training=case.training,
-        layout=case.layout,
-        stage=pipeline_ranks(case.model, case.layout)[-1],
-    )
+    calls = step_calls(case, pipeline_ranks(case.model, case.layout)[-1])
     return collective_costs(calls, cluster=case.cluster, exposed=exposed)
 
 

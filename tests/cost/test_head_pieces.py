@@ -14,6 +14,7 @@ from fsdpplan.cost.step import estimate
 from fsdpplan.cost.timing import layout_head_seconds
 from fsdpplan.cost.traffic import step_calls
 from fsdpplan.files.catalogue import load_model
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.estimate import Estimate
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.training import Training
@@ -24,9 +25,13 @@ FLAT = Layout(dp_shard=8, micro_batch=2)
 TRAINING = Training(seq_len=4096, global_batch=16)
 
 
+def asked(layout: Layout, training: Training = TRAINING) -> Case:
+    return Case(model=LLAMA, cluster=cluster(gpus=8), training=training, layout=layout)
+
+
 def predicted(layout: Layout) -> Estimate:
     training = replace(TRAINING, global_batch=layout.global_batch)
-    return estimate(model=LLAMA, cluster=cluster(gpus=8), training=training, layout=layout)
+    return estimate(asked(layout, training))
 
 
 def test_pieces_take_a_little_more_time_and_much_less_memory() -> None:
@@ -49,9 +54,7 @@ def test_more_pieces_never_need_more_memory_nor_less_time(chunks: int) -> None:
 
 
 def head_seconds(layout: Layout) -> tuple[float, float]:
-    return layout_head_seconds(
-        model=LLAMA, device=cluster(gpus=8).device, training=TRAINING, layout=layout
-    )
+    return layout_head_seconds(asked(layout))
 
 
 @pytest.mark.parametrize("compiled", [True, False])
@@ -75,22 +78,22 @@ def test_pieces_are_priced_apart_from_compilation() -> None:
 
 
 def test_a_gradient_in_another_dtype_is_summed_in_that_of_the_weight() -> None:
-    common = {"model": LLAMA, "stage": whole_model(LLAMA)}
+    stage = whole_model(LLAMA)
     weights = LLAMA.vocab * LLAMA.hidden
-    fsdp = loss_pieces(training=TRAINING, layout=replace(FLAT, loss_chunks=4), **common)  # type: ignore[arg-type]
+    fsdp = loss_pieces(asked(replace(FLAT, loss_chunks=4)), stage)
     ddp_layout = Layout(dp_replicate=8, sharding="ddp", micro_batch=2, loss_chunks=4)
-    ddp = loss_pieces(training=TRAINING, layout=ddp_layout, **common)  # type: ignore[arg-type]
+    ddp = loss_pieces(asked(ddp_layout), stage)
     assert fsdp is not None
     assert ddp is not None
     assert (fsdp.weight_gradient, fsdp.product) == (2 * weights, 0)
     assert (ddp.weight_gradient, ddp.product) == (4 * weights, 2 * weights)
-    assert loss_pieces(training=TRAINING, layout=FLAT, **common) is None  # type: ignore[arg-type]
+    assert loss_pieces(asked(FLAT), stage) is None
 
 
 def test_uneven_pieces_reduce_all_tokens_under_tensor_parallelism() -> None:
     layout = Layout(tp=8, micro_batch=16, sequence_parallel=True, loss_parallel=True, loss_chunks=7)
     calls = [
-        step_calls(model=LLAMA, training=TRAINING, layout=one, stage=whole_model(LLAMA))
+        step_calls(asked(one), whole_model(LLAMA))
         for one in (layout, replace(layout, loss_chunks=1))
     ]
     reduced = [

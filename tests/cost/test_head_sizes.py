@@ -11,12 +11,7 @@ from tests.cost.problems import SMALL, Case, case
 
 def head_of(drawn: Case) -> HeadSizes:
     """Of a rank that has the head."""
-    return head_sizes(
-        model=drawn.model,
-        training=drawn.training,
-        layout=drawn.layout,
-        stage=whole_model(drawn.model),
-    )
+    return head_sizes(drawn, whole_model(drawn.model))
 
 
 @pytest.mark.parametrize(
@@ -46,10 +41,5 @@ def test_vocabulary_parallel_loss_splits_the_logits() -> None:
 
 def test_a_stage_without_head_has_no_logits() -> None:
     drawn = case()
-    inside = head_sizes(
-        model=drawn.model,
-        training=drawn.training,
-        layout=drawn.layout,
-        stage=Stage(blocks=2, has_embedding=False, has_head=False),
-    )
-    assert (inside.logits_elements, inside.last_normed, inside.kept_bytes) == (0, 0, 0)
+    inside = head_sizes(drawn, Stage(blocks=2, has_embedding=False, has_head=False))
+    assert (inside.logits_elements, inside.last_normed_bytes, inside.kept_bytes) == (0, 0, 0)

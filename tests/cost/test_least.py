@@ -18,13 +18,7 @@ ROUNDING = 1 + 1e-9
 
 def bounds(asked: Case) -> dict[str, float]:
     """All bounds of a case by name."""
-    inputs = {
-        "model": asked.model,
-        "cluster": asked.cluster,
-        "training": asked.training,
-        "layout": asked.layout,
-    }
-    return {bound.__name__: bound(**inputs) for bound in BOUNDS}  # type: ignore[arg-type]
+    return {bound.__name__: bound(asked) for bound in BOUNDS}
 
 
 @settings(max_examples=100, deadline=None)

@@ -10,7 +10,6 @@ from hypothesis import given
 from fsdpplan.cost.ledger import StateBytes, makes_gradients, rank_state, sums_fp32_gradients
 from fsdpplan.cost.params import parameter_count
 from fsdpplan.cost.shards import whole_model
-from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Experts
 from tests.cost.problems import SMALL, Case, case, cases
 
@@ -23,12 +22,7 @@ SHARDED = {"dp_shard": RANKS}
 
 def state_of(drawn: Case) -> StateBytes:
     """The ledger of the only pipeline rank."""
-    return rank_state(
-        model=drawn.model,
-        training=drawn.training,
-        layout=drawn.layout,
-        stage=whole_model(drawn.model),
-    )
+    return rank_state(drawn, whole_model(drawn.model))
 
 
 @pytest.mark.parametrize(
@@ -72,12 +66,7 @@ def test_megatrons_buffer_has_the_dtype_of_the_reduction() -> None:
 def test_expert_parallel_ranks_update_their_own_experts() -> None:
     model = replace(SMALL, experts=Experts(experts=8, active=2, hidden=2048))
     alone, split = (
-        rank_state(
-            model=model,
-            training=case(runtime="megatron").training,
-            layout=Layout(sharding="zero1", dp_shard=8, ep=ep),
-            stage=whole_model(model),
-        )
+        state_of(case(model, runtime="megatron", sharding="zero1", dp_shard=8, ep=ep))
         for ep in (1, 8)
     )
     # every rank holds an eighth of the experts whole, or all of them; in all they update the same

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from fsdpplan.cost.ledger import rank_state
 from fsdpplan.cost.memory import (
     available_bytes,
     classic_bytes_per_parameter,
     fsdp2_bytes_per_parameter,
-    state_bytes,
 )
 from fsdpplan.cost.params import matmul_parameter_count, parameter_count
 from fsdpplan.cost.rank_quantities import RankSizes
@@ -36,13 +36,7 @@ def memory(case: Case) -> MemoryBreakdown:
 
 def sizes_of(case: Case) -> RankSizes:
     """What the phases of the only pipeline rank add up."""
-    return rank_sizes(
-        model=case.model,
-        training=case.training,
-        layout=case.layout,
-        stage=whole_model(case.model),
-        in_flight_blocks=case.model.layers,
-    )
+    return rank_sizes(case, whole_model(case.model), in_flight_blocks=case.model.layers)
 
 
 @pytest.mark.parametrize("row", LEDGER["classic"], ids=lambda row: row["claim"])
@@ -79,7 +73,7 @@ def test_golden_gradients_held_until_the_last_micro_batch(row: dict[str, object]
         activation_checkpointing="full",
     )
     sizes = sizes_of(held)
-    gb = (sizes.blocks * sizes.held_block + sizes.held_root) / 1e9
+    gb = (sizes.blocks * sizes.held_block_bytes + sizes.held_root_bytes) / 1e9
     assert gb == pytest.approx(row["gb"], rel=float(str(row["tolerance_fraction"])))
     assert memory(held).unsharded_gradients_bytes >= 1e9 * gb
 
@@ -87,10 +81,7 @@ def test_golden_gradients_held_until_the_last_micro_batch(row: dict[str, object]
 def test_70b_never_fits_one_node_of_80_gb_whatever_the_replicas() -> None:
     hybrid = case("llama-3.1-70b", dp_replicate=8, dp_shard=8, activation_checkpointing="full")
     available = available_bytes(cluster=hybrid.cluster, training=hybrid.training)
-    assert (
-        state_bytes(model=hybrid.model, layout=hybrid.layout, stage=whole_model(hybrid.model)) * 3
-        > available
-    )
+    assert 4 * rank_state(hybrid, whole_model(hybrid.model)).optimizer_parameters * 3 > available
 
 
 @settings(max_examples=100)
@@ -110,7 +101,7 @@ def test_the_parts_add_up_and_none_is_negative(drawn: Case) -> None:
 def test_shards_sum_to_at_least_the_whole(drawn: Case) -> None:
     layout = drawn.layout
     held = sum(
-        state_bytes(model=drawn.model, layout=layout, stage=stage)
+        4 * rank_state(drawn, stage).optimizer_parameters
         for stage in pipeline_ranks(drawn.model, layout)
     )
     ranks = layout.tp * (layout.shard_ranks if layout.sharding == "fsdp" else 1)
@@ -129,7 +120,7 @@ def test_sharding_more_never_keeps_more(drawn: Case, data: st.DataObject) -> Non
     )
     stage = whole_model(drawn.model)
     less, more = (
-        state_bytes(model=drawn.model, layout=layout, stage=stage)
+        4 * rank_state(replace(drawn, layout=layout), stage).optimizer_parameters
         for layout in (drawn.layout, wider)
     )
     # a row of each tensor at the most is padding
@@ -189,13 +180,13 @@ def test_autocast_gathers_fp32_and_keeps_copies_in_the_compute_dtype() -> None:
     layout = {"dp_shard": 8, "reshard_after_forward": "never"}
     mixed, flat = (case("llama-3.1-8b", runtime=name, **layout) for name in ("fsdp2", "autocast"))
     narrow, wide = sizes_of(mixed), sizes_of(flat)
-    assert wide.gathered_block == 2 * narrow.gathered_block
+    assert wide.gathered_block_bytes == 2 * narrow.gathered_block_bytes
     assert wide.block.residual_bytes == 2 * narrow.block.residual_bytes
-    assert narrow.copies_block == 0
+    assert narrow.copies_block_bytes == 0
     head = flat.model.vocab * flat.model.hidden
-    copies = 32 * wide.copies_block + wide.copies_root
+    copies = 32 * wide.copies_block_bytes + wide.copies_root_bytes
     assert copies == 2 * matmul_parameter_count(flat.model)
-    assert wide.copies_root == 2 * head
+    assert wide.copies_root_bytes == 2 * head
     assert memory(flat).peak_allocated_bytes > memory(mixed).peak_allocated_bytes
 
 
@@ -241,17 +232,17 @@ def test_fp8_all_gathers_fill_half_the_buffers() -> None:
     layout = {"dp_shard": 8, "reshard_after_forward": "never"}
     bf16, fp8 = (case("llama-3.1-8b", precision="fp8", **layout) for _ in range(2))
     fp8 = replace(fp8, training=replace(fp8.training, fp8_all_gather=True))
-    assert 2 * sizes_of(fp8).gathered_block == sizes_of(bf16).gathered_block
-    assert sizes_of(fp8).block_gradient == sizes_of(bf16).block_gradient
+    assert 2 * sizes_of(fp8).gathered_block_bytes == sizes_of(bf16).gathered_block_bytes
+    assert sizes_of(fp8).block_gradient_bytes == sizes_of(bf16).block_gradient_bytes
     assert memory(fp8).peak_allocated_bytes < memory(bf16).peak_allocated_bytes
 
 
 def test_flat_units_need_no_buffer_beside_them() -> None:
     layout = {"dp_shard": 8, "wrap_blocks": 4}
     flat, copied = (sizes_of(case(runtime=name, **layout)) for name in ("fsdp1", "fsdp2"))
-    assert flat.buffer_block == 0 < copied.buffer_block
-    assert flat.gathers(10, 3) == 13
-    assert copied.gathers(10, 3) == 3
+    assert flat.buffer_block_bytes == 0 < copied.buffer_block_bytes
+    assert flat.gather_bytes(10, 3) == 13
+    assert copied.gather_bytes(10, 3) == 3
 
 
 def test_what_fsdp_gathers_and_reduces_is_reserved_for_good() -> None:

@@ -37,7 +37,7 @@ def muon(name: str = "llama-3.1-8b", **layout: object) -> Case:
 
 def matrices_of(drawn: Case) -> tuple[Matrices, ...]:
     stage = whole_model(drawn.model)
-    return muon_matrices(model=drawn.model, layout=drawn.layout, stage=stage)
+    return muon_matrices(drawn, stage)
 
 
 @pytest.mark.parametrize(
@@ -62,12 +62,7 @@ def test_ranks_exchange_their_parts_of_all_matrices_twice() -> None:
     drawn = muon(dp_shard=64)
     calls = [
         call
-        for call in step_calls(
-            model=drawn.model,
-            training=drawn.training,
-            layout=drawn.layout,
-            stage=whole_model(drawn.model),
-        )
+        for call in step_calls(drawn, whole_model(drawn.model))
         if call.collective == "all_to_all"
     ]
     (call,) = calls
@@ -79,9 +74,8 @@ def test_ranks_exchange_their_parts_of_all_matrices_twice() -> None:
 
 def test_the_exchange_is_waited_for() -> None:
     drawn = muon(dp_shard=8)
-    common = {"model": drawn.model, "cluster": drawn.cluster, "layout": drawn.layout}
-    adamw = estimate(training=replace(drawn.training, optimizer="adamw"), **common)
-    with_muon = estimate(training=drawn.training, **common)
+    adamw = estimate(replace(drawn, training=replace(drawn.training, optimizer="adamw")))
+    with_muon = estimate(drawn)
     (row,) = [row for row in with_muon.communication if row.collective == "all_to_all"]
     assert row.exposed_seconds == pytest.approx(row.seconds)
     assert not [row for row in adamw.communication if row.collective == "all_to_all"]
@@ -96,21 +90,15 @@ def test_a_momentum_is_half_of_two_moments(ranks: int) -> None:
     layout = {"dp_shard": ranks} if ranks > 1 else {"sharding": "ddp"}
     drawn = muon(**layout)
     stage = whole_model(drawn.model)
-    common = {"model": drawn.model, "layout": drawn.layout, "stage": stage}
-    state = rank_state(training=drawn.training, **common)
-    assert muon_elements(**common, is_whole=ranks == 1) == 32 * BLOCK_MATRICES // ranks
+    state = rank_state(drawn, stage)
+    assert muon_elements(drawn, stage, is_whole=ranks == 1) == 32 * BLOCK_MATRICES // ranks
     assert state.optimizer == 8 * state.optimizer_parameters - 4 * 32 * BLOCK_MATRICES // ranks
 
 
 def test_moments_of_8_bits_have_a_scale_for_each_256() -> None:
     drawn = muon(dp_shard=8)
-    training = replace(drawn.training, optimizer="adamw_8bit")
-    state = rank_state(
-        model=drawn.model,
-        training=training,
-        layout=drawn.layout,
-        stage=whole_model(drawn.model),
-    )
+    eight_bit = replace(drawn, training=replace(drawn.training, optimizer="adamw_8bit"))
+    state = rank_state(eight_bit, whole_model(drawn.model))
     assert state.optimizer == pytest.approx(state.optimizer_parameters * (2 + 8 / 256))
 
 

@@ -20,6 +20,7 @@ from fsdpplan.cost.peak_band import (
 )
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.clusters import load_cluster
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Device, LearnedPeaks
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.training import Training
@@ -72,12 +73,9 @@ def test_the_stricter_of_headroom_and_chance_decides() -> None:
 def test_of_processes_nothing_is_known() -> None:
     cpu = load_cluster("cpu", gpus=2).cluster
     training = Training(seq_len=128, global_batch=2, precision="fp32")
-    memory = rank_memory(
-        model=load_model("gpt2-large"),
-        cluster=cpu,
-        training=training,
-        layout=Layout(dp_shard=2, compile=False),
-    )
+    layout = Layout(dp_shard=2, compile=False)
+    model = load_model("gpt2-large")
+    memory = rank_memory(Case(model=model, cluster=cpu, training=training, layout=layout))
     assert not peak_log_error(cpu.device)
     assert (memory.fits_fraction, memory.peak_device_band_bytes) == (None, None)
     assert with_band(memory, device=cpu.device) == memory
@@ -85,12 +83,13 @@ def test_of_processes_nothing_is_known() -> None:
 
 
 def test_the_fullest_rank_says_its_band() -> None:
-    memory = rank_memory(
+    asked = Case(
         model=load_model("llama-3.1-8b"),
         cluster=H100.cluster,
         training=Training(seq_len=4096, global_batch=8),
         layout=Layout(dp_shard=8, activation_checkpointing="full", compile=True),
     )
+    memory = rank_memory(asked)
     band = memory.peak_device_band_bytes
     assert band is not None
     assert memory.fits_fraction is not None

@@ -24,9 +24,7 @@ CHAIN = {
 
 def passes(case: Case) -> Passes:
     """All passes of the busiest rank."""
-    return pipeline_passes(
-        model=case.model, cluster=case.cluster, training=case.training, layout=case.layout
-    )
+    return pipeline_passes(case)
 
 
 @settings(max_examples=80, deadline=None)

@@ -14,6 +14,7 @@ from fsdpplan.cost.pipeline_weights import output_gradient_elements, split_backw
 from fsdpplan.cost.shards import Stage
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.search.legality import legal_layout_problem
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout, Schedule
 from fsdpplan.spec.training import Training
 from tests.cost.clusters import cluster
@@ -33,9 +34,9 @@ BASE = Layout(
 
 def _held(layout: Layout) -> list[int]:
     training = Training(seq_len=2048, global_batch=layout.global_batch)
+    asked = Case(model=LLAMA_8B, cluster=cluster(gpus=8), training=training, layout=layout)
     return [
-        split_backward_bytes(model=LLAMA_8B, training=training, layout=layout, stage=rank)
-        for rank in pipeline_ranks(model=LLAMA_8B, layout=layout)
+        split_backward_bytes(asked, rank) for rank in pipeline_ranks(model=LLAMA_8B, layout=layout)
     ]
 
 

@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from fsdpplan.cost.rank_quantities import Phase
 from fsdpplan.cost.reserve import releasable_bytes, reserved_overhead_bytes
 
-FORWARD = Phase(name="forward", unsharded_parameters=50, gathers=20, activations=100)
-BACKWARD = Phase(name="backward", gradients=30, activations=40)
+FORWARD = Phase(
+    name="forward", unsharded_parameters_bytes=50, gathers_bytes=20, activations_bytes=100
+)
+BACKWARD = Phase(name="backward", gradients_bytes=30, activations_bytes=40)
 
 
 def overhead(*phases: Phase, recorded: int = 0, fragmentation: float = 0.0) -> int:

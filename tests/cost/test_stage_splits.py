@@ -18,7 +18,6 @@ from fsdpplan.cost.pipeline_stages import (
     pipeline_stages,
 )
 from fsdpplan.cost.stage_splits import least_load_split, stage_splits
-from fsdpplan.cost.step import estimate
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
 from fsdpplan.spec.model import Model
@@ -53,9 +52,7 @@ def test_no_split_has_a_lower_highest_load(
 
 def splits_of(drawn: Case) -> tuple[tuple[int, ...], ...]:
     """What is proposed."""
-    return stage_splits(
-        model=drawn.model, cluster=drawn.cluster, training=drawn.training, layout=drawn.layout
-    )
+    return stage_splits(drawn)
 
 
 SCHEDULES = {
@@ -102,18 +99,7 @@ def test_every_proposal_is_legal_and_priced_under_every_schedule(schedule: str, 
 def rank_seconds(drawn: Case) -> float:
     """Those of the busiest rank's stages, for one micro-batch."""
     stages = pipeline_stages(model=drawn.model, layout=drawn.layout)
-    times = [
-        sum(
-            plain_seconds(
-                model=drawn.model,
-                cluster=drawn.cluster,
-                training=drawn.training,
-                layout=drawn.layout,
-                stage=stage,
-            )
-        )
-        for stage in stages
-    ]
+    times = [sum(plain_seconds(drawn, stage)) for stage in stages]
     return max(sum(times[index] for index in held) for held in layout_rank_stages(drawn.layout))
 
 
@@ -164,11 +150,7 @@ def test_where_the_default_does_not_fit_a_split_by_the_room_of_each_rank_does() 
     available = available_bytes(cluster=drawn.cluster, training=drawn.training)
 
     def peak(one: Case) -> int:
-        return max(
-            rank_memory(
-                model=one.model, cluster=one.cluster, training=one.training, layout=one.layout
-            ).stage_peak_device_bytes
-        )
+        return max(rank_memory(one).stage_peak_device_bytes)
 
     assert peak(drawn) > available
     assert (
@@ -182,12 +164,7 @@ def test_naming_the_stages_changes_no_price() -> None:
         named = named_stages(model=drawn.model, layout=drawn.layout)
         assert sum(named.stage_blocks) == drawn.model.layers
         assert replace(named, stage_blocks=()) == drawn.layout
-        assert (
-            estimate(
-                model=drawn.model, cluster=drawn.cluster, training=drawn.training, layout=named
-            )
-            == drawn.estimate
-        )
+        assert replace(drawn, layout=named).estimate == drawn.estimate
 
 
 def test_without_a_pipeline_there_is_nothing_to_split() -> None:

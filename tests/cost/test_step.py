@@ -175,7 +175,7 @@ def test_recomputation_counts_as_executed_and_not_as_useful(
     mode: str, low: float, high: float
 ) -> None:
     run = case("llama-3.1-8b", dp_shard=8, activation_checkpointing=mode, seq_len=4096)
-    ratio = executed_flops_ratio(model=run.model, training=run.training, layout=run.layout)
+    ratio = executed_flops_ratio(run)
     assert low <= ratio <= high
     assert run.estimate.hfu_fraction == pytest.approx(ratio * run.estimate.mfu_fraction)
 

@@ -21,9 +21,7 @@ EXAMPLES = settings(max_examples=120, deadline=None)
 
 def priced(case: Case) -> StepTime:
     """Its time."""
-    return step_time(
-        model=case.model, cluster=case.cluster, training=case.training, layout=case.layout
-    )
+    return step_time(case)
 
 
 def seconds(case: Case) -> float:
@@ -102,7 +100,7 @@ def test_nothing_is_faster_than_the_roofline(drawn: Case) -> None:
 @EXAMPLES
 @given(wide_cases())
 def test_recomputation_executes_more_flops_but_never_more_than_the_peak(drawn: Case) -> None:
-    ratio = executed_flops_ratio(model=drawn.model, training=drawn.training, layout=drawn.layout)
+    ratio = executed_flops_ratio(drawn)
     assert 1 <= ratio < 1.4
     assert (ratio > 1) == (drawn.layout.activation_checkpointing != "none")
     rate = drawn.training.tokens_per_step / seconds(drawn) / drawn.cluster.gpus

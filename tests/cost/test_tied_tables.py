@@ -10,6 +10,7 @@ from fsdpplan.cost.pipeline_stages import pipeline_ranks
 from fsdpplan.cost.step import estimate
 from fsdpplan.cost.tied_tables import table_calls, table_gradient_bytes, table_seconds
 from fsdpplan.files.catalogue import load_model
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
@@ -28,12 +29,13 @@ PIPED = Layout(
 )
 
 
+def asked(model: Model, training: Training = TRAINING, layout: Layout = PIPED) -> Case:
+    return Case(model=model, cluster=cluster(gpus=8), training=training, layout=layout)
+
+
 def test_the_two_ends_exchange_their_parts_of_the_gradient_once_a_step() -> None:
     stages = pipeline_ranks(model=TIED, layout=PIPED)
-    calls = [
-        list(table_calls(model=TIED, training=TRAINING, layout=PIPED, stage=stage))
-        for stage in stages
-    ]
+    calls = [list(table_calls(asked(TIED), stage)) for stage in stages]
     assert [len(each) for each in calls] == [1, 0, 0, 1]
     (call,) = calls[0]
     assert (call.collective, call.group.axis, call.dtype) == ("send_recv", "pp", "fp32")
@@ -59,17 +61,16 @@ def test_tensor_parallel_ranks_exchange_their_rows_and_whole_copies_all_of_them(
     ids=["two tables", "no pipeline", "both on one rank", "another runtime"],
 )
 def test_others_exchange_nothing(model: Model, training: Training, layout: Layout) -> None:
-    asked = {"model": model, "training": training, "layout": layout}
-    assert table_seconds(cluster=cluster(gpus=8), **asked) == 0.0  # type: ignore[arg-type]
+    case = asked(model, training, layout)
+    assert table_seconds(case) == 0.0
     for stage in pipeline_ranks(model=model, layout=layout):
-        assert not list(table_calls(stage=stage, **asked))  # type: ignore[arg-type]
+        assert not list(table_calls(case, stage))
 
 
 def test_all_ranks_wait_for_the_exchange() -> None:
     training = Training(seq_len=2048, global_batch=PIPED.global_batch)
-    asked = {"cluster": cluster(gpus=8), "training": training, "layout": PIPED}
-    apart = estimate(model=LLAMA_8B, **asked).step_seconds.expected  # type: ignore[arg-type]
-    tied = estimate(model=TIED, **asked).step_seconds.expected  # type: ignore[arg-type]
-    exchange = table_seconds(model=TIED, **asked)  # type: ignore[arg-type]
+    apart = estimate(asked(LLAMA_8B, training)).step_seconds.expected
+    tied = estimate(asked(TIED, training)).step_seconds.expected
+    exchange = table_seconds(asked(TIED, training))
     assert exchange > 0
     assert tied - apart == pytest.approx(exchange, rel=0.01)

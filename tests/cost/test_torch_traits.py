@@ -8,6 +8,7 @@ import pytest
 
 from fsdpplan.cost.memory import stage_memory
 from fsdpplan.cost.pipeline_stages import in_flight_blocks, pipeline_ranks
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.training import Training
 from tests.cost.clusters import cluster
@@ -32,14 +33,11 @@ LAYOUTS = {
 
 
 def peak_bytes(layout: Layout, *, rank: int, torch: str | None) -> int:
-    return stage_memory(
-        model=MODEL,
-        cluster=cluster(gpus=8),
-        training=Training(seq_len=2048, global_batch=layout.global_batch, torch=torch),
-        layout=layout,
-        stage=pipeline_ranks(model=MODEL, layout=layout)[rank],
-        in_flight_blocks=in_flight_blocks(model=MODEL, layout=layout)[rank],
-    ).peak_allocated_bytes
+    training = Training(seq_len=2048, global_batch=layout.global_batch, torch=torch)
+    asked = Case(model=MODEL, cluster=cluster(gpus=8), training=training, layout=layout)
+    stage = pipeline_ranks(model=MODEL, layout=layout)[rank]
+    in_flight = in_flight_blocks(model=MODEL, layout=layout)[rank]
+    return stage_memory(asked, stage, in_flight_blocks=in_flight).peak_allocated_bytes
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -16,12 +16,8 @@ from tests.cost.wide import LATENT, wide_cases
 def cp_bytes(case: Case, kind: str) -> dict[str, int]:
     """Bytes that a block moves over cp, by collective."""
     moved: dict[str, int] = {}
-    for call in block_calls(
-        model=case.model,
-        training=case.training,
-        layout=case.layout,
-        device_kind=kind,  # type: ignore[arg-type]
-    ):
+    device = replace(case.cluster.device, kind=kind)  # type: ignore[arg-type]
+    for call in block_calls(replace(case, cluster=replace(case.cluster, device=device))):
         if call.group.axis == "cp":
             size = call.count * call.call_bytes
             moved[call.collective] = moved.get(call.collective, 0) + size

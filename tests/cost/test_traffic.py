@@ -28,12 +28,7 @@ from tests.cost.wide import LATENT, MIXTURE, wide_cases
 
 def calls_of(case: Case) -> list[Calls]:
     """All calls of the last pipeline rank."""
-    return step_calls(
-        model=case.model,
-        training=case.training,
-        layout=case.layout,
-        stage=pipeline_ranks(case.model, case.layout)[-1],
-    )
+    return step_calls(case, pipeline_ranks(case.model, case.layout)[-1])
 
 
 def counts(case: Case) -> Counter[str]:
@@ -161,13 +156,7 @@ def test_the_ends_of_a_pipeline_send_one_way_only() -> None:
     chain = case(pp=4, sharding="ddp", gradient_sync="last", schedule="1f1b", num_microbatches=8)
     first, inside, *_, last = pipeline_ranks(chain.model, chain.layout)
     sends = [
-        sum(
-            call.count
-            for call in step_calls(
-                model=chain.model, training=chain.training, layout=chain.layout, stage=stage
-            )
-            if call.collective == "send_recv"
-        )
+        sum(call.count for call in step_calls(chain, stage) if call.collective == "send_recv")
         for stage in (first, inside, last)
     ]
     assert sends == [8, 16, 8]

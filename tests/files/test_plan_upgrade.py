@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +48,7 @@ def test_what_a_plan_of_0_1_0_does_not_say_is_what_it_meant(path: Path) -> None:
 def test_a_layout_of_0_1_0_is_still_priced(path: Path) -> None:
     plan = read_plan(path)
     for ranked in plan.alternatives:
-        priced = estimate(
-            model=plan.model, cluster=plan.cluster, training=plan.training, layout=ranked.layout
-        )
+        priced = estimate(replace(plan.case, layout=ranked.layout))
         assert priced.step_seconds.expected > 0
 
 

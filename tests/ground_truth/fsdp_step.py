@@ -12,6 +12,7 @@ import pytest
 from fsdpplan.cost.memory import stage_memory
 from fsdpplan.cost.pipeline_stages import named_stages, pipeline_ranks
 from fsdpplan.cost.traffic import Calls, step_calls
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
@@ -75,10 +76,16 @@ def measured_step(
     return rehearse_rank(plan, rank, sequences=sequences, recipe=RECIPE)
 
 
+def case_of(model: Model, training: Training, layout: Layout, *, profile: str = "dgx-h100") -> Case:
+    """What is measured, as the cost model is asked about it; of the device it needs the kind."""
+    here = cluster(profile, gpus=8)
+    return Case(model=model, cluster=here, training=training, layout=layout)
+
+
 def predicted_rows(model: Model, training: Training, layout: Layout) -> dict[RowKey, CollectiveRow]:
     """The cost model's calls of a step, summed like the measured ones."""
     (stage,) = pipeline_ranks(model=model, layout=layout)
-    return summed(step_calls(model=model, training=training, layout=layout, stage=stage))
+    return summed(step_calls(case_of(model, training, layout), stage))
 
 
 def summed(calls: Iterable[Calls]) -> dict[RowKey, CollectiveRow]:
@@ -96,11 +103,8 @@ def predicted_peak_bytes(model: Model, training: Training, layout: Layout) -> in
     """The cost model's peak of allocated bytes; on a CPU blocks are not compiled."""
     (stage,) = pipeline_ranks(model=model, layout=layout)
     return stage_memory(
-        model=model,
-        cluster=cluster(gpus=8),
-        training=training,
-        layout=replace(layout, compile=False),
-        stage=stage,
+        case_of(model, training, replace(layout, compile=False)),
+        stage,
         in_flight_blocks=model.layers,
     ).peak_allocated_bytes
 

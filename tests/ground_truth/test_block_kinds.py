@@ -15,8 +15,7 @@ from fsdpplan.files.catalogue import load_model
 from fsdpplan.spec.layout import ActivationCheckpointing, Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.trainer.torch_versions import RELEASE
-from tests.cost.clusters import cluster
-from tests.ground_truth.fsdp_step import measured_step, training_for
+from tests.ground_truth.fsdp_step import case_of, measured_step, training_for
 
 
 def shallow(name: str, layers: int, **parts: object) -> Model:
@@ -131,12 +130,8 @@ def assert_peak(
     training = training_for(layout, seq_len=seq_len)
     rank = pp_rank * (layout.world // layout.pp)
     measured = measured_step(model, training, layout, rank=rank).peak_bytes
-    predicted = stage_memory(
-        model=model,
-        cluster=cluster(gpus=8),
-        training=training,
-        layout=replace(layout, compile=False),
-        stage=pipeline_ranks(model=model, layout=layout)[pp_rank],
-        in_flight_blocks=in_flight_blocks(model=model, layout=layout)[pp_rank],
-    ).peak_allocated_bytes
+    stage = pipeline_ranks(model=model, layout=layout)[pp_rank]
+    in_flight = in_flight_blocks(model=model, layout=layout)[pp_rank]
+    eager = case_of(model, training, replace(layout, compile=False))
+    predicted = stage_memory(eager, stage, in_flight_blocks=in_flight).peak_allocated_bytes
     assert predicted == pytest.approx(measured, rel=within)

@@ -13,9 +13,9 @@ from fsdpplan.cost.traffic import step_calls
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Precision, ReduceDtype
-from tests.cost.clusters import cluster
 from tests.ground_truth.fsdp_step import (
     as_messages,
+    case_of,
     measured_step,
     predicted_peak_bytes,
     predicted_rows,
@@ -188,11 +188,8 @@ def test_calls_and_peak_of_a_pipeline_equal_those_of_torch(
     training = training_for(layout, seq_len=2048)
     measured = measured_step(model, training, layout, rank=pp_rank * (layout.world // layout.pp))
     stage = pipeline_ranks(model=model, layout=layout)[pp_rank]
-    arguments = {"model": model, "training": training, "layout": layout, "stage": stage}
-    assert as_messages(measured.rows) == summed(step_calls(**arguments))  # type: ignore[arg-type]
-    peak = stage_memory(
-        cluster=cluster(gpus=8),
-        in_flight_blocks=in_flight_blocks(model=model, layout=layout)[pp_rank],
-        **arguments,  # type: ignore[arg-type]
-    ).peak_allocated_bytes
+    case = case_of(model, training, layout)
+    assert as_messages(measured.rows) == summed(step_calls(case, stage))
+    in_flight = in_flight_blocks(model=model, layout=layout)[pp_rank]
+    peak = stage_memory(case, stage, in_flight_blocks=in_flight).peak_allocated_bytes
     assert peak == pytest.approx(measured.peak_bytes, rel=0.05)

@@ -12,8 +12,7 @@ from fsdpplan.cost.traffic import step_calls
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Precision, Training
-from tests.cost.clusters import cluster
-from tests.ground_truth.fsdp_step import measured_step, summed, training_for
+from tests.ground_truth.fsdp_step import case_of, measured_step, summed, training_for
 from tests.ground_truth.shapes import GPT2, LLAMA_8B
 
 TOLERANCE_FRACTION = 0.003
@@ -69,14 +68,10 @@ PIPELINES: dict[str, Layout] = {
 
 def predicted_peak_bytes(model: Model, training: Training, layout: Layout, *, rank: int) -> int:
     """Of a pipeline rank; what the trainer has on a CPU is not compiled."""
-    return stage_memory(
-        model=model,
-        cluster=cluster(gpus=8),
-        training=training,
-        layout=replace(layout, compile=False),
-        stage=pipeline_ranks(model=model, layout=layout)[rank],
-        in_flight_blocks=in_flight_blocks(model=model, layout=layout)[rank],
-    ).peak_allocated_bytes
+    stage = pipeline_ranks(model=model, layout=layout)[rank]
+    in_flight = in_flight_blocks(model=model, layout=layout)[rank]
+    eager = case_of(model, training, replace(layout, compile=False))
+    return stage_memory(eager, stage, in_flight_blocks=in_flight).peak_allocated_bytes
 
 
 @pytest.mark.sampled(4)
@@ -88,7 +83,7 @@ def test_a_step_has_the_peak_and_the_collectives_that_are_predicted(name: str) -
     predicted = predicted_peak_bytes(model, training, layout, rank=0)
     assert predicted == pytest.approx(measured.peak_bytes, rel=TOLERANCE_FRACTION)
     (stage,) = pipeline_ranks(model=model, layout=layout)
-    calls = step_calls(model=model, training=training, layout=layout, stage=stage)
+    calls = step_calls(case_of(model, training, layout), stage)
     assert dict(measured.rows) == summed(calls)
 
 

@@ -20,7 +20,7 @@ from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Precision, ReduceDtype
 from fsdpplan.trainer.torch_versions import RELEASE
-from tests.ground_truth.fsdp_step import measured_step, predicted_peak_bytes, training_for
+from tests.ground_truth.fsdp_step import case_of, measured_step, predicted_peak_bytes, training_for
 from tests.ground_truth.shapes import GPT2, LLAMA_8B, LLAMA_SMALL_VOCAB, ODD, QWEN3, SMALL
 
 TOLERANCE_FRACTION = 0.005
@@ -235,9 +235,9 @@ def test_start_and_checkpoint_peaks_equal_those_of_the_trainer(
 ) -> None:
     training = training_for(layout, seq_len=64)
     measured = measured_step(model, training, layout).peak_bytes_of
-    common = {"model": model, "training": training, "layout": layout, "stage": whole_model(model)}
+    case, stage = case_of(model, training, layout), whole_model(model)
     for phase, predicted in (
-        ("start", initialization_peak_bytes(**common)),
-        ("checkpoint", checkpoint_peak_bytes(**common)),
+        ("start", initialization_peak_bytes(case, stage)),
+        ("checkpoint", checkpoint_peak_bytes(case, stage)),
     ):
         assert predicted == pytest.approx(measured[phase], rel=TOLERANCE_FRACTION)

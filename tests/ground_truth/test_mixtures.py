@@ -11,8 +11,7 @@ from fsdpplan.cost.pipeline_stages import in_flight_blocks, pipeline_ranks
 from fsdpplan.cost.traffic import step_calls
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Experts, Model
-from tests.cost.clusters import cluster
-from tests.ground_truth.fsdp_step import as_messages, measured_step, summed, training_for
+from tests.ground_truth.fsdp_step import as_messages, case_of, measured_step, summed, training_for
 from tests.ground_truth.shapes import LLAMA_SMALL_VOCAB
 
 TOLERANCE_FRACTION = 0.05
@@ -70,15 +69,12 @@ def test_calls_and_peak_equal_those_of_torch(model: Model, layout: Layout, pp_ra
     measured = measured_step(model, training, layout, rank=pp_rank * (layout.world // layout.pp))
     stage = pipeline_ranks(model=model, layout=layout)[pp_rank]
 
-    arguments = {"model": model, "training": training, "layout": layout, "stage": stage}
+    case = case_of(model, training, layout)
     rows = {key: row for key, row in as_messages(measured.rows).items() if key[3] != "int64"}
-    assert rows == summed(step_calls(**arguments))
+    assert rows == summed(step_calls(case, stage))
 
     if layout.pp > 1 and layout.ep > 1:
         return  # rows under way between ranks are not counted where a forward pass leads
-    peak = stage_memory(
-        cluster=cluster(gpus=8),
-        in_flight_blocks=in_flight_blocks(model=model, layout=layout)[pp_rank],
-        **arguments,
-    ).peak_allocated_bytes
+    in_flight = in_flight_blocks(model=model, layout=layout)[pp_rank]
+    peak = stage_memory(case, stage, in_flight_blocks=in_flight).peak_allocated_bytes
     assert peak == pytest.approx(measured.peak_bytes, rel=TOLERANCE_FRACTION)

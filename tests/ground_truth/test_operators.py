@@ -21,7 +21,7 @@ from fsdpplan.trainer.fake_world import fake_tensors
 from fsdpplan.trainer.rehearse import CPU, DecoderProgram, Stage, fake_cluster, on_cpu
 from fsdpplan.trainer.step import forward_backward
 from fsdpplan.trainer.torch_versions import RELEASE
-from tests.ground_truth.fsdp_step import RECIPE, plan_config
+from tests.ground_truth.fsdp_step import RECIPE, case_of, plan_config
 
 LAYOUT = Layout(dp_shard=8, compile=False)
 TRAINING = Training(seq_len=256, global_batch=8)
@@ -93,7 +93,7 @@ def test_fsdp_dispatches_what_the_launch_floor_charges(name: str, expected: int)
 @same_kernels
 @pytest.mark.parametrize("name", ["llama-3.2-1b", "gpt2-large"])
 def test_the_blocks_own_operators_are_counted_within_a_tenth(name: str) -> None:
-    work = block_work(model=load_model(name), training=TRAINING, layout=LAYOUT)
+    work = block_work(case_of(load_model(name), TRAINING, LAYOUT))
     predicted = sum(operators(replace(work, wrapper_operators=0.0)))
     block = of_one_block(name)
     own = sum(n for operator, n in block.items() if operator not in FSDP_OPERATORS)

@@ -12,8 +12,7 @@ from fsdpplan.cost.traffic import step_calls
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
-from tests.cost.clusters import cluster
-from tests.ground_truth.fsdp_step import as_messages, measured_step, summed, training_for
+from tests.ground_truth.fsdp_step import as_messages, case_of, measured_step, summed, training_for
 from tests.ground_truth.shapes import LLAMA_8B, LLAMA_70B, LLAMA_SMALL_VOCAB
 
 TOLERANCE_FRACTION = 0.05
@@ -249,14 +248,11 @@ def test_calls_and_peak_equal_those_of_torch(model: Model, layout: Layout, pp_ra
     measured = measured_step(model, training, layout, rank=rank)
     stage = pipeline_ranks(model=model, layout=layout)[pp_rank]
 
-    arguments = {"model": model, "training": training, "layout": layout, "stage": stage}
-    assert as_messages(measured.rows) == summed(step_calls(**arguments))
+    case = case_of(model, training, layout)
+    assert as_messages(measured.rows) == summed(step_calls(case, stage))
 
-    peak = stage_memory(
-        cluster=cluster(gpus=8),
-        in_flight_blocks=in_flight_blocks(model=model, layout=layout)[pp_rank],
-        **arguments,
-    ).peak_allocated_bytes
+    in_flight = in_flight_blocks(model=model, layout=layout)[pp_rank]
+    peak = stage_memory(case, stage, in_flight_blocks=in_flight).peak_allocated_bytes
     assert peak == pytest.approx(measured.peak_bytes, rel=TOLERANCE_FRACTION)
 
 

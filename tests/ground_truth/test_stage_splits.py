@@ -12,8 +12,7 @@ from fsdpplan.cost.stage_splits import stage_splits
 from fsdpplan.cost.traffic import step_calls
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
-from tests.cost.clusters import cluster
-from tests.ground_truth.fsdp_step import as_messages, measured_step, summed, training_for
+from tests.ground_truth.fsdp_step import as_messages, case_of, measured_step, summed, training_for
 from tests.ground_truth.shapes import LLAMA_8B
 
 SEQ_LEN = 2048
@@ -52,7 +51,7 @@ SCHEDULES = {
 def proposed(model: Model, layout: Layout) -> Layout:
     """With the first split that is proposed."""
     training = training_for(layout, seq_len=SEQ_LEN)
-    split, *_ = stage_splits(model=model, cluster=cluster(gpus=8), training=training, layout=layout)
+    split, *_ = stage_splits(case_of(model, training, layout))
     assert split != layout_stage_blocks(model=model, layout=layout)
     return replace(layout, stage_blocks=split)
 
@@ -105,11 +104,8 @@ def require_as_predicted(model: Model, layout: Layout, pp_rank: int) -> None:
     training = training_for(layout, seq_len=SEQ_LEN)
     measured = measured_step(model, training, layout, rank=pp_rank * (layout.world // layout.pp))
     stage = pipeline_ranks(model=model, layout=layout)[pp_rank]
-    arguments = {"model": model, "training": training, "layout": layout, "stage": stage}
-    assert as_messages(measured.rows) == summed(step_calls(**arguments))  # type: ignore[arg-type]
-    peak = stage_memory(
-        cluster=cluster(gpus=8),
-        in_flight_blocks=in_flight_blocks(model=model, layout=layout)[pp_rank],
-        **arguments,  # type: ignore[arg-type]
-    ).peak_allocated_bytes
+    case = case_of(model, training, layout)
+    assert as_messages(measured.rows) == summed(step_calls(case, stage))
+    in_flight = in_flight_blocks(model=model, layout=layout)[pp_rank]
+    peak = stage_memory(case, stage, in_flight_blocks=in_flight).peak_allocated_bytes
     assert peak == pytest.approx(measured.peak_bytes, rel=TOLERANCE_FRACTION)

@@ -57,7 +57,7 @@ def test_axes_of_one_rank_are_none() -> None:
 
 def test_the_shapes_are_those_that_the_cost_model_prices() -> None:
     plan = make_plan("cpu", per_node=2)
-    work = block_work(model=plan.model, training=plan.training, layout=plan.layout)
+    work = block_work(plan.case)
     shapes = plan_shapes(plan)
     for m, n, k in projection_shapes(work):
         assert {(m, n, k), (m, k, n), (n, k, m)} <= set(shapes)

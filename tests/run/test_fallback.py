@@ -18,6 +18,7 @@ from fsdpplan.run.launch import Launch, emit_script
 from fsdpplan.run.ledger import ran_out_of_memory
 from fsdpplan.run.metrics import Measured, parse_event, read_metrics
 from fsdpplan.run.outcome import Outcome
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.plan import Plan
 from fsdpplan.spec.training import Training
@@ -40,7 +41,7 @@ def plan() -> Plan:
         cluster=cluster,
         training=training,
         layout=layout,
-        estimate=estimate(model=model, cluster=cluster, training=training, layout=layout),
+        estimate=estimate(Case(model=model, cluster=cluster, training=training, layout=layout)),
     )
 
 

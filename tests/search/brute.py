@@ -49,10 +49,11 @@ def fastest(asked: Question, *, any_split: bool = False) -> Best:
         if first_problem(**given, layout=layout) is not None:  # type: ignore[arg-type]
             continue
         legal += 1
-        memory = rank_memory(**given, layout=layout)  # type: ignore[arg-type]
+        case = asked.asked.case(layout)
+        memory = rank_memory(case)
         if memory.peak_device_bytes > asked.asked.available_bytes:
             continue
-        seconds = step_time(**given, layout=layout).time.total_seconds  # type: ignore[arg-type]
+        seconds = step_time(case).time.total_seconds
         if best is None or seconds < best[0]:
             best = (seconds, layout)
     assert best is not None

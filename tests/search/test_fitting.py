@@ -29,9 +29,7 @@ def asked(drawn: Case) -> Question:
 @settings(max_examples=80, deadline=None)
 @given(cases())
 def test_the_search_sees_the_memory_that_the_estimate_has(drawn: Case) -> None:
-    found = estimate(
-        model=drawn.model, cluster=drawn.cluster, training=drawn.training, layout=drawn.layout
-    )
+    found = estimate(drawn)
     assert needed_bytes(asked(drawn), drawn.layout) == found.memory.peak_device_bytes
 
 

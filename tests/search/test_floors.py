@@ -22,8 +22,9 @@ from tests.cost.wide import wide_cases
 
 def space(drawn: Case) -> Space:
     """The space of the question that a case answers."""
-    given = {"model": drawn.model, "cluster": drawn.cluster, "training": drawn.training}
-    return Space(Question(**given, pins=Pins()))  # type: ignore[arg-type]
+    return Space(
+        Question(model=drawn.model, cluster=drawn.cluster, training=drawn.training, pins=Pins())
+    )
 
 
 def degrees(drawn: Case) -> Degrees:
@@ -101,11 +102,10 @@ def test_a_stage_is_its_ends_and_its_blocks(drawn: Case) -> None:
     if drawn.layout.checkpoint_blocks != "all":
         return
     works, mode = space(drawn).floors.works, drawn.layout.activation_checkpointing
-    given = {"model": drawn.model, "cluster": drawn.cluster, "training": drawn.training}
     for stage in pipeline_stages(model=drawn.model, layout=drawn.layout):
         least = works.stage(drawn.layout, mode, stage)
         large = replace(drawn.layout, wrap_blocks=drawn.model.layers)
-        whole = plain_seconds(layout=large, stage=stage, **given)  # type: ignore[arg-type]
+        whole = plain_seconds(replace(drawn, layout=large), stage)
         for one, other in zip(least[:2], whole, strict=True):
             assert one <= other * ROUNDING
             if drawn.layout.tp == 1 and not stage.has_head:

@@ -11,6 +11,7 @@ from fsdpplan.cost.step import estimate
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.search.ladder import changed_words, leaner_layouts
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.plan import Plan
 from fsdpplan.spec.training import Training
@@ -32,7 +33,7 @@ def plan() -> Plan:
         cluster=cluster,
         training=training,
         layout=layout,
-        estimate=estimate(model=model, cluster=cluster, training=training, layout=layout),
+        estimate=estimate(Case(model=model, cluster=cluster, training=training, layout=layout)),
         alternatives=(),
         sources=(),
         assumptions=(),

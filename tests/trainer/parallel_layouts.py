@@ -13,6 +13,8 @@ import torch.distributed as dist
 
 from fsdpplan.cost.shards import whole_model
 from fsdpplan.cost.traffic import step_calls
+from fsdpplan.files.clusters import load_cluster
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import LatentAttention, Model
 from fsdpplan.spec.training import Training
@@ -160,13 +162,13 @@ def predicted_rows(which: str, name: str) -> list[list[Any]]:
         model["latent"] = LatentAttention(**model["latent"])
     known = {each.name for each in fields(Training)}
     training = {key: value for key, value in planned["training"].items() if key in known}
-    calls = step_calls(
+    case = Case(
         model=Model(**model),
+        cluster=load_cluster("cpu", gpus=layout.world).cluster,
         training=Training(**training | {"torch": f"{RELEASE[0]}.{RELEASE[1]}"}),
         layout=layout,
-        stage=whole_model(Model(**model)),
-        device_kind="cpu",
     )
+    calls = step_calls(case, whole_model(case.model))
     rows: dict[tuple[Any, ...], list[int]] = {}
     for call in calls:
         row = rows.setdefault(

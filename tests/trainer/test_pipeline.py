@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 
 from fsdpplan.cost import pipeline_stages as priced
 from fsdpplan.cost.traffic import step_calls
+from fsdpplan.files.clusters import load_cluster
 from fsdpplan.search import pipeline_rules as legality
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout, Schedule
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
@@ -98,12 +100,13 @@ PRICED_ROWS |= {("all_reduce", "dp_replicate")}
 @pytest.mark.parametrize("name", pipeline_layouts.MESSAGES)
 def test_ranks_send_gather_and_reduce_what_is_priced(others: Results, name: str) -> None:
     layout_of, model_of = pipeline_layouts.MESSAGES[name], pipeline_layouts.counted_model(name)
-    model, training, layout = _nouns(plans.plan_document(model=model_of, **layout_of))
-    stages = priced.pipeline_ranks(model=model, layout=layout)
+    case = _case(plans.plan_document(model=model_of, **layout_of))
+    layout = case.layout
+    stages = priced.pipeline_ranks(model=case.model, layout=layout)
     for rank, counted in enumerate(others[f"counted_{name}"]):
         stage = stages[rank // (layout.world // layout.pp)]
         expected: dict[str, list[int]] = {}
-        for call in step_calls(model=model, training=training, layout=layout, stage=stage):
+        for call in step_calls(case, stage):
             collective = "send" if call.collective == "send_recv" else call.collective
             if (collective, call.group.axis) in PRICED_ROWS and call.group.ranks > 1 and call.count:
                 row = expected.setdefault(f"{collective} {call.group.axis} {call.dtype}", [0, 0])
@@ -128,13 +131,17 @@ def test_a_stage_that_fails_ends_the_job(tmp_path: Path) -> None:
     assert "the last stage fails" in finished.stderr
 
 
-def _nouns(document: dict[str, Any]) -> tuple[Model, Training, Layout]:
+def _case(document: dict[str, Any]) -> Case:
     """A plan's document as the planner has it."""
     named = {field.name for field in fields(Training)}
-    return (
-        Model(**document["model"]),
-        Training(**{key: value for key, value in document["training"].items() if key in named}),
-        Layout(**{**document["layout"], "stage_blocks": tuple(document["layout"]["stage_blocks"])}),
+    layout = Layout(
+        **{**document["layout"], "stage_blocks": tuple(document["layout"]["stage_blocks"])}
+    )
+    return Case(
+        model=Model(**document["model"]),
+        cluster=load_cluster("cpu", gpus=layout.world).cluster,
+        training=Training(**{k: v for k, v in document["training"].items() if k in named}),
+        layout=layout,
     )
 
 

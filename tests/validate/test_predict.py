@@ -6,6 +6,7 @@ import pytest
 
 from fsdpplan.cost.step import estimate
 from fsdpplan.files.clusters import load_cluster
+from fsdpplan.spec.case import Case
 from fsdpplan.validate.express import Expressed, express
 from fsdpplan.validate.predict import Fits, Prediction, predict, predict_row, with_fit
 from fsdpplan.validate.skipped import Skipped
@@ -23,12 +24,13 @@ def predicted(base: dict[str, str] = LLAMA_8B, **changes: str) -> Prediction:
 def test_a_full_row_is_priced_as_its_layout() -> None:
     row = express(run(inter_net_note="8x400 Gb/s"))
     assert isinstance(row, Expressed)
-    price = estimate(
+    case = Case(
         model=row.model,
         cluster=load_cluster("dgx-h100", gpus=64).cluster,
         training=row.training,
         layout=row.layouts[0],
     )
+    price = estimate(case)
     result = predict(row)
     assert isinstance(result, Prediction)
     assert result.step_seconds == price.step_seconds

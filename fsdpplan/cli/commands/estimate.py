@@ -17,6 +17,7 @@ from fsdpplan.cli.options.question import (
 from fsdpplan.cli.resolve.inputs import (
     Inputs,
     OneLayout,
+    case_of,
     question_of,
     refuse_question,
     remedy_words,
@@ -78,7 +79,7 @@ def one_layout(inputs: Inputs) -> OneLayout:
     problem = legal_layout_problem(model=model, cluster=cluster, training=training, layout=layout)
     if problem is not None:
         raise SpecError(problem)
-    found_estimate = predicted(model=model, cluster=cluster, training=training, layout=layout)
+    found_estimate = predicted(case_of(inputs, layout))
     if inputs.learner is not None:
         found_estimate = inputs.learner.corrected(layout, found_estimate)
     return OneLayout(

@@ -27,11 +27,12 @@ from fsdpplan.search.legality import question_problem
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.question import Question
 from fsdpplan.search.remedies import Asked, remedy
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.estimate import Estimate
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.torch_features import Setting, slower_without
+from fsdpplan.spec.torch_features import slower_without
 from fsdpplan.spec.training import Training
 
 
@@ -128,15 +129,13 @@ def slower_words(inputs: Inputs, layout: Layout) -> tuple[str, ...]:
     return tuple(
         f"torch {inputs.training.torch} has no {feature.name} ({feature.since} has): the trainer "
         f"{feature.done_without}, and {feature.slower}"
-        for feature in slower_without(setting_of(inputs, layout))
+        for feature in slower_without(case_of(inputs, layout))
     )
 
 
-def setting_of(inputs: Inputs, layout: Layout) -> Setting:
-    """What a layout asks of the release of torch."""
-    return Setting(
-        model=inputs.model, cluster=inputs.cluster, training=inputs.training, layout=layout
-    )
+def case_of(inputs: Inputs, layout: Layout) -> Case:
+    """`layout` as what is asked of the cost model."""
+    return Case(model=inputs.model, cluster=inputs.cluster, training=inputs.training, layout=layout)
 
 
 def question_of(inputs: Inputs) -> Question:

@@ -125,7 +125,7 @@ def settled_plan(
 
 
 def _require_enough(plan: Plan, release: TorchRelease, source: str) -> None:
-    need = torch_need(plan.setting)
+    need = torch_need(plan.case)
     if release < need.oldest:
         raise SpecError(
             f"the plan's layout needs torch {need.oldest} or newer, for {need.because}, and the "

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from math import floor
 from typing import Any
 
-from fsdpplan.cli.resolve.inputs import Inputs, OneLayout, setting_of
+from fsdpplan.cli.resolve.inputs import Inputs, OneLayout, case_of
 from fsdpplan.cli.views.render import facts, wrapped
 from fsdpplan.cost.memory import available_bytes
 from fsdpplan.cost.peak_band import peak_factor
@@ -227,7 +227,7 @@ def recommend_json(inputs: Inputs, result: SearchResult, *, seconds: float) -> s
                 {
                     "rank": ranked.rank,
                     "layout": layout_document(_named(inputs, ranked.layout)),
-                    "torch_needed": needed_document(setting_of(inputs, ranked.layout)),
+                    "torch_needed": needed_document(case_of(inputs, ranked.layout)),
                     "estimate": estimate_document(ranked.estimate),
                     "reason": ranked.reason,
                     "behind_fastest_fraction": result.behind_fastest(ranked),
@@ -257,7 +257,7 @@ def estimate_json(one: OneLayout) -> str:
         {
             **_inputs_document(one.inputs),
             "layout": layout_document(_named(one.inputs, one.layout)),
-            "torch_needed": needed_document(setting_of(one.inputs, one.layout)),
+            "torch_needed": needed_document(case_of(one.inputs, one.layout)),
             **estimate_document(one.estimate),
             "available_bytes": one.available_bytes,
             "fits": one.fits,

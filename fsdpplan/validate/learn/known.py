@@ -16,6 +16,7 @@ from fsdpplan.cost.step_time import step_time
 from fsdpplan.errors import FsdpPlanError, SpecError
 from fsdpplan.files.profiles import load_device, profile_names
 from fsdpplan.search.words import degrees
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.estimate import TimeBreakdown
 from fsdpplan.spec.learning import Widths
@@ -127,7 +128,7 @@ def as_priced(
 def _row_priced(row: LedgerRow, cluster: Cluster | None) -> tuple[Workload, int, TimeBreakdown]:
     job = row.job
     here = machines_of(row, cluster)
-    step = step_time(model=job.model, cluster=here, training=job.training, layout=job.layout)
+    step = step_time(Case(model=job.model, cluster=here, training=job.training, layout=job.layout))
     return job, row.machines.gpus, step.time
 
 

@@ -25,6 +25,7 @@ from typing import TypeAlias
 from fsdpplan.cost.memory import rank_memory
 from fsdpplan.errors import FsdpPlanError, SpecError
 from fsdpplan.files.runs import MemoryKind, run_of_cells
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster, DeviceFit, LearnedPeaks
 from fsdpplan.spec.estimate import MemoryBreakdown
 from fsdpplan.spec.learning import Widths
@@ -199,7 +200,9 @@ def _known(
 
 def _row_priced(row: LedgerRow, cluster: Cluster | None) -> _Priced:
     job, here = row.job, machines_of(row, cluster)
-    memory = rank_memory(model=job.model, cluster=here, training=job.training, layout=job.layout)
+    memory = rank_memory(
+        Case(model=job.model, cluster=here, training=job.training, layout=job.layout)
+    )
     return _Priced(
         job=(job.model, numbers_of(job.training), job.layout),
         memory=memory,

@@ -9,6 +9,7 @@ from typing import Any
 from fsdpplan.cost.step_time import step_time
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.clusters import load_cluster
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.estimate import TimeBreakdown
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.ledger import Workload
@@ -21,12 +22,13 @@ STACK = Stack(software="torchtitan", runtime="fsdp2", precision="bf16", device="
 
 @cache
 def _time(name: str, gpus: int, layout: Layout) -> TimeBreakdown:
-    return step_time(
+    case = Case(
         model=load_model(name),
         cluster=load_cluster("dgx-h100", gpus=gpus).cluster,
         training=training(layout),
         layout=layout,
-    ).time
+    )
+    return step_time(case).time
 
 
 def training(layout: Layout) -> Training:

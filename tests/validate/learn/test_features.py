@@ -9,6 +9,7 @@ import pytest
 from fsdpplan.cost.step_time import step_time
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.clusters import load_cluster
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.training import Training
 from fsdpplan.validate.learn.features import KINDS, Features, Stack, features_of
@@ -25,7 +26,7 @@ def features(
     fit = CLUSTER.device.fit
     fit = replace(fit, kernel_launch_seconds=host * fit.kernel_launch_seconds)
     cluster = replace(CLUSTER, device=replace(CLUSTER.device, fit=fit))
-    time = step_time(model=MODEL, cluster=cluster, training=training, layout=layout).time
+    time = step_time(Case(model=MODEL, cluster=cluster, training=training, layout=layout)).time
     stack = Stack.of(software="mine", training=training, device=CLUSTER.device.name)
     return features_of(
         model=MODEL, training=training, layout=layout, gpus=8, time=time, stack=stack
