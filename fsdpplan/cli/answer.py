@@ -154,14 +154,15 @@ class OneLayout:
 
 def one_layout(inputs: Inputs) -> OneLayout:
     """The layout that the pins name and its prediction. Raises SpecError where it is illegal."""
-    model, cluster, training = inputs.model, inputs.cluster, inputs.training
+    cluster, training = inputs.cluster, inputs.training
     _refuse_question(inputs)
     found = the_layout(inputs.pins, cluster=cluster, training=training)
     layout = found.value
-    problem = legal_layout_problem(model=model, cluster=cluster, training=training, layout=layout)
+    case = _case(inputs, layout)
+    problem = legal_layout_problem(case)
     if problem is not None:
         raise SpecError(problem)
-    found_estimate = estimate(_case(inputs, layout))
+    found_estimate = estimate(case)
     if inputs.learner is not None:
         found_estimate = inputs.learner.corrected(layout, found_estimate)
     return OneLayout(

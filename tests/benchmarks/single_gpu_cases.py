@@ -14,6 +14,7 @@ from fsdpplan.errors import SpecError
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.hf_config import read_hf_config
 from fsdpplan.search.pins import Pins
+from fsdpplan.spec import case as case_module
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import ActivationCheckpointing, Sharding
 from fsdpplan.spec.model import Model
@@ -73,7 +74,9 @@ def planned(case: Case, cluster: Cluster) -> Plan:
         compile=case.compiled,
     )
     layout = the_layout(pins, cluster=cluster, training=training).value
-    predicted = estimate(Case(model=model, cluster=cluster, training=training, layout=layout))
+    predicted = estimate(
+        case_module.Case(model=model, cluster=cluster, training=training, layout=layout)
+    )
     needed = predicted.memory.peak_device_bytes
     room = available_bytes(cluster=cluster, training=training)
     if needed > room:
