@@ -92,7 +92,7 @@ def program_problem(layout: Layout, plan: Plan, job: Job) -> str | None:
     """Why the job's own program cannot run `plan` in `layout`; None where it may."""
     if not isinstance(job.program, UserProgram):
         return None
-    return script_problem(model=plan.model, training=plan.training, layout=layout)
+    return script_problem(replace(plan.case, layout=layout))
 
 
 def emit_script(plan: Plan, job: Job) -> str:

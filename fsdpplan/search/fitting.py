@@ -104,9 +104,7 @@ class Fitting:
         out at sight is left out."""
         asked, modes = self.asked, len(self.asked.modes)
         for layout in _leaves(asked, self.degrees, micro_batch):
-            broken = first_problem(
-                model=asked.model, cluster=asked.cluster, training=asked.training, layout=layout
-            )
+            broken = first_problem(asked.case(layout))
             if broken is not None:
                 self.tally.break_rule(broken, modes)
             elif not self.hopeful_modes(layout):
@@ -186,7 +184,7 @@ def _in_pieces(asked: Question, layout: Layout, at_least_bytes: int) -> Layout |
     """`layout`, which needs `at_least_bytes` and does not fit, with its loss in pieces, if then it
     does."""
     pieces = in_pieces(layout, training=asked.training, pins=asked.pins)
-    saved = most_saved_bytes(layout, model=asked.model, training=asked.training)
+    saved = most_saved_bytes(asked.case(layout))
     available = asked.available_bytes
     if pieces is None or at_least_bytes - saved > available:
         return None

@@ -97,10 +97,7 @@ def _modes(layout: Layout) -> Iterator[tuple[ActivationCheckpointing, Checkpoint
 
 
 def _is_legal(plan: Plan, layout: Layout) -> bool:
-    problem = legal_layout_problem(
-        model=plan.model, cluster=plan.cluster, training=plan.training, layout=layout
-    )
-    return problem is None
+    return legal_layout_problem(replace(plan.case, layout=layout)) is None
 
 
 def _needed(plan: Plan, layout: Layout) -> int:

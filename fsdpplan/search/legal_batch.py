@@ -9,6 +9,7 @@ from fsdpplan.search.defaults import default_global_batch
 from fsdpplan.search.enumerate import divisors
 from fsdpplan.search.legality import first_problem
 from fsdpplan.search.pins import Pins
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
@@ -37,7 +38,8 @@ def legal_global_batch(
         number = batch // layout.data_parallel
         whole = replace(layout, num_microbatches=number)
         asked = replace(training, global_batch=batch)
-        if first_problem(model=model, cluster=cluster, training=asked, layout=whole) is None:
+        case = Case(model=model, cluster=cluster, training=asked, layout=whole)
+        if first_problem(case) is None:
             return batch
     return usual
 

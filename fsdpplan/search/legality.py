@@ -32,45 +32,40 @@ def question_problem(
     return problem.sentence if problem else None
 
 
-def legal_layout_problem(
-    *, model: Model, cluster: Cluster, training: Training, layout: Layout
-) -> str | None:
-    """The first rule that `layout` breaks, as a sentence; None if it is legal."""
-    problem = first_problem(model=model, cluster=cluster, training=training, layout=layout)
+def legal_layout_problem(case: Case) -> str | None:
+    """The first rule that the case breaks, as a sentence; None if it is legal."""
+    problem = first_problem(case)
     return problem.sentence if problem else None
 
 
-def first_problem(
-    *, model: Model, cluster: Cluster, training: Training, layout: Layout
-) -> Problem | None:
-    """The first rule that `layout` breaks."""
+def first_problem(case: Case) -> Problem | None:
+    """The first rule that the case breaks."""
+    model, cluster, training, layout = case.model, case.cluster, case.training, case.layout
     rules = (
         _question(model, cluster, training),
         _ranks(layout, cluster),
-        _tensor_parallel(layout, model, training),
-        _context_parallel(layout, model, cluster, training),
-        _expert_parallel(layout, model, training),
-        sharding_problems(model=model, cluster=cluster, training=training, layout=layout),
+        _tensor_parallel(case),
+        _context_parallel(case),
+        _expert_parallel(case),
+        sharding_problems(case),
         _batch(layout, training),
         pieces_problems(layout=layout, training=training),
         _optimizer(layout, training),
         pipeline_problems(model=model, layout=layout),
         _recomputation(layout, model),
-        torch_problems(Case(model=model, cluster=cluster, training=training, layout=layout)),
-        program_problems(model=model, training=training, layout=layout),
+        torch_problems(case),
+        program_problems(case),
     )
     return next((problem for rule in rules for problem in rule), None)
 
 
-def degrees_problem(
-    *, model: Model, cluster: Cluster, training: Training, layout: Layout
-) -> Problem | None:
-    """The first rule that the degrees of `layout` inside data parallelism break, whatever its
+def degrees_problem(case: Case) -> Problem | None:
+    """The first rule that the degrees of a layout inside data parallelism break, whatever its
     policies."""
     rules = (
-        _tensor_parallel(layout, model, training),
-        _context_parallel(layout, model, cluster, training),
-        _expert_parallel(layout, model, training),
+        _tensor_parallel(case),
+        _context_parallel(case),
+        _expert_parallel(case),
     )
     return next((problem for rule in rules for problem in rule), None)
 
@@ -107,7 +102,8 @@ def _ranks(layout: Layout, cluster: Cluster) -> Iterator[Problem]:
         )
 
 
-def _tensor_parallel(layout: Layout, model: Model, training: Training) -> Iterator[Problem]:
+def _tensor_parallel(case: Case) -> Iterator[Problem]:
+    training, layout = case.training, case.layout
     if training.runtime == "autocast" and max(layout.tp, layout.pp, layout.cp) > 1:
         yield Problem(
             reason="runtime autocast is data-parallel",
@@ -131,23 +127,24 @@ def _tensor_parallel(layout: Layout, model: Model, training: Training) -> Iterat
             sentence=f"tp {layout.tp} is offered with sequence_parallel and loss_parallel only; "
             "use --sequence-parallel --loss-parallel, or --tp 1",
         )
-    for field, value in _split_widths(layout, model, training).items():
+    for field, value in _split_widths(case).items():
         if value % layout.tp:
             yield Problem(
                 reason=f"tp does not divide {field}",
-                sentence=f"tp {layout.tp} does not divide {field} {value} of {model.name}; use "
-                "another --tp",
+                sentence=f"tp {layout.tp} does not divide {field} {value} of {case.model.name}; "
+                "use another --tp",
             )
 
 
-def _split_widths(layout: Layout, model: Model, training: Training) -> dict[str, int]:
+def _split_widths(case: Case) -> dict[str, int]:
     """What tensor parallelism splits."""
+    model, layout = case.model, case.layout
     widths = {
         "heads": model.heads,
         "kv_heads": model.kv_heads,
         "ffn_hidden": model.ffn_hidden if model.dense_blocks else layout.tp,
         "vocab": model.vocab,
-        "seq_len": training.seq_len,
+        "seq_len": case.training.seq_len,
     }
     if model.experts:
         if not layout.experts_over_tp:
@@ -156,9 +153,8 @@ def _split_widths(layout: Layout, model: Model, training: Training) -> dict[str,
     return widths
 
 
-def _context_parallel(
-    layout: Layout, model: Model, cluster: Cluster, training: Training
-) -> Iterator[Problem]:
+def _context_parallel(case: Case) -> Iterator[Problem]:
+    training, layout = case.training, case.layout
     if layout.cp == 1:
         return
     pieces = 2 * layout.cp * layout.tp
@@ -171,10 +167,10 @@ def _context_parallel(
             f"that causal attention is shared evenly{beside}: {training.seq_len} tokens do not "
             f"split into {pieces}; use --seq-len {near}, or another --cp",
         )
-    if cluster.device.kind == "cpu":
-        yield from _traded_heads(layout, model)
+    if case.cluster.device.kind == "cpu":
+        yield from _traded_heads(layout, case.model)
     elif training.runtime == "fsdp2":
-        yield from _ring(layout, model, training)
+        yield from _ring(case)
 
 
 def _traded_heads(layout: Layout, model: Model) -> Iterator[Problem]:
@@ -188,9 +184,10 @@ def _traded_heads(layout: Layout, model: Model) -> Iterator[Problem]:
         )
 
 
-def _ring(layout: Layout, model: Model, training: Training) -> Iterator[Problem]:
+def _ring(case: Case) -> Iterator[Problem]:
     """Source: torch 2.13 torch/distributed/tensor/experimental/_context_parallel/_attention.py."""
-    if model.windowed_blocks and model.sliding_window < training.seq_len:
+    model, layout = case.model, case.layout
+    if model.windowed_blocks and model.sliding_window < case.training.seq_len:
         yield Problem(
             reason="ring attention with sliding windows",
             sentence=f"cp {layout.cp}: torch's ring attention knows no sliding window, and "
@@ -204,10 +201,11 @@ def _ring(layout: Layout, model: Model, training: Training) -> Iterator[Problem]
         )
 
 
-def _expert_parallel(layout: Layout, model: Model, training: Training) -> Iterator[Problem]:
-    yield from _experts(layout.ep, model)
+def _expert_parallel(case: Case) -> Iterator[Problem]:
+    layout = case.layout
+    yield from _experts(layout.ep, case.model)
     if layout.experts_over_tp:
-        yield from _experts_over_tp(layout, model, training)
+        yield from _experts_over_tp(case)
     if layout.ep > 1 and layout.sharding == "ddp":
         yield Problem(
             reason="expert parallelism without a shard group",
@@ -216,7 +214,8 @@ def _expert_parallel(layout: Layout, model: Model, training: Training) -> Iterat
         )
 
 
-def _experts_over_tp(layout: Layout, model: Model, training: Training) -> Iterator[Problem]:
+def _experts_over_tp(case: Case) -> Iterator[Problem]:
+    model, training, layout = case.model, case.training, case.layout
     if model.experts is None:
         yield Problem(
             reason="experts over tp without experts",

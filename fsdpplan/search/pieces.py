@@ -12,8 +12,8 @@ from fsdpplan.cost.formats import local_tokens
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.program_rules import loss_problem
 from fsdpplan.search.rule import Problem
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
-from fsdpplan.spec.model import Model
 from fsdpplan.spec.program import program_named
 from fsdpplan.spec.training import DTYPE_BYTES, Training
 
@@ -55,9 +55,10 @@ def in_pieces(layout: Layout, *, training: Training, pins: Pins) -> Layout | Non
     return replace(layout, loss_chunks=usual)
 
 
-def most_saved_bytes(layout: Layout, *, model: Model, training: Training) -> int:
+def most_saved_bytes(case: Case) -> int:
     """What pieces can spare at the most: logits, and the head as autocast keeps it beside them."""
-    tokens = local_tokens(training=training, layout=layout)
+    model, layout = case.model, case.layout
+    tokens = local_tokens(training=case.training, layout=layout)
     head = 0 if layout.sharding == "fsdp" else DTYPE_BYTES["fp32"] * model.hidden
     return (MOST_BYTES_A_LOGIT * tokens + head) * -(-model.vocab // layout.tp)
 

@@ -9,35 +9,37 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from fsdpplan.search.rule import Problem
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.program import Program, ProgramName, program_named
-from fsdpplan.spec.training import Training
 
 
-def program_problems(*, model: Model, training: Training, layout: Layout) -> Iterator[Problem]:
-    """What of `layout` the training's program cannot run."""
-    program = program_named(training.program)
+def program_problems(case: Case) -> Iterator[Problem]:
+    """What of the layout the training's program cannot run."""
+    layout = case.layout
+    program = program_named(case.training.program)
     if program.knows_blocks:
         return
     yield from _blocks(layout, program)
     if layout.tp > 1:
-        yield from _tensor_parallel(layout, model, program)
+        yield from _tensor_parallel(layout, case.model, program)
     if layout.cp > 1:
-        yield from _context_parallel(layout, model, program)
+        yield from _context_parallel(case, program)
 
 
-def script_problem(*, model: Model, training: Training, layout: Layout) -> str | None:
-    """Why no program of the user's can run `layout`, whatever model it trains; None if one may.
+def script_problem(case: Case) -> str | None:
+    """Why no program of the user's can run the layout, whatever model it trains; None if one may.
 
     Of a plan for the reference decoder nobody said what the program is: it may be all that
     `parallelize` takes. Other runtimes are programs that fsdpplan knows nothing of.
     """
+    training = case.training
     if training.runtime != "fsdp2":
         return None
     name: ProgramName = "hf" if training.program == "reference" else training.program
-    asked = replace(training, program=name)
-    found = next(program_problems(model=model, training=asked, layout=layout), None)
+    asked = replace(case, training=replace(training, program=name))
+    found = next(program_problems(asked), None)
     return None if found is None else found.sentence
 
 
@@ -96,7 +98,8 @@ def _tensor_parallel(layout: Layout, model: Model, program: Program) -> Iterator
         )
 
 
-def _context_parallel(layout: Layout, model: Model, program: Program) -> Iterator[Problem]:
+def _context_parallel(case: Case, program: Program) -> Iterator[Problem]:
+    model, layout = case.model, case.layout
     if not program.has_open_attention:
         yield Problem(
             reason="context parallelism of a program whose attention cannot be replaced",

@@ -138,10 +138,4 @@ def _miss(asked: Question, tally: Tally) -> NearestMiss | None:
     layout = tally.closest(asked)
     if layout is None:
         return None
-    return nearest_miss(
-        model=asked.model,
-        cluster=asked.cluster,
-        training=asked.training,
-        layout=layout,
-        pins=asked.pins,
-    )
+    return nearest_miss(asked.case(layout), pins=asked.pins)

@@ -34,16 +34,15 @@ class Change:
     layout: Layout
 
 
-def nearest_miss(
-    *, model: Model, cluster: Cluster, training: Training, layout: Layout, pins: Pins
-) -> NearestMiss:
+def nearest_miss(case: Case, *, pins: Pins) -> NearestMiss:
     """The closest layout with what it needs and the cheapest change that would make it fit."""
+    cluster, training, layout = case.cluster, case.training, case.layout
     as_asked = Change(words="", cluster=cluster, training=training, layout=layout)
     return NearestMiss(
         layout=layout,
-        needed_bytes=_needed_bytes(model, as_asked),
+        needed_bytes=rank_memory(case).peak_device_bytes,
         available_bytes=available_bytes(cluster=cluster, training=training),
-        remedy=_remedy(model, as_asked, pins),
+        remedy=_remedy(case.model, as_asked, pins),
     )
 
 
@@ -55,14 +54,6 @@ def changes(model: Model, asked: Change) -> Iterator[Change]:
 def offloaded(model: Model, asked: Change) -> Iterator[Change]:
     """The same with shards and optimizer on the host."""
     return (change for change in _offloaded(asked) if _fits(model, change))
-
-
-def _needed_bytes(model: Model, change: Change) -> int:
-    return rank_memory(_case(model, change)).peak_device_bytes
-
-
-def _case(model: Model, change: Change) -> Case:
-    return Case(model=model, cluster=change.cluster, training=change.training, layout=change.layout)
 
 
 def _remedy(model: Model, asked: Change, pins: Pins) -> str:
@@ -90,11 +81,9 @@ def _offloaded(asked: Change) -> Iterator[Change]:
 
 
 def _fits(model: Model, change: Change) -> bool:
-    problem = legal_layout_problem(
-        model=model, cluster=change.cluster, training=change.training, layout=change.layout
-    )
+    case = Case(model=model, cluster=change.cluster, training=change.training, layout=change.layout)
     available = available_bytes(cluster=change.cluster, training=change.training)
-    return problem is None and _needed_bytes(model, change) <= available
+    return legal_layout_problem(case) is None and rank_memory(case).peak_device_bytes <= available
 
 
 def _without_pins(change: Change, pins: Pins) -> str:

@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fsdpplan.search.rule import Problem
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import DDP_BUCKET_BYTES, Layout
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.training import Training
 
 
-def sharding_problems(
-    *, model: Model, cluster: Cluster, training: Training, layout: Layout
-) -> Iterator[Problem]:
+def sharding_problems(case: Case) -> Iterator[Problem]:
     """What is wrong with how state is sharded, gathered and reduced."""
+    layout = case.layout
     yield from _whole_parameters(layout)
     yield from _shard_group(layout)
-    yield from _buckets(layout, model)
-    yield from _offload(layout, cluster)
-    if training.fp8_all_gather and layout.sharding != "fsdp":
+    yield from _buckets(layout, case.model)
+    yield from _offload(layout, case.cluster)
+    if case.training.fp8_all_gather and layout.sharding != "fsdp":
         yield Problem(
             reason="fp8 all-gather without sharded parameters",
             sentence=f"sharding {layout.sharding} gathers no parameters before a matmul: leave "

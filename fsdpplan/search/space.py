@@ -63,13 +63,7 @@ class Space:
         """What its degrees break, whatever the policies."""
         key = (d.tp, d.cp, d.ep, d.experts_over_tp, d.sharding)
         if key not in self.problems:
-            asked = self.asked
-            self.problems[key] = degrees_problem(
-                model=asked.model,
-                cluster=asked.cluster,
-                training=asked.training,
-                layout=self.floors.leanest(d),
-            )
+            self.problems[key] = degrees_problem(self.asked.case(self.floors.leanest(d)))
         return self.problems[key]
 
     def number(self, d: Degrees) -> int:
@@ -153,10 +147,7 @@ class Space:
         return self._problem(layout) is None
 
     def _problem(self, layout: Layout) -> Problem | None:
-        asked = self.asked
-        return first_problem(
-            model=asked.model, cluster=asked.cluster, training=asked.training, layout=layout
-        )
+        return first_problem(self.asked.case(layout))
 
     def fits(self, layout: Layout) -> bool:
         """Whether every rank has room for it."""

@@ -52,9 +52,7 @@ class Case(spec_case.Case):
     @property
     def problem(self) -> object:
         """What is illegal about it."""
-        return first_problem(
-            model=self.model, cluster=self.cluster, training=self.training, layout=self.layout
-        )
+        return first_problem(self)
 
     def with_layout(self, **changes: object) -> Case:
         """The same with another layout, and the batch that this one takes."""

@@ -103,13 +103,10 @@ def test_what_torch_cannot_split_is_refused(
     schedule: Schedule, change: dict[str, object], words: str
 ) -> None:
     layout = replace(BASE, schedule=schedule)
-    question = {
-        "model": LLAMA_8B,
-        "cluster": cluster(gpus=8),
-        "training": Training(seq_len=2048, global_batch=layout.global_batch),
-    }
-    assert legal_layout_problem(layout=layout, **question) is None  # type: ignore[arg-type]
+    training = Training(seq_len=2048, global_batch=layout.global_batch)
+    asked = Case(model=LLAMA_8B, cluster=cluster(gpus=8), training=training, layout=layout)
+    assert legal_layout_problem(asked) is None
     refused = replace(layout, **change)  # type: ignore[arg-type]
-    problem = legal_layout_problem(layout=refused, **question)  # type: ignore[arg-type]
+    problem = legal_layout_problem(replace(asked, layout=refused))
     assert problem
     assert words in problem

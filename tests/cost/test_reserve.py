@@ -50,10 +50,10 @@ def test_pools_are_given_back_and_lasting_fragments_stay() -> None:
 some_phases = st.builds(
     Phase,
     name=st.just("backward"),
-    gradients=st.integers(0, 100),
-    unsharded_parameters=st.integers(50, 100),
-    gathers=st.integers(0, 50),
-    activations=st.integers(0, 100),
+    gradients_bytes=st.integers(0, 100),
+    unsharded_parameters_bytes=st.integers(50, 100),
+    gathers_bytes=st.integers(0, 50),
+    activations_bytes=st.integers(0, 100),
 )
 
 

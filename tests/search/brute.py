@@ -41,15 +41,14 @@ class Best:
 def fastest(asked: Question, *, any_split: bool = False) -> Best:
     """The fastest layout of all that are legal and fit; `any_split`: with any number of blocks in
     each stage of a pipeline."""
-    given = {"model": asked.model, "cluster": asked.cluster, "training": asked.training}
     best: tuple[float, Layout] | None = None
     legal = 0
     layouts = every_layout(asked)
     for layout in _split(layouts, asked.model.layers) if any_split else layouts:
-        if first_problem(**given, layout=layout) is not None:  # type: ignore[arg-type]
+        case = asked.case(layout)
+        if first_problem(case) is not None:
             continue
         legal += 1
-        case = asked.asked.case(layout)
         memory = rank_memory(case)
         if memory.peak_device_bytes > asked.asked.available_bytes:
             continue

@@ -27,6 +27,7 @@ from fsdpplan.search.recommend import recommend
 from fsdpplan.search.result import SearchResult
 from fsdpplan.search.space import Space, entry_of
 from fsdpplan.search.variants import overlapped
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
@@ -57,6 +58,10 @@ class Question:
             pins=self.pins,
             limit=limit,
         )
+
+    def case(self, layout: Layout) -> Case:
+        """With one answer to it."""
+        return self.asked.case(layout)
 
     @property
     def asked(self) -> Asked:

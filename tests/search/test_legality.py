@@ -152,17 +152,12 @@ def test_each_rule_says_what_and_what_instead(
     options: dict[str, object], reason: str, advice: str
 ) -> None:
     asked = case(**options)  # type: ignore[arg-type]
-    problem = first_problem(
-        model=asked.model, cluster=asked.cluster, training=asked.training, layout=asked.layout
-    )
+    problem = first_problem(asked)
     assert problem is not None
     assert reason in problem.reason
     assert advice in problem.sentence
     assert len(problem.sentence.splitlines()) == 1
-    sentence = legal_layout_problem(
-        model=asked.model, cluster=asked.cluster, training=asked.training, layout=asked.layout
-    )
-    assert sentence == problem.sentence
+    assert legal_layout_problem(asked) == problem.sentence
 
 
 @pytest.mark.parametrize("schedule", sorted(SPLIT_BACKWARD_SCHEDULES))

@@ -31,7 +31,7 @@ def test_pieces_never_spare_more_than_the_bound(drawn: Case) -> None:
     asked = question(SMALL, 8).asked
     asked = replace(asked, model=drawn.model, cluster=drawn.cluster, training=drawn.training)
     spared = needed_bytes(asked, drawn.layout) - needed_bytes(asked, pieces)
-    assert spared <= most_saved_bytes(drawn.layout, model=drawn.model, training=drawn.training)
+    assert spared <= most_saved_bytes(drawn)
 
 
 def test_8b_on_8_gpus_need_not_recompute_with_its_loss_in_pieces() -> None:
@@ -72,12 +72,13 @@ def test_pieces_are_what_makes_a_large_vocabulary_fit() -> None:
 
 
 def problem(layout: Layout, training: Training | None = None) -> str | None:
-    return legal_layout_problem(
+    case = Case(
         model=SMALL,
         cluster=load_cluster("dgx-h100", gpus=8).cluster,
         training=training or Training(seq_len=512, global_batch=layout.global_batch),
         layout=layout,
     )
+    return legal_layout_problem(case)
 
 
 PIPED = Layout(

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fsdpplan.errors import SpecError
+from fsdpplan.files.clusters import load_cluster
 from fsdpplan.search.legality import first_problem
 from fsdpplan.search.program_rules import program_problems, script_problem
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Experts, Model
 from fsdpplan.spec.program import ProgramName
@@ -104,6 +106,11 @@ def trainer_refuses(model: nn.Module, layout: Layout) -> str | None:
     return None
 
 
+def case_of(model: Model, training: Training, layout: Layout) -> Case:
+    here = load_cluster("dgx-h100", gpus=8).cluster
+    return Case(model=model, cluster=here, training=training, layout=layout)
+
+
 @pytest.mark.parametrize("program", ["own", "hf"])
 @pytest.mark.parametrize("model", [DENSE, MIXTURE, WINDOWS], ids=["dense", "mixture", "windows"])
 @given(layout=layouts())
@@ -111,7 +118,7 @@ def test_the_rule_says_what_parallelize_would(
     program: ProgramName, model: Model, layout: Layout
 ) -> None:
     training = Training(seq_len=64, global_batch=layout.global_batch, program=program)
-    said = next(program_problems(model=model, training=training, layout=layout), None)
+    said = next(program_problems(case_of(model, training, layout)), None)
     refused = trainer_refuses(built(program, model), layout)
     assert (said is None) == (refused is None), (said, refused)
 
@@ -121,11 +128,11 @@ def test_the_reference_decoder_is_refused_nothing_by_the_program(
     layout: Layout, model: Model
 ) -> None:
     training = Training(seq_len=64, global_batch=layout.global_batch)
-    assert list(program_problems(model=model, training=training, layout=layout)) == []
+    assert list(program_problems(case_of(model, training, layout))) == []
     # a program that nobody named may be the one that can run most
-    anyone = script_problem(model=model, training=training, layout=layout)
+    anyone = script_problem(case_of(model, training, layout))
     hf = replace(training, program="hf")
-    assert anyone == script_problem(model=model, training=hf, layout=layout)
+    assert anyone == script_problem(case_of(model, hf, layout))
 
 
 @pytest.mark.parametrize(
@@ -144,8 +151,7 @@ def test_only_what_the_program_runs_is_listed_and_the_rest_is_counted(
     found = asked.answer()
     assert found.ranked
     for line in found.ranked:
-        nouns = {"model": asked.model, "cluster": asked.cluster, "training": asked.training}
-        assert first_problem(**nouns, layout=line.layout) is None  # type: ignore[arg-type]
+        assert first_problem(asked.case(line.layout)) is None
         assert line.layout.pp == line.layout.ep == line.layout.loss_chunks == 1
         assert program == "hf" or line.layout.tp == 1
     reasons = dict(found.rejected)

@@ -123,10 +123,7 @@ def test_every_layout_is_legal_fits_keeps_the_pins_and_is_counted(asked: Questio
         assert entry.layout.schedule not in SPLIT_BACKWARD_SCHEDULES
         assert entry.estimate.memory.peak_device_bytes <= available
         assert entry.layout.global_batch == asked.training.global_batch
-        problem = first_problem(
-            model=asked.model, cluster=asked.cluster, training=asked.training, layout=entry.layout
-        )
-        assert problem is None
+        assert first_problem(asked.case(entry.layout)) is None
     _counts_add_up(result)
     _first_is_within_reach(result)
 

@@ -25,13 +25,12 @@ STRIDE = 13
 def legal_layouts(asked: Question) -> Iterator[Layout]:
     """Layouts that the search makes and its rules let through, whether they fit or not; of each
     usual one some that are changed."""
-    nouns = {"model": asked.model, "cluster": asked.cluster, "training": asked.training}
     for number, usual in enumerate(islice(policies(asked), 0, None, STRIDE)):
         others = (*buckets(asked.asked, usual), *changed(asked.asked, usual))
         if usual.pp * usual.virtual_stages <= asked.model.layers:
             others += tuple(restaged(asked.asked, usual))
         for layout in (usual, *others[number % STRIDE :: STRIDE]):
-            if first_problem(**nouns, layout=layout) is None:  # type: ignore[arg-type]
+            if first_problem(asked.case(layout)) is None:
                 yield layout
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsdpplan.spec.case import Case
 from fsdpplan.spec.torch_features import torch_need
 from fsdpplan.spec.torch_release import NEWEST_TESTED, OLDEST, torch_release
 from tests.search.questions import Question, question
@@ -34,10 +33,7 @@ def test_no_layout_needs_a_newer_torch_than_the_one_that_will_run(
 ) -> None:
     asked = asked_of(torch, base)
     for entry in asked.answer().ranked:
-        case = Case(
-            model=asked.model, cluster=asked.cluster, training=asked.training, layout=entry.layout
-        )
-        assert torch_need(case).oldest <= torch_release(torch)
+        assert torch_need(asked.case(entry.layout)).oldest <= torch_release(torch)
 
 
 @settings(max_examples=8, deadline=None, derandomize=True)

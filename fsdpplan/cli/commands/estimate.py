@@ -72,14 +72,15 @@ def estimate(
 
 def one_layout(inputs: Inputs) -> OneLayout:
     """The layout that the pins name and its prediction. Raises SpecError where it is illegal."""
-    model, cluster, training = inputs.model, inputs.cluster, inputs.training
+    cluster, training = inputs.cluster, inputs.training
     refuse_question(inputs)
     found = named_layout(inputs.pins, cluster=cluster, training=training)
     layout = found.layout
-    problem = legal_layout_problem(model=model, cluster=cluster, training=training, layout=layout)
+    case = case_of(inputs, layout)
+    problem = legal_layout_problem(case)
     if problem is not None:
         raise SpecError(problem)
-    found_estimate = predicted(case_of(inputs, layout))
+    found_estimate = predicted(case)
     if inputs.learner is not None:
         found_estimate = inputs.learner.corrected(layout, found_estimate)
     return OneLayout(
