@@ -27,7 +27,7 @@ WORKERS ?= 3
 TORCH_VERSIONS := 2.8.0 2.9.1 2.10.0 2.11.0 2.12.0 2.13.0 2.14.1 2.15.0
 VERSION ?= $(TORCH_VERSIONS)
 # What depends on torch; `make TESTS=tests/trainer/test_losses.py test-torch` runs less.
-TESTS ?= tests/trainer tests/ground_truth tests/run/test_rehearse.py tests/cli/commands/test_rehearse.py
+TESTS ?= tests/trainer tests/ground_truth tests/run/rehearse/test_rehearse.py tests/cli/commands/test_rehearse.py
 # Pythons of all releases that are installed, which exchange checkpoints.
 TORCH_PYTHONS = $(wildcard .torch/*/bin/python)
 
@@ -85,11 +85,11 @@ docs: $(VENV)/.dev  ## write the generated pages and outputs again
 	$(BIN)/python docs/generate.py
 
 fit: $(VENV)/.dev  ## fit the profiles' constants to the tables again, in about five minutes
-	$(BIN)/python -m fsdpplan.validate.fit_kernels
-	$(BIN)/python -m fsdpplan.validate.fit_steps
-	$(BIN)/python -m fsdpplan.validate.fit_memory
-	$(BIN)/python -m fsdpplan.validate.held_out
-	$(BIN)/python -m fsdpplan.validate.fit_bands
+	$(BIN)/python -m fsdpplan.validate.fit.kernels
+	$(BIN)/python -m fsdpplan.validate.fit.steps
+	$(BIN)/python -m fsdpplan.validate.fit.memory
+	$(BIN)/python -m fsdpplan.validate.fit.held_out
+	$(BIN)/python -m fsdpplan.validate.fit.bands
 	$(BIN)/python -m fsdpplan.validate.learn.fit_widths
 	$(BIN)/python -m fsdpplan.validate.learn.curve --fit
 

@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import NormalDist, mean, median, quantiles
 
-from fsdpplan.files.bundled import bundled_runs
-from fsdpplan.files.profile_devices import PHYSICS, PhysicsProfile
-from fsdpplan.files.profiles import load_profile
-from fsdpplan.files.runs import read_runs
-from fsdpplan.validate.differences import log_residual
-from fsdpplan.validate.fit_bands import is_inside
-from fsdpplan.validate.held_out import HELD_OUT, HeldOutRow, read_held_out
-from fsdpplan.validate.projects import HALF_AUTOCAST, POORLY_TUNED, is_tuned
+from fsdpplan.files.profiles.catalogue import load_profile
+from fsdpplan.files.profiles.devices import PHYSICS, PhysicsProfile
+from fsdpplan.files.runs.bundled import bundled_runs
+from fsdpplan.files.runs.table import read_runs
+from fsdpplan.validate.compare.differences import log_residual
+from fsdpplan.validate.fit.bands import is_inside
+from fsdpplan.validate.fit.held_out import HELD_OUT, HeldOutRow, read_held_out
+from fsdpplan.validate.runs.projects import HALF_AUTOCAST, POORLY_TUNED, is_tuned
 
 NAMES = {
     "torchtitan": "torchtitan: FSDP2, tensor parallelism, fp8, on A100 and H100",

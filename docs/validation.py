@@ -22,7 +22,7 @@ from scatter import Point, scatter  # noqa: E402
 from validation_page import page  # noqa: E402
 from validation_results import Results, record, results  # noqa: E402
 
-from fsdpplan.validate.projects import project_of  # noqa: E402
+from fsdpplan.validate.runs.projects import project_of  # noqa: E402
 
 PAGE = ROOT / "docs" / "explanation" / "validation.md"
 PICTURE = PAGE.with_suffix(".svg")

@@ -7,13 +7,13 @@ from statistics import median
 
 from validation_results import Results, read_recorded, reason_for
 
-from fsdpplan.validate.compared import ComparedRun
-from fsdpplan.validate.differences import coverage
-from fsdpplan.validate.errors import Errors, errors_over, mean_errors
-from fsdpplan.validate.pairs import Pair
-from fsdpplan.validate.projects import POORLY_TUNED, is_tuned, project_of
-from fsdpplan.validate.ranking import ranking_errors
-from fsdpplan.validate.report import Report
+from fsdpplan.validate.compare.compared import ComparedRun
+from fsdpplan.validate.compare.differences import coverage
+from fsdpplan.validate.compare.errors import Errors, errors_over, mean_errors
+from fsdpplan.validate.compare.pairs import Pair
+from fsdpplan.validate.compare.ranking import ranking_errors
+from fsdpplan.validate.compare.report import Report
+from fsdpplan.validate.runs.projects import POORLY_TUNED, is_tuned, project_of
 
 WORST_ROWS = 12
 WORST_OF_A_SOURCE = 2

@@ -11,17 +11,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fsdpplan.files.profile_devices import PHYSICS, PhysicsProfile
-from fsdpplan.files.profiles import load_profile
-from fsdpplan.files.runs import read_runs
+from fsdpplan.files.profiles.catalogue import load_profile
+from fsdpplan.files.profiles.devices import PHYSICS, PhysicsProfile
+from fsdpplan.files.runs.table import read_runs
 from fsdpplan.spec.cluster import Evidence, StepError
-from fsdpplan.validate.compared import ComparedRun
-from fsdpplan.validate.differences import LayoutPair, layout_pairs
-from fsdpplan.validate.errors import Errors, errors_over
-from fsdpplan.validate.fit_bands import band_rows
-from fsdpplan.validate.held_out import read_held_out
-from fsdpplan.validate.projects import is_tuned, project_of
-from fsdpplan.validate.report import Report, report
+from fsdpplan.validate.compare.compared import ComparedRun
+from fsdpplan.validate.compare.differences import LayoutPair, layout_pairs
+from fsdpplan.validate.compare.errors import Errors, errors_over
+from fsdpplan.validate.compare.report import Report, report
+from fsdpplan.validate.fit.bands import band_rows
+from fsdpplan.validate.fit.held_out import read_held_out
+from fsdpplan.validate.runs.projects import is_tuned, project_of
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "tests" / "golden" / "bench" / "train_runs.csv"

@@ -48,7 +48,7 @@ def asked_by(path: Path, *, root: Path = ROOT) -> set[Path]:
         is_test = path.name.startswith("test_") and path.suffix == ".py"
         return {path} if is_test and (root / path).exists() else set()
     if parts[0] == "hardware_profiles":
-        return {Path("tests/files/test_profiles.py")}
+        return {Path("tests/files/profiles/test_catalogue.py")}
     if path.suffix == ".md":
         return {Path("tests/test_docs.py")}
     if parts[0] != "fsdpplan" or path.suffix != ".py":

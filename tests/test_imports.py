@@ -96,7 +96,7 @@ def closure(room: str) -> set[str]:
 
 
 def room_of(path: Path) -> str:
-    """`fsdpplan/cost/memory.py` is in `cost`, `fsdpplan/errors.py` in `errors`."""
+    """`fsdpplan/cost/memory/peak.py` is in `cost`, `fsdpplan/errors.py` in `errors`."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
@@ -106,7 +106,7 @@ def type_checking_only(node: ast.AST) -> bool:
 
 @cache
 def is_module(name: str) -> bool:
-    """Whether `fsdpplan.cost.memory` or `fsdpplan.cost` is a file or a folder of ours."""
+    """Whether `fsdpplan.cost.memory.peak` or `fsdpplan.cost` is a file or a folder of ours."""
     place = ROOT.joinpath(*name.split("."))
     return name.startswith("fsdpplan.") and (place.with_suffix(".py").exists() or place.is_dir())
 

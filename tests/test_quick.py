@@ -12,8 +12,8 @@ MODULES = sorted(path.relative_to(ROOT) for path in (ROOT / "fsdpplan").rglob("*
 
 
 def test_a_module_asks_for_the_tests_of_its_name_and_of_those_that_import_it() -> None:
-    found = asked_by(Path("fsdpplan/cost/collectives.py"))
-    assert Path("tests/cost/test_collectives.py") in found
+    found = asked_by(Path("fsdpplan/cost/network/collectives.py"))
+    assert Path("tests/cost/network/test_collectives.py") in found
     assert Path("tests/test_imports.py") in found
     assert all(path.parts[1] in ("cost", "test_imports.py") for path in found)
 
@@ -31,7 +31,7 @@ def test_a_removed_test_is_not_asked_for() -> None:
     [
         ("tests/cost/test_band.py", "tests/cost/test_band.py"),
         ("docs/explanation/memory.md", "tests/test_docs.py"),
-        ("hardware_profiles/physics.toml", "tests/files/test_profiles.py"),
+        ("hardware_profiles/physics.toml", "tests/files/profiles/test_catalogue.py"),
     ],
 )
 def test_what_is_no_module_asks_for_its_own(path: str, test: str) -> None:

@@ -7,8 +7,8 @@ and the communicator's queue for itself. What can be hidden still slows kernels 
 
 from __future__ import annotations
 
-from fsdpplan.cost.fsdp_timing import Moves
-from fsdpplan.cost.shards import gradient_syncs
+from fsdpplan.cost.model.shards import gradient_syncs
+from fsdpplan.cost.overlap.fsdp_timing import Moves
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import Layout
 

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fsdpplan.cost import memory, pipeline_stages
 from fsdpplan.cost.band import step_interval
-from fsdpplan.cost.buildable import trainer_builds
-from fsdpplan.cost.exposed import bottleneck
-from fsdpplan.cost.flops import (
+from fsdpplan.cost.kernels.recomputed import repeated_products
+from fsdpplan.cost.memory import peak as memory
+from fsdpplan.cost.model.buildable import trainer_builds
+from fsdpplan.cost.model.flops import (
     attention_forward_flops_per_token,
     mfu_fraction,
     useful_flops_per_token,
 )
-from fsdpplan.cost.recomputed import repeated_products
-from fsdpplan.cost.shards import Stage, block_cases, whole_model
+from fsdpplan.cost.model.shards import Stage, block_cases, whole_model
+from fsdpplan.cost.overlap.exposed import bottleneck
+from fsdpplan.cost.overlap.timing import block_work
+from fsdpplan.cost.schedule import stages as pipeline_stages
 from fsdpplan.cost.step_time import step_time
-from fsdpplan.cost.timing import block_work
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.estimate import Estimate, MemoryBreakdown
 from fsdpplan.spec.layout import Layout

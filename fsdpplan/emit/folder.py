@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fsdpplan.emit.alerts import alert_rules
-from fsdpplan.emit.header import PLAN_NAME, plan_digest
 from fsdpplan.emit.job import Job
-from fsdpplan.emit.node import NEAR_NAME, NODE_CHECK_NAME, TRAINER_NAME
-from fsdpplan.emit.node_check import binds, near_check, node_check
-from fsdpplan.emit.parts import part_names, part_text
 from fsdpplan.emit.quoting import shell_word
-from fsdpplan.emit.script import render_launch
+from fsdpplan.emit.slurm.header import PLAN_NAME, plan_digest
+from fsdpplan.emit.slurm.node import NEAR_NAME, NODE_CHECK_NAME, TRAINER_NAME
+from fsdpplan.emit.slurm.node_check import binds, near_check, node_check
+from fsdpplan.emit.slurm.parts import part_names, part_text
+from fsdpplan.emit.slurm.script import render_launch
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.plan import Plan

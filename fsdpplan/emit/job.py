@@ -8,14 +8,14 @@ from typing import Literal, get_args
 
 from fsdpplan.emit.container import Container
 from fsdpplan.emit.quoting import require_passable
-from fsdpplan.emit.sbatch_options import sbatch_option
 from fsdpplan.emit.secrets import (
     require_no_tokens,
     require_public_text,
     require_public_variable,
     require_public_words,
 )
-from fsdpplan.emit.survival import Survival
+from fsdpplan.emit.slurm.sbatch_options import sbatch_option
+from fsdpplan.emit.slurm.survival import Survival
 from fsdpplan.emit.trainer_program import DEFAULT_STEPS, Trainer
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.checks import require_choice, require_positive_int

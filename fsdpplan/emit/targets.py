@@ -24,7 +24,7 @@ Target = Literal[
 """`kubernetes` is Kubeflow Trainer v2's TrainJob, `pytorchjob` v1's."""
 
 _MODULES = {
-    "slurm": "fsdpplan.emit.script",
+    "slurm": "fsdpplan.emit.slurm.script",
     "kubernetes": "fsdpplan.emit.kubernetes.train_job",
     "pytorchjob": "fsdpplan.emit.kubernetes.pytorch_job",
     "jobset": "fsdpplan.emit.kubernetes.job_set",

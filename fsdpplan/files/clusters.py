@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fsdpplan.errors import SpecError
-from fsdpplan.files.mixed_nodes import UniformCluster, slowest_of
-from fsdpplan.files.profile_devices import DeviceProfile
-from fsdpplan.files.profile_levels import LevelProfile, check_levels, levels_of
-from fsdpplan.files.profile_nodes import ClusterProfile, NodeProfile, NodeType
-from fsdpplan.files.profile_numbers import Sources
-from fsdpplan.files.profiles import load_device, load_machines, load_node
+from fsdpplan.files.profiles.catalogue import load_device, load_machines, load_node
+from fsdpplan.files.profiles.devices import DeviceProfile
+from fsdpplan.files.profiles.levels import LevelProfile, check_levels, levels_of
+from fsdpplan.files.profiles.mixed_nodes import UniformCluster, slowest_of
+from fsdpplan.files.profiles.nodes import ClusterProfile, NodeProfile, NodeType
+from fsdpplan.files.profiles.numbers import Sources
 from fsdpplan.files.table import short
 from fsdpplan.spec.cluster import Cluster, Level, WeakSpot
 from fsdpplan.spec.host_list import compress_host_list

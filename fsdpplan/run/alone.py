@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fsdpplan.emit.header import MAX_SCRIPT_BYTES
+from fsdpplan.emit.slurm.header import MAX_SCRIPT_BYTES
 from fsdpplan.errors import LaunchError
 from fsdpplan.files.table import text_of
-from fsdpplan.run.engine import JobState
-from fsdpplan.run.jobs import RecordedRun, runs_of, state_of
+from fsdpplan.run.engines.engine import JobState
+from fsdpplan.run.follow.jobs import RecordedRun, runs_of, state_of
 from fsdpplan.run.launch import Launch, checkpoints_word
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fsdpplan.run.metrics import Measured
+from fsdpplan.run.follow.metrics import Measured
 from fsdpplan.spec.estimate import Estimate
 
 RESIDENT_NOTE = "memory is the growth of the process since torch was loaded: a CPU has no allocator"

@@ -9,18 +9,18 @@ from pathlib import Path
 
 from fsdpplan.errors import ProbeError, SpecError
 from fsdpplan.files.clusters import Flags, LoadedCluster, cluster_of
-from fsdpplan.files.detected import DetectedNode, node_of
-from fsdpplan.files.profile_nodes import NodeProfile
+from fsdpplan.files.profiles.detected import DetectedNode, node_of
+from fsdpplan.files.profiles.nodes import NodeProfile
 from fsdpplan.files.table import path_text, read_text
 from fsdpplan.spec.host_list import compress_host_list
 from fsdpplan.spec.machine import Machine
-from fsdpplan.topology.gpus import gpus_of
-from fsdpplan.topology.host_files import host_files
-from fsdpplan.topology.machine import machine_of
+from fsdpplan.topology.conclude.gpus import gpus_of
+from fsdpplan.topology.conclude.machine import machine_of
+from fsdpplan.topology.conclude.slow_hosts import common_levels, weak_spots
 from fsdpplan.topology.probe import record_host
-from fsdpplan.topology.recording import Recording, recording_from_json
-from fsdpplan.topology.slow_hosts import common_levels, weak_spots
-from fsdpplan.topology.surroundings import other_accelerators_of
+from fsdpplan.topology.read.host_files import host_files
+from fsdpplan.topology.read.recording import Recording, recording_from_json
+from fsdpplan.topology.read.surroundings import other_accelerators_of
 from fsdpplan.topology.survey import Survey, survey_of
 
 LIMIT_BYTES = 16 * 2**20

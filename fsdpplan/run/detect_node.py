@@ -45,7 +45,7 @@ def _hash(text: str) -> str:
 def main() -> None:
     """Read this host and print it."""
     from fsdpplan.files.machines import machine_document
-    from fsdpplan.topology.machine import machine_of
+    from fsdpplan.topology.conclude.machine import machine_of
     from fsdpplan.topology.probe import record_host
 
     machine = machine_of(record_host())

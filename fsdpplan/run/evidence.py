@@ -10,16 +10,16 @@ from pathlib import Path
 from fsdpplan.errors import SpecError
 from fsdpplan.files.job_records import read_record
 from fsdpplan.files.ledger import read_rows, row_of_document
-from fsdpplan.files.runs import read_cells, read_runs
+from fsdpplan.files.runs.table import read_cells, read_runs
 from fsdpplan.files.table import parse_json_object, path_text, read_text
-from fsdpplan.run.jobs import RUNS_FOLDER
+from fsdpplan.run.follow.jobs import RUNS_FOLDER
 from fsdpplan.run.launch import FILE_NAMES
 from fsdpplan.run.ledger import finished_row
 from fsdpplan.run.verify import finished_run
 from fsdpplan.spec.ledger import LedgerRow
 from fsdpplan.validate.learn.evidence import MeasuredRow
 from fsdpplan.validate.learn.imported import imported
-from fsdpplan.validate.skipped import Skipped
+from fsdpplan.validate.runs.skipped import Skipped
 
 LIMIT_BYTES = 64 * 2**20
 _SQLITE = b"SQLite format 3\x00"

@@ -9,7 +9,7 @@ from fsdpplan.emit.job import Job
 from fsdpplan.run.launch import Launch, emit_script, program_problem
 from fsdpplan.run.ledger import ran_out_of_memory
 from fsdpplan.run.outcome import Outcome
-from fsdpplan.search.ladder import Rung, leaner_layouts
+from fsdpplan.search.advice.ladder import Rung, leaner_layouts
 from fsdpplan.spec.plan import Plan
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from fsdpplan import __version__
 from fsdpplan.emit.folder import job_folder_files
-from fsdpplan.emit.header import job_plan
 from fsdpplan.emit.job import Job
-from fsdpplan.emit.node import TRAINER_NAME
+from fsdpplan.emit.slurm.header import job_plan
+from fsdpplan.emit.slurm.node import TRAINER_NAME
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import carried_json
 from fsdpplan.files.table import path_text

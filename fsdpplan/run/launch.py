@@ -10,7 +10,8 @@ from typing import Literal
 
 from fsdpplan import __version__
 from fsdpplan.emit.folder import SCRIPT_NAME
-from fsdpplan.emit.header import (
+from fsdpplan.emit.job import Job, UserProgram
+from fsdpplan.emit.slurm.header import (
     MAX_SCRIPT_BYTES,
     PLAN_NAME,
     job_plan,
@@ -19,14 +20,13 @@ from fsdpplan.emit.header import (
     read_job_folder,
     read_plan_json,
 )
-from fsdpplan.emit.job import Job, UserProgram
-from fsdpplan.emit.script import render_launch
+from fsdpplan.emit.slurm.script import render_launch
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import carried_json
 from fsdpplan.files.table import read_text
 from fsdpplan.run.plans import plan_from_json, read_plan
 from fsdpplan.run.script_plan import plan_text
-from fsdpplan.search.program_rules import script_problem
+from fsdpplan.search.rules.program import script_problem
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.plan import Plan
 

@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fsdpplan import __version__
-from fsdpplan.emit.header import script_digest
+from fsdpplan.emit.slurm.header import script_digest
 from fsdpplan.errors import SpecError
 from fsdpplan.files.ledger import append_row
 from fsdpplan.run.compare import compare
+from fsdpplan.run.follow.metrics import Summary
 from fsdpplan.run.launch import Launch
-from fsdpplan.run.metrics import Summary
 from fsdpplan.run.outcome import Outcome
 from fsdpplan.run.session import INTERRUPTED
 from fsdpplan.run.verify import FinishedRun

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from fsdpplan.run.metrics import Measured
-from fsdpplan.topology.nccl_report import NcclReport
+from fsdpplan.run.follow.metrics import Measured
+from fsdpplan.topology.conclude.nccl_report import NcclReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from fsdpplan.cost.pipeline_stages import named_stages
+from fsdpplan.cost.schedule.stages import named_stages
 from fsdpplan.errors import SpecError
 from fsdpplan.files import plans
 from fsdpplan.files.table import path_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from fsdpplan.emit.header import (
+from fsdpplan.emit.slurm.header import (
     MAX_PLAN_BYTES,
     PLAN_NAME,
     plan_digest,

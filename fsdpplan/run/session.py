@@ -10,17 +10,17 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fsdpplan.emit.header import PLAN_NAME, read_metrics_path, read_trained, script_digest
+from fsdpplan.emit.slurm.header import PLAN_NAME, read_metrics_path, read_trained, script_digest
 from fsdpplan.errors import FsdpPlanError, LaunchError
 from fsdpplan.files.job_records import EngineName, RunRecord, read_record
 from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.run.alone import require_alone
-from fsdpplan.run.jobs import METRICS_NAME, RUNS_FOLDER, RecordedRun, state_of
+from fsdpplan.run.engines.machine import Target
+from fsdpplan.run.follow.jobs import METRICS_NAME, RUNS_FOLDER, RecordedRun, state_of
+from fsdpplan.run.follow.show import Display
+from fsdpplan.run.follow.under_way import UnderWay
 from fsdpplan.run.launch import Launch
-from fsdpplan.run.machine import Target
 from fsdpplan.run.outcome import Manner, Outcome
-from fsdpplan.run.show import Display
-from fsdpplan.run.under_way import UnderWay
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fsdpplan.emit.header import (
+from fsdpplan.emit.slurm.header import (
     MAX_SCRIPT_BYTES,
     PLAN_NAME,
     job_plan,
@@ -18,9 +18,9 @@ from fsdpplan.errors import SpecError
 from fsdpplan.files import plans
 from fsdpplan.files.table import read_text
 from fsdpplan.run.compare import Comparison, compare
-from fsdpplan.run.jobs import METRICS_NAME, RUNS_FOLDER
+from fsdpplan.run.follow.jobs import METRICS_NAME, RUNS_FOLDER
+from fsdpplan.run.follow.metrics import Communication, Measured, read_metrics
 from fsdpplan.run.launch import FILE_NAMES
-from fsdpplan.run.metrics import Communication, Measured, read_metrics
 from fsdpplan.run.plans import plan_from_json, read_plan, with_stages
 from fsdpplan.run.script_plan import plan_text
 from fsdpplan.spec.estimate import CollectiveCost

@@ -8,8 +8,8 @@ from functools import lru_cache
 from itertools import product
 from math import gcd
 
-from fsdpplan.cost.pipeline_actions import ACTIVE_STAGES
-from fsdpplan.cost.pipeline_order import microbatches_refusal
+from fsdpplan.cost.schedule.actions import ACTIVE_STAGES
+from fsdpplan.cost.schedule.order import microbatches_refusal
 from fsdpplan.search.pins import Pins
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import (

@@ -7,8 +7,8 @@ from math import prod
 from typing import Any
 
 from fsdpplan.errors import SpecError
+from fsdpplan.search.advice.ladder import Rung, leaner_layouts
 from fsdpplan.search.enumerate import LOOPED_SCHEDULES, V_SCHEDULES
-from fsdpplan.search.ladder import Rung, leaner_layouts
 from fsdpplan.search.pins import Pins, changed_pins
 from fsdpplan.search.pins import pin_flag as flag
 from fsdpplan.search.question import Question

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Generic, Protocol, TypeVar
 
 from fsdpplan.cost.band import MOST_INDISTINGUISHABLE_FRACTION, Timed, tie_fraction
-from fsdpplan.search.unusual import unusual
+from fsdpplan.search.advice.unusual import unusual
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.estimate import Estimate, Interval, MemoryBreakdown
 from fsdpplan.spec.layout import Layout

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from fsdpplan.cost.formats import local_tokens
+from fsdpplan.cost.model.formats import local_tokens
 from fsdpplan.search.pins import Pins
-from fsdpplan.search.program_rules import loss_problem
-from fsdpplan.search.rule import Problem
+from fsdpplan.search.rules.program import loss_problem
+from fsdpplan.search.rules.rule import Problem
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
 from fsdpplan.spec.program import program_named

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fsdpplan.cost.memory import available_bytes
+from fsdpplan.cost.memory.peak import available_bytes
 from fsdpplan.search.learned import Learner
 from fsdpplan.search.pins import Pins
 from fsdpplan.spec.case import Case

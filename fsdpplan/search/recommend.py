@@ -10,14 +10,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fsdpplan.cost.band import difference_fraction
-from fsdpplan.search.fitting import Tally
+from fsdpplan.search.advice.reasons import Reasons
+from fsdpplan.search.advice.remedy import nearest_miss
+from fsdpplan.search.bounds.fitting import Tally
+from fsdpplan.search.bounds.pricing import is_data_parallel, priced, usual
 from fsdpplan.search.learned import Learner, NextRun, next_run
 from fsdpplan.search.order import Difference, Entry, in_order, listed, seconds
 from fsdpplan.search.pins import Pins
-from fsdpplan.search.pricing import is_data_parallel, priced, usual
 from fsdpplan.search.question import Question
-from fsdpplan.search.reasons import Reasons
-from fsdpplan.search.remedy import nearest_miss
 from fsdpplan.search.result import Listed, NearestMiss, SearchResult
 from fsdpplan.search.space import Space
 from fsdpplan.spec.cluster import Cluster

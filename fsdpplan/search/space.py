@@ -7,20 +7,20 @@ from dataclasses import dataclass, field
 
 from fsdpplan.cost.step import estimate
 from fsdpplan.cost.step_time import step_time
-from fsdpplan.search.enumerate import Degrees, degrees
-from fsdpplan.search.fitting import (
+from fsdpplan.search.bounds.fitting import (
     TOO_LARGE,
     Fitting,
     Tally,
     needed_bytes,
     number_of_layouts,
 )
-from fsdpplan.search.floors import Floors
-from fsdpplan.search.legality import degrees_problem, first_problem
+from fsdpplan.search.bounds.floors import Floors
+from fsdpplan.search.bounds.room import Room
+from fsdpplan.search.enumerate import Degrees, degrees
 from fsdpplan.search.order import Entry
 from fsdpplan.search.question import Question
-from fsdpplan.search.room import Room
-from fsdpplan.search.rule import Problem
+from fsdpplan.search.rules.legality import degrees_problem, first_problem
+from fsdpplan.search.rules.rule import Problem
 from fsdpplan.search.variants import overlapped
 from fsdpplan.spec.layout import Layout
 

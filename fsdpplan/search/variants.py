@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from fsdpplan.cost.pipeline_stages import layout_stage_blocks
-from fsdpplan.cost.stage_splits import stage_splits
+from fsdpplan.cost.schedule.splits import stage_splits
+from fsdpplan.cost.schedule.stages import layout_stage_blocks
 from fsdpplan.search.enumerate import LOOPED_SCHEDULES, V_SCHEDULES, divisors
 from fsdpplan.search.pieces import piece_counts
 from fsdpplan.search.question import Question

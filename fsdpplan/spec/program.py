@@ -1,7 +1,7 @@
 """Program: what trains a plan of runtime fsdp2, and what of a layout it can apply.
 
 A model that is not the reference decoder is known to `parallelize` by its blocks only; what needs
-to know more of it is refused there (trainer/user_model.py and its neighbours; a test holds the two
+to know more of it is refused there (trainer/user/model.py and its neighbours; a test holds the two
 together).
 """
 

@@ -151,7 +151,7 @@ FSDP2 = Runtime(
     routes_whole_sequence=True,
     bucket_bytes=25 * 2**20,
     source="torch 2.13 torch/distributed/fsdp/_fully_shard, torch/nn/parallel/distributed.py; "
-    "experts as fsdpplan/trainer/expert_parallel.py has them, and torchtitan "
+    "experts as fsdpplan/trainer/parallel/expert_parallel.py has them, and torchtitan "
     "torchtitan/distributed/expert_parallel.py where experts are split as wide as all else",
 )
 FSDP1 = Runtime(

@@ -11,10 +11,10 @@ from fsdpplan.spec.host_list import compress_host_list
 from fsdpplan.spec.machine import Machine
 from fsdpplan.spec.network import Network
 from fsdpplan.spec.topology import Finding, LevelKind, Topology
-from fsdpplan.topology.differences import differences
-from fsdpplan.topology.findings import findings_of
-from fsdpplan.topology.levels import topology_of
-from fsdpplan.topology.network_facts import network_of
+from fsdpplan.topology.conclude.differences import differences
+from fsdpplan.topology.conclude.findings import findings_of
+from fsdpplan.topology.conclude.levels import topology_of
+from fsdpplan.topology.conclude.network_facts import network_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from . import floor as floor  # first: it ends where torch lacks what the others import
 from .config import PlanConfig, load_plan
-from .data_parallel import gradient_sync
 from .errors import TrainerError
-from .mistakes import check_optimizer
-from .parallelize import parallelize
-from .safetensors_load import load_safetensors
-from .user_model import clip_grad_norm, materialise, sampler_arguments
+from .parallel.data_parallel import gradient_sync
+from .parallel.parallelize import parallelize
+from .user.mistakes import check_optimizer
+from .user.model import clip_grad_norm, materialise, sampler_arguments
+from .user.safetensors_load import load_safetensors
 
 __all__ = [
     "PlanConfig",

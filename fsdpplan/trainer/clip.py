@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
 
-from .mesh import Meshes
+from .parallel.mesh import Meshes
 from .private_torch import norms_of, scale_all
 
 ROUNDING = 1e-6

@@ -16,8 +16,8 @@ from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from .checkpoint.whole_file import read_small
 from .errors import TrainerError
-from .whole_file import read_small
 
 PLAN_VARIABLE = "FSDPPLAN_PLAN"
 """Environment variable that carries the plan to every rank: JSON text, or the path of a file."""

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from .shards import Box, box_of, local, local_gradient, split_axes
+from .parallel.shards import Box, box_of, local, local_gradient, split_axes
 
 MOMENTUM = 0.95
 NEWTON_SCHULZ_STEPS = 5

@@ -12,7 +12,7 @@ from torch.optim.adamw import adamw
 
 from .errors import TrainerError
 from .muon import Deals, MuonSettings, deal_out, update_matrices
-from .shards import local, local_gradient
+from .parallel.shards import local, local_gradient
 from .torch_versions import torchao_wanted
 
 BETAS = (0.9, 0.95)

@@ -10,13 +10,17 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-from .assemble import Assembled
-from .checkpoint import Checkpoints, Saved
+from .checkpoint.progress import Progress
+from .checkpoint.runs import Checkpoints, Saved
 from .config import LayoutConfig, PlanConfig, plan_sha256, plan_text
-from .data import Sequences
 from .errors import OutOfMemory
-from .mesh import MESH_AXES
-from .metrics import (
+from .optimizer import Recipe
+from .options import Options
+from .parallel.assemble import Assembled
+from .parallel.mesh import MESH_AXES
+from .signals import StopRequest, note_stop
+from .text.data import Sequences
+from .watch.metrics import (
     MemoryMeter,
     Metrics,
     append_line,
@@ -25,12 +29,8 @@ from .metrics import (
     step_rates,
     summary,
 )
-from .oom import device_memory, postmortem, postmortem_words, predicted_memory
-from .optimizer import Recipe
-from .options import Options
-from .progress import Progress
-from .signals import StopRequest, note_stop
-from .watch import Watch
+from .watch.oom import device_memory, postmortem, postmortem_words, predicted_memory
+from .watch.watch import Watch
 
 
 @dataclass(slots=True, kw_only=True)

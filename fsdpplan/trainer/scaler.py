@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from .optimizer import ShardOptimizer
+from .parallel.shards import local
 from .private_torch import ambient_fake_mode, scale_all
-from .shards import local
 
 FIRST_SCALE = 2.0**16
 GROWTH_INTERVAL = 2000

@@ -12,21 +12,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .assemble import Assembled
-from .balance import balance_experts
-from .batch import MicroBatch
 from .clip import clip_gradients
 from .config import PlanConfig
-from .data_parallel import gradient_sync
 from .errors import RankError
-from .float8 import refresh_scales
-from .local_parameters import hand_over_gradients
-from .loss import loss_function
+from .model.balance import balance_experts
+from .model.loss import loss_function
 from .optimizer import Recipe
-from .packing import counted_fraction, divide_gradients
+from .parallel.assemble import Assembled
+from .parallel.data_parallel import gradient_sync
+from .parallel.float8 import refresh_scales
+from .parallel.local_parameters import hand_over_gradients
+from .parallel.tensor_parallel import loss_context
+from .parallel.tied_tables import copied_parameters
 from .scaler import scaled
-from .tensor_parallel import loss_context
-from .tied_tables import copied_parameters
+from .text.batch import MicroBatch
+from .text.packing import counted_fraction, divide_gradients
 
 FINAL_LEARNING_RATE_FRACTION = 0.1
 """Share of the peak learning rate at which the cosine ends."""

@@ -17,11 +17,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from .checkpoint.whole_file import partial_of, sync, sync_folder
 from .errors import TrainerError
-from .stream import pieces_of, text_of
-from .text_tokenizer import ByteTokenizer, TextTokenizer, open_tokenizer
-from .token_file import TOKEN_FORMAT, sidecar_of
-from .whole_file import partial_of, sync, sync_folder
+from .text.stream import pieces_of, text_of
+from .text.text_tokenizer import ByteTokenizer, TextTokenizer, open_tokenizer
+from .text.token_file import TOKEN_FORMAT, sidecar_of
 
 CHUNK_BYTES = 1 << 20
 

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import TensorProperties
 
 from .config import LayoutConfig, PlanConfig
 from .floor import release_of
-from .pipeline_stages import SPLIT_BACKWARD_SCHEDULES, rank_shares
+from .parallel.pipeline_stages import SPLIT_BACKWARD_SCHEDULES, rank_shares
 from .private_torch import has_ring_attention
 
 RELEASE = release_of(torch.__version__)

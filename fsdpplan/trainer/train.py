@@ -13,36 +13,36 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from .assemble import assemble
-from .checkpoint import CheckpointFailed, Checkpoints
+from .checkpoint.progress import Progress
+from .checkpoint.runs import CheckpointFailed, Checkpoints
 from .config import PlanConfig, load_plan
-from .data import (
-    data_state,
-    micro_batches,
-    open_sequences,
-    require_same_data,
-)
-from .distributed import leave, require_world, start
 from .errors import RankError, TrainerError, TrainingDiverged
-from .mesh import Meshes
-from .metrics import (
-    MemoryMeter,
-    Metrics,
-)
-from .oom import is_out_of_memory
 from .optimizer import Recipe, make_optimizer, set_learning_rate
 from .options import Options, parse_options
-from .preflight import preflight
-from .progress import Progress
+from .parallel.assemble import assemble
+from .parallel.distributed import leave, require_world, start
+from .parallel.mesh import Meshes
+from .parallel.support import require_runnable
+from .preflight.program import preflight
 from .report import TrainingRun, announce, complain, conclude, out_of_memory, report, told
 from .rng import seed_generators
 from .scaler import LEAST_SCALE, scaler_state
 from .signals import StopRequest
 from .step import StepOutput, learning_rate_at, train_step
-from .support import require_runnable
+from .text.data import (
+    data_state,
+    micro_batches,
+    open_sequences,
+    require_same_data,
+)
 from .torch_release import require_torch, say_remark
 from .torch_versions import quiet
-from .watch import Watch
+from .watch.metrics import (
+    MemoryMeter,
+    Metrics,
+)
+from .watch.oom import is_out_of_memory
+from .watch.watch import Watch
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -74,7 +74,7 @@ def run_training(options: Options) -> None:
     require_runnable(plan)
     if options.rehearse:
         # Imported where it is needed: training needs nothing fake.
-        from .rehearsal import rehearse_ranks
+        from .rehearse.rehearsal import rehearse_ranks
 
         rehearse_ranks(plan, options)
         return

@@ -20,9 +20,9 @@ from fsdpplan.errors import SpecError
 from fsdpplan.files.catalogue import load_model, model_names
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.run.plans import with_stages
-from fsdpplan.search.legal_batch import legal_global_batch
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.recommend import recommend
+from fsdpplan.search.rules.legal_batch import legal_global_batch
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Plan
@@ -125,8 +125,8 @@ def plans(seed: int, most_layers: int = MOST_LAYERS) -> Iterator[tuple[Drawn, Pl
 
 def problems_of(plan: Plan) -> tuple[str, ...]:
     """What its rehearsal finds wrong."""
-    from fsdpplan.run.rehearse import rehearse
-    from fsdpplan.run.rehearse_ranks import DEFAULT_RANKS, chosen_ranks
+    from fsdpplan.run.rehearse.ranks import DEFAULT_RANKS, chosen_ranks
+    from fsdpplan.run.rehearse.rehearse import rehearse
 
     found = rehearse(plan, chosen_ranks(plan.model, plan.layout, DEFAULT_RANKS))
     return () if found.agrees else tuple(found.said)

@@ -35,10 +35,10 @@ from fsdpplan.files.clusters import load_cluster  # noqa: E402
 from fsdpplan.files.plans import cluster_document, estimate_document  # noqa: E402
 from fsdpplan.files.writing import write_text_atomically  # noqa: E402
 from fsdpplan.run.compare import compare  # noqa: E402
+from fsdpplan.run.follow.show import PlainDisplay  # noqa: E402
 from fsdpplan.run.launch import Launch, emit_script  # noqa: E402
 from fsdpplan.run.outcome import Outcome  # noqa: E402
 from fsdpplan.run.session import INTERRUPTED, run_launch  # noqa: E402
-from fsdpplan.run.show import PlainDisplay  # noqa: E402
 from fsdpplan.spec.cluster import Cluster  # noqa: E402
 from fsdpplan.spec.plan import Plan  # noqa: E402
 from fsdpplan.spec.training import Training  # noqa: E402

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fsdpplan import __version__
-from fsdpplan.cost.memory import available_bytes
+from fsdpplan.cost.memory.peak import available_bytes
 from fsdpplan.cost.step import estimate
 from fsdpplan.errors import SpecError
 from fsdpplan.files.catalogue import load_model
-from fsdpplan.files.hf_config import read_hf_config
+from fsdpplan.files.huggingface.config import read_hf_config
 from fsdpplan.search.one_layout import named_layout
 from fsdpplan.search.pins import Pins
 from fsdpplan.spec.case import Case

@@ -20,15 +20,15 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from fsdpplan.trainer.config import PlanConfig, parse_plan
-from fsdpplan.trainer.fake_world import fake_world
-from fsdpplan.trainer.mesh import build_meshes
-from fsdpplan.trainer.numbers_evidence import Evidence
-from fsdpplan.trainer.numbers_judge import judge_numbers, wanted_evidence
-from fsdpplan.trainer.numbers_look import Seen
-from fsdpplan.trainer.numbers_plan import tiny_plan
-from fsdpplan.trainer.numbers_reference import compute_reference
-from fsdpplan.trainer.numbers_trial import nothing_left, step_exactly
+from fsdpplan.trainer.numbers.evidence import Evidence
+from fsdpplan.trainer.numbers.judge import judge_numbers, wanted_evidence
+from fsdpplan.trainer.numbers.look import Seen
+from fsdpplan.trainer.numbers.plan import tiny_plan
+from fsdpplan.trainer.numbers.reference import compute_reference
+from fsdpplan.trainer.numbers.trial import nothing_left, step_exactly
+from fsdpplan.trainer.parallel.mesh import build_meshes
 from fsdpplan.trainer.private_torch import stated_pipeline_shapes
+from fsdpplan.trainer.rehearse.fake_world import fake_world
 from tests.trainer.plans import plan_text
 
 CPU = torch.device("cpu")

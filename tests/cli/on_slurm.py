@@ -10,7 +10,7 @@ import pytest
 
 from fsdpplan.cli.app import exit_code_of
 from fsdpplan.files.plans import write_plan
-from fsdpplan.run import watch
+from fsdpplan.run.follow import watch
 from tests.cli.small import on_a_machine_without_gpus, words
 from tests.emit.plans import make_plan
 from tests.run.commands import Commands, recorded

@@ -338,7 +338,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _profile(name: str) -> str:
-    from fsdpplan.files.profiles import profile_text
+    from fsdpplan.files.profiles.catalogue import profile_text
 
     return profile_text(name)
 

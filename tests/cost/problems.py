@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from fsdpplan.cost.shape import infer_model
+from fsdpplan.cost.model.shape import infer_model
 from fsdpplan.cost.step import estimate
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.clusters import load_cluster
-from fsdpplan.search.legality import first_problem
+from fsdpplan.search.rules.legality import first_problem
 from fsdpplan.spec import case as spec_case
 from fsdpplan.spec.estimate import Estimate
 from fsdpplan.spec.layout import Layout

@@ -19,10 +19,10 @@ from fsdpplan.cost.band import (
     tie_fraction,
     widened,
 )
-from fsdpplan.cost.shape import infer_model
+from fsdpplan.cost.model.shape import infer_model
 from fsdpplan.cost.step import estimate
 from fsdpplan.files.clusters import load_cluster
-from fsdpplan.files.profiles import load_device
+from fsdpplan.files.profiles.catalogue import load_device
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import StepError
 from fsdpplan.spec.estimate import TimeBreakdown

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsdpplan.cost.flops import mfu_fraction, useful_flops_per_token
+from fsdpplan.cost.model.flops import mfu_fraction, useful_flops_per_token
 from fsdpplan.cost.step import executed_flops_ratio
 from fsdpplan.cost.step_time import StepTime, host_chance, step_time
 from fsdpplan.spec.cluster import Cluster

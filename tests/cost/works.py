@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from fsdpplan.cost.params import dense_view
-from fsdpplan.cost.work import BlockWork
+from fsdpplan.cost.kernels.work import BlockWork
+from fsdpplan.cost.model.params import dense_view
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.spec.layout import ActivationCheckpointing
 from fsdpplan.spec.model import Model

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from fsdpplan.emit.folder import job_folder_files
 from fsdpplan.emit.job import Job
-from fsdpplan.emit.script import render_launch
+from fsdpplan.emit.slurm.script import render_launch
 from fsdpplan.files.plans import plan_json
 from fsdpplan.spec.plan import Plan
 from tests.emit.plans import make_plan

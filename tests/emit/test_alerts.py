@@ -11,7 +11,7 @@ import yaml
 from fsdpplan.emit.alerts import LEAST_STALLED_SECONDS, LOW_MFU_FRACTION, alert_rules, alerts
 from fsdpplan.spec.estimate import Interval
 from fsdpplan.spec.plan import Plan
-from fsdpplan.trainer.prometheus import HELP
+from fsdpplan.trainer.watch.prometheus import HELP
 from tests.emit.plans import make_plan
 
 DIGEST = "0123456789abcdef" * 4

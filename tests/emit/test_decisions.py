@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fsdpplan.emit.job import Job, UserProgram
-from fsdpplan.emit.survival import Survival
+from fsdpplan.emit.slurm.survival import Survival
 from fsdpplan.emit.trainer_program import Trainer
 from tests.emit.bench import ALLOCATION, JOB_FOLDER, Ran, emit, emit_folder, make_bench, run
 from tests.emit.plans import make_plan

@@ -5,10 +5,10 @@ import re
 import pytest
 
 from fsdpplan.emit.folder import job_folder_files
-from fsdpplan.emit.header import plan_digest, read_job_folder, read_plan_json, script_digest
 from fsdpplan.emit.job import Job, UserProgram
-from fsdpplan.emit.parts import part_text
-from fsdpplan.emit.survival import Survival
+from fsdpplan.emit.slurm.header import plan_digest, read_job_folder, read_plan_json, script_digest
+from fsdpplan.emit.slurm.parts import part_text
+from fsdpplan.emit.slurm.survival import Survival
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import plan_json

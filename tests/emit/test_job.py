@@ -14,8 +14,8 @@ from fsdpplan.emit.job import (
     trained_words,
     trial_words,
 )
-from fsdpplan.emit.sbatch_options import sbatch_option
-from fsdpplan.emit.survival import Survival
+from fsdpplan.emit.slurm.sbatch_options import sbatch_option
+from fsdpplan.emit.slurm.survival import Survival
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fsdpplan.emit.header import plan_digest
 from fsdpplan.emit.job import Job, UserProgram
+from fsdpplan.emit.slurm.header import plan_digest
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.files.plans import plan_json
 from tests.emit.bench import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from fsdpplan.files.clusters import Flags, LoadedCluster, cluster_of, load_cluster
-from fsdpplan.files.profile_nodes import NodeProfile
-from fsdpplan.files.saved_profile import node_text
+from fsdpplan.files.profiles.nodes import NodeProfile
+from fsdpplan.files.profiles.saved import node_text
 from fsdpplan.run.detect import found_node
 from fsdpplan.spec.machine import Machine
 from fsdpplan.topology.survey import survey_of

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fsdpplan.cost.params import active_parameter_count, parameter_count
+from fsdpplan.cost.model.params import active_parameter_count, parameter_count
 from fsdpplan.errors import ProfileNotFound, SpecError
 from fsdpplan.files import catalogue
 from fsdpplan.files.catalogue import (
@@ -16,7 +16,7 @@ from fsdpplan.files.catalogue import (
     model_names,
     model_source,
 )
-from fsdpplan.files.hf_config import parse_hf_config
+from fsdpplan.files.huggingface.config import parse_hf_config
 from tests.files.references import reference, reference_parameters
 
 PUBLISHED = tomllib.loads((Path(catalogue.__file__).parent / "models.toml").read_text())

@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
-from fsdpplan.cost.achieved import achieved_rates
-from fsdpplan.cost.collectives import collective_seconds
-from fsdpplan.cost.placement import group_placement
+from fsdpplan.cost.kernels.achieved import achieved_rates
+from fsdpplan.cost.network.collectives import collective_seconds
+from fsdpplan.cost.network.placement import group_placement
 from fsdpplan.files.clusters import load_cluster
-from fsdpplan.files.profile_nodes import NodeProfile
-from fsdpplan.files.profiles import (
+from fsdpplan.files.profiles.catalogue import (
     load_device,
     load_profile,
     profile_names,
     profile_text,
     profiles_folder,
 )
+from fsdpplan.files.profiles.nodes import NodeProfile
 from fsdpplan.spec.cluster import Device
 
 GIB = 2**30

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from fsdpplan.cost.placement import bus_bandwidth_bytes_per_second
+from fsdpplan.cost.network.placement import bus_bandwidth_bytes_per_second
 from fsdpplan.errors import SpecError
 from fsdpplan.files.clusters import load_cluster
-from fsdpplan.files.profile_devices import DeviceProfile
-from fsdpplan.files.profile_format import parse_profile
-from fsdpplan.files.profile_nodes import NodeProfile
-from fsdpplan.files.profiles import profile_text
+from fsdpplan.files.profiles.catalogue import profile_text
+from fsdpplan.files.profiles.devices import DeviceProfile
+from fsdpplan.files.profiles.format import parse_profile
+from fsdpplan.files.profiles.nodes import NodeProfile
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.weak import weak_nodes, without_nodes
 

@@ -9,7 +9,7 @@ import pytest
 
 from fsdpplan.errors import SpecError
 from fsdpplan.files.machines import machine_document, machine_from_document, machine_from_json
-from fsdpplan.topology.machine import machine_of
+from fsdpplan.topology.conclude.machine import machine_of
 from tests.topology.recorded import NAMES, recorded
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fsdpplan.files.clusters import load_cluster
-from fsdpplan.files.measurements import read_measurements
+from fsdpplan.files.runs.measurements import read_measurements
 from fsdpplan.spec.cluster import Device
 from fsdpplan.spec.measurement import MeasuredMachine, MeasuredMatmul
 from tests.gpu.program import fsdpplan

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from fsdpplan.files.plans import read_plan
-from fsdpplan.files.profiles import load_device
-from fsdpplan.topology.gpus import gpus_of
+from fsdpplan.files.profiles.catalogue import load_device
+from fsdpplan.topology.conclude.gpus import gpus_of
 from fsdpplan.topology.probe import record_host
-from fsdpplan.topology.recording import Recording, recording_from_json, recording_json
+from fsdpplan.topology.read.recording import Recording, recording_from_json, recording_json
 from tests.gpu.program import fsdpplan
 
 pytestmark = pytest.mark.gpu

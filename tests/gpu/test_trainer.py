@@ -20,18 +20,18 @@ from fsdpplan.files.plans import plan_json
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import ActivationCheckpointing, Sharding
 from fsdpplan.spec.training import Training
-from fsdpplan.trainer.assemble import assemble
-from fsdpplan.trainer.attention import AttentionCore, make_masks
 from fsdpplan.trainer.config import PlanConfig, parse_plan
-from fsdpplan.trainer.data import micro_batches, open_sequences
-from fsdpplan.trainer.model import Decoder
+from fsdpplan.trainer.model.attention import AttentionCore, make_masks
+from fsdpplan.trainer.model.decoder import Decoder
+from fsdpplan.trainer.model.weights import initialise, named_parameters
+from fsdpplan.trainer.model.windows import takes_windows
 from fsdpplan.trainer.optimizer import make_optimizer
 from fsdpplan.trainer.options import parse_options
+from fsdpplan.trainer.parallel.assemble import assemble
 from fsdpplan.trainer.signals import StopRequest
 from fsdpplan.trainer.step import train_step
+from fsdpplan.trainer.text.data import micro_batches, open_sequences
 from fsdpplan.trainer.train import one_step, set_up
-from fsdpplan.trainer.weights import initialise, named_parameters
-from fsdpplan.trainer.windows import takes_windows
 from tests.benchmarks.single_gpu_cases import Case, planned
 from tests.trainer import losses, plans
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from fsdpplan.cost.memory import stage_memory
-from fsdpplan.cost.pipeline_stages import named_stages, pipeline_ranks
-from fsdpplan.cost.traffic import Calls, step_calls
+from fsdpplan.cost.memory.peak import stage_memory
+from fsdpplan.cost.schedule.stages import named_stages, pipeline_ranks
+from fsdpplan.cost.traffic.rank import Calls, step_calls
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
@@ -23,10 +23,10 @@ from fsdpplan.trainer.config import (
     TrainingConfig,
     parse_plan,
 )
-from fsdpplan.trainer.counting import CollectiveRow, RowKey
-from fsdpplan.trainer.data import open_sequences
 from fsdpplan.trainer.optimizer import Recipe
-from fsdpplan.trainer.rehearse import RankRehearsal, on_cpu, rehearse_rank
+from fsdpplan.trainer.rehearse.counting import CollectiveRow, RowKey
+from fsdpplan.trainer.rehearse.rank import RankRehearsal, on_cpu, rehearse_rank
+from fsdpplan.trainer.text.data import open_sequences
 from fsdpplan.trainer.torch_versions import RELEASE, lacking
 from tests.cost.clusters import cluster
 

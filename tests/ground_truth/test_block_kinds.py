@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import pytest
 
-from fsdpplan.cost.memory import stage_memory
-from fsdpplan.cost.pipeline_stages import in_flight_blocks, pipeline_ranks
+from fsdpplan.cost.memory.peak import stage_memory
+from fsdpplan.cost.schedule.stages import in_flight_blocks, pipeline_ranks
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.spec.layout import ActivationCheckpointing, Layout
 from fsdpplan.spec.model import Model

@@ -19,11 +19,11 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
 from torch.nn import functional as F
 
-from fsdpplan.cost.activations import saved_bytes
-from fsdpplan.cost.block_sizes import BlockShape, Kernels, block_tensors_bytes
+from fsdpplan.cost.memory.activations import saved_bytes
+from fsdpplan.cost.memory.block_sizes import BlockShape, Kernels, block_tensors_bytes
 from fsdpplan.spec.layout import ActivationCheckpointing
 from fsdpplan.spec.model import Experts, LatentAttention, Model
-from fsdpplan.trainer.fake_world import cuda_like_norms
+from fsdpplan.trainer.rehearse.fake_world import cuda_like_norms
 
 BATCH, SEQ_LEN = 2, 96
 TOKENS = BATCH * SEQ_LEN

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from fsdpplan.cost.memory import stage_memory
-from fsdpplan.cost.pipeline_stages import in_flight_blocks, pipeline_ranks
-from fsdpplan.cost.traffic import step_calls
+from fsdpplan.cost.memory.peak import stage_memory
+from fsdpplan.cost.schedule.stages import in_flight_blocks, pipeline_ranks
+from fsdpplan.cost.traffic.rank import step_calls
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from tests.ground_truth.fsdp_step import as_messages, case_of, measured_step, summed, training_for

@@ -18,12 +18,12 @@ from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.distributed.tensor import DTensor, Shard  # noqa: E402
 
-from fsdpplan.cost.params import block_tensors  # noqa: E402
-from fsdpplan.cost.shards import block_size, expert_size  # noqa: E402
+from fsdpplan.cost.model.params import block_tensors  # noqa: E402
+from fsdpplan.cost.model.shards import block_size, expert_size  # noqa: E402
 from fsdpplan.files.catalogue import load_model  # noqa: E402
 from fsdpplan.spec.model import Model  # noqa: E402
-from fsdpplan.trainer.counting import CollectiveCounter, mesh_axes  # noqa: E402
-from fsdpplan.trainer.fake_world import fake_tensors, fake_world  # noqa: E402
+from fsdpplan.trainer.rehearse.counting import CollectiveCounter, mesh_axes  # noqa: E402
+from fsdpplan.trainer.rehearse.fake_world import fake_tensors, fake_world  # noqa: E402
 
 
 class Holder(nn.Module):

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import pytest
 
-from fsdpplan.cost.params import parameter_count
-from fsdpplan.cost.shards import whole_model
-from fsdpplan.cost.start_memory import checkpoint_peak_bytes, initialization_peak_bytes
+from fsdpplan.cost.memory.start_memory import checkpoint_peak_bytes, initialization_peak_bytes
+from fsdpplan.cost.model.params import parameter_count
+from fsdpplan.cost.model.shards import whole_model
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model

@@ -10,16 +10,16 @@ import pytest
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fsdpplan.cost.compute import operators
-from fsdpplan.cost.timing import FSDP_UNIT_OPERATORS, block_work
+from fsdpplan.cost.kernels.compute import operators
+from fsdpplan.cost.overlap.timing import FSDP_UNIT_OPERATORS, block_work
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
-from fsdpplan.trainer.data import micro_batches, open_sequences
-from fsdpplan.trainer.fake_world import fake_tensors
-from fsdpplan.trainer.rehearse import CPU, DecoderProgram, Stage, fake_cluster, on_cpu
+from fsdpplan.trainer.rehearse.fake_world import fake_tensors
+from fsdpplan.trainer.rehearse.rank import CPU, DecoderProgram, Stage, fake_cluster, on_cpu
 from fsdpplan.trainer.step import forward_backward
+from fsdpplan.trainer.text.data import micro_batches, open_sequences
 from fsdpplan.trainer.torch_versions import RELEASE
 from tests.ground_truth.fsdp_step import RECIPE, case_of, plan_config
 

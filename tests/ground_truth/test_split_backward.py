@@ -17,8 +17,8 @@ from torch.distributed.pipelining._backward import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdpplan.trainer.config import ModelConfig
-from fsdpplan.trainer.model import Decoder
-from fsdpplan.trainer.recompute import apply_checkpointing
+from fsdpplan.trainer.model.decoder import Decoder
+from fsdpplan.trainer.parallel.recompute import apply_checkpointing
 from fsdpplan.trainer.torch_versions import RELEASE
 
 PARAMETERS, MATRICES, RECOMPUTED = 9, 7, 6

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fsdpplan import __version__
-from fsdpplan.emit.node_check import node_check
+from fsdpplan.emit.slurm.node_check import node_check
 from fsdpplan.node.look import driver_in, folder_problem, versions
 
 PROGRAM = node_check(several=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fsdpplan.emit.node_check import node_check
+from fsdpplan.emit.slurm.node_check import node_check
 from fsdpplan.node.meet import Report, listening, majority, own_addresses, verdict
 
 PROGRAM = node_check(several=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fsdpplan.run.metrics import Measured
-from fsdpplan.run.show import Display
+from fsdpplan.run.follow.metrics import Measured
+from fsdpplan.run.follow.show import Display
 
 
 class Remembers(Display):

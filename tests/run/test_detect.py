@@ -22,13 +22,13 @@ from fsdpplan.run.detect import (
     survey_of_recordings,
     this_host,
 )
-from fsdpplan.search.alternatives import RecommendedPlan, keeping_fraction
+from fsdpplan.search.advice.alternatives import RecommendedPlan, keeping_fraction
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.recommend import recommend
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.training import Training
 from fsdpplan.spec.weak import weak_nodes, without_nodes
-from fsdpplan.topology.recording import Recording
+from fsdpplan.topology.read.recording import Recording
 from fsdpplan.topology.survey import Survey
 from tests.refusals import check_one_line
 from tests.topology.found import machine, without_gpus

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fsdpplan.emit.header import read_metrics_path
 from fsdpplan.emit.job import Job
+from fsdpplan.emit.slurm.header import read_metrics_path
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import plan_json, read_plan
 from fsdpplan.run.folder import trainer_sources, write_job_folder

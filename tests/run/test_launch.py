@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fsdpplan.emit.job import Job
-from fsdpplan.emit.script import render_launch
+from fsdpplan.emit.slurm.script import render_launch
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import plan_json, write_plan

@@ -9,9 +9,9 @@ import pytest
 
 from fsdpplan.emit.job import Job
 from fsdpplan.files.ledger import read_rows
+from fsdpplan.run.follow.metrics import Measured, read_metrics
 from fsdpplan.run.launch import Launch, emit_script
 from fsdpplan.run.ledger import record
-from fsdpplan.run.metrics import Measured, read_metrics
 from fsdpplan.run.outcome import Outcome
 from tests.emit.plans import make_plan
 

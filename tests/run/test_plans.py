@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from fsdpplan.cost.pipeline_stages import layout_stage_blocks
+from fsdpplan.cost.schedule.stages import layout_stage_blocks
 from fsdpplan.cost.step import estimate
 from fsdpplan.emit.folder import SCRIPT_NAME
-from fsdpplan.emit.header import PLAN_NAME
 from fsdpplan.emit.job import Job
+from fsdpplan.emit.slurm.header import PLAN_NAME
 from fsdpplan.errors import SpecError
 from fsdpplan.files import plans as files
 from fsdpplan.run.launch import emit_script, read_launch, resolve_launch
@@ -20,7 +20,7 @@ from fsdpplan.run.plans import plan_from_json, read_plan, with_stages
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.plan import Plan, RankedLayout
 from fsdpplan.trainer.config import parse_plan
-from fsdpplan.trainer.support import require_runnable
+from fsdpplan.trainer.parallel.support import require_runnable
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDED = ROOT / "tests" / "recordings" / "0.1.0" / "plans"

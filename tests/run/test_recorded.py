@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from fsdpplan.cli.app import exit_code_of
-from fsdpplan.emit.header import plan_digest
+from fsdpplan.emit.slurm.header import plan_digest
 from fsdpplan.files.ledger import read_rows
-from fsdpplan.run.jobs import chosen_run, runs_of, unreadable_runs
+from fsdpplan.run.follow.jobs import chosen_run, runs_of, unreadable_runs
 from fsdpplan.run.launch import read_launch
 from fsdpplan.run.plans import read_plan
 from fsdpplan.run.verify import finished_run

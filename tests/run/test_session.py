@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from fsdpplan.emit.header import script_digest
 from fsdpplan.emit.job import Job, UserProgram
+from fsdpplan.emit.slurm.header import script_digest
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import LaunchError
 from fsdpplan.files.plans import write_plan
 from fsdpplan.run.folder import write_job_folder
-from fsdpplan.run.jobs import chosen_run
+from fsdpplan.run.follow.jobs import chosen_run
+from fsdpplan.run.follow.status import standing
 from fsdpplan.run.launch import Launch, emit_script, read_launch, resolve_launch
 from fsdpplan.run.outcome import Outcome
 from fsdpplan.run.session import command_words, run_launch
-from fsdpplan.run.status import standing
 from fsdpplan.run.verify import finished_run
 from fsdpplan.spec.plan import Plan
 from tests.emit.plans import make_plan
@@ -113,7 +113,8 @@ def test_an_interrupted_job_saves_and_another_run_goes_on(tmp_path: Path) -> Non
     (tmp_path / "job.sbatch").write_text(emit_script(PAIR, asked))
     command = (
         "import sys; from pathlib import Path; from fsdpplan.run.launch import resolve_launch; "
-        "from fsdpplan.run.session import run_launch; from fsdpplan.run.show import display_for; "
+        "from fsdpplan.run.session import run_launch; "
+        "from fsdpplan.run.follow.show import display_for; "
         "folder = Path(sys.argv[1]); outcome = run_launch(resolve_launch(folder), folder=folder, "
         "target='here', display=display_for(sys.stderr)); sys.exit(outcome.exit_code)"
     )

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fsdpplan.emit.header import job_plan, plan_digest
 from fsdpplan.emit.job import Job
+from fsdpplan.emit.slurm.header import job_plan, plan_digest
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import carried_json, plan_json, write_plan
 from fsdpplan.run.launch import emit_script

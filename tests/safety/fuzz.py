@@ -270,10 +270,10 @@ def checkpoints(index: int, chance: random.Random, documents: Documents, place: 
     broken(chance, where, data)
 
     def read() -> None:
-        from fsdpplan.trainer.checkpoint import require_manifest
-        from fsdpplan.trainer.checkpoint_files import damage, resumable
+        from fsdpplan.trainer.checkpoint.files import damage, resumable
+        from fsdpplan.trainer.checkpoint.progress import read_progress
+        from fsdpplan.trainer.checkpoint.runs import require_manifest
         from fsdpplan.trainer.errors import TrainerError
-        from fsdpplan.trainer.progress import read_progress
 
         try:
             for one in resumable(place):
@@ -291,7 +291,7 @@ def nccl_logs(index: int, chance: random.Random, documents: Documents, place: Pa
     broken(chance, place / "nccl.log", chance.choice(documents.nccl))
 
     def read() -> None:
-        from fsdpplan.run.tail import FileTail
+        from fsdpplan.run.follow.tail import FileTail
         from tests.topology.nccl_logs import read_nccl_log
 
         tail = FileTail(place / "nccl.log", from_start=True)

@@ -108,7 +108,7 @@ def _ledger() -> bytes:
 def _checkpoint() -> dict[str, bytes]:
     from torch.distributed.checkpoint.metadata import Metadata
 
-    from fsdpplan.trainer.checkpoint_files import FileRecord, manifest_text, record_of
+    from fsdpplan.trainer.checkpoint.files import FileRecord, manifest_text, record_of
 
     progress = {"step": 5, "sequences": 40, "seed": 0, "seq_len": 8, "steps": 9}
     progress |= {"learning_rate": 0.1, "warmup_steps": 1, "schema_version": 2}

@@ -13,9 +13,9 @@ from fsdpplan.errors import LaunchError, SpecError
 from fsdpplan.files.job_records import RECORD_NAME, RunRecord, read_record
 from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.run import session
-from fsdpplan.run.jobs import RUNS_FOLDER, RecordedRun
+from fsdpplan.run.follow.jobs import RUNS_FOLDER, RecordedRun
 from fsdpplan.run.launch import Launch
-from fsdpplan.trainer.whole_file import write_whole
+from fsdpplan.trainer.checkpoint.whole_file import write_whole
 from tests.emit.plans import make_plan
 from tests.run.displays import Remembers
 

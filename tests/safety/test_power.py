@@ -14,12 +14,12 @@ import pytest
 
 from fsdpplan.files import ledger
 from fsdpplan.files.writing import write_folder_at_once, write_text_atomically
-from fsdpplan.trainer import checkpoint_files as checkpoints
-from fsdpplan.trainer.stream import PieceIndex
-from fsdpplan.trainer.text_tokenizer import ByteTokenizer
-from fsdpplan.trainer.token_file import TokenFile, sidecar_of
+from fsdpplan.trainer.checkpoint import files as checkpoints
+from fsdpplan.trainer.checkpoint.whole_file import write_durably, write_whole
+from fsdpplan.trainer.text.stream import PieceIndex
+from fsdpplan.trainer.text.text_tokenizer import ByteTokenizer
+from fsdpplan.trainer.text.token_file import TokenFile, sidecar_of
 from fsdpplan.trainer.tokenize import write_token_file
-from fsdpplan.trainer.whole_file import write_durably, write_whole
 from tests.safety.power import Found, found_after
 
 OLD, NEW = "old " * 3000, "new " * 5000

@@ -26,13 +26,13 @@ FORESEEN = frozenset(("tempfile.mktemp",))
 
 AMONG_RANKS = "ranks of one job run the same program as the same user"
 EXCEPTIONS = {
-    ("trainer/checkpoint_storage.py", "pickle.Unpickler"): (
+    ("trainer/checkpoint/storage.py", "pickle.Unpickler"): (
         "the index of a torch checkpoint is a pickle; this reader makes no class but the index's "
         "own, whatever the file names"
     ),
-    ("trainer/watch.py", "dist.all_gather_object"): AMONG_RANKS,
-    ("trainer/checkpoint.py", "dist.all_gather_object"): AMONG_RANKS,
-    ("trainer/checkpoint.py", "dist.broadcast_object_list"): AMONG_RANKS,
+    ("trainer/watch/watch.py", "dist.all_gather_object"): AMONG_RANKS,
+    ("trainer/checkpoint/runs.py", "dist.all_gather_object"): AMONG_RANKS,
+    ("trainer/checkpoint/runs.py", "dist.broadcast_object_list"): AMONG_RANKS,
 }
 """(file, what) -> why it may stand there."""
 

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise, product
 
-from fsdpplan.cost.memory import rank_memory
+from fsdpplan.cost.memory.peak import rank_memory
 from fsdpplan.cost.step_time import step_time
 from fsdpplan.errors import SpecError
 from fsdpplan.files.clusters import load_cluster
-from fsdpplan.search.legality import first_problem
+from fsdpplan.search.rules.legality import first_problem
 from fsdpplan.spec.layout import DDP_BUCKET_BYTES, SPLIT_BACKWARD_SCHEDULES, Layout, Schedule
 from fsdpplan.spec.model import Experts
 from tests.cost.problems import SMALL

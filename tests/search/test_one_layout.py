@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fsdpplan.cost.memory import available_bytes
+from fsdpplan.cost.memory.peak import available_bytes
 from fsdpplan.cost.step import estimate
 from fsdpplan.errors import SpecError
 from fsdpplan.files.catalogue import load_model

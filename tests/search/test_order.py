@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.cost.band import MOST_INDISTINGUISHABLE_FRACTION
+from fsdpplan.search.bounds.pricing import is_data_parallel
 from fsdpplan.search.order import (
     Entry,
     Ordered,
@@ -22,7 +23,6 @@ from fsdpplan.search.order import (
     simplicity,
     spread,
 )
-from fsdpplan.search.pricing import is_data_parallel
 from fsdpplan.spec.layout import Layout
 from tests.search.entries import CLUSTER, any_entry, entry, uncertain
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from fsdpplan.cost.memory import available_bytes
-from fsdpplan.cost.shape import infer_model
+from fsdpplan.cost.memory.peak import available_bytes
+from fsdpplan.cost.model.shape import infer_model
 from fsdpplan.files.clusters import load_cluster
-from fsdpplan.search.fitting import needed_bytes
-from fsdpplan.search.legality import legal_layout_problem
+from fsdpplan.search.bounds.fitting import needed_bytes
 from fsdpplan.search.pieces import in_pieces, most_saved_bytes
 from fsdpplan.search.pins import Pins
+from fsdpplan.search.rules.legality import legal_layout_problem
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.training import Training
 from tests.cost.problems import SMALL, Case, cases

@@ -11,16 +11,16 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from fsdpplan.cost.band import MOST_INDISTINGUISHABLE_FRACTION
-from fsdpplan.cost.memory import available_bytes
-from fsdpplan.cost.shape import infer_model
+from fsdpplan.cost.memory.peak import available_bytes
+from fsdpplan.cost.model.shape import infer_model
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.search import space as searching
+from fsdpplan.search.bounds.pricing import REACH, is_data_parallel
 from fsdpplan.search.enumerate import degrees
-from fsdpplan.search.legality import first_problem
 from fsdpplan.search.order import seconds
 from fsdpplan.search.pins import Pins
-from fsdpplan.search.pricing import REACH, is_data_parallel
 from fsdpplan.search.result import SearchResult
+from fsdpplan.search.rules.legality import first_problem
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
 from fsdpplan.spec.model import Experts
 from tests.cost.problems import SMALL

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from fsdpplan.cost.pipeline_stages import named_stages
-from fsdpplan.search.legality import first_problem
+from fsdpplan.cost.schedule.stages import named_stages
+from fsdpplan.search.rules.legality import first_problem
 from fsdpplan.search.variants import buckets, changed, restaged
 from fsdpplan.spec.layout import Layout
 from fsdpplan.trainer.config import parse_plan
-from fsdpplan.trainer.support import require_runnable
+from fsdpplan.trainer.parallel.support import require_runnable
 from tests.search.questions import Question, policies, question
 
 STRIDE = 13

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fsdpplan.cost.shape import infer_model
+from fsdpplan.cost.model.shape import infer_model
 from fsdpplan.spec.layout import Layout
 from tests.search.questions import Question, question
 

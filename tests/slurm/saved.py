@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from fsdpplan.trainer.checkpoint_files import (
+from fsdpplan.trainer.checkpoint.files import (
     MANIFEST,
     PROGRESS,
     TENSOR_INDEX,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fsdpplan.files.measurements import read_measurements
+from fsdpplan.files.runs.measurements import read_measurements
 from fsdpplan.spec.measurement import MeasuredCall, MeasuredMachine
 from tests.slurm.cluster import SlurmCluster
 
@@ -21,7 +21,7 @@ MEASURE = f"""
     sys.path.insert(0, {str(ROOT)!r})
     os.environ["PYTHONPATH"] = {str(ROOT)!r}
     from pathlib import Path
-    from fsdpplan.run.calibrate import Ranks, Settings, measure
+    from fsdpplan.run.calibrate.measure import Ranks, Settings, measure
     settings = Settings(device="cpu", seconds=10, largest_bytes=2**20)
     measure(settings, ranks=Ranks(device="cpu", processes=2, nodes=2), out=Path(sys.argv[1]))
 """

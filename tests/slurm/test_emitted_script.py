@@ -12,10 +12,10 @@ import pytest
 
 from fsdpplan.emit.job import Job, UserProgram
 from fsdpplan.emit.trainer_program import Trainer
-from fsdpplan.run.engine import JobState
-from fsdpplan.run.jobs import chosen_run
+from fsdpplan.run.engines.engine import JobState
+from fsdpplan.run.engines.slurm_text import parse_job
+from fsdpplan.run.follow.jobs import chosen_run
 from fsdpplan.run.launch import emit_script, read_launch
-from fsdpplan.run.slurm_text import parse_job
 from fsdpplan.spec.plan import Plan
 from tests.emit.plans import make_plan
 from tests.slurm.cluster import SlurmCluster

@@ -8,9 +8,9 @@ from typing import Any
 
 from fsdpplan.spec.machine import Gpu, Interface, Machine, Nic
 from fsdpplan.spec.topology import Finding, Topology
-from fsdpplan.topology.findings import findings_of
-from fsdpplan.topology.levels import topology_of
-from fsdpplan.topology.machine import machine_of
+from fsdpplan.topology.conclude.findings import findings_of
+from fsdpplan.topology.conclude.levels import topology_of
+from fsdpplan.topology.conclude.machine import machine_of
 from tests.topology.recorded import recorded
 
 

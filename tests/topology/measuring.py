@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fsdpplan.files.measurements import read_measurements
+from fsdpplan.files.runs.measurements import read_measurements
 from fsdpplan.spec.measurement import MeasuredCall, Measurement
 
 ROOT = Path(__file__).resolve().parents[2]

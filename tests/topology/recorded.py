@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from fsdpplan.topology.recording import Recording, recording_from_json
+from fsdpplan.topology.read.recording import Recording, recording_from_json
 
 FOLDER = Path(__file__).parent.parent / "recordings" / "machines"
 NAMES = tuple(sorted(path.stem for path in FOLDER.glob("*.json")))

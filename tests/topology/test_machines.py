@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsdpplan.spec.topology import FoundLevel, Island, Rail, Topology
-from fsdpplan.topology.differences import differences
-from fsdpplan.topology.findings import findings_of
-from fsdpplan.topology.levels import topology_of
-from fsdpplan.topology.machine import machine_of
-from fsdpplan.topology.network_facts import network_of
-from fsdpplan.topology.recording import Recording
+from fsdpplan.topology.conclude.differences import differences
+from fsdpplan.topology.conclude.findings import findings_of
+from fsdpplan.topology.conclude.levels import topology_of
+from fsdpplan.topology.conclude.machine import machine_of
+from fsdpplan.topology.conclude.network_facts import network_of
+from fsdpplan.topology.read.recording import Recording
 from tests.recordings.machines.build import MACHINES, recording_text
 from tests.topology.found import findings, machine, topology, without_gpus
 from tests.topology.recorded import FOLDER, NAMES, recorded

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fsdpplan.cost.collectives import wire_bytes
-from fsdpplan.files.measurements import read_measurements
+from fsdpplan.cost.network.collectives import wire_bytes
+from fsdpplan.files.runs.measurements import read_measurements
 from fsdpplan.spec.estimate import Collective
 from fsdpplan.spec.measurement import MeasuredCall, MeasuredMachine, Measurement
 from tests.topology.measuring import PROGRAM, TIMEOUT_SECONDS, calls, environment

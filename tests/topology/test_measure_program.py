@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from fsdpplan.files.measurements import read_measurements
+from fsdpplan.files.runs.measurements import read_measurements
 from fsdpplan.spec.estimate import Collective
 from fsdpplan.spec.measurement import (
     MeasuredAttention,

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from fsdpplan.errors import ProbeError
-from fsdpplan.topology import host_files, probe
-from fsdpplan.topology.gpus import gpus_of
+from fsdpplan.topology import probe
+from fsdpplan.topology.conclude.gpus import gpus_of
 from fsdpplan.topology.probe import VisibleGpu, record_host, run_command, visible_gpus
-from fsdpplan.topology.recording import recording_from_json, recording_json
+from fsdpplan.topology.read import host_files
+from fsdpplan.topology.read.recording import recording_from_json, recording_json
 from tests.topology.fake_nvml import H100, FakeNvml, FakeNvmlError
 
 SEEN = VisibleGpu(name="NVIDIA H100 80GB HBM3", memory_bytes=85_520_809_984)

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch.distributed as dist
 
-from fsdpplan.trainer import assemble as assembly
-from fsdpplan.trainer.checkpoint import Checkpoints, Progress
+from fsdpplan.trainer.checkpoint.runs import Checkpoints, Progress
 from fsdpplan.trainer.config import PlanConfig, parse_plan
-from fsdpplan.trainer.data import micro_batches, open_sequences
-from fsdpplan.trainer.mesh import build_meshes
 from fsdpplan.trainer.optimizer import make_optimizer
+from fsdpplan.trainer.parallel import assemble as assembly
+from fsdpplan.trainer.parallel.mesh import build_meshes
 from fsdpplan.trainer.step import train_step
+from fsdpplan.trainer.text.data import micro_batches, open_sequences
 from tests.trainer import jobs, losses, plans
 
 MODEL = {"hidden": 64, "ffn_hidden": 128, "head_dim": 16, "vocab": 64}

@@ -15,7 +15,7 @@ import pytest
 import torch.distributed as dist
 
 from fsdpplan.trainer.config import parse_plan
-from fsdpplan.trainer.distributed import leave
+from fsdpplan.trainer.parallel.distributed import leave
 from fsdpplan.trainer.torch_versions import lacking
 from tests.trainer import forks, plans
 

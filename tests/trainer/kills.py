@@ -28,18 +28,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 import torch.distributed as dist
 
-from fsdpplan.trainer.assemble import assemble
-from fsdpplan.trainer.checkpoint import Checkpoints
-from fsdpplan.trainer.checkpoint_files import (
+from fsdpplan.trainer.checkpoint.files import (
     damage,
     read_manifest,
     resumable,
     step_of,
     whole_checkpoints,
 )
+from fsdpplan.trainer.checkpoint.progress import Progress
+from fsdpplan.trainer.checkpoint.runs import Checkpoints
 from fsdpplan.trainer.config import parse_plan
 from fsdpplan.trainer.optimizer import Recipe, make_optimizer
-from fsdpplan.trainer.progress import Progress
+from fsdpplan.trainer.parallel.assemble import assemble
 from fsdpplan.trainer.train import main
 from tests.trainer import plans
 

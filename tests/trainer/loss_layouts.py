@@ -11,11 +11,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fsdpplan.trainer.config import parse_plan
-from fsdpplan.trainer.data import Sequences, open_sequences
-from fsdpplan.trainer.loss import next_token_loss
-from fsdpplan.trainer.model import Decoder
+from fsdpplan.trainer.model.decoder import Decoder
+from fsdpplan.trainer.model.loss import next_token_loss
+from fsdpplan.trainer.model.weights import initialise
 from fsdpplan.trainer.optimizer import make_optimizer
-from fsdpplan.trainer.weights import initialise
+from fsdpplan.trainer.text.data import Sequences, open_sequences
 from tests.trainer import jobs, losses, plans
 
 SPLIT = {"tp": 2, "sequence_parallel": True, "loss_parallel": True}

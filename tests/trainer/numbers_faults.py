@@ -22,16 +22,18 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from fsdpplan.trainer import clip, expert_parallel, muon, numbers_trial, ulysses
+from fsdpplan.trainer import clip, muon
 from fsdpplan.trainer import step as train_step
 from fsdpplan.trainer.config import parse_plan
 from fsdpplan.trainer.errors import RankError
+from fsdpplan.trainer.numbers import trial as numbers_trial
 from fsdpplan.trainer.optimizer import ShardOptimizer
-from fsdpplan.trainer.parallelize import parallelize
-from fsdpplan.trainer.pipeline import Pipeline
-from fsdpplan.trainer.preflight import main
-from fsdpplan.trainer.shards import local
-from fsdpplan.trainer.tied_tables import TiedTables
+from fsdpplan.trainer.parallel import expert_parallel, ulysses
+from fsdpplan.trainer.parallel.parallelize import parallelize
+from fsdpplan.trainer.parallel.pipeline import Pipeline
+from fsdpplan.trainer.parallel.shards import local
+from fsdpplan.trainer.parallel.tied_tables import TiedTables
+from fsdpplan.trainer.preflight.program import main
 from fsdpplan.trainer.torch_versions import RELEASE
 from tests.trainer import jobs, losses, plans
 from tests.trainer.numbers_layouts import tried
@@ -65,7 +67,7 @@ class Fault:
     training: dict[str, Any] | None = None
 
 
-data_parallel = import_module("fsdpplan.trainer.data_parallel")
+data_parallel = import_module("fsdpplan.trainer.parallel.data_parallel")
 _FSDP = inspect.getsource(import_module("torch.distributed.fsdp._fully_shard._fsdp_collectives"))
 _SPLIT = inspect.getsource(import_module("torch.distributed.tensor.placement_types"))
 PARTIAL_SUM = next(

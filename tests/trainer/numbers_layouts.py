@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from fsdpplan.trainer.config import PlanConfig, parse_plan
 from fsdpplan.trainer.errors import PreflightFailed, TrainerError
-from fsdpplan.trainer.preflight import Preflight
-from fsdpplan.trainer.support import require_runnable
+from fsdpplan.trainer.parallel.support import require_runnable
+from fsdpplan.trainer.preflight.program import Preflight
 from tests.trainer import (
     expert_layouts,
     jobs,

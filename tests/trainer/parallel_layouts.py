@@ -11,19 +11,19 @@ from typing import Any
 
 import torch.distributed as dist
 
-from fsdpplan.cost.shards import whole_model
-from fsdpplan.cost.traffic import step_calls
+from fsdpplan.cost.model.shards import whole_model
+from fsdpplan.cost.traffic.rank import step_calls
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import LatentAttention, Model
 from fsdpplan.spec.training import Training
-from fsdpplan.trainer.assemble import assemble
 from fsdpplan.trainer.config import parse_plan
-from fsdpplan.trainer.counting import CollectiveCounter, layout_axes
-from fsdpplan.trainer.data import micro_batches, open_sequences
 from fsdpplan.trainer.optimizer import make_optimizer
+from fsdpplan.trainer.parallel.assemble import assemble
+from fsdpplan.trainer.rehearse.counting import CollectiveCounter, layout_axes
 from fsdpplan.trainer.step import train_step
+from fsdpplan.trainer.text.data import micro_batches, open_sequences
 from fsdpplan.trainer.torch_versions import RELEASE
 from tests.trainer import jobs, losses, plans
 

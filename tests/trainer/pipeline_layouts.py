@@ -9,17 +9,18 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from fsdpplan.trainer import pipeline, train
-from fsdpplan.trainer.assemble import assemble
-from fsdpplan.trainer.batch import MicroBatch
+from fsdpplan.trainer import train
 from fsdpplan.trainer.config import PlanConfig, parse_plan
-from fsdpplan.trainer.counting import CollectiveCounter, layout_axes
-from fsdpplan.trainer.data import micro_batches, open_sequences
-from fsdpplan.trainer.loss import next_token_loss
-from fsdpplan.trainer.model import Decoder
+from fsdpplan.trainer.model.decoder import Decoder
+from fsdpplan.trainer.model.loss import next_token_loss
+from fsdpplan.trainer.model.weights import initialise
 from fsdpplan.trainer.optimizer import make_optimizer
+from fsdpplan.trainer.parallel import pipeline
+from fsdpplan.trainer.parallel.assemble import assemble
+from fsdpplan.trainer.rehearse.counting import CollectiveCounter, layout_axes
 from fsdpplan.trainer.step import train_step
-from fsdpplan.trainer.weights import initialise
+from fsdpplan.trainer.text.batch import MicroBatch
+from fsdpplan.trainer.text.data import micro_batches, open_sequences
 from tests.trainer import jobs, losses, plans
 
 Layouts = dict[str, dict[str, Any]]

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from fsdpplan.cost.pipeline_stages import balanced_stage_blocks, head_blocks
+from fsdpplan.cost.schedule.stages import balanced_stage_blocks, head_blocks
 from fsdpplan.spec.model import Model
 from fsdpplan.trainer.config import ModelConfig, parse_plan
 

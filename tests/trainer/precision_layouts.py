@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from fsdpplan.trainer.assemble import Assembled, assemble
 from fsdpplan.trainer.config import parse_plan
-from fsdpplan.trainer.data import micro_batches, open_sequences
 from fsdpplan.trainer.optimizer import Recipe, make_optimizer
-from fsdpplan.trainer.shards import local
+from fsdpplan.trainer.parallel.assemble import Assembled, assemble
+from fsdpplan.trainer.parallel.shards import local
 from fsdpplan.trainer.step import train_step
+from fsdpplan.trainer.text.data import micro_batches, open_sequences
 from tests.trainer import jobs, losses, plans
 
 RECIPE = replace(losses.RECIPE, steps=3)

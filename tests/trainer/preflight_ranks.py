@@ -18,9 +18,11 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from fsdpplan.trainer import preflight, preflight_links, train
-from fsdpplan.trainer.preflight import main
-from fsdpplan.trainer.preflight_report import ATTEMPTS_FILE, RESULT_FILE
+from fsdpplan.trainer import train
+from fsdpplan.trainer.preflight import links as preflight_links
+from fsdpplan.trainer.preflight import program as preflight
+from fsdpplan.trainer.preflight.program import main
+from fsdpplan.trainer.preflight.report import ATTEMPTS_FILE, RESULT_FILE
 from tests.trainer.plans import plan_text
 from tests.trainer.ranks import fork_ranks
 

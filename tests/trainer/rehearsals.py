@@ -8,12 +8,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fsdpplan.trainer.assemble import assemble
 from fsdpplan.trainer.config import PlanConfig, parse_plan
-from fsdpplan.trainer.counting import CollectiveCounter, layout_axes
-from fsdpplan.trainer.data import micro_batches, open_sequences
 from fsdpplan.trainer.optimizer import Recipe, make_optimizer
+from fsdpplan.trainer.parallel.assemble import assemble
+from fsdpplan.trainer.rehearse.counting import CollectiveCounter, layout_axes
 from fsdpplan.trainer.step import train_step
+from fsdpplan.trainer.text.data import micro_batches, open_sequences
 from tests.trainer import jobs, plans
 from tests.trainer.matrix_layouts import EXPERTS, PIPED, SPLIT
 

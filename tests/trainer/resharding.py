@@ -18,14 +18,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 import torch.distributed as dist
 
-from fsdpplan.trainer.assemble import assemble
-from fsdpplan.trainer.checkpoint import Checkpoints
+from fsdpplan.trainer.checkpoint.progress import Progress
+from fsdpplan.trainer.checkpoint.runs import Checkpoints
 from fsdpplan.trainer.config import PlanConfig, parse_plan
-from fsdpplan.trainer.data import micro_batches, open_sequences
-from fsdpplan.trainer.distributed import leave
 from fsdpplan.trainer.optimizer import Recipe, make_optimizer
-from fsdpplan.trainer.progress import Progress
+from fsdpplan.trainer.parallel.assemble import assemble
+from fsdpplan.trainer.parallel.distributed import leave
 from fsdpplan.trainer.step import train_step
+from fsdpplan.trainer.text.data import micro_batches, open_sequences
 from fsdpplan.trainer.torch_versions import lacking
 from tests.trainer import plans
 from tests.trainer.ranks import fork_ranks

@@ -36,8 +36,8 @@ from fsdpplan.trainer.config import (
     parse_plan,
 )
 from fsdpplan.trainer.errors import TrainerError
-from fsdpplan.trainer.mesh import MESH_AXES, Place
-from fsdpplan.trainer.support import require_runnable
+from fsdpplan.trainer.parallel.mesh import MESH_AXES, Place
+from fsdpplan.trainer.parallel.support import require_runnable
 from tests.trainer import plans
 
 PACKAGE = Path(__file__).resolve().parents[2] / "fsdpplan"
@@ -148,7 +148,7 @@ def test_the_axes_are_spelled_once_on_each_side() -> None:
         if isinstance(node, ast.Tuple | ast.List | ast.Set)
         and {each.value for each in node.elts if isinstance(each, ast.Constant)} >= set(MESH_AXES)
     ]
-    assert spelled == ["spec/layout.py", "trainer/mesh.py"]
+    assert spelled == ["spec/layout.py", "trainer/parallel/mesh.py"]
 
 
 def test_a_plan_comes_from_text_file_or_environment(

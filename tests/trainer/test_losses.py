@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from fsdpplan.trainer.config import parse_plan
-from fsdpplan.trainer.model import Decoder
+from fsdpplan.trainer.model.decoder import Decoder
 from tests.trainer import jobs, losses, plans
 
 FP32_LOSS_TOLERANCE = 5e-6

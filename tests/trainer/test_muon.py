@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from fsdpplan.trainer.config import parse_plan
-from fsdpplan.trainer.model import Decoder
+from fsdpplan.trainer.model.decoder import Decoder
+from fsdpplan.trainer.model.weights import initialise
 from fsdpplan.trainer.muon import orthogonal
 from fsdpplan.trainer.optimizer import Recipe, block_matrices, make_optimizer
-from fsdpplan.trainer.weights import initialise
 from tests.trainer import jobs, plans
 from tests.trainer.precision_layouts import EXPERTS, LAYOUTS
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from fsdpplan.trainer.config import parse_plan
 from fsdpplan.trainer.errors import TrainerError
-from fsdpplan.trainer.model import Decoder
+from fsdpplan.trainer.model.decoder import Decoder
 from fsdpplan.trainer.optimizer import Recipe, make_optimizer, set_learning_rate
 from fsdpplan.trainer.options import parse_options
-from fsdpplan.trainer.support import require_runnable
+from fsdpplan.trainer.parallel.support import require_runnable
 from tests.trainer.plans import config_of, plan_text
 
 RECIPE = Recipe(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fsdpplan.trainer.checkpoint_files import resumable, step_of
+from fsdpplan.trainer.checkpoint.files import resumable, step_of
 from fsdpplan.trainer.signals import STOP_SIGNALS, STOPPED_VARIABLE, StopRequest, note_stop
 from tests.trainer import jobs, plans
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.trainer.config import parse_plan
-from fsdpplan.trainer.loss import next_token_loss
+from fsdpplan.trainer.model.loss import next_token_loss
 from fsdpplan.trainer.optimizer import Recipe
 from fsdpplan.trainer.step import (
     FINAL_LEARNING_RATE_FRACTION,

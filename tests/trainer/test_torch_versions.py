@@ -14,10 +14,10 @@ import torch.distributed.pipelining as pipelining
 from torch.distributed.checkpoint.metadata import TensorProperties
 
 from fsdpplan.trainer import torch_versions
-from fsdpplan.trainer.checkpoint_storage import IndexUnpickler
+from fsdpplan.trainer.checkpoint.storage import IndexUnpickler
 from fsdpplan.trainer.config import PlanConfig, parse_plan
 from fsdpplan.trainer.errors import TrainerError
-from fsdpplan.trainer.support import require_runnable
+from fsdpplan.trainer.parallel.support import require_runnable
 from tests.trainer import plans
 from tests.trainer.expert_layouts import MODELS
 from tests.trainer.pipeline_layouts import piped

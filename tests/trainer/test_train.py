@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from fsdpplan.trainer.checkpoint.progress import Progress
 from fsdpplan.trainer.config import parse_plan
 from fsdpplan.trainer.errors import TrainingDiverged
-from fsdpplan.trainer.flops import flops_per_token
-from fsdpplan.trainer.progress import Progress
+from fsdpplan.trainer.model.flops import flops_per_token
 from fsdpplan.trainer.report import layout_words
 from fsdpplan.trainer.train import require_numbers
 from tests.trainer import jobs, plans

@@ -30,16 +30,16 @@ from fsdpplan.trainer import (
     load_plan,
     load_safetensors,
     materialise,
-    parallelize,
     sampler_arguments,
 )
+from fsdpplan.trainer.parallel import parallelize
 from tests.trainer import jobs, plans
 from tests.trainer.user_layouts import BF16, FP8, LAYOUTS, LOADED, MODELS, WIDTHS
 
 SEQUENCES, LENGTH, STEPS = plans.GLOBAL_BATCH, 12, 2
 CLIP_NORM = 0.5
 CPU = torch.device("cpu")
-PARALLELIZE = sys.modules["fsdpplan.trainer.parallelize"]
+PARALLELIZE = sys.modules["fsdpplan.trainer.parallel.parallelize"]
 
 
 def build(name: str) -> nn.Module:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from math import exp
 
-from fsdpplan.cost.matmul import matmul_seconds
+from fsdpplan.cost.kernels.matmul import matmul_seconds
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.estimate import Collective
 from fsdpplan.spec.measurement import (
@@ -23,8 +23,8 @@ from fsdpplan.spec.measurement import (
     MeasuredMemory,
     Measurement,
 )
-from fsdpplan.validate.calibrate_levels import predicted_call_seconds
-from fsdpplan.validate.measured_kernels import attention_seconds
+from fsdpplan.validate.calibrate.levels import predicted_call_seconds
+from fsdpplan.validate.compare.measured_kernels import attention_seconds
 
 COLLECTIVES: tuple[Collective, ...] = (
     "all_gather",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fsdpplan.spec.estimate import Interval
-from fsdpplan.validate.compared import ComparedRun, compare
-from fsdpplan.validate.predict import Prediction
+from fsdpplan.validate.compare.compared import ComparedRun, compare
+from fsdpplan.validate.compare.predict import Prediction
 from tests.validate.tables import run
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from fsdpplan.files.bundled import bundled_runs
-from fsdpplan.files.runs import read_runs
-from fsdpplan.validate.express import Expressed, express
+from fsdpplan.files.runs.bundled import bundled_runs
+from fsdpplan.files.runs.table import read_runs
+from fsdpplan.validate.runs.express import Expressed, express
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -28,13 +28,13 @@ from fsdpplan.cli.views.render import columns
 from fsdpplan.cli.views.told import tell
 from fsdpplan.errors import SpecError
 from fsdpplan.files.clusters import Flags, cluster_of
-from fsdpplan.files.measurements import read_measurements
-from fsdpplan.run import calibrate as measuring_program
-from fsdpplan.run.calibrate_variables import network_variables
-from fsdpplan.run.machine import this_machine
+from fsdpplan.files.runs.measurements import read_measurements
+from fsdpplan.run.calibrate import measure as measuring_program
+from fsdpplan.run.calibrate.variables import network_variables
+from fsdpplan.run.engines.machine import this_machine
 from fsdpplan.run.plans import read_plan
 from fsdpplan.topology.measure.settings import DEFAULT_SECONDS
-from fsdpplan.validate.calibrated import machine_of
+from fsdpplan.validate.calibrate.calibrated import machine_of
 
 DEFAULT_SAVE = "measured.toml"
 

@@ -14,8 +14,8 @@ from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.files import Json
 from fsdpplan.cli.options.parse import line
 from fsdpplan.errors import SpecError
-from fsdpplan.run.cancel import Cancelled, cancel_run, goes_on
-from fsdpplan.run.jobs import RecordedRun, chosen_run, runs_of
+from fsdpplan.run.follow.cancel import Cancelled, cancel_run, goes_on
+from fsdpplan.run.follow.jobs import RecordedRun, chosen_run, runs_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

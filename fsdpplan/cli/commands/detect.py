@@ -19,13 +19,13 @@ from fsdpplan.cli.views.profiles import profile_document
 from fsdpplan.cli.views.render import blocks, columns, wrapped
 from fsdpplan.cli.views.told import tell
 from fsdpplan.errors import FsdpPlanError, SpecError
-from fsdpplan.files.profile_nodes import NodeProfile
-from fsdpplan.files.saved_profile import node_text
+from fsdpplan.files.profiles.nodes import NodeProfile
+from fsdpplan.files.profiles.saved import node_text
 from fsdpplan.files.table import path_text
 from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.run import detect as reading
-from fsdpplan.run.allocation import survey_of_allocation
-from fsdpplan.topology.recording import Recording, recording_json
+from fsdpplan.run.engines.allocation import survey_of_allocation
+from fsdpplan.topology.read.recording import Recording, recording_json
 from fsdpplan.topology.survey import Survey
 
 

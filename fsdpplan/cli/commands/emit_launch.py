@@ -28,20 +28,20 @@ from fsdpplan.cli.resolve.torch import settled_plan, torch_of_job
 from fsdpplan.cli.views.told import tell
 from fsdpplan.emit.alerts import alert_rules
 from fsdpplan.emit.folder import SCRIPT_NAME
-from fsdpplan.emit.header import job_plan, plan_digest
 from fsdpplan.emit.job import Job, excluded_hosts, left_out, trial_words
-from fsdpplan.emit.nccl_cloud import gap_of
+from fsdpplan.emit.nccl.cloud import gap_of
 from fsdpplan.emit.order import Order
 from fsdpplan.emit.pods import Pods
+from fsdpplan.emit.slurm.header import job_plan, plan_digest
 from fsdpplan.emit.targets import Target, render
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import GateFailed, SpecError
 from fsdpplan.files.plans import carried_json
 from fsdpplan.files.writing import write_text_atomically
-from fsdpplan.run import rehearse as program
 from fsdpplan.run.folder import write_job_folder
 from fsdpplan.run.launch import require_program
-from fsdpplan.run.rehearse_ranks import DEFAULT_RANKS, chosen_ranks
+from fsdpplan.run.rehearse import rehearse as program
+from fsdpplan.run.rehearse.ranks import DEFAULT_RANKS, chosen_ranks
 from fsdpplan.search.weak_nodes import price_of_weak_nodes, without_excluded
 from fsdpplan.spec.plan import Plan
 

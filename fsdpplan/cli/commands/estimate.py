@@ -28,13 +28,13 @@ from fsdpplan.cli.views.answer import estimate_json, fits_words, too_unsure
 from fsdpplan.cli.views.render import columns
 from fsdpplan.cli.views.screen import estimate_screen
 from fsdpplan.cli.views.told import tell
-from fsdpplan.cost.memory import available_bytes
+from fsdpplan.cost.memory.peak import available_bytes
 from fsdpplan.cost.peak_band import peak_factor
 from fsdpplan.cost.step import estimate as predicted
 from fsdpplan.errors import NoFeasibleLayout, SpecError
-from fsdpplan.search.legality import legal_layout_problem
 from fsdpplan.search.one_layout import named_layout, nearest_that_fits
 from fsdpplan.search.pins import Pins
+from fsdpplan.search.rules.legality import legal_layout_problem
 from fsdpplan.units import format_gib, format_seconds
 
 

@@ -19,11 +19,11 @@ from fsdpplan.cli.views.answer import estimate_json
 from fsdpplan.cli.views.render import blocks, columns, facts, listed, wrapped
 from fsdpplan.cli.views.screen import estimate_screen
 from fsdpplan.cli.views.told import tell
-from fsdpplan.cost.memory import available_bytes
+from fsdpplan.cost.memory.peak import available_bytes
 from fsdpplan.emit.job import Job
-from fsdpplan.emit.nccl import environment, left_unset
-from fsdpplan.emit.nccl_cloud import CloudScript, Gap, cloud_scripts, gap_of
-from fsdpplan.emit.nccl_rules import Variable
+from fsdpplan.emit.nccl.cloud import CloudScript, Gap, cloud_scripts, gap_of
+from fsdpplan.emit.nccl.environment import environment, left_unset
+from fsdpplan.emit.nccl.rules import Variable
 from fsdpplan.search.pins import Pins
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.plan import Plan

@@ -18,10 +18,10 @@ from fsdpplan.cli.views.render import blocks, columns, listed, table, wrapped
 from fsdpplan.errors import SpecError
 from fsdpplan.files.ledger import ledger_path, read_rows, row_document
 from fsdpplan.files.writing import write_text_atomically
-from fsdpplan.search.words import degrees
+from fsdpplan.search.advice.words import degrees
 from fsdpplan.spec.ledger import LedgerRow
 from fsdpplan.units import format_percent, format_seconds
-from fsdpplan.validate.ledger_errors import ClusterErrors, cluster_errors
+from fsdpplan.validate.compare.ledger_errors import ClusterErrors, cluster_errors
 
 MOST_SHOWN = 20
 

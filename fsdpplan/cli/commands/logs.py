@@ -14,8 +14,8 @@ from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.files import Json
 from fsdpplan.cli.options.parse import line, whole
 from fsdpplan.errors import SpecError
-from fsdpplan.run.jobs import chosen_run
-from fsdpplan.run.logs import JobLog, job_log, lines_of
+from fsdpplan.run.follow.jobs import chosen_run
+from fsdpplan.run.follow.logs import JobLog, job_log, lines_of
 from fsdpplan.terminal import log_line
 
 

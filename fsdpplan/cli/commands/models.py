@@ -11,7 +11,7 @@ import typer
 
 from fsdpplan.cli.options.files import Json
 from fsdpplan.cli.views.render import blocks, columns, facts, flat_pairs, table, wrapped
-from fsdpplan.cost.params import active_parameter_count, parameter_count
+from fsdpplan.cost.model.params import active_parameter_count, parameter_count
 from fsdpplan.files import catalogue
 from fsdpplan.spec.model import Model
 from fsdpplan.units import format_count

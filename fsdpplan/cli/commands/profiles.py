@@ -15,7 +15,7 @@ from fsdpplan.cli.views.profiles import (
     profiles_table,
 )
 from fsdpplan.cli.views.render import columns
-from fsdpplan.files.profile_search import find_entries
+from fsdpplan.files.profiles.search import find_entries
 
 # hidden: the list of arguments would show its Python type, so the command's text says what it is
 Words = Annotated[list[str] | None, typer.Argument(metavar="NAME|PATH|WORD", hidden=True)]

@@ -28,10 +28,10 @@ from fsdpplan.cost.peak_band import peak_factor
 from fsdpplan.errors import NoFeasibleLayout, SpecError
 from fsdpplan.files.plans import write_plan
 from fsdpplan.run.plans import with_stages
-from fsdpplan.search.alternatives import RecommendedPlan, advice
+from fsdpplan.search.advice.alternatives import RecommendedPlan, advice
+from fsdpplan.search.advice.words import describe
 from fsdpplan.search.recommend import recommend as ranked_layouts
 from fsdpplan.search.result import NearestMiss, SearchResult
-from fsdpplan.search.words import describe
 from fsdpplan.spec.plan import Plan, RankedLayout
 from fsdpplan.units import format_gib
 

@@ -17,10 +17,10 @@ from fsdpplan.cli.resolve.torch import given_torch, settled_plan
 from fsdpplan.cli.views.render import blocks, columns, listed, table, wrapped
 from fsdpplan.cli.views.told import tell
 from fsdpplan.errors import FsdpPlanError, GateFailed, LaunchError
-from fsdpplan.run import rehearse as program
-from fsdpplan.run.rehearse import Rehearsal
-from fsdpplan.run.rehearse_compare import ComparedCalls, ComparedRank
-from fsdpplan.run.rehearse_ranks import DEFAULT_RANKS, chosen_ranks
+from fsdpplan.run.rehearse import rehearse as program
+from fsdpplan.run.rehearse.compare import ComparedCalls, ComparedRank
+from fsdpplan.run.rehearse.ranks import DEFAULT_RANKS, chosen_ranks
+from fsdpplan.run.rehearse.rehearse import Rehearsal
 from fsdpplan.units import format_count, format_gb, format_gib, format_seconds
 
 

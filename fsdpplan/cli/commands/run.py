@@ -21,12 +21,12 @@ from fsdpplan.cli.views.told import tell
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
 from fsdpplan.run.fallback import Attempt, run_with_fallback
-from fsdpplan.run.jobs import is_in_ledger, remember_in_ledger
+from fsdpplan.run.follow.jobs import is_in_ledger, remember_in_ledger
+from fsdpplan.run.follow.show import display_for
 from fsdpplan.run.launch import Launch
 from fsdpplan.run.ledger import record
 from fsdpplan.run.outcome import Manner, Outcome
 from fsdpplan.run.session import attach, resume, run_launch
-from fsdpplan.run.show import display_for
 from fsdpplan.spec.ledger import LEAST_STEPS
 from fsdpplan.terminal import log_line
 

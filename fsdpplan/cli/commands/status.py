@@ -12,8 +12,8 @@ import typer
 from fsdpplan.cli.options.files import Json
 from fsdpplan.cli.views.render import blocks, columns, table, wrapped
 from fsdpplan.cli.views.told import tell
-from fsdpplan.run.jobs import runs_of, unreadable_runs
-from fsdpplan.run.status import Standing, standing
+from fsdpplan.run.follow.jobs import runs_of, unreadable_runs
+from fsdpplan.run.follow.status import Standing, standing
 from fsdpplan.units import format_percent, format_seconds
 
 MOST_ENDED = 10

@@ -17,15 +17,16 @@ from fsdpplan.cli.options.parse import path
 from fsdpplan.cli.views.render import blocks, columns, listed, table, wrapped
 from fsdpplan.cli.views.validation import report_json, report_screen
 from fsdpplan.errors import SpecError
-from fsdpplan.files.bundled import bundled_runs
-from fsdpplan.files.runs import read_runs
+from fsdpplan.files.runs.bundled import bundled_runs
+from fsdpplan.files.runs.table import read_runs
 from fsdpplan.run.evidence import rows_at
-from fsdpplan.validate.kernel_scores import (
+from fsdpplan.validate.compare.kernel_scores import (
     KernelReport,
     ScoredKernel,
     collective_report,
     matmul_report,
 )
+from fsdpplan.validate.compare.report import Report, report
 from fsdpplan.validate.learn.evidence import told
 from fsdpplan.validate.learn.peaks import told_peaks
 from fsdpplan.validate.learn.validated import (
@@ -34,7 +35,6 @@ from fsdpplan.validate.learn.validated import (
     learned_report,
     left_one_out,
 )
-from fsdpplan.validate.report import Report, report
 
 Runs = Annotated[
     str | None,

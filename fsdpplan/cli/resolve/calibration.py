@@ -8,18 +8,23 @@ from pathlib import Path
 
 from fsdpplan.errors import GateFailed, SpecError
 from fsdpplan.files.clusters import Flags, LoadedCluster, cluster_of
-from fsdpplan.files.measured_profile import NumberSource, ProfileHead, measured_profile_text
-from fsdpplan.files.profile_devices import DeviceProfile
-from fsdpplan.files.profile_nodes import ClusterProfile, NodeProfile
-from fsdpplan.files.profiles import load_device, load_machines, load_node, profile_for_gpus
+from fsdpplan.files.profiles.catalogue import (
+    load_device,
+    load_machines,
+    load_node,
+    profile_for_gpus,
+)
+from fsdpplan.files.profiles.devices import DeviceProfile
+from fsdpplan.files.profiles.measured import NumberSource, ProfileHead, measured_profile_text
+from fsdpplan.files.profiles.nodes import ClusterProfile, NodeProfile
 from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.run import detect
 from fsdpplan.spec.cluster import DeviceKind
 from fsdpplan.spec.measurement import MeasuredMachine, Measurement
 from fsdpplan.topology import probe
-from fsdpplan.validate.calibrated import Calibration, calibrated
-from fsdpplan.validate.check_machine import gates, slow_parts
-from fsdpplan.validate.gates import Gate
+from fsdpplan.validate.calibrate.calibrated import Calibration, calibrated
+from fsdpplan.validate.calibrate.check_machine import gates, slow_parts
+from fsdpplan.validate.compare.gates import Gate
 
 CPU = "cpu"
 

@@ -22,11 +22,11 @@ from fsdpplan.cli.resolve.model import resolve_model
 from fsdpplan.cli.resolve.torch import resolve_torch
 from fsdpplan.cli.resolve.training import resolve_training
 from fsdpplan.errors import SpecError
+from fsdpplan.search.advice.remedies import Asked, remedy
 from fsdpplan.search.learned import Learner
-from fsdpplan.search.legality import question_problem
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.question import Question
-from fsdpplan.search.remedies import Asked, remedy
+from fsdpplan.search.rules.legality import question_problem
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.estimate import Estimate

@@ -19,7 +19,7 @@ from fsdpplan.cli.options.job import (
 from fsdpplan.emit.container import Container
 from fsdpplan.emit.job import Job, UserProgram
 from fsdpplan.emit.pods import Pods
-from fsdpplan.emit.survival import Survival
+from fsdpplan.emit.slurm.survival import Survival
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
 from fsdpplan.run.plans import read_plan

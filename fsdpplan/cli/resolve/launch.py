@@ -15,15 +15,15 @@ from fsdpplan.cli.resolve.job import given, job_of, saved_plan, with_this_python
 from fsdpplan.cost.step import estimate
 from fsdpplan.emit.folder import SCRIPT_NAME
 from fsdpplan.emit.job import Job
-from fsdpplan.emit.nccl_cloud import gap_of
+from fsdpplan.emit.nccl.cloud import gap_of
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
-from fsdpplan.run.jobs import RecordedRun, chosen_run
+from fsdpplan.run.engines.machine import Target, choose_target, this_machine
+from fsdpplan.run.follow.jobs import RecordedRun, chosen_run
 from fsdpplan.run.launch import Launch, emit_script, is_plan, read_launch, resolve_launch
-from fsdpplan.run.machine import Target, choose_target, this_machine
 from fsdpplan.run.outcome import Manner
+from fsdpplan.run.rehearse.smoke import smoke_plan
 from fsdpplan.run.session import command_words
-from fsdpplan.run.smoke import smoke_plan
 
 SMOKE_STEPS = 10
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from fsdpplan.cli.options.question import ModelOptions
 from fsdpplan.cli.resolve import Resolved, flag
-from fsdpplan.cost.mixture_shape import infer_mixture
-from fsdpplan.cost.params import active_parameter_count, parameter_count
-from fsdpplan.cost.shape import infer_model, model_from_shape
+from fsdpplan.cost.model.mixture_shape import infer_mixture
+from fsdpplan.cost.model.params import active_parameter_count, parameter_count
+from fsdpplan.cost.model.shape import infer_model, model_from_shape
 from fsdpplan.errors import SpecError
 from fsdpplan.files.catalogue import load_model, model_source
 from fsdpplan.spec.model import Experts, Model
@@ -104,7 +104,7 @@ def _from_catalogue(name: str) -> Resolved[Model]:
 
 
 def _from_config(path: Path) -> Resolved[Model]:
-    from fsdpplan.files.hf_config import read_hf_config  # the other three ways do without
+    from fsdpplan.files.huggingface.config import read_hf_config  # the other three ways do without
 
     loaded = read_hf_config(path)
     return Resolved(

@@ -17,7 +17,7 @@ from fsdpplan.spec.torch_release import (
     require_supported,
     torch_release,
 )
-from fsdpplan.topology import torch_found
+from fsdpplan.topology.read import torch_found
 
 
 def resolve_torch(options: TorchOptions) -> Resolved[TorchRelease]:

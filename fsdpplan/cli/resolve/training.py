@@ -10,8 +10,8 @@ from fsdpplan.cli.resolve import Resolved, flag
 from fsdpplan.cost.peak_band import peak_log_error
 from fsdpplan.errors import SpecError
 from fsdpplan.search.defaults import DEFAULT_SEQ_LEN, DEFAULT_TOKENS_PER_STEP, default_global_batch
-from fsdpplan.search.legal_batch import legal_global_batch
 from fsdpplan.search.pins import Pins
+from fsdpplan.search.rules.legal_batch import legal_global_batch
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training

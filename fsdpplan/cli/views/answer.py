@@ -9,9 +9,9 @@ from typing import Any
 
 from fsdpplan.cli.resolve.inputs import Inputs, OneLayout, case_of
 from fsdpplan.cli.views.render import facts, wrapped
-from fsdpplan.cost.memory import available_bytes
+from fsdpplan.cost.memory.peak import available_bytes
 from fsdpplan.cost.peak_band import peak_factor
-from fsdpplan.cost.pipeline_stages import named_stages
+from fsdpplan.cost.schedule.stages import named_stages
 from fsdpplan.files.plans import (
     SCHEMA_VERSION,
     cluster_document,
@@ -21,8 +21,8 @@ from fsdpplan.files.plans import (
     needed_document,
     training_document,
 )
+from fsdpplan.search.advice.words import degrees, describe
 from fsdpplan.search.result import SearchResult
-from fsdpplan.search.words import degrees, describe
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.estimate import Estimate, LearnedStep, MemoryBreakdown
 from fsdpplan.spec.layout import DDP_BUCKET_BYTES, Layout

@@ -17,10 +17,10 @@ from fsdpplan.units import (
     format_percent,
     format_seconds,
 )
-from fsdpplan.validate.alpha_beta import CallFit
-from fsdpplan.validate.calibrate_levels import LevelFit
-from fsdpplan.validate.calibrate_peaks import DeviceNumber
-from fsdpplan.validate.gates import Gate
+from fsdpplan.validate.calibrate.levels import LevelFit
+from fsdpplan.validate.calibrate.peaks import DeviceNumber
+from fsdpplan.validate.compare.alpha_beta import CallFit
+from fsdpplan.validate.compare.gates import Gate
 
 NAMES = {
     "memory_bytes": "memory",

@@ -9,7 +9,7 @@ from fsdpplan.cli.views.render import blocks, facts, listed, table, wrapped
 from fsdpplan.spec.host_list import compress_host_list
 from fsdpplan.spec.machine import UNLIMITED_BYTES, Gpu, Machine
 from fsdpplan.spec.topology import Finding, Island, LevelKind, Rail, Severity, Topology
-from fsdpplan.topology.pci import path_in
+from fsdpplan.topology.read.pci import path_in
 from fsdpplan.topology.survey import Survey
 from fsdpplan.units import format_bandwidth, format_bit_bandwidth, format_gib
 

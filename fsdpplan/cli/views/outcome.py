@@ -13,10 +13,10 @@ from fsdpplan.cli.views.render import blocks, table, wrapped
 from fsdpplan.files.plans import estimate_document, layout_document
 from fsdpplan.run.compare import Comparison, compare
 from fsdpplan.run.fallback import Attempt
+from fsdpplan.run.follow.metrics import OutOfMemory
 from fsdpplan.run.ledger import ran_out_of_memory
-from fsdpplan.run.metrics import OutOfMemory
 from fsdpplan.run.outcome import Outcome
-from fsdpplan.topology.nccl_report import Connection, NcclReport
+from fsdpplan.topology.conclude.nccl_report import Connection, NcclReport
 from fsdpplan.units import format_gib, format_percent, format_seconds
 
 PARTS = {

@@ -8,13 +8,13 @@ from dataclasses import asdict
 from typing import Any, get_args
 
 from fsdpplan.cli.views.render import blocks, facts, flat_pairs, table, wrapped
-from fsdpplan.cost.achieved import Achieved, achieved_rates
+from fsdpplan.cost.kernels.achieved import Achieved, achieved_rates
 from fsdpplan.errors import SpecError
-from fsdpplan.files.profile_devices import DeviceProfile, PhysicsProfile
-from fsdpplan.files.profile_format import Profile, ProfileKind
-from fsdpplan.files.profile_levels import LevelProfile
-from fsdpplan.files.profile_nodes import ClusterProfile, NodeProfile
-from fsdpplan.files.profile_search import Entry, kind_of
+from fsdpplan.files.profiles.devices import DeviceProfile, PhysicsProfile
+from fsdpplan.files.profiles.format import Profile, ProfileKind
+from fsdpplan.files.profiles.levels import LevelProfile
+from fsdpplan.files.profiles.nodes import ClusterProfile, NodeProfile
+from fsdpplan.files.profiles.search import Entry, kind_of
 from fsdpplan.files.table import short
 from fsdpplan.spec.cluster import Device
 from fsdpplan.units import format_bandwidth, format_gib, format_percent

@@ -5,10 +5,10 @@ from __future__ import annotations
 from fsdpplan.cli.resolve.inputs import Inputs, OneLayout
 from fsdpplan.cli.views.answer import answer_lines, fits_words, rejections, unit
 from fsdpplan.cli.views.render import aligned, beside, blocks, listed, table, wrapped
-from fsdpplan.cost.params import active_parameter_count, parameter_count
+from fsdpplan.cost.model.params import active_parameter_count, parameter_count
+from fsdpplan.search.advice.words import degrees, differences
 from fsdpplan.search.order import LEAST_HEADROOM_FRACTION
 from fsdpplan.search.result import SearchResult
-from fsdpplan.search.words import degrees, differences
 from fsdpplan.spec.estimate import CollectiveCost, Estimate
 from fsdpplan.spec.plan import DEFAULT_SOURCE, TORCH_SOURCE, RankedLayout
 from fsdpplan.spec.program import program_named

@@ -9,14 +9,14 @@ from statistics import median
 from typing import Any
 
 from fsdpplan.cli.views.render import blocks, listed, table, wrapped
-from fsdpplan.validate.compared import ComparedRun
-from fsdpplan.validate.errors import Errors
+from fsdpplan.validate.compare.compared import ComparedRun
+from fsdpplan.validate.compare.errors import Errors
+from fsdpplan.validate.compare.pairs import Pair
+from fsdpplan.validate.compare.ranking import RankingErrors, ranking_errors
+from fsdpplan.validate.compare.report import Report, SourceReport
+from fsdpplan.validate.compare.room import FitCounts, MemoryErrors
 from fsdpplan.validate.learn.validated import LearnedReport
-from fsdpplan.validate.pairs import Pair
-from fsdpplan.validate.ranking import RankingErrors, ranking_errors
-from fsdpplan.validate.report import Report, SourceReport
-from fsdpplan.validate.room import FitCounts, MemoryErrors
-from fsdpplan.validate.skipped import Skipped
+from fsdpplan.validate.runs.skipped import Skipped
 
 MOST_ASSUMPTIONS = 12
 """Sentences on the screen; JSON has all of them, row by row."""

@@ -13,9 +13,9 @@ from math import ceil
 from fsdpplan.emit.doors.accelerate_words import WORDS
 from fsdpplan.emit.doors.launch_lines import commented, environment_lines, rendezvous_port
 from fsdpplan.emit.doors.words import require_sayable
-from fsdpplan.emit.header import header_lines
 from fsdpplan.emit.order import Order, differing, refuse_others
 from fsdpplan.emit.quoting import comment, shell_word, shell_words
+from fsdpplan.emit.slurm.header import header_lines
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.emit.yaml_text import YamlValue, yaml_text
 from fsdpplan.errors import SpecError

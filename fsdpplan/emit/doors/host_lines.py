@@ -8,10 +8,10 @@ from fsdpplan.emit.doors.launch_lines import (
     torchrun_words,
     variables_lines,
 )
-from fsdpplan.emit.header import METRICS_LINE, plan_lines
-from fsdpplan.emit.node import check_function, prepare_lines, program_words
 from fsdpplan.emit.order import Order
 from fsdpplan.emit.quoting import shell_word
+from fsdpplan.emit.slurm.header import METRICS_LINE, plan_lines
+from fsdpplan.emit.slurm.node import check_function, prepare_lines, program_words
 from fsdpplan.emit.trainer_program import Trainer
 
 STRICT = (

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from fsdpplan.emit.header import plan_digest
-from fsdpplan.emit.node import prepare_lines
-from fsdpplan.emit.order import Order
-from fsdpplan.emit.variables import (
+from fsdpplan.emit.nccl.variables import (
     given_lines,
     reasoned_lines,
     require_debug_meaning,
     set_up_lines,
 )
+from fsdpplan.emit.order import Order
+from fsdpplan.emit.slurm.header import plan_digest
+from fsdpplan.emit.slurm.node import prepare_lines
 from fsdpplan.spec.plan import Plan
 
 

@@ -7,14 +7,14 @@ LOCAL_RANK and WORLD_SIZE before the function of a worker begins).
 
 from __future__ import annotations
 
-from fsdpplan.emit.header import header_lines, plan_lines
 from fsdpplan.emit.job import later_starts
-from fsdpplan.emit.nccl import environment
-from fsdpplan.emit.nccl_cloud import cloud_scripts
+from fsdpplan.emit.nccl.cloud import cloud_scripts
+from fsdpplan.emit.nccl.environment import environment
+from fsdpplan.emit.nccl.variables import require_debug_meaning
 from fsdpplan.emit.order import Order, differing, refuse_others
-from fsdpplan.emit.survival import Survival
+from fsdpplan.emit.slurm.header import header_lines, plan_lines
+from fsdpplan.emit.slurm.survival import Survival
 from fsdpplan.emit.trainer_program import Trainer
-from fsdpplan.emit.variables import require_debug_meaning
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.plan import Plan
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 
 from fsdpplan.emit.doors.host_lines import STRICT, host_lines, meeting_lines
-from fsdpplan.emit.header import header_lines
 from fsdpplan.emit.order import Order, refuse_others
+from fsdpplan.emit.slurm.header import header_lines
 from fsdpplan.emit.yaml_text import YamlValue, yaml_text
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.plan import Plan

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fsdpplan.emit.doors.host_lines import STRICT, host_lines, meeting_lines
-from fsdpplan.emit.header import header_lines
 from fsdpplan.emit.order import Order, refuse_others
+from fsdpplan.emit.slurm.header import header_lines
 
 _JOB = frozenset({"program", "env", "env_setup", "python", "port", "nccl_debug", "metrics"})
 

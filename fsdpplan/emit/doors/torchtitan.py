@@ -26,9 +26,9 @@ from fsdpplan.emit.doors.trainer_words import (
     steps,
 )
 from fsdpplan.emit.doors.words import require_sayable
-from fsdpplan.emit.header import header_lines
 from fsdpplan.emit.order import Order, refuse_others
 from fsdpplan.emit.quoting import comment, shell_word
+from fsdpplan.emit.slurm.header import header_lines
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.spec.plan import Plan
 

@@ -6,17 +6,17 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fsdpplan.emit.header import MAX_PLAN_BYTES, PLAN_KEY, header_lines
 from fsdpplan.emit.job import Job, time_limit_seconds
 from fsdpplan.emit.kubernetes.names import require_job_name
 from fsdpplan.emit.kubernetes.pod import SCRIPT_KEY, Labels
 from fsdpplan.emit.kubernetes.start import Meeting, start_script
+from fsdpplan.emit.nccl.variables import require_debug_meaning
 from fsdpplan.emit.order import Order, differing, refuse_others
 from fsdpplan.emit.pods import Pods, mounts
 from fsdpplan.emit.quoting import comment
-from fsdpplan.emit.survival import Survival
+from fsdpplan.emit.slurm.header import MAX_PLAN_BYTES, PLAN_KEY, header_lines
+from fsdpplan.emit.slurm.survival import Survival
 from fsdpplan.emit.trainer_program import Trainer
-from fsdpplan.emit.variables import require_debug_meaning
 from fsdpplan.emit.yaml_text import YamlValue, yaml_text
 from fsdpplan.errors import SpecError
 

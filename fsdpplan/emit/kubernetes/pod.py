@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 
-from fsdpplan.emit.header import PLAN_KEY
 from fsdpplan.emit.job import Job, excluded_hosts
 from fsdpplan.emit.kubernetes.names import require_key
 from fsdpplan.emit.order import Order
@@ -23,6 +22,7 @@ from fsdpplan.emit.pods import (
     selected_labels,
     tolerations,
 )
+from fsdpplan.emit.slurm.header import PLAN_KEY
 from fsdpplan.emit.yaml_text import YamlValue
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.plan import Plan

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fsdpplan.emit.job import Job, tries_first
-from fsdpplan.emit.node import check_function, prepare_lines, program_words
+from fsdpplan.emit.nccl.variables import reasoned_lines, set_up_lines
 from fsdpplan.emit.order import Order
 from fsdpplan.emit.quoting import shell_word
+from fsdpplan.emit.slurm.node import check_function, prepare_lines, program_words
 from fsdpplan.emit.trainer_program import Trainer
-from fsdpplan.emit.variables import reasoned_lines, set_up_lines
 from fsdpplan.spec.plan import Plan
 
 RENDEZVOUS_SECONDS = 1800

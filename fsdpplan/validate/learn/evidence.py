@@ -8,14 +8,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from fsdpplan.files.runs import MeasuredRun, run_of_cells
+from fsdpplan.files.runs.table import MeasuredRun, run_of_cells
 from fsdpplan.spec.ledger import OWN_SOFTWARE, LedgerRow
 from fsdpplan.spec.training import Training
-from fsdpplan.validate.express import Expressed, express
-from fsdpplan.validate.fabric import load_request
 from fsdpplan.validate.learn.features import Stack, runtime_family
-from fsdpplan.validate.runtimes import software_of
-from fsdpplan.validate.skipped import NotExpressed
+from fsdpplan.validate.runs.express import Expressed, express
+from fsdpplan.validate.runs.fabric import load_request
+from fsdpplan.validate.runs.runtimes import software_of
+from fsdpplan.validate.runs.skipped import NotExpressed
 
 MeasuredRow: TypeAlias = LedgerRow | MeasuredRun
 """A run of `fsdpplan run`, or one of a table."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import log
 
 from fsdpplan.cost.band import step_shares
-from fsdpplan.cost.pipeline_stages import layout_stage_blocks
+from fsdpplan.cost.schedule.stages import layout_stage_blocks
 from fsdpplan.spec.estimate import TimeBreakdown
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model

@@ -29,20 +29,20 @@ from dataclasses import dataclass, fields, replace
 from math import exp, log
 
 from fsdpplan.cost.step_time import HOST_LOG_ERROR
-from fsdpplan.files.bundled import bundled_runs
 from fsdpplan.files.learning import write_widths
-from fsdpplan.files.runs import MeasuredRun, read_runs
+from fsdpplan.files.runs.bundled import bundled_runs
+from fsdpplan.files.runs.table import MeasuredRun, read_runs
 from fsdpplan.spec.learning import Widths
 from fsdpplan.spec.ledger import Workload
-from fsdpplan.validate.express import Expressed, express
-from fsdpplan.validate.fabric import load_request
-from fsdpplan.validate.held_out import HELD_OUT, HeldOutRow, read_held_out
+from fsdpplan.validate.compare.predict import Prediction, predict
+from fsdpplan.validate.fit.held_out import HELD_OUT, HeldOutRow, read_held_out
 from fsdpplan.validate.learn.evidence import stack_of
 from fsdpplan.validate.learn.features import Stack
 from fsdpplan.validate.learn.known import PricedRun, as_priced
 from fsdpplan.validate.learn.surprise import Drawn, drawn, surprise
-from fsdpplan.validate.predict import Prediction, predict
-from fsdpplan.validate.projects import HALF_AUTOCAST, tells_of_hardware
+from fsdpplan.validate.runs.express import Expressed, express
+from fsdpplan.validate.runs.fabric import load_request
+from fsdpplan.validate.runs.projects import HALF_AUTOCAST, tells_of_hardware
 
 AFTER = (1, 3, 10)
 """Runs that are known."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from fsdpplan import __version__
-from fsdpplan.cost.flops import mfu_fraction
-from fsdpplan.files.runs import Cells, MeasuredRun
+from fsdpplan.cost.model.flops import mfu_fraction
+from fsdpplan.files.runs.table import Cells, MeasuredRun
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.ledger import LEAST_STEPS, LedgerRow, Machines, Observed, Predicted, Workload
-from fsdpplan.validate.express import Expressed, express
-from fsdpplan.validate.fabric import load_request
+from fsdpplan.validate.compare.predict import Prediction, predict
 from fsdpplan.validate.learn.evidence import software_name
-from fsdpplan.validate.predict import Prediction, predict
-from fsdpplan.validate.skipped import Skipped
+from fsdpplan.validate.runs.express import Expressed, express
+from fsdpplan.validate.runs.fabric import load_request
+from fsdpplan.validate.runs.skipped import Skipped
 
 TABLE = "table"
 """Target of a row that came from a table."""

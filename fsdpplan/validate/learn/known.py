@@ -14,20 +14,20 @@ from statistics import median
 
 from fsdpplan.cost.step_time import step_time
 from fsdpplan.errors import FsdpPlanError, SpecError
-from fsdpplan.files.profiles import load_device, profile_names
-from fsdpplan.search.words import degrees
+from fsdpplan.files.profiles.catalogue import load_device, profile_names
+from fsdpplan.search.advice.words import degrees
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.estimate import TimeBreakdown
 from fsdpplan.spec.learning import Widths
 from fsdpplan.spec.ledger import LedgerRow, Machines, Workload
-from fsdpplan.validate.express import Expressed
-from fsdpplan.validate.fabric import load_request
+from fsdpplan.validate.compare.predict import Prediction, predict
 from fsdpplan.validate.learn.evidence import Told
 from fsdpplan.validate.learn.features import Features, Stack, features_of
 from fsdpplan.validate.learn.likeness import jobs_of, likeness
 from fsdpplan.validate.learn.process import KnownJob
-from fsdpplan.validate.predict import Prediction, predict
+from fsdpplan.validate.runs.express import Expressed
+from fsdpplan.validate.runs.fabric import load_request
 
 MOST_RUNS = 120
 """Those of the nearest stacks, and of these the newest, are asked: a posterior takes the cube of

@@ -22,26 +22,26 @@ from math import log, sqrt
 from statistics import median
 from typing import TypeAlias
 
-from fsdpplan.cost.memory import rank_memory
+from fsdpplan.cost.memory.peak import rank_memory
 from fsdpplan.errors import FsdpPlanError, SpecError
-from fsdpplan.files.runs import MemoryKind, run_of_cells
+from fsdpplan.files.runs.table import MemoryKind, run_of_cells
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster, DeviceFit, LearnedPeaks
 from fsdpplan.spec.estimate import MemoryBreakdown
 from fsdpplan.spec.learning import Widths
 from fsdpplan.spec.ledger import LedgerRow, Observed
-from fsdpplan.validate.express import Expressed, express
-from fsdpplan.validate.fabric import load_request
-from fsdpplan.validate.learn.evidence import MeasuredRow, stack_of
-from fsdpplan.validate.learn.features import Stack, numbers_of
-from fsdpplan.validate.learn.known import MOST_RUNS, machines_of
-from fsdpplan.validate.learn.process import OUTLIER_DEGREES
-from fsdpplan.validate.predict import (
+from fsdpplan.validate.compare.predict import (
     Prediction,
     peak_bytes,
     predict,
     unknown_peak_log_error,
 )
+from fsdpplan.validate.learn.evidence import MeasuredRow, stack_of
+from fsdpplan.validate.learn.features import Stack, numbers_of
+from fsdpplan.validate.learn.known import MOST_RUNS, machines_of
+from fsdpplan.validate.learn.process import OUTLIER_DEGREES
+from fsdpplan.validate.runs.express import Expressed, express
+from fsdpplan.validate.runs.fabric import load_request
 
 KNOWS: dict[MemoryKind, tuple[float, float, float]] = {
     "alloc": (1.0, 0.0, 0.0),

@@ -14,10 +14,10 @@ from fsdpplan.cost.peak_band import with_band
 from fsdpplan.files.learning import load_widths
 from fsdpplan.spec.cluster import LearnedPeaks
 from fsdpplan.spec.ledger import Workload
-from fsdpplan.validate.compared import ComparedRun
-from fsdpplan.validate.errors import Errors, errors_over
-from fsdpplan.validate.express import Expressed, express
-from fsdpplan.validate.fabric import load_request
+from fsdpplan.validate.compare.compared import ComparedRun
+from fsdpplan.validate.compare.errors import Errors, errors_over
+from fsdpplan.validate.compare.predict import Prediction, has_room, unknown_peak_log_error
+from fsdpplan.validate.compare.report import Report, report_of
 from fsdpplan.validate.learn.evidence import MeasuredRow, stack_of, told
 from fsdpplan.validate.learn.known import (
     MOST_RUNS,
@@ -37,8 +37,8 @@ from fsdpplan.validate.learn.peaks import (
     told_peaks,
 )
 from fsdpplan.validate.learn.process import Process, process
-from fsdpplan.validate.predict import Prediction, has_room, unknown_peak_log_error
-from fsdpplan.validate.report import Report, report_of
+from fsdpplan.validate.runs.express import Expressed, express
+from fsdpplan.validate.runs.fabric import load_request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsdpplan.cli.app import exit_code_of
-from fsdpplan.files.profiles import load_node
-from fsdpplan.topology.recording import Recording, recording_from_json, recording_json
+from fsdpplan.files.profiles.catalogue import load_node
+from fsdpplan.topology.read.recording import Recording, recording_from_json, recording_json
 from tests.topology.found import machine
 from tests.topology.recorded import FOLDER, NAMES, recorded
 

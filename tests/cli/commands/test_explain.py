@@ -14,13 +14,13 @@ from fsdpplan.cli.app import exit_code_of
 from fsdpplan.cli.commands.explain import nccl_json
 from fsdpplan.cli.options.job import JobOptions
 from fsdpplan.cli.resolve import launch
-from fsdpplan.cost.placement import group_placement
+from fsdpplan.cost.network.placement import group_placement
 from fsdpplan.emit.folder import SCRIPT_NAME
-from fsdpplan.emit.header import read_plan_json
+from fsdpplan.emit.slurm.header import read_plan_json
 from fsdpplan.errors import SpecError
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.files.plans import plan_from_json, read_plan, write_plan
-from fsdpplan.files.profiles import profile_names
+from fsdpplan.files.profiles.catalogue import profile_names
 from fsdpplan.run.launch import resolve_launch
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.network import Network

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fsdpplan.cli.app import exit_code_of
-from fsdpplan.files.profiles import profile_names
+from fsdpplan.files.profiles.catalogue import profile_names
 from tests.cli.small import show
 
 ROOT = Path(__file__).parents[3]

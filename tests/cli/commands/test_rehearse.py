@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fsdpplan.cli.app import exit_code_of
-from fsdpplan.run.rehearse import Rehearsal
-from fsdpplan.run.rehearse_compare import ComparedCalls, ComparedRank
+from fsdpplan.run.rehearse.compare import ComparedCalls, ComparedRank
+from fsdpplan.run.rehearse.rehearse import Rehearsal
 from tests.cli.small import DEMO, on_a_machine_without_gpus, words
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -79,7 +79,7 @@ def outcome(monkeypatch: pytest.MonkeyPatch, found: Rehearsal) -> list[dict[str,
         asked.append({"ranks": numbers, "build": build, "torch": torch, **given})
         return replace(found, own_model=build is not None)
 
-    monkeypatch.setattr("fsdpplan.run.rehearse.rehearse", rehearse)
+    monkeypatch.setattr("fsdpplan.run.rehearse.rehearse.rehearse", rehearse)
     return asked
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from fsdpplan.cli.app import exit_code_of
 from fsdpplan.errors import SpecError
-from fsdpplan.run.slurm import Slurm
+from fsdpplan.run.engines.slurm import Slurm
 from tests.cli.on_slurm import OnSlurm
 from tests.cli.small import words
 
@@ -177,7 +177,7 @@ def test_a_job_that_cannot_be_remembered_is_cancelled(
         raise SpecError("job.json cannot be written: No space left on device")
 
     slurm.emit(capsys)
-    monkeypatch.setattr("fsdpplan.run.under_way.write_record", full)
+    monkeypatch.setattr("fsdpplan.run.follow.under_way.write_record", full)
     assert slurm.run() == 2
     assert slurm.commands.arguments("scancel") == ["77"]
     assert list((slurm.folder / "fsdpplan-runs").iterdir()) == []

@@ -12,8 +12,8 @@ import pytest
 
 from fsdpplan.cli.app import exit_code_of
 from fsdpplan.files.job_records import RunRecord, write_record
-from fsdpplan.run import logs
-from fsdpplan.run.local import RUN_ID
+from fsdpplan.run.engines.local import RUN_ID
+from fsdpplan.run.follow import logs
 from tests.cli.on_slurm import OnSlurm
 from tests.cli.small import words
 

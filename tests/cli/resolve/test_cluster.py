@@ -15,9 +15,9 @@ from fsdpplan.cli.resolve import Resolved
 from fsdpplan.cli.resolve.cluster import resolve_cluster
 from fsdpplan.errors import FsdpPlanError, ProbeError, SpecError
 from fsdpplan.files.clusters import LoadedCluster, load_cluster
-from fsdpplan.topology.gpus import gpus_of
+from fsdpplan.topology.conclude.gpus import gpus_of
 from fsdpplan.topology.probe import VisibleGpu
-from fsdpplan.topology.recording import Recording
+from fsdpplan.topology.read.recording import Recording
 from tests.cli.small import on_a_machine_without_gpus, words
 from tests.refusals import check_one_line
 from tests.topology.recorded import recorded

@@ -16,7 +16,7 @@ from fsdpplan.cli.app import exit_code_of
 from fsdpplan.files.plans import read_plan
 from fsdpplan.spec.torch_release import NEWEST_TESTED, TorchRelease, torch_release
 from tests.cli.small import DEMO, on_a_machine_without_gpus, words
-from tests.topology.test_torch_found import python_with
+from tests.topology.read.test_torch_found import python_with
 
 HERE = str(torch_release(torch.__version__))
 ASKED = words(
@@ -67,7 +67,7 @@ def test_what_is_assumed_without_one_that_would_do(
     found: TorchRelease | None,
     assumed: str,
 ) -> None:
-    monkeypatch.setattr("fsdpplan.topology.torch_found.installed_torch", lambda: found)
+    monkeypatch.setattr("fsdpplan.topology.read.torch_found.installed_torch", lambda: found)
     assert assumed in said(capsys, ASKED)
 
 

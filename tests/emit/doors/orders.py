@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from fsdpplan.cost.pipeline_stages import named_stages
-from fsdpplan.emit.header import header_lines
+from fsdpplan.cost.schedule.stages import named_stages
 from fsdpplan.emit.job import Job
 from fsdpplan.emit.order import Order
 from fsdpplan.emit.pods import Pods
+from fsdpplan.emit.slurm.header import header_lines
 from fsdpplan.emit.targets import Target, render
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import plan_json

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fsdpplan.emit.job import UserProgram
-from fsdpplan.emit.survival import Survival
+from fsdpplan.emit.slurm.survival import Survival
 from fsdpplan.emit.targets import render
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError

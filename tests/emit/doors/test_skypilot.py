@@ -12,7 +12,7 @@ from fsdpplan.emit.order import Order
 from fsdpplan.emit.pods import Pods
 from fsdpplan.emit.targets import render
 from fsdpplan.errors import SpecError
-from fsdpplan.files.profiles import load_device, profile_names
+from fsdpplan.files.profiles.catalogue import load_device, profile_names
 from fsdpplan.spec.plan import Plan
 from tests.emit.bench import shellcheck
 from tests.emit.doors.orders import make_order

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fsdpplan.cost.params import parameter_count
+from fsdpplan.cost.model.params import parameter_count
 from fsdpplan.emit.doors.stages import stage_ranges
 from fsdpplan.emit.doors.torchtitan_words import SCHEDULES
 from fsdpplan.emit.job import UserProgram

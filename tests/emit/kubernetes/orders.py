@@ -10,7 +10,7 @@ import yaml
 from fsdpplan.emit.job import Job
 from fsdpplan.emit.order import Order
 from fsdpplan.emit.pods import Pods
-from fsdpplan.emit.survival import Survival
+from fsdpplan.emit.slurm.survival import Survival
 from fsdpplan.emit.targets import Target, render
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.files.plans import plan_json

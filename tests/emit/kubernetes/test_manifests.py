@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kubeflow_trainer_api import models
 
-from fsdpplan.emit.header import plan_digest, read_header, read_plan_json
 from fsdpplan.emit.job import Job, UserProgram
 from fsdpplan.emit.kubernetes.manifest import Named, read_manifest_job
 from fsdpplan.emit.order import Order
 from fsdpplan.emit.pods import Pods
-from fsdpplan.emit.survival import Survival
+from fsdpplan.emit.slurm.header import plan_digest, read_header, read_plan_json
+from fsdpplan.emit.slurm.survival import Survival
 from fsdpplan.emit.targets import Target, render
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError

@@ -15,11 +15,12 @@ from statistics import mean, median
 
 import pytest
 
-from fsdpplan.files.bundled import bundled_runs
 from fsdpplan.files.learning import load_widths
-from fsdpplan.files.runs import read_runs
+from fsdpplan.files.runs.bundled import bundled_runs
+from fsdpplan.files.runs.table import read_runs
 from fsdpplan.spec.learning import Widths
-from fsdpplan.validate.held_out import HELD_OUT, read_held_out
+from fsdpplan.validate.compare.ranking import workload
+from fsdpplan.validate.fit.held_out import HELD_OUT, read_held_out
 from fsdpplan.validate.learn.curve import Point, after, curve, widths_without, written_widths
 from fsdpplan.validate.learn.fit_widths import (
     START,
@@ -31,8 +32,7 @@ from fsdpplan.validate.learn.fit_widths import (
 )
 from fsdpplan.validate.learn.known import PricedRun, jobs_among
 from fsdpplan.validate.learn.process import process
-from fsdpplan.validate.projects import POORLY_TUNED
-from fsdpplan.validate.ranking import workload
+from fsdpplan.validate.runs.projects import POORLY_TUNED
 
 ROOT = Path(__file__).resolve().parents[3]
 ALL = {1: 0.066, 3: 0.05, 10: 0.04}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fsdpplan.files.runs import parse_runs
+from fsdpplan.files.runs.table import parse_runs
 from fsdpplan.validate.learn.evidence import software_name
 
 

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from fsdpplan.cost.band import NORMAL_80
 from fsdpplan.cost.peak_band import fits_fraction
-from fsdpplan.files.bundled import bundled_runs
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.files.learning import load_widths
-from fsdpplan.files.runs import MeasuredRun, MemoryKind, read_runs
+from fsdpplan.files.runs.bundled import bundled_runs
+from fsdpplan.files.runs.table import MeasuredRun, MemoryKind, read_runs
 from fsdpplan.spec.cluster import LearnedPeaks
-from fsdpplan.validate.fit_peaks import fit_peak_errors, peaks_of
+from fsdpplan.validate.fit.peaks import fit_peak_errors, peaks_of
 from fsdpplan.validate.learn.features import Stack
 from fsdpplan.validate.learn.peaks import (
     JobPeak,
@@ -29,7 +29,7 @@ from fsdpplan.validate.learn.peaks import (
     told_peaks,
 )
 from fsdpplan.validate.learn.surprise import shuffled
-from fsdpplan.validate.projects import HALF_AUTOCAST, project_of
+from fsdpplan.validate.runs.projects import HALF_AUTOCAST, project_of
 from tests.validate.learn.made import STACK, of_other
 from tests.validate.tables import run
 

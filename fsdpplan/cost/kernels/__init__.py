@@ -1,0 +1,1 @@
+"""Kernels: seconds of blocks, head and optimizer on one rank, communication apart."""

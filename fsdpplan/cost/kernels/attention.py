@@ -1,0 +1,192 @@
+"""Attention: time of one block's softmax attention on one rank, fused or with scores in memory.
+
+    fused      tiles of scores at a fitted share of the peak; only tiles below the diagonal
+    unfused    batched matmuls over the whole square; scores written, scaled, masked, normalised
+
+Attention computes in the activations' number format under fp8 too.
+"""
+
+from __future__ import annotations
+
+from fsdpplan.cost.kernels.alignment import ALIGNED_BYTES
+from fsdpplan.cost.kernels.matmul import matmul_seconds
+from fsdpplan.cost.kernels.work import BlockWork, memory_bytes_per_second
+from fsdpplan.spec.cluster import Device
+from fsdpplan.spec.model import Model
+from fsdpplan.spec.training import Precision
+
+TILE = 128
+"""Queries and keys of one tile of scores. FlashAttention-2 and 3 take 64 to 192."""
+
+FILL_TILES = 1.0
+"""What a row of tiles costs beyond its tiles, in tiles: loading the queries, the first scores with
+nothing beside them, the last rescaling and the store. Reasoned, not fitted."""
+
+SOFTMAX_CHANNELS = 16
+"""What the exponential of one score and the rescaling of its row cost, in channels of a head.
+
+A multiprocessor of an A100 does 16 exponentials or 1024 fused multiply-adds of 16-bit numbers a
+clock, so one costs as much as 32 channels (two multiply-adds each); half hides behind the matmuls.
+"""
+
+REFERENCE_CHANNELS = 128
+"""Width of a head at which the fitted shares of the peak hold."""
+
+BACKWARD_QUERY_KEY = 3
+"""Matmuls as deep or wide as a query head in fused backward: scores again, gradients of queries
+and of keys."""
+
+BACKWARD_VALUE = 2
+"""Those of the width of a value head: gradients of values and of probabilities."""
+
+
+def head_channels(model: Model) -> tuple[int, int]:
+    """Widths of a (query or key, value) head."""
+    return model.head_dim, model.value_dim // model.heads
+
+
+def mean_tiles(*, seq_len: int, window: int = 0) -> float:
+    """Tiles of keys that a tile of queries meets, in the mean over a causal sequence.
+
+    Those on the diagonal, and where a window ends, are computed whole. n tiles of queries meet
+    1, 2, ... tiles of keys, at most as many as a window touches:
+
+        t - t (t - 1) / (2 n),  t = min(n, tiles of the window + 1)
+    """
+    rows = -(-seq_len // TILE)
+    most = rows
+    if 0 < window < seq_len:
+        most = min(rows, -(-window // TILE) + 1)
+    return most - most * (most - 1) / (2 * rows)
+
+
+def attention_forward_seconds(work: BlockWork, device: Device) -> float:
+    """Attention of one block's forward on one rank, in the mean over windowed and full blocks."""
+    if not work.flash_attention:
+        return _unfused_forward_seconds(work, device)
+    query, value = head_channels(work.model)
+    rate = _fused_rate(query, value, device.fit.attention_forward_fraction, work, device)
+    return _fused_seconds(work, device, rate=rate, channels=query + value)
+
+
+def attention_backward_seconds(work: BlockWork, device: Device) -> float:
+    """The same in backward; fused, it computes the scores again."""
+    if not work.flash_attention:
+        return _unfused_backward_seconds(work, device)
+    query, value = head_channels(work.model)
+    rate = _fused_rate(query, value, device.fit.attention_backward_fraction, work, device)
+    channels = BACKWARD_QUERY_KEY * query + BACKWARD_VALUE * value
+    return _fused_seconds(work, device, rate=rate, channels=channels)
+
+
+def _fused_rate(query: int, value: int, fraction: float, work: BlockWork, device: Device) -> float:
+    """FLOPs a second while tiles are computed: less for narrow heads, whose softmax weighs more.
+
+        peak * fraction * (c + 2 s) / c * w / (w + 2 s)
+
+    w: channels of query and value head; c: those of the reference; s: what softmax costs.
+    """
+    width, reference, softmax = query + value, 2 * REFERENCE_CHANNELS, 2 * SOFTMAX_CHANNELS
+    peak = device.peak_flops_per_second(work.activation_dtype)
+    if work.native_attention and device.peak_fp8_flops_per_second is not None:
+        fraction *= device.fit.native_attention_ratio
+    relative = (reference + softmax) / reference * width / (width + softmax)
+    return min(peak, peak * fraction * relative) * device.fit.sustained(work.family)
+
+
+def _fused_seconds(work: BlockWork, device: Device, *, rate: float, channels: int) -> float:
+    model = work.model
+    windowed = model.windowed_blocks / model.layers
+    seconds = 0.0
+    for share, window in ((1 - windowed, 0), (windowed, model.sliding_window)):
+        if share:
+            seconds += share * _tiles_seconds(
+                work, device, window=window, tile_flops=2.0 * channels * TILE * TILE, rate=rate
+            )
+    return max(seconds, _least_traffic_bytes(work) / memory_bytes_per_second(device))
+
+
+def _tiles_seconds(
+    work: BlockWork, device: Device, *, window: int, tile_flops: float, rate: float
+) -> float:
+    """Time of all tiles, or of the longest row of them if that is more: a row of tiles is one
+    multiprocessor's. Under context parallelism a row is filled anew for each piece of the keys.
+    """
+    rows = -(-work.seq_len // TILE)
+    heads = -(-work.model.heads // work.tp)
+    sequences = work.tokens * work.cp / work.seq_len
+    mean = mean_tiles(seq_len=work.seq_len, window=window)
+    tiles = heads * sequences * rows * (mean / work.cp + FILL_TILES)
+    longest = rows if not 0 < window < work.seq_len else min(rows, -(-window // TILE) + 1)
+    of_a_multiprocessor = rate / device.multiprocessors
+    busiest = max(tiles / device.multiprocessors, longest / work.cp + FILL_TILES)
+    return busiest * tile_flops / of_a_multiprocessor
+
+
+def _least_traffic_bytes(work: BlockWork) -> float:
+    """Queries, keys and values read and outputs written once."""
+    model = work.model
+    query, value = head_channels(model)
+    heads, kv_heads = -(-model.heads // work.tp), -(-model.kv_heads // work.tp)
+    return work.tokens * (heads + kv_heads) * (query + value) * work.element_bytes
+
+
+def scores(work: BlockWork) -> float:
+    """Elements of the score matrices of one block on one rank: the whole square."""
+    return work.tokens * work.seq_len * float(-(-work.model.heads // work.tp))
+
+
+def score_bytes(work: BlockWork) -> tuple[float, float]:
+    """Memory traffic of one score beside its matmuls, in (forward, backward), in bytes.
+
+    A fused kernel scales, masks and normalises in one reading and one writing (backward: two
+    readings, one writing); PyTorch's operators scale, mask and normalise one by one. Linear biases
+    are laid out as scores and added by the matmul. Dropout keeps a mask of bytes.
+    """
+    b = work.element_bytes
+    forward, backward = (2.0 * b, 3.0 * b)
+    if work.kernels == "eager":
+        forward, backward = forward + 4 * b + 1, backward + 4 * b + 1
+    if work.model.positions == "alibi":
+        forward += 2 * b
+    if work.dropout:
+        forward, backward = forward + 2 * b + 1, backward + 2 * b + 1
+    return forward, backward
+
+
+def _batched_seconds(work: BlockWork, device: Device, *, n: int, k: int) -> float:
+    """A product of all heads, (tokens x k) @ (k x n) in each; the heads' right sides are read, too,
+    which is little beside the scores.
+
+    Heads lie side by side. Where their width leaves them unaligned, cuBLAS's batched kernels do
+    without tensor cores: multiplications of 16-bit numbers are then as fast as of fp32 ones.
+    """
+    rows = work.tokens * -(-work.model.heads // work.tp)
+    width_bytes = min(n, k) * work.element_bytes
+    is_aligned = device.kind == "cpu" or width_bytes % ALIGNED_BYTES == 0
+    dtype: Precision = work.activation_dtype if is_aligned else "fp32"
+    seconds = matmul_seconds(m=rows, n=n, k=k, dtype=dtype, device=device)
+    return seconds / device.fit.sustained(work.family)
+
+
+def _unfused_forward_seconds(work: BlockWork, device: Device) -> float:
+    """Scores, their softmax, and the values' sums, nothing saved by the mask."""
+    query, value = head_channels(work.model)
+    traffic = scores(work) * score_bytes(work)[0]
+    return (
+        _batched_seconds(work, device, n=work.seq_len, k=query)
+        + _batched_seconds(work, device, n=value, k=work.seq_len)
+        + traffic / memory_bytes_per_second(device)
+    )
+
+
+def _unfused_backward_seconds(work: BlockWork, device: Device) -> float:
+    """Gradients of values, probabilities, queries and keys; the scores are kept."""
+    query, value = head_channels(work.model)
+    traffic = scores(work) * score_bytes(work)[1]
+    return (
+        _batched_seconds(work, device, n=value, k=work.seq_len)
+        + _batched_seconds(work, device, n=work.seq_len, k=value)
+        + 2 * _batched_seconds(work, device, n=query, k=work.seq_len)
+        + traffic / memory_bytes_per_second(device)
+    )

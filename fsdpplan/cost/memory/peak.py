@@ -1,0 +1,195 @@
+"""Memory: bytes on one rank at the highest point of its step.
+
+    peak = parameter shards + optimizer state + max over phases
+
+Bytes a parameter come from the `ledger`, what is added to them in a step from the phases: of FSDP
+units, of whole parameters, or of a pipeline rank. Beyond what is allocated, torch's allocator
+reserves: see `reserve`; and the device holds what is outside of it.
+
+Assumed: steady state (optimizer state exists), fused AdamW (no temporaries). Checked against real
+FSDP2 under fake tensors in `tests/ground_truth`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from fsdpplan.cost.kernels.muon import muon_temporary_bytes
+from fsdpplan.cost.memory.block_sizes import FP32_BYTES
+from fsdpplan.cost.memory.ddp_phases import ddp_phases
+from fsdpplan.cost.memory.device_memory import communicators, outside_allocator_bytes
+from fsdpplan.cost.memory.ledger import (
+    ADAM_STATES,
+    StateBytes,
+    classic_bytes_per_parameter,
+    fsdp2_bytes_per_parameter,
+    makes_gradients,
+    rank_state,
+    sums_fp32_gradients,
+)
+from fsdpplan.cost.memory.offload import host_bytes, require_offloadable, staging_bytes
+from fsdpplan.cost.memory.phases import fsdp_phases
+from fsdpplan.cost.memory.pipeline_phases import pipeline_phases
+from fsdpplan.cost.memory.rank_quantities import Phase, RankSizes
+from fsdpplan.cost.memory.reserve import releasable_bytes, reserved_overhead_bytes
+from fsdpplan.cost.memory.sizes import rank_sizes
+from fsdpplan.cost.memory.start_memory import checkpoint_peak_bytes, initialization_peak_bytes
+from fsdpplan.cost.memory.windows import mask_bytes
+from fsdpplan.cost.model.formats import formats
+from fsdpplan.cost.model.shards import Stage
+from fsdpplan.cost.peak_band import most_bytes, peak_factor, with_band
+from fsdpplan.cost.schedule.stages import in_flight_blocks, pipeline_ranks
+from fsdpplan.spec.case import Case
+from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.estimate import MemoryBreakdown
+from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.training import Training
+
+__all__ = [
+    "ADAM_STATES",
+    "available_bytes",
+    "classic_bytes_per_parameter",
+    "communicators",
+    "fsdp2_bytes_per_parameter",
+    "rank_memory",
+    "stage_memory",
+]
+
+
+@lru_cache(maxsize=64)
+def available_bytes(*, cluster: Cluster, training: Training) -> int:
+    """The highest predicted peak that a plan may have: what is expected of it leaves the head-room
+    free, and has the chance to fit that is asked for."""
+    device = cluster.device
+    free = int(device.memory_bytes * (1 - training.headroom_fraction) / peak_factor(device))
+    return min(free, most_bytes(device=device, fits_fraction=training.fits_fraction))
+
+
+def rank_phases(sizes: RankSizes, layout: Layout) -> list[Phase]:
+    """The candidates for the peak, by how the rank shards and whether it is in a pipeline."""
+    if layout.sharding != "fsdp":
+        return ddp_phases(sizes)
+    return fsdp_phases(sizes) if layout.pp == 1 else pipeline_phases(sizes)
+
+
+def optimizer_phase(
+    sizes: RankSizes,
+    *,
+    state: StateBytes,
+    training: Training,
+    layout: Layout,
+    optimizer_temporaries: int = 0,
+) -> Phase:
+    """Gradient norm and AdamW: all gradient shards, and no temporaries where it is one kernel;
+    `optimizer_temporaries` are what Muon needs beside.
+
+    Lists of operators have one tensor more for each parameter. Half-precision gradients of the
+    optimizer's part are copied to fp32 for it; those of softwares that keep no buffer of all
+    gradients are joined in one piece first. Operators over one flat tensor have two more: the root
+    of the second moment, and what it is divided into; the gradients that were joined are gone.
+
+    Source: DeepSpeed runtime/zero/stage_1_and_2.py, `step`; InternEvo hybrid_zero_optim.py;
+    torch 1.13 torch/optim/adamw.py, `_single_tensor_adamw`.
+    """
+    of_lists = FP32_BYTES * state.optimizer_parameters * int(training.traits.foreach_optimizer)
+    of_lists += optimizer_temporaries
+    if training.traits.flat_optimizer:
+        fp32 = FP32_BYTES * state.optimizer_parameters
+        return Phase(name="optimizer", gradients_bytes=fp32, temporaries_bytes=2 * fp32)
+    if layout.sharding == "fsdp":
+        elements = sizes.blocks * sizes.shard_block_elements + sizes.shard_root_elements
+        computed = formats(training=training, layout=layout).computed
+        kept = FP32_BYTES
+        if training.traits.half_states:
+            kept = computed
+        elif not sums_fp32_gradients(training):
+            kept += computed
+        return Phase(name="optimizer", gradients_bytes=kept * elements, temporaries_bytes=of_lists)
+    copies = of_lists
+    if not sums_fp32_gradients(training) and not training.traits.half_states:
+        joined = formats(training=training, layout=layout).computed
+        joined *= int(training.traits.half_gradients)
+        copies += (joined + FP32_BYTES) * state.optimizer_parameters
+    made = makes_gradients(training=training, layout=layout)
+    return Phase(
+        name="optimizer",
+        gradients_bytes=FP32_BYTES * state.held_parameters
+        if made
+        else sizes.resident_gradient_bytes,
+        temporaries_bytes=copies,
+    )
+
+
+@lru_cache(maxsize=4096)
+def stage_memory(case: Case, stage: Stage, *, in_flight_blocks: int) -> MemoryBreakdown:
+    """Memory of one pipeline rank at its peak; a search asks for the same rank again and again."""
+    training, layout = case.training, case.layout
+    require_offloadable(layout)
+    sizes = rank_sizes(case, stage, in_flight_blocks=in_flight_blocks)
+    state = rank_state(case, stage)
+    phases = [
+        *rank_phases(sizes, layout),
+        optimizer_phase(
+            sizes,
+            state=state,
+            training=training,
+            layout=layout,
+            optimizer_temporaries=muon_temporary_bytes(case, stage)
+            if training.optimizer == "muon"
+            else 0,
+        ),
+    ]
+    peak = max(phases, key=lambda phase: phase.total_bytes)
+    on_device = layout.offload == "none"
+    parameters = state.parameters if on_device else 0
+    optimizer = state.optimizer if on_device else 0
+    gradients = peak.gradients_bytes if on_device else staging_bytes(sizes)
+    fit = case.cluster.device.fit
+    masks = mask_bytes(case, stage)
+    allocated = parameters + optimizer + gradients + peak.total_bytes - peak.gradients_bytes + masks
+    overhead = reserved_overhead_bytes(
+        allocated=allocated,
+        phases=phases,
+        peak=peak,
+        recorded_bytes=sizes.recorded_bytes,
+        fragmentation_fraction=fit.fragmentation_fraction,
+    )
+    return MemoryBreakdown(
+        parameters_bytes=parameters,
+        gradients_bytes=gradients,
+        optimizer_bytes=optimizer,
+        unsharded_parameters_bytes=peak.unsharded_parameters_bytes,
+        unsharded_gradients_bytes=peak.unsharded_gradients_bytes,
+        activations_bytes=peak.activations_bytes + masks,
+        logits_bytes=peak.logits_bytes,
+        temporaries_bytes=peak.temporaries_bytes,
+        reserved_overhead_bytes=overhead,
+        context_bytes=outside_allocator_bytes(layout=layout, training=training, fit=fit),
+        peak_phase=peak.name,
+        host_bytes=host_bytes(state=state, sizes=sizes, layout=layout),
+        initialization_peak_bytes=initialization_peak_bytes(case, stage),
+        checkpoint_peak_bytes=checkpoint_peak_bytes(case, stage),
+        checkpoint_host_bytes=state.parameters + state.optimizer,
+        releasable_bytes=releasable_bytes(
+            allocated=allocated,
+            overhead=overhead,
+            lasting_fraction=fit.lasting_fragments_fraction * fit.fragmentation_fraction,
+        ),
+    )
+
+
+def rank_memory(case: Case) -> MemoryBreakdown:
+    """Memory of the fullest pipeline rank, and the peaks of all of them."""
+    model, layout = case.model, case.layout
+    stages = pipeline_ranks(model=model, layout=layout)
+    in_flight = in_flight_blocks(model=model, layout=layout)
+    breakdowns: dict[tuple[Stage, int], MemoryBreakdown] = {}
+    peaks = []
+    for key in zip(stages, in_flight, strict=True):
+        if key not in breakdowns:
+            breakdowns[key] = stage_memory(case, key[0], in_flight_blocks=key[1])
+        peaks.append(breakdowns[key].peak_device_bytes)
+    fullest = max(breakdowns.values(), key=lambda one: one.peak_device_bytes)
+    described = replace(fullest, stage_peak_device_bytes=tuple(peaks))
+    return with_band(described, device=case.cluster.device)

@@ -1,0 +1,238 @@
+"""Phases: the moments of one step at which a rank's memory can be highest.
+
+FSDP2 gathers a unit into a flat buffer, copies it out into parameters, computes and frees it; the
+flat buffer of a forward gather lives until the next unit's copy-out is done. Backward gathers the
+unit before in advance and keeps the reduce-scatter input of the unit behind until the next
+reduction. The root (embedding, final norm, head) stays gathered from the first forward to the end
+of backward. Each function below returns the candidates of one stretch of that timeline, in the last
+micro-batch of a step, read off torch 2.13's `_fsdp_param_group.py` and `_fsdp_collectives.py` and
+off real FSDP2 steps under fake tensors; every quantity is linear in the unit's index, among those
+that recompute and among those that keep everything, so the first and last two units of both bound
+the others.
+"""
+
+from __future__ import annotations
+
+from fsdpplan.cost.memory.rank_quantities import Phase, RankSizes
+
+
+def fsdp_phases(s: RankSizes) -> list[Phase]:
+    """All candidates of an FSDP rank."""
+    indices = _bounding_units(s)
+    forward = [phase for index in indices for phase in unit_forward_phases(s, index)]
+    backward = [phase for index in indices for phase in unit_backward_phases(s, index)]
+    return [*forward, *loss_phases(s), *backward, *root_backward_phases(s)]
+
+
+def _bounding_units(s: RankSizes) -> list[int]:
+    """The first and last two units, and where blocks from there on keep everything those beside."""
+    indices = {s.units - 1, s.units - 2, 1, 0}
+    if 0 < s.kept_blocks < s.blocks:
+        border = (s.blocks - s.kept_blocks) // s.unit_blocks
+        indices |= set(range(border - 2, border + 3))
+    return sorted(index for index in indices if 0 <= index < s.units)
+
+
+def unit_forward_phases(s: RankSizes, index: int) -> list[Phase]:
+    """Forward of unit `index`: its gather beside the buffer of the one before; its computation."""
+    before, blocks = index * s.unit_blocks, s.blocks_of(index)
+    behind = 0
+    if not s.has_lean_units:
+        behind = s.unit_blocks * s.prefetched_block_bytes if index else s.buffer_root_bytes
+    copied = s.gathered_root_bytes + before * s.kept_block_bytes + blocks * s.gathered_block_bytes
+    parameters = copied + blocks * s.buffer_block_bytes + before * s.copies_block_bytes
+    gather = Phase(
+        name="forward",
+        gradients_bytes=s.gradient_bytes(0),
+        unsharded_parameters_bytes=parameters + behind,
+        gathers_bytes=s.gather_bytes(copied, behind + blocks * s.buffer_block_bytes),
+        unsharded_gradients_bytes=s.held_bytes(s.blocks) + s.behind_root_bytes,
+        activations_bytes=s.saved_bytes(before) + s.block.residual_bytes,
+    )
+    computes = [
+        Phase(
+            name="forward",
+            gradients_bytes=s.gradient_bytes(0),
+            unsharded_parameters_bytes=parameters + (end - before) * s.copies_block_bytes,
+            gathers_bytes=s.gather_bytes(copied, blocks * s.buffer_block_bytes),
+            unsharded_gradients_bytes=s.held_bytes(s.blocks) + s.behind_root_bytes,
+            activations_bytes=s.saved_bytes(end),
+            temporaries_bytes=block.forward_transient_bytes,
+        )
+        for end, _, block in s.runs(before, blocks)
+    ]
+    return [gather, *computes]
+
+
+def loss_phases(s: RankSizes) -> list[Phase]:
+    """Head and loss, forward and backward, with everything saved."""
+    if not s.logits_elements:
+        return []
+    copied = s.gathered_root_bytes + s.blocks * s.kept_block_bytes
+    kept = copied + s.copies_root_bytes + s.copy_bytes(s.blocks)
+    logits = s.element_bytes * s.logits_elements
+
+    def phase(name: str, *, parameters: int, gradients: int, logits: int, extra: int) -> Phase:
+        return Phase(
+            name=name,
+            gradients_bytes=s.gradient_bytes(0),
+            unsharded_parameters_bytes=kept + parameters,
+            gathers_bytes=s.gather_bytes(copied, parameters),
+            unsharded_gradients_bytes=s.held_bytes(s.blocks) + s.behind_root_bytes + gradients,
+            activations_bytes=s.saved_bytes(s.blocks)
+            + s.last_residual_bytes
+            + s.last_normed_bytes
+            + extra,
+            logits_bytes=logits,
+        )
+
+    last_blocks = s.blocks_of(s.units - 1)
+    if s.pieces is not None:
+        made = s.pieces.weight_gradient
+        return [
+            phase(
+                "loss",
+                parameters=0,
+                gradients=made,
+                logits=s.pieces.logits,
+                extra=s.pieces.hidden,
+            ),
+            phase(
+                "loss",
+                parameters=0,
+                gradients=made + s.pieces.product,
+                logits=s.pieces.logits_gradient,
+                extra=s.pieces.hidden,
+            ),
+        ]
+    return [
+        phase(
+            "forward",
+            parameters=last_blocks * s.buffer_block_bytes,
+            gradients=0,
+            logits=logits + s.logits_gather_bytes,
+            extra=0,
+        ),
+        phase(
+            "loss",
+            parameters=0,
+            gradients=0,
+            logits=s.loss_element_bytes * s.logits_elements,
+            extra=0,
+        ),
+        phase(
+            "loss",
+            parameters=last_blocks * s.prefetched_block_bytes if s.regathers else 0,
+            gradients=s.head_gradient_made_bytes,
+            logits=logits,
+            extra=s.last_normed_bytes,
+        ),
+    ]
+
+
+def unit_backward_phases(s: RankSizes, index: int) -> list[Phase]:
+    """Backward of unit `index`: its copy-out, its computation, its reduction."""
+    before, blocks = index * s.unit_blocks, s.blocks_of(index)
+    done = s.blocks - before - blocks
+    kept = s.gathered_root_bytes + before * s.kept_block_bytes
+    prefetched = s.unit_blocks * s.prefetched_block_bytes if s.regathers and index else 0
+    behind = s.blocks_of(index + 1) * s.reduce_block_bytes if done else s.behind_root_bytes
+    beside = behind if s.keeps_reduction_behind and done else 0
+    held = s.held_bytes(before + blocks) + s.head_gradient_bytes
+    last_gradient = 0 if s.has_lean_units else s.block.last_weight_gradient_bytes
+
+    def phase(
+        *,
+        copied: int,
+        buffers: int,
+        copies: int,
+        gradients: int,
+        shards: int,
+        saved: int,
+        extra: int = 0,
+    ) -> Phase:
+        return Phase(
+            name="backward",
+            gradients_bytes=s.gradient_bytes(done) + shards,
+            unsharded_parameters_bytes=kept + copied + buffers + copies,
+            gathers_bytes=s.gather_bytes(kept + copied, buffers),
+            unsharded_gradients_bytes=held + gradients,
+            activations_bytes=saved + s.block.residual_bytes,
+            temporaries_bytes=extra,
+        )
+
+    copies = s.copy_bytes(before + blocks)
+    copy_out = phase(
+        copied=blocks * (s.gathered_block_bytes + s.kept_block_bytes),
+        buffers=blocks * s.buffer_block_bytes,
+        copies=copies,
+        gradients=behind,
+        shards=0,
+        saved=s.saved_bytes(before + blocks),
+    )
+    computes = [
+        phase(
+            copied=blocks * s.gathered_block_bytes,
+            buffers=prefetched,
+            copies=s.copy_bytes(end),
+            gradients=behind,
+            shards=0,
+            saved=s.saved_bytes(end) + block.live_bytes - block.saved_bytes,
+            extra=block.backward_peak_bytes
+            + (before + blocks - end) * block.weight_gradient_bytes
+            # of the later blocks of the run, when the first is at work
+            + max(0, (number - 1) * (block.weight_gradient_bytes - block.saved_bytes)),
+        )
+        for end, number, block in s.runs(before, blocks)
+    ]
+    copy_in = phase(
+        copied=0,
+        buffers=prefetched,
+        copies=s.copy_bytes(before),
+        gradients=blocks * (s.reduce_block_bytes + s.block_gradient_bytes) + beside,
+        shards=0,
+        saved=s.saved_bytes(before),
+    )
+    reduced = phase(
+        copied=0,
+        buffers=prefetched,
+        copies=s.copy_bytes(before),
+        gradients=blocks * (s.reduce_block_bytes - s.held_block_bytes) + beside + last_gradient,
+        shards=blocks * s.shard_block_elements * s.reduced_bytes,
+        saved=s.saved_bytes(before),
+    )
+    return [*([copy_out] if s.regathers else []), *computes, copy_in, reduced]
+
+
+def root_backward_phases(s: RankSizes) -> list[Phase]:
+    """After the last block: the embedding's backward, then the root's reduction."""
+    embedding = Phase(
+        name="backward",
+        gradients_bytes=s.gradient_bytes(s.blocks),
+        unsharded_parameters_bytes=s.gathered_root_bytes,
+        gathers_bytes=s.gather_bytes(s.gathered_root_bytes, 0),
+        unsharded_gradients_bytes=s.head_gradient_bytes
+        + s.embedding_gradient_bytes
+        + s.blocks_of(0) * s.reduce_block_bytes
+        + s.held_root_bytes,
+        activations_bytes=s.block.residual_bytes + s.other_micro_batches_bytes,
+    )
+    beside = s.blocks_of(0) * s.reduce_block_bytes if s.keeps_reduction_behind else 0
+    copy_in = Phase(
+        name="backward",
+        gradients_bytes=s.gradient_bytes(s.blocks),
+        unsharded_gradients_bytes=s.root_gradient_bytes
+        + s.held_root_bytes
+        + s.reduce_root_bytes
+        + beside,
+        activations_bytes=s.other_micro_batches_bytes,
+    )
+    reduced = Phase(
+        name="backward",
+        gradients_bytes=s.gradient_bytes(s.blocks) + s.shard_root_elements * s.reduced_bytes,
+        unsharded_gradients_bytes=s.reduce_root_bytes
+        + beside
+        + (0 if s.has_lean_units else s.head_gradient_bytes),
+        activations_bytes=s.other_micro_batches_bytes,
+    )
+    return [embedding, copy_in, reduced]

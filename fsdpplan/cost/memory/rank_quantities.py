@@ -1,0 +1,212 @@
+"""Rank quantities: what one rank's memory phases add up, and what a phase is.
+
+`sizes` makes the quantities, `phases`, `ddp_phases` and `pipeline_phases` the candidates for the
+peak, `memory` takes the highest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fsdpplan.cost.kernels.head_pieces import LossPieces
+from fsdpplan.cost.memory.activations import BlockActivations
+from fsdpplan.cost.memory.pipeline_weights import SplitBackward
+from fsdpplan.cost.schedule.moments import Moments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """One candidate for the peak: bytes beside the parameter shards and optimizer state."""
+
+    name: str
+    gradients_bytes: int = 0
+    """fp32 gradient shards."""
+    unsharded_parameters_bytes: int = 0
+    """Gathered parameters, gather buffers, and autocast's copies of weights."""
+    unsharded_gradients_bytes: int = 0
+    """Gradients before reduction, and reduce-scatter inputs."""
+    activations_bytes: int = 0
+    """Saved for backward or recomputed."""
+    logits_bytes: int = 0
+    """Logits, log-probabilities and their gradients."""
+    temporaries_bytes: int = 0
+    """Of the operation at hand."""
+    gathers_bytes: int = 0
+    """Part of `unsharded_parameters` that the streams of all-gathers allocated."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Sum of the parts."""
+        return (
+            self.gradients_bytes
+            + self.unsharded_parameters_bytes
+            + self.unsharded_gradients_bytes
+            + self.activations_bytes
+            + self.logits_bytes
+            + self.temporaries_bytes
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSizes:
+    """What the phases add up: sizes on one rank."""
+
+    blocks: int
+    """Blocks on this rank."""
+    unit_blocks: int
+    """Blocks in an FSDP unit; the last unit may have fewer."""
+    has_lean_units: bool
+    """Buffers of a unit are gone when the next one's come (`torch_traits`)."""
+    keeps_reduction_behind: bool
+    """What a unit was reduced from is still there while the next one is (`torch_traits`)."""
+    gathers_in_place: bool
+    """Units are gathered where they are computed with (FSDP1); FSDP2 copies them out of buffers."""
+    gathered_block_bytes: int
+    """A block's parameters in the compute dtype, padded."""
+    buffer_block_bytes: int
+    """A block's part of the flat gather buffer; 0 where one rank has all."""
+    prefetched_block_bytes: int
+    """A block's part of what is gathered one unit ahead."""
+    copies_block_bytes: int
+    """Autocast's copies of a block's weights in the compute dtype; 0 without autocast."""
+    copies_root_bytes: int
+    """The same of the head's weight."""
+    kept_block_bytes: int
+    """What stays of a gathered block between forward and backward: all (reshard never), a smaller
+    shard (integer), nothing (always)."""
+    regathers: bool
+    """Backward gathers the blocks again."""
+    block_gradient_bytes: int
+    """Unsharded gradient of a block in the compute dtype, when its reduction begins."""
+    reduce_block_bytes: int
+    """A block's part of the reduce-scatter input, without experts that are a unit of their own."""
+    reduce_experts_bytes: int
+    """Those experts' reduce-scatter input; 0 where there are none."""
+    held_block_bytes: int
+    """Unsharded gradient of a block kept from earlier micro-batches."""
+    gathered_root_bytes: int
+    buffer_root_bytes: int
+    root_gradient_bytes: int
+    reduce_root_bytes: int
+    held_root_bytes: int
+    behind_root_bytes: int
+    """The root's reduce-scatter input of the micro-batch before, kept until the next reduction."""
+    head_gradient_bytes: int
+    """Unsharded gradient of the head's weight, until the root's reduction; 0 without a head."""
+    head_gradient_made_bytes: int
+    """The same at the moment when backward makes it."""
+    embedding_gradient_bytes: int
+    """Full gradients of the embedding tables (also under tensor parallelism); 0 without one."""
+    bucket_copy_bytes: int
+    """A bucket in the reduce dtype, where that is not fp32; DDP only."""
+    shard_block_elements: int
+    shard_root_elements: int
+    earlier_gradient_bytes: int
+    """Of one element of a gradient shard before the last micro-batch reduces it."""
+    later_gradient_bytes: int
+    """Of one element after that, with what HSDP keeps of its all-reduce."""
+    reduced_bytes: int
+    """Of one element of a gradient shard while it is reduced: the output, and its fp32 copy."""
+    resident_gradient_bytes: int
+    """Gradients and buckets that are there all the time; 0 under FSDP."""
+    whole_table_gradient_bytes: int
+    """Rows of the token table's gradient that other tensor-parallel ranks will keep: a pipeline
+    without FSDP holds them from its first backward pass until they are reduced."""
+    grown_block_bytes: int
+    """Gradients that a block's backward leaves beside those, to be added after the pass."""
+    grown_root_bytes: int
+    """The same of embedding, final norm and head."""
+    block: BlockActivations
+    """Of a block as the layout's recomputation leaves it."""
+    kept: BlockActivations
+    """Of a block that keeps everything though the layout recomputes; the same where none does."""
+    kept_blocks: int
+    """Blocks on this rank of that kind: the last of each stage."""
+    other_micro_batches_bytes: int
+    """Activations of the other micro-batches in the pipeline."""
+    beside_blocks_bytes: int
+    """Part of that which is not saved by blocks, and there as long as anything is in flight."""
+    split: SplitBackward
+    """What splitting backward passes keeps."""
+    pipeline_ends: int
+    """Of embedding and head, how many are here."""
+    moments: Moments
+    """What a pipeline rank holds while it works through its schedule."""
+    reduces_root_last: bool
+    """Gradients of embedding and head are reduced after those of the blocks, not before."""
+    message_buffers_bytes: int
+    """Buffers for the messages of a pipeline's step."""
+    recorded_bytes: int
+    """What tensor-parallel collectives still use when the program has freed it."""
+    last_residual_bytes: int
+    """Input of the final norm; 0 without a head."""
+    last_normed_bytes: int
+    """Input of the head; 0 without a head."""
+    logits_elements: int
+    """Logits on this rank; 0 without a head."""
+    logits_gather_bytes: int
+    """Further logits while tensor-parallel ranks gather them for the loss."""
+    loss_element_bytes: int
+    """All fp32 tensors of the loss, for one of the logits, at its highest."""
+    element_bytes: int
+    """Of the compute dtype."""
+    pieces: LossPieces | None = None
+    """Of a loss that is made in pieces; None: it is whole, or on another rank."""
+
+    @property
+    def units(self) -> int:
+        """Number of block units."""
+        return -(-self.blocks // self.unit_blocks)
+
+    def blocks_of(self, index: int) -> int:
+        """Blocks of unit `index`, in forward order."""
+        return min(self.unit_blocks, self.blocks - index * self.unit_blocks)
+
+    def gradient_bytes(self, reduced_blocks: int) -> int:
+        """Gradient shards when the last micro-batch has reduced so many blocks."""
+        block_elements = self.shard_block_elements
+        elements = self.blocks * block_elements + self.shard_root_elements
+        gained = self.later_gradient_bytes - self.earlier_gradient_bytes
+        return elements * self.earlier_gradient_bytes + reduced_blocks * block_elements * gained
+
+    def gather_bytes(self, copied: int, buffers: int) -> int:
+        """What all-gathers allocated: FSDP2's buffers; FSDP1's parameters too, which it gathers
+        in place."""
+        return buffers + copied if self.gathers_in_place else buffers
+
+    def copy_bytes(self, blocks: int) -> int:
+        """Autocast's copies that `blocks` blocks keep for backward; recomputation makes them anew
+        and has one block's."""
+        kept = self.kept_among(blocks) if self.recomputes else blocks
+        return (kept or min(blocks, 1)) * self.copies_block_bytes
+
+    @property
+    def recomputes(self) -> bool:
+        """Backward makes again what blocks did not save."""
+        return self.block.live_bytes > self.block.saved_bytes
+
+    def kept_among(self, blocks: int) -> int:
+        """Those of the first `blocks` blocks that keep everything though others recompute."""
+        return max(0, blocks - (self.blocks - self.kept_blocks))
+
+    def runs(self, first: int, blocks: int) -> list[tuple[int, int, BlockActivations]]:
+        """The blocks from `first` on as (end, how many, activations of one): those that recompute,
+        then those that keep everything."""
+        end = first + blocks
+        kept = min(blocks, self.kept_among(end))
+        runs = ((end - kept, blocks - kept, self.block), (end, kept, self.kept))
+        return [run for run in runs if run[1]]
+
+    def saved_bytes(self, blocks: int) -> int:
+        """Activations of the first `blocks` blocks, and of the other micro-batches in the
+        pipeline."""
+        kept = self.kept_among(blocks)
+        return self.saved_bytes_by(blocks, kept=kept) + self.other_micro_batches_bytes
+
+    def saved_bytes_by(self, blocks: int, *, kept: int) -> int:
+        """Activations of `blocks` blocks of which `kept` keep everything."""
+        return (blocks - kept) * self.block.saved_bytes + kept * self.kept.saved_bytes
+
+    def held_bytes(self, blocks: int) -> int:
+        """Unsharded gradients that `blocks` blocks and the root keep from earlier micro-batches."""
+        return blocks * self.held_block_bytes + self.held_root_bytes

@@ -1,0 +1,384 @@
+"""Sizes: the quantities that the memory phases of one rank add up.
+
+Number formats are in `formats`, what the layout's policies keep of gradients in `gradient_sizes`,
+the logits in `head_sizes`; here they meet the sizes of blocks and of FSDP's units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fsdpplan.cost.memory.activations import BlockActivations
+from fsdpplan.cost.memory.block_sizes import FP32_BYTES, BlockShape
+from fsdpplan.cost.memory.gradient_sizes import (
+    embedding_gradient_bytes,
+    grows_in_backward,
+    held_root_elements,
+    holds_gradients,
+    keeps_head_gradient,
+    shard_gradient_bytes,
+    weight_gradients_of,
+    whole_table_gradient_bytes,
+)
+from fsdpplan.cost.memory.head_sizes import head_sizes
+from fsdpplan.cost.memory.ledger import is_without_ddp, rank_state
+from fsdpplan.cost.memory.pipeline_weights import split_backward, split_backward_bytes
+from fsdpplan.cost.memory.rank_quantities import RankSizes
+from fsdpplan.cost.memory.torch_traits import (
+    has_lean_pipelines,
+    has_lean_units,
+    keeps_reduction_behind,
+    sums_in_reduce_dtype,
+)
+from fsdpplan.cost.memory.weight_gradients import weight_gradient_bytes
+from fsdpplan.cost.memory.windows import masked_share, mean_activations, mean_saved_bytes
+from fsdpplan.cost.model.formats import Formats, formats, kernels_of, local_tokens
+from fsdpplan.cost.model.shards import (
+    Stage,
+    UnitSize,
+    block_cases,
+    block_kinds,
+    block_size,
+    expert_size,
+    stage_root_size,
+)
+from fsdpplan.cost.schedule.stages import stage_moments
+from fsdpplan.spec.case import Case
+from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, ActivationCheckpointing, Layout
+from fsdpplan.spec.model import Model
+from fsdpplan.spec.training import Training
+
+__all__ = [
+    "Formats",
+    "activations_of_block",
+    "formats",
+    "local_tokens",
+    "message_buffer_bytes",
+    "rank_sizes",
+    "saved_bytes_a_block",
+]
+
+
+def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
+    """Sizes that the phases of one pipeline rank add up.
+
+    `in_flight_blocks` counts (micro-batch, block) pairs whose activations are alive at the
+    schedule's worst moment; without pipelining it is the number of blocks. Blocks without experts,
+    in a model that has them, are gathered and computed as the others; their state is counted
+    exactly, and what they keep.
+    """
+    model, training, layout = case.model, case.training, case.layout
+    of = formats(training=training, layout=layout)
+    is_fsdp = layout.sharding == "fsdp"
+    shard_ranks = layout.shard_ranks if is_fsdp else 1
+    block_model = block_kinds(model=model, stage=stage)[-1][0] if stage.blocks else model
+    unit, shard_block = _block_unit(block_model, layout=layout, shard_ranks=shard_ranks)
+    ways = {"tp": layout.tp, "shard_ranks": shard_ranks}
+    root = stage_root_size(model=model, stage=stage, **ways)
+    shard_root = root.shard_elements(shard_ranks)
+    state = rank_state(case, stage)
+    block, kept = _own_activations(case, stage)
+    head = head_sizes(case, stage)
+    holds = holds_gradients(layout)
+    shard_gradient = shard_gradient_bytes(training=training, layout=layout)
+    # their last stage goes forward with every micro-batch before it goes back with the first
+    forward_first = layout.schedule in ("gpipe", "looped_bfs")
+    others_at_the_loss = layout.num_microbatches - 1 if forward_first else 0
+    has_buffers = is_fsdp and shard_ranks > 1 and not training.traits.flat_parameters
+    apart = _experts_apart(block_model, layout=layout, shard_ranks=shard_ranks)
+    mean = _mean_block_unit(case, stage, shard_ranks=shard_ranks)
+    # a pipeline gathers all blocks at once, else the larger kind decides
+    gathered = mean if layout.pp > 1 else unit
+    gathered_block_bytes = gathered.padded_elements * of.gathered_matrix
+    gathered_root_bytes = root.padded_elements * of.gathered
+    reduce_root_bytes = of.reduced * max(
+        stage_root_size(model=model, stage=piece, **ways).padded_elements for piece in stage.pieces
+    )
+    copies = weight_gradient_bytes(
+        model=block_model, tp=layout.tp, element_bytes=of.computed, ep=layout.ep
+    )
+    in_flight = -(-in_flight_blocks // max(1, stage.blocks))
+    hidden_tokens = local_tokens(training=training, layout=layout) * model.hidden
+    is_cast = head.pieces is not None and layout.pp == 1 and sums_in_reduce_dtype(training)
+    of_head = of.reduced if is_cast else of.gathered
+    grows = grows_in_backward(training=training, layout=layout)
+    of_grown = of.computed if training.traits.half_parameters else FP32_BYTES
+    beside_blocks_bytes = others_at_the_loss * head.kept_bytes + in_flight * hidden_tokens * int(
+        training.traits.dropout and stage.has_embedding
+    )
+    copies_block_bytes = copies.total if of.autocasts else 0
+    copies_root_bytes = head.weight_elements * of.computed if of.autocasts else 0
+    moments = stage_moments(case, stage, in_flight_blocks=in_flight_blocks)
+    return RankSizes(
+        blocks=stage.blocks,
+        unit_blocks=max(1, min(layout.wrap_blocks, stage.blocks)),
+        has_lean_units=has_lean_units(training),
+        keeps_reduction_behind=keeps_reduction_behind(training),
+        gathers_in_place=is_fsdp and training.traits.flat_parameters,
+        gathered_block_bytes=gathered_block_bytes,
+        buffer_block_bytes=gathered_block_bytes if has_buffers else 0,
+        prefetched_block_bytes=gathered_block_bytes if shard_ranks > 1 else 0,
+        copies_block_bytes=copies_block_bytes,
+        copies_root_bytes=copies_root_bytes,
+        kept_block_bytes=_kept_block_bytes(
+            layout=layout, gathered_block_bytes=mean.padded_elements * of.gathered_matrix
+        ),
+        regathers=layout.reshard_after_forward != "never",
+        block_gradient_bytes=0 if holds else (unit.elements - apart.elements) * of.gathered,
+        reduce_block_bytes=(unit.padded_elements - apart.padded_elements) * of.reduced,
+        reduce_experts_bytes=apart.padded_elements * of.reduced,
+        held_block_bytes=mean.elements * of.reduced if holds else 0,
+        gathered_root_bytes=gathered_root_bytes,
+        buffer_root_bytes=gathered_root_bytes if has_buffers else 0,
+        root_gradient_bytes=0 if holds else root.elements * of.gathered,
+        reduce_root_bytes=reduce_root_bytes,
+        held_root_bytes=held_root_elements(case, stage, root.elements) * of.reduced,
+        behind_root_bytes=reduce_root_bytes if layout.num_microbatches > 1 and not holds else 0,
+        head_gradient_bytes=head.weight_elements * of_head
+        if keeps_head_gradient(case, stage)
+        else 0,
+        head_gradient_made_bytes=head.weight_elements * of.computed,
+        embedding_gradient_bytes=embedding_gradient_bytes(case, stage),
+        bucket_copy_bytes=_bucket_copy_bytes(
+            training=training, layout=layout, elements=state.held_parameters
+        ),
+        shard_block_elements=(state.held_parameters - shard_root) // max(1, stage.blocks)
+        if is_fsdp
+        else shard_block,
+        shard_root_elements=shard_root,
+        earlier_gradient_bytes=shard_gradient.earlier,
+        later_gradient_bytes=shard_gradient.later,
+        reduced_bytes=shard_gradient.reduced,
+        resident_gradient_bytes=state.gradients
+        + _accumulated_bytes(training=training, layout=layout, elements=state.held_parameters),
+        whole_table_gradient_bytes=whole_table_gradient_bytes(case, stage),
+        grown_block_bytes=block.weight_gradient_bytes // of.computed * of_grown if grows else 0,
+        grown_root_bytes=root.elements * of_grown if grows else 0,
+        block=block,
+        kept=kept,
+        kept_blocks=stage.kept_blocks,
+        other_micro_batches_bytes=_others_saved_bytes(
+            stage, in_flight_blocks, block, kept, copies_bytes=copies_block_bytes
+        )
+        + others_at_the_loss * copies_root_bytes
+        + beside_blocks_bytes
+        + split_backward_bytes(case, stage),
+        beside_blocks_bytes=beside_blocks_bytes,
+        split=split_backward(case, stage),
+        pipeline_ends=stage.has_embedding + stage.has_head,
+        moments=moments,
+        reduces_root_last=has_lean_pipelines(training),
+        message_buffers_bytes=message_buffer_bytes(
+            case, stage, in_flight=in_flight, message_bytes=block.residual_bytes
+        ),
+        recorded_bytes=2 * hidden_tokens * of.computed
+        if layout.sequence_parallel and not layout.async_tp
+        else 0,
+        last_residual_bytes=head.last_residual_bytes,
+        last_normed_bytes=head.last_normed_bytes,
+        logits_elements=head.logits_elements,
+        logits_gather_bytes=head.gather_bytes,
+        loss_element_bytes=head.loss_element_bytes,
+        element_bytes=of.computed,
+        pieces=head.pieces,
+    )
+
+
+def _block_unit(model: Model, *, layout: Layout, shard_ranks: int) -> tuple[UnitSize, int]:
+    """A block with its routed experts, which expert parallelism makes a unit of their own; and the
+    elements of its shard."""
+    ep = layout.ep
+    # not sharded by FSDP, the experts of one rank are one shard
+    expert_ranks = ep if shard_ranks % ep else shard_ranks
+    block = block_size(model=model, tp=layout.tp, shard_ranks=shard_ranks, ep=ep)
+    experts = expert_size(model=model, tp=layout.tp, shard_ranks=expert_ranks, ep=ep)
+    both = UnitSize(
+        elements=block.elements + experts.elements,
+        padded_elements=block.padded_elements + experts.padded_elements,
+        tensors=block.tensors + experts.tensors,
+    )
+    shard = block.shard_elements(shard_ranks) + experts.shard_elements(expert_ranks // ep)
+    return both, shard
+
+
+def _experts_apart(model: Model, *, layout: Layout, shard_ranks: int) -> UnitSize:
+    """The routed experts that FSDP gathers and reduces as a unit of their own, within a block's."""
+    is_apart = layout.sharding == "fsdp" and layout.ep > 1 and shard_ranks % layout.ep == 0
+    return expert_size(
+        model=model, tp=layout.tp, shard_ranks=shard_ranks, ep=layout.ep if is_apart else 1
+    )
+
+
+def _mean_block_unit(case: Case, stage: Stage, *, shard_ranks: int) -> UnitSize:
+    """A block of the stage in the mean over those with and without experts."""
+    model = case.model
+    kinds = block_kinds(model=model, stage=stage) or ((model, 1),)
+    units = [
+        (_block_unit(kind, layout=case.layout, shard_ranks=shard_ranks)[0], number)
+        for kind, number in kinds
+    ]
+    blocks = max(1, stage.blocks)
+    return UnitSize(
+        elements=sum(number * unit.elements for unit, number in units) // blocks,
+        padded_elements=sum(number * unit.padded_elements for unit, number in units) // blocks,
+        tensors=units[-1][0].tensors,
+    )
+
+
+def _own_activations(case: Case, stage: Stage) -> tuple[BlockActivations, BlockActivations]:
+    """Activations of a block that recomputes as the layout says, and of one that keeps all."""
+    found = block_cases(case, stage) or ((case, 1),)
+    recomputing = [one for one in found if one[0].layout == case.layout]
+    keeping = [one for one in found if one[0].layout != case.layout]
+    block = _mean_activations(recomputing or keeping)
+    return block, _mean_activations(keeping) if keeping else block
+
+
+def _mean_activations(kinds: Sequence[tuple[Case, int]]) -> BlockActivations:
+    """Activations of a block of the (case of the block, how many): what all keep in the mean,
+    beside what the last kind needs, which has experts where some have."""
+    made = [(activations_of_block(own), blocks) for own, blocks in kinds]
+    last, _ = made[-1]
+    blocks = sum(number for _, number in made)
+    saved = sum(number * one.saved_bytes for one, number in made) // blocks
+    return replace(last, saved_bytes=saved, live_bytes=saved + last.live_bytes - last.saved_bytes)
+
+
+def _others_saved_bytes(
+    stage: Stage,
+    in_flight_blocks: int,
+    block: BlockActivations,
+    kept: BlockActivations,
+    *,
+    copies_bytes: int,
+) -> int:
+    """Activations of the micro-batches of a pipeline rank beside the one at work, and autocast's
+    copies of a block's weights: each micro-batch makes its own, unless backward makes them anew.
+
+    Those that keep everything are taken to be as large a part of them as of the rank's blocks,
+    which is so where its stages are of one size.
+    """
+    others = max(0, in_flight_blocks - stage.blocks)
+    all_kept = -(-others * stage.kept_blocks // max(1, stage.blocks))
+    recomputes = block.live_bytes > block.saved_bytes
+    copied = all_kept if recomputes else others
+    saved = (others - all_kept) * block.saved_bytes + all_kept * kept.saved_bytes
+    return saved + copied * copies_bytes
+
+
+def _block_shape(case: Case) -> BlockShape:
+    """One block for one micro-batch."""
+    training, layout = case.training, case.layout
+    of = formats(training=training, layout=layout)
+    return BlockShape(
+        model=case.model,
+        tokens=local_tokens(training=training, layout=layout),
+        seq_len=-(-training.seq_len // layout.cp),
+        tp=layout.tp,
+        sequence_parallel=layout.sequence_parallel,
+        element_bytes=of.computed,
+        residual_element_bytes=of.residual,
+        kernels=kernels_of(training=training, layout=layout),
+        cp=layout.cp,
+        ep=layout.ep,
+        experts_over_tp=layout.experts_over_tp,
+    )
+
+
+def activations_of_block(case: Case) -> BlockActivations:
+    """Activation quantities of one block for one micro-batch."""
+    model, training, layout = case.model, case.training, case.layout
+    of = formats(training=training, layout=layout)
+    return mean_activations(
+        _block_shape(case),
+        masked=masked_share(model=model, training=training),
+        mode=layout.activation_checkpointing,
+        weight_gradients=weight_gradients_of(training=training, layout=layout),
+        experts_reduction=_experts_apart(
+            model, layout=layout, shard_ranks=layout.shard_ranks
+        ).padded_elements
+        * of.reduced
+        * int(layout.pp == 1),  # a pipeline reduces a stage after its last backward pass
+    )
+
+
+def saved_bytes_a_block(case: Case) -> dict[ActivationCheckpointing, int]:
+    """What one block keeps of a micro-batch for its backward pass, by what it recomputes."""
+    shape = _block_shape(case)
+    return mean_saved_bytes(shape, masked=masked_share(model=case.model, training=case.training))
+
+
+def _accumulated_bytes(*, training: Training, layout: Layout, elements: int) -> int:
+    """Gradients of DDP beside its buckets: those of micro-batches that are not reduced stay where
+    backward makes them, and are copied when the last one is.
+
+    Seen of torch 2.13's DistributedDataParallel with gradient_as_bucket_view, under no_sync, with
+    gradients that are freed after each step.
+    """
+    by_ddp = layout.sharding == "ddp" and layout.pp == 1 and not training.traits.half_parameters
+    by_ddp &= not is_without_ddp(training=training, layout=layout)
+    accumulates = layout.gradient_sync == "last" and layout.num_microbatches > 1
+    return FP32_BYTES * elements if by_ddp and accumulates else 0
+
+
+def _bucket_copy_bytes(*, training: Training, layout: Layout, elements: int) -> int:
+    """DDP's bucket in the reduce dtype, where that is not fp32; under ZeRO-2 the unreduced bucket
+    and the one that is being filled."""
+    of = formats(training=training, layout=layout)
+    bucket = min(layout.ddp_bucket_bytes // FP32_BYTES, elements)
+    if layout.sharding == "zero2":
+        return 2 * bucket * of.reduced
+    is_cast = layout.sharding != "fsdp" and of.reduced < FP32_BYTES
+    return bucket * of.reduced if is_cast and not training.traits.half_parameters else 0
+
+
+def message_buffer_bytes(case: Case, stage: Stage, *, in_flight: int, message_bytes: int) -> int:
+    """What pipelining holds of its messages.
+
+    Torch's schedules have a buffer for each message that a rank receives in a step, inputs and
+    gradients; newer ones, for one of each kind. Other softwares receive inputs into what the first
+    block keeps, and hold outputs of the micro-batches in flight as their trait says.
+    """
+    training, layout = case.training, case.layout
+    if layout.pp == 1:
+        return 0
+    traits = training.traits
+    if not traits.half_parameters:
+        ends = int(stage.has_embedding) + int(stage.has_head) + 2 * stage.inner_boundaries
+        received = 2 * layout.virtual_stages - ends
+        if has_lean_pipelines(training):
+            kept = _kept_messages(layout=layout, stage=stage)
+            return (received + (layout.num_microbatches - 1) * kept) * message_bytes
+        return layout.num_microbatches * received * message_bytes
+    match traits.pipeline_outputs:
+        case "freed":
+            return message_bytes
+        case "split":
+            return -(-in_flight * message_bytes // layout.tp)
+        case "kept":
+            return in_flight * message_bytes
+
+
+def _kept_messages(*, layout: Layout, stage: Stage) -> int:
+    """Messages of a micro-batch that stay to the end of the step where pipelines are lean.
+
+    Gradients that a stage has sent, but under 1F1B, whose ranks wait for each; and inputs of the
+    last stage, which losses hold by their graph, unless backward splits it.
+    """
+    waits = layout.schedule == "1f1b"
+    sent = layout.virtual_stages - int(stage.has_embedding) - stage.inner_boundaries
+    by_loss = stage.has_head and layout.schedule not in SPLIT_BACKWARD_SCHEDULES
+    return int(by_loss) + (0 if waits else sent)
+
+
+def _kept_block_bytes(*, layout: Layout, gathered_block_bytes: int) -> int:
+    """What stays of a block's gathered parameters between its forward and its backward."""
+    match layout.reshard_after_forward:
+        case "never":
+            return gathered_block_bytes
+        case "always":
+            return 0
+        case ranks:
+            # to as many ranks as share it: FSDP2 then frees it as under always
+            return 0 if ranks == layout.shard_ranks else gathered_block_bytes // ranks

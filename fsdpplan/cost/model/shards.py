@@ -1,0 +1,285 @@
+"""FSDP units: what one `fully_shard` call gathers, shards and reduces, padding included.
+
+A unit is a run of `wrap_blocks` blocks, or the root with embedding, final norm and head. FSDP2
+shards every parameter on dim 0 and pads it to a multiple of the shard group, parameter by
+parameter, so a unit's gathered buffer is larger than its parameters. Under expert parallelism the
+routed experts of a block are a unit of their own, over fewer ranks.
+
+Source: torch 2.13 `fully_shard` (per-parameter sharding, chunks of ceil(dim0 / n) rows); checked
+against its collectives under a fake process group (tests/ground_truth).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
+
+from fsdpplan.cost.model.params import (
+    ParameterTensor,
+    block_tensors,
+    dense_view,
+    embedding_tensors,
+    head_tensors,
+)
+from fsdpplan.spec.case import Case
+from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.model import Model
+from fsdpplan.spec.remembered import RemembersHash, remembered_hash
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitSize:
+    """Elements of one FSDP unit on one tensor-parallel rank."""
+
+    elements: int
+    """Parameters of the unit."""
+    padded_elements: int
+    """Elements of its gathered buffer."""
+    tensors: int
+    """Number of parameters."""
+
+    def shard_elements(self, shard_ranks: int) -> int:
+        """Elements that the fullest rank (rank 0) keeps."""
+        return self.padded_elements // shard_ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage(RemembersHash):
+    """What one pipeline rank holds of the model."""
+
+    __hash__ = remembered_hash
+
+    blocks: int
+    """Transformer blocks, over all its virtual stages."""
+    has_embedding: bool
+    has_head: bool
+    dense_blocks: int = 0
+    """Those of its blocks that lack the model's experts; 0 for a dense model, whose blocks are all
+    of one kind."""
+    inner_boundaries: int = 0
+    """Neighbouring stages of the pipeline that this rank holds both of: the foot of a V. Between
+    them nothing is sent."""
+    parts: tuple[Stage, ...] = ()
+    """Its virtual stages, where a pipeline rank has several: no FSDP unit spans two of them."""
+
+    gathers: int = 1
+    """How often a step of a pipeline gathers its parameters under reshard never."""
+    adds_gradients: bool = True
+    """FSDP2 adds up its gradients before it reduces them; not where a split backward pass leaves
+    all of them, in the compute dtype, until then."""
+    waiting_blocks: int = 0
+    """(micro-batch, block) pairs between the two halves of their backward pass when a pipeline rank
+    holds most."""
+    kept_blocks: int = 0
+    """Those of its blocks, the last of each virtual stage, that keep all activations though the
+    layout recomputes."""
+
+    @property
+    def pieces(self) -> tuple[Stage, ...]:
+        """Its virtual stages, or itself."""
+        return self.parts or (self,)
+
+    @property
+    def kept_dense_blocks(self) -> int:
+        """Those of `dense_blocks` that are also of `kept_blocks`: dense ones are the first."""
+        return sum(
+            max(0, piece.dense_blocks - (piece.blocks - piece.kept_blocks)) for piece in self.pieces
+        )
+
+
+@lru_cache(maxsize=64)
+def whole_model(model: Model) -> Stage:
+    """The only stage of a model without pipelining."""
+    return Stage(
+        blocks=model.layers,
+        has_embedding=True,
+        has_head=True,
+        dense_blocks=dense_blocks_among(model=model, first_block=0, blocks=model.layers),
+    )
+
+
+def dense_blocks_among(*, model: Model, first_block: int, blocks: int) -> int:
+    """`Stage.dense_blocks` of the `blocks` blocks from `first_block` on, counted from 0."""
+    if model.experts is None:
+        return 0
+    return max(0, min(model.dense_blocks - first_block, blocks))
+
+
+def block_kinds(*, model: Model, stage: Stage) -> tuple[tuple[Model, int], ...]:
+    """(model of the block, how many) for each kind of block in `stage`; kinds that it lacks are
+    left out."""
+    kinds = (
+        (dense_view(model), stage.dense_blocks),
+        (model, stage.blocks - stage.dense_blocks),
+    )
+    return tuple((kind, blocks) for kind, blocks in kinds if blocks)
+
+
+def block_cases(case: Case, stage: Stage) -> tuple[tuple[Case, int], ...]:
+    """(the case as it is for the block, how many) for each kind of block in `stage` that is
+    computed in its own way: those without experts have a model, those that keep everything a layout
+    of their own."""
+    kept_dense = stage.kept_dense_blocks if stage.kept_blocks else 0
+    found: list[tuple[Case, int]] = []
+    for kind, blocks in block_kinds(model=case.model, stage=stage):
+        is_dense = case.model.experts is not None and kind.experts is None
+        kept = kept_dense if is_dense else stage.kept_blocks - kept_dense
+        found += own_cases(case, kind, blocks=blocks, kept_blocks=kept)
+    return tuple(found)
+
+
+def own_cases(
+    case: Case, kind: Model, *, blocks: int, kept_blocks: int
+) -> tuple[tuple[Case, int], ...]:
+    """The same of `blocks` blocks of one kind, of which `kept_blocks` keep everything."""
+    of_kind = case.of_blocks(kind)
+    if not kept_blocks:
+        return ((of_kind, blocks),)
+    kept = (replace(of_kind, layout=_keeping(case.layout)), kept_blocks)
+    return ((of_kind, blocks - kept_blocks), kept) if blocks > kept_blocks else (kept,)
+
+
+@lru_cache(maxsize=4096)
+def _keeping(layout: Layout) -> Layout:
+    """`layout` for blocks that keep all their activations."""
+    return replace(layout, activation_checkpointing="none", checkpoint_blocks="all")
+
+
+def shard_dim(tensor: ParameterTensor, local_shape: tuple[int, ...], shard_ranks: int) -> int:
+    """The dimension that FSDP splits: that of the experts, if there is one for each rank.
+
+    With fewer, ranks would hold nothing but padding: dim 1 is split instead, as torchtitan does
+    (`_experts_shard_placement_fn` in models/llama4/infra/parallelize.py).
+    """
+    return 1 if tensor.is_expert and local_shape[0] < shard_ranks else 0
+
+
+def unit_size(
+    tensors: tuple[ParameterTensor, ...], *, tp: int, shard_ranks: int, ep: int = 1
+) -> UnitSize:
+    """Size of a unit made of `tensors`, sharded over `shard_ranks` ranks."""
+    whole = padded = 0
+    for tensor in tensors:
+        shape = tensor.local_shape(tp, ep)
+        split = shape[shard_dim(tensor, shape, shard_ranks)]
+        tensor_elements = prod(shape)
+        whole += tensor_elements
+        padded += tensor_elements // split * (-(-split // shard_ranks) * shard_ranks)
+    return UnitSize(elements=whole, padded_elements=padded, tensors=len(tensors))
+
+
+@lru_cache(maxsize=4096)
+def block_size(*, model: Model, tp: int, shard_ranks: int, ep: int = 1) -> UnitSize:
+    """Size of one transformer block; with experts, of one that has them.
+
+    With ep above 1 the routed experts are a unit of their own: `expert_size`.
+    """
+    tensors = block_tensors(model)
+    if ep > 1:
+        tensors = tuple(t for t in tensors if not t.is_expert)
+    return unit_size(tensors, tp=tp, shard_ranks=shard_ranks)
+
+
+@lru_cache(maxsize=4096)
+def expert_size(*, model: Model, tp: int, shard_ranks: int, ep: int) -> UnitSize:
+    """Size of the routed experts of one block on one of `ep` ranks; nothing where ep is 1 or the
+    model dense.
+
+    Each expert-parallel rank holds `1 / ep` of the experts, and shares them with
+    `shard_ranks / ep` ranks, so its shard is `shard_elements(shard_ranks // ep)`.
+    """
+    tensors = block_tensors(model) if ep > 1 else ()
+    experts = tuple(t for t in tensors if t.is_expert)
+    return unit_size(experts, tp=tp, shard_ranks=shard_ranks // ep, ep=ep)
+
+
+def root_tensors(
+    *, model: Model, has_embedding: bool, has_head: bool
+) -> tuple[ParameterTensor, ...]:
+    """What no block holds.
+
+    A tied head on another stage than the embedding is a second copy of the table.
+    """
+    tensors: tuple[ParameterTensor, ...] = ()
+    if has_embedding:
+        tensors += embedding_tensors(model)
+    if has_head:
+        tensors += head_tensors(model)
+        if model.tied_embeddings and not has_embedding:
+            tensors += embedding_tensors(model)[:1]
+    return tensors
+
+
+@lru_cache(maxsize=4096)
+def root_size(
+    *, model: Model, tp: int, shard_ranks: int, has_embedding: bool, has_head: bool
+) -> UnitSize:
+    """Size of the root unit: what no block holds. A pipeline stage inside has none."""
+    tensors = root_tensors(model=model, has_embedding=has_embedding, has_head=has_head)
+    return unit_size(tensors, tp=tp, shard_ranks=shard_ranks)
+
+
+def shares_table(*, model: Model, stage: Stage) -> bool:
+    """Embedding and head are one parameter; on the rank of a V that has both they are in two
+    stages, each with its own."""
+    ends = any(piece.has_embedding and piece.has_head for piece in stage.pieces)
+    return model.tied_embeddings and ends
+
+
+def stage_root_size(*, model: Model, stage: Stage, tp: int, shard_ranks: int) -> UnitSize:
+    """All root units of a stage together: two on the rank of a V that has embedding and head."""
+    roots = [
+        root_size(
+            model=model,
+            tp=tp,
+            shard_ranks=shard_ranks,
+            has_embedding=piece.has_embedding,
+            has_head=piece.has_head,
+        )
+        for piece in stage.pieces
+    ]
+    return UnitSize(
+        elements=sum(root.elements for root in roots),
+        padded_elements=sum(root.padded_elements for root in roots),
+        tensors=sum(root.tensors for root in roots),
+    )
+
+
+@lru_cache(maxsize=4096)
+def stage_elements(*, model: Model, stage: Stage, tp: int, ep: int = 1) -> int:
+    """Parameters that one rank of a stage holds before FSDP shards them."""
+    root = stage_root_size(model=model, stage=stage, tp=tp, shard_ranks=1)
+    blocks = sum(
+        number * unit_size(block_tensors(kind), tp=tp, shard_ranks=1, ep=ep).elements
+        for kind, number in block_kinds(model=model, stage=stage)
+    )
+    return blocks + root.elements
+
+
+@lru_cache(maxsize=4096)
+def stage_shard_elements(
+    *, model: Model, stage: Stage, tp: int, shard_ranks: int, ep: int = 1
+) -> int:
+    """Parameters that the fullest rank of a stage keeps, padding included."""
+    root = stage_root_size(model=model, stage=stage, tp=tp, shard_ranks=shard_ranks)
+    kept = root.shard_elements(shard_ranks)
+    for kind, number in block_kinds(model=model, stage=stage):
+        block = block_size(model=kind, tp=tp, shard_ranks=shard_ranks, ep=ep)
+        experts = expert_size(model=kind, tp=tp, shard_ranks=shard_ranks, ep=ep)
+        kept += number * (
+            block.shard_elements(shard_ranks) + experts.shard_elements(shard_ranks // ep)
+        )
+    return kept
+
+
+@lru_cache(maxsize=4096)
+def unit_blocks(*, blocks: int, wrap_blocks: int) -> tuple[int, ...]:
+    """Blocks of each FSDP unit, in forward order; the last one may be smaller."""
+    full, rest = divmod(blocks, wrap_blocks)
+    return (wrap_blocks,) * full + ((rest,) if rest else ())
+
+
+def gradient_syncs(layout: Layout) -> int:
+    """Backward passes a step in which gradients are reduced."""
+    return 1 if layout.gradient_sync == "last" else layout.num_microbatches

@@ -1,0 +1,1 @@
+"""Overlap: streams that run side by side; what a step waits for falls out."""

@@ -1,0 +1,117 @@
+"""Block waiting: what the collectives inside a block add to its time.
+
+A collective that runs beside a matmul hides behind it as far as that lasts; in chunks, one a rank,
+the first chunk of one of the two runs alone:
+
+    T = max(matmul in chunks, collective) + min(matmul in chunks, collective) / n
+
+What is hidden still slows the matmul down (`slowdown`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fsdpplan.cost.kernels.attention import attention_backward_seconds, attention_forward_seconds
+from fsdpplan.cost.kernels.products import Product, block_products, product_seconds
+from fsdpplan.cost.kernels.work import BlockWork
+from fsdpplan.cost.network.calls import BlockCall, Piece, group_seconds
+from fsdpplan.spec.cluster import Cluster, Device
+
+PIECE_PRODUCTS: dict[Piece, tuple[str, ...]] = {
+    "attention_in": ("wq", "wk", "wv"),
+    "attention_out": ("wo",),
+    "ffn_in": ("w1", "w3"),
+    "ffn_out": ("w2",),
+}
+"""Products behind or before a tensor-parallel collective, by the name of their weight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockWaiting:
+    """Exposed seconds of the collectives inside one block in one micro-batch."""
+
+    forward_seconds: float = 0.0
+    backward_seconds: float = 0.0
+    """Recomputation included."""
+    seconds_by_axis: tuple[tuple[str, float], ...] = ()
+    """The sum of both, by mesh axis."""
+
+    @property
+    def total_seconds(self) -> float:
+        """Both passes."""
+        return self.forward_seconds + self.backward_seconds
+
+
+def calls_waiting(
+    calls: tuple[BlockCall, ...], *, work: BlockWork, cluster: Cluster
+) -> BlockWaiting:
+    """What `calls` add to the block that does `work`."""
+    forward = backward = 0.0
+    by_axis: dict[str, float] = {}
+    for call in calls:
+        seconds = exposed_seconds(call, work=work, cluster=cluster)
+        if call.when == "forward":
+            forward += seconds
+        else:
+            backward += seconds
+        by_axis[call.group.axis] = by_axis.get(call.group.axis, 0.0) + seconds
+    return BlockWaiting(
+        forward_seconds=forward, backward_seconds=backward, seconds_by_axis=tuple(by_axis.items())
+    )
+
+
+def exposed_seconds(call: BlockCall, *, work: BlockWork, cluster: Cluster) -> float:
+    """Seconds by which the calls prolong the block."""
+    once = group_seconds(cluster, call.group, call.collective, call.call_bytes)
+    total = call.count * once
+    device = cluster.device
+    if call.overlap == "none" or not call.piece:
+        return total
+    if call.overlap == "scores":
+        beside = call.share * _scores_seconds(call, work, device)
+        return max(0.0, total - beside)
+    products = _products(call.piece, work)
+    if not products:
+        return total
+    if call.overlap == "chunks":
+        return min(total, _chunked_seconds(products, total, call.group.ranks, work, device))
+    return max(0.0, total - _beside_seconds(call, products, work, device))
+
+
+def _scores_seconds(call: BlockCall, work: BlockWork, device: Device) -> float:
+    if call.when == "backward":
+        return attention_backward_seconds(work, device)
+    return attention_forward_seconds(work, device)
+
+
+def _products(piece: Piece, work: BlockWork) -> tuple[Product, ...]:
+    names = PIECE_PRODUCTS.get(piece, ())
+    return tuple(product for product in block_products(work) if product.name in names)
+
+
+def _seconds(products: tuple[Product, ...], work: BlockWork, device: Device) -> float:
+    """Seconds of products at the sustained rate."""
+    seconds = sum(
+        product_seconds(product, dtype=product.dtype(work), device=device) for product in products
+    )
+    return seconds / device.fit.sustained(work.family)
+
+
+def _chunked_seconds(
+    products: tuple[Product, ...], collective: float, chunks: int, work: BlockWork, device: Device
+) -> float:
+    """What the collective adds to matmuls that are cut with it into `chunks` chunks of rows."""
+    whole = _seconds(products, work, device)
+    chunk = tuple(replace(product, rows=product.rows / chunks) for product in products)
+    matmul = max(whole, chunks * _seconds(chunk, work, device))
+    return max(matmul, collective) + min(matmul, collective) / chunks - whole
+
+
+def _beside_seconds(
+    call: BlockCall, products: tuple[Product, ...], work: BlockWork, device: Device
+) -> float:
+    """Backward's matmuls that make gradients of inputs, or of weights: as large as forward's."""
+    if call.overlap == "inputs":
+        return _seconds(tuple(product.by_input for product in products), work, device)
+    return _seconds(products, work, device)

@@ -1,0 +1,193 @@
+"""Exposed: which collectives a step waits for, what the hidden ones cost, and its bottleneck."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fsdpplan.cost.network.calls import Calls, call_seconds, group_level
+from fsdpplan.cost.network.collectives import wire_bytes
+from fsdpplan.spec.cluster import Cluster, Device
+from fsdpplan.spec.estimate import CollectiveCost, TimeBreakdown
+
+COMPUTE_BOUND_FRACTION = 0.1
+"""Below this share of waiting and optimizer, a step is called compute-bound."""
+
+DISTURBING_FRACTION = 1 / 8
+"""Wire rate of a collective, as a share of memory bandwidth, at which it disturbs kernels fully.
+
+What a collective takes from kernels beside it are multiprocessors and memory traffic, both in
+proportion to the bytes a second that it moves. NVLink's rate is about an eighth of memory
+bandwidth from V100 (150 of 900 GB/s) to B200 (900 of 8000); a network's is far less.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExposedSeconds:
+    """Waiting by its cause, in one step."""
+
+    all_gather: float = 0.0
+    reduce_scatter: float = 0.0
+    all_reduce: float = 0.0
+    all_to_all: float = 0.0
+    """Of an optimizer that needs whole matrices: nothing runs beside it."""
+    by_axis: tuple[tuple[str, float], ...] = ()
+    """Beside those of data parallelism, by mesh axis: tp, cp, ep, pp."""
+
+    @property
+    def data_parallel(self) -> float:
+        """What data parallelism waits."""
+        return self.all_gather + self.reduce_scatter + self.all_reduce + self.all_to_all
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.data_parallel + sum(seconds for _, seconds in self.by_axis)
+
+
+def collective_costs(
+    calls: list[Calls], *, cluster: Cluster, exposed: ExposedSeconds
+) -> tuple[CollectiveCost, ...]:
+    """One row for each collective, axis, group and dtype; waiting is split by seconds."""
+    rows = _rows(calls, cluster)
+    data_parallel: dict[str, float] = {}
+    axes: dict[str, float] = {}
+    for row in rows:
+        key, totals = (
+            (row.collective, data_parallel) if is_data_parallel(row.axis) else (row.axis, axes)
+        )
+        totals[key] = totals.get(key, 0.0) + row.seconds
+    waiting = own_waiting(exposed, data_parallel)
+    by_axis = dict(exposed.by_axis)
+    return tuple(
+        row.cost(
+            _share(row.seconds, waiting.get(row.collective, 0.0), data_parallel[row.collective])
+            if is_data_parallel(row.axis)
+            else _share(row.seconds, by_axis.get(row.axis, 0.0), axes[row.axis])
+        )
+        for row in rows
+    )
+
+
+def is_data_parallel(axis: str) -> bool:
+    """A group of ranks with other tokens: its collectives are those of FSDP, DDP and ZeRO."""
+    return axis.startswith("dp")
+
+
+@dataclass(slots=True)
+class _Row:
+    """Calls that are added up; private to one list of costs."""
+
+    collective: str
+    axis: str
+    ranks: int
+    level: str
+    dtype: str
+    count: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+    def cost(self, exposed_seconds: float) -> CollectiveCost:
+        """With what is waited for."""
+        return CollectiveCost(
+            collective=self.collective,
+            axis=self.axis,
+            ranks=self.ranks,
+            level=self.level,
+            dtype=self.dtype,
+            count=self.count,
+            bytes=self.bytes,
+            seconds=self.seconds,
+            exposed_seconds=exposed_seconds,
+        )
+
+
+def _rows(calls: list[Calls], cluster: Cluster) -> list[_Row]:
+    rows: dict[tuple[str, str, int, str], _Row] = {}
+    for call in calls:
+        group = call.group
+        key = (call.collective, group.axis, group.ranks, call.dtype)
+        row = rows.get(key)
+        if row is None:
+            row = rows[key] = _Row(
+                call.collective, group.axis, group.ranks, group_level(cluster, group), call.dtype
+            )
+        row.count += call.count
+        row.bytes += call.count * call.call_bytes
+        row.seconds += call_seconds(call, cluster)
+    return list(rows.values())
+
+
+def _share(seconds: float, waiting: float, total: float) -> float:
+    return min(seconds, waiting * seconds / total) if total else 0.0
+
+
+def own_waiting(exposed: ExposedSeconds, totals: dict[str, float]) -> dict[str, float]:
+    """Data parallelism's waiting by collective, of each at most what its calls take.
+
+    A collective that is waited for has often waited itself, behind another one of its
+    communicator or its links: what exceeds its own time is theirs. Parameters that are broadcast
+    are not gathered.
+    """
+    gathers = "broadcast" if "broadcast" in totals else "all_gather"
+    waiting = {
+        "reduce_scatter": exposed.reduce_scatter,
+        "all_reduce": exposed.all_reduce,
+        gathers: exposed.all_gather,
+    }
+    if "all_to_all" in totals:
+        waiting["all_to_all"] = exposed.all_to_all
+    behind = 0.0
+    for name, seconds in waiting.items():
+        waiting[name] = min(seconds, totals.get(name, 0.0))
+        behind += seconds - waiting[name]
+    for name, seconds in waiting.items():
+        taken = min(behind, totals.get(name, 0.0) - seconds)
+        waiting[name] += taken
+        behind -= taken
+    return waiting
+
+
+def full_rate_bytes_per_second(device: Device) -> float:
+    """Wire rate at which a collective disturbs kernels fully."""
+    return DISTURBING_FRACTION * device.memory_bandwidth_bytes_per_second
+
+
+def slowdown_seconds(communication: tuple[CollectiveCost, ...], device: Device) -> float:
+    """What kernels lose to collectives that run beside them.
+
+    fraction * sum over collectives (hidden seconds * min(1, wire rate / (memory rate / 8)))
+    """
+    full_rate = full_rate_bytes_per_second(device)
+    lost = 0.0
+    for row in communication:
+        hidden = row.seconds - row.exposed_seconds
+        if hidden <= 0:
+            continue
+        wire = wire_bytes(
+            collective=row.collective,  # type: ignore[arg-type]
+            gathered_bytes=row.bytes,
+            ranks=row.ranks,
+        )
+        lost += hidden * min(1.0, wire / row.seconds / full_rate)
+    return device.fit.overlap_slowdown_fraction * lost
+
+
+def inside_seconds(communication: tuple[CollectiveCost, ...], cluster: Cluster) -> float:
+    """Waiting for collectives that stay on the innermost level of the network."""
+    innermost = cluster.levels[0].name
+    return sum(row.exposed_seconds for row in communication if row.level == innermost)
+
+
+def bottleneck(time: TimeBreakdown, communication: tuple[CollectiveCost, ...]) -> str:
+    """The largest part of the step that is not compute, or `compute`."""
+    waits = {
+        "pipeline bubble": time.bubble_seconds,
+        "optimizer": time.optimizer_seconds,
+    }
+    for row in communication:
+        name = f"{row.collective} over {row.axis} ({row.level})"
+        waits[name] = waits.get(name, 0.0) + row.exposed_seconds
+    waiting = time.total_seconds - time.compute_seconds
+    if waiting < COMPUTE_BOUND_FRACTION * time.total_seconds:
+        return "compute"
+    return max(waits, key=lambda name: waits[name])

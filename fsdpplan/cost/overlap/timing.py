@@ -1,0 +1,227 @@
+"""Timing: from a layout to the seconds that the stream simulation needs.
+
+This module only translates: shapes to block times, groups to collective times. The simulation is
+in `overlap` and `pipeline`, the sum in `step`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from fsdpplan.cost.kernels.compute import BlockWork, head_seconds
+from fsdpplan.cost.kernels.head import embedding_seconds
+from fsdpplan.cost.kernels.head_pieces import head_pieces_seconds
+from fsdpplan.cost.kernels.muon import muon_elements, muon_matrices, muon_seconds
+from fsdpplan.cost.kernels.optimizer import OptimizerRecipe, optimizer_seconds
+from fsdpplan.cost.kernels.work import memory_bytes_per_second
+from fsdpplan.cost.memory.block_sizes import FP32_BYTES
+from fsdpplan.cost.memory.sizes import formats, local_tokens
+from fsdpplan.cost.model.params import block_tensors
+from fsdpplan.cost.model.shards import Stage, gradient_syncs, stage_elements, stage_shard_elements
+from fsdpplan.cost.network.calls import repeats_whole_block
+from fsdpplan.spec.case import Case
+from fsdpplan.spec.cluster import Device
+from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.runtime import StackFamily
+from fsdpplan.spec.training import DTYPE_BYTES, Training
+
+FSDP_UNIT_OPERATORS = 15.0
+"""Operators that FSDP2 dispatches for one unit in each of forward and backward: allocations,
+copies, collectives. Counted on the trainer's step (tests/ground_truth, torch 2.13, reshard always):
+27 in both for a block of 9 parameters, 32 for one of 16. Left out: what its Python hooks cost."""
+
+DDP_PARAMETER_OPERATORS = 0.5
+"""DDP's reducer divides each gradient once in backward: half an operator in each pass. Read off
+torch's reducer, not measured."""
+
+
+def is_autocast(*, training: Training, layout: Layout) -> bool:
+    """Whether blocks cast fp32 weights in each forward, instead of being handed cast ones."""
+    traits = training.traits
+    if training.precision == "fp32" or traits.half_parameters or traits.half_states:
+        return False
+    return layout.sharding != "fsdp" or traits.gathers_fp32
+
+
+def block_work(case: Case) -> BlockWork:
+    """What one block computes for one micro-batch on one rank; of a model with experts, one that
+    has them (`dense_view(model)` for one that has not)."""
+    model, training, layout = case.model, case.training, case.layout
+    if layout.sharding == "fsdp":
+        wrapper = FSDP_UNIT_OPERATORS / layout.wrap_blocks
+    elif layout.dp_replicate * layout.dp_shard > 1:
+        wrapper = DDP_PARAMETER_OPERATORS * len(block_tensors(model))
+    else:
+        wrapper = 0.0
+    traits = training.traits
+    caches_fp8_weights = training.fp8_recipe == "delayed"  # until the optimizer has changed them
+    return BlockWork(
+        model=model,
+        tokens=local_tokens(training=training, layout=layout),
+        seq_len=training.seq_len,
+        tp=layout.tp,
+        sequence_parallel=layout.sequence_parallel,
+        precision=training.precision,
+        mode=layout.activation_checkpointing,
+        compiled=layout.compile,
+        autocast=is_autocast(training=training, layout=layout),
+        residual_bytes=formats(training=training, layout=layout).residual,
+        wrapper_operators=wrapper,
+        cp=layout.cp,
+        ep=layout.ep if model.experts else 1,
+        experts_over_tp=layout.experts_over_tp and model.experts is not None,
+        family=traits.family,
+        fused_kernels=traits.fused_kernels,
+        joined_projections=traits.joined_projections,
+        flash_attention=traits.flash_attention,
+        native_attention=traits.native_attention,
+        dropout=traits.dropout,
+        composite_norms=traits.composite_norms,
+        repeats_whole_block=repeats_whole_block(model=model, training=training),
+        fp8_recipe=training.fp8_recipe,
+        fp8_all_gather=training.fp8_all_gather,
+        weight_casts=1 / layout.num_microbatches if caches_fp8_weights else 1.0,
+    )
+
+
+@lru_cache(maxsize=64)
+def in_family(device: Device, family: StackFamily) -> Device:
+    """`device` with the rate that softwares of that family sustain."""
+    sustained = device.fit.sustained(family)
+    return replace(device, fit=replace(device.fit, sustained_fraction=sustained))
+
+
+def layout_head_seconds(case: Case) -> tuple[float, float]:
+    """(forward, backward) seconds of head and loss for one micro-batch on one rank."""
+    model, training, layout = case.model, case.training, case.layout
+    traits = training.traits
+    device = in_family(case.cluster.device, traits.family)
+    vocab = -(-model.vocab // layout.tp)
+    if layout.loss_chunks > 1:
+        is_wide = training.activation_dtype == "fp16"
+        of = formats(training=training, layout=layout)
+        return head_pieces_seconds(
+            model=model,
+            tokens=local_tokens(training=training, layout=layout),
+            vocab=vocab,
+            chunks=layout.loss_chunks,
+            precision=training.precision,
+            device=device,
+            joins_loss=layout.compile and layout.tp == 1,
+            weight_bytes=FP32_BYTES if is_wide else of.gathered,
+        )
+    return head_seconds(
+        model=model,
+        tokens=local_tokens(training=training, layout=layout),
+        vocab=vocab,
+        precision=training.precision,
+        device=device,
+        loss_vocab=vocab if layout.loss_parallel or traits.fused_loss else model.vocab,
+        joins_loss=layout.compile or traits.fused_loss,
+        pads=traits.pads_vocabulary,
+    )
+
+
+def layout_embedding_seconds(case: Case, *, is_tied_here: bool) -> tuple[float, float]:
+    """(forward, backward) seconds of the embedding for one micro-batch on one rank; tied: the head
+    is on the same rank and has the same table."""
+    model, training, layout = case.model, case.training, case.layout
+    return embedding_seconds(
+        model=model,
+        tokens=local_tokens(training=training, layout=layout),
+        rows=model.vocab,  # tensor parallelism makes the table's gradient whole on each rank
+        element_bytes=formats(training=training, layout=layout).residual,
+        tied=is_tied_here and model.tied_embeddings,
+        device=case.cluster.device,
+    )
+
+
+def ends_seconds(case: Case, stage: Stage) -> tuple[float, float]:
+    """(forward, backward) seconds of the embedding, head and loss that a stage has."""
+    forward = backward = 0.0
+    if stage.has_head:
+        head = layout_head_seconds(case)
+        forward, backward = forward + head[0], backward + head[1]
+    if stage.has_embedding:
+        embedding = layout_embedding_seconds(case, is_tied_here=stage.has_head)
+        forward, backward = forward + embedding[0], backward + embedding[1]
+    return forward, backward
+
+
+def gradient_seconds(case: Case, stage: Stage) -> float:
+    """What gradients cost in a step beyond the products that make them and FSDP's copies.
+
+    Each micro-batch after the first adds its gradients to the kept ones: both are read, one is
+    written. What is kept is whole under DDP and ZeRO and without reduction until the last
+    micro-batch, a shard otherwise. DDP also copies gradients, divided, into its buckets when it
+    reduces. Where parameters are in half precision, so are new gradients; fp32 ones that they are
+    added to take every micro-batch, unless the product itself adds (fused kernels).
+    """
+    training, layout = case.training, case.layout
+    whole = stage_elements(model=case.model, stage=stage, tp=layout.tp, ep=layout.ep)
+    again = layout.num_microbatches - 1
+    traits = training.traits
+    if layout.sharding == "fsdp" and layout.gradient_sync == "last":
+        kept_bytes = DTYPE_BYTES[training.reduce_dtype]
+        made_bytes = DTYPE_BYTES[training.activation_dtype]
+        if traits.gathers_fp32:
+            made_bytes = DTYPE_BYTES["fp32"]
+        traffic = (2 * kept_bytes + made_bytes) * again * whole
+    elif layout.sharding == "fsdp":
+        traffic = 12 * again * whole // layout.shard_ranks
+    elif traits.half_gradients:
+        traffic = 6 * again * whole
+    elif traits.half_parameters:
+        traffic = 0 if traits.fused_kernels else 10 * layout.num_microbatches * whole
+    else:
+        is_copied = layout.dp_replicate * layout.shard_ranks > 1
+        copies = gradient_syncs(layout) if is_copied else 0
+        traffic = (12 * again + 8 * copies) * whole
+    return traffic / memory_bytes_per_second(case.cluster.device)
+
+
+def optimizer_elements(case: Case, stage: Stage) -> int:
+    """Parameters that a rank updates."""
+    model, layout = case.model, case.layout
+    if layout.sharding == "ddp":
+        return stage_elements(model=model, stage=stage, tp=layout.tp, ep=layout.ep)
+    return stage_shard_elements(
+        model=model,
+        stage=stage,
+        tp=layout.tp,
+        shard_ranks=layout.shard_ranks,
+        ep=layout.ep,
+    )
+
+
+def layout_optimizer_seconds(case: Case, stage: Stage) -> float:
+    """Gradient norm, clipping and update on one rank, by what the runtime does with parameters.
+
+    Of Muon without the exchange between ranks.
+    """
+    model, training, layout, device = case.model, case.training, case.layout, case.cluster.device
+    traits = training.traits
+    recipe = OptimizerRecipe(
+        on_host=layout.offload == "cpu",
+        half_parameters=traits.half_parameters,
+        half_gradients=traits.half_gradients,
+        half_states=traits.half_states,
+        fused=not traits.foreach_optimizer,
+        optimizer="adamw_8bit" if training.optimizer == "adamw_8bit" else "adamw",
+        scales_loss=training.scales_loss,
+    )
+    by_muon, orthogonal = 0, 0.0
+    if training.optimizer == "muon":
+        by_muon = muon_elements(case, stage, is_whole=layout.sharding == "ddp")
+        matrices = muon_matrices(case, stage)
+        traffic = replace(recipe, optimizer="muon").bytes_per_parameter * by_muon
+        orthogonal = muon_seconds(matrices=matrices, device=device)
+        orthogonal += traffic / memory_bytes_per_second(device)
+    seconds = optimizer_seconds(
+        local_parameters=optimizer_elements(case, stage) - by_muon,
+        device=device,
+        tensors=len(block_tensors(model)) * model.layers // layout.pp,
+        recipe=recipe,
+    )
+    return seconds + orthogonal

@@ -1,0 +1,1 @@
+"""Schedule: pipelines played action by action, and how blocks are split over their stages."""

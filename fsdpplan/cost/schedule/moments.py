@@ -1,0 +1,321 @@
+"""Pipeline moments: what a rank holds while it works through its schedule, pass by pass.
+
+Activations of a stage live from the start of a micro-batch's forward pass to the end of its
+backward pass; unsharded gradients of a stage appear in its first backward pass and are reduced
+after its last one. With few micro-batches the one is over before the other begins; with many both
+are there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from itertools import repeat
+from operator import ge
+from typing import NamedTuple
+
+from fsdpplan.cost.schedule.actions import (
+    ACTIVE_STAGES,
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    Action,
+    gathered_stages,
+)
+
+
+class Moment(NamedTuple):
+    """What a rank holds at once."""
+
+    alive: int
+    """(micro-batch, block) pairs with their activations."""
+    graded: int
+    """Blocks with unsharded gradients of earlier micro-batches."""
+    waiting: int = 0
+    """(micro-batch, block) pairs between the two halves of their backward pass."""
+    inputs: int = 0
+    """Inputs of stages that have a gradient, where backward is split: they stay to the end."""
+    fresh: int = 0
+    """Blocks whose weights' gradients a split backward pass has left in the compute dtype: FSDP2
+    adds them to its own in the next one of their stage."""
+    first: int = 0
+    """Those of them that have no others yet."""
+    fresh_head: int = 0
+    """1 where the same is so of the head."""
+    first_head: int = 0
+    waiting_head: int = 0
+    """Micro-batches of the last stage between the two halves of their backward pass."""
+    loss: int = 0
+    """1 from the inputs' half of one of them to the rank's next pass but a weights' half: what its
+    loss has kept is there."""
+    ends: int = 0
+    """Stages with embedding or head that have gradients."""
+    reduced: int = 0
+    """Blocks whose gradients are reduced: stages whose last backward pass is over."""
+    kept: int = 0
+    """Those of `alive` whose blocks keep everything though the layout recomputes."""
+    dropped: int = 0
+    """Less than 0: so many blocks whose parameters are not gathered."""
+    dropped_ends: int = 0
+    """The same of embedding and head."""
+    outputs: int = 0
+    """Micro-batches of the first stage in flight: it keeps what it has sent, where inputs of the
+    other stages are messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moments:
+    """The moments of a rank's step that may hold most: of two of a kind, the one that holds no less
+    of either is kept."""
+
+    forward: tuple[Moment, ...]
+    """In a forward pass, its own micro-batch included, at the last block that recomputes."""
+    forward_kept: tuple[Moment, ...]
+    """The same at the last block, where it keeps everything though the layout recomputes."""
+    loss: tuple[Moment, ...]
+    """In that of the last stage; empty on other ranks."""
+    backward: tuple[Moment, ...]
+    """At the first and at the last of a backward pass's blocks that recompute, that block included:
+    those that keep everything are gone."""
+    backward_kept: tuple[Moment, ...]
+    """At the first and at the last of those that keep everything: with them it begins."""
+    halves: tuple[Moment, ...]
+    """At the first and at the last block of the inputs' half of a backward pass, without it."""
+    between: tuple[Moment, ...]
+    """When such a half is over, and when the weights' half begins."""
+    sums: tuple[Moment, ...]
+    """When one is over before which a weights' half left the first gradients of its stage: FSDP2
+    makes sums of them."""
+    embedding: tuple[Moment, ...]
+    """After the blocks of the first stage's backward pass; empty on other ranks."""
+    after: tuple[Moment, ...]
+    """After the blocks of any backward pass."""
+    reduction: tuple[Moment, ...]
+    """When a stage's gradients are reduced, after its last backward pass."""
+    root_reduction: tuple[Moment, ...]
+    """When those of its blocks are, and those of embedding or head are left."""
+
+
+_Numbers = tuple[int, ...]
+_WHOLE = (0, 0, 0, 0, 0, 0, 0, 0)
+"""Of backward passes that are not split."""
+
+
+def all_at_once(*, alive: int, blocks: int, kept: int = 0) -> Moments:
+    """Everything in flight beside all gradients; `kept` of the blocks keep everything, and are
+    taken to be as large a part of what is in flight."""
+    all_kept = -(-alive * kept // max(1, blocks))
+    most = (Moment(alive, blocks, ends=2, kept=all_kept),)
+    first = (Moment(alive - kept, blocks, ends=2, kept=all_kept - kept),)
+    less = (Moment(alive - blocks, blocks, ends=2, kept=all_kept - kept),)
+    return Moments(
+        forward=first,
+        forward_kept=most if kept else (),
+        loss=most,
+        backward=first,
+        backward_kept=most if kept else (),
+        halves=(),
+        between=(),
+        sums=(),
+        embedding=less,
+        after=less,
+        reduction=(Moment(0, blocks, ends=2),),
+        root_reduction=(Moment(0, 0, ends=2, reduced=blocks),),
+    )
+
+
+def joined(several: Iterable[Moments]) -> Moments:
+    """The moments of ranks that cannot be told apart."""
+    each = list(several)
+    return Moments(
+        **{
+            field.name: _highest(moment for one in each for moment in getattr(one, field.name))
+            for field in fields(Moments)
+        }
+    )
+
+
+def moments_of_rank(
+    actions: Sequence[Action], weights: Sequence[int], kept: Sequence[int] = ()
+) -> Moments:
+    """The moments of a rank that does `actions`; `weights` are the blocks of all stages of the
+    pipeline, `kept` those of each, the last, that keep everything though the layout recomputes
+    (empty: none)."""
+    last = len(weights) - 1
+    graded: set[int] = set()
+    fresh: dict[int, int] = {}
+    alive, alive_kept, held, waiting, inputs, reduced = 0, 0, 0, 0, 0, 0
+    forward, forward_kept, loss, backward, backward_kept, embedding, after, reduction, root = (
+        set[_Numbers]() for _ in range(9)
+    )
+    halves, between, sums = (set[_Numbers]() for _ in range(3))
+    is_split = any(kind in (BACKWARD_INPUT, BACKWARD_WEIGHT) for _, _, kind in actions)
+    left = Counter(stage for stage, _, kind in actions if kind in (BACKWARD, BACKWARD_WEIGHT))
+    now_dropped, waiting_head, has_loss, outputs = (0, 0), 0, False, 0
+
+    def now(less: int = 0, less_kept: int = 0, ungraded: int = 0) -> _Numbers:
+        """A `Moment`'s numbers: plain ones, as there are very many of them."""
+        split = _WHOLE
+        if is_split:
+            split = (waiting, inputs, *_fresh(fresh, graded, last), waiting_head, int(has_loss))
+        ends = (0 in graded) + (last in graded and last > 0)
+        kept_alive = alive_kept - less_kept
+        return (
+            alive - less,
+            held - ungraded,
+            *split,
+            ends,
+            reduced,
+            kept_alive,
+            *now_dropped,
+            outputs,
+        )
+
+    def grade(stage: int, blocks: int) -> None:
+        nonlocal held
+        graded.add(stage)
+        held += blocks
+
+    def half_done(stage: int, blocks: int) -> _Numbers:
+        """When the inputs' half is through with so many blocks."""
+        nonlocal waiting, held
+        before = waiting, held, dict(fresh)
+        waiting += blocks
+        if stage in fresh:
+            fresh[stage] -= blocks
+            held += 0 if stage in graded else blocks
+        seen = now()
+        waiting, held = before[:2]
+        fresh.update(before[2])
+        return seen
+
+    for (stage, _, kind), absent in zip(actions, _dropped(actions, weights), strict=False):
+        now_dropped = absent
+        has_loss = has_loss and kind == BACKWARD_WEIGHT
+        blocks, keeping = weights[stage], kept[stage] if kept else 0
+        if kind == FORWARD:
+            alive, alive_kept = alive + blocks, alive_kept + keeping
+            outputs += stage == 0
+            forward.add(now(keeping, keeping))
+            if keeping:
+                forward_kept.add(now())
+            if stage == last:
+                loss.add(now())
+            continue
+        is_half = kind != BACKWARD and stage > 0  # the first stage has no input to differentiate by
+        if kind == BACKWARD_INPUT:
+            if is_half:
+                has_loss = stage == last
+                waiting_head += has_loss
+                halves.add(now())
+                if blocks > 1:  # those that it is through with are as after the half
+                    halves.add(half_done(stage, blocks - 1))
+                is_first = stage in fresh and stage not in graded
+                waiting, inputs = waiting + blocks, inputs + 1
+            if stage in fresh:
+                del fresh[stage]
+                if stage not in graded:
+                    grade(stage, blocks)
+            if is_half:
+                (sums if is_first else between).add(now())
+            continue
+        if is_half:
+            between.add(now())
+        else:
+            backward.add(now(keeping, keeping))
+            if keeping:
+                backward_kept.add(now())
+        if is_half:
+            fresh[stage] = blocks
+        elif stage not in graded:
+            grade(stage, blocks)
+            places = [(max(0, blocks - 1), backward)]
+            if keeping:
+                places += [(keeping, backward), (keeping - 1, backward_kept)]
+            for done, seen in places:  # blocks that the pass is through with have gradients
+                seen.add(now(done, min(done, keeping), blocks - done))
+        alive, alive_kept = alive - blocks, alive_kept - keeping
+        outputs -= stage == 0
+        waiting -= blocks if is_half else 0
+        waiting_head -= is_half and stage == last
+        after.add(now())
+        if stage == 0:
+            embedding.add(now())
+        left[stage] -= 1
+        if not left[stage]:
+            if stage in graded:  # FSDP2 adds up what there is before it reduces
+                fresh.pop(stage, None)
+            reduction.add(now())
+            held -= blocks if stage in graded else 0
+            fresh.pop(stage, None)
+            reduced += blocks
+            if stage in (0, last):
+                root.add(now())
+            graded.discard(stage)
+    return Moments(
+        forward=_highest(forward),
+        forward_kept=_highest(forward_kept),
+        loss=_highest(loss),
+        backward=_highest(backward),
+        backward_kept=_highest(backward_kept),
+        halves=_highest(halves),
+        between=_highest(between),
+        sums=_highest(sums),
+        embedding=_highest(embedding),
+        after=_highest(after),
+        reduction=_highest(reduction),
+        root_reduction=_highest(root),
+    )
+
+
+def _dropped(actions: Sequence[Action], weights: Sequence[int]) -> Iterable[tuple[int, int]]:
+    """`Moment.dropped` and `Moment.dropped_ends` at each of a rank's actions."""
+    stages = {stage for stage, _, _ in actions}
+    if len(stages) <= ACTIVE_STAGES:
+        return repeat((0, 0))
+    whole, ends = sum(weights[stage] for stage in stages), {0, len(weights) - 1}
+    return [
+        (
+            sum(weights[stage] for stage in active) - whole,
+            len(ends.intersection(active)) - len(ends & stages),
+        )
+        for active in gathered_stages(actions)
+    ]
+
+
+def short_actions(stages: Sequence[int], *, most: int, several: bool) -> list[Action]:
+    """As many passes as show all moments, of schedules whose ranks go forward with `most`
+    micro-batches before they go back; `several`: there are more, one forward for one backward."""
+    rest = [(stage, index, BACKWARD) for stage in reversed(stages) for index in range(most)]
+    first = [(stage, index, FORWARD) for stage in stages for index in range(most)]
+    if not several:
+        return first + rest
+    (stage,) = stages
+    return [*first, (stage, 0, BACKWARD), (stage, most, FORWARD), *rest]
+
+
+def _fresh(fresh: dict[int, int], graded: set[int], last: int) -> tuple[int, int, int, int]:
+    """`Moment.fresh` to `Moment.first_head`."""
+    first = {stage: blocks for stage, blocks in fresh.items() if stage not in graded}
+    return sum(fresh.values()), sum(first.values()), int(last in fresh), int(last in first)
+
+
+def _highest(moments: Iterable[tuple[int, ...]]) -> tuple[Moment, ...]:
+    """Those that no other one reaches in all."""
+    distinct = sorted(set(moments), reverse=True)
+    if len(distinct) < 2:
+        return tuple(map(Moment._make, distinct))
+    varying = [n for n, column in enumerate(zip(*distinct, strict=True)) if len(set(column)) > 1]
+    kept: list[tuple[int, ...]] = []
+    seen: list[list[int]] = []
+    for moment in distinct:
+        own = [moment[n] for n in varying]
+        for other in seen:
+            if all(map(ge, other, own)):
+                break
+        else:
+            kept.append(moment)
+            seen.append(own)
+    return tuple(map(Moment._make, kept))

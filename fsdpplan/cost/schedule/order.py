@@ -1,0 +1,348 @@
+"""Pipeline order: what each rank does with its micro-batches, and how many are alive at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from fsdpplan.cost.schedule.actions import (
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    V_SCHEDULES,
+    Action,
+    actions_of_rank,
+    rank_stages,
+)
+from fsdpplan.cost.schedule.moments import Moments, moments_of_rank, short_actions
+from fsdpplan.errors import SpecError
+from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Schedule
+
+__all__ = [
+    "BACKWARD",
+    "BACKWARD_INPUT",
+    "BACKWARD_WEIGHT",
+    "FORWARD",
+    "SIMULATED_SCHEDULES",
+    "Action",
+    "adding_stages",
+    "microbatches_refusal",
+    "moments_of",
+    "peak_in_flight",
+    "peak_weights_pending",
+    "rank_actions",
+    "rank_moments",
+    "rank_stages",
+    "require_simulated",
+    "steady_microbatches",
+]
+
+SIMULATED_SCHEDULES: tuple[Schedule, ...] = (
+    "gpipe",
+    "1f1b",
+    "interleaved_1f1b",
+    "looped_bfs",
+    "interleaved_zero_bubble",
+    "zbv",
+    "dualpipev",
+)
+"""Schedules whose time and memory are known here: all."""
+
+_ROUND_SCHEDULES = ("interleaved_1f1b", "interleaved_zero_bubble")
+"""Micro-batches go through them in equal rounds of about pp."""
+
+_PEAK_ROUNDS = 4
+"""Rounds of p micro-batches after which no rank holds more than before."""
+
+
+def microbatches_refusal(*, schedule: Schedule, pp: int, num_microbatches: int) -> str | None:
+    """Why torch refuses this number of micro-batches under the schedule; None if it does not."""
+    if schedule == "1f1b" and num_microbatches < pp:
+        return f"1f1b needs at least as many micro-batches as stages: {num_microbatches} < {pp}"
+    if schedule == "dualpipev" and num_microbatches < 2 * pp:
+        return (
+            f"dualpipev needs at least as many micro-batches as stages: {num_microbatches} < "
+            f"2 x {pp}"
+        )
+    if schedule in _ROUND_SCHEDULES:
+        rounds = max(1, num_microbatches // pp)
+        if num_microbatches % rounds:
+            return (
+                f"{schedule} needs micro-batches in {rounds} equal rounds: "
+                f"{num_microbatches} is not a multiple of {rounds}"
+            )
+    return None
+
+
+def stages_refusal(*, schedule: Schedule, virtual_stages: int) -> str | None:
+    """Why torch refuses this number of stages a rank; None if it does not."""
+    if schedule in ("gpipe", "1f1b") and virtual_stages != 1:
+        return (
+            f"schedule {schedule} has one stage a rank, not {virtual_stages}: use "
+            "--schedule interleaved_1f1b or --virtual-stages 1"
+        )
+    if schedule in V_SCHEDULES and virtual_stages != 2:
+        return (
+            f"schedule {schedule} has two stages a rank, not {virtual_stages}: use "
+            "--virtual-stages 2"
+        )
+    return None
+
+
+def require_simulated(
+    *, schedule: Schedule, pp: int, num_microbatches: int, virtual_stages: int
+) -> None:
+    """Raise unless the schedule is known here and takes these micro-batches and stages."""
+    if schedule not in SIMULATED_SCHEDULES:
+        raise SpecError(
+            f"schedule {schedule} cannot be predicted: use --schedule with one of "
+            f"{', '.join(SIMULATED_SCHEDULES)}"
+        )
+    refusal = stages_refusal(schedule=schedule, virtual_stages=virtual_stages)
+    if not refusal and schedule != "1f1b":
+        refusal = microbatches_refusal(schedule=schedule, pp=pp, num_microbatches=num_microbatches)
+    if refusal:
+        raise SpecError(refusal)
+
+
+def round_microbatches(*, schedule: Schedule, pp: int, num_microbatches: int) -> int:
+    """Micro-batches that go through a stage in turn before the rank's next stage does."""
+    if schedule in _ROUND_SCHEDULES:
+        return num_microbatches // max(1, num_microbatches // pp)
+    return num_microbatches
+
+
+@lru_cache(maxsize=256)  # long lists
+def rank_actions(
+    *, schedule: Schedule, pp: int, num_microbatches: int, virtual_stages: int
+) -> tuple[tuple[Action, ...], ...]:
+    """What each rank does, in order."""
+    require_simulated(
+        schedule=schedule,
+        pp=pp,
+        num_microbatches=num_microbatches,
+        virtual_stages=virtual_stages,
+    )
+    round_size = round_microbatches(schedule=schedule, pp=pp, num_microbatches=num_microbatches)
+    return tuple(
+        tuple(
+            actions_of_rank(
+                schedule=schedule,
+                rank=rank,
+                pp=pp,
+                num_microbatches=num_microbatches,
+                virtual_stages=virtual_stages,
+                round_size=round_size,
+            )
+        )
+        for rank in range(pp)
+    )
+
+
+@lru_cache(maxsize=1024)
+def peak_in_flight(
+    *,
+    schedule: Schedule,
+    pp: int,
+    num_microbatches: int,
+    virtual_stages: int,
+    stage_weights: tuple[int, ...] = (),
+) -> tuple[tuple[int, ...], ...]:
+    """For each rank, the micro-batches whose activations each of its stages holds at the peak.
+
+    Stages as in `rank_stages`. The peak is when the rank holds most in all, each stage counted by
+    its weight of `stage_weights` (its blocks; empty: all alike); activations live from
+    the start of the forward to the end of the backward pass, of its weight half where it is split
+    (torch keeps the graph for it).
+    """
+    if schedule in ("gpipe", "looped_bfs"):
+        require_simulated(
+            schedule=schedule,
+            pp=pp,
+            num_microbatches=num_microbatches,
+            virtual_stages=virtual_stages,
+        )
+        return ((num_microbatches,) * virtual_stages,) * pp
+    if schedule == "1f1b":  # a rank starts as many forwards as stages are left behind it
+        return tuple((min(num_microbatches, pp - rank),) for rank in range(pp))
+    return tuple(
+        peak.alive
+        for peak in _peaks(
+            schedule,
+            pp,
+            steady_microbatches(
+                schedule=schedule, pp=pp, num_microbatches=num_microbatches, rounds=_PEAK_ROUNDS
+            ),
+            virtual_stages,
+            stage_weights,
+        )
+    )
+
+
+def peak_weights_pending(
+    *, schedule: Schedule, pp: int, num_microbatches: int, virtual_stages: int
+) -> tuple[tuple[int, ...], ...]:
+    """For each rank, the micro-batches of each of its stages that wait for their weights' half of
+    the backward pass when the rank holds most: their outputs' gradients are kept for it."""
+    if schedule not in SPLIT_BACKWARD_SCHEDULES:
+        return ((0,) * virtual_stages,) * pp
+    short = steady_microbatches(
+        schedule=schedule, pp=pp, num_microbatches=num_microbatches, rounds=_PEAK_ROUNDS
+    )
+    return tuple(peak.pending for peak in _peaks(schedule, pp, short, virtual_stages, ()))
+
+
+@lru_cache(maxsize=1024)
+def adding_stages(
+    *, schedule: Schedule, pp: int, num_microbatches: int, virtual_stages: int
+) -> tuple[tuple[bool, ...], ...]:
+    """For each rank, whether FSDP2 adds up the gradients of each of its stages before it reduces
+    them.
+
+    It does so in a backward pass, or in the inputs' half of one that is split: what the weights'
+    halves leave behind the last of these, where all of them are, is reduced as it is.
+    Source: torch 2.13 `FSDPParamGroup.post_backward`; the dtypes of its calls (tests/ground_truth).
+    """
+    if schedule not in SPLIT_BACKWARD_SCHEDULES:
+        return ((True,) * virtual_stages,) * pp
+    short = steady_microbatches(
+        schedule=schedule, pp=pp, num_microbatches=num_microbatches, rounds=_PEAK_ROUNDS
+    )
+    shape = {"schedule": schedule, "pp": pp, "virtual_stages": virtual_stages}
+    found = []
+    for rank, actions in enumerate(rank_actions(num_microbatches=short, **shape)):
+        left, adds = set[int](), {0}  # the first stage's backward pass is never split
+        for stage, _, kind in actions:
+            if kind == BACKWARD or (kind == BACKWARD_INPUT and stage in left):
+                adds.add(stage)
+            elif kind == BACKWARD_WEIGHT:
+                left.add(stage)
+        found.append(tuple(stage in adds for stage in rank_stages(rank=rank, **shape)))  # type: ignore[arg-type]
+    return tuple(found)
+
+
+def rank_moments(
+    *,
+    schedule: Schedule,
+    pp: int,
+    num_microbatches: int,
+    stage_weights: tuple[int, ...],
+    kept_weights: tuple[int, ...] = (),
+) -> tuple[Moments, ...]:
+    """`moments_of` each rank."""
+    return tuple(
+        moments_of(
+            rank,
+            schedule=schedule,
+            pp=pp,
+            num_microbatches=num_microbatches,
+            stage_weights=stage_weights,
+            kept_weights=kept_weights,
+        )
+        for rank in range(pp)
+    )
+
+
+@lru_cache(maxsize=8192)
+def moments_of(
+    rank: int,
+    *,
+    schedule: Schedule,
+    pp: int,
+    num_microbatches: int,
+    stage_weights: tuple[int, ...],
+    kept_weights: tuple[int, ...] = (),
+) -> Moments:
+    """What a rank holds at the moments of a step that may hold most; `stage_weights` are the blocks
+    of each stage, `kept_weights` those that keep everything (empty: none)."""
+    virtual_stages = len(stage_weights) // pp
+    if schedule in ("gpipe", "looped_bfs", "1f1b"):
+        stages = rank_stages(schedule=schedule, pp=pp, virtual_stages=virtual_stages, rank=rank)
+        most = min(num_microbatches, pp - rank) if schedule == "1f1b" else num_microbatches
+        few = short_actions(stages, most=most, several=most < num_microbatches)
+        return moments_of_rank(few, stage_weights, kept_weights)
+    short = steady_microbatches(
+        schedule=schedule, pp=pp, num_microbatches=num_microbatches, rounds=_PEAK_ROUNDS
+    )
+    actions = rank_actions(
+        schedule=schedule, pp=pp, num_microbatches=short, virtual_stages=virtual_stages
+    )
+    return moments_of_rank(actions[rank], stage_weights, kept_weights)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Peak:
+    """Micro-batches in each stage of a rank when it holds most."""
+
+    alive: tuple[int, ...]
+    pending: tuple[int, ...]
+    """Those of them between the two halves of their backward pass."""
+
+
+@lru_cache(maxsize=256)
+def _peaks(
+    schedule: Schedule,
+    pp: int,
+    num_microbatches: int,
+    virtual_stages: int,
+    stage_weights: tuple[int, ...],
+) -> tuple[_Peak, ...]:
+    weights = stage_weights or (1,) * (pp * virtual_stages)
+    actions = rank_actions(
+        schedule=schedule,
+        pp=pp,
+        num_microbatches=num_microbatches,
+        virtual_stages=virtual_stages,
+    )
+    return tuple(
+        _peak_of_rank(
+            todo,
+            rank_stages(schedule=schedule, pp=pp, virtual_stages=virtual_stages, rank=rank),
+            weights,
+        )
+        for rank, todo in enumerate(actions)
+    )
+
+
+def _peak_of_rank(
+    actions: tuple[Action, ...],
+    stages: tuple[int, ...],
+    weights: tuple[int, ...],
+) -> _Peak:
+    place = {stage: position for position, stage in enumerate(stages)}
+    alive, pending = [0] * len(stages), [0] * len(stages)
+    peak, most = (tuple(alive), tuple(pending)), (0, 0)
+    held = waiting = 0
+    for stage, _, kind in actions:
+        at = place[stage]
+        if kind == FORWARD:
+            alive[at] += 1
+            held += weights[stage]
+        elif kind == BACKWARD_INPUT:
+            pending[at] += 1
+            waiting += weights[stage]
+        if (held, waiting) > most:
+            most = (held, waiting)
+            peak = (tuple(alive), tuple(pending))
+        if kind in (BACKWARD, BACKWARD_WEIGHT):
+            alive[at] -= 1
+            held -= weights[stage]
+        if kind == BACKWARD_WEIGHT:
+            pending[at] -= 1
+            waiting -= weights[stage]
+    return _Peak(alive=peak[0], pending=peak[1])
+
+
+def steady_microbatches(*, schedule: Schedule, pp: int, num_microbatches: int, rounds: int) -> int:
+    """Fewer micro-batches with the same start and end: at most `rounds` rounds.
+
+    A round is of pp micro-batches, or of as many as the schedule sends through a stage in turn.
+    """
+    size = pp
+    if schedule in _ROUND_SCHEDULES:
+        size = round_microbatches(schedule=schedule, pp=pp, num_microbatches=num_microbatches)
+    most = rounds * size
+    if num_microbatches <= most:
+        return num_microbatches
+    return most - size + num_microbatches % size

@@ -1,0 +1,272 @@
+"""Pipeline passes: all micro-batches through a pipeline, with data parallelism around them.
+
+Parameters are gathered before the first micro-batch (FSDP with reshard never, ZeRO's updated ones)
+and gradients reduced in or after each stage's last backward pass. The first rank ends last: what
+other ranks reduce meanwhile hides in their wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+
+from fsdpplan.cost.kernels.compute import device_parts
+from fsdpplan.cost.model.shards import Stage, block_kinds
+from fsdpplan.cost.network.calls import group_seconds
+from fsdpplan.cost.network.groups import pp_group
+from fsdpplan.cost.overlap.exposed import ExposedSeconds
+from fsdpplan.cost.overlap.fsdp_timing import fsdp_micro_batch
+from fsdpplan.cost.overlap.passes import Passes, plain_seconds
+from fsdpplan.cost.overlap.replica_timing import (
+    BucketSeconds,
+    bucket_seconds,
+    gather_waiting_seconds,
+    reduction_exposed_seconds,
+)
+from fsdpplan.cost.overlap.streams import MicroBatch
+from fsdpplan.cost.overlap.timing import block_work
+from fsdpplan.cost.schedule.stages import (
+    StageKinds,
+    layout_rank_stages,
+    pipeline_ranks,
+    stage_kinds,
+)
+from fsdpplan.cost.schedule.times import (
+    WAITING_SCHEDULES,
+    PipelineTiming,
+    reduced_seconds,
+    simulate_pipeline,
+)
+from fsdpplan.cost.traffic.rank import message_bytes
+from fsdpplan.cost.traffic.tied_tables import table_seconds
+from fsdpplan.spec.case import Case
+from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
+from fsdpplan.spec.model import Model
+
+Seconds = tuple[float, ...]
+
+
+def pipeline_passes(case: Case) -> Passes:
+    """All micro-batches, seen from the rank that computes most."""
+    model, layout = case.model, case.layout
+    stages = stage_kinds(model=model, layout=layout)
+    times = stages.each([plain_seconds(case, one) for one in stages.kinds])
+    send = group_seconds(case.cluster, pp_group(layout), "send_recv", message_bytes(case))
+    weights: Seconds = ()
+    if layout.schedule in SPLIT_BACKWARD_SCHEDULES:
+        halves = stages.each([_weight_seconds(case, one) for one in stages.kinds])
+        weights = tuple(
+            min(backward, half) for half, (_, backward) in zip(halves, times, strict=True)
+        )
+    timing = played_timing(layout, times, weights, send, ())
+    if layout.sharding == "fsdp":
+        exposed = _fsdp_exposed(case, stages, times, weights, send, timing)
+    else:
+        exposed = _replica_exposed(case, stages, times, weights, send, timing)
+    rank = max(range(layout.pp), key=lambda rank: (timing.busy_seconds[rank], rank))
+    idle = timing.idle_seconds[rank]
+    messages = min(idle, _message_waiting_seconds(model, layout, rank, send))
+    tables = table_seconds(case)
+    return Passes(
+        busy_seconds=timing.busy_seconds[rank],
+        exposed=ExposedSeconds(
+            all_gather=exposed.all_gather,
+            reduce_scatter=exposed.reduce_scatter,
+            all_reduce=exposed.all_reduce,
+            by_axis=(("pp", messages + tables),),
+        ),
+        bubble_seconds=idle - messages,
+        pp_rank=rank,
+    )
+
+
+def _weight_seconds(case: Case, stage: Stage) -> float:
+    """The half of a stage's backward pass that makes the weights' gradients: products as large as
+    forward's. What backward does beside products is in the other half."""
+    seconds = 0.0
+    for kind, blocks in block_kinds(model=case.model, stage=stage):
+        forward, _ = device_parts(block_work(case.of_blocks(kind)), case.cluster.device)
+        seconds += blocks * forward.matmuls
+    return seconds
+
+
+def _message_waiting_seconds(model: Model, layout: Layout, rank: int, send: float) -> float:
+    """Receives that a rank waits for, under schedules that wait."""
+    if layout.schedule not in WAITING_SCHEDULES:
+        return 0.0
+    stage = pipeline_ranks(model=model, layout=layout)[rank]
+    receives = 2 - int(stage.has_embedding) - int(stage.has_head)
+    return layout.num_microbatches * receives * send
+
+
+@lru_cache(maxsize=2048)
+def _played(
+    schedule: str,
+    forward: Seconds,
+    backward: Seconds,
+    weights: Seconds,
+    gathered: Seconds,
+    num_microbatches: int,
+    virtual_stages: int,
+    send: float,
+) -> PipelineTiming:
+    return simulate_pipeline(
+        schedule=schedule,  # type: ignore[arg-type]
+        forward_seconds=forward,
+        backward_seconds=backward,
+        num_microbatches=num_microbatches,
+        virtual_stages=virtual_stages,
+        send_seconds=send,
+        backward_weight_seconds=weights,
+        gathered_seconds=gathered,
+    )
+
+
+def played_timing(
+    layout: Layout,
+    times: Sequence[tuple[float, float]],
+    weights: Seconds,
+    send: float,
+    gathered: Seconds,
+) -> PipelineTiming:
+    """The pipeline played, from (forward, backward) of each stage; as in `simulate_pipeline`."""
+    return _played(
+        layout.schedule,
+        tuple(forward for forward, _ in times),
+        tuple(backward for _, backward in times),
+        weights,
+        gathered,
+        layout.num_microbatches,
+        layout.virtual_stages,
+        send,
+    )
+
+
+def first_forward_ends(
+    *, passes: Sequence[tuple[float, float]], gathers: Sequence[float], send: float
+) -> Seconds:
+    """When each stage's first forward pass ends at the earliest, if its parameters are gathered
+    from the start of the step or as soon as there is something to compute with them."""
+    moments: list[float] = []
+    arrived = 0.0
+    for (forward, _), gather in zip(passes, gathers, strict=True):
+        arrived += max(forward, gather)
+        moments.append(arrived)
+        arrived += send
+    return tuple(moments)
+
+
+def _fsdp_exposed(
+    case: Case,
+    stages: StageKinds,
+    times: Sequence[tuple[float, float]],
+    weights: Seconds,
+    send: float,
+    timing: PipelineTiming,
+) -> ExposedSeconds:
+    """FSDP gathers a stage's units as its first forward pass needs them, and reduces them all after
+    its last backward pass.
+
+    Source: torch 2.13 torch/distributed/pipelining/stage.py, `backward_maybe_with_nosync`, which
+    runs FSDP's post-backward when the last backward pass is over.
+    """
+    layout = case.layout
+    batches = [fsdp_micro_batch(case, stage) for stage in stages.kinds]
+    gathers = stages.each([_gather_seconds(batch) for batch in batches])
+    moments = first_forward_ends(passes=times, gathers=gathers, send=send)
+    delayed = played_timing(layout, times, weights, send, moments)
+    reduced = _after_all(
+        layout, timing, tuple(stages.each([_reduce_seconds(one) for one in batches]))
+    )
+    scatters = sum(stages.each([_sum(batch, "reduce_scatter") for batch in batches]))
+    reduces = sum(stages.each([_sum(batch, "all_reduce") for batch in batches]))
+    share = scatters / (scatters + reduces) if scatters + reduces else 0.0
+    return ExposedSeconds(
+        all_gather=max(0.0, delayed.total_seconds - timing.total_seconds),
+        reduce_scatter=share * reduced,
+        all_reduce=(1 - share) * reduced,
+    )
+
+
+def _sum(batch: MicroBatch, field: str) -> float:
+    units = sum(number * float(getattr(unit, field)) for unit, number in batch.runs)
+    return units + float(getattr(batch.root, field))
+
+
+def _gather_seconds(batch: MicroBatch) -> float:
+    return _sum(batch, "gather") + _sum(batch, "copy_out")
+
+
+def _reduce_seconds(batch: MicroBatch) -> float:
+    """All reduce-scatters of a stage, and its all-reduces behind or beside them."""
+    scatters, reduces = _sum(batch, "reduce_scatter"), _sum(batch, "all_reduce")
+    if batch.links_shared:
+        return scatters + reduces
+    first = batch.runs[0][0] if batch.runs else batch.root
+    return max(scatters + min(reduces, first.all_reduce), first.reduce_scatter + reduces)
+
+
+def _after_all(
+    layout: Layout, timing: PipelineTiming, reduce: Seconds, hidden: Seconds = ()
+) -> float:
+    """By how much reductions prolong the step."""
+    ends = reduced_seconds(
+        timing=timing,
+        rank_stage_indices=layout_rank_stages(layout),
+        reduce_seconds=reduce,
+        hidden_seconds=hidden,
+    )
+    return max(0.0, max(ends) - timing.total_seconds)
+
+
+def _replica_exposed(
+    case: Case,
+    stages: StageKinds,
+    times: Sequence[tuple[float, float]],
+    weights: Seconds,
+    send: float,
+    timing: PipelineTiming,
+) -> ExposedSeconds:
+    """DDP and ZeRO reduce beside each stage's last backward pass, or after it; ZeRO's gathers of
+    updated parameters run from the start of the step beside the first forward passes, or alone."""
+    buckets = stages.each([bucket_seconds(case, stage) for stage in stages.kinds])
+    totals = tuple(sum(each.reductions) for each in buckets)
+    hidden = tuple(
+        total - reduction_exposed_seconds(each, training=case.training, backward_seconds=backward)
+        for total, each, (_, backward) in zip(totals, buckets, times, strict=True)
+    )
+    reduced = _after_all(case.layout, timing, totals, hidden)
+    share = max(each.scatter_share for each in buckets)
+    return ExposedSeconds(
+        all_gather=_parameter_waiting(case, buckets, times, weights, send, timing),
+        reduce_scatter=share * reduced,
+        all_reduce=(1 - share) * reduced,
+    )
+
+
+def _parameter_waiting(
+    case: Case,
+    buckets: list[BucketSeconds],
+    times: Sequence[tuple[float, float]],
+    weights: Seconds,
+    send: float,
+    timing: PipelineTiming,
+) -> float:
+    """What gathering updated parameters adds: to the slowest rank, or to the first forwards."""
+    training, layout = case.training, case.layout
+    by_rank = [
+        [sum(buckets[stage].gathers) for stage in held] for held in layout_rank_stages(layout)
+    ]
+    if not any(map(any, by_rank)):
+        return 0.0
+    if not training.traits.overlaps_parameter_gather:
+        return max(map(sum, by_rank))
+    moments = [0.0] * len(times)
+    for held, gathers in zip(layout_rank_stages(layout), by_rank, strict=True):
+        for stage, moment in zip(held, accumulate(gathers), strict=True):
+            moments[stage] = moment
+    first = gather_waiting_seconds(buckets[0], training=training, forward_seconds=times[0][0])
+    moments[0] = max(moments[0], times[0][0] + first)
+    delayed = played_timing(layout, times, weights, send, tuple(moments))
+    return max(0.0, delayed.total_seconds - timing.total_seconds)

@@ -1,0 +1,264 @@
+"""Pipeline simulation: plays the ranks' action lists; when each action ends falls out.
+
+A rank does one thing at a time, in the order of its list; an action starts when its rank is free
+and its input has arrived. Messages between two ranks leave one after another in each direction.
+Long runs are played until a whole round advances every rank by the same time, and are extended by
+that time: exactly, since nothing that decides the next round has changed but the clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from fsdpplan.cost.schedule.actions import BACKWARD, BACKWARD_WEIGHT, FORWARD, Action
+from fsdpplan.cost.schedule.order import (
+    rank_actions,
+    rank_stages,
+    round_microbatches,
+    steady_microbatches,
+)
+from fsdpplan.spec.layout import Schedule
+
+FIRST_ROUNDS = 6
+"""Rounds of micro-batches played before looking for a steady state; then four times as many, until
+there is one or all are played."""
+
+_STEADY_ROUNDS = 2
+"""Rounds that must advance alike: more than any message waits to be used."""
+
+_ALIKE = 1e-10
+"""Share of a round's time within which two rounds are taken as equal: rounding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What to play."""
+
+    schedule: Schedule
+    pp: int
+    virtual_stages: int
+    num_microbatches: int
+    seconds: tuple[tuple[float, ...], ...]
+    """Of each stage in one micro-batch, by pass: forward, backward, its input and weight half;
+    with the receive that a rank waits for, under schedules that wait."""
+    send_seconds: float
+    """Between two ranks, beside compute; 0 where the ranks wait instead."""
+    gathered_seconds: tuple[float, ...]
+    """Before this moment a stage's first forward pass cannot end; empty: no such limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ends:
+    """When everything is done, from the start of the first forward pass."""
+
+    ranks: tuple[float, ...]
+    """Each rank's last action."""
+    stages: tuple[float, ...]
+    """Each stage's last backward pass."""
+
+    def later(self, seconds: float) -> Ends:
+        """All of it, so much later."""
+        return Ends(
+            ranks=tuple(end + seconds for end in self.ranks),
+            stages=tuple(end + seconds for end in self.stages),
+        )
+
+
+def run_ends(run: Run) -> Ends:
+    """Play `run`, its steady state only until it is known."""
+    if run.schedule in ("gpipe", "looped_bfs"):  # one pass, then the other: no common rhythm
+        return _ends(run, _played(run))
+    rounds = FIRST_ROUNDS
+    while True:
+        short = steady_microbatches(
+            schedule=run.schedule,
+            pp=run.pp,
+            num_microbatches=run.num_microbatches,
+            rounds=rounds,
+        )
+        part = replace(run, num_microbatches=short)
+        done = _played(part)
+        if short == run.num_microbatches:
+            return _ends(part, done)
+        round_size = _round_size(run)
+        advance = _steady_advance_seconds(part, done, round_size)
+        if advance is not None:
+            skipped = (run.num_microbatches - short) // round_size
+            return _ends(part, done).later(skipped * advance)
+        rounds *= 4
+
+
+def _round_size(run: Run) -> int:
+    if run.schedule in ("1f1b", "zbv", "dualpipev"):
+        return run.pp
+    return round_microbatches(
+        schedule=run.schedule, pp=run.pp, num_microbatches=run.num_microbatches
+    )
+
+
+@lru_cache(maxsize=256)
+def _steady_ends(
+    schedule: Schedule, pp: int, num_microbatches: int, virtual_stages: int, round_size: int
+) -> tuple[tuple[int, int], ...]:
+    """For each rank, (where its steady state ends, actions of a round): as far as its list is the
+    start of the list with one round more."""
+
+    def lists(count: int) -> tuple[tuple[Action, ...], ...]:
+        return rank_actions(
+            schedule=schedule, pp=pp, num_microbatches=count, virtual_stages=virtual_stages
+        )
+
+    ends = []
+    for todo, longer in zip(
+        lists(num_microbatches), lists(num_microbatches + round_size), strict=True
+    ):
+        pairs = enumerate(zip(todo, longer, strict=False))
+        same = next((at for at, (one, other) in pairs if one != other), len(todo))
+        ends.append((same, len(longer) - len(todo)))
+    return tuple(ends)
+
+
+def _steady_advance_seconds(run: Run, done: list[list[float]], round_size: int) -> float | None:
+    """By how much a round advances all ranks alike; None before the steady state."""
+    ends = _steady_ends(run.schedule, run.pp, run.num_microbatches, run.virtual_stages, round_size)
+    first_end, first_period = ends[0]
+    if first_end < first_period + 1:
+        return None
+    advance = done[0][first_end - 1] - done[0][first_end - 1 - first_period]
+    tolerance = _ALIKE * (advance + done[0][first_end - 1])
+    for times, (end, period) in zip(done, ends, strict=True):
+        if end < (_STEADY_ROUNDS + 1) * period:
+            return None
+        window = range(end - _STEADY_ROUNDS * period, end)
+        if any(abs(times[at] - times[at - period] - advance) > tolerance for at in window):
+            return None
+    return advance
+
+
+def _ends(run: Run, done: list[list[float]]) -> Ends:
+    last = _program(run.schedule, run.pp, run.num_microbatches, run.virtual_stages).last_backward
+    return Ends(
+        ranks=tuple([times[-1] for times in done]),
+        stages=tuple([done[rank][at] for rank, at in last]),
+    )
+
+
+def _played(run: Run) -> list[list[float]]:
+    """When each action of each rank ends."""
+    program = _program(run.schedule, run.pp, run.num_microbatches, run.virtual_stages)
+    seconds = [each for of_pass in run.seconds for each in of_pass]
+    hop, gathered = run.send_seconds, run.gathered_seconds
+    arrived = [0.0] * program.slots
+    link_free = [0.0] * (2 * run.pp)
+    clocks = [0.0] * run.pp
+    done: list[list[float]] = [[] for _ in range(run.pp)]
+    for rank, at, source, target, link, first in program.steps:
+        now, ready = clocks[rank], arrived[source]
+        now = (ready if ready > now else now) + seconds[at]
+        if first >= 0 and gathered and gathered[first] > now:
+            now = gathered[first]
+        clocks[rank] = now
+        done[rank].append(now)
+        if link < 0 or not hop:
+            arrived[target] = now
+        else:  # a message leaves when the one before it has arrived
+            free = link_free[link]
+            arrived[target] = link_free[link] = (free if free > now else now) + hop
+    return done
+
+
+Step = tuple[int, int, int, int, int, int]
+"""(rank, place of its seconds, slot of its input, slot of its output, link of its message or -1,
+stage whose first forward pass it is or -1)."""
+
+_START, _NOWHERE = 0, 1
+"""Slots of what is there from the start, and of what nobody waits for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Program:
+    """The actions of all ranks in an order in which each comes behind its input: the same for
+    every run of one schedule, whatever its seconds."""
+
+    steps: tuple[Step, ...]
+    slots: int
+    last_backward: tuple[tuple[int, int], ...]
+    """(rank, place in its list) of each stage's last backward pass."""
+
+
+@lru_cache(maxsize=64)
+def _program(schedule: Schedule, pp: int, num_microbatches: int, virtual_stages: int) -> _Program:
+    shape = {"schedule": schedule, "pp": pp, "virtual_stages": virtual_stages}
+    lists = rank_actions(num_microbatches=num_microbatches, **shape)
+    held = [rank_stages(rank=rank, **shape) for rank in range(pp)]  # type: ignore[arg-type]
+    stages = pp * virtual_stages
+    links = _links(held, stages)
+    last: dict[int, tuple[int, int]] = {}
+    for rank, todo in enumerate(lists):
+        for at, (stage, _, kind) in enumerate(todo):
+            if kind in (BACKWARD, BACKWARD_WEIGHT):
+                last[stage] = (rank, at)
+    return _Program(
+        steps=tuple(_steps(lists, stages, num_microbatches, links)),
+        slots=2 + 2 * stages * num_microbatches,
+        last_backward=tuple(last[stage] for stage in range(stages)),
+    )
+
+
+def _steps(
+    lists: tuple[tuple[Action, ...], ...],
+    stages: int,
+    count: int,
+    links: tuple[tuple[int, ...], tuple[int, ...]],
+) -> list[Step]:
+    """Each rank as far as its inputs are there, in turn, until all is done."""
+    is_there = bytearray(2 + 2 * stages * count)
+    is_there[_START] = 1
+    backwards = 2 + stages * count
+    steps: list[Step] = []
+    places = [0] * len(lists)
+    waiting = list(range(len(lists)))
+    while waiting:
+        still = []
+        for rank in waiting:
+            todo = lists[rank]
+            for at in range(places[rank], len(todo)):
+                stage, index, kind = todo[at]
+                link = first = -1
+                source, target = _START, _NOWHERE
+                if kind == FORWARD:
+                    source = 2 + (stage - 1) * count + index if stage else _START
+                    target, link = 2 + stage * count + index, links[0][stage]
+                    first = stage if index == 0 else -1
+                elif kind != BACKWARD_WEIGHT:
+                    is_last = stage == stages - 1
+                    source = _START if is_last else backwards + (stage + 1) * count + index
+                    target, link = backwards + stage * count + index, links[1][stage]
+                if not is_there[source]:
+                    places[rank] = at
+                    still.append(rank)
+                    break
+                is_there[target] = 1
+                steps.append((rank, kind * stages + stage, source, target, link, first))
+        waiting = still
+    return steps
+
+
+def _links(held: list[tuple[int, ...]], stages: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The link on which each stage sends forward and backward; -1: its neighbour is on the same
+    rank, or there is none. Links 2 r and 2 r + 1 lead from rank r to the ranks behind and before
+    it; of two ranks each has one."""
+    rank_of = {stage: rank for rank, of_rank in enumerate(held) for stage in of_rank}
+
+    def link(stage: int, peer: int) -> int:
+        rank = rank_of[stage]
+        if not 0 <= peer < stages or rank_of[peer] == rank:
+            return -1
+        is_behind = (rank_of[peer] - rank) % len(held) == 1
+        return 2 * rank + (0 if is_behind else 1)
+
+    return (
+        tuple(link(stage, stage + 1) for stage in range(stages)),
+        tuple(link(stage, stage - 1) for stage in range(stages)),
+    )

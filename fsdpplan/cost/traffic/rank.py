@@ -1,0 +1,234 @@
+"""Traffic: which collectives one rank calls in a step, how often, and with how many bytes.
+
+`bytes` is always the full unsharded buffer: the output of an all-gather, the input of a
+reduce-scatter, the buffer of an all-reduce. Counts and bytes of FSDP2 and HSDP equal those of real
+`fully_shard` steps under a fake process group exactly, padding included (tests/ground_truth);
+so do those of tensor with sequence parallelism. DDP's counts are those of real gloo jobs
+(tests/trainer).
+
+Left out: the few scalars a step of the loss and of agreement between ranks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from fsdpplan.cost.memory.gradient_sizes import holds_gradients
+from fsdpplan.cost.memory.sizes import local_tokens
+from fsdpplan.cost.memory.torch_traits import sums_in_reduce_dtype
+from fsdpplan.cost.model.params import (
+    ParameterTensor,
+    block_tensors,
+    embedding_tensors,
+    head_tensors,
+)
+from fsdpplan.cost.model.shards import Stage, block_cases, block_kinds, gradient_syncs
+from fsdpplan.cost.network.calls import Calls, activation_bytes
+from fsdpplan.cost.network.groups import pp_group, tp_group
+from fsdpplan.cost.traffic.block_calls import block_calls, gathered_activation_dtype
+from fsdpplan.cost.traffic.fsdp import FP32_BYTES, fsdp_calls, norm_calls
+from fsdpplan.cost.traffic.muon import muon_calls
+from fsdpplan.cost.traffic.replicas import replica_calls
+from fsdpplan.cost.traffic.tied_tables import table_calls
+from fsdpplan.spec.case import Case
+from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.model import Model
+from fsdpplan.spec.training import DTYPE_BYTES, Training
+
+NARROW = ("wq_a.", "wkv_a.")
+"""Projections whose output all heads share."""
+
+__all__ = ["Calls", "activation_bytes", "fsdp_calls", "pp_calls", "step_calls"]
+
+
+def inner_calls(case: Case, stage: Stage) -> Iterator[Calls]:
+    """Collectives inside the blocks, of all blocks and micro-batches."""
+    for own, blocks in block_cases(case, stage):
+        for call in block_calls(own):
+            yield Calls(
+                collective=call.collective,
+                group=call.group,
+                dtype=call.dtype,
+                count=case.layout.num_microbatches * blocks * call.count,
+                call_bytes=call.call_bytes,
+            )
+
+
+def tp_end_calls(case: Case, stage: Stage) -> Iterator[Calls]:
+    """Tensor parallelism around the blocks: embedding, head, loss, norms.
+
+    With sequence parallelism the embedding scatters and the head gathers once in forward, and the
+    other way round in backward; without, each all-reduces once.
+    """
+    training, layout = case.training, case.layout
+    if layout.tp == 1:
+        return
+    elements = local_tokens(training=training, layout=layout) * case.model.hidden
+    ends: Counter[str] = Counter({training.activation_dtype: int(stage.has_head)})
+    ends[_embedded_dtype(training, layout)] += int(stage.has_embedding)
+    split = layout.sequence_parallel
+    for collective in ("all_gather", "reduce_scatter") if split else ("all_reduce",):
+        for dtype, number in ends.items():
+            yield Calls(
+                collective=collective,
+                group=tp_group(layout),
+                dtype=dtype,
+                count=layout.num_microbatches * number,
+                call_bytes=elements * DTYPE_BYTES[dtype],
+            )
+    if split:
+        yield from _norm_weight_calls(case, stage)
+    if stage.has_head:
+        yield from _loss_calls(case)
+    yield from _scale_calls(case, stage)
+
+
+def _embedded_dtype(training: Training, layout: Layout) -> str:
+    """What the embedding gives: rows of an fp32 table where autocast makes the precision, which
+    does not touch lookups."""
+    return "fp32" if _autocasts(training, layout) else training.activation_dtype
+
+
+def _autocasts(training: Training, layout: Layout) -> bool:
+    """The trainer's DDP keeps fp32 parameters, and casts in each forward."""
+    return training.runtime == "fsdp2" and layout.sharding == "ddp"
+
+
+def _norm_weight_calls(case: Case, stage: Stage) -> Iterator[Calls]:
+    """Sequence parallelism: each rank has its tokens' part of the gradients of norms, and of a
+    learned position table, of which it looks up its own positions.
+
+    DDP is given whole gradients, so each backward sums them, in fp32.
+    """
+    layout = case.layout
+    numbers: Counter[tuple[int, str]] = Counter()
+    for piece in stage.pieces:
+        dtype = _summed_dtype(case, piece)
+        for tensor, number in _partial_tensors(case.model, piece):
+            numbers[tensor.elements, dtype] += number
+    sums_often = _autocasts(case.training, layout) and layout.pp == 1
+    for (length, dtype), number in numbers.items():
+        yield Calls(
+            collective="all_reduce",
+            group=tp_group(layout),
+            dtype=dtype,
+            count=number * (layout.num_microbatches if sums_often else gradient_syncs(layout)),
+            call_bytes=length * DTYPE_BYTES[dtype],
+        )
+
+
+def _summed_dtype(case: Case, piece: Stage) -> str:
+    """Of the gradients that tensor-parallel ranks sum: as they are when they are reduced."""
+    training, layout = case.training, case.layout
+    if _autocasts(training, layout):
+        return "fp32"
+    holds = holds_gradients(layout) and piece.adds_gradients
+    holds = holds or sums_in_reduce_dtype(training)
+    return training.reduce_dtype if holds else training.activation_dtype
+
+
+def _partial_tensors(model: Model, piece: Stage) -> Iterator[tuple[ParameterTensor, int]]:
+    """(tensor, how many) of those of a virtual stage that ranks have partial gradients of."""
+    for kind, blocks in block_kinds(model=model, stage=piece):
+        for tensor in block_tensors(kind):
+            if _has_partial_gradients(tensor):
+                yield tensor, blocks
+    if piece.has_head:
+        yield from ((tensor, 1) for tensor in head_tensors(model) if len(tensor.shape) == 1)
+    if piece.has_embedding:
+        yield from ((tensor, 1) for tensor in embedding_tensors(model) if tensor.split == "none")
+
+
+def _has_partial_gradients(tensor: ParameterTensor) -> bool:
+    """Whether tensor-parallel ranks all have the tensor, and each its tokens' or its heads' part of
+    the gradient: norms, and the narrow projections of latent attention."""
+    return tensor.split == "none" and ("norm" in tensor.name or tensor.name.startswith(NARROW))
+
+
+def _loss_calls(case: Case) -> Iterator[Calls]:
+    """The logits, gathered; or, of a vocabulary-parallel loss, three fp32 numbers a token (the
+    highest logit, the sum of exponentials, the target's logit)."""
+    training, layout = case.training, case.layout
+    tokens = local_tokens(training=training, layout=layout)
+    if layout.loss_parallel:
+        smaller, larger = divmod(tokens, layout.loss_chunks)
+        for pieces, size in ((larger, smaller + 1), (layout.loss_chunks - larger, smaller)):
+            yield Calls(
+                collective="all_reduce",
+                group=tp_group(layout),
+                dtype="fp32",
+                count=3 * pieces * layout.num_microbatches,
+                call_bytes=FP32_BYTES * size,
+            )
+        return
+    yield Calls(
+        collective="all_gather",
+        group=tp_group(layout),
+        dtype=training.activation_dtype,
+        count=layout.num_microbatches,
+        call_bytes=tokens * case.model.vocab * DTYPE_BYTES[training.activation_dtype],
+    )
+
+
+def _scale_calls(case: Case, stage: Stage) -> Iterator[Calls]:
+    """Before ranks gather what they cast to fp8 with one scale computed on the spot, they agree on
+    the largest element: for each of a block's two inputs and of its two outputs' gradients."""
+    training, layout = case.training, case.layout
+    if gathered_activation_dtype(training) != "fp8" or training.fp8_recipe != "tensorwise":
+        return
+    yield Calls(
+        collective="all_reduce",
+        group=tp_group(layout),
+        dtype="fp32",
+        count=4 * layout.num_microbatches * stage.blocks,
+        call_bytes=FP32_BYTES,
+    )
+
+
+def pp_calls(case: Case, stage: Stage) -> Iterator[Calls]:
+    """Messages between pipeline stages: activations forward, their gradients back.
+
+    A rank sends once a micro-batch and virtual stage in each direction, but the first and last
+    stage of the whole pipeline only in one, and not to a stage of its own.
+    """
+    layout = case.layout
+    if layout.pp == 1:
+        return
+    per_micro_batch = 2 * layout.virtual_stages
+    per_micro_batch -= int(stage.has_embedding) + int(stage.has_head)
+    per_micro_batch -= 2 * stage.inner_boundaries
+    yield Calls(
+        collective="send_recv",
+        group=pp_group(layout),
+        dtype=case.training.activation_dtype,
+        count=layout.num_microbatches * per_micro_batch,
+        call_bytes=message_bytes(case),
+    )
+
+
+def message_bytes(case: Case) -> int:
+    """What one pipeline stage hands to the next for one micro-batch."""
+    size = activation_bytes(case)
+    return size // case.layout.tp if case.layout.sequence_parallel else size
+
+
+def optimizer_calls(case: Case, stage: Stage) -> Iterator[Calls]:
+    """What an optimizer exchanges that needs more than each rank's own shards."""
+    if case.training.optimizer == "muon":
+        yield from muon_calls(case, stage)
+
+
+def step_calls(case: Case, stage: Stage) -> list[Calls]:
+    """Every collective of one rank's step."""
+    sharding = case.layout.sharding
+    calls: list[Calls] = []
+    calls += fsdp_calls(case, stage) if sharding == "fsdp" else replica_calls(case, stage)
+    if sharding in ("fsdp", "ddp"):
+        calls += norm_calls(case, stage)
+    calls += inner_calls(case, stage)
+    calls += tp_end_calls(case, stage)
+    calls += pp_calls(case, stage)
+    calls += table_calls(case, stage)
+    calls += optimizer_calls(case, stage)
+    return [call for call in calls if call.count and call.group.ranks > 1]

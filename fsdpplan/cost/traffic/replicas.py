@@ -1,0 +1,198 @@
+"""Traffic of DDP, ZeRO-1 and ZeRO-2: gradients reduced in buckets, updated parameters gathered.
+
+DDP all-reduces each bucket over its replicas. ZeRO-1 and ZeRO-2 reduce-scatter it over the shard
+group and all-reduce the shard over the replicas, or all-reduce the whole over both; after the
+optimizer they gather the parameters that each rank updated, once a step.
+
+Source: ZeRO (arXiv 1910.02054), section 5; Megatron-LM docs/source/api-guide/dist_optimizer.md; the
+rules of a training software are its traits (`fsdpplan.spec.runtime`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from fsdpplan.cost.model.params import block_tensors, embedding_tensors, head_tensors
+from fsdpplan.cost.model.shards import Stage, block_kinds, gradient_syncs
+from fsdpplan.cost.network.calls import Calls
+from fsdpplan.cost.network.collectives import Collective
+from fsdpplan.cost.network.groups import (
+    Group,
+    data_parallel_group,
+    expert_shard_group,
+    replicate_group,
+    shard_group,
+)
+from fsdpplan.cost.traffic.buckets import (
+    FIRST_BUCKET_BYTES,
+    ddp_buckets_bytes,
+    expert_buckets_bytes,
+    layout_bucket_bytes,
+)
+from fsdpplan.spec.case import Case
+from fsdpplan.spec.layout import DDP_BUCKET_BYTES, Layout
+from fsdpplan.spec.model import Model
+from fsdpplan.spec.training import DTYPE_BYTES, Training
+
+FP32_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """Gradients that are reduced together, or parameters that are gathered together."""
+
+    fp32_bytes: int
+    """Of its parameters."""
+    is_expert: bool
+    """Routed experts of one expert-parallel rank, of which fewer ranks have copies."""
+
+
+def buckets(case: Case, stage: Stage) -> tuple[Bucket, ...]:
+    """The buckets of a rank in the order in which backward fills them; forward needs them the
+    other way round. DDP's first is small, unless the layout says a size
+    (torch 2.13 nn/parallel/distributed.py, `_BucketCapacityConfig`)."""
+    layout = case.layout
+    limit = layout_bucket_bytes(case, stage)
+    is_usual = layout.sharding == "ddp" and layout.ddp_bucket_bytes == DDP_BUCKET_BYTES
+    dense = ddp_buckets_bytes(
+        model=case.model,
+        stage=stage,
+        tp=layout.tp,
+        ep=layout.ep,
+        bucket_bytes=limit,
+        first_bucket_bytes=FIRST_BUCKET_BYTES if is_usual else limit,
+    )
+    experts = expert_buckets_bytes(
+        model=case.model, stage=stage, tp=layout.tp, ep=layout.ep, bucket_bytes=limit
+    )
+    filled = [*_by_progress(dense, is_expert=False), *_by_progress(experts, is_expert=True)]
+    return tuple(bucket for _, bucket in sorted(filled, key=lambda pair: pair[0]))
+
+
+def _by_progress(sizes: tuple[int, ...], *, is_expert: bool) -> Iterator[tuple[float, Bucket]]:
+    """(share of backward after which it is full, bucket)."""
+    done, total = 0, sum(sizes)
+    for size in sizes:
+        done += size
+        yield done / total, Bucket(fp32_bytes=size, is_expert=is_expert)
+
+
+def is_reduced(layout: Layout) -> bool:
+    """There are ranks with other tokens, and parameters that they all have."""
+    return layout.sharding != "fsdp" and layout.dp_replicate * layout.shard_ranks > 1
+
+
+def reductions(
+    bucket: Bucket, *, training: Training, layout: Layout
+) -> tuple[tuple[Collective, Group, int], ...]:
+    """(collective, group, bytes) that reduce the gradients of one bucket."""
+    size = bucket.fp32_bytes * DTYPE_BYTES[training.reduce_dtype] // FP32_BYTES
+    shard = expert_shard_group(layout) if bucket.is_expert else shard_group(layout)
+    if layout.sharding == "ddp" or not training.traits.reduce_scatters_gradients:
+        whole = data_parallel_group(layout)
+        if bucket.is_expert:
+            whole = Group(
+                axis=f"{whole.axis}/ep", ranks=whole.ranks // layout.ep, stride=shard.stride
+            )
+        return (("all_reduce", whole, size),)
+    return (
+        ("reduce_scatter", shard, size),
+        ("all_reduce", replicate_group(layout), size // shard.ranks),
+    )
+
+
+def parameter_dtype(training: Training) -> str:
+    """Number format of the parameters that a rank keeps whole."""
+    if not (training.traits.half_parameters or training.traits.half_states):
+        return "fp32"
+    return "fp8" if training.fp8_all_gather else training.activation_dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterMoves:
+    """Equal collectives that bring updated parameters to all ranks."""
+
+    collective: Collective
+    group: Group
+    count: float
+    """Not whole where buckets share the broadcasts of their owners."""
+    call_bytes: int
+
+
+def parameter_moves(
+    bucket: Bucket, *, training: Training, layout: Layout, tensors: int, whole_bytes: int
+) -> ParameterMoves:
+    """How the updated parameters of one bucket reach the other ranks.
+
+    Gathered bucket by bucket; or broadcast by the ranks that own whole tensors (`tensors` in all,
+    of `whole_bytes` in fp32, so no more ranks than that), of which the bucket has its share.
+    """
+    group = expert_shard_group(layout) if bucket.is_expert else shard_group(layout)
+    dtype_bytes = DTYPE_BYTES[parameter_dtype(training)]
+    size = bucket.fp32_bytes * dtype_bytes // FP32_BYTES
+    if not training.traits.broadcasts_parameters:
+        return ParameterMoves(collective="all_gather", group=group, count=1, call_bytes=size)
+    owners = min(group.ranks, tensors)
+    return ParameterMoves(
+        collective="broadcast",
+        group=group,
+        count=owners * bucket.fp32_bytes / whole_bytes,
+        call_bytes=whole_bytes * dtype_bytes // FP32_BYTES // owners,
+    )
+
+
+def replica_calls(case: Case, stage: Stage) -> Iterator[Calls]:
+    """Reductions of each synchronised backward and, under ZeRO, one gather of the parameters.
+
+    Buckets are filled by fp32 bytes; a bf16 reduction compresses them by a communication hook.
+    """
+    training, layout = case.training, case.layout
+    if not is_reduced(layout):
+        return
+    filled = buckets(case, stage)
+    for bucket, number in Counter(filled).items():
+        for collective, group, size in reductions(bucket, training=training, layout=layout):
+            yield Calls(
+                collective=collective,
+                group=group,
+                dtype=training.reduce_dtype,
+                count=number * gradient_syncs(layout),
+                call_bytes=size,
+            )
+    if layout.sharding != "ddp":
+        yield from _parameter_calls(case, stage, filled)
+
+
+def _parameter_calls(case: Case, stage: Stage, filled: tuple[Bucket, ...]) -> Iterator[Calls]:
+    """The collectives of updated parameters, those of one shape together."""
+    training = case.training
+    whole = sum(bucket.fp32_bytes for bucket in filled)
+    tensors = stage_tensors(model=case.model, stage=stage)
+    counts: dict[tuple[Collective, Group, int], float] = {}
+    for bucket in filled:
+        moves = parameter_moves(
+            bucket, training=training, layout=case.layout, tensors=tensors, whole_bytes=whole
+        )
+        key = (moves.collective, moves.group, moves.call_bytes)
+        counts[key] = counts.get(key, 0.0) + moves.count
+    for (collective, group, size), count in counts.items():
+        yield Calls(
+            collective=collective,
+            group=group,
+            dtype=parameter_dtype(training),
+            count=round(count),
+            call_bytes=size,
+        )
+
+
+@lru_cache(maxsize=1024)
+def stage_tensors(*, model: Model, stage: Stage) -> int:
+    """Parameters of a stage, counted as tensors."""
+    tensors = sum(
+        number * len(block_tensors(kind)) for kind, number in block_kinds(model=model, stage=stage)
+    )
+    tensors += len(embedding_tensors(model)) if stage.has_embedding else 0
+    return tensors + (len(head_tensors(model)) if stage.has_head else 0)

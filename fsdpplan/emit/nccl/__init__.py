@@ -1,0 +1,1 @@
+"""NCCL: the environment of the ranks, each variable with the evidence that sets it."""

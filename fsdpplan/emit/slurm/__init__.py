@@ -1,0 +1,1 @@
+"""Slurm: the job script, part by part, and what checks a node."""

@@ -1,0 +1,1 @@
+"""Hugging Face: a local `config.json` as a model."""

@@ -1,0 +1,118 @@
+"""A local Hugging Face `config.json` to a `Model`. JSON is parsed; no code of the model is run.
+
+Defaults of absent keys are those of the configuration classes of transformers 5. Shapes must be
+written: a default hidden size has never been what a user meant.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fsdpplan.errors import SpecError
+from fsdpplan.files.huggingface import experts as hf_experts
+from fsdpplan.files.huggingface import gpt as hf_gpt
+from fsdpplan.files.huggingface import llama as hf_llama
+from fsdpplan.files.huggingface.llama import Fields
+from fsdpplan.files.table import Table, parse_json_object, path_text, read_text, short
+from fsdpplan.spec.model import Model
+
+_LIMIT_BYTES = 1024 * 1024
+_MIXTURE_KEYS = (*hf_experts.EXPERT_KEYS, "moe_intermediate_size")
+
+Reader = Callable[[Table, list[str]], Fields]
+
+DENSE_FAMILIES: dict[str, Reader] = {
+    "bloom": hf_gpt.bloom,
+    "falcon": hf_gpt.falcon,
+    "gemma": hf_llama.gemma,
+    "gemma2": hf_llama.gemma2,
+    "gemma3": hf_llama.gemma3_with_vision,
+    "gemma3_text": hf_llama.gemma3,
+    "gpt2": hf_gpt.gpt2,
+    "gpt_neox": hf_gpt.gpt_neox,
+    "llama": hf_llama.llama,
+    "mistral": hf_llama.mistral,
+    "mpt": hf_gpt.mpt,
+    "nemotron": hf_gpt.nemotron,
+    "olmo2": hf_llama.olmo2,
+    "opt": hf_gpt.opt,
+    "phi3": hf_llama.phi3,
+    "qwen2": hf_llama.qwen2,
+    "qwen3": hf_llama.qwen3,
+    "starcoder2": hf_gpt.starcoder2,
+}
+"""Readers by `model_type`."""
+
+MIXTURE_FAMILIES: dict[str, Reader] = {
+    "deepseek_v2": hf_experts.deepseek_v2,
+    "deepseek_v3": hf_experts.deepseek_v3,
+    "gpt_oss": hf_experts.gpt_oss,
+    "mixtral": hf_experts.mixtral,
+    "qwen2_moe": hf_experts.qwen2_moe,
+    "qwen3_moe": hf_experts.qwen3_moe,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model and what its config says that the plan does not follow."""
+
+    model: Model
+    notes: tuple[str, ...]
+
+
+def read_hf_config(path: Path | str) -> LoadedModel:
+    """The model of a `config.json`, or of the folder that holds one."""
+    file = Path(path)
+    if os.path.isdir(file):  # Path.is_dir raises on a name that is too long
+        file = file / "config.json"
+    text = read_text(file, limit_bytes=_LIMIT_BYTES, what="model config")
+    return parse_hf_config(text, where=path_text(file), name=_model_name(file))
+
+
+def parse_hf_config(text: str, *, where: str, name: str) -> LoadedModel:
+    """The model in the text of a `config.json`; `where` names the file in messages."""
+    table = Table(where=where, values=parse_json_object(text, where=where))
+    reader = _reader(table)
+    notes: list[str] = []
+    try:
+        model = Model(name=name, **reader(table, notes))
+    except SpecError as error:
+        if str(error).startswith(where):
+            raise
+        raise SpecError(f"{where}: {error}") from error
+    if "quantization_config" in table.values:
+        notes.append("quantization_config is left out: training keeps its weights in fp32")
+    return LoadedModel(model=model, notes=tuple(notes))
+
+
+def _model_name(file: Path) -> str:
+    """What to call the model: its folder for a `config.json`, else the file."""
+    stem = file.resolve().parent.name if file.name == "config.json" else file.stem
+    return stem[:100] if stem.isprintable() and stem.strip() else "model"
+
+
+def _reader(table: Table) -> Reader:
+    """The reader of the config's family."""
+    family = table.text("model_type")
+    if family in MIXTURE_FAMILIES:
+        return MIXTURE_FAMILIES[family]
+    for key in _MIXTURE_KEYS:
+        if isinstance(table.values.get(key), int) and table.values[key] > 1:
+            raise SpecError(
+                f"{table.field(key)} = {short(table.values[key])}: a mixture of experts of a "
+                f"family that is not read; those read: {', '.join(MIXTURE_FAMILIES)}. Give its "
+                "size: --params with --active-params"
+            )
+    if family not in DENSE_FAMILIES:
+        kind = " (it holds several models)" if "text_config" in table.values else ""
+        raise SpecError(
+            f"{table.field('model_type')} {short(family)} is not read{kind}; supported: "
+            f"{', '.join([*DENSE_FAMILIES, *MIXTURE_FAMILIES])}. Give "
+            "the shape of another dense decoder itself: --layers --hidden --ffn-hidden --heads "
+            "--kv-heads --vocab"
+        )
+    return DENSE_FAMILIES[family]

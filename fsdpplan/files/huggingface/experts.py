@@ -1,0 +1,219 @@
+"""Hugging Face configs of mixtures of experts.
+
+Defaults of absent keys are those of the configuration classes of transformers 5; numbers and
+widths of experts must be written.
+"""
+
+from __future__ import annotations
+
+from fsdpplan.errors import SpecError
+from fsdpplan.files.huggingface.fields import (
+    either,
+    head_dim,
+    optional_flag,
+    optional_integer,
+    optional_number,
+    require_flag,
+    windows,
+)
+from fsdpplan.files.huggingface.llama import (
+    Fields,
+    all_windowed,
+    attention_bias,
+    decoder,
+    qwen_windows,
+)
+from fsdpplan.files.table import Table
+from fsdpplan.spec.model import Experts, LatentAttention, Router
+
+EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+
+def _experts(table: Table) -> int:
+    return table.integer(either(table, *EXPERT_KEYS))
+
+
+def mixtral(table: Table, notes: list[str]) -> Fields:
+    """Mixtral: each block has experts as wide as a dense network."""
+    experts = Experts(
+        experts=_experts(table),
+        active=table.integer("num_experts_per_tok"),
+        hidden=table.integer("intermediate_size"),
+    )
+    fields = decoder(table, notes, kv_heads=8, max_positions=131072, epsilon=1e-5, theta=1000000.0)
+    windowed = all_windowed(table, notes)
+    return fields | {"head_dim": head_dim(table), "experts": experts} | windowed
+
+
+def _dense_at_start(table: Table, key: str) -> int:
+    """How many blocks at the start lack experts, by a list of their numbers."""
+    numbers = table.values.get(key)
+    if numbers is None:
+        return 0
+    if not isinstance(numbers, list) or numbers != list(range(len(numbers))):
+        raise table.wrong(key, "a list 0, 1, ... of blocks at the start, or empty")
+    return len(numbers)
+
+
+def _require_every_block(table: Table, key: str) -> None:
+    if optional_integer(table, key, 1) != 1:
+        raise table.wrong(key, "1: experts in each block, but for some at the start")
+
+
+def _normalised(table: Table) -> Router:
+    """A softmax over all experts, divided by the sum of the chosen where the config says so."""
+    return Router(normalised=optional_flag(table, "norm_topk_prob", False))
+
+
+def qwen2_moe(table: Table, notes: list[str]) -> Fields:
+    """Qwen 1.5 and 2 with experts: narrow ones, and a gated one that every token visits."""
+    _require_every_block(table, "decoder_sparse_step")
+    experts = Experts(
+        experts=_experts(table),
+        active=table.integer("num_experts_per_tok"),
+        hidden=table.integer("moe_intermediate_size"),
+        shared_hidden=table.integer("shared_expert_intermediate_size"),
+        shared_gate=True,
+        dense_layers=_dense_at_start(table, "mlp_only_layers"),
+        router=_normalised(table),
+    )
+    return (
+        decoder(table, notes, kv_heads=16, max_positions=32768)
+        | {
+            "head_dim": head_dim(table),
+            "attention_bias": optional_flag(table, "qkv_bias", True),
+            "experts": experts,
+        }
+        | _qwen2_moe_windows(table, notes)
+    )
+
+
+def _qwen2_moe_windows(table: Table, notes: list[str]) -> Fields:
+    """Every other block is windowed, up to block `max_window_layers`."""
+    if not optional_flag(table, "use_sliding_window", False):
+        return {}
+    layers = table.integer("num_hidden_layers")
+    if optional_integer(table, "max_window_layers", 28, lowest=0) < layers:
+        raise table.wrong("max_window_layers", f"at least {layers}: a pattern of all blocks")
+    window = optional_integer(table, "sliding_window", 4096)
+    return windows(table, notes, window=window, layers=layers, full_every=2)
+
+
+def qwen3_moe(table: Table, notes: list[str]) -> Fields:
+    """Qwen 3 with experts."""
+    _require_every_block(table, "decoder_sparse_step")
+    experts = Experts(
+        experts=_experts(table),
+        active=table.integer("num_experts_per_tok"),
+        hidden=table.integer("moe_intermediate_size"),
+        dense_layers=_dense_at_start(table, "mlp_only_layers"),
+        router=_normalised(table),
+    )
+    windowed = qwen_windows(table, notes)
+    return (
+        decoder(table, notes, kv_heads=4, max_positions=32768)
+        | attention_bias(table)
+        | {"head_dim": head_dim(table), "qk_norm": True, "experts": experts}
+        | windowed
+    )
+
+
+def gpt_oss(table: Table, notes: list[str]) -> Fields:
+    """GPT-OSS: every other block looks back 128 tokens; sinks; biases everywhere."""
+    experts = Experts(
+        experts=_experts(table),
+        active=table.integer(either(table, "num_experts_per_tok", "experts_per_token")),
+        hidden=table.integer("intermediate_size"),
+        router_bias=True,
+        bias=True,
+    )
+    layers = table.integer("num_hidden_layers")
+    window = 128
+    if "sliding_window" in table.values:
+        window = optional_integer(table, "sliding_window", 0)
+    return (
+        decoder(table, notes, kv_heads=8, max_positions=131072, epsilon=1e-5, theta=150000.0)
+        | attention_bias(table, default=True)
+        | {
+            "head_dim": optional_integer(table, "head_dim", 64),
+            "attention_sinks": True,
+            "experts": experts,
+        }
+        | windows(table, notes, window=window, layers=layers, full_every=2)
+    )
+
+
+def deepseek_v2(table: Table, notes: list[str]) -> Fields:
+    """DeepSeek-V2 and V2-Lite."""
+    method = table.values.get("topk_method", "greedy")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise table.wrong("topk_method", "greedy or group_limited_greedy")
+    grouped = method == "group_limited_greedy"
+    router = Router(
+        normalised=False,  # whatever norm_topk_prob says: transformers does not divide
+        scaling=optional_number(table, "routed_scaling_factor", 1.0),
+        groups=_groups(table, "n_group", 1) if grouped else 1,
+        groups_chosen=_groups(table, "topk_group", 1) if grouped else 1,
+    )
+    return _deepseek(table, notes, dense_layers=0, shared=2, router=router)
+
+
+def _groups(table: Table, key: str, default: int) -> int:
+    """A number of groups; null: one."""
+    return 1 if table.values.get(key, default) is None else optional_integer(table, key, default)
+
+
+def deepseek_v3(table: Table, notes: list[str]) -> Fields:
+    """DeepSeek-V3 and R1, without the extra layer that predicts a second token."""
+    if optional_integer(table, "num_nextn_predict_layers", 0, lowest=0):
+        notes.append("the layer that predicts a second token is left out, as transformers does")
+    router = Router(
+        scores="sigmoid",
+        normalised=optional_flag(table, "norm_topk_prob", True),
+        scaling=optional_number(table, "routed_scaling_factor", 2.5),
+        groups=_groups(table, "n_group", 8),
+        groups_chosen=_groups(table, "topk_group", 4),
+        group_best=2 if _groups(table, "n_group", 8) > 1 else 1,
+    )
+    return _deepseek(table, notes, dense_layers=3, shared=1, router=router)
+
+
+def _deepseek(
+    table: Table, notes: list[str], *, dense_layers: int, shared: int, router: Router
+) -> Fields:
+    why = "its projections are planned without"
+    for key in ("attention_bias", "mlp_bias"):
+        require_flag(table, key, False, why)
+    _require_every_block(table, "moe_layer_freq")
+    width = table.integer("moe_intermediate_size")
+    experts = Experts(
+        experts=_experts(table),
+        active=table.integer("num_experts_per_tok"),
+        hidden=width,
+        shared_hidden=width * optional_integer(table, "n_shared_experts", shared, lowest=0),
+        dense_layers=optional_integer(table, "first_k_dense_replace", dense_layers, lowest=0),
+        router=router,
+    )
+    rotated = table.integer("qk_rope_head_dim")
+    latent = LatentAttention(
+        kv_rank=table.integer("kv_lora_rank"),
+        rope_head_dim=rotated,
+        value_head_dim=table.integer("v_head_dim"),
+        query_rank=_query_rank(table),
+    )
+    fields = decoder(table, notes, kv_heads=None, max_positions=4096)
+    if fields["kv_heads"] != fields["heads"]:
+        raise SpecError(
+            f"{table.field('num_key_value_heads')} must be num_attention_heads "
+            f"{fields['heads']}: latent attention makes a key and a value for each query head"
+        )
+    return fields | {
+        "head_dim": table.integer("qk_nope_head_dim") + rotated,
+        "experts": experts,
+        "latent": latent,
+    }
+
+
+def _query_rank(table: Table) -> int:
+    """`q_lora_rank`; null: queries are made without a latent."""
+    return optional_integer(table, "q_lora_rank", 0 if "q_lora_rank" in table.values else 1536)

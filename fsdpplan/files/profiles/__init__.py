@@ -1,0 +1,1 @@
+"""Profiles: hardware profiles as files, each number with its source."""

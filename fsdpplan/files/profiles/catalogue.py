@@ -1,0 +1,182 @@
+"""The catalogue of hardware profiles: finding and reading them by name, path or GPU."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+from fsdpplan.errors import ProfileNotFound, SpecError
+from fsdpplan.files.profiles.devices import DeviceProfile, PhysicsProfile
+from fsdpplan.files.profiles.format import LIMIT_BYTES, Profile, ProfileKind, read_profile
+from fsdpplan.files.profiles.format import profiles_folder as profiles_folder
+from fsdpplan.files.profiles.nodes import ClusterProfile, NodeProfile
+from fsdpplan.files.table import read_text, short
+
+_KINDS: dict[ProfileKind, type] = {
+    "device": DeviceProfile,
+    "node": NodeProfile,
+    "cluster": ClusterProfile,
+    "physics": PhysicsProfile,
+}
+
+
+def profile_names(kind: ProfileKind | None = None) -> list[str]:
+    """Names of the profiles that come with fsdpplan, of one kind or of all."""
+    if kind is None:
+        return list(_names())
+    return [name for name in _names() if isinstance(load_profile(name), _KINDS[kind])]
+
+
+@cache
+def _names() -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in profiles_folder().glob("*.toml")))
+
+
+def load_profile(name_or_path: str) -> Profile:
+    """The profile of that name in the catalogue, or in the file at that path."""
+    path = _find(name_or_path)
+    if path.parent != profiles_folder():
+        return read_profile(path)
+    stat = path.stat()
+    return _read_once(path, (stat.st_mtime_ns, stat.st_size))
+
+
+@cache
+def _read_once(path: Path, _version: tuple[int, int]) -> Profile:
+    """A profile of the catalogue, read again where a fit has written it."""
+    return read_profile(path)
+
+
+def profile_text(name_or_path: str) -> str:
+    """The profile as it is written, for showing."""
+    return read_text(_find(name_or_path), limit_bytes=LIMIT_BYTES, what="profile")
+
+
+def profiles_mentioning(*words: str) -> Iterator[Profile]:
+    """Profiles of the catalogue in whose text one of `words` stands: to read all takes a second."""
+    for name in _names():
+        text = profile_text(name)
+        if any(word in text for word in words):
+            yield load_profile(name)
+
+
+def load_device(name_or_path: str, *, beside: Path | None = None) -> DeviceProfile:
+    """The device profile of that name or path; `beside`: a folder to look in first."""
+    profile = read_profile(_find(name_or_path, beside=beside, kinds=("device",)))
+    if not isinstance(profile, DeviceProfile):
+        raise SpecError(
+            f"{short(name_or_path)} is not a device profile; use one of "
+            f"{', '.join(profile_names('device'))}"
+        )
+    return profile
+
+
+def profile_for_gpus(gpu_names: Sequence[str]) -> str | None:
+    """The node profile that has these GPUs (names as NVML gives them), or None.
+
+    Of several, the smallest node with room for all of them; then NVIDIA's own system before those
+    of clouds, which have the same board; then the first by name.
+    """
+    if len(set(gpu_names)) != 1:
+        return None
+    fitting: list[tuple[int, bool, str]] = []
+    for name in profile_names("node"):
+        node = load_profile(name)
+        if isinstance(node, NodeProfile) and node.gpus_per_node is not None:
+            known = load_device(node.device).nvml_names
+            if gpu_names[0] in known and node.gpus_per_node >= len(gpu_names):
+                fitting.append((node.gpus_per_node, not name.startswith("dgx-"), name))
+    return min(fitting)[2] if fitting else None
+
+
+def _find(
+    name_or_path: str,
+    *,
+    beside: Path | None = None,
+    kinds: tuple[ProfileKind, ...] = ("device", "node", "cluster"),
+) -> Path:
+    """The file of a profile: a path if it looks like one, else a name in the catalogue.
+
+    `kinds` are those whose names are offered when there is none.
+    """
+    if "/" in name_or_path or name_or_path.endswith(".toml"):
+        return Path(name_or_path)
+    if beside is not None and os.path.isfile(beside / f"{name_or_path}.toml"):
+        return beside / f"{name_or_path}.toml"
+    if name_or_path in _names():
+        return profiles_folder() / f"{name_or_path}.toml"
+    # what a file names must be all of a name
+    within = _within(name_or_path, kinds) if beside is None else []
+    if len(within) == 1:
+        return profiles_folder() / f"{within[0]}.toml"
+    raise ProfileNotFound(
+        f"no hardware profile is called {short(name_or_path)}; {_hint(name_or_path, kinds)}"
+    )
+
+
+def _within(typed: str, kinds: tuple[ProfileKind, ...]) -> list[str]:
+    """Names that hold all parts of what was typed, in any order: `h100 azure`, `H100`; one alone
+    that has them as words of its own is meant: `p5` is no `p5en`. That of a profile of another kind
+    is no part of one."""
+    parts = typed.lower().replace("-", " ").replace("_", " ").split()
+    if not parts or not _is_word(typed) or os.path.isfile(Path(f"{typed}.toml")):
+        return []
+    if typed.lower() in _names():
+        return []
+    names = {name for kind in kinds for name in profile_names(kind)}
+    with_words = [name for name in names if set(parts) <= set(name.split("-"))]
+    if len(with_words) == 1:
+        return with_words
+    return sorted(name for name in names if all(part in name for part in parts))
+
+
+def _is_word(typed: str) -> bool:
+    return typed.isprintable() and len(typed) < 100
+
+
+def _hint(typed: str, kinds: tuple[ProfileKind, ...]) -> str:
+    if _is_word(typed) and os.path.isfile(Path(f"{typed}.toml")):
+        return f"type {typed}.toml for the file here"
+    names = sorted(name for kind in kinds for name in profile_names(kind))
+    plain = typed.strip().lower()[:100]
+    near = _within(typed, kinds) or difflib.get_close_matches(plain, names, n=3, cutoff=0.3)
+    nearest = f"nearest: {', '.join(near)}; " if near else ""
+    return f"{nearest}`fsdpplan profiles` lists all; or give the path of a TOML file"
+
+
+def load_node(name_or_path: str, *, beside: Path | None = None) -> NodeProfile:
+    """The node profile of that name or path; `beside`: a folder to look in first."""
+    path = _find(name_or_path, beside=beside, kinds=("node",))
+    profile = read_profile(path)
+    if not isinstance(profile, NodeProfile):
+        raise SpecError(
+            f"{path}: {short(name_or_path)} is not a node profile; name one of "
+            "`fsdpplan profiles --kind node`"
+        )
+    return profile
+
+
+def load_machines(name_or_path: str) -> tuple[NodeProfile | ClusterProfile, Path]:
+    """The node or cluster profile behind --hardware, and the folder that it lies in."""
+    path = _find(name_or_path, kinds=("node", "cluster"))
+    profile = read_profile(path)
+    if isinstance(profile, DeviceProfile):
+        nodes = [n for n in profile_names("node") if _has_device(n, profile.device.name)]
+        raise SpecError(
+            f"{short(name_or_path)} is a device, not a node type; use --hardware with "
+            f"{' or '.join(nodes) or 'a node profile'}"
+        )
+    if isinstance(profile, PhysicsProfile):
+        raise SpecError(
+            f"{short(name_or_path)} holds what all GPUs share; use --hardware with a node profile, "
+            "which `fsdpplan profiles` lists"
+        )
+    return profile, path.parent
+
+
+def _has_device(node_name: str, device: str) -> bool:
+    node = load_profile(node_name)
+    return isinstance(node, NodeProfile) and node.device == device

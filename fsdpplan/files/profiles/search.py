@@ -1,0 +1,117 @@
+"""Searching the catalogue of hardware profiles by words."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fsdpplan.errors import ProfileNotFound, SpecError
+from fsdpplan.files.profiles.catalogue import load_profile, profile_names, profile_text
+from fsdpplan.files.profiles.devices import DeviceProfile
+from fsdpplan.files.profiles.format import Profile, ProfileKind
+from fsdpplan.files.profiles.nodes import ClusterProfile, NodeProfile
+from fsdpplan.files.profiles.numbers import parse_toml
+from fsdpplan.files.table import short
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A profile as the catalogue lists it."""
+
+    name: str
+    description: str
+    profile: Profile
+
+    @property
+    def kind(self) -> ProfileKind:
+        """What it describes."""
+        return kind_of(self.profile)
+
+
+def kind_of(profile: Profile) -> ProfileKind:
+    """device, node, cluster or physics."""
+    match profile:
+        case DeviceProfile():
+            return "device"
+        case NodeProfile():
+            return "node"
+        case ClusterProfile():
+            return "cluster"
+        case _:
+            return "physics"
+
+
+def read_entry(name_or_path: str) -> Entry:
+    """The profile of that name or path with its description."""
+    document = parse_toml(profile_text(name_or_path), where=short(name_or_path))
+    return Entry(
+        name=document.text("name"),
+        description=document.text("description"),
+        profile=load_profile(name_or_path),
+    )
+
+
+def find_entries(words: Sequence[str], kind: ProfileKind | None = None) -> tuple[Entry, ...]:
+    """The profile that is called so or lies at that path; else all in which each word stands.
+
+    A word may stand in the name, in the description, in the name of the device, or in what the
+    driver calls it; capitals do not matter. No words: all profiles.
+    """
+    found = _exact(words) or _matches(" ".join(words).lower().split())
+    if words and not found:
+        raise ProfileNotFound(_nothing(words))
+    kept = tuple(entry for entry in found if kind in (None, entry.kind))
+    if not kept:
+        raise SpecError(
+            f"the profiles found are no {kind} profiles, but such as {found[0].name}, a profile of "
+            f"the kind {found[0].kind}: leave out --kind"
+        )
+    return kept
+
+
+def _exact(words: Sequence[str]) -> list[Entry]:
+    if len(words) != 1:
+        return []
+    (word,) = words
+    if "/" in word or word.endswith(".toml"):
+        return [read_entry(word)]
+    return [read_entry(word.lower())] if word.lower() in profile_names() else []
+
+
+def _matches(words: Sequence[str]) -> list[Entry]:
+    entries = {name: read_entry(name) for name in profile_names()}
+    return [
+        entry
+        for entry in entries.values()
+        if all(word in _searched(entry, entries).lower() for word in words)
+    ]
+
+
+def _searched(entry: Entry, entries: Mapping[str, Entry]) -> str:
+    """The text in which words are sought: of a machine, its device's too."""
+    own = f"{entry.name}\n{entry.description}"
+    match entry.profile:
+        case DeviceProfile() as device:
+            return "\n".join((own, *device.nvml_names))
+        case NodeProfile() as node if node.device in entries:
+            return f"{own}\n{_searched(entries[node.device], entries)}"
+        case ClusterProfile() as cluster:
+            nodes = (entries[kind.node] for kind in cluster.node_types if kind.node in entries)
+            return "\n".join((own, *(_searched(node, entries) for node in nodes)))
+        case _:
+            return own
+
+
+def _nothing(words: Sequence[str]) -> str:
+    names = profile_names()
+    near = difflib.get_close_matches(" ".join(words).lower()[:100], names, n=3, cutoff=0.5)
+    nearest = f"nearest: {', '.join(near)}; " if near else ""
+    return (
+        f"no hardware profile matches {_phrase(words)}; {nearest}`fsdpplan profiles` lists all, "
+        "and a path to a TOML file works too"
+    )
+
+
+def _phrase(words: Sequence[str]) -> str:
+    return short(" ".join(words))

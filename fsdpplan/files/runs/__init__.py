@@ -1,0 +1,1 @@
+"""Runs: tables of measured runs, kernels and calibrations."""

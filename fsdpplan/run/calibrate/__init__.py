@@ -1,0 +1,1 @@
+"""Calibrate: the measuring program is started and followed."""

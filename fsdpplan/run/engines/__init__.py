@@ -1,0 +1,1 @@
+"""Engines: Slurm, Kubernetes and this host, each as what runs a job."""

@@ -1,0 +1,1 @@
+"""Follow: what a job says and does while it runs, and how its runs stand."""

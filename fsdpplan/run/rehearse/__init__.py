@@ -1,0 +1,1 @@
+"""Rehearse: a plan's own program at its full size without its machines."""

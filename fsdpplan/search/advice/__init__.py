@@ -1,0 +1,1 @@
+"""Advice: reasons, remedies and other ways, each tried before it is said."""

@@ -1,0 +1,1 @@
+"""Bounds: as few layouts priced as find what pricing all would."""

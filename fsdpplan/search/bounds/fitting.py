@@ -1,0 +1,274 @@
+"""Fitting: the layouts with given degrees that are legal and fit, without the dominated ones.
+
+Three bounds leave out most of the work. What does not fit with its parameters resharded does not
+fit with more of them kept; without a pipeline, a micro-batch that does not fit while gradients
+accumulate leaves no room for a larger one; and recomputation is only taken where memory asks for
+it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
+
+from fsdpplan.cost.memory.peak import stage_memory
+from fsdpplan.cost.schedule.stages import fullest_ranks, layout_stage_blocks
+from fsdpplan.search.bounds.room import Room
+from fsdpplan.search.enumerate import (
+    Degrees,
+    layout_of,
+    reshard_policies,
+    schedules,
+    sync_policies,
+)
+from fsdpplan.search.pieces import in_pieces, most_saved_bytes
+from fsdpplan.search.question import Question
+from fsdpplan.search.rules.legality import first_problem
+from fsdpplan.search.rules.rule import Problem
+from fsdpplan.spec.layout import ActivationCheckpointing, Layout
+
+TOO_LARGE = "does not fit in device memory"
+
+Policies = tuple[object, ...]
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the search has seen so far; private to one call."""
+
+    candidates: int = 0
+    feasible: int = 0
+    pruned: int = 0
+    priced: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    misses: list[tuple[int, Layout]] = field(default_factory=list)
+    """Layouts that do not fit, each with a lower bound of the bytes that it needs."""
+    examples: dict[str, str] = field(default_factory=dict)
+    """What to say of the first layout that was rejected for a reason."""
+
+    def reject(self, reason: str, number: int = 1) -> None:
+        """Count `number` layouts as rejected."""
+        self.candidates += number
+        self.rejected[reason] += number
+
+    def break_rule(self, broken: Problem, number: int = 1) -> None:
+        """Count `number` layouts as illegal."""
+        self.reject(broken.reason, number)
+        self.examples.setdefault(broken.reason, broken.sentence)
+
+    def accept(self, number: int = 1) -> None:
+        """Count `number` layouts as fitting."""
+        self.candidates += number
+        self.feasible += number
+
+    def prune(self, number: int) -> None:
+        """Count `number` layouts as cut by a bound."""
+        self.candidates += number
+        self.pruned += number
+
+    def missed(self, layout: Layout, *, at_least_bytes: int) -> None:
+        """Remember a layout that does not fit, while none does."""
+        if not self.feasible:
+            self.misses.append((at_least_bytes, layout))
+
+    def closest(self, asked: Question) -> Layout | None:
+        """Of those that do not fit the one that needs least; None where one fits, or none was
+        legal."""
+        found: tuple[int, Layout] | None = None
+        for at_least, layout in [] if self.feasible else sorted(self.misses, key=itemgetter(0)):
+            if found is not None and at_least >= found[0]:
+                break
+            needed = needed_bytes(asked, layout)
+            if found is None or needed < found[0]:
+                found = needed, layout
+        return found[1] if found else None
+
+
+@dataclass(slots=True)
+class Fitting:
+    """The layouts with given degrees, and what each must recompute to fit; private to a search."""
+
+    asked: Question
+    degrees: Degrees
+    tally: Tally
+    room: Room
+    too_large: dict[Policies, int] = field(default_factory=dict)
+    """The smallest micro-batch with which policies did not fit, however much is recomputed."""
+    hopeful: dict[Layout, list[ActivationCheckpointing]] = field(default_factory=dict)
+    """What its layouts may have to recompute."""
+
+    def leaves(self, micro_batch: int) -> Iterator[Layout]:
+        """Those with a micro-batch that are legal, with the least recomputation; what memory rules
+        out at sight is left out."""
+        asked, modes = self.asked, len(self.asked.modes)
+        for layout in _leaves(asked, self.degrees, micro_batch):
+            broken = first_problem(asked.case(layout))
+            if broken is not None:
+                self.tally.break_rule(broken, modes)
+            elif not self.hopeful_modes(layout):
+                self._reject(layout)
+            else:
+                yield layout
+
+    def hopeful_modes(self, layout: Layout) -> list[ActivationCheckpointing]:
+        """What it may have to recompute in order to fit, growing; empty: it cannot."""
+        if layout not in self.hopeful:
+            alike = self.asked.pins.checkpoint_blocks in (None, "all")
+            possible = self.room.recomputed(layout, known="alike" if alike else "settled")
+            some = [mode for mode in self.asked.modes if "none" in possible or mode in possible]
+            self.hopeful[layout] = some
+        return self.hopeful[layout]
+
+    def settled(self, layout: Layout) -> list[Layout]:
+        """A leaf with the least recomputation that fits, and, where this is less still, with the
+        least that fits with the loss in pieces: more of either only costs time. Empty: nothing
+        fits."""
+        found = [] if self._is_too_large(layout) else self._least(layout)
+        if found:
+            self.tally.accept(len(self.asked.modes))
+        else:
+            self._reject(layout)
+        return found
+
+    def _least(self, layout: Layout) -> list[Layout]:
+        available = self.asked.available_bytes
+        pieces: Layout | None = None
+        for mode in self.hopeful_modes(layout):
+            recomputing = replace(layout, activation_checkpointing=mode)
+            needed = needed_bytes(self.asked, recomputing, enough_bytes=available)
+            if needed <= available:
+                return [recomputing, pieces] if pieces else [recomputing]
+            pieces = pieces or _in_pieces(self.asked, recomputing, needed)
+        if pieces is None:
+            key = _policies(layout)
+            self.too_large[key] = min(
+                layout.micro_batch, self.too_large.get(key, layout.micro_batch)
+            )
+        return [pieces] if pieces else []
+
+    def _reject(self, layout: Layout) -> None:
+        self.tally.reject(TOO_LARGE, len(self.asked.modes))
+        if self.tally.feasible:
+            return
+        most = replace(layout, activation_checkpointing=self.asked.modes[-1])
+        self.tally.missed(most, at_least_bytes=self.room.least_bytes(layout))
+
+    def _is_too_large(self, layout: Layout) -> bool:
+        """Whether what needs no more did not fit: parameters resharded, a smaller micro-batch."""
+        policies = reshard_policies(
+            d=self.degrees, cluster=self.asked.cluster, pins=self.asked.pins
+        )
+        resharded = replace(layout, reshard_after_forward=policies[0])
+        return any(
+            layout.micro_batch >= self.too_large.get(_policies(other), layout.micro_batch + 1)
+            for other in (layout, resharded)
+        )
+
+
+def _policies(layout: Layout) -> Policies:
+    """What a layout's memory depends on, given its degrees and its recomputation."""
+    return (
+        layout.schedule,
+        layout.virtual_stages,
+        layout.reshard_after_forward,
+        layout.gradient_sync,
+        # as long as gradients accumulate, a larger micro-batch never needs less; in a pipeline
+        # fewer of them may be over before gradients grow
+        0 if layout.num_microbatches > 1 and layout.pp == 1 else layout.micro_batch,
+    )
+
+
+def _in_pieces(asked: Question, layout: Layout, at_least_bytes: int) -> Layout | None:
+    """`layout`, which needs `at_least_bytes` and does not fit, with its loss in pieces, if then it
+    does."""
+    pieces = in_pieces(layout, training=asked.training, pins=asked.pins)
+    saved = most_saved_bytes(asked.case(layout))
+    available = asked.available_bytes
+    if pieces is None or at_least_bytes - saved > available:
+        return None
+    return pieces if needed_bytes(asked, pieces, enough_bytes=available) <= available else None
+
+
+def fewest_blocks(asked: Question, layout: Layout, *, at_least: int = 1) -> int:
+    """Of `layout`, which fits with as many blocks of a stage recomputed as it says, the fewest with
+    which it does, but `at_least`: fewer than these cannot fit.
+
+    More recomputed blocks never need more memory, so the border lies between one number that does
+    not fit and one that does; memory is about a straight line between them.
+    """
+    some = layout.checkpoint_blocks
+    high = max(layout_stage_blocks(model=asked.model, layout=layout)) if some == "all" else some
+    available = asked.available_bytes
+    if high <= at_least:
+        return high
+
+    def needed_with(number: int) -> int:
+        fewer = replace(layout, checkpoint_blocks=number)
+        return needed_bytes(asked, fewer, enough_bytes=available)
+
+    low, low_bytes = at_least, needed_with(at_least)
+    if low_bytes <= available:
+        return low
+    high_bytes = needed_bytes(asked, layout)
+    while high - low > 1:
+        share = (low_bytes - available) / max(1, low_bytes - high_bytes)
+        middle = min(high - 1, max(low + 1, round(low + share * (high - low) + 0.5)))
+        needed = needed_with(middle)
+        if needed <= available:
+            high, high_bytes = middle, needed
+        else:
+            low, low_bytes = middle, needed
+    return high
+
+
+def needed_bytes(asked: Question, layout: Layout, *, enough_bytes: int | None = None) -> int:
+    """Device memory of the fullest rank: of equal ranks, that with most in flight.
+
+    With `enough_bytes` that of the first rank that needs more than that, if any does.
+    """
+    needed = 0
+    case = asked.case(layout)
+    for stage, blocks in fullest_ranks(model=asked.model, layout=layout):
+        memory = stage_memory(case, stage, in_flight_blocks=blocks)
+        needed = max(needed, memory.peak_device_bytes)
+        if enough_bytes is not None and needed > enough_bytes:
+            break
+    return needed
+
+
+def number_of_layouts(asked: Question, d: Degrees, micro_batch: int) -> int:
+    """How many layouts there are with these degrees and a micro-batch, each way to recompute
+    counted."""
+    of_rank = _number_of_microbatches(asked, d, micro_batch)
+    ways = schedules(d=d, model=asked.model, num_microbatches=of_rank, pins=asked.pins)
+    syncs = sync_policies(d=d, num_microbatches=of_rank, pins=asked.pins)
+    reshards = reshard_policies(d=d, cluster=asked.cluster, pins=asked.pins)
+    return len(list(ways)) * len(reshards) * len(syncs) * len(asked.modes)
+
+
+def _number_of_microbatches(asked: Question, d: Degrees, micro_batch: int) -> int:
+    return max(1, asked.training.global_batch // (d.data_parallel * micro_batch))
+
+
+def _leaves(asked: Question, d: Degrees, micro_batch: int) -> Iterator[Layout]:
+    """Layouts without recomputation; of one schedule by growing memory."""
+    number = _number_of_microbatches(asked, d, micro_batch)
+    pins = asked.pins
+    for schedule, virtual_stages in schedules(
+        d=d, model=asked.model, num_microbatches=number, pins=pins
+    ):
+        for reshard in reshard_policies(d=d, cluster=asked.cluster, pins=pins):
+            for sync in sync_policies(d=d, num_microbatches=number, pins=pins):
+                yield layout_of(
+                    d,
+                    micro_batch=micro_batch,
+                    num_microbatches=number,
+                    reshard=reshard,
+                    sync=sync,
+                    schedule=schedule,
+                    virtual_stages=virtual_stages,
+                    compiled=asked.compiled,
+                    pins=pins,
+                )

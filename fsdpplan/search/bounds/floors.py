@@ -1,0 +1,384 @@
+"""Floors: the least that a step takes, by a few multiplications.
+
+Where measured runs correct the steps, floors are times the least factor that they give a layout.
+
+Of given degrees whatever their policies, and of a layout with usual settings before it is known
+what it must recompute. What is not known yet is taken as what costs least.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import TypedDict
+
+from fsdpplan.cost.kernels.matmul import untiled
+from fsdpplan.cost.least import (
+    Pair,
+    least_communication_seconds,
+    least_update_seconds,
+    least_way_seconds,
+    message_seconds,
+    played_seconds,
+)
+from fsdpplan.cost.least_fsdp import least_fsdp_seconds
+from fsdpplan.cost.model.shards import whole_model
+from fsdpplan.cost.overlap.fsdp_timing import fsdp_moves
+from fsdpplan.cost.overlap.timing import gradient_seconds, layout_optimizer_seconds
+from fsdpplan.cost.schedule.actions import ACTIVE_STAGES
+from fsdpplan.cost.schedule.stages import pipeline_stages, stage_kinds
+from fsdpplan.cost.step_time import slowest_factor
+from fsdpplan.search.bounds.room import Known, Room
+from fsdpplan.search.bounds.works import Work, Works, least_work
+from fsdpplan.search.enumerate import (
+    USUAL_SCHEDULES,
+    Degrees,
+    layout_of,
+    micro_batches,
+    reshard_policies,
+    sync_policies,
+)
+from fsdpplan.search.question import Question
+from fsdpplan.spec.layout import (
+    SPLIT_BACKWARD_SCHEDULES,
+    ActivationCheckpointing,
+    Layout,
+    Schedule,
+)
+
+
+class _Pipeline(TypedDict):
+    """What a pipeline takes."""
+
+    passes: list[Pair]
+    """(forward, backward) of each stage."""
+    gathers: list[float]
+    """Of each stage, by FSDP."""
+    send: float
+    """A message."""
+
+
+@dataclass(slots=True)
+class Floors:
+    """Floors of one question; what many degrees share is computed once."""
+
+    asked: Question
+    room: Room
+    works: Works = field(init=False)
+    """Of layouts whose overlap, buckets and loss are not known yet."""
+    rows: Works = field(init=False)
+    """The same of devices without tiles, where a sequence takes no longer among more of them."""
+    settled: Works = field(init=False)
+    """Of layouts as they are."""
+    late: float = field(init=False)
+    """How many times as long as the mean the slowest device computes."""
+    updates: dict[tuple[object, ...], float] = field(default_factory=dict)
+    """Of the optimizer over the whole model."""
+    moves: dict[tuple[object, ...], float] = field(default_factory=dict)
+    """Of what FSDP moves in a step without a pipeline."""
+    families: dict[Degrees, float] = field(default_factory=dict)
+    """Of all ways to spread the ranks that compute the same."""
+    plains: dict[tuple[Degrees, int], Layout] = field(default_factory=dict)
+    """Layouts with plain policies."""
+    sequences: dict[tuple[object, ...], Work] = field(default_factory=dict)
+    """Of one sequence among many."""
+
+    def __post_init__(self) -> None:
+        cluster = self.asked.cluster
+        even = replace(cluster, device=untiled(cluster.device))
+        self.works = Works(self.asked)
+        self.rows = Works(replace(self.asked, cluster=even))
+        self.settled = Works(self.asked, is_settled=True)
+        self.late = slowest_factor(
+            gpus=cluster.gpus, straggler_fraction=cluster.device.fit.straggler_fraction
+        )
+
+    def at_first_sight(self, d: Degrees) -> float:
+        """The least of all micro-batches, as if all shards were as small as they can be, and moved
+        in no time: the same for many. Infinite where nothing fits."""
+        if d.sharding != "ddp":
+            d = replace(d, dp_replicate=1, dp_shard=d.data_parallel)
+        if d not in self.families:
+            self.families[d] = inf
+            if self._may_fit_at_all(d):
+                plain = self.plain(d, self.sizes(d)[0])
+                sequences = plain.num_microbatches * plain.micro_batch / d.pp
+                least = sequences * self._slowest(self._sequence(plain, "none"))
+                self.families[d] = self.asked.least_factor * least
+        return self.families[d]
+
+    def _sequence(self, layout: Layout, mode: ActivationCheckpointing) -> Work:
+        """A sequence through the whole model, as one of the whole global batch on a rank: it takes
+        no longer in a larger micro-batch, so few of these bound those of any size."""
+        spread = (layout.tp, layout.cp, *layout.expert_ways, layout.sharding)
+        ways = (*spread, layout.data_parallel > 1, mode)
+        if ways not in self.sequences:
+            batch = self.asked.training.global_batch
+            all_at_once = replace(layout, micro_batch=batch, num_microbatches=1)
+            work = self.rows.stage(all_at_once, mode, whole_model(self.asked.model))
+            self.sequences[ways] = Work(*(part / batch for part in work))
+        return self.sequences[ways]
+
+    def _usual_modes(self, layout: Layout) -> list[ActivationCheckpointing]:
+        """What all blocks alike may recompute in order to fit."""
+        possible = self.room.recomputed(self._leanest_policies(layout), known="usual")
+        return [mode for mode in self.asked.modes if "none" in possible or mode in possible]
+
+    def largest_size(self, d: Degrees) -> int:
+        """The largest micro-batch that may fit, 0 where none may: as long as there are several of
+        them, a larger one needs no less, and none less than the largest where a rank of a pipeline
+        has all of them in flight."""
+        sizes = self.sizes(d)
+        if self._may_fit(d, sizes[-1]):
+            return sizes[-1]
+        at = bisect_left(
+            sizes, True, hi=len(sizes) - 1, key=lambda size: not self._may_fit(d, size)
+        )
+        return sizes[at - 1] if at else 0
+
+    def _may_fit_at_all(self, d: Degrees) -> bool:
+        """Whether any micro-batch may: then the smallest, or the largest does."""
+        sizes = self.sizes(d)
+        return self._may_fit(d, sizes[0]) or self._may_fit(d, sizes[-1])
+
+    def _may_fit(self, d: Degrees, size: int) -> bool:
+        known: Known = "schedule" if self._is_usual else "degrees"
+        return bool(self.room.recomputed(self._leanest_policies(self.plain(d, size)), known=known))
+
+    @property
+    def _is_usual(self) -> bool:
+        """Whether all blocks do alike, and a pipeline's schedule is a usual one."""
+        pins = self.asked.pins
+        return pins.schedule in USUAL_SCHEDULES and pins.checkpoint_blocks in (None, "all")
+
+    def sizes(self, d: Degrees) -> tuple[int, ...]:
+        """Micro-batches that there can be, the smallest first."""
+        training = self.asked.training
+        return micro_batches(training=training, data_parallel=d.data_parallel, pins=self.asked.pins)
+
+    def plain(self, d: Degrees, size: int) -> Layout:
+        """A layout with these degrees and this micro-batch, and plain policies."""
+        if (d, size) not in self.plains:
+            self.plains[d, size] = self._plain(d, size)
+        return self.plains[d, size]
+
+    def _plain(self, d: Degrees, size: int) -> Layout:
+        asked = self.asked
+        number = max(1, asked.training.global_batch // (d.data_parallel * size))
+        schedule: Schedule = "none" if d.pp == 1 else "1f1b"
+        return layout_of(
+            d,
+            micro_batch=size,
+            num_microbatches=number,
+            reshard=reshard_policies(d=d, cluster=asked.cluster, pins=asked.pins)[0],
+            sync=sync_policies(d=d, num_microbatches=number, pins=asked.pins)[0],
+            schedule=schedule,
+            virtual_stages=1,
+            compiled=asked.compiled,
+            pins=asked.pins,
+        )
+
+    def at(self, layout: Layout) -> float:
+        """With its micro-batch, whatever its other policies: its share of what is to be computed,
+        with what must be recomputed, or what FSDP moves; then the optimizer. Infinite where nothing
+        fits."""
+        return self._with_moves(layout, self._passing(layout))
+
+    def at_usual(self, layout: Layout) -> float:
+        """The same of its usual settings: all blocks do alike, and the schedule is 1F1B or
+        interleaved 1F1B."""
+        if not self._is_usual:
+            return self.at(layout)
+        return self._with_moves(layout, self._passing_alike(layout))
+
+    def _with_moves(self, layout: Layout, passing: float) -> float:
+        """With what FSDP moves where that takes longer than `passing`, and the optimizer."""
+        least = passing
+        if layout.pp == 1 and layout.sharding == "fsdp" and least < inf:
+            seldom = {"reshard_after_forward": "never", "gradient_sync": "last"}
+            widest = replace(layout, wrap_blocks=self.asked.model.layers, **seldom)  # type: ignore[arg-type]
+            least = max(least, self._moving_seconds(widest))
+        least += (self._update_seconds(layout) + self._gradient_seconds(layout)) / layout.pp
+        return self.asked.least_factor * least
+
+    def _passing(self, layout: Layout) -> float:
+        """What is to be computed, with what must be recomputed; infinite where nothing fits."""
+        pp, blocks = layout.pp, self.room.recomputed(self._leanest_policies(layout))
+        if not blocks:
+            return inf
+        work = self._work(layout)
+        again = min(
+            number and number * self._again(layout, mode) for mode, number in blocks.items()
+        )
+        share = (pp - 1) / pp if pp > 1 else 1.0  # the last rank may have few blocks
+        least = layout.num_microbatches * (self._slowest(work) / pp + share * again)
+        # a backward pass may be split, and the half that others wait for come first
+        return least + self._way(layout, work.total) / 2
+
+    def _passing_alike(self, layout: Layout) -> float:
+        """The same where all blocks recompute alike, and backward passes are whole: as if each
+        sequence took no longer than among many."""
+        modes = self._usual_modes(layout)
+        if not modes:
+            return inf
+        work, size = least_work(self._sequence(layout, mode) for mode in modes), layout.micro_batch
+        least = layout.num_microbatches * size * self._slowest(work) / layout.pp
+        return least + size * self._way(layout, work.total)
+
+    def _slowest(self, work: Work) -> float:
+        """Of the slowest device: it waits no longer for collectives than the others."""
+        return work.total + (self.late - 1) * work.computed
+
+    def _way(self, layout: Layout, work: float) -> float:
+        """The first micro-batch to the last rank of a pipeline and the last one back from it, of
+        `work` a micro-batch; a stage may have a block less than its share."""
+        layers, pp = self.asked.model.layers, layout.pp
+        return (pp - 1) * max(1, layers // (pp * ACTIVE_STAGES) - 1) * work / layers
+
+    def _leanest_policies(self, layout: Layout) -> Layout:
+        """With what keeps least of parameters and gradients."""
+        pp, pins = layout.pp, self.asked.pins
+        is_flat = pp == 1 or layout.sharding != "fsdp"
+        reshard = pins.reshard_after_forward or ("always" if is_flat else "never")
+        sync = pins.gradient_sync or ("every" if pp == 1 else "last")
+        if (reshard, sync) == (layout.reshard_after_forward, layout.gradient_sync):
+            return layout
+        return replace(layout, reshard_after_forward=reshard, gradient_sync=sync)
+
+    def of_usual(self, layout: Layout, modes: Sequence[ActivationCheckpointing]) -> float:
+        """Of `layout` as it is but for what it recomputes, one of `modes`, and for its loss, whole
+        or in pieces; infinite without a mode."""
+        return self._of(layout, modes, self.works) if modes else inf
+
+    def of_settled(self, layout: Layout) -> float:
+        """Of `layout` as it is."""
+        return self._of(layout, (layout.activation_checkpointing,), self.settled)
+
+    def _of(self, layout: Layout, modes: Sequence[ActivationCheckpointing], works: Works) -> float:
+        if layout.pp > 1:
+            pipeline = self._pipeline(layout, modes, works)
+            least = least_way_seconds(layout, **pipeline)
+            least += self._beside_seconds(layout, modes, works)
+        else:
+            least = self._flat(layout, modes, works) + self._update_seconds(layout)
+        return self.asked.least_factor * least
+
+    def _flat(
+        self, layout: Layout, modes: Sequence[ActivationCheckpointing], works: Works
+    ) -> float:
+        """All but the optimizer, without a pipeline."""
+        asked = self.asked
+        (stage,) = pipeline_stages(model=asked.model, layout=layout)
+        case = asked.case(layout)
+        work = least_work(works.stage(layout, mode, stage) for mode in modes)
+        waiting = work.total - work.computed + works.end_calls_seconds(layout)
+        gradients = gradient_seconds(case, stage)
+        if layout.sharding == "fsdp":
+            return least_fsdp_seconds(
+                fsdp_moves(case, whole_model(asked.model)),
+                cluster=asked.cluster,
+                layout=layout,
+                late=self.late,
+                computed=work.computed,
+                waiting=waiting,
+                gradients=gradients,
+            )
+        number = layout.num_microbatches
+        return self.late * (number * work.computed + gradients) + number * waiting
+
+    def played(self, layout: Layout) -> float:
+        """The same of a pipeline, by playing its schedule: it costs more, and says more."""
+        if layout.pp == 1 or layout.schedule in SPLIT_BACKWARD_SCHEDULES:
+            return 0.0
+        modes = (layout.activation_checkpointing,)
+        least = played_seconds(layout, **self._pipeline(layout, modes, self.settled))
+        least += self._beside_seconds(layout, modes, self.settled)
+        return self.asked.least_factor * least
+
+    def _beside_seconds(
+        self, layout: Layout, modes: Sequence[ActivationCheckpointing], works: Works
+    ) -> float:
+        """What a step of a pipeline takes beside its passes: by how much the busiest rank, which
+        has no less than its share, computes longer than the mean device would; gradients and the
+        optimizer of the rank where each takes longest; and what the first stage, the last to be
+        done, reduces."""
+        stages = stage_kinds(model=self.asked.model, layout=layout)
+        kinds = [
+            least_work(works.stage(layout, mode, stage) for mode in modes) for stage in stages.kinds
+        ]
+        computed = sum(stages.each([kind.computed for kind in kinds])) / layout.pp
+        late = (self.late - 1) * layout.num_microbatches * computed
+        reduced = 0.0
+        if layout.schedule not in SPLIT_BACKWARD_SCHEDULES:
+            reduced = works.moves(layout, stages.kinds[0])[1]
+        return late + reduced + self.late * self._rank_update_seconds(layout)
+
+    def _rank_update_seconds(self, layout: Layout) -> float:
+        ways = (layout.tp, *layout.expert_ways, layout.pp, layout.sharding, layout.dp_replicate)
+        order = (layout.schedule, layout.virtual_stages, layout.stage_blocks, layout.gradient_sync)
+        key = (*ways, layout.shard_ranks, *order, layout.num_microbatches)
+        if key not in self.updates:
+            self.updates[key] = least_update_seconds(self.asked.case(layout))
+        return self.updates[key]
+
+    def _gradient_seconds(self, layout: Layout) -> float:
+        """What the gradients of the whole model cost in a pipeline, where it is known when they are
+        reduced."""
+        if layout.pp == 1:
+            return 0.0
+        stage = whole_model(self.asked.model)
+        return self.late * gradient_seconds(self.asked.case(layout), stage)
+
+    def _pipeline(
+        self, layout: Layout, modes: Sequence[ActivationCheckpointing], works: Works
+    ) -> _Pipeline:
+        asked = self.asked
+        stages = stage_kinds(model=asked.model, layout=layout)
+        kinds = [
+            least_work(works.stage(layout, mode, stage) for mode in modes) for stage in stages.kinds
+        ]
+        return {
+            "passes": stages.each([(kind.forward, kind.backward) for kind in kinds]),
+            "gathers": stages.each([works.moves(layout, stage)[0] for stage in stages.kinds]),
+            "send": message_seconds(asked.case(layout)),
+        }
+
+    def leanest(self, d: Degrees) -> Layout:
+        """The layout with these degrees that needs least, or nearly so."""
+        smallest = self.plain(d, self.sizes(d)[0])
+        return replace(smallest, activation_checkpointing=self.asked.modes[-1])
+
+    def _moving_seconds(self, layout: Layout) -> float:
+        """FSDP's gathers and reduce-scatters one after the other."""
+        ways = (layout.tp, layout.cp, *layout.expert_ways, layout.dp_replicate, layout.dp_shard)
+        policies = (layout.wrap_blocks, layout.reshard_after_forward, layout.gradient_sync)
+        key = (*ways, *policies, layout.sharding, layout.num_microbatches)
+        if key not in self.moves:
+            self.moves[key] = least_communication_seconds(self.asked.case(layout))
+        return self.moves[key]
+
+    def _update_seconds(self, layout: Layout) -> float:
+        """The optimizer over the whole model."""
+        asked = self.asked
+        ways = (layout.tp, *layout.expert_ways, layout.pp, layout.sharding)
+        key = (*ways, layout.dp_replicate, layout.shard_ranks)
+        if key not in self.updates:
+            stage = whole_model(asked.model)
+            self.updates[key] = layout_optimizer_seconds(asked.case(layout), stage)
+        return self.late * self.updates[key]
+
+    def _work(self, layout: Layout) -> Work:
+        """One micro-batch through the whole model, keeping everything."""
+        return self.works.stage(layout, "none", whole_model(self.asked.model))
+
+    def _again(self, layout: Layout, mode: ActivationCheckpointing) -> float:
+        """One block that is recomputed."""
+        model, works = self.asked.model, self.works
+        kinds = (False, True) if model.experts and model.dense_blocks else (False,)
+        return min(
+            self._slowest(works.block(layout, mode, dense=dense))
+            - self._slowest(works.block(layout, "none", dense=dense))
+            for dense in kinds
+        )

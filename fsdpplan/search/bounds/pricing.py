@@ -1,0 +1,108 @@
+"""Pricing: as few estimates as find the same layouts that pricing everything would.
+
+A layout is only priced while its lower bound does not rule it out: against the fastest of its own
+way to spread the ranks for a place in the list, and against the fastest of all, with the reach of
+an error, for the first place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
+
+from fsdpplan.search.bounds.frontier import REACH, Frontier, Group, Known, Promise
+from fsdpplan.search.order import Difference, Entry, by_time, is_tied, seconds, simplicity
+from fsdpplan.search.refine import NEAR, Refining
+from fsdpplan.search.space import Space, entry_of
+from fsdpplan.spec.layout import Layout
+
+
+def priced(space: Space, limit: int, difference: Difference) -> list[Entry]:
+    """All layouts that the first place may go to, and of each group that may be listed the fastest
+    with the usual settings.
+
+    The first place goes to a layout within reach of the fastest; the best data-parallel layout is
+    always listed.
+    """
+    frontier = Frontier(space)
+    listed = frontier.price_listed(limit)
+    usual = [entry for group in listed for entry in group.entries]
+    if not usual:
+        frontier.count_left_out()
+        return []
+    fastest = {min(group.entries, key=by_time)[0] for group in listed}
+    refining = Refining(space, best=min(map(seconds, usual)))
+    refining.from_priced(usual)
+    refining.from_unpriced(list(_starts(frontier, refining)))
+    first = min((*usual, *refining.found), key=by_time)
+    for group in listed:
+        _price_preferred(frontier, group, first, difference)
+    frontier.count_left_out()
+    found = [*(one for group in frontier.groups for one in group.entries), *refining.found]
+    space.priced = found
+    space.tally.priced = len(found)
+    best = seconds(min(found, key=by_time))
+    return [entry for entry in found if seconds(entry) <= REACH * best or entry[0] in fastest]
+
+
+def usual(space: Space, limit: int) -> list[Entry]:
+    """Of each group that may be listed, the fastest with the usual settings, and what had to be
+    priced to find it."""
+    return [entry for group in Frontier(space).price_listed(limit) for entry in group.entries]
+
+
+def _starts(frontier: Frontier, refining: Refining) -> Iterator[tuple[float, Layout]]:
+    """What is not priced and so near the fastest that a change of it may be faster, each with its
+    time; of a pipeline the least that it takes."""
+    for group in frontier.groups:
+        aside: list[Promise] = []
+        while group.floor <= NEAR * refining.best:
+            if group.found is None:
+                frontier.advance(group)
+                continue
+            promise = group.promises[0]
+            if promise.known == Known.SHARP:
+                yield promise.floor, promise.layout
+            elif promise.known >= Known.FITS or refining.is_worthwhile(promise.layout):
+                frontier.advance(group)
+                continue
+            aside.append(heappop(group.promises))
+        group.promises += aside
+        heapify(group.promises)
+
+
+def _price_preferred(
+    frontier: Frontier, group: Group, first: Entry, difference: Difference
+) -> None:
+    """Price what may be preferred to all that is priced of the group: the simplest first, until one
+    is not told apart from the fastest of all; what is less simple comes behind it."""
+    asked = frontier.space.asked
+
+    def simple(layout: Layout) -> tuple[int, ...]:
+        return simplicity(layout, asked.cluster)
+
+    bound = REACH * seconds(first)
+    tied = [simple(one[0]) for one in group.entries if is_tied(one, first, difference)]
+    near = [(simple(one.layout), one) for one in group.promises if one.floor <= bound]
+    left = [one for one in group.promises if one.floor > bound]
+    heapify(near)
+    while near and not (tied and near[0][0] > min(tied)):
+        _, promise = heappop(near)
+        if promise.known == Known.SHARP:
+            entry = entry_of(asked, promise.layout)
+            group.entries.append(entry)
+            if is_tied(entry, first, difference):
+                tied.append(simple(promise.layout))
+            continue
+        for one in frontier.closer(group, promise):
+            if one.floor <= bound:
+                heappush(near, (simple(one.layout), one))
+            else:
+                left.append(one)
+    group.promises = [*left, *(one for _, one in near)]
+    heapify(group.promises)
+
+
+def is_data_parallel(layout: Layout) -> bool:
+    """Whether every rank computes whole layers of its own sequences."""
+    return layout.tp == layout.pp == layout.cp == 1

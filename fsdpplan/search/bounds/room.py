@@ -1,0 +1,385 @@
+"""Room: the least that a layout holds, by a few multiplications, and what it must recompute for it.
+
+    context + (1 + fragmentation) * (state + gathered parameters + blocks in flight * what they save
+    + the block at work + gradients beside them + buffers of gathers and messages) <= memory of the
+    device
+
+A lower bound: no moment of a step is looked at but the first and the last backward passes, at their
+first block, where all that is saved is still there; and there no logits. Buffers of gathers have a
+pool of their own (`cost.reserve`), so they count at whatever moment. What it rules out is never
+looked at in full.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+from fsdpplan.cost.memory.device_memory import outside_allocator_bytes
+from fsdpplan.cost.memory.gradient_sizes import weight_gradients_of
+from fsdpplan.cost.memory.ledger import rank_state
+from fsdpplan.cost.memory.sizes import (
+    activations_of_block,
+    message_buffer_bytes,
+    saved_bytes_a_block,
+)
+from fsdpplan.cost.model.formats import formats
+from fsdpplan.cost.model.params import dense_view
+from fsdpplan.cost.model.shards import Stage, dense_blocks_among, stage_elements, whole_model
+from fsdpplan.cost.schedule.actions import ACTIVE_STAGES
+from fsdpplan.cost.schedule.order import round_microbatches
+from fsdpplan.cost.schedule.stages import balanced_stage_blocks, head_blocks, pipeline_ranks
+from fsdpplan.search.bounds.flight import Flight, flights, graded_when_interleaved
+from fsdpplan.search.question import Question
+from fsdpplan.spec.layout import ActivationCheckpointing, Layout
+from fsdpplan.spec.model import Model
+
+MODES: tuple[ActivationCheckpointing, ...] = ("none", "attention", "op", "full")
+
+Known = Literal["degrees", "schedule", "usual", "settled", "alike"]
+"""What of a layout is as it will be: how the ranks are spread; that a pipeline's schedule is a
+usual one, and that all blocks recompute alike, too; the number of micro-batches, too; all but what
+blocks recompute; or that, and that all do alike."""
+
+Recomputed = dict[ActivationCheckpointing, int]
+"""For each mode that may be enough, how many blocks of a rank it must recompute at the least."""
+
+
+Bytes = dict[ActivationCheckpointing, int]
+"""By what is recomputed."""
+
+
+class _Blocks(NamedTuple):
+    """Bytes of the blocks of a rank."""
+
+    saved: Bytes
+    """What one keeps of a micro-batch; in the mean of those of the rank, or of the kind that keeps
+    less."""
+    work: Bytes
+    """What is there beside that when the backward pass of the last of those of a micro-batch is
+    under way: what it makes anew, its input and the gradient of its output, and, where policies are
+    as they will be, what it allocates."""
+
+
+class _Rank(NamedTuple):
+    """A rank, and bytes that are there whatever is recomputed."""
+
+    stage: Stage
+    flight: Flight
+    kept: int
+    """When most is in flight."""
+    at_the_end: int
+    """When nothing may be, and gradients are there."""
+
+
+@dataclass(slots=True)
+class Room:
+    """What layouts of one question hold; what many share is computed once."""
+
+    asked: Question
+    kinds: tuple[Model, ...] = field(init=False)
+    """Models of the blocks that there are, with experts first."""
+    saved: dict[tuple[object, ...], Bytes] = field(default_factory=dict)
+    """Of a block of one kind."""
+    blocks: dict[tuple[object, ...], _Blocks] = field(default_factory=dict)
+    held: dict[tuple[object, ...], tuple[int, int]] = field(default_factory=dict)
+    stages: dict[tuple[int, int, bool], Stage] = field(default_factory=dict)
+    """What a rank of so many holds at the least, with any schedule or with a usual one."""
+
+    def __post_init__(self) -> None:
+        model = self.asked.model
+        is_mixed = model.experts and model.dense_blocks
+        self.kinds = (model, dense_view(model)) if is_mixed else (model,)
+
+    def recomputed(self, layout: Layout, *, known: Known = "degrees") -> Recomputed:
+        """`none`: 0 where it may be that nothing has to be; empty where nothing helps.
+
+        In a pipeline of those ranks of which every split that is tried takes its share but for a
+        block.
+        """
+        asked = self.asked
+        if asked.pins.offload == "cpu" or asked.pins.stage_blocks is not None:
+            return {"none": 0}
+        available = self._available(layout)
+        needed: Recomputed = {"none": 0}
+        for rank in self._ranks(layout, known):
+            if rank.kept > available or rank.at_the_end > available:
+                return {}
+            saved, work = self._blocks(layout, rank.stage, known)
+            if not rank.stage.pieces[-1].blocks:  # with it the backward passes begin
+                work = _NO_WORK
+            over = rank.kept + rank.flight.alive * saved["none"] - available
+            if over + work["none"] <= 0:
+                continue
+            here: Recomputed = {}
+            for mode in MODES[1:]:
+                spared = saved["none"] - saved[mode]
+                if rank.flight.alive * spared >= over + work[mode]:
+                    here[mode] = _least_blocks(rank.flight, over + work[mode], spared)
+            if "none" in needed:
+                needed = here
+            else:
+                needed = {mode: max(n, needed[mode]) for mode, n in here.items() if mode in needed}
+        return needed
+
+    def least_bytes(self, layout: Layout) -> int:
+        """With whatever recomputation."""
+        least = max(
+            rank.kept
+            + rank.flight.alive * min(self._blocks(layout, rank.stage, "degrees").saved.values())
+            for rank in self._ranks(layout, "degrees")
+        )
+        return self._outside(layout) + int(least * (1 + self._fragmentation))
+
+    @property
+    def _fragmentation(self) -> float:
+        return self.asked.cluster.device.fit.fragmentation_fraction
+
+    def _outside(self, layout: Layout) -> int:
+        return outside_allocator_bytes(
+            layout=layout, training=self.asked.training, fit=self.asked.cluster.device.fit
+        )
+
+    def _available(self, layout: Layout) -> int:
+        """What may be allocated; whole bytes are rounded as they can be."""
+        left = self.asked.available_bytes - self._outside(layout)
+        return 1 + int((left + 1) / (1 + self._fragmentation))
+
+    def _ranks(self, layout: Layout, known: Known) -> list[_Rank]:
+        """The ranks that are looked at: the first, and one without dense blocks of a mixture."""
+        model, pp = self.asked.model, layout.pp
+        if pp == 1:
+            return [self._rank(layout, whole_model(model), Flight(0, model.layers, 1, 1))]
+        if _is_settled(layout, known):
+            stages = pipeline_ranks(model=model, layout=layout)
+            full = max(range(pp), key=lambda rank: stages[rank].blocks - stages[rank].dense_blocks)
+            keeps = layout.virtual_stages <= ACTIVE_STAGES
+            return [
+                self._rank(layout, stages[rank], flight, keeps=keeps, is_settled=True)
+                for rank in dict.fromkeys((0, full))
+                for flight in flights(layout, stages[rank], rank)
+            ]
+        dense = model.dense_blocks if model.experts else 0  # each rank before has a block at least
+        ranks = dict.fromkeys((0, min(dense, pp - 1)))
+        return [self._least_rank(layout, rank, known) for rank in ranks]
+
+    def _least_rank(self, layout: Layout, rank: int, known: Known) -> _Rank:
+        """A rank with the fewest blocks that it may have."""
+        number, pp = layout.num_microbatches, layout.pp
+        is_usual = known in ("schedule", "usual")
+        stage = self._least_stage(pp, rank, is_usual=is_usual)
+        graded = 0
+        if known == "usual":
+            a_round = round_microbatches(
+                schedule="interleaved_1f1b", pp=pp, num_microbatches=number
+            )
+            graded = graded_when_interleaved(number, a_round)
+        most = self.asked.pins.virtual_stages or (1 if is_usual else self.asked.model.layers)
+        is_whole = known in ("settled", "alike")
+        keeps = (layout.virtual_stages if is_whole else most) <= ACTIVE_STAGES
+        rows = min(number, pp - rank)
+        flight = Flight(graded, rows * stage.blocks, rows, 1)
+        return self._rank(layout, stage, flight, keeps=keeps)
+
+    def _least_stage(self, pp: int, rank: int, *, is_usual: bool) -> Stage:
+        key = (pp, rank, is_usual)
+        if key not in self.stages:
+            model = self.asked.model
+            blocks = max(0, model.layers // pp - 1)
+            if is_usual:
+                blocks = self._fewest_blocks(pp, rank)
+            self.stages[key] = Stage(
+                blocks=blocks,
+                has_embedding=rank == 0,
+                has_head=False,
+                dense_blocks=dense_blocks_among(model=model, first_block=rank, blocks=blocks),
+            )
+        return self.stages[key]
+
+    def _fewest_blocks(self, pp: int, rank: int) -> int:
+        """Of `rank`, however many stages a rank has with a usual schedule."""
+        model, stages = self.asked.model, self.asked.pins.virtual_stages
+        counts = (stages,) if stages else range(1, ACTIVE_STAGES + 1)
+        return min(
+            sum(
+                balanced_stage_blocks(
+                    layers=model.layers, stages=pp * number, head_blocks=head_blocks(model)
+                )[rank::pp]
+            )
+            for number in counts
+            if pp * number <= model.layers
+        )
+
+    def _rank(
+        self,
+        layout: Layout,
+        stage: Stage,
+        flight: Flight,
+        *,
+        keeps: bool = True,
+        is_settled: bool = False,
+    ) -> _Rank:
+        held, gradients = self._held(layout, stage, keeps=keeps, is_settled=is_settled)
+        if is_settled:
+            held += self._messages(layout, stage)
+        graded = gradients
+        if flight.graded != 2:
+            graded = gradients * flight.graded_blocks // max(1, stage.blocks)
+        return _Rank(
+            stage=stage,
+            flight=flight,
+            kept=held + graded,
+            at_the_end=held + (gradients if flight.graded else 0),
+        )
+
+    def _held(
+        self, layout: Layout, stage: Stage, *, keeps: bool, is_settled: bool
+    ) -> tuple[int, int]:
+        """Bytes of a rank, whatever it recomputes; and of its blocks' gradients in a pipeline.
+        `keeps`: all its stages stay gathered, being no more than torch keeps. `is_settled`: it
+        holds this stage and no other."""
+        once = layout.num_microbatches == 1
+        ways = (layout.tp, *layout.expert_ways, layout.shard_ranks, layout.sharding, layout.pp > 1)
+        more = (layout.reshard_after_forward, layout.gradient_sync, layout.data_parallel > 1)
+        key = (*ways, *more, once, stage, keeps, is_settled)
+        if key not in self.held:
+            self.held[key] = self._new_held(layout, stage, keeps=keeps, is_settled=is_settled)
+        return self.held[key]
+
+    def _new_held(
+        self, layout: Layout, stage: Stage, *, keeps: bool, is_settled: bool
+    ) -> tuple[int, int]:
+        training = self.asked.training
+        state = rank_state(self.asked.case(layout), stage)
+        held = state.parameters + state.optimizer + state.gradients
+        if layout.sharding != "fsdp":
+            return held, 0
+        of = formats(training=training, layout=layout)
+        blocks, root = self._elements(layout, stage)
+        block = self._gathered_elements(layout, stage, blocks, is_settled=is_settled)
+        gathered = min(of.gathered, of.gathered_matrix)
+        if layout.pp > 1:
+            held += gathered * (block + (blocks + root if keeps else 0))
+            return held, of.reduced * blocks if layout.gradient_sync == "last" else 0
+        has_buffer = layout.shard_ranks > 1 and not training.traits.flat_parameters
+        held += gathered * block if has_buffer else 0
+        is_kept = layout.reshard_after_forward == "never"
+        held += gathered * (root + (blocks if is_kept else block))
+        if layout.num_microbatches > 1:
+            sums = layout.gradient_sync == "last"
+            held += of.reduced * (blocks + root if sums else state.held_parameters)
+        return held, 0
+
+    def _elements(self, layout: Layout, stage: Stage) -> tuple[int, int]:
+        """(of its blocks, of embedding and head)."""
+        given = {"model": self.asked.model, "tp": layout.tp, "ep": layout.ep}
+        root = stage_elements(stage=replace(stage, blocks=0, dense_blocks=0), **given)
+        return stage_elements(stage=stage, **given) - root, root
+
+    def _gathered_elements(
+        self, layout: Layout, stage: Stage, blocks: int, *, is_settled: bool
+    ) -> int:
+        """Of what is gathered at a time: a block in the mean of a pipeline's stage, or the smaller
+        kind where that may have others; without a pipeline the larger kind."""
+        if is_settled:
+            return blocks // max(1, stage.blocks)
+        kinds = [
+            stage_elements(model=kind, stage=_BLOCK, tp=layout.tp, ep=layout.ep)
+            for kind in self.kinds
+        ]
+        return min(kinds) if layout.pp > 1 else kinds[0]
+
+    def _messages(self, layout: Layout, stage: Stage) -> int:
+        """Buffers of a pipeline's messages, where they are of all its micro-batches."""
+        asked = self.asked
+        if asked.training.traits.half_parameters:
+            return 0
+        return message_buffer_bytes(
+            asked.case(layout),
+            stage,
+            in_flight=1,
+            message_bytes=self._saved(layout, asked.model)["full"],  # what a block reads
+        )
+
+    def _blocks(self, layout: Layout, stage: Stage, known: Known) -> _Blocks:
+        """Of the blocks of a rank that holds `stage`, or may hold other blocks, where what is known
+        leaves that open."""
+        is_whole = known in ("settled", "alike") and layout.schedule in _WHOLE_BACKWARD
+        spread = (layout.tp, layout.cp, *layout.expert_ways, layout.micro_batch, layout.compile)
+        key: tuple[object, ...] = (*spread, layout.sharding, layout.pp > 1, known, is_whole)
+        mix: tuple[int, int] | None = None
+        if len(self.kinds) > 1 and (layout.pp == 1 or is_whole):
+            mix = (stage.dense_blocks, stage.blocks)
+        if is_whole:
+            sums = weight_gradients_of(training=self.asked.training, layout=layout)
+            key = (*key, sums, layout.shard_ranks if self.asked.model.experts else 1)
+        if (*key, mix) not in self.blocks:
+            self.blocks[*key, mix] = self._new_blocks(layout, mix, known)
+        return self.blocks[*key, mix]
+
+    def _new_blocks(self, layout: Layout, mix: tuple[int, int] | None, known: Known) -> _Blocks:
+        each = [
+            _Blocks(saved=saved, work=self._work(layout, kind, saved, known))
+            for kind in self.kinds
+            for saved in (self._saved(layout, kind),)
+        ]
+        if len(each) == 1:
+            return each[0]
+        own, dense = each
+        if mix is None:
+            return _Blocks(_least(own.saved, dense.saved), _least(own.work, dense.work))
+        some, blocks = mix
+        mean = {
+            mode: ((blocks - some) * own.saved[mode] + some * dense.saved[mode]) // max(1, blocks)
+            for mode in MODES
+        }
+        return _Blocks(saved=mean, work=own.work if blocks > some else dense.work)
+
+    def _saved(self, layout: Layout, kind: Model) -> Bytes:
+        is_fsdp = layout.sharding == "fsdp"
+        spread = (layout.tp, layout.cp, *layout.expert_ways, kind is self.asked.model)
+        key = (*spread, layout.micro_batch, is_fsdp, layout.compile)
+        if key not in self.saved:
+            self.saved[key] = saved_bytes_a_block(self.asked.case(layout).of_blocks(kind))
+        return self.saved[key]
+
+    def _work(self, layout: Layout, kind: Model, saved: Bytes, known: Known) -> Bytes:
+        """Of a block that makes all anew in its backward pass: that, and no less beside it than one
+        that keeps all. Not known of schedules that split backward passes."""
+        is_whole = known in ("settled", "alike")
+        if known == "degrees" or (is_whole and layout.schedule not in _WHOLE_BACKWARD):
+            return _NO_WORK
+        work = dict.fromkeys(MODES, saved["full"])  # its input
+        if is_whole:
+            keeping = replace(layout, activation_checkpointing="none", checkpoint_blocks="all")
+            case = self.asked.case(keeping).of_blocks(kind)
+            allocated = activations_of_block(case).backward_peak_bytes
+            work = {mode: n + (0 if mode == "attention" else allocated) for mode, n in work.items()}
+        if known != "settled":  # there the last block may keep everything
+            for mode in ("op", "full"):
+                work[mode] += saved["none"] - saved[mode]
+        return work
+
+
+def _least(one: Bytes, other: Bytes) -> Bytes:
+    return {mode: min(one[mode], other[mode]) for mode in MODES}
+
+
+_BLOCK = Stage(blocks=1, has_embedding=False, has_head=False)
+
+_NO_WORK: Bytes = dict.fromkeys(MODES, 0)
+
+_WHOLE_BACKWARD = ("none", "gpipe", "1f1b", "interleaved_1f1b")
+"""Schedules that are looked at here and do not split backward passes."""
+
+
+def _is_settled(layout: Layout, known: Known) -> bool:
+    """Whether it is known what each rank of a pipeline holds, and what is in flight there."""
+    return known in ("settled", "alike") and layout.schedule in _WHOLE_BACKWARD
+
+
+def _least_blocks(flight: Flight, over_bytes: int, spared_bytes: int) -> int:
+    """Blocks of a rank, `spared_bytes` a micro-batch each, that spare `over_bytes`."""
+    if over_bytes <= 0:
+        return 1
+    return -(-over_bytes * flight.stages // (flight.rows * spared_bytes))

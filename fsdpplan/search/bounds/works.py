@@ -1,0 +1,170 @@
+"""Works: seconds of blocks and of what is before and behind them, each computed once a search.
+
+A stage takes its ends and so many times each kind of its blocks (as `plain_seconds` adds them up),
+so a few of these say what any stage of any layout computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from fsdpplan.cost.least import Pair, stage_waits
+from fsdpplan.cost.model.params import dense_view
+from fsdpplan.cost.model.shards import Stage, whole_model
+from fsdpplan.cost.network.calls import call_seconds
+from fsdpplan.cost.overlap.block_times import block_times
+from fsdpplan.cost.overlap.timing import ends_seconds
+from fsdpplan.cost.traffic.rank import tp_end_calls
+from fsdpplan.search.question import Question
+from fsdpplan.search.variants import overlapped
+from fsdpplan.spec.layout import ActivationCheckpointing, Layout
+from fsdpplan.spec.model import Model
+
+
+class Work(NamedTuple):
+    """Seconds of one micro-batch on one rank, data-parallel collectives apart."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+    """With what is recomputed."""
+    computed: float = 0.0
+    """Of both, what the device computes: what it does not wait for inside blocks."""
+
+    @property
+    def total(self) -> float:
+        """Both passes."""
+        return self.forward + self.backward
+
+    def plus(self, other: Work, times: int) -> Work:
+        """With so many times `other` behind it."""
+        return Work(*(mine + times * its for mine, its in zip(self, other, strict=True)))
+
+
+def least_work(works: Iterable[Work]) -> Work:
+    """No more than any of `works` in any part."""
+    return Work(*map(min, zip(*works, strict=True)))
+
+
+@dataclass(slots=True)
+class Works:
+    """What one question asked for so far; private to its search."""
+
+    asked: Question
+    is_settled: bool = False
+    """Layouts are taken as they are, not with collectives as well hidden, buckets as large and a
+    loss as cheap as they can be."""
+    of_blocks: dict[tuple[object, ...], Work] = field(default_factory=dict)
+    of_ends: dict[tuple[object, ...], Work] = field(default_factory=dict)
+    of_stages: dict[tuple[object, ...], Work] = field(default_factory=dict)
+    of_end_calls: dict[tuple[object, ...], float] = field(default_factory=dict)
+    of_moves: dict[tuple[object, ...], Pair] = field(default_factory=dict)
+
+    def block(self, layout: Layout, mode: ActivationCheckpointing, *, dense: bool = False) -> Work:
+        """Of a block, its collectives as well hidden as can be, with buckets of FSDP as large as
+        they can be: each costs some operators. `dense`: one without experts."""
+        experts = None if dense else layout.expert_ways
+        key = (*self._ways(layout), experts, layout.async_tp, mode, dense, layout.wrap_blocks)
+        if key not in self.of_blocks:
+            own = replace(
+                layout,
+                activation_checkpointing=mode,
+                checkpoint_blocks="all",
+                wrap_blocks=layout.wrap_blocks
+                if self.is_settled
+                else self.asked.pins.wrap_blocks or self.asked.model.layers,
+                loss_chunks=1,
+            )
+            # beside their matmuls collectives add no more than by themselves
+            others = () if self.is_settled else overlapped(self.asked, own)
+            model = dense_view(self.asked.model) if dense else self.asked.model
+            self.of_blocks[key] = self._block(model, next(iter(others), own))
+        return self.of_blocks[key]
+
+    def _block(self, model: Model, layout: Layout) -> Work:
+        block = block_times(self.asked.case(layout).of_blocks(model))
+        return Work(block.forward_seconds, block.backward_seconds, block.computed_seconds)
+
+    def ends(self, layout: Layout, *, embedding: bool, head: bool) -> Work:
+        """Of embedding, or head and loss, whole or in pieces, or both."""
+        if not (embedding or head):
+            return Work()
+        key = (*self._ways(layout), layout.loss_chunks, embedding, head)
+        if key not in self.of_ends:
+            pieces: tuple[Layout, ...] = (layout,)
+            is_open = not self.is_settled and self.asked.pins.loss_chunks is None
+            if head and layout.loss_chunks == 1 and is_open:
+                pieces = (layout, replace(layout, loss_chunks=2))
+            self.of_ends[key] = least_work(self._ends(one, embedding, head) for one in pieces)
+        return self.of_ends[key]
+
+    def _ends(self, layout: Layout, embedding: bool, head: bool) -> Work:
+        stage = Stage(blocks=0, has_embedding=embedding, has_head=head)
+        forward, backward = ends_seconds(self.asked.case(layout), stage)
+        return Work(forward, backward, forward + backward)
+
+    def stage(self, layout: Layout, mode: ActivationCheckpointing, stage: Stage) -> Work:
+        """Of a stage whose blocks do as `mode` says, but for those that keep everything."""
+        ways = (
+            *self._ways(layout),
+            layout.expert_ways,
+            layout.async_tp,
+            layout.loss_chunks,
+            layout.wrap_blocks,
+        )
+        key = (*ways, mode, stage)
+        if key not in self.of_stages:
+            self.of_stages[key] = self._stage(layout, mode, stage)
+        return self.of_stages[key]
+
+    def _stage(self, layout: Layout, mode: ActivationCheckpointing, stage: Stage) -> Work:
+        work = self.ends(layout, embedding=stage.has_embedding, head=stage.has_head)
+        dense, kept_dense = stage.dense_blocks, 0
+        if stage.kept_blocks:
+            kept_dense = stage.kept_dense_blocks
+        for number, kept, is_dense in (
+            (stage.blocks - dense, stage.kept_blocks - kept_dense, False),
+            (dense, kept_dense, True),
+        ):
+            for blocks, own in ((number - kept, mode), (kept, "none")):
+                if blocks:
+                    work = work.plus(self.block(layout, own, dense=is_dense), blocks)
+        return work
+
+    def moves(self, layout: Layout, stage: Stage) -> Pair:
+        """(gathers, reductions) of a stage under FSDP, one unit a block; else none, but of layouts
+        as they are."""
+        if layout.sharding != "fsdp" or (layout.wrap_blocks > 1 and not self.is_settled):
+            return 0.0, 0.0
+        ways = (layout.tp, layout.cp, *layout.expert_ways, layout.dp_shard, layout.dp_replicate)
+        of_stage = (stage.blocks, stage.dense_blocks, stage.has_embedding, stage.has_head)
+        key = (*ways, *of_stage, layout.wrap_blocks)
+        if key not in self.of_moves:
+            case = self.asked.case(layout)
+            self.of_moves[key] = stage_waits(case, replace(stage, kept_blocks=0))
+        return self.of_moves[key]
+
+    def end_calls_seconds(self, layout: Layout) -> float:
+        """What a micro-batch waits for where tensor parallelism begins and ends: embedding and head
+        of the whole model, the loss apart."""
+        if layout.tp == 1:
+            return 0.0
+        key = (layout.tp, layout.cp, layout.micro_batch, layout.sharding)
+        if key not in self.of_end_calls:
+            asked = self.asked
+            case = asked.case(replace(layout, num_microbatches=1))
+            calls = tp_end_calls(case, whole_model(asked.model))
+            self.of_end_calls[key] = sum(
+                call_seconds(call, asked.cluster)
+                for call in calls
+                if call.collective != "all_reduce"
+            )
+        return self.of_end_calls[key]
+
+    def _ways(self, layout: Layout) -> tuple[object, ...]:
+        """What of a layout decides the work of a micro-batch on blocks and ends alike."""
+        # one fp8 cast of a weight serves all micro-batches
+        casts = layout.num_microbatches if self.asked.training.fp8_recipe == "delayed" else 0
+        ways = (layout.tp, layout.cp, layout.sharding, layout.data_parallel > 1, casts)
+        return (*ways, layout.micro_batch, layout.compile)

@@ -1,0 +1,320 @@
+"""Legality: why a layout cannot be trained, before anything is priced.
+
+Each rule gives (reason, sentence): the reason is what the search counts, the sentence is what the
+user reads, with what would be right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fsdpplan.cost.schedule.stages import layout_stage_blocks
+from fsdpplan.search.pieces import pieces_problems
+from fsdpplan.search.pins import Pins
+from fsdpplan.search.rules.pipeline import pipeline_problems
+from fsdpplan.search.rules.program import program_problems
+from fsdpplan.search.rules.rule import Problem
+from fsdpplan.search.rules.sharding import sharding_problems
+from fsdpplan.search.rules.torch import torch_problems
+from fsdpplan.spec.case import Case
+from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.model import Model
+from fsdpplan.spec.training import Training
+
+
+def question_problem(
+    *, model: Model, cluster: Cluster, training: Training, pins: Pins
+) -> str | None:
+    """Why no layout with these pins can be trained, whatever else it is; None if one may be."""
+    rules = (_question(model, cluster, training), _experts(pins.ep or 1, model))
+    problem = next((problem for rule in rules for problem in rule), None)
+    return problem.sentence if problem else None
+
+
+def legal_layout_problem(case: Case) -> str | None:
+    """The first rule that the case breaks, as a sentence; None if it is legal."""
+    problem = first_problem(case)
+    return problem.sentence if problem else None
+
+
+def first_problem(case: Case) -> Problem | None:
+    """The first rule that the case breaks."""
+    model, cluster, training, layout = case.model, case.cluster, case.training, case.layout
+    rules = (
+        _question(model, cluster, training),
+        _ranks(layout, cluster),
+        _tensor_parallel(case),
+        _context_parallel(case),
+        _expert_parallel(case),
+        sharding_problems(case),
+        _batch(layout, training),
+        pieces_problems(layout=layout, training=training),
+        _optimizer(layout, training),
+        pipeline_problems(model=model, layout=layout),
+        _recomputation(layout, model),
+        torch_problems(case),
+        program_problems(case),
+    )
+    return next((problem for rule in rules for problem in rule), None)
+
+
+def degrees_problem(case: Case) -> Problem | None:
+    """The first rule that the degrees of a layout inside data parallelism break, whatever its
+    policies."""
+    rules = (
+        _tensor_parallel(case),
+        _context_parallel(case),
+        _expert_parallel(case),
+    )
+    return next((problem for rule in rules for problem in rule), None)
+
+
+def _question(model: Model, cluster: Cluster, training: Training) -> Iterator[Problem]:
+    device = cluster.device
+    if training.precision == "fp8" and device.peak_fp8_flops_per_second is None:
+        yield Problem(
+            reason="the device has no fp8",
+            sentence=f"{device.name} has no fp8: use --precision bf16",
+        )
+    has_delayed_scales = training.precision == "fp8" and training.fp8_recipe == "delayed"
+    if has_delayed_scales and training.runtime == "fsdp2":
+        yield Problem(
+            reason="runtime fsdp2 has no delayed scales",
+            sentence="fp8_recipe delayed is Transformer Engine's, and runtime fsdp2 has torchao's "
+            "tensorwise and rowwise: use --fp8-recipe rowwise, or --runtime megatron",
+        )
+    if model.positions == "learned" and training.seq_len > model.max_positions:
+        yield Problem(
+            reason="sequence longer than the position table",
+            sentence=f"{model.name} has {model.max_positions} learned positions; use --seq-len "
+            f"{model.max_positions} or less, not {training.seq_len}",
+        )
+
+
+def _ranks(layout: Layout, cluster: Cluster) -> Iterator[Problem]:
+    if layout.world != cluster.gpus:
+        yield Problem(
+            reason="degrees do not multiply to the GPUs",
+            sentence=f"pp {layout.pp} x dp_replicate {layout.dp_replicate} x dp_shard "
+            f"{layout.dp_shard} x cp {layout.cp} x tp {layout.tp} = {layout.world} ranks, but "
+            f"there are {cluster.gpus} GPUs; change --gpus or a degree",
+        )
+
+
+def _tensor_parallel(case: Case) -> Iterator[Problem]:
+    training, layout = case.training, case.layout
+    if training.runtime == "autocast" and max(layout.tp, layout.pp, layout.cp) > 1:
+        yield Problem(
+            reason="runtime autocast is data-parallel",
+            sentence=f"runtime autocast is priced for DDP and FSDP, not with tp {layout.tp}, cp "
+            f"{layout.cp} and pp {layout.pp}; use --tp 1 --cp 1 --pp 1, or --runtime fsdp2",
+        )
+    if layout.async_tp and not (layout.tp > 1 and layout.sequence_parallel):
+        yield Problem(
+            reason="async TP without tensor and sequence parallelism",
+            sentence=f"async_tp overlaps the collectives of sequence parallelism, and tp is "
+            f"{layout.tp}; use --tp 2 or more, or leave --async-tp out",
+        )
+    if layout.async_tp and not (layout.compile or training.traits.fused_kernels):
+        yield Problem(
+            reason="async TP without torch.compile",
+            sentence="async_tp is a pass of torch.compile; use --compile, or leave --async-tp out",
+        )
+    if layout.tp > 1 and not (layout.sequence_parallel and layout.loss_parallel):
+        yield Problem(
+            reason="TP without sequence and loss parallelism is not searched",
+            sentence=f"tp {layout.tp} is offered with sequence_parallel and loss_parallel only; "
+            "use --sequence-parallel --loss-parallel, or --tp 1",
+        )
+    for field, value in _split_widths(case).items():
+        if value % layout.tp:
+            yield Problem(
+                reason=f"tp does not divide {field}",
+                sentence=f"tp {layout.tp} does not divide {field} {value} of {case.model.name}; "
+                "use another --tp",
+            )
+
+
+def _split_widths(case: Case) -> dict[str, int]:
+    """What tensor parallelism splits."""
+    model, layout = case.model, case.layout
+    widths = {
+        "heads": model.heads,
+        "kv_heads": model.kv_heads,
+        "ffn_hidden": model.ffn_hidden if model.dense_blocks else layout.tp,
+        "vocab": model.vocab,
+        "seq_len": case.training.seq_len,
+    }
+    if model.experts:
+        if not layout.experts_over_tp:
+            widths["hidden of an expert"] = model.experts.hidden
+        widths["hidden of the shared experts"] = model.experts.shared_hidden
+    return widths
+
+
+def _context_parallel(case: Case) -> Iterator[Problem]:
+    training, layout = case.training, case.layout
+    if layout.cp == 1:
+        return
+    pieces = 2 * layout.cp * layout.tp
+    if training.seq_len % pieces:
+        near = max(1, round(training.seq_len / pieces)) * pieces
+        beside = f" and {layout.tp} tensor-parallel" if layout.tp > 1 else ""
+        yield Problem(
+            reason="cp does not divide the sequence in equal work",
+            sentence=f"cp {layout.cp} cuts a sequence into {2 * layout.cp} pieces, two a rank, so "
+            f"that causal attention is shared evenly{beside}: {training.seq_len} tokens do not "
+            f"split into {pieces}; use --seq-len {near}, or another --cp",
+        )
+    if case.cluster.device.kind == "cpu":
+        yield from _traded_heads(layout, case.model)
+    elif training.runtime == "fsdp2":
+        yield from _ring(case)
+
+
+def _traded_heads(layout: Layout, model: Model) -> Iterator[Problem]:
+    """The trainer adds heads of zeros, whose work is not priced."""
+    heads = model.heads // layout.tp
+    if heads % layout.cp:
+        yield Problem(
+            reason="cp does not divide the heads on CPU",
+            sentence=f"cp {layout.cp} on CPU shares the {heads} heads of a rank around attention, "
+            "and does not divide them; use another --cp",
+        )
+
+
+def _ring(case: Case) -> Iterator[Problem]:
+    """Source: torch 2.13 torch/distributed/tensor/experimental/_context_parallel/_attention.py."""
+    model, layout = case.model, case.layout
+    if model.windowed_blocks and model.sliding_window < case.training.seq_len:
+        yield Problem(
+            reason="ring attention with sliding windows",
+            sentence=f"cp {layout.cp}: torch's ring attention knows no sliding window, and "
+            f"{model.name} has one of {model.sliding_window} tokens; use --cp 1",
+        )
+    if model.attention_sinks:
+        yield Problem(
+            reason="ring attention with attention sinks",
+            sentence=f"cp {layout.cp}: torch's ring attention knows no attention sinks, which "
+            f"{model.name} has; use --cp 1",
+        )
+
+
+def _expert_parallel(case: Case) -> Iterator[Problem]:
+    layout = case.layout
+    yield from _experts(layout.ep, case.model)
+    if layout.experts_over_tp:
+        yield from _experts_over_tp(case)
+    if layout.ep > 1 and layout.sharding == "ddp":
+        yield Problem(
+            reason="expert parallelism without a shard group",
+            sentence=f"ep {layout.ep} divides the shard group, and sharding ddp has none; use "
+            "--sharding fsdp with --dp-shard of at least ep",
+        )
+
+
+def _experts_over_tp(case: Case) -> Iterator[Problem]:
+    model, training, layout = case.model, case.training, case.layout
+    if model.experts is None:
+        yield Problem(
+            reason="experts over tp without experts",
+            sentence=f"experts_over_tp: {model.name} is dense and has no experts; leave "
+            "--experts-over-tp out",
+        )
+        return
+    if layout.tp == 1:
+        yield Problem(
+            reason="experts over tp without tensor parallelism",
+            sentence="experts_over_tp spreads experts over tensor-parallel ranks, and tp is 1; use "
+            "--tp 2 or more, or leave --experts-over-tp out",
+        )
+    if not training.traits.spreads_experts:
+        yield Problem(
+            reason="the runtime splits every expert by tp",
+            sentence=f"experts_over_tp is Megatron's expert tensor parallelism of 1, and runtime "
+            f"{training.runtime} splits every expert by tp; use --runtime megatron, or leave "
+            "--experts-over-tp out",
+        )
+    if model.experts.experts % layout.expert_ranks:
+        yield Problem(
+            reason="ep x tp does not divide the experts",
+            sentence=f"ep {layout.ep} x tp {layout.tp} = {layout.expert_ranks} ranks do not divide "
+            f"the {model.experts.experts} experts of {model.name}; use a smaller --ep or --tp, or "
+            "leave --experts-over-tp out",
+        )
+
+
+def _experts(ep: int, model: Model) -> Iterator[Problem]:
+    if ep == 1:
+        return
+    if model.experts is None:
+        yield Problem(
+            reason="expert parallelism without experts",
+            sentence=f"ep {ep}: {model.name} is dense and has no experts; use --ep 1",
+        )
+    elif model.experts.experts % ep:
+        near = max(d for d in range(1, ep) if not model.experts.experts % d)
+        yield Problem(
+            reason="ep does not divide the experts",
+            sentence=f"ep {ep} does not divide the {model.experts.experts} experts of "
+            f"{model.name}; use --ep {near}",
+        )
+
+
+def _recomputation(layout: Layout, model: Model) -> Iterator[Problem]:
+    if layout.checkpoint_blocks == "all":
+        return
+    most = max(layout_stage_blocks(model=model, layout=layout))
+    if layout.checkpoint_blocks > most:
+        yield Problem(
+            reason="more recomputed blocks than a stage has",
+            sentence=f"checkpoint_blocks {layout.checkpoint_blocks}: no stage of {model.name} has "
+            f"more than {most} blocks; use --checkpoint-blocks {most} or less, or leave it out to "
+            "recompute all",
+        )
+
+
+def _batch(layout: Layout, training: Training) -> Iterator[Problem]:
+    if training.global_batch % layout.data_parallel:
+        yield Problem(
+            reason="global batch is not a multiple of the data-parallel ranks",
+            sentence=f"a global batch of {training.global_batch} sequences does not split over "
+            f"{layout.data_parallel} data-parallel ranks; use --global-batch "
+            f"{_nearest_multiple(training.global_batch, layout.data_parallel)}",
+        )
+        return
+    if layout.global_batch != training.global_batch:
+        per_rank = training.global_batch // layout.data_parallel
+        yield Problem(
+            reason="micro-batch does not divide the batch of a rank",
+            sentence=f"each data-parallel rank has {per_rank} sequences a step, which "
+            f"micro-batches of {layout.micro_batch} do not fill; use a --micro-batch that "
+            f"divides {per_rank}",
+        )
+
+
+def _nearest_multiple(value: int, step: int) -> int:
+    return max(1, round(value / step)) * step
+
+
+def _optimizer(layout: Layout, training: Training) -> Iterator[Problem]:
+    if training.optimizer == "muon" and layout.sharding in ("zero1", "zero2"):
+        yield Problem(
+            reason="Muon needs whole matrices",
+            sentence=f"optimizer muon needs whole matrices, and {layout.sharding} cuts them "
+            "anywhere; use --sharding fsdp or ddp",
+        )
+    if training.optimizer == "muon" and min(layout.pp, layout.tp, layout.shard_ranks) > 1:
+        yield Problem(
+            reason="Muon over three axes",
+            sentence="optimizer muon deals matrices out over tp and dp_shard together, which "
+            "pipeline stages of different kinds cannot agree on; use --pp 1, --tp 1 or "
+            "--dp-shard 1",
+        )
+    if training.optimizer != "adamw" and layout.offload == "cpu":
+        yield Problem(
+            reason="only AdamW runs on the host",
+            sentence=f"optimizer {training.optimizer} needs the device, and offload cpu keeps "
+            "shards on the host; use --optimizer adamw, or --offload none",
+        )

@@ -1,0 +1,122 @@
+"""Program rules: what the program that will train cannot run, said before it is planned.
+
+They say what `parallelize` of the trainer would refuse after the queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from fsdpplan.search.rules.rule import Problem
+from fsdpplan.spec.case import Case
+from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.model import Model
+from fsdpplan.spec.program import Program, ProgramName, program_named
+
+
+def program_problems(case: Case) -> Iterator[Problem]:
+    """What of the layout the training's program cannot run."""
+    layout = case.layout
+    program = program_named(case.training.program)
+    if program.knows_blocks:
+        return
+    yield from _blocks(layout, program)
+    if layout.tp > 1:
+        yield from _tensor_parallel(layout, case.model, program)
+    if layout.cp > 1:
+        yield from _context_parallel(case, program)
+
+
+def script_problem(case: Case) -> str | None:
+    """Why no program of the user's can run the layout, whatever model it trains; None if one may.
+
+    Of a plan for the reference decoder nobody said what the program is: it may be all that
+    `parallelize` takes. Other runtimes are programs that fsdpplan knows nothing of.
+    """
+    training = case.training
+    if training.runtime != "fsdp2":
+        return None
+    name: ProgramName = "hf" if training.program == "reference" else training.program
+    asked = replace(case, training=replace(training, program=name))
+    found = next(program_problems(asked), None)
+    return None if found is None else found.sentence
+
+
+def _blocks(layout: Layout, program: Program) -> Iterator[Problem]:
+    if layout.pp > 1:
+        yield Problem(
+            reason="a pipeline of a program that is not cut into stages",
+            sentence=f"pp {layout.pp} cuts the model into stages, which parallelize cannot do to "
+            f"{program.words}; use --pp 1, or --program reference",
+        )
+    if layout.ep > 1:
+        yield Problem(
+            reason="expert parallelism of a program whose experts are not known",
+            sentence=f"ep {layout.ep} sends tokens to experts, and parallelize does not know how "
+            f"they reach those of {program.words}; use --ep 1, or --program reference",
+        )
+    if layout.loss_chunks > 1:
+        yield loss_problem(layout, program)
+    if layout.activation_checkpointing == "attention":
+        yield Problem(
+            reason="recomputed attention of a program whose attention is not known",
+            sentence="activation_checkpointing attention recomputes the reference decoder's "
+            f"attention, and parallelize does not find that of {program.words}; use "
+            "--activation-checkpointing op or full, or --program reference",
+        )
+    if layout.tp > 1 and layout.sharding == "ddp":
+        yield Problem(
+            reason="DDP beside tensor parallelism of a program of one's own",
+            sentence=f"sharding ddp with tp {layout.tp} is the reference decoder's only; use "
+            "--sharding fsdp with --dp-shard of at least 2, or --program reference",
+        )
+
+
+def loss_problem(layout: Layout, program: Program) -> Problem:
+    """A loss in pieces where the loss is the program's own."""
+    return Problem(
+        reason="a loss in pieces with a program that makes its own",
+        sentence=f"loss_chunks {layout.loss_chunks}: {program.words} makes its loss itself, in one "
+        "piece; leave --loss-chunks out, or use --program reference",
+    )
+
+
+def _tensor_parallel(layout: Layout, model: Model, program: Program) -> Iterator[Problem]:
+    if not program.has_tensor_plan:
+        yield Problem(
+            reason="tensor parallelism of a program without a tp_plan",
+            sentence=f"tp {layout.tp} needs a tp_plan that says how each matrix is split, which "
+            f"{program.words} has only where it is made as Hugging Face's are; use --tp 1, or "
+            "--program hf",
+        )
+    elif model.experts is not None:
+        yield Problem(
+            reason="tensor parallelism of a Hugging Face mixture",
+            sentence=f"tp {layout.tp}: the tp_plan of a Hugging Face mixture of experts has styles "
+            "that parallelize does not follow; use --tp 1, or --program reference",
+        )
+
+
+def _context_parallel(case: Case, program: Program) -> Iterator[Problem]:
+    model, layout = case.model, case.layout
+    if not program.has_open_attention:
+        yield Problem(
+            reason="context parallelism of a program whose attention cannot be replaced",
+            sentence=f"cp {layout.cp} puts an attention in place that ranks share, which "
+            f"{program.words} does not take; use --cp 1, or --program hf",
+        )
+        return
+    heads = model.heads // layout.tp
+    if heads % layout.cp:
+        yield Problem(
+            reason="cp does not divide the heads of a Hugging Face model",
+            sentence=f"cp {layout.cp} shares the {heads} heads of a rank around attention, and "
+            "does not divide them; use another --cp, or --program reference",
+        )
+    if model.sliding_window:
+        yield Problem(
+            reason="context parallelism of a Hugging Face model with sliding windows",
+            sentence=f"cp {layout.cp} needs full attention in every layer, and {model.name} has "
+            f"windows of {model.sliding_window} tokens; use --cp 1",
+        )

@@ -1,0 +1,1 @@
+"""Read: the texts and codes of a machine become numbers; the only place that asks it."""

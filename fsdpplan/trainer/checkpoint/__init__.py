@@ -1,0 +1,1 @@
+"""Checkpoint: saves that lose nothing, written beside training and checked when read."""

@@ -1,0 +1,300 @@
+"""Checkpoints that lose nothing: written beside training, published whole, checked when read.
+
+How they lie on disk, and why a killed run leaves only whole ones: checkpoint_files.py. Any layout
+reads what any other wrote. DIR must be one that all nodes share.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from ..config import PlanConfig
+from ..errors import TrainerError
+from ..parallel.tied_tables import copied_parameters
+from ..rng import generator_states, restore_generators, seed_generators
+from .files import (
+    MANIFEST,
+    FileRecord,
+    Unreadable,
+    checkpoint_path,
+    damage,
+    partial_path,
+    prepare_folder,
+    read_manifest,
+    reason,
+    remove,
+    resumable,
+)
+from .owner import leave_folder, require_free, take_folder
+from .progress import SCHEMA_VERSION, Progress, read_progress, require_same_run, written_by
+from .state import Staging, equalise_copies, fill_optimizer, named_tensors, tree
+from .storage import (
+    CheckedReader,
+    PublishingWriter,
+    StagedTensors,
+    TensorsOnly,
+    read_index,
+)
+
+GROUP_TIMEOUT = timedelta(hours=2)
+"""How long ranks wait for the slowest one to write."""
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """How a save ended."""
+
+    step: int
+    path: Path
+    seconds: float
+    """From the end of the step until it was published."""
+    problem: str
+    """Why it was not published; empty when it was."""
+
+
+class CheckpointFailed(TrainerError):
+    """The run's last state could not be saved."""
+
+    exit_code = 1
+
+
+class Checkpoints:
+    """The checkpoints of a run, one under way at most.
+
+    In the background, the values are copied to CPU memory and a thread writes them: its messages go
+    over a group of its own, which never mixes with training's, and which works without a GPU. A
+    save that fails is told about and training goes on: it loses nothing, and the disk may be back
+    at the next one. The last good checkpoint stays until another one is published.
+    """
+
+    def __init__(self, folder: Path, plan: PlanConfig, *, keep: int, background: bool) -> None:
+        """All ranks call this."""
+        self.folder = folder
+        self.plan = plan
+        self.keep = keep
+        self.group = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
+        self.staging = Staging() if background else None
+        self.worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self.under_way: Future[Saved] | None = None
+        self.good_step = 0
+        """Step of the newest checkpoint of this run; where it began if it has written none."""
+        self.owner = ""
+        """What says on the disk that the folder is this run's."""
+
+    def save(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress
+    ) -> Saved | None:
+        """Begin to write and publish; all ranks call this.
+
+        Waits for the last save, and returns how that ended if nobody heard yet. To be called after
+        `begin`, which makes the folder this run's.
+        """
+        assert self.owner, "begin comes first"
+        ended = self.wait()
+        began = time.perf_counter()
+        tensors = tree(named_tensors(model, optimizer, copied_parameters(self.plan)))
+        tensors["rng"] = {str(dist.get_rank()): generator_states()}
+        planner = None if self.staging is None else StagedTensors(self.staging.take(tensors))
+        path = checkpoint_path(self.folder, progress.step)
+        document = {"schema_version": SCHEMA_VERSION, **asdict(progress), **written_by(self.plan)}
+        partial = partial_path(path)
+        writer = PublishingWriter(partial, path, document, keep=self.keep, owner=self.owner)
+
+        def write() -> Saved:
+            problem = ""
+            try:
+                dcp.save(  # type: ignore[attr-defined]
+                    tensors, storage_writer=writer, planner=planner, process_group=self.group
+                )
+            except dcp.api.CheckpointException as error:
+                problem = reason(next(iter(error.failures.values()))[0])
+            except Exception as error:
+                problem = reason(error)
+            if problem and dist.get_rank() == 0:
+                # What is left of it would take the next one's room.
+                remove(partial)
+            seconds = time.perf_counter() - began
+            return Saved(step=progress.step, path=path, seconds=seconds, problem=problem)
+
+        self.under_way = self.worker.submit(write)
+        if self.staging is None:
+            self.under_way.exception()
+        return ended
+
+    def ended(self) -> Saved | None:
+        """How the save under way ended, once: as soon as it did; does not wait."""
+        if self.under_way is None or not self.under_way.done():
+            return None
+        return self.wait()
+
+    def wait(self) -> Saved | None:
+        """How the save under way ended, if nobody heard yet."""
+        if self.under_way is None:
+            return None
+        saved, self.under_way = self.under_way.result(), None
+        if not saved.problem:
+            self.good_step = saved.step
+        return saved
+
+    def leave(self) -> None:
+        """The run has ended, and saves nothing more."""
+        if dist.get_rank() == 0:
+            leave_folder(self.folder, self.owner)
+
+    def begin(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, *, seed: int, resume: str
+    ) -> tuple[Progress | None, list[str]]:
+        """Read the best checkpoint into place, as `resume` (auto, required, never) allows, and get
+        the folder ready; all ranks call this.
+
+        Returns where that checkpoint stands, None where there is none at all, and what is to be
+        said. Raises TrainerError where there are some and none is good: starting over is not for
+        us to decide.
+        """
+        self._on_first_rank(lambda: require_free(self.folder))
+        paths = self._on_first_rank(lambda: resumable(self.folder))
+        if resume == "never" and paths:
+            raise TrainerError(
+                f"{self.folder} has a checkpoint already: take another --checkpoint-dir"
+            )
+        if resume == "required" and not paths:
+            raise TrainerError(f"{self.folder} has no checkpoint to resume from; use --resume auto")
+        self._require_shared()
+        remarks: list[str] = []
+        for path in paths:
+            problem = self._damage(path)
+            if problem:
+                remarks.append(f"{path.name} is damaged: {problem}")
+                continue
+            progress = read_progress(path)
+            remarks += require_same_run(path, progress, self.plan, seed=seed)
+            remarks += self._load(path, model, optimizer, progress)
+            self.good_step = progress.step
+            return progress, remarks
+        if paths:
+            raise TrainerError(
+                f"{self.folder} has no whole checkpoint left ({'; '.join(remarks)}): take another "
+                "--checkpoint-dir to begin anew"
+            )
+        return None, remarks
+
+    def _load(
+        self,
+        path: Path,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        progress: Progress,
+    ) -> list[str]:
+        """Read a good checkpoint into place, whatever layout wrote it; returns what is to be said.
+
+        Generators go on where they were on the same layout. On another there is no such place:
+        they begin anew, from the seed, the step and the rank.
+        """
+        if not optimizer.state:
+            fill_optimizer(optimizer)
+        named = named_tensors(model, optimizer, copied_parameters(self.plan))
+        tensors = tree(named)
+        rank = dist.get_rank()
+        index = read_index(path)
+        same_layout = progress.layout == written_by(self.plan)["layout"]
+        generators = empty_generators(index, rank) if same_layout else {}
+        if generators:
+            tensors["rng"] = {str(rank): generators}
+        try:
+            dcp.load(  # type: ignore[attr-defined]
+                tensors,
+                storage_reader=CheckedReader(path, index),
+                planner=TensorsOnly(),
+                process_group=self.group,
+            )
+        except dcp.api.CheckpointException as error:
+            first = next(iter(error.failures.values()))[0]
+            raise TrainerError(
+                f"{path} does not hold this model: {first}; take another --checkpoint-dir"
+            ) from error
+        equalise_copies(named)
+        if generators:
+            restore_generators(generators)
+            return []
+        seed_generators(seed=progress.seed, step=progress.step, rank=rank)
+        return ["random numbers begin anew: another layout or an older trainer wrote it"]
+
+    def _damage(self, path: Path) -> str:
+        """What is wrong with a checkpoint, as any rank sees it: each checks its share of it."""
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        try:
+            records = require_manifest(path)
+            problem = damage(records, path, rank=rank, ranks=ranks)
+        except Unreadable as error:
+            problem = str(error)
+        problems: list[str] = [""] * ranks
+        dist.all_gather_object(problems, problem, group=self.group)
+        return next((problem for problem in problems if problem), "")
+
+    def _require_shared(self) -> None:
+        """Raise unless all ranks see what the first one writes."""
+        trial: Path = self._on_first_rank(lambda: prepare_folder(self.folder))
+        seen = [False] * dist.get_world_size()
+        dist.all_gather_object(seen, trial.exists(), group=self.group)
+        self._on_first_rank(lambda: remove(trial))
+        self.owner = self._on_first_rank(lambda: take_folder(self.folder))
+        if not all(seen):
+            raise TrainerError(
+                f"rank {seen.index(False)} does not see what rank 0 writes into {self.folder}: "
+                "take a --checkpoint-dir that all nodes share"
+            )
+
+    def _on_first_rank(self, ask: Callable[[], Answer]) -> Answer:
+        """What `ask` returns on the first rank, on all ranks; so is the error that it raises."""
+        told: list[Any] = [None, ""]
+        if dist.get_rank() == 0:
+            try:
+                told[0] = ask()
+            except TrainerError as error:
+                told[1] = str(error)
+            except OSError as error:
+                told[1] = (
+                    f"--checkpoint-dir {self.folder} cannot be used: {reason(error)}; take a "
+                    "folder that can be written"
+                )
+        dist.broadcast_object_list(told, src=0, group=self.group)
+        if told[1]:
+            raise TrainerError(told[1])
+        answer: Answer = told[0]
+        return answer
+
+
+def empty_generators(index: Metadata, rank: int) -> dict[str, torch.Tensor]:
+    """Room for the states of `rank`'s generators, where the checkpoint has them."""
+    prefix = f"rng.{rank}."
+    return {
+        name.removeprefix(prefix): torch.empty(entry.size, dtype=torch.uint8)
+        for name, entry in index.state_dict_metadata.items()
+        if name.startswith(prefix) and isinstance(entry, TensorStorageMetadata)
+    }
+
+
+def require_manifest(path: Path) -> list[FileRecord]:
+    """What to check of a checkpoint; none of one that was written without checksums."""
+    progress = read_progress(path)
+    records = read_manifest(path)
+    if records is None and progress.model:
+        raise Unreadable(f"{MANIFEST} is missing")
+    files = {info.relative_path for info in read_index(path).storage_data.values()}
+    if records is not None and not files.issubset(record.name for record in records):
+        raise Unreadable(f"{MANIFEST} does not name all files of tensors")
+    return records or []

@@ -1,0 +1,1 @@
+"""Model: the reference decoder and its loss."""

@@ -1,0 +1,142 @@
+"""The reference decoder: exactly the planned shapes, nothing else.
+
+Shape suffixes: B batch, T sequence, D hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from ..config import ModelConfig as ModelConfig
+from .attention import Attention, make_masks
+from .feed_forward import FeedForward
+from .latent_attention import LatentAttention
+from .moe import MixtureOfExperts
+from .norms import make_norm
+
+
+class Block(nn.Module):
+    """Pre-norm transformer block; with `post_norms`, norms behind its two halves as well."""
+
+    def __init__(self, config: ModelConfig, *, layer: int) -> None:
+        super().__init__()
+        self.attention_norm = make_norm(config)
+        self.attention = (
+            LatentAttention(config, config.latent) if config.latent else Attention(config)
+        )
+        self.attention.core.window = config.window(layer)
+        self.post_attention_norm = make_norm(config) if config.post_norms else None
+        self.ffn_norm = make_norm(config)
+        self.feed_forward: nn.Module
+        if config.experts is not None and config.has_experts(layer):
+            self.feed_forward = MixtureOfExperts(config.hidden, config.experts, mlp=config.mlp)
+        else:
+            self.feed_forward = FeedForward(
+                config.hidden, config.ffn_hidden, mlp=config.mlp, bias=config.mlp_bias
+            )
+        self.post_ffn_norm = make_norm(config) if config.post_norms else None
+
+    def forward(
+        self, x_BTD: Tensor, *, positions: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        attended = self.attention(self.attention_norm(x_BTD), positions=positions, mask=mask)
+        if self.post_attention_norm is not None:
+            attended = self.post_attention_norm(attended)
+        x_BTD = x_BTD + attended
+        fed: Tensor = self.feed_forward(self.ffn_norm(x_BTD))
+        if self.post_ffn_norm is not None:
+            fed = self.post_ffn_norm(fed)
+        return x_BTD + fed
+
+
+class Decoder(nn.Module):
+    """Embedding, blocks, norm and output head; or the part of it that a pipeline stage has."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        blocks: Iterable[int] | None = None,
+        has_embedding: bool = True,
+        has_head: bool = True,
+    ) -> None:
+        """`blocks` are the numbers of those to build; None: all."""
+        super().__init__()
+        self.config = config
+        self.whole_length: int | None = None
+        """Tokens of a sequence, where ranks share it; None: those that `forward` is given."""
+        self._kept_masks: tuple[object, dict[int, Tensor]] = (None, {})
+        self.tok_embeddings: nn.Embedding | None = None
+        self.pos_embeddings: nn.Embedding | None = None
+        self.embedding_norm: nn.Module | None = None
+        self.norm: nn.Module | None = None
+        self.output: nn.Linear | None = None
+        if has_embedding:
+            self.tok_embeddings = nn.Embedding(config.vocab, config.hidden)
+            if config.positions == "learned":
+                self.pos_embeddings = nn.Embedding(config.max_positions, config.hidden)
+            if config.embedding_norm:
+                self.embedding_norm = make_norm(config)
+        numbers = range(config.layers) if blocks is None else blocks
+        self.layers = nn.ModuleDict({str(i): Block(config, layer=i) for i in numbers})
+        if has_head:
+            self.norm = make_norm(config)
+            self.output = nn.Linear(config.hidden, config.vocab, bias=False)
+            if config.tied_embeddings and self.tok_embeddings is not None:
+                self.output.weight = self.tok_embeddings.weight
+
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+    ) -> Tensor:
+        """Logits (B, T, V); without the head what the last block gives. Without the embedding
+        `tokens_BT` is what the block before gave (B, T, D).
+
+        `positions` (B, T) are 0, 1, 2 ... where None. `documents` (B, whole T) number the documents
+        of a sequence: attention stays within each.
+        """
+        h = self.embed(tokens_BT, positions)
+        masks = self._masks(h, documents)
+        for number, block in self.layers.items():
+            mask = masks.get(self.config.window(int(number)))
+            h = block(h, positions=positions, mask=mask)
+        if self.norm is not None:
+            h = self.norm(h)
+        return h if self.output is None else self.output(h)
+
+    def _masks(self, h_BTD: Tensor, documents_BT: Tensor | None) -> dict[int, Tensor]:
+        """Masks by window. Those without documents are alike for all sequences, and are kept."""
+        length = self.whole_length or h_BTD.shape[1]
+        key = (length, h_BTD.dtype, h_BTD.device)
+        if documents_BT is None and self._kept_masks[0] == key:
+            return self._kept_masks[1]
+        masks = make_masks(
+            self.config,
+            {self.config.window(int(number)) for number in self.layers},
+            length=length,
+            documents_BT=documents_BT,
+            like=h_BTD,
+        )
+        if documents_BT is None:
+            self._kept_masks = (key, masks)
+        return masks
+
+    def embed(self, tokens_BT: Tensor, positions: Tensor | None = None) -> Tensor:
+        """The residual stream before the first block of this part (B, T, D)."""
+        if self.tok_embeddings is None:
+            return tokens_BT
+        h: Tensor = self.tok_embeddings(tokens_BT)
+        if self.pos_embeddings is not None:
+            if positions is None:
+                positions = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+            h = h + self.pos_embeddings(positions)
+        if self.embedding_norm is not None:
+            h = self.embedding_norm(h)
+        if torch.is_autocast_enabled(h.device.type):  # or the residual stream would be fp32
+            h = h.to(torch.get_autocast_dtype(h.device.type))
+        return h

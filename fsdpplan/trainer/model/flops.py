@@ -1,0 +1,59 @@
+"""Useful FLOPs of one token, for the MFU: recomputation does not count."""
+
+from __future__ import annotations
+
+from ..config import ModelConfig
+
+
+def matmul_parameters(model: ModelConfig) -> int:
+    """Weights that multiply each token: the matrices of the blocks and the output head (tied or
+    not), of the routed experts the active ones; the embedding look-up, norms and biases are out."""
+    networks = sum(_network_parameters(model, layer) for layer in range(model.layers))
+    return model.layers * _attention_parameters(model) + networks + model.vocab * model.hidden
+
+
+def _attention_parameters(model: ModelConfig) -> int:
+    """The projections of one block's attention."""
+    query_dim, value_dim = model.heads * model.head_dim, model.heads * model.value_head_dim
+    out = value_dim * model.hidden
+    latent = model.latent
+    if latent is None:
+        return out + model.hidden * (query_dim + 2 * model.kv_heads * model.head_dim)
+    rank = latent.query_rank
+    queries = rank * (model.hidden + query_dim) if rank else model.hidden * query_dim
+    into_latent = model.hidden * (latent.kv_rank + latent.rope_head_dim)
+    plain_dim = model.heads * (model.head_dim - latent.rope_head_dim)
+    return out + queries + into_latent + latent.kv_rank * (plain_dim + value_dim)
+
+
+def _network_parameters(model: ModelConfig, layer: int) -> int:
+    """The matrices that a token meets in block `layer` behind its attention."""
+    projections = 2 if model.mlp == "gelu" else 3
+    experts = model.experts
+    if experts is None or not model.has_experts(layer):
+        return projections * model.hidden * model.ffn_hidden
+    inner = experts.active * experts.hidden + experts.shared_hidden
+    scores = experts.experts + experts.shared_gate
+    return projections * model.hidden * inner + scores * model.hidden
+
+
+def _span_tokens(model: ModelConfig, layer: int, *, seq_len: int) -> float:
+    """Keys that a query meets in the mean: the first ones a triangle, the others a window."""
+    window = model.window(layer)
+    if not 0 < window < seq_len:
+        return seq_len / 2
+    return window - window * window / (2 * seq_len)
+
+
+def flops_per_token(model: ModelConfig, *, seq_len: int) -> float:
+    """FLOPs of forward and backward for one token.
+
+        6 * matmul parameters + 6 * (sum over layers of the span) * (query_dim + value_dim)
+
+    A weight takes a multiplication and an addition in forward, twice that in backward. Causal
+    attention has two matmuls in forward (scores, as wide as queries, and values) over the keys that
+    a query sees, half of the sequence without windows, and twice that in backward.
+    """
+    spans = sum(_span_tokens(model, layer, seq_len=seq_len) for layer in range(model.layers))
+    width = model.heads * (model.head_dim + model.value_head_dim)
+    return 6 * matmul_parameters(model) + 6 * spans * width

@@ -1,0 +1,145 @@
+"""From a plan to the reference model on this rank: built, cut, split, sharded, initialised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..config import PlanConfig
+from ..model.chunked_loss import defer_head
+from ..model.decoder import Decoder
+from ..model.weights import initialise, materialise
+from ..precision import apply_autocast
+from ..scaler import LossScaler
+from .context_parallel import apply_context_parallel
+from .data_parallel import apply_ddp
+from .distributed import start
+from .expert_parallel import apply_expert_parallel
+from .layout_steps import Part, Steps, lay_out
+from .mesh import Meshes, build_meshes
+from .pipeline import Pipeline
+from .pipeline_stages import RankModel, rank_shares
+from .support import require_runnable
+from .tensor_parallel import apply_tensor_parallel
+from .tied_tables import copied_parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembled:
+    """A model that is ready to train."""
+
+    model: nn.Module
+    """All parameters of this rank, under their names in the whole model."""
+    parts: tuple[nn.Module, ...]
+    """What is called: the model, its DDP wrapper, or the pipeline stages of this rank."""
+    meshes: Meshes
+    pipeline: Pipeline | None
+    """What runs the parts; None without pipeline parallelism."""
+    scaler: LossScaler | None
+    """Keeps fp16 gradients in range; None with other number formats."""
+
+
+def assemble(
+    plan: PlanConfig, device: torch.device, *, seed: int, meshes: Meshes | None = None
+) -> Assembled:
+    """The reference decoder in the plan's layout, initialised; joins the process group if there is
+    none. Process groups cost memory, so meshes that there are already are taken."""
+    require_runnable(plan)
+    start(plan)
+    meshes = meshes or build_meshes(plan.layout, device.type)
+    model, parts = build_parts(plan, meshes, device)
+    return finish(plan, device, meshes, model, parts, seed=seed)
+
+
+def build_parts(
+    plan: PlanConfig, meshes: Meshes, device: torch.device
+) -> tuple[nn.Module, tuple[nn.Module, ...]]:
+    """(the model, its parts) on the meta device: split, wrapped, and sharded where FSDP does it.
+
+    This and `assemble` apart: meshes and DTensors are made outside of a fake mode, values inside.
+    """
+    with torch.device("meta"):
+        parts = (Decoder(plan.model),) if meshes.pp is None else _build_stages(plan, meshes.pp)
+    for part in parts:
+        lay_out(_part(part, plan, meshes, device), REFERENCE_STEPS)
+    return parts[0] if len(parts) == 1 else RankModel(parts), parts
+
+
+def _build_stages(plan: PlanConfig, pp: DeviceMesh) -> tuple[Decoder, ...]:
+    """The parts of the decoder that are this rank's."""
+    return tuple(
+        Decoder(
+            plan.model, blocks=share.blocks, has_embedding=share.is_first, has_head=share.is_last
+        )
+        for share in rank_shares(plan, pp_rank=pp.get_local_rank())
+    )
+
+
+def _part(model: nn.Module, plan: PlanConfig, meshes: Meshes, device: torch.device) -> Part:
+    blocks = list(model.layers.values())  # type: ignore[operator]
+    return Part(model=model, blocks=blocks, plan=plan, meshes=meshes, device=device)
+
+
+def _split_tensors(part: Part) -> None:
+    if part.meshes.tp is not None:
+        apply_tensor_parallel(part.model, part.plan, part.meshes.tp)
+
+
+def _split_experts(part: Part) -> None:
+    meshes = part.meshes
+    if meshes.experts is not None or (part.plan.model.experts and meshes.tp is not None):
+        apply_expert_parallel(part.model, meshes)
+
+
+def _share_sequences(part: Part) -> None:
+    if part.meshes.cp is not None:
+        apply_context_parallel(part.model, part.plan, part.meshes.cp)
+
+
+def _defer_head(part: Part) -> None:
+    if part.plan.layout.loss_chunks > 1:
+        defer_head(part.model)
+
+
+def _replicas(part: Part) -> nn.Module:
+    """Values are drawn alike on all ranks: FSDP's copies are equal."""
+    if part.plan.layout.sharding != "ddp":
+        return part.model
+    if part.meshes.pp is None:
+        return apply_ddp(part.model, part.plan, part.device, part.meshes)
+    apply_autocast(part.model, part.plan, part.device)  # the pipeline averages the gradients
+    return part.model
+
+
+REFERENCE_STEPS = Steps(
+    tensors=_split_tensors,
+    experts=_split_experts,
+    sequences=_share_sequences,
+    head=_defer_head,
+    replicas=_replicas,
+)
+"""Of the reference decoder, whose parts are known by name."""
+
+
+def finish(
+    plan: PlanConfig,
+    device: torch.device,
+    meshes: Meshes,
+    model: nn.Module,
+    parts: tuple[nn.Module, ...],
+    *,
+    seed: int,
+) -> Assembled:
+    """Give the parameters memory and values, then what needs them: the last step, the schedule."""
+    for part in parts:
+        home = torch.device("cpu") if plan.layout.offload == "cpu" else device
+        materialise(part, home, buffers=device)
+    copies = copied_parameters(plan)
+    initialise(model, seed=seed, layers=plan.model.layers, copies=copies)
+    parts = tuple(REFERENCE_STEPS.replicas(_part(part, plan, meshes, device)) for part in parts)
+    pipeline = None if meshes.pp is None else Pipeline(parts, plan, meshes, device)
+    scaler = LossScaler(device) if plan.training.precision == "fp16" else None
+    return Assembled(model=model, parts=parts, meshes=meshes, pipeline=pipeline, scaler=scaler)

@@ -1,0 +1,168 @@
+"""Pipeline parallelism: blocks in stages, micro-batches through them by torch's schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.pipelining as pipelining
+from torch import Tensor, nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
+)
+
+from ..config import PlanConfig
+from ..model.loss import loss_function
+from ..precision import compute_dtype
+from ..scaler import LossScaler, scaled
+from ..text.batch import MicroBatch
+from ..torch_versions import (
+    few_micro_batches,
+    greet_nobody,
+    keep_no_outputs,
+    leave_outputs_unchecked,
+    let_go_of_gradients,
+    lowered,
+)
+from .mesh import Meshes
+from .pipeline_stages import StageShare, rank_shares
+from .replicas import ReplicaGradients
+from .tensor_parallel import loss_context
+from .tied_tables import TiedTables
+
+ONE_STAGE_SCHEDULES: dict[str, Callable[..., Any]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+
+MANY_STAGES_SCHEDULES: dict[str, Callable[..., Any]] = {
+    "interleaved_1f1b": ScheduleInterleaved1F1B,
+    "looped_bfs": ScheduleLoopedBFS,
+    "interleaved_zero_bubble": ScheduleInterleavedZeroBubble,
+    "zbv": ScheduleZBVZeroBubble,
+}
+if hasattr(pipelining, "ScheduleDualPipeV"):  # torch_versions.py refuses it where there is none
+    MANY_STAGES_SCHEDULES["dualpipev"] = pipelining.ScheduleDualPipeV
+
+
+class Pipeline:
+    """The stages of this rank under the plan's schedule."""
+
+    def __init__(
+        self,
+        stages: Sequence[nn.Module],
+        plan: PlanConfig,
+        meshes: Meshes,
+        device: torch.device,
+    ) -> None:
+        assert meshes.pp is not None
+        shares = rank_shares(plan, pp_rank=meshes.pp.get_local_rank())
+        self._layout = plan.layout
+        self._scaler: LossScaler | None = None
+        last = [stage for stage, share in zip(stages, shares, strict=True) if share.is_last]
+        self._loss_of = loss_function(plan.layout, device, last[0] if last else None)
+        self._has_first = any(share.is_first for share in shares)
+        self._has_last = any(share.is_last for share in shares)
+        self._tables = TiedTables.of(stages, shares, plan, meshes.pp)
+        self._replicas = None
+        if plan.layout.sharding == "ddp" and meshes.axis("dp_replicate") is not None:
+            self._replicas = ReplicaGradients(
+                stages, plan, meshes.parameters["dp_replicate"].get_group()
+            )
+        self._no_loss = torch.zeros((), device=device)
+        group = meshes.pp.get_group()
+        staged = [
+            _stage(stage, share, plan, device, group)
+            for stage, share in zip(stages, shares, strict=True)
+        ]
+        self._schedule = _schedule(plan, staged, self._loss)
+        self._no_outputs = keep_no_outputs(self._schedule, staged)
+
+    def forward_backward(
+        self, micro_batches: Sequence[MicroBatch], scaler: LossScaler | None = None
+    ) -> Tensor:
+        """Gradients of the mean loss; returns that loss on ranks with the last stage, else 0."""
+        self._scaler = scaler
+        losses: list[Tensor] = []
+        batch = _joined(micro_batches)
+        if self._replicas is not None:
+            self._replicas.begin()
+        with loss_context(self._layout):
+            self._schedule.step(
+                *((batch["tokens"],) if self._has_first else ()),
+                target=batch["targets"] if self._has_last else None,
+                losses=losses,
+                **self._no_outputs,
+                **{name: batch[name] for name in ("positions", "documents") if name in batch},
+            )
+        if self._replicas is not None:
+            self._replicas.finish()
+        if self._tables is not None:
+            self._tables.sum_gradients()
+        return torch.stack(losses).detach().sum() if losses else self._no_loss
+
+    def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        loss: Tensor = self._loss_of(outputs, targets) / self._layout.num_microbatches
+        return scaled(loss, self._scaler)
+
+
+def _schedule(plan: PlanConfig, stages: list[PipelineStage], loss_of: Callable[..., Tensor]) -> Any:
+    """torch's schedule; the losses that it is given are shares of the mean already."""
+    layout = plan.layout
+    options: dict[str, Any] = {
+        "n_microbatches": layout.num_microbatches,
+        "loss_fn": loss_of,
+        "scale_grads": False,
+    }
+    if layout.schedule in ONE_STAGE_SCHEDULES:
+        (stage,) = stages
+        return few_micro_batches(ONE_STAGE_SCHEDULES[layout.schedule], stage, **options)
+    return lowered(MANY_STAGES_SCHEDULES[layout.schedule](stages, **options))
+
+
+def _stage(
+    module: nn.Module,
+    share: StageShare,
+    plan: PlanConfig,
+    device: torch.device,
+    group: dist.ProcessGroup,
+) -> PipelineStage:
+    """`module` with its shapes stated, so that ranks need not find them out."""
+    layout, training = plan.layout, plan.training
+    length = training.seq_len // layout.cp
+    tokens = (layout.micro_batch, length)
+    # between stages each rank of tp hands over its own part of the sequence
+    split = length // layout.tp if layout.sequence_parallel else length
+    hidden = torch.empty(
+        (layout.micro_batch, split, plan.model.hidden),
+        dtype=compute_dtype(training),
+        device="meta",
+        requires_grad=True,
+    )
+    stage = PipelineStage(
+        module,
+        share.index,
+        layout.pp * layout.virtual_stages,
+        device,
+        input_args=torch.empty(tokens, dtype=torch.int64, device="meta")
+        if share.is_first
+        else hidden,
+        # what the last stage gives is sent nowhere: only their number counts
+        output_args=hidden,
+        group=group,
+    )
+    leave_outputs_unchecked(stage)
+    greet_nobody(stage)
+    let_go_of_gradients(stage)
+    return stage
+
+
+def _joined(micro_batches: Sequence[MicroBatch]) -> dict[str, Tensor]:
+    """All micro-batches in one, which the schedule cuts again; without what they do not have."""
+    columns = zip(MicroBatch._fields, zip(*micro_batches, strict=True), strict=True)
+    return {name: torch.cat(parts) for name, parts in columns if parts[0] is not None}

@@ -1,0 +1,140 @@
+"""What this trainer can run. Everything else is refused in words, never ignored."""
+
+from __future__ import annotations
+
+from ..config import LayoutConfig, ModelConfig, PlanConfig, TrainingConfig
+from ..errors import TrainerError
+from ..torch_versions import lacking
+from .parallel_support import parallel_problems
+from .pipeline_rules import pipeline_problems
+
+
+def require_runnable(plan: PlanConfig) -> None:
+    """Raise TrainerError naming the first setting that this trainer cannot run."""
+    problems = (
+        *_model_problems(plan.model, plan.training),
+        *_training_problems(plan.training, plan.layout),
+        *_expert_problems(plan.model, plan.layout),
+        *parallel_problems(plan),
+        *pipeline_problems(plan),
+        *_policy_problems(plan.layout),
+        *_recomputation_problems(plan.layout),
+    )
+    if plan.cluster.device.kind not in ("cuda", "cpu"):
+        problems = (*problems, f"device kind {plan.cluster.device.kind} (cuda and cpu work)")
+    # asked only of a plan that is sound
+    problems = problems or tuple(lacking(plan))
+    if problems:
+        raise TrainerError(
+            f"this trainer cannot run {'; '.join(problems)}. Plan again with these pinned"
+        )
+
+
+def _one_of(name: str, value: object, *choices: str) -> list[str]:
+    works = " and ".join(choices) + (" work" if len(choices) > 1 else " works")
+    return [] if value in choices else [f"{name} {value} ({works})"]
+
+
+def _model_problems(model: ModelConfig, training: TrainingConfig) -> list[str]:
+    problems = [
+        *_one_of("model.mlp", model.mlp, "swiglu", "geglu", "gelu"),
+        *_one_of("model.norm", model.norm, "rmsnorm", "layernorm"),
+        *_one_of("model.positions", model.positions, "rope", "learned", "alibi"),
+        *_one_of("model.qk_norm_width", model.qk_norm_width, "head", "all_heads"),
+    ]
+    if model.heads % model.kv_heads:
+        problems.append(f"{model.kv_heads} key/value heads for {model.heads} query heads")
+    if model.positions == "rope" and model.head_dim % 2:
+        problems.append(f"rotary positions with an odd head_dim {model.head_dim}")
+    if model.positions == "rope" and model.latent and model.latent.rope_head_dim % 2:
+        problems.append(f"rotary positions with an odd rope_head_dim {model.latent.rope_head_dim}")
+    if model.positions == "learned" and training.seq_len > model.max_positions:
+        problems.append(
+            f"sequences of {training.seq_len} with {model.max_positions} learned positions"
+        )
+    return problems
+
+
+def _training_problems(training: TrainingConfig, layout: LayoutConfig) -> list[str]:
+    return [
+        *_one_of("precision", training.precision, "bf16", "fp32", "fp16", "fp8"),
+        *_one_of("reduce_dtype", training.reduce_dtype, "fp32", "bf16"),
+        *_one_of("optimizer", training.optimizer, "adamw", "adamw_8bit", "muon"),
+        *_one_of("runtime", training.runtime, "fsdp2"),
+        *(_fp8_problems(training, layout) if training.precision == "fp8" else []),
+        *_optimizer_problems(training, layout),
+    ]
+
+
+def _fp8_problems(training: TrainingConfig, layout: LayoutConfig) -> list[str]:
+    problems = _one_of("fp8_recipe", training.fp8_recipe, "tensorwise", "rowwise")
+    if training.fp8_all_gather and training.fp8_recipe != "tensorwise":
+        problems.append(f"fp8_all_gather with fp8_recipe {training.fp8_recipe} (tensorwise works)")
+    if training.fp8_all_gather and layout.sharding == "ddp":
+        problems.append("fp8_all_gather with ddp (it gathers nothing)")
+    return problems
+
+
+def _optimizer_problems(training: TrainingConfig, layout: LayoutConfig) -> list[str]:
+    if training.optimizer == "adamw" or layout.offload == "none":
+        return []
+    return [f"optimizer {training.optimizer} with offload {layout.offload} (adamw works)"]
+
+
+def _expert_problems(model: ModelConfig, layout: LayoutConfig) -> list[str]:
+    experts, ep = model.experts, layout.ep
+    if layout.experts_over_tp:
+        return ["experts_over_tp (it splits every expert by tp)"]
+    if experts is None:
+        return [f"ep {ep} with a dense model (it has no experts; 1 works)"] if ep > 1 else []
+    problems = []
+    for name, number in (("experts", experts.experts), ("dp_shard x cp", layout.shard_ranks)):
+        if number % ep:
+            problems.append(f"ep {ep} with {name} of {number} (a divisor of it works)")
+    for name, width in (("expert", experts.hidden), ("shared experts", experts.shared_hidden)):
+        if width % layout.tp:
+            problems.append(f"tp {layout.tp} with {name} hidden of {width} (a divisor of it works)")
+    if ep > 1 and not isinstance(layout.reshard_after_forward, str):
+        problems.append(
+            f"reshard_after_forward {layout.reshard_after_forward} with ep {ep} (always and never "
+            "work: routed experts have another group of ranks)"
+        )
+    return problems
+
+
+def _policy_problems(layout: LayoutConfig) -> list[str]:
+    problems = [
+        *_one_of("sharding", layout.sharding, "ddp", "fsdp"),
+        *_one_of("gradient_sync", layout.gradient_sync, "every", "reduce_scatter_only", "last"),
+        *_one_of("offload", layout.offload, "none", "cpu"),
+    ]
+    if layout.sharding == "ddp" and layout.dp_shard > 1:
+        problems.append(f"sharding ddp with dp_shard {layout.dp_shard} (use dp_replicate)")
+    if layout.sharding == "ddp" and layout.gradient_sync == "reduce_scatter_only":
+        problems.append("gradient_sync reduce_scatter_only with ddp (every and last work)")
+    if layout.sharding == "ddp" and layout.offload != "none":
+        problems.append(f"offload {layout.offload} with ddp (it is FSDP2's)")
+    reshard = layout.reshard_after_forward
+    if isinstance(reshard, str):
+        problems += _one_of("reshard_after_forward", reshard, "always", "never")
+    elif layout.sharding == "fsdp" and layout.tp > 1:
+        problems.append(
+            f"reshard_after_forward {reshard} with tp {layout.tp} (always and never work: FSDP2 "
+            "cannot keep parts of parameters that tensor parallelism has split)"
+        )
+    elif layout.sharding == "fsdp" and (reshard < 2 or layout.shard_ranks % reshard):
+        problems.append(
+            f"reshard_after_forward {reshard} over {layout.shard_ranks} ranks (a divisor of them "
+            "above 1, always and never work)"
+        )
+    return problems
+
+
+def _recomputation_problems(layout: LayoutConfig) -> list[str]:
+    mode, number = layout.activation_checkpointing, layout.checkpoint_blocks
+    problems = _one_of("activation_checkpointing", mode, "none", "attention", "op", "full")
+    if isinstance(number, str):
+        return [*problems, *_one_of("checkpoint_blocks", number, "all")]
+    if mode == "none":
+        problems.append(f"checkpoint_blocks {number} without activation_checkpointing (all works)")
+    return problems

@@ -1,0 +1,1 @@
+"""Preflight: nodes, ranks and links are tried before training."""

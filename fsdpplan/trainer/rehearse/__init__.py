@@ -1,0 +1,1 @@
+"""Rehearse: one rank of any world in one process, without memory."""

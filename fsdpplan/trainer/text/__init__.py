@@ -1,0 +1,1 @@
+"""Text: tokens of files, and which of them a rank sees."""

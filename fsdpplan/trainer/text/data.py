@@ -1,0 +1,251 @@
+"""Tokens: which sequences a rank sees in a step, from a token file, from text or made up.
+
+Sequences are numbered without end: number `n` of a run is a pure function of the seed and `n`, and
+step `s` of global batch `B` takes numbers `s * B` to `s * B + B - 1`. So the data does not depend
+on the layout, and a run resumes from one number.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ..config import PlanConfig
+from ..errors import RankError, TrainerError
+from ..parallel.context_parallel import own_positions
+from ..parallel.mesh import batch_rank, place
+from .batch import MicroBatch
+from .packing import pack
+from .stream import SUFFIXES, TextSource
+from .text_tokenizer import open_tokenizer
+from .token_file import TokenFile, sidecar_of
+
+MEAN_DOCUMENTS_TOKENS = 64
+"""Of made-up documents."""
+
+
+class Sequences(Protocol):
+    """Where the tokens come from."""
+
+    @property
+    def identity(self) -> dict[str, int | str]:
+        """Changes with the tokens: what a checkpoint says of them."""
+        ...
+
+    def __call__(self, number: int) -> Tensor:
+        """Sequence `number`: seq_len + 1 tokens, int64, on the CPU."""
+        ...
+
+    def starts(self, number: int) -> Tensor:
+        """Which of its tokens begin a document."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyntheticSequences:
+    """Tokens that can be learned: every second one follows from the one before, the others are
+    drawn with probability about 1/(k + 1) for token k."""
+
+    seq_len: int
+    vocab: int
+    seed: int
+
+    @property
+    def identity(self) -> dict[str, int | str]:
+        """What a checkpoint says of them."""
+        return {"kind": "synthetic", "vocab": self.vocab}
+
+    def __call__(self, number: int) -> Tensor:
+        """Sequence `number`."""
+        generator = self._generator(f"{self.seed}:{number}")
+        uniform = torch.rand(self.seq_len // 2 + 1, generator=generator, dtype=torch.float64)
+        drawn = (self.vocab**uniform).long().clamp(1, self.vocab) - 1
+        following = (drawn * 31 + 7) % self.vocab
+        return torch.stack([drawn, following], dim=1).flatten()[: self.seq_len + 1]
+
+    def starts(self, number: int) -> Tensor:
+        """Documents of random lengths, a few at least in a sequence."""
+        mean = min(MEAN_DOCUMENTS_TOKENS, max(1, self.seq_len // 4))
+        uniform = torch.rand(
+            self.seq_len + 1, generator=self._generator(f"{self.seed}:{number}:documents")
+        )
+        return uniform < 1 / mean
+
+    @staticmethod
+    def _generator(key: str) -> torch.Generator:
+        generator = torch.Generator()
+        generator.manual_seed(zlib.crc32(key.encode()))
+        return generator
+
+
+class TokenSource(Protocol):
+    """A long row of tokens."""
+
+    path: Path
+    tokens: int
+    vocab: int
+    identity: dict[str, int | str]
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Tokens number `start` to `stop`, int64."""
+        ...
+
+    def starts(self, start: int, stop: int) -> Tensor:
+        """Which of them begin a document."""
+        ...
+
+
+class Windows:
+    """Windows of seq_len + 1 tokens of a source, each epoch in another order."""
+
+    def __init__(self, source: TokenSource, *, seq_len: int, vocab: int, seed: int) -> None:
+        if source.vocab > vocab:
+            raise TrainerError(
+                f"{source.path} has a vocabulary of {source.vocab} tokens, the model one of "
+                f"{vocab}: plan with --vocab {source.vocab}, or tokenize the text anew"
+            )
+        self.source, self.seq_len, self.seed, self.vocab = source, seq_len, seed, vocab
+        self.identity = source.identity
+        self.windows = (source.tokens - 1) // seq_len
+        if self.windows < 1:
+            raise TrainerError(
+                f"{source.path} has {source.tokens} tokens, too few for one sequence of {seq_len}: "
+                "use a longer text or a shorter --seq-len"
+            )
+
+    def __call__(self, number: int) -> Tensor:
+        """Sequence `number`."""
+        tokens = self.source.read(*self._bounds(number))
+        if int(tokens.max()) >= self.vocab:
+            raise RankError(
+                f"{self.source.path} has token {int(tokens.max())} but the model {self.vocab} "
+                "tokens: its sidecar says a smaller vocabulary than it has; write it again"
+            )
+        return tokens
+
+    def starts(self, number: int) -> Tensor:
+        """Which of its tokens begin a document."""
+        return self.source.starts(*self._bounds(number))
+
+    def _bounds(self, number: int) -> tuple[int, int]:
+        epoch, position = divmod(number, self.windows)
+        window = shuffled(position, self.windows, key=f"{self.seed}:{epoch}")
+        return window * self.seq_len, window * self.seq_len + self.seq_len + 1
+
+
+def shuffled(position: int, length: int, *, key: str) -> int:
+    """Where `position` lands in a permutation of range(length) chosen by `key`.
+
+    A Feistel network on the least even number of bits that holds `length`, walked until it lands
+    inside (Black and Rogaway 2002, "Ciphers with arbitrary finite domains", section 4): no table,
+    so an epoch may have any number of windows.
+    """
+    half_bits = max(1, ((length - 1).bit_length() + 1) // 2)
+    mask = (1 << half_bits) - 1
+    while True:
+        left, right = position >> half_bits, position & mask
+        for turn in range(4):
+            mixed = zlib.crc32(f"{key}:{turn}:{right}".encode()) * 0x9E3779B1 >> 7
+            left, right = right, left ^ (mixed & mask)
+        position = left << half_bits | right
+        if position < length:
+            return position
+
+
+def open_sequences(
+    plan: PlanConfig, path: Path | None, *, seed: int, tokenizer: Path | None = None
+) -> Sequences:
+    """The token file or the text in `path`, or synthetic tokens."""
+    seq_len, vocab = plan.training.seq_len, plan.model.vocab
+    if path is None:
+        return SyntheticSequences(seq_len=seq_len, vocab=vocab, seed=seed)
+    return Windows(_source(path, tokenizer), seq_len=seq_len, vocab=vocab, seed=seed)
+
+
+def _source(path: Path, tokenizer: Path | None) -> TokenSource:
+    is_text = path.is_dir() or (path.suffix in SUFFIXES and not sidecar_of(path).exists())
+    if is_text:
+        return TextSource(path, open_tokenizer(tokenizer))
+    if tokenizer is not None:
+        raise TrainerError(
+            f"{path} is a token file, which no tokenizer is needed for: leave --tokenizer out, or "
+            "give --data a .txt or .jsonl file, or a folder of them"
+        )
+    return TokenFile(path)
+
+
+def data_state(sequences: Sequences, *, packs: bool) -> dict[str, Any]:
+    """What a checkpoint says of the data, beside how many sequences the run has seen."""
+    return {**sequences.identity, "packed": packs}
+
+
+def require_same_data(saved: dict[str, Any], sequences: Sequences) -> None:
+    """Raise unless a run that saved `saved`, if anything, can go on with `sequences` where it
+    stopped."""
+    before = {key: value for key, value in saved.items() if key != "packed"}
+    if before and before != sequences.identity:
+        raise TrainerError(
+            f"the checkpoint was trained on {_said(before)}, this run has "
+            f"{_said(sequences.identity)}: the data would not go on where it stopped; use the same "
+            "--data, or another --checkpoint-dir"
+        )
+
+
+def _said(identity: dict[str, Any]) -> str:
+    kind = identity.get("kind")
+    if kind == "synthetic":
+        return "synthetic tokens"
+    of = {"tokens": "a token file", "text": "text"}.get(str(kind), "other data")
+    return f"{of} of {identity.get('tokens')} tokens"
+
+
+def micro_batches(
+    sequences: Sequences,
+    plan: PlanConfig,
+    *,
+    first: int,
+    rank: int,
+    device: torch.device,
+    packs: bool = False,
+) -> list[MicroBatch]:
+    """The micro-batches of `rank`, in the step that begins with sequence number `first`; `packs`:
+    documents of one sequence are trained apart."""
+    layout = plan.layout
+    part = batch_rank(layout, rank)
+    batches = []
+    for index in range(layout.num_microbatches):
+        start = first + (index * layout.data_parallel + part) * layout.micro_batch
+        numbers = range(start, start + layout.micro_batch)
+        rows = torch.stack([sequences(number) for number in numbers])
+        if packs:
+            batch = pack(rows, torch.stack([sequences.starts(number) for number in numbers]))
+        else:
+            batch = MicroBatch(rows[:, :-1].contiguous(), rows[:, 1:].contiguous())
+        batches.append(_moved(_own_part(batch, plan, rank), device))
+    return batches
+
+
+def _own_part(batch: MicroBatch, plan: PlanConfig, rank: int) -> MicroBatch:
+    """Under context parallelism, this rank's part of each sequence; the documents stay whole."""
+    if plan.layout.cp == 1:
+        return batch
+    own = own_positions(plan, cp_rank=place(plan.layout, rank).cp)
+    positions = own.expand(len(batch.tokens), -1)
+    if batch.positions is not None:
+        positions = batch.positions[:, own]
+    return MicroBatch(
+        tokens=batch.tokens[:, own],
+        targets=batch.targets[:, own],
+        positions=positions.contiguous(),
+        documents=batch.documents,
+    )
+
+
+def _moved(batch: MicroBatch, device: torch.device) -> MicroBatch:
+    moved = {name: part.to(device) for name, part in batch._asdict().items() if part is not None}
+    return MicroBatch(**moved)

@@ -1,0 +1,101 @@
+"""From text to tokens: one a byte, or those of a tokenizer.json."""
+
+from __future__ import annotations
+
+import importlib
+import zlib
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ..checkpoint.whole_file import read_small
+from ..errors import TrainerError
+
+END_OF_BYTES = 256
+"""The token that ends a document whose other tokens are bytes."""
+
+END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
+"""Names that tokenizers give to the token that ends a document; the first one that is there."""
+
+
+class TextTokenizer(Protocol):
+    """What turns a piece of UTF-8 text into tokens."""
+
+    vocab: int
+    end: int | None
+    """The token that ends a document; None: there is none."""
+    identity: str
+    """Changes with the tokens that a text has."""
+
+    def count(self, text: bytes) -> int:
+        """How many tokens `text` has."""
+        ...
+
+    def encode(self, text: bytes) -> Tensor:
+        """The tokens of `text`, int64."""
+        ...
+
+
+class ByteTokenizer:
+    """One token a byte."""
+
+    vocab = END_OF_BYTES + 1
+    end: int | None = END_OF_BYTES
+    identity = "bytes"
+
+    def count(self, text: bytes) -> int:
+        """How many tokens `text` has."""
+        return len(text)
+
+    def encode(self, text: bytes) -> Tensor:
+        """The tokens of `text`, int64."""
+        if not text:
+            return torch.empty(0, dtype=torch.int64)
+        return torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+
+
+class FileTokenizer:
+    """A Hugging Face tokenizer.json, without the special tokens that it may put around a text."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            # an optional package: the trainer needs torch alone
+            tokenizers: Any = importlib.import_module("tokenizers")
+        except ImportError as error:
+            raise TrainerError(
+                "--tokenizer needs the Python package tokenizers, which is not installed: `pip "
+                "install tokenizers`, or leave it out to train on bytes"
+            ) from error
+        try:
+            text = read_small(path)
+            self._tokenizer = tokenizers.Tokenizer.from_str(text)
+        except Exception as error:  # the package raises bare exceptions
+            raise TrainerError(
+                f"{path} cannot be read as a tokenizer.json: {error}; give the file that a "
+                "Hugging Face tokenizer is saved in"
+            ) from error
+        self.vocab = int(self._tokenizer.get_vocab_size())
+        ends = (self._tokenizer.token_to_id(name) for name in END_NAMES)
+        self.end: int | None = next((int(end) for end in ends if end is not None), None)
+        content = text.encode()
+        self.identity = f"tokenizer-{zlib.crc32(content):08x}-{len(content)}"
+
+    def count(self, text: bytes) -> int:
+        """How many tokens `text` has."""
+        return len(self._ids(text))
+
+    def encode(self, text: bytes) -> Tensor:
+        """The tokens of `text`, int64."""
+        return torch.tensor(self._ids(text), dtype=torch.int64)
+
+    def _ids(self, text: bytes) -> list[int]:
+        decoded = text.decode("utf-8", errors="replace")
+        ids: list[int] = self._tokenizer.encode(decoded, add_special_tokens=False).ids
+        return ids
+
+
+def open_tokenizer(path: Path | None) -> TextTokenizer:
+    """The tokenizer in `path`, or bytes."""
+    return ByteTokenizer() if path is None else FileTokenizer(path)

@@ -1,0 +1,1 @@
+"""User: models of a user's own, and weights from files."""

@@ -1,0 +1,101 @@
+"""Around a loop of the user's own: what of a plan applies to their model, and their part of it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+from collections.abc import Iterator, Mapping
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ..clip import clip_gradients
+from ..config import LayoutConfig, PlanConfig
+from ..errors import TrainerError
+from ..model.buffers import restore_buffers
+from ..model.weights import materialise as allocate
+from ..parallel.mesh import Meshes, batch_rank
+
+_meshes_of: WeakKeyDictionary[nn.Module, Meshes] = WeakKeyDictionary()
+"""The meshes of each model that `parallelize` returned, as long as it lives."""
+
+
+def remember_meshes(model: nn.Module, meshes: Meshes) -> None:
+    """Keep the meshes of a model for `clip_grad_norm`."""
+    _meshes_of[model] = meshes
+
+
+def settle_at_exit(device: torch.device) -> None:
+    """Give gloo's threads time to let go of their last tensors before the interpreter ends, which
+    they would abort otherwise (see `distributed.leave`)."""
+    if device.type == "cpu":
+        atexit.unregister(_pause)
+        atexit.register(_pause)
+
+
+def _pause() -> None:
+    time.sleep(0.5)
+
+
+def require_applicable(model: nn.Module, plan: PlanConfig) -> None:
+    """Raise TrainerError naming what of the plan cannot be applied to a model that is not ours."""
+    problems = list(_problems(plan.layout))
+    if problems:
+        raise TrainerError(
+            f"parallelize cannot apply {'; '.join(problems)} to {type(model).__name__}, which is "
+            "not the reference decoder: plan again with these"
+        )
+
+
+def _problems(layout: LayoutConfig) -> Iterator[str]:
+    if layout.pp > 1:
+        yield f"pp {layout.pp} (it needs the model cut into stages; --pp 1 works)"
+    if layout.ep > 1:
+        yield f"ep {layout.ep} (it needs to know how tokens reach experts; --ep 1 works)"
+    if layout.tp > 1 and layout.sharding == "ddp":
+        yield f"tp {layout.tp} with ddp (--sharding fsdp works)"
+    if layout.loss_chunks > 1:
+        yield f"loss_chunks {layout.loss_chunks} (the loss is the program's own; 1 works)"
+
+
+def sampler_arguments(plan: PlanConfig) -> dict[str, int]:
+    """`num_replicas` and `rank` for a DistributedSampler: ranks that share a sequence or a matrix
+    get the same sequences, so neither is that of the process group."""
+    rank = dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
+    return {
+        "num_replicas": plan.layout.data_parallel,
+        "rank": batch_rank(plan.layout, rank),
+    }
+
+
+def clip_grad_norm(model: nn.Module, max_norm: float) -> Tensor:
+    """Scale the gradients of what `parallelize` returned down to `max_norm` in all; returns their
+    norm before. It is right where parameters are on several meshes; all ranks call this."""
+    meshes = _meshes_of.get(model)
+    if meshes is None:
+        raise TrainerError(
+            "clip_grad_norm takes what parallelize returned, and this is not it: give it that model"
+        )
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    return clip_gradients(inner, meshes, max_norm)
+
+
+def materialise(
+    model: nn.Module, device: torch.device, *, buffers: Mapping[str, Tensor] | None = None
+) -> None:
+    """Give a model on the meta device memory: parameters without values yet, and buffers with.
+
+    Buffers that checkpoints do not hold, rotary frequencies say, are computed again; `buffers`
+    gives those, by name, that cannot be.
+    """
+    values = {name: each for name, each in model.named_buffers() if not each.is_meta}
+    missing = {name for name, each in model.named_buffers() if each.is_meta}
+    allocate(model, device)
+    for name, buffer in model.named_buffers():
+        if name in values:
+            buffer.copy_(values[name])
+    restore_buffers(model, missing, given=buffers or {})

@@ -1,0 +1,1 @@
+"""Watch: what a run tells while it trains, and when it ends by itself."""

@@ -1,0 +1,234 @@
+"""A run watches itself: what it tells beside its metrics, and when it ends by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..config import LayoutConfig, PlanConfig, plan_sha256, plan_text
+from ..errors import TrainerError
+from ..options import Options
+from ..parallel.assemble import Assembled
+from ..parallel.mesh import place
+from ..rehearse.counting import layout_axes
+from .hangs import HangWatch
+from .metrics import WARMUP_STEPS, Metrics
+from .own_time import OwnTime
+from .profiling import ProfileWindow, Window, trace_path
+from .prometheus import Sample, exposition, write_exposition
+from .trace import Communication, a_step
+from .trends import DriftWatch, StragglerWatch
+
+PROMETHEUS_SECONDS = 5.0
+"""Between two texts for Prometheus, which seldom asks more often."""
+
+SAMPLED = {
+    "training_step": "step",
+    "training_mfu": "mfu_fraction",
+    "training_tokens_per_second": "tokens_per_second",
+    "training_step_seconds": "step_seconds",
+    "training_data_seconds": "data_seconds",
+    "training_loss": "loss",
+    "training_grad_norm": "grad_norm",
+    "training_memory_allocated_bytes": "allocated_bytes",
+    "training_memory_reserved_bytes": "reserved_bytes",
+}
+"""Metric of Prometheus -> field of a step."""
+
+
+class Watch:
+    """All that watches one run. Each rank has one."""
+
+    def __init__(
+        self,
+        plan: PlanConfig,
+        options: Options,
+        device: torch.device,
+        assembled: Assembled,
+        metrics: Metrics,
+    ) -> None:
+        self._metrics = metrics
+        self._hosts = all_hosts()
+        blocks = [block for part in assembled.parts for block in _blocks(part)]
+        self.own_time = OwnTime(blocks, device)
+        self._stragglers = StragglerWatch(peers(plan.layout))
+        self._drift = DriftWatch()
+        self._steps = 0
+        axes = layout_axes(assembled.meshes, plan.layout)
+        self._profile = None
+        if options.profile is not None and dist.get_rank() in options.profile_ranks:
+            first, steps = options.profile
+            window = Window(first=first, steps=steps)
+            self._profile = ProfileWindow(window, axes, device, trace_path(options.metrics))
+        self._hangs = None
+        if options.hang_seconds != 0:
+            self._hangs = HangWatch(
+                axes,
+                limit_seconds=options.hang_seconds,
+                said=lambda hang: metrics.emit("hang", **hang),
+            )
+        self._prometheus = _PrometheusFile(
+            options.prometheus if dist.get_rank() == 0 else None,
+            {"model": plan.model.name, "plan": plan_sha256(plan_text(options.plan))[:12]},
+        )
+
+    def start(self, step: int) -> None:
+        """Training begins behind `step`."""
+        self._prometheus.begin()
+        if self._hangs is not None:
+            self._hangs.start(step)
+
+    def before(self, step: int) -> None:
+        """The step of this number is about to begin."""
+        if self._profile is not None:
+            self._profile.before(step)
+
+    def after(self, step: int, *, seconds: float, own_seconds: Sequence[float]) -> None:
+        """The step has ended; `own_seconds` of each rank are those of the step before it."""
+        self._steps += 1
+        if self._hangs is not None:
+            self._hangs.ended(step, seconds)
+        if self._steps > WARMUP_STEPS:
+            self._say_trends(step, seconds, own_seconds)
+        found = None if self._profile is None else self._profile.after(step)
+        if found is not None and self._profile is not None:
+            self._say_profile(step, found, self._profile)
+
+    def reported(self, values: Mapping[str, Any]) -> None:
+        """A step was reported, with these fields."""
+        self._prometheus.step(values)
+
+    def not_a_step(self) -> None:
+        """Something begins that may take longer than a step."""
+        if self._hangs is not None:
+            self._hangs.not_a_step()
+
+    def stop(self) -> None:
+        """The run ends."""
+        if self._hangs is not None:
+            self._hangs.stop()
+        self._prometheus.stop()
+
+    def _say_trends(self, step: int, seconds: float, own_seconds: Sequence[float]) -> None:
+        for slow in self._stragglers.ended(own_seconds):
+            host = self._hosts[slow.rank]
+            self._metrics.emit(
+                "straggler", step=step, rank=slow.rank, host=host, factor=slow.factor
+            )
+            self._metrics.say(
+                f"straggler: rank {slow.rank} on {host} takes {slow.factor:.1f} times as long for "
+                "its own work as its peers, which wait for it"
+            )
+        drift = self._drift.ended(seconds)
+        if drift is not None:
+            self._metrics.emit(
+                "drift",
+                step=step,
+                first_seconds=drift.first_seconds,
+                last_seconds=drift.last_seconds,
+            )
+            self._metrics.say(
+                f"drift: steps now take {drift.last_seconds:.3f} s, at first "
+                f"{drift.first_seconds:.3f} s"
+            )
+
+    def _say_profile(self, step: int, found: list[Communication], done: ProfileWindow) -> None:
+        events = [a_step(row, done.window.steps) for row in found]
+        for event in events:
+            self._metrics.emit("communication", step=step, **event)
+        self._prometheus.communication(events)
+        self._metrics.say(f"profiled {done.window.steps} steps: {done.trace}")
+
+
+class _PrometheusFile:
+    """Rank 0's text for Prometheus; on other ranks, or without a path, it does nothing."""
+
+    def __init__(self, path: Path | None, labels: Mapping[str, str]) -> None:
+        self._path = path
+        job = os.environ.get("SLURM_JOB_ID")
+        self._labels = {**labels, **({} if job is None else {"slurm_job": job})}
+        self._values: list[Sample] = []
+        self._communication: list[Sample] = []
+        self._written = 0.0
+
+    def step(self, values: Mapping[str, Any]) -> None:
+        self._values = [
+            Sample("training_last_step_timestamp_seconds", time.time()),
+            *(
+                Sample(name, float(values[field]))
+                for name, field in SAMPLED.items()
+                if values.get(field) is not None
+            ),
+        ]
+        # a broken loss ends the run, and has to be seen
+        is_due = time.monotonic() - self._written > PROMETHEUS_SECONDS
+        if is_due or values["loss"] != values["loss"]:
+            with contextlib.suppress(OSError):
+                self._write(running=True)
+
+    def communication(self, events: Sequence[Mapping[str, Any]]) -> None:
+        names = {
+            "training_communication_seconds": "seconds",
+            "training_exposed_communication_seconds": "exposed_seconds",
+        }
+        self._communication = [
+            Sample(name, event[field], {"axis": event["axis"], "collective": event["collective"]})
+            for name, field in names.items()
+            for event in events
+            if event[field] is not None
+        ]
+
+    def begin(self) -> None:
+        """Raise where the file cannot be written; later a full disk does not end the training."""
+        try:
+            self._write(running=True)
+        except OSError as error:
+            raise TrainerError(
+                f"cannot write the file for Prometheus {self._path}: {error.strerror}; choose "
+                "another --prometheus"
+            ) from error
+
+    def stop(self) -> None:
+        with contextlib.suppress(OSError):
+            self._write(running=False)
+
+    def _write(self, *, running: bool) -> None:
+        if self._path is None:
+            return
+        samples = [
+            Sample("training_running", float(running)),
+            *self._values,
+            *self._communication,
+        ]
+        write_exposition(self._path, exposition(samples, self._labels))
+        self._written = time.monotonic()
+
+
+def _blocks(part: torch.nn.Module) -> list[torch.nn.Module]:
+    """The blocks of a part, which DDP may have wrapped."""
+    inner = getattr(part, "module", part)
+    layers = getattr(inner, "layers", None)
+    return [] if layers is None else list(layers.values())
+
+
+def peers(layout: LayoutConfig) -> list[list[int]]:
+    """Ranks whose work is the same: those of one pipeline stage."""
+    groups: dict[int, list[int]] = {}
+    for rank in range(layout.world):
+        groups.setdefault(place(layout, rank).pp, []).append(rank)
+    return list(groups.values())
+
+
+def all_hosts() -> list[str]:
+    """The host of each rank; all ranks call this."""
+    hosts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(hosts, socket.gethostname())
+    return [str(host) for host in hosts]

@@ -1,0 +1,1 @@
+"""Calibrate: numbers of a machine out of what was timed on it."""

@@ -1,0 +1,1 @@
+"""Compare: predicted beside measured, and the errors."""

@@ -1,0 +1,1 @@
+"""Fit: the programs that fit what profiles hold."""

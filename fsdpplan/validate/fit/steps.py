@@ -1,0 +1,315 @@
+"""Fit the constants of the step time to tables of measured runs.
+
+    python -m fsdpplan.validate.fit.steps [--check] [--table RUNS.csv] [--date YYYY-MM-DD]
+
+What is fitted: a few constants that every CUDA device shares, the pace of each family of
+softwares, and for each device with rows what its kernels sustain. Nothing that ships belongs to a
+source, a row or a model: each project has an effect of its own on all its steps, drawn to none
+(partial pooling), so that constants answer for what projects have in common; it is thrown away. The
+sum of squared log errors is made least, n rows of a project counting as sqrt(n), and far-off rows
+with less than a square's (soft L1): a row that the model does not understand should not bend what
+it does. The numbers go into `hardware_profiles` with how they were found; `--check` says whether
+the profiles hold what a fresh fit gives.
+
+A development tool: it needs SciPy and the repository's own profiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import copysign, exp, log, sqrt
+from pathlib import Path
+from statistics import median
+
+from fsdpplan.files.profiles.catalogue import (
+    load_device,
+    load_profile,
+    profile_names,
+    profile_text,
+    profiles_folder,
+)
+from fsdpplan.files.profiles.devices import PHYSICS, PhysicsProfile
+from fsdpplan.files.profiles.edit import with_numbers, with_source
+from fsdpplan.files.runs.bundled import bundled_runs
+from fsdpplan.files.runs.table import MeasuredRun, read_runs
+from fsdpplan.files.writing import write_text_atomically
+from fsdpplan.validate.compare.predict import Fits, Prediction, expected_seconds, predict_row
+from fsdpplan.validate.runs.express import Expressed, express
+from fsdpplan.validate.runs.fabric import load_request
+from fsdpplan.validate.runs.projects import project_of, tells_of_hardware
+
+SOFT_LOG_ERROR = 0.1
+"""Log error past which a row's pull grows only linearly."""
+
+PRIOR_LOG_ERROR = 0.2
+"""Weight of what is expected of a constant: as a row that is off by this when the constant is off
+by its spread."""
+
+DIGITS = 4
+"""Significant digits of a fitted number: more would not change a prediction by 0.5 %."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constant:
+    """One number to fit."""
+
+    name: str
+    """A field of DeviceFit."""
+    device: str
+    """Profile that it belongs to; `physics`: all CUDA devices share it."""
+    expected: float
+    """What kernels on their own, or the hardware's makers, let one expect."""
+    spread: float
+    """How far it may well be from that, as a standard deviation of its logarithm."""
+
+    @property
+    def key(self) -> str:
+        """Profile and field."""
+        return f"{self.device}.{self.name}"
+
+
+SHARED = (
+    Constant(name="overlap_slowdown_fraction", device=PHYSICS, expected=0.3, spread=0.5),
+    Constant(name="kernel_launch_seconds", device=PHYSICS, expected=6e-6, spread=0.3),
+    Constant(name="straggler_fraction", device=PHYSICS, expected=0.01, spread=0.5),
+    Constant(name="megatron_pace", device=PHYSICS, expected=1.0, spread=0.1),
+    Constant(name="early_megatron_pace", device=PHYSICS, expected=1.0, spread=0.1),
+)
+
+PACES = ("megatron_pace", "early_megatron_pace")
+"""Families with several projects, beside PyTorch's, whose pace is 1; the mean of the three is taken
+for softwares of which one project is known."""
+
+FITTED_DEVICES = ("a100-sxm-80g", "h100-sxm-80g")
+"""Devices with rows of several projects; others take their numbers from these."""
+
+OWN_POWER = {"a100-sxm-40g": "a100-sxm-80g"}
+"""Devices with rows of several projects that are another one's chip with another memory: what they
+sustain under their power limit is their own, the rest that one's."""
+
+PROJECT_SPREAD = 0.1
+"""Log time by which projects of a family lie apart, to one digit: `stack_fraction` as it was found
+(`fit_bands`)."""
+
+
+def device_constants(device: str) -> tuple[Constant, ...]:
+    """What is fitted for one device; its matmul ceiling comes from matmuls alone."""
+    return (
+        Constant(name="sustained_fraction", device=device, expected=0.8, spread=0.2),
+        Constant(name="attention_forward_fraction", device=device, expected=0.45, spread=0.3),
+        Constant(name="memory_fraction", device=device, expected=0.8, spread=0.1),
+    )
+
+
+CONSTANTS = (
+    *SHARED,
+    *(one for device in FITTED_DEVICES for one in device_constants(device)),
+    *(
+        Constant(name="sustained_fraction", device=device, expected=0.8, spread=0.2)
+        for device in OWN_POWER
+    ),
+)
+"""All that is fitted here. Matmul ceilings and links have rows of their own (`fit_kernels`)."""
+
+Values = Mapping[str, float]
+"""Fitted numbers by `Constant.key`."""
+
+
+@lru_cache(maxsize=1)
+def relatives() -> Mapping[str, str]:
+    """Each device profile that takes its numbers from a fitted one, with that one's name."""
+    fitted_as = {name: load_device(name).fitted_as for name in profile_names("device")}
+    return {name: base for name, base in fitted_as.items() if base in FITTED_DEVICES}
+
+
+@lru_cache(maxsize=1)
+def relative_shares() -> Mapping[str, Mapping[str, float]]:
+    """For each fitted device's relatives, what share of its numbers they have, by field.
+
+    1, but where a profile says otherwise: a lower power limit sustains less.
+    """
+    shares: dict[str, dict[str, float]] = {}
+    for name, base in relatives().items():
+        own, theirs = load_device(name).device.fit, load_device(base).device.fit
+        shares[name] = {
+            constant.name: getattr(own, constant.name) / getattr(theirs, constant.name)
+            for constant in device_constants(base)
+        }
+    return shares
+
+
+def fits_of(values: Values) -> Fits:
+    """`values` as the numbers to predict with, also on the fitted devices' relatives."""
+    physics = {one.name: values[one.key] for one in CONSTANTS if one.device == PHYSICS}
+    physics["other_pace"] = other_pace(physics)
+    devices = {
+        device: {one.name: values[one.key] for one in device_constants(device)}
+        for device in FITTED_DEVICES
+    }
+    for name, share in relative_shares().items():
+        base = devices[relatives()[name]]
+        devices[name] = {field: min(1.0, base[field] * share[field]) for field in share}
+    for name in OWN_POWER:
+        devices[name]["sustained_fraction"] = values[f"{name}.sustained_fraction"]
+    return Fits(physics=physics, devices=devices)
+
+
+def other_pace(paces: Mapping[str, float]) -> float:
+    """Of softwares of a family by themselves: the geometric mean of the families, PyTorch's 1."""
+    mean = exp(sum(log(paces[name]) for name in PACES) / (len(PACES) + 1))
+    return float(f"{mean:.{DIGITS}g}")
+
+
+def profile_values() -> dict[str, float]:
+    """The constants that the profiles hold now."""
+    physics = load_profile(PHYSICS)
+    assert isinstance(physics, PhysicsProfile)
+    shared = dict(physics.fit)
+    fits = {device: load_device(device).device.fit for device in (*FITTED_DEVICES, *OWN_POWER)}
+    return {
+        one.key: shared[one.name] if one.device == PHYSICS else getattr(fits[one.device], one.name)
+        for one in CONSTANTS
+    }
+
+
+def log_errors(runs: Sequence[MeasuredRun], fits: Fits) -> list[float]:
+    """log(predicted / measured) of each row, all of which can be predicted."""
+    physics = tuple(fits.physics.items())
+    devices = {name: tuple(numbers.items()) for name, numbers in fits.devices.items()}
+    errors = []
+    for run in runs:
+        expressed = express(run)
+        assert isinstance(expressed, Expressed)
+        assert run.measured_step_seconds is not None
+        own = devices.get(load_request(expressed.cluster_request).device.name, ())
+        errors.append(log(_seconds(run, physics + own) / run.measured_step_seconds))
+    return errors
+
+
+@lru_cache(maxsize=2**14)
+def _seconds(run: MeasuredRun, numbers: tuple[tuple[str, float], ...]) -> float:
+    """Predicted step time of `run` with these numbers of its device.
+
+    Remembered, for the constants of one device change nothing in the rows of another.
+    """
+    expressed = express(run)
+    assert isinstance(expressed, Expressed)
+    return expected_seconds(expressed, Fits(physics=dict(numbers)))
+
+
+def usable_rows(runs: Sequence[MeasuredRun]) -> tuple[MeasuredRun, ...]:
+    """Rows that can be fitted to: they tell of hardware and can be predicted."""
+    rows = (run for run in runs if tells_of_hardware(run))
+    return tuple(run for run in rows if isinstance(predict_row(run), Prediction))
+
+
+def fit(runs: Sequence[MeasuredRun], *, start: Values | None = None) -> dict[str, float]:
+    """The constants of least error over `runs`, rounded to `DIGITS` digits."""
+    from scipy.optimize import least_squares  # a development dependency
+
+    rows = usable_rows(runs)
+    counts = Counter(project_of(run.source_id) for run in rows)
+    # a project's rows share its habits: n of them tell as much as sqrt(n) of as many projects
+    weights = [counts[project_of(run.source_id)] ** -0.25 for run in rows]
+    begin = start or {constant.key: constant.expected for constant in CONSTANTS}
+
+    projects = list(counts)
+    of_project = [projects.index(project_of(run.source_id)) for run in rows]
+    known = len(CONSTANTS)
+
+    @lru_cache(maxsize=2 * known)  # the effects of projects are moved without the constants
+    def errors_at(constants: tuple[float, ...]) -> list[float]:
+        return log_errors(rows, fits_of(_values(constants)))
+
+    def residuals(point: Sequence[float]) -> list[float]:
+        errors = errors_at(tuple(point[:known]))
+        effects = [PROJECT_SPREAD * (float(one) - 1) for one in point[known:]]
+        of_rows = [
+            weight * _softened(error - effects[index])
+            for weight, error, index in zip(weights, errors, of_project, strict=True)
+        ]
+        return of_rows + [PRIOR_LOG_ERROR * (float(one) - 1) for one in point]
+
+    first = [1 + log(begin[one.key] / one.expected) / one.spread for one in CONSTANTS]
+    first += [1.0] * len(projects)
+    found = least_squares(residuals, first, diff_step=0.1, xtol=2e-3, ftol=1e-4, max_nfev=10)
+    return _values(found.x[:known])
+
+
+def _values(point: Sequence[float]) -> dict[str, float]:
+    """Constants at `point`, rounded to `DIGITS`: 1 is what is expected, 2 one spread above it.
+
+    Around 1 and not 0, for SciPy differentiates by steps that are shares of a coordinate.
+    """
+    found = {}
+    for constant, one in zip(CONSTANTS, point, strict=True):
+        value = constant.expected * exp(constant.spread * (float(one) - 1))
+        highest = 1.0 if constant.name.endswith("_fraction") else value
+        found[constant.key] = float(f"{min(value, highest):.{DIGITS}g}")
+    return found
+
+
+def _softened(error: float) -> float:
+    """A residual whose square is the soft L1 loss of `error`."""
+    scaled = (error / SOFT_LOG_ERROR) ** 2
+    return copysign(sqrt(2 * SOFT_LOG_ERROR**2 * (sqrt(1 + scaled) - 1)), error)
+
+
+def new_profiles(values: Values, *, how: str, date: str | None) -> dict[str, str]:
+    """Text of each profile with the fitted numbers and how they were found, by name."""
+    words = {"how": how, "from": "tests/golden/bench/train_runs.csv"}
+    words |= {"date": date} if date else {}
+    texts = {}
+    for device in (PHYSICS, *FITTED_DEVICES, *OWN_POWER):
+        numbers = {one.name: values[one.key] for one in CONSTANTS if one.device == device}
+        if device == PHYSICS:
+            numbers["other_pace"] = other_pace(numbers)
+        texts[device] = with_source(with_numbers(profile_text(device), numbers), "step_fit", words)
+    return texts
+
+
+def how_fitted(runs: Sequence[MeasuredRun], values: Values) -> str:
+    """A sentence on the fit."""
+    rows = usable_rows(runs)
+    sizes = [abs(error) for error in log_errors(rows, fits_of(values))]
+    projects = len({project_of(run.source_id) for run in rows})
+    return (
+        f"by fsdpplan.validate.fit.steps: least soft-L1 log error of the step time over "
+        f"{len(rows)} rows of {projects} projects, {len(CONSTANTS)} constants at once, each drawn "
+        f"to what kernels alone let one expect, and an effect of each project, which is thrown "
+        f"away; median error {100 * median(sizes):.1f} %, in-sample"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Fit, print the constants, and write the profiles or compare with them."""
+    parser = argparse.ArgumentParser(description="Fit the step time's constants of the profiles.")
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 if they differ")
+    parser.add_argument("--table", type=Path, help="table of runs; the repository's if not given")
+    parser.add_argument("--date", help="date to write beside the numbers; kept if not given")
+    options = parser.parse_args(arguments)
+    runs = read_runs(options.table or bundled_runs())
+    values = fit(runs)
+    how = how_fitted(runs, values)
+    for constant in CONSTANTS:
+        print(f"{constant.key:44} {values[constant.key]:.4g}")
+    print(f"fitted: {len(CONSTANTS)} constants; {how}")
+    texts = new_profiles(values, how=how, date=options.date)
+    stale = [name for name, text in texts.items() if text != profile_text(name)]
+    if options.check:
+        print(f"stale: {', '.join(stale) or 'none'}")
+        return 1 if stale else 0
+    for name in stale:
+        path = profiles_folder() / f"{name}.toml"
+        write_text_atomically(path, texts[name], advice="the profiles of a checkout are written")
+        print(f"wrote {name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

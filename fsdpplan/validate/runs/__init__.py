@@ -1,0 +1,1 @@
+"""Runs: rows of a table as models, clusters and layouts."""

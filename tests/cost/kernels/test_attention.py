@@ -1,0 +1,127 @@
+"""Attention: fused by tiles, or over the whole square."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fsdpplan.cost.kernels.attention import (
+    attention_backward_seconds,
+    attention_forward_seconds,
+    mean_tiles,
+    scores,
+)
+from fsdpplan.cost.kernels.work import BlockWork
+from fsdpplan.cost.model.flops import attention_forward_flops_per_token
+from fsdpplan.files.catalogue import load_model
+from tests.cost.works import A100, H100, work, works
+
+
+def rate(block: BlockWork) -> float:
+    """Useful FLOPs a second of forward."""
+    flops = block.tokens * attention_forward_flops_per_token(
+        model=block.model, seq_len=block.seq_len
+    )
+    return flops / attention_forward_seconds(block, H100)
+
+
+@settings(max_examples=80, deadline=None)
+@given(works())
+def test_attention_is_never_faster_than_the_peak(block: BlockWork) -> None:
+    flops = block.tokens * attention_forward_flops_per_token(
+        model=block.model, seq_len=block.seq_len
+    )
+    least = flops / block.tp / H100.peak_bf16_flops_per_second
+    assert attention_forward_seconds(block, H100) >= least
+    assert attention_backward_seconds(block, H100) >= 2 * least
+
+
+@given(st.integers(1, 2**17), st.integers(1, 2**17))
+def test_tiles_are_whole_and_a_window_never_adds_any(seq_len: int, window: int) -> None:
+    full, windowed = mean_tiles(seq_len=seq_len), mean_tiles(seq_len=seq_len, window=window)
+    assert 1 <= windowed <= full
+    assert 128 * full >= seq_len / 2
+
+
+def test_tiles_by_hand() -> None:
+    assert mean_tiles(seq_len=128) == 1
+    assert mean_tiles(seq_len=1024) == 4.5  # 1 to 8 tiles
+    assert mean_tiles(seq_len=1024, window=128) == pytest.approx(15 / 8)  # 1, then 2 each
+
+
+def test_long_sequences_reach_the_fitted_share_and_short_ones_less() -> None:
+    share = H100.fit.attention_forward_fraction * H100.fit.sustained_fraction
+    fitted = share * H100.peak_bf16_flops_per_second
+    rates = [rate(work(tokens=65536, seq_len=2**n)) for n in range(9, 17)]
+    assert rates == sorted(rates)
+    assert rates[-1] == pytest.approx(fitted, rel=0.02)
+    assert 0.45 < rates[0] / fitted < 0.65
+
+
+def test_narrow_heads_spend_more_of_their_time_on_softmax() -> None:
+    wide = work("llama-3.1-8b", tokens=65536, seq_len=16384)
+    model = replace(wide.model, heads=64, kv_heads=16, head_dim=64)
+    narrow = replace(wide, model=model)
+    assert 0.8 < rate(narrow) / rate(wide) < 0.95
+
+
+def test_one_head_of_one_sequence_waits_for_its_longest_row() -> None:
+    eight = work(tp=8, tokens=4096)
+    alone = replace(eight, tp=32)
+    assert attention_forward_seconds(alone, H100) > attention_forward_seconds(eight, H100) / 4
+
+
+def test_context_parallelism_splits_attention_but_fills_rows_anew() -> None:
+    whole = work(tokens=65536, seq_len=65536)
+    split = work(tokens=8192, seq_len=65536, cp=8)
+    ratio = attention_forward_seconds(split, H100) * 8 / attention_forward_seconds(whole, H100)
+    assert 1 < ratio < 1.05
+
+
+def test_windows_save_attention_in_their_blocks_only() -> None:
+    model = load_model("gemma-2-9b")
+    windowed = work(model, tokens=32768, seq_len=32768)
+    full = work(replace(model, sliding_window=0), tokens=32768, seq_len=32768)
+    ratio = attention_forward_seconds(windowed, H100) / attention_forward_seconds(full, H100)
+    assert 0.5 < ratio < 0.7
+
+
+def test_latent_attention_computes_with_wide_keys_and_narrow_values() -> None:
+    model = load_model("deepseek-v2-lite")
+    block = work(model, tokens=16384, seq_len=16384)
+    plain = replace(block, model=replace(model, latent=None, head_dim=128))
+    ratio = attention_forward_seconds(block, H100) / attention_forward_seconds(plain, H100)
+    assert ratio == pytest.approx((192 + 128 + 32) / (128 + 128 + 32), rel=0.01)
+
+
+def test_kernels_of_the_devices_own_instructions_are_faster_where_it_has_them() -> None:
+    old, new = work(tokens=32768), work(tokens=32768, native_attention=True)
+    assert attention_forward_seconds(new, H100) < attention_forward_seconds(old, H100) / 1.5
+    assert attention_forward_seconds(new, A100) == attention_forward_seconds(old, A100)
+
+
+def test_fp8_leaves_attention_as_it_is() -> None:
+    half, quarter = work(), work(precision="fp8")
+    assert attention_forward_seconds(half, H100) == attention_forward_seconds(quarter, H100)
+
+
+@settings(max_examples=60, deadline=None)
+@given(works())
+def test_scores_in_memory_cost_at_least_their_traffic(block: BlockWork) -> None:
+    unfused = replace(block, flash_attention=False)
+    moved = 2 * scores(unfused) * 2 / H100.memory_bandwidth_bytes_per_second
+    assert attention_forward_seconds(unfused, H100) > moved
+
+
+def test_without_fusion_the_mask_saves_nothing_and_dropout_costs() -> None:
+    fused = work(tokens=8192, seq_len=2048, compiled=False, fused_kernels=True)
+    unfused = replace(fused, flash_attention=False)
+    dropping = replace(unfused, dropout=True)
+    eager = replace(unfused, fused_kernels=False)
+    forward = [attention_forward_seconds(w, A100) for w in (fused, unfused, dropping)]
+    assert forward == sorted(forward)
+    assert forward[1] > 2 * forward[0]
+    assert attention_forward_seconds(eager, A100) > forward[1]

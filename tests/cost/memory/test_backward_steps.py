@@ -1,0 +1,105 @@
+"""Backward steps: what is allocated is freed, and what gradients add to the peak."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fsdpplan.cost.memory.backward_steps import (
+    BackwardStep,
+    backward_peak_bytes,
+    backward_steps,
+    inputs_half_peak_bytes,
+)
+from fsdpplan.cost.memory.block_sizes import (
+    BlockShape,
+    Kernels,
+    block_tensors_bytes,
+)
+from fsdpplan.cost.memory.pipeline_weights import output_gradient_elements
+from fsdpplan.cost.memory.weight_gradients import weight_gradient_bytes
+from fsdpplan.files.catalogue import load_model
+from fsdpplan.spec.model import Experts, Model
+from tests.cost.problems import SMALL
+
+GELU = replace(SMALL, mlp="gelu")
+MIXTURE = replace(SMALL, experts=Experts(experts=8, active=2, hidden=2048, shared_hidden=512))
+KERNELS = [
+    Kernels(),
+    Kernels(fused=True),
+    Kernels(flash=False),
+    Kernels(fused=True, flash=False, dropout=True),
+]
+
+
+def steps_of(model: Model, kernels: Kernels) -> list[BackwardStep]:
+    """Of a block in bf16."""
+    shape = BlockShape(model=model, tokens=1024, seq_len=1024, kernels=kernels)
+    return backward_steps(
+        model=model,
+        tensors=block_tensors_bytes(shape),
+        gradients=weight_gradient_bytes(model=model, tp=1, element_bytes=2),
+        kernels=kernels,
+    )
+
+
+@pytest.mark.parametrize("kernels", KERNELS, ids=repr)
+@pytest.mark.parametrize("model", [SMALL, GELU, MIXTURE], ids=["swiglu", "gelu", "mixture"])
+def test_every_weight_gradient_is_made_and_more_is_freed_than_allocated(
+    model: Model, kernels: Kernels
+) -> None:
+    steps = steps_of(model, kernels)
+    gradients = weight_gradient_bytes(model=model, tp=1, element_bytes=2)
+    assert sum(step.weight_gradient for step in steps) == gradients.total
+    # what the block saved is gone in the end
+    assert sum(step.allocated for step in steps) < sum(step.freed for step in steps)
+
+
+def test_kept_gradients_raise_the_peak_and_casts_more() -> None:
+    steps = steps_of(SMALL, Kernels())
+    added, kept = (backward_peak_bytes(steps, weight_gradients=g) for g in ("added", "kept"))
+    assert added <= kept
+    assert kept <= backward_peak_bytes(steps, weight_gradients="cast")
+
+
+def test_a_single_step_peaks_at_what_it_allocates() -> None:
+    step = BackwardStep(weight_gradient=3, allocated=5, freed=7)
+    assert backward_peak_bytes([step, step], weight_gradients="kept") == 9
+    assert backward_peak_bytes([step], weight_gradients="added") == 8
+
+
+FAMILIES = (
+    "llama-3.1-8b",
+    "gpt2",
+    "megatron-76b",
+    "qwen3-8b",
+    "olmo-2-7b",
+    "gemma-2-2b",
+    "falcon-40b",
+    "deepseek-v2",
+    "mixtral-8x7b",
+    "qwen1.5-moe-a2.7b",
+)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_inputs_half_leaves_the_gradients_of_all_outputs(name: str, tp: int) -> None:
+    """But for the router's, which are small: the residual stream's comes in and goes out."""
+    model, tokens = load_model(name), 1024
+    split = {"tp": tp, "sequence_parallel": tp > 1}
+    shape = BlockShape(model=model, tokens=tokens, seq_len=tokens, **split)  # type: ignore[arg-type]
+    steps = backward_steps(
+        model=model,
+        tensors=block_tensors_bytes(shape),
+        gradients=weight_gradient_bytes(model=model, tp=tp, element_bytes=2),
+        kernels=Kernels(),
+    )
+    left = sum(step.allocated + step.beside - step.let_go for step in steps)
+    outputs = output_gradient_elements(
+        model=model, tokens=tokens, residual_tokens=tokens // tp, tp=tp
+    )
+    router = (model.experts.experts + 1) * tokens if model.experts else 0
+    assert 0 <= 2 * outputs - left <= 2 * router
+    assert inputs_half_peak_bytes(steps) > left

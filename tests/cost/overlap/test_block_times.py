@@ -1,0 +1,70 @@
+"""Block times: what is shared between layouts is what each has by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+
+from fsdpplan.cost.kernels.compute import block_seconds
+from fsdpplan.cost.model.params import dense_view
+from fsdpplan.cost.network.calls import BlockCall
+from fsdpplan.cost.overlap.block_exposed import calls_waiting
+from fsdpplan.cost.overlap.block_times import BlockTimes, block_times
+from fsdpplan.cost.overlap.timing import block_work
+from fsdpplan.cost.overlap.ways import block_ways, inner_ways
+from fsdpplan.cost.traffic.block_calls import _block_calls, block_calls
+from tests.cost.problems import Case, case
+from tests.cost.test_least import MIXTURE
+from tests.cost.wide import wide_cases
+
+
+def times(drawn: Case) -> BlockTimes:
+    """Of a block of the case."""
+    return block_times(drawn)
+
+
+@settings(max_examples=200, deadline=None)
+@given(wide_cases())
+def test_a_block_takes_what_it_computes_and_waits_for(drawn: Case) -> None:
+    found = times(drawn)
+    work = block_work(drawn)
+    seconds = block_seconds(work, drawn.cluster.device)
+    waiting = calls_waiting(calls(drawn), work=work, cluster=drawn.cluster)
+    assert (found.seconds, found.waiting) == (seconds, waiting)
+    assert found.forward_seconds == seconds.forward_seconds + waiting.forward_seconds
+    assert found.forward_seconds + found.backward_seconds == pytest.approx(
+        found.computed_seconds + waiting.total_seconds
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(wide_cases())
+def test_what_is_not_among_its_ways_changes_nothing_of_a_block(drawn: Case) -> None:
+    layout = drawn.layout
+    other_layout = replace(
+        layout,
+        dp_replicate=3 * layout.dp_replicate,
+        num_microbatches=layout.pp * (layout.num_microbatches + 1),
+        reshard_after_forward="always",
+        gradient_sync="last",
+        loss_chunks=2,
+    )
+    other = replace(drawn, layout=other_layout)
+    if inner_ways(other) == inner_ways(drawn):
+        assert calls(other) == calls(drawn)
+    if block_ways(other) == block_ways(drawn):
+        assert block_work(other) == block_work(drawn)
+
+
+def test_a_block_without_experts_does_the_same_in_any_group_of_them() -> None:
+    dense = dense_view(MIXTURE)
+    alone, shared = (times(replace(case(MIXTURE, dp_shard=4, ep=ep), model=dense)) for ep in (1, 4))
+    assert alone == shared
+
+
+def calls(drawn: Case) -> tuple[BlockCall, ...]:
+    """The collectives of a block of the case, computed anew."""
+    _block_calls.cache_clear()
+    return block_calls(drawn)

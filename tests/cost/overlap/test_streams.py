@@ -1,0 +1,180 @@
+"""Overlap: what a simulated step of FSDP2's streams leaves exposed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsdpplan.cost.overlap.streams import (
+    MicroBatch,
+    Timeline,
+    UnitSeconds,
+    finish,
+    fsdp_timeline,
+    run_micro_batch,
+)
+
+SECONDS = st.floats(0, 1)
+
+
+def unit(**seconds: float) -> UnitSeconds:
+    """A unit that takes nothing but what is given."""
+    names = UnitSeconds.__dataclass_fields__
+    return UnitSeconds(**{**dict.fromkeys(names, 0.0), **seconds})
+
+
+@st.composite
+def units(draw: st.DrawFn) -> UnitSeconds:
+    """Any unit."""
+    return UnitSeconds(**{name: draw(SECONDS) for name in UnitSeconds.__dataclass_fields__})
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> MicroBatch:
+    """Any micro-batch; the root is not gathered again."""
+    return MicroBatch(
+        runs=((draw(units()), draw(st.integers(1, 5))),),
+        root=replace(draw(units()), regather=0.0),
+        links_shared=draw(st.booleans()),
+        is_flat=draw(st.booleans()),
+    )
+
+
+def only_unit(batch: MicroBatch) -> tuple[UnitSeconds, int]:
+    """The unit of a batch whose units are all alike, and how many there are."""
+    ((one, number),) = batch.runs
+    return one, number
+
+
+def with_unit(batch: MicroBatch, one: UnitSeconds) -> MicroBatch:
+    """The same with another unit."""
+    return replace(batch, runs=((one, only_unit(batch)[1]),))
+
+
+def step(batch: MicroBatch, num_microbatches: int = 1) -> Timeline:
+    """A step of equal micro-batches."""
+    return fsdp_timeline(early=batch, last=batch, num_microbatches=num_microbatches)
+
+
+def busy(batch: MicroBatch) -> float:
+    """What the compute stream does in one micro-batch."""
+    one, number = only_unit(batch)
+    copies = one.copy_out * (2 if one.regather else 1) + (one.copy_in if one.reduce_scatter else 0)
+    root = batch.root
+    root_copies = root.copy_out + (root.copy_in if root.reduce_scatter else 0)
+    return (
+        number * (one.forward + one.backward + copies) + root.forward + root.backward + root_copies
+    )
+
+
+@given(batches(), st.integers(1, 6))
+def test_time_is_work_plus_waiting(batch: MicroBatch, num_microbatches: int) -> None:
+    timeline = step(batch, num_microbatches)
+    work = num_microbatches * busy(batch)
+    assert timeline.compute == pytest.approx(work + timeline.exposed)
+    assert timeline.exposed >= 0
+
+
+@given(batches())
+def test_waiting_is_at_most_what_the_collectives_take(batch: MicroBatch) -> None:
+    (one, number), root = only_unit(batch), batch.root
+    reductions = one.reduce_scatter + (one.all_reduce if one.reduce_scatter else 0)
+    root_reductions = root.reduce_scatter + (root.all_reduce if root.reduce_scatter else 0)
+    total = number * (one.gather + one.regather + reductions) + root.gather + root_reductions
+    assert step(batch).exposed <= total + 1e-9
+
+
+@given(batches())
+def test_free_collectives_expose_nothing(batch: MicroBatch) -> None:
+    free = {"gather": 0.0, "regather": 0.0, "reduce_scatter": 0.0, "all_reduce": 0.0}
+    one, _ = only_unit(batch)
+    silent = replace(with_unit(batch, replace(one, **free)), root=replace(batch.root, **free))
+    assert step(silent).exposed == 0
+
+
+@given(batches(), st.sampled_from(sorted(UnitSeconds.__dataclass_fields__)), SECONDS)
+def test_no_part_taking_longer_makes_the_step_shorter(
+    batch: MicroBatch, name: str, more: float
+) -> None:
+    one, _ = only_unit(batch)
+    if getattr(one, name) == 0:
+        return  # a zero switches a collective off: another step, not a longer one
+    slower = with_unit(batch, replace(one, **{name: getattr(one, name) + more}))
+    assert step(slower).compute >= step(batch).compute - 1e-9
+
+
+@given(batches())
+def test_repeating_the_second_micro_batch_is_simulating_it(batch: MicroBatch) -> None:
+    timeline = Timeline()
+    for _ in range(8):
+        timeline = run_micro_batch(batch, timeline)
+    # exact once the queues have settled, which takes the first two
+    assert step(batch, 8).compute == pytest.approx(finish(timeline).compute, rel=0.02)
+
+
+def test_a_gather_shorter_than_a_block_hides_but_for_the_first() -> None:
+    batch = MicroBatch(
+        runs=((unit(forward=1.0, backward=2.0, gather=0.5, regather=0.5), 4),),
+        root=unit(forward=1.0, backward=2.0, gather=0.25),
+        links_shared=False,
+    )
+    timeline = step(batch)
+    assert timeline.gather_exposed == 0.25 + 0.5  # the root's and the first block's
+    assert timeline.compute == 4 * 3.0 + 3.0 + 0.75
+
+
+def test_the_last_reduce_scatter_is_exposed() -> None:
+    batch = MicroBatch(
+        runs=((unit(forward=1.0, backward=2.0, reduce_scatter=1.0), 4),),
+        root=unit(reduce_scatter=0.5),
+        links_shared=False,
+    )
+    assert step(batch).reduce_scatter_exposed == 1.5  # the first block's, then the root's
+
+
+def test_gathers_queue_behind_reduce_scatters_of_their_communicator() -> None:
+    inside = unit(forward=1.0, backward=2.0, gather=0.1, regather=1.0, reduce_scatter=1.5)
+    batch = MicroBatch(runs=((inside, 6),), root=unit(forward=1.0), links_shared=False)
+    assert step(batch).exposed > 6 * 0.4  # 1.0 + 1.5 do not fit beside 2.0
+
+
+def test_shared_links_make_all_reduces_stand_in_the_way() -> None:
+    inside = unit(forward=1.0, backward=2.0, regather=0.5, reduce_scatter=0.5, all_reduce=1.5)
+    apart = MicroBatch(runs=((inside, 6),), root=unit(forward=1.0), links_shared=False)
+    assert step(replace(apart, links_shared=True)).compute > step(apart).compute
+
+
+def test_a_run_of_many_units_is_as_good_as_many_runs() -> None:
+    inside = unit(forward=1.0, backward=2.0, gather=0.5, regather=0.7, reduce_scatter=0.9)
+    root = unit(forward=1.0, backward=2.0, gather=0.25)
+    one_run = MicroBatch(runs=((inside, 4),), root=root, links_shared=False)
+    runs = replace(one_run, runs=((inside, 1), (inside, 3)))
+    assert step(one_run) == step(runs)
+
+
+def test_a_large_unit_is_waited_for_where_it_stands() -> None:
+    small = unit(forward=1.0, backward=2.0, gather=0.5)
+    large = unit(forward=1.0, backward=2.0, gather=5.0)
+    batch = MicroBatch(runs=((small, 2), (large, 1), (small, 1)), root=unit(), links_shared=False)
+    # from 1.0, when the second unit is gathered, to 6.0; the second unit computes until 2.5
+    assert step(batch).gather_exposed == pytest.approx(0.5 + 3.5)
+
+
+def test_a_flat_parameter_is_freed_later_and_holds_fewer_gathers() -> None:
+    inside = unit(forward=1.0, backward=2.0, gather=1.5)
+    fsdp2 = MicroBatch(
+        runs=((unit(forward=4.0, backward=2.0, gather=0.5), 1), (inside, 2)),
+        root=unit(),
+        links_shared=False,
+    )
+    assert step(replace(fsdp2, is_flat=True)).gather_exposed > step(fsdp2).gather_exposed
+
+
+def test_fsdp1_does_not_wait_for_the_reduction_of_the_unit_before() -> None:
+    inside = unit(forward=1.0, backward=1.0, reduce_scatter=2.0)
+    fsdp2 = MicroBatch(runs=((inside, 4),), root=unit(), links_shared=False)
+    flat = step(replace(fsdp2, is_flat=True))
+    assert flat.compute == step(fsdp2).compute == pytest.approx(4.0 + 1.0 + 8.0)

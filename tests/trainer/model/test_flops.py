@@ -1,0 +1,41 @@
+"""The MFU's FLOPs, against the planner's own count."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fsdpplan.cost.model.flops import useful_flops_per_token
+from fsdpplan.cost.model.params import matmul_parameter_count
+from fsdpplan.files.catalogue import load_model, model_names
+from fsdpplan.spec.model import Model
+from fsdpplan.trainer.config import ModelConfig
+from fsdpplan.trainer.model.flops import flops_per_token, matmul_parameters
+from tests.strategies import any_models, models
+from tests.trainer import plans
+
+
+def require_equal_counts(model: Model, seq_len: int) -> None:
+    config = plans.config_of_model(model)
+    assert matmul_parameters(config) == matmul_parameter_count(model)
+    expected = useful_flops_per_token(model=model, seq_len=seq_len)
+    assert flops_per_token(config, seq_len=seq_len) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_the_trainer_counts_each_model_of_the_catalogue_as_the_planner(name: str) -> None:
+    require_equal_counts(load_model(name), seq_len=8192)
+
+
+@settings(max_examples=50)
+@given(any_models() | models(), st.sampled_from([32, 1024, 8192]))
+def test_the_trainer_counts_any_shape_as_the_planner(model: Model, seq_len: int) -> None:
+    require_equal_counts(model, seq_len)
+
+
+def test_eight_billion_parameters_at_8192_tokens() -> None:
+    config: ModelConfig = plans.config_of_model(load_model("llama-3.1-8b"))
+    # 7,504,658,432 matmul parameters; attention 6 * 32 layers * 8192 * 4096
+    assert matmul_parameters(config) == 7_504_658_432
+    assert flops_per_token(config, seq_len=8192) == 6 * 7_504_658_432 + 6_442_450_944

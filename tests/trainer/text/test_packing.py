@@ -1,0 +1,90 @@
+"""Packing: what a sequence of several documents is made into."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fsdpplan.trainer.config import parse_plan
+from fsdpplan.trainer.text.batch import IGNORED
+from fsdpplan.trainer.text.data import micro_batches, open_sequences
+from fsdpplan.trainer.text.packing import counted_fraction, divide_gradients, pack
+from tests.trainer import plans
+
+CPU = torch.device("cpu")
+
+
+def test_positions_begin_anew_and_no_target_is_of_another_document() -> None:
+    tokens = torch.tensor([[5, 6, 7, 8, 9, 10]])
+    starts = torch.tensor([[False, False, True, True, False, False]])
+    packed = pack(tokens, starts)
+    assert packed.tokens.tolist() == [[5, 6, 7, 8, 9]]
+    assert packed.targets.tolist() == [[6, IGNORED, IGNORED, 9, 10]]
+    assert packed.positions is not None
+    assert packed.documents is not None
+    assert packed.positions.tolist() == [[0, 1, 0, 0, 1]]
+    assert packed.documents.tolist() == [[0, 0, 1, 2, 2]]
+
+
+@settings(max_examples=50, deadline=None)
+@given(starts=st.lists(st.booleans(), min_size=2, max_size=40))
+def test_a_document_is_a_stretch_whose_positions_count_up(starts: list[bool]) -> None:
+    tokens = torch.arange(len(starts))[None]
+    packed = pack(tokens, torch.tensor([starts]))
+    assert packed.positions is not None
+    assert packed.documents is not None
+    positions, documents = packed.positions[0].tolist(), packed.documents[0].tolist()
+    for at in range(1, len(positions)):
+        if documents[at] == documents[at - 1]:
+            assert positions[at] == positions[at - 1] + 1
+            assert packed.targets[0, at - 1] == tokens[0, at]
+        else:
+            assert documents[at] == documents[at - 1] + 1
+            assert positions[at] == 0
+            assert packed.targets[0, at - 1] == IGNORED
+
+
+def test_what_is_not_packed_counts_whole() -> None:
+    plan = parse_plan(plans.plan_text())
+    sequences = open_sequences(plan, None, seed=0)
+    batches = micro_batches(sequences, plan, first=0, rank=0, device=CPU)
+    assert counted_fraction(batches) is None
+
+
+def test_gradients_are_divided_in_place() -> None:
+    model = nn.Linear(3, 2)
+    model(torch.ones(1, 3)).sum().backward()
+    before = [parameter.grad for parameter in model.parameters()]
+    divide_gradients(model, torch.tensor(0.5))
+    assert [parameter.grad for parameter in model.parameters()] == before
+    assert model.weight.grad is not None
+    assert model.weight.grad.tolist() == [[2.0] * 3] * 2
+
+
+@pytest.mark.parametrize("layout", [{"dp_shard": 4}, {"cp": 2, "dp_shard": 2}, {"pp": 2}])
+def test_every_layout_gets_the_same_documents(layout: dict[str, int]) -> None:
+    if "pp" in layout:
+        layout = layout | {"schedule": "1f1b", "num_microbatches": 2}  # type: ignore[dict-item]
+    plan = parse_plan(plans.plan_text(**layout))
+    one = parse_plan(plans.plan_text())
+    sequences = open_sequences(plan, None, seed=3)
+    (whole,) = micro_batches(sequences, one, first=8, rank=0, device=CPU, packs=True)
+    assert (whole.targets == IGNORED).any()
+    expected = sorted(
+        zip(whole.tokens.flatten().tolist(), whole.targets.flatten().tolist(), strict=True)
+    )
+    found = []
+    ranks = plan.layout.world // plan.layout.pp
+    for rank in range(ranks):
+        for batch in micro_batches(sequences, plan, first=8, rank=rank, device=CPU, packs=True):
+            assert batch.documents is not None
+            assert batch.positions is not None
+            assert batch.documents.shape[1] == plan.training.seq_len
+            assert batch.positions.shape == batch.tokens.shape
+            found += zip(
+                batch.tokens.flatten().tolist(), batch.targets.flatten().tolist(), strict=True
+            )
+    assert sorted(found) == expected

@@ -1,0 +1,120 @@
+"""What traces say of communication."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsdpplan.spec.estimate import Collective
+from fsdpplan.trainer.rehearse.counting import OPERATORS
+from fsdpplan.trainer.watch.trace import (
+    COLLECTIVES,
+    Interval,
+    a_step,
+    communications,
+    outside,
+    union,
+)
+
+INTERVALS = st.lists(
+    st.tuples(st.integers(0, 60), st.integers(0, 60)).map(
+        lambda pair: Interval(min(pair), max(pair))
+    )
+)
+
+
+@given(intervals=INTERVALS, start=st.integers(0, 60), length=st.integers(0, 60))
+def test_what_is_outside_is_what_no_interval_covers(
+    intervals: list[Interval], start: int, length: int
+) -> None:
+    seconds = range(start, start + length)
+    uncovered = [t for t in seconds if not any(one.start <= t < one.end for one in intervals)]
+    found = outside(Interval(start, start + length), union(intervals))
+    assert found == pytest.approx(len(uncovered))
+
+
+def kernel(name: str, start: float, seconds: float, **about: Any) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "cat": "kernel",
+        "name": name,
+        "ts": start * 1e6,
+        "dur": seconds * 1e6,
+        "args": about,
+    }
+
+
+def gather(start: float, seconds: float) -> dict[str, Any]:
+    return kernel(
+        "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+        start,
+        seconds,
+        **{
+            "Collective name": "_allgather_base",
+            "In msg nelems": 100,
+            "Out msg nelems": 800,
+            "dtype": "BFloat16",
+            "Process Group Name": "3",
+        },
+    )
+
+
+def test_a_collective_is_exposed_where_no_other_kernel_runs() -> None:
+    trace = {
+        "traceEvents": [
+            kernel("sm90_gemm", 0.0, 4.0),
+            gather(1.0, 2.0),  # hidden
+            gather(3.0, 3.0),  # from 4 to 5 alone
+            kernel("flash_fwd", 5.0, 2.0),
+            {"ph": "i", "name": "nccl"},
+        ]
+    }
+    (row,) = communications(trace, axis_of_group={"3": "dp_shard"}, axes_of_gloo={})
+    assert (row.axis, row.collective, row.count, row.bytes) == ("dp_shard", "all_gather", 2, 3200)
+    assert row.seconds == pytest.approx(5.0)
+    assert row.exposed_seconds == pytest.approx(1.0)
+
+
+def test_a_group_that_is_no_axis_is_unknown() -> None:
+    trace = {"traceEvents": [gather(1.0, 2.0)]}
+    (row,) = communications(trace, axis_of_group={}, axes_of_gloo={})
+    assert row.axis == "unknown"
+
+
+def gloo(name: str) -> dict[str, Any]:
+    return {"ph": "X", "cat": "user_annotation", "name": f"gloo:{name}", "ts": 0.0, "dur": 5e5}
+
+
+def test_gloo_says_how_long_and_only_a_lone_axis() -> None:
+    trace = {"traceEvents": [gloo("all_gather"), gloo("all_gather"), gloo("all_reduce")]}
+    axes = {"all_gather": {"dp_shard"}, "all_reduce": {"tp", "dp_replicate"}}
+    rows = communications(trace, axis_of_group={}, axes_of_gloo=axes)
+    assert [(row.axis, row.collective, row.exposed_seconds) for row in rows] == [
+        ("dp_shard", "all_gather", None),
+        ("unknown", "all_reduce", None),
+    ]
+
+
+def test_an_event_is_of_one_step() -> None:
+    trace = {"traceEvents": [gather(0.0, 2.0), gather(2.0, 2.0)]}
+    (row,) = communications(trace, axis_of_group={"3": "dp_shard"}, axes_of_gloo={})
+    assert a_step(row, 2) == {
+        "axis": "dp_shard",
+        "collective": "all_gather",
+        "seconds": pytest.approx(2.0),
+        "exposed_seconds": pytest.approx(2.0),
+        "count": 1,
+        "bytes": 1600,
+    }
+
+
+def test_collectives_have_the_names_of_an_estimate() -> None:
+    assert set(COLLECTIVES.values()) == set(get_args(Collective))
+
+
+def test_what_is_counted_has_the_names_of_an_estimate_and_both_ends_of_a_message() -> None:
+    counted = {operator.collective for operator in OPERATORS.values()}
+    assert counted == set(get_args(Collective)) - {"send_recv"} | {"send", "recv"}
