@@ -14,8 +14,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # How long an example takes says how busy the machine is.
-settings.register_profile("no clock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("no clock")
+_NO_CLOCK = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("sampled", _NO_CLOCK, max_examples=30)
+settings.register_profile("whole", _NO_CLOCK, max_examples=150)
+settings.load_profile("sampled")
 
 ONE_AT_A_TIME = ("gloo", "slurm", "gpu")
 """Marks of tests that load the whole machine."""
@@ -33,7 +35,9 @@ LONG = ("trainer", "validate", "ground_truth", "search")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Whole matrices, and which cases stand for them otherwise."""
-    parser.addoption("--whole", action="store_true", help="all cases of sampled matrices")
+    parser.addoption(
+        "--whole", action="store_true", help="all cases of sampled matrices, many of each property"
+    )
     parser.addoption("--few", action="store_true", help="five cases of every matrix")
     parser.addoption("--sample-seed", type=int, default=0, help="which cases are sampled")
 
@@ -46,6 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
         "sampled(cases): so many of the cases, by a seed, unless --whole asks for all; tests of one"
         " file that have the same cases get the same, which may be measured together",
     )
+    if config.getoption("--whole"):
+        settings.load_profile("whole")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -104,18 +104,18 @@ def answer(question: str) -> str:
 
 
 def is_same(before: str, after: str) -> bool:
-    """Equal to the byte, but for fields that are new, splits of stages that were left open, and for
-    how long it took."""
+    """Equal to the byte, but for fields that are new, splits of stages that were left open, how long
+    it took, and in which module a number was fitted."""
     try:
-        old, new = (_timeless(json.loads(text)) for text in (before, after))
+        old, new = (_answer(json.loads(text)) for text in (before, after))
     except ValueError:
         return before == after
     return json.dumps(_as_before(old, new)) == json.dumps(old)
 
 
-def _timeless(plan: dict[str, Any]) -> dict[str, Any]:
-    if "search" in plan:
-        plan["search"].pop("seconds", None)
+def _answer(plan: dict[str, Any]) -> dict[str, Any]:
+    plan.pop("sources", None)
+    plan.get("search", {}).pop("seconds", None)
     return plan
 
 

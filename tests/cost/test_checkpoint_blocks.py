@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fsdpplan.cost.model.shards import block_cases
@@ -21,7 +21,6 @@ def _fewest(drawn: Case) -> int:
     return max(layout_stage_blocks(model=drawn.model, layout=drawn.layout))
 
 
-@settings(max_examples=60, deadline=None)
 @given(cases())
 def test_as_many_blocks_as_the_largest_stage_has_are_all(drawn: Case) -> None:
     assume(drawn.layout.activation_checkpointing != "none")
@@ -29,7 +28,6 @@ def test_as_many_blocks_as_the_largest_stage_has_are_all(drawn: Case) -> None:
     assert drawn.with_layout(checkpoint_blocks=_fewest(drawn)).estimate == every.estimate
 
 
-@settings(max_examples=60, deadline=None)
 @given(cases(), st.data())
 def test_more_recomputed_blocks_compute_more_and_keep_less(
     drawn: Case, data: st.DataObject

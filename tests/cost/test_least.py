@@ -21,7 +21,6 @@ def bounds(asked: Case) -> dict[str, float]:
     return {bound.__name__: bound(asked) for bound in BOUNDS}
 
 
-@settings(max_examples=100, deadline=None)
 @given(cases())
 def test_no_estimate_is_below_a_bound(drawn: Case) -> None:
     seconds = drawn.seconds
@@ -29,7 +28,6 @@ def test_no_estimate_is_below_a_bound(drawn: Case) -> None:
         assert least <= seconds * ROUNDING, name
 
 
-@settings(max_examples=100, deadline=None)
 @given(cases())
 def test_the_bound_with_the_widest_units_holds_for_narrower_ones(drawn: Case) -> None:
     if drawn.layout.sharding != "fsdp":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.cost.step import (
@@ -63,7 +63,6 @@ def test_zero3_is_not_faster_than_zero2_in_the_study() -> None:
     assert zero3 <= zero2
 
 
-@settings(max_examples=80, deadline=None)
 @given(cases())
 def test_the_parts_of_a_step_add_up_and_none_is_negative(drawn: Case) -> None:
     result = drawn.estimate
@@ -80,7 +79,6 @@ def test_the_parts_of_a_step_add_up_and_none_is_negative(drawn: Case) -> None:
     assert (time.bubble_seconds > 0) <= (drawn.layout.pp > 1)
 
 
-@settings(max_examples=80, deadline=None)
 @given(cases())
 def test_the_rows_of_communication_hold_all_the_waiting(drawn: Case) -> None:
     result = drawn.estimate
@@ -91,7 +89,6 @@ def test_the_rows_of_communication_hold_all_the_waiting(drawn: Case) -> None:
     assert exposed == pytest.approx(result.time.exposed_communication_seconds, rel=0.02, abs=1e-5)
 
 
-@settings(max_examples=80, deadline=None)
 @given(cases())
 def test_the_band_and_the_rates_are_those_of_the_step(drawn: Case) -> None:
     result = drawn.estimate
@@ -105,7 +102,6 @@ def test_the_band_and_the_rates_are_those_of_the_step(drawn: Case) -> None:
     assert 0 < result.mfu_fraction <= result.hfu_fraction <= 1
 
 
-@settings(max_examples=50, deadline=None)
 @given(cases(gpus=1))
 def test_one_rank_waits_for_nobody(alone: Case) -> None:
     result = alone.estimate
@@ -113,14 +109,12 @@ def test_one_rank_waits_for_nobody(alone: Case) -> None:
     assert result.time.exposed_communication_seconds == result.time.bubble_seconds == 0
 
 
-@settings(max_examples=80, deadline=None)
 @given(cases(), st.integers(0, 1), FACTORS)
 def test_a_faster_link_never_makes_a_slower_step(drawn: Case, level: int, factor: float) -> None:
     faster = with_faster_link(drawn.cluster, level=level, factor=factor)
     assert replace(drawn, cluster=faster).seconds <= drawn.seconds * (1 + 1e-9)
 
 
-@settings(max_examples=80, deadline=None)
 @given(cases(), FACTORS)
 def test_more_memory_bandwidth_never_makes_a_slower_step(drawn: Case, factor: float) -> None:
     device = drawn.cluster.device
@@ -130,7 +124,6 @@ def test_more_memory_bandwidth_never_makes_a_slower_step(drawn: Case, factor: fl
     assert replace(drawn, cluster=cluster).seconds <= drawn.seconds * (1 + 1e-9)
 
 
-@settings(max_examples=60, deadline=None)
 @given(cases())
 def test_pipeline_ranks_hold_the_whole_model_once(drawn: Case) -> None:
     stages = pipeline_ranks(drawn.model, drawn.layout)

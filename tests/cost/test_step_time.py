@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.cost.model.flops import mfu_fraction, useful_flops_per_token
@@ -16,7 +16,6 @@ from tests.cost.problems import Case, case
 from tests.cost.wide import wide_cases
 
 FACTORS = st.sampled_from([1.1, 2.0, 10.0])
-EXAMPLES = settings(max_examples=120, deadline=None)
 
 
 def priced(case: Case) -> StepTime:
@@ -48,7 +47,6 @@ def with_memory(case: Case, factor: float) -> Case:
     return replace(case, cluster=replace(case.cluster, device=faster))
 
 
-@EXAMPLES
 @given(wide_cases())
 def test_no_part_of_a_step_is_negative_and_parts_of_parts_are_smaller(drawn: Case) -> None:
     time = priced(drawn).time
@@ -64,7 +62,6 @@ def test_no_part_of_a_step_is_negative_and_parts_of_parts_are_smaller(drawn: Cas
     assert waiting == pytest.approx(time.exposed_communication_seconds)
 
 
-@EXAMPLES
 @given(wide_cases())
 def test_no_collective_is_waited_for_longer_than_it_takes(drawn: Case) -> None:
     step = priced(drawn)
@@ -77,7 +74,6 @@ def test_no_collective_is_waited_for_longer_than_it_takes(drawn: Case) -> None:
         assert exposed == pytest.approx(waiting, rel=1e-3, abs=1e-6)
 
 
-@EXAMPLES
 @given(wide_cases())
 def test_one_rank_communicates_nothing(drawn: Case) -> None:
     if drawn.layout.world == 1:
@@ -87,7 +83,6 @@ def test_one_rank_communicates_nothing(drawn: Case) -> None:
         assert row.ranks > 1
 
 
-@EXAMPLES
 @given(wide_cases())
 def test_nothing_is_faster_than_the_roofline(drawn: Case) -> None:
     flops = drawn.training.tokens_per_step * useful_flops_per_token(
@@ -97,7 +92,6 @@ def test_nothing_is_faster_than_the_roofline(drawn: Case) -> None:
     assert seconds(drawn) >= flops / (peak * drawn.cluster.gpus)
 
 
-@EXAMPLES
 @given(wide_cases())
 def test_recomputation_executes_more_flops_but_never_more_than_the_peak(drawn: Case) -> None:
     ratio = executed_flops_ratio(drawn)
@@ -113,13 +107,11 @@ def test_recomputation_executes_more_flops_but_never_more_than_the_peak(drawn: C
     assert 0 < mfu <= mfu * ratio <= 1
 
 
-@EXAMPLES
 @given(wide_cases(), st.integers(0, 1), FACTORS)
 def test_a_faster_link_never_makes_a_slower_step(drawn: Case, level: int, factor: float) -> None:
     assert seconds(with_links(drawn, level=level, factor=factor)) <= seconds(drawn) * (1 + 1e-6)
 
 
-@EXAMPLES
 @given(wide_cases(), FACTORS)
 def test_more_memory_bandwidth_never_makes_a_slower_step(drawn: Case, factor: float) -> None:
     # a kernel that is faster hides less beside it, also where the host keeps the device waiting

@@ -4,7 +4,7 @@ import shlex
 import subprocess
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.emit.quoting import comment, literal_word, paragraph, sbatch_value, shell_word
@@ -16,7 +16,6 @@ PRINTABLE = st.text(
 )
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(TEXT, min_size=1, max_size=20))
 def test_bash_gives_back_every_word_as_it_went_in(words: list[str]) -> None:
     script = "printf '%s\\0' " + " ".join(shell_word(word) for word in words)

@@ -43,7 +43,7 @@ def test_a_shape_has_exactly_the_published_number_of_parameters(name: str) -> No
     assert "Hugging Face" in model_source(name) or "arXiv" in model_source(name)
 
 
-@pytest.mark.sampled(30)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", model_names())
 def test_the_reference_implementation_holds_as_many_parameters(name: str) -> None:
     model = load_model(name)

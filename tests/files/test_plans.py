@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.errors import SpecError
@@ -200,7 +200,6 @@ def test_the_fields_of_today_come_back() -> None:
     assert plan_from_json(plan_json(staged), where="plan").layout.stage_blocks == (3, 1)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(plans())
 def test_a_plan_comes_back_from_its_text_and_writes_the_same_text(plan: Plan) -> None:
     text = plan_json(plan)
@@ -375,7 +374,6 @@ def test_a_file_that_is_no_plan_is_one_line(tmp_path: Path) -> None:
         read_plan(tmp_path / "binary.json")
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_a_cut_plan_is_always_refused(data: st.DataObject) -> None:
     text = plan_json(PLAN).rstrip()
@@ -398,7 +396,6 @@ def leaves(value: Any, path: str = "") -> list[str]:
     ]
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_any_value_anywhere_is_a_plan_or_one_line(data: st.DataObject) -> None:
     path = data.draw(st.sampled_from([p for p in leaves(plan_document(PLAN)) if "." in p]))

@@ -83,7 +83,7 @@ CASES = {
 }
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_calls_equal_those_of_the_trainer(case: Case) -> None:
     training = training_for(

@@ -189,7 +189,7 @@ DDP_CASES = {
 }
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("case", FSDP_CASES.values(), ids=FSDP_CASES.keys())
 def test_fsdp_peak_equals_that_of_the_trainer(case: Case) -> None:
     if RELEASE == (2, 12) and case is FSDP_CASES["every, three times"]:

@@ -239,7 +239,7 @@ FEW = {
 ALL = CASES | FEW
 
 
-@pytest.mark.sampled(11)
+@pytest.mark.sampled(6)
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 @pytest.mark.parametrize(("model", "layout", "pp_rank"), ALL.values(), ids=ALL.keys())
 def test_calls_and_peak_equal_those_of_torch(model: Model, layout: Layout, pp_rank: int) -> None:

@@ -215,7 +215,7 @@ CASES = {
 }
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 @pytest.mark.parametrize(("model", "seq_len", "layout"), CASES.values(), ids=CASES.keys())
 def test_calls_and_peak_equal_those_of_torch(model: Model, seq_len: int, layout: Layout) -> None:

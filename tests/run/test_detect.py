@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.errors import ProbeError, SpecError
@@ -182,7 +182,6 @@ def paces(of: Recording) -> tuple[float, float] | None:
 PLANNED = [name for name in NAMES if paces(recording(name)) is not None]
 
 
-@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_a_plan_for_a_machine_that_lost_facts_has_no_more_bandwidth(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(PLANNED))

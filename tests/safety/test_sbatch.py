@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.emit.job import Job, UserProgram
@@ -46,7 +46,6 @@ def emitted(job: Job) -> str:
 PLAIN = read(emitted(job_of(dict.fromkeys(FIELDS, "x"))))
 
 
-@settings(max_examples=60, deadline=None)
 @given(names=NAMES)
 def test_names_are_read_as_they_were_given(names: dict[str, str]) -> None:
     options = read(emitted(job_of(names)))
@@ -54,7 +53,6 @@ def test_names_are_read_as_they_were_given(names: dict[str, str]) -> None:
     assert set(options) == set(PLAIN)
 
 
-@settings(max_examples=60, deadline=None)
 @given(name=WORDS.filter(lambda text: not text.isprintable()))
 def test_a_name_that_is_no_line_is_read_so_or_refused(name: str) -> None:
     try:
@@ -71,7 +69,6 @@ def test_a_printable_name_is_not_refused(text: str) -> None:
     assert read(emitted(job_of(dict.fromkeys(FIELDS, name))))["job-name"] == name
 
 
-@settings(max_examples=60, deadline=None)
 @given(words=st.lists(WORDS, min_size=1, max_size=10), value=WORDS)
 def test_nothing_else_of_a_job_becomes_an_option(words: list[str], value: str) -> None:
     program = UserProgram(script=words[0] or "x", args=tuple(words))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from fsdpplan.cost.memory.peak import available_bytes
 from fsdpplan.cost.model.shape import infer_model
@@ -22,7 +22,6 @@ from tests.search.questions import NO_PINS, question
 LARGE_VOCAB = replace(SMALL, name="large vocabulary", vocab=4_000_000, tied_embeddings=True)
 
 
-@settings(max_examples=50, deadline=None)
 @given(cases())
 def test_pieces_never_spare_more_than_the_bound(drawn: Case) -> None:
     pieces = in_pieces(drawn.layout, training=drawn.training, pins=NO_PINS)

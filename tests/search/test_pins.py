@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import ClassVar, get_args, get_type_hints
 
-from hypothesis import given, settings
+from hypothesis import given
 
 from fsdpplan.cli.options.expand import Flag, flag_of
 from fsdpplan.cli.options.layout import LayoutOptions
@@ -44,7 +44,6 @@ def test_a_pin_is_typed_as_its_option_is_called() -> None:
         assert flag_of(field.name, found).split("/")[0] == pin_flag(field.name)
 
 
-@settings(max_examples=50)
 @given(cases())
 def test_a_layout_keeps_the_pins_that_it_gives(drawn: Case) -> None:
     pinned = {field.name: getattr(drawn.layout, field.name) for field in fields(Pins)}

@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.spec.topology import FoundLevel, Island, Rail, Topology
@@ -120,7 +120,6 @@ def at_most(rate: float | None, limit: float | None) -> bool:
     return rate is None or rate <= (limit or 0.0) * (1 + 1e-9)
 
 
-@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_a_recording_that_lost_facts_never_states_more_bandwidth(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(NAMES))
@@ -149,7 +148,6 @@ def test_a_recording_that_lost_facts_never_states_more_bandwidth(data: st.DataOb
     assert at_most(found.across_bytes_per_second, limit.across_bytes_per_second)
 
 
-@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_a_machine_that_lost_gpus_has_no_faster_links(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from([name for name in NAMES if machine(name).gpus]))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.cli.app import exit_code_of
@@ -287,7 +287,6 @@ def outcome(text: str) -> int:
     return code
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(NAMES), st.floats(0, 1))
 def test_a_cut_recording_is_refused_in_one_sentence(name: str, share: float) -> None:
     whole = (FOLDER / f"{name}.json").read_text(encoding="utf-8").rstrip()
@@ -318,7 +317,6 @@ def scrambled(value: Any, data: st.DataObject) -> Any:
     )
 
 
-@settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_no_changed_recording_crashes_detect(data: st.DataObject) -> None:
     document = json.loads((FOLDER / f"{data.draw(st.sampled_from(NAMES))}.json").read_text())

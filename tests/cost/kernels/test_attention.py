@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.cost.kernels.attention import (
@@ -28,7 +28,6 @@ def rate(block: BlockWork) -> float:
     return flops / attention_forward_seconds(block, H100)
 
 
-@settings(max_examples=80, deadline=None)
 @given(works())
 def test_attention_is_never_faster_than_the_peak(block: BlockWork) -> None:
     flops = block.tokens * attention_forward_flops_per_token(
@@ -108,7 +107,6 @@ def test_fp8_leaves_attention_as_it_is() -> None:
     assert attention_forward_seconds(half, H100) == attention_forward_seconds(quarter, H100)
 
 
-@settings(max_examples=60, deadline=None)
 @given(works())
 def test_scores_in_memory_cost_at_least_their_traffic(block: BlockWork) -> None:
     unfused = replace(block, flash_attention=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 
 from fsdpplan.cost.kernels.compute import block_seconds, device_parts
 from fsdpplan.cost.kernels.products import block_products
@@ -13,7 +13,6 @@ from fsdpplan.cost.kernels.work import BlockWork
 from tests.cost.works import H100, MODES, work, works
 
 
-@settings(max_examples=80, deadline=None)
 @given(works())
 def test_nothing_is_faster_than_the_roofline(block: BlockWork) -> None:
     flops = sum(p.flops / H100.peak_flops_per_second(p.dtype(block)) for p in block_products(block))
@@ -25,7 +24,6 @@ def test_nothing_is_faster_than_the_roofline(block: BlockWork) -> None:
     assert seconds.backward_seconds >= backward.total
 
 
-@settings(max_examples=80, deadline=None)
 @given(works())
 def test_more_tokens_are_never_faster(block: BlockWork) -> None:
     few = block_seconds(block, H100)
@@ -38,7 +36,6 @@ def test_more_tokens_are_never_faster(block: BlockWork) -> None:
     )
 
 
-@settings(max_examples=80, deadline=None)
 @given(works())
 def test_recomputation_grows_from_nothing_to_one_forward(block: BlockWork) -> None:
     times = {mode: block_seconds(replace(block, mode=mode), H100) for mode in MODES}
@@ -58,7 +55,6 @@ def test_a_checkpoint_that_stops_early_spares_the_last_product() -> None:
     assert whole.recompute_seconds > 1.15 * early.recompute_seconds
 
 
-@settings(max_examples=60, deadline=None)
 @given(works())
 def test_compiling_is_never_slower(block: BlockWork) -> None:
     assume(block.precision == "bf16")

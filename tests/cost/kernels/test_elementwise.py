@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from fsdpplan.cost.kernels.elementwise import element_wise_bytes, element_wise_parts
 from fsdpplan.cost.kernels.work import BlockWork
@@ -18,7 +18,6 @@ def parts(block: BlockWork) -> dict[str, tuple[float, float]]:
     return {p.name: (p.forward, p.backward) for p in element_wise_parts(block)}
 
 
-@settings(max_examples=60, deadline=None)
 @given(works())
 def test_fewer_kernels_move_less(block: BlockWork) -> None:
     plain = replace(block, compiled=False, fused_kernels=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from fsdpplan.cost.kernels.matmul import matmul_seconds
 from fsdpplan.cost.kernels.products import (
@@ -27,7 +27,6 @@ def test_the_products_use_every_matrix_of_the_block_once(model: Model) -> None:
     assert weights == sum(t.elements for t in block_tensors(model) if t.is_matrix)
 
 
-@settings(max_examples=60, deadline=None)
 @given(works())
 def test_their_flops_are_two_an_active_weight_and_token(block: BlockWork) -> None:
     whole = block_products(work(block.model, tokens=block.tokens))
@@ -35,7 +34,6 @@ def test_their_flops_are_two_an_active_weight_and_token(block: BlockWork) -> Non
     assert sum(p.flops for p in whole) == flops
 
 
-@settings(max_examples=60, deadline=None)
 @given(works())
 def test_stacking_projections_changes_no_flops(block: BlockWork) -> None:
     plain, stacked = (

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import ceil
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fsdpplan.cost.memory.ledger import rank_state
@@ -84,7 +84,6 @@ def test_70b_never_fits_one_node_of_80_gb_whatever_the_replicas() -> None:
     assert 4 * rank_state(hybrid, whole_model(hybrid.model)).optimizer_parameters * 3 > available
 
 
-@settings(max_examples=100)
 @given(cases())
 def test_the_parts_add_up_and_none_is_negative(drawn: Case) -> None:
     parts = memory(drawn)
@@ -96,7 +95,6 @@ def test_the_parts_add_up_and_none_is_negative(drawn: Case) -> None:
     assert parts.optimizer_bytes == 2 * parts.parameters_bytes
 
 
-@settings(max_examples=100)
 @given(cases())
 def test_shards_sum_to_at_least_the_whole(drawn: Case) -> None:
     layout = drawn.layout
@@ -108,7 +106,6 @@ def test_shards_sum_to_at_least_the_whole(drawn: Case) -> None:
     assert held * ranks >= 4 * parameter_count(drawn.model)
 
 
-@settings(max_examples=100)
 @given(cases(data_parallel_only=True, gpus=48), st.data())
 def test_sharding_more_never_keeps_more(drawn: Case, data: st.DataObject) -> None:
     assume(drawn.layout.sharding == "fsdp")
@@ -128,7 +125,6 @@ def test_sharding_more_never_keeps_more(drawn: Case, data: st.DataObject) -> Non
     assert more <= less + padding
 
 
-@settings(max_examples=100)
 @given(cases(data_parallel_only=True))
 def test_recomputing_everything_never_needs_more(drawn: Case) -> None:
     plain = memory(drawn.with_layout(activation_checkpointing="none", checkpoint_blocks="all"))
@@ -136,7 +132,6 @@ def test_recomputing_everything_never_needs_more(drawn: Case) -> None:
     assert full.peak_allocated_bytes <= plain.peak_allocated_bytes
 
 
-@settings(max_examples=100)
 @given(cases(data_parallel_only=True))
 def test_a_larger_micro_batch_never_needs_less(drawn: Case) -> None:
     larger = drawn.with_layout(micro_batch=2 * drawn.layout.micro_batch)

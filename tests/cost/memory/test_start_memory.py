@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from fsdpplan.cost.memory.start_memory import DDP_BROADCAST_BYTES
 from fsdpplan.cost.model.params import parameter_count
@@ -38,7 +38,6 @@ def test_masters_and_buffers_are_there_before_megatron_trains() -> None:
     assert memory.checkpoint_peak_bytes == pytest.approx(COUNT * (2 + 4 + 12 / 8))
 
 
-@settings(max_examples=50)
 @given(cases())
 def test_a_checkpoint_holds_at_least_parameters_and_optimizer(drawn: Case) -> None:
     memory = drawn.estimate.memory

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from fsdpplan.cost.network.calls import BlockCall, group_seconds
 from fsdpplan.cost.overlap.block_exposed import BlockWaiting, exposed_seconds
@@ -40,14 +40,12 @@ def exposed(call: BlockCall, case: Case) -> float:
     return exposed_seconds(call, work=work, cluster=case.cluster)
 
 
-@settings(max_examples=80, deadline=None)
 @given(wide_cases())
 def test_a_collective_adds_at_most_what_it_takes(drawn: Case) -> None:
     for call in calls(drawn):
         assert 0 <= exposed(call, drawn) <= seconds(call, drawn)
 
 
-@settings(max_examples=100, deadline=None)
 @given(wide_cases())
 def test_waiting_is_the_sum_over_axes(drawn: Case) -> None:
     found = waiting(drawn)

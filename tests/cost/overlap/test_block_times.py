@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from fsdpplan.cost.kernels.compute import block_seconds
 from fsdpplan.cost.model.params import dense_view
@@ -25,7 +25,6 @@ def times(drawn: Case) -> BlockTimes:
     return block_times(drawn)
 
 
-@settings(max_examples=200, deadline=None)
 @given(wide_cases())
 def test_a_block_takes_what_it_computes_and_waits_for(drawn: Case) -> None:
     found = times(drawn)
@@ -39,7 +38,6 @@ def test_a_block_takes_what_it_computes_and_waits_for(drawn: Case) -> None:
     )
 
 
-@settings(max_examples=200, deadline=None)
 @given(wide_cases())
 def test_what_is_not_among_its_ways_changes_nothing_of_a_block(drawn: Case) -> None:
     layout = drawn.layout

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 
 from fsdpplan.cost.overlap.passes import Passes
 from fsdpplan.cost.schedule.passes import pipeline_passes
@@ -27,7 +27,6 @@ def passes(case: Case) -> Passes:
     return pipeline_passes(case)
 
 
-@settings(max_examples=80, deadline=None)
 @given(wide_cases())
 def test_the_busiest_rank_is_one_of_them_and_waits_a_bubble(drawn: Case) -> None:
     assume(drawn.layout.pp > 1)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fsdpplan.cost.memory.peak import available_bytes, rank_memory
@@ -103,7 +103,6 @@ def rank_seconds(drawn: Case) -> float:
     return max(sum(times[index] for index in held) for held in layout_rank_stages(drawn.layout))
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     some_models(),
     st.sampled_from(sorted(SCHEDULES)),

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.cost.schedule import simulation as pipeline_simulation
@@ -111,7 +111,6 @@ def test_slower_hand_over_is_never_faster(
     assert slow >= free * (1 - 1e-12)
 
 
-@settings(max_examples=60)
 @given(
     st.sampled_from(SIMULATED_SCHEDULES),
     st.integers(1, 5),

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fsdpplan.cost.model.params import parameter_count
@@ -68,7 +68,6 @@ def test_one_rank_communicates_nothing(alone: Case) -> None:
     assert calls_of(alone) == []
 
 
-@settings(max_examples=100)
 @given(cases() | wide_cases())
 def test_no_call_is_empty_or_lonely(drawn: Case) -> None:
     for call in calls_of(drawn):
@@ -172,7 +171,6 @@ def test_groups_of_all_axes_fill_the_world(drawn: Case) -> None:
     assert stride == drawn.layout.world
 
 
-@settings(max_examples=50)
 @given(cases(data_parallel_only=True), st.integers(2, 4))
 def test_a_step_reduces_the_same_however_it_accumulates_under_last(drawn: Case, times: int) -> None:
     assume(drawn.layout.gradient_sync == "last")

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fsdpplan.emit.doors import accelerate_words, megatron_words, torchtitan_words
@@ -129,7 +129,6 @@ def trainings(draw: st.DrawFn) -> Training:
 
 
 @pytest.mark.parametrize("target", WORDS)
-@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_plans_that_differ_are_told_apart_or_refused(target: Target, data: st.DataObject) -> None:
     layout, training = data.draw(layouts(target)), data.draw(trainings())

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.cost.model.params import parameter_count
@@ -402,7 +402,6 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=200)
 @given(st.sampled_from(CONFIGS), st.data())
 def test_any_value_at_any_key_is_a_model_or_one_line(
     values: dict[str, Any], data: st.DataObject

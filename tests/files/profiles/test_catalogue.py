@@ -492,7 +492,6 @@ def test_a_path_that_is_no_file_is_one_line(tmp_path: Path) -> None:
         load_cluster(f"{tmp_path}/")
 
 
-@settings(max_examples=60)
 @given(st.data())
 def test_a_cut_profile_never_passes_and_never_crashes(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(profile_names()))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.files.profiles.catalogue import load_node
@@ -40,7 +40,6 @@ def allocations(draw: st.DrawFn) -> list[Machine]:
     return machines
 
 
-@settings(max_examples=40, deadline=None)
 @given(allocations(), st.integers(1, 3))
 def test_what_is_saved_is_read_back_as_the_same_cluster(
     machines: list[Machine], nodes: int

@@ -5,13 +5,12 @@ from __future__ import annotations
 import tomllib
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fsdpplan.files.profiles.text import number_line, quoted
 
 
-@settings(max_examples=300)
 @given(st.text(max_size=2500))
 @example("\ud800")
 def test_quoted_text_is_one_line_of_toml(text: str) -> None:

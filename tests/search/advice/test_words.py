@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from fsdpplan.search.advice.words import degrees, describe, differences, name
 from tests.cost.problems import Case, case, cases
@@ -106,7 +106,6 @@ def test_processes_are_not_gpus() -> None:
     assert "processes" in describe(local.layout, local.cluster)
 
 
-@settings(max_examples=100)
 @given(cases())
 def test_every_axis_in_use_is_named(drawn: Case) -> None:
     layout = drawn.layout

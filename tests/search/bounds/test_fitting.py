@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from fsdpplan.cost.schedule.actions import ACTIVE_STAGES
 from fsdpplan.cost.step import estimate
@@ -26,14 +26,12 @@ def asked(drawn: Case) -> Question:
     return Question(model=drawn.model, cluster=drawn.cluster, training=drawn.training, pins=Pins())
 
 
-@settings(max_examples=80, deadline=None)
 @given(cases())
 def test_the_search_sees_the_memory_that_the_estimate_has(drawn: Case) -> None:
     found = estimate(drawn)
     assert needed_bytes(asked(drawn), drawn.layout) == found.memory.peak_device_bytes
 
 
-@settings(max_examples=80, deadline=None)
 @given(cases(data_parallel_only=True))
 def test_keeping_parameters_never_needs_less(drawn: Case) -> None:
     if drawn.layout.sharding != "fsdp":
@@ -46,7 +44,6 @@ def test_keeping_parameters_never_needs_less(drawn: Case) -> None:
         assert needed_bytes(asked(drawn), resharded) <= between
 
 
-@settings(max_examples=100, deadline=None)
 @given(cases())
 def test_a_larger_micro_batch_never_needs_less(drawn: Case) -> None:
     if drawn.layout.num_microbatches == 1 or drawn.layout.pp > 1:
@@ -90,7 +87,6 @@ class Exactly(Question):
         return self.bytes_there
 
 
-@settings(max_examples=120, deadline=None)
 @given(cases())
 def test_the_least_bytes_are_a_lower_bound(drawn: Case) -> None:
     """With just what it needs nothing is ruled out, by them or by the blocks that they say must be

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fsdpplan.cost.schedule.order import microbatches_refusal, moments_of
@@ -12,7 +12,6 @@ from fsdpplan.spec.layout import Layout, Schedule
 from tests.search.questions import WIDE
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     pp=st.integers(2, 6),
     virtual_stages=st.integers(2, 4),

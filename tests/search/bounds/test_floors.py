@@ -72,13 +72,11 @@ def _holds(drawn: Case) -> None:
         assert floor <= seconds * ROUNDING, name
 
 
-@settings(max_examples=200, deadline=None)
 @given(cases())
 def test_no_step_is_below_a_floor(drawn: Case) -> None:
     _holds(drawn)
 
 
-@settings(max_examples=200, deadline=None)
 @given(wide_cases())
 def test_nor_of_any_software_with_any_kind_of_model(drawn: Case) -> None:
     _holds(drawn)
@@ -94,7 +92,6 @@ def test_nor_with_any_kind_of_parallelism(
     _holds(asked)
 
 
-@settings(max_examples=60, deadline=None)
 @given(cases())
 def test_a_stage_is_its_ends_and_its_blocks(drawn: Case) -> None:
     """What is added up from a few blocks is what the cost model says of the stage, or less where a
@@ -130,7 +127,6 @@ def test_a_pipeline_that_is_played_is_nearly_as_long_as_its_step() -> None:
     assert 0.79 * asked.seconds < found["played"] <= asked.seconds
 
 
-@settings(max_examples=60, deadline=None)
 @given(cases() | wide_cases(), st.sampled_from([1, 2, 3, 5, 1000]), st.sampled_from(CHECKPOINTING))
 def test_a_sequence_takes_no_longer_in_a_larger_micro_batch(
     drawn: Case, times: int, mode: ActivationCheckpointing

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.rules.legality import first_problem, legal_layout_problem, question_problem
@@ -235,7 +235,6 @@ def test_ranks_and_batches_must_be_those_of_the_question() -> None:
     assert "--micro-batch that divides 3" in short.problem.sentence  # type: ignore[attr-defined]
 
 
-@settings(max_examples=100)
 @given(cases())
 def test_legality_does_not_ask_for_memory(drawn: Case) -> None:
     # it is about counts and shapes: what does not fit is another reason

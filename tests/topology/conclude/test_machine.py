@@ -105,7 +105,6 @@ def garbled(text: str, where: float) -> str:
     return text[:middle] + "\x00\ufffd9[-:/" + text[middle + 1 :]
 
 
-@settings(deadline=None, max_examples=60)
 @given(torn(dropped))
 def test_a_machine_with_holes_says_less_and_nothing_else(case: tuple[str, Recording]) -> None:
     name, recording = case
@@ -141,7 +140,6 @@ def assert_no_more(rest: Nic, whole: Nic) -> None:
     assert rest.interface in {None, whole.interface} | below
 
 
-@settings(deadline=None, max_examples=60)
 @given(torn(cut) | torn(garbled))
 def test_a_damaged_machine_is_still_a_machine(case: tuple[str, Recording]) -> None:
     _, recording = case

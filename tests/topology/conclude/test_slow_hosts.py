@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.spec.cluster import WeakSpot
@@ -130,7 +130,6 @@ def test_racks_of_unlike_size_are_compared_by_what_a_gpu_gets() -> None:
     assert (spot.nodes, spot.remaining_fraction) == (("n01",), 0.25)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     rates=st.lists(st.sampled_from([12.5e9, 25e9, 50e9]), min_size=1, max_size=5),
     ports=st.lists(st.sampled_from(["mlx5_0", "mlx5_5", "mlx5_11"]), max_size=2),

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.topology.conclude.nccl_report import Adapter, Complaint, Connection, NcclReport, Place
@@ -309,7 +309,6 @@ def test_any_text_is_survived(lines: list[str]) -> None:
     assert read_nccl_log(lines).connections == ()
 
 
-@settings(max_examples=60, deadline=None)
 @given(name=st.sampled_from(NAMES), data=st.data())
 def test_lines_that_are_cut_or_lost_invent_no_transport_and_no_place(
     name: str, data: st.DataObject
@@ -332,7 +331,6 @@ def test_lines_that_are_cut_or_lost_invent_no_transport_and_no_place(
     }
 
 
-@settings(max_examples=60, deadline=None)
 @given(name=st.sampled_from(NAMES), data=st.data())
 def test_lines_that_run_together_invent_no_transport(name: str, data: st.DataObject) -> None:
     whole = recorded(name)
@@ -356,7 +354,6 @@ def test_lines_that_run_together_invent_no_transport(name: str, data: st.DataObj
         assert not mangled.sockets_between
 
 
-@settings(max_examples=40, deadline=None)
 @given(name=st.sampled_from(NAMES), data=st.data())
 def test_processes_may_speak_in_any_order(name: str, data: st.DataObject) -> None:
     lines = [line for line in lines_of(name) if " NCCL " in line]

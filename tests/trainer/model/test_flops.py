@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.cost.model.flops import useful_flops_per_token
@@ -28,7 +28,6 @@ def test_the_trainer_counts_each_model_of_the_catalogue_as_the_planner(name: str
     require_equal_counts(load_model(name), seq_len=8192)
 
 
-@settings(max_examples=50)
 @given(any_models() | models(), st.sampled_from([32, 1024, 8192]))
 def test_the_trainer_counts_any_shape_as_the_planner(model: Model, seq_len: int) -> None:
     require_equal_counts(model, seq_len)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -84,7 +84,6 @@ def gradients(loss: Tensor, *of: Tensor) -> tuple[Tensor, ...]:
     return torch.autograd.grad(loss / 3, of)
 
 
-@settings(max_examples=50, deadline=None)
 @given(chunks=st.integers(2, 40), tokens=st.integers(1, 20))
 def test_any_number_of_pieces_gives_the_loss_and_its_gradients(chunks: int, tokens: int) -> None:
     hidden, rows, targets = head(tokens, torch.float32, torch.float32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -29,7 +29,6 @@ def test_positions_begin_anew_and_no_target_is_of_another_document() -> None:
     assert packed.documents.tolist() == [[0, 0, 1, 2, 2]]
 
 
-@settings(max_examples=50, deadline=None)
 @given(starts=st.lists(st.booleans(), min_size=2, max_size=40))
 def test_a_document_is_a_stretch_whose_positions_count_up(starts: list[bool]) -> None:
     tokens = torch.arange(len(starts))[None]

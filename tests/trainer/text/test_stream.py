@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.trainer.config import parse_plan
@@ -52,7 +52,6 @@ def test_documents_come_in_the_order_of_their_files_each_with_its_end(tmp_path: 
     assert begins == [0, 8, 16, 17]
 
 
-@settings(max_examples=50, deadline=None)
 @given(text=st.text(max_size=300), cuts=st.tuples(st.integers(0, 400), st.integers(0, 400)))
 def test_any_stretch_is_that_of_the_whole(
     tmp_path_factory: pytest.TempPathFactory, text: str, cuts: tuple[int, int]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.validate.compare.alpha_beta import (
@@ -37,7 +37,6 @@ def measured(link: AlphaBeta, clock: Clock) -> list[float]:
     return [median(repeat(alpha_beta_seconds(sent_bytes=size, fit=link))) for size in SIZES]
 
 
-@settings(max_examples=60, deadline=None)
 @given(links(), clocks())
 def test_a_noisy_link_gives_its_latency_and_bandwidth_back(link: AlphaBeta, clock: Clock) -> None:
     found = alpha_beta(SIZES, measured(link, clock))
@@ -48,7 +47,6 @@ def test_a_noisy_link_gives_its_latency_and_bandwidth_back(link: AlphaBeta, cloc
     assert found.error_fraction < 0.02
 
 
-@settings(max_examples=60, deadline=None)
 @given(links(), st.integers(0, 10**6))
 def test_a_quiet_link_gives_its_ramp_back_too(link: AlphaBeta, seed: int) -> None:
     found = alpha_beta(SIZES, measured(link, Clock(noise=0.003, repeats=50, seed=seed)))

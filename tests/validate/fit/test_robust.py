@@ -6,7 +6,7 @@ import random
 from math import exp
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.validate.fit.robust import Numbers, Sought, robust_fit, robust_scale
@@ -22,7 +22,6 @@ def times(numbers: Numbers) -> list[float]:
     return [numbers["start"] + size / numbers["rate"] for size in SIZES]
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     start=st.floats(10, 100), rate=st.floats(1, 1000), noise=st.floats(0, 0.03), seed=st.integers()
 )

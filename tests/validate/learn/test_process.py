@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import exp, log
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.cost.band import NORMAL_80
@@ -113,7 +113,6 @@ def test_a_difference_is_known_better_than_a_time_and_better_with_runs() -> None
     assert far.difference_deviation(one, one) == 0
 
 
-@settings(max_examples=30, deadline=None)
 @given(factors=st.lists(st.floats(0.3, 3.0), min_size=1, max_size=6))
 def test_runs_never_make_what_is_known_less_than_nothing(factors: list[float]) -> None:
     runs = [made_run(one, micro_batch=2**place) for place, one in enumerate(factors)]
