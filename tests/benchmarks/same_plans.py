@@ -104,8 +104,8 @@ def answer(question: str) -> str:
 
 
 def is_same(before: str, after: str) -> bool:
-    """Equal to the byte, but for fields that are new, splits of stages that were left open, how long
-    it took, and in which module a number was fitted."""
+    """Equal to the byte, but for fields that are new, splits of stages that were left open, how
+    long it took, and in which module a number was fitted."""
     try:
         old, new = (_answer(json.loads(text)) for text in (before, after))
     except ValueError:
