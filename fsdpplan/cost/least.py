@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from fsdpplan.cost.model.shards import Stage, gradient_syncs
-from fsdpplan.cost.network.calls import group_seconds
 from fsdpplan.cost.network.groups import pp_group
 from fsdpplan.cost.overlap.fsdp_timing import fsdp_moves
+from fsdpplan.cost.overlap.pipeline_passes import first_forward_ends, played_timing
 from fsdpplan.cost.overlap.timing import gradient_seconds, layout_optimizer_seconds
 from fsdpplan.cost.schedule.order import round_microbatches
-from fsdpplan.cost.schedule.passes import first_forward_ends, played_timing
 from fsdpplan.cost.schedule.stages import layout_rank_stages, pipeline_ranks
+from fsdpplan.cost.traffic.calls import group_seconds
 from fsdpplan.cost.traffic.rank import message_bytes
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout

@@ -14,7 +14,6 @@ from math import erf, log, sqrt
 
 from fsdpplan.cost.kernels.compute import device_parts
 from fsdpplan.cost.model.shards import Stage, block_cases
-from fsdpplan.cost.network.calls import Calls, call_seconds
 from fsdpplan.cost.overlap.block_times import block_times
 from fsdpplan.cost.overlap.exposed import (
     collective_costs,
@@ -22,9 +21,10 @@ from fsdpplan.cost.overlap.exposed import (
     slowdown_seconds,
 )
 from fsdpplan.cost.overlap.passes import Passes, fsdp_passes, replica_passes
+from fsdpplan.cost.overlap.pipeline_passes import pipeline_passes
 from fsdpplan.cost.overlap.timing import block_work, gradient_seconds, layout_optimizer_seconds
-from fsdpplan.cost.schedule.passes import pipeline_passes
 from fsdpplan.cost.schedule.stages import pipeline_ranks
+from fsdpplan.cost.traffic.calls import Calls, call_seconds
 from fsdpplan.cost.traffic.rank import optimizer_calls, step_calls, tp_end_calls
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fsdpplan.run.follow.metrics import Measured
-from fsdpplan.topology.conclude.nccl_report import NcclReport
+from fsdpplan.topology.read.nccl_report import NcclReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from fsdpplan.cost.schedule.splits import stage_splits
 from fsdpplan.cost.schedule.stages import layout_stage_blocks
 from fsdpplan.search.enumerate import LOOPED_SCHEDULES, V_SCHEDULES, divisors
 from fsdpplan.search.pieces import piece_counts
 from fsdpplan.search.question import Question
+from fsdpplan.search.splits import stage_splits
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, GradientSync, Layout, Reshard
 
 DDP_BUCKETS_BYTES = (100 * 2**20, 400 * 2**20)

@@ -14,9 +14,9 @@ from typing import Any
 
 from fsdpplan import __version__
 from fsdpplan.errors import ProbeError
-from fsdpplan.topology.conclude.places import ENVIRONMENT, PACKAGES, commands_for, kept_text
 from fsdpplan.topology.read.host_files import host_files, host_links
 from fsdpplan.topology.read.nvml import Facts, gpu_names, gpu_text, nvml_facts
+from fsdpplan.topology.read.places import ENVIRONMENT, PACKAGES, commands_for, kept_text
 from fsdpplan.topology.read.recording import Recording
 from fsdpplan.topology.read.visible import visible_indices
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fsdpplan.cost.memory.activations import saved_bytes
-from fsdpplan.cost.memory.block_sizes import BlockShape, block_tensors_bytes
+from fsdpplan.cost.model.block_sizes import BlockShape, block_tensors_bytes
 from fsdpplan.cost.model.formats import kernels_of
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model

@@ -20,7 +20,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.nn import functional as F
 
 from fsdpplan.cost.memory.activations import saved_bytes
-from fsdpplan.cost.memory.block_sizes import BlockShape, Kernels, block_tensors_bytes
+from fsdpplan.cost.model.block_sizes import BlockShape, Kernels, block_tensors_bytes
 from fsdpplan.spec.layout import ActivationCheckpointing
 from fsdpplan.spec.model import Experts, LatentAttention, Model
 from fsdpplan.trainer.rehearse.fake_world import cuda_like_norms

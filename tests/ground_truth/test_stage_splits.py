@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from fsdpplan.cost.memory.peak import stage_memory
-from fsdpplan.cost.schedule.splits import stage_splits
 from fsdpplan.cost.schedule.stages import in_flight_blocks, layout_stage_blocks, pipeline_ranks
 from fsdpplan.cost.traffic.rank import step_calls
+from fsdpplan.search.splits import stage_splits
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from tests.ground_truth.fsdp_step import as_messages, case_of, measured_step, summed, training_for

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fsdpplan.topology.conclude.nccl_report import NcclReport
 from fsdpplan.topology.read.nccl_log import NcclLogReader
+from fsdpplan.topology.read.nccl_report import NcclReport
 
 
 def read_nccl_log(lines: Iterable[str]) -> NcclReport:

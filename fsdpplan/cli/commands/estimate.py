@@ -29,7 +29,7 @@ from fsdpplan.cli.views.render import columns
 from fsdpplan.cli.views.screen import estimate_screen
 from fsdpplan.cli.views.told import tell
 from fsdpplan.cost.memory.peak import available_bytes
-from fsdpplan.cost.peak_band import peak_factor
+from fsdpplan.cost.memory.peak_band import peak_factor
 from fsdpplan.cost.step import estimate as predicted
 from fsdpplan.errors import NoFeasibleLayout, SpecError
 from fsdpplan.search.one_layout import named_layout, nearest_that_fits

@@ -24,7 +24,7 @@ from fsdpplan.cli.resolve.inputs import Inputs, refuse_question, remedy_words, r
 from fsdpplan.cli.views.answer import recommend_json, rejections
 from fsdpplan.cli.views.render import columns
 from fsdpplan.cli.views.screen import recommend_screen
-from fsdpplan.cost.peak_band import peak_factor
+from fsdpplan.cost.memory.peak_band import peak_factor
 from fsdpplan.errors import NoFeasibleLayout, SpecError
 from fsdpplan.files.plans import write_plan
 from fsdpplan.run.plans import with_stages

@@ -7,7 +7,7 @@ from typing import Any
 
 from fsdpplan.cli.options.question import TrainingOptions
 from fsdpplan.cli.resolve import Resolved, flag
-from fsdpplan.cost.peak_band import peak_log_error
+from fsdpplan.cost.memory.peak_band import peak_log_error
 from fsdpplan.errors import SpecError
 from fsdpplan.search.defaults import DEFAULT_SEQ_LEN, DEFAULT_TOKENS_PER_STEP, default_global_batch
 from fsdpplan.search.pins import Pins

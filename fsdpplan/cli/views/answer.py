@@ -10,7 +10,7 @@ from typing import Any
 from fsdpplan.cli.resolve.inputs import Inputs, OneLayout, case_of
 from fsdpplan.cli.views.render import facts, wrapped
 from fsdpplan.cost.memory.peak import available_bytes
-from fsdpplan.cost.peak_band import peak_factor
+from fsdpplan.cost.memory.peak_band import peak_factor
 from fsdpplan.cost.schedule.stages import named_stages
 from fsdpplan.files.plans import (
     SCHEMA_VERSION,

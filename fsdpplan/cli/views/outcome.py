@@ -16,7 +16,7 @@ from fsdpplan.run.fallback import Attempt
 from fsdpplan.run.follow.metrics import OutOfMemory
 from fsdpplan.run.ledger import ran_out_of_memory
 from fsdpplan.run.outcome import Outcome
-from fsdpplan.topology.conclude.nccl_report import Connection, NcclReport
+from fsdpplan.topology.read.nccl_report import Connection, NcclReport
 from fsdpplan.units import format_gib, format_percent, format_seconds
 
 PARTS = {

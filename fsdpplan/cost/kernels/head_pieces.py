@@ -15,10 +15,10 @@ from functools import lru_cache
 from fsdpplan.cost.kernels.alignment import aligned_fraction
 from fsdpplan.cost.kernels.products import backward_matmul_seconds, forward_matmul_seconds
 from fsdpplan.cost.kernels.work import memory_bytes_per_second
-from fsdpplan.cost.memory.block_sizes import FP32_BYTES
-from fsdpplan.cost.memory.torch_traits import sums_in_reduce_dtype
+from fsdpplan.cost.model.block_sizes import FP32_BYTES
 from fsdpplan.cost.model.formats import formats, local_tokens
 from fsdpplan.cost.model.shards import Stage
+from fsdpplan.cost.model.torch_traits import sums_in_reduce_dtype
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Device
 from fsdpplan.spec.layout import Layout

@@ -24,13 +24,13 @@ from fsdpplan.cost.memory.backward_steps import (
     backward_steps,
     inputs_half_peak_bytes,
 )
-from fsdpplan.cost.memory.block_sizes import (
+from fsdpplan.cost.memory.weight_gradients import weight_gradient_bytes
+from fsdpplan.cost.model.block_sizes import (
     BlockShape,
     BlockTensors,
     Kernels,
     block_tensors_bytes,
 )
-from fsdpplan.cost.memory.weight_gradients import weight_gradient_bytes
 from fsdpplan.spec.layout import ActivationCheckpointing
 from fsdpplan.spec.model import Model
 

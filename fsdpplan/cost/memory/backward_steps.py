@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from fsdpplan.cost.memory.block_sizes import BlockTensors, Kernels
 from fsdpplan.cost.memory.weight_gradients import WeightGradients
+from fsdpplan.cost.model.block_sizes import BlockTensors, Kernels
 from fsdpplan.spec.model import Model
 
 WeightGradientsOf = Literal["kept", "added", "cast", "cast_and_added"]

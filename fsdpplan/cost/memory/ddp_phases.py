@@ -7,8 +7,8 @@ softwares keep are added by arithmetic.
 
 from __future__ import annotations
 
-from fsdpplan.cost.memory.block_sizes import FP32_BYTES
 from fsdpplan.cost.memory.rank_quantities import Phase, RankSizes
+from fsdpplan.cost.model.block_sizes import FP32_BYTES
 
 
 def ddp_phases(s: RankSizes) -> list[Phase]:

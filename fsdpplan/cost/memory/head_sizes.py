@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fsdpplan.cost.kernels.head_pieces import LossPieces, loss_pieces
-from fsdpplan.cost.memory.block_sizes import FP32_BYTES
+from fsdpplan.cost.model.block_sizes import FP32_BYTES
 from fsdpplan.cost.model.formats import formats, local_tokens
 from fsdpplan.cost.model.shards import Stage
 from fsdpplan.spec.case import Case

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fsdpplan.cost.kernels.muon import muon_elements
-from fsdpplan.cost.memory.block_sizes import FP32_BYTES
+from fsdpplan.cost.model.block_sizes import FP32_BYTES
 from fsdpplan.cost.model.formats import formats
 from fsdpplan.cost.model.shards import Stage, stage_elements, stage_shard_elements
 from fsdpplan.spec.case import Case

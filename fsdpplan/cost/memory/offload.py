@@ -8,9 +8,9 @@ and the optimizer runs on the CPU. Source: torch 2.13 torch/distributed/fsdp/_fu
 
 from __future__ import annotations
 
-from fsdpplan.cost.memory.block_sizes import FP32_BYTES
 from fsdpplan.cost.memory.ledger import StateBytes
 from fsdpplan.cost.memory.rank_quantities import RankSizes
+from fsdpplan.cost.model.block_sizes import FP32_BYTES
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.layout import Layout
 

@@ -16,7 +16,6 @@ from dataclasses import replace
 from functools import lru_cache
 
 from fsdpplan.cost.kernels.muon import muon_temporary_bytes
-from fsdpplan.cost.memory.block_sizes import FP32_BYTES
 from fsdpplan.cost.memory.ddp_phases import ddp_phases
 from fsdpplan.cost.memory.device_memory import communicators, outside_allocator_bytes
 from fsdpplan.cost.memory.ledger import (
@@ -29,6 +28,7 @@ from fsdpplan.cost.memory.ledger import (
     sums_fp32_gradients,
 )
 from fsdpplan.cost.memory.offload import host_bytes, require_offloadable, staging_bytes
+from fsdpplan.cost.memory.peak_band import most_bytes, peak_factor, with_band
 from fsdpplan.cost.memory.phases import fsdp_phases
 from fsdpplan.cost.memory.pipeline_phases import pipeline_phases
 from fsdpplan.cost.memory.rank_quantities import Phase, RankSizes
@@ -36,9 +36,9 @@ from fsdpplan.cost.memory.reserve import releasable_bytes, reserved_overhead_byt
 from fsdpplan.cost.memory.sizes import rank_sizes
 from fsdpplan.cost.memory.start_memory import checkpoint_peak_bytes, initialization_peak_bytes
 from fsdpplan.cost.memory.windows import mask_bytes
+from fsdpplan.cost.model.block_sizes import FP32_BYTES
 from fsdpplan.cost.model.formats import formats
 from fsdpplan.cost.model.shards import Stage
-from fsdpplan.cost.peak_band import most_bytes, peak_factor, with_band
 from fsdpplan.cost.schedule.stages import in_flight_blocks, pipeline_ranks
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster

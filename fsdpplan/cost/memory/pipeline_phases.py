@@ -10,8 +10,8 @@ fake process group (tests/ground_truth).
 
 from __future__ import annotations
 
-from fsdpplan.cost.memory.block_sizes import FP32_BYTES
 from fsdpplan.cost.memory.rank_quantities import Phase, RankSizes
+from fsdpplan.cost.model.block_sizes import FP32_BYTES
 from fsdpplan.cost.schedule.moments import Moment
 
 

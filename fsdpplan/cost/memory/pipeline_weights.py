@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
-from fsdpplan.cost.memory.block_sizes import FP32_BYTES
 from fsdpplan.cost.memory.head_sizes import head_sizes
-from fsdpplan.cost.memory.torch_traits import has_lean_pipelines
 from fsdpplan.cost.memory.weight_gradients import weight_gradient_bytes
+from fsdpplan.cost.model.block_sizes import FP32_BYTES
 from fsdpplan.cost.model.formats import formats, local_tokens
 from fsdpplan.cost.model.params import ParameterTensor, block_tensors
 from fsdpplan.cost.model.shards import Stage, stage_elements
+from fsdpplan.cost.model.torch_traits import has_lean_pipelines
 from fsdpplan.cost.schedule.moments import Moment
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Schedule

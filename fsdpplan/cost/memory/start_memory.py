@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from fsdpplan.cost.memory.block_sizes import FP32_BYTES
 from fsdpplan.cost.memory.ledger import rank_state
+from fsdpplan.cost.model.block_sizes import FP32_BYTES
 from fsdpplan.cost.model.params import block_tensors, embedding_tensors, head_tensors
 from fsdpplan.cost.model.shards import Stage, block_kinds, root_size, unit_size
 from fsdpplan.spec.case import Case

@@ -18,10 +18,10 @@ from fsdpplan.cost.memory.activations import (
     saved_bytes_by_mode,
 )
 from fsdpplan.cost.memory.backward_steps import WeightGradientsOf
-from fsdpplan.cost.memory.block_sizes import BlockShape
-from fsdpplan.cost.memory.torch_traits import has_windowed_kernel
+from fsdpplan.cost.model.block_sizes import BlockShape
 from fsdpplan.cost.model.formats import formats
 from fsdpplan.cost.model.shards import Stage
+from fsdpplan.cost.model.torch_traits import has_windowed_kernel
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import ActivationCheckpointing
 from fsdpplan.spec.model import Model

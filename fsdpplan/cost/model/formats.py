@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from fsdpplan.cost.memory.block_sizes import FP32_BYTES, Kernels
+from fsdpplan.cost.model.block_sizes import FP32_BYTES, Kernels
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.training import DTYPE_BYTES, Training
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from fsdpplan.cost.kernels.attention import attention_backward_seconds, attention_forward_seconds
 from fsdpplan.cost.kernels.products import Product, block_products, product_seconds
 from fsdpplan.cost.kernels.work import BlockWork
-from fsdpplan.cost.network.calls import BlockCall, Piece, group_seconds
+from fsdpplan.cost.traffic.calls import BlockCall, Piece, group_seconds
 from fsdpplan.spec.cluster import Cluster, Device
 
 PIECE_PRODUCTS: dict[Piece, tuple[str, ...]] = {

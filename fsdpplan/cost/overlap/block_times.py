@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fsdpplan.cost.kernels.compute import BlockSeconds, block_seconds
-from fsdpplan.cost.network.calls import BlockCall
+from fsdpplan.cost.model.ways import Ways, block_ways, inner_ways
 from fsdpplan.cost.overlap.block_exposed import BlockWaiting, calls_waiting
 from fsdpplan.cost.overlap.timing import block_work
-from fsdpplan.cost.overlap.ways import Ways, block_ways, inner_ways
 from fsdpplan.cost.traffic.block_calls import block_calls
+from fsdpplan.cost.traffic.calls import BlockCall
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fsdpplan.cost.network.calls import Calls, call_seconds, group_level
 from fsdpplan.cost.network.collectives import wire_bytes
+from fsdpplan.cost.traffic.calls import Calls, call_seconds, group_level
 from fsdpplan.spec.cluster import Cluster, Device
 from fsdpplan.spec.estimate import CollectiveCost, TimeBreakdown
 

@@ -9,7 +9,7 @@ from operator import attrgetter, mul
 from fsdpplan.cost.kernels.work import memory_bytes_per_second
 from fsdpplan.cost.model.fsdp_units import NOTHING, BlockUnit, block_units, root_unit
 from fsdpplan.cost.model.shards import Stage, UnitSize, own_cases
-from fsdpplan.cost.network.calls import group_level, group_seconds
+from fsdpplan.cost.model.ways import Ways, shard_ways
 from fsdpplan.cost.network.collectives import Collective, wire_bytes
 from fsdpplan.cost.network.groups import (
     Group,
@@ -22,7 +22,7 @@ from fsdpplan.cost.overlap.block_times import block_times
 from fsdpplan.cost.overlap.exposed import full_rate_bytes_per_second
 from fsdpplan.cost.overlap.streams import MicroBatch, UnitSeconds
 from fsdpplan.cost.overlap.timing import ends_seconds
-from fsdpplan.cost.overlap.ways import Ways, shard_ways
+from fsdpplan.cost.traffic.calls import group_level, group_seconds
 from fsdpplan.cost.traffic.fsdp import root_gathered_dtype
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster, Device

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fsdpplan.cost.model.shards import Stage
-from fsdpplan.cost.network.calls import group_seconds
 from fsdpplan.cost.overlap.reduction import ddp_exposed_seconds, gather_exposed_seconds
+from fsdpplan.cost.traffic.calls import group_seconds
 from fsdpplan.cost.traffic.replicas import (
     buckets,
     is_reduced,

@@ -15,11 +15,11 @@ from fsdpplan.cost.kernels.head_pieces import head_pieces_seconds
 from fsdpplan.cost.kernels.muon import muon_elements, muon_matrices, muon_seconds
 from fsdpplan.cost.kernels.optimizer import OptimizerRecipe, optimizer_seconds
 from fsdpplan.cost.kernels.work import memory_bytes_per_second
-from fsdpplan.cost.memory.block_sizes import FP32_BYTES
 from fsdpplan.cost.memory.sizes import formats, local_tokens
+from fsdpplan.cost.model.block_sizes import FP32_BYTES
 from fsdpplan.cost.model.params import block_tensors
 from fsdpplan.cost.model.shards import Stage, gradient_syncs, stage_elements, stage_shard_elements
-from fsdpplan.cost.network.calls import repeats_whole_block
+from fsdpplan.cost.traffic.calls import repeats_whole_block
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Device
 from fsdpplan.spec.layout import Layout

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fsdpplan.cost.memory.sizes import local_tokens
-from fsdpplan.cost.network.calls import BlockCall, Pass
 from fsdpplan.cost.network.groups import tp_group
+from fsdpplan.cost.traffic.calls import BlockCall, Pass
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.training import DTYPE_BYTES
 

@@ -19,9 +19,12 @@ from math import prod
 from typing import Literal
 
 from fsdpplan.cost.memory.sizes import local_tokens
-from fsdpplan.cost.memory.torch_traits import sums_before_products
 from fsdpplan.cost.model.params import block_tensors
-from fsdpplan.cost.network.calls import (
+from fsdpplan.cost.model.torch_traits import sums_before_products
+from fsdpplan.cost.model.ways import Ways, inner_ways
+from fsdpplan.cost.network.groups import cp_group, ep_group, tp_group
+from fsdpplan.cost.traffic.all_heads_norms import all_heads_norm_calls
+from fsdpplan.cost.traffic.calls import (
     BlockCall,
     Overlap,
     Pass,
@@ -29,9 +32,6 @@ from fsdpplan.cost.network.calls import (
     activation_bytes,
     repeats_whole_block,
 )
-from fsdpplan.cost.network.groups import cp_group, ep_group, tp_group
-from fsdpplan.cost.overlap.ways import Ways, inner_ways
-from fsdpplan.cost.traffic.all_heads_norms import all_heads_norm_calls
 from fsdpplan.cost.traffic.traded_heads import traded_heads_calls
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout

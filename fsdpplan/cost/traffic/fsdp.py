@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from fsdpplan.cost.model.fsdp_units import NOTHING, block_units, root_unit
 from fsdpplan.cost.model.params import block_tensors
 from fsdpplan.cost.model.shards import Stage, UnitSize, block_kinds, gradient_syncs, stage_root_size
-from fsdpplan.cost.network.calls import Calls
 from fsdpplan.cost.network.groups import (
     Group,
     expert_shard_group,
@@ -17,6 +16,7 @@ from fsdpplan.cost.network.groups import (
     shard_group,
     tp_group,
 )
+from fsdpplan.cost.traffic.calls import Calls
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from fsdpplan.cost.kernels.muon import deal_rounds, muon_matrices
 from fsdpplan.cost.model.shards import Stage
-from fsdpplan.cost.network.calls import Calls
+from fsdpplan.cost.traffic.calls import Calls
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.training import DTYPE_BYTES
 

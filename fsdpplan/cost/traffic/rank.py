@@ -16,7 +16,6 @@ from collections.abc import Iterator
 
 from fsdpplan.cost.memory.gradient_sizes import holds_gradients
 from fsdpplan.cost.memory.sizes import local_tokens
-from fsdpplan.cost.memory.torch_traits import sums_in_reduce_dtype
 from fsdpplan.cost.model.params import (
     ParameterTensor,
     block_tensors,
@@ -24,9 +23,10 @@ from fsdpplan.cost.model.params import (
     head_tensors,
 )
 from fsdpplan.cost.model.shards import Stage, block_cases, block_kinds, gradient_syncs
-from fsdpplan.cost.network.calls import Calls, activation_bytes
+from fsdpplan.cost.model.torch_traits import sums_in_reduce_dtype
 from fsdpplan.cost.network.groups import pp_group, tp_group
 from fsdpplan.cost.traffic.block_calls import block_calls, gathered_activation_dtype
+from fsdpplan.cost.traffic.calls import Calls, activation_bytes
 from fsdpplan.cost.traffic.fsdp import FP32_BYTES, fsdp_calls, norm_calls
 from fsdpplan.cost.traffic.muon import muon_calls
 from fsdpplan.cost.traffic.replicas import replica_calls

@@ -17,7 +17,6 @@ from functools import lru_cache
 
 from fsdpplan.cost.model.params import block_tensors, embedding_tensors, head_tensors
 from fsdpplan.cost.model.shards import Stage, block_kinds, gradient_syncs
-from fsdpplan.cost.network.calls import Calls
 from fsdpplan.cost.network.collectives import Collective
 from fsdpplan.cost.network.groups import (
     Group,
@@ -32,6 +31,7 @@ from fsdpplan.cost.traffic.buckets import (
     expert_buckets_bytes,
     layout_bucket_bytes,
 )
+from fsdpplan.cost.traffic.calls import Calls
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import DDP_BUCKET_BYTES, Layout
 from fsdpplan.spec.model import Model

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 from fsdpplan.cost.model.params import embedding_tensors
 from fsdpplan.cost.model.shards import Stage, unit_size
-from fsdpplan.cost.network.calls import Calls, group_seconds
 from fsdpplan.cost.network.groups import pp_group
 from fsdpplan.cost.schedule.actions import V_SCHEDULES
+from fsdpplan.cost.traffic.calls import Calls, group_seconds
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model

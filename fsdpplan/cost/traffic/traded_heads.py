@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from math import gcd
 
 from fsdpplan.cost.memory.sizes import local_tokens
-from fsdpplan.cost.network.calls import BlockCall, Pass
 from fsdpplan.cost.network.groups import cp_group
+from fsdpplan.cost.traffic.calls import BlockCall, Pass
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model

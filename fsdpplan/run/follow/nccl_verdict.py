@@ -11,7 +11,7 @@ from fsdpplan.emit.nccl.adapters import (
 )
 from fsdpplan.spec.cluster import Vendor
 from fsdpplan.spec.plan import Plan
-from fsdpplan.topology.conclude.nccl_report import Connection, NcclReport
+from fsdpplan.topology.read.nccl_report import Connection, NcclReport
 
 PEER_MEMORY: dict[Vendor, str] = {
     "nvidia": "look for nvidia_peermem in lsmod, or for DMA-BUF (open kernel driver, Linux >= "

@@ -16,8 +16,8 @@ from pathlib import Path
 from fsdpplan.run.follow.nccl_verdict import host_memory_warning, socket_sentence
 from fsdpplan.run.follow.tail import FileTail
 from fsdpplan.spec.plan import Plan
-from fsdpplan.topology.conclude.nccl_report import NcclReport
 from fsdpplan.topology.read.nccl_log import NcclLogReader
+from fsdpplan.topology.read.nccl_report import NcclReport
 
 ALLOWS_SOCKETS = "FSDPPLAN_ALLOW_SOCKETS"
 """Variable by which the job itself does not end over sockets."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from fsdpplan.cost.memory.peak import available_bytes
-from fsdpplan.cost.peak_band import peak_log_error
+from fsdpplan.cost.memory.peak_band import peak_log_error
 from fsdpplan.cost.step import rank_memory
 from fsdpplan.search.pins import Pins, pin_flag
 from fsdpplan.search.result import NearestMiss

@@ -7,11 +7,11 @@ import re
 from fsdpplan.spec.machine import Machine
 from fsdpplan.topology.conclude.gpus import gpus_of, pairs_of
 from fsdpplan.topology.conclude.nics import nics_of
+from fsdpplan.topology.conclude.software import software_of
 from fsdpplan.topology.read.host import host_of
 from fsdpplan.topology.read.interfaces import interfaces_of
 from fsdpplan.topology.read.pci import pci_paths_of
 from fsdpplan.topology.read.recording import Recording
-from fsdpplan.topology.read.software import software_of
 from fsdpplan.topology.read.surroundings import (
     cloud_of,
     kubernetes_of,

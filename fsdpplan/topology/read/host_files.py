@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from fsdpplan.topology.conclude.places import FILES, LINKS, PCI_CLASSES, PCI_FILES, kept_text
+from fsdpplan.topology.read.places import FILES, LINKS, PCI_CLASSES, PCI_FILES, kept_text
 
 MAX_FILE_CHARACTERS = 64 * 2**10
 """Most that is kept of one file, to its last whole line."""

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
-from fsdpplan.topology.conclude.nccl_report import ComplaintKind, End
+from fsdpplan.topology.read.nccl_report import ComplaintKind, End
 
 _PREFIX = re.compile(
     r"(?<![\w.-])(?P<host>\w[\w.-]{0,252}):(?P<pid>\d{1,10}):\d{1,10} \[-?\d{1,4}\] "

@@ -9,14 +9,6 @@ import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 
-from fsdpplan.topology.conclude.nccl_report import (
-    SOCKET_NETWORKS,
-    Adapter,
-    Complaint,
-    ComplaintKind,
-    Connection,
-    NcclReport,
-)
 from fsdpplan.topology.read.nccl_lines import (
     ChannelLine,
     Count,
@@ -36,6 +28,14 @@ from fsdpplan.topology.read.nccl_lines import (
     version_in,
 )
 from fsdpplan.topology.read.nccl_places import Places, Process
+from fsdpplan.topology.read.nccl_report import (
+    SOCKET_NETWORKS,
+    Adapter,
+    Complaint,
+    ComplaintKind,
+    Connection,
+    NcclReport,
+)
 
 MOST_COMPLAINTS = 64
 """Different ones that are kept: a broken fabric fills the log."""

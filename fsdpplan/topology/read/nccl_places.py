@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from fsdpplan.topology.conclude.nccl_report import Place
 from fsdpplan.topology.read.nccl_lines import ChannelLine, CommunicatorLine
+from fsdpplan.topology.read.nccl_report import Place
 
 Process = tuple[str, int]
 """Host and process id."""

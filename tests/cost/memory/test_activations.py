@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.cost.memory.activations import BlockActivations, block_activations, saved_bytes
-from fsdpplan.cost.memory.block_sizes import BlockShape, BlockTensors, Kernels, block_tensors_bytes
+from fsdpplan.cost.model.block_sizes import BlockShape, BlockTensors, Kernels, block_tensors_bytes
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.spec.layout import ActivationCheckpointing
 from fsdpplan.spec.model import Experts, Model

@@ -12,13 +12,13 @@ from fsdpplan.cost.memory.backward_steps import (
     backward_steps,
     inputs_half_peak_bytes,
 )
-from fsdpplan.cost.memory.block_sizes import (
+from fsdpplan.cost.memory.pipeline_weights import output_gradient_elements
+from fsdpplan.cost.memory.weight_gradients import weight_gradient_bytes
+from fsdpplan.cost.model.block_sizes import (
     BlockShape,
     Kernels,
     block_tensors_bytes,
 )
-from fsdpplan.cost.memory.pipeline_weights import output_gradient_elements
-from fsdpplan.cost.memory.weight_gradients import weight_gradient_bytes
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.spec.model import Experts, Model
 from tests.cost.problems import SMALL

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from fsdpplan.cost.network.calls import BlockCall, group_seconds
 from fsdpplan.cost.overlap.block_exposed import BlockWaiting, exposed_seconds
 from fsdpplan.cost.overlap.block_times import block_times
 from fsdpplan.cost.overlap.timing import block_work
 from fsdpplan.cost.traffic.block_calls import block_calls
+from fsdpplan.cost.traffic.calls import BlockCall, group_seconds
 from tests.cost.problems import Case, case
 from tests.cost.wide import MIXTURE, wide_cases
 

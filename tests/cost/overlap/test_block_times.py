@@ -9,12 +9,12 @@ from hypothesis import given
 
 from fsdpplan.cost.kernels.compute import block_seconds
 from fsdpplan.cost.model.params import dense_view
-from fsdpplan.cost.network.calls import BlockCall
+from fsdpplan.cost.model.ways import block_ways, inner_ways
 from fsdpplan.cost.overlap.block_exposed import calls_waiting
 from fsdpplan.cost.overlap.block_times import BlockTimes, block_times
 from fsdpplan.cost.overlap.timing import block_work
-from fsdpplan.cost.overlap.ways import block_ways, inner_ways
 from fsdpplan.cost.traffic.block_calls import _block_calls, block_calls
+from fsdpplan.cost.traffic.calls import BlockCall
 from tests.cost.problems import Case, case
 from tests.cost.test_least import MIXTURE
 from tests.cost.wide import wide_cases

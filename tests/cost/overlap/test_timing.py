@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from fsdpplan.cost.model.shards import block_size, whole_model
-from fsdpplan.cost.network.calls import group_level, group_seconds
 from fsdpplan.cost.network.groups import Group, shard_group
 from fsdpplan.cost.overlap.fsdp_timing import copy_seconds, flat_gradient_seconds, fsdp_micro_batch
 from fsdpplan.cost.overlap.replica_timing import bucket_seconds
@@ -17,6 +16,7 @@ from fsdpplan.cost.overlap.timing import (
     layout_optimizer_seconds,
     optimizer_elements,
 )
+from fsdpplan.cost.traffic.calls import group_level, group_seconds
 from tests.cost.problems import SMALL, Case, case
 
 

@@ -10,7 +10,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fsdpplan.cost.model.params import parameter_count
-from fsdpplan.cost.network.calls import Calls
 from fsdpplan.cost.network.groups import (
     ep_group,
     expert_shard_group,
@@ -20,6 +19,7 @@ from fsdpplan.cost.network.groups import (
     tp_group,
 )
 from fsdpplan.cost.step import pipeline_ranks
+from fsdpplan.cost.traffic.calls import Calls
 from fsdpplan.cost.traffic.rank import step_calls
 from tests.cost.clusters import golden
 from tests.cost.problems import SMALL, Case, case, cases

@@ -15,7 +15,7 @@ from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.run.follow import nccl_watch
 from fsdpplan.run.follow.nccl_verdict import host_memory_warning, socket_sentence
 from fsdpplan.spec.plan import Plan
-from fsdpplan.topology.conclude.nccl_report import (
+from fsdpplan.topology.read.nccl_report import (
     LIBFABRIC_NETWORKS,
     SOCKET_NETWORKS,
     SOCKET_PROVIDERS,

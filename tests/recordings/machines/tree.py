@@ -1,6 +1,6 @@
 """A host under construction: what its kernel and its drivers would show, part by part.
 
-Only what `topology/conclude/places.py` reads is written down, in the form in which it is kept.
+Only what `topology/read/places.py` reads is written down, in the form in which it is kept.
 Parts are given by their PCI chains: `pci0000:15/0000:15:01.0/.../0000:1b:00.0`, as under
 /sys/devices.
 """

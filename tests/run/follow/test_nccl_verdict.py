@@ -8,7 +8,7 @@ import pytest
 from fsdpplan.run.follow.nccl_verdict import host_memory_warning, socket_sentence
 from fsdpplan.spec.network import Network, Transport
 from fsdpplan.spec.plan import Plan
-from fsdpplan.topology.conclude.nccl_report import NcclReport
+from fsdpplan.topology.read.nccl_report import NcclReport
 from tests.emit.plans import make_plan
 from tests.topology.nccl_logs import read_nccl_log
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fsdpplan.spec.machine import Machine, Nic
 from fsdpplan.topology.conclude.machine import machine_of
-from fsdpplan.topology.conclude.places import kept_text
+from fsdpplan.topology.read.places import kept_text
 from fsdpplan.topology.read.recording import Recording
 from tests.topology.recorded import NAMES, recorded
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpplan.topology.conclude.nccl_report import Adapter, Complaint, Connection, NcclReport, Place
 from fsdpplan.topology.read.nccl_log import MOST_COMPLAINTS, NcclLogReader
+from fsdpplan.topology.read.nccl_report import Adapter, Complaint, Connection, NcclReport, Place
 from tests.topology.nccl_logs import read_nccl_log
 
 RECORDINGS = Path(__file__).resolve().parents[2] / "recordings/nccl"

@@ -11,7 +11,7 @@ import pytest
 
 from fsdpplan.emit.nccl.adapters import NOT_ADAPTERS, RDMA
 from fsdpplan.run.follow import nccl_watch
-from fsdpplan.topology.conclude.nccl_report import (
+from fsdpplan.topology.read.nccl_report import (
     LIBFABRIC_NETWORKS,
     SOCKET_NETWORKS,
     SOCKET_PROVIDERS,

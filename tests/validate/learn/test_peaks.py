@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.cost.band import NORMAL_80
-from fsdpplan.cost.peak_band import fits_fraction
+from fsdpplan.cost.memory.peak_band import fits_fraction
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.files.learning import load_widths
 from fsdpplan.files.runs.bundled import bundled_runs

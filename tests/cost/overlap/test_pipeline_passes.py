@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 
 from fsdpplan.cost.overlap.passes import Passes
-from fsdpplan.cost.schedule.passes import pipeline_passes
+from fsdpplan.cost.overlap.pipeline_passes import pipeline_passes
 from fsdpplan.cost.schedule.stages import pipeline_ranks
 from tests.cost.problems import Case, case
 from tests.cost.wide import wide_cases

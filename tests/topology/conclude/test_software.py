@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from fsdpplan.topology.conclude.software import software_of
 from fsdpplan.topology.read.recording import Recording
-from fsdpplan.topology.read.software import software_of
 from tests.topology.recorded import recorded
 
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from fsdpplan.cost.memory.block_sizes import (
+from fsdpplan.cost.memory.weight_gradients import weight_gradient_bytes
+from fsdpplan.cost.model.block_sizes import (
     BlockShape,
     Kernels,
     block_tensors_bytes,
 )
-from fsdpplan.cost.memory.weight_gradients import weight_gradient_bytes
 from fsdpplan.cost.model.params import block_tensors
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.spec.model import Experts, LatentAttention, Model

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from fsdpplan.cost.memory.peak import available_bytes, rank_memory
 from fsdpplan.cost.overlap.passes import plain_seconds
-from fsdpplan.cost.schedule.splits import least_load_split, stage_splits
 from fsdpplan.cost.schedule.stages import (
     layout_rank_stages,
     layout_stage_blocks,
@@ -19,6 +18,7 @@ from fsdpplan.cost.schedule.stages import (
     pipeline_stages,
 )
 from fsdpplan.files.catalogue import load_model
+from fsdpplan.search.splits import least_load_split, stage_splits
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
 from fsdpplan.spec.model import Model
 from tests.cost.problems import Case, case, some_models

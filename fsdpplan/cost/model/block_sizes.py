@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from fsdpplan.cost.memory.attention_sizes import AttentionTensors, torch_attention_tensors
+from fsdpplan.cost.model.attention_sizes import AttentionTensors, torch_attention_tensors
 from fsdpplan.spec.model import Experts, LatentAttention, Model
 
 FP32_BYTES = 4

@@ -13,7 +13,6 @@ from itertools import accumulate
 
 from fsdpplan.cost.kernels.compute import device_parts
 from fsdpplan.cost.model.shards import Stage, block_kinds
-from fsdpplan.cost.network.calls import group_seconds
 from fsdpplan.cost.network.groups import pp_group
 from fsdpplan.cost.overlap.exposed import ExposedSeconds
 from fsdpplan.cost.overlap.fsdp_timing import fsdp_micro_batch
@@ -38,6 +37,7 @@ from fsdpplan.cost.schedule.times import (
     reduced_seconds,
     simulate_pipeline,
 )
+from fsdpplan.cost.traffic.calls import group_seconds
 from fsdpplan.cost.traffic.rank import message_bytes
 from fsdpplan.cost.traffic.tied_tables import table_seconds
 from fsdpplan.spec.case import Case

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fsdpplan.cost.band import NORMAL_80
 from fsdpplan.cost.memory.peak import available_bytes, rank_memory
-from fsdpplan.cost.peak_band import (
+from fsdpplan.cost.memory.peak_band import (
     fits_fraction,
     most_bytes,
     peak_interval,

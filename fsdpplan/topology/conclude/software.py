@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from fsdpplan.spec.machine import Software
 from fsdpplan.topology.conclude.gpus import nvidia_facts
-from fsdpplan.topology.conclude.places import ENV_PROFILES, NET_PLUGINS
+from fsdpplan.topology.read.places import ENV_PROFILES, NET_PLUGINS
 from fsdpplan.topology.read.reading import first_line
 from fsdpplan.topology.read.recording import Recording
 
