@@ -68,7 +68,9 @@ WAITS = {
     "cli/app.py": {"files.table": "for an error only: it would delay every command"},
     "cli/process.py": {"terminal": "its patterns take longer than all else before signals"},
     "cli/resolve/cluster.py": {"run.detect": "a survey is made where there are GPUs"},
-    "cli/resolve/model.py": {"files.hf_config": "three of four ways to name a model do without"},
+    "cli/resolve/model.py": {
+        "files.huggingface.config": "three of four ways to name a model do without"
+    },
     "cli/resolve/evidence.py": {
         "files.ledger": "sqlite, where there is a ledger",
         "files.learning": "where there are measured runs, as all that follows",
@@ -167,7 +169,7 @@ def test_a_pure_room_touches_nothing(room: str) -> None:
 
 def test_the_trainer_names_nothing_of_ours_but_by_relative_import() -> None:
     # It is copied into a job folder, where there need not be an `fsdpplan`.
-    for path in (PACKAGE / "trainer").glob("*.py"):
+    for path in (PACKAGE / "trainer").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 assert not any(alias.name.startswith("fsdpplan") for alias in node.names)
@@ -224,6 +226,35 @@ def test_the_command_line_imports_ours_at_the_top_but_where_it_says_why() -> Non
     assert {path: found for path, found in waits.items() if found} == {
         path: reasons.keys() for path, reasons in WAITS.items()
     }
+
+
+MUTUAL = {
+    "run": {("engines", "follow")},
+    "trainer": {
+        ("model", "parallel"),
+        ("numbers", "preflight"),
+        ("parallel", "preflight"),
+        ("parallel", "text"),
+        ("parallel", "user"),
+    },
+    "validate": {("calibrate", "compare"), ("compare", "fit"), ("fit", "learn")},
+}
+"""Folders of a room that import each other; none is added."""
+
+
+@pytest.mark.parametrize("room", sorted({room_of(path) for path in modules()} - {"cli"}))
+def test_folders_of_a_room_import_one_way(room: str) -> None:
+    pairs = set[tuple[str, str]]()
+    for path in modules():
+        here = path.relative_to(PACKAGE).parts
+        if here[0] != room or len(here) < 3:
+            continue
+        for module, _ in imports(ast.parse(path.read_text(encoding="utf-8")), path):
+            there = module.split(".")[1:]
+            if there[:1] == [room] and (PACKAGE / room / "/".join(there[1:2])).is_dir():
+                pairs.add((here[1], there[1] if len(there) > 1 else here[1]))
+    both = {(one, other) for one, other in pairs if one < other and (other, one) in pairs}
+    assert both == MUTUAL.get(room, set())
 
 
 def test_nothing_imports_tests_or_docs() -> None:

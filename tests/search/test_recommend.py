@@ -21,7 +21,7 @@ from fsdpplan.search.order import seconds
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.result import SearchResult
 from fsdpplan.search.rules.legality import first_problem
-from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
+from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Experts
 from tests.cost.problems import SMALL
 from tests.search.questions import WIDE, Question, full_list, question
@@ -119,7 +119,6 @@ def test_every_layout_is_legal_fits_keeps_the_pins_and_is_counted(asked: Questio
         assert entry.rank == number
         assert entry.reason
         assert asked.pins.allows(entry.layout)
-        assert entry.layout.schedule not in SPLIT_BACKWARD_SCHEDULES
         assert entry.estimate.memory.peak_device_bytes <= available
         assert entry.layout.global_batch == asked.training.global_batch
         assert first_problem(asked.case(entry.layout)) is None

@@ -46,7 +46,7 @@ def private_imports(path: Path) -> set[str]:
     return {name for name in named if name.startswith("torch") and "._" in name}
 
 
-@pytest.mark.parametrize("path", sorted(TRAINER.glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(TRAINER.rglob("*.py")), ids=lambda path: path.stem)
 def test_no_module_needs_a_private_one_that_a_release_lacks(path: Path) -> None:
     assert private_imports(path) <= IN_ALL_RELEASES
 
