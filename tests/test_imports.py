@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "trainer": set(),
     "validate": {"cost", "search", "files"},
     "run": {"search", "emit", "files", "topology", "trainer", "validate", "terminal"},
+    "api": {"run"},
     "cli": {"run"},
     "__main__": {"cli"},
 }

@@ -38,6 +38,9 @@ _MODULES = {
 }
 """Module of each target, with a function `render(order)`; imported only where it is asked for."""
 
+OTHER_TRAINERS = frozenset({"torchtitan", "megatron", "accelerate"})
+"""Targets whose program is neither fsdpplan's nor the user's."""
+
 
 def render(target: Target, order: Order) -> str:
     """The text by which `target` launches the plan. Raises SpecError for what it cannot express."""

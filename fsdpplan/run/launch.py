@@ -11,6 +11,8 @@ from typing import Literal
 from fsdpplan import __version__
 from fsdpplan.emit.folder import SCRIPT_NAME
 from fsdpplan.emit.job import Job, UserProgram
+from fsdpplan.emit.order import Order
+from fsdpplan.emit.pods import Pods
 from fsdpplan.emit.slurm.header import (
     MAX_SCRIPT_BYTES,
     PLAN_NAME,
@@ -21,6 +23,7 @@ from fsdpplan.emit.slurm.header import (
     read_plan_json,
 )
 from fsdpplan.emit.slurm.script import render_launch
+from fsdpplan.emit.targets import OTHER_TRAINERS, Target, render
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import carried_json
 from fsdpplan.files.table import read_text
@@ -102,6 +105,21 @@ def emit_script(plan: Plan, job: Job) -> str:
     return render_launch(
         plan=carried, plan_json=carried_json(carried), job=job, version=__version__
     )
+
+
+def launch_text(target: Target, *, plan: Plan, job: Job, pods: Pods | None = None) -> str:
+    """The text that launches `plan` at `target`, by this version of fsdpplan."""
+    if target not in OTHER_TRAINERS:
+        require_program(plan, job)
+    carried = job_plan(plan)
+    order = Order(
+        plan=carried,
+        plan_json=carried_json(carried),
+        job=job,
+        version=__version__,
+        pods=pods or Pods(),
+    )
+    return render(target, order)
 
 
 def resolve_launch(

@@ -11,7 +11,6 @@ from typing import Annotated, ClassVar, get_args
 
 import typer
 
-from fsdpplan import __version__
 from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.files import DEFAULT_PLAN, Json, PlanFile
 from fsdpplan.cli.options.job import (
@@ -30,23 +29,18 @@ from fsdpplan.emit.alerts import alert_rules
 from fsdpplan.emit.folder import SCRIPT_NAME
 from fsdpplan.emit.job import Job, excluded_hosts, left_out, trial_words
 from fsdpplan.emit.nccl.cloud import gap_of
-from fsdpplan.emit.order import Order
-from fsdpplan.emit.pods import Pods
 from fsdpplan.emit.slurm.header import job_plan, plan_digest
-from fsdpplan.emit.targets import Target, render
+from fsdpplan.emit.targets import OTHER_TRAINERS, Target
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import GateFailed, SpecError
 from fsdpplan.files.plans import carried_json
 from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.run.folder import write_job_folder
-from fsdpplan.run.launch import require_program
+from fsdpplan.run.launch import launch_text
 from fsdpplan.run.rehearse import rehearse as program
 from fsdpplan.run.rehearse.ranks import DEFAULT_RANKS, chosen_ranks
 from fsdpplan.search.weak_nodes import price_of_weak_nodes, without_excluded
 from fsdpplan.spec.plan import Plan
-
-OTHER_TRAINERS = frozenset({"torchtitan", "megatron", "accelerate"})
-"""Targets whose program is neither fsdpplan's nor the user's."""
 
 SAME_PYTHON = frozenset({"slurm", "ssh"})
 """Targets whose hosts see this one's Python, as far as anybody knows."""
@@ -127,7 +121,7 @@ def emit_launch(
     if emit.alerts is not None:
         write_alerts(emit.alerts, chosen)
         typer.echo(f"wrote {emit.alerts}, for a run with --prometheus", err=True)
-    text = emitted(target, chosen, asked, pods_of(pods))
+    text = launch_text(target, plan=chosen, job=asked, pods=pods_of(pods))
     if emit.out is not None:
         write_job_folder(emit.out, plan=chosen, job=asked)
         text = (emit.out / SCRIPT_NAME).read_text(encoding="utf-8")
@@ -179,17 +173,6 @@ def write_alerts(path: Path, plan: Plan) -> None:
     """Write the plan's rules for Prometheus."""
     digest = plan_digest(carried_json(job_plan(plan)))
     write_text_atomically(path, alert_rules(plan, digest=digest), advice="choose another --alerts")
-
-
-def emitted(target: Target, plan: Plan, job: Job, pods: Pods) -> str:
-    """The text that launches `plan` at `target`."""
-    if target not in OTHER_TRAINERS:
-        require_program(plan, job)
-    carried = job_plan(plan)
-    order = Order(
-        plan=carried, plan_json=carried_json(carried), job=job, version=__version__, pods=pods
-    )
-    return render(target, order)
 
 
 def trial_sentence(job: Job) -> str | None:

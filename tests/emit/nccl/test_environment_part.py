@@ -88,7 +88,7 @@ WAYS = {
 """What the part has gathered, and whether those names are sockets to `run` and to the trainer."""
 
 
-@pytest.mark.parametrize(("ways", "sockets"), WAYS.items())
+@pytest.mark.parametrize(("ways", "sockets"), sorted(WAYS.items()))
 def test_the_names_that_are_sockets_are_those_of_run(
     ways: str, sockets: bool, tmp_path: Path
 ) -> None:
