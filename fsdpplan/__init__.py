@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fsdpplan.spec.plan import Plan
     from fsdpplan.spec.training import Training
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Cluster",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fsdpplan import __version__
 from fsdpplan.emit.job import Job, UserProgram
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.run.engines.engine import JobState
@@ -171,7 +172,7 @@ def test_a_failing_rank_fails_the_job_and_ends_the_others(
 
 
 def test_a_node_with_another_fsdpplan_stops_the_job(slurm: SlurmCluster, tmp_path: Path) -> None:
-    script = emit_script(HSDP, trainer(steps=2)).replace('"$here" 0.1.0', '"$here" 99.0')
+    script = emit_script(HSDP, trainer(steps=2)).replace(f'"$here" {__version__}', '"$here" 99.0')
     (tmp_path / "job.sbatch").write_text(script)
     job_id = slurm.run("sbatch", "--parsable", "job.sbatch", cwd=tmp_path).stdout.strip()
     state = wait(slurm, tmp_path, job_id)
