@@ -12,14 +12,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fsdpplan.trainer import load_plan
+from fsdpplan.trainer import load_plan, parallelize
 from fsdpplan.trainer.config import parse_plan
 from fsdpplan.trainer.model.balance import balance_experts
 from fsdpplan.trainer.model.decoder import Decoder
 from fsdpplan.trainer.model.loss import next_token_loss
 from fsdpplan.trainer.model.weights import initialise
 from fsdpplan.trainer.optimizer import Recipe, make_optimizer
-from fsdpplan.trainer.parallel import parallelize
 from fsdpplan.trainer.parallel.assemble import assemble
 from fsdpplan.trainer.private_torch import group_of
 from fsdpplan.trainer.rehearse.counting import OPERATORS

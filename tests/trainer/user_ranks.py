@@ -30,9 +30,9 @@ from fsdpplan.trainer import (
     load_plan,
     load_safetensors,
     materialise,
+    parallelize,
     sampler_arguments,
 )
-from fsdpplan.trainer.parallel import parallelize
 from tests.trainer import jobs, plans
 from tests.trainer.user_layouts import BF16, FP8, LAYOUTS, LOADED, MODELS, WIDTHS
 

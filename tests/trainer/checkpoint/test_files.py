@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fsdpplan.trainer.checkpoint import files as files
+from fsdpplan.trainer.checkpoint import files
 from fsdpplan.trainer.checkpoint.files import FileRecord
 from fsdpplan.trainer.checkpoint.owner import take_folder
 from fsdpplan.trainer.errors import TrainerError

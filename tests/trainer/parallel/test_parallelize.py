@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from fsdpplan.trainer import TrainerError, load_plan
+from fsdpplan.trainer import TrainerError, load_plan, parallelize
 from fsdpplan.trainer.config import parse_plan
-from fsdpplan.trainer.parallel import parallelize
 from fsdpplan.trainer.parallel.data_parallel import apply_fsdp
 from fsdpplan.trainer.parallel.mesh import build_meshes
 from fsdpplan.trainer.parallel.parallelize import find_blocks

@@ -14,9 +14,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import distribute_module, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-from fsdpplan.trainer import TrainerError, check_optimizer, load_plan
+from fsdpplan.trainer import TrainerError, check_optimizer, load_plan, parallelize
 from fsdpplan.trainer.config import PlanConfig, parse_plan
-from fsdpplan.trainer.parallel import parallelize
 from fsdpplan.trainer.user.mistakes import require_islands, require_same_model, warn_of_rounding
 from tests.trainer import plans
 

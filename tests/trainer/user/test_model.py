@@ -21,9 +21,9 @@ from fsdpplan.trainer import (
     load_plan,
     load_safetensors,
     materialise,
+    parallelize,
     sampler_arguments,
 )
-from fsdpplan.trainer.parallel import parallelize
 from fsdpplan.trainer.rehearse.own_model import rehearse_model
 from fsdpplan.trainer.user.context_parallel import OwnPart, require_plain_attention
 from fsdpplan.trainer.user.tensor_parallel import planned_styles
