@@ -1,6 +1,6 @@
 """Checkpoints that lose nothing: written beside training, published whole, checked when read.
 
-How they lie on disk, and why a killed run leaves only whole ones: checkpoint_files.py. Any layout
+How they lie on disk, and why a killed run leaves only whole ones: files.py. Any layout
 reads what any other wrote. DIR must be one that all nodes share.
 """
 
