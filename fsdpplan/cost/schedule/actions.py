@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import chain, zip_longest
-from typing import Final
+from typing import Final, assert_never
 
 from fsdpplan.spec.layout import Schedule
 
@@ -81,10 +81,12 @@ def actions_of_rank(
             yield from _DualPipeV(rank, pp).actions(num_microbatches)
         case "interleaved_zero_bubble":
             yield from _zero_bubble(rank, pp, num_microbatches, virtual_stages, round_size)
-        case _:
+        case "1f1b" | "interleaved_1f1b" | "none":
             yield from _one_f_one_b(
                 rank, pp, num_microbatches, virtual_stages, round_size, schedule == "1f1b"
             )
+        case _:  # a new schedule is none of the others
+            assert_never(schedule)
 
 
 def _in_rounds(
