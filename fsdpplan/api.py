@@ -61,8 +61,8 @@ def recommend(model: Model, cluster: Cluster, training: Training, **pins: Any) -
     found = ranked_layouts(model=model, cluster=cluster, training=training, pins=fixed)
     if not found.ranked:
         raise NoFeasibleLayout(
-            f"no layout of {model.name} on {cluster.gpus} x {cluster.device.name} fits: more GPUs, "
-            "other pins, a smaller batch or shorter sequences may; `fsdpplan recommend` says which",
+            f"no layout of {model.name} on {cluster.gpus} x {cluster.device.name} fits: use more "
+            "GPUs, other pins or a smaller batch; `fsdpplan recommend` says what is nearest",
             rejected=dict(found.rejected),
         )
     best = found.ranked[0]

@@ -18,10 +18,10 @@ PROFILES = {path.name for path in (ROOT / "hardware_profiles").glob("*.toml")}
 
 LIST_PROFILES = """
 import fsdpplan
-from fsdpplan.files import profiles
+from fsdpplan.files.profiles.format import profiles_folder
 print(fsdpplan.__file__)
-print(profiles.profiles_folder())
-print(*sorted(path.name for path in profiles.profiles_folder().glob("*.toml")))
+print(profiles_folder())
+print(*sorted(path.name for path in profiles_folder().glob("*.toml")))
 """
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from fsdpplan import __version__
@@ -50,10 +52,13 @@ def _is_empty_folder(folder: Path) -> bool:
 
 
 def trainer_sources() -> dict[str, str]:
-    """File name -> text of the trainer that is installed."""
-    package = files("fsdpplan") / "trainer"
-    return {
-        file.name: file.read_text(encoding="utf-8")
-        for file in sorted(package.iterdir(), key=lambda file: file.name)
-        if file.name.endswith(".py")
-    }
+    """Path in the trainer's folder -> text, of the trainer that is installed."""
+    return dict(_sources(files("fsdpplan") / "trainer"))
+
+
+def _sources(folder: Traversable, place: str = "") -> Iterator[tuple[str, str]]:
+    for file in sorted(folder.iterdir(), key=lambda file: file.name):
+        if file.is_dir():
+            yield from _sources(file, f"{place}{file.name}/")
+        elif file.name.endswith(".py"):
+            yield f"{place}{file.name}", file.read_text(encoding="utf-8")

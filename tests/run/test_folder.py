@@ -23,7 +23,10 @@ def test_a_job_folder_holds_all_that_a_job_needs(tmp_path: Path) -> None:
     assert all(path.is_file() for path in paths)
     assert read_plan(folder / "fsdpplan.json") == PLAN
     assert resolve_launch(folder).plan == PLAN
-    assert {path.name for path in (folder / "trainer").iterdir()} == set(trainer_sources())
+    copied = (path for path in (folder / "trainer").rglob("*") if path.is_file())
+    names = {str(path.relative_to(folder / "trainer")) for path in copied}
+    assert names == set(trainer_sources())
+    assert {"__main__.py", "parallel/mesh.py"} <= names
     assert not list(folder.parent.glob(".*"))
 
 

@@ -44,8 +44,7 @@ def test_an_old_plan_names_the_stages_by_which_it_was_priced() -> None:
 
 def test_naming_the_stages_changes_no_prediction() -> None:
     old, read = files.read_plan(OLD), read_plan(OLD)
-    asked = {"model": old.model, "cluster": old.cluster, "training": old.training}
-    assert estimate(**asked, layout=read.layout) == estimate(**asked, layout=old.layout)  # type: ignore[arg-type]
+    assert estimate(read.case) == estimate(old.case)
 
 
 @pytest.mark.parametrize("path", sorted(RECORDED.glob("*.json")), ids=lambda path: path.stem)

@@ -49,7 +49,7 @@ def test_two_degrees_that_are_not_named_are_asked_for() -> None:
 def test_the_nearest_fits_and_says_what_changes(model: str, pins: Pins) -> None:
     asked = Question(model=load_model(model), cluster=CLUSTER, training=TRAINING, pins=pins)
     layout = named_layout(pins, cluster=CLUSTER, training=TRAINING).layout
-    priced = estimate(model=asked.model, cluster=CLUSTER, training=TRAINING, layout=layout)
+    priced = estimate(asked.case(layout))
     room = available_bytes(cluster=CLUSTER, training=TRAINING)
     assert priced.memory.peak_device_bytes > room
     found = nearest_that_fits(asked, layout, priced)

@@ -19,7 +19,5 @@ def with_a_weak_node(plan: Plan) -> Plan:
         text="mlx5_3 runs at 100 Gb/s, its equals at 400 Gb/s",
     )
     cluster = weakened(plan.cluster, (spot,))
-    predicted = estimate(
-        model=plan.model, cluster=cluster, training=plan.training, layout=plan.layout
-    )
+    predicted = estimate(replace(plan.case, cluster=cluster))
     return replace(plan, cluster=cluster, estimate=predicted, alternatives=())

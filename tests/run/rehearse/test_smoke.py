@@ -1,20 +1,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from fsdpplan.errors import LaunchError
 from fsdpplan.run.rehearse.smoke import smoke_layout, smoke_plan
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.estimate import Estimate
 from fsdpplan.spec.model import Experts
 from fsdpplan.spec.plan import Plan
 from tests.emit.plans import make_estimate, make_plan
 
 
-def estimate(**nouns: Any) -> Estimate:
-    return make_estimate(tokens=nouns["training"].tokens_per_step, gpus=nouns["cluster"].gpus)
+def estimate(case: Case) -> Estimate:
+    return make_estimate(tokens=case.training.tokens_per_step, gpus=case.cluster.gpus)
 
 
 def smoke(plan: Plan) -> Plan:

@@ -13,7 +13,7 @@ import pytest
 
 from fsdpplan.trainer.config import parse_plan
 from fsdpplan.trainer.preflight.program import preflight
-from tests.trainer import jobs, plans
+from tests.trainer import jobs, plans, preflight_ranks
 from tests.trainer.preflight_ranks import SCENES
 
 TIMEOUT_SECONDS = 170
@@ -24,7 +24,7 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which all scenes were played."""
     folder = tmp_path_factory.mktemp("scenes")
-    program = Path(__file__).with_name("preflight_ranks.py")
+    program = Path(preflight_ranks.__file__)
     subprocess.run(
         [sys.executable, str(program), str(folder)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
