@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import platform
 from pathlib import Path
 from typing import Any
 
-from fsdpplan import __version__
 from fsdpplan.cost.step import estimate as predicted
 from fsdpplan.emit.job import Job
 from fsdpplan.emit.pods import Pods
@@ -16,7 +14,7 @@ from fsdpplan.files import catalogue, clusters
 from fsdpplan.files.huggingface.config import read_hf_config
 from fsdpplan.files.plans import write_plan
 from fsdpplan.run.launch import launch_text
-from fsdpplan.run.plans import read_plan, with_stages
+from fsdpplan.run.plans import new_plan, read_plan
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.recommend import recommend as ranked_layouts
 from fsdpplan.search.rules.legality import legal_layout_problem, question_problem
@@ -65,20 +63,12 @@ def recommend(model: Model, cluster: Cluster, training: Training, **pins: Any) -
             "GPUs, other pins or a smaller batch; `fsdpplan recommend` says what is nearest",
             rejected=dict(found.rejected),
         )
-    best = found.ranked[0]
-    return with_stages(
-        Plan(
-            model=model,
-            cluster=cluster,
-            training=training,
-            layout=best.layout,
-            estimate=best.estimate,
-            alternatives=found.ranked,
-            sources=(),
-            assumptions=(),
-            warnings=(),
-            versions=(("fsdpplan", __version__), ("python", platform.python_version())),
-        )
+    return new_plan(
+        model=model,
+        cluster=cluster,
+        training=training,
+        chosen=found.ranked[0],
+        ranked=found.ranked,
     )
 
 

@@ -6,14 +6,19 @@ have no rule of their own: all that reads a plan reads it here. A new plan is na
 
 from __future__ import annotations
 
+import platform
 from dataclasses import replace
 from pathlib import Path
 
+from fsdpplan import __version__
 from fsdpplan.cost.schedule.stages import named_stages
 from fsdpplan.errors import SpecError
 from fsdpplan.files import plans
 from fsdpplan.files.table import path_text
-from fsdpplan.spec.plan import Plan
+from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.model import Model
+from fsdpplan.spec.plan import Plan, RankedLayout
+from fsdpplan.spec.training import Training
 
 
 def read_plan(path: Path | str) -> Plan:
@@ -24,6 +29,33 @@ def read_plan(path: Path | str) -> Plan:
 def plan_from_json(text: str, *, where: str) -> Plan:
     """The plan in `text`, its stages named; `where` names it in messages."""
     return _named(plans.plan_from_json(text, where=where), where=where)
+
+
+def new_plan(
+    *,
+    model: Model,
+    cluster: Cluster,
+    training: Training,
+    chosen: RankedLayout,
+    ranked: tuple[RankedLayout, ...],
+    sources: tuple[tuple[str, str], ...] = (),
+    assumptions: tuple[str, ...] = (),
+    warnings: tuple[str, ...] = (),
+) -> Plan:
+    """The plan that runs `chosen` of `ranked`, by this version; its stages are named."""
+    plan = Plan(
+        model=model,
+        cluster=cluster,
+        training=training,
+        layout=chosen.layout,
+        estimate=chosen.estimate,
+        alternatives=ranked,
+        sources=sources,
+        assumptions=assumptions,
+        warnings=warnings,
+        versions=(("fsdpplan", __version__), ("python", platform.python_version())),
+    )
+    return with_stages(plan)
 
 
 def with_stages(plan: Plan) -> Plan:

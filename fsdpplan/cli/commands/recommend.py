@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import shlex
 import time
 from dataclasses import dataclass, replace
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import typer
 
-from fsdpplan import __version__
 from fsdpplan.cli.options.files import DEFAULT_PLAN, EvidenceOptions, Json, NoSave, Save
 from fsdpplan.cli.options.layout import LayoutOptions
 from fsdpplan.cli.options.parse import path
@@ -27,7 +25,7 @@ from fsdpplan.cli.views.screen import recommend_screen
 from fsdpplan.cost.memory.peak_band import peak_factor
 from fsdpplan.errors import NoFeasibleLayout, SpecError
 from fsdpplan.files.plans import write_plan
-from fsdpplan.run.plans import with_stages
+from fsdpplan.run.plans import new_plan
 from fsdpplan.search.advice.alternatives import RecommendedPlan, advice
 from fsdpplan.search.advice.words import describe
 from fsdpplan.search.recommend import recommend as ranked_layouts
@@ -146,17 +144,14 @@ def saved(inputs: Inputs, result: SearchResult, place: Path) -> str:
 
 
 def plan_of(inputs: Inputs, result: SearchResult, chosen: RankedLayout) -> Plan:
-    """The plan that runs `chosen`; it names the blocks of each stage, which its programs read."""
-    plan = Plan(
+    """The plan that runs `chosen`."""
+    return new_plan(
         model=inputs.model,
         cluster=inputs.cluster,
         training=inputs.training,
-        layout=chosen.layout,
-        estimate=chosen.estimate,
-        alternatives=result.ranked,
+        chosen=chosen,
+        ranked=result.ranked,
         sources=inputs.sources,
         assumptions=inputs.assumptions,
         warnings=inputs.warnings,
-        versions=(("fsdpplan", __version__), ("python", platform.python_version())),
     )
-    return with_stages(plan)

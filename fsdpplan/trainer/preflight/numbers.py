@@ -4,7 +4,7 @@ is wrong is said.
 No table of versions sees a patched image, a broken NCCL or a flipped bit; a step that does not add
 up does. The tiny model goes through the code of training (numbers_trial), in fp32, where little is
 much, and then in the plan's own formats. Each rank compares it with what one process has
-(numbers_reference), and rank 0 puts what all saw into a sentence (numbers_judge).
+(../numbers/reference.py), and rank 0 puts what all saw into a sentence (judge.py beside it).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 The score of an 80 % band from l to u around a measured y, in log time, is its width and ten times
 what y lies outside of it: (u - l) + 10 max(0, l - y, y - u). It is least, on average, where the
 band is as narrow as may be and holds 80 % (Gneiting and Raftery 2007, interval score at 0.2).
-n rows of a project count as sqrt(n), as in `fit_steps`.
+n rows of a project count as sqrt(n), as in `steps`.
 
 What all rows of a project are off by alike is an error of its own, `stack_fraction`: the root mean
 square of the projects' medians, each project counting once, and wider for their small number. It is

@@ -6,7 +6,7 @@ An error on rows that were fitted to says how well a model can bend; an error on
 has never seen says how well it predicts. Matmul and collective rows are not held back: they are
 measured on their own. A device that only the project has keeps what it takes from its relatives.
 
-Writes the predictions beside the table (`held_out.json`); `fit_bands` makes the band of them.
+Writes the predictions beside the table (`held_out.json`); `bands` makes the band of them.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 `base` is what a row is off by once its stack is known: the one of least mean interval score of rows
 whose kind is known after 1, 3 and 10 others of their project, by what `learn/peaks.py` makes of
 them; projects count alike. `stack` is the root mean square of the projects' medians, each project
-counting once. Two of the four have a fitted constant each (`fit_memory`), so that their medians say
+counting once. Two of the four have a fitted constant each (`memory`), so that their medians say
 little. The other two are fitted to by nothing, but their tables do not say what was counted: each
 is taken as the kind that lies nearest, at least so far off. What is guessed so does not widen the
 band beyond what rows of known kind need: where more than `MOST_INSIDE` of them lie inside, as a

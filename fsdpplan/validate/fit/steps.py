@@ -94,7 +94,7 @@ sustain under their power limit is their own, the rest that one's."""
 
 PROJECT_SPREAD = 0.1
 """Log time by which projects of a family lie apart, to one digit: `stack_fraction` as it was found
-(`fit_bands`)."""
+(`bands`)."""
 
 
 def device_constants(device: str) -> tuple[Constant, ...]:
@@ -114,7 +114,7 @@ CONSTANTS = (
         for device in OWN_POWER
     ),
 )
-"""All that is fitted here. Matmul ceilings and links have rows of their own (`fit_kernels`)."""
+"""All that is fitted here. Matmul ceilings and links have rows of their own (`kernels`)."""
 
 Values = Mapping[str, float]
 """Fitted numbers by `Constant.key`."""
