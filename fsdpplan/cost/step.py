@@ -9,22 +9,21 @@ from dataclasses import replace
 
 from fsdpplan.cost.band import step_interval
 from fsdpplan.cost.kernels.recomputed import repeated_products
-from fsdpplan.cost.memory import peak as memory
+from fsdpplan.cost.memory.peak import rank_memory
 from fsdpplan.cost.model.buildable import trainer_builds
 from fsdpplan.cost.model.flops import (
     attention_forward_flops_per_token,
     mfu_fraction,
     useful_flops_per_token,
 )
-from fsdpplan.cost.model.shards import Stage, block_cases, whole_model
+from fsdpplan.cost.model.shards import block_cases, whole_model
 from fsdpplan.cost.overlap.exposed import bottleneck
 from fsdpplan.cost.overlap.timing import block_work
-from fsdpplan.cost.schedule import stages as pipeline_stages
+from fsdpplan.cost.schedule.stages import pipeline_stages
 from fsdpplan.cost.step_time import step_time
 from fsdpplan.spec.case import Case
-from fsdpplan.spec.estimate import Estimate, MemoryBreakdown
+from fsdpplan.spec.estimate import Estimate
 from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
 
 
@@ -63,31 +62,12 @@ def is_runnable(*, training: Training, layout: Layout) -> bool:
     return training.runtime == "fsdp2" and layout.sharding in ("ddp", "fsdp")
 
 
-def pipeline_ranks(model: Model, layout: Layout) -> tuple[Stage, ...]:
-    """What each pipeline rank holds, over all its virtual stages."""
-    return pipeline_stages.pipeline_ranks(model=model, layout=layout)
-
-
-def rank_memory(case: Case) -> MemoryBreakdown:
-    """Memory of the fullest pipeline rank, and the peaks of all of them."""
-    return memory.rank_memory(case)
-
-
-def in_flight_blocks(model: Model, layout: Layout) -> tuple[int, ...]:
-    """For each pipeline rank, (micro-batch, block) pairs alive at its schedule's worst moment."""
-    return pipeline_stages.in_flight_blocks(model=model, layout=layout)
-
-
 def executed_flops_ratio(case: Case) -> float:
     """Executed over useful FLOPs: recomputation counts here."""
     model, layout = case.model, case.layout
     useful = useful_flops_per_token(model=model, seq_len=case.training.seq_len)
     is_same = layout.checkpoint_blocks == "all"
-    stages = (
-        (whole_model(model),)
-        if is_same
-        else pipeline_stages.pipeline_stages(model=model, layout=layout)
-    )
+    stages = (whole_model(model),) if is_same else pipeline_stages(model=model, layout=layout)
     again = sum(
         blocks * _repeated_flops_per_token(own)
         for stage in stages

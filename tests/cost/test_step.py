@@ -8,12 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpplan.cost.step import (
-    executed_flops_ratio,
-    in_flight_blocks,
-    is_runnable,
-    pipeline_ranks,
-)
+from fsdpplan.cost.schedule.stages import in_flight_blocks, pipeline_ranks
+from fsdpplan.cost.step import executed_flops_ratio, is_runnable
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.spec.cluster import Cluster
 from tests.cost.clusters import golden
@@ -126,12 +122,14 @@ def test_more_memory_bandwidth_never_makes_a_slower_step(drawn: Case, factor: fl
 
 @given(cases())
 def test_pipeline_ranks_hold_the_whole_model_once(drawn: Case) -> None:
-    stages = pipeline_ranks(drawn.model, drawn.layout)
+    stages = pipeline_ranks(model=drawn.model, layout=drawn.layout)
     assert len(stages) == drawn.layout.pp
     assert sum(stage.blocks for stage in stages) == drawn.model.layers
     assert [stage.has_embedding for stage in stages] == [True] + [False] * (len(stages) - 1)
     assert [stage.has_head for stage in stages] == [False] * (len(stages) - 1) + [True]
-    for alive, stage in zip(in_flight_blocks(drawn.model, drawn.layout), stages, strict=True):
+    for alive, stage in zip(
+        in_flight_blocks(model=drawn.model, layout=drawn.layout), stages, strict=True
+    ):
         assert alive >= stage.blocks
 
 
@@ -145,8 +143,8 @@ def test_1f1b_holds_fewer_micro_batches_than_gpipe() -> None:
         "stage_blocks": (per_rank,) * 4,
     }
     eager, lazy = (case(schedule=schedule, **chain).layout for schedule in ("gpipe", "1f1b"))
-    assert in_flight_blocks(SMALL, eager) == (16 * per_rank,) * 4
-    assert in_flight_blocks(SMALL, lazy) == tuple(n * per_rank for n in (4, 3, 2, 1))
+    assert in_flight_blocks(model=SMALL, layout=eager) == (16 * per_rank,) * 4
+    assert in_flight_blocks(model=SMALL, layout=lazy) == tuple(n * per_rank for n in (4, 3, 2, 1))
 
 
 def test_more_micro_batches_shrink_the_bubble_and_interleaving_more() -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
-from fsdpplan.cost.memory.peak import available_bytes
-from fsdpplan.cost.step import estimate, rank_memory
+from fsdpplan.cost.memory.peak import available_bytes, rank_memory
+from fsdpplan.cost.step import estimate
 from fsdpplan.search.pieces import in_pieces
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.rules.legality import legal_layout_problem

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from fsdpplan.cost.memory.peak import available_bytes
+from fsdpplan.cost.memory.peak import available_bytes, rank_memory
 from fsdpplan.cost.memory.peak_band import peak_log_error
-from fsdpplan.cost.step import rank_memory
 from fsdpplan.search.pins import Pins, pin_flag
 from fsdpplan.search.result import NearestMiss
 from fsdpplan.search.rules.legality import legal_layout_problem

@@ -19,7 +19,7 @@ from fsdpplan.cost.memory.rank_quantities import RankSizes
 from fsdpplan.cost.memory.sizes import rank_sizes
 from fsdpplan.cost.model.params import matmul_parameter_count, parameter_count
 from fsdpplan.cost.model.shards import whole_model
-from fsdpplan.cost.step import pipeline_ranks
+from fsdpplan.cost.schedule.stages import pipeline_ranks
 from fsdpplan.spec.estimate import MemoryBreakdown
 from fsdpplan.spec.model import Experts
 from tests.cost.clusters import golden
@@ -100,7 +100,7 @@ def test_shards_sum_to_at_least_the_whole(drawn: Case) -> None:
     layout = drawn.layout
     held = sum(
         4 * rank_state(drawn, stage).optimizer_parameters
-        for stage in pipeline_ranks(drawn.model, layout)
+        for stage in pipeline_ranks(model=drawn.model, layout=layout)
     )
     ranks = layout.tp * (layout.shard_ranks if layout.sharding == "fsdp" else 1)
     assert held * ranks >= 4 * parameter_count(drawn.model)

@@ -13,7 +13,7 @@ from fsdpplan.cost.overlap.exposed import (
     own_waiting,
     slowdown_seconds,
 )
-from fsdpplan.cost.step import pipeline_ranks
+from fsdpplan.cost.schedule.stages import pipeline_ranks
 from fsdpplan.cost.traffic.rank import step_calls
 from fsdpplan.spec.estimate import CollectiveCost, TimeBreakdown
 from tests.cost.problems import Case, case
@@ -30,7 +30,7 @@ def time(**seconds: float) -> TimeBreakdown:
 
 def rows(case: Case, exposed: ExposedSeconds) -> tuple[CollectiveCost, ...]:
     """The rows of an estimate."""
-    calls = step_calls(case, pipeline_ranks(case.model, case.layout)[-1])
+    calls = step_calls(case, pipeline_ranks(model=case.model, layout=case.layout)[-1])
     return collective_costs(calls, cluster=case.cluster, exposed=exposed)
 
 

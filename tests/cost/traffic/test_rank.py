@@ -18,7 +18,7 @@ from fsdpplan.cost.network.groups import (
     shard_group,
     tp_group,
 )
-from fsdpplan.cost.step import pipeline_ranks
+from fsdpplan.cost.schedule.stages import pipeline_ranks
 from fsdpplan.cost.traffic.calls import Calls
 from fsdpplan.cost.traffic.rank import step_calls
 from tests.cost.clusters import golden
@@ -28,7 +28,7 @@ from tests.cost.wide import LATENT, MIXTURE, wide_cases
 
 def calls_of(case: Case) -> list[Calls]:
     """All calls of the last pipeline rank."""
-    return step_calls(case, pipeline_ranks(case.model, case.layout)[-1])
+    return step_calls(case, pipeline_ranks(model=case.model, layout=case.layout)[-1])
 
 
 def counts(case: Case) -> Counter[str]:
@@ -153,7 +153,7 @@ def test_sequence_parallel_gathers_and_scatters_twice_a_block_and_direction() ->
 
 def test_the_ends_of_a_pipeline_send_one_way_only() -> None:
     chain = case(pp=4, sharding="ddp", gradient_sync="last", schedule="1f1b", num_microbatches=8)
-    first, inside, *_, last = pipeline_ranks(chain.model, chain.layout)
+    first, inside, *_, last = pipeline_ranks(model=chain.model, layout=chain.layout)
     sends = [
         sum(call.count for call in step_calls(chain, stage) if call.collective == "send_recv")
         for stage in (first, inside, last)
