@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 # How long an example takes says how busy the machine is.
 _NO_CLOCK = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("sampled", _NO_CLOCK, max_examples=30)
-settings.register_profile("whole", _NO_CLOCK, max_examples=150)
+settings.register_profile("whole", _NO_CLOCK, max_examples=200)
 settings.load_profile("sampled")
 
 ONE_AT_A_TIME = ("gloo", "slurm", "gpu")

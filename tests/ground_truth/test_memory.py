@@ -205,6 +205,7 @@ def test_fsdp_peak_equals_that_of_the_trainer(case: Case) -> None:
     assert predicted == pytest.approx(measured, rel=TOLERANCE_FRACTION)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("case", DDP_CASES.values(), ids=DDP_CASES.keys())
 def test_ddp_peak_equals_that_of_the_trainers_model(case: Case) -> None:
     training = training_for(case.layout, seq_len=case.seq_len, precision=case.precision)

@@ -188,7 +188,6 @@ PINNED = {
 
 
 @settings(
-    max_examples=15,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
