@@ -8,7 +8,6 @@ overlapped collectives take from kernels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import erf, log, sqrt
 
@@ -24,10 +23,9 @@ from fsdpplan.cost.overlap.passes import Passes, fsdp_passes, replica_passes
 from fsdpplan.cost.overlap.pipeline_passes import pipeline_passes
 from fsdpplan.cost.overlap.timing import block_work, gradient_seconds, layout_optimizer_seconds
 from fsdpplan.cost.schedule.stages import pipeline_ranks
-from fsdpplan.cost.traffic.calls import Calls, call_seconds
+from fsdpplan.cost.traffic.calls import call_seconds
 from fsdpplan.cost.traffic.rank import optimizer_calls, step_calls, tp_end_calls
 from fsdpplan.spec.case import Case
-from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.estimate import CollectiveCost, TimeBreakdown
 
 HOST_LOG_ERROR = 0.6
@@ -53,10 +51,10 @@ def step_time(case: Case) -> StepTime:
     inner = inner_waiting_seconds(case, stage)
     exposed = replace(
         passes.exposed,
-        by_axis=_with_ends(
-            {**dict(passes.exposed.by_axis), **inner},
-            tp_end_calls(case, stage),
-            cluster,
+        by_axis=(
+            *passes.exposed.by_axis,
+            *inner.items(),
+            *(("tp", call_seconds(call, cluster)) for call in tp_end_calls(case, stage)),
         ),
         all_to_all=sum(call_seconds(call, cluster) for call in optimizer_calls(case, stage)),
     )
@@ -123,20 +121,10 @@ def inner_waiting_seconds(case: Case, stage: Stage) -> dict[str, float]:
     """What the collectives inside all blocks expose in a step, by mesh axis."""
     waiting: dict[str, float] = {}
     for own, blocks in block_cases(case, stage):
-        for axis, seconds in block_times(own).waiting.seconds_by_axis:
+        for axis, seconds in block_times(own).waiting.by_axis:
             more = case.layout.num_microbatches * blocks * seconds
             waiting[axis] = waiting.get(axis, 0.0) + more
     return waiting
-
-
-def _with_ends(
-    waiting: dict[str, float], ends: Iterator[Calls], cluster: Cluster
-) -> tuple[tuple[str, float], ...]:
-    """Embedding, head and loss wait for their collectives, too."""
-    total = dict(waiting)
-    for call in ends:
-        total[call.group.axis] = total.get(call.group.axis, 0.0) + call_seconds(call, cluster)
-    return tuple(total.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from heapq import heapify, heappop, heapreplace
 
 from fsdpplan.cost.memory.peak import available_bytes, stage_memory
 from fsdpplan.cost.model.shards import Stage, whole_model
-from fsdpplan.cost.overlap.passes import plain_seconds
+from fsdpplan.cost.overlap.pipeline_passes import stage_seconds
 from fsdpplan.cost.schedule.stages import (
     in_flight_blocks,
     layout_rank_stages,
@@ -101,7 +101,7 @@ def _stage_seconds(case: Case) -> tuple[float, tuple[float, ...]]:
     model, layout = case.model, case.layout
 
     def seconds(stage: Stage) -> float:
-        return sum(plain_seconds(case, stage))
+        return sum(stage_seconds(case, stage))
 
     first = seconds(Stage(blocks=0, has_embedding=True, has_head=False))
     last = seconds(Stage(blocks=0, has_embedding=False, has_head=True))

@@ -5,7 +5,8 @@ the first chunk of one of the two runs alone:
 
     T = max(matmul in chunks, collective) + min(matmul in chunks, collective) / n
 
-What is hidden still slows the matmul down (`slowdown`).
+What is hidden still slows the matmul down (`slowdown`). Where a pass waits for its host, the device
+has time to spare, and a collective hides in it, too.
 """
 
 from __future__ import annotations
@@ -26,39 +27,66 @@ PIECE_PRODUCTS: dict[Piece, tuple[str, ...]] = {
 }
 """Products behind or before a tensor-parallel collective, by the name of their weight."""
 
+AxisSeconds = tuple[tuple[str, float], ...]
+"""Seconds by mesh axis."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockWaiting:
     """Exposed seconds of the collectives inside one block in one micro-batch."""
 
-    forward_seconds: float = 0.0
-    backward_seconds: float = 0.0
+    forward_by_axis: AxisSeconds = ()
+    backward_by_axis: AxisSeconds = ()
     """Recomputation included."""
-    seconds_by_axis: tuple[tuple[str, float], ...] = ()
-    """The sum of both, by mesh axis."""
 
     @property
-    def total_seconds(self) -> float:
-        """Both passes."""
-        return self.forward_seconds + self.backward_seconds
+    def forward_seconds(self) -> float:
+        """Over all axes."""
+        return sum(seconds for _, seconds in self.forward_by_axis)
+
+    @property
+    def backward_seconds(self) -> float:
+        """Over all axes."""
+        return sum(seconds for _, seconds in self.backward_by_axis)
+
+    @property
+    def by_axis(self) -> AxisSeconds:
+        """Of both passes; an axis may stand twice."""
+        return self.forward_by_axis + self.backward_by_axis
+
+    def beside_host(self, *, forward_spare: float, backward_spare: float) -> BlockWaiting:
+        """What is left where the device waits for its host by so many seconds anyway.
+
+        The host only queues a collective, and starts the next kernels meanwhile. An all-to-all
+        among experts it must wait for itself: their tokens' numbers decide what it starts next.
+        """
+        return BlockWaiting(
+            forward_by_axis=_less(self.forward_by_axis, forward_spare),
+            backward_by_axis=_less(self.backward_by_axis, backward_spare),
+        )
 
 
 def calls_waiting(
     calls: tuple[BlockCall, ...], *, work: BlockWork, cluster: Cluster
 ) -> BlockWaiting:
     """What `calls` add to the block that does `work`."""
-    forward = backward = 0.0
-    by_axis: dict[str, float] = {}
+    forward: dict[str, float] = {}
+    backward: dict[str, float] = {}
     for call in calls:
-        seconds = exposed_seconds(call, work=work, cluster=cluster)
-        if call.when == "forward":
-            forward += seconds
-        else:
-            backward += seconds
-        by_axis[call.group.axis] = by_axis.get(call.group.axis, 0.0) + seconds
+        axes, axis = forward if call.when == "forward" else backward, call.group.axis
+        axes[axis] = axes.get(axis, 0.0) + exposed_seconds(call, work=work, cluster=cluster)
     return BlockWaiting(
-        forward_seconds=forward, backward_seconds=backward, seconds_by_axis=tuple(by_axis.items())
+        forward_by_axis=tuple(forward.items()), backward_by_axis=tuple(backward.items())
     )
+
+
+def _less(by_axis: AxisSeconds, spare: float) -> AxisSeconds:
+    """Without `spare` seconds of those that the host does not wait for, each axis its share."""
+    queued = sum(seconds for axis, seconds in by_axis if axis != "ep")
+    if spare <= 0 or not queued:
+        return by_axis
+    left = max(0.0, 1 - spare / queued)
+    return tuple((axis, seconds * (1 if axis == "ep" else left)) for axis, seconds in by_axis)
 
 
 def exposed_seconds(call: BlockCall, *, work: BlockWork, cluster: Cluster) -> float:

@@ -54,7 +54,14 @@ def block_times(case: Case) -> BlockTimes:
 def _block_times(ways: Ways) -> BlockTimes:
     case = ways.case
     seconds = block_seconds(block_work(case), case.cluster.device)
-    calls, waiting = _inner_waiting(case.cluster, inner_ways(case))
+    calls, alone = _inner_waiting(case.cluster, inner_ways(case))
+    waiting = alone.beside_host(
+        forward_spare=seconds.forward_seconds - seconds.forward_device_seconds,
+        backward_spare=seconds.recompute_seconds
+        - seconds.recompute_device_seconds
+        + seconds.backward_seconds
+        - seconds.backward_device_seconds,
+    )
     return BlockTimes(
         seconds=seconds,
         waiting=waiting,

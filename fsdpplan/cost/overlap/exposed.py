@@ -31,7 +31,7 @@ class ExposedSeconds:
     all_to_all: float = 0.0
     """Of an optimizer that needs whole matrices: nothing runs beside it."""
     by_axis: tuple[tuple[str, float], ...] = ()
-    """Beside those of data parallelism, by mesh axis: tp, cp, ep, pp."""
+    """Beside those of data parallelism, by mesh axis: tp, cp, ep, pp; an axis may stand twice."""
 
     @property
     def data_parallel(self) -> float:
@@ -57,7 +57,9 @@ def collective_costs(
         )
         totals[key] = totals.get(key, 0.0) + row.seconds
     waiting = own_waiting(exposed, data_parallel)
-    by_axis = dict(exposed.by_axis)
+    by_axis: dict[str, float] = {}
+    for axis, seconds in exposed.by_axis:
+        by_axis[axis] = by_axis.get(axis, 0.0) + seconds
     return tuple(
         row.cost(
             _share(row.seconds, waiting.get(row.collective, 0.0), data_parallel[row.collective])

@@ -7,7 +7,7 @@ other ranks reduce meanwhile hides in their wait.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate
 
@@ -37,8 +37,8 @@ from fsdpplan.cost.schedule.times import (
     reduced_seconds,
     simulate_pipeline,
 )
-from fsdpplan.cost.traffic.calls import group_seconds
-from fsdpplan.cost.traffic.rank import message_bytes
+from fsdpplan.cost.traffic.calls import Calls, call_seconds, group_seconds
+from fsdpplan.cost.traffic.rank import message_bytes, tp_gradient_calls, tp_pass_calls
 from fsdpplan.cost.traffic.tied_tables import table_seconds
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
@@ -51,7 +51,7 @@ def pipeline_passes(case: Case) -> Passes:
     """All micro-batches, seen from the rank that computes most."""
     model, layout = case.model, case.layout
     stages = stage_kinds(model=model, layout=layout)
-    times = stages.each([plain_seconds(case, one) for one in stages.kinds])
+    times = stages.each([stage_seconds(case, one) for one in stages.kinds])
     send = group_seconds(case.cluster, pp_group(layout), "send_recv", message_bytes(case))
     weights: Seconds = ()
     if layout.schedule in SPLIT_BACKWARD_SCHEDULES:
@@ -67,18 +67,35 @@ def pipeline_passes(case: Case) -> Passes:
     rank = max(range(layout.pp), key=lambda rank: (timing.busy_seconds[rank], rank))
     idle = timing.idle_seconds[rank]
     messages = min(idle, _message_waiting_seconds(model, layout, rank, send))
-    tables = table_seconds(case)
+    held = pipeline_ranks(model=model, layout=layout)
+    after = [_seconds_of(tp_gradient_calls(case, stage), case) for stage in held]
     return Passes(
-        busy_seconds=timing.busy_seconds[rank],
+        busy_seconds=timing.busy_seconds[rank] - _seconds_of(tp_pass_calls(case, held[rank]), case),
         exposed=ExposedSeconds(
             all_gather=exposed.all_gather,
             reduce_scatter=exposed.reduce_scatter,
             all_reduce=exposed.all_reduce,
-            by_axis=(("pp", messages + tables),),
+            by_axis=(
+                ("pp", messages + table_seconds(case)),
+                # of the rank that has most: which rank computes most may hang on a hair
+                ("tp", max(after) - after[rank]),
+            ),
         ),
         bubble_seconds=idle - messages,
         pp_rank=rank,
     )
+
+
+def stage_seconds(case: Case, stage: Stage) -> tuple[float, float]:
+    """(forward, backward) of one micro-batch on one stage, with the tensor-parallel collectives
+    around its blocks: half in each, as the last stage does one right after the other."""
+    forward, backward = plain_seconds(case, stage)
+    ends = _seconds_of(tp_pass_calls(case, stage), case) / case.layout.num_microbatches
+    return forward + ends / 2, backward + ends / 2
+
+
+def _seconds_of(calls: Iterable[Calls], case: Case) -> float:
+    return sum(call_seconds(call, case.cluster) for call in calls)
 
 
 def _weight_seconds(case: Case, stage: Stage) -> float:

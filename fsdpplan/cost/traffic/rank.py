@@ -61,6 +61,12 @@ def tp_end_calls(case: Case, stage: Stage) -> Iterator[Calls]:
     With sequence parallelism the embedding scatters and the head gathers once in forward, and the
     other way round in backward; without, each all-reduces once.
     """
+    yield from tp_pass_calls(case, stage)
+    yield from tp_gradient_calls(case, stage)
+
+
+def tp_pass_calls(case: Case, stage: Stage) -> Iterator[Calls]:
+    """Of those, what every micro-batch does on its way."""
     training, layout = case.training, case.layout
     if layout.tp == 1:
         return
@@ -77,8 +83,6 @@ def tp_end_calls(case: Case, stage: Stage) -> Iterator[Calls]:
                 count=layout.num_microbatches * number,
                 call_bytes=elements * DTYPE_BYTES[dtype],
             )
-    if split:
-        yield from _norm_weight_calls(case, stage)
     if stage.has_head:
         yield from _loss_calls(case)
     yield from _scale_calls(case, stage)
@@ -95,13 +99,15 @@ def _autocasts(training: Training, layout: Layout) -> bool:
     return training.runtime == "fsdp2" and layout.sharding == "ddp"
 
 
-def _norm_weight_calls(case: Case, stage: Stage) -> Iterator[Calls]:
+def tp_gradient_calls(case: Case, stage: Stage) -> Iterator[Calls]:
     """Sequence parallelism: each rank has its tokens' part of the gradients of norms, and of a
     learned position table, of which it looks up its own positions.
 
     DDP is given whole gradients, so each backward sums them, in fp32.
     """
     layout = case.layout
+    if layout.tp == 1 or not layout.sequence_parallel:
+        return
     numbers: Counter[tuple[int, str]] = Counter()
     for piece in stage.pieces:
         dtype = _summed_dtype(case, piece)

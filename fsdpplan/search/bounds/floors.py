@@ -273,7 +273,7 @@ class Floors:
         (stage,) = pipeline_stages(model=asked.model, layout=layout)
         case = asked.case(layout)
         work = least_work(works.stage(layout, mode, stage) for mode in modes)
-        waiting = work.total - work.computed + works.end_calls_seconds(layout)
+        waiting = work.total - work.computed + works.end_calls_seconds(layout, stage)
         gradients = gradient_seconds(case, stage)
         if layout.sharding == "fsdp":
             return least_fsdp_seconds(
@@ -339,8 +339,15 @@ class Floors:
         kinds = [
             least_work(works.stage(layout, mode, stage) for mode in modes) for stage in stages.kinds
         ]
+        # as the pipeline has them, half in each pass
+        halves = [works.end_calls_seconds(layout, stage) / 2 for stage in stages.kinds]
         return {
-            "passes": stages.each([(kind.forward, kind.backward) for kind in kinds]),
+            "passes": stages.each(
+                [
+                    (kind.forward + half, kind.backward + half)
+                    for kind, half in zip(kinds, halves, strict=True)
+                ]
+            ),
             "gathers": stages.each([works.moves(layout, stage)[0] for stage in stages.kinds]),
             "send": message_seconds(asked.case(layout)),
         }

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from fsdpplan.cost.least import Pair, stage_waits
 from fsdpplan.cost.model.params import dense_view
-from fsdpplan.cost.model.shards import Stage, whole_model
+from fsdpplan.cost.model.shards import Stage
 from fsdpplan.cost.overlap.block_times import block_times
 from fsdpplan.cost.overlap.timing import ends_seconds
 from fsdpplan.cost.traffic.calls import call_seconds
-from fsdpplan.cost.traffic.rank import tp_end_calls
+from fsdpplan.cost.traffic.rank import tp_pass_calls
 from fsdpplan.search.question import Question
 from fsdpplan.search.variants import overlapped
 from fsdpplan.spec.layout import ActivationCheckpointing, Layout
@@ -145,20 +145,20 @@ class Works:
             self.of_moves[key] = stage_waits(case, replace(stage, kept_blocks=0))
         return self.of_moves[key]
 
-    def end_calls_seconds(self, layout: Layout) -> float:
+    def end_calls_seconds(self, layout: Layout, stage: Stage) -> float:
         """What a micro-batch waits for where tensor parallelism begins and ends: embedding and head
-        of the whole model, the loss apart."""
-        if layout.tp == 1:
+        that the stage has; a loss in parallel only of layouts as they are."""
+        if layout.tp == 1 or not (stage.has_embedding or stage.has_head):
             return 0.0
-        key = (layout.tp, layout.cp, layout.micro_batch, layout.sharding)
+        ways = (layout.tp, layout.cp, layout.micro_batch, layout.sharding, layout.loss_chunks)
+        key = (*ways, stage.has_embedding, stage.has_head)
         if key not in self.of_end_calls:
-            asked = self.asked
-            case = asked.case(replace(layout, num_microbatches=1))
-            calls = tp_end_calls(case, whole_model(asked.model))
+            case = self.asked.case(replace(layout, num_microbatches=1))
+            ends = Stage(blocks=0, has_embedding=stage.has_embedding, has_head=stage.has_head)
             self.of_end_calls[key] = sum(
-                call_seconds(call, asked.cluster)
-                for call in calls
-                if call.collective != "all_reduce"
+                call_seconds(call, self.asked.cluster)
+                for call in tp_pass_calls(case, ends)
+                if self.is_settled or call.collective != "all_reduce"
             )
         return self.of_end_calls[key]
 

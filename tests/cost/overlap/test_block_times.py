@@ -26,16 +26,22 @@ def times(drawn: Case) -> BlockTimes:
 
 
 @given(wide_cases())
-def test_a_block_takes_what_it_computes_and_waits_for(drawn: Case) -> None:
+def test_a_block_takes_what_the_slower_of_host_and_device_needs(drawn: Case) -> None:
     found = times(drawn)
     work = block_work(drawn)
     seconds = block_seconds(work, drawn.cluster.device)
-    waiting = calls_waiting(calls(drawn), work=work, cluster=drawn.cluster)
-    assert (found.seconds, found.waiting) == (seconds, waiting)
-    assert found.forward_seconds == seconds.forward_seconds + waiting.forward_seconds
+    alone = calls_waiting(calls(drawn), work=work, cluster=drawn.cluster)
+    assert found.seconds == seconds
+    assert found.forward_seconds == seconds.forward_seconds + found.waiting.forward_seconds
     assert found.forward_seconds + found.backward_seconds == pytest.approx(
-        found.computed_seconds + waiting.total_seconds
+        found.computed_seconds + sum(taken for _, taken in found.waiting.by_axis)
     )
+    counts = sum(taken for axis, taken in alone.forward_by_axis if axis == "ep")
+    on_device = seconds.forward_device_seconds + alone.forward_seconds
+    assert found.forward_seconds == pytest.approx(
+        max(seconds.forward_host_seconds + counts, on_device)
+    )
+    assert found.backward_seconds <= found.computed_seconds + alone.backward_seconds
 
 
 @given(wide_cases())
