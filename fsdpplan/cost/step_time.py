@@ -144,18 +144,22 @@ def _compute_parts(case: Case, stage: Stage) -> ComputeParts:
     is."""
     matmul = attention = launch = chance = 0.0
     for own, blocks in block_cases(case, stage):
-        block = block_times(own).seconds
+        times = block_times(own)
+        block, (forward_queued, backward_queued) = times.seconds, times.queued_seconds
         forward, backward = device_parts(block_work(own), case.cluster.device)
         number = case.layout.num_microbatches * blocks
         again = number * block.recompute_device_seconds / forward.total
-        if block.forward_host_seconds > block.forward_device_seconds:
+        # a device that waits for its collectives keeps its host waiting
+        forward_device = block.forward_device_seconds + forward_queued
+        if block.forward_host_seconds > forward_device:
             launch += number * block.forward_seconds
         else:
             matmul += number * forward.matmuls
             attention += number * forward.attention
         on_device = block.recompute_device_seconds + block.backward_device_seconds
+        on_device += backward_queued
         on_host = block.recompute_host_seconds + block.backward_host_seconds
-        forward_chance = host_chance(block.forward_host_seconds, block.forward_device_seconds)
+        forward_chance = host_chance(block.forward_host_seconds, forward_device)
         both_seconds = block.recompute_seconds + block.backward_seconds
         chance += number * block.forward_seconds * forward_chance
         chance += number * both_seconds * host_chance(on_host, on_device)

@@ -50,6 +50,11 @@ class BlockWaiting:
         return sum(seconds for _, seconds in self.backward_by_axis)
 
     @property
+    def queued_seconds(self) -> tuple[float, float]:
+        """(forward, backward) without what the host waits for itself."""
+        return _queued_seconds(self.forward_by_axis), _queued_seconds(self.backward_by_axis)
+
+    @property
     def by_axis(self) -> AxisSeconds:
         """Of both passes; an axis may stand twice."""
         return self.forward_by_axis + self.backward_by_axis
@@ -80,9 +85,13 @@ def calls_waiting(
     )
 
 
+def _queued_seconds(by_axis: AxisSeconds) -> float:
+    return sum(seconds for axis, seconds in by_axis if axis != "ep")
+
+
 def _less(by_axis: AxisSeconds, spare: float) -> AxisSeconds:
     """Without `spare` seconds of those that the host does not wait for, each axis its share."""
-    queued = sum(seconds for axis, seconds in by_axis if axis != "ep")
+    queued = _queued_seconds(by_axis)
     if spare <= 0 or not queued:
         return by_axis
     left = max(0.0, 1 - spare / queued)

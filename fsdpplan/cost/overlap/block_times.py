@@ -28,8 +28,11 @@ class BlockTimes:
     """What it computes."""
     waiting: BlockWaiting
     """What its collectives add."""
+    queued_seconds: tuple[float, float]
+    """(forward, backward) what its collectives would add, did the device never wait for its host;
+    those apart that the host waits for itself."""
     calls: tuple[BlockCall, ...]
-    """Those."""
+    """Its collectives."""
     forward_seconds: float
     """What it takes with both."""
     backward_seconds: float
@@ -65,6 +68,7 @@ def _block_times(ways: Ways) -> BlockTimes:
     return BlockTimes(
         seconds=seconds,
         waiting=waiting,
+        queued_seconds=alone.queued_seconds,
         calls=calls,
         forward_seconds=seconds.forward_seconds + waiting.forward_seconds,
         backward_seconds=seconds.recompute_seconds
