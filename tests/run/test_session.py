@@ -65,7 +65,9 @@ def test_a_job_folder_trains_with_its_own_trainer(tmp_path: Path) -> None:
     folder = tmp_path / "job folder"
     write_job_folder(folder, plan=PAIR, job=Job(python=sys.executable, program=Trainer(steps=9)))
     own = folder / "trainer/__main__.py"
-    own.write_text('print("changed by its owner", flush=True)\n' + own.read_text())
+    # a line in one write: both ranks say it
+    said = 'import os\nos.write(1, b"changed by its owner\\n")\n'
+    own.write_text(said + own.read_text())
     launch, display = resolve_launch(folder), Remembers()
     outcome = run_launch(launch, folder=tmp_path, target="here", display=display)
     assert outcome.exit_code == 0, display.lines

@@ -213,12 +213,10 @@ def fit(runs: Sequence[MeasuredRun], *, start: Values | None = None) -> dict[str
     from scipy.optimize import least_squares  # a development dependency
 
     rows = usable_rows(runs)
-    counts = Counter(project_of(run.source_id) for run in rows)
-    # a project's rows share its habits: n of them tell as much as sqrt(n) of as many projects
-    weights = [counts[project_of(run.source_id)] ** -0.25 for run in rows]
+    weights = _weights(rows)
     begin = start or {constant.key: constant.expected for constant in CONSTANTS}
 
-    projects = list(counts)
+    projects = list(dict.fromkeys(project_of(run.source_id) for run in rows))
     of_project = [projects.index(project_of(run.source_id)) for run in rows]
     known = len(CONSTANTS)
 
@@ -239,6 +237,34 @@ def fit(runs: Sequence[MeasuredRun], *, start: Values | None = None) -> dict[str
     first += [1.0] * len(projects)
     found = least_squares(residuals, first, diff_step=0.1, xtol=2e-3, ftol=1e-4, max_nfev=10)
     return _values(found.x[:known])
+
+
+def loss(rows: Sequence[MeasuredRun], values: Values) -> float:
+    """What `fit` makes least, at `values` and the best effect of each project."""
+    from scipy.optimize import minimize_scalar  # a development dependency
+
+    total = sum(
+        (PRIOR_LOG_ERROR * log(values[one.key] / one.expected) / one.spread) ** 2
+        for one in CONSTANTS
+    )
+    weighed: dict[str, list[tuple[float, float]]] = {}
+    errors = log_errors(rows, fits_of(values))
+    for run, weight, error in zip(rows, _weights(rows), errors, strict=True):
+        weighed.setdefault(project_of(run.source_id), []).append((weight, error))
+    for pairs in weighed.values():
+
+        def of_effect(effect: float, pairs: list[tuple[float, float]] = pairs) -> float:
+            own = sum((weight * _softened(error - effect)) ** 2 for weight, error in pairs)
+            return own + (PRIOR_LOG_ERROR * effect / PROJECT_SPREAD) ** 2
+
+        total += float(minimize_scalar(of_effect).fun)
+    return total
+
+
+def _weights(rows: Sequence[MeasuredRun]) -> list[float]:
+    """A project's rows share its habits: n of them tell as much as sqrt(n) of as many projects."""
+    counts = Counter(project_of(run.source_id) for run in rows)
+    return [counts[project_of(run.source_id)] ** -0.25 for run in rows]
 
 
 def _values(point: Sequence[float]) -> dict[str, float]:

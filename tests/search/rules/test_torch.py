@@ -26,7 +26,7 @@ def questions(draw: st.DrawFn) -> Question:
     return question(model, 16, seq_len=32768, global_batch=32, cp=cp)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(questions(), st.sampled_from(RELEASES))
 def test_no_layout_needs_a_newer_torch_than_the_one_that_will_run(
     base: Question, torch: str

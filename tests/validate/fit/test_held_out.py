@@ -36,7 +36,7 @@ from fsdpplan.validate.fit.held_out import (
     read_held_out,
     written,
 )
-from fsdpplan.validate.fit.steps import Values, fit, profile_values
+from fsdpplan.validate.fit.steps import Values, fit, loss, profile_values, usable_rows
 from fsdpplan.validate.runs.projects import POORLY_TUNED, is_tuned, project_of
 
 MEDIAN_TARGETS = {
@@ -131,6 +131,16 @@ def test_plain_layouts_of_waiting_code_are_predicted_within_a_fifth(
     assert median(errors_by_project(held_out, runs)[POORLY_TUNED]) <= 0.20
 
 
+def test_no_constant_of_the_profiles_would_fit_better_moved(runs: tuple[MeasuredRun, ...]) -> None:
+    rows, shipped = usable_rows(runs), profile_values()
+    least = loss(rows, shipped)
+    for key, value in shipped.items():
+        for factor in (0.95, 1.05):
+            moved = loss(rows, {**shipped, key: factor * value})
+            assert least < moved, f"{key} times {factor}: run make fit"
+
+
+@pytest.mark.sampled(0)
 def test_the_profiles_hold_what_a_fresh_fit_gives(runs: tuple[MeasuredRun, ...]) -> None:
     fresh = fit(runs)
     for key, value in profile_values().items():

@@ -91,6 +91,7 @@ def test_no_size_of_matmuls_is_biased() -> None:
         assert median(map(abs, errors)) < 0.065, name
 
 
+@pytest.mark.sampled(0)
 def test_the_profiles_hold_what_a_fresh_fit_gives(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--check"]) == 0
     said = capsys.readouterr().out
