@@ -52,7 +52,7 @@ def widths() -> dict[str, Widths]:
     return written_widths()
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 @pytest.mark.parametrize("project", sorted(written_widths()))
 def test_the_widths_are_those_of_a_fit_without_the_project(
     project: str, rows: list[HeldBack], widths: dict[str, Widths]
