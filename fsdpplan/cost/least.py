@@ -10,7 +10,7 @@ from itertools import accumulate
 
 from fsdpplan.cost.model.shards import Stage, gradient_syncs
 from fsdpplan.cost.network.groups import pp_group
-from fsdpplan.cost.overlap.fsdp_timing import fsdp_moves
+from fsdpplan.cost.overlap.fsdp_timing import Moves, fsdp_moves
 from fsdpplan.cost.overlap.pipeline_passes import first_forward_ends, played_timing
 from fsdpplan.cost.overlap.timing import gradient_seconds, layout_optimizer_seconds
 from fsdpplan.cost.schedule.order import round_microbatches
@@ -18,7 +18,52 @@ from fsdpplan.cost.schedule.stages import layout_rank_stages, pipeline_ranks
 from fsdpplan.cost.traffic.calls import group_seconds
 from fsdpplan.cost.traffic.rank import message_bytes
 from fsdpplan.spec.case import Case
+from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
+
+
+def least_fsdp_seconds(
+    moves: Moves,
+    *,
+    cluster: Cluster,
+    layout: Layout,
+    late: float,
+    computed: float,
+    waiting: float,
+    gradients: float,
+) -> float:
+    """All of a step without a pipeline but the optimizer, from what a micro-batch computes and
+    waits for inside its blocks, and what `gradients` cost in a step; the slowest device computes
+    `late` times as long.
+
+    All that the compute stream has to do is known without playing FSDP's streams, and what
+    certainly waits: each micro-batch for the gathers of the root and of its first unit, the step
+    for the root's reduction; and the communicator's queue for itself. What can be hidden still
+    slows kernels down.
+
+        T >= late * (C + f * (D - d e)) + e + m * waiting
+        e >= max(m * (first gathers) + last reductions, queue - (C + m * waiting))
+
+    C: the compute stream's work; D: what disturbs kernels if all of it is hidden, at a rate of at
+    most d; f: what they lose to it. It grows with e, as long as late * f * d < 1.
+    """
+    number, syncs = layout.num_microbatches, gradient_syncs(layout)
+    all_units, root = moves.total, moves.root
+    busy = number * (computed + moves.copied) + syncs * moves.copied_in
+    queue = number * (all_units.gather + all_units.regather) + syncs * all_units.reduce_scatter
+    exposed = number * (root.gather + moves.first_gather)
+    exposed += syncs * root.reduce_scatter + root.all_reduce
+    exposed = max(exposed, queue - busy - number * waiting)
+    busy += gradients
+    device = cluster.device
+    lost = device.fit.overlap_slowdown_fraction
+    if late * lost < 1 and layout.offload == "none":
+        of = moves.disturbing
+        hidden = number * (of.gather + of.regather) + syncs * of.reduce_scatter
+        hidden += (syncs if layout.gradient_sync == "every" else 1) * of.all_reduce
+        busy += min(busy, lost * max(0.0, hidden - exposed))
+    return late * busy + exposed + number * waiting
+
 
 Pair = tuple[float, float]
 """Seconds of one micro-batch on one rank: (forward, backward with what is recomputed)."""

@@ -10,7 +10,6 @@ from dataclasses import replace
 from fsdpplan.cost.band import step_interval
 from fsdpplan.cost.kernels.recomputed import repeated_products
 from fsdpplan.cost.memory.peak import rank_memory
-from fsdpplan.cost.model.buildable import trainer_builds
 from fsdpplan.cost.model.flops import (
     attention_forward_flops_per_token,
     mfu_fraction,
@@ -24,7 +23,20 @@ from fsdpplan.cost.step_time import step_time
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.estimate import Estimate
 from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
+
+
+def trainer_builds(*, model: Model, seq_len: int) -> bool:
+    """Whether the reference decoder has this shape for sequences of `seq_len` tokens.
+
+    It is any shape that a model can have: but rotation turns pairs, and a position table ends. The
+    trainer refuses the others in words (trainer/parallel/support.py); a test holds both together.
+    """
+    if model.positions == "learned":
+        return seq_len <= model.max_positions
+    turned = model.latent.rope_head_dim if model.latent else model.head_dim
+    return model.positions != "rope" or turned % 2 == 0
 
 
 def estimate(case: Case) -> Estimate:

@@ -10,17 +10,58 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fsdpplan.emit.slurm.header import PLAN_NAME, read_metrics_path, read_trained, script_digest
+from fsdpplan.emit.slurm.header import (
+    MAX_SCRIPT_BYTES,
+    PLAN_NAME,
+    read_metrics_path,
+    read_trained,
+    script_digest,
+)
 from fsdpplan.errors import FsdpPlanError, LaunchError
 from fsdpplan.files.job_records import EngineName, RunRecord, read_record
+from fsdpplan.files.table import text_of
 from fsdpplan.files.writing import write_text_atomically
-from fsdpplan.run.alone import require_alone
+from fsdpplan.run.engines.engine import JobState
 from fsdpplan.run.engines.machine import Target
-from fsdpplan.run.follow.jobs import METRICS_NAME, RUNS_FOLDER, RecordedRun, state_of
+from fsdpplan.run.follow.jobs import METRICS_NAME, RUNS_FOLDER, RecordedRun, runs_of, state_of
 from fsdpplan.run.follow.show import Display
 from fsdpplan.run.follow.under_way import UnderWay
-from fsdpplan.run.launch import Launch
+from fsdpplan.run.launch import Launch, checkpoints_word
 from fsdpplan.run.outcome import Manner, Outcome
+
+
+def require_alone(launch: Launch, *, folder: Path, but: RecordedRun | None = None) -> None:
+    """Raises LaunchError where a run of `folder`, other than `but`, goes on and saves where
+    `launch` would: each would go on from the other's. One that nobody can ask about now is taken
+    for ended."""
+    word = checkpoints_word(launch.script)
+    for run in runs_of(folder) if word is not None else ():
+        if but is not None and run.run_folder == but.run_folder:
+            continue
+        if _checkpoints_of(run) != word:
+            continue
+        state = _state(run)
+        if state is not None and not state.ended:
+            raise LaunchError(
+                f"run {run.shown_id} of this folder is {state.words} and saves to the same "
+                f"--checkpoint-dir: follow it by fsdpplan run --attach --job {run.shown_id}, end "
+                f"it by fsdpplan cancel --job {run.shown_id}, or emit this one with another "
+                "--checkpoint-dir"
+            )
+
+
+def _checkpoints_of(run: RecordedRun) -> str | None:
+    if run.record.ending is not None:
+        return None
+    return checkpoints_word(text_of(Path(run.record.script), limit_bytes=MAX_SCRIPT_BYTES))
+
+
+def _state(run: RecordedRun) -> JobState | None:
+    try:
+        return state_of(run)
+    except LaunchError:
+        return None
+
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpplan.topology.measure.budget import (
+from fsdpplan.topology.measure.runner import (
     FEWEST,
     MOST,
     Known,

@@ -23,7 +23,6 @@ from fsdpplan.cost.model.params import block_tensors
 from fsdpplan.cost.model.torch_traits import sums_before_products
 from fsdpplan.cost.model.ways import Ways, inner_ways
 from fsdpplan.cost.network.groups import cp_group, ep_group, tp_group
-from fsdpplan.cost.traffic.all_heads_norms import all_heads_norm_calls
 from fsdpplan.cost.traffic.calls import (
     BlockCall,
     Overlap,
@@ -37,6 +36,29 @@ from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import DTYPE_BYTES, Training
+
+
+def all_heads_norm_calls(case: Case, passes: tuple[Pass, ...]) -> Iterator[BlockCall]:
+    """Norms of queries and of keys over all heads together, of which tensor parallelism splits: one
+    fp32 number a token for queries, and one for keys, in each of the forward `passes` and in
+    backward.
+
+    Each rank has some heads' squares of a token; the ranks add up their sums, and in backward the
+    gradients of these. So fsdpplan/trainer/model/norms.py does it.
+    """
+    model, layout = case.model, case.layout
+    if not model.qk_norm or model.qk_norm_width != "all_heads" or model.latent:
+        return
+    for when in (*passes, "backward"):
+        yield BlockCall(
+            when=when,
+            collective="all_reduce",
+            group=tp_group(layout),
+            dtype="fp32",
+            count=2,
+            call_bytes=DTYPE_BYTES["fp32"] * local_tokens(training=case.training, layout=layout),
+        )
+
 
 Network = Literal["attention", "ffn", "experts"]
 """What tensor parallelism splits by its inner width."""

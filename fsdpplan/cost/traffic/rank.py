@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from fsdpplan.cost.kernels.muon import deal_rounds, muon_matrices
 from fsdpplan.cost.memory.gradient_sizes import holds_gradients
 from fsdpplan.cost.memory.sizes import local_tokens
 from fsdpplan.cost.model.params import (
@@ -28,13 +29,27 @@ from fsdpplan.cost.network.groups import pp_group, tp_group
 from fsdpplan.cost.traffic.block_calls import block_calls, gathered_activation_dtype
 from fsdpplan.cost.traffic.calls import Calls, activation_bytes
 from fsdpplan.cost.traffic.fsdp import FP32_BYTES, fsdp_calls, norm_calls
-from fsdpplan.cost.traffic.muon import muon_calls
 from fsdpplan.cost.traffic.replicas import replica_calls
 from fsdpplan.cost.traffic.tied_tables import table_calls
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import DTYPE_BYTES, Training
+
+
+def muon_calls(case: Case, stage: Stage) -> Iterator[Calls]:
+    """Two all-to-alls a round: each rank sends its parts of all matrices once, and results back."""
+    matrices = muon_matrices(case, stage)
+    for group, rounds in deal_rounds(matrices).items():
+        elements = sum(one.local_elements for one in matrices if one.sharers == group)
+        yield Calls(
+            collective="all_to_all",
+            group=group,
+            dtype="bf16",
+            count=2 * rounds,
+            call_bytes=elements * DTYPE_BYTES["bf16"] // rounds,
+        )
+
 
 NARROW = ("wq_a.", "wkv_a.")
 """Projections whose output all heads share."""

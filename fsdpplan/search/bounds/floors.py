@@ -18,12 +18,12 @@ from fsdpplan.cost.kernels.matmul import untiled
 from fsdpplan.cost.least import (
     Pair,
     least_communication_seconds,
+    least_fsdp_seconds,
     least_update_seconds,
     least_way_seconds,
     message_seconds,
     played_seconds,
 )
-from fsdpplan.cost.least_fsdp import least_fsdp_seconds
 from fsdpplan.cost.model.shards import whole_model
 from fsdpplan.cost.overlap.fsdp_timing import fsdp_moves
 from fsdpplan.cost.overlap.timing import gradient_seconds, layout_optimizer_seconds

@@ -15,12 +15,24 @@ from fsdpplan.search.rules.pipeline import pipeline_problems
 from fsdpplan.search.rules.program import program_problems
 from fsdpplan.search.rules.rule import Problem
 from fsdpplan.search.rules.sharding import sharding_problems
-from fsdpplan.search.rules.torch import torch_problems
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
+from fsdpplan.spec.torch_features import lacking
 from fsdpplan.spec.training import Training
+
+
+def torch_problems(case: Case) -> Iterator[Problem]:
+    """The feature that the release lacks, with the first one that has it."""
+    feature = lacking(case)
+    if feature is not None:
+        release = case.training.torch_release
+        yield Problem(
+            reason=f"torch {release} has no {feature.name} ({feature.since} has)",
+            sentence=f"torch {release} has no {feature.name}, which came with {feature.since}: use "
+            f"{feature.instead}, or --torch {feature.since} and an environment that has it",
+        )
 
 
 def question_problem(

@@ -1,4 +1,8 @@
-"""The runner: measures cells while there is time, a few of everything first."""
+"""The runner: measures cells while there is time, a few of everything first.
+
+All ranks come to the same decisions on what there is time for, and how often each is repeated,
+since all that they are made of was agreed upon.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +10,57 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from fsdpplan.topology.measure.budget import (
-    COARSE_FRACTION,
-    FEWEST,
-    WARM_UPS,
-    Known,
-    expected_seconds,
-    is_affordable,
-    repeats,
-    share_seconds,
-)
 from fsdpplan.topology.measure.cell import Cell
 from fsdpplan.topology.measure.clock import Call, clock_of, host_clock_of
 from fsdpplan.topology.measure.log import Log
 from fsdpplan.topology.measure.ranks import Ranks
 from fsdpplan.units import format_seconds
+
+COARSE_FRACTION = 0.2
+"""Share of the time in which something of everything is to be measured."""
+WARM_UPS = 2
+FEWEST, MOST = 3, 30
+"""Repeats that count."""
+OVERDRAFT = 3.0
+"""A measurement may take so many times its fair share: shares that small ones leave are many."""
+EXTRAPOLATE_ABOVE_SECONDS = 2e-3
+"""A call that takes longer is taken to grow in proportion to its work: what a call costs at any
+size is far below."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What one call of a series took."""
+
+    work: float
+    seconds: float
+
+
+def expected_seconds(known: Known | None, work: float) -> float:
+    """Time of a call of `work`, as far as that can be said from a smaller one of its series."""
+    if known is None or known.seconds < EXTRAPOLATE_ABOVE_SECONDS:
+        return 0.0
+    return known.seconds * work / known.work
+
+
+def share_seconds(*, elapsed: float, until: float, left: int) -> float:
+    """Fair share of the time until `until` for each of `left` measurements."""
+    return max(0.0, until - elapsed) / max(1, left)
+
+
+def is_affordable(once: float, *, share: float) -> bool:
+    """Whether the fewest repeats of a call of `once` seconds fit."""
+    return (WARM_UPS + FEWEST) * once <= OVERDRAFT * share
+
+
+def repeats(once: float, *, share: float) -> int:
+    """How often to repeat a call of `once` seconds."""
+    if once <= 0:
+        return MOST
+    return int(min(MOST, max(FEWEST, share / once)))
+
 
 LASTING_SECONDS, LASTING_FRACTION = 5.0, 0.08
 """How long a cell that lasts goes on, and at most which share of all time."""
