@@ -7,6 +7,9 @@ same. Rare settings are then tried one at a time on what is near the fastest (`r
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from fsdpplan.cost.band import difference_fraction
@@ -32,6 +35,20 @@ SLACK = 0.99
 """Of the least factor: with it the first round is nearly always enough."""
 
 
+@contextmanager
+def _no_circles_sought() -> Iterator[None]:
+    """A search makes frozen values by the hundred thousand, none of them in a circle: to look for
+    circles takes a tenth of its time, and finds no memory to free (tests/benchmarks/search.py)."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@_no_circles_sought()
 def recommend(
     *,
     model: Model,

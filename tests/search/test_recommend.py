@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from dataclasses import replace
 from functools import cache
@@ -379,3 +380,15 @@ def test_autocast_is_priced_and_not_run() -> None:
     priced_only = replace(asked, training=replace(asked.training, runtime="autocast")).answer()
     assert priced_only.ranked
     assert not any(entry.estimate.runnable for entry in priced_only.ranked)
+
+
+def test_a_search_leaves_the_collector_as_it_found_it() -> None:
+    asked = question("llama-3.2-1b", 4)
+    was_enabled = gc.isenabled()
+    try:
+        for enabled in (False, True):
+            (gc.enable if enabled else gc.disable)()
+            assert asked.answer().ranked
+            assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if was_enabled else gc.disable)()
