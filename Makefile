@@ -19,8 +19,8 @@ RUNS ?= 15
 PLANS ?= 100
 CASES ?= 1500
 SEED ?= 0
-# Workers of pytest, for two cores: tests that start process groups or Slurm share one of them
-# (tests/conftest.py), which mostly waits.
+# Workers of pytest, for two cores: tests that start process groups share one of them, those of Slurm
+# another (tests/conftest.py); both mostly wait.
 WORKERS ?= 3
 
 # Releases of torch that are claimed, the newest last; `make VERSION=2.9.1 test-torch` takes one.

@@ -59,15 +59,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give all tests that start process groups to one worker, so that no two run at once; those of
-    the trainer, and all others, stay together by file, with what their fixtures and caches hold."""
+    """Give all tests that start process groups to one worker, so that no two run at once, and those
+    of Slurm, which mostly wait, to another; those of the trainer, and all others, stay together by
+    file, with what their fixtures and caches hold."""
     if not config.getoption("--whole"):
         _leave_out(config, items)
     for item in items:
         loads = any(item.get_closest_marker(mark) for mark in ONE_AT_A_TIME)
         alone = loads and not item.path.is_relative_to(TRAINING)
         by_file = item.path.relative_to(TESTS).with_suffix("").as_posix()
-        item.add_marker(pytest.mark.xdist_group("machine" if alone else by_file))
+        shared = "slurm" if item.get_closest_marker("slurm") else "machine"
+        item.add_marker(pytest.mark.xdist_group(shared if alone else by_file))
     if hasattr(config, "workerinput"):
         items.sort(key=_turn)
 
@@ -113,7 +115,7 @@ def asked(request: pytest.FixtureRequest) -> Callable[[str], set[Any]]:
 
 def _turn(item: pytest.Item) -> int:
     """When a worker takes an item: what cannot be shared first, short files last."""
-    if item.get_closest_marker("xdist_group").args == ("machine",):  # type: ignore[union-attr]
+    if item.get_closest_marker("xdist_group").args[0] in ("machine", "slurm"):  # type: ignore[union-attr]
         return 0
     folder = item.path.relative_to(TESTS).parts[0]
     return 1 + LONG.index(folder) if folder in LONG else 1 + len(LONG)
