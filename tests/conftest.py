@@ -30,8 +30,9 @@ TRAINING = TESTS / "trainer"
 FEW = 5
 """Cases of every matrix with --few."""
 
-LONG = ("trainer", "validate", "ground_truth", "search")
-"""Folders whose files take long, which therefore begin early."""
+EARLY = ("slurm", "trainer", "validate", "ground_truth", "machine", "search")
+"""Groups, and folders whose files take long, that therefore begin early: Slurm, which cannot be
+shared out, first; what starts process groups when Slurm is nearly done."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -114,11 +115,10 @@ def asked(request: pytest.FixtureRequest) -> Callable[[str], set[Any]]:
 
 
 def _turn(item: pytest.Item) -> int:
-    """When a worker takes an item: what cannot be shared first, short files last."""
-    if item.get_closest_marker("xdist_group").args[0] in ("machine", "slurm"):  # type: ignore[union-attr]
-        return 0
-    folder = item.path.relative_to(TESTS).parts[0]
-    return 1 + LONG.index(folder) if folder in LONG else 1 + len(LONG)
+    """When a worker takes an item."""
+    group: str = item.get_closest_marker("xdist_group").args[0]  # type: ignore[union-attr]
+    place = group.partition("/")[0]
+    return EARLY.index(place) if place in EARLY else len(EARLY)
 
 
 def _ledger_at(place: Path) -> Iterator[None]:
