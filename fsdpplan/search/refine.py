@@ -36,7 +36,8 @@ def _bubble(entry: Entry) -> float:
 
 def _family(layout: Layout) -> tuple[object, ...]:
     """Layouts of one family become each other by one of the changes that are tried: it is enough
-    to begin with one of them."""
+    to begin with one of them. Not those with other stages a rank, whose splits are tried of them
+    alone."""
     degrees = (layout.pp, layout.dp_replicate, layout.dp_shard, layout.cp, layout.tp)
     policies = (layout.reshard_after_forward, layout.gradient_sync)
     return (
@@ -44,6 +45,7 @@ def _family(layout: Layout) -> tuple[object, ...]:
         *layout.expert_ways,
         layout.sharding,
         layout.micro_batch,
+        layout.virtual_stages,
         layout.async_tp,
         *policies,
     )

@@ -210,6 +210,12 @@ def test_no_pin_beats_the_free_search(data: st.DataObject) -> None:
     assert fastest_seconds(free) <= fastest_seconds(pinned) * (1 + 1e-9)
 
 
+def test_a_split_of_more_stages_a_rank_is_found_without_a_pin() -> None:
+    free = question(SMALL, 2, "pcie-8xl40s", seq_len=1024, global_batch=6)
+    pinned = replace(free, pins=Pins(virtual_stages=3))
+    assert fastest_seconds(free) <= fastest_seconds(pinned) * (1 + 1e-9)
+
+
 @pytest.mark.parametrize("gpus", [4, 8])
 @pytest.mark.parametrize("tp", [None, 2, 4])
 @pytest.mark.parametrize("spread", [True, False])
