@@ -14,7 +14,7 @@ from fsdpplan.files.profiles.mixed_nodes import UniformCluster, slowest_of
 from fsdpplan.files.profiles.nodes import ClusterProfile, NodeProfile, NodeType
 from fsdpplan.files.profiles.numbers import Sources
 from fsdpplan.files.table import short
-from fsdpplan.spec.cluster import Cluster, Level, WeakSpot
+from fsdpplan.spec.cluster import NVLINK, Cluster, Level, WeakSpot
 from fsdpplan.spec.host_list import compress_host_list
 from fsdpplan.spec.network import VERBS, Network
 from fsdpplan.spec.weak import weakened
@@ -42,6 +42,7 @@ class Flags:
 
     gpus: int | None = None
     gpus_per_node: int | None = None
+    domain_gpus: int | None = None
     device: str | None = None
     intra_bandwidth_bytes_per_second: float | None = None
     inter_bandwidth_bytes_per_second: float | None = None
@@ -65,17 +66,20 @@ def load_cluster(
     *,
     gpus: int | None = None,
     gpus_per_node: int | None = None,
+    domain_gpus: int | None = None,
     device: str | None = None,
     intra_bandwidth_bytes_per_second: float | None = None,
     inter_bandwidth_bytes_per_second: float | None = None,
 ) -> LoadedCluster:
     """A cluster of `gpus` devices from a node or cluster profile, with the flags laid over it.
 
-    Bandwidths are per GPU and one direction. Fewer GPUs than a node has use a part of one node.
+    Bandwidths are per GPU and one direction. Fewer GPUs than a node has use a part of one node, and
+    `domain_gpus` a part of each domain of NVLink that joins nodes.
     """
     flags = Flags(
         gpus=gpus,
         gpus_per_node=gpus_per_node,
+        domain_gpus=domain_gpus,
         device=device,
         intra_bandwidth_bytes_per_second=intra_bandwidth_bytes_per_second,
         inter_bandwidth_bytes_per_second=inter_bandwidth_bytes_per_second,
@@ -156,6 +160,7 @@ def _equal_nodes(nodes: _Nodes, *, profiled: int | None, flags: Flags) -> Loaded
         per_node=per_node,
         whole_node=node.gpus_per_node or per_node,
         name=nodes.name,
+        domain_gpus=flags.domain_gpus,
     )
     cluster = Cluster(
         name=nodes.name,
@@ -170,6 +175,7 @@ def _equal_nodes(nodes: _Nodes, *, profiled: int | None, flags: Flags) -> Loaded
     given = {
         "cluster.gpus": ("--gpus", flags.gpus),
         "cluster.gpus_per_node": ("--gpus-per-node", flags.gpus_per_node),
+        f"cluster.levels.{NVLINK}.domain_gpus": ("--domain-gpus", flags.domain_gpus),
         "cluster.device": ("--gpu", flags.device),
     }
     named |= {field: f"flag {flag}" for field, (flag, value) in given.items() if value is not None}

@@ -22,6 +22,9 @@ Vendor = Literal["nvidia", "amd"]
 Evidence = Literal["measured", "fitted", "datasheet"]
 LowLatency = Literal["none", "ll", "ll128"]
 
+NVLINK = "nvlink"
+"""Name of the level of NVLink."""
+
 _CAPABILITY = re.compile(r"[0-9]{1,2}\.[0-9]")
 
 
@@ -293,14 +296,15 @@ class Device(RemembersHash):
 class Level:
     """One level of the network, from the inside out.
 
-    A domain of this level joins `domain_gpus` GPUs. It is made of domains of the level below
-    (single GPUs for the innermost level), and each of those reaches this level by `ports` ports.
+    A domain of this level joins `domain_gpus` GPUs of the job. It is made of domains of the level
+    below (single GPUs for the innermost level), and each of those reaches this level by `ports`
+    ports.
     """
 
     name: str
     """`nvlink`, `infiniband`, `ethernet`, `shm`, ..."""
     domain_gpus: int
-    """GPUs that one domain of this level joins."""
+    """GPUs of the job that one domain of this level joins."""
     ports: int
     """Ports by which one domain of the level below reaches this level."""
     port_bandwidth_bytes_per_second: float
@@ -327,9 +331,19 @@ class Level:
     bytes need; what routes, switches and stragglers lose as groups grow."""
     low_latency: LowLatency = "ll128"
     """The best of NCCL's protocols for small messages that runs over these links."""
+    whole_gpus: int | None = None
+    """GPUs that a domain has, where the job uses fewer of each: 72, beside `domain_gpus` 64. None:
+    it uses all."""
 
     def __post_init__(self) -> None:
         require_positive_int(domain_gpus=self.domain_gpus, ports=self.ports)
+        if self.whole_gpus is not None:
+            require_positive_int(whole_gpus=self.whole_gpus)
+            if self.whole_gpus <= self.domain_gpus:
+                raise SpecError(
+                    f"whole_gpus {self.whole_gpus} is of domains of which a job uses fewer, not "
+                    f"{self.domain_gpus}: leave it out"
+                )
         require_positive(
             port_bandwidth_bytes_per_second=self.port_bandwidth_bytes_per_second,
             bandwidth_fraction=self.bandwidth_fraction,
@@ -430,3 +444,21 @@ class Cluster(RemembersHash):
     def joins_nodes(self, level: Level) -> bool:
         """Whether domains of `level` reach beyond a node."""
         return level.domain_gpus > self.gpus_per_node
+
+    @property
+    def nvlink_domain(self) -> Level | None:
+        """The level by which NVLink joins GPUs of several nodes (NVL72); None where it joins none.
+
+        The ranks of a domain must then be on nodes of one domain: a scheduler has to be told.
+        """
+        inner = self.levels[0]
+        return inner if inner.name == NVLINK and self.joins_nodes(inner) else None
+
+    @property
+    def segment_nodes(self) -> int | None:
+        """Nodes that must be of one NVLink domain, again and again from the first one on; None
+        where NVLink joins no nodes, or the nodes do not fill its domains evenly."""
+        domain = self.nvlink_domain
+        if domain is None or self.gpus % domain.domain_gpus:
+            return None
+        return domain.domain_gpus // self.gpus_per_node

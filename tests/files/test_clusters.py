@@ -220,6 +220,88 @@ def test_an_nvlink_domain_may_span_nodes(tmp_path: Path) -> None:
     assert bus_bandwidth_bytes_per_second(cluster=two, ranks=2, stride=72) == 50e9
 
 
+@pytest.mark.parametrize(
+    ("gpus", "share", "segment"),
+    [
+        (16, 16, 4),
+        (72, 72, 18),
+        (96, 48, 12),
+        (128, 64, 16),
+        (144, 72, 18),
+        (512, 64, 16),
+        (1024, 64, 16),
+        (544, 68, 17),
+        (148, 72, None),
+    ],
+)
+def test_a_job_takes_equal_shares_of_nvlink_domains(
+    tmp_path: Path, gpus: int, share: int, segment: int | None
+) -> None:
+    racks = loaded(tmp_path, NVL72, gpus)
+    inner = racks.levels[0]
+    assert (inner.domain_gpus, racks.segment_nodes) == (share, segment)
+    assert inner.whole_gpus == (72 if share < min(gpus, 72) else None)
+    assert gpus == share or racks.levels[1].ports == share
+
+
+def test_the_user_says_how_much_of_a_domain_is_used(tmp_path: Path) -> None:
+    half = loaded(tmp_path, NVL72, 64, domain_gpus=32)
+    assert shape(half) == [("nvlink", 32, 1), ("infiniband", 64, 32)]
+    assert half.segment_nodes == 8
+    assert half.levels[0].whole_gpus == 72
+    whole = loaded(tmp_path, NVL72, 512, domain_gpus=72)
+    assert (whole.levels[0].domain_gpus, whole.segment_nodes) == (72, None)
+    for wrong, words in {
+        66: "whole nodes of 4 GPUs, up to the 72",
+        76: "whole nodes of 4 GPUs, up to the 72",
+        48: "512 GPUs do not split into domains of 48: use --gpus 528",
+    }.items():
+        with pytest.raises(SpecError, match=words):
+            loaded(tmp_path, NVL72, 512, domain_gpus=wrong)
+    with pytest.raises(SpecError, match="NVLink that join nodes, and dgx-h100 has none"):
+        load_cluster("dgx-h100", gpus=64, domain_gpus=8)
+
+
+def test_a_profile_may_say_how_much_of_a_domain_jobs_get(tmp_path: Path) -> None:
+    said = NVL72.replace(
+        "domain_gpus =", 'usable_gpus = { value = 64, source = "us" }\ndomain_gpus ='
+    )
+    assert loaded(tmp_path, said, 64).levels[0].domain_gpus == 64
+    racks = loaded(tmp_path, said, 576)
+    assert (racks.levels[0].domain_gpus, racks.levels[0].whole_gpus) == (64, 72)
+    for wrong in (
+        said.replace('"nvlink"', '"ring"'),
+        said.replace('joins = "domain"', "joins = 1"),
+    ):
+        with pytest.raises(SpecError):
+            loaded(tmp_path, wrong, 128)
+
+
+def test_leaves_above_nvlink_domains_have_as_many_of_them(tmp_path: Path) -> None:
+    leaf = """
+[[levels]]
+name = "leaf"
+joins = "domain"
+domain_gpus = { value = 288, source = "us" }
+fitted_as = "gcp-a3-megagpu-8g:fastrak"
+ports = { value = 72, source = "us" }
+port_bandwidth_bytes_per_second = { value = 50e9, source = "us" }
+gpudirect = { value = true, source = "us" }
+"""
+    head, infiniband = NVL72.split('[[levels]]\nname = "infiniband"')
+    text = (
+        head
+        + leaf.lstrip()
+        + '\n[[levels]]\nname = "infiniband"'
+        + infiniband.replace("value = 72", "value = 288")
+    )
+    assert shape(loaded(tmp_path, text, 1024)) == [
+        ("nvlink", 64, 1),
+        ("leaf", 256, 64),
+        ("infiniband", 1024, 256),
+    ]
+
+
 def test_a_box_of_bridged_pairs_has_three_levels_in_a_node(tmp_path: Path) -> None:
     box = loaded(tmp_path, BRIDGES)
     assert shape(box) == [("nvlink", 2, 1), ("pcie", 4, 2), ("socket", 8, 1)]

@@ -95,6 +95,15 @@ class ClusterOptions:
     gpus_per_node: Annotated[
         int | None, Flag(metavar="N", parse=whole(example=8), help="GPUs used on each node.")
     ] = None
+    domain_gpus: Annotated[
+        int | None,
+        Flag(
+            metavar="N",
+            parse=whole(example=64),
+            help="GPUs used of each NVLink domain that joins nodes (NVL72). Default: the largest "
+            "equal share, such as 64 of 72.",
+        ),
+    ] = None
     gpu: Annotated[
         str | None,
         Flag(metavar="NAME", parse=line, help="Device profile in place of the profile's own."),

@@ -50,6 +50,7 @@ def _loaded(
         hardware,
         gpus=options.gpus,
         gpus_per_node=options.gpus_per_node,
+        domain_gpus=options.domain_gpus,
         device=options.gpu,
         intra_bandwidth_bytes_per_second=options.intra_bw,
         inter_bandwidth_bytes_per_second=options.inter_bw,
@@ -65,7 +66,7 @@ def _loaded(
     return Resolved(
         value=loaded,
         sources=(*said.sources, *loaded.sources),
-        assumptions=(*said.assumptions, *taken),
+        assumptions=(*said.assumptions, *taken, *_domains_taken(options, cluster)),
         warnings=loaded.warnings,
     )
 
@@ -81,6 +82,7 @@ def _detected(options: ClusterOptions) -> Resolved[LoadedCluster] | None:
     flags = Flags(
         gpus=options.gpus or nodes * len(here),
         gpus_per_node=options.gpus_per_node,
+        domain_gpus=options.domain_gpus,
         intra_bandwidth_bytes_per_second=options.intra_bw,
         inter_bandwidth_bytes_per_second=options.inter_bw,
     )
@@ -91,8 +93,32 @@ def _detected(options: ClusterOptions) -> Resolved[LoadedCluster] | None:
     return Resolved(
         value=loaded,
         sources=(("cluster", f"found on this machine: {found}"), *loaded.sources),
-        assumptions=(said, *([] if options.gpus else [count])),
+        assumptions=(
+            said,
+            *([] if options.gpus else [count]),
+            *_domains_taken(options, loaded.cluster),
+        ),
         warnings=loaded.warnings,
+    )
+
+
+def _domains_taken(options: ClusterOptions, cluster: Cluster) -> tuple[str, ...]:
+    """How much of each domain of NVLink is used, where nobody said so."""
+    domain = cluster.nvlink_domain
+    if domain is None or options.domain_gpus is not None or domain.domain_gpus >= cluster.gpus:
+        return ()
+    used, nodes = domain.domain_gpus, cluster.segment_nodes
+    if nodes is None:
+        more = -(-cluster.gpus // used) * used
+        return (
+            f"NVLink domains of {used} GPUs are filled one after another, since "
+            f"{cluster.gpus:,} do not fill them evenly: groups of ranks cross them (--domain-gpus; "
+            f"--gpus {more} would)",
+        )
+    share = f"{used} of the {domain.whole_gpus}" if domain.whole_gpus else f"all {used}"
+    return (
+        f"{share} GPUs of each of {cluster.gpus // used} NVLink domains, {nodes} nodes of each "
+        "(--domain-gpus)",
     )
 
 

@@ -151,6 +151,7 @@ def _level(
     profile = LevelProfile(
         joins=joins,
         domain_gpus=level.domain_gpus if joins == "domain" else None,
+        usable_gpus=None,
         domain_nodes=None,
         oversubscription=None,
         fitted_as=None,

@@ -16,7 +16,7 @@ from fsdpplan.files.profiles.numbers import (
     taken_over,
 )
 from fsdpplan.files.table import Table, short
-from fsdpplan.spec.cluster import Level, LowLatency
+from fsdpplan.spec.cluster import NVLINK, Level, LowLatency
 
 Joins = Literal["node", "domain", "cluster"]
 
@@ -35,7 +35,18 @@ LEVEL_LOAN = (*LEVEL_FIT, "low_latency")
 
 _DOMAIN = ("domain_gpus", "domain_nodes")
 _PORTS = ("ports", "port_bandwidth_bytes_per_second", "oversubscription")
-_OWN_KEYS = ("name", "joins", "gpudirect", "low_latency", "fitted_as", *_DOMAIN, "oversubscription")
+_OWN_KEYS = (
+    "name",
+    "joins",
+    "gpudirect",
+    "low_latency",
+    "fitted_as",
+    *_DOMAIN,
+    "usable_gpus",
+    "oversubscription",
+)
+LEAST_SHARE = 1 / 2
+"""Of a domain of NVLink: jobs that cannot have equal shares as large fill domain after domain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +59,8 @@ class LevelProfile:
     """Of `domain`: GPUs that it joins, fewer or more than a node has."""
     domain_nodes: int | None
     """Of `domain`: nodes that it joins, in place of GPUs."""
+    usable_gpus: int | None
+    """Of `domain`: the most GPUs that a job gets of one; None: all."""
     oversubscription: float | None
     """Ports of the level below over ports of this one, each as fast as those below; None where the
     ports are given themselves."""
@@ -62,7 +75,7 @@ def read_level(
     table: Table, sources: dict[str, str], relatives: Relatives
 ) -> tuple[LevelProfile, Sources]:
     """One `[[levels]]` table and the source of each of its numbers."""
-    besides = frozenset({"name", "domain_gpus", "gpudirect", "low_latency"})
+    besides = frozenset({"name", "domain_gpus", "whole_gpus", "gpudirect", "low_latency"})
     table.refuse_unknown(({field.name for field in fields(Level)} - besides) | set(_OWN_KEYS))
     name = table.text("name")
     prefix = f"cluster.levels.{name}."
@@ -82,6 +95,7 @@ def read_level(
         )
     numbers = SourcedNumbers(table, sources, prefix=prefix)
     joins, domain = _domain(table, numbers)
+    usable = _usable(table, numbers, joins)
     oversubscription = _oversubscription(table, numbers)
     if oversubscription is not None:
         values |= {"ports": 1, "port_bandwidth_bytes_per_second": 1.0}
@@ -94,6 +108,7 @@ def read_level(
         joins=joins,
         domain_gpus=domain.get("domain_gpus"),
         domain_nodes=domain.get("domain_nodes"),
+        usable_gpus=usable,
         oversubscription=oversubscription,
         fitted_as=fitted_as,
         level=checked(
@@ -114,6 +129,18 @@ def _domain(table: Table, numbers: SourcedNumbers) -> tuple[Joins, dict[str, int
             "domain_gpus or by domain_nodes, and other levels neither"
         )
     return joins, {key: numbers.integer(key) for key in given}
+
+
+def _usable(table: Table, numbers: SourcedNumbers, joins: Joins) -> int | None:
+    """The part of a domain of NVLink that a job gets."""
+    if "usable_gpus" not in table.values:
+        return None
+    if joins != "domain" or table.text("name") != NVLINK:
+        raise SpecError(
+            f'{table.field("usable_gpus")} is of a level called "{NVLINK}" with joins = "domain": '
+            "leave it out"
+        )
+    return numbers.integer("usable_gpus")
 
 
 def _oversubscription(table: Table, numbers: SourcedNumbers) -> float | None:
@@ -189,17 +216,40 @@ def _whole_gpus(profile: LevelProfile, gpus_per_node: int) -> int | None:
 
 
 def levels_of(
-    profiles: Sequence[LevelProfile], *, gpus: int, per_node: int, whole_node: int, name: str
+    profiles: Sequence[LevelProfile],
+    *,
+    gpus: int,
+    per_node: int,
+    whole_node: int,
+    name: str,
+    domain_gpus: int | None = None,
 ) -> tuple[Level, ...]:
     """The levels that `gpus` GPUs on nodes of `per_node` reach, of nodes that have `whole_node`.
 
-    An allocation of half of a node's GPUs drives half of its ports, but never less than one.
+    An allocation of half of a node's GPUs drives half of its ports, but never less than one, and so
+    does a job that uses a part of each domain of NVLink: `domain_gpus` of it, as the user says, or
+    its equal share (`share_of_domain`).
     """
+    if domain_gpus is not None and not _joins_nodes(profiles[0], whole_node):
+        raise SpecError(
+            f"--domain-gpus {domain_gpus} is of domains of NVLink that join nodes, and {name} has "
+            "none: leave it out"
+        )
     levels: list[Level] = []
     below_whole, below_used, below_ports = 1, 1, 0.0
     for profile in profiles:
         whole = _whole_gpus(profile, whole_node)
-        used = gpus if whole is None else _used_gpus(whole, gpus, per_node, whole_node)
+        if whole is None:
+            used = gpus
+        elif not levels and _joins_nodes(profile, whole_node):
+            most = whole // whole_node * per_node
+            asked = _asked_share(domain_gpus, gpus=gpus, per_node=per_node, most=most, name=name)
+            usable = min(most, profile.usable_gpus or most)
+            used = asked or share_of_domain(gpus=gpus, per_node=per_node, most=usable)
+        elif levels and below_whole > whole_node:
+            used = min(gpus, whole // below_whole * below_used)
+        else:
+            used = _used_gpus(whole, gpus, per_node, whole_node)
         if levels and used <= levels[-1].domain_gpus:
             continue
         level = profile.level
@@ -211,7 +261,8 @@ def levels_of(
             )
         elif below_used < below_whole:
             level = replace(level, ports=max(1, level.ports * below_used // below_whole))
-        levels.append(replace(level, domain_gpus=used))
+        left_out = not levels and whole is not None and used < min(gpus, whole) and used > per_node
+        levels.append(replace(level, domain_gpus=used, whole_gpus=whole if left_out else None))
         below_ports = level.ports * used / below_used
         below_whole, below_used = whole or used, used
     if levels[-1].domain_gpus < gpus:
@@ -222,6 +273,49 @@ def levels_of(
             "or another --hardware"
         )
     return tuple(levels)
+
+
+def _joins_nodes(profile: LevelProfile, whole_node: int) -> bool:
+    """Whether it is NVLink between nodes."""
+    whole = _whole_gpus(profile, whole_node)
+    return profile.level.name == NVLINK and whole is not None and whole > whole_node
+
+
+def share_of_domain(*, gpus: int, per_node: int, most: int) -> int:
+    """GPUs that a job takes of each domain of NVLink, of which it may have `most`.
+
+    All that it has, if they fit into one; else the largest equal share of whole nodes: 64 of 72
+    for 512 GPUs, so that groups of a power of two stay inside, all 72 for 144. Where only small
+    shares are equal, domains are filled one after another.
+
+    Source: NVIDIA-NeMo/Megatron-Bridge scripts/performance (executor of Slurm jobs: the largest
+    divisor of the nodes up to 18 is the segment).
+    """
+    if gpus <= most:
+        return gpus
+    nodes, most_nodes = gpus // per_node, most // per_node
+    share = max(n for n in range(1, most_nodes + 1) if nodes % n == 0) * per_node
+    return share if share >= LEAST_SHARE * most else most
+
+
+def _asked_share(
+    asked: int | None, *, gpus: int, per_node: int, most: int, name: str
+) -> int | None:
+    """What the user says of it. Raises SpecError for a share that no domain can give."""
+    if asked is None:
+        return None
+    if not per_node <= asked <= most or asked % per_node:
+        raise SpecError(
+            f"--domain-gpus must be whole nodes of {per_node} GPUs, up to the {most} of a domain "
+            f"of {name}, not {short(asked)}"
+        )
+    if asked != most and gpus > asked and gpus % asked:
+        near = max(1, round(gpus / asked)) * asked
+        raise SpecError(
+            f"{gpus} GPUs do not split into domains of {asked}: use --gpus {near}, or another "
+            "--domain-gpus"
+        )
+    return min(asked, gpus)
 
 
 def _used_gpus(whole: int, gpus: int, per_node: int, whole_node: int) -> int:

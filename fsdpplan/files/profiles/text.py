@@ -11,7 +11,7 @@ from fsdpplan.files.profiles.levels import Joins
 from fsdpplan.spec.cluster import Level
 from fsdpplan.spec.network import Network
 
-_OF_LEVEL = ("name", "domain_gpus")
+_OF_LEVEL = ("name", "domain_gpus", "whole_gpus")
 _LONGEST = 2000
 """Longer texts are refused where a profile is read."""
 

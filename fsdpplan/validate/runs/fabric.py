@@ -265,9 +265,10 @@ def load_request(request: ClusterRequest) -> Cluster:
             return cluster
         if len(cluster.levels) == 1:  # a rack that NVLink joins: no port is used
             return cluster
+        inside = cluster.levels[-2].domain_gpus // cluster.gpus_per_node
         outer = replace(
             cluster.levels[-1],
-            ports=request.ports * _nodes_inside(request.profile),
+            ports=request.ports * max(1, inside),
             port_bandwidth_bytes_per_second=request.port_bandwidth_bytes_per_second,
         )
         return replace(cluster, levels=(*cluster.levels[:-1], outer))

@@ -10,6 +10,7 @@ from hypothesis import given
 
 from fsdpplan.cost.network.placement import bus_bandwidth_bytes_per_second, group_placement
 from fsdpplan.errors import SpecError
+from fsdpplan.files.clusters import load_cluster
 from fsdpplan.spec.cluster import Cluster
 from tests.cost.clusters import cluster, golden, groups
 
@@ -100,3 +101,28 @@ def test_one_rank_is_on_no_level() -> None:
 def test_groups_that_do_not_tile_the_cluster_are_refused() -> None:
     with pytest.raises(SpecError, match="do not tile 64 GPUs"):
         group_placement(cluster=cluster(), ranks=3, stride=1)
+
+
+@pytest.mark.parametrize("profile", ["gb200-nvl72", "gb300-nvl72"])
+@pytest.mark.parametrize("ranks", [2, 4, 8, 16, 32, 64])
+def test_groups_of_a_power_of_two_stay_in_a_rack_of_which_64_of_72_gpus_are_used(
+    profile: str, ranks: int
+) -> None:
+    racks = load_cluster(profile, gpus=512).cluster
+    placement = group_placement(cluster=racks, ranks=ranks, stride=1)
+    assert placement.level_name == "nvlink"
+    assert placement.bandwidth_bytes_per_second == 900e9
+
+
+def test_groups_of_32_and_64_cross_racks_that_are_filled_one_after_another() -> None:
+    racks = load_cluster("gb200-nvl72", gpus=512, domain_gpus=72).cluster
+    for ranks in (32, 64):
+        placement = group_placement(cluster=racks, ranks=ranks, stride=1)
+        assert placement.level_name == "infiniband"
+        assert placement.bandwidth_bytes_per_second <= 8 * 50e9
+
+
+def test_of_a_part_of_a_rack_only_its_own_ports_are_driven() -> None:
+    racks = load_cluster("gb200-nvl72", gpus=128).cluster
+    whole = group_placement(cluster=racks, ranks=128, stride=1)
+    assert whole.levels[-1].bandwidth_bytes_per_second == 64 * 50e9

@@ -165,6 +165,22 @@ def test_what_is_promised_is_what_the_plan_counted_on(profile: str, where: Where
     assert found.bytes_per_second == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("gpus", [128, 144, 96])
+def test_of_a_part_of_each_nvlink_domain_is_promised_what_the_plan_counted_on(gpus: int) -> None:
+    cluster, sent = load_cluster("gb200-nvl72", gpus=gpus).cluster, 64.0 * MIB
+    nodes, per_node = cluster.nodes, cluster.gpus_per_node
+    placement = group_placement(cluster=cluster, ranks=nodes, stride=per_node)
+    expected = min(
+        placed.bandwidth_bytes_per_second
+        * placed.level.bandwidth_fraction
+        / (1 + placed.level.half_bandwidth_bytes / (sent + placed.level.half_bandwidth_bytes))
+        for placed in placement.levels
+    )
+    found = promised(config_of(cluster), "between", nodes=nodes, per_node=per_node, sent_bytes=sent)
+    assert found is not None
+    assert found.bytes_per_second == pytest.approx(expected)
+
+
 def test_nobody_promises_anything_of_cpus() -> None:
     cluster = config_of(load_cluster("cpu", gpus=4, gpus_per_node=2).cluster)
     assert promised(cluster, "inside", nodes=2, per_node=2, sent_bytes=MIB) is None
