@@ -85,6 +85,8 @@ class Job:
     a time limit and checkpoints."""
     exclude: tuple[str, ...] = ()
     """Lists of nodes that the job must not get, as Slurm writes them: `n03,n[17-19]`."""
+    segment: bool | None = None
+    """Whether nodes that NVLink joins are asked for together; None: where the plan counts on it."""
     sbatch: tuple[str, ...] = ()
     """More options for sbatch, such as `--constraint=h100`."""
     env_setup: tuple[str, ...] = ()

@@ -46,6 +46,9 @@ class Pods:
     topology: str | None = None
     """Level within which all pods are wanted: a node label of Kueue's topology, or the number of
     a tier of Volcano's."""
+    nvlink_label: str = "nvidia.com/gpu.clique"
+    """Label of nodes that names their NVLink domain; a level of Kueue's topology, where one places
+    the pods."""
     topology_mode: TopologyMode = "required"
     """Whether the job waits for such a place, or takes what there is."""
     secret_env: tuple[str, ...] = ()
@@ -92,6 +95,7 @@ class Pods:
         require_choice("topology_mode", self.topology_mode, get_args(TopologyMode))
         if self.topology is None and self.topology_mode != "required":
             raise SpecError("topology_mode says how a place is wanted: give --topology too")
+        require_key("--nvlink-label", self.nvlink_label)
         require_positive_int(grace_seconds=self.grace_seconds)
         if self.grace_seconds < SHORTEST_GRACE_SECONDS:
             raise SpecError(

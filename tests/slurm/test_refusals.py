@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from fsdpplan.spec.cluster import NVLINK
+from fsdpplan.spec.plan import Plan
 from tests.slurm.breaking import kill
 from tests.slurm.cluster import SlurmCluster, missing
 from tests.slurm.user import User, small_plan
@@ -36,10 +39,11 @@ def refusal(
     folder: Path,
     *options: str,
     path: Path | None = None,
+    plan: Plan | None = None,
 ) -> str:
     """The one line that says why the job was not taken; `path` is looked at first for commands."""
     user = User(cluster=cluster, folder=folder, path=path)
-    user.emit(small_plan(nodes=1), *options)
+    user.emit(plan or small_plan(nodes=1), *options)
     ended = user.run().end(seconds=200)
     assert ended.code == 5, ended.output
     assert "Traceback" not in ended.output
@@ -52,6 +56,25 @@ def test_an_unknown_partition(slurm: SlurmCluster, tmp_path: Path) -> None:
     line = refusal(slurm, tmp_path, "--partition=nowhere")
     assert "partition" in line
     assert "--partition" in line
+
+
+def joined_nodes() -> Plan:
+    """Two nodes that one NVLink domain joins, as far as the plan knows."""
+    plan = small_plan(nodes=2)
+    domain = replace(plan.cluster.levels[-1], name=NVLINK)
+    return replace(plan, cluster=replace(plan.cluster, levels=(domain,)))
+
+
+def test_a_slurm_that_knows_no_segments(slurm: SlurmCluster, tmp_path: Path) -> None:
+    help_text = slurm.run("sbatch", "--help", cwd=tmp_path).stdout
+    if "--segment" in help_text:
+        pytest.skip("this Slurm has --segment: what an older one says was not seen")
+    line = refusal(slurm, tmp_path, plan=joined_nodes())
+    assert "--no-segment" in line
+    user = User(cluster=slurm, folder=tmp_path)
+    user.emit(joined_nodes(), "--no-segment")
+    tried = slurm.run("sbatch", "--test-only", "job.sbatch", cwd=tmp_path)
+    assert tried.returncode == 0, tried.stderr
 
 
 def test_a_full_queue(small: SlurmCluster, tmp_path: Path) -> None:

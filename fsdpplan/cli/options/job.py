@@ -60,6 +60,14 @@ class JobOptions:
             help="Nodes that the job must not get, such as n03,n[17-19]; may be repeated.",
         ),
     ] = ()
+    segment: Annotated[
+        bool | None,
+        Flag(
+            name="--segment/--no-segment",
+            help="Ask for nodes that NVLink joins (NVL72) together: by --segment of sbatch, or by "
+            "the pods' places. Default: where the plan counts on it.",
+        ),
+    ] = None
     sbatch: Annotated[
         tuple[str, ...],
         Flag(
@@ -237,6 +245,14 @@ class PodOptions:
             parse=line,
             help="Keep all pods within one rack or block: the node label of Kueue's topology, or "
             "Volcano's tier.",
+        ),
+    ] = None
+    nvlink_label: Annotated[
+        str | None,
+        Flag(
+            metavar="KEY",
+            parse=line,
+            help="Label of nodes that names their NVLink domain. Default nvidia.com/gpu.clique.",
         ),
     ] = None
     topology_mode: Annotated[

@@ -15,6 +15,7 @@ from fsdpplan.emit.doors.launch_lines import commented, environment_lines, rende
 from fsdpplan.emit.doors.words import require_sayable
 from fsdpplan.emit.order import Order, differing, refuse_others
 from fsdpplan.emit.quoting import comment, shell_word, shell_words
+from fsdpplan.emit.segments import by_hand_lines
 from fsdpplan.emit.slurm.header import header_lines
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.emit.yaml_text import YamlValue, yaml_text
@@ -143,6 +144,7 @@ def _usage(order: Order) -> list[str]:
         "# For accelerate 1.15.0: older ones have other keys, units and dtypes.",
         f"# Type on {'each node' if several else 'the node'}:",
         *commented([*environment_lines(order), " ".join(start)]),
+        *by_hand_lines(plan),
     ]
 
 

@@ -28,6 +28,7 @@ from fsdpplan.emit.doors.trainer_words import (
 from fsdpplan.emit.doors.words import require_sayable
 from fsdpplan.emit.order import Order, refuse_others
 from fsdpplan.emit.quoting import shell_word, shell_words
+from fsdpplan.emit.segments import by_hand_lines
 from fsdpplan.emit.slurm.header import header_lines
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
@@ -268,6 +269,7 @@ def _usage(order: Order) -> list[str]:
     ]
     if plan.cluster.nodes > 1:
         lines.append("# The nodes want HEAD_NODE, the first one's address, and NODE_RANK, 0 on it.")
+    lines += by_hand_lines(plan)
     if plan.training.runtime == "fsdp2":
         lines += [
             "# WARNING: the prediction is for runtime fsdp2; fsdpplan recommend --runtime",

@@ -12,6 +12,7 @@ from fsdpplan.emit.nccl.cloud import cloud_scripts
 from fsdpplan.emit.nccl.environment import environment
 from fsdpplan.emit.nccl.variables import require_debug_meaning
 from fsdpplan.emit.order import Order, differing, refuse_others
+from fsdpplan.emit.segments import unsaid_lines
 from fsdpplan.emit.slurm.header import header_lines, plan_lines
 from fsdpplan.emit.slurm.survival import Survival
 from fsdpplan.emit.trainer_program import Trainer
@@ -74,6 +75,11 @@ def _usage(order: Order) -> list[str]:
         f"{order.version} on each:",
         "#   python THIS_FILE            (RAY_ADDRESS says which cluster)",
         "#   ray job submit --working-dir . -- python THIS_FILE",
+        *unsaid_lines(
+            order.plan,
+            "Ray numbers workers by their hosts' addresses and cannot ask for hosts of one domain: "
+            "give it a cluster of one domain, or use --target slurm or kubernetes.",
+        ),
     ]
 
 

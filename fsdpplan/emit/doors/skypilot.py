@@ -12,6 +12,7 @@ import re
 
 from fsdpplan.emit.doors.host_lines import STRICT, host_lines, meeting_lines
 from fsdpplan.emit.order import Order, refuse_others
+from fsdpplan.emit.segments import unsaid_lines
 from fsdpplan.emit.slurm.header import header_lines
 from fsdpplan.emit.yaml_text import YamlValue, yaml_text
 from fsdpplan.errors import SpecError
@@ -43,6 +44,11 @@ def render(order: Order) -> str:
         "# For SkyPilot 0.14.1: sky launch THIS_FILE, or sky jobs launch THIS_FILE",
         f"# The image or the nodes must have torch and fsdpplan {order.version}: add a setup:",
         "# where they have not, and file_mounts: for data and checkpoints.",
+        *unsaid_lines(
+            order.plan,
+            "SkyPilot cannot ask for nodes of one domain: rent whole domains, or use "
+            "--target slurm or kubernetes.",
+        ),
     ]
     return "\n".join(head) + "\n" + yaml_text(task(order))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fsdpplan.emit.doors.host_lines import STRICT, host_lines, meeting_lines
 from fsdpplan.emit.order import Order, refuse_others
+from fsdpplan.emit.segments import by_hand_lines
 from fsdpplan.emit.slurm.header import header_lines
 
 _JOB = frozenset({"program", "env", "env_setup", "python", "port", "nccl_debug", "metrics"})
@@ -20,6 +21,7 @@ def render(order: Order) -> str:
                 plan=order.plan, plan_json=order.plan_json, version=order.version, job=order.job
             ),
             *_usage(nodes),
+            *by_hand_lines(order.plan),
         ],
         [*STRICT],
         host_lines(order),

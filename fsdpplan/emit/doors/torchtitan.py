@@ -28,6 +28,7 @@ from fsdpplan.emit.doors.trainer_words import (
 from fsdpplan.emit.doors.words import require_sayable
 from fsdpplan.emit.order import Order, refuse_others
 from fsdpplan.emit.quoting import comment, shell_word
+from fsdpplan.emit.segments import by_hand_lines
 from fsdpplan.emit.slurm.header import header_lines
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.spec.plan import Plan
@@ -119,6 +120,7 @@ def _usage(order: Order) -> list[str]:
         *commented(environment_lines(order)),
         *(commented(names) if nodes > 1 else []),
         *commented([start]),
+        *by_hand_lines(order.plan),
         "# The prediction is for the reference trainer; torchtitan's attention masks documents",
         "# (FlexAttention), and its optimizer, data and schedule are its own.",
     ]

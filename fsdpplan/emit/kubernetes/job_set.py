@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from fsdpplan.emit.job import later_starts
 from fsdpplan.emit.kubernetes.manifest import Parts, active_seconds, manifest, parts
-from fsdpplan.emit.kubernetes.pod import kueue_annotations, kueue_labels, pod_template
+from fsdpplan.emit.kubernetes.pod import (
+    kueue_annotations,
+    kueue_labels,
+    pod_template,
+    segment_annotations,
+)
 from fsdpplan.emit.kubernetes.start import Meeting
 from fsdpplan.emit.order import Order
 from fsdpplan.emit.yaml_text import YamlValue
@@ -46,7 +51,7 @@ def job_set_spec(
         config_map=found.config_map,
         labels=found.labels,
         container=NODE,
-        annotations=kueue_annotations(order.pods),
+        annotations=kueue_annotations(order.pods) | segment_annotations(order),
     )
     limited: dict[str, YamlValue] = {}
     policy: dict[str, YamlValue] = {"maxRestarts": later_starts(order.job)}

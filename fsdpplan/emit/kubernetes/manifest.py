@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from fsdpplan.emit.job import Job, time_limit_seconds
 from fsdpplan.emit.kubernetes.names import require_job_name
-from fsdpplan.emit.kubernetes.pod import SCRIPT_KEY, Labels
+from fsdpplan.emit.kubernetes.pod import SCRIPT_KEY, Labels, segment_lines
 from fsdpplan.emit.kubernetes.start import Meeting, start_script
 from fsdpplan.emit.nccl.variables import require_debug_meaning
 from fsdpplan.emit.order import Order, differing, refuse_others
@@ -30,14 +30,14 @@ KINDS = ("TrainJob", "PyTorchJob", "JobSet", "Job")
 _JOB_FIELDS = frozenset(
     {
         "program", "job_name", "time", "cpus_per_task", "exclude", "env_setup", "env", "python",
-        "port", "nccl_debug", "metrics", "survival",
+        "port", "nccl_debug", "metrics", "survival", "segment",
     }
 )  # fmt: skip
 _POD_FIELDS = frozenset(
     {
         "image", "namespace", "queue", "volumes", "rdma", "topology", "topology_mode", "secret_env",
         "memory", "shm_size", "service_account", "priority_class", "pull_secret", "node_selector",
-        "toleration", "annotation", "host_network", "grace_seconds",
+        "toleration", "annotation", "host_network", "grace_seconds", "nvlink_label",
     }
 )  # fmt: skip
 
@@ -100,8 +100,16 @@ def parts(order: Order, meeting: Meeting, *, target: str) -> Parts:
     )
 
 
-def manifest(found: Parts, documents: Sequence[dict[str, YamlValue]], *, needs: str) -> str:
-    """The text: the ConfigMap first, the job last. `needs` says what must be installed."""
+def manifest(
+    found: Parts,
+    documents: Sequence[dict[str, YamlValue]],
+    *,
+    needs: str,
+    unsaid: str | None = None,
+    asks_by_affinity: bool = False,
+) -> str:
+    """The text: the ConfigMap first, the job last. `needs` says what must be installed; the others
+    how the job asks for nodes that NVLink joins (`segment_lines`)."""
     order = found.order
     head = [
         *header_lines(
@@ -110,6 +118,7 @@ def manifest(found: Parts, documents: Sequence[dict[str, YamlValue]], *, needs: 
         "#",
         comment(f"Needs {needs}."),
         *_without_rdma(order),
+        *segment_lines(order, unsaid=unsaid, asks_by_affinity=asks_by_affinity),
         "#",
         "# Run it:     fsdpplan run THIS_FILE",
         "# Submit it:  kubectl apply -f THIS_FILE",

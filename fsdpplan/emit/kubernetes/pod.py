@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from fsdpplan.emit.job import Job, excluded_hosts
+from fsdpplan.emit.job import excluded_hosts
 from fsdpplan.emit.kubernetes.names import require_key
 from fsdpplan.emit.order import Order
 from fsdpplan.emit.pods import (
@@ -22,6 +22,8 @@ from fsdpplan.emit.pods import (
     selected_labels,
     tolerations,
 )
+from fsdpplan.emit.quoting import paragraph
+from fsdpplan.emit.segments import segment_nodes, segment_reason
 from fsdpplan.emit.slurm.header import PLAN_KEY
 from fsdpplan.emit.yaml_text import YamlValue
 from fsdpplan.errors import SpecError
@@ -32,6 +34,7 @@ FOLDER = "/etc/fsdpplan"
 SCRIPT_KEY = "start.sh"
 """Where the ConfigMap has the pods' program."""
 
+KUEUE = "kueue.x-k8s.io"
 HOST_NAME_LABEL = "kubernetes.io/hostname"
 
 _SET_BY_OPERATORS = re.compile(
@@ -49,10 +52,13 @@ def pod_template(
     container: str,
     restart_policy: str | None = "Never",
     annotations: Labels | None = None,
+    queue_is_kueues: bool = True,
 ) -> dict[str, YamlValue]:
     """A PodTemplateSpec whose container is called `container`, as the operator wants it."""
-    pods = order.pods
+    pods, nodes = order.pods, order.plan.cluster.nodes
     given = pod_annotations(pods) | (annotations or {})
+    placed = pods.queue is not None and queue_is_kueues
+    gathers = not placed and segment_nodes(order.plan, order.job) == nodes
     metadata: dict[str, YamlValue] = {"labels": dict(labels)}
     if given:
         metadata["annotations"] = dict(given)
@@ -61,7 +67,7 @@ def pod_template(
         "spec": {
             **_if_given("restartPolicy", restart_policy),
             "terminationGracePeriodSeconds": pods.grace_seconds,
-            **_where(order.job, pods),
+            **_where(order, labels, gathers),
             "containers": [
                 {
                     "name": container,
@@ -90,6 +96,52 @@ def kueue_annotations(pods: Pods, *, group: str | None = None) -> Labels:
     require_key("--topology", pods.topology)
     found = {f"kueue.x-k8s.io/podset-{pods.topology_mode}-topology": pods.topology}
     return found if group is None else {**found, "kueue.x-k8s.io/podset-group-name": group}
+
+
+def segment_annotations(order: Order, *, group: str | None = None) -> Labels:
+    """Annotations by which Kueue gives nodes of one NVLink domain together, in the order of ranks:
+    to all pods, which may be several sets of one `group`, or to each slice of one set."""
+    segment, pods = segment_nodes(order.plan, order.job), order.pods
+    if segment is None or pods.queue is None:
+        return {}
+    if segment == order.plan.cluster.nodes and pods.topology is None:
+        found = {f"{KUEUE}/podset-required-topology": pods.nvlink_label}
+        return found if group is None else {**found, f"{KUEUE}/podset-group-name": group}
+    if group is not None:
+        return {}
+    return {
+        f"{KUEUE}/podset-slice-required-topology": pods.nvlink_label,
+        f"{KUEUE}/podset-slice-size": str(segment),
+    }
+
+
+def segment_lines(
+    order: Order, *, unsaid: str | None = None, asks_by_affinity: bool = False
+) -> list[str]:
+    """Comment lines on nodes that NVLink joins: what asks for them, or that nothing does; `unsaid`
+    where the job has no word for several domains, `asks_by_affinity` where no queue places pods."""
+    segment = segment_nodes(order.plan, order.job)
+    if segment is None:
+        return []
+    why, label = segment_reason(order.plan), order.pods.nvlink_label
+    one = segment == order.plan.cluster.nodes
+    if unsaid is not None and not one:
+        return paragraph(f"{why}. {unsaid}")
+    if order.pods.queue is not None and not asks_by_affinity:
+        return paragraph(
+            f"{why}. Kueue gives them together if its Topology has the level {label} "
+            "(--nvlink-label names another, --no-segment leaves it out); slices of pods need Kueue "
+            "0.13 or later."
+        )
+    if one:
+        return paragraph(
+            f"{why}. The pods go where the label {label} has one value (--nvlink-label names "
+            "another, --no-segment leaves it out)."
+        )
+    return paragraph(
+        f"{why}. Without Kueue (--queue) nothing here asks for that: give it a queue, or place the "
+        "pods by hand."
+    )
 
 
 def kueue_labels(pods: Pods) -> Labels:
@@ -170,8 +222,9 @@ def _security(pods: Pods) -> YamlValue:
     return {"capabilities": {"add": ["IPC_LOCK"]}}
 
 
-def _where(job: Job, pods: Pods) -> dict[str, YamlValue]:
-    """Whose pods they are, and on which nodes."""
+def _where(order: Order, labels: Labels, gathers: bool) -> dict[str, YamlValue]:
+    """Whose pods they are, and on which nodes; `gathers`: on those of one NVLink domain."""
+    pods, affinity = order.pods, dict[str, YamlValue]()
     found: dict[str, YamlValue] = {
         **_if_given("serviceAccountName", pods.service_account),
         **_if_given("priorityClassName", pods.priority_class),
@@ -184,9 +237,16 @@ def _where(job: Job, pods: Pods) -> dict[str, YamlValue]:
         found["nodeSelector"] = dict(selected_labels(pods))
     if pods.toleration:
         found["tolerations"] = [_toleration(one) for one in tolerations(pods)]
-    if job.exclude:
-        found["affinity"] = _away_from(excluded_hosts(job))
-    return found
+    if order.job.exclude:
+        affinity["nodeAffinity"] = _away_from(excluded_hosts(order.job))
+    if gathers:
+        affinity["podAffinity"] = _together(pods.nvlink_label, labels)
+    return {**found, "affinity": affinity} if affinity else found
+
+
+def _together(key: str, labels: Labels) -> YamlValue:
+    term: YamlValue = {"topologyKey": key, "labelSelector": {"matchLabels": dict(labels)}}
+    return {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
 
 
 def _toleration(one: Toleration) -> dict[str, YamlValue]:
@@ -201,10 +261,8 @@ def _toleration(one: Toleration) -> dict[str, YamlValue]:
 def _away_from(hosts: tuple[str, ...]) -> YamlValue:
     expression: YamlValue = {"key": HOST_NAME_LABEL, "operator": "NotIn", "values": list(hosts)}
     return {
-        "nodeAffinity": {
-            "requiredDuringSchedulingIgnoredDuringExecution": {
-                "nodeSelectorTerms": [{"matchExpressions": [expression]}]
-            }
+        "requiredDuringSchedulingIgnoredDuringExecution": {
+            "nodeSelectorTerms": [{"matchExpressions": [expression]}]
         }
     }
 

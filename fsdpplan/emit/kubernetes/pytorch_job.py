@@ -12,7 +12,12 @@ from __future__ import annotations
 
 from fsdpplan.emit.job import later_starts
 from fsdpplan.emit.kubernetes.manifest import active_seconds, manifest, parts
-from fsdpplan.emit.kubernetes.pod import kueue_annotations, kueue_labels, pod_template
+from fsdpplan.emit.kubernetes.pod import (
+    kueue_annotations,
+    kueue_labels,
+    pod_template,
+    segment_annotations,
+)
 from fsdpplan.emit.kubernetes.start import Meeting
 from fsdpplan.emit.order import Order
 from fsdpplan.emit.yaml_text import YamlValue
@@ -32,7 +37,8 @@ def render(order: Order) -> str:
         labels=found.labels,
         container=CONTAINER,
         restart_policy=None,
-        annotations=kueue_annotations(order.pods, group=found.name),
+        annotations=kueue_annotations(order.pods, group=found.name)
+        | segment_annotations(order, group=found.name),
     )
 
     def replicas(number: int) -> YamlValue:
@@ -61,4 +67,10 @@ def render(order: Order) -> str:
             "pytorchReplicaSpecs": specs,
         },
     }
-    return manifest(found, [job], needs="Kubeflow Training Operator 1.7 to 1.9")
+    return manifest(
+        found,
+        [job],
+        needs="Kubeflow Training Operator 1.7 to 1.9",
+        unsaid="A PyTorchJob, whose first pod is a set of its own, has no word for it: use "
+        "--target kubernetes or jobset with Kueue's --queue.",
+    )

@@ -31,7 +31,11 @@ def render(order: Order) -> str:
     found = parts(order, MEETING, target="volcano")
     nodes, pods = order.plan.cluster.nodes, order.pods
     template = pod_template(
-        order, config_map=found.config_map, labels=found.labels, container=CONTAINER
+        order,
+        config_map=found.config_map,
+        labels=found.labels,
+        container=CONTAINER,
+        queue_is_kueues=False,
     )
     spec: dict[str, YamlValue] = {
         "schedulerName": "volcano",
@@ -59,7 +63,12 @@ def render(order: Order) -> str:
         "spec": spec,
     }
     return manifest(
-        found, [job], needs=f"Volcano {'1.7' if pods.topology is None else '1.11'} or later"
+        found,
+        [job],
+        needs=f"Volcano {'1.7' if pods.topology is None else '1.11'} or later",
+        unsaid="A job of Volcano's has one place for all its pods (--topology) and no word for "
+        "parts of it: use --target kubernetes or jobset with Kueue's --queue.",
+        asks_by_affinity=True,
     )
 
 

@@ -29,6 +29,7 @@ RESERVED_SBATCH = {
     "open-mode": "the log has to outlive a requeue",
     "export": "the plan reaches the ranks through the exported environment",
     "array": "each array task would run the same plan on the same checkpoint",
+    "segment": "the plan fixes it: leave it out by --no-segment",
     "wrap": "the script is the program",
 }
 """Options of sbatch that the script sets itself, or must not have, and why."""

@@ -13,7 +13,8 @@ from fsdpplan.emit.nccl.variables import (
     set_up_lines,
 )
 from fsdpplan.emit.order import Order, refuse_others
-from fsdpplan.emit.quoting import sbatch_value, shell_word
+from fsdpplan.emit.quoting import paragraph, sbatch_value, shell_word
+from fsdpplan.emit.segments import segment_nodes, segment_reason
 from fsdpplan.emit.slurm.allocation import attempt_lines, in_allocation, said_lines
 from fsdpplan.emit.slurm.header import METRICS_LINE, header_lines, plan_file_lines, plan_lines
 from fsdpplan.emit.slurm.node import node_functions
@@ -97,6 +98,7 @@ def sbatch_lines(*, plan: Plan, job: Job) -> list[str]:
         values += [] if value is None else [(name, value)]
     if job.exclude:
         values.append(("exclude", ",".join(job.exclude)))
+    segment = segment_nodes(plan, job)
     seconds = signal_seconds(job)
     if seconds is not None:
         # B: to this script alone, which passes it on; torchrun would die of it.
@@ -104,6 +106,19 @@ def sbatch_lines(*, plan: Plan, job: Job) -> list[str]:
     return [
         "# SLURM reads these lines as they are: no variable expands in them.",
         *(_sbatch_line(name, value) for name, value in values + extra),
+        *([] if segment is None else _segment(plan, segment)),
+    ]
+
+
+def _segment(plan: Plan, nodes: int) -> list[str]:
+    """What keeps nodes together that NVLink joins, and how to do without."""
+    return [
+        *paragraph(
+            f"{segment_reason(plan)}. --segment is of Slurm with TopologyPlugin=topology/block "
+            "(23.11 and newer), whose blocks are the NVLink domains. Without: emit with "
+            "--no-segment, and have --sbatch=--nodelist=NODES name nodes domain by domain."
+        ),
+        _sbatch_line("segment", str(nodes)),
     ]
 
 

@@ -120,6 +120,11 @@ _ADVICE = (
         "the site allows no more jobs, or none as large or as long: wait for one of yours to end "
         "(squeue --me), or ask for less",
     ),
+    (
+        "segment",
+        "--segment is of Slurm with topology/block (23.11 and newer): emit the script again with "
+        "--no-segment, and name nodes domain by domain",
+    ),
     ("invalid account", "name another --account (sacctmgr show associations lists yours)"),
     ("accounting/qos policy", "see sacctmgr show qos, and ask for less"),
     ("partition", "name another --partition (sinfo lists them)"),
