@@ -1,16 +1,13 @@
 """Hugging Face Accelerate: the YAML file that `accelerate launch --config_file` reads.
 
 Source: accelerate 1.15.0 (PyPI): commands/config/config_args.py (keys, unknown ones refused),
-commands/launch.py, parallelism_config.py (what goes together), utils/dataclasses.py
-(`set_mixed_precision`: gradients reduced in the compute dtype), utils/fsdp_utils.py (units).
+commands/launch.py; what it cannot run is in spec/programs/accelerate.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import ceil
 
-from fsdpplan.emit.doors.accelerate_words import WORDS
 from fsdpplan.emit.doors.launch_lines import commented, environment_lines, rendezvous_port
 from fsdpplan.emit.doors.words import require_sayable
 from fsdpplan.emit.order import Order, differing, refuse_others
@@ -21,6 +18,7 @@ from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.emit.yaml_text import YamlValue, yaml_text
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.plan import Plan
+from fsdpplan.spec.programs.accelerate import ACCELERATE
 
 _JOB = frozenset({"program", "env", "env_setup", "python", "port", "nccl_debug"})
 
@@ -28,47 +26,13 @@ _JOB = frozenset({"program", "env", "env_setup", "python", "port", "nccl_debug"}
 def render(order: Order) -> str:
     """The file. Raises SpecError for what Accelerate has no word for."""
     refuse_others(order, target="accelerate", job=_JOB, pods=frozenset())
-    require_sayable(order, target="accelerate", words=WORDS, problems=problems)
+    require_sayable(order, target="accelerate", vocabulary=ACCELERATE)
     head = [
         *header_lines(plan=order.plan, plan_json=order.plan_json, version=order.version),
         *_usage(order),
         *_script_part(order.plan),
     ]
     return "\n".join(head) + "\n" + yaml_text(configuration(order.plan))
-
-
-def problems(plan: Plan) -> Iterator[str]:
-    """What of several fields together Accelerate 1.15.0 cannot run."""
-    layout, training = plan.layout, plan.training
-    if plan.cluster.device.kind != "cuda":
-        yield f"devices of kind {plan.cluster.device.kind} (this file is for GPUs): plan for GPUs"
-    if layout.sharding == "ddp":
-        yield from _ddp_problems(plan)
-        return
-    if layout.shard_ranks == 1:
-        yield "sharding fsdp over one rank (it wants ranks to shard over): use --dp-shard 2"
-    elif layout.dp_shard == 1 and layout.dp_replicate > 1:
-        yield f"dp_replicate {layout.dp_replicate} with cp and dp_shard 1: use --dp-shard 2"
-    if training.runtime != "fsdp2":
-        yield f"runtime {training.runtime} with sharding fsdp: use --runtime fsdp2"
-    compute = "fp32" if training.precision == "fp32" else "bf16"
-    if training.reduce_dtype != compute:
-        yield (
-            f"reduce_dtype {training.reduce_dtype} with precision {training.precision} (it reduces "
-            f"gradients in the dtype it computes in): use --reduce-dtype {compute}"
-        )
-
-
-def _ddp_problems(plan: Plan) -> Iterator[str]:
-    layout = plan.layout
-    if layout.tp > 1 or layout.cp > 1:
-        yield f"sharding ddp with tp {layout.tp} and cp {layout.cp}: use --sharding fsdp"
-    if plan.training.reduce_dtype != "fp32":
-        yield "reduce_dtype bf16 with ddp (its gradients are fp32): use --reduce-dtype fp32"
-    if layout.activation_checkpointing != "none":
-        yield "activation_checkpointing full with ddp: use --activation-checkpointing none"
-    if layout.offload != "none" or layout.reshard_after_forward != "always":
-        yield "offload or reshard_after_forward with ddp: leave them out"
 
 
 def configuration(plan: Plan) -> dict[str, YamlValue]:

@@ -1,22 +1,18 @@
 """Megatron-LM: a bash script that starts `pretrain_gpt.py` with the plan as its arguments.
 
 Source: NVIDIA/Megatron-LM d98e8a64 megatron/training/arguments.py, core/transformer/
-transformer_config.py, core/transformer/pipeline_parallel_layer_layout.py (letters of a layout),
-core/distributed/torch_fully_sharded_data_parallel.py (no dtype of its own, no `no_sync`),
-core/transformer/transformer_block.py (`_checkpointed_forward`: block recomputes the first layers).
+pipeline_parallel_layer_layout.py (letters of a layout); what it cannot run is in
+spec/programs/megatron.py.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 from fsdpplan.emit.doors.launch_lines import (
     environment_lines,
     rendezvous_port,
     torchrun_words,
 )
-from fsdpplan.emit.doors.megatron_model import model_arguments, model_problems
-from fsdpplan.emit.doors.megatron_words import WORDS
+from fsdpplan.emit.doors.megatron_model import model_arguments
 from fsdpplan.emit.doors.stages import stage_ranges
 from fsdpplan.emit.doors.trainer_words import (
     DEFAULT_CLIP_NORM,
@@ -33,6 +29,7 @@ from fsdpplan.emit.slurm.header import header_lines
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.plan import Plan
+from fsdpplan.spec.programs.megatron import MEGATRON
 
 _JOB = frozenset({"program", "env", "env_setup", "python", "port", "nccl_debug"})
 _TRAINER = frozenset(
@@ -61,7 +58,7 @@ def render(order: Order) -> str:
     program = own_program(order, target="megatron", known=_TRAINER)
     if program.seed == 0:
         raise SpecError("--seed 0 is refused by Megatron-LM: use --seed 1, or another target")
-    require_sayable(order, target="megatron", words=WORDS, problems=problems)
+    require_sayable(order, target="megatron", vocabulary=MEGATRON)
     sections = [
         [
             "#!/bin/bash",
@@ -79,59 +76,6 @@ def render(order: Order) -> str:
         _start(order),
     ]
     return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
-
-
-def problems(plan: Plan) -> Iterator[str]:
-    """What of several fields together Megatron-LM cannot run."""
-    layout, training = plan.layout, plan.training
-    yield from model_problems(plan)
-    if plan.cluster.device.kind != "cuda":
-        yield f"devices of kind {plan.cluster.device.kind} (it trains on GPUs): plan for GPUs"
-    sync = "every" if layout.sharding == "fsdp" else "last"
-    if layout.num_microbatches > 1 and layout.gradient_sync != sync:
-        yield (
-            f"gradient_sync {layout.gradient_sync} with sharding {layout.sharding} (it reduces "
-            f"{'in every' if sync == 'every' else 'after the last'} micro-batch): plan again with "
-            f"--gradient-sync {sync}"
-        )
-    if layout.tp > 1 and not layout.loss_parallel:
-        yield "a loss over gathered logits with tp (its loss is split): use --loss-parallel"
-    if layout.tp == 1 and (layout.sequence_parallel or layout.loss_parallel):
-        yield "sequence_parallel or loss_parallel without tp: leave them out"
-    if layout.activation_checkpointing == "attention" and layout.checkpoint_blocks != "all":
-        yield (
-            f"checkpoint_blocks {layout.checkpoint_blocks} with activation_checkpointing attention "
-            "(its selective recomputation is of all layers): use --checkpoint-blocks all"
-        )
-    if layout.async_tp and not layout.sequence_parallel:
-        yield "async_tp without sequence_parallel: use --sequence-parallel"
-    if training.precision == "fp16" and training.reduce_dtype == "bf16":
-        yield "reduce_dtype bf16 with precision fp16: use --reduce-dtype fp32"
-    if training.precision == "fp32" and training.reduce_dtype != "fp32":
-        yield "reduce_dtype bf16 with precision fp32: use --reduce-dtype fp32"
-    if layout.sharding == "fsdp":
-        yield from _fsdp_problems(plan)
-    if layout.sharding != "fsdp" and layout.reshard_after_forward != "always":
-        yield f"reshard_after_forward with sharding {layout.sharding}: leave it out"
-
-
-def _fsdp_problems(plan: Plan) -> Iterator[str]:
-    layout, training = plan.layout, plan.training
-    for name in ("pp", "ep", "dp_replicate"):
-        if (degree := getattr(layout, name)) > 1:
-            yield (
-                f"sharding fsdp with {name} {degree} (its --use-torch-fsdp2 goes without): use "
-                f"--{name.replace('_', '-')} 1, or --sharding zero1"
-            )
-    if plan.model.tied_embeddings:
-        yield "sharding fsdp with tied embeddings (it refuses them): use --sharding zero1"
-    if training.precision == "fp16":
-        yield "sharding fsdp with precision fp16 (it refuses it): use --precision bf16"
-    if training.precision in ("bf16", "fp8") and training.reduce_dtype != "bf16":
-        yield (
-            "reduce_dtype fp32 with sharding fsdp (its FSDP2 reduces in the parameters' bf16): use "
-            "--reduce-dtype bf16"
-        )
 
 
 def arguments(order: Order, program: Trainer) -> Arguments:

@@ -2,42 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from fsdpplan.spec.model import Experts, Model, Router
 from fsdpplan.spec.plan import Plan
-
-_UNSAID = {
-    "qk_norm_width": "head",
-    "post_norms": False,
-    "embedding_norm": False,
-    "attention_sinks": False,
-    "sliding_window": 0,
-    "full_attention_every": 1,
-    "latent": None,
-}
-"""Fields of a model that the arguments say in one way only."""
-
-
-def model_problems(plan: Plan) -> Iterator[str]:
-    """What of the model the arguments do not say."""
-    model = plan.model
-    unlike = [name for name, value in _UNSAID.items() if getattr(model, name) != value]
-    unlike += [] if model.mlp in ("swiglu", "gelu") else ["mlp"]
-    unlike += [] if model.positions in ("rope", "learned") else ["positions"]
-    unlike += [] if model.norm == "rmsnorm" or model.norm_bias else ["norm_bias"]
-    unlike += [] if _biases(model) is not None else ["biases"]
-    if model.positions == "rope" and not float(model.rope_theta).is_integer():
-        unlike.append("rope_theta")
-    if model.experts and (model.experts.bias or model.experts.router_bias):
-        unlike.append("experts")
-    if model.experts and not _routes_alike(model.experts):
-        unlike.append("experts.router")
-    if unlike:
-        yield (
-            f"{' and '.join(unlike)} of model {model.name} (this script writes out models like "
-            "Llama, Qwen and GPT): use --target slurm, whose trainer has them"
-        )
+from fsdpplan.spec.programs.megatron import bias_flags
 
 
 def model_arguments(plan: Plan) -> list[tuple[str, ...]]:
@@ -62,34 +29,11 @@ def model_arguments(plan: Plan) -> list[tuple[str, ...]]:
         ("--attention-dropout", "0"),
         ("--hidden-dropout", "0"),
         *([("--swiglu",)] if model.mlp == "swiglu" else []),
-        *((flag,) for flag in _biases(model) or ()),
+        *((flag,) for flag in bias_flags(model) or ()),
         *([("--qk-layernorm",)] if model.qk_norm else []),
         *([] if model.tied_embeddings else [("--untie-embeddings-and-output-weights",)]),
     ]
     return found + (_experts(model, model.experts) if model.experts else [])
-
-
-def _biases(model: Model) -> tuple[str, ...] | None:
-    """Flags for the biases of projections; None: there are none for these."""
-    match (model.attention_bias, model.attention_output_bias, model.mlp_bias):
-        case (False, False, False):
-            return ("--disable-bias-linear",)
-        case (True, False, False):
-            return ("--disable-bias-linear", "--add-qkv-bias")
-        case (True, True, True):
-            return ()
-    return None
-
-
-def _routes_alike(experts: Experts) -> bool:
-    """Megatron adds up the best `active / groups_chosen` scores of a group, and divides sigmoids of
-    several experts by their sum.
-
-    Source: Megatron Core 0.14, transformer/moe/moe_utils.py.
-    """
-    router = experts.router
-    groups = router.groups == 1 or router.group_best == experts.active // router.groups_chosen
-    return groups and (router.scores == "softmax" or router.normalised == (experts.active > 1))
 
 
 def _router(router: Router) -> list[tuple[str, ...]]:

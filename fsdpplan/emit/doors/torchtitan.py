@@ -7,8 +7,6 @@ models/llama3, models/qwen3.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from fsdpplan.emit.doors.launch_lines import (
     commented,
     environment_lines,
@@ -16,8 +14,7 @@ from fsdpplan.emit.doors.launch_lines import (
     torchrun_words,
 )
 from fsdpplan.emit.doors.stages import stage_ranges
-from fsdpplan.emit.doors.torchtitan_model import model_lines, model_problems
-from fsdpplan.emit.doors.torchtitan_words import SCHEDULES, WORDS
+from fsdpplan.emit.doors.torchtitan_model import model_lines
 from fsdpplan.emit.doors.trainer_words import (
     DEFAULT_CLIP_NORM,
     DEFAULT_LEARNING_RATE,
@@ -32,6 +29,7 @@ from fsdpplan.emit.segments import by_hand_lines
 from fsdpplan.emit.slurm.header import header_lines
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.spec.plan import Plan
+from fsdpplan.spec.programs.torchtitan import SCHEDULES, TORCHTITAN
 
 MODULE = "fsdpplan_torchtitan"
 """Name of the file, without `.py`, in the lines that start it."""
@@ -54,7 +52,7 @@ def render(order: Order) -> str:
     """The module. Raises SpecError for what torchtitan has no word for."""
     refuse_others(order, target="torchtitan", job=_JOB, pods=frozenset())
     program = own_program(order, target="torchtitan", known=_TRAINER)
-    require_sayable(order, target="torchtitan", words=WORDS, problems=problems)
+    require_sayable(order, target="torchtitan", vocabulary=TORCHTITAN)
     sections = [
         [
             *header_lines(plan=order.plan, plan_json=order.plan_json, version=order.version),
@@ -67,37 +65,6 @@ def render(order: Order) -> str:
         _config(order, program),
     ]
     return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
-
-
-def problems(plan: Plan) -> Iterator[str]:
-    """What of several fields together torchtitan 0.3.0 cannot run."""
-    layout = plan.layout
-    yield from model_problems(plan.model)
-    if plan.cluster.device.kind != "cuda":
-        yield f"devices of kind {plan.cluster.device.kind} (it trains on GPUs): plan for GPUs"
-    sync = "last" if layout.pp > 1 else "every"
-    if layout.num_microbatches > 1 and layout.gradient_sync != sync:
-        yield (
-            f"gradient_sync {layout.gradient_sync} (it reduces gradients "
-            f"{'after the last' if layout.pp > 1 else 'in every'} micro-batch): plan again with "
-            f"--gradient-sync {sync}"
-        )
-    if layout.tp > 1 and not layout.loss_parallel:
-        yield "a loss over gathered logits with tp (its loss is split): use --loss-parallel"
-    if layout.tp == 1 and (layout.sequence_parallel or layout.loss_parallel):
-        yield "sequence_parallel or loss_parallel without tp: leave them out"
-    if layout.async_tp and not layout.compile:
-        yield "async_tp without compile: use --compile"
-    if layout.pp > 1 and plan.model.tied_embeddings:
-        yield f"pp {layout.pp} with tied embeddings (it refuses them): use --pp 1"
-    if plan.training.precision == "fp8" and plan.training.fp8_recipe != "rowwise":
-        yield f"fp8_recipe {plan.training.fp8_recipe} (it has rowwise): use --fp8-recipe rowwise"
-    pieces = layout.loss_chunks * layout.cp
-    if layout.loss_chunks > 1 and plan.training.seq_len % pieces:
-        yield (
-            f"loss_chunks {layout.loss_chunks} of {plan.training.seq_len // layout.cp} tokens (its "
-            "pieces are equal): use a divisor"
-        )
 
 
 def _usage(order: Order) -> list[str]:

@@ -2,56 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Plan
-
-_PLAIN = Model(
-    name="",
-    layers=1,
-    hidden=2,
-    ffn_hidden=2,
-    heads=1,
-    kv_heads=1,
-    head_dim=2,
-    vocab=2,
-)
-"""A decoder like Llama 3, to compare with."""
-
-_SAID = frozenset(
-    {
-        "name",
-        "layers",
-        "hidden",
-        "ffn_hidden",
-        "heads",
-        "kv_heads",
-        "head_dim",
-        "vocab",
-        "max_positions",
-        "tied_embeddings",
-        "qk_norm",
-        "rope_theta",
-        "norm_epsilon",
-        "norm_bias",
-    }
-)
-"""Fields of a model that the module says, or (norm_bias) that mean nothing to RMSNorm."""
-
-
-def model_problems(model: Model) -> Iterator[str]:
-    """What of the model is neither Llama 3's nor Qwen 3's."""
-    unlike = [
-        name
-        for name in Model.__dataclass_fields__
-        if name not in _SAID and getattr(model, name) != getattr(_PLAIN, name)
-    ]
-    if unlike:
-        yield (
-            f"{' and '.join(unlike)} of model {model.name} (it has dense decoders like Llama 3 and "
-            "Qwen 3): use --target slurm, whose trainer has them"
-        )
 
 
 def model_lines(plan: Plan) -> list[str]:

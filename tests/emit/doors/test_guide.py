@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fsdpplan.emit.doors import accelerate_words, megatron_words, torchtitan_words
-from fsdpplan.emit.doors.words import field_names
 from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.programs import accelerate, megatron, torchtitan
+from fsdpplan.spec.programs.words import field_names
 from fsdpplan.spec.training import Training
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "other-launchers.md"
@@ -15,7 +15,7 @@ GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "other-launchers.md"
 def table() -> str:
     """One row a field, by the words of each target."""
     rows = ["| field | torchtitan | Megatron-LM | Accelerate |", "|---|---|---|---|"]
-    targets = (torchtitan_words.WORDS, megatron_words.WORDS, accelerate_words.WORDS)
+    targets = (torchtitan.WORDS, megatron.WORDS, accelerate.WORDS)
     for name in (*field_names(Layout), *field_names(Training)):
         said = " | ".join(words[name].says for words in targets)
         rows.append(f"| `{name}` | {said} |")

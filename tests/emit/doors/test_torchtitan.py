@@ -17,13 +17,13 @@ import pytest
 
 from fsdpplan.cost.model.params import parameter_count
 from fsdpplan.emit.doors.stages import stage_ranges
-from fsdpplan.emit.doors.torchtitan_words import SCHEDULES
 from fsdpplan.emit.job import UserProgram
 from fsdpplan.emit.targets import render
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.layout import Layout, Schedule
 from fsdpplan.spec.plan import Plan
+from fsdpplan.spec.programs.torchtitan import SCHEDULES
 from fsdpplan.spec.training import Training
 from tests.emit.doors.orders import make_order, plan_of
 

@@ -9,21 +9,21 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fsdpplan.emit.doors import accelerate_words, megatron_words, torchtitan_words
-from fsdpplan.emit.doors.words import Words, field_names
 from fsdpplan.emit.targets import Target, render
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.plan import Plan
+from fsdpplan.spec.programs import accelerate, megatron, torchtitan
+from fsdpplan.spec.programs.words import Words, field_names
 from fsdpplan.spec.training import Training
 from tests.emit.doors.orders import SAYABLE, body, make_order, plan_of
 from tests.emit.plans import make_plan
 from tests.refusals import check_one_line
 
 WORDS: dict[Target, Words] = {
-    "torchtitan": torchtitan_words.WORDS,
-    "megatron": megatron_words.WORDS,
-    "accelerate": accelerate_words.WORDS,
+    "torchtitan": torchtitan.WORDS,
+    "megatron": megatron.WORDS,
+    "accelerate": accelerate.WORDS,
 }
 FIELDS = (*field_names(Layout), *field_names(Training))
 

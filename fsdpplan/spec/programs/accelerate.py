@@ -1,9 +1,17 @@
-"""Accelerate's word for each field of a layout and a training."""
+"""Hugging Face Accelerate 1.15.0: its word for each field of a layout and a training, and what it
+cannot run.
+
+Source: accelerate 1.15.0 (PyPI): parallelism_config.py (what goes together), utils/dataclasses.py
+(`set_mixed_precision`: gradients reduced in the compute dtype), utils/fsdp_utils.py (units).
+"""
 
 from __future__ import annotations
 
-from fsdpplan.emit.doors.words import Word
+from collections.abc import Iterator
+
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import DDP_BUCKET_BYTES
+from fsdpplan.spec.programs.words import Unsayable, Vocabulary, Word
 
 WORDS = {
     "dp_replicate": Word(says="`parallelism_config_dp_replicate_size`, or all processes (ddp)"),
@@ -84,3 +92,69 @@ WORDS = {
     "fits_fraction": Word(says="idle: it chose the plan, and nothing runs by it"),
 }
 """By field of Layout and Training."""
+
+
+def _of_question(case: Case) -> Iterator[Unsayable]:
+    kind = case.cluster.device.kind
+    if kind != "cuda":
+        yield Unsayable(
+            what="other devices than GPUs",
+            words=f"devices of kind {kind} (this file is for GPUs): plan for GPUs",
+        )
+
+
+def _of_layout(case: Case) -> Iterator[Unsayable]:
+    layout, training = case.layout, case.training
+    if layout.sharding == "ddp":
+        yield from _ddp(case)
+        return
+    if layout.shard_ranks == 1:
+        yield Unsayable(
+            what="sharding over one rank",
+            words="sharding fsdp over one rank (it wants ranks to shard over): use --dp-shard 2",
+        )
+    elif layout.dp_shard == 1 and layout.dp_replicate > 1:
+        yield Unsayable(
+            what="copies of shards over context-parallel ranks alone",
+            words=f"dp_replicate {layout.dp_replicate} with cp and dp_shard 1: use --dp-shard 2",
+        )
+    if training.runtime != "fsdp2":
+        yield Unsayable(
+            what="another runtime with FSDP",
+            words=f"runtime {training.runtime} with sharding fsdp: use --runtime fsdp2",
+        )
+    compute = "fp32" if training.precision == "fp32" else "bf16"
+    if training.reduce_dtype != compute:
+        yield Unsayable(
+            what="gradients reduced in another dtype than it computes in",
+            words=f"reduce_dtype {training.reduce_dtype} with precision {training.precision} (it "
+            f"reduces gradients in the dtype it computes in): use --reduce-dtype {compute}",
+        )
+
+
+def _ddp(case: Case) -> Iterator[Unsayable]:
+    layout = case.layout
+    if layout.tp > 1 or layout.cp > 1:
+        yield Unsayable(
+            what="DDP beside tensor or context parallelism",
+            words=f"sharding ddp with tp {layout.tp} and cp {layout.cp}: use --sharding fsdp",
+        )
+    if case.training.reduce_dtype != "fp32" and layout.world > 1:
+        yield Unsayable(
+            what="DDP's gradients in bf16",
+            words="reduce_dtype bf16 with ddp (its gradients are fp32): use --reduce-dtype fp32",
+        )
+    if layout.activation_checkpointing != "none":
+        yield Unsayable(
+            what="recomputation with DDP",
+            words="activation_checkpointing full with ddp: use --activation-checkpointing none",
+        )
+    if layout.offload != "none" or layout.reshard_after_forward != "always":
+        yield Unsayable(
+            what="offload or resharding with DDP",
+            words="offload or reshard_after_forward with ddp: leave them out",
+        )
+
+
+ACCELERATE = Vocabulary(words=WORDS, of_question=_of_question, of_layout=_of_layout)
+"""What it can say."""
