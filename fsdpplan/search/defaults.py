@@ -4,9 +4,24 @@ from __future__ import annotations
 
 import math
 
+from fsdpplan.spec.program import ProgramName, program_named
+from fsdpplan.spec.training import Precision
+
 DEFAULT_SEQ_LEN = 4096
 DEFAULT_TOKENS_PER_STEP = 4 * 2**20
 """About what dense models of 7B and more are pre-trained with."""
+
+
+def program_defaults(
+    name: ProgramName, *, precision: Precision | None, gpus: int
+) -> dict[str, str]:
+    """Fields of a training by default, as a program of others has them."""
+    found: dict[str, str] = {"runtime": program_named(name).runtimes[0]}
+    if name == "torchtitan" and precision == "fp8":
+        found["fp8_recipe"] = "rowwise"
+    if name == "accelerate" and precision != "fp32" and gpus > 1:
+        found["reduce_dtype"] = "bf16"  # its FSDP reduces in the dtype that it computes in
+    return found
 
 
 ROUNDED_FRACTION = 1 / 8

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 from fsdpplan.cost.memory.peak import available_bytes
 from fsdpplan.search.learned import Learner
 from fsdpplan.search.pins import Pins
+from fsdpplan.search.rules.program import vocabulary_of
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, ActivationCheckpointing, Layout
 from fsdpplan.spec.model import Model
+from fsdpplan.spec.programs.words import Vocabulary
 from fsdpplan.spec.training import Training
 
 CHECKPOINTING: tuple[ActivationCheckpointing, ...] = ("none", "op", "full")
 """In the order of growing recomputation and shrinking memory."""
+
+
+def _said(vocabulary: Vocabulary) -> tuple[ActivationCheckpointing, ...]:
+    """What a program of others can recompute, growing."""
+    said = vocabulary.words["activation_checkpointing"].values
+    return tuple(mode for mode in get_args(ActivationCheckpointing) if said is None or mode in said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +55,9 @@ class Question:
         if pinned:
             return (pinned,)
         is_some = self.pins.checkpoint_blocks not in (None, "all")
-        return CHECKPOINTING[1:] if is_some else CHECKPOINTING
+        vocabulary = vocabulary_of(self.training.program)
+        modes = CHECKPOINTING if vocabulary is None else _said(vocabulary)
+        return modes[1:] if is_some else modes
 
     @property
     def compiled(self) -> bool:

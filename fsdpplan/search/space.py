@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fsdpplan.cost.step import estimate
 from fsdpplan.cost.step_time import step_time
@@ -20,6 +20,7 @@ from fsdpplan.search.enumerate import Degrees, degrees
 from fsdpplan.search.order import Entry
 from fsdpplan.search.question import Question
 from fsdpplan.search.rules.legality import degrees_problem, first_problem
+from fsdpplan.search.rules.program import program_pins
 from fsdpplan.search.rules.rule import Problem
 from fsdpplan.search.variants import overlapped
 from fsdpplan.spec.layout import Layout
@@ -41,6 +42,8 @@ class Space:
     """Of layouts, by what decides it."""
 
     def __post_init__(self) -> None:
+        pins = program_pins(self.asked.pins, self.asked.training.program)
+        self.asked = replace(self.asked, pins=pins)
         self.room = Room(self.asked)
         self.floors = Floors(self.asked, self.room)
 

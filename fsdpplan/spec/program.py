@@ -1,4 +1,8 @@
-"""Program: what trains a plan of runtime fsdp2, and what of a layout it can apply.
+"""Program: what trains a plan, and what of a layout it can apply.
+
+The trainer runs the reference decoder, and by `parallelize` a model of one's own or of Hugging
+Face's. torchtitan, Megatron-LM and Accelerate are programs of their own: what they can say of a
+plan is in `spec/programs/`, and `emit-launch --target` takes a plan for one as it is.
 
 A model that is not the reference decoder is known to `parallelize` by its blocks only; what needs
 to know more of it is refused there (trainer/user/model.py and its neighbours; a test holds the two
@@ -10,7 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-ProgramName = Literal["reference", "own", "hf"]
+from fsdpplan.spec.runtime import RuntimeName
+
+ProgramName = Literal["reference", "own", "hf", "torchtitan", "megatron", "accelerate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +32,10 @@ class Program:
     """It says of each matrix of a dense model how tensor parallelism splits it (a `tp_plan`)."""
     has_open_attention: bool
     """Its attention can be replaced by one that ranks share."""
+    runtimes: tuple[RuntimeName, ...] = ("fsdp2",)
+    """Runtimes that price what it does; the first by default. The reference decoder is of any."""
+    is_target: bool = False
+    """It is launched by `emit-launch --target` of its name."""
 
 
 _PROGRAMS: dict[ProgramName, Program] = {
@@ -46,6 +56,29 @@ _PROGRAMS: dict[ProgramName, Program] = {
         knows_blocks=False,
         has_tensor_plan=True,
         has_open_attention=True,
+    ),
+    "torchtitan": Program(
+        words="torchtitan",
+        knows_blocks=True,
+        has_tensor_plan=True,
+        has_open_attention=True,
+        is_target=True,
+    ),
+    "megatron": Program(
+        words="Megatron-LM",
+        knows_blocks=True,
+        has_tensor_plan=True,
+        has_open_attention=True,
+        runtimes=("megatron", "megatron_lm"),
+        is_target=True,
+    ),
+    "accelerate": Program(
+        words="Accelerate",
+        knows_blocks=True,
+        has_tensor_plan=True,
+        has_open_attention=True,
+        runtimes=("fsdp2", "autocast"),
+        is_target=True,
     ),
 }
 

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.checks import require_choice, require_fraction, require_positive_int
-from fsdpplan.spec.program import ProgramName
+from fsdpplan.spec.program import ProgramName, program_named
 from fsdpplan.spec.remembered import RemembersHash, remembered_hash
 from fsdpplan.spec.runtime import Runtime, RuntimeName, runtime_named
 from fsdpplan.spec.torch_release import TorchRelease, torch_release
@@ -48,8 +48,8 @@ class Training(RemembersHash):
     torch: str | None = None
     """Release of PyTorch that the job trains with, `2.9`; None: not said, and not looked at."""
     program: ProgramName = "reference"
-    """What trains under runtime fsdp2: the reference decoder, a model of the user's own, or one of
-    Hugging Face, the last two by `parallelize`."""
+    """What trains: the reference decoder, a model of the user's own or one of Hugging Face, the
+    last two by `parallelize`, or a program of others that `emit-launch --target` knows."""
     fp8_recipe: Fp8Recipe = "tensorwise"
     """Scales of fp8 matmuls, with precision fp8: one a tensor computed on the spot, one a row, or
     one a tensor from earlier steps (Transformer Engine's delayed scaling)."""
@@ -86,10 +86,11 @@ class Training(RemembersHash):
             raise SpecError(f"torch must be major.minor, {torch_release(self.torch)}, in a plan")
         if self.runtime == "autocast":
             self._require_autocast()
-        if self.program != "reference" and self.runtime != "fsdp2":
+        runtimes = program_named(self.program).runtimes
+        if self.program != "reference" and self.runtime not in runtimes:
             raise SpecError(
-                f"program {self.program} is trained by runtime fsdp2, not by {self.runtime}: leave "
-                "--program out, or use --runtime fsdp2"
+                f"program {self.program} is trained by runtime {runtimes[0]}, not by "
+                f"{self.runtime}: leave --program out, or use --runtime {runtimes[0]}"
             )
         if self.optimizer != "adamw" and self.runtime != "fsdp2":
             raise SpecError(

@@ -31,6 +31,7 @@ from fsdpplan.search.advice.words import describe
 from fsdpplan.search.recommend import recommend as ranked_layouts
 from fsdpplan.search.result import NearestMiss, SearchResult
 from fsdpplan.spec.plan import Plan, RankedLayout
+from fsdpplan.spec.program import program_named
 from fsdpplan.units import format_gib
 
 NOT_SAVED = "not saved; fsdpplan emit-launch and fsdpplan run read what is saved without --no-save"
@@ -130,13 +131,16 @@ def saved(inputs: Inputs, result: SearchResult, place: Path) -> str:
     chosen = result.ranked[0]
     write_plan(plan_of(inputs, result, chosen), place)
     shown = "" if place == Path(DEFAULT_PLAN) else f" {shlex.quote(str(place))}"
+    program = inputs.training.program
+    if program_named(program).is_target:
+        return f"saved as {place}; next: fsdpplan emit-launch{shown} --target {program}"
     if not chosen.estimate.runnable:
         return (
             f"saved as {place}; fsdpplan's own trainer is FSDP2's, not "
             f"{inputs.training.traits.words}: launch a program of yours by fsdpplan "
             f"emit-launch{shown} --script train.py"
         )
-    if inputs.training.program != "reference":
+    if program != "reference":
         return f"saved as {place}; next: fsdpplan emit-launch{shown} --script train.py > job.sbatch"
     return (
         f"saved as {place}; next: fsdpplan emit-launch{shown} > job.sbatch, or fsdpplan run{shown}"

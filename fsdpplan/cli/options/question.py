@@ -202,10 +202,10 @@ class TrainingOptions:
     program: Annotated[
         ProgramName | None,
         Flag(
-            metavar="reference|own|hf",
+            metavar="reference|own|hf|torchtitan|megatron|accelerate",
             parse=choice(ProgramName),
-            help="What trains: fsdpplan's decoder (default), a model of yours, or Hugging Face's; "
-            "only what it can run is planned.",
+            help="What trains: fsdpplan's decoder (default), a model of yours, Hugging Face's, or "
+            "another program; only what it can run is planned.",
         ),
     ] = None
     headroom: Annotated[

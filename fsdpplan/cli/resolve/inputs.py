@@ -32,6 +32,7 @@ from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.estimate import Estimate
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
+from fsdpplan.spec.program import program_named
 from fsdpplan.spec.torch_features import slower_without
 from fsdpplan.spec.training import Training
 
@@ -84,7 +85,10 @@ def resolve(
     the_model = resolve_model(model)
     the_cluster = resolve_cluster(cluster)
     machines = the_cluster.value.cluster
-    pins = resolve_pins(layout, gpus=machines.gpus, runtime=training.runtime)  # type: ignore[arg-type]
+    runtime = training.runtime
+    if runtime is None and training.program is not None:
+        runtime = program_named(training.program).runtimes[0]
+    pins = resolve_pins(layout, gpus=machines.gpus, runtime=runtime)  # type: ignore[arg-type]
     the_training = resolve_training(
         training, model=the_model.value, cluster=machines, pins=pins.value
     )

@@ -9,7 +9,12 @@ from fsdpplan.cli.options.question import TrainingOptions
 from fsdpplan.cli.resolve import Resolved, flag
 from fsdpplan.cost.memory.peak_band import peak_log_error
 from fsdpplan.errors import SpecError
-from fsdpplan.search.defaults import DEFAULT_SEQ_LEN, DEFAULT_TOKENS_PER_STEP, default_global_batch
+from fsdpplan.search.defaults import (
+    DEFAULT_SEQ_LEN,
+    DEFAULT_TOKENS_PER_STEP,
+    default_global_batch,
+    program_defaults,
+)
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.rules.legal_batch import legal_global_batch
 from fsdpplan.spec.cluster import Cluster
@@ -31,6 +36,13 @@ def resolve_training(
     seq_len = _seq_len(options, model)
     given = {name: getattr(options, name) for name in (*POLICIES, *FP8_POLICIES, "program")}
     values: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if options.program is not None:
+        taken = program_defaults(
+            options.program,
+            precision=options.precision,  # type: ignore[arg-type]
+            gpus=cluster.gpus,
+        )
+        values = {**taken, **values}
     if options.headroom is not None:
         values["headroom_fraction"] = options.headroom
     if options.fits is not None:

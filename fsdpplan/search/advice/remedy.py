@@ -168,11 +168,12 @@ def _gpu_counts(cluster: Cluster) -> Iterator[int]:
 def with_gpus(cluster: Cluster, gpus: int) -> Cluster:
     """The same devices, more of them; only memory and legality are asked of it."""
     *inner, outer = cluster.levels
+    outer = replace(outer, domain_gpus=max(outer.domain_gpus, gpus), whole_gpus=None)
     return replace(
         cluster,
         gpus=gpus,
         gpus_per_node=cluster.gpus_per_node if cluster.nodes > 1 else gpus,
-        levels=(*inner, replace(outer, domain_gpus=max(outer.domain_gpus, gpus))),
+        levels=(*inner, outer),
     )
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import get_args
 
 from fsdpplan.search.defaults import default_global_batch
 from fsdpplan.search.enumerate import divisors
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.rules.legality import first_problem
+from fsdpplan.search.rules.program import vocabulary_of
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.layout import GradientSync, Layout, Sharding
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
 
@@ -36,12 +38,30 @@ def legal_global_batch(
     for batch in sorted(batches, key=lambda batch: (abs(batch - usual), batch)):
         layout = batches[batch]
         number = batch // layout.data_parallel
-        whole = replace(layout, num_microbatches=number)
         asked = replace(training, global_batch=batch)
-        case = Case(model=model, cluster=cluster, training=asked, layout=whole)
-        if first_problem(case) is None:
-            return batch
+        for plain in _policies(replace(layout, num_microbatches=number), training):
+            case = Case(model=model, cluster=cluster, training=asked, layout=plain)
+            if first_problem(case) is None:
+                return batch
     return usual
+
+
+def _policies(layout: Layout, training: Training) -> Iterator[Layout]:
+    """`layout`, and for a program of others the same as it shards and reduces."""
+    yield layout
+    if vocabulary_of(training.program) is None:
+        return
+    shardings: tuple[Sharding, ...] = ("fsdp", "zero1", "ddp")
+    for sharding in shardings:
+        for sync in get_args(GradientSync):
+            if sharding != "ddp" or layout.shard_ranks == 1:
+                keeps = sharding == "fsdp" and layout.pp > 1
+                yield replace(
+                    layout,
+                    sharding=sharding,
+                    gradient_sync=sync,
+                    reshard_after_forward="never" if keeps else "always",
+                )
 
 
 def _nearest(usual: int, layout: Layout) -> int:

@@ -12,7 +12,7 @@ from fsdpplan.cost.schedule.stages import layout_stage_blocks
 from fsdpplan.search.pieces import pieces_problems
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.rules.pipeline import pipeline_problems
-from fsdpplan.search.rules.program import program_problems
+from fsdpplan.search.rules.program import program_problems, program_question_problems
 from fsdpplan.search.rules.rule import Problem
 from fsdpplan.search.rules.sharding import sharding_problems
 from fsdpplan.spec.case import Case
@@ -39,7 +39,11 @@ def question_problem(
     *, model: Model, cluster: Cluster, training: Training, pins: Pins
 ) -> str | None:
     """Why no layout with these pins can be trained, whatever else it is; None if one may be."""
-    rules = (_question(model, cluster, training), _experts(pins.ep or 1, model))
+    rules = (
+        _question(model, cluster, training),
+        _experts(pins.ep or 1, model),
+        program_question_problems(model=model, cluster=cluster, training=training),
+    )
     problem = next((problem for rule in rules for problem in rule), None)
     return problem.sentence if problem else None
 

@@ -6,19 +6,35 @@ They say what `parallelize` of the trainer would refuse after the queue.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 
+from fsdpplan.search.pins import Pins
 from fsdpplan.search.rules.rule import Problem
 from fsdpplan.spec.case import Case
+from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.program import Program, ProgramName, program_named
+from fsdpplan.spec.programs.accelerate import ACCELERATE
+from fsdpplan.spec.programs.megatron import MEGATRON
+from fsdpplan.spec.programs.torchtitan import TORCHTITAN
+from fsdpplan.spec.programs.words import Unsayable, Vocabulary
+from fsdpplan.spec.training import Training
+
+_VOCABULARIES: dict[ProgramName, Vocabulary] = {
+    "torchtitan": TORCHTITAN,
+    "megatron": MEGATRON,
+    "accelerate": ACCELERATE,
+}
 
 
 def program_problems(case: Case) -> Iterator[Problem]:
     """What of the layout the training's program cannot run."""
     layout = case.layout
+    vocabulary = vocabulary_of(case.training.program)
     program = program_named(case.training.program)
+    if vocabulary is not None:
+        yield from _unsaid(program, vocabulary.problems(case))
     if program.knows_blocks:
         return
     yield from _blocks(layout, program)
@@ -28,6 +44,51 @@ def program_problems(case: Case) -> Iterator[Problem]:
         yield from _context_parallel(case, program)
 
 
+def program_question_problems(
+    *, model: Model, cluster: Cluster, training: Training
+) -> Iterator[Problem]:
+    """What of a question the training's program cannot run, whatever the layout."""
+    vocabulary = vocabulary_of(training.program)
+    if vocabulary is None:
+        return
+    case = Case(model=model, cluster=cluster, training=training, layout=Layout())
+    program = program_named(training.program)
+    yield from _unsaid(program, vocabulary.of_training(training))
+    yield from _unsaid(program, vocabulary.of_question(case))
+    if cluster.gpus == 1 and "ddp" not in (vocabulary.words["sharding"].values or ("ddp",)):
+        yield Problem(
+            reason=f"one GPU with {program.words}",
+            sentence=f"{program.words} always shards, for which one GPU has no other: use --gpus "
+            "2, or leave --program out",
+        )
+
+
+def vocabulary_of(name: ProgramName) -> Vocabulary | None:
+    """What a program of others can say of a plan; None for what the trainer runs."""
+    return _VOCABULARIES.get(name)
+
+
+def program_pins(pins: Pins, name: ProgramName) -> Pins:
+    """The pins, and what a program of others can say in one way only, where that is not pinned."""
+    vocabulary = vocabulary_of(name)
+    if vocabulary is None:
+        return pins
+    said = {
+        field.name: values[0]
+        for field in fields(Pins)
+        if len(values := vocabulary.words[field.name].values or ()) == 1 and values[0] != ()
+    }
+    return Pins(**{**said, **pins.given()})
+
+
+def _unsaid(program: Program, found: Iterator[Unsayable]) -> Iterator[Problem]:
+    for one in found:
+        yield Problem(
+            reason=f"{program.words} has no word for it ({one.what})",
+            sentence=f"{program.words} cannot express {one.words}; or leave --program out",
+        )
+
+
 def script_problem(case: Case) -> str | None:
     """Why no program of the user's can run the layout, whatever model it trains; None if one may.
 
@@ -35,7 +96,7 @@ def script_problem(case: Case) -> str | None:
     `parallelize` takes. Other runtimes are programs that fsdpplan knows nothing of.
     """
     training = case.training
-    if training.runtime != "fsdp2":
+    if training.runtime != "fsdp2" or program_named(training.program).is_target:
         return None
     name: ProgramName = "hf" if training.program == "reference" else training.program
     asked = replace(case, training=replace(training, program=name))

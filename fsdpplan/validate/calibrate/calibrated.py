@@ -81,7 +81,9 @@ def calibrated(measurements: Sequence[Measurement], cluster: Cluster) -> Calibra
         cluster,
         device=replace(device.device, error=errors, evidence=evidence),
         levels=tuple(
-            level if fit is None else replace(fit.level, domain_gpus=level.domain_gpus)
+            level
+            if fit is None
+            else replace(fit.level, domain_gpus=level.domain_gpus, whole_gpus=level.whole_gpus)
             for level, fit in zip(cluster.levels, levels, strict=True)
         ),
         weak=(),  # what was weak was measured with the rest

@@ -73,7 +73,7 @@ def placement_of(call: MeasuredCall, cluster: Cluster) -> Placement:
         if first // level.domain_gpus == last // level.domain_gpus:
             break
         inner_gpus = level.domain_gpus
-    kept[-1] = replace(kept[-1], domain_gpus=2 * inner_gpus)
+    kept[-1] = replace(kept[-1], domain_gpus=2 * inner_gpus, whole_gpus=None)
     two = replace(cluster, gpus=2 * inner_gpus, gpus_per_node=2 * inner_gpus, levels=tuple(kept))
     return group_placement(
         cluster=two, ranks=2, stride=inner_gpus, groups_at_once=call.groups_at_once

@@ -171,7 +171,7 @@ def _ran_on(machines: Machines, cluster: Cluster | None) -> Cluster | None:
         return None
     ours = (*cluster.levels, *machines.levels[len(cluster.levels) :])
     levels = tuple(
-        replace(level, domain_gpus=theirs.domain_gpus)
+        replace(level, domain_gpus=theirs.domain_gpus, whole_gpus=theirs.whole_gpus)
         for level, theirs in zip(ours, machines.levels, strict=False)
     )
     return replace(cluster, gpus=machines.gpus, gpus_per_node=machines.gpus_per_node, levels=levels)
