@@ -13,6 +13,7 @@ from fsdpplan.search.pins import Pins, changed_pins
 from fsdpplan.search.pins import pin_flag as flag
 from fsdpplan.search.question import Question
 from fsdpplan.search.recommend import recommend
+from fsdpplan.search.rules.program import program_pins
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.estimate import Estimate
 from fsdpplan.spec.layout import MESH_AXES, SPLIT_BACKWARD_SCHEDULES, Layout
@@ -42,7 +43,8 @@ class NamedLayout:
 def named_layout(pins: Pins, *, cluster: Cluster, training: Training) -> NamedLayout:
     """The one layout that the pins name; what is missing is derived, or the default, and said."""
     degrees, derived = _degrees(pins, cluster.gpus)
-    defaults = _default_policies(pins, degrees, cluster)
+    pins = program_pins(pins, training.program)
+    defaults = _default_policies(pins, degrees, cluster, training)
     chosen = {**defaults, **pins.given(), **degrees}
     micro_batch = chosen["micro_batch"]
     ranks = degrees["dp_replicate"] * degrees["dp_shard"]
@@ -75,8 +77,10 @@ def _degrees(pins: Pins, gpus: int) -> tuple[dict[str, int], tuple[str, ...]]:
     return {**degrees, axis: left}, (f"{axis} {left}, the GPUs left by the other degrees",)
 
 
-def _default_policies(pins: Pins, degrees: dict[str, int], cluster: Cluster) -> dict[str, Any]:
-    """What a layout has where it was not said."""
+def _default_policies(
+    pins: Pins, degrees: dict[str, int], cluster: Cluster, training: Training
+) -> dict[str, Any]:
+    """What a layout has where it was not said. Megatron-LM shards the optimizer alone."""
     split, pipelined = degrees["tp"] > 1, degrees["pp"] > 1
     sharded = (
         degrees["dp_shard"] * degrees["cp"] > 1
@@ -84,9 +88,11 @@ def _default_policies(pins: Pins, degrees: dict[str, int], cluster: Cluster) -> 
         else (pins.sharding == "fsdp")
     )
     interleaved = (pins.virtual_stages or 1) > 1
+    of_optimizer = pins.sharding is None and sharded and training.program == "megatron"
+    sharded = sharded and not of_optimizer
     policies: dict[str, Any] = {
         "micro_batch": 1,
-        "sharding": "fsdp" if sharded else "ddp",
+        "sharding": "zero1" if of_optimizer else "fsdp" if sharded else "ddp",
         "sequence_parallel": split,
         "loss_parallel": split,
         "compile": cluster.device.kind == "cuda" and pins.schedule not in SPLIT_BACKWARD_SCHEDULES,

@@ -42,7 +42,7 @@ def question_problem(
     rules = (
         _question(model, cluster, training),
         _experts(pins.ep or 1, model),
-        program_question_problems(model=model, cluster=cluster, training=training),
+        program_question_problems(model=model, cluster=cluster, training=training, pins=pins),
     )
     problem = next((problem for rule in rules for problem in rule), None)
     return problem.sentence if problem else None

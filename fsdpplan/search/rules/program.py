@@ -45,15 +45,16 @@ def program_problems(case: Case) -> Iterator[Problem]:
 
 
 def program_question_problems(
-    *, model: Model, cluster: Cluster, training: Training
+    *, model: Model, cluster: Cluster, training: Training, pins: Pins
 ) -> Iterator[Problem]:
-    """What of a question the training's program cannot run, whatever the layout."""
+    """What of a question the training's program cannot run, whatever else the layout is."""
     vocabulary = vocabulary_of(training.program)
     if vocabulary is None:
         return
     case = Case(model=model, cluster=cluster, training=training, layout=Layout())
     program = program_named(training.program)
     yield from _unsaid(program, vocabulary.of_training(training))
+    yield from _unsaid(program, vocabulary.of_fields(pins.given()))
     yield from _unsaid(program, vocabulary.of_question(case))
     if cluster.gpus == 1 and "ddp" not in (vocabulary.words["sharding"].values or ("ddp",)):
         yield Problem(

@@ -58,10 +58,16 @@ WORDS = {
         says="all", values=("all",), why="it wraps every block that it recomputes"
     ),
     "sequence_parallel": Word(
-        says="off", values=(False,), why="Transformers' plans for tp leave the sequence whole"
+        says="off",
+        values=(False,),
+        why="Transformers' plans for tp leave the sequence whole",
+        instead="--tp 1",
     ),
     "loss_parallel": Word(
-        says="off", values=(False,), why="Transformers' plans for tp gather the logits"
+        says="off",
+        values=(False,),
+        why="Transformers' plans for tp gather the logits",
+        instead="--tp 1",
     ),
     "async_tp": Word(says="off", values=(False,), why="it has no such pass"),
     "offload": Word(says="`fsdp_offload_params`"),

@@ -38,13 +38,15 @@ class Word:
     """All that can be said; None: any."""
     why: str = ""
     """What stands in the way of another value."""
+    instead: str | None = None
+    """What to type in place of a value that has no option of its own; None: the field's option."""
 
     def problem(self, name: str, value: object) -> str | None:
         """The value that cannot be said, and what could be."""
         if self.values is None or value in self.values:
             return None
         flag = "--" + name.replace("_", "-")
-        can = " or ".join(_flag_value(flag, known) for known in self.values)
+        can = self.instead or " or ".join(_flag_value(flag, known) for known in self.values)
         return f"{name} {value} ({self.why}): plan again with {can}"
 
 
@@ -67,22 +69,26 @@ class Vocabulary:
 
     def of_training(self, training: Training) -> Iterator[Unsayable]:
         """Single fields of the training that cannot be said."""
-        return _unsayable(training, self.words)
+        return self.of_fields(_values(training))
+
+    def of_fields(self, values: Mapping[str, object]) -> Iterator[Unsayable]:
+        """Single fields that cannot be said."""
+        for name, value in values.items():
+            problem = self.words[name].problem(name, value)
+            if problem is not None:
+                yield Unsayable(what=f"{name}: {self.words[name].why}", words=problem)
 
     def problems(self, case: Case) -> Iterator[Unsayable]:
         """All that cannot be said of a plan; single fields first."""
-        yield from _unsayable(case.layout, self.words)
+        yield from self.of_fields(_values(case.layout))
         yield from self.of_training(case.training)
         yield from _stage_problems(case.layout)
         yield from self.of_question(case)
         yield from self.of_layout(case)
 
 
-def _unsayable(values: Layout | Training, words: Words) -> Iterator[Unsayable]:
-    for name in field_names(type(values)):
-        problem = words[name].problem(name, getattr(values, name))
-        if problem is not None:
-            yield Unsayable(what=f"{name}: {words[name].why}", words=problem)
+def _values(noun: Layout | Training) -> dict[str, object]:
+    return {name: getattr(noun, name) for name in field_names(type(noun))}
 
 
 def _stage_problems(layout: Layout) -> Iterator[Unsayable]:

@@ -445,6 +445,9 @@ ELSEWHERE = {
     "--max-error": "cli/commands/test_verify.py",
     "--collectives": "cli/commands/test_validate.py",
     "--matmuls": "cli/commands/test_validate.py",
+    "--domain-gpus": "cli/resolve/test_cluster.py",
+    "--segment": "emit/test_segments.py",
+    "--nvlink-label": "emit/test_segments.py",
 }
 """Options that other tests show to change what is done."""
 

@@ -177,3 +177,22 @@ def test_recommend_says_on_its_screen_what_was_found(
     said = " ".join(capsys.readouterr().out.split())
     assert "the hardware is what was found here: 8 x NVIDIA H100 80GB HBM3" in said
     assert "8 GPUs: those of this machine (--gpus)" in said
+
+
+def test_how_much_of_each_nvlink_domain_is_used_is_said_unless_it_was_given() -> None:
+    racks = {"hardware": "gb200-nvl72"}
+    (said,) = found(**racks, gpus=512).assumptions
+    assert said == (
+        "64 of the 72 GPUs of each of 8 NVLink domains, 16 nodes of each (--domain-gpus)"
+    )
+    (whole,) = found(**racks, gpus=144).assumptions
+    assert whole.startswith("all 72 GPUs of each of 2 NVLink domains, 18 nodes of each")
+    (uneven,) = found(**racks, gpus=148).assumptions
+    assert "148 do not fill them evenly" in uneven
+    assert "--gpus 216 would" in uneven
+    assert not found(**racks, gpus=64).assumptions
+    assert not found(hardware="dgx-h100", gpus=512).assumptions
+    given = found(**racks, gpus=512, domain_gpus=32)
+    assert not given.assumptions
+    assert given.value.cluster.levels[0].domain_gpus == 32
+    assert dict(given.sources)["cluster.levels.nvlink.domain_gpus"] == "flag --domain-gpus"
