@@ -40,8 +40,9 @@ def load_model(name: str | Path) -> Model:
 def load_cluster(hardware: str | Path, *, gpus: int | None = None, **flags: Any) -> Cluster:
     """`gpus` devices of a hardware profile, by name or path; all that it has if None.
 
-    `flags` lie over it: `gpus_per_node`, `device`, `intra_bandwidth_bytes_per_second` and
-    `inter_bandwidth_bytes_per_second`, per GPU and one direction.
+    `flags` lie over it: `gpus_per_node`, `domain_gpus` (of each NVLink domain that joins nodes),
+    `device`, `intra_bandwidth_bytes_per_second` and `inter_bandwidth_bytes_per_second`, per GPU and
+    one direction.
     """
     return clusters.load_cluster(str(hardware), gpus=gpus, **flags).cluster
 

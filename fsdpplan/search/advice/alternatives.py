@@ -29,6 +29,9 @@ WORTH_FRACTION = 0.5
 """Several domains that train at less than this share of what they would apart do not belong in
 one step."""
 
+SHARES_WORTH = 1.03
+"""Times as many tokens/s for which more racks, each in part, are worth a word."""
+
 INNER_STEPS = 500
 """Steps between two averages of a low-communication method. Source: Douillard et al., DiLoCo
 (arXiv 2311.08105), abstract: 500 times less communication than synchronous training."""
@@ -47,7 +50,7 @@ class RecommendedPlan:
 def advice(job: RecommendedPlan, *, parts: Sequence[Cluster]) -> tuple[str, ...]:
     """Sentences on machines that cost more than they bring; `parts`: the nodes of each type alone,
     where there are several."""
-    said = (_slow_level(job), _weak_nodes(job), _slow_type(job, parts))
+    said = (_slow_level(job), _shares(job), _weak_nodes(job), _slow_type(job, parts))
     return tuple(sentence for sentence in said if sentence is not None)
 
 
@@ -76,6 +79,43 @@ def _slow_level(job: RecommendedPlan) -> str | None:
         f"({format_seconds(_average_seconds(job, domains))} each) and is not part of fsdpplan, or "
         "train apart"
     )
+
+
+def _shares(job: RecommendedPlan) -> str | None:
+    """Where whole NVLink domains are filled: what shares of a power of two of more of them do."""
+    domain = job.cluster.nvlink_domain
+    if domain is None or domain.whole_gpus or job.cluster.gpus <= domain.domain_gpus:
+        return None
+    share = 1 << (domain.domain_gpus.bit_length() - 1)
+    if share == domain.domain_gpus or job.cluster.gpus % share or share % job.cluster.gpus_per_node:
+        return None
+    shared = _tokens_per_second(job, with_shares(job.cluster, share))
+    least = SHARES_WORTH * job.best.estimate.tokens_per_second
+    if shared is None or shared < least:
+        return None
+    # the gain is that of the shares, not of what was pinned
+    whole = _tokens_per_second(job, job.cluster)
+    if whole is None or shared < SHARES_WORTH * whole:
+        return None
+    return (
+        f"{share} of the {domain.domain_gpus} GPUs of each of {job.cluster.gpus // share} NVLink "
+        f"domains (--domain-gpus {share}) train {format_count(shared)} tokens/s, "
+        f"{format_percent(shared / whole - 1)} more than all {domain.domain_gpus} of "
+        f"{job.cluster.gpus // domain.domain_gpus}: groups of a power of two stay inside"
+    )
+
+
+def with_shares(cluster: Cluster, share: int) -> Cluster:
+    """`cluster` with so many GPUs of each domain of its innermost level; ports go with them."""
+    inner, *outer = cluster.levels
+    whole = inner.domain_gpus
+    levels = [replace(inner, domain_gpus=share, whole_gpus=whole)]
+    for level in outer:
+        joined = min(cluster.gpus, level.domain_gpus // whole * share)
+        last = level is outer[-1]
+        ports = max(1, level.ports * share // whole)
+        levels.append(replace(level, domain_gpus=cluster.gpus if last else joined, ports=ports))
+    return replace(cluster, levels=tuple(levels))
 
 
 def _one_domain(cluster: Cluster) -> Cluster:

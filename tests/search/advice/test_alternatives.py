@@ -6,7 +6,12 @@ import pytest
 
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.clusters import load_cluster
-from fsdpplan.search.advice.alternatives import RecommendedPlan, advice, keeping_fraction
+from fsdpplan.search.advice.alternatives import (
+    RecommendedPlan,
+    advice,
+    keeping_fraction,
+    with_shares,
+)
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.recommend import recommend
 from fsdpplan.spec.cluster import Cluster, WeakSpot
@@ -65,3 +70,23 @@ def test_nodes_that_are_faster_alone_are_said_to_be(num_old: int, is_worth_sayin
     asked = job(old if num_old else load_cluster("dgx-h100", gpus=64).cluster)
     said = advice(asked, parts=(new,))
     assert any("nodes with h100-sxm-80g alone" in text for text in said) is is_worth_saying
+
+
+def test_whole_racks_are_comparedwith_shares_of_a_power_of_two_of_more_racks() -> None:
+    """576 GPUs fill eight racks, or 64 of the 72 in each of nine."""
+    mixture = load_model("qwen3-30b-a3b")
+    racks = load_cluster("gb200-nvl72", gpus=576).cluster
+    said = advice(job(racks, mixture, batch=576), parts=())
+    shares = [text for text in said if "--domain-gpus 64" in text]
+    by_hand = load_cluster("gb200-nvl72", gpus=576, domain_gpus=64).cluster
+    whole, shared = (
+        job(cluster, mixture, batch=576).best.estimate.tokens_per_second
+        for cluster in (racks, by_hand)
+    )
+    assert bool(shares) == (shared >= 1.03 * whole)
+    assert not any("--domain-gpus" in text for text in advice(job(by_hand, mixture, 576), parts=()))
+
+
+def test_shares_are_those_that_are_loaded() -> None:
+    racks = load_cluster("gb300-nvl72", gpus=576).cluster
+    assert with_shares(racks, 64) == load_cluster("gb300-nvl72", gpus=576, domain_gpus=64).cluster
