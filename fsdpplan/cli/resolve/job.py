@@ -24,6 +24,7 @@ from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
 from fsdpplan.run.plans import read_plan
 from fsdpplan.spec.plan import Plan
+from fsdpplan.spec.program import program_named
 
 
 def saved_plan(path: str) -> Plan:
@@ -41,6 +42,12 @@ def ranked(path: str, rank: int | None, *, own_program: bool) -> Plan:
     plan = saved_plan(path)
     if rank is not None:
         plan = _with_rank(plan, rank, path)
+    program = plan.training.program
+    if not plan.estimate.runnable and not own_program and program_named(program).is_target:
+        raise SpecError(
+            f"{path} is for {program_named(program).words}, which fsdpplan's own trainer is not: "
+            f"type fsdpplan emit-launch --target {program}, or plan again without --program"
+        )
     if not plan.estimate.runnable and not own_program:
         raise SpecError(
             f"fsdpplan's own trainer is FSDP2's and cannot run {path}, which is for "

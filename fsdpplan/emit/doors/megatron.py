@@ -216,7 +216,7 @@ def _usage(order: Order) -> list[str]:
     lines += by_hand_lines(plan)
     if plan.training.runtime == "fsdp2":
         lines += [
-            "# WARNING: the prediction is for runtime fsdp2; fsdpplan recommend --runtime",
+            "# WARNING: the prediction is for runtime fsdp2; fsdpplan recommend --program",
             "# megatron prices what this program does.",
         ]
     return lines

@@ -18,6 +18,8 @@ def require_sayable(order: Order, *, target: str, vocabulary: Vocabulary) -> Non
         found.append(f"pp {layout.pp} of a plan that does not name its stage_blocks: plan again")
     if found:
         more = f"; and {len(found) - MOST_SHOWN} more" if len(found) > MOST_SHOWN else ""
+        hint = f"; recommend --program {target} plans what it can say"
         raise SpecError(
             f"--target {target} cannot express {'; nor '.join(found[:MOST_SHOWN])}{more}"
+            + ("" if order.plan.training.program == target else hint)
         )

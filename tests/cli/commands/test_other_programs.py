@@ -143,3 +143,13 @@ def test_what_a_program_cannot_do_is_said(
     assert exit_code_of(given) in (2, 3)
     err = " ".join(capsys.readouterr().err.split())
     assert said in err
+
+
+def test_a_plan_for_another_program_is_not_given_to_the_trainer(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert asked("qwen3-0.6b --gpus 8 --hardware dgx-h100", "megatron") == 0
+    for command in ("emit-launch", "rehearse"):
+        capsys.readouterr()
+        assert exit_code_of([command]) == 2
+        assert "emit-launch --target megatron" in capsys.readouterr().err
