@@ -15,9 +15,11 @@ from fsdpplan.cost.memory.peak import rank_memory
 from fsdpplan.cost.step_time import step_time
 from fsdpplan.errors import SpecError
 from fsdpplan.files.clusters import load_cluster
+from fsdpplan.search.defaults import program_defaults
 from fsdpplan.search.rules.legality import first_problem
 from fsdpplan.spec.layout import DDP_BUCKET_BYTES, SPLIT_BACKWARD_SCHEDULES, Layout, Schedule
 from fsdpplan.spec.model import Experts
+from fsdpplan.spec.program import ProgramName
 from tests.cost.problems import SMALL
 from tests.search.questions import Question, question
 
@@ -191,10 +193,24 @@ def by_megatron(asked: Question) -> Question:
     return replace(asked, training=replace(asked.training, runtime="megatron"))
 
 
+def by_program(asked: Question, name: ProgramName) -> Question:
+    """The same for a program of others, with its defaults."""
+    said = program_defaults(name, precision=asked.training.precision, gpus=asked.cluster.gpus)
+    training = replace(asked.training, program=name, **said)  # type: ignore[arg-type]
+    return replace(asked, training=training)
+
+
 IN_CI = {
     "dense on 2": tight(question(FOUR, 2, seq_len=1024, global_batch=4), 4.2),
     "PCIe on 2": tight(question(FIVE, 2, "pcie-8xl40s", seq_len=2048, global_batch=4), 6.0),
     "mixture on 2": tight(question(MIXTURE, 2, seq_len=1024, global_batch=4), 5.5),
+    "torchtitan on 2": by_program(
+        tight(question(FOUR, 2, seq_len=1024, global_batch=4), 4.2), "torchtitan"
+    ),
+    "Megatron-LM on 2": by_program(question(FOUR, 2, seq_len=1024, global_batch=4), "megatron"),
+    "Accelerate on 2": by_program(
+        tight(question(MIXTURE, 2, seq_len=1024, global_batch=4), 5.5), "accelerate"
+    ),
 }
 MORE = {
     "room on 4": question(FOUR, 4, seq_len=1024, global_batch=8),
@@ -207,6 +223,9 @@ MORE = {
     ),
     "long sequences on 8": tight(question(FOUR, 8, seq_len=16384, global_batch=2), 6.0),
     "few sequences on 8": tight(question(SMALL, 8, seq_len=4096, global_batch=2), 4.0),
+    "Megatron-LM and experts on 4": by_program(
+        question(MIXTURE, 4, seq_len=1024, global_batch=4), "megatron"
+    ),
     "ZeRO on 4": by_megatron(question(FOUR, 4, seq_len=1024, global_batch=8)),
 }
 ANY_SPLIT = frozenset(IN_CI)
