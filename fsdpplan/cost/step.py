@@ -75,7 +75,7 @@ def is_runnable(*, training: Training, layout: Layout) -> bool:
 
 
 def executed_flops_ratio(case: Case) -> float:
-    """Executed over useful FLOPs: recomputation counts here."""
+    """Executed over useful FLOPs: recomputation counts here, and the head's padded rows."""
     model, layout = case.model, case.layout
     useful = useful_flops_per_token(model=model, seq_len=case.training.seq_len)
     is_same = layout.checkpoint_blocks == "all"
@@ -85,7 +85,8 @@ def executed_flops_ratio(case: Case) -> float:
         for stage in stages
         for own, blocks in block_cases(case, stage)
     )
-    return 1 + again / useful
+    padded = model.vocab_rows(layout.tp) - model.vocab
+    return 1 + (again + 6.0 * padded * model.hidden) / useful
 
 
 def _repeated_flops_per_token(case: Case) -> float:

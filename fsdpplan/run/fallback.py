@@ -10,7 +10,7 @@ from fsdpplan.run.launch import Launch, emit_script, program_problem
 from fsdpplan.run.ledger import ran_out_of_memory
 from fsdpplan.run.outcome import Outcome
 from fsdpplan.search.advice.ladder import Rung, leaner_layouts
-from fsdpplan.spec.plan import Plan
+from fsdpplan.spec.plan import Plan, assumed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +66,13 @@ def next_layout(plan: Plan, outcome: Outcome, job: Job | None) -> Rung | None:
 
 def with_layout(launch: Launch, rung: Rung, job: Job) -> Launch:
     """The same job in another layout."""
-    plan = replace(launch.plan, layout=rung.layout, estimate=rung.estimate, alternatives=())
+    said = assumed(launch.plan.assumptions, model=launch.plan.model, layout=rung.layout)
+    plan = replace(
+        launch.plan,
+        layout=rung.layout,
+        estimate=rung.estimate,
+        alternatives=(),
+        assumptions=said,
+    )
     origin = f"{launch.origin}, with {rung.words}"
     return Launch(script=emit_script(plan, job), plan=plan, origin=origin)

@@ -17,7 +17,7 @@ from fsdpplan.files import plans
 from fsdpplan.files.table import path_text
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.plan import Plan, RankedLayout
+from fsdpplan.spec.plan import Plan, RankedLayout, assumed
 from fsdpplan.spec.training import Training
 
 
@@ -51,7 +51,7 @@ def new_plan(
         estimate=chosen.estimate,
         alternatives=ranked,
         sources=sources,
-        assumptions=assumptions,
+        assumptions=assumed(assumptions, model=model, layout=chosen.layout),
         warnings=warnings,
         versions=(("fsdpplan", __version__), ("python", platform.python_version())),
     )

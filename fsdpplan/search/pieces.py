@@ -60,7 +60,7 @@ def most_saved_bytes(case: Case) -> int:
     model, layout = case.model, case.layout
     tokens = local_tokens(training=case.training, layout=layout)
     head = 0 if layout.sharding == "fsdp" else DTYPE_BYTES["fp32"] * model.hidden
-    return (MOST_BYTES_A_LOGIT * tokens + head) * -(-model.vocab // layout.tp)
+    return (MOST_BYTES_A_LOGIT * tokens + head) * (model.vocab_rows(layout.tp) // layout.tp)
 
 
 def pieces_problems(*, layout: Layout, training: Training) -> Iterator[Problem]:

@@ -19,6 +19,22 @@ MAX_WIDTH = 100_000_000
 """Beyond these a shape is a slip of the pen, and loops over it would not end."""
 
 
+VOCAB_MULTIPLE = 16
+"""Rows of a vocabulary that a tensor-parallel rank has are padded to a multiple of this: rows of
+logits then begin at 16 bytes in any format, where tensor cores are fast (cuBLAS documentation)."""
+
+
+def padded_vocab(vocab: int, tp: int) -> int:
+    """Rows of a vocabulary that `tp` ranks split evenly: itself, or the next multiple of
+    `tp * VOCAB_MULTIPLE` where `tp` does not divide it.
+
+    As Megatron-LM pads with `--make-vocab-size-divisible-by 16`, of which its default is 128
+    (megatron/training/arguments.py).
+    """
+    step = 1 if vocab % tp == 0 else tp * VOCAB_MULTIPLE
+    return -(-vocab // step) * step
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Router:
     """How a token's experts are chosen, and what each counts for.
@@ -251,6 +267,11 @@ class Model(RemembersHash):
     def has_norm_bias(self) -> bool:
         """Norms of the residual stream have biases."""
         return self.norm == "layernorm" and self.norm_bias
+
+    def vocab_rows(self, tp: int) -> int:
+        """Rows of embedding and head, and columns of the logits, over all `tp` ranks. What
+        `padded_vocab` adds has no token, never learns and never wins."""
+        return padded_vocab(self.vocab, tp)
 
     @property
     def windowed_blocks(self) -> int:

@@ -18,6 +18,18 @@ TORCH_SOURCE = "training.torch"
 DEFAULT_SOURCE = "default"
 """Source of what was not said."""
 
+_PADDED = "vocabulary padded from"
+
+
+def assumed(said: tuple[str, ...], *, model: Model, layout: Layout) -> tuple[str, ...]:
+    """The assumptions `said`, with what this `layout` takes for granted of `model` in the place of
+    what another one does."""
+    rest = tuple(sentence for sentence in said if not sentence.startswith(_PADDED))
+    rows = model.vocab_rows(layout.tp)
+    if rows == model.vocab:
+        return rest
+    return (*rest, f"{_PADDED} {model.vocab:,} to {rows:,} rows for tp {layout.tp}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedLayout:

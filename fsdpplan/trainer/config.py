@@ -25,6 +25,9 @@ PLAN_VARIABLE = "FSDPPLAN_PLAN"
 SCHEMA_VERSION = 1
 """Version of the plan document that this trainer reads."""
 
+VOCAB_MULTIPLE = 16
+"""Rows of a padded vocabulary on a tensor-parallel rank: as plans are priced."""
+
 
 def _from_zero(default: int) -> int:
     """A whole number that may be 0, and may be left out of a plan."""
@@ -110,6 +113,12 @@ class ModelConfig:
     def has_experts(self, layer: int) -> bool:
         """Whether block `layer` routes tokens to experts."""
         return self.experts is not None and layer >= self.experts.dense_layers
+
+    def vocab_rows(self, tp: int) -> int:
+        """Rows of embedding and head over `tp` tensor-parallel ranks: the vocabulary, or the next
+        multiple of `tp * VOCAB_MULTIPLE` where `tp` does not divide it."""
+        step = 1 if self.vocab % tp == 0 else tp * VOCAB_MULTIPLE
+        return -(-self.vocab // step) * step
 
     def window(self, layer: int) -> int:
         """Tokens that attention looks back in block `layer`; 0: all."""

@@ -65,7 +65,7 @@ def forward_backward(
         return assembled.pipeline.forward_backward(micro_batches, assembled.scaler)
     (model,) = assembled.parts
     layout = plan.layout
-    loss_of = loss_function(layout, micro_batches[0].tokens.device, model)
+    loss_of = loss_function(plan, micro_batches[0].tokens.device, model)
     losses = []
     for index, batch in enumerate(micro_batches):
         is_last = index == len(micro_batches) - 1

@@ -23,8 +23,8 @@ from tests.ground_truth.shapes import (
     SMALL,
 )
 
-GPT2_PADDED = replace(GPT2, vocab=50304)
-"""Its own vocabulary of 50,257 splits over no two ranks."""
+GPT2_PADDED = GPT2
+"""Its vocabulary of 50,257 is padded: no tp divides it."""
 
 CASES = {
     "gathered logits": (SMALL, 1024, Layout(dp_shard=4, tp=2, sequence_parallel=True)),

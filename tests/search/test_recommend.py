@@ -368,8 +368,10 @@ def test_one_gpu_has_nothing_to_spread() -> None:
     assert only.estimate.runnable
 
 
-def test_a_vocabulary_that_tp_does_not_divide_is_a_reason() -> None:
-    result = question("gpt2", 8, seq_len=1024, tp=4).answer()
+def test_a_vocabulary_that_tp_does_not_divide_is_a_reason_for_a_users_model() -> None:
+    asked = question("gpt2", 8, seq_len=1024, tp=4)
+    assert {entry.layout.tp for entry in asked.answer().ranked} == {4}
+    result = replace(asked, training=replace(asked.training, program="hf")).answer()
     assert result.ranked == ()
     assert dict(result.rejected)["tp does not divide vocab"] > 0
     assert result.nearest_miss is None

@@ -6,10 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fsdpplan.errors import SpecError
 from fsdpplan.files.catalogue import load_model
-from fsdpplan.spec.model import Experts, LatentAttention
+from fsdpplan.spec.model import VOCAB_MULTIPLE, Experts, LatentAttention, padded_vocab
 
 
 @pytest.mark.parametrize(
@@ -54,6 +56,23 @@ def test_dense_and_windowed_blocks_are_counted() -> None:
     windowed = {"llama-3.1-8b": 0, "mistral-7b-v0.1": 32, "gemma-2-9b": 21, "gemma-3-27b": 52}
     for name, blocks in windowed.items():
         assert load_model(name).windowed_blocks == blocks
+
+
+@given(st.integers(1, 300_000), st.integers(1, 64))
+def test_a_vocabulary_is_padded_where_tp_does_not_divide_it_and_as_little_as_stays_aligned(
+    vocab: int, tp: int
+) -> None:
+    rows = padded_vocab(vocab, tp)
+    assert rows % tp == 0
+    assert (rows == vocab) == (vocab % tp == 0)
+    if rows != vocab:
+        assert rows // tp % VOCAB_MULTIPLE == 0
+        assert vocab < rows < vocab + tp * VOCAB_MULTIPLE
+
+
+def test_gpt2_is_padded_as_everybody_pads_it() -> None:
+    rows = {tp: load_model("gpt2").vocab_rows(tp) for tp in (1, 2, 4, 8)}
+    assert rows == {1: 50257, 2: 50272, 4: 50304, 8: 50304}
 
 
 def test_values_of_latent_attention_have_a_width_of_their_own() -> None:

@@ -46,6 +46,22 @@ TIED_LAYOUTS: dict[str, dict[str, Any]] = {
     "tied_tp": SPLIT | {"dp_shard": 2},
     "tied_pp": PIPED | {"dp_shard": 2},
 }
+PADDED = {"vocab": 61, "hidden": 48}
+PADDED_TIED = {**plans.GPT2_STYLE, "vocab": 61, "hidden": 48}
+PADDED_LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "padded_tp_pp": (PADDED, SPLIT | PIPED),
+    "padded_tp_pp_whole": (PADDED, SPLIT | PIPED | {"loss_chunks": 1}),
+    "padded_tied_tp_pp": (PADDED_TIED, SPLIT | PIPED),
+    "padded_tied_tp_pp_whole": (PADDED_TIED, SPLIT | PIPED | {"loss_chunks": 1}),
+    "padded_tied_tp": (PADDED_TIED, SPLIT | {"dp_shard": 2}),
+    "padded_zbv": (
+        PADDED,
+        SPLIT
+        | PIPED
+        | {"schedule": "zbv", "virtual_stages": 2, "num_microbatches": 4, "loss_chunks": 1},
+    ),
+}
+"""Two tensor-parallel ranks pad the vocabulary to 64."""
 BF16: dict[str, dict[str, Any]] = {"bf16_fsdp": losses.FSDP, "bf16_ddp": losses.DDP}
 CHUNKS = {"loss_chunks": 5}
 """Uneven pieces of 48 tokens and of 24."""
@@ -105,11 +121,15 @@ def measure_all(out: Path) -> None:
     )
     for name, layout in jobs.asked_of(TIED_LAYOUTS).items():
         results[name] = losses.measure(plans.plan_text(model=TIED, **layout, **CHUNKS))
+    for name, (model, layout) in jobs.asked_of(PADDED_LAYOUTS).items():
+        results[name] = losses.measure(plans.plan_text(model=model, **CHUNKS | layout))
     for name, layout in jobs.asked_of(BF16).items():
         text = plans.plan_text(model=MODEL, training={"precision": "bf16"}, **layout, **CHUNKS)
         results[name] = losses.measure(text)
     if dist.get_rank() == 0:
         results["reference"] = losses.reference(MODEL)
         results["tied_reference"] = losses.reference(TIED)
+        results["padded_reference"] = losses.reference(PADDED)
+        results["padded_tied_reference"] = losses.reference(PADDED_TIED)
         results["apart"] = documents_apart()
     jobs.leave_with(results, out)

@@ -10,6 +10,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from fsdpplan.cost.model.shards import whole_model
 from fsdpplan.cost.traffic.rank import step_calls
@@ -18,7 +20,8 @@ from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import LatentAttention, Model
 from fsdpplan.spec.training import Training
-from fsdpplan.trainer.config import parse_plan
+from fsdpplan.trainer.config import PlanConfig, parse_plan
+from fsdpplan.trainer.model.weights import VOCABULARIES, named_parameters
 from fsdpplan.trainer.optimizer import make_optimizer
 from fsdpplan.trainer.parallel.assemble import assemble
 from fsdpplan.trainer.rehearse.counting import CollectiveCounter, layout_axes
@@ -73,6 +76,11 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "six": {"layers": 2, "vocab": 64, "heads": 6, "kv_heads": 2, "head_dim": 8},
     "threes": {"layers": 2, "vocab": 63, "heads": 6, "kv_heads": 3, "head_dim": 8},
+    # no tp divides their vocabularies: two or four ranks pad 61 to 64; of 17 rows on 4 ranks, which
+    # pad to 64 as well, two ranks have none
+    "padded": {"layers": 2, "hidden": 48, "vocab": 61, "kv_heads": 4},
+    "padded gpt2": {**plans.GPT2_STYLE, "layers": 2, "hidden": 72, "vocab": 61},
+    "lonely": {"layers": 2, "hidden": 40, "vocab": 17, "kv_heads": 4},
 }
 
 MODELS["six odd"] = MODELS["odd"] | {"heads": 6, "kv_heads": 6}
@@ -105,6 +113,18 @@ SETS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
         "latent tp2 fsdp": ("latent", TP2 | SHARD2),
         "olmo 2 tp2 fsdp": ("olmo2", TP2 | SHARD2),
         "odd tp2 fsdp": ("odd", TP2 | SHARD2),
+        "padded tp4": ("padded", TP4),
+        "padded tp4, lonely": ("lonely", TP4),
+        "padded tp4, lonely, chunks": ("lonely", TP4 | {"loss_chunks": 3}),
+        "padded tp2 fsdp": ("padded", TP2 | SHARD2),
+        "padded tp2 fsdp, logits gathered": ("padded", TP2 | SHARD2 | {"loss_parallel": False}),
+        "padded tp2 fsdp, chunks": ("padded", TP2 | SHARD2 | {"loss_chunks": 3}),
+        "padded tp2 ddp, last": ("padded", TP2 | DDP2 | LAST),
+        "padded tp2 ddp, chunks": ("padded", TP2 | DDP2 | {"loss_chunks": 3}),
+        "padded gpt-2 tp4": ("padded gpt2", TP4),
+        "padded gpt-2 tp2 fsdp": ("padded gpt2", TP2 | SHARD2),
+        "padded gpt-2 tp2 ddp, chunks": ("padded gpt2", TP2 | DDP2 | LAST | {"loss_chunks": 2}),
+        "bf16 padded tp2 fsdp": ("padded", TP2 | SHARD2),
         "bf16 tp2 fsdp": ("llama", TP2 | SHARD2),
         "bf16 tp2 ddp": ("llama", TP2 | DDP2),
     },
@@ -220,7 +240,22 @@ def measure(text: str) -> dict[str, Any]:
         for key, row in counter.rows.items()
         if key[2] > 1 and key[0] != "broadcast"
     ]
-    return {**found, "rows": sorted(rows)}
+    return {**found, "rows": sorted(rows), "padding": padding(assembled.model, plan)}
+
+
+def padding(model: nn.Module, plan: PlanConfig) -> dict[str, float]:
+    """Largest number in the padded rows of each table, where it has any."""
+    found = {}
+    for name, parameter in named_parameters(model):
+        rows = whole(parameter.detach())[plan.model.vocab :] if name in VOCABULARIES else []
+        if len(rows):
+            found[name] = rows.abs().max().item()
+    return found
+
+
+def whole(values: Tensor) -> Tensor:
+    """A parameter over all ranks."""
+    return values.full_tensor() if isinstance(values, DTensor) else values
 
 
 def measure_all(out: Path) -> None:

@@ -15,7 +15,7 @@ from fsdpplan.files.plan_upgrade import THEN
 from fsdpplan.spec.cluster import Cluster, Device, Level
 from fsdpplan.spec.layout import MESH_AXES as planned_axes
 from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.model import Experts, LatentAttention, Model, Router
+from fsdpplan.spec.model import Experts, LatentAttention, Model, Router, padded_vocab
 from fsdpplan.spec.network import Network
 from fsdpplan.spec.torch_features import TorchNeed
 from fsdpplan.spec.training import Training
@@ -133,6 +133,12 @@ def test_what_the_trainer_must_be_told_stood_in_the_first_plans(read: type, writ
     told = names(read) - set(defaults(read))
     always = names(written) - set(defaults(written))
     assert told <= always | set(THEN.get(written, "").split())
+
+
+@pytest.mark.parametrize("tp", [1, 2, 3, 8, 16])
+@pytest.mark.parametrize("vocab", [1, 61, 64, 32000, 50257])
+def test_vocabularies_are_padded_as_they_are_priced(vocab: int, tp: int) -> None:
+    assert plans.config_of(vocab=vocab).vocab_rows(tp) == padded_vocab(vocab, tp)
 
 
 def test_ranks_are_laid_out_on_the_same_axes() -> None:

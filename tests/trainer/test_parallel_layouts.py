@@ -53,6 +53,18 @@ def test_bf16_begins_as_fp32_does(of: Measure, which: str, name: str) -> None:
     assert found["losses"][-1] < found["losses"][0]
 
 
+PADDED = [case for case in [*FP32, *BF16] if "padded" in case[1]]
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.gloo
+@pytest.mark.parametrize(("which", "name"), PADDED)
+def test_padded_rows_never_learn(of: Measure, which: str, name: str) -> None:
+    padding = of(which)[name]["padding"]
+    assert padding
+    assert set(padding.values()) == {0.0}  # after steps with weight decay
+
+
 @pytest.mark.sampled(8)
 @pytest.mark.gloo
 @pytest.mark.parametrize(("which", "name"), [*FP32, *BF16])

@@ -49,7 +49,7 @@ def test_the_learning_rate_ends_at_a_tenth() -> None:
 def test_the_loss_is_compiled_where_the_blocks_are() -> None:
     """A device needs no driver to be named."""
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
-    compiled, eager = (parse_plan(plan_text(compile=compiled)).layout for compiled in (True, False))
+    compiled, eager = (parse_plan(plan_text(compile=compiled)) for compiled in (True, False))
     assert loss_function(compiled, gpu, None) is not next_token_loss
     assert loss_function(compiled, gpu, None) is loss_function(compiled, gpu, None)
     assert loss_function(compiled, cpu, None) is next_token_loss

@@ -35,6 +35,7 @@ from fsdpplan.errors import NoFeasibleLayout, SpecError
 from fsdpplan.search.one_layout import named_layout, nearest_that_fits
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.rules.legality import legal_layout_problem
+from fsdpplan.spec.plan import assumed
 from fsdpplan.units import format_gib, format_seconds
 
 
@@ -86,7 +87,9 @@ def one_layout(inputs: Inputs) -> OneLayout:
     return OneLayout(
         inputs=replace(
             inputs,
-            assumptions=(*inputs.assumptions, *found.assumptions),
+            assumptions=assumed(
+                (*inputs.assumptions, *found.assumptions), model=inputs.model, layout=layout
+            ),
             warnings=(*inputs.warnings, *slower_words(inputs, layout)),
         ),
         layout=layout,

@@ -30,7 +30,7 @@ from fsdpplan.search.advice.alternatives import RecommendedPlan, advice
 from fsdpplan.search.advice.words import describe
 from fsdpplan.search.recommend import recommend as ranked_layouts
 from fsdpplan.search.result import NearestMiss, SearchResult
-from fsdpplan.spec.plan import Plan, RankedLayout
+from fsdpplan.spec.plan import Plan, RankedLayout, assumed
 from fsdpplan.spec.program import program_named
 from fsdpplan.units import format_gib
 
@@ -97,13 +97,18 @@ def search(inputs: Inputs) -> Found:
 
 
 def advised(inputs: Inputs, found: Found) -> Inputs:
-    """`inputs` with warnings on machines that cost more than they bring."""
+    """`inputs` with what the best layout assumes, and warnings on machines that cost more than they
+    bring."""
     chosen = found.result.ranked[0]
     job = RecommendedPlan(
         model=inputs.model, cluster=inputs.cluster, training=inputs.training, best=chosen
     )
     said = (*advice(job, parts=inputs.parts), *slower_words(inputs, chosen.layout))
-    return replace(inputs, warnings=(*inputs.warnings, *said))
+    return replace(
+        inputs,
+        assumptions=assumed(inputs.assumptions, model=inputs.model, layout=chosen.layout),
+        warnings=(*inputs.warnings, *said),
+    )
 
 
 def _nothing(inputs: Inputs, result: SearchResult) -> str:

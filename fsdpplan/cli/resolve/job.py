@@ -23,7 +23,7 @@ from fsdpplan.emit.slurm.survival import Survival
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
 from fsdpplan.run.plans import read_plan
-from fsdpplan.spec.plan import Plan
+from fsdpplan.spec.plan import Plan, assumed
 from fsdpplan.spec.program import program_named
 
 
@@ -63,7 +63,12 @@ def _with_rank(plan: Plan, rank: int, path: str) -> Plan:
         raise SpecError(
             f"{path} has no rank {rank}: type --rank with one from 1 to {len(plan.alternatives)}"
         )
-    return replace(plan, layout=chosen.layout, estimate=chosen.estimate)
+    return replace(
+        plan,
+        layout=chosen.layout,
+        estimate=chosen.estimate,
+        assumptions=assumed(plan.assumptions, model=plan.model, layout=chosen.layout),
+    )
 
 
 def given(options: Any) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def loss_pieces(case: Case, stage: Stage) -> LossPieces | None:
     if layout.loss_chunks == 1 or not stage.has_head:
         return None
     of = formats(training=training, layout=layout)
-    local_vocab = -(-model.vocab // layout.tp)
+    local_vocab = model.vocab_rows(layout.tp) // layout.tp
     logits = piece_tokens(training=training, layout=layout) * local_vocab
     weights = local_vocab * model.hidden
     summed = FP32_BYTES if training.activation_dtype == "fp16" else of.gathered

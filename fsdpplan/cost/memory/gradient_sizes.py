@@ -77,7 +77,8 @@ def whole_table_gradient_bytes(case: Case, stage: Stage) -> int:
 def _unsplit_elements(case: Case, stage: Stage) -> int:
     model = case.model
     is_whole = stage.has_embedding and not shares_table(model=model, stage=stage)
-    unsplit_rows = model.vocab - -(-model.vocab // case.layout.tp) if is_whole else 0
+    rows, tp = model.vocab_rows(case.layout.tp), case.layout.tp
+    unsplit_rows = rows - rows // tp if is_whole else 0
     return unsplit_rows * model.hidden
 
 
@@ -92,10 +93,10 @@ def embedding_gradient_bytes(case: Case, stage: Stage) -> int:
     of = formats(training=training, layout=layout)
     adds_up = layout.pp == 1 and holds_gradients(layout) and sums_in_reduce_dtype(training)
     element_bytes = of.reduced if adds_up and layout.sharding == "fsdp" else of.gathered
-    local_vocab = -(-model.vocab // layout.tp)
+    local_vocab = model.vocab_rows(layout.tp) // layout.tp
     rows = local_vocab
     if layout.tp > 1 and not training.traits.half_parameters:
-        rows = model.vocab + (rows if layout.pp == 1 else 0)
+        rows = local_vocab * layout.tp + (rows if layout.pp == 1 else 0)
     if shares_table(model=model, stage=stage):
         rows += local_vocab
     if model.positions == "learned":

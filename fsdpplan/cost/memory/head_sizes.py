@@ -52,13 +52,13 @@ def head_sizes(case: Case, stage: Stage) -> HeadSizes:
     head = int(stage.has_head)
     tokens = local_tokens(training=training, layout=layout)
     residual_tokens = -(-tokens // layout.tp) if layout.sequence_parallel else tokens
-    local_vocab = -(-model.vocab // layout.tp)
-    logits = head * tokens * (local_vocab if layout.loss_parallel else model.vocab)
+    local_vocab = model.vocab_rows(layout.tp) // layout.tp
+    logits = head * tokens * (local_vocab if layout.loss_parallel else local_vocab * layout.tp)
     last_residual = head * residual_tokens * model.hidden * of.residual
     last_normed = head * tokens * model.hidden * of.computed
     gathers = layout.tp > 1 and not layout.loss_parallel
     # ranks gather the logits, then join them side by side
-    gathered = head * tokens * (model.vocab + local_vocab) * of.computed if gathers else 0
+    gathered = head * tokens * (layout.tp + 1) * local_vocab * of.computed if gathers else 0
     loss = _loss_bytes(training=training, layout=layout, element_bytes=of.computed)
     pieces = loss_pieces(case, stage)
     kept = last_normed + logits * loss.kept

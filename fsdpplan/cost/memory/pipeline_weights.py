@@ -90,7 +90,8 @@ def split_backward(case: Case, stage: Stage) -> SplitBackward:
     elements = stage_elements(model=model, stage=blocks, tp=layout.tp) // max(1, stage.blocks)
     made = weight_gradient_bytes(model=model, tp=layout.tp, element_bytes=of.computed, ep=layout.ep)
     sizes = head_sizes(case, stage)
-    waiting_head = int(stage.has_head) * tokens * -(-model.vocab // layout.tp) * of.computed
+    local_vocab = int(stage.has_head) * (model.vocab_rows(layout.tp) // layout.tp)
+    waiting_head = tokens * local_vocab * of.computed
     loss = sizes.logits_elements * (FP32_BYTES + of.computed)
     if sizes.pieces is not None:
         waiting_head, loss = sizes.pieces.hidden + sizes.pieces.weight_gradient, 0
@@ -101,10 +102,7 @@ def split_backward(case: Case, stage: Stage) -> SplitBackward:
         input_bytes=residual_tokens * model.hidden * of.residual,
         fresh_block_bytes=elements * of.gathered,
         summed_matrix_bytes=0 if of.reduced == of.gathered else made.up or made.down,
-        fresh_head_bytes=int(stage.has_head)
-        * -(-model.vocab // layout.tp)
-        * model.hidden
-        * of.gathered,
+        fresh_head_bytes=local_vocab * model.hidden * of.gathered,
         adds_in_place=of.reduced == of.gathered or lets_go,
     )
 

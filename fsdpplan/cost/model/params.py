@@ -14,7 +14,7 @@ from functools import lru_cache
 from math import prod
 from typing import Literal
 
-from fsdpplan.spec.model import Experts, LatentAttention, Model
+from fsdpplan.spec.model import Experts, LatentAttention, Model, padded_vocab
 
 TensorParallelSplit = Literal["rows", "columns", "none"]
 """What tensor parallelism splits of a matrix (out, in): outputs, inputs, or nothing."""
@@ -31,10 +31,12 @@ class ParameterTensor:
     is_expert: bool = False
     """Stacked over the routed experts of a block: dim 0 counts experts, and `split` is about one
     expert's part."""
+    is_padded: bool = False
+    """Its rows are a vocabulary: `padded_vocab` where tensor parallelism does not divide them."""
 
     @property
     def elements(self) -> int:
-        """Elements of the whole tensor."""
+        """Elements of the whole tensor, without padding."""
         return prod(self.shape)
 
     @property
@@ -48,7 +50,8 @@ class ParameterTensor:
         first = 1 if self.is_expert else 0
         match self.split:
             case "rows":
-                shape[first] = -(-shape[first] // tp)
+                rows = padded_vocab(shape[0], tp) if self.is_padded else shape[first]
+                shape[first] = -(-rows // tp)
             case "columns":
                 shape[first + 1] = -(-shape[first + 1] // tp)
             case "none":
@@ -172,7 +175,10 @@ def embedding_tensors(model: Model) -> tuple[ParameterTensor, ...]:
     """Token table and, where there are any, position table and the norm behind them."""
     tensors = [
         ParameterTensor(
-            name="tok_embeddings.weight", shape=(model.vocab, model.hidden), split="rows"
+            name="tok_embeddings.weight",
+            shape=(model.vocab, model.hidden),
+            split="rows",
+            is_padded=True,
         )
     ]
     if model.positions == "learned":
@@ -194,7 +200,12 @@ def head_tensors(model: Model) -> tuple[ParameterTensor, ...]:
     tensors = _norm("norm", model.hidden, bias=model.has_norm_bias)
     if not model.tied_embeddings:
         tensors.append(
-            ParameterTensor(name="output.weight", shape=(model.vocab, model.hidden), split="rows")
+            ParameterTensor(
+                name="output.weight",
+                shape=(model.vocab, model.hidden),
+                split="rows",
+                is_padded=True,
+            )
         )
     return tuple(tensors)
 

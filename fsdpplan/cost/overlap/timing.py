@@ -97,7 +97,7 @@ def layout_head_seconds(case: Case) -> tuple[float, float]:
     model, training, layout = case.model, case.training, case.layout
     traits = training.traits
     device = in_family(case.cluster.device, traits.family)
-    vocab = -(-model.vocab // layout.tp)
+    vocab = model.vocab_rows(layout.tp) // layout.tp
     if layout.loss_chunks > 1:
         is_wide = training.activation_dtype == "fp16"
         of = formats(training=training, layout=layout)
@@ -117,7 +117,7 @@ def layout_head_seconds(case: Case) -> tuple[float, float]:
         vocab=vocab,
         precision=training.precision,
         device=device,
-        loss_vocab=vocab if layout.loss_parallel or traits.fused_loss else model.vocab,
+        loss_vocab=vocab if layout.loss_parallel or traits.fused_loss else vocab * layout.tp,
         joins_loss=layout.compile or traits.fused_loss,
         pads=traits.pads_vocabulary,
     )
@@ -130,7 +130,8 @@ def layout_embedding_seconds(case: Case, *, is_tied_here: bool) -> tuple[float, 
     return embedding_seconds(
         model=model,
         tokens=local_tokens(training=training, layout=layout),
-        rows=model.vocab,  # tensor parallelism makes the table's gradient whole on each rank
+        # tensor parallelism makes the table's gradient whole on each rank
+        rows=model.vocab_rows(layout.tp),
         element_bytes=formats(training=training, layout=layout).residual,
         tied=is_tied_here and model.tied_embeddings,
         device=case.cluster.device,

@@ -183,12 +183,13 @@ def _loss_calls(case: Case) -> Iterator[Calls]:
                 call_bytes=FP32_BYTES * size,
             )
         return
+    columns = case.model.vocab_rows(layout.tp)
     yield Calls(
         collective="all_gather",
         group=tp_group(layout),
         dtype=training.activation_dtype,
         count=layout.num_microbatches,
-        call_bytes=tokens * case.model.vocab * DTYPE_BYTES[training.activation_dtype],
+        call_bytes=tokens * columns * DTYPE_BYTES[training.activation_dtype],
     )
 
 

@@ -153,13 +153,12 @@ def _tensor_parallel(case: Case) -> Iterator[Problem]:
 
 
 def _split_widths(case: Case) -> dict[str, int]:
-    """What tensor parallelism splits."""
+    """What tensor parallelism splits, and nobody pads as vocabularies are padded."""
     model, layout = case.model, case.layout
     widths = {
         "heads": model.heads,
         "kv_heads": model.kv_heads,
         "ffn_hidden": model.ffn_hidden if model.dense_blocks else layout.tp,
-        "vocab": model.vocab,
         "seq_len": case.training.seq_len,
     }
     if model.experts:

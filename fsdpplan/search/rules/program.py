@@ -145,6 +145,13 @@ def loss_problem(layout: Layout, program: Program) -> Problem:
 
 
 def _tensor_parallel(layout: Layout, model: Model, program: Program) -> Iterator[Problem]:
+    if model.vocab % layout.tp:
+        yield Problem(
+            reason="tp does not divide vocab",
+            sentence=f"tp {layout.tp} does not divide the vocabulary of {model.vocab}, and "
+            f"{program.words} is not padded as the reference decoder is; use another --tp, or "
+            "--program reference",
+        )
     if not program.has_tensor_plan:
         yield Problem(
             reason="tensor parallelism of a program without a tp_plan",

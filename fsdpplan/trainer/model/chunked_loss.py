@@ -34,6 +34,8 @@ class VocabularyPart:
     """The ranks that have the others; None: there are none."""
     first: int
     """The first of them."""
+    tokens: int
+    """How many of them are tokens': the others, behind them, are padding."""
 
 
 def defer_head(part: nn.Module) -> None:
@@ -52,7 +54,7 @@ def _as_it_is(hidden: Tensor) -> Tensor:
 
 
 def chunked_loss_function(
-    part: nn.Module, *, chunks: int, compiles: bool
+    part: nn.Module, *, chunks: int, compiles: bool, vocab: int
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """The loss of what `part` returns, a decoder or last stage whose head was deferred."""
     owner = getattr(part, "module", part)  # of DDP's wrapper
@@ -60,21 +62,31 @@ def chunked_loss_function(
     def loss_of(hidden: Tensor, targets: Tensor) -> Tensor:
         # read anew each time: FSDP puts the gathered weight in the place of its shard
         weight = current_parameter(owner, "output.weight")
-        return chunked_loss(hidden, weight, targets, chunks=chunks, compiles=compiles)
+        return chunked_loss(hidden, weight, targets, chunks=chunks, compiles=compiles, vocab=vocab)
 
     return loss_of
 
 
 def chunked_loss(
-    hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor, *, chunks: int, compiles: bool
+    hidden_BTD: Tensor,
+    weight_VD: Tensor,
+    targets_BT: Tensor,
+    *,
+    chunks: int,
+    compiles: bool,
+    vocab: int | None = None,
 ) -> Tensor:
-    """Mean cross-entropy over all targets, ignored ones counting 0, from `chunks` pieces."""
-    part = VocabularyPart(group=None, first=0)
+    """Mean cross-entropy over all targets, ignored ones counting 0, from `chunks` pieces. The
+    weight's rows beyond `vocab` are padding, whose logits count as -inf."""
+    vocab = vocab or weight_VD.shape[0]
+    part = VocabularyPart(group=None, first=0, tokens=vocab)
     if isinstance(weight_VD, DTensor):
         hidden_BTD = _whole_hidden(hidden_BTD, weight_VD)
         mesh, weight_VD = weight_VD.device_mesh, weight_VD.to_local()
+        rows = weight_VD.shape[0]
+        first = mesh.get_local_rank() * rows
         part = VocabularyPart(
-            group=mesh.get_group(), first=mesh.get_local_rank() * weight_VD.shape[0]
+            group=mesh.get_group(), first=first, tokens=min(rows, max(0, vocab - first))
         )
     hidden_ND, targets_N = hidden_BTD.flatten(0, 1), targets_BT.flatten()
     made = _loss_and_gradients(
@@ -174,13 +186,15 @@ def _piece_loss(
 ) -> tuple[Tensor, Tensor]:
     """(sum of the losses, gradient of the logits); the gradient takes the place of the logits."""
     values = logits_NV.float()
+    if part.tokens < values.shape[1]:
+        values[:, part.tokens :] = -torch.inf
     highest = values.amax(1)
     _reduce(highest, part, dist.ReduceOp.MAX)
     values.sub_(highest[:, None])
     rows = targets_N - part.first
     is_here = (rows >= 0) & (rows < values.shape[1])
     rows = torch.where(is_here, rows, 0)[:, None]
-    of_target = values.gather(1, rows)[:, 0] * is_here
+    of_target = torch.where(is_here, values.gather(1, rows)[:, 0], 0.0)
     sums = values.exp_().sum(1)
     _reduce(of_target, part, dist.ReduceOp.SUM)
     _reduce(sums, part, dist.ReduceOp.SUM)

@@ -62,8 +62,10 @@ class Decoder(nn.Module):
         blocks: Iterable[int] | None = None,
         has_embedding: bool = True,
         has_head: bool = True,
+        vocab_rows: int | None = None,
     ) -> None:
-        """`blocks` are the numbers of those to build; None: all."""
+        """`blocks` are the numbers of those to build; None: all. `vocab_rows`: of embedding and
+        head, padding included; None: there is none."""
         super().__init__()
         self.config = config
         self.whole_length: int | None = None
@@ -74,8 +76,9 @@ class Decoder(nn.Module):
         self.embedding_norm: nn.Module | None = None
         self.norm: nn.Module | None = None
         self.output: nn.Linear | None = None
+        vocab_rows = vocab_rows or config.vocab
         if has_embedding:
-            self.tok_embeddings = nn.Embedding(config.vocab, config.hidden)
+            self.tok_embeddings = nn.Embedding(vocab_rows, config.hidden)
             if config.positions == "learned":
                 self.pos_embeddings = nn.Embedding(config.max_positions, config.hidden)
             if config.embedding_norm:
@@ -84,7 +87,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleDict({str(i): Block(config, layer=i) for i in numbers})
         if has_head:
             self.norm = make_norm(config)
-            self.output = nn.Linear(config.hidden, config.vocab, bias=False)
+            self.output = nn.Linear(config.hidden, vocab_rows, bias=False)
             if config.tied_embeddings and self.tok_embeddings is not None:
                 self.output.weight = self.tok_embeddings.weight
 

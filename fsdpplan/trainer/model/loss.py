@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ..config import LayoutConfig
+from ..config import PlanConfig
 from ..text.batch import IGNORED
 from .chunked_loss import chunked_loss_function
 
@@ -29,16 +29,19 @@ def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
 
 
 def loss_function(
-    layout: LayoutConfig, device: torch.device, part: nn.Module | None
+    plan: PlanConfig, device: torch.device, part: nn.Module | None
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """The loss of what `part` returns: the model, its wrapper, or the last stage (None: this rank
     has it not).
 
     Compiled where the blocks are: eager, it reads and writes the logits in fp32 several times over.
     """
+    layout = plan.layout
     compiles = layout.compile and device.type == "cuda"
     if layout.loss_chunks > 1 and part is not None:
-        return chunked_loss_function(part, chunks=layout.loss_chunks, compiles=compiles)
+        return chunked_loss_function(
+            part, chunks=layout.loss_chunks, compiles=compiles, vocab=plan.model.vocab
+        )
     return _compiled_loss() if compiles else next_token_loss
 
 

@@ -36,9 +36,18 @@ def materialise(
             setattr(module, name, torch.empty_like(buffer, device=buffers))
 
 
+VOCABULARIES = ("tok_embeddings.weight", "output.weight")
+"""Parameters whose rows are tokens', and may be padded."""
+
+
 @torch.no_grad()
 def initialise(
-    model: nn.Module, *, seed: int, layers: int, copies: Mapping[str, str] | None = None
+    model: nn.Module,
+    *,
+    seed: int,
+    layers: int,
+    copies: Mapping[str, str] | None = None,
+    vocab: int | None = None,
 ) -> None:
     """Fill the reference decoder in place: normal(0, 0.02), the outputs onto the residual stream
     scaled by 1/sqrt(2 layers), norms at one, biases at zero (GPT-2 paper, section 2.3), attention
@@ -46,7 +55,7 @@ def initialise(
 
     Each rank draws every parameter whole, one at a time, and keeps its part. The values depend on
     the parameter's name, the seed and the kind of device, not on the layout. `copies` says whose
-    values parameters get that are copies.
+    values parameters get that are copies. Rows of tables beyond `vocab` are padding, and zero.
     """
     residual_std = 0.02 / math.sqrt(2 * layers)
     for name, parameter in named_parameters(model):
@@ -55,7 +64,9 @@ def initialise(
         elif parameter.ndim > 1:
             name = (copies or {}).get(name, name)
             residual = name.endswith(("wo.weight", "w2.weight"))
-            _fill_normal(name, parameter, seed=seed, std=residual_std if residual else 0.02)
+            std = residual_std if residual else 0.02
+            rows = vocab if name in VOCABULARIES else None
+            _fill_normal(name, parameter, seed=seed, std=std, rows=rows)
         else:
             parameter.fill_(1.0)
     for buffer in model.buffers():
@@ -68,13 +79,18 @@ def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
         yield name.removeprefix("module."), parameter
 
 
-def _fill_normal(name: str, parameter: nn.Parameter, *, seed: int, std: float) -> None:
+def _fill_normal(
+    name: str, parameter: nn.Parameter, *, seed: int, std: float, rows: int | None
+) -> None:
+    """Draw the first `rows` of a parameter, or all; the others are zero."""
     local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
     generator = torch.Generator(device=local.device)
     # Of a CPU generator's seed only 32 bits count.
     generator.manual_seed(zlib.crc32(f"{seed}:{name}".encode()))
     whole = torch.empty(parameter.shape, dtype=local.dtype, device=local.device)
-    whole.normal_(std=std, generator=generator)
+    whole[:rows].normal_(std=std, generator=generator)
+    if rows is not None:
+        whole[rows:].zero_()
     local.copy_(part_of(whole, parameter))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -62,18 +63,21 @@ def build_parts(
     This and `assemble` apart: meshes and DTensors are made outside of a fake mode, values inside.
     """
     with torch.device("meta"):
-        parts = (Decoder(plan.model),) if meshes.pp is None else _build_stages(plan, meshes.pp)
+        parts = _build_stages(plan, meshes.pp) if meshes.pp else (_build(plan),)
     for part in parts:
         lay_out(_part(part, plan, meshes, device), REFERENCE_STEPS)
     return parts[0] if len(parts) == 1 else RankModel(parts), parts
 
 
+def _build(plan: PlanConfig, **part: Any) -> Decoder:
+    """The decoder, or a `part` of it, its vocabulary padded to what tensor parallelism splits."""
+    return Decoder(plan.model, vocab_rows=plan.model.vocab_rows(plan.layout.tp), **part)
+
+
 def _build_stages(plan: PlanConfig, pp: DeviceMesh) -> tuple[Decoder, ...]:
     """The parts of the decoder that are this rank's."""
     return tuple(
-        Decoder(
-            plan.model, blocks=share.blocks, has_embedding=share.is_first, has_head=share.is_last
-        )
+        _build(plan, blocks=share.blocks, has_embedding=share.is_first, has_head=share.is_last)
         for share in rank_shares(plan, pp_rank=pp.get_local_rank())
     )
 
@@ -138,7 +142,7 @@ def finish(
         home = torch.device("cpu") if plan.layout.offload == "cpu" else device
         materialise(part, home, buffers=device)
     copies = copied_parameters(plan)
-    initialise(model, seed=seed, layers=plan.model.layers, copies=copies)
+    initialise(model, seed=seed, layers=plan.model.layers, copies=copies, vocab=plan.model.vocab)
     parts = tuple(REFERENCE_STEPS.replicas(_part(part, plan, meshes, device)) for part in parts)
     pipeline = None if meshes.pp is None else Pipeline(parts, plan, meshes, device)
     scaler = LossScaler(device) if plan.training.precision == "fp16" else None

@@ -29,7 +29,6 @@ def _tensor_parallel_problems(plan: PlanConfig) -> Iterator[str]:
     widths = {
         "heads": model.heads,
         "key/value heads": layout.tp if model.latent else model.kv_heads,
-        "vocabulary": model.vocab,
         "tokens a rank": plan.training.seq_len // layout.cp,
     }
     if any(not model.has_experts(layer) for layer in range(model.layers)):

@@ -65,7 +65,7 @@ class Pipeline:
         self._layout = plan.layout
         self._scaler: LossScaler | None = None
         last = [stage for stage, share in zip(stages, shares, strict=True) if share.is_last]
-        self._loss_of = loss_function(plan.layout, device, last[0] if last else None)
+        self._loss_of = loss_function(plan, device, last[0] if last else None)
         self._has_first = any(share.is_first for share in shares)
         self._has_last = any(share.is_last for share in shares)
         self._tables = TiedTables.of(stages, shares, plan, meshes.pp)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
@@ -42,6 +43,25 @@ class SplitWeight(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         split_parameter(module, "weight", device_mesh)
         return module
+
+
+def mask_padding(head: nn.Module, *, vocab: int, mesh: DeviceMesh) -> None:
+    """Let logits of a head's rows beyond `vocab`, which are padding, be -inf: they never win, and
+    their gradient is exactly zero."""
+    weight = head.weight
+    assert isinstance(weight, DTensor)
+    if weight.shape[0] == vocab:
+        return
+    first = weight.shape[0] // mesh.size() * mesh.get_local_rank()
+
+    @torch.no_grad()  # they have no gradient by which to undo it
+    def mask(_: nn.Module, __: object, logits: Tensor) -> None:
+        if isinstance(logits, DTensor):
+            logits.to_local()[..., max(0, vocab - first) :] = -torch.inf
+        else:  # gathered
+            logits.data[..., vocab:] = -torch.inf
+
+    head.register_forward_hook(mask)
 
 
 class SplitPositions(ParallelStyle):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..clip import clip_gradients
-from ..config import LayoutConfig, PlanConfig
+from ..config import PlanConfig
 from ..errors import TrainerError
 from ..model.buffers import restore_buffers
 from ..model.weights import materialise as allocate
@@ -43,7 +43,7 @@ def _pause() -> None:
 
 def require_applicable(model: nn.Module, plan: PlanConfig) -> None:
     """Raise TrainerError naming what of the plan cannot be applied to a model that is not ours."""
-    problems = list(_problems(plan.layout))
+    problems = list(_problems(plan))
     if problems:
         raise TrainerError(
             f"parallelize cannot apply {'; '.join(problems)} to {type(model).__name__}, which is "
@@ -51,13 +51,16 @@ def require_applicable(model: nn.Module, plan: PlanConfig) -> None:
         )
 
 
-def _problems(layout: LayoutConfig) -> Iterator[str]:
+def _problems(plan: PlanConfig) -> Iterator[str]:
+    layout, vocab = plan.layout, plan.model.vocab
     if layout.pp > 1:
         yield f"pp {layout.pp} (it needs the model cut into stages; --pp 1 works)"
     if layout.ep > 1:
         yield f"ep {layout.ep} (it needs to know how tokens reach experts; --ep 1 works)"
     if layout.tp > 1 and layout.sharding == "ddp":
         yield f"tp {layout.tp} with ddp (--sharding fsdp works)"
+    if vocab % layout.tp:
+        yield f"tp {layout.tp} with a vocabulary of {vocab} (a divisor of it works)"
     if layout.loss_chunks > 1:
         yield f"loss_chunks {layout.loss_chunks} (the loss is the program's own; 1 works)"
 

@@ -67,6 +67,13 @@ def test_parallel_shards_cover_the_tensor(model: Model, tp: int, ep: int) -> Non
             assert tensor.local_shape(tp, ep)[0] == -(-tensor.shape[0] // ep)
 
 
+@given(any_models(), st.sampled_from([1, 2, 3, 4, 7, 8]))
+def test_tables_are_padded_to_what_tp_splits_evenly(model: Model, tp: int) -> None:
+    tables = [t for t in embedding_tensors(model) + head_tensors(model) if model.vocab in t.shape]
+    rows = {tensor.local_shape(tp)[0] for tensor in tables}
+    assert rows == {model.vocab_rows(tp) // tp}
+
+
 def test_experts_are_split_over_ep_and_each_over_tp() -> None:
     tensors = {tensor.name: tensor for tensor in block_tensors(load_model("gpt-oss-20b"))}
     assert tensors["experts.w1.weight"].local_shape(tp=4, ep=8) == (4, 720, 2880)

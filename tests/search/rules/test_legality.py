@@ -213,10 +213,12 @@ def test_delayed_scales_are_another_runtimes() -> None:
     assert elsewhere.problem is None
 
 
-def test_a_vocabulary_that_tp_does_not_divide() -> None:
-    asked = case("gpt2", tp=4, **TP)
-    assert asked.problem.reason == "tp does not divide vocab"  # type: ignore[attr-defined]
-    assert "50257" in asked.problem.sentence  # type: ignore[attr-defined]
+def test_a_vocabulary_that_tp_does_not_divide_is_padded_but_of_a_users_model() -> None:
+    asked = case("gpt2", tp=4, seq_len=1024, **TP | {"sharding": "fsdp", "dp_shard": 2})
+    assert asked.problem is None
+    of_a_user = replace(asked, training=replace(asked.training, program="hf"))
+    assert of_a_user.problem.reason == "tp does not divide vocab"  # type: ignore[attr-defined]
+    assert "50257" in of_a_user.problem.sentence  # type: ignore[attr-defined]
 
 
 def test_positions_that_the_table_does_not_have() -> None:

@@ -51,6 +51,14 @@ def test_a_tied_table_gets_both_of_its_gradients(results: Results, name: str) ->
     require_equal(results[name], results["tied_reference"])
 
 
+@pytest.mark.sampled(2)
+@pytest.mark.gloo
+@pytest.mark.parametrize("name", loss_layouts.PADDED_LAYOUTS)
+def test_a_padded_vocabulary_trains_as_one_that_is_not(results: Results, name: str) -> None:
+    reference = "padded_tied_reference" if "tied" in name else "padded_reference"
+    require_equal(results[name], results[reference])
+
+
 @pytest.mark.gloo
 @pytest.mark.parametrize("name", loss_layouts.BF16)
 def test_pieces_in_bf16_begin_as_fp32_does(results: Results, name: str) -> None:
