@@ -55,6 +55,9 @@ EXPERTS = {
         }
     }
 }
+PADDED = {"model": WIDTHS | {"vocab": 59}}
+"""Two tensor-parallel ranks have 64 rows of it, four of them 64 too."""
+PADDED_TIED = {"model": PADDED["model"] | {"tied_embeddings": True}}
 MUON = DENSE | {"training": {"optimizer": "muon"}}
 
 SPLIT = {"tp": 2, "sequence_parallel": True, "loss_parallel": True}
@@ -118,6 +121,18 @@ CASES: dict[str, Case] = {
         reads=("experts_one",),
     ),
     "ep_pp": Case(world=4, plan=EXPERTS | PIPED | {"dp_shard": 2, "ep": 2}, reads=("ep_tp",)),
+    "padded_one": Case(world=1, plan=PADDED, reads=("padded_tp", "padded_tp_fsdp")),
+    "padded_tp": Case(world=2, plan=PADDED | WHOLE | SPLIT, reads=("padded_one", "padded_pp")),
+    "padded_tp_fsdp": Case(
+        world=4, plan=PADDED | SPLIT | {"dp_shard": 2}, reads=("padded_fsdp3", "padded_tp")
+    ),
+    "padded_fsdp3": Case(world=3, plan=PADDED | {"dp_shard": 3}, reads=("padded_tp_fsdp",)),
+    "padded_pp": Case(world=4, plan=PADDED | SPLIT | PIPED, reads=("padded_tp_fsdp",)),
+    "padded_tied_one": Case(world=1, plan=PADDED_TIED, reads=("padded_tied_pp",)),
+    "padded_tied_pp": Case(
+        world=4, plan=PADDED_TIED | SPLIT | PIPED, reads=("padded_tied_one", "padded_tied_tp")
+    ),
+    "padded_tied_tp": Case(world=2, plan=PADDED_TIED | WHOLE | SPLIT, reads=("padded_tied_pp",)),
     "muon_one": Case(world=1, plan=MUON, reads=("muon_tp_fsdp",)),
     "muon_fsdp": Case(world=4, plan=MUON | {"dp_shard": 4}, reads=("muon_one",)),
     "muon_tp_fsdp": Case(world=4, plan=MUON | SPLIT | {"dp_shard": 2}, reads=("muon_fsdp",)),

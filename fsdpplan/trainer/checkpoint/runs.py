@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 from ..config import PlanConfig
 from ..errors import TrainerError
+from ..model.weights import VOCABULARIES
 from ..parallel.tied_tables import copied_parameters
 from ..rng import generator_states, restore_generators, seed_generators
 from .files import (
@@ -39,13 +40,23 @@ from .files import (
 )
 from .owner import leave_folder, require_free, take_folder
 from .progress import SCHEMA_VERSION, Progress, read_progress, require_same_run, written_by
-from .state import Staging, equalise_copies, fill_optimizer, named_tensors, tree
+from .state import (
+    Staging,
+    TensorTree,
+    equalise_copies,
+    fill_optimizer,
+    flat,
+    named_tensors,
+    tree,
+)
 from .storage import (
     CheckedReader,
+    OwnTensors,
+    Padding,
     PublishingWriter,
-    StagedTensors,
     TensorsOnly,
     read_index,
+    with_padding,
 )
 
 GROUP_TIMEOUT = timedelta(hours=2)
@@ -108,7 +119,8 @@ class Checkpoints:
         began = time.perf_counter()
         tensors = tree(named_tensors(model, optimizer, copied_parameters(self.plan)))
         tensors["rng"] = {str(dist.get_rank()): generator_states()}
-        planner = None if self.staging is None else StagedTensors(self.staging.take(tensors))
+        copies = None if self.staging is None else self.staging.take(tensors)
+        planner = OwnTensors(padding_of(tensors, self.plan), copies)
         path = checkpoint_path(self.folder, progress.step)
         document = {"schema_version": SCHEMA_VERSION, **asdict(progress), **written_by(self.plan)}
         partial = partial_path(path)
@@ -208,6 +220,7 @@ class Checkpoints:
             fill_optimizer(optimizer)
         named = named_tensors(model, optimizer, copied_parameters(self.plan))
         tensors = tree(named)
+        padding = padding_of(tensors, self.plan)
         rank = dist.get_rank()
         index = read_index(path)
         same_layout = progress.layout == written_by(self.plan)["layout"]
@@ -217,7 +230,7 @@ class Checkpoints:
         try:
             dcp.load(  # type: ignore[attr-defined]
                 tensors,
-                storage_reader=CheckedReader(path, index),
+                storage_reader=CheckedReader(path, with_padding(index, padding)),
                 planner=TensorsOnly(),
                 process_group=self.group,
             )
@@ -276,6 +289,17 @@ class Checkpoints:
             raise TrainerError(told[1])
         answer: Answer = told[0]
         return answer
+
+
+def padding_of(tensors: TensorTree, plan: PlanConfig) -> Padding:
+    """What of the tensors of a run is there for its tensor parallelism only."""
+    vocab, rows = plan.model.vocab, plan.model.vocab_rows(plan.layout.tp)
+    names = (
+        name
+        for name, tensor in flat(tensors)
+        if any(table in name for table in VOCABULARIES) and tensor.shape[:1] == (rows,)
+    )
+    return Padding(names=frozenset(names if rows > vocab else ()), rows=rows, vocab=vocab)
 
 
 def empty_generators(index: Metadata, rank: int) -> dict[str, torch.Tensor]:

@@ -16,6 +16,7 @@ import pickle
 import zlib
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from enum import Enum, EnumMeta
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,19 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.planner import (
     LoadItemType,
     LoadPlan,
     ReadItem,
     SavePlan,
     SavePlanner,
+    WriteItem,
 )
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
@@ -193,16 +200,71 @@ class PublishingWriter(FileSystemWriter):
         retire(self.published, keep=self.keep)
 
 
-class StagedTensors(DefaultSavePlanner):
-    """Plans by the tensors of the run, and writes copies of their values."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Padding:
+    """Rows that tables have for the sake of the layout, and checkpoints have not: they are zero."""
 
-    def __init__(self, copies: dict[str, Tensor]) -> None:
+    names: frozenset[str]
+    """Dotted names of the tensors whose rows are the vocabulary."""
+    rows: int
+    """Of each, as the layout has them."""
+    vocab: int
+    """Of each, as it is saved: the first ones."""
+
+
+class OwnTensors(DefaultSavePlanner):
+    """Plans by the tensors of the run without their padding; with `copies`, writes those values."""
+
+    def __init__(self, padding: Padding, copies: dict[str, Tensor] | None) -> None:
         super().__init__()
+        self.padding = padding
         self.copies = copies
 
+    def create_local_plan(self) -> SavePlan:
+        """This rank's parts, as far as they are not padding."""
+        plan = super().create_local_plan()
+        items = filter(None, map(self._unpadded, plan.items))
+        self.plan = replace(plan, items=list(items))
+        return self.plan
+
+    def _unpadded(self, item: WriteItem) -> WriteItem | None:
+        """None of what is all padding."""
+        data, vocab = item.tensor_data, self.padding.vocab
+        if data is None or item.index.fqn not in self.padding.names:
+            return item
+        (first, *_), (rows, *others) = data.chunk.offsets, data.chunk.sizes
+        if first >= vocab:
+            return None
+        chunk = ChunkStorageMetadata(
+            offsets=data.chunk.offsets, sizes=torch.Size([min(rows, vocab - first), *others])
+        )
+        size = torch.Size([vocab, *data.size[1:]])
+        return replace(item, tensor_data=replace(data, chunk=chunk, size=size))
+
     def lookup_object(self, index: MetadataIndex) -> Any:
-        """The copy of this rank's part."""
+        """This rank's part, or the copy of it."""
+        if self.copies is None:
+            return super().lookup_object(index)
         return self.copies[index.fqn]
+
+    def resolve_data(self, write_item: WriteItem) -> Tensor | io.BytesIO:
+        """What is written of it."""
+        values: Tensor | io.BytesIO = super().resolve_data(write_item)
+        if write_item.index.fqn in self.padding.names and isinstance(values, Tensor):
+            assert write_item.tensor_data is not None
+            return values[: write_item.tensor_data.chunk.sizes[0]]
+        return values
+
+
+def with_padding(index: Metadata, padding: Padding) -> Metadata:
+    """The index of a checkpoint for reading it into padded tables: as large as they are, with no
+    part of a file where the padding is, which is left as it was."""
+    entries = dict(index.state_dict_metadata)
+    for name in padding.names & entries.keys():
+        entry = entries[name]
+        if isinstance(entry, TensorStorageMetadata) and entry.size[0] == padding.vocab:
+            entries[name] = replace(entry, size=torch.Size([padding.rows, *entry.size[1:]]))
+    return replace(index, state_dict_metadata=entries)
 
 
 def member_of(kind: object, name: object) -> Enum:

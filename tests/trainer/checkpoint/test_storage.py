@@ -16,7 +16,14 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
-from fsdpplan.trainer.checkpoint.storage import CheckedReader, TensorsOnly, read_index
+from fsdpplan.trainer.checkpoint.storage import (
+    CheckedReader,
+    OwnTensors,
+    Padding,
+    TensorsOnly,
+    read_index,
+    with_padding,
+)
 from fsdpplan.trainer.errors import TrainerError
 
 
@@ -134,6 +141,29 @@ def test_tensors_are_read_in_place(saved: Path) -> None:
     weight = torch.zeros(4, 3)
     load(saved, {"model": {"layers.0.weight": weight}})
     assert bool((weight == 1).all())
+
+
+@pytest.mark.parametrize("is_staged", [False, True])
+def test_padding_is_neither_saved_nor_read(alone: None, tmp_path: Path, is_staged: bool) -> None:
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    path, rows, vocab = tmp_path / "saved", 8, 5
+    table, other = torch.arange(24.0).view(rows, 3), torch.ones(rows)
+    state = {"model": {"output.weight": table, "other": other}}
+    padding = Padding(names=frozenset({"model.output.weight"}), rows=rows, vocab=vocab)
+    copies = {"model.output.weight": table.clone(), "model.other": other.clone()}
+    planner = OwnTensors(padding, copies if is_staged else None)
+    dcp.save(state, storage_writer=FileSystemWriter(path), planner=planner)
+    index = read_index(path)
+    assert index.state_dict_metadata["model.output.weight"].size == (vocab, 3)  # type: ignore[union-attr]
+    assert index.state_dict_metadata["model.other"].size == (rows,)  # type: ignore[union-attr]
+    published = torch.zeros(vocab, 3)
+    load(path, {"model": {"output.weight": published}})
+    assert torch.equal(published, table[:vocab])
+    padded = torch.full((rows, 3), -1.0)
+    reader = CheckedReader(path, with_padding(index, padding))
+    dcp.load({"model": {"output.weight": padded}}, storage_reader=reader, planner=TensorsOnly())
+    assert torch.equal(padded[:vocab], published)
+    assert bool((padded[vocab:] == -1).all())
 
 
 def test_a_value_that_poses_as_a_tensor_is_not_unpickled(saved: Path, tmp_path: Path) -> None:
