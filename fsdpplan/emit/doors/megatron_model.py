@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdpplan.spec.model import Experts, Model, Router
+from fsdpplan.spec.model import VOCAB_MULTIPLE, Experts, Model, Router
 from fsdpplan.spec.plan import Plan
 from fsdpplan.spec.programs.megatron import bias_flags
 
@@ -21,6 +21,7 @@ def model_arguments(plan: Plan) -> list[tuple[str, ...]]:
         ("--group-query-attention",),
         ("--num-query-groups", str(model.kv_heads)),
         ("--vocab-size", str(model.vocab)),
+        *_padding(plan),
         ("--max-position-embeddings", str(max(model.max_positions, plan.training.seq_len))),
         ("--position-embedding-type", "rope" if rotary else "learned_absolute"),
         *([("--rotary-base", str(int(model.rope_theta)))] if rotary else []),
@@ -34,6 +35,12 @@ def model_arguments(plan: Plan) -> list[tuple[str, ...]]:
         *([] if model.tied_embeddings else [("--untie-embeddings-and-output-weights",)]),
     ]
     return found + (_experts(model, model.experts) if model.experts else [])
+
+
+def _padding(plan: Plan) -> list[tuple[str, ...]]:
+    """So many rows a tensor-parallel rank as are priced, where it has to pad."""
+    is_padded = plan.model.vocab % plan.layout.tp
+    return [("--make-vocab-size-divisible-by", str(VOCAB_MULTIPLE))] if is_padded else []
 
 
 def _router(router: Router) -> list[tuple[str, ...]]:

@@ -167,7 +167,8 @@ def _config(order: Order, program: Trainer) -> list[str]:
 
 
 def _loss(plan: Plan) -> str:
-    whole = f"CrossEntropyLoss.Config(global_vocab_size={plan.model.vocab})"
+    rows = plan.model.vocab_rows(plan.layout.tp)
+    whole = f"CrossEntropyLoss.Config(global_vocab_size={rows})"
     if plan.layout.loss_chunks == 1:
         return whole
     return f"ChunkedLossWrapper.Config(num_chunks={plan.layout.loss_chunks}, loss_fn={whole})"

@@ -9,6 +9,8 @@ from fsdpplan.spec.plan import Plan
 def model_lines(plan: Plan) -> list[str]:
     """`model_spec()`: the shapes of the plan, with torchtitan's initial values."""
     model = plan.model
+    rows = model.vocab_rows(plan.layout.tp)
+    said = "" if rows == model.vocab else f"  # of {model.vocab}, padded for tp {plan.layout.tp}"
     family = "Qwen3" if model.qk_norm else "Llama3"
     parallelize = "parallelize_qwen3" if model.qk_norm else "parallelize_llama"
     return [
@@ -26,17 +28,17 @@ def model_lines(plan: Plan) -> list[str]:
         "def model_spec() -> ModelSpec:",
         f"    model = {family}Model.Config(",
         f"        dim={model.hidden},",
-        f"        vocab_size={model.vocab},",
+        f"        vocab_size={rows},{said}",
         f"        enable_weight_tying={model.tied_embeddings},",
         "        tok_embeddings=Embedding.Config(",
-        f"            num_embeddings={model.vocab},",
+        f"            num_embeddings={rows},",
         f"            embedding_dim={model.hidden},",
         "            param_init=EMBEDDING,",
         "        ),",
         f"        norm=norm({model.hidden}),",
         "        lm_head=Linear.Config(",
         f"            in_features={model.hidden},",
-        f"            out_features={model.vocab},",
+        f"            out_features={rows},",
         "            param_init=linear(0.02),",
         "        ),",
         f"        layers=[block(i) for i in range({model.layers})],",

@@ -29,6 +29,7 @@ SWITCHES = """
 VALUES = """
 --num-layers --hidden-size --ffn-hidden-size --num-attention-heads --kv-channels
 --num-query-groups --vocab-size --max-position-embeddings --rotary-base --norm-epsilon
+--make-vocab-size-divisible-by
 --attention-dropout --hidden-dropout --tensor-model-parallel-size --context-parallel-size
 --pipeline-model-parallel-size --pipeline-model-parallel-layout --expert-model-parallel-size
 --expert-tensor-parallel-size --num-distributed-optimizer-instances --recompute-num-layers
@@ -111,6 +112,18 @@ def test_the_first_layers_of_each_stage_are_recomputed(
     assert found.recompute_granularity == "full"
     assert found.recompute_method == method
     assert int(found.recompute_num_layers) == number
+
+
+@pytest.mark.parametrize(("vocab", "multiple"), [(50257, "16"), (50304, None)])
+def test_a_vocabulary_is_padded_to_as_many_rows_as_are_priced(
+    vocab: int, multiple: str | None, tmp_path: Path
+) -> None:
+    layout = zero1(tp=8, sequence_parallel=True, loss_parallel=True)
+    plan = plan_of(layout, BF16, vocab=vocab)
+    found = parsed(plan, tmp_path)
+    assert found.vocab_size == str(vocab)
+    assert found.make_vocab_size_divisible_by == multiple
+    assert plan.model.vocab_rows(8) == 50304
 
 
 def test_a_pipeline_of_tensor_parallel_ranks(tmp_path: Path) -> None:

@@ -149,6 +149,14 @@ def test_the_degrees_are_the_plans() -> None:
     ]
 
 
+def test_tables_have_the_rows_that_are_priced() -> None:
+    plan = plan_of(Layout(tp=2, sequence_parallel=True, loss_parallel=True), BF16, vocab=50257)
+    text = render("torchtitan", make_order(plan))
+    assert "vocab_size=50272,  # of 50257, padded for tp 2" in text
+    assert "global_vocab_size=50272" in text
+    assert text.count("50272") == 4
+
+
 def test_every_block_is_in_one_stage() -> None:
     ranges = stage_ranges(PLANS["zbv"].layout)
     assert [block for blocks in ranges for block in blocks] == list(range(5))
