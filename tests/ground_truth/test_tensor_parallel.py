@@ -26,6 +26,9 @@ from tests.ground_truth.shapes import (
 GPT2_PADDED = GPT2
 """Its vocabulary of 50,257 is padded: no tp divides it."""
 
+PADDED = replace(SMALL, kv_heads=4, vocab=8003)
+"""A prime: two ranks have 8,032 rows, four 8,064."""
+
 CASES = {
     "gathered logits": (SMALL, 1024, Layout(dp_shard=4, tp=2, sequence_parallel=True)),
     "8b": (
@@ -203,6 +206,34 @@ CASES = {
             tp=2,
             num_microbatches=2,
             gradient_sync="last",
+            sequence_parallel=True,
+            loss_parallel=True,
+        ),
+    ),
+    "padded": (
+        PADDED,
+        1024,
+        Layout(dp_shard=4, tp=4, sequence_parallel=True, loss_parallel=True),
+    ),
+    "padded, gathered logits": (
+        PADDED,
+        1024,
+        Layout(dp_shard=4, tp=2, sequence_parallel=True),
+    ),
+    "padded, copies": (
+        PADDED,
+        1024,
+        Layout(sharding="ddp", dp_replicate=2, tp=2, sequence_parallel=True, loss_parallel=True),
+    ),
+    "padded, last, in pieces": (
+        PADDED,
+        1024,
+        Layout(
+            dp_shard=4,
+            tp=4,
+            num_microbatches=2,
+            gradient_sync="last",
+            loss_chunks=2,
             sequence_parallel=True,
             loss_parallel=True,
         ),
