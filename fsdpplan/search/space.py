@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from fsdpplan.cost.schedule.stages import most_stages
 from fsdpplan.cost.step import estimate
 from fsdpplan.cost.step_time import step_time
 from fsdpplan.search.bounds.fitting import (
@@ -50,12 +51,13 @@ class Space:
     def spreads(self) -> Iterator[Degrees]:
         """Every way to spread the ranks that may work."""
         asked = self.asked
+        most = most_stages(asked.model.layers)
         for d in degrees(
             model=asked.model, cluster=asked.cluster, training=asked.training, pins=asked.pins
         ):
             if asked.training.global_batch % d.data_parallel:
                 self.tally.reject("global batch is not a multiple of the data-parallel ranks")
-            elif d.pp * (asked.pins.virtual_stages or 1) > asked.model.layers:
+            elif d.pp * (asked.pins.virtual_stages or 1) > most:
                 self.tally.reject("more pipeline stages than blocks")
             elif broken := self._broken(d):
                 self.tally.break_rule(broken, self.number(d))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from fsdpplan.cost.schedule.stages import layout_stage_blocks
+from fsdpplan.cost.schedule.stages import layout_stage_blocks, most_stages
 from fsdpplan.search.enumerate import LOOPED_SCHEDULES, V_SCHEDULES, divisors
 from fsdpplan.search.pieces import piece_counts
 from fsdpplan.search.question import Question
@@ -66,7 +66,7 @@ def restaged(asked: Question, layout: Layout) -> Iterator[Layout]:
     legal or not."""
     if layout.pp == 1:
         return
-    pins, most = asked.pins, asked.model.layers // layout.pp
+    pins, most = asked.pins, most_stages(asked.model.layers) // layout.pp
     even = replace(layout, stage_blocks=pins.stage_blocks or ())
     if pins.stage_blocks is None:
         if layout.schedule in LOOPED_SCHEDULES and pins.virtual_stages is None:

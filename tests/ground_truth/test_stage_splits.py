@@ -72,6 +72,17 @@ BY_HAND = {
         replace(TWO, schedule="interleaved_zero_bubble", stage_blocks=(1, 2, 2, 3)),
         1,
     ),
+    "1f1b, an embedding and a head alone": (replace(FOUR, stage_blocks=(0, 4, 4, 0)), 0),
+    "1f1b, a head alone": (replace(FOUR, stage_blocks=(2, 3, 3, 0)), 3),
+    "interleaved, ends alone": (
+        replace(TWO, schedule="interleaved_1f1b", stage_blocks=(0, 4, 4, 0)),
+        0,
+    ),
+    "interleaved, a head alone beside blocks": (
+        replace(TWO, schedule="interleaved_1f1b", stage_blocks=(0, 4, 4, 0)),
+        1,
+    ),
+    "zbv, ends alone": (replace(TWO, schedule="zbv", stage_blocks=(0, 4, 4, 0)), 0),
     "interleaved, shrinking": (
         replace(TWO, schedule="interleaved_1f1b", stage_blocks=(4, 2, 1, 1)),
         0,

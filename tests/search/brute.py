@@ -92,7 +92,7 @@ def _split(layouts: Iterator[Layout], layers: int) -> Iterator[Layout]:
     for layout in layouts:
         yield layout
         stages = layout.pp * layout.virtual_stages
-        if layout.pp > 1 and stages <= layers:
+        if layout.pp > 1 and stages <= layers + 2:
             for bars in combinations(range(layers + stages - 1), stages - 1):
                 ends = (-1, *bars, layers + stages - 1)
                 blocks = tuple(right - left - 1 for left, right in pairwise(ends))
@@ -161,7 +161,7 @@ def _schedules(pp: int, layers: int) -> Iterable[tuple[Schedule, int]]:
         return [("none", 1)]
     ones: list[tuple[Schedule, int]] = [("gpipe", 1), ("1f1b", 1), ("zbv", 2), ("dualpipev", 2)]
     looped: tuple[Schedule, ...] = ("interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble")
-    most = layers // pp
+    most = (layers + 2) // pp
     return [*ones, *((schedule, n) for schedule in looped for n in range(2, most + 1))]
 
 

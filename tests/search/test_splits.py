@@ -96,6 +96,25 @@ def test_every_proposal_is_legal_and_priced_under_every_schedule(schedule: str, 
         assert other.seconds > 0
 
 
+@pytest.mark.parametrize(
+    ("layers", "pp", "virtual_stages", "first", "last"),
+    [(14, 4, 4, 0, 0), (15, 4, 4, 1, 0), (16, 4, 4, 1, 1), (126, 16, 8, 0, 0)],
+)
+def test_with_a_stage_or_two_more_than_blocks_the_ends_are_alone(
+    layers: int, pp: int, virtual_stages: int, first: int, last: int
+) -> None:
+    model = replace(load_model("llama-3.1-405b"), layers=layers)
+    drawn = piped(
+        "interleaved_1f1b", model, pp=pp, virtual_stages=virtual_stages, num_microbatches=pp
+    )
+    inner = (1,) * (pp * virtual_stages - 2)
+    assert layout_stage_blocks(model=model, layout=drawn.layout) == (first, *inner, last)
+    assert drawn.problem is None
+    assert drawn.seconds > 0
+    fewer = replace(drawn, model=replace(model, layers=pp * virtual_stages - 3))
+    assert fewer.problem.reason == "more pipeline stages than blocks"  # type: ignore[attr-defined]
+
+
 def rank_seconds(drawn: Case) -> float:
     """Those of the busiest rank's stages, for one micro-batch."""
     stages = pipeline_stages(model=drawn.model, layout=drawn.layout)

@@ -71,6 +71,8 @@ FP32: dict[int, dict[str, Layouts]] = {
             "uneven": piped("1f1b", stage_blocks=[3, 1]),
             "head_alone": piped("1f1b", stage_blocks=[4, 0]),
             "embedding_alone": piped("zbv", stage_blocks=[0, 2, 2, 0]),
+            "ends_alone": piped("interleaved_1f1b", stage_blocks=[0, 2, 2, 0]),
+            "ends_alone_looped": piped("looped_bfs", stage_blocks=[0, 1, 3, 0]),
             "wrapped": piped("interleaved_1f1b", wrap_blocks=2, stage_blocks=[1, 1, 1, 1]),
             **{
                 f"uneven_{name}": piped(name, stage_blocks=[1, 2, 1, 0])
@@ -101,9 +103,13 @@ FP32: dict[int, dict[str, Layouts]] = {
     3: {
         "plain": {
             "three": piped("1f1b", pp=3),
+            "three_ends_alone": piped("1f1b", pp=3, stage_blocks=[0, 4, 0]),
             "three_with_gaps": piped("zbv", pp=3, stage_blocks=[0, 2, 1, 0, 0, 1]),
         },
-        "tied": {"three_tied": piped("1f1b", pp=3)},
+        "tied": {
+            "three_tied": piped("1f1b", pp=3),
+            "three_tied_ends_alone": piped("1f1b", pp=3, stage_blocks=[0, 4, 0]),
+        },
     },
     4: {
         "plain": {

@@ -111,22 +111,31 @@ def nanotron_head_blocks(model: Model) -> float:
     return model.vocab / (4 * model.hidden + 3 * model.ffn_hidden)
 
 
+def most_stages(layers: int) -> int:
+    """Of a pipeline of so many blocks: each has one, or the embedding or the head alone."""
+    return layers + 2
+
+
 @lru_cache(maxsize=4096)
 def balanced_stage_blocks(*, layers: int, stages: int, head_blocks: float) -> tuple[int, ...]:
     """The split whose largest stage is smallest, with the head as `head_blocks` in the last stage.
 
         min over splits of max(n_1, ..., n_(S-1), n_S + head_blocks)
 
-    Each stage has a block at least. What may be left out anywhere is left out of the first stages:
-    they hold the most micro-batches, and the embedding.
+    Each stage has a block at least, as long as there are so many: with a stage more the last one
+    has the head alone, with two the first one the embedding alone. What may be left out anywhere is
+    left out of the first stages: they hold the most micro-batches, and the embedding.
     """
-    if stages > layers:
+    if stages > most_stages(layers):
         raise SpecError(
-            f"{layers} blocks do not fill {stages} pipeline stages: use --pp and "
-            f"--virtual-stages whose product is at most {layers}"
+            f"{layers} blocks do not fill {stages} pipeline stages, two of which may hold the "
+            "embedding and the head alone: use --pp and --virtual-stages whose product is at most "
+            f"{most_stages(layers)}"
         )
     if stages == 1:
         return (layers,)
+    if stages > layers:
+        return (layers + 2 - stages, *(1,) * (stages - 2), 0)
     loads = {float(n) for n in range(1, layers + 1)}
     loads |= {n + head_blocks for n in range(1, layers + 1)}
     for load in sorted(loads):

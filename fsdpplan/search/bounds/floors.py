@@ -28,7 +28,7 @@ from fsdpplan.cost.model.shards import whole_model
 from fsdpplan.cost.overlap.fsdp_timing import fsdp_moves
 from fsdpplan.cost.overlap.timing import gradient_seconds, layout_optimizer_seconds
 from fsdpplan.cost.schedule.actions import ACTIVE_STAGES
-from fsdpplan.cost.schedule.stages import pipeline_stages, stage_kinds
+from fsdpplan.cost.schedule.stages import most_stages, pipeline_stages, stage_kinds
 from fsdpplan.cost.step_time import slowest_factor
 from fsdpplan.search.bounds.room import Known, Room
 from fsdpplan.search.bounds.works import Work, Works, least_work
@@ -235,7 +235,9 @@ class Floors:
         """The first micro-batch to the last rank of a pipeline and the last one back from it, of
         `work` a micro-batch; a stage may have a block less than its share."""
         layers, pp = self.asked.model.layers, layout.pp
-        return (pp - 1) * max(1, layers // (pp * ACTIVE_STAGES) - 1) * work / layers
+        stages = pp * (self.asked.pins.virtual_stages or 1)
+        passed = pp - 1 - (stages == most_stages(layers))  # the embedding may be alone
+        return passed * max(1, layers // (pp * ACTIVE_STAGES) - 1) * work / layers
 
     def _leanest_policies(self, layout: Layout) -> Layout:
         """With what keeps least of parameters and gradients."""

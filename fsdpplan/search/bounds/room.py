@@ -28,7 +28,12 @@ from fsdpplan.cost.model.params import dense_view
 from fsdpplan.cost.model.shards import Stage, dense_blocks_among, stage_elements, whole_model
 from fsdpplan.cost.schedule.actions import ACTIVE_STAGES
 from fsdpplan.cost.schedule.order import round_microbatches
-from fsdpplan.cost.schedule.stages import balanced_stage_blocks, head_blocks, pipeline_ranks
+from fsdpplan.cost.schedule.stages import (
+    balanced_stage_blocks,
+    head_blocks,
+    most_stages,
+    pipeline_ranks,
+)
 from fsdpplan.search.bounds.flight import Flight, flights, graded_when_interleaved
 from fsdpplan.search.question import Question
 from fsdpplan.spec.layout import ActivationCheckpointing, Layout
@@ -160,6 +165,7 @@ class Room:
                 for flight in flights(layout, stages[rank], rank)
             ]
         dense = model.dense_blocks if model.experts else 0  # each rank before has a block at least
+        dense += pp == most_stages(model.layers)  # but the first, where it has the embedding alone
         ranks = dict.fromkeys((0, min(dense, pp - 1)))
         return [self._least_rank(layout, rank, known) for rank in ranks]
 
@@ -207,7 +213,7 @@ class Room:
                 )[rank::pp]
             )
             for number in counts
-            if pp * number <= model.layers
+            if pp * number <= most_stages(model.layers)
         )
 
     def _rank(

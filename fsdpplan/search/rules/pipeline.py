@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fsdpplan.cost.schedule.order import microbatches_refusal, stages_refusal
-from fsdpplan.cost.schedule.stages import layout_rank_stages
+from fsdpplan.cost.schedule.stages import layout_rank_stages, most_stages
 from fsdpplan.search.enumerate import LOOPED_SCHEDULES
 from fsdpplan.search.rules.rule import Problem
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
@@ -32,11 +32,11 @@ def _stages(layout: Layout, model: Model) -> Iterator[Problem]:
             or f"schedule {schedule} does not go with virtual_stages {virtual_stages}: use "
             f"--virtual-stages of at least 2 with {', '.join(LOOPED_SCHEDULES)}, and 1 with others",
         )
-    if layout.pp * virtual_stages > model.layers and layout.pp > 1:
+    if layout.pp * virtual_stages > most_stages(model.layers) and layout.pp > 1:
         yield Problem(
             reason="more pipeline stages than blocks",
-            sentence=f"{layout.pp * virtual_stages} pipeline stages for {model.layers} blocks; "
-            "use a smaller --pp",
+            sentence=f"{layout.pp * virtual_stages} pipeline stages for {model.layers} blocks, the "
+            "embedding and the head; use a smaller --pp",
         )
     if layout.stage_blocks and sum(layout.stage_blocks) != model.layers:
         yield Problem(

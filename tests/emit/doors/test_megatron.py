@@ -126,6 +126,18 @@ def test_a_vocabulary_is_padded_to_as_many_rows_as_are_priced(
     assert plan.model.vocab_rows(8) == 50304
 
 
+def test_embedding_and_loss_can_be_stages_of_their_own(tmp_path: Path) -> None:
+    layout = zero1(
+        pp=2,
+        schedule="interleaved_1f1b",
+        virtual_stages=2,
+        num_microbatches=4,
+        stage_blocks=(0, 2, 2, 0),
+    )
+    found = parsed(plan_of(layout, BF16, layers=4), tmp_path)
+    assert found.pipeline_model_parallel_layout == "E|tt|tt|L"
+
+
 def test_a_pipeline_of_tensor_parallel_ranks(tmp_path: Path) -> None:
     layout = zero1(
         dp_shard=2,

@@ -10,6 +10,7 @@ import ast
 import json
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,17 @@ def test_the_degrees_are_the_plans() -> None:
         ["layers.1", "layers.2"],
         ["layers.3", "layers.4"],
         ["layers.5", "norm", "lm_head"],
+    ]
+
+
+def test_the_ends_can_be_stages_of_their_own() -> None:
+    layout = replace(PLANS["pipeline"].layout, stage_blocks=(0, 2, 2, 0))
+    found = parallelism(plan_of(layout, BF16, layers=4))
+    assert found["module_fqns_per_model_part"] == [
+        ["tok_embeddings"],
+        ["layers.0", "layers.1"],
+        ["layers.2", "layers.3"],
+        ["norm", "lm_head"],
     ]
 
 
