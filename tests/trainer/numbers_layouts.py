@@ -83,6 +83,8 @@ def _of_four() -> Iterator[tuple[str, str]]:
     for name in loss_layouts.CHUNKED:
         layout = loss_layouts.LAYOUTS[name] | loss_layouts.CHUNKS
         yield f"chunks {name}", plans.plan_text(model=loss_layouts.MODEL, **layout)
+    for name, (shapes, layout) in loss_layouts.PADDED_LAYOUTS.items():
+        yield f"padded {name}", plans.plan_text(model=shapes, **loss_layouts.CHUNKS | layout)
     for name, layout in loss_layouts.TIED_LAYOUTS.items():
         yield f"chunks {name}", plans.plan_text(model=loss_layouts.TIED, **layout)
     for form, training in FORMATS.items():

@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from ..config import PlanConfig
 from ..model.decoder import Decoder
 from ..model.moe import MixtureOfExperts
-from ..model.weights import materialise
+from ..model.weights import VOCABULARIES, materialise
 from ..optimizer import Recipe, make_optimizer
 from .plan import counted_kinds, kinds_of
 
@@ -78,6 +78,16 @@ def drawn(name: str, shape: torch.Size, *, seed: int) -> Tensor:
     return normal * (0.3 if "embeddings" in name else 1 / sqrt(shape[-1]))
 
 
+def as_built(plan: PlanConfig, wholes: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Whole parameters by name, or what is of their shapes, with the rows of zeros by which the
+    layout pads the vocabulary."""
+    more = plan.model.vocab_rows(plan.layout.tp) - plan.model.vocab
+    return {
+        name: F.pad(whole, (0, 0, 0, more)) if more and name in VOCABULARIES else whole
+        for name, whole in wholes.items()
+    }
+
+
 def tokens_of(plan: PlanConfig, *, seed: int) -> Tensor:
     """A sequence of each kind."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"numbers {seed}".encode()))
@@ -129,9 +139,9 @@ def compute_reference(plan: PlanConfig, *, seed: int, adamw: str = "fused") -> R
     later_losses = _step_losses(decoder, sequences, weights)
     return Reference(
         sequences=sequences,
-        initial=initial,
-        gradients=gradients,
-        updates=updates,
+        initial=as_built(plan, initial),
+        gradients=as_built(plan, gradients),
+        updates=as_built(plan, updates),
         losses=losses,
         later_losses=later_losses,
         norm=norm,
@@ -146,7 +156,7 @@ def kind_gradients(plan: PlanConfig, *, seed: int) -> Iterator[dict[str, Tensor]
     for sequence in tokens_of(plan, seed=seed):
         decoder.zero_grad(set_to_none=True)
         _step_losses(decoder, sequence[None], torch.ones(1))
-        yield gradients_of(decoder)
+        yield as_built(plan, gradients_of(decoder))
 
 
 def kind_weights(plan: PlanConfig) -> Tensor:

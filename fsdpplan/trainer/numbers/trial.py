@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..config import PlanConfig
-from ..model.weights import named_parameters, part_of
+from ..model.weights import VOCABULARIES, named_parameters, part_of
 from ..optimizer import make_optimizer
 from ..parallel.assemble import Assembled, assemble
 from ..parallel.mesh import Meshes
@@ -28,7 +28,7 @@ from ..step import train_step
 from ..text.batch import MicroBatch
 from ..text.data import micro_batches
 from .look import Kept, Look, one_process_name
-from .reference import Reference, drawn, recipe_of
+from .reference import Reference, as_built, drawn, recipe_of
 
 SMALL_SCALE = 2.0**7
 """Of fp16 losses: the tiny model's gradients are large, and no step may be skipped."""
@@ -79,8 +79,11 @@ def assemble_tiny(plan: PlanConfig, meshes: Meshes, device: torch.device, seed: 
     assembled = assemble(plan, device, seed=0, meshes=meshes)
     with torch.no_grad():
         for name, parameter in named_parameters(assembled.model):
-            whole = drawn(one_process_name(plan, name), parameter.shape, seed=seed)
-            local(parameter).copy_(part_of(whole, parameter))
+            named, shape = one_process_name(plan, name), parameter.shape
+            if named in VOCABULARIES:
+                shape = torch.Size([plan.model.vocab, *shape[1:]])
+            built = as_built(plan, {named: drawn(named, shape, seed=seed)})
+            local(parameter).copy_(part_of(built[named], parameter))
     if assembled.scaler is not None:
         assembled.scaler.load({"scale": SMALL_SCALE, "good_steps": 0.0})
     return assembled

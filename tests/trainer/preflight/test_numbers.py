@@ -113,7 +113,8 @@ def runnable_plans(draw: st.DrawFn) -> PlanConfig | None:
     """Plans of up to thousands of ranks; None where the trainer would refuse what was drawn."""
     tp, cp, pp, ep = (draw(DEGREES) for _ in range(4))
     wide = {"heads": 64, "kv_heads": draw(st.sampled_from([8, 64])), "layers": 32, "hidden": 512}
-    model = {**draw(st.sampled_from(MODELS)), **wide, "vocab": 4096, "ffn_hidden": 2048}
+    vocab = draw(st.sampled_from([4096, 4099]))
+    model = {**draw(st.sampled_from(MODELS)), **wide, "vocab": vocab, "ffn_hidden": 2048}
     if "latent" in model:
         model["kv_heads"] = 64
     if "experts" in model:
