@@ -24,15 +24,15 @@ VOCAB_MULTIPLE = 16
 logits then begin at 16 bytes in any format, where tensor cores are fast (cuBLAS documentation)."""
 
 
-def padded_vocab(vocab: int, tp: int) -> int:
-    """Rows of a vocabulary that `tp` ranks split evenly: itself, or the next multiple of
-    `tp * VOCAB_MULTIPLE` where `tp` does not divide it.
+def padded_vocab(vocab: int, tp: int, multiple: int = 1) -> int:
+    """Rows of a vocabulary that `tp` ranks split evenly: the next multiple of `tp * multiple`; with
+    `multiple` 1 itself, or, where `tp` does not divide it, that of `tp * VOCAB_MULTIPLE`.
 
-    As Megatron-LM pads with `--make-vocab-size-divisible-by 16`, of which its default is 128
+    As Megatron-LM pads with `--make-vocab-size-divisible-by`, of which its default is 128
     (megatron/training/arguments.py).
     """
-    step = 1 if vocab % tp == 0 else tp * VOCAB_MULTIPLE
-    return -(-vocab // step) * step
+    step = tp if vocab % tp == 0 or multiple > 1 else tp * VOCAB_MULTIPLE
+    return -(-vocab // (step * multiple)) * step * multiple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +174,9 @@ class Model(RemembersHash):
     """Width of one head; `heads * head_dim` need not equal `hidden` (Qwen 3)."""
     vocab: int
     """Rows of the embedding."""
+    vocab_multiple: int = 1
+    """Embedding and head are padded to a multiple of so many rows on each tensor-parallel rank; 1:
+    only where tensor parallelism does not divide the vocabulary."""
     mlp: Mlp = "swiglu"
     """`swiglu`, `geglu`: gate, up and down projections; `gelu`: up and down."""
     norm: Norm = "rmsnorm"
@@ -225,6 +228,7 @@ class Model(RemembersHash):
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,
             vocab=self.vocab,
+            vocab_multiple=self.vocab_multiple,
             max_positions=self.max_positions,
         )
         require_positive(rope_theta=self.rope_theta, norm_epsilon=self.norm_epsilon)
@@ -234,6 +238,7 @@ class Model(RemembersHash):
         require_choice("qk_norm_width", self.qk_norm_width, get_args(QkNormWidth))
         require_positive_int(full_attention_every=self.full_attention_every)
         widest = max(self.hidden, self.ffn_hidden, self.heads * self.head_dim, self.vocab)
+        widest = max(widest, self.vocab_multiple)
         if self.layers > MAX_LAYERS or max(widest, self.max_positions) > MAX_WIDTH:
             raise SpecError(
                 f"no model has more than {MAX_LAYERS} layers or a width or vocabulary above "
@@ -271,7 +276,7 @@ class Model(RemembersHash):
     def vocab_rows(self, tp: int) -> int:
         """Rows of embedding and head, and columns of the logits, over all `tp` ranks. What
         `padded_vocab` adds has no token, never learns and never wins."""
-        return padded_vocab(self.vocab, tp)
+        return padded_vocab(self.vocab, tp, self.vocab_multiple)
 
     @property
     def windowed_blocks(self) -> int:

@@ -28,7 +28,10 @@ def assumed(said: tuple[str, ...], *, model: Model, layout: Layout) -> tuple[str
     rows = model.vocab_rows(layout.tp)
     if rows == model.vocab:
         return rest
-    return (*rest, f"{_PADDED} {model.vocab:,} to {rows:,} rows for tp {layout.tp}")
+    why = f" for tp {layout.tp}"
+    if model.vocab_multiple > 1:
+        why = f", {model.vocab_multiple} by {rows // model.vocab_multiple:,} (--vocab-multiple)"
+    return (*rest, f"{_PADDED} {model.vocab:,} to {rows:,} rows{why}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,6 +95,7 @@ class ModelConfig:
     qk_norm: bool
     rope_theta: float
     norm_epsilon: float
+    vocab_multiple: int = 1
     norm_bias: bool = True
     qk_norm_width: str = "head"
     post_norms: bool = False
@@ -115,10 +116,12 @@ class ModelConfig:
         return self.experts is not None and layer >= self.experts.dense_layers
 
     def vocab_rows(self, tp: int) -> int:
-        """Rows of embedding and head over `tp` tensor-parallel ranks: the vocabulary, or the next
-        multiple of `tp * VOCAB_MULTIPLE` where `tp` does not divide it."""
-        step = 1 if self.vocab % tp == 0 else tp * VOCAB_MULTIPLE
-        return -(-self.vocab // step) * step
+        """Rows of embedding and head over `tp` tensor-parallel ranks: the next multiple of
+        `tp * vocab_multiple`; with 1 the vocabulary, or, where `tp` does not divide it, that of
+        `tp * VOCAB_MULTIPLE`."""
+        multiple = self.vocab_multiple
+        step = tp if self.vocab % tp == 0 or multiple > 1 else tp * VOCAB_MULTIPLE
+        return -(-self.vocab // (step * multiple)) * step * multiple
 
     def window(self, layer: int) -> int:
         """Tokens that attention looks back in block `layer`; 0: all."""

@@ -215,6 +215,21 @@ CASES = {
         1024,
         Layout(dp_shard=4, tp=4, sequence_parallel=True, loss_parallel=True),
     ),
+    "padded without tensor parallelism": (
+        replace(PADDED, vocab_multiple=64),
+        1024,
+        Layout(dp_shard=8),
+    ),
+    "padded without tensor parallelism, tied copies": (
+        replace(GPT2, vocab_multiple=64),
+        512,
+        Layout(sharding="ddp", dp_replicate=2),
+    ),
+    "padded to a multiple": (
+        replace(PADDED, vocab_multiple=128),
+        1024,
+        Layout(dp_shard=4, tp=2, sequence_parallel=True, loss_parallel=True),
+    ),
     "padded, gathered logits": (
         PADDED,
         1024,

@@ -70,6 +70,18 @@ def test_a_vocabulary_is_padded_where_tp_does_not_divide_it_and_as_little_as_sta
         assert vocab < rows < vocab + tp * VOCAB_MULTIPLE
 
 
+@given(st.integers(1, 300_000), st.integers(1, 64), st.sampled_from([2, 64, 128]))
+def test_a_multiple_is_of_each_ranks_rows(vocab: int, tp: int, multiple: int) -> None:
+    rows = padded_vocab(vocab, tp, multiple)
+    assert rows % (tp * multiple) == 0
+    assert vocab <= rows < vocab + tp * multiple
+
+
+def test_megatrons_default_makes_its_tables() -> None:
+    megatron = replace(load_model("gpt2"), vocab_multiple=128)
+    assert {tp: megatron.vocab_rows(tp) for tp in (1, 8)} == {1: 50304, 8: 51200}
+
+
 def test_gpt2_is_padded_as_everybody_pads_it() -> None:
     rows = {tp: load_model("gpt2").vocab_rows(tp) for tp in (1, 2, 4, 8)}
     assert rows == {1: 50257, 2: 50272, 4: 50304, 8: 50304}

@@ -47,6 +47,7 @@ TIED_LAYOUTS: dict[str, dict[str, Any]] = {
     "tied_pp": PIPED | {"dp_shard": 2},
 }
 PADDED = {"vocab": 61, "hidden": 48}
+MULTIPLE = {"vocab_multiple": 32}
 PADDED_TIED = {**plans.GPT2_STYLE, "vocab": 61, "hidden": 48}
 PADDED_LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "padded_tp_pp": (PADDED, SPLIT | PIPED),
@@ -54,6 +55,15 @@ PADDED_LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "padded_tied_tp_pp": (PADDED_TIED, SPLIT | PIPED),
     "padded_tied_tp_pp_whole": (PADDED_TIED, SPLIT | PIPED | {"loss_chunks": 1}),
     "padded_tied_tp": (PADDED_TIED, SPLIT | {"dp_shard": 2}),
+    "padded_fsdp": (PADDED | MULTIPLE, losses.FSDP),
+    "padded_fsdp_whole": (PADDED | MULTIPLE, losses.FSDP | {"loss_chunks": 1}),
+    "padded_ddp_whole": (PADDED | MULTIPLE, losses.DDP | {"loss_chunks": 1}),
+    "padded_tied_pp_whole": (
+        PADDED_TIED | MULTIPLE,
+        PIPED | {"dp_shard": 2, "loss_chunks": 1},
+    ),
+    "padded_tied_fsdp": (PADDED_TIED | MULTIPLE, losses.FSDP),
+    "padded_tp_multiple": (PADDED | MULTIPLE, SPLIT | {"dp_shard": 2, "loss_chunks": 1}),
     "padded_zbv": (
         PADDED,
         SPLIT
@@ -61,7 +71,7 @@ PADDED_LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         | {"schedule": "zbv", "virtual_stages": 2, "num_microbatches": 4, "loss_chunks": 1},
     ),
 }
-"""Two tensor-parallel ranks pad the vocabulary to 64."""
+"""Two tensor-parallel ranks pad the vocabulary to 64, and so does a multiple of 32."""
 BF16: dict[str, dict[str, Any]] = {"bf16_fsdp": losses.FSDP, "bf16_ddp": losses.DDP}
 CHUNKS = {"loss_chunks": 5}
 """Uneven pieces of 48 tokens and of 24."""

@@ -57,6 +57,7 @@ EXPERTS = {
 }
 PADDED = {"model": WIDTHS | {"vocab": 59}}
 """Two tensor-parallel ranks have 64 rows of it, four of them 64 too."""
+PADDED_MORE = {"model": PADDED["model"] | {"vocab_multiple": 40}}
 PADDED_TIED = {"model": PADDED["model"] | {"tied_embeddings": True}}
 MUON = DENSE | {"training": {"optimizer": "muon"}}
 
@@ -124,9 +125,14 @@ CASES: dict[str, Case] = {
     "padded_one": Case(world=1, plan=PADDED, reads=("padded_tp", "padded_tp_fsdp")),
     "padded_tp": Case(world=2, plan=PADDED | WHOLE | SPLIT, reads=("padded_one", "padded_pp")),
     "padded_tp_fsdp": Case(
-        world=4, plan=PADDED | SPLIT | {"dp_shard": 2}, reads=("padded_fsdp3", "padded_tp")
+        world=4,
+        plan=PADDED | SPLIT | {"dp_shard": 2},
+        reads=("padded_fsdp3", "padded_tp", "padded_multiple"),
     ),
     "padded_fsdp3": Case(world=3, plan=PADDED | {"dp_shard": 3}, reads=("padded_tp_fsdp",)),
+    "padded_multiple": Case(
+        world=2, plan=PADDED_MORE | {"dp_shard": 2}, reads=("padded_tp", "padded_one")
+    ),
     "padded_pp": Case(world=4, plan=PADDED | SPLIT | PIPED, reads=("padded_tp_fsdp",)),
     "padded_tied_one": Case(world=1, plan=PADDED_TIED, reads=("padded_tied_pp",)),
     "padded_tied_pp": Case(

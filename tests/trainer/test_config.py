@@ -139,6 +139,9 @@ def test_what_the_trainer_must_be_told_stood_in_the_first_plans(read: type, writ
 @pytest.mark.parametrize("vocab", [1, 61, 64, 32000, 50257])
 def test_vocabularies_are_padded_as_they_are_priced(vocab: int, tp: int) -> None:
     assert plans.config_of(vocab=vocab).vocab_rows(tp) == padded_vocab(vocab, tp)
+    for multiple in (2, 64):
+        config = plans.config_of(vocab=vocab, vocab_multiple=multiple)
+        assert config.vocab_rows(tp) == padded_vocab(vocab, tp, multiple)
 
 
 def test_ranks_are_laid_out_on_the_same_axes() -> None:

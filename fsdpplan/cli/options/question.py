@@ -68,6 +68,15 @@ class ModelOptions:
     vocab: Annotated[
         int | None, Flag(metavar="N", parse=whole(example=128256), help="Rows of the embedding.")
     ] = None
+    vocab_multiple: Annotated[
+        int | None,
+        Flag(
+            metavar="64",
+            parse=whole(example=64),
+            help="Pad embedding and head to a multiple of so many rows on each tensor-parallel "
+            "rank. Default: only where tensor parallelism needs it.",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from fsdpplan.cli.options.question import ModelOptions
@@ -18,7 +19,18 @@ SHAPE_FLAGS = ("layers", "hidden", "ffn_hidden", "heads", "kv_heads", "vocab")
 
 
 def resolve_model(options: ModelOptions) -> Resolved[Model]:
-    """The model, by the one way that was given."""
+    """The model, by the one way that was given, its vocabulary padded as asked."""
+    found = _named(options)
+    if options.vocab_multiple is None:
+        return found
+    return replace(
+        found,
+        value=replace(found.value, vocab_multiple=options.vocab_multiple),
+        sources=(*found.sources, ("model.vocab_multiple", "flag --vocab-multiple")),
+    )
+
+
+def _named(options: ModelOptions) -> Resolved[Model]:
     shape = [name for name in SHAPE_FLAGS if getattr(options, name) is not None]
     ways = [name for name in ("params", "model", "config") if getattr(options, name) is not None]
     given = [*map(flag, ways), *map(flag, shape[:1])]

@@ -31,8 +31,8 @@ class ParameterTensor:
     is_expert: bool = False
     """Stacked over the routed experts of a block: dim 0 counts experts, and `split` is about one
     expert's part."""
-    is_padded: bool = False
-    """Its rows are a vocabulary: `padded_vocab` where tensor parallelism does not divide them."""
+    vocab_multiple: int = 0
+    """Its rows are a vocabulary, and padded as `padded_vocab` does with this; 0: they are not."""
 
     @property
     def elements(self) -> int:
@@ -50,7 +50,9 @@ class ParameterTensor:
         first = 1 if self.is_expert else 0
         match self.split:
             case "rows":
-                rows = padded_vocab(shape[0], tp) if self.is_padded else shape[first]
+                rows = shape[first]
+                if self.vocab_multiple:
+                    rows = padded_vocab(rows, tp, self.vocab_multiple)
                 shape[first] = -(-rows // tp)
             case "columns":
                 shape[first + 1] = -(-shape[first + 1] // tp)
@@ -178,7 +180,7 @@ def embedding_tensors(model: Model) -> tuple[ParameterTensor, ...]:
             name="tok_embeddings.weight",
             shape=(model.vocab, model.hidden),
             split="rows",
-            is_padded=True,
+            vocab_multiple=model.vocab_multiple,
         )
     ]
     if model.positions == "learned":
@@ -204,7 +206,7 @@ def head_tensors(model: Model) -> tuple[ParameterTensor, ...]:
                 name="output.weight",
                 shape=(model.vocab, model.hidden),
                 split="rows",
-                is_padded=True,
+                vocab_multiple=model.vocab_multiple,
             )
         )
     return tuple(tensors)

@@ -38,9 +38,11 @@ def model_arguments(plan: Plan) -> list[tuple[str, ...]]:
 
 
 def _padding(plan: Plan) -> list[tuple[str, ...]]:
-    """So many rows a tensor-parallel rank as are priced, where it has to pad."""
-    is_padded = plan.model.vocab % plan.layout.tp
-    return [("--make-vocab-size-divisible-by", str(VOCAB_MULTIPLE))] if is_padded else []
+    """So many rows a tensor-parallel rank as are priced, where they are padded."""
+    multiple = plan.model.vocab_multiple
+    if multiple == 1 and plan.model.vocab % plan.layout.tp:
+        multiple = VOCAB_MULTIPLE
+    return [("--make-vocab-size-divisible-by", str(multiple))] if multiple > 1 else []
 
 
 def _router(router: Router) -> list[tuple[str, ...]]:

@@ -10,7 +10,7 @@ def model_lines(plan: Plan) -> list[str]:
     """`model_spec()`: the shapes of the plan, with torchtitan's initial values."""
     model = plan.model
     rows = model.vocab_rows(plan.layout.tp)
-    said = "" if rows == model.vocab else f"  # of {model.vocab}, padded for tp {plan.layout.tp}"
+    said = "" if rows == model.vocab else f"  # of {model.vocab}, padded"
     family = "Qwen3" if model.qk_norm else "Llama3"
     parallelize = "parallelize_qwen3" if model.qk_norm else "parallelize_llama"
     return [

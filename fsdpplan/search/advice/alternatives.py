@@ -1,4 +1,5 @@
-"""Alternatives: fewer machines than were asked for, where more of them do not pay."""
+"""Alternatives: fewer machines than were asked for, where more of them do not pay; more rows of a
+vocabulary, where they do."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.host_list import compress_host_list
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import RankedLayout
+from fsdpplan.spec.program import program_named
 from fsdpplan.spec.training import Training
 from fsdpplan.spec.weak import weak_nodes, without_nodes
 from fsdpplan.units import format_bandwidth, format_count, format_percent, format_seconds
@@ -36,6 +38,12 @@ INNER_STEPS = 500
 """Steps between two averages of a low-communication method. Source: Douillard et al., DiLoCo
 (arXiv 2311.08105), abstract: 500 times less communication than synchronous training."""
 
+OFFERED_MULTIPLE = 64
+"""Rows: 128 bytes of logits in 16 bits, and divisors of most degrees."""
+
+LEAST_GAIN_FRACTION = 0.01
+"""Of a step, for which a padded vocabulary is worth a sentence."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecommendedPlan:
@@ -48,10 +56,32 @@ class RecommendedPlan:
 
 
 def advice(job: RecommendedPlan, *, parts: Sequence[Cluster]) -> tuple[str, ...]:
-    """Sentences on machines that cost more than they bring; `parts`: the nodes of each type alone,
-    where there are several."""
-    said = (_slow_level(job), _shares(job), _weak_nodes(job), _slow_type(job, parts))
+    """Sentences on machines that cost more than they bring, and on rows that bring more than they
+    cost; `parts`: the nodes of each type alone, where there are several."""
+    machines = (_slow_level(job), _shares(job), _weak_nodes(job), _slow_type(job, parts))
+    said = (*machines, _unaligned(job))
     return tuple(sentence for sentence in said if sentence is not None)
+
+
+def _unaligned(job: RecommendedPlan) -> str | None:
+    """Where rows of logits leave the tensor cores' fast path: what a padded vocabulary would do."""
+    model, training, layout = job.model, job.training, job.best.layout
+    if training.runtime != "fsdp2" or not program_named(training.program).knows_blocks:
+        return None
+    padded = replace(model, vocab_multiple=OFFERED_MULTIPLE)
+    now, then = (
+        estimate(Case(model=one, cluster=job.cluster, training=training, layout=layout))
+        for one in (model, padded)
+    )
+    gain = 1 - then.step_seconds.expected / now.step_seconds.expected
+    if gain < LEAST_GAIN_FRACTION:
+        return None
+    return (
+        f"a vocabulary of {model.vocab:,} leaves the tensor cores' fast path: with "
+        f"--vocab-multiple {OFFERED_MULTIPLE}, which pads it to "
+        f"{padded.vocab_rows(layout.tp):,} rows, a step of this layout is {format_percent(gain)} "
+        "shorter; the padded rows never learn"
+    )
 
 
 def _slow_level(job: RecommendedPlan) -> str | None:

@@ -38,6 +38,7 @@ def program_problems(case: Case) -> Iterator[Problem]:
     if program.knows_blocks:
         return
     yield from _blocks(layout, program)
+    yield from _vocabulary(layout, case.model, program)
     if layout.tp > 1:
         yield from _tensor_parallel(layout, case.model, program)
     if layout.cp > 1:
@@ -144,14 +145,24 @@ def loss_problem(layout: Layout, program: Program) -> Problem:
     )
 
 
-def _tensor_parallel(layout: Layout, model: Model, program: Program) -> Iterator[Problem]:
-    if model.vocab % layout.tp:
+def _vocabulary(layout: Layout, model: Model, program: Program) -> Iterator[Problem]:
+    if model.vocab_multiple > 1:
+        yield Problem(
+            reason="a padded vocabulary of a program with tables of its own",
+            sentence=f"vocab_multiple {model.vocab_multiple} pads the reference decoder, and "
+            f"{program.words} has tables of its own; leave --vocab-multiple out and give the rows "
+            "that it has (--config, --vocab), or use --program reference",
+        )
+    elif model.vocab % layout.tp:
         yield Problem(
             reason="tp does not divide vocab",
             sentence=f"tp {layout.tp} does not divide the vocabulary of {model.vocab}, and "
             f"{program.words} is not padded as the reference decoder is; use another --tp, or "
             "--program reference",
         )
+
+
+def _tensor_parallel(layout: Layout, model: Model, program: Program) -> Iterator[Problem]:
     if not program.has_tensor_plan:
         yield Problem(
             reason="tensor parallelism of a program without a tp_plan",

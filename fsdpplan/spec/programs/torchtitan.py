@@ -139,6 +139,7 @@ _SAID = frozenset(
         "kv_heads",
         "head_dim",
         "vocab",
+        "vocab_multiple",
         "max_positions",
         "tied_embeddings",
         "qk_norm",

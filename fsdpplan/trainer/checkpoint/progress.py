@@ -16,7 +16,14 @@ SCHEMA_VERSION = 2
 """Version of trainer.json. Those of version 1 have no version, no manifest and no generators."""
 
 NOT_OF_THE_WEIGHTS = frozenset(
-    {"name", "max_positions", "rope_theta", "sliding_window", "full_attention_every"}
+    {
+        "name",
+        "vocab_multiple",
+        "max_positions",
+        "rope_theta",
+        "sliding_window",
+        "full_attention_every",
+    }
 )
 """Settings of a model that may change between runs on the same weights, such as for longer texts.
 Where one does change the weights, their shapes do not match."""
@@ -93,8 +100,9 @@ def require_same_run(path: Path, found: Progress, plan: PlanConfig, *, seed: int
     if not found.model:
         return []
     planned = json.loads(json.dumps(asdict(plan.model)))
-    changed = [key for key in planned if found.model.get(key) != planned[key]]
-    words = [f"{key} {found.model.get(key)} there, {planned[key]} in the plan" for key in changed]
+    there = {"vocab_multiple": 1, **found.model}  # which older ones do not say
+    changed = [key for key in planned if there.get(key) != planned[key]]
+    words = [f"{key} {there.get(key)} there, {planned[key]} in the plan" for key in changed]
     if not NOT_OF_THE_WEIGHTS.issuperset(changed):
         raise TrainerError(
             f"{path} does not hold this model: {', '.join(words)}; take another --checkpoint-dir"

@@ -120,8 +120,9 @@ def _model(plan: PlanConfig, *, blocks: int, tokens: int) -> ModelConfig:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=HEAD_DIM if latent is None else latent.rope_head_dim + HEAD_DIM,
-        # one less than tp divides, where the plan's has to be padded, too
-        vocab=_rows(plan, least=-(-64 // tp), most=model.vocab // tp) * tp - (model.vocab % tp > 0),
+        # one less than tp divides, where the plan's is padded, too
+        vocab=_rows(plan, least=-(-64 // tp), most=model.vocab // tp) * tp
+        - (model.vocab_rows(tp) > model.vocab),
         max_positions=tokens,
         sliding_window=_window(plan, tokens),
         full_attention_every=min(model.full_attention_every, 2),

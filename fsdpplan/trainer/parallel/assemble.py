@@ -25,6 +25,7 @@ from .pipeline import Pipeline
 from .pipeline_stages import RankModel, rank_shares
 from .support import require_runnable
 from .tensor_parallel import apply_tensor_parallel
+from .tensor_styles import mask_padding
 from .tied_tables import copied_parameters
 
 
@@ -103,9 +104,11 @@ def _share_sequences(part: Part) -> None:
         apply_context_parallel(part.model, part.plan, part.meshes.cp)
 
 
-def _defer_head(part: Part) -> None:
+def _end_head(part: Part) -> None:
     if part.plan.layout.loss_chunks > 1:
         defer_head(part.model)
+    elif isinstance(head := getattr(part.model, "output", None), nn.Module):
+        mask_padding(head, vocab=part.plan.model.vocab)
 
 
 def _replicas(part: Part) -> nn.Module:
@@ -122,7 +125,7 @@ REFERENCE_STEPS = Steps(
     tensors=_split_tensors,
     experts=_split_experts,
     sequences=_share_sequences,
-    head=_defer_head,
+    head=_end_head,
     replicas=_replicas,
 )
 """Of the reference decoder, whose parts are known by name."""

@@ -80,7 +80,7 @@ class Steps:
     compilation: Step = compile_blocks
     """It traces all of the above, and nothing of FSDP's and DDP's hooks."""
     head: Step = skip
-    """The head's product put off into the loss."""
+    """The head's product put off into the loss, or what it has of padding masked."""
     shards: Step = shard
     """What is left on a rank, over the data axes: parameters have the names and the shapes that
     training keeps."""

@@ -41,7 +41,6 @@ from .tensor_styles import (
     SplitPositions,
     SplitWeight,
     WideProjection,
-    mask_padding,
     split_parameter,
 )
 
@@ -55,8 +54,6 @@ def apply_tensor_parallel(part: nn.Module, plan: PlanConfig, mesh: DeviceMesh) -
         overlap_tensor_parallel(mesh.get_group())
     part.whole_length = plan.training.seq_len  # type: ignore[assignment]
     split(part, mesh, _end_styles(plan.layout))
-    if plan.layout.loss_chunks == 1 and _has(part, "output"):
-        mask_padding(part.get_submodule("output"), vocab=plan.model.vocab, mesh=mesh)
     if plan.model.tied_embeddings and _has(part, "tok_embeddings") and _has(part, "output"):
         # both are split over the vocabulary, but each was made a parameter of its own
         part.output.weight = part.tok_embeddings.weight  # type: ignore[union-attr]

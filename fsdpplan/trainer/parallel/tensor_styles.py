@@ -45,20 +45,21 @@ class SplitWeight(ParallelStyle):
         return module
 
 
-def mask_padding(head: nn.Module, *, vocab: int, mesh: DeviceMesh) -> None:
+def mask_padding(head: nn.Module, *, vocab: int) -> None:
     """Let logits of a head's rows beyond `vocab`, which are padding, be -inf: they never win, and
     their gradient is exactly zero."""
-    weight = head.weight
-    assert isinstance(weight, DTensor)
+    weight, first = head.get_parameter("weight"), 0
     if weight.shape[0] == vocab:
         return
-    first = weight.shape[0] // mesh.size() * mesh.get_local_rank()
+    if isinstance(weight, DTensor):
+        mesh = weight.device_mesh
+        first = weight.shape[0] // mesh.size() * mesh.get_local_rank()
 
     @torch.no_grad()  # they have no gradient by which to undo it
     def mask(_: nn.Module, __: object, logits: Tensor) -> None:
         if isinstance(logits, DTensor):
             logits.to_local()[..., max(0, vocab - first) :] = -torch.inf
-        else:  # gathered
+        else:  # whole
             logits.data[..., vocab:] = -torch.inf
 
     head.register_forward_hook(mask)

@@ -59,7 +59,10 @@ def _problems(plan: PlanConfig) -> Iterator[str]:
         yield f"ep {layout.ep} (it needs to know how tokens reach experts; --ep 1 works)"
     if layout.tp > 1 and layout.sharding == "ddp":
         yield f"tp {layout.tp} with ddp (--sharding fsdp works)"
-    if vocab % layout.tp:
+    if plan.model.vocab_multiple > 1:
+        multiple = plan.model.vocab_multiple
+        yield f"vocab_multiple {multiple} (its tables are its own; 1 works)"
+    elif vocab % layout.tp:
         yield f"tp {layout.tp} with a vocabulary of {vocab} (a divisor of it works)"
     if layout.loss_chunks > 1:
         yield f"loss_chunks {layout.loss_chunks} (the loss is the program's own; 1 works)"

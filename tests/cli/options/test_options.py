@@ -33,6 +33,7 @@ PLANNING = {
     "--heads": (SMALL, ("--heads", "10")),
     "--kv-heads": (SMALL, ("--kv-heads", "1")),
     "--vocab": (SMALL, ("--vocab", "512")),
+    "--vocab-multiple": (SMALL, ("--vocab-multiple", "300")),
     "--gpus": (HSDP, ("--gpus", "32")),
     "--hardware": (HSDP, ("--hardware", "dgx-h200")),
     "--gpus-per-node": (HSDP, ("--gpus-per-node", "4")),

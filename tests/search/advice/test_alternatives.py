@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fsdpplan.files.catalogue import load_model
@@ -36,6 +38,27 @@ def slow_network(gpus: int, bytes_per_second: float) -> Cluster:
 
 def test_a_fast_network_needs_no_advice() -> None:
     assert advice(job(load_cluster("dgx-h100", gpus=32).cluster), parts=()) == ()
+
+
+def test_a_vocabulary_off_the_fast_path_is_said_once_with_what_padding_brings() -> None:
+    """GPT-2 Small's head is a third of its work."""
+    small = load_model("gpt2")
+    here = load_cluster("dgx-h100", gpus=8).cluster
+    asked = Training(seq_len=1024, global_batch=512)
+
+    def said(model: Model, **changes: object) -> tuple[str, ...]:
+        training = replace(asked, **changes)  # type: ignore[arg-type]
+        found = recommend(model=model, cluster=here, training=training, pins=Pins(tp=1), limit=1)
+        best = found.ranked[0]
+        return advice(
+            RecommendedPlan(model=model, cluster=here, training=training, best=best), parts=()
+        )
+
+    (sentence,) = said(small)
+    assert "--vocab-multiple 64, which pads it to 50,304 rows" in sentence
+    assert said(replace(small, vocab_multiple=64)) == ()
+    assert said(replace(small, vocab=50304)) == ()
+    assert said(small, program="hf") == ()  # which has tables of its own
 
 
 def test_over_a_slow_network_each_node_alone_is_priced() -> None:
