@@ -111,6 +111,13 @@ def _of_question(case: Case) -> Iterator[Unsayable]:
 
 def _of_layout(case: Case) -> Iterator[Unsayable]:
     layout, training = case.layout, case.training
+    rows, vocab = case.model.vocab_rows(layout.tp), case.model.vocab
+    if rows > vocab:
+        yield Unsayable(
+            what="vocabularies that a layout pads",
+            words=f"a vocabulary of {vocab} padded to {rows} rows (your model has tables of its "
+            "own): use --program hf, or --program own",
+        )
     if layout.sharding == "ddp":
         yield from _ddp(case)
         return
