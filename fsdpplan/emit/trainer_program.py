@@ -71,6 +71,21 @@ class Trainer:
             help="Train the documents of a sequence apart. Memory stays that of whole sequences."
         ),
     ] = None
+    init_from: Annotated[
+        str | None,
+        Option(
+            help="Begin with the weights of a Hugging Face model: a folder with config.json and "
+            "*.safetensors.",
+            metavar="DIR",
+        ),
+    ] = None
+    export_hf: Annotated[
+        str | None,
+        Option(
+            help="Write the trained model there in the end, for transformers' from_pretrained.",
+            metavar="DIR",
+        ),
+    ] = None
     learning_rate: Annotated[
         float | None, Option(help="At its peak.", metavar="3e-4", example="3e-4")
     ] = None

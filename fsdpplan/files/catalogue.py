@@ -11,7 +11,7 @@ from typing import Any
 
 from fsdpplan.errors import ProfileNotFound, SpecError
 from fsdpplan.files.table import short
-from fsdpplan.spec.model import Experts, LatentAttention, Model, Router
+from fsdpplan.spec.model import Experts, LatentAttention, Model, RopeScaling, Router
 
 _FILE = Path(__file__).with_name("models.toml")
 _NOT_SHAPES = ("source", "paper", "note", "parameters")
@@ -35,11 +35,13 @@ def load_model(name: str) -> Model:
     found = _find(name)
     shape = {key: value for key, value in _entries()[found].items() if key not in _NOT_SHAPES}
     experts, latent = shape.pop("experts", None), shape.pop("latent", None)
+    scaling = shape.pop("rope_scaling", None)
     return Model(
         name=found,
         **shape,
         experts=_experts(**experts) if experts else None,
         latent=LatentAttention(**latent) if latent else None,
+        rope_scaling=RopeScaling(**scaling) if scaling else None,
     )
 
 

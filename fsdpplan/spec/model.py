@@ -36,6 +36,41 @@ def padded_vocab(vocab: int, tp: int, multiple: int = 1) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RopeScaling:
+    """How rotary positions reach beyond the sequences that a model was first trained on: slow
+    frequencies become slower by `factor`.
+
+    Neither memory nor time hangs on it; what the model computes does. Source: transformers 5,
+    modeling_rope_utils.py.
+    """
+
+    kind: Literal["linear", "llama3", "yarn"]
+    factor: float
+    original_positions: int = 0
+    """Longest sequence before; 0: said by `linear`, which does without."""
+    low: float = 0.0
+    """Turns over that length at which a frequency is slowed down whole (llama3: low_freq_factor,
+    yarn: beta_slow)."""
+    high: float = 0.0
+    """Turns from which it stays as it is (high_freq_factor, beta_fast)."""
+    amplitude: float = 1.0
+    """What cosines and sines are multiplied by (yarn: attention_factor)."""
+    score_factor: float = 1.0
+    """What scores are multiplied by (DeepSeek: mscale, squared)."""
+
+    def __post_init__(self) -> None:
+        require_choice("kind", self.kind, ("linear", "llama3", "yarn"))
+        require_positive(
+            factor=self.factor, amplitude=self.amplitude, score_factor=self.score_factor
+        )
+        if self.kind != "linear":
+            require_positive_int(original_positions=self.original_positions)
+            require_positive(low=self.low, high=self.high)
+            if self.high <= self.low:
+                raise SpecError(f"high must be above low {self.low:g}, not {self.high:g}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Router:
     """How a token's experts are chosen, and what each counts for.
 
@@ -216,6 +251,8 @@ class Model(RemembersHash):
     """Multi-head latent attention; None: plain or grouped-query attention."""
     rope_theta: float = 500000.0
     """Base of the rotary frequencies; unused with learned positions."""
+    rope_scaling: RopeScaling | None = None
+    """How rotary positions are stretched; None: they are not."""
     norm_epsilon: float = 1e-5
     """Added to the variance in the norms."""
 

@@ -73,6 +73,19 @@ class LatentConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RopeScalingConfig:
+    """The `model.rope_scaling` part of a plan: how rotary positions are stretched."""
+
+    kind: str
+    factor: float
+    original_positions: int = _from_zero(0)
+    low: float = field(default=0.0, metadata={"least": 0})
+    high: float = field(default=0.0, metadata={"least": 0})
+    amplitude: float = 1.0
+    score_factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """The `model` part of a plan, field by field."""
 
@@ -105,6 +118,7 @@ class ModelConfig:
     full_attention_every: int = 1
     experts: ExpertsConfig | None = None
     latent: LatentConfig | None = None
+    rope_scaling: RopeScalingConfig | None = None
 
     @property
     def value_head_dim(self) -> int:

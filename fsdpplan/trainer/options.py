@@ -27,6 +27,10 @@ class Options:
     data: Path | None
     tokenizer: Path | None
     pack: bool
+    init_from: Path | None
+    """Folder of a published model to begin with."""
+    export_hf: Path | None
+    """Folder for the trained model, as published ones are."""
     learning_rate: float
     warmup_steps: int
     weight_decay: float
@@ -131,6 +135,19 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add("--tokenizer", type=Path, metavar="FILE", help="tokenizer.json for text; otherwise bytes")
     add("--pack", action="store_true", help="train the documents of a sequence apart")
+    add(
+        "--init-from",
+        type=Path,
+        metavar="DIR",
+        help="begin with a Hugging Face model's weights (config.json, *.safetensors); a "
+        "checkpoint that is resumed goes before",
+    )
+    add(
+        "--export-hf",
+        type=Path,
+        metavar="DIR",
+        help="write the trained model there, for transformers' from_pretrained",
+    )
     add("--learning-rate", type=number(above=0), default=3e-4, help="at its peak")
     add("--warmup-steps", type=whole(0), help="steps of linear warm-up (default: a tenth, <= 2000)")
     add("--weight-decay", type=number(least=0), default=0.1, help="of matrices")

@@ -14,6 +14,7 @@ from .checkpoint.progress import Progress
 from .checkpoint.runs import Checkpoints, Saved
 from .config import LayoutConfig, PlanConfig, plan_sha256, plan_text
 from .errors import OutOfMemory
+from .huggingface.export import Exported
 from .optimizer import Recipe
 from .options import Options
 from .parallel.assemble import Assembled
@@ -50,6 +51,8 @@ class TrainingRun:
     watch: Watch
     progress: Progress
     checkpoints: Checkpoints | None
+    publication: Exported | None = None
+    """What the end of the run writes for others."""
     step_seconds: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
 

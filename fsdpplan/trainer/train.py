@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -13,10 +13,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from .checkpoint.files import resumable
 from .checkpoint.progress import Progress
 from .checkpoint.runs import CheckpointFailed, Checkpoints
 from .config import PlanConfig, load_plan
 from .errors import RankError, TrainerError, TrainingDiverged
+from .huggingface.export import Exported, export, exported
+from .huggingface.load import load_published, require_loadable
 from .optimizer import Recipe, make_optimizer, set_learning_rate
 from .options import Options, parse_options
 from .parallel.assemble import assemble
@@ -119,6 +122,7 @@ def train(plan: PlanConfig, options: Options, stop: StopRequest, attempt: Attemp
     unsaved = save_the_end(run)
     if run.checkpoints is not None:
         run.checkpoints.leave()
+    publish(run)
     conclude(run, stop_signal)
     if unsaved:
         raise CheckpointFailed(unsaved)
@@ -127,6 +131,7 @@ def train(plan: PlanConfig, options: Options, stop: StopRequest, attempt: Attemp
 def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> TrainingRun:
     """Everything up to the first step."""
     meshes = try_cluster(plan, options)
+    publication = what_to_publish(plan, options)
     sequences = open_sequences(plan, options.data, seed=options.seed, tokenizer=options.tokenizer)
     device = start(plan)
     memory = MemoryMeter(device)
@@ -139,7 +144,8 @@ def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> TrainingRun
         optimizer=plan.training.optimizer,
         adamw=options.adamw,
     )
-    assembled = assemble(plan, device, seed=options.seed, meshes=meshes)
+    fill = first_weights(plan, options)
+    assembled = assemble(plan, device, seed=options.seed, meshes=meshes, fill=fill)
     optimizer = make_optimizer(assembled.model, recipe)
     checkpoints = open_checkpoints(plan, options)
     progress = begin_or_resume(plan, options, checkpoints, assembled.model, optimizer)
@@ -162,7 +168,34 @@ def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> TrainingRun
         watch=Watch(plan, options, device, assembled, metrics),
         progress=progress,
         checkpoints=checkpoints,
+        publication=publication,
     )
+
+
+def first_weights(plan: PlanConfig, options: Options) -> Callable[[nn.Module], None] | None:
+    """What fills the model with published weights; None: it is drawn, or a checkpoint is resumed.
+    Raises TrainerError where the weights are not the plan's model's."""
+    folder = options.init_from
+    if folder is None or (options.checkpoint_dir is not None and resumable(options.checkpoint_dir)):
+        return None
+    require_loadable(plan, folder)
+    return lambda model: load_published(model, plan, folder)
+
+
+def what_to_publish(plan: PlanConfig, options: Options) -> Exported | None:
+    """What the end of the run writes for others; None: nothing."""
+    if options.export_hf is None:
+        return None
+    return exported(plan, options.export_hf, options.init_from)
+
+
+def publish(run: TrainingRun) -> None:
+    """Write the trained model for others, unless the run was stopped before its end."""
+    folder, what = run.options.export_hf, run.publication
+    if folder is None or what is None or run.progress.step < run.options.steps:
+        return
+    run.watch.not_a_step()
+    export(run.assembled.model, run.plan, folder, what)
 
 
 def try_cluster(plan: PlanConfig, options: Options) -> Meshes | None:

@@ -14,6 +14,7 @@ from fsdpplan.files.huggingface.fields import (
     optional_integer,
     optional_number,
     require_flag,
+    rope_scaling,
     windows,
 )
 from fsdpplan.files.huggingface.llama import (
@@ -208,6 +209,7 @@ def _deepseek(
             f"{fields['heads']}: latent attention makes a key and a value for each query head"
         )
     return fields | {
+        "rope_scaling": rope_scaling(table, of_scores=True),
         "head_dim": table.integer("qk_nope_head_dim") + rotated,
         "experts": experts,
         "latent": latent,

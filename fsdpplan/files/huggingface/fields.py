@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import log
 from typing import Any
 
 from fsdpplan.errors import SpecError
 from fsdpplan.files.table import Table, short
+from fsdpplan.spec.model import RopeScaling
 
 SILU = ("silu", "swish")
 GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu", "gelu_fast", "gelu_python")
@@ -88,12 +90,72 @@ def rope_theta(
         theta = optional_number(rope, "rope_theta", theta)
         _check_partial(rope, notes, may_be_partial)
         kind = rope.values.get("rope_type", rope.values.get("type", "default"))
-        if kind != "default":
+        if kind not in ("default", *SCALINGS):
             notes.append(
                 f"{key} of type {short(kind)} is left out: it turns the angles of long positions "
                 "and changes neither memory nor time"
             )
     return theta
+
+
+SCALINGS = ("linear", "llama3", "yarn")
+"""Kinds of stretched rotary positions that the trainer computes."""
+
+
+def rope_scaling(table: Table, *, of_scores: bool = False) -> RopeScaling | None:
+    """How rotary positions are stretched: `rope_parameters` (transformers 5) or `rope_scaling`.
+    `of_scores`: the family scales scores, too (DeepSeek)."""
+    for key in ("rope_parameters", "rope_scaling"):
+        if table.values.get(key) is None:
+            continue
+        rope = table.table(key)
+        kind = rope.values.get("rope_type", rope.values.get("type"))
+        if kind not in SCALINGS:
+            continue
+        factor = optional_number(rope, "factor", 1.0)
+        if kind == "linear":
+            return RopeScaling(kind="linear", factor=factor)
+        original = optional_integer(
+            rope,
+            "original_max_position_embeddings",
+            optional_integer(table, "max_position_embeddings", 8192),
+        )
+        if kind == "llama3":
+            return RopeScaling(
+                kind="llama3",
+                factor=factor,
+                original_positions=original,
+                low=rope.number("low_freq_factor"),
+                high=rope.number("high_freq_factor"),
+            )
+        return _yarn(rope, factor, original, of_scores)
+    return None
+
+
+def _yarn(rope: Table, factor: float, original: int, of_scores: bool) -> RopeScaling:
+    require_flag(rope, "truncate", True, "the trainer ramps between whole pairs")
+    # 0 says the same as nothing
+    mscale, of_all = (
+        rope.number(key) if rope.values.get(key) else 0.0 for key in ("mscale", "mscale_all_dim")
+    )
+    both = bool(mscale and of_all)
+    usual = _magnitude(factor, mscale) / _magnitude(factor, of_all) if both else None
+    return RopeScaling(
+        kind="yarn",
+        factor=factor,
+        original_positions=original,
+        low=optional_number(rope, "beta_slow", 1.0),
+        high=optional_number(rope, "beta_fast", 32.0),
+        amplitude=optional_number(
+            rope, "attention_factor", _magnitude(factor, 1.0) if usual is None else usual
+        ),
+        score_factor=_magnitude(factor, of_all) ** 2 if of_scores and of_all else 1.0,
+    )
+
+
+def _magnitude(factor: float, mscale: float) -> float:
+    """Peng et al. (arXiv 2309.00071), equation 22, with DeepSeek's weight."""
+    return 0.1 * mscale * log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def _check_partial(table: Table, notes: list[str], may_be_partial: bool) -> None:

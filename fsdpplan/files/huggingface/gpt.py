@@ -17,6 +17,7 @@ from fsdpplan.files.huggingface.fields import (
     optional_integer,
     optional_number,
     require_flag,
+    rope_scaling,
     rope_theta,
     split_width,
 )
@@ -193,6 +194,7 @@ def starcoder2(table: Table, notes: list[str]) -> Fields:
         | {
             "tied_embeddings": optional_flag(table, "tie_word_embeddings", True),
             "rope_theta": rope_theta(table, notes),
+            "rope_scaling": rope_scaling(table),
             "norm_epsilon": optional_number(table, "norm_epsilon", 1e-5),
         }
         | all_windowed(table, notes)

@@ -16,6 +16,7 @@ from fsdpplan.files.huggingface.fields import (
     optional_integer,
     optional_number,
     require_flag,
+    rope_scaling,
     rope_theta,
     windows,
 )
@@ -51,6 +52,7 @@ def decoder(
         "tied_embeddings": optional_flag(table, "tie_word_embeddings", False),
         "norm_epsilon": optional_number(table, "rms_norm_eps", epsilon),
         "rope_theta": rope_theta(table, notes, default=theta, may_be_partial=partial),
+        "rope_scaling": rope_scaling(table),
     }
 
 

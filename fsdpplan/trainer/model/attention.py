@@ -27,6 +27,13 @@ class AttentionKernel(nn.Module):
         return F.scaled_dot_product_attention(q_BHTE, k_BHTE, v_BHTE, **given)
 
 
+def score_scale(config: ModelConfig) -> float:
+    """What scores are multiplied by."""
+    factor = 1.0 if config.rope_scaling is None else config.rope_scaling.score_factor
+    scale: float = config.head_dim**-0.5 * factor
+    return scale
+
+
 class AttentionCore(nn.Module):
     """Causal attention over whole sequences; nothing else here calls the kernel."""
 
@@ -142,7 +149,7 @@ class Attention(nn.Module):
             self.q_norm = AllHeadsNorm(query_dim, eps=config.norm_epsilon)
             self.k_norm = AllHeadsNorm(kv_dim, eps=config.norm_epsilon)
         self.sinks = nn.Parameter(torch.zeros(config.heads)) if config.attention_sinks else None
-        self.core = AttentionCore(config.head_dim**-0.5)
+        self.core = AttentionCore(score_scale(config))
         self.first_head = 0
         """The first of this rank's query heads, under tensor parallelism."""
 
@@ -152,8 +159,8 @@ class Attention(nn.Module):
         config = self.config
         q, k, v = self._heads(x_BTD)
         if config.positions == "rope":
-            q = rotate(q, config.rope_theta, positions)
-            k = rotate(k, config.rope_theta, positions)
+            q = rotate(q, config, positions)
+            k = rotate(k, config, positions)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if config.positions == "alibi":
             slopes = torch.tensor(alibi_slopes(config.heads))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import LatentConfig, ModelConfig
-from .attention import AttentionCore, local_sinks
+from .attention import AttentionCore, local_sinks, score_scale
 from .norms import RMSNorm
 from .positions import alibi_slopes, rotate, with_alibi
 
@@ -39,7 +39,7 @@ class LatentAttention(nn.Module):
         )
         self.wo = nn.Linear(config.heads * latent.value_head_dim, config.hidden, bias=False)
         self.sinks = nn.Parameter(torch.zeros(config.heads)) if config.attention_sinks else None
-        self.core = AttentionCore(config.head_dim**-0.5)
+        self.core = AttentionCore(score_scale(config))
         self.first_head = 0
         """The first of this rank's query heads, under tensor parallelism."""
 
@@ -69,6 +69,6 @@ class LatentAttention(nn.Module):
         shared = shared.unsqueeze(2)
         if config.positions == "rope":
             q_plain, q_turned = q.split([plain, latent.rope_head_dim], dim=-1)
-            q = torch.cat([q_plain, rotate(q_turned, config.rope_theta, positions)], dim=-1)
-            shared = rotate(shared, config.rope_theta, positions)
+            q = torch.cat([q_plain, rotate(q_turned, config, positions)], dim=-1)
+            shared = rotate(shared, config, positions)
         return q, torch.cat([k, shared.expand(-1, -1, k.shape[2], -1)], dim=-1), v

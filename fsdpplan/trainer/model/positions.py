@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..config import ModelConfig, RopeScalingConfig
+
 EXTRA_WIDTH = 8
 """Columns added to queries and keys at a time: fused kernels take widths that 8 divides."""
 
@@ -18,7 +20,7 @@ POSITION_DIGIT = 256
 """bf16 is exact up to here, so positions are split into two digits."""
 
 
-def rotate(x_BTHE: Tensor, theta: float, positions_BT: Tensor | None = None) -> Tensor:
+def rotate(x_BTHE: Tensor, config: ModelConfig, positions_BT: Tensor | None = None) -> Tensor:
     """Rotary position embedding in the dtype of `x`; the halves of a head are the two coordinates
     (as in Hugging Face's Llama, not interleaved).
 
@@ -26,13 +28,49 @@ def rotate(x_BTHE: Tensor, theta: float, positions_BT: Tensor | None = None) -> 
     buffer, so that building the model on the meta device leaves nothing to restore.
     """
     length, width = x_BTHE.shape[1], x_BTHE.shape[3]
-    exponents = torch.arange(0, width, 2, device=x_BTHE.device, dtype=torch.float32) / width
+    frequencies_E = rotary_frequencies(width, config, x_BTHE.device)
     if positions_BT is None:
         positions_BT = torch.arange(length, device=x_BTHE.device)[None]
-    angles = (positions_BT.float()[..., None] * theta**-exponents)[:, :, None]
-    cos, sin = angles.cos().to(x_BTHE.dtype), angles.sin().to(x_BTHE.dtype)
+    angles = (positions_BT.float()[..., None] * frequencies_E)[:, :, None]
+    cos, sin = angles.cos(), angles.sin()
+    if config.rope_scaling is not None and config.rope_scaling.amplitude != 1.0:
+        cos, sin = (each * config.rope_scaling.amplitude for each in (cos, sin))
+    cos, sin = cos.to(x_BTHE.dtype), sin.to(x_BTHE.dtype)
     first, second = x_BTHE.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def rotary_frequencies(width: int, config: ModelConfig, device: torch.device) -> Tensor:
+    """Radians a token of each pair of coordinates, slow ones slowed down as the model says.
+
+    Source: transformers 5, modeling_rope_utils.py (`_compute_llama3_parameters`,
+    `_compute_yarn_parameters`, `_compute_linear_scaling_rope_parameters`).
+    """
+    exponents = torch.arange(0, width, 2, device=device, dtype=torch.float32) / width
+    frequencies = config.rope_theta**-exponents
+    scaling = config.rope_scaling
+    if scaling is None:
+        return frequencies
+    slowed = frequencies / scaling.factor
+    if scaling.kind == "linear":
+        return slowed
+    if scaling.kind == "llama3":
+        turns = frequencies * scaling.original_positions / (2 * math.pi)
+        kept = (turns - scaling.low) / (scaling.high - scaling.low)
+    else:
+        first = math.floor(_pair_of(scaling.high, width, config.rope_theta, scaling))
+        last = math.ceil(_pair_of(scaling.low, width, config.rope_theta, scaling))
+        first, last = max(first, 0), min(last, width - 1)
+        pairs = torch.arange(width // 2, device=device, dtype=torch.float32)
+        kept = 1 - (pairs - first) / max(last - first, 1e-3)
+    kept = kept.clamp(0, 1)
+    return slowed * (1 - kept) + frequencies * kept
+
+
+def _pair_of(turns: float, width: int, theta: float, scaling: RopeScalingConfig) -> float:
+    """Number of the pair that makes so many turns over the original length."""
+    length = scaling.original_positions
+    return width * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
 
 def alibi_slopes(heads: int) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,15 +46,20 @@ class Assembled:
 
 
 def assemble(
-    plan: PlanConfig, device: torch.device, *, seed: int, meshes: Meshes | None = None
+    plan: PlanConfig,
+    device: torch.device,
+    *,
+    seed: int,
+    meshes: Meshes | None = None,
+    fill: Callable[[nn.Module], None] | None = None,
 ) -> Assembled:
-    """The reference decoder in the plan's layout, initialised; joins the process group if there is
-    none. Process groups cost memory, so meshes that there are already are taken."""
+    """The reference decoder in the plan's layout, with values by `fill`, else drawn; joins the
+    process group if there is none. Process groups cost memory, so meshes that there are already are taken."""
     require_runnable(plan)
     start(plan)
     meshes = meshes or build_meshes(plan.layout, device.type)
     model, parts = build_parts(plan, meshes, device)
-    return finish(plan, device, meshes, model, parts, seed=seed)
+    return finish(plan, device, meshes, model, parts, seed=seed, fill=fill)
 
 
 def build_parts(
@@ -139,13 +145,17 @@ def finish(
     parts: tuple[nn.Module, ...],
     *,
     seed: int,
+    fill: Callable[[nn.Module], None] | None = None,
 ) -> Assembled:
     """Give the parameters memory and values, then what needs them: the last step, the schedule."""
     for part in parts:
         home = torch.device("cpu") if plan.layout.offload == "cpu" else device
         materialise(part, home, buffers=device)
-    copies = copied_parameters(plan)
-    initialise(model, seed=seed, layers=plan.model.layers, copies=copies, vocab=plan.model.vocab)
+    if fill is not None:
+        fill(model)
+    else:
+        layers, vocab, copies = plan.model.layers, plan.model.vocab, copied_parameters(plan)
+        initialise(model, seed=seed, layers=layers, copies=copies, vocab=vocab)
     parts = tuple(REFERENCE_STEPS.replicas(_part(part, plan, meshes, device)) for part in parts)
     pipeline = None if meshes.pp is None else Pipeline(parts, plan, meshes, device)
     scaler = LossScaler(device) if plan.training.precision == "fp16" else None

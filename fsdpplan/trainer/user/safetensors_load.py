@@ -80,9 +80,9 @@ def load_safetensors(model: nn.Module, folder: str | PathLike[str]) -> None:
             )
         if tensor.is_meta:
             raise TrainerError("the model has no memory yet: call materialise(model, device) first")
-    with _Files() as files:
+    with Files() as files:
         for tensor, source in pairs:
-            part = files.part(source, _own_box(tensor))
+            part = files.part(source, own_box(tensor))
             local(tensor).copy_(part)
 
 
@@ -190,21 +190,22 @@ def _nearest(name: str, names: Any) -> str:
     return f"; the nearest names are {', '.join(near)}" if near else ""
 
 
-def _own_box(tensor: Tensor) -> Box:
+def own_box(tensor: Tensor) -> Box:
+    """Where in the whole this rank's part lies."""
     if not isinstance(tensor, DTensor):
-        return (slice(None),) * tensor.ndim
+        return tuple(slice(0, length) for length in tensor.shape)
     coordinate = tensor.device_mesh.get_coordinate()
     assert coordinate is not None, "this rank is not in the parameter's mesh"
     return box_of(tensor, coordinate)
 
 
-class _Files:
+class Files:
     """Files mapped into memory, of which the system reads the pages that are used."""
 
     def __init__(self) -> None:
         self._maps: dict[Path, mmap.mmap] = {}
 
-    def __enter__(self) -> _Files:
+    def __enter__(self) -> Files:
         return self
 
     def __exit__(self, *_: object) -> None:

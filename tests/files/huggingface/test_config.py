@@ -242,8 +242,8 @@ def test_rotary_bases_of_old_and_new_configs_are_read(rope: dict[str, Any]) -> N
 
 
 def test_what_the_plan_does_not_follow_is_noted() -> None:
-    scaled = {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}
-    assert "llama3" in parse(LLAMA | scaled).notes[0]
+    scaled = {"rope_scaling": {"rope_type": "dynamic", "factor": 8.0}}
+    assert "dynamic" in parse(LLAMA | scaled).notes[0]
     assert "sliding_window 4096" in parse(LLAMA | {"model_type": "mistral"}).notes[0]
     assert parse(LLAMA | {"model_type": "mistral", "sliding_window": None}).notes == ()
     assert parse(LLAMA | {"model_type": "qwen2", "sliding_window": 4096}).notes == ()

@@ -1,0 +1,312 @@
+"""Published weights in and out: transformers' own numbers before, and after."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fsdpplan.trainer.config import parse_plan
+from fsdpplan.trainer.errors import TrainerError
+from fsdpplan.trainer.huggingface.export import export, exported
+from fsdpplan.trainer.huggingface.families import FAMILIES, config_of, family_of
+from fsdpplan.trainer.huggingface.load import load_published, require_loadable
+from fsdpplan.trainer.model.decoder import Decoder
+from fsdpplan.trainer.parallel.distributed import start
+from tests.trainer import plans
+from tests.trainer.huggingface_layouts import LAYOUTS, model_of, train
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+VOCAB = 61
+WIDTHS: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "max_position_embeddings": 64,
+    "pad_token_id": None,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+ROUTED = {"num_experts_per_tok": 2, "moe_intermediate_size": 20}
+LATENT = {
+    "head_dim": 6,  # as transformers calls the part that is turned
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "qk_rope_head_dim": 6,
+    "qk_nope_head_dim": 10,
+    "v_head_dim": 14,
+    "n_routed_experts": 6,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+GPT2 = {
+    "vocab_size": VOCAB,
+    "n_embd": 48,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": 64,
+    "attn_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "resid_pdrop": 0.0,
+}
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", WIDTHS),
+    "llama, tied": ("llama", WIDTHS | {"tie_word_embeddings": True}),
+    "llama, biases": ("llama", WIDTHS | {"attention_bias": True, "mlp_bias": True}),
+    "llama 3.1": ("llama", WIDTHS | {"rope_parameters": LLAMA3}),
+    "llama, yarn": ("llama", WIDTHS | {"rope_parameters": YARN}),
+    "llama, linear": (
+        "llama",
+        WIDTHS | {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
+    ),
+    "mistral": ("mistral", WIDTHS | {"sliding_window": 7}),
+    "qwen2": ("qwen2", WIDTHS),
+    "qwen3": ("qwen3", WIDTHS),
+    "phi3": ("phi3", WIDTHS | {"original_max_position_embeddings": 64}),
+    "mixtral": ("mixtral", WIDTHS | {"num_local_experts": 6, "num_experts_per_tok": 2}),
+    "qwen2_moe": (
+        "qwen2_moe",
+        WIDTHS | ROUTED | {"num_experts": 6, "shared_expert_intermediate_size": 28},
+    ),
+    "qwen3_moe": (
+        "qwen3_moe",
+        WIDTHS | ROUTED | {"num_experts": 6, "norm_topk_prob": True, "mlp_only_layers": [0]},
+    ),
+    "deepseek_v2": (
+        "deepseek_v2",
+        WIDTHS | ROUTED | LATENT | {"q_lora_rank": None, "topk_method": "greedy"},
+    ),
+    "deepseek_v3": (
+        "deepseek_v3",
+        WIDTHS | ROUTED | LATENT | {"q_lora_rank": 20, "n_group": 3, "topk_group": 2},
+    ),
+    "deepseek_v3, yarn": (
+        "deepseek_v3",
+        WIDTHS
+        | ROUTED
+        | LATENT
+        | {"q_lora_rank": 20, "n_group": 3, "topk_group": 2}
+        | {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}},
+    ),
+    "gpt2": ("gpt2", GPT2),
+    "bloom": ("bloom", {"vocab_size": VOCAB, "hidden_size": 48, "n_layer": 3, "n_head": 4}),
+    "starcoder2": (
+        "starcoder2",
+        WIDTHS
+        | {"sliding_window": None, "attention_dropout": 0.0}
+        | {"embedding_dropout": 0.0, "residual_dropout": 0.0},
+    ),
+}
+"""A model of each family, and what of a config changes what it computes."""
+
+
+def published(folder: Path, name: str, **save: Any) -> Any:
+    """transformers' model of a case, its weights drawn, and saved into `folder`."""
+    family, values = CASES[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        config = transformers.AutoConfig.for_model(family, **values)
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(config).eval().float()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.normal_(std=0.2)
+            for key, buffer in model.named_buffers():
+                if key.endswith("e_score_correction_bias"):
+                    buffer.normal_(std=0.2)
+        model.save_pretrained(folder, **save)
+    return model
+
+
+def tokens() -> torch.Tensor:
+    return torch.randint(VOCAB, (2, 24), generator=torch.Generator().manual_seed(1))
+
+
+def plan_of(folder: Path, **layout: Any) -> Any:
+    return parse_plan(plans.plan_text(model=model_of(folder), **layout))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_model_comes_in_and_goes_out_as_it_was(name: str, tmp_path: Path) -> None:
+    theirs = published(tmp_path / "in", name)
+    with torch.no_grad():
+        expected = theirs(tokens()).logits
+    plan = plan_of(tmp_path / "in")
+    ours = Decoder(plan.model)
+    load_published(ours, plan, tmp_path / "in")
+    with torch.no_grad():
+        torch.testing.assert_close(ours(tokens()), expected, rtol=2e-4, atol=2e-4)
+    start(plan)
+    what = exported(plan, tmp_path / "out", tmp_path / "in")
+    export(ours, plan, tmp_path / "out", what)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    with torch.no_grad():
+        assert torch.equal(again(tokens()).logits, expected)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_model_that_was_drawn_here_is_published_under_a_family_that_computes_it(
+    name: str, tmp_path: Path
+) -> None:
+    published(tmp_path / "in", name)
+    plan = plan_of(tmp_path / "in")
+    ours = Decoder(plan.model)
+    load_published(ours, plan, tmp_path / "in")
+    start(plan)
+    export(ours, plan, tmp_path / "out", exported(plan, tmp_path / "out", None))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    with torch.no_grad():
+        found = theirs(tokens()).logits
+        torch.testing.assert_close(found, ours(tokens()), rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_tried(family: str) -> None:
+    assert family in {kind for kind, _ in CASES.values()}
+
+
+def test_files_of_a_few_tensors_each_are_read_and_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fsdpplan.trainer.huggingface import export as written
+
+    monkeypatch.setattr(written, "MOST_FILE_BYTES", 20_000)
+    theirs = published(tmp_path / "in", "llama", max_shard_size="20KB")
+    plan = plan_of(tmp_path / "in")
+    ours = Decoder(plan.model)
+    load_published(ours, plan, tmp_path / "in")
+    start(plan)
+    export(ours, plan, tmp_path / "out", exported(plan, tmp_path / "out", None))
+    assert len(list((tmp_path / "out").glob("*.safetensors"))) > 3
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    with torch.no_grad():
+        assert torch.equal(again(tokens()).logits, theirs(tokens()).logits)
+
+
+CHANGES = {
+    "another base": ({"rope_theta": 5e5}, "rope_theta"),
+    "scaled positions": ({"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, "positions"),
+    "dropout": ({"attention_dropout": 0.1}, "attention_dropout"),
+    "another epsilon": ({"rms_norm_eps": 1e-3}, "rms_norm_eps"),
+    "another function": ({"hidden_act": "gelu"}, "hidden_act"),
+    "a narrow window": ({"model_type": "mistral", "sliding_window": 8}, "sliding_window"),
+    "heads turned in part": ({"partial_rotary_factor": 0.5}, "part of each head"),
+    "quantised": ({"quantization_config": {"bits": 4}}, "quantised"),
+    "a family that is near": ({"model_type": "gemma"}, "gemma"),
+    "heads": ({"num_key_value_heads": 4}, "num_key_value_heads"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_changes_a_model_is_no_other_plans(name: str, tmp_path: Path) -> None:
+    published(tmp_path, "llama")
+    plan = plan_of(tmp_path)
+    changes, word = CHANGES[name]
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text()) | changes
+    config.pop("rope_parameters")
+    path.write_text(json.dumps({"rope_theta": 10000.0} | config))
+    with pytest.raises(TrainerError, match=word):
+        require_loadable(plan, tmp_path)
+
+
+def test_weights_that_are_missing_or_many_are_told_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    published(tmp_path / "whole", "llama")
+    plan = plan_of(tmp_path / "whole")
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(tmp_path / "whole" / "model.safetensors")
+    ours = Decoder(plan.model)
+    before = {name: tensor.clone() for name, tensor in ours.state_dict().items()}
+    for change, word in (({}, "no weight"), ({"extra": torch.zeros(2)}, "'extra'")):
+        folder = tmp_path / word.strip("'")
+        folder.mkdir()
+        (folder / "config.json").write_text((tmp_path / "whole" / "config.json").read_text())
+        kept = {**weights, **change}
+        if not change:
+            kept.pop("model.layers.1.mlp.up_proj.weight")
+        save_file(kept, folder / "model.safetensors")
+        with pytest.raises(TrainerError, match=word):
+            load_published(ours, plan, folder)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in ours.state_dict().items())
+
+
+def test_a_folder_that_holds_something_is_not_written_into(tmp_path: Path) -> None:
+    published(tmp_path / "in", "llama")
+    with pytest.raises(TrainerError, match="not empty"):
+        exported(plan_of(tmp_path / "in"), tmp_path / "in", None)
+
+
+def test_a_model_that_no_family_computes_is_refused_before_it_is_trained(tmp_path: Path) -> None:
+    plan = parse_plan(plans.plan_text(model={"post_norms": True}))
+    assert family_of(plan.model) is None
+    with pytest.raises(TrainerError, match="leave --export-hf out"):
+        exported(plan, tmp_path / "out", None)
+
+
+def test_each_familys_config_is_its_own_model(tmp_path: Path) -> None:
+    for name in CASES:
+        folder = tmp_path / name
+        published(folder, name)
+        model = plan_of(folder).model
+        family = CASES[name][0]
+        written = config_of(family, model)
+        (folder / "config.json").write_text(json.dumps(written))
+        assert plan_of(folder).model == model, name
+
+
+PAIRS = [
+    (name, layout)
+    for name in CASES
+    for layout in LAYOUTS
+    if layout != "ep 2" or CASES[name][0] in ("mixtral", "qwen3_moe", "deepseek_v3")
+]
+
+
+@pytest.mark.gloo
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(("name", "layout"), PAIRS)
+def test_every_layout_trains_published_weights_as_one_process_does(
+    name: str, layout: str, tmp_path: Path
+) -> None:
+    """From the first loss to the weights that are published after two steps."""
+    published(tmp_path / "in", name)
+    model = model_of(tmp_path / "in")
+    alone = train(tmp_path / "one", model, tmp_path / "in", {}, steps=2)
+    found = train(tmp_path / "many", model, tmp_path / "in", LAYOUTS[layout], steps=2)
+    assert found == pytest.approx(alone, rel=1e-4)
+    one, many = (
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / each / "out").eval()
+        for each in ("one", "many")
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(
+            many(tokens()).logits, one(tokens()).logits, rtol=1e-3, atol=1e-3
+        )
