@@ -355,6 +355,11 @@ def parse_plan(text: str) -> PlanConfig:
     return plan
 
 
+def parse_model(document: Any) -> ModelConfig:
+    """The model in a plan's `model`, or in a checkpoint's."""
+    return _parse_object(ModelConfig, document, "model")
+
+
 def _parse_object(cls: type[Parsed], document: Any, where: str) -> Parsed:
     """`document` as a `cls`, whose fields name the keys and their types."""
     if not isinstance(document, dict):

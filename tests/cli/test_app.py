@@ -42,6 +42,7 @@ def test_help_fits_the_screen_and_names_every_command(capsys: pytest.CaptureFixt
         "status",
         "logs",
         "cancel",
+        "export",
         "validate",
         "profiles",
         "models",

@@ -198,6 +198,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "cancel": (),
     "profiles": (),
     "models": (),
+    "export": ("--checkpoint-dir", "nothing", "--out", "model"),
     "validate": ("nothing.csv",),
     "learn": ("nothing",),
 }
@@ -207,6 +208,7 @@ OPTIONS = (
     *("--schedule", "--runs", "--ledger", "--out", "--alerts", "--job-name", "--env", "--args"),
     *("--export", "--plan", "--rank", "--target", "--max-memory", "--job", "--node", "--tail"),
     *("--checkpoint-dir", "--torch", "--headroom", "--stage-blocks", "--nonsense", "--json"),
+    *("--init-from", "--export-hf"),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,18 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 def train(
-    folder: Path, model: dict[str, Any], source: Path, layout: dict[str, Any], *, steps: int = 1
+    folder: Path,
+    model: dict[str, Any],
+    source: Path,
+    layout: dict[str, Any],
+    *,
+    steps: int = 1,
+    options: Sequence[str] = (),
 ) -> dict[int, float]:
-    """The losses of a run whose steps begin with the weights of `source`; `folder/out` has the last ones."""
+    """Losses of a run that begins with the weights of `source`; `folder/out` gets its last ones."""
     world = plans.plan_document(**layout)["cluster"]["gpus"]
-    options = ["--init-from", str(source), "--export-hf", str(folder / "out")]
-    jobs.train(folder, world, *options, "--steps", str(steps), model=model, **layout)
+    words = ["--init-from", str(source), "--export-hf", str(folder / "out"), *options]
+    jobs.train(folder, world, *words, "--steps", str(steps), model=model, **layout)
     return jobs.losses(folder)
 
 

@@ -22,7 +22,14 @@ from fsdpplan.cli.options.job import (
 )
 from fsdpplan.cli.options.parse import choice, path, whole
 from fsdpplan.cli.options.question import Torch
-from fsdpplan.cli.resolve.job import job_of, pods_of, python_here, ranked, with_this_python
+from fsdpplan.cli.resolve.job import (
+    job_of,
+    pods_of,
+    python_here,
+    ranked,
+    require_its_weights,
+    with_this_python,
+)
 from fsdpplan.cli.resolve.torch import settled_plan, torch_of_job
 from fsdpplan.cli.views.told import tell
 from fsdpplan.emit.alerts import alert_rules
@@ -107,6 +114,7 @@ def emit_launch(
     for sentence in price_of_weak_nodes(chosen, excluded):
         tell(sentence)
     chosen = without_excluded(chosen, excluded)
+    require_its_weights(chosen, asked)
     python = python_here(asked) if target in SAME_PYTHON else None
     image = pods.image if asked.container is None else asked.container.image
     its_torch = torch_of_job(emit.torch, image=image, python=python)

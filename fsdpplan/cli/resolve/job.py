@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from dataclasses import fields, replace
@@ -22,7 +23,9 @@ from fsdpplan.emit.pods import Pods
 from fsdpplan.emit.slurm.survival import Survival
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
+from fsdpplan.files.huggingface.config import read_hf_config
 from fsdpplan.run.plans import read_plan
+from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Plan, assumed
 from fsdpplan.spec.program import program_named
 
@@ -69,6 +72,32 @@ def _with_rank(plan: Plan, rank: int, path: str) -> Plan:
         estimate=chosen.estimate,
         assumptions=assumed(plan.assumptions, model=plan.model, layout=chosen.layout),
     )
+
+
+def require_its_weights(plan: Plan, job: Job) -> None:
+    """Raise SpecError where `--init-from` has another model than the plan's; a folder that is not
+    on this host is looked at when the job begins."""
+    begins = job.program.init_from if isinstance(job.program, Trainer) else None
+    if begins is None or not (Path(begins) / "config.json").is_file():
+        return
+    found = read_hf_config(begins).model
+    for field in fields(Model):
+        theirs, ours = getattr(found, field.name), getattr(plan.model, field.name)
+        if theirs != ours and not _tells_nothing(field.name, found, plan):
+            raise SpecError(
+                f"{begins} is not the plan's model: its {field.name} is {theirs!r}, the plan's "
+                f"{ours!r}; plan again with fsdpplan recommend --config {shlex.quote(begins)}"
+            )
+
+
+def _tells_nothing(name: str, found: Model, plan: Plan) -> bool:
+    """Whether a field changes nothing of what sequences of the plan's length come to."""
+    if name == "max_positions":
+        return found.positions != "learned"
+    if name in ("sliding_window", "full_attention_every"):
+        windows = (found.sliding_window, plan.model.sliding_window)
+        return all(not window or window >= plan.training.seq_len for window in windows)
+    return name == "name"
 
 
 def given(options: Any) -> dict[str, Any]:

@@ -11,7 +11,13 @@ from pathlib import Path
 from fsdpplan.cli.options.files import DEFAULT_PLAN
 from fsdpplan.cli.options.job import ContainerOptions, JobOptions, ProgramOptions, SurvivalOptions
 from fsdpplan.cli.options.run import AgainOptions, RunOptions
-from fsdpplan.cli.resolve.job import given, job_of, saved_plan, with_this_python
+from fsdpplan.cli.resolve.job import (
+    given,
+    job_of,
+    require_its_weights,
+    saved_plan,
+    with_this_python,
+)
 from fsdpplan.cost.step import estimate
 from fsdpplan.emit.folder import SCRIPT_NAME
 from fsdpplan.emit.job import Job
@@ -99,6 +105,8 @@ def prepare(plan: str, options: RunOptions, job: Job | None, *, file: str = "") 
         job=asked,
         source=options.source,
     )
+    if asked is not None:
+        require_its_weights(launch.plan, asked)
     if options.fallback is not None and not emits:
         raise SpecError(
             f"--fallback emits a script for each layout, and {SCRIPT_NAME} stands here: add --from "

@@ -20,6 +20,16 @@ from fsdpplan.files.table import Table, parse_json_object, path_text, read_text,
 from fsdpplan.spec.model import Model
 
 _LIMIT_BYTES = 1024 * 1024
+DROPOUTS = (
+    "attention_dropout",
+    "attn_pdrop",
+    "embd_pdrop",
+    "embedding_dropout",
+    "hidden_dropout",
+    "resid_pdrop",
+    "residual_dropout",
+)
+"""Keys of probabilities, which nothing here has."""
 _MIXTURE_KEYS = (*hf_experts.EXPERT_KEYS, "moe_intermediate_size")
 
 Reader = Callable[[Table, list[str]], Fields]
@@ -84,6 +94,9 @@ def parse_hf_config(text: str, *, where: str, name: str) -> LoadedModel:
         if str(error).startswith(where):
             raise
         raise SpecError(f"{where}: {error}") from error
+    for key in DROPOUTS:
+        if table.values.get(key) not in (None, 0):
+            notes.append(f"{key} {short(table.values[key])} is left out: the trainer drops nothing")
     if "quantization_config" in table.values:
         notes.append("quantization_config is left out: training keeps its weights in fp32")
     return LoadedModel(model=model, notes=tuple(notes))

@@ -9,18 +9,22 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
+from ..checkpoint.storage import CheckedReader, TensorsOnly, read_index
 from ..checkpoint.whole_file import sync, sync_folder, write_durably
-from ..config import PlanConfig
+from ..config import ModelConfig, PlanConfig
 from ..errors import TrainerError
 from ..model.weights import VOCABULARIES, named_parameters
 from ..user.safetensors_load import DTYPES, INDEX_NAME, read_headers
@@ -58,26 +62,25 @@ class Exported:
     """Files to copy."""
 
 
-def exported(plan: PlanConfig, folder: Path, like: Path | None) -> Exported:
+def exported(model: ModelConfig, precision: str, folder: Path, like: Path | None) -> Exported:
     """What `folder` will hold: of the family of `like`, where the weights came from, or of the one
-    that has the plan's model. Raises TrainerError where there is none, or something is in the way.
+    that has such a model. Raises TrainerError where there is none, or something is in the way.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise TrainerError(f"{folder} exists and is not empty: take another --export-hf")
-    precision = plan.training.precision
     dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(precision, torch.bfloat16)
     if like is not None:
         config = read_config(like)
         family = config["model_type"]
         beside = tuple(like / name for name in TOKENIZER_FILES if (like / name).is_file())
     else:
-        family = family_of(plan.model) or ""
+        family = family_of(model) or ""
         if not family:
             raise TrainerError(
                 "no published architecture computes what the plan's model does, so nothing would "
                 f"load its weights: leave --export-hf out; those that can be: {', '.join(FAMILIES)}"
             )
-        config, beside = config_of(family, plan.model), ()
+        config, beside = config_of(family, model), ()
     word = str(dtype).removeprefix("torch.")
     config = {key: value for key, value in config.items() if key not in ("dtype", "torch_dtype")}
     return Exported(
@@ -88,83 +91,155 @@ def exported(plan: PlanConfig, folder: Path, like: Path | None) -> Exported:
 @torch.no_grad()
 def export(model: nn.Module, plan: PlanConfig, folder: Path, what: Exported) -> None:
     """Write the decoder of which every rank has its part; all ranks call this."""
-    partial = folder.with_name(f"{folder.name}.partial")
+    partial = _partial(folder)
     if dist.get_rank() == 0:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+        _begin(partial)
     dist.barrier()
     stage, place = divmod(dist.get_rank(), dist.get_world_size() // plan.layout.pp)
-    mine = _own(model)
-    tensors = [each for each in _written(plan, what) if all(name in mine for name in each.ours)]
-    gathered = _Gathered(mine, plan.model.vocab, what.dtype)
-    for number, file in enumerate(_files(tensors, gathered)):
-        name = f"model-{stage:04d}-{number:04d}.safetensors"
-        _write_file(partial / name if place == 0 else None, file, gathered)
+    weights = _OfRanks(model, plan.model.vocab, what.dtype)
+    _write_stage(partial, stage, plan.model, what, weights, is_writer=place == 0)
     dist.barrier()
     if dist.get_rank() == 0:
         _finish(partial, folder, what)
     dist.barrier()
 
 
-def _own(model: nn.Module) -> dict[str, Tensor]:
-    """This rank's parts, by their names in the whole model."""
-    buffers = {name.removeprefix("module."): buffer for name, buffer in model.named_buffers()}
-    return {**buffers, **dict(named_parameters(model))}
+def export_checkpoint(path: Path, model: ModelConfig, folder: Path, what: Exported) -> None:
+    """Write what a checkpoint holds of the decoder; one process, a tensor at a time."""
+    partial = _partial(folder)
+    _begin(partial)
+    _write_stage(partial, 0, model, what, _OfCheckpoint(path, what.dtype), is_writer=True)
+    _finish(partial, folder, what)
 
 
-def _written(plan: PlanConfig, what: Exported) -> Iterator[Published]:
-    yield from published_tensors(what.family, plan.model)
+def _partial(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.partial")
 
 
-class _Gathered:
-    """Whole tensors, each gathered when it is asked for; all ranks of a stage ask alike."""
+def _begin(partial: Path) -> None:
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
 
-    def __init__(self, mine: dict[str, Tensor], vocab: int, dtype: torch.dtype) -> None:
-        self.mine, self.vocab, self.dtype = mine, vocab, dtype
+
+def _write_stage(
+    partial: Path,
+    stage: int,
+    model: ModelConfig,
+    what: Exported,
+    weights: Weights,
+    *,
+    is_writer: bool,
+) -> None:
+    every = published_tensors(what.family, model)
+    tensors = [each for each in every if all(weights.has(name) for name in each.ours)]
+    for number, file in enumerate(_files(tensors, weights)):
+        name = f"model-{stage:04d}-{number:04d}.safetensors"
+        _write_file(partial / name if is_writer else None, file, weights)
+
+
+class Weights(ABC):
+    """The decoder's tensors, each whole when it is asked for, by their names in it."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
         self.last: tuple[str, Tensor] | None = None
         """An expert's stack, which the next one is of, too."""
 
+    @abstractmethod
+    def has(self, name: str) -> bool:
+        """Whether it is here."""
+
+    @abstractmethod
+    def shape(self, name: str) -> Sequence[int]:
+        """Of the whole, without padding."""
+
+    @abstractmethod
+    def read(self, name: str, dtype: torch.dtype) -> Tensor:
+        """The whole in CPU memory, without padding."""
+
     def dtype_of(self, each: Published) -> torch.dtype:
-        """Biases of experts are numbers that are compared: they stay as they are."""
-        tensor = self.mine[each.ours[0]]
-        return tensor.dtype if each.ours[0].endswith("expert_bias") else self.dtype
+        """Biases of experts are compared with each other: they stay as exact as they are."""
+        return torch.float32 if each.ours[0].endswith("expert_bias") else self.dtype
 
     def shape_of(self, each: Published) -> tuple[int, ...]:
         """Shape of the published tensor."""
-        parts = [self._piece(each, self._like(name)) for name in each.ours]
-        return tuple(each.form.join(parts).shape)
+        parts = [torch.empty(tuple(self.shape(name)), device="meta") for name in each.ours]
+        return tuple(each.form.join([_piece(each, part) for part in parts]).shape)
 
-    def whole(self, each: Published) -> Tensor:
+    def published(self, each: Published) -> Tensor:
         """The published tensor."""
-        parts = [self._piece(each, self._gather(name, each)) for name in each.ours]
-        return each.form.join(parts)
+        return each.form.join([_piece(each, self._whole(name, each)) for name in each.ours])
 
-    def _like(self, name: str) -> Tensor:
-        shape = list(self.mine[name].shape)
-        if name in VOCABULARIES:
-            shape[0] = self.vocab
-        return torch.empty(shape, device="meta")
-
-    def _piece(self, each: Published, whole: Tensor) -> Tensor:
-        return whole if each.expert is None else whole[each.expert]
-
-    def _gather(self, name: str, each: Published) -> Tensor:
-        if self.last is not None and self.last[0] == name:
-            return self.last[1]
-        tensor = self.mine[name].detach().to(self.dtype_of(each))
-        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        if name in VOCABULARIES:
-            whole = whole[: self.vocab]
-        self.last = (name, whole.cpu())
+    def _whole(self, name: str, each: Published) -> Tensor:
+        if self.last is None or self.last[0] != name:
+            self.last = (name, self.read(name, self.dtype_of(each)))
         return self.last[1]
 
 
-def _files(tensors: list[Published], gathered: _Gathered) -> Iterator[list[Published]]:
+def _piece(each: Published, whole: Tensor) -> Tensor:
+    return whole if each.expert is None else whole[each.expert]
+
+
+class _OfRanks(Weights):
+    """Those of which each rank has a part; all ranks of a pipeline stage ask alike."""
+
+    def __init__(self, model: nn.Module, vocab: int, dtype: torch.dtype) -> None:
+        super().__init__(dtype)
+        buffers = {name.removeprefix("module."): each for name, each in model.named_buffers()}
+        self.mine: dict[str, Tensor] = {**buffers, **dict(named_parameters(model))}
+        self.vocab = vocab
+
+    def has(self, name: str) -> bool:
+        return name in self.mine
+
+    def shape(self, name: str) -> Sequence[int]:
+        rows, *others = self.mine[name].shape
+        return (self.vocab if name in VOCABULARIES else rows, *others)
+
+    def read(self, name: str, dtype: torch.dtype) -> Tensor:
+        tensor = self.mine[name].detach().to(dtype)
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        return whole[: self.shape(name)[0]].cpu()
+
+
+class _OfCheckpoint(Weights):
+    """Those of a checkpoint, which has no padding."""
+
+    def __init__(self, path: Path, dtype: torch.dtype) -> None:
+        super().__init__(dtype)
+        self.path, self.index = path, read_index(path)
+
+    def _entry(self, name: str) -> TensorStorageMetadata | None:
+        entry = self.index.state_dict_metadata.get(f"model.{name}")
+        return entry if isinstance(entry, TensorStorageMetadata) else None
+
+    def has(self, name: str) -> bool:
+        return self._entry(name) is not None
+
+    def shape(self, name: str) -> Sequence[int]:
+        entry = self._entry(name)
+        assert entry is not None
+        return tuple(entry.size)
+
+    def read(self, name: str, dtype: torch.dtype) -> Tensor:
+        entry = self._entry(name)
+        assert entry is not None
+        whole = torch.empty(entry.size, dtype=entry.properties.dtype)
+        dcp.load(  # type: ignore[attr-defined]
+            {"model": {name: whole}},
+            storage_reader=CheckedReader(self.path, self.index),
+            planner=TensorsOnly(),
+            no_dist=True,
+        )
+        return whole.to(dtype)
+
+
+def _files(tensors: list[Published], weights: Weights) -> Iterator[list[Published]]:
     """`tensors` in files of at most `MOST_FILE_BYTES`, where several fit."""
     file: list[Published] = []
     size = 0
     for each in tensors:
-        each_bytes = _bytes(each, gathered)
+        each_bytes = _bytes(each, weights)
         if file and size + each_bytes > MOST_FILE_BYTES:
             yield file
             file, size = [], 0
@@ -174,34 +249,34 @@ def _files(tensors: list[Published], gathered: _Gathered) -> Iterator[list[Publi
         yield file
 
 
-def _bytes(each: Published, gathered: _Gathered) -> int:
+def _bytes(each: Published, weights: Weights) -> int:
     count = 1
-    for length in gathered.shape_of(each):
+    for length in weights.shape_of(each):
         count *= length
-    return count * gathered.dtype_of(each).itemsize
+    return count * weights.dtype_of(each).itemsize
 
 
-def _write_file(path: Path | None, tensors: list[Published], gathered: _Gathered) -> None:
+def _write_file(path: Path | None, tensors: list[Published], weights: Weights) -> None:
     """Gather `tensors`, and write them where there is a path."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for each in tensors:
-        begin, end = end, end + _bytes(each, gathered)
+        begin, end = end, end + _bytes(each, weights)
         header[each.name] = {
-            "dtype": WORDS[gathered.dtype_of(each)],
-            "shape": list(gathered.shape_of(each)),
+            "dtype": WORDS[weights.dtype_of(each)],
+            "shape": list(weights.shape_of(each)),
             "data_offsets": [begin, end],
         }
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # tensors begin at 8 bytes
     if path is None:
         for each in tensors:
-            gathered.whole(each)
+            weights.published(each)
         return
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for each in tensors:
-            _write_tensor(file, gathered.whole(each))
+            _write_tensor(file, weights.published(each))
         sync(file)
 
 

@@ -88,7 +88,9 @@ def require_same_model(config: Config, model: ModelConfig, *, seq_len: int, wher
 
 
 def _other(where: str, what: str) -> str:
-    return f"{where} is not the plan's model: {what}; plan again with its config (--hf-config)"
+    return (
+        f"{where} is not the plan's model: {what}; plan again with its config (recommend --config)"
+    )
 
 
 _APART = frozenset(

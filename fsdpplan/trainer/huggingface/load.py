@@ -108,7 +108,7 @@ def _sources(
     if unknown:
         raise TrainerError(
             f"{folder} has {len(unknown)} weights that a {family} of the plan's shape has not, "
-            f"such as {unknown[0]!r}: plan again with its config (--hf-config)"
+            f"such as {unknown[0]!r}: plan again with its config (recommend --config)"
         )
     return found
 

@@ -54,7 +54,8 @@ def assemble(
     fill: Callable[[nn.Module], None] | None = None,
 ) -> Assembled:
     """The reference decoder in the plan's layout, with values by `fill`, else drawn; joins the
-    process group if there is none. Process groups cost memory, so meshes that there are already are taken."""
+    process group if there is none. Process groups cost memory, so meshes that there are already
+    are taken."""
     require_runnable(plan)
     start(plan)
     meshes = meshes or build_meshes(plan.layout, device.type)

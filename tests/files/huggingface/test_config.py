@@ -254,6 +254,7 @@ def test_what_the_plan_does_not_follow_is_noted() -> None:
     extra_layer = v3 | {"num_nextn_predict_layers": 1}
     assert "second token" in parse(extra_layer).notes[0]
     assert "quantization" in parse(LLAMA | {"quantization_config": {"bits": 4}}).notes[0]
+    assert "attention_dropout 0.1" in parse(LLAMA | {"attention_dropout": 0.1}).notes[0]
     assert "tanh" in parse(GPT2 | {"activation_function": "gelu"}).notes[0]
 
 

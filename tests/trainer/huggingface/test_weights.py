@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from fsdpplan.files.huggingface import config
 from fsdpplan.trainer.config import parse_plan
 from fsdpplan.trainer.errors import TrainerError
+from fsdpplan.trainer.export import export_newest
+from fsdpplan.trainer.huggingface import families
 from fsdpplan.trainer.huggingface.export import export, exported
 from fsdpplan.trainer.huggingface.families import FAMILIES, config_of, family_of
 from fsdpplan.trainer.huggingface.load import load_published, require_loadable
@@ -130,9 +133,9 @@ def published(folder: Path, name: str, **save: Any) -> Any:
     family, values = CASES[name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        config = transformers.AutoConfig.for_model(family, **values)
+        shape = transformers.AutoConfig.for_model(family, **values)
         torch.manual_seed(0)
-        model = transformers.AutoModelForCausalLM.from_config(config).eval().float()
+        model = transformers.AutoModelForCausalLM.from_config(shape).eval().float()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.normal_(std=0.2)
@@ -162,7 +165,7 @@ def test_a_model_comes_in_and_goes_out_as_it_was(name: str, tmp_path: Path) -> N
     with torch.no_grad():
         torch.testing.assert_close(ours(tokens()), expected, rtol=2e-4, atol=2e-4)
     start(plan)
-    what = exported(plan, tmp_path / "out", tmp_path / "in")
+    what = exported(plan.model, "fp32", tmp_path / "out", tmp_path / "in")
     export(ours, plan, tmp_path / "out", what)
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     with torch.no_grad():
@@ -178,11 +181,15 @@ def test_a_model_that_was_drawn_here_is_published_under_a_family_that_computes_i
     ours = Decoder(plan.model)
     load_published(ours, plan, tmp_path / "in")
     start(plan)
-    export(ours, plan, tmp_path / "out", exported(plan, tmp_path / "out", None))
+    export(ours, plan, tmp_path / "out", exported(plan.model, "fp32", tmp_path / "out", None))
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     with torch.no_grad():
         found = theirs(tokens()).logits
         torch.testing.assert_close(found, ours(tokens()), rtol=2e-4, atol=2e-4)
+
+
+def test_the_planner_tells_of_the_dropout_that_the_trainer_refuses() -> None:
+    assert set(config.DROPOUTS) == set(families.DROPOUTS)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -201,7 +208,7 @@ def test_files_of_a_few_tensors_each_are_read_and_written(
     ours = Decoder(plan.model)
     load_published(ours, plan, tmp_path / "in")
     start(plan)
-    export(ours, plan, tmp_path / "out", exported(plan, tmp_path / "out", None))
+    export(ours, plan, tmp_path / "out", exported(plan.model, "fp32", tmp_path / "out", None))
     assert len(list((tmp_path / "out").glob("*.safetensors"))) > 3
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     with torch.no_grad():
@@ -228,9 +235,9 @@ def test_what_changes_a_model_is_no_other_plans(name: str, tmp_path: Path) -> No
     plan = plan_of(tmp_path)
     changes, word = CHANGES[name]
     path = tmp_path / "config.json"
-    config = json.loads(path.read_text()) | changes
-    config.pop("rope_parameters")
-    path.write_text(json.dumps({"rope_theta": 10000.0} | config))
+    changed = json.loads(path.read_text()) | changes
+    changed.pop("rope_parameters")
+    path.write_text(json.dumps({"rope_theta": 10000.0} | changed))
     with pytest.raises(TrainerError, match=word):
         require_loadable(plan, tmp_path)
 
@@ -261,14 +268,14 @@ def test_weights_that_are_missing_or_many_are_told_before_anything_is_written(
 def test_a_folder_that_holds_something_is_not_written_into(tmp_path: Path) -> None:
     published(tmp_path / "in", "llama")
     with pytest.raises(TrainerError, match="not empty"):
-        exported(plan_of(tmp_path / "in"), tmp_path / "in", None)
+        exported(plan_of(tmp_path / "in").model, "fp32", tmp_path / "in", None)
 
 
 def test_a_model_that_no_family_computes_is_refused_before_it_is_trained(tmp_path: Path) -> None:
     plan = parse_plan(plans.plan_text(model={"post_norms": True}))
     assert family_of(plan.model) is None
     with pytest.raises(TrainerError, match="leave --export-hf out"):
-        exported(plan, tmp_path / "out", None)
+        exported(plan.model, "fp32", tmp_path / "out", None)
 
 
 def test_each_familys_config_is_its_own_model(tmp_path: Path) -> None:
@@ -310,3 +317,26 @@ def test_every_layout_trains_published_weights_as_one_process_does(
         torch.testing.assert_close(
             many(tokens()).logits, one(tokens()).logits, rtol=1e-3, atol=1e-3
         )
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize("name", ["llama, tied", "deepseek_v3"])
+def test_a_checkpoint_is_published_as_its_run_would_have(name: str, tmp_path: Path) -> None:
+    """Written by a sharded run, read by one process, whatever its layout was."""
+    published(tmp_path / "in", name)
+    model = model_of(tmp_path / "in")
+    options = ["--checkpoint-dir", str(tmp_path / "ckpt"), "--seed", "0"]
+    train(tmp_path, model, tmp_path / "in", LAYOUTS["fsdp 2, tp 2"], options=options)
+    said = export_newest(tmp_path / "ckpt", tmp_path / "later", tmp_path / "in")
+    assert "after step 1, from step-00000001" in said
+    one, other = (
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / each).eval()
+        for each in ("out", "later")
+    )
+    with torch.no_grad():
+        assert torch.equal(one(tokens()).logits, other(tokens()).logits)
+
+
+def test_a_folder_without_checkpoints_is_told(tmp_path: Path) -> None:
+    with pytest.raises(TrainerError, match="has no checkpoint"):
+        export_newest(tmp_path, tmp_path / "out", None)

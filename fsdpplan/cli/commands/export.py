@@ -1,0 +1,65 @@
+"""`fsdpplan export`: a checkpoint as a folder that transformers loads."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import typer
+
+from fsdpplan.cli.options.expand import Flag
+from fsdpplan.cli.options.files import Json
+from fsdpplan.cli.options.parse import path
+from fsdpplan.cli.views.told import tell
+from fsdpplan.errors import SpecError
+from fsdpplan.run.export import export_checkpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportOptions:
+    """From where to where."""
+
+    HEADING: ClassVar[str] = "Export"
+
+    checkpoint_dir: Annotated[
+        Path | None, Flag(metavar="DIR", parse=path, help="The run's checkpoints.")
+    ] = None
+    out: Annotated[
+        Path | None, Flag(metavar="DIR", parse=path, help="New folder for the model.")
+    ] = None
+    init_from: Annotated[
+        Path | None,
+        Flag(
+            metavar="DIR",
+            parse=path,
+            help="What the run began with: its config and tokenizer go along.",
+        ),
+    ] = None
+
+
+def export(*, options: ExportOptions, json: Json = False) -> None:
+    """Write a checkpoint as transformers loads it.
+
+    The newest whole checkpoint, whatever layout wrote it. It needs torch, no GPU, and room for one
+    tensor at a time.
+    """
+    for name in ("checkpoint_dir", "out"):
+        if getattr(options, name) is None:
+            raise SpecError(
+                f"--{name.replace('_', '-')} is missing: fsdpplan export --checkpoint-dir ckpt "
+                "--out model"
+            )
+    assert options.checkpoint_dir is not None
+    assert options.out is not None
+    said = export_checkpoint(options.checkpoint_dir, options.out, options.init_from)
+    if json:
+        typer.echo(exported_json(options.out, said))
+    else:
+        tell(said)
+
+
+def exported_json(out: Path, said: str) -> str:
+    """What `export --json` prints."""
+    return json.dumps({"out": str(out), "said": said}, indent=2)

@@ -1,0 +1,28 @@
+"""Export: a checkpoint as a folder that transformers loads, by the trainer's own program."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from fsdpplan.errors import LaunchError, SpecError
+
+
+def export_checkpoint(checkpoints: Path, out: Path, like: Path | None) -> str:
+    """Write the newest whole checkpoint of `checkpoints` into the new folder `out`, with config and
+    tokenizer of `like`; returns what the program says of it.
+
+    Raises SpecError where there is none, or no published architecture is its model.
+    """
+    words = [sys.executable, "-m", "fsdpplan.trainer.export"]
+    words += [f"--checkpoint-dir={checkpoints}", f"--out={out}"]
+    words += [f"--init-from={like}"] if like is not None else []
+    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    lines = ended.stderr.strip().splitlines()
+    said = lines[-1] if lines else ""
+    if ended.returncode == 2:
+        raise SpecError(said.removeprefix("error: "))
+    if ended.returncode:
+        raise LaunchError(f"the export ended with code {ended.returncode}: {said or 'no word'}")
+    return said
