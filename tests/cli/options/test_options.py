@@ -223,6 +223,8 @@ JOB = {
     "--metrics": "run.jsonl",
     "--steps": "77",
     "--data": "tokens.bin",
+    "--init-from": "published-model",
+    "--export-hf": "trained-model",
     "--learning-rate": "0.00031",
     "--warmup-steps": "123",
     "--weight-decay": "0.023",
