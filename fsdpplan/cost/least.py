@@ -37,9 +37,9 @@ def least_fsdp_seconds(
     `late` times as long.
 
     All that the compute stream has to do is known without playing FSDP's streams, and what
-    certainly waits: each micro-batch for the gathers of the root and of its first unit, the step
-    for the root's reduction; and the communicator's queue for itself. What can be hidden still
-    slows kernels down.
+    certainly waits: each micro-batch for the gathers of the root and of its first unit, or for that
+    of the embedding's, the step for the reduction of the last of them; and the communicator's queue
+    for itself. What can be hidden still slows kernels down.
 
         T >= late * (C + f * (D - d e)) + e + m * waiting
         e >= max(m * (first gathers) + last reductions, queue - (C + m * waiting))
@@ -48,11 +48,11 @@ def least_fsdp_seconds(
     most d; f: what they lose to it. It grows with e, as long as late * f * d < 1.
     """
     number, syncs = layout.num_microbatches, gradient_syncs(layout)
-    all_units, root = moves.total, moves.root
+    all_units = moves.total
+    first, last = moves.first_gathers, moves.last_reduction
     busy = number * (computed + moves.copied) + syncs * moves.copied_in
     queue = number * (all_units.gather + all_units.regather) + syncs * all_units.reduce_scatter
-    exposed = number * (root.gather + moves.first_gather)
-    exposed += syncs * root.reduce_scatter + root.all_reduce
+    exposed = number * first + syncs * last.reduce_scatter + last.all_reduce
     exposed = max(exposed, queue - busy - number * waiting)
     busy += gradients
     device = cluster.device

@@ -48,6 +48,9 @@ class Runtime:
     what the traits say, is fitted over the projects of a family (`DeviceFit.sustained`)."""
     flat_parameters: bool = False
     """One flat parameter an FSDP unit (FSDP1): gathered in place, so nothing is copied out."""
+    units_of_ends: bool = False
+    """FSDP gathers the embedding's tables as a unit, and the final norm and the head as another;
+    without, or where both have one table, they are of the root, which is there all the time."""
     gathers_fp32: bool = False
     """Parameters are gathered in fp32 and cast by autocast."""
     half_parameters: bool = False
@@ -147,10 +150,13 @@ class Runtime:
 FSDP2 = Runtime(
     name="fsdp2",
     words="FSDP2",
+    units_of_ends=True,
     reference_decoder=True,
     routes_whole_sequence=True,
     bucket_bytes=25 * 2**20,
     source="torch 2.13 torch/distributed/fsdp/_fully_shard, torch/nn/parallel/distributed.py; "
+    "units as fsdpplan/trainer/parallel/data_parallel.py and torchtitan "
+    "torchtitan/models/llama3/infra/parallelize.py have them; "
     "experts as fsdpplan/trainer/parallel/expert_parallel.py has them, and torchtitan "
     "torchtitan/distributed/expert_parallel.py where experts are split as wide as all else",
 )
@@ -231,8 +237,11 @@ RUNTIMES: tuple[Runtime, ...] = (
         FSDP2,
         name="fsdp2_2024",
         words="FSDP2 with torch before 2.9",
+        units_of_ends=False,
         composite_norms=True,
-        source="torchtitan of 2024 torchtitan/models/norms.py; torch 2.5 aten rms_norm",
+        source="torchtitan of 2024 torchtitan/models/norms.py and "
+        "torchtitan/parallelisms/parallelize_llama.py (blocks and the root are units); torch 2.5 "
+        "aten rms_norm",
     ),
     replace(
         FSDP1,
@@ -331,11 +340,13 @@ RUNTIMES: tuple[Runtime, ...] = (
         FSDP2,
         name="half_states",
         words="FSDP2 or DDP over a model in half precision",
+        units_of_ends=False,
         reference_decoder=False,
         half_states=True,
         source="torch 2.13 torch/optim/adamw.py (moments are zeros_like the parameter), "
         "torch/distributed/fsdp/_fully_shard/_fsdp_param.py (shards keep the parameter's dtype); "
-        "what transformers' Trainer does with a model loaded by torch_dtype=bfloat16",
+        "what transformers' Trainer does with a model loaded by torch_dtype=bfloat16, whose blocks "
+        "and root accelerate wraps",
     ),
     Runtime(
         name="libai",

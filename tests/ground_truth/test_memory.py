@@ -111,6 +111,28 @@ FSDP_CASES = {
         2048,
         Layout(dp_shard=8, wrap_blocks=4, activation_checkpointing="op"),
     ),
+    "embedding leads": Case(
+        replace(SMALL, vocab=262144), 16, Layout(dp_shard=8, activation_checkpointing="full")
+    ),
+    "embedding leads, hsdp, every": Case(
+        replace(SMALL, vocab=262144),
+        16,
+        Layout(dp_replicate=2, dp_shard=4, num_microbatches=2),
+    ),
+    "embedding leads, last": Case(
+        replace(SMALL, vocab=262144),
+        16,
+        Layout(dp_shard=4, num_microbatches=3, gradient_sync="last"),
+    ),
+    "positions, untied": Case(replace(GPT2, tied_embeddings=False), 512, Layout(dp_shard=8)),
+    "a norm behind the embedding": Case(
+        replace(LLAMA_SMALL_VOCAB, embedding_norm=True), 512, Layout(dp_shard=8, micro_batch=2)
+    ),
+    "head leads, never": Case(
+        replace(SMALL, layers=2, vocab=131072),
+        256,
+        Layout(dp_shard=8, reshard_after_forward="never", num_microbatches=2),
+    ),
     "gpt-2, root leads": Case(GPT2, 128, Layout(dp_shard=8)),
     "gpt-2, logits lead": Case(GPT2, 1024, Layout(dp_shard=8, micro_batch=8)),
     "gpt-2 hsdp": Case(

@@ -317,7 +317,7 @@ def test_8b_over_nodes_on_one_port_each_is_sharded_flat_only_where_that_is_no_sl
     chosen = question("llama-3.1-8b", 128, "dgx-a100-80g-hdr1", global_batch=global_batch).answer()
     runs = next(entry for entry in chosen.ranked if is_data_parallel(entry.layout))
     if runs.layout.dp_shard == 128 and runs.layout.reshard_after_forward in ("always", "never"):
-        assert flat <= inside
+        assert flat <= inside * 1.005  # of a tie the usual one is taken
     assert runs.estimate.step_seconds.expected <= REACH * min(inside, flat)
 
 

@@ -49,20 +49,11 @@ def grows_in_backward(*, training: Training, layout: Layout) -> bool:
 
 
 def keeps_head_gradient(case: Case, stage: Stage) -> bool:
-    """The head's gradient stays to the end of backward: until the root's reduction, or, of a tied
-    table, until the embedding's joins it."""
+    """The head's gradient stays until its unit's reduction, or, of a tied table, until the
+    embedding's joins it."""
     if shares_table(model=case.model, stage=stage):
         return True
     return weight_gradients_of(training=case.training, layout=case.layout) in ("kept", "cast")
-
-
-def held_root_elements(case: Case, stage: Stage, elements: int) -> int:
-    """Elements of the root's gradients kept from earlier micro-batches. The token table's gradient
-    is made whole, and split over tensor-parallel ranks when it is reduced, or when the gradient of
-    a tied head, which is split, is added to it."""
-    if not holds_gradients(case.layout):
-        return 0
-    return elements + _unsplit_elements(case, stage)
 
 
 def whole_table_gradient_bytes(case: Case, stage: Stage) -> int:
@@ -71,10 +62,13 @@ def whole_table_gradient_bytes(case: Case, stage: Stage) -> int:
     layout = case.layout
     if layout.sharding != "ddp" or layout.pp == 1 or case.training.traits.half_parameters:
         return 0
-    return FP32_BYTES * _unsplit_elements(case, stage)
+    return FP32_BYTES * unsplit_table_elements(case, stage)
 
 
-def _unsplit_elements(case: Case, stage: Stage) -> int:
+def unsplit_table_elements(case: Case, stage: Stage) -> int:
+    """Elements of other ranks' rows in gradients that are kept from earlier micro-batches: the
+    token table's is made whole, and split over tensor-parallel ranks when it is reduced, or when
+    the gradient of a tied head, which is split, is added to it."""
     model = case.model
     is_whole = stage.has_embedding and not shares_table(model=model, stage=stage)
     rows, tp = model.vocab_rows(case.layout.tp), case.layout.tp

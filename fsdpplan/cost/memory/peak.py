@@ -67,7 +67,10 @@ def require_offloadable(layout: Layout) -> None:
 
 def staging_bytes(sizes: RankSizes) -> int:
     """fp32 shards of units on their way to or from the host."""
-    unit = max(sizes.unit_blocks * sizes.shard_block_elements, sizes.shard_root_elements)
+    ends = (sizes.ends.tables, sizes.ends.head, sizes.ends.root)
+    unit = max(
+        sizes.unit_blocks * sizes.shard_block_elements, *(end.shard_elements for end in ends)
+    )
     return UNITS_IN_FLIGHT * unit * FP32_BYTES
 
 
@@ -75,7 +78,7 @@ def host_bytes(*, state: StateBytes, sizes: RankSizes, layout: Layout) -> int:
     """Parameters, gradients and optimizer state of one rank in host memory."""
     if layout.offload == "none":
         return 0
-    elements = sizes.blocks * sizes.shard_block_elements + sizes.shard_root_elements
+    elements = sizes.blocks * sizes.shard_block_elements + sizes.ends.shard_elements
     return state.parameters + state.optimizer + FP32_BYTES * elements
 
 
@@ -131,7 +134,7 @@ def optimizer_phase(
         fp32 = FP32_BYTES * state.optimizer_parameters
         return Phase(name="optimizer", gradients_bytes=fp32, temporaries_bytes=2 * fp32)
     if layout.sharding == "fsdp":
-        elements = sizes.blocks * sizes.shard_block_elements + sizes.shard_root_elements
+        elements = sizes.blocks * sizes.shard_block_elements + sizes.ends.shard_elements
         computed = formats(training=training, layout=layout).computed
         kept = FP32_BYTES
         if training.traits.half_states:

@@ -3,12 +3,13 @@
 FSDP2 gathers a unit into a flat buffer, copies it out into parameters, computes and frees it; the
 flat buffer of a forward gather lives until the next unit's copy-out is done. Backward gathers the
 unit before in advance and keeps the reduce-scatter input of the unit behind until the next
-reduction. The root (embedding, final norm, head) stays gathered from the first forward to the end
-of backward. Each function below returns the candidates of one stretch of that timeline, in the last
-micro-batch of a step, read off torch 2.13's `_fsdp_param_group.py` and `_fsdp_collectives.py` and
-off real FSDP2 steps under fake tensors; every quantity is linear in the unit's index, among those
-that recompute and among those that keep everything, so the first and last two units of both bound
-the others.
+reduction. The embedding's unit is gathered for forward alone; that of the final norm and the head
+stays from the end of forward until backward is past it. The root, which has what is in no unit,
+maybe both, stays gathered from the first forward to the end of backward. Each function below
+returns the candidates of one stretch of that timeline, in the last micro-batch of a step, read off
+torch 2.13's `_fsdp_param_group.py` and `_fsdp_collectives.py` and off real FSDP2 steps under fake
+tensors; every quantity is linear in the unit's index, among those that recompute and among those
+that keep everything, so the first and last two units of both bound the others.
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ def fsdp_phases(s: RankSizes) -> list[Phase]:
     indices = _bounding_units(s)
     forward = [phase for index in indices for phase in unit_forward_phases(s, index)]
     backward = [phase for index in indices for phase in unit_backward_phases(s, index)]
-    return [*forward, *loss_phases(s), *backward, *root_backward_phases(s)]
+    return [
+        *first_phases(s),
+        *forward,
+        *loss_phases(s),
+        *head_backward_phases(s),
+        *backward,
+        *last_backward_phases(s),
+    ]
 
 
 def _bounding_units(s: RankSizes) -> list[int]:
@@ -33,20 +41,40 @@ def _bounding_units(s: RankSizes) -> list[int]:
     return sorted(index for index in indices if 0 <= index < s.units)
 
 
+def first_phases(s: RankSizes) -> list[Phase]:
+    """The embedding's unit is gathered."""
+    tables, root = s.ends.tables, s.ends.root
+    if not tables:
+        return []
+    copied = root.gathered_bytes + tables.gathered_bytes
+    buffers = tables.buffer_bytes + (0 if s.has_lean_units else root.buffer_bytes)
+    return [
+        Phase(
+            name="forward",
+            gradients_bytes=s.gradient_bytes(0),
+            unsharded_parameters_bytes=copied + buffers,
+            gathers_bytes=s.gather_bytes(copied, buffers),
+            unsharded_gradients_bytes=s.held_bytes(s.blocks) + s.behind_ends_bytes,
+            activations_bytes=s.saved_bytes(0),
+        )
+    ]
+
+
 def unit_forward_phases(s: RankSizes, index: int) -> list[Phase]:
     """Forward of unit `index`: its gather beside the buffer of the one before; its computation."""
     before, blocks = index * s.unit_blocks, s.blocks_of(index)
     behind = 0
     if not s.has_lean_units:
-        behind = s.unit_blocks * s.prefetched_block_bytes if index else s.buffer_root_bytes
-    copied = s.gathered_root_bytes + before * s.kept_block_bytes + blocks * s.gathered_block_bytes
+        behind = s.unit_blocks * s.prefetched_block_bytes if index else s.ends.first.buffer_bytes
+    copied = s.ends.root.gathered_bytes
+    copied += before * s.kept_block_bytes + blocks * s.gathered_block_bytes
     parameters = copied + blocks * s.buffer_block_bytes + before * s.copies_block_bytes
     gather = Phase(
         name="forward",
         gradients_bytes=s.gradient_bytes(0),
         unsharded_parameters_bytes=parameters + behind,
         gathers_bytes=s.gather_bytes(copied, behind + blocks * s.buffer_block_bytes),
-        unsharded_gradients_bytes=s.held_bytes(s.blocks) + s.behind_root_bytes,
+        unsharded_gradients_bytes=s.held_bytes(s.blocks) + s.behind_ends_bytes,
         activations_bytes=s.saved_bytes(before) + s.block.residual_bytes,
     )
     computes = [
@@ -55,7 +83,7 @@ def unit_forward_phases(s: RankSizes, index: int) -> list[Phase]:
             gradients_bytes=s.gradient_bytes(0),
             unsharded_parameters_bytes=parameters + (end - before) * s.copies_block_bytes,
             gathers_bytes=s.gather_bytes(copied, blocks * s.buffer_block_bytes),
-            unsharded_gradients_bytes=s.held_bytes(s.blocks) + s.behind_root_bytes,
+            unsharded_gradients_bytes=s.held_bytes(s.blocks) + s.behind_ends_bytes,
             activations_bytes=s.saved_bytes(end),
             temporaries_bytes=block.forward_transient_bytes,
         )
@@ -68,7 +96,8 @@ def loss_phases(s: RankSizes) -> list[Phase]:
     """Head and loss, forward and backward, with everything saved."""
     if not s.logits_elements:
         return []
-    copied = s.gathered_root_bytes + s.blocks * s.kept_block_bytes
+    head, root = s.ends.head, s.ends.root
+    copied = root.gathered_bytes + head.gathered_bytes + s.blocks * s.kept_block_bytes
     kept = copied + s.copies_root_bytes + s.copy_bytes(s.blocks)
     logits = s.element_bytes * s.logits_elements
 
@@ -78,7 +107,7 @@ def loss_phases(s: RankSizes) -> list[Phase]:
             gradients_bytes=s.gradient_bytes(0),
             unsharded_parameters_bytes=kept + parameters,
             gathers_bytes=s.gather_bytes(copied, parameters),
-            unsharded_gradients_bytes=s.held_bytes(s.blocks) + s.behind_root_bytes + gradients,
+            unsharded_gradients_bytes=s.held_bytes(s.blocks) + s.behind_ends_bytes + gradients,
             activations_bytes=s.saved_bytes(s.blocks)
             + s.last_residual_bytes
             + s.last_normed_bytes
@@ -87,9 +116,14 @@ def loss_phases(s: RankSizes) -> list[Phase]:
         )
 
     last_blocks = s.blocks_of(s.units - 1)
+    buffer = head.buffer_bytes if head else last_blocks * s.buffer_block_bytes
+    behind = 0 if s.has_lean_units else last_blocks * s.buffer_block_bytes
+    gather = phase("forward", parameters=buffer + behind, gradients=0, logits=0, extra=0)
+    first = [gather] if head else []
     if s.pieces is not None:
         made = s.pieces.weight_gradient
         return [
+            *first,
             phase(
                 "loss",
                 parameters=0,
@@ -106,9 +140,10 @@ def loss_phases(s: RankSizes) -> list[Phase]:
             ),
         ]
     return [
+        *first,
         phase(
             "forward",
-            parameters=last_blocks * s.buffer_block_bytes,
+            parameters=buffer,
             gradients=0,
             logits=logits + s.logits_gather_bytes,
             extra=0,
@@ -130,15 +165,50 @@ def loss_phases(s: RankSizes) -> list[Phase]:
     ]
 
 
+def head_backward_phases(s: RankSizes) -> list[Phase]:
+    """The reduction of a unit of the final norm and the head, beside what is gathered ahead."""
+    head, root = s.ends.head, s.ends.root
+    if not head:
+        return []
+    last_blocks = s.blocks_of(s.units - 1)
+    prefetched = last_blocks * s.prefetched_block_bytes if s.regathers else 0
+    beside = s.behind_ends_bytes if s.keeps_reduction_behind else 0
+    copied = root.gathered_bytes + s.blocks * s.kept_block_bytes
+    held = s.held_bytes(s.blocks)
+
+    def phase(*, gradients: int, shards: int) -> Phase:
+        return Phase(
+            name="backward",
+            gradients_bytes=s.gradient_bytes(0) + shards,
+            unsharded_parameters_bytes=copied + prefetched + s.copy_bytes(s.blocks),
+            gathers_bytes=s.gather_bytes(copied, prefetched),
+            unsharded_gradients_bytes=gradients + beside + head.reduce_bytes,
+            activations_bytes=s.saved_bytes(s.blocks) + s.block.residual_bytes,
+        )
+
+    last_gradient = 0 if s.has_lean_units else head.last_gradient_bytes
+    return [
+        phase(gradients=held + head.gradient_bytes, shards=0),
+        phase(
+            gradients=held - head.held_bytes + last_gradient,
+            shards=head.shard_elements * s.reduced_bytes,
+        ),
+    ]
+
+
 def unit_backward_phases(s: RankSizes, index: int) -> list[Phase]:
     """Backward of unit `index`: its copy-out, its computation, its reduction."""
     before, blocks = index * s.unit_blocks, s.blocks_of(index)
     done = s.blocks - before - blocks
-    kept = s.gathered_root_bytes + before * s.kept_block_bytes
+    head = s.ends.head
+    kept = s.ends.root.gathered_bytes + before * s.kept_block_bytes
     prefetched = s.unit_blocks * s.prefetched_block_bytes if s.regathers and index else 0
-    behind = s.blocks_of(index + 1) * s.reduce_block_bytes if done else s.behind_root_bytes
-    beside = behind if s.keeps_reduction_behind and done else 0
-    held = s.held_bytes(before + blocks) + s.head_gradient_bytes
+    behind = s.blocks_of(index + 1) * s.reduce_block_bytes
+    if not done:
+        behind = head.reduce_bytes if head else s.behind_ends_bytes
+    beside = behind if s.keeps_reduction_behind and (done or head) else 0
+    held = s.held_bytes(before + blocks) - head.held_bytes
+    held += 0 if head else s.head_gradient_bytes
     last_gradient = 0 if s.has_lean_units else s.block.last_weight_gradient_bytes
 
     def phase(
@@ -153,7 +223,7 @@ def unit_backward_phases(s: RankSizes, index: int) -> list[Phase]:
     ) -> Phase:
         return Phase(
             name="backward",
-            gradients_bytes=s.gradient_bytes(done) + shards,
+            gradients_bytes=s.gradient_bytes(done, ends=head.shard_elements) + shards,
             unsharded_parameters_bytes=kept + copied + buffers + copies,
             gathers_bytes=s.gather_bytes(kept + copied, buffers),
             unsharded_gradients_bytes=held + gradients,
@@ -204,35 +274,43 @@ def unit_backward_phases(s: RankSizes, index: int) -> list[Phase]:
     return [*([copy_out] if s.regathers else []), *computes, copy_in, reduced]
 
 
-def root_backward_phases(s: RankSizes) -> list[Phase]:
-    """After the last block: the embedding's backward, then the root's reduction."""
+def last_backward_phases(s: RankSizes) -> list[Phase]:
+    """After the last block: the embedding's backward, then the reductions that are left."""
+    tables, head, root = s.ends.tables, s.ends.head, s.ends.root
+    held = tables.held_bytes + root.held_bytes
     embedding = Phase(
         name="backward",
-        gradients_bytes=s.gradient_bytes(s.blocks),
-        unsharded_parameters_bytes=s.gathered_root_bytes,
-        gathers_bytes=s.gather_bytes(s.gathered_root_bytes, 0),
-        unsharded_gradients_bytes=s.head_gradient_bytes
+        gradients_bytes=s.gradient_bytes(s.blocks, ends=head.shard_elements),
+        unsharded_parameters_bytes=root.gathered_bytes,
+        gathers_bytes=s.gather_bytes(root.gathered_bytes, 0),
+        unsharded_gradients_bytes=(0 if head else s.head_gradient_bytes)
         + s.embedding_gradient_bytes
         + s.blocks_of(0) * s.reduce_block_bytes
-        + s.held_root_bytes,
+        + held,
         activations_bytes=s.block.residual_bytes + s.other_micro_batches_bytes,
     )
-    beside = s.blocks_of(0) * s.reduce_block_bytes if s.keeps_reduction_behind else 0
-    copy_in = Phase(
-        name="backward",
-        gradients_bytes=s.gradient_bytes(s.blocks),
-        unsharded_gradients_bytes=s.root_gradient_bytes
-        + s.held_root_bytes
-        + s.reduce_root_bytes
-        + beside,
-        activations_bytes=s.other_micro_batches_bytes,
-    )
-    reduced = Phase(
-        name="backward",
-        gradients_bytes=s.gradient_bytes(s.blocks) + s.shard_root_elements * s.reduced_bytes,
-        unsharded_gradients_bytes=s.reduce_root_bytes
-        + beside
-        + (0 if s.has_lean_units else s.head_gradient_bytes),
-        activations_bytes=s.other_micro_batches_bytes,
-    )
-    return [embedding, copy_in, reduced]
+    phases, reduced = [embedding], head.shard_elements
+    behind = s.blocks_of(0) * s.reduce_block_bytes
+    waiting = tables.gradient_bytes + root.gradient_bytes
+    for end in (root, tables):
+        if not end:
+            continue
+        beside = behind if s.keeps_reduction_behind else 0
+        copy_in = Phase(
+            name="backward",
+            gradients_bytes=s.gradient_bytes(s.blocks, ends=reduced),
+            unsharded_gradients_bytes=waiting + held + end.reduce_bytes + beside,
+            activations_bytes=s.other_micro_batches_bytes,
+        )
+        waiting, held = waiting - end.gradient_bytes, held - end.held_bytes
+        last_gradient = 0 if s.has_lean_units else end.last_gradient_bytes
+        returned = Phase(
+            name="backward",
+            gradients_bytes=s.gradient_bytes(s.blocks, ends=reduced)
+            + end.shard_elements * s.reduced_bytes,
+            unsharded_gradients_bytes=waiting + held + end.reduce_bytes + beside + last_gradient,
+            activations_bytes=s.other_micro_batches_bytes,
+        )
+        phases += [copy_in, returned]
+        reduced, behind = reduced + end.shard_elements, end.reduce_bytes
+    return phases

@@ -10,7 +10,7 @@ fake process group (tests/ground_truth).
 
 from __future__ import annotations
 
-from fsdpplan.cost.memory.rank_quantities import Phase, RankSizes
+from fsdpplan.cost.memory.rank_quantities import EndSizes, Phase, RankSizes
 from fsdpplan.cost.model.block_sizes import FP32_BYTES
 from fsdpplan.cost.schedule.moments import Moment
 
@@ -148,8 +148,8 @@ def pipeline_phases(s: RankSizes) -> list[Phase]:
 
 def _gathered(s: RankSizes, moment: Moment) -> int:
     """Parameters of the stages that the rank is at or will soon be at, and of the root."""
-    root = s.gathered_root_bytes if s.pipeline_ends + moment.dropped_ends else 0
-    return root + (s.blocks + moment.dropped) * s.gathered_block_bytes
+    ends = s.ends.gathered_bytes if s.pipeline_ends + moment.dropped_ends else 0
+    return ends + (s.blocks + moment.dropped) * s.gathered_block_bytes
 
 
 def _saved(s: RankSizes, moment: Moment) -> int:
@@ -167,13 +167,13 @@ def _alive(s: RankSizes, moment: Moment) -> int:
 def _held(s: RankSizes, moment: Moment) -> int:
     """Gradients of earlier micro-batches."""
     ends = min(1.0, moment.ends / max(1, s.pipeline_ends))
-    return max(0, moment.graded) * s.held_block_bytes + round(ends * s.held_root_bytes)
+    return max(0, moment.graded) * s.held_block_bytes + round(ends * s.ends.held_bytes)
 
 
 def _reductions(s: RankSizes) -> list[tuple[Moment, int, int]]:
     """When gradients are reduced, what is made for it, and the unit's gathered parameters, which
-    are gone by then: the root's first, or last. FSDP2 refers to the gradient registered last, of a
-    root nearly all, beside what its reduction returns."""
+    are gone by then: those of units of the ends before or behind the blocks. FSDP2 refers to the
+    gradient registered last, of such a unit nearly all, beside what its reduction returns."""
     block, whole = (
         max(s.reduce_block_bytes, s.reduce_experts_bytes),
         s.reduce_block_bytes + s.reduce_experts_bytes,
@@ -181,12 +181,18 @@ def _reductions(s: RankSizes) -> list[tuple[Moment, int, int]]:
     unit = (0, 0)
     if s.blocks and whole:
         unit = (s.unit_blocks * block, s.unit_blocks * s.gathered_block_bytes * block // whole)
-    returned = 0 if s.has_lean_units else s.shard_root_elements * s.reduced_bytes
-    root = (s.reduce_root_bytes + returned, s.gathered_root_bytes)
-    first = [unit] if s.reduces_root_last else [unit, root]
-    found = [(moment, *one) for moment in s.moments.reduction for one in first]
-    last = s.moments.root_reduction if s.reduces_root_last else ()
-    return [*found, *((moment, *root) for moment in last)]
+
+    def of(end: EndSizes) -> tuple[int, int]:
+        returned = 0 if s.has_lean_units else end.shard_elements * s.reduced_bytes
+        return (end.reduce_bytes + returned, end.gathered_bytes)
+
+    first, last = [s.ends.tables, s.ends.root], [s.ends.head]
+    if s.reduces_tables_last:
+        first, last = last, first
+    before = [unit, *(of(end) for end in first if end)]
+    found = [(moment, *one) for moment in s.moments.reduction for one in before]
+    behind = [of(end) for end in last if end]
+    return [*found, *((moment, *one) for moment in s.moments.root_reduction for one in behind)]
 
 
 def _loss_phases(s: RankSizes) -> list[Phase]:

@@ -48,6 +48,65 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndSizes:
+    """An FSDP unit of what no block holds."""
+
+    gathered_bytes: int = 0
+    buffer_bytes: int = 0
+    """The flat buffer that it is gathered into."""
+    gradient_bytes: int = 0
+    """Unsharded, in the compute dtype, when its reduction begins."""
+    last_gradient_bytes: int = 0
+    """Of that, the gradient which is still there when the reduction returns."""
+    reduce_bytes: int = 0
+    """Its reduce-scatter input."""
+    held_bytes: int = 0
+    """Unsharded gradients of earlier micro-batches."""
+    shard_elements: int = 0
+
+    def __bool__(self) -> bool:
+        return self.shard_elements > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ends:
+    """The units of a rank beside its blocks; each may be nothing."""
+
+    tables: EndSizes
+    """The embedding's, by itself: there in forward alone."""
+    head: EndSizes
+    """Of the final norm and the head: there from the end of forward to the beginning of backward.
+    """
+    root: EndSizes
+    """The rest, or all: there from the first forward to the end of backward."""
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Of all."""
+        return sum(end.gathered_bytes for end in (self.tables, self.head, self.root))
+
+    @property
+    def held_bytes(self) -> int:
+        """Of all."""
+        return sum(end.held_bytes for end in (self.tables, self.head, self.root))
+
+    @property
+    def shard_elements(self) -> int:
+        """Of all."""
+        return sum(end.shard_elements for end in (self.tables, self.head, self.root))
+
+    @property
+    def first(self) -> EndSizes:
+        """What is gathered right before the first block."""
+        return self.tables or self.root
+
+    @property
+    def last(self) -> EndSizes:
+        """What is reduced last."""
+        return self.tables or self.root
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankSizes:
     """What the phases add up: sizes on one rank."""
 
@@ -84,15 +143,11 @@ class RankSizes:
     """Those experts' reduce-scatter input; 0 where there are none."""
     held_block_bytes: int
     """Unsharded gradient of a block kept from earlier micro-batches."""
-    gathered_root_bytes: int
-    buffer_root_bytes: int
-    root_gradient_bytes: int
-    reduce_root_bytes: int
-    held_root_bytes: int
-    behind_root_bytes: int
-    """The root's reduce-scatter input of the micro-batch before, kept until the next reduction."""
+    ends: Ends
+    behind_ends_bytes: int
+    """The last reduce-scatter input of the micro-batch before, kept until the next reduction."""
     head_gradient_bytes: int
-    """Unsharded gradient of the head's weight, until the root's reduction; 0 without a head."""
+    """Unsharded gradient of the head's weight, until its unit's reduction; 0 without a head."""
     head_gradient_made_bytes: int
     """The same at the moment when backward makes it."""
     embedding_gradient_bytes: int
@@ -100,7 +155,6 @@ class RankSizes:
     bucket_copy_bytes: int
     """A bucket in the reduce dtype, where that is not fp32; DDP only."""
     shard_block_elements: int
-    shard_root_elements: int
     earlier_gradient_bytes: int
     """Of one element of a gradient shard before the last micro-batch reduces it."""
     later_gradient_bytes: int
@@ -132,8 +186,9 @@ class RankSizes:
     """Of embedding and head, how many are here."""
     moments: Moments
     """What a pipeline rank holds while it works through its schedule."""
-    reduces_root_last: bool
-    """Gradients of embedding and head are reduced after those of the blocks, not before."""
+    reduces_tables_last: bool
+    """Gradients of the embedding are reduced after those of the blocks, and the head's before, not
+    the other way round; of a root that holds all, likewise."""
     message_buffers_bytes: int
     """Buffers for the messages of a pipeline's step."""
     recorded_bytes: int
@@ -162,12 +217,14 @@ class RankSizes:
         """Blocks of unit `index`, in forward order."""
         return min(self.unit_blocks, self.blocks - index * self.unit_blocks)
 
-    def gradient_bytes(self, reduced_blocks: int) -> int:
-        """Gradient shards when the last micro-batch has reduced so many blocks."""
+    def gradient_bytes(self, reduced_blocks: int, *, ends: int = 0) -> int:
+        """Gradient shards when the last micro-batch has reduced so many blocks, and so many
+        elements of other units."""
         block_elements = self.shard_block_elements
-        elements = self.blocks * block_elements + self.shard_root_elements
+        elements = self.blocks * block_elements + self.ends.shard_elements
         gained = self.later_gradient_bytes - self.earlier_gradient_bytes
-        return elements * self.earlier_gradient_bytes + reduced_blocks * block_elements * gained
+        reduced = reduced_blocks * block_elements + ends
+        return elements * self.earlier_gradient_bytes + reduced * gained
 
     def gather_bytes(self, copied: int, buffers: int) -> int:
         """What all-gathers allocated: FSDP2's buffers; FSDP1's parameters too, which it gathers
@@ -208,5 +265,6 @@ class RankSizes:
         return (blocks - kept) * self.block.saved_bytes + kept * self.kept.saved_bytes
 
     def held_bytes(self, blocks: int) -> int:
-        """Unsharded gradients that `blocks` blocks and the root keep from earlier micro-batches."""
-        return blocks * self.held_block_bytes + self.held_root_bytes
+        """Unsharded gradients that `blocks` blocks and the other units keep from earlier
+        micro-batches."""
+        return blocks * self.held_block_bytes + self.ends.held_bytes

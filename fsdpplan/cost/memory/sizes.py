@@ -13,21 +13,22 @@ from fsdpplan.cost.memory.activations import BlockActivations
 from fsdpplan.cost.memory.gradient_sizes import (
     embedding_gradient_bytes,
     grows_in_backward,
-    held_root_elements,
     holds_gradients,
     keeps_head_gradient,
     shard_gradient_bytes,
+    unsplit_table_elements,
     weight_gradients_of,
     whole_table_gradient_bytes,
 )
 from fsdpplan.cost.memory.head_sizes import head_sizes
 from fsdpplan.cost.memory.ledger import is_without_ddp, rank_state
 from fsdpplan.cost.memory.pipeline_weights import split_backward, split_backward_bytes
-from fsdpplan.cost.memory.rank_quantities import RankSizes
+from fsdpplan.cost.memory.rank_quantities import Ends, EndSizes, RankSizes
 from fsdpplan.cost.memory.weight_gradients import weight_gradient_bytes
 from fsdpplan.cost.memory.windows import masked_share, mean_activations, mean_saved_bytes
 from fsdpplan.cost.model.block_sizes import FP32_BYTES, BlockShape
 from fsdpplan.cost.model.formats import Formats, formats, kernels_of, local_tokens
+from fsdpplan.cost.model.fsdp_units import NOTHING, EndUnits, end_units
 from fsdpplan.cost.model.shards import (
     Stage,
     UnitSize,
@@ -72,11 +73,12 @@ def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
     of = formats(training=training, layout=layout)
     is_fsdp = layout.sharding == "fsdp"
     shard_ranks = layout.shard_ranks if is_fsdp else 1
+    has_buffers = is_fsdp and shard_ranks > 1 and not training.traits.flat_parameters
     block_model = block_kinds(model=model, stage=stage)[-1][0] if stage.blocks else model
     unit, shard_block = _block_unit(block_model, layout=layout, shard_ranks=shard_ranks)
     ways = {"tp": layout.tp, "shard_ranks": shard_ranks}
     root = stage_root_size(model=model, stage=stage, **ways)
-    shard_root = root.shard_elements(shard_ranks)
+    ends = _ends(case, stage, shard_ranks=shard_ranks, has_buffers=has_buffers)
     state = rank_state(case, stage)
     block, kept = _own_activations(case, stage)
     head = head_sizes(case, stage)
@@ -85,16 +87,11 @@ def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
     # their last stage goes forward with every micro-batch before it goes back with the first
     forward_first = layout.schedule in ("gpipe", "looped_bfs")
     others_at_the_loss = layout.num_microbatches - 1 if forward_first else 0
-    has_buffers = is_fsdp and shard_ranks > 1 and not training.traits.flat_parameters
     apart = _experts_apart(block_model, layout=layout, shard_ranks=shard_ranks)
     mean = _mean_block_unit(case, stage, shard_ranks=shard_ranks)
     # a pipeline gathers all blocks at once, else the larger kind decides
     gathered = mean if layout.pp > 1 else unit
     gathered_block_bytes = gathered.padded_elements * of.gathered_matrix
-    gathered_root_bytes = root.padded_elements * of.gathered
-    reduce_root_bytes = of.reduced * max(
-        stage_root_size(model=model, stage=piece, **ways).padded_elements for piece in stage.pieces
-    )
     copies = weight_gradient_bytes(
         model=block_model, tp=layout.tp, element_bytes=of.computed, ep=layout.ep
     )
@@ -129,12 +126,10 @@ def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
         reduce_block_bytes=(unit.padded_elements - apart.padded_elements) * of.reduced,
         reduce_experts_bytes=apart.padded_elements * of.reduced,
         held_block_bytes=mean.elements * of.reduced if holds else 0,
-        gathered_root_bytes=gathered_root_bytes,
-        buffer_root_bytes=gathered_root_bytes if has_buffers else 0,
-        root_gradient_bytes=0 if holds else root.elements * of.gathered,
-        reduce_root_bytes=reduce_root_bytes,
-        held_root_bytes=held_root_elements(case, stage, root.elements) * of.reduced,
-        behind_root_bytes=reduce_root_bytes if layout.num_microbatches > 1 and not holds else 0,
+        ends=ends,
+        behind_ends_bytes=ends.last.reduce_bytes
+        if layout.num_microbatches > 1 and not holds
+        else 0,
         head_gradient_bytes=head.weight_elements * of_head
         if keeps_head_gradient(case, stage)
         else 0,
@@ -143,10 +138,9 @@ def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
         bucket_copy_bytes=_bucket_copy_bytes(
             training=training, layout=layout, elements=state.held_parameters
         ),
-        shard_block_elements=(state.held_parameters - shard_root) // max(1, stage.blocks)
+        shard_block_elements=(state.held_parameters - ends.shard_elements) // max(1, stage.blocks)
         if is_fsdp
         else shard_block,
-        shard_root_elements=shard_root,
         earlier_gradient_bytes=shard_gradient.earlier,
         later_gradient_bytes=shard_gradient.later,
         reduced_bytes=shard_gradient.reduced,
@@ -168,7 +162,7 @@ def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
         split=split_backward(case, stage),
         pipeline_ends=stage.has_embedding + stage.has_head,
         moments=moments,
-        reduces_root_last=has_lean_pipelines(training),
+        reduces_tables_last=has_lean_pipelines(training),
         message_buffers_bytes=message_buffer_bytes(
             case, stage, in_flight=in_flight, message_bytes=block.residual_bytes
         ),
@@ -183,6 +177,59 @@ def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
         element_bytes=of.computed,
         pieces=head.pieces,
     )
+
+
+def _ends(case: Case, stage: Stage, *, shard_ranks: int, has_buffers: bool) -> Ends:
+    """Units of embedding, final norm and head; without FSDP they are the root, whole. On the rank
+    of a V, which has both in two stages, an end of which each has one is reduced one at a time."""
+    training, layout = case.training, case.layout
+    of = formats(training=training, layout=layout)
+    holds = holds_gradients(layout)
+    unsplit = unsplit_table_elements(case, stage)
+    of_head = head_sizes(case, stage).weight_elements
+    pieces = [
+        end_units(case, piece)
+        if layout.sharding == "fsdp"
+        else EndUnits(
+            root=stage_root_size(
+                model=case.model, stage=piece, tp=layout.tp, shard_ranks=shard_ranks
+            )
+        )
+        for piece in stage.pieces
+    ]
+
+    def sizes(units: list[UnitSize], *, unsplit: int, last: int) -> EndSizes:
+        elements = sum(unit.elements for unit in units)
+        padded = sum(unit.padded_elements for unit in units)
+        return EndSizes(
+            gathered_bytes=padded * of.gathered,
+            buffer_bytes=padded * of.gathered if has_buffers else 0,
+            gradient_bytes=0 if holds else elements * of.gathered,
+            last_gradient_bytes=last * (of.reduced if holds else of.gathered),
+            reduce_bytes=of.reduced * max(unit.padded_elements for unit in units),
+            held_bytes=(elements + unsplit) * of.reduced if holds else 0,
+            shard_elements=sum(unit.shard_elements(shard_ranks) for unit in units),
+        )
+
+    tables = [each.tables for each in pieces]
+    is_apart = any(each != NOTHING for each in tables)
+    return Ends(
+        tables=sizes(
+            tables,
+            unsplit=unsplit if is_apart else 0,
+            last=_last_table_elements(case.model, tp=layout.tp),
+        ),
+        head=sizes([each.head for each in pieces], unsplit=0, last=of_head),
+        root=sizes(
+            [each.root for each in pieces], unsplit=0 if is_apart else unsplit, last=of_head
+        ),
+    )
+
+
+def _last_table_elements(model: Model, *, tp: int) -> int:
+    """Of the embedding's table that is registered last."""
+    rows = model.max_positions if model.positions == "learned" else -(-model.vocab // tp)
+    return rows * model.hidden
 
 
 def _block_unit(model: Model, *, layout: Layout, shard_ranks: int) -> tuple[UnitSize, int]:

@@ -11,8 +11,9 @@ from fsdpplan.cost.model.shards import (
     block_kinds,
     block_size,
     expert_size,
-    root_size,
+    root_tensors,
     unit_blocks,
+    unit_size,
 )
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.model import Model
@@ -84,13 +85,45 @@ def _block_units(
     return tuple(units)
 
 
-def root_unit(case: Case, stage: Stage) -> UnitSize:
-    """Embedding, final norm and head of a stage; nothing inside a pipeline."""
-    layout = case.layout
-    return root_size(
-        model=case.model,
-        tp=layout.tp,
-        shard_ranks=layout.shard_ranks,
-        has_embedding=stage.has_embedding,
-        has_head=stage.has_head,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndUnits:
+    """FSDP units of what no block holds; nothing where there are none of a kind."""
+
+    tables: UnitSize = NOTHING
+    """The embedding's: gathered for forward alone, of which backward needs only indices."""
+    head: UnitSize = NOTHING
+    """With the final norm: gathered at the end of forward, and there until backward is past it."""
+    root: UnitSize = NOTHING
+    """The rest, or all: gathered first, and there until the end of backward."""
+
+
+def end_units(case: Case, stage: Stage) -> EndUnits:
+    """Units of embedding, final norm and head of a stage; none inside a pipeline."""
+    return _end_units(
+        case.model,
+        stage.has_embedding,
+        stage.has_head,
+        tp=case.layout.tp,
+        shard_ranks=case.layout.shard_ranks,
+        apart=case.training.traits.units_of_ends,
     )
+
+
+@lru_cache(maxsize=4096)
+def _end_units(
+    model: Model,
+    has_embedding: bool,
+    has_head: bool,
+    *,
+    tp: int,
+    shard_ranks: int,
+    apart: bool,
+) -> EndUnits:
+    tensors = root_tensors(model=model, has_embedding=has_embedding, has_head=has_head)
+    if not apart or (has_embedding and has_head and model.tied_embeddings):
+        return EndUnits(root=unit_size(tensors, tp=tp, shard_ranks=shard_ranks))
+    tables = tuple(each for each in tensors if "_embeddings." in each.name and has_embedding)
+    norms = tuple(each for each in tensors if each.name.startswith("embedding_norm."))
+    head = tuple(each for each in tensors if each not in (*tables, *norms))
+    sizes = (unit_size(each, tp=tp, shard_ranks=shard_ranks) for each in (tables, head, norms))
+    return EndUnits(**dict(zip(("tables", "head", "root"), sizes, strict=True)))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import attrgetter, mul
 
 from fsdpplan.cost.kernels.work import memory_bytes_per_second
-from fsdpplan.cost.model.fsdp_units import NOTHING, BlockUnit, block_units, root_unit
+from fsdpplan.cost.model.fsdp_units import NOTHING, BlockUnit, block_units, end_units
 from fsdpplan.cost.model.shards import Stage, UnitSize, own_cases
 from fsdpplan.cost.model.ways import Ways, shard_ways
 from fsdpplan.cost.network.collectives import Collective, wire_bytes
@@ -20,7 +20,7 @@ from fsdpplan.cost.network.groups import (
 )
 from fsdpplan.cost.overlap.block_times import block_times
 from fsdpplan.cost.overlap.exposed import full_rate_bytes_per_second
-from fsdpplan.cost.overlap.streams import MicroBatch, UnitSeconds
+from fsdpplan.cost.overlap.streams import NO_SECONDS, MicroBatch, UnitSeconds
 from fsdpplan.cost.overlap.timing import ends_seconds
 from fsdpplan.cost.traffic.calls import group_level, group_seconds
 from fsdpplan.cost.traffic.fsdp import root_gathered_dtype
@@ -142,6 +142,10 @@ class Moves:
     runs: tuple[tuple[BlockUnit, UnitSeconds], ...]
     """Units of blocks, in the order of forward; experts that are sharded over other ranks are
     gathered and reduced behind the rest."""
+    tables: UnitSeconds
+    """Of a unit of the embedding alone; like the head's all 0 where there is none."""
+    head: UnitSeconds
+    """Of a unit of the final norm and the head."""
     root: UnitSeconds
     links_shared: bool
     """HSDP: its all-reduces use the links that the shard group uses."""
@@ -155,9 +159,18 @@ class Moves:
     """Of the collectives of `total`, as much as takes its full share from kernels beside them."""
 
     @property
-    def first_gather(self) -> float:
-        """Of the first unit of blocks."""
-        return self.runs[0][1].gather if self.runs else 0.0
+    def first_gathers(self) -> float:
+        """Before anything is computed: of the root and the embedding, or of the root and the first
+        unit of blocks."""
+        unit = self.tables
+        if unit == NO_SECONDS and self.runs:
+            unit = self.runs[0][1]
+        return self.root.gather + unit.gather
+
+    @property
+    def last_reduction(self) -> UnitSeconds:
+        """Behind all that is computed: the embedding's, or the root's."""
+        return self.root if self.tables == NO_SECONDS else self.tables
 
 
 def fsdp_moves(case: Case, stage: Stage) -> Moves:
@@ -180,15 +193,24 @@ def _moves(ways: Ways, stage: Stage) -> Moves:
         )
         for unit in block_units(case, stage)
     }
-    root = _moved(ways, root_unit(case, stage), shard, root_gathered_dtype(training), False)
+    ends = end_units(case, stage)
+    tables, head, root = (
+        _moved(ways, size, shard, root_gathered_dtype(training), False)
+        for size in (ends.tables, ends.head, ends.root)
+    )
     runs = tuple((unit, one.seconds.plus(other.seconds)) for unit, (one, other) in parts.items())
-    every = [(root.seconds, 1), *((moved, unit.number) for unit, moved in runs)]
+    every = [
+        *((end.seconds, 1) for end in (tables, head, root)),
+        *((moved, unit.number) for unit, moved in runs),
+    ]
     disturbing = [
-        (root.disturbing, 1),
+        *((end.disturbing, 1) for end in (tables, head, root)),
         *((part.disturbing, unit.number) for unit, pair in parts.items() for part in pair),
     ]
     return Moves(
         runs=runs,
+        tables=tables.seconds,
+        head=head.seconds,
         root=root.seconds,
         links_shared=_links_shared(case.cluster, layout),
         total=_sum(every),
@@ -233,13 +255,28 @@ def _links_shared(cluster: Cluster, layout: Layout) -> bool:
 
 def fsdp_micro_batch(case: Case, stage: Stage) -> MicroBatch:
     """One micro-batch that reduces everything, for the stream simulation."""
-    forward, backward = ends_seconds(case, stage)
+    ends = end_units(case, stage)
     moves = fsdp_moves(case, stage)
+    tables = head = UnitSeconds()
+    root = moves.root
+    if ends.tables == NOTHING and ends.head == NOTHING:
+        root = root.plus(_end_seconds(case, stage))
+    else:
+        tables = moves.tables.plus(_end_seconds(case, replace(stage, has_head=False)))
+        head = moves.head.plus(_end_seconds(case, replace(stage, has_embedding=False)))
     return MicroBatch(
         runs=tuple(
             (moved.plus(_computed_seconds(case, unit)), unit.number) for unit, moved in moves.runs
         ),
-        root=moves.root.plus(UnitSeconds(forward=forward, backward=backward)),
+        tables=tables,
+        head=head,
+        root=root,
         links_shared=moves.links_shared,
         is_flat=case.training.traits.flat_parameters,
     )
+
+
+def _end_seconds(case: Case, stage: Stage) -> UnitSeconds:
+    """What embedding, head and loss of a stage compute."""
+    forward, backward = ends_seconds(case, stage)
+    return UnitSeconds(forward=forward, backward=backward)

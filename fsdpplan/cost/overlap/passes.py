@@ -71,6 +71,8 @@ def _early(batch: MicroBatch, layout: Layout) -> MicroBatch:
     return replace(
         batch,
         runs=tuple((replace(unit, **silenced), number) for unit, number in batch.runs),
+        tables=replace(batch.tables, **silenced),
+        head=replace(batch.head, **silenced),
         root=replace(batch.root, **silenced),
     )
 

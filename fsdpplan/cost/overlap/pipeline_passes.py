@@ -207,7 +207,7 @@ def _fsdp_exposed(
 
 
 def _sum(batch: MicroBatch, field: str) -> float:
-    units = sum(number * float(getattr(unit, field)) for unit, number in batch.runs)
+    units = sum(number * float(getattr(unit, field)) for unit, number in batch.all_runs)
     return units + float(getattr(batch.root, field))
 
 
@@ -220,7 +220,7 @@ def _reduce_seconds(batch: MicroBatch) -> float:
     scatters, reduces = _sum(batch, "reduce_scatter"), _sum(batch, "all_reduce")
     if batch.links_shared:
         return scatters + reduces
-    first = batch.runs[0][0] if batch.runs else batch.root
+    first = batch.all_runs[0][0] if batch.all_runs else batch.root
     return max(scatters + min(reduces, first.all_reduce), first.reduce_scatter + reduces)
 
 

@@ -10,6 +10,8 @@ own, unless they share the shard group's links.
 * Backward: the gather of unit i - 1 is issued after the copy-out of i; the reduce-scatter of i
   after its computation; the compute stream waits for the reduce-scatter of i + 1 before it fills
   the next input buffer.
+* A unit of the embedding is the first of them, one of final norm and head the last: neither is
+  gathered again. What is in the root is gathered before all, and reduced behind them.
 
 FSDP1 (`is_flat`) frees a unit when its computation is done, limits gathers to two units by that,
 and divides and reduces gradients on a stream of their own.
@@ -58,24 +60,37 @@ class UnitSeconds:
         )
 
 
+NO_SECONDS = UnitSeconds()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
     """One forward and backward through all units."""
 
     runs: tuple[tuple[UnitSeconds, int], ...]
-    """(unit, how many in a row), in the order of forward."""
+    """(unit of blocks, how many in a row), in the order of forward."""
     root: UnitSeconds
-    """Its `forward` is the head with the loss, its `backward` theirs; the embedding is free."""
+    """Without units of its ends, its `forward` and `backward` are embedding, head and loss."""
     links_shared: bool
     """All-reduces use the same links as the shard group."""
     is_flat: bool = False
     """FSDP1's streams: a gather waits for the computation of the unit before the last, not for its
     copy-out, and nothing waits for a reduce-scatter but the optimizer."""
+    tables: UnitSeconds = NO_SECONDS
+    """The unit of the embedding; nothing where it is of the root."""
+    head: UnitSeconds = NO_SECONDS
+    """The unit of final norm and head, with the loss; likewise."""
+
+    @property
+    def all_runs(self) -> tuple[tuple[UnitSeconds, int], ...]:
+        """All units but the root, in the order of forward."""
+        first, last = ([(end, 1)] if end != NO_SECONDS else [] for end in (self.tables, self.head))
+        return (*first, *self.runs, *last)
 
     @property
     def units(self) -> tuple[UnitSeconds, ...]:
-        """Every unit, in the order of forward."""
-        return tuple(chain.from_iterable(repeat(unit, number) for unit, number in self.runs))
+        """Every unit but the root, in the order of forward."""
+        return tuple(chain.from_iterable(repeat(unit, number) for unit, number in self.all_runs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +117,7 @@ def run_micro_batch(batch: MicroBatch, start: Timeline) -> Timeline:
 
 
 def _forward(batch: MicroBatch, start: Timeline) -> Timeline:
-    """The root (embedding, head) first, then each unit, gathered ahead."""
+    """The root first, then each unit, gathered ahead."""
     root, is_flat = batch.root, batch.is_flat
     # FSDP2 waits for the optimizer before it gathers the root
     shard = max(start.shard, start.compute) + root.gather
@@ -126,8 +141,8 @@ def _forward(batch: MicroBatch, start: Timeline) -> Timeline:
 
 
 def _backward(batch: MicroBatch, start: Timeline) -> Timeline:
-    """The last unit's gather runs beside the head's backward, each other one beside the unit
-    before it in backward."""
+    """The gather of the last unit of blocks runs beside the head's backward, each other one beside
+    the unit before it in backward."""
     root, units, is_flat = batch.root, batch.units, batch.is_flat
     shard, replicate = start.shard, start.replicate
     compute = start.compute + root.backward
@@ -142,9 +157,9 @@ def _backward(batch: MicroBatch, start: Timeline) -> Timeline:
                 gather_wait += regathered - compute
                 compute = regathered
             compute += unit.copy_out
-            if index:
-                issued = shard if shard > compute else compute
-                regathered = shard = issued + units[index - 1].regather
+        if index and units[index - 1].regather:
+            issued = shard if shard > compute else compute
+            regathered = shard = issued + units[index - 1].regather
         compute += unit.backward
         if unit.reduce_scatter:
             if reduced > compute and not is_flat:

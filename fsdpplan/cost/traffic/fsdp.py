@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fsdpplan.cost.model.fsdp_units import NOTHING, block_units, root_unit
+from fsdpplan.cost.model.fsdp_units import NOTHING, block_units, end_units
 from fsdpplan.cost.model.params import block_tensors
 from fsdpplan.cost.model.shards import Stage, UnitSize, block_kinds, gradient_syncs, stage_root_size
 from fsdpplan.cost.network.groups import (
@@ -33,8 +33,8 @@ def root_gathered_dtype(training: Training) -> str:
 def fsdp_calls(case: Case, stage: Stage) -> Iterator[Calls]:
     """All-gathers, reduce-scatters and (HSDP) all-reduces of `fully_shard`.
 
-    Each micro-batch gathers every unit in forward and, unless resharding is off, every unit but
-    the root again in backward. Under pipelining with reshard never, a step gathers once, or as
+    Each micro-batch gathers every unit in forward and, unless resharding is off, every unit of
+    blocks again in backward. Under pipelining with reshard never, a step gathers once, or as
     often as torch drops a stage of many. With expert parallelism the routed experts are units of
     their own.
     """
@@ -55,16 +55,18 @@ def fsdp_calls(case: Case, stage: Stage) -> Iterator[Calls]:
                     layout=layout,
                     regathers=True,
                 )
-        yield from _unit_calls(
-            root_unit(case, piece),
-            shard,
-            root_gathered_dtype(training),
-            1,
-            gathers,
-            training=training,
-            layout=layout,
-            regathers=False,
-        )
+        ends = end_units(case, piece)
+        for size in (ends.tables, ends.head, ends.root):
+            yield from _unit_calls(
+                size,
+                shard,
+                root_gathered_dtype(training),
+                1,
+                gathers,
+                training=training,
+                layout=layout,
+                regathers=False,
+            )
     if training.fp8_all_gather:
         # one all-reduce a step of the largest elements of all matrices, which give their scales
         yield Calls(

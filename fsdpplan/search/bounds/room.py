@@ -24,6 +24,7 @@ from fsdpplan.cost.memory.sizes import (
     saved_bytes_a_block,
 )
 from fsdpplan.cost.model.formats import formats
+from fsdpplan.cost.model.fsdp_units import end_units
 from fsdpplan.cost.model.params import dense_view
 from fsdpplan.cost.model.shards import Stage, dense_blocks_among, stage_elements, whole_model
 from fsdpplan.cost.schedule.actions import ACTIVE_STAGES
@@ -270,7 +271,9 @@ class Room:
         has_buffer = layout.shard_ranks > 1 and not training.traits.flat_parameters
         held += gathered * block if has_buffer else 0
         is_kept = layout.reshard_after_forward == "never"
-        held += gathered * (root + (blocks if is_kept else block))
+        # units of the ends are not there in backward, but for what was reduced of the head
+        there = end_units(self.asked.case(layout), stage).root.elements
+        held += gathered * (there + (blocks if is_kept else block))
         if layout.num_microbatches > 1:
             sums = layout.gradient_sync == "last"
             held += of.reduced * (blocks + root if sums else state.held_parameters)

@@ -17,7 +17,7 @@ from ..model.weights import initialise, materialise
 from ..precision import apply_autocast
 from ..scaler import LossScaler
 from .context_parallel import apply_context_parallel
-from .data_parallel import apply_ddp
+from .data_parallel import Ends, apply_ddp
 from .distributed import start
 from .expert_parallel import apply_expert_parallel
 from .layout_steps import Part, Steps, lay_out
@@ -91,8 +91,24 @@ def _build_stages(plan: PlanConfig, pp: DeviceMesh) -> tuple[Decoder, ...]:
 
 
 def _part(model: nn.Module, plan: PlanConfig, meshes: Meshes, device: torch.device) -> Part:
-    blocks = list(model.layers.values())  # type: ignore[operator]
-    return Part(model=model, blocks=blocks, plan=plan, meshes=meshes, device=device)
+    assert isinstance(model, Decoder)
+    return Part(
+        model=model,
+        blocks=list(model.layers.values()),
+        plan=plan,
+        meshes=meshes,
+        device=device,
+        ends=_ends(model),
+    )
+
+
+def _ends(model: Decoder) -> Ends:
+    """Of a table that is the head's weight, too, there are none: one unit holds it."""
+    tables = [each for each in (model.tok_embeddings, model.pos_embeddings) if each is not None]
+    head = [each for each in (model.norm, model.output) if each is not None]
+    if tables and head and model.config.tied_embeddings:
+        return Ends()
+    return Ends(tables=tables, head=head)
 
 
 def _split_tensors(part: Part) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import re
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,14 +36,31 @@ DDP_DEFAULT_BUCKET_BYTES = 25 * 2**20
 """What DistributedDataParallel takes when it is not told."""
 
 
-def apply_fsdp(
-    model: nn.Module, blocks: Sequence[nn.Module], plan: PlanConfig, meshes: Meshes
-) -> None:
-    """`fully_shard` each unit of `wrap_blocks` blocks, then the rest of the model.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ends:
+    """What is before and behind the blocks of a model and a unit of its own; empty: in the root."""
 
-    The root keeps torch's default: its parameters are not gathered again for backward, since the
-    output head is the first that backward needs.
+    tables: Sequence[nn.Module] = ()
+    """Embeddings alone, of which backward needs no weight."""
+    head: Sequence[nn.Module] = ()
+    """The final norm and the head, in the order in which they are called."""
+
+
+def apply_fsdp(
+    model: nn.Module,
+    blocks: Sequence[nn.Module],
+    plan: PlanConfig,
+    meshes: Meshes,
+    *,
+    ends: Ends | None = None,
+) -> None:
+    """`fully_shard` each unit of `wrap_blocks` blocks, the ends of the model, then the rest of it.
+
+    The head is not gathered again for backward, which needs it first, nor is the root, by torch's
+    default. Tables are freed behind forward and not gathered again at all; in a pipeline they stay
+    for the next micro-batch, as blocks do.
     """
+    ends = ends or Ends()
     training, layout, mesh = plan.training, plan.layout, meshes.fsdp
     if layout.pp == 1 and layout.wrap_blocks > len(blocks):
         raise TrainerError(
@@ -72,7 +92,31 @@ def apply_fsdp(
                 shard_placement_fn=expert_placement(blocks, layout.shard_ranks),
             )
             take_means(unit[0])
+    for end, frees in ((ends.tables, layout.pp == 1), (ends.head, False)):
+        if not end:
+            continue
+        fully_shard(
+            list(end) if len(end) > 1 else end[0],
+            mesh=mesh,
+            reshard_after_forward=frees,
+            mp_policy=policy,
+            offload_policy=offload,
+        )
+        take_means(end[0])
+        _allow_views_of(end)
+    if ends.tables:
+        table: Any = ends.tables[0]
+        table.set_unshard_in_backward(False)
+        # by default it would gather what came before it: the head, of the micro-batch before
+        table.set_modules_to_backward_prefetch([table])
     take_means(fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=offload))
+
+
+def _allow_views_of(unit: Sequence[nn.Module]) -> None:
+    """Do not warn that changing a unit's output in place may skip its gather in backward: one that
+    is not gathered there has none to skip."""
+    names = ", ".join(type(module).__name__ for module in unit)
+    warnings.filterwarnings("ignore", re.escape(f"FSDP2-wrapped module ({names}) returned a view"))
 
 
 def offload_policy(layout: LayoutConfig, device_type: str) -> OffloadPolicy:

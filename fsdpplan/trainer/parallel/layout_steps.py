@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import nn
 
 from ..config import PlanConfig
-from .data_parallel import apply_fsdp
+from .data_parallel import Ends, apply_fsdp
 from .float8 import apply_float8
 from .mesh import Meshes
 from .recompute import apply_checkpointing
@@ -26,6 +26,8 @@ class Part:
     meshes: Meshes
     device: torch.device
     """Where it will compute; its parameters may be on the meta device still."""
+    ends: Ends = field(default_factory=Ends)
+    """What FSDP gathers by itself before and behind its blocks."""
 
 
 Step = Callable[[Part], None]
@@ -56,7 +58,7 @@ def compile_blocks(part: Part) -> None:
 def shard(part: Part) -> None:
     """FSDP2, where the plan has it."""
     if part.plan.layout.sharding == "fsdp":
-        apply_fsdp(part.model, part.blocks, part.plan, part.meshes)
+        apply_fsdp(part.model, part.blocks, part.plan, part.meshes, ends=part.ends)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,9 +21,9 @@ from ..user.mistakes import (
     warn_of_rounding,
     watch_optimizers,
 )
-from ..user.model import remember_meshes, require_applicable, settle_at_exit
+from ..user.model import found_ends, remember_meshes, require_applicable, settle_at_exit
 from ..user.tensor_parallel import gather_after, split_user_model
-from .data_parallel import apply_ddp, equalise_replicas
+from .data_parallel import Ends, apply_ddp, equalise_replicas
 from .distributed import start
 from .layout_steps import Part, Steps, lay_out
 from .mesh import Meshes, build_meshes
@@ -35,15 +35,17 @@ def parallelize(
     plan: PlanConfig,
     *,
     blocks: Sequence[nn.Module] | None = None,
+    ends: bool = True,
     numbers: bool | None = None,
 ) -> nn.Module:
     """Apply the plan's layout to `model` and return what to call in its place.
 
     FSDP changes `model` in place and returns it (a model on the meta device stays there:
     `materialise` it afterwards); DDP returns a wrapper. The process group is joined if there is
-    none. `blocks` are the repeated layers; by default `find_blocks` finds them. `numbers`: before,
-    a tiny reference model steps in the same layout, and PreflightFailed is raised where it does
-    not as one process does; None: once for each plan, unless FSDPPLAN_NUMBERS is 0.
+    none. `blocks` are the repeated layers; by default `find_blocks` finds them. `ends`: embedding
+    and head are units of FSDP where that is safe (`found_ends`); False: of the root. `numbers`:
+    before, a tiny reference model steps in the same layout, and PreflightFailed is raised where it
+    does not as one process does; None: once for each plan, unless FSDPPLAN_NUMBERS is 0.
     """
     require_runnable(plan)
     require_bare(model)
@@ -58,7 +60,14 @@ def parallelize(
     replaced = watch_optimizers(model)
     stop_generation_cache(model)
     meshes = try_numbers(plan, numbers) or build_meshes(plan.layout, device.type)
-    part = Part(model=model, blocks=blocks, plan=plan, meshes=meshes, device=device)
+    part = Part(
+        model=model,
+        blocks=blocks,
+        plan=plan,
+        meshes=meshes,
+        device=device,
+        ends=found_ends(model, blocks) if ends else Ends(),
+    )
     lay_out(part, USER_STEPS)
     called = USER_STEPS.replicas(part)
     remember_meshes(called, meshes)

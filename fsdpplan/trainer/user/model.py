@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import inspect
 import os
+import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,6 +20,7 @@ from ..config import PlanConfig
 from ..errors import TrainerError
 from ..model.buffers import restore_buffers
 from ..model.weights import materialise as allocate
+from ..parallel.data_parallel import Ends
 from ..parallel.mesh import Meshes, batch_rank
 
 _meshes_of: WeakKeyDictionary[nn.Module, Meshes] = WeakKeyDictionary()
@@ -66,6 +69,67 @@ def _problems(plan: PlanConfig) -> Iterator[str]:
         yield f"tp {layout.tp} with a vocabulary of {vocab} (a divisor of it works)"
     if layout.loss_chunks > 1:
         yield f"loss_chunks {layout.loss_chunks} (the loss is the program's own; 1 works)"
+
+
+def found_ends(model: nn.Module, blocks: Sequence[nn.Module]) -> Ends:
+    """The token table, and the final norm with the head, where FSDP may gather each by itself.
+
+    A unit is gathered when its module is called, so the model's own code must call it, and read its
+    weight in no other way; else, or where both are one parameter, they are left in the root.
+    """
+    inside = {id(module) for block in blocks for module in block.modules()}
+    outside = [module for module in model.modules() if id(module) not in inside]
+    tables = [module for module in outside if isinstance(module, nn.Embedding)]
+    table = max(tables, key=lambda each: each.weight.numel(), default=None)
+    order = [id(module) for module in model.modules()]
+    last_block = max((order.index(id(block)) for block in blocks), default=-1)
+    behind = [module for module in outside if order.index(id(module)) > last_block]
+    heads = [
+        module
+        for module in behind
+        if isinstance(module, nn.Linear)
+        and table is not None
+        and module.out_features == table.num_embeddings
+    ]
+    if table is None or len(heads) != 1 or heads[0].weight is table.weight:
+        return Ends()
+    if not _is_only_called(model, table) or not _is_only_called(model, heads[0]):
+        return Ends()
+    norms = [
+        module
+        for module in behind
+        if "norm" in type(module).__name__.lower()
+        and list(module.parameters(recurse=False))
+        and _is_only_called(model, module)
+    ]
+    return Ends(tables=[table], head=[*norms[-1:], heads[0]])
+
+
+def _is_only_called(model: nn.Module, module: nn.Module) -> bool:
+    """Whether the code of the modules around `module` calls it, and has no word of its weight."""
+    path = next(name for name, each in model.named_modules() if each is module)
+    *around, name = path.split(".")
+    owners = [model.get_submodule(".".join(around[:depth])) for depth in range(len(around) + 1)]
+    code = "".join(_code(owner) for owner in owners)
+    reads = re.search(rf"\b{re.escape(name)}\.weight\b", code)
+    return bool(re.search(rf"\b{re.escape(name)}\(", code)) and not reads
+
+
+_BESIDE_FORWARD = re.compile("init|tie|resize|load|save")
+"""Names of methods that run before training or after it."""
+
+
+def _code(owner: nn.Module) -> str:
+    """Source text of what a module runs in its forward pass, as far as its class has it."""
+    methods = {**vars(type(owner)), "forward": owner.forward}
+    found = []
+    for name, method in methods.items():
+        if not _BESIDE_FORWARD.search(name) and inspect.isroutine(method):
+            try:
+                found.append(inspect.getsource(inspect.unwrap(method)))
+            except (OSError, TypeError):
+                continue
+    return "".join(found)
 
 
 def sampler_arguments(plan: PlanConfig) -> dict[str, int]:

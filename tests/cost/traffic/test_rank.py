@@ -21,6 +21,7 @@ from fsdpplan.cost.network.groups import (
 from fsdpplan.cost.schedule.stages import pipeline_ranks
 from fsdpplan.cost.traffic.calls import Calls
 from fsdpplan.cost.traffic.rank import step_calls
+from fsdpplan.spec.model import Model
 from tests.cost.clusters import golden
 from tests.cost.problems import SMALL, Case, case, cases
 from tests.cost.wide import LATENT, MIXTURE, wide_cases
@@ -82,7 +83,7 @@ def test_no_call_is_empty_or_lonely(drawn: Case) -> None:
     [("every", 4, 4), ("reduce_scatter_only", 4, 1), ("last", 1, 1)],
 )
 def test_the_policy_says_which_micro_batches_reduce(sync: str, scatters: int, reduces: int) -> None:
-    units = SMALL.layers + 1
+    units = SMALL.layers + 2  # embedding; final norm and head
     number = counts(case(dp_replicate=2, dp_shard=8, num_microbatches=4, gradient_sync=sync))
     assert number["reduce_scatter"] == scatters * units
     assert number["all_reduce"] == reduces * units
@@ -99,6 +100,25 @@ def test_gathers_are_in_the_compute_dtype_and_reductions_in_theirs() -> None:
     halved = case(**layout, reduce_dtype="bf16")
     assert volume(halved, "reduce_scatter", "dp_shard") == 2 * whole
     assert volume(halved, "all_reduce", "dp_replicate") == 2 * whole // ranks
+
+
+def test_the_ends_are_units_unless_they_share_a_table_or_the_software_has_a_root() -> None:
+    def calls(model: Model, **more: object) -> tuple[int, int]:
+        asked = case(model, dp_shard=8, **more)
+        return counts(asked)["all_gather"], volume(asked, "all_gather", "dp_shard")
+
+    tied = replace(SMALL, tied_embeddings=True)
+    blocks = 2 * SMALL.layers
+    assert calls(SMALL)[0] == blocks + 2
+    assert calls(tied)[0] == calls(SMALL, runtime="fsdp1")[0] == blocks + 1
+    # neither end is gathered again for backward, so units of their own move no more
+    assert calls(SMALL)[1] == calls(SMALL, runtime="fsdp1")[1]
+
+
+def test_a_norm_behind_the_embedding_stays_in_the_root() -> None:
+    """Backward needs its weight, as it needs none of a table."""
+    normed = replace(SMALL, embedding_norm=True)
+    assert counts(case(normed, dp_shard=8))["all_gather"] == 2 * SMALL.layers + 3
 
 
 def test_autocast_gathers_and_reduces_fp32() -> None:
@@ -135,7 +155,7 @@ def test_an_integer_regathers_from_fewer_ranks() -> None:
 
 def test_wrapping_more_blocks_moves_the_same_bytes_in_fewer_calls() -> None:
     single, double = (case(dp_shard=8, wrap_blocks=blocks) for blocks in (1, 2))
-    assert counts(double)["reduce_scatter"] == SMALL.layers // 2 + 1
+    assert counts(double)["reduce_scatter"] == SMALL.layers // 2 + 2
     for collective in ("all_gather", "reduce_scatter"):
         assert volume(single, collective, "dp_shard") == volume(double, collective, "dp_shard")
 
@@ -307,7 +327,7 @@ def test_experts_are_sharded_over_fewer_ranks_and_gathered_there() -> None:
     assert 2 * experts + volume(split, "all_gather", "dp_shard") == pytest.approx(
         volume(whole, "all_gather", "dp_shard"), rel=1e-3
     )
-    assert counts(case(MIXTURE, ep=8, **layout))["all_gather"] == MIXTURE.layers + 1
+    assert counts(case(MIXTURE, ep=8, **layout))["all_gather"] == MIXTURE.layers + 2
 
 
 @given(wide_cases())

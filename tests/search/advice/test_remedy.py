@@ -70,7 +70,7 @@ MISSES = {
         "--reshard-after-forward always",
     ),
     "long sequences": (
-        question("llama-3.1-8b", 8, "dgx-a100-40g-hdr", tp=1, pp=1, seq_len=131072),
+        question("llama-3.1-8b", 8, "dgx-a100-40g-hdr", tp=1, pp=1, seq_len=262144),
         "--seq-len",
     ),
 }

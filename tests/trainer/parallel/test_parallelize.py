@@ -14,10 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fsdpplan.trainer import TrainerError, load_plan, parallelize
 from fsdpplan.trainer.config import parse_plan
-from fsdpplan.trainer.parallel.data_parallel import apply_fsdp
+from fsdpplan.trainer.parallel.data_parallel import Ends, apply_fsdp
 from fsdpplan.trainer.parallel.mesh import build_meshes
 from fsdpplan.trainer.parallel.parallelize import find_blocks
 from fsdpplan.trainer.rehearse.fake_world import fake_world
+from fsdpplan.trainer.user.model import found_ends
 from tests.trainer import plans
 
 
@@ -158,3 +159,66 @@ def test_resharding_to_fewer_ranks_makes_the_same_groups_for_all_blocks(blocks: 
         before = int(dist.new_group().group_name)
         apply_fsdp(model, list(model[0]), plan, meshes)
         assert int(dist.new_group().group_name) == before + 1
+
+
+def names_of(model: nn.Module, modules: Any) -> list[str]:
+    names = {id(module): name for name, module in model.named_modules()}
+    return [names[id(module)] for module in modules]
+
+
+def test_embedding_and_head_of_hugging_face_models_are_units() -> None:
+    model = llama()
+    ends = found_ends(model, find_blocks(model))
+    assert names_of(model, ends.tables) == ["model.embed_tokens"]
+    assert names_of(model, ends.head) == ["model.norm", "lm_head"]
+
+
+def test_a_tied_table_stays_in_the_root() -> None:
+    model = gpt2()
+    assert found_ends(model, find_blocks(model)) == Ends()
+
+
+class Words(nn.Module):
+    """A decoder whose head is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(61, 8)
+        self.layers = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(3))
+        self.head = nn.Linear(8, 61, bias=False)
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        x = self.table(tokens)
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.hidden(tokens))  # type: ignore[no-any-return]
+
+
+class Fused(Words):
+    """One whose loss reads the head's weight, as fused ones do."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.hidden(tokens) @ self.head.weight.T
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize(("kind", "units"), [(Words, 6), (Fused, 4)])
+def test_a_head_whose_weight_is_read_stays_in_the_root(alone: None, kind: Any, units: int) -> None:
+    torch.manual_seed(0)
+    plain = kind()
+    tokens = torch.arange(16).reshape(2, 8)
+    expected = plain(tokens)
+    model = parallelize(plain, load_plan(plans.plan_text()))
+    assert sum(isinstance(module, FSDPModule) for module in model.modules()) == units
+    torch.testing.assert_close(model(tokens), expected)
+    model(tokens).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.gloo
+def test_the_root_has_both_ends_where_that_is_wanted(alone: None) -> None:
+    model = parallelize(Words(), load_plan(plans.plan_text()), ends=False)
+    assert sum(isinstance(module, FSDPModule) for module in model.modules()) == 4
