@@ -44,7 +44,10 @@ def step_shares(time: TimeBreakdown) -> dict[str, float]:
     kinds = {
         "matmul": time.matmul_seconds,
         "attention": time.attention_seconds,
-        "element_wise": time.compute_seconds - in_kernels + time.optimizer_seconds,
+        "element_wise": time.compute_seconds
+        - in_kernels
+        + time.optimizer_seconds
+        + time.host_seconds,
         "launch": time.launch_seconds,
         "inside": time.exposed_inside_seconds,
         "across": time.exposed_across_seconds,

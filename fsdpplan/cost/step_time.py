@@ -1,6 +1,6 @@
 """Step time: seconds of one optimizer step by part, and the collectives behind them.
 
-    step = compute + exposed communication + pipeline bubble + optimizer
+    step = compute + exposed communication + pipeline bubble + optimizer + host copies (offload)
 
 Compute includes FSDP's copies, what gradients cost beside the products that make them, and what
 overlapped collectives take from kernels.
@@ -75,6 +75,7 @@ def step_time(case: Case) -> StepTime:
         compute_seconds=late * compute,
         exposed_communication_seconds=exposed.total - others,
         bubble_seconds=passes.bubble_seconds + others,
+        host_seconds=passes.host_seconds,
         optimizer_seconds=late
         * max(layout_optimizer_seconds(case, held) for held in dict.fromkeys(stages)),
         matmul_seconds=late * parts.matmul,

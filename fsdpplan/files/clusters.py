@@ -169,6 +169,7 @@ def _equal_nodes(nodes: _Nodes, *, profiled: int | None, flags: Flags) -> Loaded
         gpus_per_node=per_node,
         levels=levels,
         network=nodes.network if count > per_node else None,
+        host_memory_bytes_per_second=node.host_memory_bytes_per_second,
     )
     _require_one_word_on_gpudirect(cluster)
     named = dict((*chosen.sources, *node.sources, *nodes.sources))

@@ -83,6 +83,11 @@ class DeviceFit:
     has lowered the clock by then."""
     throttle_seconds: float = 0.0
     """Time constant with which it does; 0: a matmul on its own never runs into it."""
+    host_link_fraction: float = 1.0
+    """Share of the host link's rate that large copies from and to pinned memory reach."""
+    host_memory_fraction: float = 1.0
+    """Share of the datasheet bandwidth of a node's own memory that additions and optimizers on its
+    CPUs reach, and copies of all its devices together."""
     sustained_fraction: float = 1.0
     """Rate of matmuls and attention in a training step as a share of their rate on their own: a
     long step is held to the power cap, a short benchmark is not."""
@@ -121,6 +126,8 @@ class DeviceFit:
             "fp8_fraction": self.fp8_fraction,
             "sustained_fraction": self.sustained_fraction,
             "throttled_fraction": self.throttled_fraction,
+            "host_link_fraction": self.host_link_fraction,
+            "host_memory_fraction": self.host_memory_fraction,
         }
         require_positive(
             **shares,
@@ -405,9 +412,13 @@ class Cluster(RemembersHash):
     """What a launch must know of the network between nodes; None where nothing is known."""
     weak: tuple[WeakSpot, ...] = ()
     """What holds the others back; see `fsdpplan.spec.weak`."""
+    host_memory_bytes_per_second: float | None = None
+    """Datasheet bandwidth of a node's own memory, all sockets together; None: not known."""
 
     def __post_init__(self) -> None:
         require_positive_int(gpus=self.gpus, gpus_per_node=self.gpus_per_node)
+        if self.host_memory_bytes_per_second is not None:
+            require_positive(host_memory_bytes_per_second=self.host_memory_bytes_per_second)
         if self.gpus % self.gpus_per_node:
             raise SpecError(
                 f"{self.gpus} GPUs do not fill nodes of {self.gpus_per_node}: use --gpus "

@@ -32,6 +32,9 @@ class TimeBreakdown:
     """Time in which a pipeline rank waits for its neighbours."""
     optimizer_seconds: float
     """Gradient norm, clipping and optimizer step."""
+    host_seconds: float = 0.0
+    """Time in which the device waits for copies from and to the host and for what it adds, with
+    offload."""
     matmul_seconds: float = 0.0
     """Part of compute: the matmuls of the blocks, but those in `launch_seconds`."""
     attention_seconds: float = 0.0
@@ -54,6 +57,7 @@ class TimeBreakdown:
             + self.exposed_communication_seconds
             + self.bubble_seconds
             + self.optimizer_seconds
+            + self.host_seconds
         )
 
 

@@ -75,15 +75,15 @@ def test_replicas_of_a_users_model_begin_equal(results: Results) -> None:
 
 
 BLOCKS = plans.MODEL["layers"]
-UNITS = BLOCKS + 1  # and the root
+UNITS = BLOCKS + 2  # and the embedding; and norm and head
 
 
 COLLECTIVES = [
     ("fsdp_always", UNITS + BLOCKS, UNITS, 0),
     ("fsdp_never", UNITS, UNITS, 0),
     ("fsdp_int2", UNITS + BLOCKS, UNITS, 0),
-    ("fsdp_wrap_2", 3 + 2, 3, 0),
-    ("fsdp_wrap_3_checkpoint_full", 3 + 2, 3, 0),
+    ("fsdp_wrap_2", 4 + 2, 4, 0),
+    ("fsdp_wrap_3_checkpoint_full", 4 + 2, 4, 0),
     ("hsdp", UNITS + BLOCKS, UNITS, UNITS),
     ("hsdp_1_shard", 0, 0, UNITS),
     ("fsdp_accumulate_every", 2 * (UNITS + BLOCKS), 2 * UNITS, 0),

@@ -112,6 +112,7 @@ def _time(estimate: Estimate) -> str:
         "communication": time.exposed_communication_seconds,
         "pipeline bubble": time.bubble_seconds,
         "optimizer": time.optimizer_seconds,
+        "host copies": time.host_seconds,
     }
     step = estimate.step_seconds.expected or 1.0
     rows = [

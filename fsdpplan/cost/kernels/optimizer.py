@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fsdpplan.cost.kernels.host import NORM_BYTES_PER_PARAMETER, SCALE_BYTES_PER_PARAMETER
 from fsdpplan.cost.kernels.muon import MOMENTUM_BYTES_PER_PARAMETER
 from fsdpplan.cost.kernels.work import memory_bytes_per_second
 from fsdpplan.spec.cluster import Device
@@ -25,7 +26,7 @@ taken to read nothing twice for the greatest element of each 256."""
 UNSCALE_BYTES_PER_PARAMETER = 8
 """With loss scaling, fp32 gradients are read and written to be divided."""
 
-CLIP_BYTES_PER_PARAMETER = 12
+CLIP_BYTES_PER_PARAMETER = NORM_BYTES_PER_PARAMETER + SCALE_BYTES_PER_PARAMETER
 """The norm reads the fp32 gradients; clipping reads and writes them."""
 
 HALF_COPY_BYTES_PER_PARAMETER = 6
@@ -33,11 +34,6 @@ HALF_COPY_BYTES_PER_PARAMETER = 6
 
 HALF_GRADIENT_BYTES_PER_PARAMETER = 6
 """Half gradients are copied to fp32 for the masters: read and written."""
-
-HOST_MEMORY_BYTES_PER_SECOND = 25e9
-"""What one rank's share of a host's memory bandwidth gives a vectorised AdamW: a node of two
-sockets with eight channels of DDR4-3200 each has 410 GB/s for eight ranks, of which streaming code
-reaches about half. Reasoned, not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +44,6 @@ class OptimizerRecipe:
     half_gradients: bool = False
     half_states: bool = False
     fused: bool = True
-    on_host: bool = False
     optimizer: Optimizer = "adamw"
     scales_loss: bool = False
 
@@ -75,16 +70,16 @@ def optimizer_seconds(
     device: Device,
     tensors: int,
     recipe: OptimizerRecipe | None = None,
+    host_bytes_per_second: float | None = None,
 ) -> float:
     """Gradient norm, clipping and AdamW over a rank's own fp32 parameters, by bytes.
 
     A few kernels a hundred tensors are launched; one a tensor is the upper bound for the norm. On
-    the host the step waits for its memory; what crosses the host link does so beside the passes
-    (`fsdp_timing`).
+    the host, which gives a rank `host_bytes_per_second`, the step waits for its memory.
     """
     recipe = recipe or OptimizerRecipe()
     traffic = recipe.bytes_per_parameter * local_parameters
-    if recipe.on_host:
-        return traffic / HOST_MEMORY_BYTES_PER_SECOND
+    if host_bytes_per_second is not None:
+        return traffic / host_bytes_per_second
     launches = tensors * device.fit.kernel_launch_seconds
     return max(traffic / memory_bytes_per_second(device), launches)

@@ -185,6 +185,7 @@ def bottleneck(time: TimeBreakdown, communication: tuple[CollectiveCost, ...]) -
     waits = {
         "pipeline bubble": time.bubble_seconds,
         "optimizer": time.optimizer_seconds,
+        "host copies": time.host_seconds,
     }
     for row in communication:
         name = f"{row.collective} over {row.axis} ({row.level})"

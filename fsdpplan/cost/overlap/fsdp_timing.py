@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import attrgetter, mul
 
+from fsdpplan.cost.kernels.host import adding_seconds, pinned_copy_seconds
 from fsdpplan.cost.kernels.work import memory_bytes_per_second
 from fsdpplan.cost.model.fsdp_units import NOTHING, BlockUnit, block_units, end_units
 from fsdpplan.cost.model.shards import Stage, UnitSize, own_cases
@@ -61,16 +62,22 @@ def flat_gradient_seconds(size: UnitSize, *, training: Training, device: Device)
     return 2 * element_bytes * size.padded_elements / memory_bytes_per_second(device)
 
 
-def host_copy_seconds(size: UnitSize, *, ranks: int, layout: Layout, device: Device) -> float:
-    """One way of a unit's fp32 shard over the host link, where state lives on the host.
+def _on_host(size: UnitSize, *, ranks: int, case: Case, regathers: bool) -> UnitSeconds:
+    """Copies of a unit's shard, and what the host adds, where state lives on the host.
 
-    Source: torch 2.13 `CPUOffloadPolicy`: parameter shards are copied to the device before each
-    gather, gradient shards to the host after each reduction.
+    One rank gathers nothing: the compute stream copies, before forward and before backward.
     """
-    if layout.offload != "cpu":
-        return 0.0
-    shard_bytes = DTYPE_BYTES["fp32"] * size.shard_elements(ranks)
-    return shard_bytes / device.host_link_bytes_per_second
+    if case.layout.offload != "cpu":
+        return UnitSeconds()
+    elements = size.shard_elements(ranks)
+    copied = pinned_copy_seconds(elements, case.cluster)
+    alone = ranks == 1
+    return UnitSeconds(
+        copy_out=copied * (2 if regathers else 1) if alone else 0.0,
+        upload=0.0 if alone else copied,
+        download=copied,
+        adding=adding_seconds(elements, case.cluster),
+    )
 
 
 _PARTS = attrgetter(*UnitSeconds.__slots__)
@@ -91,7 +98,7 @@ def _moved(
 ) -> _Moved:
     """Collectives and copies of parameters that are sharded over `group`; computation apart.
 
-    Copies over the host link run beside the collective of another unit: the slower one counts.
+    What offload copies and adds is of streams and clocks of its own.
     """
     if size == NOTHING:
         return _Moved(seconds=UnitSeconds(), disturbing=UnitSeconds())
@@ -106,14 +113,11 @@ def _moved(
     copy_out, copy_in = copy_seconds(
         size, training=training, device=device, gathered_dtype=gathered_dtype
     )
-    host = host_copy_seconds(size, ranks=group.ranks, layout=layout, device=device)
     seconds = UnitSeconds(
         backward=flat_gradient_seconds(size, training=training, device=device),
-        gather=max(host, group_seconds(cluster, group, "all_gather", gathered)),
-        regather=max(host, group_seconds(cluster, again, "all_gather", gathered))
-        if regathers
-        else 0.0,
-        reduce_scatter=max(host, group_seconds(cluster, group, "reduce_scatter", reduced)),
+        gather=group_seconds(cluster, group, "all_gather", gathered),
+        regather=group_seconds(cluster, again, "all_gather", gathered) if regathers else 0.0,
+        reduce_scatter=group_seconds(cluster, group, "reduce_scatter", reduced),
         all_reduce=group_seconds(cluster, copies, "all_reduce", shard),
         copy_out=copy_out,
         copy_in=copy_in,
@@ -125,7 +129,7 @@ def _moved(
         return min(taken, wire / rate)
 
     return _Moved(
-        seconds=seconds,
+        seconds=seconds.plus(_on_host(size, ranks=group.ranks, case=case, regathers=regathers)),
         disturbing=UnitSeconds(
             gather=share(seconds.gather, "all_gather", gathered, group.ranks),
             regather=share(seconds.regather, "all_gather", gathered, again.ranks),

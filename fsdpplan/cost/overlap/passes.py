@@ -13,7 +13,7 @@ from fsdpplan.cost.overlap.replica_timing import (
     gather_waiting_seconds,
     reduction_exposed_seconds,
 )
-from fsdpplan.cost.overlap.streams import MicroBatch, fsdp_timeline
+from fsdpplan.cost.overlap.streams import MicroBatch, Timeline, fsdp_timeline
 from fsdpplan.cost.overlap.timing import ends_seconds
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
@@ -28,6 +28,8 @@ class Passes:
     exposed: ExposedSeconds
     """What data parallelism and pipeline messages add."""
     bubble_seconds: float = 0.0
+    host_seconds: float = 0.0
+    """What copies from and to the host and its additions add to all of that."""
     pp_rank: int = 0
     """The rank that this is about: the busiest."""
 
@@ -46,10 +48,14 @@ def fsdp_passes(case: Case, stage: Stage) -> Passes:
     """All micro-batches under FSDP, by its streams."""
     layout = case.layout
     batch = fsdp_micro_batch(case, stage)
+    on_device = _with(batch, upload=0.0, download=0.0, adding=0.0)
     timeline = fsdp_timeline(
-        early=_early(batch, layout), last=batch, num_microbatches=layout.num_microbatches
+        early=_early(on_device, layout), last=on_device, num_microbatches=layout.num_microbatches
     )
     return Passes(
+        host_seconds=max(0.0, _offloaded(batch, layout).compute - timeline.compute)
+        if layout.offload == "cpu"
+        else 0.0,
         busy_seconds=timeline.compute - timeline.exposed,
         exposed=ExposedSeconds(
             all_gather=timeline.gather_exposed,
@@ -59,22 +65,47 @@ def fsdp_passes(case: Case, stage: Stage) -> Passes:
     )
 
 
+def _offloaded(batch: MicroBatch, layout: Layout) -> Timeline:
+    """The streams with what goes from and to the host: the first gradients of a step are copied
+    there beside the passes, later ones are waited for and added."""
+    copied = _with(batch, adding=0.0)
+    is_partial = layout.gradient_sync == "reduce_scatter_only" and layout.dp_replicate > 1
+    if layout.gradient_sync == "last" or is_partial or layout.num_microbatches == 1:
+        return fsdp_timeline(
+            early=_early(copied, layout), last=copied, num_microbatches=layout.num_microbatches
+        )
+    added = _with(batch, download=0.0)
+    return fsdp_timeline(
+        first=copied, early=added, last=added, num_microbatches=layout.num_microbatches
+    )
+
+
+def _with(batch: MicroBatch, **seconds: float) -> MicroBatch:
+    """The same with other `seconds` of every unit."""
+    return replace(
+        batch,
+        runs=tuple((replace(unit, **seconds), number) for unit, number in batch.runs),
+        tables=replace(batch.tables, **seconds),
+        head=replace(batch.head, **seconds),
+        root=replace(batch.root, **seconds),
+    )
+
+
 def _early(batch: MicroBatch, layout: Layout) -> MicroBatch:
     """A micro-batch before the last one, by the synchronisation policy."""
     match layout.gradient_sync:
         case "every":
             return batch
         case "reduce_scatter_only":
-            silenced = {"all_reduce": 0.0}
+            # without replicas a reduction is whole as it is, and goes to the host
+            silenced = {"all_reduce": 0.0, **(_NO_COPIES if layout.dp_replicate > 1 else {})}
         case "last":
-            silenced = {"all_reduce": 0.0, "reduce_scatter": 0.0, "copy_in": 0.0}
-    return replace(
-        batch,
-        runs=tuple((replace(unit, **silenced), number) for unit, number in batch.runs),
-        tables=replace(batch.tables, **silenced),
-        head=replace(batch.head, **silenced),
-        root=replace(batch.root, **silenced),
-    )
+            silenced = {"all_reduce": 0.0, "reduce_scatter": 0.0, "copy_in": 0.0, **_NO_COPIES}
+    return _with(batch, **silenced)
+
+
+_NO_COPIES = {"download": 0.0, "adding": 0.0}
+"""Gradients that stay on the device."""
 
 
 def replica_passes(case: Case, stage: Stage) -> Passes:

@@ -212,12 +212,15 @@ def _sum(batch: MicroBatch, field: str) -> float:
 
 
 def _gather_seconds(batch: MicroBatch) -> float:
-    return _sum(batch, "gather") + _sum(batch, "copy_out")
+    """Of a stage: shards that come from the host do so beside the gather of another unit."""
+    return max(_sum(batch, "gather"), _sum(batch, "upload")) + _sum(batch, "copy_out")
 
 
 def _reduce_seconds(batch: MicroBatch) -> float:
-    """All reduce-scatters of a stage, and its all-reduces behind or beside them."""
-    scatters, reduces = _sum(batch, "reduce_scatter"), _sum(batch, "all_reduce")
+    """All reduce-scatters of a stage, with copies to the host behind them, and its all-reduces
+    behind or beside them."""
+    scatters = _sum(batch, "reduce_scatter") + _sum(batch, "download")
+    reduces = _sum(batch, "all_reduce")
     if batch.links_shared:
         return scatters + reduces
     first = batch.all_runs[0][0] if batch.all_runs else batch.root

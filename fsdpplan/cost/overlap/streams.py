@@ -13,6 +13,11 @@ own, unless they share the shard group's links.
 * A unit of the embedding is the first of them, one of final norm and head the last: neither is
   gathered again. What is in the root is gathered before all, and reduced behind them.
 
+With offload, shards come from the host on a stream of their own, each before its gather, at most as
+far ahead as the gather. Reduced gradients go to the host behind the reduction, on its stream. Where
+there are gradients of an earlier micro-batch on the host, it waits for each copy and adds: until
+then it starts nothing, and the device has nothing to do.
+
 FSDP1 (`is_flat`) frees a unit when its computation is done, limits gathers to two units by that,
 and divides and reduces gradients on a stream of their own.
 
@@ -45,6 +50,12 @@ class UnitSeconds:
     """From the flat buffer into parameters, on the compute stream."""
     copy_in: float = 0.0
     """From gradients into the reduce-scatter input, on the compute stream."""
+    upload: float = 0.0
+    """Its shard from the host, before each gather."""
+    download: float = 0.0
+    """Its reduced gradient to the host, behind the reduction; 0 where the host adds."""
+    adding: float = 0.0
+    """The host copies that gradient and adds it to an earlier one, and starts nothing meanwhile."""
 
     def plus(self, other: UnitSeconds) -> UnitSeconds:
         """One unit that does what both do."""
@@ -57,6 +68,9 @@ class UnitSeconds:
             all_reduce=self.all_reduce + other.all_reduce,
             copy_out=self.copy_out + other.copy_out,
             copy_in=self.copy_in + other.copy_in,
+            upload=self.upload + other.upload,
+            download=self.download + other.download,
+            adding=self.adding + other.adding,
         )
 
 
@@ -100,14 +114,21 @@ class Timeline:
     compute: float = 0.0
     shard: float = 0.0
     replicate: float = 0.0
+    upload: float = 0.0
+    """Copies from the host, which have a stream of their own."""
+    download: float = 0.0
+    """Copies to the host: they follow reductions on their stream, which the next one waits for."""
     gather_exposed: float = 0.0
     reduce_scatter_exposed: float = 0.0
     all_reduce_exposed: float = 0.0
+    host_exposed: float = 0.0
+    """While the host waits for a copy and adds."""
 
     @property
     def exposed(self) -> float:
         """All waiting."""
-        return self.gather_exposed + self.reduce_scatter_exposed + self.all_reduce_exposed
+        reductions = self.reduce_scatter_exposed + self.all_reduce_exposed
+        return self.gather_exposed + reductions + self.host_exposed
 
 
 def run_micro_batch(batch: MicroBatch, start: Timeline) -> Timeline:
@@ -120,12 +141,17 @@ def _forward(batch: MicroBatch, start: Timeline) -> Timeline:
     """The root first, then each unit, gathered ahead."""
     root, is_flat = batch.root, batch.is_flat
     # FSDP2 waits for the optimizer before it gathers the root
-    shard = max(start.shard, start.compute) + root.gather
+    upload = max(start.upload, start.compute) + root.upload
+    shard = max(start.shard, upload) + root.gather
     wait = max(0.0, shard - start.compute)
     compute = max(start.compute, shard) + root.copy_out
     freed_before, freed = compute, compute
     for unit in batch.units:
-        shard = (shard if shard > freed_before else freed_before) + unit.gather
+        if unit.upload:
+            upload = (upload if upload > freed_before else freed_before) + unit.upload
+            shard = (shard if shard > upload else upload) + unit.gather
+        else:
+            shard = (shard if shard > freed_before else freed_before) + unit.gather
         if shard > compute:
             wait += shard - compute
             compute = shard
@@ -136,6 +162,7 @@ def _forward(batch: MicroBatch, start: Timeline) -> Timeline:
         start,
         compute=compute + root.forward,
         shard=shard,
+        upload=upload,
         gather_exposed=start.gather_exposed + wait,
     )
 
@@ -145,11 +172,13 @@ def _backward(batch: MicroBatch, start: Timeline) -> Timeline:
     the unit before it in backward."""
     root, units, is_flat = batch.root, batch.units, batch.is_flat
     shard, replicate = start.shard, start.replicate
+    upload, download = start.upload, start.download
     compute = start.compute + root.backward
     regathered = reduced = 0.0
     if units and units[-1].regather:
-        regathered = shard = max(shard, start.compute) + units[-1].regather
-    gather_wait = scatter_wait = 0.0
+        upload = max(upload, start.compute) + units[-1].upload
+        regathered = shard = max(shard, upload) + units[-1].regather
+    gather_wait = scatter_wait = host_wait = 0.0
     for index in range(len(units) - 1, -1, -1):
         unit = units[index]
         if unit.regather:
@@ -158,31 +187,49 @@ def _backward(batch: MicroBatch, start: Timeline) -> Timeline:
                 compute = regathered
             compute += unit.copy_out
         if index and units[index - 1].regather:
-            issued = shard if shard > compute else compute
-            regathered = shard = issued + units[index - 1].regather
+            before = units[index - 1]
+            issued = compute
+            if before.upload:
+                issued = upload = (upload if upload > compute else compute) + before.upload
+            issued = shard if shard > issued else issued
+            regathered = shard = issued + before.regather
         compute += unit.backward
         if unit.reduce_scatter:
             if reduced > compute and not is_flat:
                 scatter_wait += reduced - compute
                 compute = reduced
             compute += unit.copy_in
+            if download > shard:  # the copy of the unit behind is on the reduction's stream
+                shard = download
             if unit.all_reduce:
                 shard, replicate = _reduce(batch, unit, compute, shard, replicate)
             else:
                 shard = (shard if shard > compute else compute) + unit.reduce_scatter
             reduced = shard
+            if unit.adding or unit.download:
+                done = replicate if unit.all_reduce else shard
+                begun = compute
+                compute, download = _to_host(unit, done, compute, download)
+                host_wait += compute - begun
     if root.reduce_scatter:
         wait = 0.0 if batch.is_flat else max(0.0, reduced - compute)
         scatter_wait += wait
         compute += wait + root.copy_in
-        shard, replicate = _reduce(batch, root, compute, shard, replicate)
+        shard, replicate = _reduce(batch, root, compute, max(shard, download), replicate)
+        done = replicate if root.all_reduce else shard
+        begun = compute
+        compute, download = _to_host(root, done, compute, download)
+        host_wait += compute - begun
     return Timeline(
         compute=compute,
         shard=shard,
         replicate=replicate,
+        upload=upload,
+        download=download,
         gather_exposed=start.gather_exposed + gather_wait,
         reduce_scatter_exposed=start.reduce_scatter_exposed + scatter_wait,
         all_reduce_exposed=start.all_reduce_exposed,
+        host_exposed=start.host_exposed + host_wait,
     )
 
 
@@ -198,11 +245,23 @@ def _reduce(
     return shard, replicate
 
 
+def _to_host(
+    unit: UnitSeconds, done: float, compute: float, download: float
+) -> tuple[float, float]:
+    """The clocks of computation and of copies to the host after a reduction that is `done` then.
+
+    Where there is a gradient to add to, the host waits for it and starts nothing else.
+    """
+    if unit.adding:
+        return max(compute, done, download) + unit.adding, download
+    return compute, max(done, download) + unit.download
+
+
 def finish(timeline: Timeline) -> Timeline:
     """The optimizer waits for every reduction of the last micro-batch."""
     scatter_wait = max(0.0, timeline.shard - timeline.compute)
     compute = max(timeline.compute, timeline.shard)
-    reduce_wait = max(0.0, timeline.replicate - compute)
+    reduce_wait = max(0.0, timeline.replicate - compute, timeline.download - compute)
     return replace(
         timeline,
         compute=compute + reduce_wait,
@@ -212,17 +271,25 @@ def finish(timeline: Timeline) -> Timeline:
 
 
 @lru_cache(maxsize=8192)
-def fsdp_timeline(*, early: MicroBatch, last: MicroBatch, num_microbatches: int) -> Timeline:
-    """All micro-batches of a step; `early` describes all but the last.
+def fsdp_timeline(
+    *,
+    early: MicroBatch,
+    last: MicroBatch,
+    num_microbatches: int,
+    first: MicroBatch | None = None,
+) -> Timeline:
+    """All micro-batches of a step; `early` describes all but the last, and but `first`, which is
+    none of them if it is given.
 
     Of many equal micro-batches two are simulated and the second one repeated.
     """
-    timeline = Timeline()
-    simulated = min(2, num_microbatches - 1)
+    timeline = Timeline() if first is None else run_micro_batch(first, Timeline())
+    others = num_microbatches - 1 - (first is not None)
+    simulated = min(2, others)
     previous = timeline
     for _ in range(simulated):
         previous, timeline = timeline, run_micro_batch(early, timeline)
-    timeline = _repeat(previous, timeline, num_microbatches - 1 - simulated)
+    timeline = _repeat(previous, timeline, others - simulated)
     return finish(run_micro_batch(last, timeline))
 
 
@@ -233,6 +300,8 @@ def _repeat(before: Timeline, after: Timeline, times: int) -> Timeline:
     return Timeline(
         compute=after.compute + times * (after.compute - before.compute),
         shard=after.shard + times * (after.compute - before.compute),
+        upload=after.upload + times * (after.compute - before.compute),
+        download=after.download + times * (after.compute - before.compute),
         # nothing waits for these before the last micro-batch: slow ones pile up
         replicate=after.replicate + times * (after.replicate - before.replicate),
         gather_exposed=after.gather_exposed
@@ -240,4 +309,5 @@ def _repeat(before: Timeline, after: Timeline, times: int) -> Timeline:
         reduce_scatter_exposed=after.reduce_scatter_exposed
         + times * (after.reduce_scatter_exposed - before.reduce_scatter_exposed),
         all_reduce_exposed=after.all_reduce_exposed,
+        host_exposed=after.host_exposed + times * (after.host_exposed - before.host_exposed),
     )

@@ -12,6 +12,7 @@ from functools import lru_cache
 from fsdpplan.cost.kernels.compute import BlockWork, head_seconds
 from fsdpplan.cost.kernels.head import embedding_seconds
 from fsdpplan.cost.kernels.head_pieces import head_pieces_seconds
+from fsdpplan.cost.kernels.host import host_bytes_per_second
 from fsdpplan.cost.kernels.muon import muon_elements, muon_matrices, muon_seconds
 from fsdpplan.cost.kernels.optimizer import OptimizerRecipe, optimizer_seconds
 from fsdpplan.cost.kernels.work import memory_bytes_per_second
@@ -169,6 +170,8 @@ def gradient_seconds(case: Case, stage: Stage) -> float:
         if traits.gathers_fp32:
             made_bytes = DTYPE_BYTES["fp32"]
         traffic = (2 * kept_bytes + made_bytes) * again * whole
+    elif layout.offload == "cpu" and layout.gradient_sync == "every":
+        traffic = 0  # the host adds (`host`), and the passes wait for it
     elif layout.sharding == "fsdp":
         traffic = 12 * again * whole // layout.shard_ranks
     elif traits.half_gradients:
@@ -204,7 +207,6 @@ def layout_optimizer_seconds(case: Case, stage: Stage) -> float:
     model, training, layout, device = case.model, case.training, case.layout, case.cluster.device
     traits = training.traits
     recipe = OptimizerRecipe(
-        on_host=layout.offload == "cpu",
         half_parameters=traits.half_parameters,
         half_gradients=traits.half_gradients,
         half_states=traits.half_states,
@@ -224,5 +226,8 @@ def layout_optimizer_seconds(case: Case, stage: Stage) -> float:
         device=device,
         tensors=len(block_tensors(model)) * model.layers // layout.pp,
         recipe=recipe,
+        host_bytes_per_second=host_bytes_per_second(case.cluster)
+        if layout.offload == "cpu"
+        else None,
     )
     return seconds + orthogonal

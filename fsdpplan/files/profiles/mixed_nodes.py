@@ -47,8 +47,13 @@ def slowest_of(parts: Sequence[UniformCluster]) -> tuple[Cluster, tuple[str, ...
         min(same, key=_gpu_bandwidth)
         for same in zip(*(part.cluster.levels for part in healthy), strict=True)
     )
+    hosts = [part.cluster.host_memory_bytes_per_second for part in healthy]
     cluster = replace(
-        slow.cluster, device=_slowest_device(slow, healthy), levels=levels, network=None
+        slow.cluster,
+        device=_slowest_device(slow, healthy),
+        levels=levels,
+        network=None,
+        host_memory_bytes_per_second=min((each for each in hosts if each), default=None),
     )
     spots = [
         spot

@@ -13,7 +13,8 @@ from fsdpplan.files.table import Table
 from fsdpplan.spec.cluster import WeakSpot
 from fsdpplan.spec.network import Network
 
-NODE_KEYS = ("device", "gpus_per_node", "levels", "network", "weak")
+HOST_MEMORY = "host_memory_bytes_per_second"
+NODE_KEYS = ("device", "gpus_per_node", HOST_MEMORY, "levels", "network", "weak")
 CLUSTER_KEYS = ("node", "gpus", "node_types", "levels", "network", "weak")
 
 
@@ -28,6 +29,8 @@ class NodeProfile:
     """The device where the file holds it."""
     gpus_per_node: int | None
     """None: any number (processes of one machine)."""
+    host_memory_bytes_per_second: float | None = None
+    """None: not known."""
     levels: tuple[LevelProfile, ...]
     """Innermost first."""
     network: Network | None
@@ -67,6 +70,7 @@ def read_node(table: Table, sources: dict[str, str], relatives: Relatives) -> No
     size = SourcedNumbers(table, sources, prefix="cluster.")
     any_size = table.require("gpus_per_node") == "any"
     gpus_per_node = None if any_size else size.integer("gpus_per_node")
+    host_memory = size.read(HOST_MEMORY) if HOST_MEMORY in table.values else None
     own_device = _own_device(table, sources, relatives)
     levels, level_sources = _levels(table, sources, relatives)
     check_levels(levels, gpus_per_node=gpus_per_node, where=table.where)
@@ -78,6 +82,7 @@ def read_node(table: Table, sources: dict[str, str], relatives: Relatives) -> No
         device=table.text("device") if own_device is None else own_device.device.name,
         own_device=own_device,
         gpus_per_node=gpus_per_node,
+        host_memory_bytes_per_second=host_memory,
         levels=levels,
         network=network,
         weak=weak,

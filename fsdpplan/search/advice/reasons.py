@@ -223,6 +223,7 @@ def _terms(result: Estimate) -> dict[str, float]:
         "communication": time.exposed_communication_seconds,
         "bubble": time.bubble_seconds,
         "optimizer": time.optimizer_seconds,
+        "host copies": time.host_seconds,
         "learned": result.step_seconds.expected - time.total_seconds,
     }
 

@@ -82,7 +82,8 @@ def predicted_seconds(row: Kernel, device: Device) -> float:
         case MeasuredLaunch():
             return row.kernels * device.fit.kernel_launch_seconds
         case MeasuredCopy():
-            return row.copied_bytes / device.host_link_bytes_per_second
+            link = device.fit.host_link_fraction * device.host_link_bytes_per_second
+            return row.copied_bytes / link
 
 
 def attention_seconds(row: MeasuredAttention, device: Device) -> float:

@@ -34,11 +34,11 @@ def test_the_host_is_slower_than_the_device() -> None:
             local_parameters=10**9,
             device=H100,
             tensors=1,
-            recipe=OptimizerRecipe(on_host=on_host),
+            host_bytes_per_second=rate,
         )
-        for on_host in (True, False)
+        for rate in (MEMORY / 60, None)
     )
-    assert there > 50 * here
+    assert there == pytest.approx(60 * here)
 
 
 def test_many_small_tensors_cost_their_launches() -> None:

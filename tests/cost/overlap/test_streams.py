@@ -84,12 +84,16 @@ def test_waiting_is_at_most_what_the_collectives_take(batch: MicroBatch) -> None
     reductions = one.reduce_scatter + (one.all_reduce if one.reduce_scatter else 0)
     root_reductions = root.reduce_scatter + (root.all_reduce if root.reduce_scatter else 0)
     total = number * (one.gather + one.regather + reductions) + root.gather + root_reductions
+    # a shard comes from the host before each gather, a gradient goes there behind its reduction
+    total += number * (2 * one.upload + one.download + one.adding)
+    total += root.upload + root.download + root.adding
     assert step(batch).exposed <= total + 1e-9
 
 
 @given(batches())
 def test_free_collectives_expose_nothing(batch: MicroBatch) -> None:
-    free = {"gather": 0.0, "regather": 0.0, "reduce_scatter": 0.0, "all_reduce": 0.0}
+    collectives = ("gather", "regather", "reduce_scatter", "all_reduce")
+    free = dict.fromkeys((*collectives, "upload", "download", "adding"), 0.0)
     one, _ = only_unit(batch)
     silent = replace(with_unit(batch, replace(one, **free)), root=replace(batch.root, **free))
     assert step(silent).exposed == 0
@@ -178,3 +182,41 @@ def test_fsdp1_does_not_wait_for_the_reduction_of_the_unit_before() -> None:
     fsdp2 = MicroBatch(runs=((inside, 4),), root=unit(), links_shared=False)
     flat = step(replace(fsdp2, is_flat=True))
     assert flat.compute == step(fsdp2).compute == pytest.approx(4.0 + 1.0 + 8.0)
+
+
+def test_a_shard_comes_from_the_host_while_the_unit_before_computes() -> None:
+    def timeline(upload: float) -> Timeline:
+        inside = unit(forward=1.0, backward=2.0, gather=0.5, regather=0.5, upload=upload)
+        return step(MicroBatch(runs=((inside, 4),), root=unit(backward=4.0), links_shared=False))
+
+    hidden, seen = timeline(0.75), timeline(1.75)
+    assert hidden.exposed == 0.75 + 0.5  # before the first gather
+    assert seen.exposed > 4 * 0.75  # copies queue behind one another, and forward is shorter
+
+
+def test_a_copy_to_the_host_holds_up_the_next_reduction_and_the_optimizer_alone() -> None:
+    def timeline(download: float) -> Timeline:
+        inside = unit(forward=1.0, backward=2.0, reduce_scatter=0.5, download=download)
+        return step(MicroBatch(runs=((inside, 4),), root=unit(), links_shared=False))
+
+    assert timeline(1.0).compute == 4 * 3.0 + 0.5 + 1.0
+    assert timeline(2.0).compute > 4 * 3.0 + 0.5 + 2.0
+
+
+def test_the_device_waits_while_the_host_adds() -> None:
+    inside = unit(forward=1.0, backward=2.0, reduce_scatter=0.5, adding=4.0)
+    timeline = step(MicroBatch(runs=((inside, 4),), root=unit(), links_shared=False))
+    assert timeline.host_exposed == 4 * (0.5 + 4.0)
+    assert timeline.compute == 4 * (3.0 + 0.5 + 4.0)
+
+
+def test_the_ends_are_the_first_and_the_last_unit() -> None:
+    """The embedding's gather and reduction are exposed, the head's are hidden by blocks."""
+    inside = unit(forward=4.0, backward=8.0, gather=1.0, regather=1.0, reduce_scatter=1.0)
+    end = unit(forward=2.0, backward=2.0, gather=1.0, reduce_scatter=1.0)
+    apart = MicroBatch(runs=((inside, 4),), root=unit(), tables=end, head=end, links_shared=False)
+    both = replace(end, forward=4.0, backward=4.0, gather=2.0, reduce_scatter=2.0)
+    rooted = MicroBatch(runs=((inside, 4),), root=both, links_shared=False)
+    assert step(apart).exposed == 2.0  # the first block's gather runs beside the embedding
+    assert step(rooted).exposed == (2.0 + 1.0) + (1.0 + 2.0)
+    assert step(apart).compute == step(rooted).compute - 4.0
