@@ -114,6 +114,8 @@ def shard_gradient_bytes(*, training: Training, layout: Layout) -> ShardGradient
     """HSDP refers to each all-reduced buffer until the unit's next reduction or the end of the last
     backward; in fp32 the first micro-batch's buffers are the gradients.
 
+    With offload they go to the host, but for those two.
+
     Source: torch 2.13 `FSDPParamGroup._all_reduce_state` and `_partial_reduce_output`.
     """
     if layout.sharding != "fsdp":  # they stay, as part of the ledger
@@ -123,6 +125,10 @@ def shard_gradient_bytes(*, training: Training, layout: Layout) -> ShardGradient
     is_hsdp = layout.dp_replicate > 1
     copy = kept if of.reduced < kept else 0
     output = of.reduced + copy
+    if layout.offload == "cpu":
+        kept = of.reduced if is_hsdp else 0
+        has_earlier = layout.num_microbatches > 1 and not holds_gradients(layout)
+        return ShardGradientBytes(earlier=kept if has_earlier else 0, later=kept, reduced=output)
     first_input = of.reduced if is_hsdp and copy else 0
     if layout.num_microbatches == 1 or holds_gradients(layout):
         return ShardGradientBytes(earlier=0, later=kept + first_input, reduced=output)

@@ -52,8 +52,9 @@ UNITS_IN_FLIGHT = 2
 
 # CPUOffloadPolicy keeps parameter shards, gradient shards and the optimizer in pinned host memory:
 # a unit's shard is copied to the device for its all-gather, its reduced gradient back to the host,
-# and the optimizer runs on the CPU. Source: torch 2.13 torch/distributed/fsdp/_fully_shard,
-# `FSDPParam.all_gather_inputs` and `foreach_reduce`.
+# and the optimizer runs on the CPU. What HSDP keeps of its reductions stays on the device. Source:
+# torch 2.13 torch/distributed/fsdp/_fully_shard, `FSDPParam.all_gather_inputs` and
+# `foreach_reduce`.
 
 
 def require_offloadable(layout: Layout) -> None:
@@ -133,6 +134,8 @@ def optimizer_phase(
     if training.traits.flat_optimizer:
         fp32 = FP32_BYTES * state.optimizer_parameters
         return Phase(name="optimizer", gradients_bytes=fp32, temporaries_bytes=2 * fp32)
+    if layout.offload == "cpu":
+        return Phase(name="optimizer")
     if layout.sharding == "fsdp":
         elements = sizes.blocks * sizes.shard_block_elements + sizes.ends.shard_elements
         computed = formats(training=training, layout=layout).computed
@@ -180,7 +183,7 @@ def stage_memory(case: Case, stage: Stage, *, in_flight_blocks: int) -> MemoryBr
     on_device = layout.offload == "none"
     parameters = state.parameters if on_device else 0
     optimizer = state.optimizer if on_device else 0
-    gradients = peak.gradients_bytes if on_device else staging_bytes(sizes)
+    gradients = peak.gradients_bytes + (0 if on_device else staging_bytes(sizes))
     fit = case.cluster.device.fit
     masks = mask_bytes(case, stage)
     allocated = parameters + optimizer + gradients + peak.total_bytes - peak.gradients_bytes + masks

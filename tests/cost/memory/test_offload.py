@@ -31,3 +31,16 @@ def test_a_model_too_large_for_the_device_fits_with_its_state_on_the_host() -> N
 def test_what_is_not_sharded_by_fsdp_is_refused() -> None:
     with pytest.raises(SpecError, match="--sharding fsdp"):
         _ = case(sharding="zero1", dp_shard=8, offload="cpu").estimate
+
+
+def test_replicas_keep_on_the_device_what_they_have_to_reduce() -> None:
+    """Sums over the shard group wait for the last micro-batch, and what is all-reduced for the end
+    of backward; neither is on the host."""
+
+    def gradients(**layout: object) -> int:
+        return case(dp_shard=4, offload="cpu", **layout).estimate.memory.gradients_bytes
+
+    alone = gradients(num_microbatches=2)
+    partial = gradients(dp_replicate=2, num_microbatches=2, gradient_sync="reduce_scatter_only")
+    assert partial - alone == pytest.approx(4 * parameter_count(SMALL) / 4, rel=0.01)
+    assert gradients(dp_replicate=2, num_microbatches=2) == pytest.approx(partial, rel=0.01)
