@@ -21,6 +21,7 @@ from fsdpplan.cli.resolve.layout import resolve_pins
 from fsdpplan.cli.resolve.model import resolve_model
 from fsdpplan.cli.resolve.torch import resolve_torch
 from fsdpplan.cli.resolve.training import resolve_training
+from fsdpplan.cost.kernels.host import ASSUMED_NODE_BYTES_PER_SECOND
 from fsdpplan.errors import SpecError
 from fsdpplan.search.advice.remedies import Asked, remedy
 from fsdpplan.search.learned import Learner
@@ -35,6 +36,7 @@ from fsdpplan.spec.model import Model
 from fsdpplan.spec.program import program_named
 from fsdpplan.spec.torch_features import slower_without
 from fsdpplan.spec.training import Training
+from fsdpplan.units import format_bandwidth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,12 +113,23 @@ def resolve(
         training=replace(the_training.value, torch=str(the_torch.value)),
         pins=pins.value,
         sources=tuple(source for part in parts for source in part.sources),
-        assumptions=tuple(text for part in parts for text in part.assumptions),
+        assumptions=(
+            *(text for part in parts for text in part.assumptions),
+            *_assumed_host(pins.value, machines),
+        ),
         warnings=tuple(text for part in parts for text in part.warnings),
         parts=tuple(with_peaks(part, peaks) for part in the_cluster.value.parts),
         larger=None if larger is None else lambda gpus: with_peaks(larger(gpus), peaks),
         learner=own.value.learner,
     )
+
+
+def _assumed_host(pins: Pins, machines: Cluster) -> tuple[str, ...]:
+    """By what the host is priced, where it has work to do and its memory is not known."""
+    if pins.offload != "cpu" or machines.host_memory_bytes_per_second is not None:
+        return ()
+    rate = format_bandwidth(ASSUMED_NODE_BYTES_PER_SECOND)
+    return (f"memory of a node at {rate} (host_memory_bytes_per_second of its profile)",)
 
 
 def refuse_question(inputs: Inputs) -> None:

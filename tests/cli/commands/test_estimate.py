@@ -161,3 +161,15 @@ def test_a_chance_below_the_one_asked_for_is_refused_and_said(
     assert "NOT SURE TO FIT" in " ".join(out.split())
     assert "are asked for (--fits)" in err
     assert "the nearest that fits" in err
+
+
+def test_memory_of_a_host_that_is_not_known_is_assumed_and_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def assumed(hardware: str) -> list[str]:
+        document = estimate(capsys, f"--hardware {hardware} --dp-shard 64 --offload cpu")
+        return [text for text in document["assumptions"] if "memory of a node" in text]
+
+    assert assumed("dgx-h100") == []
+    (said,) = assumed("azure-nd-h100-v5")
+    assert "410 GB/s" in said
