@@ -300,14 +300,17 @@ def _other_readings(expressed: Expressed) -> tuple[tuple[Reading, ...], ...]:
     blanks = [tuple(_readings(one)) for one in expressed.unknown]
     cluster = load_request(expressed.cluster_request)
     chosen = chosen_layout(expressed)
-    alike = (_kind(chosen), (not chosen.experts_over_tp, chosen.activation_checkpointing))
-    for kind, micro_batch in ((alike[0], None), (alike[1], chosen.micro_batch)):
+    own, other = _kind(chosen), (not chosen.experts_over_tp, chosen.activation_checkpointing)
+    batch, chunks = chosen.micro_batch, chosen.virtual_stages
+    # another micro-batch; another spread of experts; other chunks of a pipeline
+    for alike in ((own, None, chunks), (other, batch, chunks), (own, batch, None)):
         layouts = [
             layout
             for layout in expressed.layouts
             if layout != chosen
-            and _kind(layout) == kind
-            and micro_batch in (None, layout.micro_batch)
+            and _kind(layout) == alike[0]
+            and alike[1] in (None, layout.micro_batch)
+            and alike[2] in (None, layout.virtual_stages)
             and _fits(expressed, cluster, layout)
         ]
         blanks.append(tuple((expressed, layout) for layout in layouts))
@@ -339,6 +342,8 @@ def _fills(expressed: Expressed, layout: Layout) -> list[str]:
         said.append("every expert split by tp, as Megatron does unless told otherwise")
     if len({one.micro_batch for one in expressed.layouts}) > 1:
         said.append(f"micro-batch {layout.micro_batch}, the fastest that fits")
+    if len({one.virtual_stages for one in expressed.layouts}) > 1:
+        said.append(f"chunks a rank {layout.virtual_stages}, the fastest that fits")
     if len({one.activation_checkpointing for one in expressed.layouts}) > 1:
         said.append(f"checkpointing {layout.activation_checkpointing}: none where that fits")
     return said

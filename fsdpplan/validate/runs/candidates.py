@@ -11,13 +11,14 @@ import re
 from dataclasses import dataclass, replace
 from math import isqrt
 
+from fsdpplan.cost.schedule.order import microbatches_refusal
 from fsdpplan.files.runs.table import MeasuredRun
 from fsdpplan.spec.layout import ActivationCheckpointing, Layout, Offload
 from fsdpplan.spec.model import Model
 from fsdpplan.validate.runs.degrees import Degrees, expert_ranks
 from fsdpplan.validate.runs.runtimes import Software
 from fsdpplan.validate.runs.skipped import NotExpressed, given
-from fsdpplan.validate.runs.stages import pipeline_of
+from fsdpplan.validate.runs.stages import Pipeline, pipelines_of
 
 MAX_MICRO_BATCHES = 64
 """Micro-batches tried where none is given, from the smallest up: any batch below 5040 has fewer."""
@@ -73,7 +74,7 @@ def layouts_of(
     modes: tuple[ActivationCheckpointing, ...],
 ) -> tuple[tuple[Layout, ...], list[str]]:
     """The layouts that `run` may mean, the likeliest first, and what was assumed for all."""
-    base, said = _base(run, model=model, software=software, degrees=degrees)
+    bases, said = _bases(run, model=model, software=software, degrees=degrees)
     per_rank = global_batch // degrees.data_parallel
     micro_batches = (run.micro_batch,) if run.micro_batch else _divisors(per_rank)
     spreads = expert_ranks(run, model=model, software=software, degrees=degrees)
@@ -88,9 +89,20 @@ def layouts_of(
         )
         for spread in spreads
         for mode in modes
+        for base in bases
         for micro_batch in micro_batches
+        if len(bases) == 1 or _takes(base, per_rank // micro_batch)
     )
+    if not layouts:
+        raise NotExpressed("no schedule takes the micro-batches", f"{per_rank} a rank")
     return layouts, said
+
+
+def _takes(layout: Layout, num_microbatches: int) -> bool:
+    """Whether the schedule of `layout`, one of several, takes so many micro-batches."""
+    return not microbatches_refusal(
+        schedule=layout.schedule, pp=layout.pp, num_microbatches=num_microbatches
+    )
 
 
 def checkpointing_of(run: MeasuredRun, software: Software) -> tuple[Checkpointing, list[str]]:
@@ -142,12 +154,13 @@ def _recomputed_blocks(run: MeasuredRun) -> tuple[Checkpointing, list[str]] | No
     ]
 
 
-def _base(
+def _bases(
     run: MeasuredRun, *, model: Model, software: Software, degrees: Degrees
-) -> tuple[Layout, list[str]]:
-    """The layout of `run` without batch and checkpointing."""
+) -> tuple[tuple[Layout, ...], list[str]]:
+    """The layouts of `run` without batch and checkpointing, one for each pipeline that it may
+    mean."""
     said: list[str] = []
-    pipeline = pipeline_of(run, model=model, software=software, said=said)
+    pipelines = pipelines_of(run, model=model, software=software, said=said)
     sequence_parallel = _tensor_parallel(run, model, said)
     if model.experts:
         said.append("every expert gets the same number of tokens")
@@ -169,16 +182,25 @@ def _base(
         sharding=degrees.sharding,
         reshard_after_forward="never" if is_fsdp and keeps else "always",
         gradient_sync="last" if last else "every",
-        schedule=pipeline.schedule,
-        virtual_stages=pipeline.virtual_stages,
-        stage_blocks=pipeline.stage_blocks,
+        schedule=pipelines[0].schedule,
+        virtual_stages=pipelines[0].virtual_stages,
+        stage_blocks=pipelines[0].stage_blocks,
         sequence_parallel=sequence_parallel,
         loss_parallel=run.tp > 1,
         async_tp=run.async_tp and run.tp > 1,
         offload=_offload(run),
         compile=compiles,
     )
-    return layout, said
+    return tuple(_with(layout, one) for one in pipelines), said
+
+
+def _with(layout: Layout, pipeline: Pipeline) -> Layout:
+    return replace(
+        layout,
+        schedule=pipeline.schedule,
+        virtual_stages=pipeline.virtual_stages,
+        stage_blocks=pipeline.stage_blocks,
+    )
 
 
 def _offload(run: MeasuredRun) -> Offload:

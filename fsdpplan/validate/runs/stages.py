@@ -39,8 +39,14 @@ UNSTATED_CHUNKS = 2
 FINE_TUNING = re.compile(r"\btask=SFT\b", re.I)
 """Words in the notes on runs that do not follow the recipes of training from scratch."""
 
-EDGES_HOLD_LESS = re.compile(r"one fewer layer in first/last|transformer\|embed", re.I)
+EDGES_HOLD_LESS = re.compile(
+    r"one fewer layer in first/last|transformer\|embed|first and last stage hold a block less", re.I
+)
 """Words in the notes on pipelines in which embedding and head count as a block each."""
+
+CHUNKS_UNSTATED = re.compile(r"interleaving not in table|virtual stages not stated", re.I)
+"""Words in the notes on pipelines whose chunks the source tuned and does not tell: they may be any
+that divide a rank's blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +58,54 @@ class Pipeline:
     stage_blocks: tuple[int, ...] = ()
 
 
-def pipeline_of(run: MeasuredRun, *, model: Model, software: Software, said: list[str]) -> Pipeline:
-    """Schedule and stages of `run`; what it leaves open is said."""
+def pipelines_of(
+    run: MeasuredRun, *, model: Model, software: Software, said: list[str]
+) -> tuple[Pipeline, ...]:
+    """The schedules and stages that `run` may mean; what it leaves open is said."""
     if run.pp == 1:
-        return Pipeline()
+        return (Pipeline(),)
+    if run.virtual_stages is None and CHUNKS_UNSTATED.search(run.notes):
+        return _any_chunks(run, model, software, said)
     schedule, chunks = _schedule(run, model, software, said)
+    return (_pipeline(run, schedule, chunks, model=model, software=software, said=said),)
+
+
+def _any_chunks(
+    run: MeasuredRun, model: Model, software: Software, said: list[str]
+) -> tuple[Pipeline, ...]:
+    """1F1B, unless the row says interleaved, and interleaved with each number of chunks that
+    divides the blocks of a rank."""
+    counted = model.layers + (2 if EDGES_HOLD_LESS.search(run.notes) else 0)
+    a_rank = counted // run.pp if counted % run.pp == 0 else 1
+    chunks = [number for number in range(1, a_rank + 1) if a_rank % number == 0]
+    if run.schedule not in ("", *ONE_CHUNK) and len(chunks) > 1:
+        chunks = chunks[1:]
+    chunks = [number for number in chunks if run.pp * number <= MAX_STAGES]
+    said.append(f"{' or '.join(map(str, chunks))} chunks a rank, which the source does not say")
+    one, several = SCHEDULES[run.schedule or "1f1b"], SCHEDULES[run.schedule or "interleaved-1f1b"]
+    return tuple(
+        _pipeline(
+            run,
+            one if number == 1 else several,
+            number,
+            model=model,
+            software=software,
+            said=[],
+        )
+        for number in chunks
+    )
+
+
+def _pipeline(
+    run: MeasuredRun,
+    schedule: Schedule,
+    chunks: int,
+    *,
+    model: Model,
+    software: Software,
+    said: list[str],
+) -> Pipeline:
+    """With as many chunks a rank."""
     stages = run.pp * chunks
     if stages > MAX_STAGES:
         raise NotExpressed("too many pipeline stages", f"{stages}, over {MAX_STAGES}")
