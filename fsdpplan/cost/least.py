@@ -96,13 +96,13 @@ def least_way_seconds(
         T >= max over ranks r, stages s and e of r (first forward of s ends + m * work of r - what r
              has done by then - what r does behind its last backward of e + way back from e)
 
-    The way to a stage goes through those before it: forward, or FSDP's gather where that takes
-    longer, and a message to the next; back where backward passes are not split. Before the first
-    forward of a rank's next stage it sends a round of micro-batches through those before it, and
-    behind the last backward of a stage it does as much of those before it.
+    The way to a stage goes through those before it, with FSDP's gathers (`first_forward_ends`), and
+    a message to the next; back where backward passes are not split. Before the first forward of a
+    rank's next stage it sends a round of micro-batches through those before it, and behind the last
+    backward of a stage it does as much of those before it.
     """
     is_split = layout.schedule in SPLIT_BACKWARD_SCHEDULES
-    arrived = first_forward_ends(passes=passes, gathers=gathers, send=send)
+    arrived = first_forward_ends(layout, passes=passes, gathers=gathers, send=send)
     back = list(accumulate((0.0 if is_split else one[1] + send for one in passes), initial=0.0))
     number, least = layout.num_microbatches, 0.0
     a_round = round_microbatches(schedule=layout.schedule, pp=layout.pp, num_microbatches=number)
@@ -123,7 +123,7 @@ def played_seconds(
     layout: Layout, *, passes: Sequence[Pair], gathers: Sequence[float], send: float
 ) -> float:
     """The same by playing the schedule, for those that do not split the backward pass."""
-    gathered = first_forward_ends(passes=passes, gathers=gathers, send=send)
+    gathered = first_forward_ends(layout, passes=passes, gathers=gathers, send=send)
     moments = gathered if any(gathers) else ()
     return played_timing(layout, tuple(passes), (), send, moments).total_seconds
 

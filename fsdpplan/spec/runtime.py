@@ -29,6 +29,7 @@ RuntimeName = Literal[
     "libai",
     "half_states",
     "xla",
+    "llama3",
 ]
 
 StackFamily = Literal["pytorch", "megatron", "early_megatron", "other"]
@@ -126,6 +127,17 @@ class Runtime:
     pipeline_outputs: PipelineOutputs = "freed"
     """What a pipeline stage keeps of its output until its backward pass: nothing, its part of the
     tensor-parallel group (`split`), or all (`kept`). Torch's schedules are counted apart."""
+    keeps_stages: bool = False
+    """FSDP in a pipeline keeps the parameters of all stages of a rank gathered; torch's schedules
+    only those of the next few, and gather the others again."""
+    reduces_rounds: bool = False
+    """FSDP in a pipeline reduces the gradients of a stage after each round of its micro-batches and
+    keeps shards; torch's schedules keep them whole until the last one reduces them."""
+    frees_messages: bool = False
+    """Inputs and outputs of stages are freed as soon as nothing reads them: an input is what its
+    first block keeps, an output goes when it is sent. Torch's schedules have buffers for them."""
+    remakes_product: bool = False
+    """The input of the down projection is made again in backward, from gate and up."""
     composite_norms: bool = False
     """Eager RMSNorms are operators in fp32, one by one; without, one kernel (torch since 2.9)."""
     native_attention: bool = False
@@ -335,6 +347,27 @@ RUNTIMES: tuple[Runtime, ...] = (
         fused_loss=True,
         source="MaxText MaxText/configs/base.yml (weight_dtype float32, dtype bfloat16), "
         "configs/gpu_smoke_test.yml and end_to_end/gpu (attention cudnn_flash_te)",
+    ),
+    replace(
+        FSDP2,
+        name="llama3",
+        words="Llama 3's FSDP, tensor, context and pipeline parallelism",
+        reference_decoder=False,
+        routes_whole_sequence=False,
+        joined_projections=True,
+        fused_kernels=True,
+        fused_loss=True,
+        regathers_inputs=True,
+        remakes_product=True,
+        keeps_stages=True,
+        reduces_rounds=True,
+        frees_messages=True,
+        source="arXiv 2407.21783, section 3.3.2: optimizer states and gradients are sharded, "
+        "parameters are not resharded after forward, tensors that will not be used again are "
+        "deallocated, inputs and outputs of each stage among them, keys and values are gathered; "
+        "sequence parallelism of arXiv 2205.05198, section 4.2.2. Not said there, and taken as "
+        "the public library of the same house has it: fused kernels, xFormers xformers/ops, and "
+        "its SwiGLU, xformers/ops/swiglu_op.py, whose backward makes the product again",
     ),
     replace(
         FSDP2,

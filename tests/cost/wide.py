@@ -97,7 +97,7 @@ def _schedule(draw: st.DrawFn, pp: int) -> tuple[str, int, int]:
 def _trainings(draw: st.DrawFn, layout: Layout, *, has_fp8: bool) -> Training:
     runtime = draw(st.sampled_from([runtime.name for runtime in RUNTIMES]))
     if layout.sharding == "fsdp" or runtime == "autocast":
-        runtime = draw(st.sampled_from(["fsdp2", "fsdp1"]))
+        runtime = draw(st.sampled_from(["fsdp2", "fsdp1", "llama3"]))
     precision = draw(st.sampled_from(["bf16", "fp8"] if has_fp8 else ["bf16"]))
     recipe = draw(st.sampled_from(["tensorwise", "rowwise", "delayed"]))
     gathers_fp8 = precision == "fp8" and recipe != "rowwise" and layout.sharding == "fsdp"

@@ -223,7 +223,8 @@ def block_activations(
             backward_peak_bytes(steps, weight_gradients=weight_gradients),
             _routed_beyond_bytes(model, tensors, mode=mode, kernels=kernels) if recomputes else 0,
         )
-        + tensors.gather_buffer_bytes,
+        + tensors.gather_buffer_bytes
+        + tensors.product_remade_bytes,
         inputs_half_peak_bytes=inputs_half_peak_bytes(steps),
         weight_gradient_bytes=gradients.total if leaves_gradients else 0,
         last_weight_gradient_bytes=0 if model.mlp_bias else gradients.up or gradients.down,

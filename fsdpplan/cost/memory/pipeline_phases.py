@@ -148,13 +148,16 @@ def pipeline_phases(s: RankSizes) -> list[Phase]:
 
 def _gathered(s: RankSizes, moment: Moment) -> int:
     """Parameters of the stages that the rank is at or will soon be at, and of the root."""
+    if s.keeps_stages:
+        ends = int(s.pipeline_ends > 0) * s.ends.gathered_bytes
+        return ends + s.blocks * s.gathered_block_bytes
     ends = s.ends.gathered_bytes if s.pipeline_ends + moment.dropped_ends else 0
     return ends + (s.blocks + moment.dropped) * s.gathered_block_bytes
 
 
 def _saved(s: RankSizes, moment: Moment) -> int:
     """What blocks saved of all micro-batches in flight, and what the first stage has sent."""
-    sent = moment.outputs * s.block.residual_bytes
+    sent = 0 if s.frees_messages else moment.outputs * s.block.residual_bytes
     return s.saved_bytes_by(moment.alive, kept=moment.kept) + sent
 
 
@@ -167,7 +170,8 @@ def _alive(s: RankSizes, moment: Moment) -> int:
 def _held(s: RankSizes, moment: Moment) -> int:
     """Gradients of earlier micro-batches."""
     ends = min(1.0, moment.ends / max(1, s.pipeline_ends))
-    return max(0, moment.graded) * s.held_block_bytes + round(ends * s.ends.held_bytes)
+    graded = min(moment.graded, s.graded_blocks)
+    return max(0, graded) * s.held_block_bytes + round(ends * s.ends.held_bytes)
 
 
 def _reductions(s: RankSizes) -> list[tuple[Moment, int, int]]:

@@ -186,6 +186,13 @@ class RankSizes:
     """Of embedding and head, how many are here."""
     moments: Moments
     """What a pipeline rank holds while it works through its schedule."""
+    keeps_stages: bool
+    """Parameters of all stages of a pipeline rank stay gathered; torch drops those that it will not
+    soon need."""
+    graded_blocks: int
+    """Most blocks of a pipeline rank that have unsharded gradients at once."""
+    frees_messages: bool
+    """What a stage has sent is freed; torch keeps what the first one has."""
     reduces_tables_last: bool
     """Gradients of the embedding are reduced after those of the blocks, and the head's before, not
     the other way round; of a root that holds all, likewise."""

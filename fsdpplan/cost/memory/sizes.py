@@ -162,6 +162,9 @@ def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
         split=split_backward(case, stage),
         pipeline_ends=stage.has_embedding + stage.has_head,
         moments=moments,
+        keeps_stages=training.traits.keeps_stages,
+        graded_blocks=_graded_blocks(stage, training=training),
+        frees_messages=training.traits.frees_messages,
         reduces_tables_last=has_lean_pipelines(training),
         message_buffers_bytes=message_buffer_bytes(
             case, stage, in_flight=in_flight, message_bytes=block.residual_bytes
@@ -247,6 +250,14 @@ def _block_unit(model: Model, *, layout: Layout, shard_ranks: int) -> tuple[Unit
     )
     shard = block.shard_elements(shard_ranks) + experts.shard_elements(expert_ranks // ep)
     return both, shard
+
+
+def _graded_blocks(stage: Stage, *, training: Training) -> int:
+    """All of a rank where the last micro-batch reduces them. Reduced after each round, those of the
+    stage at work and of the one that is reduced beside it."""
+    if not training.traits.reduces_rounds:
+        return stage.blocks
+    return min(stage.blocks, 2 * max(piece.blocks for piece in stage.pieces))
 
 
 def _experts_apart(model: Model, *, layout: Layout, shard_ranks: int) -> UnitSize:
@@ -391,6 +402,8 @@ def message_buffer_bytes(case: Case, stage: Stage, *, in_flight: int, message_by
     if layout.pp == 1:
         return 0
     traits = training.traits
+    if traits.frees_messages:
+        return message_bytes
     if not traits.half_parameters:
         ends = int(stage.has_embedding) + int(stage.has_head) + 2 * stage.inner_boundaries
         received = 2 * layout.virtual_stages - ends

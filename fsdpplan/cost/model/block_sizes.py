@@ -82,6 +82,8 @@ class Kernels:
     """RMSNorms are several operators, which keep an fp32 copy and what they scale."""
     weighs_inside: bool = False
     """Routed experts are weighted in their activation, so what they return is not kept."""
+    remakes_product: bool = False
+    """The input of the down projection is not kept: backward makes it of gate and up."""
     ring_attention: bool = False
     """Context parallelism passes keys and values on, piece by piece; else it gathers them."""
 
@@ -176,7 +178,9 @@ class BlockTensors:
     inner_bytes: int
     """tokens * ffn_hidden / tp; with experts, of those that every token visits."""
     product_kept_bytes: int
-    """Input of the down projection as it keeps it."""
+    """Input of the down projection as it keeps it; 0 where backward makes it again."""
+    product_remade_bytes: int
+    """The same as backward makes it; 0 where it is kept."""
     norm_copies_bytes: int
     """What the block's two norms keep beside their input, where they are several operators."""
     statistics_bytes: int
@@ -260,7 +264,8 @@ def block_tensors_bytes(shape: BlockShape) -> BlockTensors:
         if model.latent
         else 0,
         inner_bytes=inner,
-        product_kept_bytes=inner // e if kernels.fp8_inputs else inner,
+        product_kept_bytes=_product_kept_bytes(shape, inner=inner),
+        product_remade_bytes=inner if kernels.remakes_product else 0,
         norm_copies_bytes=_norm_copies_bytes(shape, residual_tokens=residual_tokens),
         statistics_bytes=_norm_statistics_bytes(shape, residual_tokens=residual_tokens)
         + log_sum_exp,
@@ -280,6 +285,12 @@ def _kept_input_bytes(shape: BlockShape, *, normed: int) -> int:
     kept = normed // shape.element_bytes if shape.kernels.fp8_inputs else normed
     is_part = shape.kernels.gathers_again and shape.sequence_parallel
     return -(-kept // shape.tp) if is_part else kept
+
+
+def _product_kept_bytes(shape: BlockShape, *, inner: int) -> int:
+    if shape.kernels.remakes_product:
+        return 0
+    return inner // shape.element_bytes if shape.kernels.fp8_inputs else inner
 
 
 def _dense_width(model: Model) -> int:

@@ -87,6 +87,7 @@ def _kernels(training: Training, is_compiled: bool) -> Kernels:
         fp8_inputs=training.precision == "fp8" and training.fp8_recipe == "delayed",
         composite_norms=traits.composite_norms,
         weighs_inside=traits.fused_kernels,
+        remakes_product=traits.remakes_product,
         gathers_again=traits.overlaps_weight_gradient or traits.regathers_inputs,
         ring_attention=traits.ring_attention,
     )

@@ -38,6 +38,7 @@ from fsdpplan.cost.schedule.times import (
     simulate_pipeline,
 )
 from fsdpplan.cost.traffic.calls import Calls, call_seconds, group_seconds
+from fsdpplan.cost.traffic.fsdp import reduced_rounds
 from fsdpplan.cost.traffic.rank import message_bytes, tp_gradient_calls, tp_pass_calls
 from fsdpplan.cost.traffic.tied_tables import table_seconds
 from fsdpplan.spec.case import Case
@@ -161,16 +162,42 @@ def played_timing(
 
 
 def first_forward_ends(
-    *, passes: Sequence[tuple[float, float]], gathers: Sequence[float], send: float
+    layout: Layout,
+    *,
+    passes: Sequence[tuple[float, float]],
+    gathers: Sequence[float],
+    send: float,
 ) -> Seconds:
-    """When each stage's first forward pass ends at the earliest, if its parameters are gathered
-    from the start of the step or as soon as there is something to compute with them."""
-    moments: list[float] = []
-    arrived = 0.0
-    for (forward, _), gather in zip(passes, gathers, strict=True):
-        arrived += max(forward, gather)
-        moments.append(arrived)
-        arrived += send
+    """When each stage's first forward pass ends at the earliest.
+
+    One stage a rank is gathered block by block by its own forward pass, from the moment when there
+    is something to compute with:
+
+        end of s = end of s - 1 + message + max(forward, gather)
+
+    Of several, a rank gathers the whole first ones from the start of the step, one after another,
+    and waits for all of a stage's gathers before its first forward pass:
+
+        end of s = max(end of s - 1 + message, gathers of the rank up to s) + forward
+
+    Source: torch 2.13 torch/distributed/pipelining/schedules.py, `_add_unshard_reshard` and
+    `_assert_unsharded` of schedules with several stages a rank; FSDP's hooks under the others.
+    """
+    if layout.schedule in WAITING_SCHEDULES:
+        arrived, moments = 0.0, list[float]()
+        for (forward, _), gather in zip(passes, gathers, strict=True):
+            arrived += max(forward, gather)
+            moments.append(arrived)
+            arrived += send
+        return tuple(moments)
+    gathered = [0.0] * len(passes)
+    for held in layout_rank_stages(layout):
+        for stage, moment in zip(held, accumulate(gathers[one] for one in held), strict=True):
+            gathered[stage] = moment
+    arrived, moments = 0.0, []
+    for (forward, _), moment in zip(passes, gathered, strict=True):
+        moments.append(max(arrived, moment) + forward)
+        arrived = moments[-1] + send
     return tuple(moments)
 
 
@@ -191,7 +218,7 @@ def _fsdp_exposed(
     layout = case.layout
     batches = [fsdp_micro_batch(case, stage) for stage in stages.kinds]
     gathers = stages.each([_gather_seconds(batch) for batch in batches])
-    moments = first_forward_ends(passes=times, gathers=gathers, send=send)
+    moments = first_forward_ends(layout, passes=times, gathers=gathers, send=send)
     delayed = played_timing(layout, times, weights, send, moments)
     reduced = _after_all(
         layout, timing, tuple(stages.each([_reduce_seconds(one) for one in batches]))
@@ -199,11 +226,20 @@ def _fsdp_exposed(
     scatters = sum(stages.each([_sum(batch, "reduce_scatter") for batch in batches]))
     reduces = sum(stages.each([_sum(batch, "all_reduce") for batch in batches]))
     share = scatters / (scatters + reduces) if scatters + reduces else 0.0
+    reduced += _earlier_rounds(case, scatters / layout.pp, timing)
     return ExposedSeconds(
         all_gather=max(0.0, delayed.total_seconds - timing.total_seconds),
         reduce_scatter=share * reduced,
         all_reduce=(1 - share) * reduced,
     )
+
+
+def _earlier_rounds(case: Case, reduce_seconds: float, timing: PipelineTiming) -> float:
+    """What reductions after each round but the last add: each runs beside the passes of the next
+    one, on a communicator that does one thing at a time."""
+    rounds = reduced_rounds(training=case.training, layout=case.layout)
+    beside = min(timing.busy_seconds) / rounds
+    return (rounds - 1) * max(0.0, reduce_seconds - beside)
 
 
 def _sum(batch: MicroBatch, field: str) -> float:

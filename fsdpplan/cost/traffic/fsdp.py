@@ -16,6 +16,7 @@ from fsdpplan.cost.network.groups import (
     shard_group,
     tp_group,
 )
+from fsdpplan.cost.schedule.order import round_microbatches
 from fsdpplan.cost.traffic.calls import Calls
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
@@ -42,7 +43,9 @@ def fsdp_calls(case: Case, stage: Stage) -> Iterator[Calls]:
     shard, experts = shard_group(layout), expert_shard_group(layout)
     dtype = training.gathered_dtype
     for piece in stage.pieces:
-        gathers = piece.gathers if layout.pp > 1 else layout.num_microbatches
+        gathers = layout.num_microbatches
+        if layout.pp > 1:
+            gathers = 1 if case.training.traits.keeps_stages else piece.gathers
         for unit in block_units(case, piece):
             for size, group in ((unit.size, shard), (unit.experts, experts)):
                 yield from _unit_calls(
@@ -82,6 +85,17 @@ def _matrices(model: Model) -> tuple[str, ...]:
     return tuple(tensor.name for tensor in block_tensors(model) if tensor.is_matrix)
 
 
+def reduced_rounds(*, training: Training, layout: Layout) -> int:
+    """How often a step of a pipeline reduces the gradients of a stage: once, or after each round of
+    micro-batches that goes through it."""
+    if not training.traits.reduces_rounds:
+        return 1
+    number = layout.num_microbatches
+    return number // round_microbatches(
+        schedule=layout.schedule, pp=layout.pp, num_microbatches=number
+    )
+
+
 def _unit_calls(
     size: UnitSize,
     group: Group,
@@ -96,7 +110,11 @@ def _unit_calls(
     """Calls of `number` equal units that are sharded over `group` and gathered `gathers` times."""
     if size == NOTHING:
         return
-    syncs = 1 if layout.pp > 1 else gradient_syncs(layout)
+    syncs = (
+        reduced_rounds(training=training, layout=layout)
+        if layout.pp > 1
+        else gradient_syncs(layout)
+    )
     gathered_bytes = size.padded_elements * DTYPE_BYTES[gathered_dtype]
     reduced_bytes = size.padded_elements * DTYPE_BYTES[training.reduce_dtype]
     yield Calls(

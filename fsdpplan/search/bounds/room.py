@@ -267,7 +267,8 @@ class Room:
         gathered = min(of.gathered, of.gathered_matrix)
         if layout.pp > 1:
             held += gathered * (block + (blocks + root if keeps else 0))
-            return held, of.reduced * blocks if layout.gradient_sync == "last" else 0
+            stay = layout.gradient_sync == "last" and not training.traits.reduces_rounds
+            return held, of.reduced * blocks if stay else 0
         has_buffer = layout.shard_ranks > 1 and not training.traits.flat_parameters
         held += gathered * block if has_buffer else 0
         is_kept = layout.reshard_after_forward == "never"

@@ -175,6 +175,11 @@ SOFTWARE: tuple[tuple[re.Pattern[str], Software], ...] = (
             compiles=True,
         ),
     ),
+    # What made Llama 3: arXiv 2407.21783, section 3.3.2.
+    (
+        re.compile(r"^meta internal", re.I),
+        replace(PYTORCH, words="Llama 3's software", runtime="llama3"),
+    ),
     # PyTorch's first FSDP by name, or a script that wraps it.
     (
         re.compile(r"\bfsdp ?1\b|fairscale|metaseq", re.I),

@@ -7,9 +7,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import assume, given
 
+from fsdpplan.cost.memory.peak import rank_memory
 from fsdpplan.cost.overlap.passes import Passes
-from fsdpplan.cost.overlap.pipeline_passes import pipeline_passes
+from fsdpplan.cost.overlap.pipeline_passes import first_forward_ends, pipeline_passes
 from fsdpplan.cost.schedule.stages import pipeline_ranks
+from fsdpplan.cost.traffic.rank import step_calls
+from fsdpplan.spec.layout import Layout
 from tests.cost.problems import Case, case
 from tests.cost.wide import wide_cases
 
@@ -65,3 +68,51 @@ def test_an_uneven_split_waits_for_its_largest_stage() -> None:
     uneven = replace(even, layout=replace(even.layout, stage_blocks=(5, 17, 5, 5)))
     assert passes(uneven).pp_rank == 1
     assert passes(uneven).busy_seconds > 1.5 * passes(even).busy_seconds
+
+
+def test_several_stages_a_rank_are_gathered_ahead_and_one_as_it_computes() -> None:
+    passes = ((1.0, 2.0),) * 4
+    shape = {"pp": 2, "dp_shard": 8, "gradient_sync": "last", "reshard_after_forward": "never"}
+    looped = Layout(schedule="interleaved_1f1b", virtual_stages=2, num_microbatches=4, **shape)
+    # each rank gathers for 3 s and for 3 s more; stages 0 and 1 are on two ranks
+    ends = first_forward_ends(looped, passes=passes, gathers=(3.0,) * 4, send=0.5)
+    assert ends == (4.0, 5.5, 7.0, 8.5)
+    plain = Layout(schedule="1f1b", num_microbatches=4, **{**shape, "pp": 4})
+    assert first_forward_ends(plain, passes=passes, gathers=(3.0,) * 4, send=0.0) == (3, 6, 9, 12)
+
+
+LOOPED = {
+    "pp": 4,
+    "dp_shard": 8,
+    "schedule": "interleaved_1f1b",
+    "virtual_stages": 4,
+    "gradient_sync": "last",
+    "reshard_after_forward": "never",
+    "num_microbatches": 16,
+    "seq_len": 4096,
+}
+
+
+def test_llama_3_gathers_once_and_reduces_after_each_round_of_micro_batches() -> None:
+    counts = {}
+    for runtime in ("fsdp2", "llama3"):
+        asked = case("llama-3.1-8b", runtime=runtime, **LOOPED)
+        calls = step_calls(asked, pipeline_ranks(model=asked.model, layout=asked.layout)[1])
+        blocks = [one for one in calls if one.dtype in ("bf16", "fp32") and one.call_bytes > 1e8]
+        counts[runtime] = {
+            name: sum(one.count for one in blocks if one.collective == name)
+            for name in ("all_gather", "reduce_scatter")
+        }
+    # 8 blocks; torch keeps 3 stages of 4 gathered, and reduces once
+    assert counts["llama3"] == {"all_gather": 8, "reduce_scatter": 4 * 8}
+    assert counts["fsdp2"]["all_gather"] > 8
+    assert counts["fsdp2"]["reduce_scatter"] == 8
+
+
+def test_llama_3_holds_gradients_of_two_stages_and_no_messages() -> None:
+    plain, freed = (
+        rank_memory(case("llama-3.1-8b", runtime=runtime, **LOOPED))
+        for runtime in ("fsdp2", "llama3")
+    )
+    assert freed.unsharded_gradients_bytes <= 0.7 * plain.unsharded_gradients_bytes
+    assert freed.activations_bytes < 0.7 * plain.activations_bytes
