@@ -49,6 +49,8 @@ def step_time(case: Case) -> StepTime:
     passes = _passes(case, stages)
     stage = stages[passes.pp_rank]
     inner = inner_waiting_seconds(case, stage)
+    if passes.hidden_exchange_seconds:
+        inner["ep"] = max(0.0, inner["ep"] - passes.hidden_exchange_seconds)
     exposed = replace(
         passes.exposed,
         by_axis=(

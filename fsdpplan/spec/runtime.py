@@ -30,6 +30,7 @@ RuntimeName = Literal[
     "half_states",
     "xla",
     "llama3",
+    "hai_llm",
 ]
 
 StackFamily = Literal["pytorch", "megatron", "early_megatron", "other"]
@@ -136,6 +137,25 @@ class Runtime:
     frees_messages: bool = False
     """Inputs and outputs of stages are freed as soon as nothing reads them: an input is what its
     first block keeps, an output goes when it is sent. Torch's schedules have buffers for them."""
+    sends_once_a_node: bool = False
+    """A token goes once to each node that has experts of it, and is passed on inside; without, each
+    of its rows goes all the way."""
+    dispatches_fp8: bool = False
+    """With fp8 matmuls, rows go to their experts in fp8; what experts return stays as it is."""
+    overlaps_passes: bool = False
+    """Where DualPipe has a forward and a backward pass side by side, what one of them waits for
+    inside blocks of experts runs beside what the other computes; torch's schedule, unless it is
+    given a function for both, runs one behind the other."""
+    exchange_multiprocessors: int = 0
+    """Multiprocessors that the kernels of such exchanges hold while passes run side by side."""
+    half_moments: bool = False
+    """AdamW's moments are in 16 bits beside fp32 masters."""
+    keeps_fp8: bool = False
+    """With fp8 matmuls, their inputs, rows of experts, and gate and up are kept in fp8; and what
+    attention returns once, in 12 bits, for its own backward and the next product's."""
+    remakes_latents: bool = False
+    """What norms return, and queries, keys and values that latent attention makes of its latents,
+    are made again in backward."""
     remakes_product: bool = False
     """The input of the down projection is made again in backward, from gate and up."""
     composite_norms: bool = False
@@ -347,6 +367,25 @@ RUNTIMES: tuple[Runtime, ...] = (
         fused_loss=True,
         source="MaxText MaxText/configs/base.yml (weight_dtype float32, dtype bfloat16), "
         "configs/gpu_smoke_test.yml and end_to_end/gpu (attention cudnn_flash_te)",
+    ),
+    replace(
+        MEGATRON,
+        name="hai_llm",
+        words="HAI-LLM with DualPipe",
+        family="other",
+        sends_once_a_node=True,
+        dispatches_fp8=True,
+        overlaps_passes=True,
+        exchange_multiprocessors=20,
+        half_moments=True,
+        keeps_fp8=True,
+        remakes_latents=True,
+        remakes_product=True,
+        native_attention=True,
+        source="arXiv 2412.19437, sections 3.2 (ZeRO-1; DualPipe hides both all-to-alls; "
+        "20 multiprocessors exchange; norms and up-projections of latents are made again) and 3.3 "
+        "(fp8 dispatch and caches, E5M6 behind attention, BF16 moments); "
+        "its library DeepEP; what is not said there as in Megatron Core",
     ),
     replace(
         FSDP2,

@@ -151,13 +151,13 @@ def _recompute_seconds(
 ) -> float:
     """Forward work that the device repeats in backward, by mode.
 
-    full: all but the products that are not repeated (`recomputed`); op: the products that are, and
+    none: nothing, but what a software makes again of latents whatever the mode; full: all but the
+    products that are not repeated (`recomputed`); op: the products that are, and
     what is element-wise; attention: the scores, their softmax and the values' sums.
     """
-    if work.mode == "none":
-        return 0.0
-    if work.mode == "attention":
-        return forward.attention
+    if work.mode in ("none", "attention"):
+        made_again = _latents_seconds(work, on_device, device) if work.remakes_latents else 0.0
+        return made_again + (forward.attention if work.mode == "attention" else 0.0)
     if work.mode == "full" and work.repeats_whole_block:
         return forward.total
     each = forward_product_seconds(on_device, device)
@@ -166,6 +166,13 @@ def _recompute_seconds(
     if work.mode == "op":
         return again + forward.element_wise
     return max(0.0, forward.total - (forward.matmuls - again))
+
+
+def _latents_seconds(work: BlockWork, on_device: BlockWork, device: Device) -> float:
+    """The products that make queries, keys and values of latents; their norms are left out."""
+    each = forward_product_seconds(on_device, device)
+    again = sum(each.get(name, 0.0) for name in ("wq_b", "wkv_b"))
+    return again / device.fit.sustained(work.family)
 
 
 def _repeated_share(work: BlockWork) -> float:

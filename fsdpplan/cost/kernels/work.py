@@ -87,6 +87,8 @@ class BlockWork:
     """Eager RMSNorms are PyTorch operators in fp32, one by one."""
     repeats_whole_block: bool = False
     """Full checkpointing repeats the last matmul too."""
+    remakes_latents: bool = False
+    """Queries, keys and values of latents are made again in backward, whatever the mode."""
     fp8_recipe: Fp8Recipe = "tensorwise"
     fp8_all_gather: bool = False
     """Weights arrive in fp8: nothing is left to cast."""

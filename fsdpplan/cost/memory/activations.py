@@ -72,11 +72,10 @@ def saved_bytes(
     Source: saved tensors of the operators, counted under fake tensors (tests/ground_truth).
     """
     match mode:
-        case "none":
-            return all_saved_bytes(model=model, tensors=tensors, kernels=kernels)
-        case "attention":
-            everything = all_saved_bytes(model=model, tensors=tensors, kernels=kernels)
-            return everything - recomputed_attention_bytes(tensors)
+        case "none" | "attention":
+            given = {"model": model, "tensors": tensors, "kernels": kernels}
+            everything = all_saved_bytes(**given) - remade_bytes(**given)  # type: ignore[arg-type]
+            return everything - (recomputed_attention_bytes(tensors) if mode == "attention" else 0)
         case "op":
             kept = _matmul_outputs(model, tensors)[::2]
             if kernels.drops_unused and len(_matmul_outputs(model, tensors)) % 2:
@@ -98,8 +97,7 @@ def saved_bytes_by_mode(shape: BlockShape) -> dict[ActivationCheckpointing, int]
 
 def all_saved_bytes(*, model: Model, tensors: BlockTensors, kernels: Kernels) -> int:
     """Bytes that one block saves without checkpointing."""
-    t = tensors
-    activated = (2 if kernels.fused else 3) if model.is_gated else 1
+    t, activated = tensors, _activated(model, kernels)
     inputs = 2 if t.shares_inputs else 4 + int(model.is_gated)
     attention = (
         t.query_read_bytes
@@ -132,6 +130,28 @@ def all_saved_bytes(*, model: Model, tensors: BlockTensors, kernels: Kernels) ->
         + t.routed.router_bytes
         + experts
     )
+
+
+def remade_bytes(*, model: Model, tensors: BlockTensors, kernels: Kernels) -> int:
+    """Of these, what a software makes again in backward from what it keeps, or keeps at half the
+    width: it is back, at most all of it at once, when the block's backward runs."""
+    t, activated = tensors, _activated(model, kernels)
+    bytes_ = 0
+    if kernels.remakes_latents and model.latent:
+        latents = t.query_latent_bytes + t.key_value_latent_bytes  # what their norms read is kept
+        bytes_ += 2 * t.normed_kept_bytes + t.latents_bytes - latents
+        bytes_ += t.query_read_bytes + t.key_read_bytes + t.value_read_bytes
+    if kernels.remakes_product:
+        bytes_ += t.product_kept_bytes + t.routed.inner_bytes
+    if kernels.fp8_rows:
+        bytes_ += (t.routed.rows_bytes + activated * (t.inner_bytes + t.routed.inner_bytes)) // 2
+        bytes_ += t.attended_copy_bytes + t.attended_bytes // 4
+    return bytes_
+
+
+def _activated(model: Model, kernels: Kernels) -> int:
+    """Inner tensors that a gated or plain activation keeps."""
+    return (2 if kernels.fused else 3) if model.is_gated else 1
 
 
 def recomputed_attention_bytes(t: BlockTensors) -> int:
@@ -203,6 +223,7 @@ def block_activations(
     recomputes = mode in ("op", "full")
     leaves_gradients = weight_gradients in ("kept", "cast")
     recomputed = recomputed_attention_bytes(tensors) if mode == "attention" else 0
+    remade = 0 if recomputes else remade_bytes(model=model, tensors=tensors, kernels=kernels)
     steps = backward_steps(
         model=model,
         tensors=tensors,
@@ -213,7 +234,7 @@ def block_activations(
     )
     return BlockActivations(
         saved_bytes=saved_bytes(model=model, tensors=tensors, mode=mode, kernels=kernels),
-        live_bytes=everything + unread - recomputed,
+        live_bytes=everything + unread - recomputed - remade,
         residual_bytes=tensors.residual_bytes,
         forward_transient_bytes=_forward_transient_bytes(
             model=model, tensors=tensors, mode=mode, kernels=kernels
@@ -224,7 +245,7 @@ def block_activations(
             _routed_beyond_bytes(model, tensors, mode=mode, kernels=kernels) if recomputes else 0,
         )
         + tensors.gather_buffer_bytes
-        + tensors.product_remade_bytes,
+        + remade,
         inputs_half_peak_bytes=inputs_half_peak_bytes(steps),
         weight_gradient_bytes=gradients.total if leaves_gradients else 0,
         last_weight_gradient_bytes=0 if model.mlp_bias else gradients.up or gradients.down,

@@ -99,7 +99,8 @@ def _state_bytes(case: Case, stage: Stage, updated: int) -> int:
     match training.optimizer:
         case "adamw":
             of = formats(training=training, layout=layout)
-            moment = of.computed if training.traits.half_states else FP32_BYTES
+            traits = training.traits
+            moment = of.computed if traits.half_states or traits.half_moments else FP32_BYTES
             return updated * ADAM_STATES * moment
         case "adamw_8bit":
             scales = -(-updated // BLOCK_OF_8BIT_ELEMENTS)

@@ -75,6 +75,10 @@ class Kernels:
     """Probabilities and residual branches drop elements: a byte for each, and dropped copies."""
     fp8_inputs: bool = False
     """Matmuls keep their inputs in fp8 for backward."""
+    fp8_rows: bool = False
+    """Rows of routed experts, gate and up are kept in fp8, too."""
+    remakes_latents: bool = False
+    """Backward makes again what norms returned, and queries, keys and values of latents."""
     gathers_again: bool = False
     """Under sequence parallelism, matmuls keep the rank's part of their input and gather it again
     in backward, into a buffer that all share."""
@@ -178,9 +182,7 @@ class BlockTensors:
     inner_bytes: int
     """tokens * ffn_hidden / tp; with experts, of those that every token visits."""
     product_kept_bytes: int
-    """Input of the down projection as it keeps it; 0 where backward makes it again."""
-    product_remade_bytes: int
-    """The same as backward makes it; 0 where it is kept."""
+    """Input of the down projection as it keeps it."""
     norm_copies_bytes: int
     """What the block's two norms keep beside their input, where they are several operators."""
     statistics_bytes: int
@@ -264,8 +266,7 @@ def block_tensors_bytes(shape: BlockShape) -> BlockTensors:
         if model.latent
         else 0,
         inner_bytes=inner,
-        product_kept_bytes=_product_kept_bytes(shape, inner=inner),
-        product_remade_bytes=inner if kernels.remakes_product else 0,
+        product_kept_bytes=inner // e if kernels.fp8_inputs else inner,
         norm_copies_bytes=_norm_copies_bytes(shape, residual_tokens=residual_tokens),
         statistics_bytes=_norm_statistics_bytes(shape, residual_tokens=residual_tokens)
         + log_sum_exp,
@@ -285,12 +286,6 @@ def _kept_input_bytes(shape: BlockShape, *, normed: int) -> int:
     kept = normed // shape.element_bytes if shape.kernels.fp8_inputs else normed
     is_part = shape.kernels.gathers_again and shape.sequence_parallel
     return -(-kept // shape.tp) if is_part else kept
-
-
-def _product_kept_bytes(shape: BlockShape, *, inner: int) -> int:
-    if shape.kernels.remakes_product:
-        return 0
-    return inner // shape.element_bytes if shape.kernels.fp8_inputs else inner
 
 
 def _dense_width(model: Model) -> int:

@@ -78,13 +78,16 @@ def kernels_of(*, training: Training, layout: Layout) -> Kernels:
 @lru_cache(maxsize=64)
 def _kernels(training: Training, is_compiled: bool) -> Kernels:
     traits = training.traits
+    is_fp8 = training.precision == "fp8"
     return Kernels(
         fused=is_compiled or traits.fused_kernels,
         drops_unused=is_compiled,
         flash=traits.flash_attention,
         reference_decoder=traits.reference_decoder,
         dropout=traits.dropout,
-        fp8_inputs=training.precision == "fp8" and training.fp8_recipe == "delayed",
+        fp8_inputs=is_fp8 and (training.fp8_recipe == "delayed" or traits.keeps_fp8),
+        fp8_rows=is_fp8 and traits.keeps_fp8,
+        remakes_latents=traits.remakes_latents,
         composite_norms=traits.composite_norms,
         weighs_inside=traits.fused_kernels,
         remakes_product=traits.remakes_product,

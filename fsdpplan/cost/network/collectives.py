@@ -91,14 +91,18 @@ def wire_bytes(*, collective: Collective, gathered_bytes: float, ranks: int) -> 
 
 
 def collective_seconds(
-    *, collective: Collective, gathered_bytes: float, placement: Placement
+    *,
+    collective: Collective,
+    gathered_bytes: float,
+    placement: Placement,
+    leaving_share: float = 1.0,
 ) -> float:
     """Time of one call on a group placed on the network; one rank costs nothing.
 
     `gathered_bytes` is the full unsharded buffer: the output of an all-gather, the input of a
     reduce-scatter, the buffer of an all-reduce, what one rank sends in all in an all-to-all, the
     message of a send_recv between neighbours (every rank sends one at the same time), what one rank
-    sends to all in a broadcast.
+    sends to all in a broadcast. Of an all-to-all no more than `leaving_share` of it leaves a node.
 
     The least over NCCL's protocols, and for an all-reduce over its algorithms: each grows with the
     bytes, so that more bytes are never faster.
@@ -114,7 +118,9 @@ def collective_seconds(
             trees = (_tree_seconds(gathered_bytes, placement, p) for p in choices)
             return min(*rings, *trees, _switch_seconds(gathered_bytes, placement))
         case "all_to_all":
-            return min(_all_to_all_seconds(gathered_bytes, placement, p) for p in choices)
+            return min(
+                _all_to_all_seconds(gathered_bytes, placement, p, leaving_share) for p in choices
+            )
         case "send_recv":
             return min(_send_recv_seconds(gathered_bytes, placement, p) for p in choices)
         case "broadcast":
@@ -273,8 +279,13 @@ def _switch_seconds(gathered_bytes: float, placement: Placement) -> float:
     return _start_seconds(placement, SIMPLE) + hops_seconds + slowest
 
 
-def _all_to_all_seconds(gathered_bytes: float, placement: Placement, protocol: Protocol) -> float:
+def _all_to_all_seconds(
+    gathered_bytes: float, placement: Placement, protocol: Protocol, leaving_share: float = 1.0
+) -> float:
     """Each rank sends S / n to each other rank; at each level, what must leave its domains.
+
+    What goes to several ranks of another node may go there once, to be passed on inside: then less
+    than its even part leaves a node, and as much as before goes over the links inside.
 
     Messages to ranks of other nodes are under way eight at a time, so that their hops are paid once
     for eight of them; inside a node they are taken one by one, as measured ones are.
@@ -288,6 +299,8 @@ def _all_to_all_seconds(gathered_bytes: float, placement: Placement, protocol: P
         rounds = -(-peers // MESSAGES_AT_ONCE) if placed.between_nodes else peers
         hops_seconds += rounds * _hop_seconds(placed, protocol)
         leaving_bytes = inside * (ranks - inside) * gathered_bytes / ranks
+        if placed.between_nodes:
+            leaving_bytes = min(leaving_bytes, inside * leaving_share * gathered_bytes)
         bandwidth = _bandwidth(placed, protocol, protocol.share)
         filling = _filling_seconds(leaving_bytes, placed.level, bandwidth, protocol, 1)
         slowest = max(slowest, leaving_bytes / bandwidth + filling)

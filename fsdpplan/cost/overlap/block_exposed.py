@@ -100,7 +100,7 @@ def _less(by_axis: AxisSeconds, spare: float) -> AxisSeconds:
 
 def exposed_seconds(call: BlockCall, *, work: BlockWork, cluster: Cluster) -> float:
     """Seconds by which the calls prolong the block."""
-    once = group_seconds(cluster, call.group, call.collective, call.call_bytes)
+    once = group_seconds(cluster, call.group, call.collective, call.call_bytes, call.leaving_share)
     total = call.count * once
     device = cluster.device
     if call.overlap == "none" or not call.piece:

@@ -30,6 +30,8 @@ class Passes:
     bubble_seconds: float = 0.0
     host_seconds: float = 0.0
     """What copies from and to the host and its additions add to all of that."""
+    hidden_exchange_seconds: float = 0.0
+    """What blocks alone would expose of exchanges among experts, and passes side by side do not."""
     pp_rank: int = 0
     """The rank that this is about: the busiest."""
 

@@ -14,6 +14,7 @@ from itertools import accumulate
 from fsdpplan.cost.kernels.compute import device_parts
 from fsdpplan.cost.model.shards import Stage, block_kinds
 from fsdpplan.cost.network.groups import pp_group
+from fsdpplan.cost.overlap.dual_passes import dual_passes
 from fsdpplan.cost.overlap.exposed import ExposedSeconds
 from fsdpplan.cost.overlap.fsdp_timing import fsdp_micro_batch
 from fsdpplan.cost.overlap.passes import Passes, plain_seconds
@@ -46,6 +47,8 @@ from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
 from fsdpplan.spec.model import Model
 
 Seconds = tuple[float, ...]
+Pairs = tuple[tuple[float, float], ...]
+"""(forward, backward) of each stage."""
 
 
 def pipeline_passes(case: Case) -> Passes:
@@ -60,18 +63,22 @@ def pipeline_passes(case: Case) -> Passes:
         weights = tuple(
             min(backward, half) for half, (_, backward) in zip(halves, times, strict=True)
         )
-    timing = played_timing(layout, times, weights, send, ())
+    pairs = dual_passes(case, stages, times)
+    timing = played_timing(layout, times, weights, send, (), pairs.seconds)
     if layout.sharding == "fsdp":
-        exposed = _fsdp_exposed(case, stages, times, weights, send, timing)
+        exposed = _fsdp_exposed(case, stages, times, weights, send, timing, pairs.seconds)
     else:
-        exposed = _replica_exposed(case, stages, times, weights, send, timing)
-    rank = max(range(layout.pp), key=lambda rank: (timing.busy_seconds[rank], rank))
-    idle = timing.idle_seconds[rank]
+        exposed = _replica_exposed(case, stages, times, weights, send, timing, pairs.seconds)
+    busy = [
+        alone - saved for alone, saved in zip(timing.busy_seconds, pairs.saved_seconds, strict=True)
+    ]
+    rank = max(range(layout.pp), key=lambda rank: (busy[rank], rank))
+    idle = max(0.0, timing.total_seconds - busy[rank])
     messages = min(idle, _message_waiting_seconds(model, layout, rank, send))
     held = pipeline_ranks(model=model, layout=layout)
     after = [_seconds_of(tp_gradient_calls(case, stage), case) for stage in held]
     return Passes(
-        busy_seconds=timing.busy_seconds[rank] - _seconds_of(tp_pass_calls(case, held[rank]), case),
+        busy_seconds=busy[rank] - _seconds_of(tp_pass_calls(case, held[rank]), case),
         exposed=ExposedSeconds(
             all_gather=exposed.all_gather,
             reduce_scatter=exposed.reduce_scatter,
@@ -83,6 +90,7 @@ def pipeline_passes(case: Case) -> Passes:
             ),
         ),
         bubble_seconds=idle - messages,
+        hidden_exchange_seconds=pairs.hidden_seconds[rank],
         pp_rank=rank,
     )
 
@@ -128,6 +136,7 @@ def _played(
     num_microbatches: int,
     virtual_stages: int,
     send: float,
+    paired: Pairs,
 ) -> PipelineTiming:
     return simulate_pipeline(
         schedule=schedule,  # type: ignore[arg-type]
@@ -138,6 +147,7 @@ def _played(
         send_seconds=send,
         backward_weight_seconds=weights,
         gathered_seconds=gathered,
+        paired_seconds=paired,
     )
 
 
@@ -147,6 +157,7 @@ def played_timing(
     weights: Seconds,
     send: float,
     gathered: Seconds,
+    paired: Pairs = (),
 ) -> PipelineTiming:
     """The pipeline played, from (forward, backward) of each stage; as in `simulate_pipeline`."""
     return _played(
@@ -158,6 +169,7 @@ def played_timing(
         layout.num_microbatches,
         layout.virtual_stages,
         send,
+        paired,
     )
 
 
@@ -208,6 +220,7 @@ def _fsdp_exposed(
     weights: Seconds,
     send: float,
     timing: PipelineTiming,
+    paired: Pairs,
 ) -> ExposedSeconds:
     """FSDP gathers a stage's units as its first forward pass needs them, and reduces them all after
     its last backward pass.
@@ -219,7 +232,7 @@ def _fsdp_exposed(
     batches = [fsdp_micro_batch(case, stage) for stage in stages.kinds]
     gathers = stages.each([_gather_seconds(batch) for batch in batches])
     moments = first_forward_ends(layout, passes=times, gathers=gathers, send=send)
-    delayed = played_timing(layout, times, weights, send, moments)
+    delayed = played_timing(layout, times, weights, send, moments, paired)
     reduced = _after_all(
         layout, timing, tuple(stages.each([_reduce_seconds(one) for one in batches]))
     )
@@ -283,6 +296,7 @@ def _replica_exposed(
     weights: Seconds,
     send: float,
     timing: PipelineTiming,
+    paired: Pairs,
 ) -> ExposedSeconds:
     """DDP and ZeRO reduce beside each stage's last backward pass, or after it; ZeRO's gathers of
     updated parameters run from the start of the step beside the first forward passes, or alone."""
@@ -295,7 +309,7 @@ def _replica_exposed(
     reduced = _after_all(case.layout, timing, totals, hidden)
     share = max(each.scatter_share for each in buckets)
     return ExposedSeconds(
-        all_gather=_parameter_waiting(case, buckets, times, weights, send, timing),
+        all_gather=_parameter_waiting(case, buckets, times, weights, send, timing, paired),
         reduce_scatter=share * reduced,
         all_reduce=(1 - share) * reduced,
     )
@@ -308,6 +322,7 @@ def _parameter_waiting(
     weights: Seconds,
     send: float,
     timing: PipelineTiming,
+    paired: Pairs,
 ) -> float:
     """What gathering updated parameters adds: to the slowest rank, or to the first forwards."""
     training, layout = case.training, case.layout
@@ -324,5 +339,5 @@ def _parameter_waiting(
             moments[stage] = moment
     first = gather_waiting_seconds(buckets[0], training=training, forward_seconds=times[0][0])
     moments[0] = max(moments[0], times[0][0] + first)
-    delayed = played_timing(layout, times, weights, send, tuple(moments))
+    delayed = played_timing(layout, times, weights, send, tuple(moments), paired)
     return max(0.0, delayed.total_seconds - timing.total_seconds)

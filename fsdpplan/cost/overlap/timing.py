@@ -79,6 +79,7 @@ def block_work(case: Case) -> BlockWork:
         native_attention=traits.native_attention,
         dropout=traits.dropout,
         composite_norms=traits.composite_norms,
+        remakes_latents=traits.remakes_latents,
         repeats_whole_block=repeats_whole_block(model=model, training=training),
         fp8_recipe=training.fp8_recipe,
         fp8_all_gather=training.fp8_all_gather,

@@ -3,14 +3,15 @@
 Written from torch 2.13's torch/distributed/pipelining/schedules.py; a test compares every list
 action by action with that of torch's own classes. Steps in which a rank idles are left out: when an
 action starts is the simulation's matter. DualPipeV's overlapped pairs are a forward and a backward
-pass one after the other, as torch runs them without an overlap callback.
+pass one after the other, as torch runs them without an overlap callback; `overlapped_pairs` says
+which they are.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import chain, zip_longest
+from itertools import chain, pairwise, zip_longest
 from typing import Final, assert_never
 
 from fsdpplan.spec.layout import Schedule
@@ -25,6 +26,10 @@ BACKWARD_INPUT: Final = 2
 """By inputs only: what the stage before waits for."""
 BACKWARD_WEIGHT: Final = 3
 """By weights, later, where nobody waits: it fills bubbles."""
+PAIRED_FORWARD: Final = 4
+PAIRED_BACKWARD: Final = 5
+"""Forward and whole backward pass side by side with one of the other kind (`overlapped_pairs`): in
+the list of a rank they stand as plain ones, and take other times."""
 
 ACTIVE_STAGES = 3
 """Stages whose parameters torch's pipeline runtime keeps gathered: the next that it will need."""
@@ -38,6 +43,24 @@ def rank_stages(*, schedule: Schedule, pp: int, virtual_stages: int, rank: int) 
     if schedule in V_SCHEDULES:
         return (rank, 2 * pp - 1 - rank)
     return tuple(range(rank, pp * virtual_stages, pp))
+
+
+def overlapped_pairs(
+    *, schedule: Schedule, rank: int, pp: int, actions: Sequence[Action]
+) -> set[int]:
+    """Where in a rank's `actions` DualPipeV has a forward and a backward pass side by side: a
+    forward pass right before a whole backward pass, and that one.
+
+    The last rank's first such pair is not overlapped, so that the last stage's backward begins at
+    once. Source: torch 2.13 schedules.py, OVERLAP_F_B of ScheduleDualPipeV.
+    """
+    if schedule != "dualpipev":
+        return set()
+    kinds = [kind for _, _, kind in actions]
+    firsts = [at for at, pair in enumerate(pairwise(kinds)) if pair == (FORWARD, BACKWARD)]
+    if rank == pp - 1:
+        firsts = firsts[1:]
+    return {at + second for at in firsts for second in (0, 1)}
 
 
 def gathered_stages(actions: Sequence[Action]) -> list[tuple[int, ...]]:

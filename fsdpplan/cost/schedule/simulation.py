@@ -11,7 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from fsdpplan.cost.schedule.actions import BACKWARD, BACKWARD_WEIGHT, FORWARD, Action
+from fsdpplan.cost.schedule.actions import (
+    BACKWARD,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    PAIRED_BACKWARD,
+    PAIRED_FORWARD,
+    Action,
+    overlapped_pairs,
+)
 from fsdpplan.cost.schedule.order import (
     rank_actions,
     rank_stages,
@@ -40,8 +48,9 @@ class Run:
     virtual_stages: int
     num_microbatches: int
     seconds: tuple[tuple[float, ...], ...]
-    """Of each stage in one micro-batch, by pass: forward, backward, its input and weight half;
-    with the receive that a rank waits for, under schedules that wait."""
+    """Of each stage in one micro-batch, by pass: forward, backward, its input and weight half,
+    forward and backward side by side with one of the other kind; with the receive that a rank waits
+    for, under schedules that wait."""
     send_seconds: float
     """Between two ranks, beside compute; 0 where the ranks wait instead."""
     gathered_seconds: tuple[float, ...]
@@ -200,10 +209,18 @@ def _program(schedule: Schedule, pp: int, num_microbatches: int, virtual_stages:
             if kind in (BACKWARD, BACKWARD_WEIGHT):
                 last[stage] = (rank, at)
     return _Program(
-        steps=tuple(_steps(lists, stages, num_microbatches, links)),
+        steps=tuple(_steps(lists, stages, num_microbatches, links, _pairs(lists, schedule))),
         slots=2 + 2 * stages * num_microbatches,
         last_backward=tuple(last[stage] for stage in range(stages)),
     )
+
+
+def _pairs(lists: tuple[tuple[Action, ...], ...], schedule: Schedule) -> list[set[int]]:
+    """Of each rank, which of its actions are side by side with the next or the last one."""
+    return [
+        overlapped_pairs(schedule=schedule, rank=rank, pp=len(lists), actions=todo)
+        for rank, todo in enumerate(lists)
+    ]
 
 
 def _steps(
@@ -211,6 +228,7 @@ def _steps(
     stages: int,
     count: int,
     links: tuple[tuple[int, ...], tuple[int, ...]],
+    pairs: list[set[int]],
 ) -> list[Step]:
     """Each rank as far as its inputs are there, in turn, until all is done."""
     is_there = bytearray(2 + 2 * stages * count)
@@ -240,6 +258,8 @@ def _steps(
                     still.append(rank)
                     break
                 is_there[target] = 1
+                if at in pairs[rank]:
+                    kind = PAIRED_FORWARD if kind == FORWARD else PAIRED_BACKWARD
                 steps.append((rank, kind * stages + stage, source, target, link, first))
         waiting = still
     return steps

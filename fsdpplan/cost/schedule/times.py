@@ -12,7 +12,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fsdpplan.cost.schedule.order import peak_in_flight, rank_stages, require_simulated
+from fsdpplan.cost.schedule.actions import FORWARD, overlapped_pairs
+from fsdpplan.cost.schedule.order import (
+    peak_in_flight,
+    rank_actions,
+    rank_stages,
+    require_simulated,
+)
 from fsdpplan.cost.schedule.simulation import Run, run_ends
 from fsdpplan.cost.schedule.stages import stage_blocks
 from fsdpplan.errors import SpecError
@@ -83,6 +89,7 @@ def simulate_pipeline(
     send_seconds: float,
     backward_weight_seconds: tuple[float, ...] = (),
     gathered_seconds: tuple[float, ...] = (),
+    paired_seconds: tuple[tuple[float, float], ...] = (),
 ) -> PipelineTiming:
     """Time of all micro-batches through a pipeline whose stages may be uneven.
 
@@ -90,6 +97,8 @@ def simulate_pipeline(
     the part of `backward_seconds` that makes the weights' gradients: schedules that split the
     backward pass need it. `gathered_seconds`: before this moment, from the start of the step, a
     stage's first forward pass cannot end, as its parameters are still being gathered.
+    `paired_seconds`: what (forward, backward) of a stage take where DualPipeV has each of them side
+    by side with one of the rank's other stage; empty: as long as alone.
     """
     _require_lengths(
         schedule,
@@ -118,6 +127,7 @@ def simulate_pipeline(
                 (*(seconds + waits for seconds in backward_seconds[:-1]), backward_seconds[-1]),
                 tuple(b - w for b, w in zip(backward_seconds, weights, strict=True)),
                 weights,
+                *_paired(forward_seconds, backward_seconds, paired_seconds),
             ),
             send_seconds=0.0 if waits else send_seconds,
             gathered_seconds=gathered_seconds,
@@ -140,6 +150,30 @@ def simulate_pipeline(
         end_seconds=ends.ranks,
         stage_end_seconds=ends.stages,
     )
+
+
+def _paired(
+    forward: tuple[float, ...],
+    backward: tuple[float, ...],
+    paired: tuple[tuple[float, float], ...],
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    if not paired:
+        return forward, backward
+    return tuple(one for one, _ in paired), tuple(other for _, other in paired)
+
+
+def paired_passes(*, pp: int, num_microbatches: int) -> tuple[tuple[int, int], ...]:
+    """For each rank of DualPipeV, how many forward passes of its (first, second) stage are side by
+    side with a backward pass of the other one."""
+    lists = rank_actions(
+        schedule="dualpipev", pp=pp, num_microbatches=num_microbatches, virtual_stages=2
+    )
+    found = []
+    for rank, actions in enumerate(lists):
+        pairs = overlapped_pairs(schedule="dualpipev", rank=rank, pp=pp, actions=actions)
+        first = [actions[at][0] for at in pairs if actions[at][2] == FORWARD]
+        found.append((first.count(rank), first.count(2 * pp - 1 - rank)))
+    return tuple(found)
 
 
 def _require_lengths(

@@ -13,6 +13,7 @@ token_dispatcher.py. Counts of tensor with sequence parallelism equal torch's (t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 from math import prod
@@ -23,6 +24,7 @@ from fsdpplan.cost.model.params import block_tensors
 from fsdpplan.cost.model.torch_traits import sums_before_products
 from fsdpplan.cost.model.ways import Ways, inner_ways
 from fsdpplan.cost.network.groups import cp_group, ep_group, tp_group
+from fsdpplan.cost.network.placement import group_placement
 from fsdpplan.cost.traffic.calls import (
     BlockCall,
     Overlap,
@@ -31,6 +33,7 @@ from fsdpplan.cost.traffic.calls import (
     activation_bytes,
     repeats_whole_block,
 )
+from fsdpplan.cost.traffic.node_copies import leaving_share, nodes_of
 from fsdpplan.cost.traffic.traded_heads import traded_heads_calls
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
@@ -344,7 +347,8 @@ def _expert_parallel(case: Case) -> Iterator[BlockCall]:
         tokens of a rank * active experts * hidden * bytes
 
     Tensor-parallel ranks have their own part of the tokens, or each all of them. Assumes that the
-    router spreads tokens evenly.
+    router spreads tokens evenly. A runtime may dispatch in fp8 where matmuls are, and send a token
+    once to a node (`experts.leaving_share`).
     """
     model, training, layout = case.model, case.training, case.layout
     assert model.experts
@@ -352,15 +356,24 @@ def _expert_parallel(case: Case) -> Iterator[BlockCall]:
     has_part = layout.sequence_parallel and not training.traits.routes_whole_sequence
     has_part |= layout.experts_over_tp
     rows = model.experts.active * (-(-size // layout.tp) if has_part else size)
+    group, dtype = ep_group(layout), training.activation_dtype
+    share = 1.0
+    if training.traits.sends_once_a_node:
+        placement = group_placement(cluster=case.cluster, ranks=group.ranks, stride=group.stride)
+        share = leaving_share(model.experts, nodes=nodes_of(placement))
+    is_fp8 = training.precision == "fp8" and training.traits.dispatches_fp8
+    dtypes = ("fp8", dtype) if is_fp8 else (dtype, dtype)
     for when in (*_passes(layout), "backward"):
-        yield BlockCall(
-            when=when,
-            collective="all_to_all",
-            group=ep_group(layout),
-            dtype=training.activation_dtype,
-            call_bytes=rows,
-            count=2,
-        )
+        for each, number in Counter(dtypes).items():
+            yield BlockCall(
+                when=when,
+                collective="all_to_all",
+                group=group,
+                dtype=each,
+                call_bytes=rows * DTYPE_BYTES[each] // DTYPE_BYTES[dtype],
+                count=number,
+                leaving_share=share,
+            )
 
 
 def _expert_gradient_calls(case: Case) -> Iterator[BlockCall]:

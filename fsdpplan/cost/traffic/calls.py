@@ -27,6 +27,8 @@ class Calls:
     """Calls a step."""
     call_bytes: int
     """Full buffer of one call."""
+    leaving_share: float = 1.0
+    """Most of an all-to-all's buffer that leaves a node."""
 
 
 Pass = Literal["forward", "recompute", "backward"]
@@ -52,6 +54,8 @@ class BlockCall:
     overlap: Overlap = "none"
     share: float = 1.0
     """Part of the piece's time that the calls run beside."""
+    leaving_share: float = 1.0
+    """Most of an all-to-all's buffer that leaves a node."""
 
 
 def repeats_whole_block(*, model: Model, training: Training) -> bool:
@@ -61,12 +65,23 @@ def repeats_whole_block(*, model: Model, training: Training) -> bool:
 
 
 @lru_cache(maxsize=16384)
-def group_seconds(cluster: Cluster, group: Group, collective: Collective, call_bytes: int) -> float:
+def group_seconds(
+    cluster: Cluster,
+    group: Group,
+    collective: Collective,
+    call_bytes: int,
+    leaving_share: float = 1.0,
+) -> float:
     """Seconds of one call of `collective` over `group`."""
     if group.ranks == 1:
         return 0.0
     placement = group_placement(cluster=cluster, ranks=group.ranks, stride=group.stride)
-    return collective_seconds(collective=collective, gathered_bytes=call_bytes, placement=placement)
+    return collective_seconds(
+        collective=collective,
+        gathered_bytes=call_bytes,
+        placement=placement,
+        leaving_share=leaving_share,
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -77,7 +92,8 @@ def group_level(cluster: Cluster, group: Group) -> str:
 
 def call_seconds(call: Calls, cluster: Cluster) -> float:
     """Seconds of all calls, one after another."""
-    return call.count * group_seconds(cluster, call.group, call.collective, call.call_bytes)
+    once = group_seconds(cluster, call.group, call.collective, call.call_bytes, call.leaving_share)
+    return call.count * once
 
 
 def activation_bytes(case: Case) -> int:

@@ -67,6 +67,7 @@ def inner_calls(case: Case, stage: Stage) -> Iterator[Calls]:
                 dtype=call.dtype,
                 count=case.layout.num_microbatches * blocks * call.count,
                 call_bytes=call.call_bytes,
+                leaving_share=call.leaving_share,
             )
 
 

@@ -84,7 +84,18 @@ class Works:
 
     def _block(self, model: Model, layout: Layout) -> Work:
         block = block_times(self.asked.case(layout).of_blocks(model))
-        return Work(block.forward_seconds, block.backward_seconds, block.computed_seconds)
+        forward, backward = block.forward_seconds, block.backward_seconds
+        if self._hides_exchanges:
+            waiting = block.waiting
+            forward -= sum(one for axis, one in waiting.forward_by_axis if axis == "ep")
+            backward -= sum(one for axis, one in waiting.backward_by_axis if axis == "ep")
+        return Work(forward, backward, block.computed_seconds)
+
+    @property
+    def _hides_exchanges(self) -> bool:
+        """Whether passes side by side may hide what experts exchange."""
+        asked = self.asked
+        return asked.training.traits.overlaps_passes and asked.pins.schedule == "dualpipev"
 
     def ends(self, layout: Layout, *, embedding: bool, head: bool) -> Work:
         """Of embedding, or head and loss, whole or in pieces, or both."""

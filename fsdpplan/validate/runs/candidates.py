@@ -91,17 +91,16 @@ def layouts_of(
         for mode in modes
         for base in bases
         for micro_batch in micro_batches
-        if len(bases) == 1 or _takes(base, per_rank // micro_batch)
     )
-    if not layouts:
-        raise NotExpressed("no schedule takes the micro-batches", f"{per_rank} a rank")
-    return layouts, said
+    if len(layouts) == 1:
+        return layouts, said
+    return tuple(one for one in layouts if _is_taken(one)) or layouts, said
 
 
-def _takes(layout: Layout, num_microbatches: int) -> bool:
-    """Whether the schedule of `layout`, one of several, takes so many micro-batches."""
-    return not microbatches_refusal(
-        schedule=layout.schedule, pp=layout.pp, num_microbatches=num_microbatches
+def _is_taken(layout: Layout) -> bool:
+    """Whether the schedule takes so many micro-batches; 1F1B is priced with any."""
+    return layout.schedule == "1f1b" or not microbatches_refusal(
+        schedule=layout.schedule, pp=layout.pp, num_microbatches=layout.num_microbatches
     )
 
 

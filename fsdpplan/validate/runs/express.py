@@ -17,6 +17,7 @@ from fsdpplan.validate.runs.recipe import training_of
 from fsdpplan.validate.runs.runtimes import software_of
 from fsdpplan.validate.runs.shape import model_of
 from fsdpplan.validate.runs.skipped import NotExpressed, Skipped
+from fsdpplan.validate.runs.stages import halved_dual_pipe
 from fsdpplan.validate.runs.unknown import Unknown, unknowns
 
 
@@ -49,6 +50,7 @@ def express(run: MeasuredRun) -> Expressed | Skipped:
 
 
 def _expressed(run: MeasuredRun) -> Expressed:
+    run, of_schedule = halved_dual_pipe(run)
     software = software_of(run)
     request, of_cluster = cluster_request(run)
     degrees, of_degrees = degrees_of(run, software)
@@ -71,6 +73,7 @@ def _expressed(run: MeasuredRun) -> Expressed:
         modes=checkpointing.modes,
     )
     assumptions = (
+        *of_schedule,
         *of_model,
         *of_cluster,
         *of_training,

@@ -180,6 +180,17 @@ SOFTWARE: tuple[tuple[re.Pattern[str], Software], ...] = (
         re.compile(r"^meta internal", re.I),
         replace(PYTORCH, words="Llama 3's software", runtime="llama3"),
     ),
+    # What made DeepSeek-V3: arXiv 2412.19437, section 3. Scales of its fp8 are of small blocks.
+    (
+        re.compile(r"\bhai-llm\b", re.I),
+        Software(
+            words="HAI-LLM",
+            runtime="hai_llm",
+            fp8_recipe="rowwise",
+            is_zero_fsdp=False,
+            recomputes_by_default=False,
+        ),
+    ),
     # PyTorch's first FSDP by name, or a script that wraps it.
     (
         re.compile(r"\bfsdp ?1\b|fairscale|metaseq", re.I),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fsdpplan.cost.schedule.stages import (
     even_stage_blocks,
@@ -56,6 +56,20 @@ class Pipeline:
     schedule: Schedule = "none"
     virtual_stages: int = 1
     stage_blocks: tuple[int, ...] = ()
+
+
+def halved_dual_pipe(run: MeasuredRun) -> tuple[MeasuredRun, list[str]]:
+    """DualPipe as DualPipeV over half the ranks and twice the replicas.
+
+    Its rank r and its rank p - 1 - r hold the same two stages, and half of the micro-batches come
+    in from either end: two DualPipeV of p / 2 ranks, folded at the middle.
+    Source: DeepSeek's DualPipe, README.md ("cut-in-half").
+    """
+    if run.schedule != "dualpipe" or run.pp % 2:
+        return run, []
+    dp_shard = None if run.dp_shard is None else 2 * run.dp_shard
+    halved = replace(run, schedule="dualpipev", pp=run.pp // 2, dp_shard=dp_shard)
+    return halved, [f"DualPipe of {run.pp} ranks as two DualPipeV of {run.pp // 2}, folded"]
 
 
 def pipelines_of(

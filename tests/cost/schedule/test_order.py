@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch.distributed.pipelining import _utils as pipelining_utils
 from torch.distributed.pipelining import schedules
 
+from fsdpplan.cost.schedule.actions import overlapped_pairs
 from fsdpplan.cost.schedule.gathers import _gathers_of_rank, stage_gathers
 from fsdpplan.cost.schedule.order import (
     BACKWARD,
@@ -28,6 +29,7 @@ from fsdpplan.cost.schedule.order import (
     rank_stages,
     steady_microbatches,
 )
+from fsdpplan.cost.schedule.times import paired_passes
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.layout import Schedule
 
@@ -108,6 +110,21 @@ def test_multi_stage_orders_are_those_of_torch(ours: Schedule, pp: int) -> None:
         table = _torch_table(MULTI[ours], pp, count, virtual)
         found = rank_actions(schedule=ours, pp=pp, num_microbatches=count, virtual_stages=virtual)
         assert found == tuple(_compute(table[rank]) for rank in range(pp))
+
+
+@pytest.mark.parametrize("pp", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("more", [0, 1, 9])
+def test_passes_side_by_side_are_the_overlapped_pairs_of_torch(pp: int, more: int) -> None:
+    count = 2 * pp + more
+    table = _torch_table("DualPipeV", pp, count, 2)
+    ours = rank_actions(schedule="dualpipev", pp=pp, num_microbatches=count, virtual_stages=2)
+    numbers = paired_passes(pp=pp, num_microbatches=count)
+    for rank, actions in enumerate(ours):
+        theirs = [action for action in table[rank] if action and action.sub_actions]
+        at = overlapped_pairs(schedule="dualpipev", rank=rank, pp=pp, actions=actions)
+        assert tuple(actions[one] for one in sorted(at)) == _compute(theirs)
+        firsts = [action.sub_actions[0].stage_index for action in theirs]
+        assert numbers[rank] == (firsts.count(rank), firsts.count(2 * pp - 1 - rank))
 
 
 @pytest.mark.parametrize("schedule", MULTI)

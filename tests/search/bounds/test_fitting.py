@@ -124,7 +124,10 @@ def assert_not_ruled_out(model: Model, wanted: Question, layout: Layout) -> None
 ROOMY = {
     "dense": (question("llama-3.1-8b", 16), ("fsdp2", "fsdp1", "autocast", "llama3", "megatron")),
     "mixture": (question("mixtral-8x7b", 32), ("fsdp2", "megatron")),
-    "behind dense blocks": (question("deepseek-v3", 64, global_batch=240), ("fsdp2", "megatron")),
+    "behind dense blocks": (
+        question("deepseek-v3", 64, global_batch=240),
+        ("fsdp2", "megatron", "hai_llm"),
+    ),
     "windows": (question("gemma-3-4b", 16), ("fsdp2",)),
 }
 """Questions, and the softwares that can train them."""
