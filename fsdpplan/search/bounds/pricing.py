@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
+from math import inf
 
 from fsdpplan.search.bounds.frontier import REACH, Frontier, Group, Known, Promise
 from fsdpplan.search.order import Difference, Entry, by_time, is_tied, seconds, simplicity
@@ -33,7 +34,9 @@ def priced(space: Space, limit: int, difference: Difference) -> list[Entry]:
     fastest = {min(group.entries, key=by_time)[0] for group in listed}
     refining = Refining(space, best=min(map(seconds, usual)))
     refining.from_priced(usual)
-    refining.from_unpriced(list(_starts(frontier, refining)))
+    starts = list(_starts(frontier, refining))
+    refining.from_unpriced(starts)
+    refining.found += _data_parallel(space, [*usual, *refining.found], starts)
     first = min((*usual, *refining.found), key=by_time)
     for group in listed:
         _price_preferred(frontier, group, first, difference)
@@ -43,6 +46,22 @@ def priced(space: Space, limit: int, difference: Difference) -> list[Entry]:
     space.tally.priced = len(found)
     best = seconds(min(found, key=by_time))
     return [entry for entry in found if seconds(entry) <= REACH * best or entry[0] in fastest]
+
+
+def _data_parallel(
+    space: Space, entries: list[Entry], starts: list[tuple[float, Layout]]
+) -> list[Entry]:
+    """Where the fastest is no data-parallel layout, but one that rare settings may bring within
+    reach of it is: what they make of those. The simplest is to be compared at its best."""
+    plain = [entry for entry in entries if is_data_parallel(entry[0])]
+    best = min(map(seconds, entries))
+    own = min(map(seconds, plain), default=inf)
+    if not best < own <= NEAR * best:
+        return []
+    refining = Refining(space, best=own)
+    refining.from_priced(plain)
+    refining.from_unpriced([one for one in starts if is_data_parallel(one[1])])
+    return refining.found
 
 
 def usual(space: Space, limit: int) -> list[Entry]:
