@@ -82,7 +82,11 @@ rehearse-many: $(VENV)/.dev  ## rehearse a hundred recommended plans, in about h
 
 docs: $(VENV)/.dev  ## write the generated pages and outputs again
 	$(BIN)/python docs/validation.py
+	$(BIN)/python docs/recipes.py
 	$(BIN)/python docs/generate.py
+
+recipes: $(VENV)/.dev  ## search for the recipes' questions again, in two minutes
+	$(BIN)/python docs/recipes.py --search
 
 fit: $(VENV)/.dev  ## fit the profiles' constants to the tables again, in about five minutes
 	$(BIN)/python -m fsdpplan.validate.fit.kernels

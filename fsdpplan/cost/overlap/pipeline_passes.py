@@ -277,7 +277,12 @@ def _reduce_seconds(batch: MicroBatch) -> float:
 
 
 def _after_all(
-    layout: Layout, timing: PipelineTiming, reduce: Seconds, hidden: Seconds = ()
+    layout: Layout,
+    timing: PipelineTiming,
+    reduce: Seconds,
+    hidden: Seconds = (),
+    *,
+    at_the_end: bool = False,
 ) -> float:
     """By how much reductions prolong the step."""
     ends = reduced_seconds(
@@ -285,6 +290,7 @@ def _after_all(
         rank_stage_indices=layout_rank_stages(layout),
         reduce_seconds=reduce,
         hidden_seconds=hidden,
+        at_the_end=at_the_end,
     )
     return max(0.0, max(ends) - timing.total_seconds)
 
@@ -298,15 +304,22 @@ def _replica_exposed(
     timing: PipelineTiming,
     paired: Pairs,
 ) -> ExposedSeconds:
-    """DDP and ZeRO reduce beside each stage's last backward pass, or after it; ZeRO's gathers of
-    updated parameters run from the start of the step beside the first forward passes, or alone."""
+    """DDP and ZeRO reduce beside each stage's last backward pass and all passes behind it, or after
+    the rank's last one; ZeRO's gathers of updated parameters run from the start of the step beside
+    the first forward passes, or alone.
+
+    Source: Megatron-LM megatron/core/pipeline_parallel/schedules.py, which reduces a chunk when its
+    last micro-batch is through (`grad_sync_func`) and gathers the next one beside the first passes
+    of the one before (`param_sync_func`); without overlap `finalize_model_grads` at the end.
+    """
     buckets = stages.each([bucket_seconds(case, stage) for stage in stages.kinds])
     totals = tuple(sum(each.reductions) for each in buckets)
     hidden = tuple(
         total - reduction_exposed_seconds(each, training=case.training, backward_seconds=backward)
         for total, each, (_, backward) in zip(totals, buckets, times, strict=True)
     )
-    reduced = _after_all(case.layout, timing, totals, hidden)
+    at_the_end = not case.training.traits.overlaps_reduction
+    reduced = _after_all(case.layout, timing, totals, hidden, at_the_end=at_the_end)
     share = max(each.scatter_share for each in buckets)
     return ExposedSeconds(
         all_gather=_parameter_waiting(case, buckets, times, weights, send, timing, paired),

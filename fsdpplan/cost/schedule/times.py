@@ -213,18 +213,21 @@ def reduced_seconds(
     rank_stage_indices: tuple[tuple[int, ...], ...],
     reduce_seconds: tuple[float, ...],
     hidden_seconds: tuple[float, ...] = (),
+    at_the_end: bool = False,
 ) -> tuple[float, ...]:
     """When each rank has reduced its gradients, from the start of the step.
 
     A stage's reduction takes `reduce_seconds` from the end of its last backward pass, or
     `hidden_seconds` earlier where it runs beside that; a rank reduces its stages one after
-    another, in the order in which they end. The step ends with the latest rank: the first ranks
-    end last, and the reductions of the others hide in their wait.
+    another, in the order in which they end, or `at_the_end` of all of its passes. So of several
+    stages a rank all but the one that ends last are reduced behind passes of others. The step ends
+    with the latest rank: the first ranks end last, and the reductions of the others hide in their
+    wait.
     """
     hidden = hidden_seconds or (0.0,) * len(reduce_seconds)
     ends = []
     for rank, stages in enumerate(rank_stage_indices):
-        clock = 0.0
+        clock = timing.end_seconds[rank] if at_the_end else 0.0
         for stage in sorted(stages, key=lambda stage: timing.stage_end_seconds[stage]):
             start = timing.stage_end_seconds[stage] - hidden[stage]
             clock = max(clock, start) + reduce_seconds[stage]

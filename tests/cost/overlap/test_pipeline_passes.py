@@ -116,3 +116,22 @@ def test_llama_3_holds_gradients_of_two_stages_and_no_messages() -> None:
     )
     assert freed.unsharded_gradients_bytes <= 0.7 * plain.unsharded_gradients_bytes
     assert freed.activations_bytes < 0.7 * plain.activations_bytes
+
+
+@pytest.mark.parametrize("name", ["reduce_scatter", "all_gather"])
+def test_chunks_of_a_distributed_optimizer_hide_behind_passes_of_others(name: str) -> None:
+    """Of v chunks a rank one is left to be reduced, and one to be gathered, where software does
+    either beside passes; else all of them."""
+
+    def exposed(runtime: str, chunks: int) -> float:
+        return getattr(passes(optimizer_case(runtime, chunks)).exposed, name)  # type: ignore[no-any-return]
+
+    def optimizer_case(runtime: str, chunks: int) -> Case:
+        schedule = "1f1b" if chunks == 1 else "interleaved_1f1b"
+        more = {"schedule": schedule, "virtual_stages": chunks, "dp_shard": 64, "seq_len": 1024}
+        return case("llama-3.1-70b", runtime=runtime, **{**CHAIN, "sharding": "zero1", **more})
+
+    whole = exposed("megatron", 1)
+    assert exposed("megatron", 4) == pytest.approx(whole / 4, rel=0.4)
+    assert exposed("megatron", 8) < exposed("megatron", 4) < exposed("megatron", 2) < whole
+    assert exposed("megatron_lm", 4) > 0.8 * exposed("megatron_lm", 1)
