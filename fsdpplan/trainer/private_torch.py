@@ -54,6 +54,12 @@ def fake_tensors() -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
+def goes_back_again() -> bool:
+    """Whether the backward pass under way keeps its graph (`retain_graph`), so that what was saved
+    for it may be asked for once more. Only inside of a saved tensor's hook."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
 def ambient_fake_mode() -> FakeTensorMode | None:
     """The fake mode under way."""
     mode: FakeTensorMode | None = active_fake_mode()

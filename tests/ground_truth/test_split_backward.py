@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -47,7 +48,7 @@ class _Operators(TorchDispatchMode):
         return self.counts["_scaled_dot_product_flash_attention_for_cpu"]
 
 
-def _block(checkpointing: str) -> nn.Module:
+def _block(checkpointing: str, *, is_split: bool = False) -> nn.Module:
     config = ModelConfig(
         name="tiny",
         layers=1,
@@ -70,7 +71,10 @@ def _block(checkpointing: str) -> nn.Module:
         norm_epsilon=1e-5,
     )
     blocks = list(Decoder(config).layers.values())
-    layout: Any = SimpleNamespace(activation_checkpointing=checkpointing, checkpoint_blocks="all")
+    schedule = {"pp": 2, "schedule": "zbv"} if is_split else {"pp": 1, "schedule": "none"}
+    layout: Any = SimpleNamespace(
+        activation_checkpointing=checkpointing, checkpoint_blocks="all", **schedule
+    )
     apply_checkpointing(blocks, layout)
     return nn.Sequential(*blocks)
 
@@ -113,6 +117,35 @@ def test_the_weights_half_recomputes_a_checkpointed_block_once_a_parameter() -> 
     assert by_input.attentions == 1
     assert by_weight.attentions == PARAMETERS
     assert by_weight.products == MATRICES + PARAMETERS * RECOMPUTED
+
+
+def test_our_own_recomputes_once_for_both_halves_and_equals_what_is_kept() -> None:
+    gradients = []
+    for checkpointing in ("none", "full"):
+        torch.manual_seed(0)
+        block = _block(checkpointing, is_split=True)
+        by_input, by_weight = _halves(block)
+        assert by_weight.products == MATRICES
+        assert by_input.products == MATRICES + (RECOMPUTED if checkpointing == "full" else 0)
+        gradients.append([parameter.grad for parameter in block.parameters()])
+    assert len(gradients[0]) == PARAMETERS
+    for kept, remade in zip(*gradients, strict=True):
+        assert torch.equal(kept, remade)
+
+
+def test_our_own_is_let_go_of_with_the_graph_and_makes_no_circles() -> None:
+    block = _block("full", is_split=True)
+    gc.collect()
+    gc.disable()
+    try:
+        x, y = _forward(block)
+        _, groups = stage_backward_input([y], [torch.ones_like(y)], [x], block.parameters())
+        stage_backward_weight(block.parameters(), groups)
+        del x, y, groups
+        left = [one for one in gc.get_objects() if type(one).__name__ == "_MadeOnce"]
+    finally:
+        gc.enable()
+    assert not left
 
 
 def test_selective_checkpointing_refuses_the_weights_half() -> None:

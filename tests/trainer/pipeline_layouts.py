@@ -89,6 +89,13 @@ FP32: dict[int, dict[str, Layouts]] = {
                 "1f1b", activation_checkpointing="op", checkpoint_blocks=1
             ),
             "checkpoint_full": piped("interleaved_1f1b", activation_checkpointing="full"),
+            **{
+                f"checkpoint_full_{name}": piped(name, activation_checkpointing="full")
+                for name in ("interleaved_zero_bubble", "zbv", "dualpipev")
+            },
+            "checkpoint_full_first_zbv": piped(
+                "zbv", activation_checkpointing="full", checkpoint_blocks=1, **WHOLE
+            ),
             "checkpoint_op": piped("1f1b", activation_checkpointing="op"),
             "checkpoint_attention": piped("zbv", activation_checkpointing="attention"),
             "offload": piped("1f1b", offload="cpu"),
@@ -122,6 +129,7 @@ FP32: dict[int, dict[str, Layouts]] = {
             "four": piped("1f1b", pp=4),
             "split_loss_chunks": piped("interleaved_1f1b", loss_chunks=2, **SPLIT),
             "ring": piped("interleaved_zero_bubble", cp=2),
+            "split_checkpoint_full_zbv": piped("zbv", activation_checkpointing="full", **SPLIT),
         },
         "tied": {
             "tied_sharded": piped("1f1b", dp_shard=2),
@@ -136,6 +144,9 @@ FP32: dict[int, dict[str, Layouts]] = {
 HALF: Layouts = {
     "bf16": piped("zbv", dp_shard=2),
     "bf16_whole": piped("interleaved_zero_bubble", dp_replicate=2, **WHOLE),
+    "bf16_whole_checkpoint_full": piped(
+        "zbv", dp_replicate=2, activation_checkpointing="full", **WHOLE
+    ),
     "bf16_whole_reduce_bf16": piped("1f1b", dp_replicate=2, **WHOLE),
     "fp16": piped("1f1b", dp_shard=2),
 }

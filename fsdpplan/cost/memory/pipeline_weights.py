@@ -23,7 +23,7 @@ from fsdpplan.cost.model.shards import Stage, stage_elements
 from fsdpplan.cost.model.torch_traits import has_lean_pipelines
 from fsdpplan.cost.schedule.moments import Moment
 from fsdpplan.spec.case import Case
-from fsdpplan.spec.layout import Schedule
+from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Schedule
 from fsdpplan.spec.model import Model
 
 ALL_SPLIT_SCHEDULES: tuple[Schedule, ...] = ("interleaved_zero_bubble", "zbv")
@@ -72,10 +72,16 @@ class SplitBackward:
 NOT_SPLIT = SplitBackward()
 
 
-def split_backward(case: Case, stage: Stage) -> SplitBackward:
-    """What splitting costs the rank that holds `stage`; nothing under most schedules."""
+def split_backward(case: Case, stage: Stage, *, remade_bytes: int) -> SplitBackward:
+    """What splitting costs the rank that holds `stage`; nothing under most schedules.
+
+    `remade_bytes` are what a block that recomputes has made again for the inputs' half, and keeps
+    for the weights'.
+    """
     model, training, layout = case.model, case.training, case.layout
-    if layout.schedule not in ALL_SPLIT_SCHEDULES:
+    is_split = layout.schedule in SPLIT_BACKWARD_SCHEDULES
+    # beside what DualPipeV has in flight, but where it recomputes, its few halves are lost
+    if layout.schedule not in ALL_SPLIT_SCHEDULES and not (is_split and remade_bytes):
         return NOT_SPLIT
     of = formats(training=training, layout=layout)
     # of no more micro-batches than stages all were seen to stay
@@ -98,7 +104,7 @@ def split_backward(case: Case, stage: Stage) -> SplitBackward:
     return SplitBackward(
         waiting_head_bytes=waiting_head,
         loss_bytes=loss,
-        waiting_block_bytes=output * of.computed,
+        waiting_block_bytes=output * of.computed + remade_bytes,
         input_bytes=residual_tokens * model.hidden * of.residual,
         fresh_block_bytes=elements * of.gathered,
         summed_matrix_bytes=0 if of.reduced == of.gathered else made.up or made.down,
@@ -107,7 +113,7 @@ def split_backward(case: Case, stage: Stage) -> SplitBackward:
     )
 
 
-def split_backward_bytes(case: Case, stage: Stage) -> int:
+def split_backward_bytes(case: Case, stage: Stage, *, remade_bytes: int) -> int:
     """The most that it comes to, where nobody asks when."""
     layout = case.layout
     later = [piece.blocks for piece in stage.pieces if not piece.has_embedding]
@@ -119,7 +125,7 @@ def split_backward_bytes(case: Case, stage: Stage) -> int:
         fresh=sum(later) if layout.schedule == "zbv" else max(later, default=0),
         fresh_head=int(stage.has_head),
     )
-    return split_backward(case, stage).bytes_at(most)
+    return split_backward(case, stage, remade_bytes=remade_bytes).bytes_at(most)
 
 
 @lru_cache(maxsize=4096)

@@ -107,6 +107,9 @@ def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
     copies_block_bytes = copies.total if of.autocasts else 0
     copies_root_bytes = head.weight_elements * of.computed if of.autocasts else 0
     moments = stage_moments(case, stage, in_flight_blocks=in_flight_blocks)
+    remade = block.live_bytes - block.saved_bytes
+    if layout.activation_checkpointing != "full":  # attention alone is made again in each half
+        remade = 0
     return RankSizes(
         blocks=stage.blocks,
         unit_blocks=max(1, min(layout.wrap_blocks, stage.blocks)),
@@ -157,9 +160,9 @@ def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
         )
         + others_at_the_loss * copies_root_bytes
         + beside_blocks_bytes
-        + split_backward_bytes(case, stage),
+        + split_backward_bytes(case, stage, remade_bytes=remade),
         beside_blocks_bytes=beside_blocks_bytes,
-        split=split_backward(case, stage),
+        split=split_backward(case, stage, remade_bytes=remade),
         pipeline_ends=stage.has_embedding + stage.has_head,
         moments=moments,
         keeps_stages=training.traits.keeps_stages,

@@ -236,6 +236,8 @@ def moments_of_rank(
                 places += [(keeping, backward), (keeping - 1, backward_kept)]
             for done, seen in places:  # blocks that the pass is through with have gradients
                 seen.add(now(done, min(done, keeping), blocks - done))
+        if not is_half:  # FSDP2 adds up what halves have left
+            fresh.pop(stage, None)
         alive, alive_kept = alive - blocks, alive_kept - keeping
         outputs -= stage == 0
         waiting -= blocks if is_half else 0

@@ -73,12 +73,11 @@ def _split_backward(layout: Layout) -> Iterator[Problem]:
     `_check_torch_compile_compatibility` in torch/distributed/pipelining/schedules.py)."""
     if layout.schedule not in SPLIT_BACKWARD_SCHEDULES:
         return
-    if layout.activation_checkpointing in ("op", "full"):
+    if layout.activation_checkpointing == "op":
         yield Problem(
-            reason="split-backward schedules with recomputation",
-            sentence=f"schedule {layout.schedule} splits backward: PyTorch 2.13 then recomputes a "
-            "checkpointed block once for each of its parameters, or refuses to; use "
-            "--activation-checkpointing none",
+            reason="split-backward schedules with recomputation of operations",
+            sentence=f"schedule {layout.schedule} splits backward, which PyTorch 2.13 refuses for "
+            "blocks that recompute some operations; use --activation-checkpointing full or none",
         )
     if layout.compile:
         yield Problem(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,8 +19,10 @@ from torch.utils.checkpoint import (
 from ..config import LayoutConfig
 from ..errors import TrainerError
 from ..model.attention import AttentionCore
+from ..private_torch import goes_back_again
 from ..torch_versions import windowed_operators
 from .local_parameters import has_distributed_parameters
+from .pipeline_stages import SPLIT_BACKWARD_SCHEDULES
 
 aten = torch.ops.aten
 
@@ -60,8 +63,12 @@ def apply_checkpointing(blocks: Sequence[nn.Module], layout: LayoutConfig) -> No
             f"the plan recomputes {number} blocks, the model has {len(blocks)}: plan again with "
             "--checkpoint-blocks all"
         )
+    is_split = layout.pp > 1 and layout.schedule in SPLIT_BACKWARD_SCHEDULES
     for block in blocks[: number if isinstance(number, int) else None]:
-        checkpoint_block(block, layout.activation_checkpointing)
+        if is_split and layout.activation_checkpointing == "full":
+            block.forward = recomputed_once(block)
+        else:
+            checkpoint_block(block, layout.activation_checkpointing)
 
 
 def checkpoint_block(block: nn.Module, mode: str) -> None:
@@ -98,6 +105,89 @@ def recomputed(module: nn.Module, **context: Any) -> Callable[..., Any]:
         return checkpoint(forward, *first, *args, use_reentrant=False, **context, **given)
 
     return again
+
+
+def recomputed_once(module: nn.Module) -> Callable[..., Any]:
+    """The forward of `module`, computed again when backward first asks for something that it saved,
+    and kept until backward is done with it.
+
+    Where backward is split, torch's checkpoint would compute it again for each half, and for each
+    parameter of the weights' half: each is a backward pass of its own.
+    """
+    forward = module.forward
+
+    def again(*args: Any, **given: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **given)
+        saved = _MadeOnce(forward, args, given)
+        with torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack):
+            return forward(*args, **given)
+
+    return again
+
+
+class _Enough(Exception):
+    """All that backward needs is made: what is left of forward is left out."""
+
+
+class _MadeOnce:
+    """What one call saves for backward. The graph holds it; with the graph it goes."""
+
+    def __init__(
+        self, function: Callable[..., Any], args: tuple[Any, ...], given: dict[str, Any]
+    ) -> None:
+        self.function, self.args, self.given = function, args, given
+        self.number = 0
+        self.made: list[torch.Tensor | None] = []
+        device = next((one.device.type for one in args if isinstance(one, torch.Tensor)), "cpu")
+        self.autocast = torch.autocast(
+            device,
+            dtype=torch.get_autocast_dtype(device),
+            enabled=torch.is_autocast_enabled(device),
+            cache_enabled=torch.is_autocast_cache_enabled(),
+        )
+
+    def pack(self, _: torch.Tensor) -> int:
+        """The place of a tensor that is saved, instead of it."""
+        self.number += 1
+        return self.number - 1
+
+    def unpack(self, place: int) -> torch.Tensor:
+        """That tensor, made with all others when the first of them is asked for; let go of where
+        nothing will ask for it again."""
+        if not self.made:
+            self._make()
+        tensor = self.made[place]
+        assert tensor is not None
+        if not goes_back_again():
+            self.made[place] = None
+        return tensor
+
+    def _make(self) -> None:
+        def keep(tensor: torch.Tensor) -> None:
+            """Nothing for the second graph, which nobody goes back through: what it saves of its
+            own results would keep it alive."""
+            self.made.append(tensor.detach())
+            if len(self.made) == self.number:
+                raise _Enough
+
+        args = [_as_leaf(one) for one in self.args]
+        given = {name: _as_leaf(one) for name, one in self.given.items()}
+        hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept)
+        with (
+            contextlib.suppress(_Enough),
+            torch.enable_grad(),
+            self.autocast,
+            hooks,
+        ):
+            self.function(*args, **given)
+
+
+def _as_leaf(value: Any) -> Any:
+    """A tensor without the graph behind it, which backward goes through by itself."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().requires_grad_(value.requires_grad)
 
 
 def attention_cores(block: nn.Module) -> list[AttentionCore]:

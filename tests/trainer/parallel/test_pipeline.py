@@ -179,7 +179,7 @@ def pipelines(draw: st.DrawFn) -> tuple[Layout, int]:
         sharding=sharding,
         reshard_after_forward="never" if sharding == "fsdp" else "always",
         gradient_sync="last",
-        activation_checkpointing="none" if splits else draw(st.sampled_from(("none", "full"))),
+        activation_checkpointing=draw(st.sampled_from(("none", "full"))),
         compile=not splits and draw(st.booleans()),
     )
     return layout, sum(named) or stages + draw(st.integers(0, 30))
@@ -231,8 +231,8 @@ def test_what_the_search_may_return_is_not_refused(drawn: tuple[Layout, int]) ->
         ({"gradient_sync": "every"}, "gradient_sync every with pp 2 (last works"),
         ({"reshard_after_forward": "always"}, "reshard_after_forward always with pp 2"),
         (
-            {"schedule": "zbv", "virtual_stages": 2, "activation_checkpointing": "full"},
-            "activation_checkpointing full with schedule zbv",
+            {"schedule": "zbv", "virtual_stages": 2, "activation_checkpointing": "op"},
+            "activation_checkpointing op with schedule zbv",
         ),
         ({"schedule": "zbv", "virtual_stages": 2, "compile": True}, "compile with schedule zbv"),
     ],
