@@ -31,7 +31,7 @@ from fsdpplan.spec.estimate import CollectiveCost, TimeBreakdown
 HOST_LOG_ERROR = 0.6
 """Standard deviation of the log of what a program's host takes to start its kernels: programs
 differ by a factor of two either way. Held, not fitted: hardly a stack of the table waits for them
-(0.3 and 0.9 predict a stack after ten of its runs worse). The learner's fit begins with it, too."""
+(0.3 and 0.9 predict a stack after ten of its runs worse). The learner holds it, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

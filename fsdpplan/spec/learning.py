@@ -23,6 +23,11 @@ class Widths:
     across: float
     """Exposed communication on outer levels."""
     bubble: float
+    host: float
+    """Of the log of how many times as long as predicted a program's host takes to start kernels:
+    launches are off by what is left of that."""
+    host_factor: float
+    """The middle of those times."""
     step_seconds: float
     """Seconds that every step takes beside the predicted ones."""
     micro_batch_seconds: float

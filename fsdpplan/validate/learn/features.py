@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
-from math import log
+from math import exp, log
 
 from fsdpplan.cost.band import step_shares
 from fsdpplan.cost.schedule.stages import layout_stage_blocks
+from fsdpplan.cost.step_time import slower_host_seconds
 from fsdpplan.spec.estimate import TimeBreakdown
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
@@ -19,6 +20,10 @@ KINDS = ("matmul", "attention", "element_wise", "launch", "inside", "across", "b
 
 PLACES = ("gpus", "degrees", "batch", "model", "policy")
 """Groups of coordinates; each has a reach of its own."""
+
+HOST_LOGS = tuple(-1.2 + 0.2 * place for place in range(18))
+"""Logs of how many times as long as predicted a program's host may take to start its kernels: from
+0.3 to 9, a fifth apart."""
 
 _RECOMPUTED = {"none": 0.0, "attention": 0.5, "op": 0.7, "full": 1.5}
 _SHARDED = {"ddp": 0.0, "zero1": 0.5, "zero2": 1.0, "fsdp": 1.5}
@@ -69,6 +74,9 @@ class Features:
     """Of the step, by `KINDS`: a pass is a launch by the chance that it waits for its host."""
     places: tuple[tuple[float, ...], ...]
     """Coordinates, by `PLACES`; a difference of 1 is a factor of e, or one policy."""
+    delays: tuple[float, ...]
+    """Log of how much longer the step takes than predicted where its host does, by `HOST_LOGS`; to
+    a thousandth, so that factors which change nothing are one."""
     num_microbatches: int
     job: int
     """Equal for runs of one job: the hash of all that makes it one, since it is compared often."""
@@ -110,6 +118,7 @@ def features_of(
         seconds=time.total_seconds,
         shares=tuple(shares[kind] for kind in KINDS),
         places=((log(gpus),), degrees, batch, size, policy),
+        delays=delays_of(time),
         num_microbatches=layout.num_microbatches,
         job=hash((stack, model, numbers_of(training), gpus, _bare(model, layout))),
     )
@@ -119,6 +128,12 @@ def numbers_of(training: Training) -> Hashable:
     """What of a training makes its step another: not for how long it runs, nor what it must leave
     free, nor the release of torch, which is of the stack."""
     return replace(training, tokens=None, torch=None, headroom_fraction=0.0, fits_fraction=0.0)
+
+
+def delays_of(time: TimeBreakdown) -> tuple[float, ...]:
+    """`Features.delays` of a step."""
+    steps = (slower_host_seconds(time, exp(one)) for one in HOST_LOGS)
+    return tuple(round(log(step / time.total_seconds), 3) for step in steps)
 
 
 def _shares(time: TimeBreakdown) -> dict[str, float]:

@@ -10,12 +10,13 @@ gave bands half as wide again and errors larger by 0.3 points. Every stack count
 as `STACK_ROWS` rows at each k, with a wide prior around a start (a factor of 2.2 either way), since
 two dozen stacks cannot tell every width.
 
-Four are not fitted. Software: projects of different software have residuals that tell nothing of
+Five are not fitted. Software: projects of different software have residuals that tell nothing of
 each other (their likelihood is flat from 0 to 0.1 and falls above), so the share stands at 0.1.
 Number format and device: the likelihood of whole projects, those with several, was highest at 0.72
 and 0.74; few have several, so 0.7. What one run shares with no other of its job: half of the pairs
 of rows that say the same of themselves differ by less than 2 %, which is 0.02; the tail is of rows
-that differ in what no column says.
+that differ in what no column says. How far programs' hosts lie apart: one project tells much of its
+own, and one cannot tell a spread; a factor of two either way, as in the cost model.
 
 Needs scipy, as the development environment has it.
 """
@@ -54,7 +55,9 @@ START = Widths(
     matmul=0.1,
     attention=0.2,
     element_wise=0.2,
-    launch=HOST_LOG_ERROR,
+    launch=0.3,
+    host=HOST_LOG_ERROR,
+    host_factor=2.0,
     inside=0.3,
     across=0.4,
     bubble=0.3,
@@ -74,11 +77,11 @@ START = Widths(
     degrees_of_freedom=7.0,
 )
 """Where the fit begins, and the middle of its prior. A step reads its batch, logs and synchronizes
-beside what is predicted, ten milliseconds or so; a micro-batch less. Launches are the least
-known part: hosts and the programs on them differ by a factor of two, and hardly a stack of the
-table waits for them."""
+beside what is predicted, ten milliseconds or so; a micro-batch less. A program's host does what is
+counted (`cost/kernels/dispatch.py`) and more: hooks, checks and kernels that Python starts are left
+out there; as much again."""
 
-KEPT = ("other_software", "other_precision", "other_device", "run")
+KEPT = ("other_software", "other_precision", "other_device", "run", "host")
 """Held, not fitted."""
 LEAST_DEGREES = 2.05
 """Of freedom: below 2 a Student t has no variance."""
@@ -121,7 +124,9 @@ def held_back(rows: Iterable[HeldOutRow], runs: Sequence[MeasuredRun]) -> list[H
         gpus = load_request(expressed.cluster_request).gpus
         job = Workload(model=expressed.model, training=expressed.training, layout=predicted.layout)
         seconds = row.measured_step_seconds
-        time = replace(row.time, launch_chance_seconds=predicted.time.launch_chance_seconds)
+        today = predicted.time
+        chance = today.launch_chance_seconds
+        time = replace(row.time, launch_chance_seconds=chance, passes=today.passes)
         one = as_priced(job, gpus=gpus, time=time, stack=stack, step_seconds=seconds)
         found.append(HeldBack(project=row.project, run=one))
     return found

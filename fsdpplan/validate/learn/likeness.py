@@ -17,10 +17,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import log
 from typing import TYPE_CHECKING
 
 from fsdpplan.spec.learning import Widths
-from fsdpplan.validate.learn.features import KINDS, PLACES, Features
+from fsdpplan.validate.learn.features import HOST_LOGS, KINDS, PLACES, Features
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,12 +55,23 @@ class Jobs:
         return np.array([one.shares for one in self.features])
 
     @cached_property
+    def delays(self) -> Numbers:
+        import numpy as np
+
+        return np.array([one.delays for one in self.features])
+
+    @cached_property
     def places(self) -> tuple[Numbers, ...]:
         import numpy as np
 
         return tuple(
             np.array([one.places[group] for one in self.features]) for group in range(len(PLACES))
         )
+
+    @cached_property
+    def place_of(self) -> dict[int, int]:
+        """Where each job stands among them."""
+        return {one.job: place for place, one in enumerate(self.features)}
 
     def named(self, name: str) -> tuple[Hashable, ...]:
         """What each is, of `software`, `precision`, `device` and `job`."""
@@ -119,6 +131,32 @@ def slopes(jobs: Jobs, widths: Widths) -> dict[str, Numbers]:
         one = np.outer(weight, -np.expm1(-weight))  # x / (1 + x) of log(1 + x)
         found[name] = one + one.T
     return found
+
+
+def host_chances(widths: Widths) -> Numbers:
+    """Of each of `HOST_LOGS`, before anything is measured: log-normal, they add up to 1."""
+    import numpy as np
+
+    chances = np.exp(-(_off_middle(widths) ** 2) / 2)
+    found: Numbers = chances / chances.sum()
+    return found
+
+
+def host_slopes(widths: Widths) -> dict[str, Numbers]:
+    """How the logs of `host_chances` grow with the logarithm of each width that they have."""
+    chances, off = host_chances(widths), _off_middle(widths)
+    return {
+        "host": off**2 - float(chances @ off**2),
+        "host_factor": (off - float(chances @ off)) / widths.host,
+    }
+
+
+def _off_middle(widths: Widths) -> Numbers:
+    """Of `HOST_LOGS`, in deviations."""
+    import numpy as np
+
+    off: Numbers = (np.array(HOST_LOGS) - log(widths.host_factor)) / widths.host
+    return off
 
 
 def stack_correlation(one: Jobs, other: Jobs, widths: Widths) -> Numbers:

@@ -6,19 +6,24 @@ Alternatives to Gaussian Processes*). One job in many is far off for a reason of
 variance is made larger by the weights of a Student t, found by EM (Lange, Little and Taylor 1989,
 *Robust Statistical Modeling Using the t Distribution*), so that it hardly pulls at others, while of
 that very job it still tells.
+
+How many times as long as predicted a program's host takes is one more unknown, and what it does to
+a step is no sum of parts: a pass takes the longer of what host and device need. So there is a
+process for each of `HOST_LOGS`, over what that host leaves unexplained, weighed by how likely it
+makes what was measured: the unknown is integrated out on a grid.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import sqrt
+from math import log1p, sqrt
 from typing import TYPE_CHECKING
 
 from fsdpplan.cost.band import NORMAL_80
 from fsdpplan.spec.learning import Widths
 from fsdpplan.validate.learn.features import Features
-from fsdpplan.validate.learn.likeness import Jobs, jobs_of, likeness, own_likeness
+from fsdpplan.validate.learn.likeness import Jobs, host_chances, jobs_of, likeness, own_likeness
 
 if TYPE_CHECKING:
     from fsdpplan.validate.learn.likeness import Numbers
@@ -58,42 +63,56 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
-    """The posterior, given some jobs."""
+class State:
+    """The posterior, were the host of the known jobs' program known."""
 
-    widths: Widths
-    known: Jobs
     odd: Numbers
     """Variance of each known job for a reason of its own, beyond that which any job has."""
     inverse: Numbers
     """Of the covariance of what was measured."""
     pull: Numbers
-    """`inverse` times what was measured."""
+    """`inverse` times what was measured, less what the host explains."""
     scale: float
     """By how much this stack's variance differs from the prior's."""
+    evidence: float
+    """Log density of what was measured, up to what all states share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """The posterior, given some jobs."""
+
+    widths: Widths
+    known: Jobs
+    states: tuple[State, ...]
+    state_of: tuple[int, ...]
+    """Place of the state of each of `HOST_LOGS`: those that explain the same of the known jobs have
+    one."""
+    chances: Numbers
+    """Of each of `HOST_LOGS`, by what was measured."""
+    middle: float
+    """Place of their median among `HOST_LOGS`: steps are expected with that host. Their mean would
+    make all that is near to waiting slow for a few hosts that are slower by far."""
     memory: dict[Features, tuple[Numbers, float]] = field(default_factory=dict)
     """What was asked before: covariance with the known jobs, and variance before them."""
-
-    @property
-    def _width(self) -> float:
-        """Deviation of a normal as wide as this t, over the root of the prior's variance."""
-        degrees = self.widths.degrees_of_freedom + len(self.pull)
-        return sqrt(self.scale * (degrees - 2) / degrees) * student_80(degrees) / NORMAL_80
 
     def judged(self, features: Sequence[Features]) -> Judged:
         """Of one new run of each of these jobs."""
         import numpy as np
 
-        shared, before = self._prior(jobs_of(features))
-        known = np.einsum("ij,jk,ik->i", shared, self.inverse, shared)
-        variance = np.maximum(LEAST_VARIANCE, before + self.widths.run**2 - known)
-        return Judged(mean=shared @ self.pull, deviation=np.sqrt(variance) * self._width)
+        jobs = jobs_of(features)
+        shared, before = likeness(jobs, self.known, self.widths), own_likeness(jobs, self.widths)
+        found = [
+            self._judged(one, row, own)
+            for one, row, own in zip(features, shared, before, strict=True)
+        ]
+        mean, variance = (np.array(column) for column in zip(*found, strict=True))
+        return Judged(mean=mean, deviation=np.sqrt(variance))
 
     def one(self, features: Features) -> tuple[float, float]:
         """(mean, deviation) of one job."""
-        shared, before = self._remembered(features)
-        variance = before + self.widths.run**2 - float(shared @ self.inverse @ shared)
-        return float(shared @ self.pull), sqrt(max(LEAST_VARIANCE, variance)) * self._width
+        mean, variance = self._judged(features, *self._remembered(features))
+        return mean, sqrt(variance)
 
     def difference_deviation(self, one: Features, other: Features) -> float:
         """Deviation of the difference of two jobs: what they share cancels."""
@@ -102,9 +121,18 @@ class Process:
         a, before_a = self._remembered(one)
         b, before_b = self._remembered(other)
         both = float(likeness(jobs_of([one]), jobs_of([other]), self.widths)[0, 0])
-        apart = a - b
-        variance = before_a + before_b - 2 * both - float(apart @ self.inverse @ apart)
-        return sqrt(max(0.0, variance)) * self._width
+        means, variances = [], []
+        for state in self.states:
+            (with_a, odd_a), (with_b, odd_b) = (
+                self._with_odd(shared, job, state) for shared, job in ((a, one), (b, other))
+            )
+            apart = with_a - with_b
+            before = before_a + odd_a + before_b + odd_b - 2 * both
+            left = before - float(apart @ state.inverse @ apart)
+            means.append(float(apart @ state.pull))
+            variances.append(max(0.0, left) * self._width(state) ** 2)
+        delays = jobs_of([one]).delays[0] - jobs_of([other]).delays[0]
+        return sqrt(self._over_hosts(means, variances, delays, is_known=self._is_own(one))[1])
 
     def correlations(self, features: Features) -> Numbers:
         """Of a job with each known one, before anything is measured; its own part left out."""
@@ -115,36 +143,101 @@ class Process:
         found: Numbers = shared / np.sqrt(before * own_likeness(self.known, self.widths))
         return found
 
+    def _judged(self, one: Features, shared: Numbers, before: float) -> tuple[float, float]:
+        """(mean, variance) of a new run of a job with that covariance and variance."""
+        means, variances = [], []
+        for state in self.states:
+            row, odd = self._with_odd(shared, one, state)
+            left = before + odd + self.widths.run**2 - float(row @ state.inverse @ row)
+            means.append(float(row @ state.pull))
+            variances.append(max(LEAST_VARIANCE, left) * self._width(state) ** 2)
+        delays = jobs_of([one]).delays[0]
+        return self._over_hosts(means, variances, delays, is_known=self._is_own(one))
+
+    def _over_hosts(
+        self,
+        means: Sequence[float],
+        variances: Sequence[float],
+        delays: Numbers,
+        *,
+        is_known: bool,
+    ) -> tuple[float, float]:
+        """(mean, variance) of what has these in each state and takes so much longer with each host,
+        of which the known jobs tell or not: then the host is as predicted, give or take."""
+        import numpy as np
+
+        at = list(self.state_of)
+        each, spread = np.array(means)[at], np.array(variances)[at]
+        if is_known:
+            each, beside = each + delays, 0.0
+        else:
+            chances = host_chances(self.widths)
+            beside = float(chances @ delays**2 - (chances @ delays) ** 2)
+        mean = float(np.interp(self.middle, range(len(each)), each))
+        return mean, float(self.chances @ (spread + (each - mean) ** 2)) + beside
+
+    def _is_own(self, features: Features) -> bool:
+        return features.stack.is_program_of(self.known.features[0].stack)
+
+    def _width(self, state: State) -> float:
+        """Deviation of a normal as wide as this t, over the root of the prior's variance."""
+        degrees = self.widths.degrees_of_freedom + len(state.pull)
+        return sqrt(state.scale * (degrees - 2) / degrees) * student_80(degrees) / NORMAL_80
+
+    def _with_odd(self, shared: Numbers, one: Features, state: State) -> tuple[Numbers, float]:
+        """(covariance with the known jobs, variance to add): of a known job that is far off for a
+        reason of its own, with that reason."""
+        place = self.known.place_of.get(one.job)
+        if place is None:
+            return shared, 0.0
+        more = shared.copy()
+        more[place] += state.odd[place]
+        return more, float(state.odd[place])
+
     def _remembered(self, features: Features) -> tuple[Numbers, float]:
         if features not in self.memory:
-            shared, before = self._prior(jobs_of([features]))
-            self.memory[features] = shared[0], float(before[0])
+            jobs = jobs_of([features])
+            shared = likeness(jobs, self.known, self.widths)[0]
+            self.memory[features] = shared, float(own_likeness(jobs, self.widths)[0])
         return self.memory[features]
-
-    def _prior(self, jobs: Jobs) -> tuple[Numbers, Numbers]:
-        """(covariance with the known jobs, variance of each): of a known job that is far off for a
-        reason of its own, with that reason."""
-        shared = likeness(jobs, self.known, self.widths)
-        before = own_likeness(jobs, self.widths)
-        places = {job: place for place, job in enumerate(self.known.named("job"))}
-        for row, job in enumerate(jobs.named("job")):
-            if job in places:
-                place = places[job]
-                shared[row, place] += self.odd[place]
-                before[row] += self.odd[place]
-        return shared, before
 
 
 def process(known: Sequence[KnownJob], widths: Widths) -> Process:
-    """The posterior, given `known`: at least one, no job twice."""
+    """The posterior, given `known`: at least one, no job twice.
+
+    Their program's host is that of the first; of another program's it tells nothing, nor the other
+    way round.
+    """
     import numpy as np
 
     jobs = jobs_of([one.features for one in known])
+    first = known[0].features.stack
+    own = np.array([one.features.stack.is_program_of(first) for one in known])
+    explained, of = np.unique(jobs.delays * own[:, None], axis=1, return_inverse=True)
     measured = np.array([one.log_ratio for one in known])
     runs = np.array([float(one.runs) for one in known])
-    noise = widths.run**2 / runs
     prior = likeness(jobs, jobs, widths)
-    own, weights = widths.job**2 + noise, np.ones(len(known))
+    states = tuple(_state(prior, measured - one, runs, widths) for one in explained.T)
+    state_of = tuple(int(place) for place in of.ravel())
+    evidence = np.array([states[place].evidence for place in state_of])
+    chances = host_chances(widths) * np.exp(evidence - evidence.max())
+    chances /= chances.sum()
+    return Process(
+        widths=widths,
+        known=jobs,
+        states=states,
+        state_of=state_of,
+        chances=chances,
+        middle=float(np.interp(0.5, np.cumsum(chances) - chances / 2, range(len(chances)))),
+    )
+
+
+def _state(prior: Numbers, measured: Numbers, runs: Numbers, widths: Widths) -> State:
+    """The posterior of jobs with that covariance, of so many runs each."""
+    import numpy as np
+
+    noise = widths.run**2 / runs
+    own, weights = widths.job**2 + noise, np.ones(len(runs))
     for _ in range(MOST_ROUNDS):
         wider = noise + own * (1 / weights - 1)
         inverse: Numbers = np.linalg.inv(prior + np.diag(wider)).astype(float)
@@ -155,9 +248,18 @@ def process(known: Sequence[KnownJob], widths: Widths) -> Process:
             break
         weights = found
     start = widths.degrees_of_freedom - 2
-    scale = (start + float(measured @ pull)) / (start + len(known))
+    size = float(measured @ pull)
     odd: Numbers = own * (1 / weights - 1) / (1 + ODD_JOBS**-runs)
-    return Process(widths=widths, known=jobs, odd=odd, inverse=inverse, pull=pull, scale=scale)
+    # the density of a Student t, in the covariance that the outliers leave
+    evidence = np.linalg.slogdet(inverse)[1] / 2
+    evidence -= (widths.degrees_of_freedom + len(runs)) / 2 * log1p(size / start)
+    return State(
+        odd=odd,
+        inverse=inverse,
+        pull=pull,
+        scale=(start + size) / (start + len(runs)),
+        evidence=float(evidence),
+    )
 
 
 def student_80(degrees: float) -> float:

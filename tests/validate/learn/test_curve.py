@@ -35,8 +35,8 @@ from fsdpplan.validate.learn.process import process
 from fsdpplan.validate.runs.projects import POORLY_TUNED
 
 ROOT = Path(__file__).resolve().parents[3]
-ALL = {1: 0.066, 3: 0.05, 10: 0.043}
-"""After so many runs: 6.4, 4.8 and 4.1 % were reached on 2026-11-25 with widths fitted without the
+ALL = {1: 0.064, 3: 0.048, 10: 0.04}
+"""After so many runs: 6.1, 4.6 and 3.9 % were reached on 2026-11-25 with widths fitted without the
 project, and a new table may move them by a little."""
 
 
@@ -80,15 +80,22 @@ def test_errors_after_1_3_and_10_runs_of_a_stack(found: tuple[Point, ...]) -> No
 def test_from_three_runs_on_the_band_is_right_in_each_project(
     rows: list[HeldBack], widths: dict[str, Widths]
 ) -> None:
-    """65 to 92 % inside and 20 % wide at most, but for the project whose code waits where others
-    overlap: there 51 and 73 % are inside, and rows differ by half from others like them."""
-    for project in {row.project for row in rows} - {POORLY_TUNED}:
+    """65 to 92 % inside and 20 % wide at most, also of the project whose host is slow."""
+    for project in {row.project for row in rows}:
         some = [row for row in rows if row.project == project]
         for known in (3, 10):
             if len(some) >= 20:
                 point = after(some, known, widths[project])
                 assert 0.65 <= point.coverage_fraction <= 0.92, (project, point)
                 assert point.half_width_fraction <= 0.2, (project, point)
+
+
+def test_a_host_that_is_slow_is_learned(rows: list[HeldBack], widths: dict[str, Widths]) -> None:
+    """A third of the project waits for its host, and an eighth is slower than that explains."""
+    some = [row for row in rows if row.project == POORLY_TUNED]
+    for known, most in ((1, 0.08), (3, 0.12), (10, 0.08)):  # 7.5, 10.6 and 7.2 % on 2026-11-25
+        point = after(some, known, widths[POORLY_TUNED])
+        assert point.error_fraction <= most < point.without_fraction, point
 
 
 def test_the_widths_are_the_least_surprising(rows: list[HeldBack]) -> None:

@@ -12,7 +12,7 @@ from fsdpplan.files.clusters import load_cluster
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.training import Training
-from fsdpplan.validate.learn.features import KINDS, Features, Stack, features_of
+from fsdpplan.validate.learn.features import HOST_LOGS, KINDS, Features, Stack, features_of
 
 MODEL = load_model("llama-3.1-8b")
 CLUSTER = load_cluster("dgx-h100", gpus=8).cluster
@@ -68,3 +68,15 @@ def test_a_pass_is_more_of_a_launch_the_nearer_its_host_is_to_being_too_slow() -
     assert found[0] == pytest.approx(0, abs=1e-6)
     assert 0 < found[1] < found[3]
     assert found[4] > 0.8
+
+
+def test_a_slower_host_delays_a_step_more_the_more_it_waits() -> None:
+    short = Training(seq_len=1024, global_batch=8)
+    eager = replace(LAYOUT, compile=False)
+    busy, near, waiting = (features(short, layout=eager, host=host) for host in (0.01, 0.6, 3.0))
+    assert set(busy.delays) == {0.0}
+    for one in (near, waiting):
+        assert list(one.delays) == sorted(one.delays)
+        as_predicted = [delay for delay, at in zip(one.delays, HOST_LOGS, strict=True) if not at]
+        assert as_predicted in ([0.0], [])
+    assert 0 < near.delays[-1] < waiting.delays[-1] <= HOST_LOGS[-1]

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from math import exp, log
+from dataclasses import replace
+from math import exp, log, sqrt
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.cost.band import NORMAL_80
 from fsdpplan.files.learning import load_widths
+from fsdpplan.validate.learn.features import HOST_LOGS
 from fsdpplan.validate.learn.known import PricedRun, jobs_among
+from fsdpplan.validate.learn.likeness import host_chances
 from fsdpplan.validate.learn.process import Process, process, student_80
 from tests.validate.learn.made import made_run, of_other
 
@@ -102,6 +107,62 @@ def test_seconds_that_every_step_takes_weigh_more_where_steps_are_short() -> Non
     ]
     posterior = learned(*slow)
     assert factor(posterior, long) < factor(posterior, short)
+
+
+BY_HOST = {"name": "llama-3.2-1b", "gpus": 8, "tp": 8}
+"""A layout of which passes wait where its host is twice as slow as predicted."""
+SLOW_LOG = HOST_LOGS[15]
+"""A host that takes six times as long."""
+
+
+def slow_run(**layout: Any) -> PricedRun:
+    """A run that takes as long as its host lets it: the rest is as predicted."""
+    plain = made_run(1.0, **layout)
+    return replace(plain, step_seconds=plain.step_seconds * exp(slow_log(plain)))
+
+
+def slow_log(run: PricedRun) -> float:
+    return run.features.delays[HOST_LOGS.index(SLOW_LOG)]
+
+
+def test_a_slow_host_is_learned_from_the_runs_that_wait_for_it() -> None:
+    waiting = [BY_HOST, BY_HOST | {"tp": 4}, BY_HOST | {"tp": 8, "micro_batch": 2}]
+    asked, busy = made_run(1.0, **(BY_HOST | {"tp": 2})), made_run(1.0)
+    assert slow_log(busy) == 0 < 0.15 < slow_log(asked)
+    posterior = learned(*(slow_run(**one) for one in waiting))
+    assert exp(SLOW_LOG) == pytest.approx(6, rel=0.01)
+    host = exp(float(posterior.chances @ HOST_LOGS))
+    assert host == pytest.approx(6, rel=0.25)
+    assert factor(posterior, asked) == pytest.approx(exp(slow_log(asked)), rel=0.06)
+    assert factor(posterior, busy) == pytest.approx(1.0, rel=0.06)
+
+
+def test_runs_that_keep_their_device_busy_say_nothing_of_the_host() -> None:
+    busy = [made_run(1.0, micro_batch=2**n) for n in range(3)]
+    few, many = learned(busy[0]), learned(*busy, *busy)
+    waiting = made_run(1.0, **BY_HOST)
+    assert many.chances == pytest.approx(host_chances(WIDTHS))
+    # as wide as the host leaves it, however well the rest is known
+    chances, delays = host_chances(WIDTHS), np.array(waiting.features.delays)
+    of_host = sqrt(chances @ delays**2 - (chances @ delays) ** 2)
+    for posterior in (few, many):
+        assert posterior.one(waiting.features)[1] >= of_host
+    assert many.one(ASKED.features)[1] < of_host / 3
+
+
+def test_a_device_that_was_busy_bounds_how_slow_its_host_is() -> None:
+    prompt = learned(made_run(1.0, **BY_HOST), made_run(1.0, **(BY_HOST | {"tp": 4})))
+    slow = np.array(HOST_LOGS) > log(5)
+    assert prompt.chances[slow].sum() < host_chances(WIDTHS)[slow].sum() / 3
+
+
+def test_the_host_of_another_program_is_as_wide_as_before() -> None:
+    known = learned(*(slow_run(**BY_HOST, micro_batch=n) for n in (1, 2, 4)))
+    other = made_run(1.0, stack=of_other(software="NeMo"), **BY_HOST)
+    mean, deviation = known.one(other.features)
+    assert abs(mean) < 0.15 * slow_log(other)
+    chances, delays = host_chances(WIDTHS), np.array(other.features.delays)
+    assert deviation > sqrt(chances @ delays**2 - (chances @ delays) ** 2)
 
 
 def test_a_difference_is_known_better_than_a_time_and_better_with_runs() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from math import exp, log
+from typing import Any
 
 import pytest
 
@@ -14,11 +15,12 @@ from fsdpplan.validate.learn.surprise import Drawn, drawn, shuffled, surprise
 from tests.validate.learn.made import made_run
 
 WIDTHS = load_widths()
+NAMES = [one.name for one in fields(Widths)]
 
 
-def stack(factor: float = 1.2) -> Drawn:
+def stack(factor: float = 1.2, **job: Any) -> Drawn:
     runs = [
-        made_run(factor * (1 + 0.02 * place), **layout)
+        made_run(factor * (1 + 0.02 * place), **job, **layout)
         for place, layout in enumerate(
             [
                 {"micro_batch": 1},
@@ -40,9 +42,10 @@ def test_a_number_of_runs_that_leaves_too_few_to_predict_is_left_out() -> None:
     assert stack().after == (1, 3)
 
 
-@pytest.mark.parametrize("name", [one.name for one in fields(Widths) if one.name not in KEPT])
-def test_slopes_are_what_a_small_step_changes(name: str) -> None:
-    rows, width, step = stack(), getattr(WIDTHS, name), 1e-5
+@pytest.mark.parametrize("job", [{}, {"name": "llama-3.2-1b", "gpus": 8}], ids=["busy", "waiting"])
+@pytest.mark.parametrize("name", [one for one in NAMES if one == "host" or one not in KEPT])
+def test_slopes_are_what_a_small_step_changes(name: str, job: dict[str, Any]) -> None:
+    rows, width, step = stack(**job), getattr(WIDTHS, name), 1e-5
     is_degrees = name == "degrees_of_freedom"
     higher, lower = (
         replace(WIDTHS, **{name: width + by if is_degrees else width * exp(by)})
