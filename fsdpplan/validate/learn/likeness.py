@@ -68,11 +68,6 @@ class Jobs:
             np.array([one.places[group] for one in self.features]) for group in range(len(PLACES))
         )
 
-    @cached_property
-    def place_of(self) -> dict[int, int]:
-        """Where each job stands among them."""
-        return {one.job: place for place, one in enumerate(self.features)}
-
     def named(self, name: str) -> tuple[Hashable, ...]:
         """What each is, of `software`, `precision`, `device` and `job`."""
         if name == "job":

@@ -37,6 +37,8 @@ MOST_ROUNDS = 20
 STILL = 1e-2
 """Change of the weights below which they are found."""
 LEAST_VARIANCE = 1e-8
+NO_CHANCE_LOG = 25.0
+"""A state that is less likely than another by e to the power of this has no chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +74,22 @@ class State:
     """Of the covariance of what was measured."""
     pull: Numbers
     """`inverse` times what was measured, less what the host explains."""
-    scale: float
-    """By how much this stack's variance differs from the prior's."""
+    width: float
+    """Deviation of a normal as wide as this t, over the root of the prior's variance."""
+    weights: Numbers
+    """Of the known jobs: the less, the odder one is."""
     evidence: float
     """Log density of what was measured, up to what all states share."""
+
+    def judged(self, shared: Numbers, variance: float, place: int | None) -> tuple[float, float]:
+        """(mean, variance) of what has that covariance with the known jobs and that variance before
+        them; where it is the one at `place`, it is odd as that one is."""
+        if place is not None:
+            shared = shared.copy()
+            shared[place] += self.odd[place]
+            variance += float(self.odd[place])
+        left = variance - float(shared @ self.inverse @ shared)
+        return float(shared @ self.pull), max(LEAST_VARIANCE, left) * self.width**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +98,8 @@ class Process:
 
     widths: Widths
     known: Jobs
+    places: dict[int, int]
+    """Where each known job stands among them."""
     states: tuple[State, ...]
     state_of: tuple[int, ...]
     """Place of the state of each of `HOST_LOGS`: those that explain the same of the known jobs have
@@ -102,10 +118,7 @@ class Process:
 
         jobs = jobs_of(features)
         shared, before = likeness(jobs, self.known, self.widths), own_likeness(jobs, self.widths)
-        found = [
-            self._judged(one, row, own)
-            for one, row, own in zip(features, shared, before, strict=True)
-        ]
+        found = [self._judged(*one) for one in zip(features, shared, before, strict=True)]
         mean, variance = (np.array(column) for column in zip(*found, strict=True))
         return Judged(mean=mean, deviation=np.sqrt(variance))
 
@@ -116,6 +129,8 @@ class Process:
 
     def difference_deviation(self, one: Features, other: Features) -> float:
         """Deviation of the difference of two jobs: what they share cancels."""
+        import numpy as np
+
         if one.job == other.job:
             return 0.0
         a, before_a = self._remembered(one)
@@ -123,16 +138,17 @@ class Process:
         both = float(likeness(jobs_of([one]), jobs_of([other]), self.widths)[0, 0])
         means, variances = [], []
         for state in self.states:
-            (with_a, odd_a), (with_b, odd_b) = (
-                self._with_odd(shared, job, state) for shared, job in ((a, one), (b, other))
-            )
-            apart = with_a - with_b
-            before = before_a + odd_a + before_b + odd_b - 2 * both
-            left = before - float(apart @ state.inverse @ apart)
-            means.append(float(apart @ state.pull))
-            variances.append(max(0.0, left) * self._width(state) ** 2)
-        delays = jobs_of([one]).delays[0] - jobs_of([other]).delays[0]
-        return sqrt(self._over_hosts(means, variances, delays, is_known=self._is_own(one))[1])
+            apart, before = a - b, before_a + before_b - 2 * both
+            for job, sign in ((one.job, 1), (other.job, -1)):
+                if job in self.places:
+                    place = self.places[job]
+                    apart[place] += sign * state.odd[place]
+                    before += float(state.odd[place])
+            mean, variance = state.judged(apart, before, None)
+            means.append(mean)
+            variances.append(variance)
+        delays = np.subtract(one.delays, other.delays)
+        return sqrt(self._over_hosts(means, variances, delays, is_own=self._is_own(one))[1])
 
     def correlations(self, features: Features) -> Numbers:
         """Of a job with each known one, before anything is measured; its own part left out."""
@@ -145,31 +161,24 @@ class Process:
 
     def _judged(self, one: Features, shared: Numbers, before: float) -> tuple[float, float]:
         """(mean, variance) of a new run of a job with that covariance and variance."""
-        means, variances = [], []
-        for state in self.states:
-            row, odd = self._with_odd(shared, one, state)
-            left = before + odd + self.widths.run**2 - float(row @ state.inverse @ row)
-            means.append(float(row @ state.pull))
-            variances.append(max(LEAST_VARIANCE, left) * self._width(state) ** 2)
-        delays = jobs_of([one]).delays[0]
-        return self._over_hosts(means, variances, delays, is_known=self._is_own(one))
+        import numpy as np
+
+        variance, place = before + self.widths.run**2, self.places.get(one.job)
+        found = [state.judged(shared, variance, place) for state in self.states]
+        means, variances = zip(*found, strict=True)
+        return self._over_hosts(means, variances, np.array(one.delays), is_own=self._is_own(one))
 
     def _over_hosts(
-        self,
-        means: Sequence[float],
-        variances: Sequence[float],
-        delays: Numbers,
-        *,
-        is_known: bool,
+        self, means: Sequence[float], variances: Sequence[float], delays: Numbers, *, is_own: bool
     ) -> tuple[float, float]:
-        """(mean, variance) of what has these in each state and takes so much longer with each host,
-        of which the known jobs tell or not: then the host is as predicted, give or take."""
+        """(mean, variance) of what has these in each state, and takes so much longer with each
+        host; of another program's nothing is known: it is as predicted, give or take."""
         import numpy as np
 
         at = list(self.state_of)
-        each, spread = np.array(means)[at], np.array(variances)[at]
-        if is_known:
-            each, beside = each + delays, 0.0
+        each, spread, beside = np.array(means)[at], np.array(variances)[at], 0.0
+        if is_own:
+            each = each + delays
         else:
             chances = host_chances(self.widths)
             beside = float(chances @ delays**2 - (chances @ delays) ** 2)
@@ -178,21 +187,6 @@ class Process:
 
     def _is_own(self, features: Features) -> bool:
         return features.stack.is_program_of(self.known.features[0].stack)
-
-    def _width(self, state: State) -> float:
-        """Deviation of a normal as wide as this t, over the root of the prior's variance."""
-        degrees = self.widths.degrees_of_freedom + len(state.pull)
-        return sqrt(state.scale * (degrees - 2) / degrees) * student_80(degrees) / NORMAL_80
-
-    def _with_odd(self, shared: Numbers, one: Features, state: State) -> tuple[Numbers, float]:
-        """(covariance with the known jobs, variance to add): of a known job that is far off for a
-        reason of its own, with that reason."""
-        place = self.known.place_of.get(one.job)
-        if place is None:
-            return shared, 0.0
-        more = shared.copy()
-        more[place] += state.odd[place]
-        return more, float(state.odd[place])
 
     def _remembered(self, features: Features) -> tuple[Numbers, float]:
         if features not in self.memory:
@@ -205,60 +199,95 @@ class Process:
 def process(known: Sequence[KnownJob], widths: Widths) -> Process:
     """The posterior, given `known`: at least one, no job twice.
 
-    Their program's host is that of the first; of another program's it tells nothing, nor the other
-    way round.
+    The host is that of the first one's program; of another program's it tells nothing, nor the
+    other way round.
     """
     import numpy as np
 
     jobs = jobs_of([one.features for one in known])
     first = known[0].features.stack
-    own = np.array([one.features.stack.is_program_of(first) for one in known])
-    explained, of = np.unique(jobs.delays * own[:, None], axis=1, return_inverse=True)
-    measured = np.array([one.log_ratio for one in known])
+    is_own = np.array([[one.features.stack.is_program_of(first)] for one in known])
+    explained, of = np.unique(jobs.delays * is_own, axis=1, return_inverse=True)
+    left_over = np.array([one.log_ratio for one in known]) - explained.T
     runs = np.array([float(one.runs) for one in known])
-    prior = likeness(jobs, jobs, widths)
-    states = tuple(_state(prior, measured - one, runs, widths) for one in explained.T)
-    state_of = tuple(int(place) for place in of.ravel())
-    evidence = np.array([states[place].evidence for place in state_of])
+    states = _likely_states(likeness(jobs, jobs, widths), left_over, runs, widths)
+    kept = {state: place for place, state in enumerate(states)}
+    by_host = of.ravel().tolist()
+    evidence = np.array([states[one].evidence if one in states else -np.inf for one in by_host])
     chances = host_chances(widths) * np.exp(evidence - evidence.max())
     chances /= chances.sum()
     return Process(
         widths=widths,
         known=jobs,
-        states=states,
-        state_of=state_of,
+        places={job.job: place for place, job in enumerate(jobs.features)},
+        states=tuple(states.values()),
+        state_of=tuple(kept.get(one, 0) for one in by_host),
         chances=chances,
         middle=float(np.interp(0.5, np.cumsum(chances) - chances / 2, range(len(chances)))),
     )
 
 
-def _state(prior: Numbers, measured: Numbers, runs: Numbers, widths: Widths) -> State:
-    """The posterior of jobs with that covariance, of so many runs each."""
+def _likely_states(
+    prior: Numbers, left_over: Numbers, runs: Numbers, widths: Widths
+) -> dict[int, State]:
+    """The states that may be, by their place among what each of them leaves over.
+
+    Left out is what has no chance beside the one that is likeliest while no job is odd, with that
+    one's odd jobs: it would cost as much again.
+    """
+    import numpy as np
+
+    inverse = np.linalg.inv(prior + np.diag(widths.job**2 + widths.run**2 / runs))
+    first = int((left_over @ inverse * left_over).sum(1).argmin())
+    best = _state(prior, left_over[first], runs, widths)
+    size = (left_over @ best.inverse * left_over).sum(1)
+    start = widths.degrees_of_freedom - 2
+    behind = np.log1p(size / start) - log1p(size[first] / start)
+    near = np.flatnonzero((start + 2 + len(runs)) / 2 * behind < NO_CHANCE_LOG)
+    return {
+        int(place): best
+        if place == first
+        else _state(prior, left_over[place], runs, widths, weights=best.weights)
+        for place in near
+    }
+
+
+def _state(
+    prior: Numbers,
+    left_over: Numbers,
+    runs: Numbers,
+    widths: Widths,
+    *,
+    weights: Numbers | None = None,
+) -> State:
+    """The posterior of jobs with that covariance, of so many runs each; `weights` where it is
+    thought to be near."""
     import numpy as np
 
     noise = widths.run**2 / runs
-    own, weights = widths.job**2 + noise, np.ones(len(runs))
+    own = widths.job**2 + noise
+    weights = np.ones(len(runs)) if weights is None else weights
     for _ in range(MOST_ROUNDS):
         wider = noise + own * (1 / weights - 1)
         inverse: Numbers = np.linalg.inv(prior + np.diag(wider)).astype(float)
-        pull = inverse @ measured
+        pull = inverse @ left_over
         far = (own / weights * pull) ** 2 / own
         found = np.minimum(1.0, (OUTLIER_DEGREES + 1) / (OUTLIER_DEGREES + far))
         if np.abs(found - weights).max() < STILL:
             break
         weights = found
-    start = widths.degrees_of_freedom - 2
-    size = float(measured @ pull)
-    odd: Numbers = own * (1 / weights - 1) / (1 + ODD_JOBS**-runs)
-    # the density of a Student t, in the covariance that the outliers leave
-    evidence = np.linalg.slogdet(inverse)[1] / 2
-    evidence -= (widths.degrees_of_freedom + len(runs)) / 2 * log1p(size / start)
+    start, size = widths.degrees_of_freedom - 2, float(left_over @ pull)
+    degrees = start + 2 + len(runs)
+    # by how much this stack's variance differs from the prior's
+    scale = (start + size) / (start + len(runs))
     return State(
-        odd=odd,
+        odd=own * (1 / weights - 1) / (1 + ODD_JOBS**-runs),
         inverse=inverse,
         pull=pull,
-        scale=(start + size) / (start + len(runs)),
-        evidence=float(evidence),
+        width=sqrt(scale * (degrees - 2) / degrees) * student_80(degrees) / NORMAL_80,
+        weights=weights,
+        # the density of a Student t, in the covariance that odd jobs leave
+        evidence=float(np.linalg.slogdet(inverse)[1]) / 2 - degrees / 2 * log1p(size / start),
     )
 
 
