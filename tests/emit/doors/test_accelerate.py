@@ -135,7 +135,7 @@ def test_what_it_cannot_run_is_refused(
 
 def test_a_padded_vocabulary_is_refused_for_a_model_with_tables_of_its_own() -> None:
     plan = plan_of(Layout(dp_shard=2), BF16, vocab=61, vocab_multiple=64)
-    with pytest.raises(SpecError, match="padded to 64 rows.*--program hf"):
+    with pytest.raises(SpecError, match=r"padded to 64 rows.*--program hf"):
         render("accelerate", make_order(plan))
 
 
