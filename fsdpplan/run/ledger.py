@@ -11,7 +11,7 @@ from fsdpplan.emit.slurm.header import script_digest
 from fsdpplan.errors import SpecError
 from fsdpplan.files.ledger import append_row
 from fsdpplan.run.compare import compare
-from fsdpplan.run.follow.metrics import Summary
+from fsdpplan.run.follow.metric_events import Summary
 from fsdpplan.run.launch import Launch
 from fsdpplan.run.outcome import Outcome
 from fsdpplan.run.session import INTERRUPTED

@@ -19,7 +19,8 @@ from fsdpplan.files import plans
 from fsdpplan.files.table import read_text
 from fsdpplan.run.compare import Comparison, compare
 from fsdpplan.run.follow.jobs import METRICS_NAME, RUNS_FOLDER
-from fsdpplan.run.follow.metrics import Communication, Measured, read_metrics
+from fsdpplan.run.follow.metric_events import Communication
+from fsdpplan.run.follow.metrics import Measured, read_metrics
 from fsdpplan.run.launch import FILE_NAMES
 from fsdpplan.run.plans import plan_from_json, read_plan, with_stages
 from fsdpplan.run.script_plan import plan_text

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fsdpplan.spec.machine import LinkLayer, PciPath
+from fsdpplan.spec.machine import LinkLayer
+from fsdpplan.spec.network import PciPath
 
 IslandKind = Literal["nvswitch", "nvlink", "alone"]
 """All GPUs over switches, some by direct links, or one GPU without any."""

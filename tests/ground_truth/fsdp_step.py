@@ -11,7 +11,8 @@ import pytest
 
 from fsdpplan.cost.memory.peak import stage_memory
 from fsdpplan.cost.schedule.stages import named_stages, pipeline_ranks
-from fsdpplan.cost.traffic.rank import Calls, step_calls
+from fsdpplan.cost.traffic.calls import Calls
+from fsdpplan.cost.traffic.rank import step_calls
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model

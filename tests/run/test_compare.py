@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from fsdpplan.run.compare import compare
-from fsdpplan.run.follow.metrics import Measured, Step, Summary
+from fsdpplan.run.follow.metric_events import Step, Summary
+from fsdpplan.run.follow.metrics import Measured
 from tests.emit.plans import make_estimate
 
 ESTIMATE = make_estimate(tokens=1000, gpus=4, seconds=0.2)

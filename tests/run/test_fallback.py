@@ -14,7 +14,8 @@ from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.run.fallback import Attempt, run_with_fallback
-from fsdpplan.run.follow.metrics import Measured, parse_event, read_metrics
+from fsdpplan.run.follow.metric_events import parse_event
+from fsdpplan.run.follow.metrics import Measured, read_metrics
 from fsdpplan.run.launch import Launch, emit_script
 from fsdpplan.run.ledger import ran_out_of_memory
 from fsdpplan.run.outcome import Outcome

@@ -16,7 +16,8 @@ from fsdpplan.cost.memory.peak import available_bytes
 from fsdpplan.cost.model.shape import infer_model
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.search import space as searching
-from fsdpplan.search.bounds.pricing import REACH, is_data_parallel
+from fsdpplan.search.bounds.frontier import REACH
+from fsdpplan.search.bounds.pricing import is_data_parallel
 from fsdpplan.search.enumerate import degrees
 from fsdpplan.search.order import seconds
 from fsdpplan.search.pins import Pins

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import io
 
-from fsdpplan.files.runs.table import COLUMNS, MeasuredRun, parse_runs
+from fsdpplan.files.runs.columns import COLUMNS
+from fsdpplan.files.runs.table import MeasuredRun, parse_runs
 
 LLAMA_8B = {
     "source_id": "mine",

@@ -13,7 +13,7 @@ from fsdpplan.cli.views.render import blocks, table, wrapped
 from fsdpplan.files.plans import estimate_document, layout_document
 from fsdpplan.run.compare import Comparison, compare
 from fsdpplan.run.fallback import Attempt
-from fsdpplan.run.follow.metrics import OutOfMemory
+from fsdpplan.run.follow.metric_events import OutOfMemory
 from fsdpplan.run.ledger import ran_out_of_memory
 from fsdpplan.run.outcome import Outcome
 from fsdpplan.topology.read.nccl_report import Connection, NcclReport

@@ -18,41 +18,17 @@ from fsdpplan.cost.kernels.dispatch import (
     CHECKPOINT_OPERATORS,
     element_wise_kernels,
     host_seconds,
-    operators,
 )
 from fsdpplan.cost.kernels.elementwise import element_wise_bytes
 from fsdpplan.cost.kernels.fp8 import fp8_cast_bytes
-from fsdpplan.cost.kernels.head import head_seconds
-from fsdpplan.cost.kernels.optimizer import optimizer_seconds
 from fsdpplan.cost.kernels.products import (
-    backward_matmul_seconds,
     backward_products_seconds,
     block_products,
-    forward_matmul_seconds,
     forward_product_seconds,
-    product_seconds,
-    projection_shapes,
 )
 from fsdpplan.cost.kernels.recomputed import repeated_products
 from fsdpplan.cost.kernels.work import BlockSeconds, BlockWork, memory_bytes_per_second
 from fsdpplan.spec.cluster import Device
-
-__all__ = [
-    "BlockSeconds",
-    "BlockWork",
-    "attention_backward_seconds",
-    "attention_forward_seconds",
-    "backward_matmul_seconds",
-    "block_seconds",
-    "element_wise_bytes",
-    "forward_matmul_seconds",
-    "head_seconds",
-    "memory_bytes_per_second",
-    "operators",
-    "optimizer_seconds",
-    "product_seconds",
-    "projection_shapes",
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,12 +17,9 @@ from functools import lru_cache
 
 from fsdpplan.cost.kernels.muon import muon_temporary_bytes
 from fsdpplan.cost.memory.ddp_phases import ddp_phases
-from fsdpplan.cost.memory.device_memory import communicators, outside_allocator_bytes
+from fsdpplan.cost.memory.device_memory import outside_allocator_bytes
 from fsdpplan.cost.memory.ledger import (
-    ADAM_STATES,
     StateBytes,
-    classic_bytes_per_parameter,
-    fsdp2_bytes_per_parameter,
     makes_gradients,
     rank_state,
     sums_fp32_gradients,
@@ -81,17 +78,6 @@ def host_bytes(*, state: StateBytes, sizes: RankSizes, layout: Layout) -> int:
         return 0
     elements = sizes.blocks * sizes.shard_block_elements + sizes.ends.shard_elements
     return state.parameters + state.optimizer + FP32_BYTES * elements
-
-
-__all__ = [
-    "ADAM_STATES",
-    "available_bytes",
-    "classic_bytes_per_parameter",
-    "communicators",
-    "fsdp2_bytes_per_parameter",
-    "rank_memory",
-    "stage_memory",
-]
 
 
 @lru_cache(maxsize=64)

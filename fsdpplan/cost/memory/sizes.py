@@ -27,7 +27,7 @@ from fsdpplan.cost.memory.rank_quantities import Ends, EndSizes, RankSizes
 from fsdpplan.cost.memory.weight_gradients import weight_gradient_bytes
 from fsdpplan.cost.memory.windows import masked_share, mean_activations, mean_saved_bytes
 from fsdpplan.cost.model.block_sizes import FP32_BYTES, BlockShape
-from fsdpplan.cost.model.formats import Formats, formats, kernels_of, local_tokens
+from fsdpplan.cost.model.formats import formats, kernels_of, local_tokens
 from fsdpplan.cost.model.fsdp_units import NOTHING, EndUnits, end_units
 from fsdpplan.cost.model.shards import (
     Stage,
@@ -49,16 +49,6 @@ from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, ActivationCheckpointing, Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
-
-__all__ = [
-    "Formats",
-    "activations_of_block",
-    "formats",
-    "local_tokens",
-    "message_buffer_bytes",
-    "rank_sizes",
-    "saved_bytes_a_block",
-]
 
 
 def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:

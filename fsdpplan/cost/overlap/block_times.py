@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from fsdpplan.cost.kernels.compute import BlockSeconds, block_seconds
+from fsdpplan.cost.kernels.compute import block_seconds
+from fsdpplan.cost.kernels.work import BlockSeconds
 from fsdpplan.cost.model.ways import Ways, block_ways, inner_ways
 from fsdpplan.cost.overlap.block_exposed import BlockWaiting, calls_waiting
 from fsdpplan.cost.overlap.timing import block_work

@@ -11,7 +11,7 @@ from fsdpplan.cost.kernels.work import memory_bytes_per_second
 from fsdpplan.cost.model.fsdp_units import NOTHING, BlockUnit, block_units, end_units
 from fsdpplan.cost.model.shards import Stage, UnitSize, own_cases
 from fsdpplan.cost.model.ways import Ways, shard_ways
-from fsdpplan.cost.network.collectives import Collective, wire_bytes
+from fsdpplan.cost.network.collectives import wire_bytes
 from fsdpplan.cost.network.groups import (
     Group,
     expert_shard_group,
@@ -27,6 +27,7 @@ from fsdpplan.cost.traffic.calls import group_level, group_seconds
 from fsdpplan.cost.traffic.fsdp import root_gathered_dtype
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster, Device
+from fsdpplan.spec.estimate import Collective
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.training import DTYPE_BYTES, Training
 

@@ -9,15 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from fsdpplan.cost.kernels.compute import BlockWork, head_seconds
-from fsdpplan.cost.kernels.head import embedding_seconds
+from fsdpplan.cost.kernels.head import embedding_seconds, head_seconds
 from fsdpplan.cost.kernels.head_pieces import head_pieces_seconds
 from fsdpplan.cost.kernels.host import host_bytes_per_second
 from fsdpplan.cost.kernels.muon import muon_elements, muon_matrices, muon_seconds
 from fsdpplan.cost.kernels.optimizer import OptimizerRecipe, optimizer_seconds
-from fsdpplan.cost.kernels.work import memory_bytes_per_second
-from fsdpplan.cost.memory.sizes import formats, local_tokens
+from fsdpplan.cost.kernels.work import BlockWork, memory_bytes_per_second
 from fsdpplan.cost.model.block_sizes import FP32_BYTES
+from fsdpplan.cost.model.formats import formats, local_tokens
 from fsdpplan.cost.model.params import block_tensors
 from fsdpplan.cost.model.shards import Stage, gradient_syncs, stage_elements, stage_shard_elements
 from fsdpplan.cost.traffic.calls import repeats_whole_block

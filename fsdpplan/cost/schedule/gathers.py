@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from fsdpplan.cost.schedule.actions import ACTIVE_STAGES, gathered_stages
-from fsdpplan.cost.schedule.order import (
-    Action,
-    rank_actions,
-    rank_stages,
-    round_microbatches,
-    steady_microbatches,
-)
+from fsdpplan.cost.schedule.actions import ACTIVE_STAGES, Action, gathered_stages, rank_stages
+from fsdpplan.cost.schedule.order import rank_actions, round_microbatches, steady_microbatches
 from fsdpplan.spec.layout import Schedule
 
 STEADY_ROUNDS = 6

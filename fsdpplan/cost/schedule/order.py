@@ -19,25 +19,6 @@ from fsdpplan.cost.schedule.moments import Moments, moments_of_rank, short_actio
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Schedule
 
-__all__ = [
-    "BACKWARD",
-    "BACKWARD_INPUT",
-    "BACKWARD_WEIGHT",
-    "FORWARD",
-    "SIMULATED_SCHEDULES",
-    "Action",
-    "adding_stages",
-    "microbatches_refusal",
-    "moments_of",
-    "peak_in_flight",
-    "peak_weights_pending",
-    "rank_actions",
-    "rank_moments",
-    "rank_stages",
-    "require_simulated",
-    "steady_microbatches",
-]
-
 SIMULATED_SCHEDULES: tuple[Schedule, ...] = (
     "gpipe",
     "1f1b",

@@ -19,13 +19,9 @@ from fsdpplan.cost.schedule.actions import (
     PAIRED_FORWARD,
     Action,
     overlapped_pairs,
-)
-from fsdpplan.cost.schedule.order import (
-    rank_actions,
     rank_stages,
-    round_microbatches,
-    steady_microbatches,
 )
+from fsdpplan.cost.schedule.order import rank_actions, round_microbatches, steady_microbatches
 from fsdpplan.spec.layout import Schedule
 
 FIRST_ROUNDS = 6

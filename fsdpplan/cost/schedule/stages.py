@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from fsdpplan.cost.model.params import matmul_parameter_count
 from fsdpplan.cost.model.shards import Stage
-from fsdpplan.cost.schedule.actions import ACTIVE_STAGES
+from fsdpplan.cost.schedule.actions import ACTIVE_STAGES, rank_stages
 from fsdpplan.cost.schedule.gathers import stage_gathers
 from fsdpplan.cost.schedule.moments import Moments, all_at_once, joined
 from fsdpplan.cost.schedule.order import (
@@ -24,7 +24,6 @@ from fsdpplan.cost.schedule.order import (
     moments_of,
     peak_in_flight,
     peak_weights_pending,
-    rank_stages,
 )
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.case import Case

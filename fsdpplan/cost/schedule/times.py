@@ -12,25 +12,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fsdpplan.cost.schedule.actions import FORWARD, overlapped_pairs
-from fsdpplan.cost.schedule.order import (
-    peak_in_flight,
-    rank_actions,
-    rank_stages,
-    require_simulated,
-)
+from fsdpplan.cost.schedule.actions import FORWARD, overlapped_pairs, rank_stages
+from fsdpplan.cost.schedule.order import peak_in_flight, rank_actions, require_simulated
 from fsdpplan.cost.schedule.simulation import Run, run_ends
-from fsdpplan.cost.schedule.stages import stage_blocks
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Schedule
-
-__all__ = [
-    "PipelineTiming",
-    "ideal_bubble_fraction",
-    "reduced_seconds",
-    "simulate_pipeline",
-    "stage_blocks",
-]
 
 WAITING_SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b")
 """A rank waits for each message when it needs it, not before."""

@@ -19,7 +19,7 @@ from functools import lru_cache
 from math import prod
 from typing import Literal
 
-from fsdpplan.cost.memory.sizes import local_tokens
+from fsdpplan.cost.model.formats import local_tokens
 from fsdpplan.cost.model.params import block_tensors
 from fsdpplan.cost.model.torch_traits import sums_before_products
 from fsdpplan.cost.model.ways import Ways, inner_ways

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from fsdpplan.cost.memory.sizes import local_tokens
-from fsdpplan.cost.network.collectives import Collective, collective_seconds
+from fsdpplan.cost.model.formats import local_tokens
+from fsdpplan.cost.network.collectives import collective_seconds
 from fsdpplan.cost.network.groups import Group
 from fsdpplan.cost.network.placement import group_placement
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.estimate import Collective
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import DTYPE_BYTES, Training
 

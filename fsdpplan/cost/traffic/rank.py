@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from fsdpplan.cost.kernels.muon import deal_rounds, muon_matrices
 from fsdpplan.cost.memory.gradient_sizes import holds_gradients
-from fsdpplan.cost.memory.sizes import local_tokens
+from fsdpplan.cost.model.formats import local_tokens
 from fsdpplan.cost.model.params import (
     ParameterTensor,
     block_tensors,
@@ -53,8 +53,6 @@ def muon_calls(case: Case, stage: Stage) -> Iterator[Calls]:
 
 NARROW = ("wq_a.", "wkv_a.")
 """Projections whose output all heads share."""
-
-__all__ = ["Calls", "activation_bytes", "fsdp_calls", "pp_calls", "step_calls"]
 
 
 def inner_calls(case: Case, stage: Stage) -> Iterator[Calls]:

@@ -17,7 +17,6 @@ from functools import lru_cache
 
 from fsdpplan.cost.model.params import block_tensors, embedding_tensors, head_tensors
 from fsdpplan.cost.model.shards import Stage, block_kinds, gradient_syncs
-from fsdpplan.cost.network.collectives import Collective
 from fsdpplan.cost.network.groups import (
     Group,
     data_parallel_group,
@@ -33,6 +32,7 @@ from fsdpplan.cost.traffic.buckets import (
 )
 from fsdpplan.cost.traffic.calls import Calls
 from fsdpplan.spec.case import Case
+from fsdpplan.spec.estimate import Collective
 from fsdpplan.spec.layout import DDP_BUCKET_BYTES, Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import DTYPE_BYTES, Training

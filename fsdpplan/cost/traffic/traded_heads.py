@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import gcd
 
-from fsdpplan.cost.memory.sizes import local_tokens
+from fsdpplan.cost.model.formats import local_tokens
 from fsdpplan.cost.network.groups import cp_group
 from fsdpplan.cost.traffic.calls import BlockCall, Pass
 from fsdpplan.spec.case import Case

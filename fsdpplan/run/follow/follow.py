@@ -9,7 +9,8 @@ from pathlib import Path
 
 from fsdpplan.files.table import text_of
 from fsdpplan.run.follow.attempts import AttemptsTail, StartEnded
-from fsdpplan.run.follow.metrics import Measured, MetricsTail, Start
+from fsdpplan.run.follow.metric_events import Start
+from fsdpplan.run.follow.metrics import Measured, MetricsTail
 from fsdpplan.run.follow.nccl_watch import NcclWatch
 from fsdpplan.run.follow.show import Display
 from fsdpplan.run.follow.tail import FileTail

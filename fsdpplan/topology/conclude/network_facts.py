@@ -6,8 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from fsdpplan.spec.machine import Interface, Machine, Nic, PciPath
-from fsdpplan.spec.network import GpuDirect, Network, Transport
+from fsdpplan.spec.machine import Interface, Machine, Nic
+from fsdpplan.spec.network import GpuDirect, Network, PciPath, Transport
 from fsdpplan.spec.topology import LevelKind, Topology
 from fsdpplan.topology.conclude.network_level import (
     closed_to_adapters,

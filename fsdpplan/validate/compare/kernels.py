@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fsdpplan.cost.kernels.matmul import matmul_flops, matmul_seconds, throttled_seconds
-from fsdpplan.cost.network.collectives import Collective, collective_seconds
+from fsdpplan.cost.network.collectives import collective_seconds
 from fsdpplan.cost.network.placement import group_placement
 from fsdpplan.errors import SpecError
 from fsdpplan.files.clusters import load_cluster
@@ -22,6 +22,7 @@ from fsdpplan.files.runs.kernels import (
     read_timed_matmuls,
 )
 from fsdpplan.spec.cluster import Cluster, Device
+from fsdpplan.spec.estimate import Collective
 from fsdpplan.validate.runs.fabric import request_for
 
 SWEPT = ("A100-SXM4-80GB", "H100-SXM", "B200-SXM")

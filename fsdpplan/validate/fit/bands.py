@@ -37,9 +37,10 @@ from fsdpplan.cost.band import (
     step_shares,
     widened,
 )
-from fsdpplan.files.profiles.catalogue import profile_text, profiles_folder
+from fsdpplan.files.profiles.catalogue import profile_text
 from fsdpplan.files.profiles.devices import PHYSICS
 from fsdpplan.files.profiles.edit import with_numbers, with_source
+from fsdpplan.files.profiles.format import profiles_folder
 from fsdpplan.files.runs.bundled import bundled_runs
 from fsdpplan.files.runs.table import MeasuredRun, read_runs
 from fsdpplan.files.writing import write_text_atomically

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from fsdpplan.files.profiles.catalogue import profile_text, profiles_folder
+from fsdpplan.files.profiles.catalogue import profile_text
 from fsdpplan.files.profiles.edit import with_numbers, with_source
+from fsdpplan.files.profiles.format import profiles_folder
 from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.validate.compare.kernels import (
     CollectiveRow,

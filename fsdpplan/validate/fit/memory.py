@@ -20,8 +20,9 @@ from pathlib import Path
 from statistics import median
 
 from fsdpplan.cost.memory.device_memory import communicators
-from fsdpplan.files.profiles.catalogue import profile_text, profiles_folder
+from fsdpplan.files.profiles.catalogue import profile_text
 from fsdpplan.files.profiles.edit import with_numbers, with_source
+from fsdpplan.files.profiles.format import profiles_folder
 from fsdpplan.files.runs.bundled import bundled_runs
 from fsdpplan.files.runs.table import MeasuredRun, MemoryKind, read_runs
 from fsdpplan.files.writing import write_text_atomically

@@ -14,10 +14,10 @@ from fsdpplan.cli.views.render import (
     columns,
     facts,
     listed,
-    printable,
     table,
     wrapped,
 )
+from fsdpplan.terminal import printable
 
 WIDTHS = st.integers(LEAST_COLUMNS, MOST_COLUMNS)
 TEXTS = st.text(st.characters(codec="ascii", exclude_characters="\r"), max_size=200)

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fsdpplan.cost.memory.ledger import rank_state
-from fsdpplan.cost.memory.peak import (
-    available_bytes,
+from fsdpplan.cost.memory.ledger import (
     classic_bytes_per_parameter,
     fsdp2_bytes_per_parameter,
+    rank_state,
 )
+from fsdpplan.cost.memory.peak import available_bytes
 from fsdpplan.cost.memory.rank_quantities import RankSizes
 from fsdpplan.cost.memory.sizes import rank_sizes
 from fsdpplan.cost.model.params import matmul_parameter_count, parameter_count

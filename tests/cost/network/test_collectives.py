@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.cost.network.collectives import (
-    Collective,
     Link,
     collective_seconds,
     ring_all_gather_seconds,
@@ -21,6 +20,7 @@ from fsdpplan.cost.network.collectives import (
 )
 from fsdpplan.cost.network.placement import PlacedLevel, group_placement
 from fsdpplan.spec.cluster import Cluster, LowLatency
+from fsdpplan.spec.estimate import Collective
 from tests.cost.clusters import cluster, golden, groups
 
 TABLE = golden("collectives")

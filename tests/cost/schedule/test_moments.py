@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from fsdpplan.cost.schedule.actions import rank_stages
 from fsdpplan.cost.schedule.moments import Moment, all_at_once, joined
 from fsdpplan.cost.schedule.order import (
     SIMULATED_SCHEDULES,
     microbatches_refusal,
     peak_in_flight,
     rank_moments,
-    rank_stages,
 )
 from fsdpplan.spec.layout import Schedule
 

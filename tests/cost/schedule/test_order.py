@@ -14,19 +14,21 @@ from hypothesis import strategies as st
 from torch.distributed.pipelining import _utils as pipelining_utils
 from torch.distributed.pipelining import schedules
 
-from fsdpplan.cost.schedule.actions import overlapped_pairs
-from fsdpplan.cost.schedule.gathers import _gathers_of_rank, stage_gathers
-from fsdpplan.cost.schedule.order import (
+from fsdpplan.cost.schedule.actions import (
     BACKWARD,
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
     FORWARD,
-    SIMULATED_SCHEDULES,
     Action,
+    overlapped_pairs,
+    rank_stages,
+)
+from fsdpplan.cost.schedule.gathers import _gathers_of_rank, stage_gathers
+from fsdpplan.cost.schedule.order import (
+    SIMULATED_SCHEDULES,
     microbatches_refusal,
     peak_in_flight,
     rank_actions,
-    rank_stages,
     steady_microbatches,
 )
 from fsdpplan.cost.schedule.times import paired_passes

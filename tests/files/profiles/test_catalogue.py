@@ -19,10 +19,9 @@ from fsdpplan.files.profiles.catalogue import (
     profile_for_gpus,
     profile_names,
     profile_text,
-    profiles_folder,
 )
 from fsdpplan.files.profiles.devices import DEVICE_LOAN, NO_NUMBERS, DeviceProfile, PhysicsProfile
-from fsdpplan.files.profiles.format import LIMIT_BYTES, parse_profile, read_profile
+from fsdpplan.files.profiles.format import LIMIT_BYTES, parse_profile, profiles_folder, read_profile
 from fsdpplan.files.profiles.nodes import NodeProfile
 from fsdpplan.spec.cluster import Device, Level, StepError
 from tests.refusals import check_one_line

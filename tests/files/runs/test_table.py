@@ -9,14 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.errors import SpecError
-from fsdpplan.files.runs.table import (
-    COLUMNS,
-    MAX_ROWS,
-    REQUIRED,
-    MeasuredRun,
-    parse_runs,
-    read_runs,
-)
+from fsdpplan.files.runs.columns import COLUMNS, REQUIRED
+from fsdpplan.files.runs.table import MAX_ROWS, MeasuredRun, parse_runs, read_runs
 from tests.refusals import check_one_line
 from tests.validate.tables import LLAMA_8B, run, table
 

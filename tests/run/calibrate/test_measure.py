@@ -18,12 +18,12 @@ from fsdpplan.cost.kernels.products import projection_shapes
 from fsdpplan.cost.overlap.timing import block_work
 from fsdpplan.errors import LaunchError
 from fsdpplan.files.runs.measurements import read_measurements
-from fsdpplan.run.calibrate.measure import Ranks, Settings, measure, settings_for_plan
-from fsdpplan.run.calibrate.plan import plan_axes, plan_shapes
-from fsdpplan.run.calibrate.script import measuring_script
+from fsdpplan.run.calibrate.measure import measure
+from fsdpplan.run.calibrate.plan import plan_axes, plan_shapes, settings_for_plan
+from fsdpplan.run.calibrate.script import Ranks, measuring_script
 from fsdpplan.run.calibrate.show import LiveMeasuring, PlainMeasuring, reason_in
 from fsdpplan.spec.layout import Layout
-from fsdpplan.topology.measure.settings import Attention, Axis
+from fsdpplan.topology.measure.settings import Attention, Axis, Settings
 from tests.emit.plans import make_plan
 from tests.run.displays import Remembers
 

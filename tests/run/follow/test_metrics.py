@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fsdpplan.run.follow.metrics import Measured, MetricsTail, Start, Step, Summary, parse_event
+from fsdpplan.run.follow.metric_events import Start, Step, Summary, parse_event
+from fsdpplan.run.follow.metrics import Measured, MetricsTail
 
 
 def step_line(step: int, seconds: float = 0.5) -> str:

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from fsdpplan.run.follow.metrics import Measured, Start, Step
+from fsdpplan.run.follow.metric_events import Start, Step
+from fsdpplan.run.follow.metrics import Measured
 from fsdpplan.run.follow.show import LiveDisplay, PlainDisplay, display_for, step_words
 
 

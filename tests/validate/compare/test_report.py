@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from fsdpplan.files.runs.table import MeasuredRun
-from fsdpplan.validate.compare.report import Errors, Report, compare, mean_errors, report
+from fsdpplan.validate.compare.compared import compare
+from fsdpplan.validate.compare.errors import Errors, mean_errors
+from fsdpplan.validate.compare.report import Report, report
 from tests.validate.tables import GPT_PIPELINE, run
 
 
