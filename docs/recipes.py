@@ -24,7 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
 from recipes_words import HEAD, MISSING, OPEN, SEARCHED, TERMS  # noqa: E402
 
-from fsdpplan.cost.model.flops import mfu_fraction  # noqa: E402
+from fsdpplan.cost.model.params import mfu_fraction  # noqa: E402
 from fsdpplan.files.runs.table import MeasuredRun, read_runs  # noqa: E402
 from fsdpplan.search.advice.words import POLICIES, degrees, differences  # noqa: E402
 from fsdpplan.search.pins import Pins  # noqa: E402

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from fsdpplan.cost.model.shards import Stage, gradient_syncs
-from fsdpplan.cost.network.groups import pp_group
+from fsdpplan.cost.network.placement import pp_group
 from fsdpplan.cost.overlap.fsdp_timing import Moves, fsdp_moves
 from fsdpplan.cost.overlap.pipeline_passes import first_forward_ends, played_timing
 from fsdpplan.cost.overlap.timing import gradient_seconds, layout_optimizer_seconds

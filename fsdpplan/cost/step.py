@@ -1,30 +1,217 @@
 """Step: everything put together for one layout: time, memory, communication, rates and the band.
 
 The band is the device profile's 80 % band for the kind of evidence behind its fitted numbers.
+
+Step time: seconds of one optimizer step by part, and the collectives behind them.
+
+    step = compute + exposed communication + pipeline bubble + optimizer + host copies (offload)
+
+Compute includes FSDP's copies, what gradients cost beside the products that make them, and what
+overlapped collectives take from kernels.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import erf, log, sqrt
 
 from fsdpplan.cost.band import step_interval
-from fsdpplan.cost.kernels.recomputed import repeated_products
+from fsdpplan.cost.kernels.compute import device_parts
+from fsdpplan.cost.kernels.products import repeated_products
 from fsdpplan.cost.memory.peak import rank_memory
-from fsdpplan.cost.model.flops import (
+from fsdpplan.cost.model.params import (
     attention_forward_flops_per_token,
     mfu_fraction,
     useful_flops_per_token,
 )
-from fsdpplan.cost.model.shards import block_cases, whole_model
-from fsdpplan.cost.overlap.exposed import bottleneck
-from fsdpplan.cost.overlap.timing import block_work
-from fsdpplan.cost.schedule.stages import pipeline_stages
-from fsdpplan.cost.step_time import step_time
+from fsdpplan.cost.model.shards import Stage, block_cases, whole_model
+from fsdpplan.cost.overlap.block_times import block_times
+from fsdpplan.cost.overlap.exposed import (
+    bottleneck,
+    collective_costs,
+    inside_seconds,
+    slowdown_seconds,
+)
+from fsdpplan.cost.overlap.passes import Passes, fsdp_passes, replica_passes
+from fsdpplan.cost.overlap.pipeline_passes import pipeline_passes
+from fsdpplan.cost.overlap.timing import block_work, gradient_seconds, layout_optimizer_seconds
+from fsdpplan.cost.schedule.stages import pipeline_ranks, pipeline_stages
+from fsdpplan.cost.traffic.calls import call_seconds
+from fsdpplan.cost.traffic.rank import optimizer_calls, step_calls, tp_end_calls
 from fsdpplan.spec.case import Case
-from fsdpplan.spec.estimate import Estimate
+from fsdpplan.spec.estimate import CollectiveCost, Estimate, TimeBreakdown
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
+
+HOST_LOG_ERROR = 0.6
+"""Standard deviation of the log of what a program's host takes to start its kernels: programs
+differ by a factor of two either way. Held, not fitted: hardly a stack of the table waits for them
+(0.3 and 0.9 predict a stack after ten of its runs worse). The learner holds it, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Where the time of a step goes, and its collectives, on the rank that computes most."""
+
+    time: TimeBreakdown
+    communication: tuple[CollectiveCost, ...]
+
+
+def step_time(case: Case) -> StepTime:
+    """Seconds of the step by part, with one row for each kind of collective."""
+    cluster, layout = case.cluster, case.layout
+    stages = pipeline_ranks(model=case.model, layout=layout)
+    passes = _passes(case, stages)
+    stage = stages[passes.pp_rank]
+    inner = inner_waiting_seconds(case, stage)
+    if passes.hidden_exchange_seconds:
+        inner["ep"] = max(0.0, inner["ep"] - passes.hidden_exchange_seconds)
+    exposed = replace(
+        passes.exposed,
+        by_axis=(
+            *passes.exposed.by_axis,
+            *inner.items(),
+            *(("tp", call_seconds(call, cluster)) for call in tp_end_calls(case, stage)),
+        ),
+        all_to_all=sum(call_seconds(call, cluster) for call in optimizer_calls(case, stage)),
+    )
+    communication = collective_costs(step_calls(case, stage), cluster=cluster, exposed=exposed)
+    busy = passes.busy_seconds - sum(inner.values())
+    # of the rank that keeps most: which rank computes most may hang on a hair
+    busy += max(gradient_seconds(case, held) for held in dict.fromkeys(stages))
+    compute = busy + min(busy, slowdown_seconds(communication, cluster.device))
+    parts = _compute_parts(case, stage)
+    late = slowest_factor(
+        gpus=cluster.gpus, straggler_fraction=cluster.device.fit.straggler_fraction
+    )
+    waiting = sum(row.exposed_seconds for row in communication)
+    # in a pipeline, what is not this rank's own collectives is another rank's, and its wait
+    others = max(0.0, exposed.total - waiting) if layout.pp > 1 else 0.0
+    inside = inside_seconds(communication, cluster) / waiting if waiting else 0.0
+    time = TimeBreakdown(
+        compute_seconds=late * compute,
+        exposed_communication_seconds=exposed.total - others,
+        bubble_seconds=passes.bubble_seconds + others,
+        host_seconds=passes.host_seconds,
+        optimizer_seconds=late
+        * max(layout_optimizer_seconds(case, held) for held in dict.fromkeys(stages)),
+        matmul_seconds=late * parts.matmul,
+        attention_seconds=late * parts.attention,
+        launch_seconds=late * parts.launch,
+        launch_chance_seconds=late * parts.launch_chance,
+        passes=tuple((late * host, late * device) for host, device in parts.passes),
+        exposed_inside_seconds=inside * (exposed.total - others),
+        exposed_across_seconds=(1 - inside) * (exposed.total - others),
+    )
+    return StepTime(time=time, communication=communication)
+
+
+def host_chance(host_seconds: float, device_seconds: float) -> float:
+    """Chance that a pass waits for its host, which is as fast as predicted give or take
+    `HOST_LOG_ERROR`:
+
+        Phi(log(host / device) / error)
+    """
+    if not host_seconds or not device_seconds:
+        return float(host_seconds > device_seconds)
+    return (1 + erf(log(host_seconds / device_seconds) / HOST_LOG_ERROR / sqrt(2))) / 2
+
+
+def slower_host_seconds(time: TimeBreakdown, factor: float) -> float:
+    """The step, did its host take `factor` times as long: each pass takes what the slower of its
+    two queues needs, and a pipeline's bubble grows with its passes.
+
+        T(h) = T + (1 + bubble / compute) sum(max(h host, device) - max(host, device))
+
+    Left out: collectives that hide in longer passes. Steps priced with such a host are within 7 %.
+    """
+    more = sum(max(factor * host, device) - max(host, device) for host, device in time.passes)
+    return time.total_seconds + more * (1 + time.bubble_seconds / time.compute_seconds)
+
+
+def slowest_factor(*, gpus: int, straggler_fraction: float) -> float:
+    """Time of the slowest of `gpus` devices over that of the mean one.
+
+        1 + s sqrt(2 ln n)
+
+    Devices of one kind differ, in what their power limit leaves them and in their hosts; n of them
+    that exchange gradients every step go at the pace of the slowest. Of n normal numbers the
+    greatest lies about sqrt(2 ln n) deviations out.
+    """
+    return 1.0 + straggler_fraction * sqrt(2 * log(gpus))
+
+
+def _passes(case: Case, stages: tuple[Stage, ...]) -> Passes:
+    if case.layout.pp > 1:
+        return pipeline_passes(case)
+    passes = fsdp_passes if case.layout.sharding == "fsdp" else replica_passes
+    return passes(case, stages[0])
+
+
+def inner_waiting_seconds(case: Case, stage: Stage) -> dict[str, float]:
+    """What the collectives inside all blocks expose in a step, by mesh axis."""
+    waiting: dict[str, float] = {}
+    for own, blocks in block_cases(case, stage):
+        for axis, seconds in block_times(own).waiting.by_axis:
+            more = case.layout.num_microbatches * blocks * seconds
+            waiting[axis] = waiting.get(axis, 0.0) + more
+    return waiting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeParts:
+    """Seconds of the blocks of one rank in a step, by what they are made of."""
+
+    matmul: float
+    attention: float
+    launch: float
+    """Passes whose kernels the host cannot start fast enough: all of their time."""
+    launch_chance: float
+    """All passes, by the chance that it cannot."""
+    passes: tuple[tuple[float, float], ...]
+    """(seconds of the host, of the device) of the passes, forward and backward of each kind."""
+
+
+def _compute_parts(case: Case, stage: Stage) -> ComputeParts:
+    """Parts of all blocks and micro-batches, none of them in two; recomputation is split as forward
+    is."""
+    matmul = attention = launch = chance = 0.0
+    passes = []
+    for own, blocks in block_cases(case, stage):
+        times = block_times(own)
+        block, (forward_queued, backward_queued) = times.seconds, times.queued_seconds
+        forward, backward = device_parts(block_work(own), case.cluster.device)
+        number = case.layout.num_microbatches * blocks
+        again = number * block.recompute_device_seconds / forward.total
+        # a device that waits for its collectives keeps its host waiting
+        forward_device = block.forward_device_seconds + forward_queued
+        if block.forward_host_seconds > forward_device:
+            launch += number * block.forward_seconds
+        else:
+            matmul += number * forward.matmuls
+            attention += number * forward.attention
+        on_device = block.recompute_device_seconds + block.backward_device_seconds
+        on_device += backward_queued
+        on_host = block.recompute_host_seconds + block.backward_host_seconds
+        passes.append((number * block.forward_host_seconds, number * forward_device))
+        passes.append((number * on_host, number * on_device))
+        forward_chance = host_chance(block.forward_host_seconds, forward_device)
+        both_seconds = block.recompute_seconds + block.backward_seconds
+        chance += number * block.forward_seconds * forward_chance
+        chance += number * both_seconds * host_chance(on_host, on_device)
+        if on_host > on_device:
+            launch += number * both_seconds
+        else:
+            matmul += again * forward.matmuls + number * backward.matmuls
+            attention += again * forward.attention + number * backward.attention
+    return ComputeParts(
+        matmul=matmul,
+        attention=attention,
+        launch=launch,
+        launch_chance=chance,
+        passes=tuple(passes),
+    )
 
 
 def trainer_builds(*, model: Model, seq_len: int) -> bool:

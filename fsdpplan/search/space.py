@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from fsdpplan.cost.schedule.stages import most_stages
-from fsdpplan.cost.step import estimate
-from fsdpplan.cost.step_time import step_time
+from fsdpplan.cost.step import estimate, step_time
 from fsdpplan.search.bounds.fitting import (
     TOO_LARGE,
     Fitting,

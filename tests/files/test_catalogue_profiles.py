@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fsdpplan.cost.kernels.achieved import achieved_rates
+from fsdpplan.cost.kernels.matmul import achieved_rates
 from fsdpplan.cost.network.collectives import collective_seconds
 from fsdpplan.cost.network.placement import group_placement
 from fsdpplan.files.clusters import load_cluster

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from fsdpplan.cost.memory.start_memory import checkpoint_peak_bytes, initialization_peak_bytes
+from fsdpplan.cost.memory.ledger import checkpoint_peak_bytes, initialization_peak_bytes
 from fsdpplan.cost.model.params import parameter_count
 from fsdpplan.cost.model.shards import whole_model
 from fsdpplan.files.catalogue import load_model

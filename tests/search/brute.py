@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations, pairwise, product
 
 from fsdpplan.cost.memory.peak import rank_memory
-from fsdpplan.cost.step_time import step_time
+from fsdpplan.cost.step import step_time
 from fsdpplan.errors import SpecError
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.search.defaults import program_defaults

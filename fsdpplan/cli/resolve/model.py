@@ -7,9 +7,8 @@ from pathlib import Path
 
 from fsdpplan.cli.options.question import ModelOptions
 from fsdpplan.cli.resolve import Resolved, flag
-from fsdpplan.cost.model.mixture_shape import infer_mixture
 from fsdpplan.cost.model.params import active_parameter_count, parameter_count
-from fsdpplan.cost.model.shape import infer_model, model_from_shape
+from fsdpplan.cost.model.shape import infer_mixture, infer_model, model_from_shape
 from fsdpplan.errors import SpecError
 from fsdpplan.files.catalogue import load_model, model_source
 from fsdpplan.spec.model import Experts, Model

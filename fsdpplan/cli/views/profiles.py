@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any, get_args
 
 from fsdpplan.cli.views.render import blocks, facts, flat_pairs, table, wrapped
-from fsdpplan.cost.kernels.achieved import Achieved, achieved_rates
+from fsdpplan.cost.kernels.matmul import Achieved, achieved_rates
 from fsdpplan.errors import SpecError
 from fsdpplan.files.profiles.devices import DeviceProfile, PhysicsProfile
 from fsdpplan.files.profiles.format import Profile, ProfileKind

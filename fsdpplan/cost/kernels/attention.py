@@ -8,8 +8,7 @@ Attention computes in the activations' number format under fp8 too.
 
 from __future__ import annotations
 
-from fsdpplan.cost.kernels.alignment import ALIGNED_BYTES
-from fsdpplan.cost.kernels.matmul import matmul_seconds
+from fsdpplan.cost.kernels.matmul import ALIGNED_BYTES, matmul_seconds
 from fsdpplan.cost.kernels.work import BlockWork, memory_bytes_per_second
 from fsdpplan.spec.cluster import Device
 from fsdpplan.spec.model import Model

@@ -1,15 +1,30 @@
-"""Head: seconds of output head, loss and embedding on one rank."""
+"""Head: seconds of output head, loss and embedding on one rank.
+
+Head pieces: sizes and seconds of a loss that has the logits of some tokens at a time.
+
+The trainer computes head and loss piece by piece, and each piece's gradients beside its loss, so
+backward computes nothing again: it only scales what there is. The matmuls are those of a whole
+loss; what is added is one more reading of the weight's gradient for each piece, and more kernels.
+
+Source: fsdpplan/trainer/model/chunked_loss.py, checked under fake tensors (tests/ground_truth).
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
-from fsdpplan.cost.kernels.alignment import aligned_fraction
+from fsdpplan.cost.kernels.matmul import aligned_fraction
 from fsdpplan.cost.kernels.products import backward_matmul_seconds, forward_matmul_seconds
 from fsdpplan.cost.kernels.work import memory_bytes_per_second
+from fsdpplan.cost.model.block_sizes import FP32_BYTES
+from fsdpplan.cost.model.formats import formats, local_tokens, sums_in_reduce_dtype
+from fsdpplan.cost.model.shards import Stage
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Device
+from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.training import DTYPE_BYTES, Precision
+from fsdpplan.spec.training import DTYPE_BYTES, Precision, Training
 
 EAGER_LOSS_BYTES = (14, 22)
 """Bytes a logit of 16 bits. Forward: copy to fp32 (2 + 4), log-softmax (4 + 4); backward: zeros
@@ -77,3 +92,106 @@ def embedding_seconds(
     if tied:
         backward += 3.0 * table
     return forward / memory, backward / memory
+
+
+EAGER_PIECE_BYTES = 36
+"""Bytes a logit of 16 bits: copy to fp32 (2 + 4), highest (4), difference (4 + 4), exponential
+(4 + 4), sum (4), gradient (4 + 2)."""
+
+JOINED_PIECE_BYTES = 8
+"""The same compiled: two readings for the highest and the sum, one more, and one writing."""
+
+EAGER_PIECE_KERNELS = 20
+"""Kernels of a piece beside its matmuls; most of them on one number a token."""
+
+JOINED_PIECE_KERNELS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossPieces:
+    """Bytes on one rank while the loss is made."""
+
+    logits: int
+    """A piece's logits, and their copy in fp32."""
+    logits_gradient: int
+    """A piece's gradient of the logits, in their place."""
+    hidden: int
+    """Of all pieces: the gradient of the head's input, and that input as tensor-parallel ranks had
+    it split, where they did."""
+    weight_gradient: int
+    """Sum of the pieces' gradients of the head's weight."""
+    product: int
+    """One piece's, until it is added; 0 where the matmul adds."""
+    cast_gradient: int
+    """That sum in the reduce dtype, where it is cast before it is added to earlier ones."""
+
+
+def piece_tokens(*, training: Training, layout: Layout) -> int:
+    """Tokens of the largest piece."""
+    return -(-local_tokens(training=training, layout=layout) // layout.loss_chunks)
+
+
+def loss_pieces(case: Case, stage: Stage) -> LossPieces | None:
+    """Sizes of the loss of a stage with a head; None of one without, or where it is whole.
+
+    The weight's gradient is summed in the weight's dtype, where that is fp16 in fp32.
+    """
+    model, training, layout = case.model, case.training, case.layout
+    if layout.loss_chunks == 1 or not stage.has_head:
+        return None
+    of = formats(training=training, layout=layout)
+    local_vocab = model.vocab_rows(layout.tp) // layout.tp
+    logits = piece_tokens(training=training, layout=layout) * local_vocab
+    weights = local_vocab * model.hidden
+    summed = FP32_BYTES if training.activation_dtype == "fp16" else of.gathered
+    copy = FP32_BYTES if of.computed < FP32_BYTES else 0
+    is_cast = layout.sharding == "fsdp" and sums_in_reduce_dtype(training)
+    hidden = local_tokens(training=training, layout=layout) * model.hidden * of.computed
+    return LossPieces(
+        logits=logits * (of.computed + copy),
+        logits_gradient=logits * of.computed,
+        hidden=hidden + (hidden // layout.tp if layout.tp > 1 else 0),
+        weight_gradient=weights * summed,
+        product=0 if summed == of.computed else weights * of.computed,
+        cast_gradient=weights * of.reduced if is_cast and of.reduced != summed else 0,
+    )
+
+
+@lru_cache(maxsize=8192)
+def head_pieces_seconds(
+    *,
+    model: Model,
+    tokens: int,
+    vocab: int,
+    chunks: int,
+    precision: Precision,
+    device: Device,
+    joins_loss: bool,
+    weight_bytes: int,
+) -> tuple[float, float]:
+    """(forward, backward) seconds of final norm, head and cross-entropy over `vocab` local columns
+    in `chunks` pieces.
+
+    `joins_loss`: what is between the matmuls is compiled. `weight_bytes`: of one element of the
+    sum of the weight's gradients. Forward has all matmuls; backward scales the two gradients.
+    """
+    dtype: Precision = "bf16" if precision == "fp8" else precision
+    element_bytes = DTYPE_BYTES[dtype]
+    memory = memory_bytes_per_second(device)
+    shapes = ((-(-tokens // chunks), vocab, model.hidden),)
+    matmuls = forward_matmul_seconds(shapes, dtype=dtype, device=device)
+    matmuls += backward_matmul_seconds(shapes, dtype=dtype, device=device)
+    matmuls /= aligned_fraction(width=vocab, element_bytes=element_bytes, device=device)
+    weights = vocab * model.hidden
+    normed = tokens * model.hidden * element_bytes
+    bytes_a_logit = JOINED_PIECE_BYTES if joins_loss else EAGER_PIECE_BYTES
+    kernels = chunks * (JOINED_PIECE_KERNELS if joins_loss else EAGER_PIECE_KERNELS)
+    streamed = bytes_a_logit * tokens * vocab + 2 * normed
+    streamed += (chunks - 1) * weights * weight_bytes
+    if weight_bytes != element_bytes:  # a piece's product is read, and the sum written, apart
+        streamed += (chunks - 1) * weights * (element_bytes + weight_bytes)
+    scaled = 2 * (normed + weights * weight_bytes)
+    return (
+        chunks * matmuls + streamed / memory + kernels * device.fit.matmul_start_seconds,
+        (scaled + 5 * normed) / memory,
+    )

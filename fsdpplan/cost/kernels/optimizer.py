@@ -1,14 +1,194 @@
-"""Optimizer: seconds of gradient norm, clipping and update over a rank's own parameters."""
+"""Optimizer: seconds of gradient norm, clipping and update over a rank's own parameters.
+
+Muon: which parameters it updates, what orthogonalising them costs, and what ranks exchange.
+
+The ranks that share matrices deal them out, the costliest first, one to each rank in a round: all
+parts of a rank's matrix come to it in one all-to-all in 16 bits, and go back in another. Replicas
+do the same work each. Stacked experts that are split between experts are whole where they are.
+
+Source: fsdpplan/trainer/muon.py; Jordan et al., "Muon: An optimizer for hidden layers in neural
+networks" (2024), whose steps are X Xᵀ, its square, and the product of both with X.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from fsdpplan.cost.kernels.host import NORM_BYTES_PER_PARAMETER, SCALE_BYTES_PER_PARAMETER
-from fsdpplan.cost.kernels.muon import MOMENTUM_BYTES_PER_PARAMETER
+from fsdpplan.cost.kernels.matmul import matmul_flops, matmul_seconds
 from fsdpplan.cost.kernels.work import memory_bytes_per_second
+from fsdpplan.cost.model.params import ParameterTensor, block_tensors
+from fsdpplan.cost.model.shards import Stage, block_kinds, unit_size
+from fsdpplan.cost.network.placement import Group, expert_shard_group, shard_group, tp_group
+from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Device
+from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.training import Optimizer
+
+NEWTON_SCHULZ_STEPS = 5
+
+MOMENTUM_BYTES_PER_PARAMETER = 68
+"""fp32 momentum from the gradient (12), Nesterov's sum (12), cast to bf16 (6), packed for the
+exchange (4), put together and taken apart by the owner (8), decay (8), cast back (6), added (12).
+"""
+
+STEP_BYTES_OF_GRAM = 14
+"""A Newton-Schulz step scales the m x m product (4), its copy (4) and adds their sum (6), bf16."""
+
+STEP_BYTES_OF_MATRIX = 10
+"""It scales the m x n matrix (4) and adds the product to it (6), bf16."""
+
+NORM_BYTES_OF_MATRIX = 6
+"""The norm reads the matrix; dividing reads and writes it, bf16."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrices:
+    """Equal matrices, or stacks of them, that one rank has its part of."""
+
+    rows: int
+    columns: int
+    stack: int
+    """Matrices of one parameter: of experts several."""
+    number: int
+    """Parameters."""
+    sharers: Group
+    """The ranks that hold the parts of each; of one rank, if this rank has whole ones."""
+
+    @property
+    def local_elements(self) -> int:
+        """Elements of all of them on one rank, padding apart."""
+        elements = self.rows * self.columns * self.stack * self.number
+        return -(-elements // self.sharers.ranks)
+
+
+def newton_schulz_flops(*, rows: int, columns: int) -> int:
+    """FLOPs of orthogonalising one matrix of m x n, m <= n.
+
+    5 * (2 m² n + 2 m³ + 2 m² n)
+    """
+    m, n = sorted((rows, columns))
+    return NEWTON_SCHULZ_STEPS * (2 * matmul_flops(m=m, n=m, k=n) + matmul_flops(m=m, n=m, k=m))
+
+
+@lru_cache(maxsize=4096)
+def newton_schulz_seconds(*, rows: int, columns: int, device: Device) -> float:
+    """Time of orthogonalising one matrix: three products a step in bf16, and what is between."""
+    m, n = sorted((rows, columns))
+    products = (
+        matmul_seconds(m=m, n=m, k=n, dtype="bf16", device=device)
+        + matmul_seconds(m=m, n=m, k=m, dtype="bf16", device=device)
+        + matmul_seconds(m=m, n=n, k=m, dtype="bf16", device=device)
+    )
+    traffic = NEWTON_SCHULZ_STEPS * (STEP_BYTES_OF_GRAM * m * m + STEP_BYTES_OF_MATRIX * m * n)
+    traffic += NORM_BYTES_OF_MATRIX * m * n
+    return NEWTON_SCHULZ_STEPS * products + traffic / memory_bytes_per_second(device)
+
+
+@lru_cache(maxsize=4096)
+def muon_matrices(case: Case, stage: Stage) -> tuple[Matrices, ...]:
+    """What Muon updates on one rank: the matrices of the blocks."""
+    layout = case.layout
+    counted: dict[tuple[int, int, int, Group], int] = {}
+    for kind, blocks in block_kinds(model=case.model, stage=stage):
+        for tensor in block_tensors(kind):
+            if tensor.is_matrix:
+                rows, columns = tensor.shape[-2:]
+                stack = _stack(tensor, layout) if tensor.is_expert else 1
+                key = (rows, columns, stack, sharers(tensor, layout))
+                counted[key] = counted.get(key, 0) + blocks
+    return tuple(
+        Matrices(rows=rows, columns=columns, stack=stack, number=number, sharers=group)
+        for (rows, columns, stack, group), number in counted.items()
+    )
+
+
+def sharers(tensor: ParameterTensor, layout: Layout) -> Group:
+    """The ranks that hold the parts of one matrix of `tensor`."""
+    is_whole = tensor.split == "none" or (tensor.is_expert and layout.experts_over_tp)
+    is_split = layout.tp > 1 and not is_whole
+    inner = tp_group(layout) if is_split else Group(axis="tp", ranks=1, stride=1)
+    if layout.sharding != "fsdp":
+        return inner
+    outer = expert_shard_group(layout) if tensor.is_expert else shard_group(layout)
+    if tensor.is_expert and tensor.local_shape(layout.tp, layout.expert_ranks)[0] >= outer.ranks:
+        return inner
+    if inner.ranks == 1 or outer.ranks == 1:
+        return outer if inner.ranks == 1 else inner
+    return Group(
+        axis=f"{outer.axis}*tp", ranks=outer.ranks * inner.ranks, stride=outer.stride // layout.tp
+    )
+
+
+def _stack(tensor: ParameterTensor, layout: Layout) -> int:
+    """Experts of which one rank has whole matrices, or parts."""
+    experts = tensor.local_shape(layout.tp, layout.expert_ranks)[0]
+    ranks = expert_shard_group(layout).ranks
+    return -(-experts // ranks) if layout.sharding == "fsdp" and experts >= ranks else experts
+
+
+def stack_seconds(matrices: Matrices, device: Device) -> float:
+    """Orthogonalising one parameter."""
+    alone = newton_schulz_seconds(rows=matrices.rows, columns=matrices.columns, device=device)
+    return matrices.stack * alone
+
+
+def deal_rounds(matrices: tuple[Matrices, ...]) -> dict[Group, int]:
+    """Rounds in which each group of sharers deals out its matrices."""
+    numbers: dict[Group, int] = {}
+    for one in matrices:
+        numbers[one.sharers] = numbers.get(one.sharers, 0) + one.number
+    return {group: -(-number // group.ranks) for group, number in numbers.items()}
+
+
+def muon_seconds(*, matrices: tuple[Matrices, ...], device: Device) -> float:
+    """Orthogonalising, on the rank that has most to do: of each round the costliest matrix."""
+    total = 0.0
+    for group in deal_rounds(matrices):
+        costs = sorted(
+            ((stack_seconds(one, device), one.number) for one in matrices if one.sharers == group),
+            reverse=True,
+        )
+        dealt = 0
+        for seconds, number in costs:
+            first_round = -(-dealt // group.ranks)
+            dealt += number
+            total += (-(-dealt // group.ranks) - first_round) * seconds
+    return total
+
+
+@lru_cache(maxsize=4096)
+def muon_elements(case: Case, stage: Stage, *, is_whole: bool) -> int:
+    """Elements of the matrices of the blocks on one rank, of its shards with padding or, if
+    `is_whole`, before FSDP shards them."""
+    layout = case.layout
+    total = 0
+    for kind, blocks in block_kinds(model=case.model, stage=stage):
+        for tensor in block_tensors(kind):
+            if not tensor.is_matrix:
+                continue
+            group = expert_shard_group(layout) if tensor.is_expert else shard_group(layout)
+            ranks = 1 if is_whole else group.ranks
+            size = unit_size((tensor,), tp=layout.tp, shard_ranks=ranks, ep=layout.ep)
+            total += blocks * size.shard_elements(ranks)
+    return total
+
+
+def muon_temporary_bytes(case: Case, stage: Stage) -> int:
+    """What a round has beside the state, of the parameter that needs most:
+
+        stack * (16 m n + 6 m²)
+
+    The parts in fp32 and bf16, packed, arrived, put together, and the steps' X twice; of the
+    m x m products three in bf16.
+    """
+    most = 0
+    for one in muon_matrices(case, stage):
+        m, n = sorted((one.rows, one.columns))
+        most = max(most, one.stack * (16 * m * n + 6 * m * m))
+    return most
+
 
 ADAMW_BYTES_PER_PARAMETER = 28
 """Fused AdamW reads parameter, gradient and two moments and writes all but the gradient, fp32."""

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from fsdpplan.cost.memory.backward_steps import WeightGradientsOf
 from fsdpplan.cost.memory.ledger import makes_gradients, sums_fp32_gradients
 from fsdpplan.cost.model.block_sizes import FP32_BYTES
-from fsdpplan.cost.model.formats import formats
+from fsdpplan.cost.model.formats import formats, sums_in_reduce_dtype
 from fsdpplan.cost.model.shards import Stage, shares_table
-from fsdpplan.cost.model.torch_traits import sums_in_reduce_dtype
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.training import Training

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fsdpplan.cost.kernels.head_pieces import LossPieces, loss_pieces
+from fsdpplan.cost.kernels.head import LossPieces, loss_pieces
 from fsdpplan.cost.model.block_sizes import FP32_BYTES
 from fsdpplan.cost.model.formats import formats, local_tokens
 from fsdpplan.cost.model.shards import Stage

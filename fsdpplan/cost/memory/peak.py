@@ -8,18 +8,50 @@ reserves: see `reserve`; and the device holds what is outside of it.
 
 Assumed: steady state (optimizer state exists), fused AdamW (no temporaries). Checked against real
 FSDP2 under fake tensors in `tests/ground_truth`.
+
+Device memory outside of torch's allocator: the CUDA context, libraries, and NCCL's buffers.
+
+NCCL allocates a communicator's buffers when its first collective runs, so only groups in use
+count. Sources: torch 2.13 `ProcessGroupNCCL`; Megatron-LM megatron/core/parallel_state.py;
+DeepSpeed deepspeed/runtime/pipe/topology.py.
+
+Reserve: what torch's allocator takes from the device beyond what is allocated.
+
+Memory that was allocated on one CUDA stream is not given to another, so each stream's pool keeps
+its own highest level. FSDP gathers on a stream of its own and reduces on another: gathered buffers
+and gradient shards never take the place of activations and logits that are gone.
+
+    reserved = (state + highest levels of the streams + used by NCCL) * (1 + fragmentation)
+
+What a collective reads or writes is recorded on NCCL's stream: freed by the program, it comes back
+only when that stream has passed, and the program runs ahead. Under sequence parallelism that is the
+gathered input of one matmul and the partial output of another; with async TP they are in symmetric
+memory instead.
+
+A request that the device refuses is no failure yet: the allocator waits for what is recorded, gives
+back every segment in which nothing lives, whatever its stream, and asks again. So the pools' levels
+of other moments are there for whom needs them, at the price of asking the driver on every step;
+what is left of segments that were split is not.
+
+Sources: torch 2.13 c10/cuda/CUDACachingAllocator.cpp (blocks are found by stream) and
+ProcessGroupNCCL.cpp (`recordStream`); torch/distributed/_symmetric_memory;
+torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, `foreach_all_gather` and `foreach_reduce`;
+FSDP1 torch/distributed/fsdp/_runtime_utils.py, `_unshard` and `_reduce_grad`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from fsdpplan.cost.kernels.muon import muon_temporary_bytes
+from fsdpplan.cost.kernels.optimizer import muon_temporary_bytes
+from fsdpplan.cost.memory.activations import mask_bytes
 from fsdpplan.cost.memory.ddp_phases import ddp_phases
-from fsdpplan.cost.memory.device_memory import outside_allocator_bytes
 from fsdpplan.cost.memory.ledger import (
     StateBytes,
+    checkpoint_peak_bytes,
+    initialization_peak_bytes,
     makes_gradients,
     rank_state,
     sums_fp32_gradients,
@@ -28,20 +60,80 @@ from fsdpplan.cost.memory.peak_band import most_bytes, peak_factor, with_band
 from fsdpplan.cost.memory.phases import fsdp_phases
 from fsdpplan.cost.memory.pipeline_phases import pipeline_phases
 from fsdpplan.cost.memory.rank_quantities import Phase, RankSizes
-from fsdpplan.cost.memory.reserve import releasable_bytes, reserved_overhead_bytes
 from fsdpplan.cost.memory.sizes import rank_sizes
-from fsdpplan.cost.memory.start_memory import checkpoint_peak_bytes, initialization_peak_bytes
-from fsdpplan.cost.memory.windows import mask_bytes
 from fsdpplan.cost.model.block_sizes import FP32_BYTES
 from fsdpplan.cost.model.formats import formats
 from fsdpplan.cost.model.shards import Stage
 from fsdpplan.cost.schedule.stages import in_flight_blocks, pipeline_ranks
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.case import Case
-from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.cluster import Cluster, DeviceFit
 from fsdpplan.spec.estimate import MemoryBreakdown
 from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.runtime import Runtime, runtime_named
 from fsdpplan.spec.training import Training
+
+FSDP2 = runtime_named("fsdp2")
+
+MESSAGE_NEIGHBOURS = 2
+"""Ranks that a pipeline rank sends to and receives from."""
+
+
+def communicators(layout: Layout, traits: Runtime = FSDP2) -> int:
+    """Process groups that hold buffers: one a mesh axis with more than one rank, and the world.
+
+    Expert parallelism has one for its exchange and one for the experts' shards. Softwares with
+    half-precision parameters, all of Megatron's kind, always use the world, take the gradient norm
+    over the ranks of a model and tie embeddings over the ends of a pipeline; their messages have a
+    communicator for each pair of ranks, and what splits a pipeline's outputs has one more.
+    """
+    used = (layout.pp > 1) + (layout.dp_replicate > 1) + (layout.shard_ranks > 1) + (layout.tp > 1)
+    groups = used + int(used > 1) + int(isinstance(layout.reshard_after_forward, int))
+    if layout.expert_ranks > 1:
+        groups += 1 + int(layout.shard_ranks > layout.ep)
+    if layout.cp > 1 and layout.dp_shard > 1:
+        groups += 1
+    if traits.half_parameters:
+        groups += 1 + int(layout.tp > 1) - int(used > 1)
+        if layout.pp > 1:
+            groups += 1 + MESSAGE_NEIGHBOURS
+            groups += int(layout.tp > 1 and traits.pipeline_outputs == "split")
+    return groups
+
+
+def outside_allocator_bytes(*, layout: Layout, training: Training, fit: DeviceFit) -> int:
+    """Context, libraries and the buffers of all communicators."""
+    groups = communicators(layout, training.traits)
+    return fit.context_bytes + groups * fit.communicator_bytes
+
+
+def reserved_overhead_bytes(
+    *,
+    allocated: int,
+    phases: Sequence[Phase],
+    peak: Phase,
+    recorded_bytes: int,
+    fragmentation_fraction: float,
+) -> int:
+    """Reserved less allocated, at the highest."""
+    computed = max(
+        phase.total_bytes - phase.gathers_bytes - phase.gradients_bytes for phase in phases
+    )
+    gathered = max(phase.gathers_bytes for phase in phases)
+    reduced = max(phase.gradients_bytes for phase in phases)
+    pools = computed + gathered + reduced + recorded_bytes - peak.total_bytes
+    return pools + int((allocated + pools) * fragmentation_fraction)
+
+
+def releasable_bytes(*, allocated: int, overhead: int, lasting_fraction: float) -> int:
+    """Part of what is reserved beyond `allocated` that a request which fails gets back: all but the
+    fragments beside what lives, a share of it.
+
+    Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp, `malloc`: release_cached_blocks, which
+    frees whole segments alone.
+    """
+    return max(0, overhead - int(lasting_fraction * allocated))
+
 
 UNITS_IN_FLIGHT = 2
 """The unit at work and the one that is gathered, or reduced, beside it."""

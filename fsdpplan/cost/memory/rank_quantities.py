@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fsdpplan.cost.kernels.head_pieces import LossPieces
+from fsdpplan.cost.kernels.head import LossPieces
 from fsdpplan.cost.memory.activations import BlockActivations
-from fsdpplan.cost.memory.pipeline_weights import SplitBackward
+from fsdpplan.cost.memory.weight_gradients import SplitBackward
 from fsdpplan.cost.schedule.moments import Moments
 
 

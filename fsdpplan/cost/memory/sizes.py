@@ -9,7 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fsdpplan.cost.memory.activations import BlockActivations
+from fsdpplan.cost.memory.activations import (
+    BlockActivations,
+    masked_share,
+    mean_activations,
+    mean_saved_bytes,
+)
 from fsdpplan.cost.memory.gradient_sizes import (
     embedding_gradient_bytes,
     grows_in_backward,
@@ -22,12 +27,22 @@ from fsdpplan.cost.memory.gradient_sizes import (
 )
 from fsdpplan.cost.memory.head_sizes import head_sizes
 from fsdpplan.cost.memory.ledger import is_without_ddp, rank_state
-from fsdpplan.cost.memory.pipeline_weights import split_backward, split_backward_bytes
 from fsdpplan.cost.memory.rank_quantities import Ends, EndSizes, RankSizes
-from fsdpplan.cost.memory.weight_gradients import weight_gradient_bytes
-from fsdpplan.cost.memory.windows import masked_share, mean_activations, mean_saved_bytes
+from fsdpplan.cost.memory.weight_gradients import (
+    split_backward,
+    split_backward_bytes,
+    weight_gradient_bytes,
+)
 from fsdpplan.cost.model.block_sizes import FP32_BYTES, BlockShape
-from fsdpplan.cost.model.formats import formats, kernels_of, local_tokens
+from fsdpplan.cost.model.formats import (
+    formats,
+    has_lean_pipelines,
+    has_lean_units,
+    keeps_reduction_behind,
+    kernels_of,
+    local_tokens,
+    sums_in_reduce_dtype,
+)
 from fsdpplan.cost.model.fsdp_units import NOTHING, EndUnits, end_units
 from fsdpplan.cost.model.shards import (
     Stage,
@@ -37,12 +52,6 @@ from fsdpplan.cost.model.shards import (
     block_size,
     expert_size,
     stage_root_size,
-)
-from fsdpplan.cost.model.torch_traits import (
-    has_lean_pipelines,
-    has_lean_units,
-    keeps_reduction_behind,
-    sums_in_reduce_dtype,
 )
 from fsdpplan.cost.schedule.stages import stage_moments
 from fsdpplan.spec.case import Case

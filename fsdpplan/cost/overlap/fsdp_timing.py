@@ -12,7 +12,7 @@ from fsdpplan.cost.model.fsdp_units import NOTHING, BlockUnit, block_units, end_
 from fsdpplan.cost.model.shards import Stage, UnitSize, own_cases
 from fsdpplan.cost.model.ways import Ways, shard_ways
 from fsdpplan.cost.network.collectives import wire_bytes
-from fsdpplan.cost.network.groups import (
+from fsdpplan.cost.network.placement import (
     Group,
     expert_shard_group,
     regather_group,

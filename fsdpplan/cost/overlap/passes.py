@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 
 from fsdpplan.cost.model.shards import Stage, block_cases, gradient_syncs
 from fsdpplan.cost.overlap.block_times import block_times
-from fsdpplan.cost.overlap.exposed import ExposedSeconds
-from fsdpplan.cost.overlap.fsdp_timing import fsdp_micro_batch
-from fsdpplan.cost.overlap.replica_timing import (
+from fsdpplan.cost.overlap.exposed import (
+    ExposedSeconds,
     bucket_seconds,
     gather_waiting_seconds,
     reduction_exposed_seconds,
 )
+from fsdpplan.cost.overlap.fsdp_timing import fsdp_micro_batch
 from fsdpplan.cost.overlap.streams import MicroBatch, Timeline, fsdp_timeline
 from fsdpplan.cost.overlap.timing import ends_seconds
 from fsdpplan.spec.case import Case

@@ -13,17 +13,17 @@ from itertools import accumulate
 
 from fsdpplan.cost.kernels.compute import device_parts
 from fsdpplan.cost.model.shards import Stage, block_kinds
-from fsdpplan.cost.network.groups import pp_group
+from fsdpplan.cost.network.placement import pp_group
 from fsdpplan.cost.overlap.dual_passes import dual_passes
-from fsdpplan.cost.overlap.exposed import ExposedSeconds
-from fsdpplan.cost.overlap.fsdp_timing import fsdp_micro_batch
-from fsdpplan.cost.overlap.passes import Passes, plain_seconds
-from fsdpplan.cost.overlap.replica_timing import (
+from fsdpplan.cost.overlap.exposed import (
     BucketSeconds,
+    ExposedSeconds,
     bucket_seconds,
     gather_waiting_seconds,
     reduction_exposed_seconds,
 )
+from fsdpplan.cost.overlap.fsdp_timing import fsdp_micro_batch
+from fsdpplan.cost.overlap.passes import Passes, plain_seconds
 from fsdpplan.cost.overlap.streams import MicroBatch
 from fsdpplan.cost.overlap.timing import block_work
 from fsdpplan.cost.schedule.stages import (
@@ -40,8 +40,12 @@ from fsdpplan.cost.schedule.times import (
 )
 from fsdpplan.cost.traffic.calls import Calls, call_seconds, group_seconds
 from fsdpplan.cost.traffic.fsdp import reduced_rounds
-from fsdpplan.cost.traffic.rank import message_bytes, tp_gradient_calls, tp_pass_calls
-from fsdpplan.cost.traffic.tied_tables import table_seconds
+from fsdpplan.cost.traffic.rank import (
+    message_bytes,
+    table_seconds,
+    tp_gradient_calls,
+    tp_pass_calls,
+)
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
 from fsdpplan.spec.model import Model

@@ -9,11 +9,15 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from fsdpplan.cost.kernels.head import embedding_seconds, head_seconds
-from fsdpplan.cost.kernels.head_pieces import head_pieces_seconds
+from fsdpplan.cost.kernels.head import embedding_seconds, head_pieces_seconds, head_seconds
 from fsdpplan.cost.kernels.host import host_bytes_per_second
-from fsdpplan.cost.kernels.muon import muon_elements, muon_matrices, muon_seconds
-from fsdpplan.cost.kernels.optimizer import OptimizerRecipe, optimizer_seconds
+from fsdpplan.cost.kernels.optimizer import (
+    OptimizerRecipe,
+    muon_elements,
+    muon_matrices,
+    muon_seconds,
+    optimizer_seconds,
+)
 from fsdpplan.cost.kernels.work import BlockWork, memory_bytes_per_second
 from fsdpplan.cost.model.block_sizes import FP32_BYTES
 from fsdpplan.cost.model.formats import formats, local_tokens

@@ -17,7 +17,6 @@ from typing import TypeVar
 from fsdpplan.cost.model.params import matmul_parameter_count
 from fsdpplan.cost.model.shards import Stage
 from fsdpplan.cost.schedule.actions import ACTIVE_STAGES, rank_stages
-from fsdpplan.cost.schedule.gathers import stage_gathers
 from fsdpplan.cost.schedule.moments import Moments, all_at_once, joined
 from fsdpplan.cost.schedule.order import (
     adding_stages,
@@ -25,6 +24,7 @@ from fsdpplan.cost.schedule.order import (
     peak_in_flight,
     peak_weights_pending,
 )
+from fsdpplan.cost.schedule.simulation import stage_gathers
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout, Schedule

@@ -19,12 +19,10 @@ from functools import lru_cache
 from math import prod
 from typing import Literal
 
-from fsdpplan.cost.model.formats import local_tokens
+from fsdpplan.cost.model.formats import local_tokens, sums_before_products
 from fsdpplan.cost.model.params import block_tensors
-from fsdpplan.cost.model.torch_traits import sums_before_products
 from fsdpplan.cost.model.ways import Ways, inner_ways
-from fsdpplan.cost.network.groups import cp_group, ep_group, tp_group
-from fsdpplan.cost.network.placement import group_placement
+from fsdpplan.cost.network.placement import cp_group, ep_group, group_placement, tp_group
 from fsdpplan.cost.traffic.calls import (
     BlockCall,
     Overlap,

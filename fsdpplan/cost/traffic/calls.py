@@ -8,8 +8,7 @@ from typing import Literal
 
 from fsdpplan.cost.model.formats import local_tokens
 from fsdpplan.cost.network.collectives import collective_seconds
-from fsdpplan.cost.network.groups import Group
-from fsdpplan.cost.network.placement import group_placement
+from fsdpplan.cost.network.placement import Group, group_placement
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.estimate import Collective

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fsdpplan.cost.model.fsdp_units import NOTHING, block_units, end_units
 from fsdpplan.cost.model.params import block_tensors
 from fsdpplan.cost.model.shards import Stage, UnitSize, block_kinds, gradient_syncs, stage_root_size
-from fsdpplan.cost.network.groups import (
+from fsdpplan.cost.network.placement import (
     Group,
     expert_shard_group,
     pp_group,

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from math import gcd
 
 from fsdpplan.cost.model.formats import local_tokens
-from fsdpplan.cost.network.groups import cp_group
+from fsdpplan.cost.network.placement import cp_group
 from fsdpplan.cost.traffic.calls import BlockCall, Pass
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout

@@ -8,7 +8,7 @@ from typing import cast
 
 from fsdpplan.cost.kernels.attention import head_channels
 from fsdpplan.cost.kernels.products import Product, block_products
-from fsdpplan.cost.network.groups import shard_group
+from fsdpplan.cost.network.placement import shard_group
 from fsdpplan.cost.overlap.timing import block_work
 from fsdpplan.spec.layout import MESH_AXES, Layout
 from fsdpplan.spec.plan import Plan

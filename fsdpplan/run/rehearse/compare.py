@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fsdpplan.cost.memory.peak import stage_memory
-from fsdpplan.cost.model.rank_shards import rank_shard_elements
-from fsdpplan.cost.model.shards import Stage
+from fsdpplan.cost.model.shards import Stage, rank_shard_elements
 from fsdpplan.cost.schedule.stages import in_flight_blocks, pipeline_ranks
-from fsdpplan.cost.traffic.rank import step_calls
-from fsdpplan.cost.traffic.tied_tables import table_calls, table_gradient_bytes
+from fsdpplan.cost.traffic.rank import step_calls, table_calls, table_gradient_bytes
 from fsdpplan.run.rehearse.ranks import ChosenRank, stage_of
 from fsdpplan.spec.estimate import MemoryBreakdown
 from fsdpplan.spec.plan import Plan

@@ -29,7 +29,7 @@ from fsdpplan.cost.overlap.fsdp_timing import fsdp_moves
 from fsdpplan.cost.overlap.timing import gradient_seconds, layout_optimizer_seconds
 from fsdpplan.cost.schedule.actions import ACTIVE_STAGES
 from fsdpplan.cost.schedule.stages import most_stages, pipeline_stages, stage_kinds
-from fsdpplan.cost.step_time import slowest_factor
+from fsdpplan.cost.step import slowest_factor
 from fsdpplan.search.bounds.room import Known, Room
 from fsdpplan.search.bounds.works import Work, Works, least_work
 from fsdpplan.search.enumerate import (

@@ -15,9 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from fsdpplan.cost.memory.device_memory import outside_allocator_bytes
 from fsdpplan.cost.memory.gradient_sizes import weight_gradients_of
 from fsdpplan.cost.memory.ledger import rank_state
+from fsdpplan.cost.memory.peak import outside_allocator_bytes
 from fsdpplan.cost.memory.sizes import (
     activations_of_block,
     message_buffer_bytes,

@@ -20,8 +20,7 @@ from typing import TypeVar
 from fsdpplan.cost.band import widened
 from fsdpplan.cost.memory.peak import rank_memory
 from fsdpplan.cost.memory.peak_band import peak_factor, with_band
-from fsdpplan.cost.step import estimate
-from fsdpplan.cost.step_time import step_time
+from fsdpplan.cost.step import estimate, step_time
 from fsdpplan.errors import SpecError
 from fsdpplan.files.runs.table import MeasuredRun, MemoryKind
 from fsdpplan.spec.case import Case

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from fsdpplan.cost.memory.device_memory import communicators
+from fsdpplan.cost.memory.peak import communicators
 from fsdpplan.files.profiles.catalogue import profile_text
 from fsdpplan.files.profiles.edit import with_numbers, with_source
 from fsdpplan.files.profiles.format import profiles_folder

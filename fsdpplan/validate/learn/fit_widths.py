@@ -29,7 +29,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from math import exp, log
 
-from fsdpplan.cost.step_time import HOST_LOG_ERROR
+from fsdpplan.cost.step import HOST_LOG_ERROR
 from fsdpplan.files.learning import write_widths
 from fsdpplan.files.runs.bundled import bundled_runs
 from fsdpplan.files.runs.table import MeasuredRun, read_runs
@@ -78,7 +78,7 @@ START = Widths(
 )
 """Where the fit begins, and the middle of its prior. A step reads its batch, logs and synchronizes
 beside what is predicted, ten milliseconds or so; a micro-batch less. A program's host does what is
-counted (`cost/kernels/dispatch.py`) and more: hooks, checks and kernels that Python starts are left
+counted (`cost/kernels/compute.py`) and more: hooks, checks and kernels that Python starts are left
 out there; as much again."""
 
 KEPT = ("other_software", "other_precision", "other_device", "run", "host")

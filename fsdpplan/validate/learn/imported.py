@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fsdpplan import __version__
-from fsdpplan.cost.model.flops import mfu_fraction
+from fsdpplan.cost.model.params import mfu_fraction
 from fsdpplan.files.runs.table import Cells, MeasuredRun
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.ledger import LEAST_STEPS, LedgerRow, Machines, Observed, Predicted, Workload

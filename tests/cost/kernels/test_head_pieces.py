@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsdpplan.cost.kernels.head_pieces import loss_pieces
+from fsdpplan.cost.kernels.head import loss_pieces
 from fsdpplan.cost.model.shards import whole_model
 from fsdpplan.cost.overlap.timing import layout_head_seconds
 from fsdpplan.cost.step import estimate

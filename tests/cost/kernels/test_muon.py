@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fsdpplan.cost.kernels.muon import (
+from fsdpplan.cost.kernels.optimizer import (
     Matrices,
     deal_rounds,
     muon_elements,
@@ -17,7 +17,7 @@ from fsdpplan.cost.kernels.muon import (
 )
 from fsdpplan.cost.memory.ledger import rank_state
 from fsdpplan.cost.model.shards import whole_model
-from fsdpplan.cost.network.groups import Group
+from fsdpplan.cost.network.placement import Group
 from fsdpplan.cost.step import estimate
 from fsdpplan.cost.traffic.rank import step_calls
 from fsdpplan.errors import SpecError

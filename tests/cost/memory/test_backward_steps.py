@@ -12,8 +12,7 @@ from fsdpplan.cost.memory.backward_steps import (
     backward_steps,
     inputs_half_peak_bytes,
 )
-from fsdpplan.cost.memory.pipeline_weights import output_gradient_elements
-from fsdpplan.cost.memory.weight_gradients import weight_gradient_bytes
+from fsdpplan.cost.memory.weight_gradients import output_gradient_elements, weight_gradient_bytes
 from fsdpplan.cost.model.block_sizes import (
     BlockShape,
     Kernels,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fsdpplan.cost.memory.device_memory import communicators, outside_allocator_bytes
+from fsdpplan.cost.memory.peak import communicators, outside_allocator_bytes
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.runtime import runtime_named
 from tests.cost.problems import case

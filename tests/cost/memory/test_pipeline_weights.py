@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.cost.memory.peak import rank_memory
-from fsdpplan.cost.memory.pipeline_weights import output_gradient_elements, split_backward_bytes
+from fsdpplan.cost.memory.weight_gradients import output_gradient_elements, split_backward_bytes
 from fsdpplan.cost.model.shards import Stage
 from fsdpplan.cost.schedule.order import peak_in_flight, peak_weights_pending
 from fsdpplan.cost.schedule.stages import pipeline_ranks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from fsdpplan.cost.memory.start_memory import DDP_BROADCAST_BYTES
+from fsdpplan.cost.memory.ledger import DDP_BROADCAST_BYTES
 from fsdpplan.cost.model.params import parameter_count
 from tests.cost.problems import SMALL, Case, case, cases
 

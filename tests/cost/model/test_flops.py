@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpplan.cost.model.flops import (
+from fsdpplan.cost.model.params import (
     attention_forward_flops_per_token,
     attention_span_tokens,
+    matmul_parameter_count,
     mean_attention_span_tokens,
     mfu_fraction,
+    parameter_count,
     useful_flops_per_token,
 )
-from fsdpplan.cost.model.params import matmul_parameter_count, parameter_count
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.spec.model import Model
 from tests.strategies import any_models, models

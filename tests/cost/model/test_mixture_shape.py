@@ -8,9 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsdpplan.cost.model.mixture_shape import LARGEST_RATIO, LEAST_RATIO, infer_mixture
 from fsdpplan.cost.model.params import active_parameter_count, parameter_count
-from fsdpplan.cost.model.shape import LARGEST_PARAMETERS, SMALLEST_PARAMETERS
+from fsdpplan.cost.model.shape import (
+    LARGEST_PARAMETERS,
+    LARGEST_RATIO,
+    LEAST_RATIO,
+    SMALLEST_PARAMETERS,
+    infer_mixture,
+)
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.model import Experts
 from tests.refusals import check_one_line

@@ -10,8 +10,7 @@ from hypothesis import given
 from fsdpplan.cost.kernels.compute import block_seconds
 from fsdpplan.cost.model.params import dense_view
 from fsdpplan.cost.model.ways import block_ways, inner_ways
-from fsdpplan.cost.overlap.block_exposed import calls_waiting
-from fsdpplan.cost.overlap.block_times import BlockTimes, block_times
+from fsdpplan.cost.overlap.block_times import BlockTimes, block_times, calls_waiting
 from fsdpplan.cost.overlap.timing import block_work
 from fsdpplan.cost.traffic.block_calls import _block_calls, block_calls
 from fsdpplan.cost.traffic.calls import BlockCall

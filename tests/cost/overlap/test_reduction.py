@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpplan.cost.overlap.replica_timing import ddp_exposed_seconds, gather_exposed_seconds
+from fsdpplan.cost.overlap.exposed import ddp_exposed_seconds, gather_exposed_seconds
 
 SECONDS = st.floats(0, 1)
 BUCKETS = st.lists(st.tuples(SECONDS, st.integers(1, 100)), min_size=1, max_size=8)

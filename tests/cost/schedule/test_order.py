@@ -23,7 +23,6 @@ from fsdpplan.cost.schedule.actions import (
     overlapped_pairs,
     rank_stages,
 )
-from fsdpplan.cost.schedule.gathers import _gathers_of_rank, stage_gathers
 from fsdpplan.cost.schedule.order import (
     SIMULATED_SCHEDULES,
     microbatches_refusal,
@@ -31,6 +30,7 @@ from fsdpplan.cost.schedule.order import (
     rank_actions,
     steady_microbatches,
 )
+from fsdpplan.cost.schedule.simulation import _gathers_of_rank, stage_gathers
 from fsdpplan.cost.schedule.times import paired_passes
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.layout import Schedule

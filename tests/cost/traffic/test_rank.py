@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fsdpplan.cost.model.params import parameter_count
-from fsdpplan.cost.network.groups import (
+from fsdpplan.cost.network.placement import (
     ep_group,
     expert_shard_group,
     pp_group,

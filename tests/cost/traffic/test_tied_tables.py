@@ -8,7 +8,7 @@ import pytest
 
 from fsdpplan.cost.schedule.stages import pipeline_ranks
 from fsdpplan.cost.step import estimate
-from fsdpplan.cost.traffic.tied_tables import table_calls, table_gradient_bytes, table_seconds
+from fsdpplan.cost.traffic.rank import table_calls, table_gradient_bytes, table_seconds
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpplan.cost.model.flops import useful_flops_per_token
-from fsdpplan.cost.model.params import matmul_parameter_count
+from fsdpplan.cost.model.params import matmul_parameter_count, useful_flops_per_token
 from fsdpplan.files.catalogue import load_model, model_names
 from fsdpplan.spec.model import Model
 from fsdpplan.trainer.config import ModelConfig
