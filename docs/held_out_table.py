@@ -12,9 +12,8 @@ from statistics import NormalDist, mean, median, quantiles
 
 from fsdpplan.files.profiles.catalogue import load_profile
 from fsdpplan.files.profiles.devices import PHYSICS, PhysicsProfile
-from fsdpplan.files.runs.bundled import bundled_runs
-from fsdpplan.files.runs.table import read_runs
-from fsdpplan.validate.compare.differences import log_residual
+from fsdpplan.files.runs.table import bundled_runs, read_runs
+from fsdpplan.validate.compare.pairs import log_residual
 from fsdpplan.validate.fit.bands import is_inside
 from fsdpplan.validate.fit.held_out import HELD_OUT, HeldOutRow, read_held_out
 from fsdpplan.validate.runs.projects import HALF_AUTOCAST, POORLY_TUNED, is_tuned

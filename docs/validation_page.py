@@ -8,9 +8,8 @@ from statistics import median
 from validation_results import Results, read_recorded, reason_for
 
 from fsdpplan.validate.compare.compared import ComparedRun
-from fsdpplan.validate.compare.differences import coverage
 from fsdpplan.validate.compare.errors import Errors, errors_over, mean_errors
-from fsdpplan.validate.compare.pairs import Pair
+from fsdpplan.validate.compare.pairs import Pair, coverage
 from fsdpplan.validate.compare.ranking import ranking_errors
 from fsdpplan.validate.compare.report import Report
 from fsdpplan.validate.runs.projects import POORLY_TUNED, is_tuned, project_of

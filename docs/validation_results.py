@@ -16,8 +16,8 @@ from fsdpplan.files.profiles.devices import PHYSICS, PhysicsProfile
 from fsdpplan.files.runs.table import read_runs
 from fsdpplan.spec.cluster import Evidence, StepError
 from fsdpplan.validate.compare.compared import ComparedRun
-from fsdpplan.validate.compare.differences import LayoutPair, layout_pairs
 from fsdpplan.validate.compare.errors import Errors, errors_over
+from fsdpplan.validate.compare.pairs import LayoutPair, layout_pairs
 from fsdpplan.validate.compare.report import Report, report
 from fsdpplan.validate.fit.bands import band_rows
 from fsdpplan.validate.fit.held_out import read_held_out

@@ -13,7 +13,7 @@ from typer.main import get_command
 from fsdpplan import __version__
 from fsdpplan.cli import process
 from fsdpplan.cli.commands import SETTINGS, Program
-from fsdpplan.cli.views.told import PROGRAM, tell
+from fsdpplan.cli.views.render import PROGRAM, tell
 from fsdpplan.emit.secrets import redacted, secret_values, without_values
 from fsdpplan.errors import FsdpPlanError, NoFeasibleLayout, ProbeError, SpecError
 from fsdpplan.terminal import printable

@@ -7,12 +7,12 @@ from functools import lru_cache
 from pathlib import Path
 
 from fsdpplan.files.writing import write_text_atomically
-from fsdpplan.spec.learning import Widths
+from fsdpplan.spec.ledger import Widths
 
 _FILE = Path(__file__).with_name("learning.toml")
 _HEAD = """# How far one measured run speaks for another: the prior of log(measured / predicted).
 # Fitted by `python -m fsdpplan.validate.learn.fit_widths` (part of `make fit`); the meaning of each
-# number stands in fsdpplan/spec/learning.py.
+# number stands in fsdpplan/spec/ledger.py.
 """
 
 

@@ -1,7 +1,11 @@
-"""Pins: the parts of a layout that the user has fixed."""
+"""Pins: the parts of a layout that the user has fixed.
+
+Defaults that depend on other inputs; each one is printed as an assumption by the caller.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -15,6 +19,8 @@ from fsdpplan.spec.layout import (
     Schedule,
     Sharding,
 )
+from fsdpplan.spec.program import ProgramName, program_named
+from fsdpplan.spec.training import Precision
 
 
 def pin_flag(name: str) -> str:
@@ -73,3 +79,47 @@ def _typed(name: str, value: object) -> str:
     if isinstance(value, bool):
         return pin_flag(name) if value else pin_flag(name).replace("--", "--no-", 1)
     return f"{pin_flag(name)} {value}{'B' if name == 'ddp_bucket_bytes' else ''}"
+
+
+DEFAULT_SEQ_LEN = 4096
+DEFAULT_TOKENS_PER_STEP = 4 * 2**20
+"""About what dense models of 7B and more are pre-trained with."""
+
+
+def program_defaults(
+    name: ProgramName, *, precision: Precision | None, gpus: int
+) -> dict[str, str]:
+    """Fields of a training by default, as a program of others has them."""
+    found: dict[str, str] = {"runtime": program_named(name).runtimes[0]}
+    if name == "torchtitan" and precision == "fp8":
+        found["fp8_recipe"] = "rowwise"
+    if name == "accelerate" and precision != "fp32" and gpus > 1:
+        found["reduce_dtype"] = "bf16"  # its FSDP reduces in the dtype that it computes in
+    return found
+
+
+ROUNDED_FRACTION = 1 / 8
+"""How far the default batch may go for a share of a rank that splits into micro-batches."""
+
+
+def default_global_batch(*, seq_len: int, gpus: int) -> int:
+    """Sequences a step: about 4 Mi tokens, rounded so that every data-parallel degree divides it.
+
+    A multiple of the number of GPUs where there are at least that many sequences; otherwise the
+    largest divisor of the number of GPUs takes their place.
+    """
+    wanted = max(1, round(DEFAULT_TOKENS_PER_STEP / seq_len))
+    step = next(gpus // parts for parts in range(1, gpus + 1) if _fits(gpus, parts, wanted))
+    return _share(wanted / step) * step
+
+
+def _share(wanted: float) -> int:
+    """About `wanted` sequences: 43 would be micro-batches of 1 or of 43, 40 are of 1, 2, 4 or 8."""
+    least = math.ceil(wanted * (1 - ROUNDED_FRACTION))
+    most = math.floor(wanted * (1 + ROUNDED_FRACTION))
+    near = range(max(1, least), most + 1) or [max(1, round(wanted))]
+    return max(near, key=lambda share: (math.gcd(share, 8), -abs(share - wanted)))
+
+
+def _fits(gpus: int, parts: int, wanted: int) -> bool:
+    return gpus % parts == 0 and gpus // parts <= wanted

@@ -9,12 +9,12 @@ from fsdpplan.emit.job import (
     UserProgram,
     later_starts,
     requeues,
+    sbatch_option,
     signal_seconds,
     time_limit_seconds,
     trained_words,
     trial_words,
 )
-from fsdpplan.emit.slurm.sbatch_options import sbatch_option
 from fsdpplan.emit.slurm.survival import Survival
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError

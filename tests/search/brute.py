@@ -15,7 +15,7 @@ from fsdpplan.cost.memory.peak import rank_memory
 from fsdpplan.cost.step import step_time
 from fsdpplan.errors import SpecError
 from fsdpplan.files.clusters import load_cluster
-from fsdpplan.search.defaults import program_defaults
+from fsdpplan.search.pins import program_defaults
 from fsdpplan.search.rules.legality import first_problem
 from fsdpplan.spec.layout import DDP_BUCKET_BYTES, SPLIT_BACKWARD_SCHEDULES, Layout, Schedule
 from fsdpplan.spec.model import Experts

@@ -10,7 +10,6 @@ from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.search.bounds.fitting import needed_bytes
 from fsdpplan.search.bounds.pricing import is_data_parallel
-from fsdpplan.search.defaults import default_global_batch
 from fsdpplan.search.enumerate import (
     degrees,
     layout_of,
@@ -21,7 +20,7 @@ from fsdpplan.search.enumerate import (
 )
 from fsdpplan.search.order import Entry, in_order, listed
 from fsdpplan.search.pieces import in_pieces
-from fsdpplan.search.pins import Pins
+from fsdpplan.search.pins import Pins, default_global_batch
 from fsdpplan.search.question import Question as Asked
 from fsdpplan.search.recommend import recommend
 from fsdpplan.search.result import SearchResult

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpplan.search.defaults import DEFAULT_TOKENS_PER_STEP, default_global_batch
+from fsdpplan.search.pins import DEFAULT_TOKENS_PER_STEP, default_global_batch
 
 
 @given(st.sampled_from([512, 1024, 4096, 8192, 131072]), st.integers(1, 4096))

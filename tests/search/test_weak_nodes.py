@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdpplan.search.weak_nodes import price_of_weak_nodes, without_excluded
+from fsdpplan.search.recommend import price_of_weak_nodes, without_excluded
 from tests.emit.plans import make_plan
 from tests.search.weak import with_a_weak_node
 

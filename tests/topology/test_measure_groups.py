@@ -7,7 +7,7 @@ from itertools import chain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpplan.topology.measure.groups import Groups, axis_groups, level_groups, pair_rounds
+from fsdpplan.topology.measure.collectives import Groups, axis_groups, level_groups, pair_rounds
 from fsdpplan.topology.measure.settings import Axis
 
 NODES, PER_NODE = st.integers(1, 12), st.integers(1, 12)

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from fsdpplan.spec.measurement import MeasuredLaunch, Measurement
-from fsdpplan.topology.measure.cell import Cell, Seconds
 from fsdpplan.topology.measure.clock import Call
 from fsdpplan.topology.measure.ranks import Ranks
-from fsdpplan.topology.measure.runner import FEWEST, MOST, Runner
+from fsdpplan.topology.measure.runner import FEWEST, MOST, Cell, Runner, Seconds
 
 ALONE = Ranks(rank=0, world=1, ranks_per_node=1, device=torch.device("cpu"))
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from fsdpplan.files.runs.bundled import bundled_runs
-from fsdpplan.files.runs.table import read_runs
+from fsdpplan.files.runs.table import bundled_runs, read_runs
 from fsdpplan.validate.runs.express import Expressed, express
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from fsdpplan.files.runs.bundled import bundled_runs
-from fsdpplan.files.runs.table import read_runs
+from fsdpplan.files.runs.table import bundled_runs, read_runs
 
 ROWS = 17
 

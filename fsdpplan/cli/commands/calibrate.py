@@ -24,8 +24,7 @@ from fsdpplan.cli.resolve.calibration import (
     visible_devices,
 )
 from fsdpplan.cli.views import calibration as views
-from fsdpplan.cli.views.render import columns
-from fsdpplan.cli.views.told import tell
+from fsdpplan.cli.views.render import columns, tell
 from fsdpplan.errors import SpecError
 from fsdpplan.files.clusters import Flags, cluster_of
 from fsdpplan.files.runs.measurements import read_measurements
@@ -33,7 +32,7 @@ from fsdpplan.run.calibrate import measure as measuring_program
 from fsdpplan.run.calibrate.variables import network_variables
 from fsdpplan.run.engines.machine import this_machine
 from fsdpplan.run.plans import read_plan
-from fsdpplan.topology.measure.settings import DEFAULT_SECONDS
+from fsdpplan.topology.measure.settings import DEFAULT_SECONDS, Settings
 from fsdpplan.validate.calibrate.calibrated import machine_of
 
 DEFAULT_SAVE = "measured.toml"
@@ -181,7 +180,7 @@ def measure(measuring: MeasuringOptions, profile: ProfileOptions) -> Measured:
 
 def _measured_log(measuring: MeasuringOptions, profile: ProfileOptions, start: Start) -> Path:
     kind = device_of(start).device.kind
-    settings = measuring_program.Settings(device=kind, seconds=measuring.seconds or DEFAULT_SECONDS)
+    settings = Settings(device=kind, seconds=measuring.seconds or DEFAULT_SECONDS)
     if measuring.plan is not None:
         settings = measuring_program.settings_for_plan(settings, read_plan(measuring.plan))
     ranks = measuring_program.Ranks(

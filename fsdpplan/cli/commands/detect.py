@@ -16,8 +16,7 @@ from fsdpplan.cli.options.files import Json
 from fsdpplan.cli.options.parse import line, path
 from fsdpplan.cli.views.hosts import findings_block, hosts_blocks
 from fsdpplan.cli.views.profiles import profile_document
-from fsdpplan.cli.views.render import blocks, columns, wrapped
-from fsdpplan.cli.views.told import tell
+from fsdpplan.cli.views.render import blocks, columns, tell, wrapped
 from fsdpplan.errors import FsdpPlanError, SpecError
 from fsdpplan.files.profiles.nodes import NodeProfile
 from fsdpplan.files.profiles.saved import node_text

@@ -31,7 +31,7 @@ from fsdpplan.cli.resolve.job import (
     with_this_python,
 )
 from fsdpplan.cli.resolve.torch import settled_plan, torch_of_job
-from fsdpplan.cli.views.told import tell
+from fsdpplan.cli.views.render import tell
 from fsdpplan.emit.alerts import alert_rules
 from fsdpplan.emit.folder import SCRIPT_NAME
 from fsdpplan.emit.job import Job, excluded_hosts, left_out, trial_words
@@ -46,7 +46,7 @@ from fsdpplan.run.folder import write_job_folder
 from fsdpplan.run.launch import launch_text
 from fsdpplan.run.rehearse import rehearse as program
 from fsdpplan.run.rehearse.ranks import DEFAULT_RANKS, chosen_ranks
-from fsdpplan.search.weak_nodes import price_of_weak_nodes, without_excluded
+from fsdpplan.search.recommend import price_of_weak_nodes, without_excluded
 from fsdpplan.spec.plan import Plan
 
 SAME_PYTHON = frozenset({"slurm", "ssh"})

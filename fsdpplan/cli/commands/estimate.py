@@ -25,9 +25,8 @@ from fsdpplan.cli.resolve.inputs import (
     slower_words,
 )
 from fsdpplan.cli.views.answer import estimate_json, fits_words, too_unsure
-from fsdpplan.cli.views.render import columns
+from fsdpplan.cli.views.render import columns, tell
 from fsdpplan.cli.views.screen import estimate_screen
-from fsdpplan.cli.views.told import tell
 from fsdpplan.cost.memory.peak import available_bytes
 from fsdpplan.cost.memory.peak_band import peak_factor
 from fsdpplan.cost.step import estimate as predicted

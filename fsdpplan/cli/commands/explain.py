@@ -16,9 +16,8 @@ from fsdpplan.cli.resolve.inputs import Inputs, OneLayout
 from fsdpplan.cli.resolve.job import ranked
 from fsdpplan.cli.resolve.torch import given_torch, settled_plan
 from fsdpplan.cli.views.answer import estimate_json
-from fsdpplan.cli.views.render import blocks, columns, facts, listed, wrapped
+from fsdpplan.cli.views.render import blocks, columns, facts, listed, tell, wrapped
 from fsdpplan.cli.views.screen import estimate_screen
-from fsdpplan.cli.views.told import tell
 from fsdpplan.cost.memory.peak import available_bytes
 from fsdpplan.emit.job import Job
 from fsdpplan.emit.nccl.cloud import CloudScript, Gap, cloud_scripts, gap_of

@@ -12,7 +12,7 @@ import typer
 from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.files import Json
 from fsdpplan.cli.options.parse import path
-from fsdpplan.cli.views.told import tell
+from fsdpplan.cli.views.render import tell
 from fsdpplan.errors import SpecError
 from fsdpplan.run.export import export_checkpoint
 

@@ -21,7 +21,7 @@ from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.search.advice.words import degrees
 from fsdpplan.spec.ledger import LedgerRow
 from fsdpplan.units import format_percent, format_seconds
-from fsdpplan.validate.compare.ledger_errors import ClusterErrors, cluster_errors
+from fsdpplan.validate.compare.errors import ClusterErrors, cluster_errors
 
 MOST_SHOWN = 20
 

@@ -14,8 +14,7 @@ from fsdpplan.cli.options.parse import line
 from fsdpplan.cli.options.question import Torch
 from fsdpplan.cli.resolve.job import ranked
 from fsdpplan.cli.resolve.torch import given_torch, settled_plan
-from fsdpplan.cli.views.render import blocks, columns, listed, table, wrapped
-from fsdpplan.cli.views.told import tell
+from fsdpplan.cli.views.render import blocks, columns, listed, table, tell, wrapped
 from fsdpplan.errors import FsdpPlanError, GateFailed, LaunchError
 from fsdpplan.run.rehearse import rehearse as program
 from fsdpplan.run.rehearse.compare import ComparedCalls, ComparedRank

@@ -16,8 +16,7 @@ from fsdpplan.cli.resolve import launch
 from fsdpplan.cli.resolve.evidence import ledger_file
 from fsdpplan.cli.resolve.launch import Started
 from fsdpplan.cli.views.outcome import outcome_json, outcome_table
-from fsdpplan.cli.views.render import columns
-from fsdpplan.cli.views.told import tell
+from fsdpplan.cli.views.render import columns, tell
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
 from fsdpplan.run.fallback import Attempt, run_with_fallback

@@ -10,8 +10,7 @@ from pathlib import Path
 import typer
 
 from fsdpplan.cli.options.files import Json
-from fsdpplan.cli.views.render import blocks, columns, table, wrapped
-from fsdpplan.cli.views.told import tell
+from fsdpplan.cli.views.render import blocks, columns, table, tell, wrapped
 from fsdpplan.run.follow.jobs import runs_of, unreadable_runs
 from fsdpplan.run.follow.status import Standing, standing
 from fsdpplan.units import format_percent, format_seconds

@@ -17,8 +17,7 @@ from fsdpplan.cli.options.parse import path
 from fsdpplan.cli.views.render import blocks, columns, listed, table, wrapped
 from fsdpplan.cli.views.validation import report_json, report_screen
 from fsdpplan.errors import SpecError
-from fsdpplan.files.runs.bundled import bundled_runs
-from fsdpplan.files.runs.table import read_runs
+from fsdpplan.files.runs.table import bundled_runs, read_runs
 from fsdpplan.run.evidence import rows_at
 from fsdpplan.validate.compare.kernel_scores import (
     KernelReport,

@@ -13,8 +13,7 @@ from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.files import Json
 from fsdpplan.cli.options.parse import fraction, path
 from fsdpplan.cli.views.outcome import comparison_table, row_document
-from fsdpplan.cli.views.render import blocks, columns, listed, table, wrapped
-from fsdpplan.cli.views.told import tell
+from fsdpplan.cli.views.render import blocks, columns, listed, table, tell, wrapped
 from fsdpplan.errors import GateFailed
 from fsdpplan.files.plans import estimate_document, layout_document
 from fsdpplan.run import verify as finished

@@ -13,12 +13,12 @@ from fsdpplan.emit.doors.launch_lines import (
     torchrun_words,
 )
 from fsdpplan.emit.doors.megatron_model import model_arguments
-from fsdpplan.emit.doors.stages import stage_ranges
 from fsdpplan.emit.doors.trainer_words import (
     DEFAULT_CLIP_NORM,
     DEFAULT_LEARNING_RATE,
     DEFAULT_WEIGHT_DECAY,
     own_program,
+    stage_ranges,
     steps,
 )
 from fsdpplan.emit.doors.words import require_sayable

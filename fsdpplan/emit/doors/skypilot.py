@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from fsdpplan.emit.doors.host_lines import STRICT, host_lines, meeting_lines
+from fsdpplan.emit.doors.launch_lines import STRICT, host_lines, meeting_lines
 from fsdpplan.emit.order import Order, refuse_others
 from fsdpplan.emit.segments import unsaid_lines
 from fsdpplan.emit.slurm.header import header_lines

@@ -13,13 +13,13 @@ from fsdpplan.emit.doors.launch_lines import (
     rendezvous_port,
     torchrun_words,
 )
-from fsdpplan.emit.doors.stages import stage_ranges
 from fsdpplan.emit.doors.torchtitan_model import model_lines
 from fsdpplan.emit.doors.trainer_words import (
     DEFAULT_CLIP_NORM,
     DEFAULT_LEARNING_RATE,
     DEFAULT_SEED,
     own_program,
+    stage_ranges,
     steps,
 )
 from fsdpplan.emit.doors.words import require_sayable

@@ -1,13 +1,18 @@
-"""What is asked of a training program that is not ours: steps, rate, checkpoints."""
+"""What is asked of a training program that is not ours: steps, rate, checkpoints.
+
+Which blocks each pipeline stage has, for programs that must be told.
+"""
 
 from __future__ import annotations
 
+from itertools import accumulate
 from math import ceil
 
 from fsdpplan.emit.job import UserProgram
 from fsdpplan.emit.order import Order, differing
 from fsdpplan.emit.trainer_program import DEFAULT_STEPS, Trainer
 from fsdpplan.errors import SpecError
+from fsdpplan.spec.layout import Layout
 
 DEFAULT_LEARNING_RATE = 3e-4
 DEFAULT_CLIP_NORM = 1.0
@@ -44,3 +49,11 @@ def steps(order: Order, program: Trainer) -> int:
     if training.tokens is None:
         return DEFAULT_STEPS
     return ceil(training.tokens / training.tokens_per_step)
+
+
+def stage_ranges(layout: Layout) -> tuple[range, ...]:
+    """Numbers of the blocks of each stage, first stage to last."""
+    blocks = layout.stage_blocks
+    assert blocks, "a plan that is read names the blocks of its stages"
+    ends = list(accumulate(blocks))
+    return tuple(range(end - size, end) for size, end in zip(blocks, ends, strict=True))

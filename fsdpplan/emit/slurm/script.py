@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from fsdpplan.emit.job import Job, UserProgram, requeues, signal_seconds, tries_first
+from fsdpplan.emit.job import Job, UserProgram, requeues, sbatch_option, signal_seconds, tries_first
 from fsdpplan.emit.nccl.cloud import gap_lines
 from fsdpplan.emit.nccl.variables import (
     given_lines,
@@ -19,7 +19,6 @@ from fsdpplan.emit.slurm.allocation import attempt_lines, in_allocation, said_li
 from fsdpplan.emit.slurm.header import METRICS_LINE, header_lines, plan_file_lines, plan_lines
 from fsdpplan.emit.slurm.node import node_functions
 from fsdpplan.emit.slurm.parts import part_lines, runs_here, settings_lines
-from fsdpplan.emit.slurm.sbatch_options import sbatch_option
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.plan import Plan
 

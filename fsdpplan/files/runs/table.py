@@ -2,6 +2,8 @@
 
 An empty field means that the source does not say. What is read here is only what the table says;
 what is taken where it says nothing is stated in `fsdpplan.validate`.
+
+Tables of measured runs that come with the repository, and not with a wheel.
 """
 
 from __future__ import annotations
@@ -313,3 +315,22 @@ def run_of_cells(cells: Cells) -> MeasuredRun:
     csv.writer(text).writerows([list(named), list(named.values())])
     (run,) = parse_runs(text.getvalue(), where="a row of the ledger")
     return run
+
+
+BENCH = Path("tests") / "golden" / "bench"
+
+
+def bundled_runs(checkout: Path | None = None) -> Path:
+    """The table of published runs in a clone; raises SpecError where only a wheel is installed.
+
+    `checkout` is where to look instead of beside the package.
+    """
+    root = Path(__file__).resolve().parents[3] if checkout is None else checkout
+    path = root / BENCH / "train_runs.csv"
+    if not path.is_file():
+        raise SpecError(
+            "the tables of published runs come with the repository, not with the installed "
+            f"package: type `fsdpplan validate {BENCH / 'train_runs.csv'}` in a clone, or "
+            "`fsdpplan validate RUNS.csv` with runs of your own (docs/reference/runs.md)"
+        )
+    return path

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import get_args
 
-from fsdpplan.search.defaults import default_global_batch
 from fsdpplan.search.enumerate import divisors
-from fsdpplan.search.pins import Pins
+from fsdpplan.search.pins import Pins, default_global_batch
 from fsdpplan.search.rules.legality import first_problem
 from fsdpplan.search.rules.program import vocabulary_of
 from fsdpplan.spec.case import Case

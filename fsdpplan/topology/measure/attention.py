@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from fsdpplan.spec.measurement import MeasuredAttention, Measurement
-from fsdpplan.topology.measure.cell import Cell, Seconds
 from fsdpplan.topology.measure.clock import Call
+from fsdpplan.topology.measure.runner import Cell, Seconds
 from fsdpplan.topology.measure.settings import Attention, MeasuredDtype, Settings
 
 if TYPE_CHECKING:

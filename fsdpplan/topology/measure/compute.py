@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fsdpplan.spec.measurement import MeasuredMatmul, Measurement
-from fsdpplan.topology.measure.cell import Cell, Seconds
 from fsdpplan.topology.measure.clock import Call
+from fsdpplan.topology.measure.runner import Cell, Seconds
 from fsdpplan.topology.measure.settings import MeasuredDtype, Settings, Shape
 
 if TYPE_CHECKING:

@@ -14,15 +14,18 @@ from typing import TYPE_CHECKING, NoReturn
 from fsdpplan.errors import FsdpPlanError
 from fsdpplan.spec.measurement import MeasuredMachine
 from fsdpplan.topology.measure.attention import attention_cells
-from fsdpplan.topology.measure.cell import Cell
-from fsdpplan.topology.measure.collectives import call_cells, pair_cells
+from fsdpplan.topology.measure.collectives import (
+    Groups,
+    axis_groups,
+    call_cells,
+    level_groups,
+    pair_cells,
+    pair_rounds,
+)
 from fsdpplan.topology.measure.compute import matmul_cells
-from fsdpplan.topology.measure.groups import Groups, axis_groups, level_groups, pair_rounds
-from fsdpplan.topology.measure.host import cpu_name, host_name, host_room_bytes
-from fsdpplan.topology.measure.log import Log
 from fsdpplan.topology.measure.memory import copy_cells, launch_cells, memory_cells
-from fsdpplan.topology.measure.ranks import Ranks, join
-from fsdpplan.topology.measure.runner import Runner
+from fsdpplan.topology.measure.ranks import Ranks, cpu_name, host_name, host_room_bytes, join
+from fsdpplan.topology.measure.runner import Cell, Log, Runner
 from fsdpplan.topology.measure.settings import Settings, parse
 
 if TYPE_CHECKING:

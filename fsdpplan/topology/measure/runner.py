@@ -2,21 +2,88 @@
 
 All ranks come to the same decisions on what there is time for, and how often each is repeated,
 since all that they are made of was agreed upon.
+
+Cell: one thing to measure, told to a runner that knows nothing of what it is.
+
+The log: one JSON object a row, on disk as soon as it is known.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
-from fsdpplan.topology.measure.cell import Cell
+from fsdpplan.errors import LaunchError
+from fsdpplan.spec.measurement import Measurement
 from fsdpplan.topology.measure.clock import Call, clock_of, host_clock_of
-from fsdpplan.topology.measure.log import Log
 from fsdpplan.topology.measure.ranks import Ranks
 from fsdpplan.units import format_seconds
+
+Seconds = list[list[float]]
+"""Of each repeat, for each rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One thing to measure, on all ranks at the same time."""
+
+    name: str
+    """For a person."""
+    series: str
+    """Cells of one series take time in proportion to their work, small ones apart."""
+    work: float
+    needed_bytes: int
+    """Memory of one rank."""
+    prepare: Callable[[], Call]
+    """Makes what the call needs. It talks to nobody, and may fail for want of memory."""
+    rows: Callable[[Seconds], Iterable[Measurement]]
+    """What to log."""
+    is_coarse: bool = False
+    """To be measured before all that is not."""
+    is_aligned: bool = False
+    """Ranks wait for each other before each repeat."""
+    by_host: bool = False
+    """The time is the host's, not the device's."""
+    lasts: bool = False
+    """Repeated for seconds without a pause, to see what the device sustains."""
+
+
+DIGITS = 6
+"""Of seconds: the clocks are no better."""
+
+
+def row_document(row: Measurement) -> dict[str, Any]:
+    """`row` as the log has it: `kind` (MeasuredMatmul is `matmul`), then its fields."""
+    document = {"kind": type(row).__name__.removeprefix("Measured").lower(), **asdict(row)}
+    if "seconds" in document:
+        document["seconds"] = [float(f"{one:.{DIGITS}g}") for one in document["seconds"]]
+    return document
+
+
+class Log:
+    """A log being written."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            path.write_text("", encoding="utf-8")
+        except OSError as error:
+            raise LaunchError(
+                f"the log {path} cannot be written: {error.strerror}: choose a folder that every "
+                "node sees and you may write to"
+            ) from error
+
+    def write(self, row: Measurement) -> None:
+        """Append a row; a process that is ended here leaves at most one line cut short."""
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row_document(row)) + "\n")
+
 
 COARSE_FRACTION = 0.2
 """Share of the time in which something of everything is to be measured."""

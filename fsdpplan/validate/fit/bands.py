@@ -41,11 +41,10 @@ from fsdpplan.files.profiles.catalogue import profile_text
 from fsdpplan.files.profiles.devices import PHYSICS
 from fsdpplan.files.profiles.edit import with_numbers, with_source
 from fsdpplan.files.profiles.format import profiles_folder
-from fsdpplan.files.runs.bundled import bundled_runs
-from fsdpplan.files.runs.table import MeasuredRun, read_runs
+from fsdpplan.files.runs.table import MeasuredRun, bundled_runs, read_runs
 from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.spec.cluster import Evidence, StepError
-from fsdpplan.validate.compare.differences import (
+from fsdpplan.validate.compare.pairs import (
     coverage,
     fit_layout_error,
     layout_pairs,

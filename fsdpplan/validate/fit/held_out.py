@@ -21,8 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from fsdpplan.errors import SpecError
-from fsdpplan.files.runs.bundled import bundled_runs
-from fsdpplan.files.runs.table import MeasuredRun, read_runs
+from fsdpplan.files.runs.table import MeasuredRun, bundled_runs, read_runs
 from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.spec.cluster import Evidence
 from fsdpplan.spec.estimate import TimeBreakdown

@@ -23,8 +23,7 @@ from fsdpplan.cost.memory.peak import communicators
 from fsdpplan.files.profiles.catalogue import profile_text
 from fsdpplan.files.profiles.edit import with_numbers, with_source
 from fsdpplan.files.profiles.format import profiles_folder
-from fsdpplan.files.runs.bundled import bundled_runs
-from fsdpplan.files.runs.table import MeasuredRun, MemoryKind, read_runs
+from fsdpplan.files.runs.table import MeasuredRun, MemoryKind, bundled_runs, read_runs
 from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.spec.training import Training
 from fsdpplan.validate.compare.predict import Fits, Prediction, predict_row

@@ -30,8 +30,7 @@ from fsdpplan.files.profiles.catalogue import load_device, load_profile, profile
 from fsdpplan.files.profiles.devices import PHYSICS, PhysicsProfile
 from fsdpplan.files.profiles.edit import with_numbers, with_source
 from fsdpplan.files.profiles.format import profiles_folder
-from fsdpplan.files.runs.bundled import bundled_runs
-from fsdpplan.files.runs.table import MeasuredRun, read_runs
+from fsdpplan.files.runs.table import MeasuredRun, bundled_runs, read_runs
 from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.validate.compare.predict import Fits, Prediction, expected_seconds, predict_row
 from fsdpplan.validate.runs.express import Expressed, express

@@ -23,9 +23,9 @@ from statistics import mean, median
 
 from fsdpplan.cost.band import NORMAL_80
 from fsdpplan.files.learning import load_widths
-from fsdpplan.files.runs.bundled import bundled_runs
+from fsdpplan.files.runs.table import bundled_runs
 from fsdpplan.files.writing import write_text_atomically
-from fsdpplan.spec.learning import Widths
+from fsdpplan.spec.ledger import Widths
 from fsdpplan.validate.learn.fit_widths import (
     AFTER,
     LEAST_TESTS,

@@ -31,10 +31,8 @@ from math import exp, log
 
 from fsdpplan.cost.step import HOST_LOG_ERROR
 from fsdpplan.files.learning import write_widths
-from fsdpplan.files.runs.bundled import bundled_runs
-from fsdpplan.files.runs.table import MeasuredRun, read_runs
-from fsdpplan.spec.learning import Widths
-from fsdpplan.spec.ledger import Workload
+from fsdpplan.files.runs.table import MeasuredRun, bundled_runs, read_runs
+from fsdpplan.spec.ledger import Widths, Workload
 from fsdpplan.validate.compare.predict import Prediction, predict
 from fsdpplan.validate.fit.held_out import HELD_OUT, HeldOutRow, read_held_out
 from fsdpplan.validate.learn.evidence import stack_of

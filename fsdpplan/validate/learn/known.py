@@ -19,8 +19,7 @@ from fsdpplan.search.advice.words import degrees
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.estimate import TimeBreakdown
-from fsdpplan.spec.learning import Widths
-from fsdpplan.spec.ledger import LedgerRow, Machines, Workload
+from fsdpplan.spec.ledger import LedgerRow, Machines, Widths, Workload
 from fsdpplan.validate.compare.predict import Prediction, predict
 from fsdpplan.validate.learn.evidence import Told
 from fsdpplan.validate.learn.features import Features, Stack, features_of

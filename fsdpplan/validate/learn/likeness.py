@@ -20,7 +20,7 @@ from functools import cached_property
 from math import log
 from typing import TYPE_CHECKING
 
-from fsdpplan.spec.learning import Widths
+from fsdpplan.spec.ledger import Widths
 from fsdpplan.validate.learn.features import HOST_LOGS, KINDS, PLACES, Features
 
 if TYPE_CHECKING:

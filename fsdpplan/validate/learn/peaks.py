@@ -28,8 +28,7 @@ from fsdpplan.files.runs.table import MemoryKind, run_of_cells
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster, DeviceFit, LearnedPeaks
 from fsdpplan.spec.estimate import MemoryBreakdown
-from fsdpplan.spec.learning import Widths
-from fsdpplan.spec.ledger import LedgerRow, Observed
+from fsdpplan.spec.ledger import LedgerRow, Observed, Widths
 from fsdpplan.validate.compare.predict import (
     Prediction,
     peak_bytes,

@@ -21,7 +21,7 @@ from math import log1p, sqrt
 from typing import TYPE_CHECKING
 
 from fsdpplan.cost.band import NORMAL_80
-from fsdpplan.spec.learning import Widths
+from fsdpplan.spec.ledger import Widths
 from fsdpplan.validate.learn.features import Features
 from fsdpplan.validate.learn.likeness import Jobs, host_chances, jobs_of, likeness, own_likeness
 

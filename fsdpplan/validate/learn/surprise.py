@@ -23,7 +23,7 @@ from hashlib import sha256
 from math import lgamma, log, pi
 from typing import TYPE_CHECKING
 
-from fsdpplan.spec.learning import Widths
+from fsdpplan.spec.ledger import Widths
 from fsdpplan.validate.learn.features import Features
 from fsdpplan.validate.learn.likeness import (
     Jobs,

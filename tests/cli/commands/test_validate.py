@@ -171,7 +171,7 @@ def test_without_a_table_it_takes_the_published_runs(capsys: pytest.CaptureFixtu
 def test_from_a_wheel_one_line_says_where_the_published_runs_are(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("fsdpplan.files.runs.bundled.BENCH", Path("nowhere"))
+    monkeypatch.setattr("fsdpplan.files.runs.table.BENCH", Path("nowhere"))
     assert exit_code_of(("validate",)) == 2
     out, err = capsys.readouterr()
     assert out == ""

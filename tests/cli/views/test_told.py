@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpplan.cli.views.told import broken, tell
+from fsdpplan.cli.views.render import broken, tell
 
 LONG = (
     "there is no plan nothing.json: type fsdpplan recommend --params 8e9 --gpus 8 first, which "

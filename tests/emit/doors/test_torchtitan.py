@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from fsdpplan.cost.model.params import parameter_count
-from fsdpplan.emit.doors.stages import stage_ranges
+from fsdpplan.emit.doors.trainer_words import stage_ranges
 from fsdpplan.emit.job import UserProgram
 from fsdpplan.emit.targets import render
 from fsdpplan.emit.trainer_program import Trainer

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 
 from fsdpplan.emit.job import Job
-from fsdpplan.emit.nccl.environment import RULES, environment, left_unset
+from fsdpplan.emit.nccl.environment import NEVER_SET, RULES, environment, left_unset
 from fsdpplan.emit.nccl.rules import Variable
-from fsdpplan.emit.nccl.unset import NEVER_SET
 from fsdpplan.spec.network import Network
 from fsdpplan.spec.plan import Plan
 from tests.emit.networks import INFINIBAND, ROCE, networks, on

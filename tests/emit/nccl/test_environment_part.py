@@ -13,7 +13,7 @@ from fsdpplan.emit.job import Job
 from fsdpplan.emit.slurm.parts import part_names, part_text
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.run.follow import nccl_watch
-from fsdpplan.run.follow.nccl_verdict import host_memory_warning, socket_sentence
+from fsdpplan.run.follow.nccl_watch import host_memory_warning, socket_sentence
 from fsdpplan.spec.plan import Plan
 from fsdpplan.topology.read.nccl_report import (
     LIBFABRIC_NETWORKS,

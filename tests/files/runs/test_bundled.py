@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from fsdpplan.errors import SpecError
-from fsdpplan.files.runs.bundled import bundled_runs
-from fsdpplan.files.runs.table import read_runs
+from fsdpplan.files.runs.table import bundled_runs, read_runs
 
 
 def test_every_published_row_is_read() -> None:

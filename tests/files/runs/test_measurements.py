@@ -23,7 +23,7 @@ from fsdpplan.spec.measurement import (
     MeasuredMemory,
     Measurement,
 )
-from fsdpplan.topology.measure.log import Log, row_document
+from fsdpplan.topology.measure.runner import Log, row_document
 
 MACHINE = MeasuredMachine(
     world=16,

@@ -18,10 +18,17 @@ from fsdpplan.cost.kernels.products import projection_shapes
 from fsdpplan.cost.overlap.timing import block_work
 from fsdpplan.errors import LaunchError
 from fsdpplan.files.runs.measurements import read_measurements
-from fsdpplan.run.calibrate.measure import measure
-from fsdpplan.run.calibrate.plan import plan_axes, plan_shapes, settings_for_plan
-from fsdpplan.run.calibrate.script import Ranks, measuring_script
-from fsdpplan.run.calibrate.show import LiveMeasuring, PlainMeasuring, reason_in
+from fsdpplan.run.calibrate.measure import (
+    LiveMeasuring,
+    PlainMeasuring,
+    Ranks,
+    measure,
+    measuring_script,
+    plan_axes,
+    plan_shapes,
+    reason_in,
+    settings_for_plan,
+)
 from fsdpplan.spec.layout import Layout
 from fsdpplan.topology.measure.settings import Attention, Axis, Settings
 from tests.emit.plans import make_plan

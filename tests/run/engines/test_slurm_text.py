@@ -7,8 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.run.engines.engine import JobState
-from fsdpplan.run.engines.slurm_reasons import reason_words
-from fsdpplan.run.engines.slurm_text import parse_accounting, parse_completion, parse_job, refusal
+from fsdpplan.run.engines.slurm_text import (
+    parse_accounting,
+    parse_completion,
+    parse_job,
+    reason_words,
+    refusal,
+)
 from tests.run.commands import recorded
 
 

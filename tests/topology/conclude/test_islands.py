@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fsdpplan.spec.machine import GpuFabric
-from fsdpplan.topology.conclude.islands import islands_of
+from fsdpplan.topology.conclude.levels import islands_of
 from tests.topology.found import links_down, machine, with_gpus
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fsdpplan.spec.machine import NvLink
-from fsdpplan.topology.conclude.nvlinks import nvlinks_of
+from fsdpplan.topology.conclude.gpus import nvlinks_of
 
 
 def one_link(capability: str | None = "9.0", **facts: Any) -> NvLink:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fsdpplan.topology.conclude.software import software_of
+from fsdpplan.topology.conclude.machine import software_of
 from fsdpplan.topology.read.recording import Recording
 from tests.topology.recorded import recorded
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fsdpplan.errors import SpecError
-from fsdpplan.files.runs.bundled import bundled_runs
+from fsdpplan.files.runs.table import bundled_runs
 from fsdpplan.validate.compare.kernel_scores import collective_report, matmul_report, size_class
 
 BENCH = bundled_runs().parent

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fsdpplan.validate.compare.ledger_errors import cluster_errors
+from fsdpplan.validate.compare.errors import cluster_errors
 from tests.ledgers import cluster_of, jobs, predicted, row_of
 
 (JOB, GPUS), *_ = jobs()

@@ -13,9 +13,8 @@ import pytest
 from fsdpplan.errors import SpecError
 from fsdpplan.files.profiles.catalogue import load_profile
 from fsdpplan.files.profiles.devices import PHYSICS, PhysicsProfile
-from fsdpplan.files.runs.bundled import bundled_runs
-from fsdpplan.files.runs.table import MeasuredRun, read_runs
-from fsdpplan.validate.compare.differences import (
+from fsdpplan.files.runs.table import MeasuredRun, bundled_runs, read_runs
+from fsdpplan.validate.compare.pairs import (
     WANTED_COVERAGE,
     coverage,
     layout_pairs,

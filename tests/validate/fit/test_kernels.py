@@ -13,9 +13,8 @@ from fsdpplan.files.profiles.devices import PhysicsProfile
 from fsdpplan.files.profiles.nodes import NodeProfile
 from fsdpplan.validate.compare.kernel_scores import size_class
 from fsdpplan.validate.compare.kernels import MatmulRow, by_sweep, read_matmuls, swept_devices
-from fsdpplan.validate.fit.kernels import TABLES, main, read_tables
+from fsdpplan.validate.fit.kernels import TABLES, fitted_devices, main, matmul_errors, read_tables
 from fsdpplan.validate.fit.levels import LEVELS, collective_errors
-from fsdpplan.validate.fit.matmuls import fitted_devices, matmul_errors
 from fsdpplan.validate.fit.search_numbers import Range, capped, least
 from tests.cost.clusters import golden
 

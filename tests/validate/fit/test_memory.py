@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from fsdpplan.files.clusters import load_cluster
-from fsdpplan.files.runs.bundled import bundled_runs
-from fsdpplan.files.runs.table import read_runs
+from fsdpplan.files.runs.table import bundled_runs, read_runs
 from fsdpplan.validate.fit.memory import fit_communicator_bytes, fit_fragmentation, main
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from fsdpplan.files.profiles.catalogue import load_device, load_profile
 from fsdpplan.files.profiles.devices import DEVICE_FIT, PHYSICS, PhysicsProfile
-from fsdpplan.files.runs.bundled import bundled_runs
-from fsdpplan.files.runs.table import MeasuredRun, read_runs
+from fsdpplan.files.runs.table import MeasuredRun, bundled_runs, read_runs
 from fsdpplan.validate.compare.predict import Prediction, predict_row
 from fsdpplan.validate.fit.steps import (
     CONSTANTS,

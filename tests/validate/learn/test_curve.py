@@ -16,9 +16,8 @@ from statistics import mean, median
 import pytest
 
 from fsdpplan.files.learning import load_widths
-from fsdpplan.files.runs.bundled import bundled_runs
-from fsdpplan.files.runs.table import read_runs
-from fsdpplan.spec.learning import Widths
+from fsdpplan.files.runs.table import bundled_runs, read_runs
+from fsdpplan.spec.ledger import Widths
 from fsdpplan.validate.compare.ranking import workload
 from fsdpplan.validate.fit.held_out import HELD_OUT, read_held_out
 from fsdpplan.validate.learn.curve import Point, after, curve, widths_without, written_widths

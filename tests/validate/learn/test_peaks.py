@@ -15,8 +15,7 @@ from fsdpplan.cost.band import NORMAL_80
 from fsdpplan.cost.memory.peak_band import fits_fraction
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.files.learning import load_widths
-from fsdpplan.files.runs.bundled import bundled_runs
-from fsdpplan.files.runs.table import MeasuredRun, MemoryKind, read_runs
+from fsdpplan.files.runs.table import MeasuredRun, MemoryKind, bundled_runs, read_runs
 from fsdpplan.spec.cluster import LearnedPeaks
 from fsdpplan.validate.fit.peaks import fit_peak_errors, peaks_of
 from fsdpplan.validate.learn.features import Stack

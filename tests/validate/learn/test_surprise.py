@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fsdpplan.files.learning import load_widths
-from fsdpplan.spec.learning import Widths
+from fsdpplan.spec.ledger import Widths
 from fsdpplan.validate.learn.fit_widths import KEPT
 from fsdpplan.validate.learn.surprise import Drawn, drawn, shuffled, surprise
 from tests.validate.learn.made import made_run
