@@ -25,8 +25,7 @@ from .parallel.local_parameters import hand_over_gradients
 from .parallel.tensor_parallel import loss_context
 from .parallel.tied_tables import copied_parameters
 from .scaler import scaled
-from .text.batch import MicroBatch
-from .text.packing import counted_fraction, divide_gradients
+from .text.packing import MicroBatch, counted_fraction, divide_gradients
 
 FINAL_LEARNING_RATE_FRACTION = 0.1
 """Share of the peak learning rate at which the cosine ends."""

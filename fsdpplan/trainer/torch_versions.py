@@ -1,10 +1,14 @@
 """What some releases of torch lack or do otherwise, and what is done about it: one function each,
-with the release that ends it. What cannot be made up for is in `lacking`."""
+with the release that ends it. What cannot be made up for is in `lacking`.
+
+The torch that is here, against the oldest that the plan needs and the one that it is for.
+"""
 
 from __future__ import annotations
 
 import inspect
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +23,8 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorProperties
 
 from .config import LayoutConfig, PlanConfig
-from .floor import release_of
+from .errors import WrongTorch
+from .floor import newer_words, release_of, release_words
 from .parallel.pipeline_stages import SPLIT_BACKWARD_SCHEDULES, rank_shares
 from .private_torch import has_ring_attention
 
@@ -302,3 +307,33 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         q, k, v, _, _ = ctx.saved_tensors
         return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), None, None
+
+
+def require_torch(plan: PlanConfig) -> None:
+    """Raise WrongTorch where the plan needs a newer torch than this one."""
+    needed, here = plan.torch_needed, release_of(torch.__version__)
+    if needed is None or here >= release_of(needed.oldest):
+        return
+    what = f"the plan's layout ({needed.because})" if needed.because else "the plan"
+    raise WrongTorch(
+        f"{newer_words(release_of(needed.oldest), what=what)}, or plan again with --torch "
+        f"{release_words(here)}"
+    )
+
+
+def say_remark(plan: PlanConfig) -> None:
+    """Say once where the plan was made for another release than this one."""
+    remark = torch_remark(plan)
+    if remark and os.environ.get("RANK", "0") == "0":
+        print(remark, file=sys.stderr, flush=True)
+
+
+def torch_remark(plan: PlanConfig) -> str:
+    """What to say where the plan was made for another release than this one; empty: nothing."""
+    planned, here = plan.training.torch, release_words(release_of(torch.__version__))
+    if planned is None or planned == here:
+        return ""
+    return (
+        f"this is torch {torch.__version__}, and the plan is for {planned}: nobody has searched or "
+        f"rehearsed it for this one; fsdpplan recommend --torch {here} does"
+    )

@@ -38,8 +38,7 @@ from .text.data import (
     open_sequences,
     require_same_data,
 )
-from .torch_release import require_torch, say_remark
-from .torch_versions import quiet
+from .torch_versions import quiet, require_torch, say_remark
 from .watch.metrics import (
     MemoryMeter,
     Metrics,

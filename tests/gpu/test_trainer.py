@@ -21,10 +21,9 @@ from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import ActivationCheckpointing, Sharding
 from fsdpplan.spec.training import Training
 from fsdpplan.trainer.config import PlanConfig, parse_plan
-from fsdpplan.trainer.model.attention import AttentionCore, make_masks
+from fsdpplan.trainer.model.attention import AttentionCore, make_masks, takes_windows
 from fsdpplan.trainer.model.decoder import Decoder
 from fsdpplan.trainer.model.weights import initialise, named_parameters
-from fsdpplan.trainer.model.windows import takes_windows
 from fsdpplan.trainer.optimizer import make_optimizer
 from fsdpplan.trainer.options import parse_options
 from fsdpplan.trainer.parallel.assemble import assemble

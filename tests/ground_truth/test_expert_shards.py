@@ -22,8 +22,9 @@ from fsdpplan.cost.model.params import block_tensors  # noqa: E402
 from fsdpplan.cost.model.shards import block_size, expert_size  # noqa: E402
 from fsdpplan.files.catalogue import load_model  # noqa: E402
 from fsdpplan.spec.model import Model  # noqa: E402
+from fsdpplan.trainer.private_torch import fake_tensors  # noqa: E402
 from fsdpplan.trainer.rehearse.counting import CollectiveCounter, mesh_axes  # noqa: E402
-from fsdpplan.trainer.rehearse.fake_world import fake_tensors, fake_world  # noqa: E402
+from fsdpplan.trainer.rehearse.fake_world import fake_world  # noqa: E402
 
 
 class Holder(nn.Module):

@@ -16,7 +16,7 @@ from fsdpplan.files.catalogue import load_model
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
-from fsdpplan.trainer.rehearse.fake_world import fake_tensors
+from fsdpplan.trainer.private_torch import fake_tensors
 from fsdpplan.trainer.rehearse.rank import CPU, DecoderProgram, Stage, fake_cluster, on_cpu
 from fsdpplan.trainer.step import forward_backward
 from fsdpplan.trainer.text.data import micro_batches, open_sequences

@@ -28,7 +28,7 @@ from fsdpplan.trainer.config import parse_plan
 from fsdpplan.trainer.errors import RankError
 from fsdpplan.trainer.numbers import trial as numbers_trial
 from fsdpplan.trainer.optimizer import ShardOptimizer
-from fsdpplan.trainer.parallel import expert_parallel, ulysses
+from fsdpplan.trainer.parallel import context_parallel, expert_parallel
 from fsdpplan.trainer.parallel.parallelize import parallelize
 from fsdpplan.trainer.parallel.pipeline import Pipeline
 from fsdpplan.trainer.parallel.shards import local
@@ -412,7 +412,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "keys of a rank of cp that are missing": Fault(
         layout={"dp_shard": 2, "cp": 2},
-        spoiled=patched(ulysses, "exchange", one_rank_missing),
+        spoiled=patched(context_parallel, "exchange", one_rank_missing),
         words=("the forward pass is wrong from layers.0.attention on", "cp (2 ranks)"),
     ),
     "rows of experts in another order": Fault(

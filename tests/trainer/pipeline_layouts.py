@@ -19,8 +19,8 @@ from fsdpplan.trainer.parallel import pipeline
 from fsdpplan.trainer.parallel.assemble import assemble
 from fsdpplan.trainer.rehearse.counting import CollectiveCounter, layout_axes
 from fsdpplan.trainer.step import train_step
-from fsdpplan.trainer.text.batch import MicroBatch
 from fsdpplan.trainer.text.data import micro_batches, open_sequences
+from fsdpplan.trainer.text.packing import MicroBatch
 from tests.trainer import jobs, losses, plans
 
 Layouts = dict[str, dict[str, Any]]

@@ -17,7 +17,8 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from fsdpplan.trainer.clip import clip_gradients, copies
 from fsdpplan.trainer.config import parse_plan
 from fsdpplan.trainer.parallel.mesh import Meshes, build_meshes
-from fsdpplan.trainer.rehearse.fake_world import fake_tensors, fake_world
+from fsdpplan.trainer.private_torch import fake_tensors
+from fsdpplan.trainer.rehearse.fake_world import fake_world
 from tests.trainer import plans
 from tests.trainer.parallel_layouts import TP
 

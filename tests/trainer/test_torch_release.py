@@ -15,7 +15,7 @@ import torch
 from fsdpplan.spec.torch_features import FEATURES
 from fsdpplan.spec.torch_release import NVIDIA_IMAGES, OLDEST, TorchRelease, torch_release
 from fsdpplan.trainer import floor, torch_versions
-from fsdpplan.trainer import torch_release as trainer
+from fsdpplan.trainer import torch_versions as trainer
 from fsdpplan.trainer.config import PlanConfig, parse_plan
 from fsdpplan.trainer.errors import TrainerError, WrongTorch
 from tests.trainer.plans import plan_document, plan_text

@@ -6,7 +6,7 @@ The trainer computes head and loss piece by piece, and each piece's gradients be
 backward computes nothing again: it only scales what there is. The matmuls are those of a whole
 loss; what is added is one more reading of the weight's gradient for each piece, and more kernels.
 
-Source: fsdpplan/trainer/model/chunked_loss.py, checked under fake tensors (tests/ground_truth).
+Source: fsdpplan/trainer/model/loss.py, checked under fake tensors (tests/ground_truth).
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ Torch's ring attention has kernels for CUDA only. On CPU ranks that share a sequ
 tokens around attention: queries, keys and values in one call, the outputs in another. Counts and
 bytes equal those of the trainer (tests/trainer).
 
-Source: DeepSpeed-Ulysses (arXiv 2309.14509), section 3; fsdpplan/trainer/parallel/ulysses.py.
+Source: DeepSpeed-Ulysses (arXiv 2309.14509), section 3;
+fsdpplan/trainer/parallel/context_parallel.py.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ from ..parallel.mesh import Meshes
 from ..parallel.shards import local
 from ..rng import generator_states, restore_generators
 from ..step import train_step
-from ..text.batch import MicroBatch
 from ..text.data import micro_batches
+from ..text.packing import MicroBatch
 from .look import Kept, Look, one_process_name
 from .reference import Reference, as_built, drawn, recipe_of
 

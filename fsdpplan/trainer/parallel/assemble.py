@@ -11,8 +11,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..config import PlanConfig
-from ..model.chunked_loss import defer_head
 from ..model.decoder import Decoder
+from ..model.loss import defer_head
 from ..model.weights import initialise, materialise
 from ..precision import apply_autocast
 from ..scaler import LossScaler
@@ -25,8 +25,7 @@ from .mesh import Meshes, build_meshes
 from .pipeline import Pipeline
 from .pipeline_stages import RankModel, rank_shares
 from .support import require_runnable
-from .tensor_parallel import apply_tensor_parallel
-from .tensor_styles import mask_padding
+from .tensor_parallel import apply_tensor_parallel, mask_padding
 from .tied_tables import copied_parameters
 
 

@@ -23,7 +23,7 @@ from ..config import PlanConfig
 from ..model.loss import loss_function
 from ..precision import compute_dtype
 from ..scaler import LossScaler, scaled
-from ..text.batch import MicroBatch
+from ..text.packing import MicroBatch
 from ..torch_versions import (
     few_micro_batches,
     greet_nobody,

@@ -1,19 +1,32 @@
-"""A world of any size in one process: ranks that are not there, tensors that hold nothing."""
+"""A world of any size in one process: ranks that are not there, tensors that hold nothing.
+
+DistributedDataParallel for tensors that hold nothing.
+
+Its reducer is C++ that needs real gradients, so the one part of a rehearsal that is not the program
+itself is this stand-in: buckets by torch's own function, in the order in which backward finishes
+gradients, reduced when they are full.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial
 
-from ..private_torch import fake_tensors, forget_meshes, join_fake_group, own_propagation_mode
-
-__all__ = ["cuda_like_norms", "fake_tensors", "fake_world", "nothing_to_draw"]
+from ..parallel.data_parallel import reduce_in_bf16
+from ..private_torch import (
+    ddp_buckets,
+    ddp_first_bucket_bytes,
+    forget_meshes,
+    join_fake_group,
+    own_propagation_mode,
+)
 
 
 @contextmanager
@@ -91,3 +104,113 @@ def nothing_to_draw() -> Iterator[None]:
         yield
     finally:
         torch.Tensor.normal_ = original  # type: ignore[method-assign]
+
+
+data_parallel: Any = import_module("..parallel.data_parallel", __package__)
+"""The module, as one of whose names another may be put."""
+
+
+class FakeReplicas(nn.Module):
+    """In the place of DDP, with those of its arguments that the trainer gives.
+
+    As there, all gradients are one bucket in the first step, and in later ones buckets of a limit,
+    of which the first is small unless the limit was given (torch 2.13, nn/parallel/distributed.py,
+    BucketCapacityConfig).
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        bucket_cap_mb: float | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        **_: Any,
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.group = process_group
+        cap = data_parallel.DDP_DEFAULT_BUCKET_BYTES
+        first = ddp_first_bucket_bytes()
+        if bucket_cap_mb is not None:
+            cap = first = int(bucket_cap_mb * 2**20)
+        self.limits_bytes = [first, cap]
+        self.syncs = True
+        self.reduced_dtype = torch.float32
+        self.reduced: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
+        self.finished: list[Tensor] = []
+        self._fill([self.reduced])
+        for parameter in self.reduced:
+            parameter.register_post_accumulate_grad_hook(self._finish)  # type: ignore[no-untyped-call]
+
+    def _fill(self, buckets: list[list[Tensor]]) -> None:
+        """Make the memory of `buckets`, of which gradients are parts."""
+        self.gradient_of: dict[Tensor, Tensor] = {}
+        self.bucket_of: dict[Tensor, int] = {}
+        self.buckets = []
+        for number, parameters in enumerate(buckets):
+            whole = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float32)
+            self.buckets.append(whole)
+            parts = torch.split(whole, [p.numel() for p in parameters])
+            for parameter, part in zip(parameters, parts, strict=True):
+                self.gradient_of[parameter] = part.view(parameter.shape)
+                self.bucket_of[parameter] = number
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        if self.syncs and len(self.finished) == len(self.reduced):
+            order = ddp_buckets(self.finished, self.limits_bytes)
+            if len(self.buckets) == 1 and len(order) > 1:
+                self._fill([[self.finished[index] for index in bucket] for bucket in order])
+        if self.syncs:
+            self.finished = []
+            self.missing = [
+                list(self.bucket_of.values()).count(n) for n in range(len(self.buckets))
+            ]
+        return self.module(*inputs, **named)
+
+    def _finish(self, parameter: Tensor) -> None:
+        """Keep the gradient in its bucket, and reduce that if it was the last one.
+
+        Without synchronisation gradients stay where backward makes them, as DDP leaves them.
+        """
+        if not self.syncs:
+            return
+        assert parameter.grad is not None
+        if parameter.grad is not self.gradient_of[parameter]:
+            self.gradient_of[parameter].copy_(parameter.grad)
+            parameter.grad = self.gradient_of[parameter]
+        self.finished.append(parameter)
+        number = self.bucket_of[parameter]
+        self.missing[number] -= 1
+        if not self.missing[number]:
+            self._reduce(self.buckets[number])
+
+    def _reduce(self, bucket: Tensor) -> None:
+        sent = bucket.to(self.reduced_dtype)
+        dist.all_reduce(sent, group=self.group)
+        if sent is not bucket:
+            bucket.copy_(sent)
+
+    def register_comm_hook(self, state: Any, hook: Callable[..., Any]) -> None:
+        """The trainer has one."""
+        assert hook is reduce_in_bf16
+        self.reduced_dtype = torch.bfloat16
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes in which gradients only add up."""
+        self.syncs = False
+        try:
+            yield
+        finally:
+            self.syncs = True
+
+
+@contextmanager
+def fake_replicas() -> Iterator[None]:
+    """Let the trainer's `apply_ddp` and `gradient_sync` take FakeReplicas for DDP."""
+    original = data_parallel.DistributedDataParallel
+    data_parallel.DistributedDataParallel = FakeReplicas
+    try:
+        yield
+    finally:
+        data_parallel.DistributedDataParallel = original

@@ -26,14 +26,13 @@ from ..optimizer import Recipe, make_optimizer
 from ..parallel.assemble import build_parts, finish
 from ..parallel.mesh import build_meshes
 from ..parallel.tied_tables import copied_parameters
-from ..private_torch import stated_pipeline_shapes
+from ..private_torch import fake_tensors, stated_pipeline_shapes
 from ..step import train_step
-from ..text.batch import MicroBatch
 from ..text.data import Sequences, micro_batches
+from ..text.packing import MicroBatch
 from ..torch_versions import fused_attention
 from .counting import Axis, Call, CollectiveCounter, CollectiveRow, RowKey, layout_axes
-from .fake_ddp import fake_replicas
-from .fake_world import cuda_like_norms, fake_tensors, fake_world, nothing_to_draw
+from .fake_world import cuda_like_norms, fake_replicas, fake_world, nothing_to_draw
 from .live_bytes import LiveBytes
 
 CPU = torch.device("cpu")

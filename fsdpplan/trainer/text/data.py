@@ -19,8 +19,7 @@ from ..config import PlanConfig
 from ..errors import RankError, TrainerError
 from ..parallel.context_parallel import own_positions
 from ..parallel.mesh import batch_rank, place
-from .batch import MicroBatch
-from .packing import pack
+from .packing import MicroBatch, pack
 from .stream import SUFFIXES, TextSource
 from .text_tokenizer import open_tokenizer
 from .token_file import TokenFile, sidecar_of

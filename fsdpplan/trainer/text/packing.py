@@ -4,11 +4,14 @@ Attention stays inside a document, positions begin anew in each, and what a docu
 is followed by is no target. The loss is the mean over the targets that count, of all ranks and
 micro-batches together: each rank takes the mean over all its targets, as ever, and the step is then
 divided by the fraction of them that counts.
+
+What one forward pass is given.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -16,7 +19,22 @@ from torch import Tensor, nn
 
 from ..clip import local_part
 from ..private_torch import scale_all
-from .batch import IGNORED, MicroBatch
+
+IGNORED = -100
+"""A target that no loss counts."""
+
+
+class MicroBatch(NamedTuple):
+    """Some sequences, or under context parallelism this rank's part of each."""
+
+    tokens: Tensor
+    """(B, T), int64."""
+    targets: Tensor
+    """(B, T), int64: the token that follows each, or IGNORED."""
+    positions: Tensor | None = None
+    """(B, T), int64: where in its document each token stands; None: 0, 1, 2 ..."""
+    documents: Tensor | None = None
+    """(B, whole T), int32: which document each token of the sequence belongs to; None: one."""
 
 
 def pack(tokens_BS: Tensor, starts_BS: Tensor) -> MicroBatch:

@@ -18,8 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..config import LayoutConfig
 from ..errors import TrainerError
-from ..parallel.ulysses import trade_heads
-from ..text.batch import IGNORED
+from ..parallel.context_parallel import trade_heads
+from ..text.packing import IGNORED
 
 WITHOUT_MASKS = "attention of several ranks is causal over one whole sequence"
 

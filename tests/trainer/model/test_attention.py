@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fsdpplan.trainer.model import attention, windows
+from fsdpplan.trainer.model import attention
 from fsdpplan.trainer.model.attention import Attention, AttentionCore, make_masks
 from fsdpplan.trainer.model.decoder import Decoder
 from fsdpplan.trainer.model.positions import alibi_slopes, with_alibi
@@ -152,7 +152,7 @@ def kernel_by_hand(
 def test_windows_of_the_kernel_are_those_of_the_masks(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder, tokens = tiny("window"), torch.randint(VOCAB, (2, 16))
     by_masks = decoder(tokens)
-    monkeypatch.setattr(windows, "windowed_kernel", kernel_by_hand)
+    monkeypatch.setattr(attention, "windowed_kernel", kernel_by_hand)
     monkeypatch.setattr(attention, "takes_windows", lambda *_: True)
     monkeypatch.setattr(attention, "is_fake", lambda _: True)
     decoder._kept_masks = (None, {})

@@ -12,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fsdpplan.trainer.model.chunked_loss import chunked_loss
-from fsdpplan.trainer.model.loss import next_token_loss
+from fsdpplan.trainer.model.loss import chunked_loss, next_token_loss
 from fsdpplan.trainer.private_torch import fake_tensors
 from fsdpplan.trainer.rehearse.live_bytes import LiveBytes
-from fsdpplan.trainer.text.batch import IGNORED
+from fsdpplan.trainer.text.packing import IGNORED
 from tests.trainer import jobs, loss_layouts
 
 LOSS_TOLERANCE = 5e-6

@@ -17,9 +17,8 @@ from torch.distributed.tensor import DTensor, Shard
 from fsdpplan.trainer.config import parse_plan
 from fsdpplan.trainer.errors import TrainerError
 from fsdpplan.trainer.model.attention import AttentionCore, AttentionKernel
-from fsdpplan.trainer.parallel.context_parallel import own_positions
+from fsdpplan.trainer.parallel.context_parallel import own_positions, shared_heads
 from fsdpplan.trainer.parallel.support import require_runnable
-from fsdpplan.trainer.parallel.ulysses import shared_heads
 from fsdpplan.trainer.private_torch import (
     attend_around_a_ring,
     has_ring_attention,

@@ -25,9 +25,8 @@ from fsdpplan.spec.training import Training
 from fsdpplan.trainer.config import PlanConfig, parse_plan
 from fsdpplan.trainer.errors import TrainerError
 from fsdpplan.trainer.parallel import pipeline_stages as trained
-from fsdpplan.trainer.parallel.pipeline_rules import SCHEDULES, pipeline_problems
 from fsdpplan.trainer.parallel.pipeline_stages import rank_shares
-from fsdpplan.trainer.parallel.support import require_runnable
+from fsdpplan.trainer.parallel.support import SCHEDULES, pipeline_problems, require_runnable
 from fsdpplan.trainer.step import require_gradients
 from tests.trainer import jobs, pipeline_layouts, plans
 

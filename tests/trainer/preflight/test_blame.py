@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpplan.trainer.preflight.blame import Answer, all_hosts, blame
 from fsdpplan.trainer.preflight.findings import (
     Findings,
     hosts_words,
@@ -17,6 +16,7 @@ from fsdpplan.trainer.preflight.findings import (
     suspects,
 )
 from fsdpplan.trainer.preflight.links import Nodes, judge_sums
+from fsdpplan.trainer.preflight.watch import Answer, all_hosts, blame
 
 HOSTS = {rank: f"n{rank // 2}" for rank in range(8)}
 """Four nodes of two ranks."""

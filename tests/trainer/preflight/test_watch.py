@@ -6,11 +6,11 @@ import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from fsdpplan.trainer.preflight import watch as preflight_watch
-from fsdpplan.trainer.preflight.blame import Answer
 from fsdpplan.trainer.preflight.findings import Findings
 from fsdpplan.trainer.preflight.watch import (
     ANSWER_SECONDS,
     MOST_ANSWER_SECONDS,
+    Answer,
     Watch,
     patience_seconds,
 )

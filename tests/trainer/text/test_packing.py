@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fsdpplan.trainer.config import parse_plan
-from fsdpplan.trainer.text.batch import IGNORED
 from fsdpplan.trainer.text.data import micro_batches, open_sequences
-from fsdpplan.trainer.text.packing import counted_fraction, divide_gradients, pack
+from fsdpplan.trainer.text.packing import IGNORED, counted_fraction, divide_gradients, pack
 from tests.trainer import plans
 
 CPU = torch.device("cpu")
