@@ -68,6 +68,7 @@ CLI_MAY_IMPORT = {
 WAITS = {
     "cli/app.py": {"files.table": "for an error only: it would delay every command"},
     "cli/process.py": {"terminal": "its patterns take longer than all else before signals"},
+    "cli/commands/estimate.py": {"cli.views.unfit": "a search, where the layout does not fit"},
     "cli/resolve/cluster.py": {"run.detect": "a survey is made where there are GPUs"},
     "cli/resolve/model.py": {
         "files.huggingface.config": "three of four ways to name a model do without"

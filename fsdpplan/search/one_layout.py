@@ -1,4 +1,4 @@
-"""One layout: the one that pins name, and the nearest to it that fits."""
+"""One layout: the one that pins name, with a default for what they leave open."""
 
 from __future__ import annotations
 
@@ -7,17 +7,12 @@ from math import prod
 from typing import Any
 
 from fsdpplan.errors import SpecError
-from fsdpplan.search.advice.ladder import Rung, leaner_layouts
 from fsdpplan.search.enumerate import LOOPED_SCHEDULES, V_SCHEDULES
-from fsdpplan.search.pins import Pins, changed_pins
+from fsdpplan.search.pins import Pins
 from fsdpplan.search.pins import pin_flag as flag
-from fsdpplan.search.question import Question
-from fsdpplan.search.recommend import recommend
 from fsdpplan.search.rules.program import program_pins
 from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.estimate import Estimate
 from fsdpplan.spec.layout import MESH_AXES, SPLIT_BACKWARD_SCHEDULES, Layout
-from fsdpplan.spec.plan import Plan
 from fsdpplan.spec.training import Training
 
 SAID = (
@@ -119,36 +114,3 @@ def _microbatches(training: Training, *, ranks: int, micro_batch: int) -> int:
             "or another --micro-batch"
         )
     return training.global_batch // (ranks * micro_batch)
-
-
-def nearest_that_fits(asked: Question, layout: Layout, priced: Estimate) -> Rung | None:
-    """What to change of a layout that does not fit, and what comes of it: of leaner layouts of the
-    same ranks, the fastest of those with the fewest changes; else what the search puts first."""
-    plan = Plan(
-        model=asked.model,
-        cluster=asked.cluster,
-        training=asked.training,
-        layout=layout,
-        estimate=priced,
-        alternatives=(),
-        sources=(),
-        assumptions=(),
-        warnings=(),
-        versions=(),
-    )
-    rungs = leaner_layouts(plan, needed_bytes=None)
-    if rungs:
-        return min(rungs, key=lambda rung: rung.words.count("--"))
-    found = recommend(
-        model=asked.model,
-        cluster=asked.cluster,
-        training=asked.training,
-        pins=Pins(),
-        limit=1,
-        learner=asked.learner,
-    )
-    if not found.ranked:
-        return None
-    first = found.ranked[0]
-    words = changed_pins(layout, first.layout)
-    return Rung(layout=first.layout, estimate=first.estimate, words=words)

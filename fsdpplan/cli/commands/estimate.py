@@ -18,24 +18,19 @@ from fsdpplan.cli.resolve.inputs import (
     Inputs,
     OneLayout,
     case_of,
-    question_of,
     refuse_question,
-    remedy_words,
     resolve,
     slower_words,
 )
-from fsdpplan.cli.views.answer import estimate_json, fits_words, too_unsure
+from fsdpplan.cli.views.answer import estimate_json
 from fsdpplan.cli.views.render import columns, tell
 from fsdpplan.cli.views.screen import estimate_screen
 from fsdpplan.cost.memory.peak import available_bytes
-from fsdpplan.cost.memory.peak_band import peak_factor
 from fsdpplan.cost.step import estimate as predicted
 from fsdpplan.errors import NoFeasibleLayout, SpecError
-from fsdpplan.search.one_layout import named_layout, nearest_that_fits
-from fsdpplan.search.pins import Pins
+from fsdpplan.search.one_layout import named_layout
 from fsdpplan.search.rules.legality import legal_layout_problem
 from fsdpplan.spec.plan import assumed
-from fsdpplan.units import format_gib, format_seconds
 
 
 def estimate(
@@ -66,6 +61,8 @@ def estimate(
     else:
         typer.echo(estimate_screen(one, width=columns()))
     if not one.fits:
+        from fsdpplan.cli.views.unfit import too_large
+
         tell(too_large(one))
         raise typer.Exit(NoFeasibleLayout.exit_code)
 
@@ -95,28 +92,3 @@ def one_layout(inputs: Inputs) -> OneLayout:
         estimate=found_estimate,
         available_bytes=available_bytes(cluster=cluster, training=training),
     )
-
-
-def too_large(one: OneLayout) -> str:
-    """That the layout does not fit, and what to type for one that does."""
-    inputs, memory = one.inputs, one.estimate.memory
-    factor = peak_factor(inputs.cluster.device)
-    needed, available = (
-        round(factor * memory.peak_device_bytes),
-        round(factor * one.available_bytes),
-    )
-    short = f"{format_gib(needed - available)} too much"
-    if unsure := too_unsure(memory, inputs.training, inputs.cluster):
-        short = f"{fits_words(memory)}, where {unsure}"
-    nearest = nearest_that_fits(question_of(inputs), one.layout, one.estimate)
-    if nearest is None:
-        free = replace(inputs, pins=Pins())
-        advice = (
-            f"nor does any other here; with fsdpplan recommend: {remedy_words(free, one.layout)}"
-        )
-    else:
-        step = format_seconds(nearest.estimate.step_seconds.expected)
-        peak = format_gib(round(factor * nearest.estimate.memory.peak_device_bytes))
-        advice = f"the nearest that fits: {nearest.words} ({step} a step, {peak})"
-    room = f"{format_gib(needed)} of {format_gib(available)}"
-    return f"the layout needs {room} per GPU, {short}; {advice}"

@@ -18,10 +18,11 @@ from fsdpplan.cli.options.question import (
     TorchOptions,
     TrainingOptions,
 )
-from fsdpplan.cli.resolve.inputs import Inputs, refuse_question, remedy_words, resolve, slower_words
+from fsdpplan.cli.resolve.inputs import Inputs, refuse_question, resolve, slower_words
 from fsdpplan.cli.views.answer import recommend_json, rejections
 from fsdpplan.cli.views.render import columns
 from fsdpplan.cli.views.screen import recommend_screen
+from fsdpplan.cli.views.unfit import remedy_words
 from fsdpplan.cost.memory.peak_band import peak_factor
 from fsdpplan.errors import NoFeasibleLayout, SpecError
 from fsdpplan.files.plans import write_plan

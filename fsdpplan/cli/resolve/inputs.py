@@ -27,7 +27,6 @@ from fsdpplan.cli.resolve.torch import resolve_torch
 from fsdpplan.cli.resolve.training import resolve_training
 from fsdpplan.cost.kernels.host import ASSUMED_NODE_BYTES_PER_SECOND
 from fsdpplan.errors import SpecError
-from fsdpplan.search.advice.remedies import Asked, remedy
 from fsdpplan.search.learned import Learner
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.pins import pin_flag as flag
@@ -282,11 +281,3 @@ def question_of(inputs: Inputs) -> Question:
         pins=inputs.pins,
         learner=inputs.learner,
     )
-
-
-def remedy_words(inputs: Inputs, closest: Layout | None) -> str:
-    """What to type, tried by a search of its own."""
-    # What fits does not hang on what runs say of times.
-    question = replace(question_of(inputs), learner=None)
-    found = remedy(Asked(question=question, larger=inputs.larger), closest)
-    return found or "GPUs with more memory are needed: more of these do not help"

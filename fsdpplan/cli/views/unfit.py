@@ -1,0 +1,47 @@
+"""What does not fit, in words: by how much, and what to type for something that does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fsdpplan.cli.resolve.inputs import Inputs, OneLayout, question_of
+from fsdpplan.cli.views.answer import fits_words, too_unsure
+from fsdpplan.cost.memory.peak_band import peak_factor
+from fsdpplan.search.advice.remedies import Asked, remedy
+from fsdpplan.search.nearest import nearest_that_fits
+from fsdpplan.search.pins import Pins
+from fsdpplan.spec.layout import Layout
+from fsdpplan.units import format_gib, format_seconds
+
+
+def too_large(one: OneLayout) -> str:
+    """That the layout does not fit, and what to type for one that does."""
+    inputs, memory = one.inputs, one.estimate.memory
+    factor = peak_factor(inputs.cluster.device)
+    needed, available = (
+        round(factor * memory.peak_device_bytes),
+        round(factor * one.available_bytes),
+    )
+    short = f"{format_gib(needed - available)} too much"
+    if unsure := too_unsure(memory, inputs.training, inputs.cluster):
+        short = f"{fits_words(memory)}, where {unsure}"
+    nearest = nearest_that_fits(question_of(inputs), one.layout, one.estimate)
+    if nearest is None:
+        free = replace(inputs, pins=Pins())
+        advice = (
+            f"nor does any other here; with fsdpplan recommend: {remedy_words(free, one.layout)}"
+        )
+    else:
+        step = format_seconds(nearest.estimate.step_seconds.expected)
+        peak = format_gib(round(factor * nearest.estimate.memory.peak_device_bytes))
+        advice = f"the nearest that fits: {nearest.words} ({step} a step, {peak})"
+    room = f"{format_gib(needed)} of {format_gib(available)}"
+    return f"the layout needs {room} per GPU, {short}; {advice}"
+
+
+def remedy_words(inputs: Inputs, closest: Layout | None) -> str:
+    """What to type, tried by a search of its own."""
+    # What fits does not hang on what runs say of times.
+    question = replace(question_of(inputs), learner=None)
+    found = remedy(Asked(question=question, larger=inputs.larger), closest)
+    return found or "GPUs with more memory are needed: more of these do not help"
