@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
+from fsdpplan.cost.kernels.products import block_products
 from fsdpplan.cost.kernels.work import BlockWork
 from fsdpplan.cost.model.params import dense_view
 from fsdpplan.files.catalogue import load_model
@@ -62,3 +63,9 @@ def works(draw: st.DrawFn) -> BlockWork:
         dropout=draw(st.booleans()),
         fp8_recipe=draw(st.sampled_from(["tensorwise", "rowwise", "delayed"])),
     )
+
+
+def projection_shapes(drawn: BlockWork) -> tuple[tuple[int, int, int], ...]:
+    """(m, n, k) of the products of one block's forward on one rank, in order; m counts the rows of
+    all groups, so that 2 m n k are the FLOPs."""
+    return tuple((round(p.rows), p.n, p.k) for p in block_products(drawn))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fsdpplan.cost.network.placement import bus_bandwidth_bytes_per_second
+from fsdpplan.cost.network.placement import group_placement
 from fsdpplan.errors import SpecError
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.files.profiles.catalogue import profile_text
@@ -201,9 +201,9 @@ def test_oversubscription_is_shared_by_what_crosses_at_once(tmp_path: Path) -> N
     """One ring over both leaves has all uplinks; 256 rings share them four to one."""
     cluster = loaded(tmp_path, LEAF_SPINE, 512)
     one_each = {"cluster": cluster, "ranks": 2, "stride": 256}
-    assert bus_bandwidth_bytes_per_second(**one_each, groups_at_once=1) == 50e9
-    assert bus_bandwidth_bytes_per_second(**one_each) == 12.5e9
-    assert bus_bandwidth_bytes_per_second(cluster=cluster, ranks=512, stride=1) == 400e9
+    assert group_placement(**one_each, groups_at_once=1).bandwidth_bytes_per_second == 50e9
+    assert group_placement(**one_each).bandwidth_bytes_per_second == 12.5e9
+    assert group_placement(cluster=cluster, ranks=512, stride=1).bandwidth_bytes_per_second == 400e9
 
 
 def test_half_of_each_node_has_half_of_its_ports(tmp_path: Path) -> None:
@@ -216,8 +216,8 @@ def test_an_nvlink_domain_may_span_nodes(tmp_path: Path) -> None:
     two = loaded(tmp_path, NVL72, 144)
     assert shape(two) == [("nvlink", 72, 1), ("infiniband", 144, 72)]
     assert two.nodes == 36
-    assert bus_bandwidth_bytes_per_second(cluster=two, ranks=72, stride=1) == 900e9
-    assert bus_bandwidth_bytes_per_second(cluster=two, ranks=2, stride=72) == 50e9
+    assert group_placement(cluster=two, ranks=72, stride=1).bandwidth_bytes_per_second == 900e9
+    assert group_placement(cluster=two, ranks=2, stride=72).bandwidth_bytes_per_second == 50e9
 
 
 @pytest.mark.parametrize(
@@ -306,9 +306,9 @@ def test_a_box_of_bridged_pairs_has_three_levels_in_a_node(tmp_path: Path) -> No
     box = loaded(tmp_path, BRIDGES)
     assert shape(box) == [("nvlink", 2, 1), ("pcie", 4, 2), ("socket", 8, 1)]
     ring = {"cluster": box, "stride": 1}
-    assert bus_bandwidth_bytes_per_second(**ring, ranks=2) == 300e9
-    assert bus_bandwidth_bytes_per_second(**ring, ranks=4) == 63e9
-    assert bus_bandwidth_bytes_per_second(**ring, ranks=8) == 20e9
+    assert group_placement(**ring, ranks=2).bandwidth_bytes_per_second == 300e9
+    assert group_placement(**ring, ranks=4).bandwidth_bytes_per_second == 63e9
+    assert group_placement(**ring, ranks=8).bandwidth_bytes_per_second == 20e9
     assert shape(loaded(tmp_path, BRIDGES, 2)) == [("nvlink", 2, 1)]
     with pytest.raises(SpecError, match="no network to others: use --gpus 8"):
         loaded(tmp_path, BRIDGES, 16)

@@ -27,13 +27,12 @@ from dataclasses import dataclass
 
 from fsdpplan.cost.kernels.products import block_products
 from fsdpplan.cost.kernels.work import BlockWork, Kernels
+from fsdpplan.cost.model.block_sizes import FP32_BYTES
 from fsdpplan.cost.model.params import block_tensors
 
 ROUTER_PASSES = 6
 """fp32 passes over the router's scores in each direction: softmax or sigmoid reads and writes, the
 choice of the best reads, the histogram of the choice reads and writes what little there is."""
-
-FP32_BYTES = 4
 
 
 def expert_bytes(work: BlockWork) -> tuple[float, float]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fsdpplan.cost.kernels.host import NORM_BYTES_PER_PARAMETER, SCALE_BYTES_PER_PARAMETER
-from fsdpplan.cost.kernels.matmul import matmul_flops, matmul_seconds
+from fsdpplan.cost.kernels.matmul import matmul_seconds
 from fsdpplan.cost.kernels.work import memory_bytes_per_second
 from fsdpplan.cost.model.params import ParameterTensor, block_tensors
 from fsdpplan.cost.model.shards import Stage, block_kinds, unit_size
@@ -61,15 +61,6 @@ class Matrices:
         """Elements of all of them on one rank, padding apart."""
         elements = self.rows * self.columns * self.stack * self.number
         return -(-elements // self.sharers.ranks)
-
-
-def newton_schulz_flops(*, rows: int, columns: int) -> int:
-    """FLOPs of orthogonalising one matrix of m x n, m <= n.
-
-    5 * (2 m² n + 2 m³ + 2 m² n)
-    """
-    m, n = sorted((rows, columns))
-    return NEWTON_SCHULZ_STEPS * (2 * matmul_flops(m=m, n=m, k=n) + matmul_flops(m=m, n=m, k=m))
 
 
 @lru_cache(maxsize=4096)

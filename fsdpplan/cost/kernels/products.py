@@ -156,12 +156,6 @@ def _stacked(products: list[Product]) -> list[Product]:
     return list(stacked.values())
 
 
-def projection_shapes(work: BlockWork) -> tuple[tuple[int, int, int], ...]:
-    """(m, n, k) of the products of one block's forward on one rank, in order; m counts the rows of
-    all groups, so that 2 m n k are the FLOPs."""
-    return tuple((round(p.rows), p.n, p.k) for p in block_products(work))
-
-
 def product_seconds(product: Product, *, dtype: str, device: Device) -> float:
     """Time of one product on its own.
 

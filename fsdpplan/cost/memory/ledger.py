@@ -49,30 +49,6 @@ BLOCK_OF_8BIT_ELEMENTS = 256
 """Elements of a moment in 8 bits that share a scale."""
 
 
-def classic_bytes_per_parameter(*, gradient_bytes: int = 2) -> dict[str, int]:
-    """The ledger of classic mixed precision with Adam, in bytes a parameter.
-
-    2 weights + 2 (or 4) gradients + 4 master weights + 4 + 4 moments = 16 (or 18).
-    Source: the field's worked example, 70B in 1.12 TB (tests/golden/ledger.toml); the ledger is
-    commonly credited to ZeRO (arXiv 1910.02054).
-    """
-    return {
-        "weights": 2,
-        "gradients": gradient_bytes,
-        "master_weights": 4,
-        "first_moment": 4,
-        "second_moment": 4,
-    }
-
-
-def fsdp2_bytes_per_parameter() -> dict[str, int]:
-    """The ledger of FSDP2 with fp32 shards and AdamW, in bytes a parameter: 16, never 18.
-
-    The compute-dtype copy is gathered unit by unit and freed, so it is not in the ledger.
-    """
-    return {"parameters": 4, "gradients": 4, "first_moment": 4, "second_moment": 4}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateBytes:
     """Bytes that one rank keeps from step to step, wherever they are."""

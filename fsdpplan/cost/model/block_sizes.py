@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fsdpplan.spec.model import Experts, LatentAttention, Model
+from fsdpplan.spec.training import DTYPE_BYTES
 
 EXTRA_WIDTH = 8
 """Columns that ALiBi adds to a head, and sinks: kernels take widths that 8 divides."""
@@ -56,7 +57,7 @@ def torch_attention_tensors(
     )
 
 
-FP32_BYTES = 4
+FP32_BYTES = DTYPE_BYTES["fp32"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

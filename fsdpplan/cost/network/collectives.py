@@ -1,6 +1,6 @@
 """Collectives: the time of one call, by its bytes and by where its group lies.
 
-The ring and tree formulas are the textbook ones. `collective_seconds` puts them on a placement:
+The ring and tree formulas are the textbook ones, put on a placement:
 each level of the network that the group crosses has its own bandwidth and latency, and NCCL's
 choice among its algorithms is taken to be the fastest one. Assumed away: congestion by other jobs,
 and NCCL's own mistakes in choosing.
@@ -96,56 +96,6 @@ MESSAGES_AT_ONCE = 8
 """Messages to other ranks that one channel has under way together.
 Source: NCCL src/include/device.h, NCCL_MAX_DEV_WORK_P2P_PER_BATCH; one channel a peer between nodes
 is the least that it takes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """One homogeneous link of each rank to the next."""
-
-    bandwidth_bytes_per_second: float
-    """One direction."""
-    latency_seconds: float
-    """Time of one hop of a small message."""
-
-
-def ring_all_gather_seconds(*, gathered_bytes: float, ranks: int, link: Link) -> float:
-    """Time for a ring all-gather after which every rank holds `gathered_bytes`.
-
-        T = (n - 1) * (α + S / (n * B))
-
-    Source: torch 2.13 tensor/_collective_utils.py, allgather_cost, without its base latency.
-    Assumes one homogeneous link per rank, not shared with other traffic.
-    """
-    bytes_per_step = gathered_bytes / ranks
-    return (ranks - 1) * (link.latency_seconds + bytes_per_step / link.bandwidth_bytes_per_second)
-
-
-def ring_reduce_scatter_seconds(*, gathered_bytes: float, ranks: int, link: Link) -> float:
-    """Time for a ring reduce-scatter of a buffer of `gathered_bytes` on every rank.
-
-    The all-gather run backwards: the same steps and bytes; the additions are assumed hidden.
-    """
-    return ring_all_gather_seconds(gathered_bytes=gathered_bytes, ranks=ranks, link=link)
-
-
-def ring_all_reduce_seconds(*, gathered_bytes: float, ranks: int, link: Link) -> float:
-    """Time for a ring all-reduce of `gathered_bytes`: a reduce-scatter, then an all-gather."""
-    return ring_reduce_scatter_seconds(
-        gathered_bytes=gathered_bytes, ranks=ranks, link=link
-    ) + ring_all_gather_seconds(gathered_bytes=gathered_bytes, ranks=ranks, link=link)
-
-
-def tree_all_reduce_seconds(*, gathered_bytes: float, ranks: int, link: Link) -> float:
-    """Time for a pipelined double-binary-tree all-reduce of `gathered_bytes`.
-
-        T = 2 * log2(n) * α + 2 * S * (n - 1) / (n * B)
-
-    Each of two trees carries half of the buffer up and down its n - 1 edges; averaged over the
-    ranks that is the ring's volume. Source of the latency: NCCL src/graph/tuning.cc, tree.
-    Assumes perfect pipelining and ranks that fill both trees evenly.
-    """
-    volume_bytes = 2 * gathered_bytes * (ranks - 1) / ranks
-    return 2 * log2(ranks) * link.latency_seconds + volume_bytes / link.bandwidth_bytes_per_second
 
 
 def wire_bytes(*, collective: Collective, gathered_bytes: float, ranks: int) -> float:
@@ -258,7 +208,14 @@ def _filling_seconds(
 def _ring_seconds(
     gathered_bytes: float, placement: Placement, protocol: Protocol, *, passes: int
 ) -> float:
-    """A ring with `passes` rounds, at the pace of its slowest level, plus the own shard's copy."""
+    """A ring of n ranks at the pace of its slowest level, plus the own shard's copy.
+
+        T = base + r * ((n - 1) * α + S * (n - 1) / (n * B))
+
+    An all-gather goes round once (r, `passes`), a reduce-scatter is the same backwards, an
+    all-reduce is one after the other. Source: torch 2.13 tensor/_collective_utils.py,
+    allgather_cost.
+    """
     ranks = placement.ranks
     volume_bytes = passes * gathered_bytes * (ranks - 1) / ranks
     slowest = 0.0
@@ -303,7 +260,11 @@ def _tree_seconds(gathered_bytes: float, placement: Placement, protocol: Protoco
 
     The chain carries the buffer up and down over its g - 1 edges; each channel begins it at another
     rank, so that all send alike. Between N domains, two trees carry half of the buffer each over
-    N - 1 edges, up and down. The levels work at the same time.
+    N - 1 edges, up and down, so that a rank sends what it would in a ring:
+
+        T = base + 2 * log2(N) * α + 2 * S * (N - 1) / (N * B)
+
+    The levels work at the same time. Source of the latency: NCCL src/graph/tuning.cc, tree.
     """
     hops_seconds = 0.0
     hops = 0.0

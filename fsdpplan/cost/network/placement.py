@@ -77,7 +77,13 @@ class Placement:
 
     @property
     def bandwidth_bytes_per_second(self) -> float:
-        """Bus bandwidth of a ring over the group; infinite for one rank."""
+        """Datasheet bus bandwidth of a ring over the group: the least over the levels it crosses.
+
+        With g ranks of the group in a node it is the least of what a rank gets inside and of the
+        ports those g ranks drive together, shared with the groups that run at the same time.
+        Infinite for one rank. Source: how NCCL's rings, one for each port, cross a node boundary
+        once each.
+        """
         return min(
             (placed.bandwidth_bytes_per_second for placed in self.levels), default=float("inf")
         )
@@ -215,21 +221,6 @@ def _touched_domains(start: int, domain_gpus: int, ranks: int, stride: int) -> i
     has_domain_end = (start // domain_gpus) != ((last + 1) // domain_gpus)
     offset = domain_gpus - 1 if has_domain_end else last % domain_gpus
     return (offset + (ranks - 1) * stride) // domain_gpus + 1
-
-
-def bus_bandwidth_bytes_per_second(
-    *, cluster: Cluster, ranks: int, stride: int, groups_at_once: int | None = None
-) -> float:
-    """Datasheet bus bandwidth of a ring over the group: the least over the levels it crosses.
-
-    With g ranks of the group in a node it is the least of what a rank gets inside and of the
-    ports those g ranks drive together, shared with the groups that run at the same time. Infinite
-    for one rank. Source: how NCCL's rings, one for each port, cross a node boundary once each.
-    """
-    placement = group_placement(
-        cluster=cluster, ranks=ranks, stride=stride, groups_at_once=groups_at_once
-    )
-    return placement.bandwidth_bytes_per_second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

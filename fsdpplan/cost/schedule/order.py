@@ -203,28 +203,6 @@ def adding_stages(
     return tuple(found)
 
 
-def rank_moments(
-    *,
-    schedule: Schedule,
-    pp: int,
-    num_microbatches: int,
-    stage_weights: tuple[int, ...],
-    kept_weights: tuple[int, ...] = (),
-) -> tuple[Moments, ...]:
-    """`moments_of` each rank."""
-    return tuple(
-        moments_of(
-            rank,
-            schedule=schedule,
-            pp=pp,
-            num_microbatches=num_microbatches,
-            stage_weights=stage_weights,
-            kept_weights=kept_weights,
-        )
-        for rank in range(pp)
-    )
-
-
 @lru_cache(maxsize=8192)
 def moments_of(
     rank: int,

@@ -53,18 +53,6 @@ class PipelineTiming:
         return self.bubble_seconds / self.total_seconds if self.total_seconds else 0.0
 
 
-def ideal_bubble_fraction(*, pp: int, num_microbatches: int, virtual_stages: int) -> float:
-    """Share of time that a rank idles with even stages and free hand-over.
-
-        (p - 1) / (v m + p - 1)
-
-    The same for GPipe and 1F1B (v = 1). Source: the simulation below reduces to it; for
-    interleaving commonly credited to Narayanan et al. (arXiv 2104.04473), as a share of the ideal
-    time there.
-    """
-    return (pp - 1) / (virtual_stages * num_microbatches + pp - 1)
-
-
 def simulate_pipeline(
     *,
     schedule: Schedule,

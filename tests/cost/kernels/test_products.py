@@ -11,14 +11,13 @@ from fsdpplan.cost.kernels.products import (
     block_products,
     forward_matmul_seconds,
     product_seconds,
-    projection_shapes,
 )
 from fsdpplan.cost.kernels.work import BlockWork
 from fsdpplan.cost.model.params import block_matmul_parameter_count, block_tensors
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.spec.model import Model
 from tests.cost.problems import some_models
-from tests.cost.works import H100, work, works
+from tests.cost.works import H100, projection_shapes, work, works
 
 
 @given(some_models())

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpplan.cost.network.collectives import (
-    Link,
-    collective_seconds,
-    ring_all_gather_seconds,
-    ring_all_reduce_seconds,
-    ring_reduce_scatter_seconds,
-    tree_all_reduce_seconds,
-    wire_bytes,
-)
-from fsdpplan.cost.network.placement import PlacedLevel, group_placement
+from fsdpplan.cost.network.collectives import SIMPLE, collective_seconds, wire_bytes
+from fsdpplan.cost.network.placement import PlacedLevel, Placement, group_placement
 from fsdpplan.spec.cluster import Cluster, LowLatency
 from fsdpplan.spec.estimate import Collective
 from tests.cost.clusters import cluster, golden, groups
@@ -26,51 +19,78 @@ from tests.cost.clusters import cluster, golden, groups
 TABLE = golden("collectives")
 COLLECTIVES = st.sampled_from(get_args(Collective))
 BYTES = st.integers(1, 10**11)
-LINKS = st.builds(
-    Link,
-    bandwidth_bytes_per_second=st.floats(1e6, 1e12),
-    latency_seconds=st.floats(0, 1e-3),
-)
-RANKS = st.integers(1, 1024)
+RANKS = st.integers(2, 1024)
 
 
-def ring_rows() -> list[dict[str, Any]]:
-    return TABLE["ring"]
-
-
-@pytest.mark.parametrize("row", ring_rows(), ids=lambda row: row["claim"])
-def test_worked_ring_all_reduces(row: dict[str, Any]) -> None:
-    link = Link(bandwidth_bytes_per_second=row["bandwidth_bytes_per_second"], latency_seconds=0.0)
-    found = ring_all_reduce_seconds(
-        gathered_bytes=row["gathered_bytes"], ranks=row["ranks"], link=link
+def one_level(*, ranks: int, bandwidth: float, latency: float) -> Placement:
+    """`ranks` in a row, by links that only have a bandwidth and a latency."""
+    node = cluster("dgx-h100", gpus=8)
+    plain = replace(
+        node.levels[0],
+        domain_gpus=ranks,
+        port_bandwidth_bytes_per_second=bandwidth,
+        latency_seconds=latency,
+        bandwidth_fraction=1.0,
+        half_bandwidth_bytes=0.0,
+        multicast_fraction=0.0,
+        base_seconds=0.0,
+        start_seconds=0.0,
+        low_latency="none",
     )
-    assert found == pytest.approx(row["seconds"], rel=row["tolerance_fraction"])
+    built = replace(node, gpus=ranks, gpus_per_node=ranks, levels=(plain,))
+    placement = group_placement(cluster=built, ranks=ranks, stride=1)
+    return replace(placement, memory_bytes_per_second=inf)
 
 
-@given(BYTES, RANKS, LINKS)
-def test_ring_all_reduce_is_reduce_scatter_and_all_gather(
-    gathered_bytes: int, ranks: int, link: Link
+def textbook_ring_seconds(
+    *, passes: int, gathered_bytes: float, ranks: int, bandwidth: float, hop_seconds: float
+) -> float:
+    """(n - 1) steps a pass, each of a hop and an n-th of the buffer."""
+    return passes * (ranks - 1) * (hop_seconds + gathered_bytes / ranks / bandwidth)
+
+
+@pytest.mark.parametrize("row", TABLE["ring"], ids=lambda row: row["claim"])
+def test_worked_ring_all_reduces(row: dict[str, Any]) -> None:
+    wire = wire_bytes(
+        collective="all_reduce", gathered_bytes=row["gathered_bytes"], ranks=row["ranks"]
+    )
+    seconds = wire / row["bandwidth_bytes_per_second"]
+    assert seconds == pytest.approx(row["seconds"], rel=row["tolerance_fraction"])
+
+
+@given(
+    st.sampled_from([("all_gather", 1), ("reduce_scatter", 1), ("all_reduce", 2)]),
+    BYTES,
+    RANKS,
+    st.floats(1e6, 1e12),
+    st.floats(0, 1e-3),
+)
+def test_over_plain_links_a_ring_takes_what_the_textbook_says(
+    collective: tuple[Collective, int],
+    gathered_bytes: int,
+    ranks: int,
+    bandwidth: float,
+    hop: float,
 ) -> None:
-    parts = ring_reduce_scatter_seconds(
-        gathered_bytes=gathered_bytes, ranks=ranks, link=link
-    ) + ring_all_gather_seconds(gathered_bytes=gathered_bytes, ranks=ranks, link=link)
-    whole = ring_all_reduce_seconds(gathered_bytes=gathered_bytes, ranks=ranks, link=link)
-    assert whole == parts
-
-
-@given(BYTES, LINKS)
-def test_textbook_formulas_cost_one_rank_nothing(gathered_bytes: int, link: Link) -> None:
-    for formula in (ring_all_gather_seconds, ring_all_reduce_seconds, tree_all_reduce_seconds):
-        assert formula(gathered_bytes=gathered_bytes, ranks=1, link=link) == 0
-
-
-@given(BYTES, st.integers(2, 1024), LINKS)
-def test_trees_have_the_volume_of_a_ring_and_less_latency(
-    gathered_bytes: int, ranks: int, link: Link
-) -> None:
-    tree = tree_all_reduce_seconds(gathered_bytes=gathered_bytes, ranks=ranks, link=link)
-    ring = ring_all_reduce_seconds(gathered_bytes=gathered_bytes, ranks=ranks, link=link)
-    assert tree <= ring * (1 + 1e-9)
+    """An all-reduce may climb trees instead, which have the ring's volume and less latency."""
+    name, passes = collective
+    found = collective_seconds(
+        collective=name,
+        gathered_bytes=gathered_bytes,
+        placement=one_level(ranks=ranks, bandwidth=bandwidth, latency=hop),
+    )
+    ring = textbook_ring_seconds(
+        passes=passes,
+        gathered_bytes=gathered_bytes,
+        ranks=ranks,
+        bandwidth=bandwidth,
+        hop_seconds=hop + SIMPLE.inner_hop_seconds,
+    )
+    if name == "all_reduce":
+        volume = wire_bytes(collective=name, gathered_bytes=gathered_bytes, ranks=ranks)
+        assert volume / bandwidth <= found <= ring * (1 + 1e-9)
+    else:
+        assert found == pytest.approx(ring, rel=1e-9)
 
 
 def test_an_all_gather_moves_all_but_the_own_share() -> None:

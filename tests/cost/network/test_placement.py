@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from fsdpplan.cost.network.placement import bus_bandwidth_bytes_per_second, group_placement
+from fsdpplan.cost.network.placement import group_placement
 from fsdpplan.errors import SpecError
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.spec.cluster import Cluster
@@ -19,12 +19,12 @@ TABLE = golden("placement")
 
 @pytest.mark.parametrize("row", TABLE["rows"], ids=lambda row: row["claim"])
 def test_bus_bandwidth_of_worked_placements(row: dict[str, Any]) -> None:
-    found = bus_bandwidth_bytes_per_second(
+    found = group_placement(
         cluster=cluster(row["profile"], gpus=row["gpus"]),
         ranks=row["ranks"],
         stride=row["stride"],
         groups_at_once=row.get("groups_at_once"),
-    )
+    ).bandwidth_bytes_per_second
     assert found == pytest.approx(
         row["bus_bandwidth_bytes_per_second"], rel=TABLE["tolerance_fraction"]
     )
@@ -69,10 +69,10 @@ def test_all_groups_together_never_get_more_than_the_ports_of_a_node(
 @given(groups())
 def test_fewer_groups_at_once_are_never_slower(drawn: tuple[Cluster, int, int]) -> None:
     built, ranks, stride = drawn
-    together = bus_bandwidth_bytes_per_second(cluster=built, ranks=ranks, stride=stride)
-    alone = bus_bandwidth_bytes_per_second(
+    together = group_placement(cluster=built, ranks=ranks, stride=stride).bandwidth_bytes_per_second
+    alone = group_placement(
         cluster=built, ranks=ranks, stride=stride, groups_at_once=1
-    )
+    ).bandwidth_bytes_per_second
     assert alone >= together
 
 
@@ -80,7 +80,7 @@ def test_without_gpudirect_data_crosses_the_host_link_twice() -> None:
     direct = cluster("dgx-h100", gpus=16)
     levels = (direct.levels[0], replace(direct.levels[1], gpudirect=False))
     through_host = replace(direct, levels=levels)
-    bandwidth = bus_bandwidth_bytes_per_second(cluster=through_host, ranks=2, stride=8)
+    bandwidth = group_placement(cluster=through_host, ranks=2, stride=8).bandwidth_bytes_per_second
     assert bandwidth == direct.device.host_link_bytes_per_second / 2
 
 
@@ -88,7 +88,7 @@ def test_a_slow_port_slows_the_whole_ring() -> None:
     healthy = cluster("dgx-h100", gpus=64)
     slow = replace(healthy.levels[1], port_bandwidth_bytes_per_second=10e9)
     degraded = replace(healthy, levels=(healthy.levels[0], slow))
-    assert bus_bandwidth_bytes_per_second(cluster=degraded, ranks=64, stride=1) == 80e9
+    assert group_placement(cluster=degraded, ranks=64, stride=1).bandwidth_bytes_per_second == 80e9
 
 
 def test_one_rank_is_on_no_level() -> None:

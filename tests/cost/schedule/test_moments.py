@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fsdpplan.cost.schedule.actions import rank_stages
-from fsdpplan.cost.schedule.moments import Moment, all_at_once, joined
+from fsdpplan.cost.schedule.moments import Moment, Moments, all_at_once, joined
 from fsdpplan.cost.schedule.order import (
     SIMULATED_SCHEDULES,
     microbatches_refusal,
+    moments_of,
     peak_in_flight,
-    rank_moments,
 )
 from fsdpplan.spec.layout import Schedule
 
 SINGLE = ("gpipe", "1f1b")
 IN_V = ("zbv", "dualpipev")
+
+
+def rank_moments(*, pp: int, **shape: Any) -> tuple[Moments, ...]:
+    """`moments_of` each rank."""
+    return tuple(moments_of(rank, pp=pp, **shape) for rank in range(pp))
 
 
 @st.composite

@@ -14,7 +14,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from fsdpplan.cost.kernels.products import projection_shapes
 from fsdpplan.cost.overlap.timing import block_work
 from fsdpplan.errors import LaunchError
 from fsdpplan.files.runs.measurements import read_measurements
@@ -31,6 +30,7 @@ from fsdpplan.run.calibrate.measure import (
 )
 from fsdpplan.spec.layout import Layout
 from fsdpplan.topology.measure.settings import Attention, Axis, Settings
+from tests.cost.works import projection_shapes
 from tests.emit.plans import make_plan
 from tests.run.displays import Remembers
 
