@@ -148,7 +148,8 @@ def device_rows(
         if device.kind == "cuda":
             for direction in ("host_to_device", "device_to_host"):
                 copied = 2**28
-                times = seconds(copied / device.host_link_bytes_per_second)
+                rate = device.fit.host_link_fraction * device.host_link_bytes_per_second
+                times = seconds(copied / rate)
                 yield MeasuredCopy(
                     rank=rank, direction=direction, pinned=True, copied_bytes=copied, seconds=times
                 )

@@ -35,7 +35,7 @@ NAMES = {
     "attention_forward_fraction": "attention share",
     "attention_backward_ratio": "backward share",
     "kernel_launch_seconds": "kernel launch",
-    "host_link_bytes_per_second": "host link",
+    "host_link_fraction": "host link share",
     "sustained_fraction": "sustained share",
 }
 

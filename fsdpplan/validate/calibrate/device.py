@@ -140,7 +140,7 @@ def _launches(rows: _Rows, device: Device) -> dict[str, DeviceNumber]:
 
 
 def _copies(rows: _Rows, device: Device) -> dict[str, DeviceNumber]:
-    return _fitted("host_link_bytes_per_second", rows.copies, device)
+    return _fitted("host_link_fraction", rows.copies, device)
 
 
 def _sustained(rows: _Rows, device: Device) -> dict[str, DeviceNumber]:

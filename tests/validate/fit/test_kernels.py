@@ -98,13 +98,13 @@ def test_the_profiles_hold_what_a_fresh_fit_gives(capsys: pytest.CaptureFixture[
     assert "fitted: 2 shared, 5 of each of 3 devices" in said
 
 
-def test_no_level_has_more_than_five_fitted_numbers_and_all_share_at_most_twenty() -> None:
+def test_no_level_has_more_than_five_fitted_numbers_and_all_share_few() -> None:
     # five: a start that every call has. Seventeen: the paces of three families of softwares, how
-    # much devices differ, and how soon they throttle came to the twelve.
+    # much devices differ, and how soon they throttle came to the twelve. Two are of the host.
     assert all(len(level.ranges) <= 5 for level in LEVELS)
     physics = load_profile("physics")
     assert isinstance(physics, PhysicsProfile)
-    assert len(physics.fit) <= 20
+    assert len(physics.fit) <= 22
 
 
 def test_a_level_without_rows_of_its_own_names_the_one_it_takes_over() -> None:
