@@ -143,7 +143,7 @@ def test_every_measured_number_says_how() -> None:
     found = calibration(cluster(gpus=16))
     for field in (
         "cluster.device.fit.matmul_fraction",
-        "cluster.device.host_link_bytes_per_second",
+        "cluster.device.fit.host_link_fraction",
         "cluster.levels.nvlink.bandwidth_fraction",
         "cluster.levels.infiniband.latency_seconds",
         "cluster.device.error.inside_fraction",
