@@ -19,8 +19,8 @@ from ..model.weights import VOCABULARIES, named_parameters
 from ..parallel.shards import local
 from ..parallel.tied_tables import HEAD, TABLE
 from ..user.safetensors_load import Files, Stored, own_box, read_headers
-from .families import require_same_model
 from .names import Published, published_tensors
+from .same import require_same_model
 
 CONFIG_NAME = "config.json"
 COMPUTED = (".inv_freq", ".attn.bias", ".attn.masked_bias")
