@@ -306,6 +306,15 @@ class Model(RemembersHash):
             )
 
     @property
+    def is_scaled_as_llama(self) -> bool:
+        """Rotary positions are as they are, or scaled as Llama 3.1 to 3.3 do, by any factor."""
+        scaling = self.rope_scaling
+        return scaling is None or (
+            (scaling.kind, scaling.low, scaling.high) == ("llama3", 1, 4)
+            and scaling.original_positions == 8192
+        )
+
+    @property
     def has_norm_bias(self) -> bool:
         """Norms of the residual stream have biases."""
         return self.norm == "layernorm" and self.norm_bias

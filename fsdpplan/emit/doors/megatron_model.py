@@ -25,6 +25,7 @@ def model_arguments(plan: Plan) -> list[tuple[str, ...]]:
         ("--max-position-embeddings", str(max(model.max_positions, plan.training.seq_len))),
         ("--position-embedding-type", "rope" if rotary else "learned_absolute"),
         *([("--rotary-base", str(int(model.rope_theta)))] if rotary else []),
+        *_scaling(model),
         ("--normalization", "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm"),
         ("--norm-epsilon", str(model.norm_epsilon)),
         ("--attention-dropout", "0"),
@@ -35,6 +36,13 @@ def model_arguments(plan: Plan) -> list[tuple[str, ...]]:
         *([] if model.tied_embeddings else [("--untie-embeddings-and-output-weights",)]),
     ]
     return found + (_experts(model, model.experts) if model.experts else [])
+
+
+def _scaling(model: Model) -> list[tuple[str, ...]]:
+    """Its other numbers are Llama's (megatron/core/models/common/embeddings)."""
+    if model.rope_scaling is None:
+        return []
+    return [("--use-rope-scaling",), ("--rope-scaling-factor", str(model.rope_scaling.factor))]
 
 
 def _padding(plan: Plan) -> list[tuple[str, ...]]:

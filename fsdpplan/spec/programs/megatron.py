@@ -129,6 +129,7 @@ def _of_question(case: Case) -> Iterator[Unsayable]:
     unlike += [] if bias_flags(model) is not None else ["biases"]
     if model.positions == "rope" and not float(model.rope_theta).is_integer():
         unlike.append("rope_theta")
+    unlike += [] if model.is_scaled_as_llama else ["rope_scaling"]
     if model.experts and (model.experts.bias or model.experts.router_bias):
         unlike.append("experts")
     if model.experts and not _routes_alike(model.experts):

@@ -129,6 +129,9 @@ _PLAIN = Model(
 )
 """A decoder like Llama 3, to compare with."""
 
+LLAMA_FACTOR = 8
+"""Of its rotary positions' `scaling="llama"` (torchtitan/models/common/rope.py)."""
+
 _SAID = frozenset(
     {
         "name",
@@ -144,6 +147,7 @@ _SAID = frozenset(
         "tied_embeddings",
         "qk_norm",
         "rope_theta",
+        "rope_scaling",
         "norm_epsilon",
         "norm_bias",
     }
@@ -159,6 +163,11 @@ def _of_question(case: Case) -> Iterator[Unsayable]:
         for name in Model.__dataclass_fields__
         if name not in _SAID and getattr(model, name) != getattr(_PLAIN, name)
     ]
+    scaling = model.rope_scaling
+    if scaling is not None and not (
+        model.is_scaled_as_llama and scaling.factor == LLAMA_FACTOR and not model.qk_norm
+    ):
+        unlike.append("rope_scaling")
     if unlike:
         yield Unsayable(
             what="models that are not dense decoders like Llama 3 and Qwen 3",

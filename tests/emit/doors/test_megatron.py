@@ -13,7 +13,7 @@ from fsdpplan.emit.targets import render
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.model import Experts
+from fsdpplan.spec.model import Experts, RopeScaling
 from fsdpplan.spec.plan import Plan
 from fsdpplan.spec.training import Training
 from tests.emit.bench import shellcheck
@@ -24,7 +24,7 @@ SWITCHES = """
 --untie-embeddings-and-output-weights --sequence-parallel --tp-comm-overlap --use-torch-fsdp2
 --torch-fsdp2-no-reshard-after-forward --no-gradient-accumulation-fusion --overlap-grad-reduce
 --use-distributed-optimizer --overlap-param-gather --bf16 --fp16 --grad-reduce-in-bf16
---accumulate-allreduce-grads-in-fp32 --mock-data --moe-grouped-gemm --moe-shared-expert-gate
+--accumulate-allreduce-grads-in-fp32 --use-rope-scaling --mock-data --moe-grouped-gemm --moe-shared-expert-gate
 """
 VALUES = """
 --num-layers --hidden-size --ffn-hidden-size --num-attention-heads --kv-channels
@@ -36,7 +36,7 @@ VALUES = """
 --seq-length --micro-batch-size --global-batch-size --train-iters --lr --adam-beta1 --adam-beta2
 --weight-decay --clip-grad --seed --eval-iters --log-interval --save --load --save-interval
 --num-experts --moe-router-topk --moe-ffn-hidden-size --moe-layer-freq
---moe-shared-expert-intermediate-size --recompute-modules
+--moe-shared-expert-intermediate-size --recompute-modules --rope-scaling-factor
 """
 CHOICES = {
     "--transformer-impl": "local transformer_engine inference_optimized",
@@ -223,6 +223,13 @@ def test_the_model_is_said(tmp_path: Path) -> None:
     assert found.moe_shared_expert_intermediate_size == "64"
 
 
+def test_positions_are_scaled_as_llamas(tmp_path: Path) -> None:
+    llama = RopeScaling(kind="llama3", factor=8.0, original_positions=8192, low=1, high=4)
+    found = parsed(plan_of(zero1(dp_shard=2), BF16, rope_scaling=llama), tmp_path)
+    assert (found.use_rope_scaling, found.rope_scaling_factor) == (True, "8.0")
+    assert not parsed(plan_of(zero1(dp_shard=2), BF16), tmp_path).use_rope_scaling
+
+
 def test_steps_follow_from_tokens_unless_given(tmp_path: Path) -> None:
     training = Training(seq_len=100, global_batch=1, tokens=1001)
     plan = plan_of(zero1(dp_shard=2), training)
@@ -239,6 +246,12 @@ def test_steps_follow_from_tokens_unless_given(tmp_path: Path) -> None:
         (zero1(dp_shard=2), BF16, {"mlp": "geglu"}, "mlp of model tiny"),
         (zero1(dp_shard=2), BF16, {"sliding_window": 8}, "sliding_window of model"),
         (zero1(dp_shard=2), BF16, {"rope_theta": 1.5}, "rope_theta of model"),
+        (
+            zero1(dp_shard=2),
+            BF16,
+            {"rope_scaling": RopeScaling(kind="linear", factor=2)},
+            "rope_scaling of model",
+        ),
         (zero1(dp_shard=2), BF16, {"attention_output_bias": True}, "biases of model"),
         (zero1(tp=2), BF16, {}, "use --loss-parallel"),
         (Layout(dp_shard=2), BF16, {}, "use --reduce-dtype bf16"),

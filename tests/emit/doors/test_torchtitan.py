@@ -23,6 +23,7 @@ from fsdpplan.emit.targets import render
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.layout import Layout, Schedule
+from fsdpplan.spec.model import RopeScaling
 from fsdpplan.spec.plan import Plan
 from fsdpplan.spec.programs.torchtitan import SCHEDULES
 from fsdpplan.spec.training import Training
@@ -54,7 +55,7 @@ CALLS = {
     "make_gqa_config": "dim n_heads n_kv_heads head_dim wqkv_param_init wo_param_init "
     "inner_attention fuse_qkv qk_norm rope",
     "make_ffn_config": "dim hidden_dim w1_param_init w2w3_param_init",
-    "ComplexRoPE.Config": "dim max_seq_len theta",
+    "ComplexRoPE.Config": "dim max_seq_len theta scaling",
     "CosSinRoPE.Config": "dim max_seq_len theta",
     "Embedding.Config": "num_embeddings embedding_dim param_init",
     "Linear.Config": "in_features out_features param_init",
@@ -167,6 +168,17 @@ def test_tables_have_the_rows_that_are_priced() -> None:
     assert "vocab_size=50272,  # of 50257, padded" in text
     assert "global_vocab_size=50272" in text
     assert text.count("50272") == 4
+
+
+def test_scaled_positions_are_llamas_or_refused() -> None:
+    llama = RopeScaling(kind="llama3", factor=8, original_positions=8192, low=1, high=4)
+    layout = Layout(dp_shard=2)
+    text = render("torchtitan", make_order(plan_of(layout, BF16, rope_scaling=llama)))
+    assert 'scaling="llama"' in text
+    assert "scaling" not in render("torchtitan", make_order(plan_of(layout, BF16)))
+    other = replace(llama, factor=32)
+    with pytest.raises(SpecError, match="rope_scaling of model"):
+        render("torchtitan", make_order(plan_of(layout, BF16, rope_scaling=other)))
 
 
 def test_every_block_is_in_one_stage() -> None:
