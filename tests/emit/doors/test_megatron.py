@@ -24,7 +24,8 @@ SWITCHES = """
 --untie-embeddings-and-output-weights --sequence-parallel --tp-comm-overlap --use-torch-fsdp2
 --torch-fsdp2-no-reshard-after-forward --no-gradient-accumulation-fusion --overlap-grad-reduce
 --use-distributed-optimizer --overlap-param-gather --bf16 --fp16 --grad-reduce-in-bf16
---accumulate-allreduce-grads-in-fp32 --use-rope-scaling --mock-data --moe-grouped-gemm --moe-shared-expert-gate
+--accumulate-allreduce-grads-in-fp32 --use-rope-scaling --mock-data --moe-grouped-gemm
+--moe-shared-expert-gate
 """
 VALUES = """
 --num-layers --hidden-size --ffn-hidden-size --num-attention-heads --kv-channels
