@@ -11,9 +11,9 @@ than 15 % off, {inside} lie inside the 80 % band, and {fits} are predicted to ru
 they ran in.
 
 That holds back numbers, not knowledge: which effects were missing was looked for with these rows in
-sight, and what a software does was taken up where it explained a miss. Where its report does not say
-so, the trait's source says that it is taken ([decision](../decisions/recipes-unfitted.md)). So another
-recipe may be further off than these.
+sight, and what a software does was taken up where it explained a miss. Where its report does not
+say so, the trait's source says that it is taken ([decision](../decisions/recipes-unfitted.md)). So
+another recipe may be further off than these.
 """
 
 OPEN = """A row says what its source says. What it leaves open is a set of possibilities, as in
@@ -38,8 +38,8 @@ MISSING: dict[str, str] = {
     "MT-NLG 530B, 3,360 A100": "the three rows of this model differ in replicas alone, and each of "
     "their micro-batches takes as long as predicted: 0.196 s, predicted 0.195. What is missing is "
     "the same in all three, 6 s a step: as much as filling and draining the pipeline once more. "
-    "What it is has not been found out. One candidate, not tried: sends and receives of DeepSpeed's "
-    "engine that block while the pipeline fills and drains.",
+    "What it is has not been found out. One candidate, not tried: sends and receives of "
+    "DeepSpeed's engine that block while the pipeline fills and drains.",
     "Llama3-405B, 16,384 H100, 131,072 tokens": "attention is three fifths of this step, and "
     "priced by a kernel that uses none of Hopper's own instructions, at a share of the peak that "
     "was fitted to sequences that are mostly shorter. The source does not name its kernel; "
