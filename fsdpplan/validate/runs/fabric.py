@@ -12,7 +12,7 @@ from fsdpplan.files.clusters import load_cluster
 from fsdpplan.files.profiles.catalogue import load_node, profile_names, profiles_mentioning
 from fsdpplan.files.profiles.devices import DeviceProfile
 from fsdpplan.files.runs.table import MeasuredRun
-from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.cluster import Cluster, Level
 from fsdpplan.validate.runs.network_words import ports_of
 from fsdpplan.validate.runs.skipped import NotExpressed, given
 
@@ -258,9 +258,10 @@ def usual_networks(profile: str) -> tuple[str, ...]:
 def load_request(request: ClusterRequest) -> Cluster:
     """The cluster that `request` asks for; raises NotExpressed where no profile makes it."""
     try:
-        cluster = load_cluster(
+        loaded = load_cluster(
             request.profile, gpus=request.gpus, gpus_per_node=request.gpus_per_node
-        ).cluster
+        )
+        cluster = _as_nodes_come(loaded.cluster)
         if request.ports is None or request.port_bandwidth_bytes_per_second is None:
             return cluster
         if len(cluster.levels) == 1:  # a rack that NVLink joins: no port is used
@@ -274,3 +275,17 @@ def load_request(request: ClusterRequest) -> Cluster:
         return replace(cluster, levels=(*cluster.levels[:-1], outer))
     except (SpecError, ProfileNotFound) as error:
         raise NotExpressed("the hardware profile makes no such cluster", str(error)) from error
+
+
+def _as_nodes_come(cluster: Cluster) -> Cluster:
+    """`cluster` with all GPUs of each domain in use, the next domain where one ends: no row says
+    that its nodes were asked for in equal shares of racks, as a plan's script does."""
+    levels: list[Level] = []
+    more = 1.0
+    for level in cluster.levels:
+        level = replace(level, ports=round(level.ports * more))
+        if level.whole_gpus is not None:
+            more = level.whole_gpus / level.domain_gpus
+            level = replace(level, domain_gpus=level.whole_gpus, whole_gpus=None)
+        levels.append(level)
+    return replace(cluster, levels=tuple(levels))

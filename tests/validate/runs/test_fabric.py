@@ -166,6 +166,13 @@ def test_a_rack_is_many_nodes_and_its_ports_are_those_of_all() -> None:
     assert load_request(request).levels[-1].ports == 4 * 18
 
 
+def test_rows_fill_one_rack_after_another() -> None:
+    """No row says that its nodes were asked for in shares of racks."""
+    request, _ = cluster_request(run(gpu="GB200", gpus="512", gpus_per_node="4"))
+    nvlink, network = load_request(request).levels
+    assert (nvlink.domain_gpus, nvlink.whole_gpus, network.ports) == (72, None, 4 * 18)
+
+
 def test_usual_networks_are_those_of_nodes_with_the_gpu() -> None:
     assert "8x400 Gb" in usual_networks("dgx-h100")
     assert usual_networks("gb200-nvl72") == ("4x400 Gb",)
