@@ -167,7 +167,11 @@ def record(found: Mapping[str, Found]) -> None:
     entries = {
         name: {
             "layout": {f.name: getattr(one.layout, f.name) for f in fields(Layout)},
-            "time": {key: round(value, 4) for key, value in asdict(one.time).items()},
+            "time": {
+                key: round(value, 4)
+                for key, value in asdict(one.time).items()
+                if isinstance(value, float)
+            },
             "peak_device_bytes": one.peak_device_bytes,
             "seconds_listed": one.seconds_listed,
         }
