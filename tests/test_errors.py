@@ -53,6 +53,7 @@ ENDED_ABOVE = {
     "files/plans.py:": "inside plan_from_json, which ends them: plan again, or undo the edit",
     "files/table.py:read_data": "_require_file ends it",
     "files/writing.py:": "inside _explained, which ends them in its caller's advice",
+    "run/export.py:export_checkpoint": "what the trainer's program says, with its advice",
     "topology/probe.py:run_command": "no error to the user, but a finding about this machine",
     "trainer/checkpoint/runs.py:require_manifest": "one of the remarks on checkpoints left aside",
     "trainer/checkpoint/files.py:read_manifest": "one of the remarks on checkpoints left aside",

@@ -158,6 +158,11 @@ _SAID = frozenset(
 def _of_question(case: Case) -> Iterator[Unsayable]:
     """What of the model is neither Llama 3's nor Qwen 3's, and what of all else it cannot run."""
     model, training, kind = case.model, case.training, case.cluster.device.kind
+    if kind != "cuda":
+        yield Unsayable(
+            what="other devices than GPUs",
+            words=f"devices of kind {kind} (it trains on GPUs): plan for GPUs",
+        )
     unlike = [
         name
         for name in Model.__dataclass_fields__
@@ -173,11 +178,6 @@ def _of_question(case: Case) -> Iterator[Unsayable]:
             what="models that are not dense decoders like Llama 3 and Qwen 3",
             words=f"{' and '.join(unlike)} of model {model.name} (it has dense decoders like "
             "Llama 3 and Qwen 3): use --target slurm, whose trainer has them",
-        )
-    if kind != "cuda":
-        yield Unsayable(
-            what="other devices than GPUs",
-            words=f"devices of kind {kind} (it trains on GPUs): plan for GPUs",
         )
     if training.precision == "fp8" and training.fp8_recipe != "rowwise":
         yield Unsayable(

@@ -46,7 +46,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         config = json.loads(read_small(path))
     except (OSError, ValueError, RecursionError) as error:
         raise TrainerError(
-            f"cannot read {path}: {error}; --init-from takes the folder of a model of the Hugging "
+            f"cannot read {path}: {error}; give --init-from the folder of a model of the Hugging "
             "Face hub, with its config.json and *.safetensors"
         ) from error
     if not isinstance(config, dict):

@@ -17,8 +17,8 @@ def require_same_model(config: Config, model: ModelConfig, *, seq_len: int, wher
     family = FAMILIES.get(name) if isinstance(name, str) else None
     if family is None:
         raise TrainerError(
-            f"{where} is of model_type {name!r}, which the trainer does not compute exactly; those "
-            f"it does: {', '.join(FAMILIES)}"
+            f"{where} is of model_type {name!r}, which the trainer does not compute exactly; take "
+            f"one of those it does: {', '.join(FAMILIES)}"
         )
     if config.get("quantization_config"):
         raise TrainerError(

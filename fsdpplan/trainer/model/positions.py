@@ -55,16 +55,17 @@ def rotary_frequencies(width: int, config: ModelConfig, device: torch.device) ->
     if scaling.kind == "linear":
         return slowed
     if scaling.kind == "llama3":
-        turns = frequencies * scaling.original_positions / (2 * math.pi)
-        kept = (turns - scaling.low) / (scaling.high - scaling.low)
+        # turns over the original length, from `low` to `high` as 0 to 1
+        span = scaling.high - scaling.low
+        turns = scaling.original_positions / (2 * math.pi)
+        kept = frequencies * (turns / span) - scaling.low / span
     else:
         first = math.floor(_pair_of(scaling.high, width, config.rope_theta, scaling))
         last = math.ceil(_pair_of(scaling.low, width, config.rope_theta, scaling))
         first, last = max(first, 0), min(last, width - 1)
         pairs = torch.arange(width // 2, device=device, dtype=torch.float32)
         kept = 1 - (pairs - first) / max(last - first, 1e-3)
-    kept = kept.clamp(0, 1)
-    return slowed * (1 - kept) + frequencies * kept
+    return torch.lerp(slowed, frequencies, kept.clamp(0, 1))
 
 
 def _pair_of(turns: float, width: int, theta: float, scaling: RopeScalingConfig) -> float:

@@ -1,9 +1,4 @@
-"""Data parallelism: parameters sharded by FSDP2 or copied by DDP; when gradients are reduced.
-
-Communication hooks of DistributedDataParallel.
-
-Without `from __future__ import annotations`: DDP compares a hook's annotations with the types.
-"""
+"""Data parallelism: parameters sharded by FSDP2 or copied by DDP; when gradients are reduced."""
 
 from __future__ import annotations
 
@@ -20,7 +15,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from ..config import LayoutConfig, PlanConfig
@@ -28,28 +22,10 @@ from ..errors import TrainerError
 from ..precision import apply_autocast, fsdp_precision
 from ..private_torch import parts_kept_on
 from ..torch_versions import take_means
+from .ddp_hooks import reduce_in_bf16
 from .expert_parallel import expert_placement, shard_experts
 from .local_parameters import LocalParameters, has_distributed_parameters
 from .mesh import Meshes
-
-
-def reduce_in_bf16(
-    group: dist.ProcessGroup,
-    bucket: dist.GradBucket,  # type: ignore[name-defined]
-) -> Future[torch.Tensor]:
-    """DDP communication hook: average a bucket in bf16.
-
-    torch's own `bf16_compress_hook` does so, too, but refuses gloo.
-    """
-    gradients = bucket.buffer()
-    sent = gradients.to(torch.bfloat16).div_(group.size())
-    work = dist.all_reduce(sent, group=group, async_op=True)
-    assert work is not None
-    averaged: Future[torch.Tensor] = work.get_future().then(
-        lambda done: gradients.copy_(done.value()[0])
-    )
-    return averaged
-
 
 DDP_DEFAULT_BUCKET_BYTES = 25 * 2**20
 """What DistributedDataParallel takes when it is not told."""

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial
 
-from ..parallel.data_parallel import reduce_in_bf16
+from ..parallel.ddp_hooks import reduce_in_bf16
 from ..private_torch import (
     ddp_buckets,
     ddp_first_bucket_bytes,

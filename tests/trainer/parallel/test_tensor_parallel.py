@@ -20,7 +20,6 @@ from tests.trainer.parallel_layouts import MODELS, TP2
     ("model", "layout", "words"),
     [
         ({}, TP2 | {"sequence_parallel": False}, "tp 2 without sequence_parallel"),
-        ({"vocab": 61}, TP2, "tp 2 with vocabulary of 61"),
         ({"vocab": 60}, TP2 | {"tp": 4}, "tp 4 with key/value heads of 2"),
         ({"ffn_hidden": 97}, TP2, "tp 2 with feed-forward width of 97"),
         ({}, TP2 | {"async_tp": True}, "async_tp without compile"),
