@@ -214,8 +214,9 @@ def test_two_processes_of_this_machine_are_measured_and_checked(
     found = load_cluster("here.toml", gpus=2).cluster
     assert found.device.kind == "cpu"
     assert found.levels[0] != load_cluster("cpu", gpus=2).cluster.levels[0]
-    out, _ = run(capsys, "calibrate --check --from here.jsonl --hardware here.toml --tolerance 90%")
-    assert "comparisons" in out
+    check = "calibrate --check --from here.jsonl --hardware here.toml --tolerance 90%"
+    assert exit_code_of(words(check)) in (0, 6)  # 6: one process had less of this machine
+    assert "comparisons" in capsys.readouterr().out
 
 
 def test_noise_does_not_change_what_is_printed_twice(capsys: pytest.CaptureFixture[str]) -> None:
