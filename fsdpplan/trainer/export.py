@@ -35,7 +35,7 @@ def export_newest(checkpoints: Path, out: Path, like: Path | None) -> str:
         )
     progress = read_progress(path)
     model = parse_model(progress.model)
-    what = exported(model, progress.precision, out, like)
+    what = exported(model, progress.precision, out, like, seq_len=progress.seq_len)
     export_checkpoint(path, model, out, what)
     return f"{out}: a {what.family} after step {progress.step}, from {path.name}"
 

@@ -185,7 +185,13 @@ def what_to_publish(plan: PlanConfig, options: Options) -> Exported | None:
     """What the end of the run writes for others; None: nothing."""
     if options.export_hf is None:
         return None
-    return exported(plan.model, plan.training.precision, options.export_hf, options.init_from)
+    return exported(
+        plan.model,
+        plan.training.precision,
+        options.export_hf,
+        options.init_from,
+        seq_len=plan.training.seq_len,
+    )
 
 
 def publish(run: TrainingRun) -> None:

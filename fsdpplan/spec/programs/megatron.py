@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import DDP_BUCKET_BYTES
 from fsdpplan.spec.model import Experts, Model
-from fsdpplan.spec.programs.words import Unsayable, Vocabulary, Word
+from fsdpplan.spec.programs.words import Unsayable, Vocabulary, Word, split_loss_problems
 
 WORDS = {
     "dp_replicate": Word(
@@ -185,16 +185,7 @@ def _of_layout(case: Case) -> Iterator[Unsayable]:
             f"reduces {'in every' if sync == 'every' else 'after the last'} micro-batch): plan "
             f"again with --gradient-sync {sync}",
         )
-    if layout.tp > 1 and not layout.loss_parallel:
-        yield Unsayable(
-            what="a loss over gathered logits",
-            words="a loss over gathered logits with tp (its loss is split): use --loss-parallel",
-        )
-    if layout.tp == 1 and (layout.sequence_parallel or layout.loss_parallel):
-        yield Unsayable(
-            what="sequence_parallel or loss_parallel without tp",
-            words="sequence_parallel or loss_parallel without tp: leave them out",
-        )
+    yield from split_loss_problems(layout)
     if layout.activation_checkpointing == "attention" and layout.checkpoint_blocks != "all":
         yield Unsayable(
             what="selective recomputation of some layers",

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import DDP_BUCKET_BYTES
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.programs.words import Unsayable, Vocabulary, Word
+from fsdpplan.spec.programs.words import Unsayable, Vocabulary, Word, split_loss_problems
 
 SCHEDULES = {
     "gpipe": "GPipe",
@@ -196,16 +196,7 @@ def _of_layout(case: Case) -> Iterator[Unsayable]:
             f"{'after the last' if layout.pp > 1 else 'in every'} micro-batch): plan again with "
             f"--gradient-sync {sync}",
         )
-    if layout.tp > 1 and not layout.loss_parallel:
-        yield Unsayable(
-            what="a loss over gathered logits",
-            words="a loss over gathered logits with tp (its loss is split): use --loss-parallel",
-        )
-    if layout.tp == 1 and (layout.sequence_parallel or layout.loss_parallel):
-        yield Unsayable(
-            what="sequence_parallel or loss_parallel without tp",
-            words="sequence_parallel or loss_parallel without tp: leave them out",
-        )
+    yield from split_loss_problems(layout)
     if layout.async_tp and not layout.compile:
         yield Unsayable(
             what="async_tp without compile", words="async_tp without compile: use --compile"

@@ -108,6 +108,20 @@ def _stage_problems(layout: Layout) -> Iterator[Unsayable]:
         yield Unsayable(what=what, words="stage_blocks without a pipeline: use --pp 2")
 
 
+def split_loss_problems(layout: Layout) -> Iterator[Unsayable]:
+    """What a program cannot say whose tensor parallelism always splits the loss."""
+    if layout.tp > 1 and not layout.loss_parallel:
+        yield Unsayable(
+            what="a loss over gathered logits",
+            words="a loss over gathered logits with tp (its loss is split): use --loss-parallel",
+        )
+    if layout.tp == 1 and (layout.sequence_parallel or layout.loss_parallel):
+        yield Unsayable(
+            what="sequence_parallel or loss_parallel without tp",
+            words="sequence_parallel or loss_parallel without tp: leave them out",
+        )
+
+
 def field_names(kind: type[Layout] | type[Training]) -> tuple[str, ...]:
     """Names of the fields that a program must have a word for."""
     return tuple(field.name for field in fields(kind))

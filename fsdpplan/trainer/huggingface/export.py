@@ -31,6 +31,7 @@ from ..user.safetensors_load import DTYPES, INDEX_NAME, read_headers
 from .families import FAMILIES, config_of, family_of
 from .load import CONFIG_NAME, read_config
 from .names import Published, published_tensors
+from .same import require_same_model
 
 MOST_FILE_BYTES = 5_000_000_000
 """Of one file, as transformers writes them; more where a single tensor is larger."""
@@ -62,16 +63,20 @@ class Exported:
     """Files to copy."""
 
 
-def exported(model: ModelConfig, precision: str, folder: Path, like: Path | None) -> Exported:
+def exported(
+    model: ModelConfig, precision: str, folder: Path, like: Path | None, *, seq_len: int
+) -> Exported:
     """What `folder` will hold: of the family of `like`, where the weights came from, or of the one
-    that has such a model. Raises TrainerError where there is none, or something is in the way.
+    that has such a model. Raises TrainerError where there is none, `like` is of another model, or
+    something is in the way.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise TrainerError(f"{folder} exists and is not empty: take another --export-hf")
     dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(precision, torch.bfloat16)
     if like is not None:
         config = read_config(like)
-        family = config["model_type"]
+        where = str(like / CONFIG_NAME)
+        family = require_same_model(config, model, seq_len=seq_len, where=where)
         beside = tuple(like / name for name in TOKENIZER_FILES if (like / name).is_file())
     else:
         family = family_of(model) or ""
