@@ -29,9 +29,8 @@ from fsdpplan.files.runs.table import MeasuredRun, read_runs  # noqa: E402
 from fsdpplan.search.advice.words import POLICIES, degrees, differences  # noqa: E402
 from fsdpplan.search.pins import Pins  # noqa: E402
 from fsdpplan.search.recommend import recommend  # noqa: E402
-from fsdpplan.spec.case import Case  # noqa: E402
-from fsdpplan.spec.estimate import TimeBreakdown  # noqa: E402
 from fsdpplan.spec.layout import Layout  # noqa: E402
+from fsdpplan.spec.plan import Case, TimeBreakdown  # noqa: E402
 from fsdpplan.validate.compare.predict import Prediction, predict_row  # noqa: E402
 from fsdpplan.validate.runs.express import Expressed, express  # noqa: E402
 from fsdpplan.validate.runs.fabric import load_request  # noqa: E402

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpplan.spec.torch_features import FEATURES, TorchFeature
-from fsdpplan.spec.torch_release import NEWEST_TESTED, NVIDIA_IMAGES, OLDEST, TorchRelease
+from fsdpplan.spec.training import NEWEST_TESTED, NVIDIA_IMAGES, OLDEST, TorchRelease
 
 RESULTS = Path(__file__).resolve().parents[1] / "tests" / "golden" / "torch_versions.json"
 """Written by `make test-torch`: {version: {files: {file of tests: {passed, skipped, failed}},

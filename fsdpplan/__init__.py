@@ -27,10 +27,9 @@ if TYPE_CHECKING:
     from fsdpplan.emit.pods import Pods
     from fsdpplan.errors import FsdpPlanError, NoFeasibleLayout, SpecError
     from fsdpplan.spec.cluster import Cluster
-    from fsdpplan.spec.estimate import Estimate
     from fsdpplan.spec.layout import Layout
     from fsdpplan.spec.model import Model
-    from fsdpplan.spec.plan import Plan
+    from fsdpplan.spec.plan import Estimate, Plan
     from fsdpplan.spec.training import Training
 
 __version__ = "0.2.0"

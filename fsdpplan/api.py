@@ -18,12 +18,10 @@ from fsdpplan.run.plans import new_plan, read_plan
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.recommend import recommend as ranked_layouts
 from fsdpplan.search.rules.legality import legal_layout_problem, question_problem
-from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.estimate import Estimate
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.plan import Plan
+from fsdpplan.spec.plan import Case, Estimate, Plan
 from fsdpplan.spec.training import Training
 
 

@@ -12,11 +12,10 @@ from typing import Any
 from fsdpplan.cost.step import estimate
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.clusters import load_cluster
-from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.estimate import Estimate
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.ledger import LedgerRow, Machines, Observed, Predicted, Workload
+from fsdpplan.spec.plan import Case, Estimate
 from fsdpplan.spec.training import Training
 
 PROFILE = "dgx-h100"

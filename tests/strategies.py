@@ -16,16 +16,17 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.estimate import (
+from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.model import Experts, LatentAttention, Model, Router
+from fsdpplan.spec.plan import (
     CollectiveCost,
     Estimate,
     Interval,
     MemoryBreakdown,
+    Plan,
+    RankedLayout,
     TimeBreakdown,
 )
-from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.model import Experts, LatentAttention, Model, Router
-from fsdpplan.spec.plan import Plan, RankedLayout
 from fsdpplan.spec.training import Training
 
 NODE_TYPES = ("dgx-a100-80g-hdr", "dgx-a100-80g-hdr1", "dgx-h100", "dgx-h200", "dgx-b200")

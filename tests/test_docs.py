@@ -184,7 +184,7 @@ def test_commands_and_flags_named_in_the_text_exist(path: Path) -> None:
 
 @pytest.mark.parametrize("path", pages_with("json", "toml"), ids=page_id)
 def test_json_and_toml_blocks_are_what_they_say(path: Path) -> None:
-    from fsdpplan.files.profiles.format import parse_profile
+    from fsdpplan.files.profiles.catalogue import parse_profile
 
     for block in blocks(path, "json"):
         json.loads(block.text)

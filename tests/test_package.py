@@ -18,7 +18,7 @@ PROFILES = {path.name for path in (ROOT / "hardware_profiles").glob("*.toml")}
 
 LIST_PROFILES = """
 import fsdpplan
-from fsdpplan.files.profiles.format import profiles_folder
+from fsdpplan.files.profiles.catalogue import profiles_folder
 print(fsdpplan.__file__)
 print(profiles_folder())
 print(*sorted(path.name for path in profiles_folder().glob("*.toml")))

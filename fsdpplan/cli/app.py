@@ -14,9 +14,8 @@ from fsdpplan import __version__
 from fsdpplan.cli import process
 from fsdpplan.cli.commands import SETTINGS, Program
 from fsdpplan.cli.views.render import PROGRAM, tell
-from fsdpplan.emit.secrets import redacted, secret_values, without_values
+from fsdpplan.emit.safe_text import printable, redacted, secret_values, without_values
 from fsdpplan.errors import FsdpPlanError, NoFeasibleLayout, ProbeError, SpecError
-from fsdpplan.terminal import printable
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141

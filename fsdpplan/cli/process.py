@@ -109,7 +109,7 @@ class _Output(io.TextIOWrapper):
 
     def write(self, text: str) -> int:
         """Write `text`."""
-        from fsdpplan.terminal import harmless  # its patterns take longer than all else here
+        from fsdpplan.emit.safe_text import harmless  # its patterns take longer than all else here
 
         try:
             return super().write(harmless(text))

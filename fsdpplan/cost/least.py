@@ -10,16 +10,16 @@ from itertools import accumulate
 
 from fsdpplan.cost.model.shards import Stage, gradient_syncs
 from fsdpplan.cost.network.placement import pp_group
-from fsdpplan.cost.overlap.fsdp_timing import Moves, fsdp_moves
+from fsdpplan.cost.overlap.passes import Moves, fsdp_moves
 from fsdpplan.cost.overlap.pipeline_passes import first_forward_ends, played_timing
 from fsdpplan.cost.overlap.timing import gradient_seconds, layout_optimizer_seconds
 from fsdpplan.cost.schedule.order import round_microbatches
 from fsdpplan.cost.schedule.stages import layout_rank_stages, pipeline_ranks
 from fsdpplan.cost.traffic.calls import group_seconds
 from fsdpplan.cost.traffic.rank import message_bytes
-from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
+from fsdpplan.spec.plan import Case
 
 
 def least_fsdp_seconds(

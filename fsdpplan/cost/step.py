@@ -17,7 +17,7 @@ from math import erf, log, sqrt
 
 from fsdpplan.cost.band import step_interval
 from fsdpplan.cost.kernels.compute import device_parts
-from fsdpplan.cost.kernels.products import repeated_products
+from fsdpplan.cost.kernels.operators import repeated_products
 from fsdpplan.cost.memory.peak import rank_memory
 from fsdpplan.cost.model.params import (
     attention_forward_flops_per_token,
@@ -25,7 +25,6 @@ from fsdpplan.cost.model.params import (
     useful_flops_per_token,
 )
 from fsdpplan.cost.model.shards import Stage, block_cases, whole_model
-from fsdpplan.cost.overlap.block_times import block_times
 from fsdpplan.cost.overlap.exposed import (
     bottleneck,
     collective_costs,
@@ -34,14 +33,18 @@ from fsdpplan.cost.overlap.exposed import (
 )
 from fsdpplan.cost.overlap.passes import Passes, fsdp_passes, replica_passes
 from fsdpplan.cost.overlap.pipeline_passes import pipeline_passes
-from fsdpplan.cost.overlap.timing import block_work, gradient_seconds, layout_optimizer_seconds
+from fsdpplan.cost.overlap.timing import (
+    block_times,
+    block_work,
+    gradient_seconds,
+    layout_optimizer_seconds,
+)
 from fsdpplan.cost.schedule.stages import pipeline_ranks, pipeline_stages
 from fsdpplan.cost.traffic.calls import call_seconds
 from fsdpplan.cost.traffic.rank import optimizer_calls, step_calls, tp_end_calls
-from fsdpplan.spec.case import Case
-from fsdpplan.spec.estimate import CollectiveCost, Estimate, TimeBreakdown
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
+from fsdpplan.spec.plan import Case, CollectiveCost, Estimate, TimeBreakdown
 from fsdpplan.spec.training import Training
 
 HOST_LOG_ERROR = 0.6

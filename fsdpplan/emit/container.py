@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from fsdpplan.emit.quoting import require_passable, shell_word
-from fsdpplan.emit.secrets import require_no_token
+from fsdpplan.emit.safe_text import require_no_token, require_passable, shell_word
 from fsdpplan.errors import SpecError
-from fsdpplan.spec.checks import require_choice
 from fsdpplan.spec.cluster import Device
+from fsdpplan.spec.values import require_choice
 
 ContainerRuntime = Literal["pyxis", "apptainer"]
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fsdpplan.emit.alerts import alert_rules
 from fsdpplan.emit.job import Job
-from fsdpplan.emit.quoting import shell_word
+from fsdpplan.emit.safe_text import shell_word
 from fsdpplan.emit.slurm.header import PLAN_NAME, plan_digest
 from fsdpplan.emit.slurm.node import NEAR_NAME, NODE_CHECK_NAME, TRAINER_NAME
 from fsdpplan.emit.slurm.node_check import binds, near_check, node_check

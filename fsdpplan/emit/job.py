@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from fsdpplan.emit.container import Container
-from fsdpplan.emit.quoting import require_passable
-from fsdpplan.emit.secrets import (
+from fsdpplan.emit.safe_text import (
     require_no_tokens,
+    require_passable,
     require_public_text,
     require_public_variable,
     require_public_words,
@@ -20,8 +20,8 @@ from fsdpplan.emit.secrets import (
 from fsdpplan.emit.slurm.survival import Survival
 from fsdpplan.emit.trainer_program import DEFAULT_STEPS, Trainer
 from fsdpplan.errors import SpecError
-from fsdpplan.spec.checks import require_choice, require_positive_int
-from fsdpplan.spec.host_list import expand_host_list
+from fsdpplan.spec.nodes import expand_host_list
+from fsdpplan.spec.values import require_choice, require_positive_int
 
 RESERVED_SBATCH = {
     "nodes": "the plan fixes the number of nodes",

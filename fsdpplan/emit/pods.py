@@ -15,9 +15,9 @@ from fsdpplan.emit.kubernetes.names import (
     require_name,
     require_quantity,
 )
-from fsdpplan.emit.secrets import require_no_tokens
+from fsdpplan.emit.safe_text import require_no_tokens
 from fsdpplan.errors import SpecError
-from fsdpplan.spec.checks import require_choice, require_positive_int
+from fsdpplan.spec.values import require_choice, require_positive_int
 
 TopologyMode = Literal["required", "preferred"]
 TolerationEffect = Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]

@@ -12,7 +12,7 @@ GPU feature discovery of NVIDIA's GPU operator (the label `nvidia.com/gpu.clique
 from __future__ import annotations
 
 from fsdpplan.emit.job import Job
-from fsdpplan.emit.quoting import paragraph
+from fsdpplan.emit.safe_text import paragraph
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.plan import Plan
 

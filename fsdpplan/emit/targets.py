@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Literal, get_args
 
 from fsdpplan.emit.order import Order
-from fsdpplan.spec.checks import require_choice
+from fsdpplan.spec.values import require_choice
 
 Target = Literal[
     "slurm",

@@ -13,10 +13,9 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_type_hints
 
-from fsdpplan.emit.quoting import require_passable
-from fsdpplan.emit.secrets import require_no_tokens
+from fsdpplan.emit.safe_text import require_no_tokens, require_passable
 from fsdpplan.errors import SpecError
-from fsdpplan.spec.checks import require_choice, require_positive
+from fsdpplan.spec.values import require_choice, require_positive
 
 DEFAULT_STEPS = 20
 """What the trainer takes where no steps are given; a test compares it with the trainer's own."""

@@ -10,13 +10,17 @@ from fsdpplan.errors import SpecError
 from fsdpplan.files.profiles.catalogue import load_device, load_machines, load_node
 from fsdpplan.files.profiles.devices import DeviceProfile
 from fsdpplan.files.profiles.levels import LevelProfile, check_levels, levels_of
-from fsdpplan.files.profiles.mixed_nodes import UniformCluster, slowest_of
-from fsdpplan.files.profiles.nodes import ClusterProfile, NodeProfile, NodeType
+from fsdpplan.files.profiles.nodes import (
+    ClusterProfile,
+    NodeProfile,
+    NodeType,
+    UniformCluster,
+    slowest_of,
+)
 from fsdpplan.files.profiles.numbers import Sources
 from fsdpplan.files.table import short
 from fsdpplan.spec.cluster import NVLINK, Cluster, Level, WeakSpot
-from fsdpplan.spec.host_list import compress_host_list
-from fsdpplan.spec.network import VERBS, Network
+from fsdpplan.spec.nodes import VERBS, Network, compress_host_list
 from fsdpplan.spec.weak import weakened
 
 _MAX_GPUS = 1_000_000

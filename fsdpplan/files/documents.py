@@ -15,12 +15,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from fsdpplan.errors import SpecError
 from fsdpplan.files.table import short
 from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.estimate import Estimate
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.ledger import Machines, Observed, Predicted, Workload
 from fsdpplan.spec.machine import Machine
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.plan import RankedLayout
+from fsdpplan.spec.plan import Estimate, RankedLayout
 from fsdpplan.spec.training import Training
 
 Document = TypeVar("Document", bound=BaseModel)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fsdpplan.run.follow.metrics import Measured
-from fsdpplan.spec.estimate import Estimate
+from fsdpplan.spec.plan import Estimate
 
 RESIDENT_NOTE = "memory is the growth of the process since torch was loaded: a CPU has no allocator"
 """Where the trainer reports resident memory; there is nothing reserved to compare then."""

@@ -12,13 +12,13 @@ from fsdpplan.files.clusters import Flags, LoadedCluster, cluster_of
 from fsdpplan.files.profiles.detected import DetectedNode, node_of
 from fsdpplan.files.profiles.nodes import NodeProfile
 from fsdpplan.files.table import path_text, read_text
-from fsdpplan.spec.host_list import compress_host_list
 from fsdpplan.spec.machine import Machine
+from fsdpplan.spec.nodes import compress_host_list
 from fsdpplan.topology.conclude.gpus import gpus_of
 from fsdpplan.topology.conclude.machine import machine_of
 from fsdpplan.topology.conclude.slow_hosts import common_levels, weak_spots
 from fsdpplan.topology.probe import record_host
-from fsdpplan.topology.read.host_files import host_files
+from fsdpplan.topology.read.reading import host_files
 from fsdpplan.topology.read.recording import Recording, recording_from_json
 from fsdpplan.topology.read.surroundings import other_accelerators_of
 from fsdpplan.topology.survey import Survey, survey_of

@@ -24,9 +24,8 @@ from fsdpplan.run.follow.metrics import Measured, read_metrics
 from fsdpplan.run.launch import FILE_NAMES
 from fsdpplan.run.plans import plan_from_json, read_plan, with_stages
 from fsdpplan.run.script_plan import plan_text
-from fsdpplan.spec.estimate import CollectiveCost
 from fsdpplan.spec.ledger import LEAST_STEPS
-from fsdpplan.spec.plan import Plan
+from fsdpplan.spec.plan import CollectiveCost, Plan
 from fsdpplan.units import format_gib, format_percent
 
 MAX_METRICS_BYTES = 2**30

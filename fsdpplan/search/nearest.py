@@ -6,9 +6,8 @@ from fsdpplan.search.advice.ladder import Rung, leaner_layouts
 from fsdpplan.search.pins import Pins, changed_pins
 from fsdpplan.search.question import Question
 from fsdpplan.search.recommend import recommend
-from fsdpplan.spec.estimate import Estimate
 from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.plan import Plan
+from fsdpplan.spec.plan import Estimate, Plan
 
 
 def nearest_that_fits(asked: Question, layout: Layout, priced: Estimate) -> Rung | None:

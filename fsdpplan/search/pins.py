@@ -19,8 +19,7 @@ from fsdpplan.spec.layout import (
     Schedule,
     Sharding,
 )
-from fsdpplan.spec.program import ProgramName, program_named
-from fsdpplan.spec.training import Precision
+from fsdpplan.spec.training import Precision, ProgramName, program_named
 
 
 def pin_flag(name: str) -> str:

@@ -20,17 +20,22 @@ from fsdpplan.search.advice.reasons import Reasons
 from fsdpplan.search.advice.remedies import nearest_miss
 from fsdpplan.search.bounds.fitting import Tally
 from fsdpplan.search.bounds.pricing import is_data_parallel, priced, usual
-from fsdpplan.search.learned import Learner, NextRun, next_run
 from fsdpplan.search.order import Difference, Entry, in_order, listed, seconds
 from fsdpplan.search.pins import Pins
-from fsdpplan.search.question import Question
-from fsdpplan.search.result import Listed, NearestMiss, SearchResult
+from fsdpplan.search.question import (
+    Learner,
+    Listed,
+    NearestMiss,
+    NextRun,
+    Question,
+    SearchResult,
+    next_run,
+)
 from fsdpplan.search.space import Space
 from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.estimate import Estimate
-from fsdpplan.spec.host_list import compress_host_list
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.plan import Plan, RankedLayout
+from fsdpplan.spec.nodes import compress_host_list
+from fsdpplan.spec.plan import Estimate, Plan, RankedLayout
 from fsdpplan.spec.training import Training
 from fsdpplan.spec.weak import weak_nodes, without_nodes
 from fsdpplan.units import format_percent, format_seconds

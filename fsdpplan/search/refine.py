@@ -21,7 +21,7 @@ from fsdpplan.cost.schedule.stages import layout_stage_blocks
 from fsdpplan.search.bounds.fitting import fewest_blocks
 from fsdpplan.search.bounds.room import MODES
 from fsdpplan.search.order import Entry, seconds
-from fsdpplan.search.pieces import piece_counts
+from fsdpplan.search.rules.legality import piece_counts
 from fsdpplan.search.space import Space, entry_of
 from fsdpplan.search.variants import buckets, changed, restaged
 from fsdpplan.spec.layout import ActivationCheckpointing, Layout

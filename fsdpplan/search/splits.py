@@ -26,8 +26,8 @@ from fsdpplan.cost.schedule.stages import (
     layout_stage_blocks,
     pipeline_ranks,
 )
-from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.plan import Case
 
 Split = tuple[int, ...]
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from fsdpplan.cost.schedule.stages import layout_stage_blocks, most_stages
 from fsdpplan.search.enumerate import LOOPED_SCHEDULES, V_SCHEDULES, divisors
-from fsdpplan.search.pieces import piece_counts
 from fsdpplan.search.question import Question
+from fsdpplan.search.rules.legality import piece_counts
 from fsdpplan.search.splits import stage_splits
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, GradientSync, Layout, Reshard
 

@@ -7,15 +7,16 @@ from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 from fsdpplan.errors import SpecError
-from fsdpplan.spec.checks import (
+from fsdpplan.spec.nodes import Network
+from fsdpplan.spec.runtime import StackFamily
+from fsdpplan.spec.values import (
+    RemembersHash,
+    remembered_hash,
     require_choice,
     require_fraction,
     require_positive,
     require_positive_int,
 )
-from fsdpplan.spec.network import Network
-from fsdpplan.spec.remembered import RemembersHash, remembered_hash
-from fsdpplan.spec.runtime import StackFamily
 
 DeviceKind = Literal["cuda", "cpu"]
 Vendor = Literal["nvidia", "amd"]

@@ -6,8 +6,12 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from fsdpplan.errors import SpecError
-from fsdpplan.spec.checks import require_choice, require_positive_int
-from fsdpplan.spec.remembered import RemembersHash, remembered_hash
+from fsdpplan.spec.values import (
+    RemembersHash,
+    remembered_hash,
+    require_choice,
+    require_positive_int,
+)
 
 Sharding = Literal["ddp", "zero1", "zero2", "fsdp"]
 GradientSync = Literal["every", "reduce_scatter_only", "last"]

@@ -9,12 +9,12 @@ from dataclasses import dataclass, fields
 from math import isclose
 from typing import Literal
 
-from fsdpplan.spec.checks import require_fraction, require_positive
 from fsdpplan.spec.cluster import Cluster, Level
-from fsdpplan.spec.estimate import Interval, TimeBreakdown
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
+from fsdpplan.spec.plan import Interval, TimeBreakdown
 from fsdpplan.spec.training import Training
+from fsdpplan.spec.values import require_fraction, require_positive
 
 LEAST_STEPS = 5
 """Measured steps below which a run says nothing of its speed."""

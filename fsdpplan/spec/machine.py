@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fsdpplan.spec.network import GpuDirect as GpuDirect
-from fsdpplan.spec.network import PciPath as PciPath
+from fsdpplan.spec.nodes import GpuDirect as GpuDirect
+from fsdpplan.spec.nodes import PciPath as PciPath
 
 UNLIMITED_BYTES = 2**63 - 1
 """What a limit without a limit is."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fsdpplan.spec.estimate import Collective
+from fsdpplan.spec.plan import Collective
 
 GroupKind = Literal["inside", "across", "world", "axis", "pair"]
 """Ranks of one node; one rank of each node; all; one axis of the plan's mesh; two ranks."""

@@ -6,8 +6,13 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from fsdpplan.errors import SpecError
-from fsdpplan.spec.checks import require_choice, require_positive, require_positive_int
-from fsdpplan.spec.remembered import RemembersHash, remembered_hash
+from fsdpplan.spec.values import (
+    RemembersHash,
+    remembered_hash,
+    require_choice,
+    require_positive,
+    require_positive_int,
+)
 
 Mlp = Literal["swiglu", "geglu", "gelu"]
 Norm = Literal["rmsnorm", "layernorm"]

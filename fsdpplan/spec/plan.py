@@ -1,17 +1,245 @@
-"""Plan: a model, a cluster, a training and the layouts chosen for them."""
+"""Plan: what is asked of the cost model, what it says, and the layouts chosen for it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from fsdpplan.errors import SpecError
-from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.estimate import Estimate
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.torch_release import TorchRelease
-from fsdpplan.spec.training import Training
+from fsdpplan.spec.training import TorchRelease, Training
+from fsdpplan.spec.values import RemembersHash, remembered_hash
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case(RemembersHash):
+    """What is trained, on what, and how: all that decides its time, its memory, its collectives and
+    what it needs of torch.
+
+    A part of a model is a case of its own: blocks without experts, or those that keep everything
+    while others recompute.
+    """
+
+    __hash__ = remembered_hash
+
+    model: Model
+    cluster: Cluster
+    training: Training
+    layout: Layout
+
+    def of_blocks(self, kind: Model) -> Case:
+        """As it is for the blocks of one kind: `kind` is the model with all blocks like them."""
+        return self if kind is self.model else replace(self, model=kind)
+
+    @property
+    def on_cuda(self) -> bool:
+        """Whether it trains on CUDA devices."""
+        return self.cluster.device.kind == "cuda"
+
+
+Collective = Literal[
+    "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv", "broadcast"
+]
+"""What is priced, measured and counted, as torch spells it; `send_recv` is a message on its way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """An expected value with its 80 % band."""
+
+    lower: float
+    expected: float
+    upper: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeBreakdown:
+    """Seconds of one optimizer step on the slowest rank; the parts add up to the step."""
+
+    compute_seconds: float
+    """Forward, backward and recomputation kernels."""
+    exposed_communication_seconds: float
+    """Time in which the device waits for a collective or a point-to-point message."""
+    bubble_seconds: float
+    """Time in which a pipeline rank waits for its neighbours."""
+    optimizer_seconds: float
+    """Gradient norm, clipping and optimizer step."""
+    host_seconds: float = 0.0
+    """Time in which the device waits for copies from and to the host and for what it adds, with
+    offload."""
+    matmul_seconds: float = 0.0
+    """Part of compute: the matmuls of the blocks, but those in `launch_seconds`."""
+    attention_seconds: float = 0.0
+    """Part of compute: the blocks' scores, softmax and weighted values, likewise."""
+    launch_seconds: float = 0.0
+    """Part of compute: passes through blocks whose kernels the host cannot start fast enough."""
+    launch_chance_seconds: float = 0.0
+    """Passes through blocks, each by the chance that it waits for the host: what `launch_seconds`
+    are if hosts, and programs on them, are as different as they are."""
+    passes: tuple[tuple[float, float], ...] = ()
+    """Passes through blocks, forward and backward of each kind: (seconds of the host, of the
+    device), of which a pass takes the longer."""
+    exposed_inside_seconds: float = 0.0
+    """Part of exposed communication: on the innermost level of the network."""
+    exposed_across_seconds: float = 0.0
+    """Part of exposed communication: on outer levels."""
+
+    @property
+    def total_seconds(self) -> float:
+        """Sum of the parts: the step."""
+        return (
+            self.compute_seconds
+            + self.exposed_communication_seconds
+            + self.bubble_seconds
+            + self.optimizer_seconds
+            + self.host_seconds
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBreakdown:
+    """Bytes on the fullest rank at its peak; `*_bytes` parts add up to `peak_allocated_bytes`."""
+
+    parameters_bytes: int
+    """Sharded (or replicated) master parameters."""
+    gradients_bytes: int
+    """Sharded gradients that are alive at the peak."""
+    optimizer_bytes: int
+    """Optimizer state."""
+    unsharded_parameters_bytes: int
+    """Gathered parameters and gather buffers alive at the peak."""
+    unsharded_gradients_bytes: int
+    """Gradients not yet reduced, and reduction buffers, alive at the peak."""
+    activations_bytes: int
+    """Saved for backward, at the peak."""
+    logits_bytes: int
+    """Logits, loss and their gradients, at the peak."""
+    temporaries_bytes: int
+    """Short-lived tensors of the operation at the peak."""
+    reserved_overhead_bytes: int
+    """Reserved by torch's allocator beyond what is allocated."""
+    context_bytes: int
+    """Outside torch's allocator: CUDA context, NCCL buffers."""
+    peak_phase: str
+    """Where in the step the peak is: forward, loss, backward, optimizer."""
+    host_bytes: int = 0
+    """Host memory of one rank that offloading takes: parameter and gradient shards, optimizer."""
+    initialization_peak_bytes: int = 0
+    """Allocated on the device at the highest point before the first step."""
+    checkpoint_peak_bytes: int = 0
+    """Allocated on the device at the highest point while a checkpoint is written between steps."""
+    checkpoint_host_bytes: int = 0
+    """Host memory that an asynchronous checkpoint stages its copy in."""
+    stage_peak_device_bytes: tuple[int, ...] = ()
+    """`peak_device_bytes` of each pipeline rank, first to last; the highest is described here."""
+    releasable_bytes: int = 0
+    """Part of `reserved_overhead_bytes` that the allocator gives back before a request fails."""
+    peak_device_band_bytes: Interval | None = None
+    """`peak_device_bytes`, as measured runs say where there are some, with its 80 % band; None: not
+    known, as of CPU processes."""
+    fits_fraction: float | None = None
+    """Chance that `peak_device_bytes` stays within the device's memory; None likewise."""
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """What `torch.cuda.max_memory_allocated` should show."""
+        return int(
+            self.parameters_bytes
+            + self.gradients_bytes
+            + self.optimizer_bytes
+            + self.unsharded_parameters_bytes
+            + self.unsharded_gradients_bytes
+            + self.activations_bytes
+            + self.logits_bytes
+            + self.temporaries_bytes
+        )
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """What `torch.cuda.max_memory_reserved` should show."""
+        return self.peak_allocated_bytes + self.reserved_overhead_bytes
+
+    @property
+    def peak_device_bytes(self) -> int:
+        """What `nvidia-smi` should show for the process."""
+        return self.peak_reserved_bytes + self.context_bytes
+
+    @property
+    def expected_over_predicted(self) -> float:
+        """What measured runs make of predicted peaks."""
+        band = self.peak_device_band_bytes
+        return 1.0 if band is None else band.expected / self.peak_device_bytes
+
+    @property
+    def least_device_bytes(self) -> int:
+        """What the step cannot run without: the peak less what the allocator gives back."""
+        return self.peak_device_bytes - self.releasable_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveCost:
+    """All calls of one collective on one mesh axis, for one rank and one step."""
+
+    collective: str
+    """`all_gather`, `reduce_scatter`, `all_reduce`, `all_to_all`, `send_recv`."""
+    axis: str
+    """Mesh axis, or axes joined by `*`."""
+    ranks: int
+    """Ranks in the group."""
+    level: str
+    """Outermost level of the network that the group spans."""
+    dtype: str
+    """Number format of the payload."""
+    count: int
+    """Calls."""
+    bytes: int
+    """The full unsharded buffer, summed over the calls."""
+    seconds: float
+    """Time of the calls, summed, without contention from compute."""
+    exposed_seconds: float
+    """Part of it in which the device has nothing else to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnedStep:
+    """What measured runs changed in a predicted step."""
+
+    runs: int
+    """Runs that tell of such a step."""
+    factor: float
+    """Expected step time over that without them."""
+    without: Interval
+    """The step without them, in seconds."""
+    nearest: str
+    """The run that tells most, in words: `same model, 32 GPUs, tp 2`."""
+    far: str
+    """In what even that run is far, such as `nearest run has 8 times fewer GPUs`; empty: in
+    nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Prediction for one layout."""
+
+    step_seconds: Interval
+    tokens_per_second: float
+    tokens_per_second_per_gpu: float
+    mfu_fraction: float
+    """Useful FLOPs over the dense peak of the precision; recomputation does not count."""
+    hfu_fraction: float
+    """Executed FLOPs, recomputation included, over the same peak."""
+    bottleneck: str
+    """The largest part of the step that is not useful compute, or `compute`."""
+    runnable: bool
+    """Today's trainer can run this layout."""
+    time: TimeBreakdown
+    memory: MemoryBreakdown
+    communication: tuple[CollectiveCost, ...]
+    learned: LearnedStep | None = None
+    """What the user's runs changed; None: nothing. The parts of the time are without them."""
+
 
 TORCH_SOURCE = "training.torch"
 """Names the source of the release in a plan's sources."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fsdpplan.spec.machine import LinkLayer
-from fsdpplan.spec.network import PciPath
+from fsdpplan.spec.nodes import PciPath
 
 IslandKind = Literal["nvswitch", "nvlink", "alone"]
 """All GPUs over switches, some by direct links, or one GPU without any."""

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES
-from fsdpplan.spec.torch_release import OLDEST, TorchRelease
+from fsdpplan.spec.plan import Case
+from fsdpplan.spec.training import OLDEST, TorchRelease
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

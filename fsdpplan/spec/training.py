@@ -1,16 +1,184 @@
-"""Training: how much data a step takes and in which number formats."""
+"""Training: how much data a step takes and in which number formats; which program trains, and with
+which PyTorch.
+
+The trainer runs the reference decoder, and by `parallelize` a model of one's own or of Hugging
+Face's. torchtitan, Megatron-LM and Accelerate are programs of their own: what they can say of a
+plan is in `spec/programs/`, and `emit-launch --target` takes a plan for one as it is.
+
+A model that is not the reference decoder is known to `parallelize` by its blocks only; what needs
+to know more of it is refused there (trainer/user/model.py and its neighbours; a test holds the two
+together).
+
+Of a release of PyTorch major and minor decide. A pre-release counts as the release that it leads
+to: NVIDIA's images hold such builds, `2.10.0a0+b558c986e8.nv25.11`.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, get_args
 
 from fsdpplan.errors import SpecError
-from fsdpplan.spec.checks import require_choice, require_fraction, require_positive_int
-from fsdpplan.spec.program import ProgramName, program_named
-from fsdpplan.spec.remembered import RemembersHash, remembered_hash
 from fsdpplan.spec.runtime import Runtime, RuntimeName, runtime_named
-from fsdpplan.spec.torch_release import TorchRelease, torch_release
+from fsdpplan.spec.values import (
+    RemembersHash,
+    remembered_hash,
+    require_choice,
+    require_fraction,
+    require_positive_int,
+)
+
+ProgramName = Literal["reference", "own", "hf", "torchtitan", "megatron", "accelerate"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What a program can apply of a layout."""
+
+    words: str
+    """What to call it in a sentence."""
+    knows_blocks: bool
+    """It is built for the trainer: its blocks can be cut into stages, its attention recomputed
+    alone, its tokens sent to experts, and its loss made in pieces."""
+    has_tensor_plan: bool
+    """It says of each matrix of a dense model how tensor parallelism splits it (a `tp_plan`)."""
+    has_open_attention: bool
+    """Its attention can be replaced by one that ranks share."""
+    runtimes: tuple[RuntimeName, ...] = ("fsdp2",)
+    """Runtimes that price what it does; the first by default. The reference decoder is of any."""
+    is_target: bool = False
+    """It is launched by `emit-launch --target` of its name."""
+
+
+_PROGRAMS: dict[ProgramName, Program] = {
+    "reference": Program(
+        words="the reference decoder",
+        knows_blocks=True,
+        has_tensor_plan=True,
+        has_open_attention=True,
+    ),
+    "own": Program(
+        words="a model of your own",
+        knows_blocks=False,
+        has_tensor_plan=False,
+        has_open_attention=False,
+    ),
+    "hf": Program(
+        words="a Hugging Face model",
+        knows_blocks=False,
+        has_tensor_plan=True,
+        has_open_attention=True,
+    ),
+    "torchtitan": Program(
+        words="torchtitan",
+        knows_blocks=True,
+        has_tensor_plan=True,
+        has_open_attention=True,
+        is_target=True,
+    ),
+    "megatron": Program(
+        words="Megatron-LM",
+        knows_blocks=True,
+        has_tensor_plan=True,
+        has_open_attention=True,
+        runtimes=("megatron", "megatron_lm"),
+        is_target=True,
+    ),
+    "accelerate": Program(
+        words="Accelerate",
+        knows_blocks=True,
+        has_tensor_plan=True,
+        has_open_attention=True,
+        runtimes=("fsdp2", "autocast"),
+        is_target=True,
+    ),
+}
+
+
+def program_named(name: ProgramName) -> Program:
+    """What the program of that name can do."""
+    return _PROGRAMS[name]
+
+
+_VERSION = re.compile(r"v?(\d{1,3})\.(\d{1,3})(?:[.+a-z_-][0-9A-Za-z.+_-]*)?", re.ASCII)
+_IMAGE = re.compile(r"(?P<name>[^:@]+):(?P<tag>[^:@]+)(?:@.*)?")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TorchRelease:
+    """A release of PyTorch, by the two numbers that decide what it can do."""
+
+    major: int
+    minor: int
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}"
+
+
+OLDEST = TorchRelease(2, 8)
+"""The first release under which the trainer runs."""
+NEWEST_TESTED = TorchRelease(2, 15)
+"""The last release that the trainer was tested under; newer ones are tried, and said to be new."""
+
+NVIDIA_IMAGES: dict[str, TorchRelease] = {
+    **dict.fromkeys(("25.05", "25.06", "25.08"), TorchRelease(2, 8)),
+    **dict.fromkeys(("25.09", "25.10"), TorchRelease(2, 9)),
+    **dict.fromkeys(("25.11", "25.12", "26.01"), TorchRelease(2, 10)),
+    **dict.fromkeys(("26.02", "26.03"), TorchRelease(2, 11)),
+    **dict.fromkeys(("26.04", "26.05"), TorchRelease(2, 12)),
+    **dict.fromkeys(("26.06", "26.07"), TorchRelease(2, 13)),
+    "26.08": TorchRelease(2, 14),
+}
+"""Release in each image nvcr.io/nvidia/pytorch:YY.MM-py3. Source: `torch.__version__` in it, which
+ends in the image's own name (2.9.0a0+145a3a7bda.nv25.10); the same stand in its release notes,
+docs.nvidia.com/deeplearning/frameworks/pytorch-release-notes/rel-25-12.html."""
+
+
+@lru_cache(maxsize=64)
+def torch_release(version: str) -> TorchRelease:
+    """The release of a version: `2.9`, `2.9.1`, `2.13.0+cu128`, `2.10.0a0+git.nv25.11`."""
+    found = _VERSION.fullmatch(version)
+    if found is None:
+        raise SpecError(
+            f"torch {version!r} is no version of PyTorch: write it as 2.9 or 2.9.1, or as "
+            "torch.__version__ prints it"
+        )
+    return TorchRelease(int(found[1]), int(found[2]))
+
+
+def require_supported(release: TorchRelease) -> None:
+    """Raise SpecError where the trainer does not run under `release`."""
+    if release < OLDEST:
+        raise SpecError(
+            f"torch {release} is older than {OLDEST}, the oldest that the trainer runs under: "
+            f"pip install 'torch>={OLDEST}', or take an image with it, such as {image_with(OLDEST)}"
+        )
+
+
+def image_with(release: TorchRelease) -> str:
+    """A public image that has `release` or, where none is known, the newest known one."""
+    months = [month for month, has in NVIDIA_IMAGES.items() if has == release]
+    return f"nvcr.io/nvidia/pytorch:{max(months or NVIDIA_IMAGES)}-py3"
+
+
+def release_of_image(image: str) -> TorchRelease | None:
+    """What a public image holds, by its name; None of one that is not known.
+
+    Images of the PyTorch project name the version in their tag: `pytorch/pytorch:2.9.1-cuda12.8-
+    cudnn9-runtime`.
+    """
+    found = _IMAGE.fullmatch(image.removeprefix("docker://").replace("#", "/"))
+    if found is None:
+        return None
+    name, tag = found["name"].removeprefix("docker.io/"), found["tag"]
+    if name == "nvcr.io/nvidia/pytorch":
+        return NVIDIA_IMAGES.get(tag.partition("-")[0])
+    version = tag.partition("-")[0]
+    is_ours = name == "pytorch/pytorch" and _VERSION.fullmatch(version) is not None
+    return torch_release(version) if is_ours else None
+
 
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 ReduceDtype = Literal["fp32", "bf16"]

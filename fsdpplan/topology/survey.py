@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fsdpplan.errors import SpecError
-from fsdpplan.spec.host_list import compress_host_list
 from fsdpplan.spec.machine import Machine
-from fsdpplan.spec.network import Network
+from fsdpplan.spec.nodes import Network, compress_host_list
 from fsdpplan.spec.topology import Finding, LevelKind, Topology
 from fsdpplan.topology.conclude.differences import differences
 from fsdpplan.topology.conclude.findings import findings_of

@@ -16,12 +16,12 @@ from collections.abc import Callable
 import torch
 from torch.optim.adamw import adamw
 
-from fsdpplan.cost.kernels.host import (
+from fsdpplan.cost.kernels.optimizer import (
+    ADAMW_BYTES_PER_PARAMETER,
     ADD_BYTES_PER_PARAMETER,
     NORM_BYTES_PER_PARAMETER,
     SCALE_BYTES_PER_PARAMETER,
 )
-from fsdpplan.cost.kernels.optimizer import ADAMW_BYTES_PER_PARAMETER
 
 
 def best_seconds(run: Callable[[], object], repeats: int) -> float:

@@ -20,9 +20,9 @@ from fsdpplan.errors import SpecError
 from fsdpplan.files.catalogue import load_model, model_names
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.run.plans import with_stages
+from fsdpplan.search.defaults import legal_global_batch
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.recommend import recommend
-from fsdpplan.search.rules.legal_batch import legal_global_batch
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Plan

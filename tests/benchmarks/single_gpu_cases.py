@@ -12,13 +12,12 @@ from fsdpplan.cost.step import estimate
 from fsdpplan.errors import SpecError
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.huggingface.config import read_hf_config
-from fsdpplan.search.one_layout import named_layout
+from fsdpplan.search.defaults import named_layout
 from fsdpplan.search.pins import Pins
-from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import ActivationCheckpointing, Sharding
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.plan import Plan
+from fsdpplan.spec.plan import Case, Plan
 from fsdpplan.spec.training import Training
 from fsdpplan.units import format_gib
 

@@ -12,12 +12,12 @@ from fsdpplan.cost.step import estimate
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.search.rules.legality import first_problem
-from fsdpplan.spec import case as spec_case
-from fsdpplan.spec.estimate import Estimate
+from fsdpplan.spec import plan as spec_case
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.remembered import remembered_hash
+from fsdpplan.spec.plan import Estimate
 from fsdpplan.spec.training import Training
+from fsdpplan.spec.values import remembered_hash
 from tests.strategies import divisors
 
 SMALL = Model(

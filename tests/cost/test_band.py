@@ -23,10 +23,9 @@ from fsdpplan.cost.model.shape import infer_model
 from fsdpplan.cost.step import estimate
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.files.profiles.catalogue import load_device
-from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import StepError
-from fsdpplan.spec.estimate import TimeBreakdown
 from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.plan import Case, TimeBreakdown
 from fsdpplan.spec.training import Training
 
 NOTHING = StepError(**dict.fromkeys([field.name for field in fields(StepError)], 0.0))

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from fsdpplan.cost.kernels.products import block_products
-from fsdpplan.cost.kernels.work import BlockWork
+from fsdpplan.cost.kernels.operators import block_products
+from fsdpplan.cost.kernels.rates import BlockWork
 from fsdpplan.cost.model.params import dense_view
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.spec.layout import ActivationCheckpointing

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from hypothesis import strategies as st
 
-from fsdpplan.spec.network import GpuDirect, Network, PciPath, Provider, Transport
+from fsdpplan.spec.nodes import GpuDirect, Network, PciPath, Provider, Transport
 from fsdpplan.spec.plan import Plan
 
 EVIDENCE = "found on n01 by fsdpplan detect, 2026-11-22"

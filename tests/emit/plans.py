@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from fsdpplan.spec.cluster import Cluster, Device, DeviceFit, DeviceKind, Level, StepError
-from fsdpplan.spec.estimate import Estimate, Interval, MemoryBreakdown, TimeBreakdown
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.plan import Plan
+from fsdpplan.spec.plan import Estimate, Interval, MemoryBreakdown, Plan, TimeBreakdown
 from fsdpplan.spec.training import Training
 
 SEQ_LEN = 64

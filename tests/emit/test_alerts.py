@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from fsdpplan.emit.alerts import LEAST_STALLED_SECONDS, LOW_MFU_FRACTION, alert_rules, alerts
-from fsdpplan.spec.estimate import Interval
-from fsdpplan.spec.plan import Plan
+from fsdpplan.spec.plan import Interval, Plan
 from fsdpplan.trainer.watch.prometheus import HELP
 from tests.emit.plans import make_plan
 

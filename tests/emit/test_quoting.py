@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpplan.emit.quoting import comment, literal_word, paragraph, sbatch_value, shell_word
+from fsdpplan.emit.safe_text import comment, literal_word, paragraph, sbatch_value, shell_word
 from fsdpplan.errors import SpecError
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))

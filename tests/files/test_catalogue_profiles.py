@@ -12,12 +12,17 @@ from typing import Any
 
 import pytest
 
-from fsdpplan.cost.kernels.matmul import achieved_rates
+from fsdpplan.cost.kernels.rates import achieved_rates
 from fsdpplan.cost.network.collectives import collective_seconds
 from fsdpplan.cost.network.placement import group_placement
 from fsdpplan.files.clusters import load_cluster
-from fsdpplan.files.profiles.catalogue import load_device, load_profile, profile_names, profile_text
-from fsdpplan.files.profiles.format import profiles_folder
+from fsdpplan.files.profiles.catalogue import (
+    load_device,
+    load_profile,
+    profile_names,
+    profile_text,
+    profiles_folder,
+)
 from fsdpplan.files.profiles.nodes import NodeProfile
 from fsdpplan.spec.cluster import Device
 

@@ -9,9 +9,8 @@ import pytest
 from fsdpplan.cost.network.placement import group_placement
 from fsdpplan.errors import SpecError
 from fsdpplan.files.clusters import load_cluster
-from fsdpplan.files.profiles.catalogue import profile_text
+from fsdpplan.files.profiles.catalogue import parse_profile, profile_text
 from fsdpplan.files.profiles.devices import DeviceProfile
-from fsdpplan.files.profiles.format import parse_profile
 from fsdpplan.files.profiles.nodes import NodeProfile
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.weak import weak_nodes, without_nodes

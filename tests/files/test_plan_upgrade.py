@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from fsdpplan.cost.step import estimate
-from fsdpplan.files.plan_upgrade import GONE, MEANT, THEN
-from fsdpplan.files.plans import plan_from_json, plan_json, read_plan
+from fsdpplan.files.plans import GONE, MEANT, THEN, plan_from_json, plan_json, read_plan
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training

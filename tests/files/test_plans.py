@@ -27,18 +27,18 @@ from fsdpplan.files.plans import (
     read_plan,
     write_plan,
 )
-from fsdpplan.spec.estimate import (
+from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.model import Experts, LatentAttention, Model
+from fsdpplan.spec.plan import (
     CollectiveCost,
     Estimate,
     Interval,
     MemoryBreakdown,
+    Plan,
+    RankedLayout,
     TimeBreakdown,
 )
-from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.model import Experts, LatentAttention, Model
-from fsdpplan.spec.plan import Plan, RankedLayout
-from fsdpplan.spec.torch_release import OLDEST
-from fsdpplan.spec.training import Training
+from fsdpplan.spec.training import OLDEST, Training
 from tests.refusals import check_one_line
 from tests.strategies import plans
 

@@ -13,9 +13,9 @@ from fsdpplan.cost.memory.peak import stage_memory
 from fsdpplan.cost.schedule.stages import named_stages, pipeline_ranks
 from fsdpplan.cost.traffic.calls import Calls
 from fsdpplan.cost.traffic.rank import step_calls
-from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
+from fsdpplan.spec.plan import Case
 from fsdpplan.spec.training import Training
 from fsdpplan.trainer.config import (
     LayoutConfig,

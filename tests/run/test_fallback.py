@@ -19,9 +19,8 @@ from fsdpplan.run.follow.metrics import Measured, read_metrics
 from fsdpplan.run.launch import Launch, emit_script
 from fsdpplan.run.ledger import ran_out_of_memory
 from fsdpplan.run.outcome import Outcome
-from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.plan import Plan
+from fsdpplan.spec.plan import Case, Plan
 from fsdpplan.spec.training import Training
 from tests.emit.plans import make_plan
 

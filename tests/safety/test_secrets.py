@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fsdpplan.emit.job import Job, UserProgram
-from fsdpplan.emit.secrets import (
+from fsdpplan.emit.safe_text import (
     MASK,
     is_secret_name,
     looks_secret,

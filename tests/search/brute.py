@@ -19,7 +19,7 @@ from fsdpplan.search.pins import program_defaults
 from fsdpplan.search.rules.legality import first_problem
 from fsdpplan.spec.layout import DDP_BUCKET_BYTES, SPLIT_BACKWARD_SCHEDULES, Layout, Schedule
 from fsdpplan.spec.model import Experts
-from fsdpplan.spec.program import ProgramName
+from fsdpplan.spec.training import ProgramName
 from tests.cost.problems import SMALL
 from tests.search.questions import Question, question
 

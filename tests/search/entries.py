@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from fsdpplan.search.order import Difference, Entry
-from fsdpplan.spec.estimate import Interval, TimeBreakdown
 from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.plan import Interval, TimeBreakdown
 from tests.cost.problems import case
 
 ONE = case("llama-3.1-8b", dp_shard=16)

@@ -19,17 +19,17 @@ from fsdpplan.search.enumerate import (
     sync_policies,
 )
 from fsdpplan.search.order import Entry, in_order, listed
-from fsdpplan.search.pieces import in_pieces
 from fsdpplan.search.pins import Pins, default_global_batch
 from fsdpplan.search.question import Question as Asked
+from fsdpplan.search.question import SearchResult
 from fsdpplan.search.recommend import recommend
-from fsdpplan.search.result import SearchResult
+from fsdpplan.search.rules.legality import in_pieces
 from fsdpplan.search.space import Space, entry_of
 from fsdpplan.search.variants import overlapped
-from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
+from fsdpplan.spec.plan import Case
 from fsdpplan.spec.training import Training
 from tests.cost.problems import SMALL
 

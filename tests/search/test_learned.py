@@ -8,11 +8,11 @@ from math import exp, log
 import pytest
 
 from fsdpplan.cost.band import NORMAL_80
-from fsdpplan.search.learned import expected_gain, next_run
 from fsdpplan.search.pins import Pins
+from fsdpplan.search.question import expected_gain, next_run
 from fsdpplan.search.recommend import recommend
-from fsdpplan.spec.estimate import Estimate, Interval, LearnedStep
 from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.plan import Estimate, Interval, LearnedStep
 from tests.cost.problems import case
 
 ONE = case("llama-3.2-1b", dp_shard=8)

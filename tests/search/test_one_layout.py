@@ -9,8 +9,8 @@ from fsdpplan.cost.step import estimate
 from fsdpplan.errors import SpecError
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.clusters import load_cluster
+from fsdpplan.search.defaults import named_layout
 from fsdpplan.search.nearest import nearest_that_fits
-from fsdpplan.search.one_layout import named_layout
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.question import Question
 from fsdpplan.spec.training import Training

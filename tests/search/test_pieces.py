@@ -11,9 +11,8 @@ from fsdpplan.cost.memory.peak import available_bytes
 from fsdpplan.cost.model.shape import infer_model
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.search.bounds.fitting import needed_bytes
-from fsdpplan.search.pieces import in_pieces, most_saved_bytes
 from fsdpplan.search.pins import Pins
-from fsdpplan.search.rules.legality import legal_layout_problem
+from fsdpplan.search.rules.legality import in_pieces, legal_layout_problem, most_saved_bytes
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.training import Training
 from tests.cost.problems import SMALL, Case, cases

@@ -21,7 +21,7 @@ from fsdpplan.search.bounds.pricing import is_data_parallel
 from fsdpplan.search.enumerate import degrees
 from fsdpplan.search.order import seconds
 from fsdpplan.search.pins import Pins
-from fsdpplan.search.result import SearchResult
+from fsdpplan.search.question import SearchResult
 from fsdpplan.search.rules.legality import first_problem
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Experts

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.errors import SpecError
-from fsdpplan.spec.host_list import compress_host_list, expand_host_list
+from fsdpplan.spec.nodes import compress_host_list, expand_host_list
 
 
 @pytest.mark.parametrize(

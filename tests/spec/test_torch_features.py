@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from fsdpplan.spec.case import Case
 from fsdpplan.spec.model import Experts
+from fsdpplan.spec.plan import Case
 from fsdpplan.spec.torch_features import (
     FEATURES,
     features_lacked,
@@ -14,7 +14,7 @@ from fsdpplan.spec.torch_features import (
     slower_without,
     torch_need,
 )
-from fsdpplan.spec.torch_release import NEWEST_TESTED, OLDEST, TorchRelease
+from fsdpplan.spec.training import NEWEST_TESTED, OLDEST, TorchRelease
 from tests.emit.plans import make_plan
 
 RING = {"cp": 2, "dp_shard": 4}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.errors import SpecError
-from fsdpplan.spec.torch_release import (
+from fsdpplan.spec.training import (
     NEWEST_TESTED,
     NVIDIA_IMAGES,
     OLDEST,

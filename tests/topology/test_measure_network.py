@@ -10,8 +10,8 @@ import pytest
 
 from fsdpplan.cost.network.collectives import wire_bytes
 from fsdpplan.files.runs.measurements import read_measurements
-from fsdpplan.spec.estimate import Collective
 from fsdpplan.spec.measurement import MeasuredCall, MeasuredMachine, Measurement
+from fsdpplan.spec.plan import Collective
 from tests.topology.measuring import PROGRAM, TIMEOUT_SECONDS, calls, environment
 from tests.topology.shaped_link import INTERFACE, Node, missing, shaped_link
 

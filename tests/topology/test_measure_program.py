@@ -10,7 +10,6 @@ from typing import get_args
 import pytest
 
 from fsdpplan.files.runs.measurements import read_measurements
-from fsdpplan.spec.estimate import Collective
 from fsdpplan.spec.measurement import (
     MeasuredAttention,
     MeasuredLaunch,
@@ -19,6 +18,7 @@ from fsdpplan.spec.measurement import (
     MeasuredMemory,
     Measurement,
 )
+from fsdpplan.spec.plan import Collective
 from tests.topology.measuring import (
     calls,
     children,

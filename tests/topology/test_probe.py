@@ -17,7 +17,7 @@ from fsdpplan.errors import ProbeError
 from fsdpplan.topology import probe
 from fsdpplan.topology.conclude.gpus import gpus_of
 from fsdpplan.topology.probe import VisibleGpu, record_host, run_command, visible_gpus
-from fsdpplan.topology.read import host_files
+from fsdpplan.topology.read import reading
 from fsdpplan.topology.read.recording import recording_from_json, recording_json
 from tests.topology.fake_nvml import H100, FakeNvml, FakeNvmlError
 
@@ -166,7 +166,7 @@ def test_of_a_long_file_the_first_lines_are_kept(
 ) -> None:
     silent(None)
     text = record_host(root=host(tmp_path)).files["/proc/driver/nvidia/version"]
-    assert host_files.MAX_FILE_CHARACTERS - 20 < len(text) <= host_files.MAX_FILE_CHARACTERS
+    assert reading.MAX_FILE_CHARACTERS - 20 < len(text) <= reading.MAX_FILE_CHARACTERS
     assert text.endswith("\nNVRM version: x\n")
 
 
@@ -185,7 +185,7 @@ def test_a_file_that_is_not_to_be_read_is_said_and_one_without_a_value_is_not(
         raise OSError(number, os.strerror(number))
 
     silent(None)
-    monkeypatch.setattr(host_files, "_file_text", refuse)
+    monkeypatch.setattr(reading, "_file_text", refuse)
     recording = record_host(root=host(tmp_path))
     assert recording.files == {}
     assert recording.failed.get("/proc/meminfo") == said

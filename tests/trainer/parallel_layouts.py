@@ -16,9 +16,9 @@ from torch.distributed.tensor import DTensor
 from fsdpplan.cost.model.shards import whole_model
 from fsdpplan.cost.traffic.rank import step_calls
 from fsdpplan.files.clusters import load_cluster
-from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import LatentAttention, Model
+from fsdpplan.spec.plan import Case
 from fsdpplan.spec.training import Training
 from fsdpplan.trainer.config import PlanConfig, parse_plan
 from fsdpplan.trainer.model.weights import VOCABULARIES, named_parameters

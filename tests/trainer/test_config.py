@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from fsdpplan.files.plan_upgrade import THEN
+from fsdpplan.files.plans import THEN
 from fsdpplan.spec.cluster import Cluster, Device, Level
 from fsdpplan.spec.layout import MESH_AXES as planned_axes
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Experts, LatentAttention, Model, Router, padded_vocab
-from fsdpplan.spec.network import Network
+from fsdpplan.spec.nodes import Network
 from fsdpplan.spec.torch_features import TorchNeed
 from fsdpplan.spec.training import Training
 from fsdpplan.trainer.config import (

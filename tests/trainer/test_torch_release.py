@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fsdpplan.spec.torch_features import FEATURES
-from fsdpplan.spec.torch_release import NVIDIA_IMAGES, OLDEST, TorchRelease, torch_release
+from fsdpplan.spec.training import NVIDIA_IMAGES, OLDEST, TorchRelease, torch_release
 from fsdpplan.trainer import floor, torch_versions
 from fsdpplan.trainer import torch_versions as trainer
 from fsdpplan.trainer.config import PlanConfig, parse_plan

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from math import exp
 
-from fsdpplan.cost.kernels.matmul import matmul_seconds
+from fsdpplan.cost.kernels.rates import matmul_seconds
 from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.estimate import Collective
 from fsdpplan.spec.measurement import (
     GroupKind,
     MeasuredAttention,
@@ -23,6 +22,7 @@ from fsdpplan.spec.measurement import (
     MeasuredMemory,
     Measurement,
 )
+from fsdpplan.spec.plan import Collective
 from fsdpplan.validate.calibrate.levels import predicted_call_seconds
 from fsdpplan.validate.compare.measured_kernels import attention_seconds
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fsdpplan.spec.estimate import Interval
+from fsdpplan.spec.plan import Interval
 from fsdpplan.validate.compare.compared import ComparedRun, compare
 from fsdpplan.validate.compare.predict import Prediction
 from tests.validate.tables import run

@@ -28,7 +28,7 @@ from fsdpplan.cli.views.screen import estimate_screen
 from fsdpplan.cost.memory.peak import available_bytes
 from fsdpplan.cost.step import estimate as predicted
 from fsdpplan.errors import NoFeasibleLayout, SpecError
-from fsdpplan.search.one_layout import named_layout
+from fsdpplan.search.defaults import named_layout
 from fsdpplan.search.rules.legality import legal_layout_problem
 from fsdpplan.spec.plan import assumed
 

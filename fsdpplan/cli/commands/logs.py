@@ -13,10 +13,10 @@ import typer
 from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.files import Json
 from fsdpplan.cli.options.parse import line, whole
+from fsdpplan.emit.safe_text import log_line
 from fsdpplan.errors import SpecError
 from fsdpplan.run.follow.jobs import chosen_run
 from fsdpplan.run.follow.logs import JobLog, job_log, lines_of
-from fsdpplan.terminal import log_line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

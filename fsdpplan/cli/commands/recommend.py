@@ -23,16 +23,16 @@ from fsdpplan.cli.views.answer import recommend_json, rejections
 from fsdpplan.cli.views.render import columns
 from fsdpplan.cli.views.screen import recommend_screen
 from fsdpplan.cli.views.unfit import remedy_words
-from fsdpplan.cost.memory.peak_band import peak_factor
+from fsdpplan.cost.band import peak_factor
 from fsdpplan.errors import NoFeasibleLayout, SpecError
 from fsdpplan.files.plans import write_plan
 from fsdpplan.run.plans import new_plan
 from fsdpplan.search.advice.alternatives import RecommendedPlan, advice
 from fsdpplan.search.advice.words import describe
+from fsdpplan.search.question import NearestMiss, SearchResult
 from fsdpplan.search.recommend import recommend as ranked_layouts
-from fsdpplan.search.result import NearestMiss, SearchResult
 from fsdpplan.spec.plan import Plan, RankedLayout, assumed
-from fsdpplan.spec.program import program_named
+from fsdpplan.spec.training import program_named
 from fsdpplan.units import format_gib
 
 NOT_SAVED = "not saved; fsdpplan emit-launch and fsdpplan run read what is saved without --no-save"

@@ -17,6 +17,7 @@ from fsdpplan.cli.resolve.evidence import ledger_file
 from fsdpplan.cli.resolve.launch import Started
 from fsdpplan.cli.views.outcome import outcome_json, outcome_table
 from fsdpplan.cli.views.render import columns, tell
+from fsdpplan.emit.safe_text import log_line
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
 from fsdpplan.run.fallback import Attempt, run_with_fallback
@@ -27,7 +28,6 @@ from fsdpplan.run.ledger import record
 from fsdpplan.run.outcome import Manner, Outcome
 from fsdpplan.run.session import attach, resume, run_launch
 from fsdpplan.spec.ledger import LEAST_STEPS
-from fsdpplan.terminal import log_line
 
 
 def run(

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, get_args
 
-from fsdpplan.emit.secrets import looks_secret, redacted
+from fsdpplan.emit.safe_text import looks_secret, redacted
 from fsdpplan.errors import SpecError
-from fsdpplan.spec.host_list import expand_host_list
 from fsdpplan.spec.layout import CheckpointBlocks, Reshard
-from fsdpplan.spec.torch_release import TorchRelease, torch_release
+from fsdpplan.spec.nodes import expand_host_list
+from fsdpplan.spec.training import TorchRelease, torch_release
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _UPPER_CASE = re.compile(r"[A-Z_][A-Z0-9_]{0,60}")

@@ -10,10 +10,15 @@ from typing import Annotated, ClassVar, get_args
 from fsdpplan.cli.options import synonyms
 from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.parse import choice, fraction, line, path, release, size, whole
-from fsdpplan.spec.program import ProgramName
 from fsdpplan.spec.runtime import RuntimeName as Runtime
-from fsdpplan.spec.torch_release import TorchRelease
-from fsdpplan.spec.training import Fp8Recipe, Optimizer, Precision, ReduceDtype
+from fsdpplan.spec.training import (
+    Fp8Recipe,
+    Optimizer,
+    Precision,
+    ProgramName,
+    ReduceDtype,
+    TorchRelease,
+)
 from fsdpplan.units import parse_bandwidth_bytes_per_second, parse_count
 
 _OTHER_RUNTIMES = ", ".join(name for name in get_args(Runtime) if name != "fsdp2")

@@ -25,22 +25,19 @@ from fsdpplan.cli.resolve.evidence import resolve_runs, with_peaks
 from fsdpplan.cli.resolve.model import resolve_model
 from fsdpplan.cli.resolve.torch import resolve_torch
 from fsdpplan.cli.resolve.training import resolve_training
-from fsdpplan.cost.kernels.host import ASSUMED_NODE_BYTES_PER_SECOND
+from fsdpplan.cost.kernels.optimizer import ASSUMED_NODE_BYTES_PER_SECOND
 from fsdpplan.errors import SpecError
-from fsdpplan.search.learned import Learner
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.pins import pin_flag as flag
-from fsdpplan.search.question import Question
+from fsdpplan.search.question import Learner, Question
 from fsdpplan.search.rules.legality import question_problem
-from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.estimate import Estimate
 from fsdpplan.spec.layout import MESH_AXES, Layout
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.program import program_named
+from fsdpplan.spec.plan import Case, Estimate
 from fsdpplan.spec.runtime import RuntimeName
 from fsdpplan.spec.torch_features import slower_without
-from fsdpplan.spec.training import Training
+from fsdpplan.spec.training import Training, program_named
 from fsdpplan.units import format_bandwidth
 
 

@@ -27,7 +27,7 @@ from fsdpplan.files.huggingface.config import read_hf_config
 from fsdpplan.run.plans import read_plan
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Plan, assumed
-from fsdpplan.spec.program import program_named
+from fsdpplan.spec.training import program_named
 
 
 def saved_plan(path: str) -> Plan:

@@ -6,18 +6,18 @@ from dataclasses import replace
 
 from fsdpplan.cli.options.question import TorchOptions
 from fsdpplan.cli.resolve import Resolved
-from fsdpplan.emit.secrets import require_no_token
+from fsdpplan.emit.safe_text import require_no_token
 from fsdpplan.errors import ProbeError, SpecError
 from fsdpplan.spec.plan import DEFAULT_SOURCE, TORCH_SOURCE, Plan
 from fsdpplan.spec.torch_features import torch_need
-from fsdpplan.spec.torch_release import (
+from fsdpplan.spec.training import (
     NEWEST_TESTED,
     OLDEST,
     TorchRelease,
     require_supported,
     torch_release,
 )
-from fsdpplan.topology.read import torch_found
+from fsdpplan.topology import probe
 
 
 def resolve_torch(options: TorchOptions) -> Resolved[TorchRelease]:
@@ -44,11 +44,11 @@ def asked_torch(options: TorchOptions) -> Resolved[TorchRelease] | None:
     if options.torch is not None:
         return supported(options.torch, "flag --torch")
     if options.python is not None:
-        return supported(torch_found.torch_of_python(options.python), f"asked {options.python}")
+        return supported(probe.torch_of_python(options.python), f"asked {options.python}")
     if options.container is None:
         return None
     require_no_token("--container", options.container)  # plans are shown and passed on
-    release = torch_found.torch_of_image(options.container)
+    release = probe.torch_of_image(options.container)
     return None if release is None else supported(release, f"image {options.container}")
 
 
@@ -67,7 +67,7 @@ def supported(release: TorchRelease, source: str) -> Resolved[TorchRelease]:
 
 
 def _assumed(why: str) -> Resolved[TorchRelease]:
-    found = torch_found.installed_torch()
+    found = probe.installed_torch()
     release = NEWEST_TESTED if found is None else max(found, OLDEST)
     which = "the one installed here" if release == found else "as none is installed here"
     if found is not None and found < OLDEST:
@@ -95,7 +95,7 @@ def torch_of_job(
     if python is None:
         return None
     try:
-        return supported(torch_found.torch_of_python(python), "the Python of the job")
+        return supported(probe.torch_of_python(python), "the Python of the job")
     except (ProbeError, SpecError):
         return None  # it may be another one on the nodes, whose check says so
 

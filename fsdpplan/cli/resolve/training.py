@@ -7,8 +7,9 @@ from typing import Any
 
 from fsdpplan.cli.options.question import TrainingOptions
 from fsdpplan.cli.resolve import Resolved, flag
-from fsdpplan.cost.memory.peak_band import peak_log_error
+from fsdpplan.cost.band import peak_log_error
 from fsdpplan.errors import SpecError
+from fsdpplan.search.defaults import legal_global_batch
 from fsdpplan.search.pins import (
     DEFAULT_SEQ_LEN,
     DEFAULT_TOKENS_PER_STEP,
@@ -16,7 +17,6 @@ from fsdpplan.search.pins import (
     default_global_batch,
     program_defaults,
 )
-from fsdpplan.search.rules.legal_batch import legal_global_batch
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training

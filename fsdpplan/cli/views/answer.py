@@ -9,8 +9,8 @@ from typing import Any
 
 from fsdpplan.cli.resolve.inputs import Inputs, OneLayout, case_of
 from fsdpplan.cli.views.render import facts, wrapped
+from fsdpplan.cost.band import peak_factor
 from fsdpplan.cost.memory.peak import available_bytes
-from fsdpplan.cost.memory.peak_band import peak_factor
 from fsdpplan.cost.schedule.stages import named_stages
 from fsdpplan.files.plans import (
     SCHEMA_VERSION,
@@ -22,10 +22,10 @@ from fsdpplan.files.plans import (
     training_document,
 )
 from fsdpplan.search.advice.words import degrees, describe
-from fsdpplan.search.result import SearchResult
+from fsdpplan.search.question import SearchResult
 from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.estimate import Estimate, LearnedStep, MemoryBreakdown
 from fsdpplan.spec.layout import DDP_BUCKET_BYTES, Layout
+from fsdpplan.spec.plan import Estimate, LearnedStep, MemoryBreakdown
 from fsdpplan.spec.training import Training
 from fsdpplan.units import format_count, format_gib, format_percent, format_seconds
 

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from fsdpplan.cli.views.render import blocks, facts, listed, table, wrapped
-from fsdpplan.spec.host_list import compress_host_list
 from fsdpplan.spec.machine import UNLIMITED_BYTES, Gpu, Machine
+from fsdpplan.spec.nodes import compress_host_list
 from fsdpplan.spec.topology import Finding, Island, LevelKind, Rail, Severity, Topology
 from fsdpplan.topology.read.pci import path_in
 from fsdpplan.topology.survey import Survey

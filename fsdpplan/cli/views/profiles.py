@@ -8,10 +8,10 @@ from dataclasses import asdict
 from typing import Any, get_args
 
 from fsdpplan.cli.views.render import blocks, facts, flat_pairs, table, wrapped
-from fsdpplan.cost.kernels.matmul import Achieved, achieved_rates
+from fsdpplan.cost.kernels.rates import Achieved, achieved_rates
 from fsdpplan.errors import SpecError
+from fsdpplan.files.profiles.catalogue import Profile, ProfileKind
 from fsdpplan.files.profiles.devices import DeviceProfile, PhysicsProfile
-from fsdpplan.files.profiles.format import Profile, ProfileKind
 from fsdpplan.files.profiles.levels import LevelProfile
 from fsdpplan.files.profiles.nodes import ClusterProfile, NodeProfile
 from fsdpplan.files.profiles.search import Entry, kind_of

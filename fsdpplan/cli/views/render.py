@@ -17,7 +17,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fsdpplan.terminal import printable
+from fsdpplan.emit.safe_text import printable
 
 MOST_COLUMNS = 80
 LEAST_COLUMNS = 40

@@ -8,10 +8,9 @@ from fsdpplan.cli.views.render import aligned, beside, blocks, listed, table, wr
 from fsdpplan.cost.model.params import active_parameter_count, parameter_count
 from fsdpplan.search.advice.words import degrees, differences
 from fsdpplan.search.order import LEAST_HEADROOM_FRACTION
-from fsdpplan.search.result import SearchResult
-from fsdpplan.spec.estimate import CollectiveCost, Estimate
-from fsdpplan.spec.plan import DEFAULT_SOURCE, TORCH_SOURCE, RankedLayout
-from fsdpplan.spec.program import program_named
+from fsdpplan.search.question import SearchResult
+from fsdpplan.spec.plan import DEFAULT_SOURCE, TORCH_SOURCE, CollectiveCost, Estimate, RankedLayout
+from fsdpplan.spec.training import program_named
 from fsdpplan.units import format_count, format_gb, format_gib, format_seconds
 
 MOST_TERMS = 6

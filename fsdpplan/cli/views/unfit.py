@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fsdpplan.cli.resolve.inputs import Inputs, OneLayout, question_of
 from fsdpplan.cli.views.answer import fits_words, too_unsure
-from fsdpplan.cost.memory.peak_band import peak_factor
+from fsdpplan.cost.band import peak_factor
 from fsdpplan.search.advice.remedies import Asked, remedy
 from fsdpplan.search.nearest import nearest_that_fits
 from fsdpplan.search.pins import Pins

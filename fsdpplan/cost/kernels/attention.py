@@ -8,8 +8,12 @@ Attention computes in the activations' number format under fp8 too.
 
 from __future__ import annotations
 
-from fsdpplan.cost.kernels.matmul import ALIGNED_BYTES, matmul_seconds
-from fsdpplan.cost.kernels.work import BlockWork, memory_bytes_per_second
+from fsdpplan.cost.kernels.rates import (
+    ALIGNED_BYTES,
+    BlockWork,
+    matmul_seconds,
+    memory_bytes_per_second,
+)
 from fsdpplan.spec.cluster import Device
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Precision

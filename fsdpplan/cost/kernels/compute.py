@@ -41,15 +41,15 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from fsdpplan.cost.kernels.attention import attention_backward_seconds, attention_forward_seconds
-from fsdpplan.cost.kernels.elementwise import element_wise_bytes
-from fsdpplan.cost.kernels.products import (
+from fsdpplan.cost.kernels.operators import (
     Product,
     backward_products_seconds,
     block_products,
+    element_wise_bytes,
     forward_product_seconds,
     repeated_products,
 )
-from fsdpplan.cost.kernels.work import BlockSeconds, BlockWork, memory_bytes_per_second
+from fsdpplan.cost.kernels.rates import BlockSeconds, BlockWork, memory_bytes_per_second
 from fsdpplan.cost.model.params import block_tensors
 from fsdpplan.spec.cluster import Device
 

@@ -8,6 +8,15 @@ do the same work each. Stacked experts that are split between experts are whole 
 
 Source: fsdpplan/trainer/muon.py; Jordan et al., "Muon: An optimizer for hidden layers in neural
 networks" (2024), whose steps are X Xᵀ, its square, and the product of both with X.
+
+Host: what FSDP2's offload has the CPUs of a node do, and how fast it copies.
+
+Everything here waits for memory: the node's own, which its ranks share, or the link between host
+and device. How many threads a rank has does not count, as long as its share of the memory is what
+they wait for; the job script gives each rank its share of the cores.
+
+Source: torch 2.13 torch/distributed/fsdp/_fully_shard/_fsdp_param.py (`all_gather_inputs`) and
+_fsdp_collectives.py (`foreach_reduce`).
 """
 
 from __future__ import annotations
@@ -15,16 +24,67 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from fsdpplan.cost.kernels.host import NORM_BYTES_PER_PARAMETER, SCALE_BYTES_PER_PARAMETER
-from fsdpplan.cost.kernels.matmul import matmul_seconds
-from fsdpplan.cost.kernels.work import memory_bytes_per_second
+from fsdpplan.cost.kernels.rates import matmul_seconds, memory_bytes_per_second
+from fsdpplan.cost.model.block_sizes import FP32_BYTES
 from fsdpplan.cost.model.params import ParameterTensor, block_tensors
 from fsdpplan.cost.model.shards import Stage, block_kinds, unit_size
 from fsdpplan.cost.network.placement import Group, expert_shard_group, shard_group, tp_group
-from fsdpplan.spec.case import Case
-from fsdpplan.spec.cluster import Device
+from fsdpplan.spec.cluster import Cluster, Device
 from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.plan import Case
 from fsdpplan.spec.training import Optimizer
+
+ADD_BYTES_PER_PARAMETER = 12
+"""An fp32 gradient is added to another: two are read, one is written."""
+
+NORM_BYTES_PER_PARAMETER = 4
+SCALE_BYTES_PER_PARAMETER = 8
+"""Clipping reads gradients, then reads and writes them."""
+
+ASSUMED_NODE_BYTES_PER_SECOND = 409.6e9
+"""Memory of a node of which it is not known: two sockets of eight channels of DDR4-3200 each."""
+
+FRESH_PAGES_BYTES_PER_SECOND = 3.5e9
+"""What one thread copies into memory that the system hands out page by page: what is behind a copy
+from the device into memory that is not pinned. A seventh of a copy into memory that was written
+before, where both were measured (tests/benchmarks/host.py, on a CPU without GPUs)."""
+
+
+def host_bytes_per_second(cluster: Cluster) -> float:
+    """A rank's share of what streaming code reaches of its node's memory.
+
+    B = fraction * node's bandwidth / devices of the node
+    """
+    node = cluster.host_memory_bytes_per_second or ASSUMED_NODE_BYTES_PER_SECOND
+    return cluster.device.fit.host_memory_fraction * node / cluster.gpus_per_node
+
+
+def link_bytes_per_second(cluster: Cluster) -> float:
+    """Copies of one rank between pinned memory and its device, one way: what the link carries, or
+    the rank's share of the memory that it reads or writes."""
+    device = cluster.device
+    return min(
+        device.fit.host_link_fraction * device.host_link_bytes_per_second,
+        host_bytes_per_second(cluster),
+    )
+
+
+def pinned_copy_seconds(elements: int, cluster: Cluster) -> float:
+    """One way of so many fp32 elements: shards to the device before they are gathered, gradients
+    to the host after they are reduced."""
+    return FP32_BYTES * elements / link_bytes_per_second(cluster)
+
+
+def adding_seconds(elements: int, cluster: Cluster) -> float:
+    """Gradients to the host where there are others of earlier micro-batches, to which they are
+    added: the host waits for the copy, which is into memory that is not pinned, and adds.
+
+        T = 4 n / min(link, fresh pages) + 12 n / B
+    """
+    copied = min(link_bytes_per_second(cluster), FRESH_PAGES_BYTES_PER_SECOND)
+    added = ADD_BYTES_PER_PARAMETER * elements / host_bytes_per_second(cluster)
+    return FP32_BYTES * elements / copied + added
+
 
 NEWTON_SCHULZ_STEPS = 5
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import get_args
 
-from fsdpplan.cost.kernels.products import reads_last_output
+from fsdpplan.cost.kernels.operators import reads_last_output
 from fsdpplan.cost.memory.backward_steps import (
     WeightGradientsOf,
     backward_peak_bytes,
@@ -37,9 +37,9 @@ from fsdpplan.cost.memory.weight_gradients import weight_gradient_bytes
 from fsdpplan.cost.model.block_sizes import BlockShape, BlockTensors, Kernels, block_tensors_bytes
 from fsdpplan.cost.model.formats import formats, has_windowed_kernel
 from fsdpplan.cost.model.shards import Stage
-from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import ActivationCheckpointing
 from fsdpplan.spec.model import Model
+from fsdpplan.spec.plan import Case
 from fsdpplan.spec.training import Training
 
 

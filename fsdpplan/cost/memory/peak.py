@@ -45,9 +45,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+from fsdpplan.cost.band import most_bytes, peak_factor, with_band
 from fsdpplan.cost.kernels.optimizer import muon_temporary_bytes
 from fsdpplan.cost.memory.activations import mask_bytes
-from fsdpplan.cost.memory.ddp_phases import ddp_phases
 from fsdpplan.cost.memory.ledger import (
     StateBytes,
     checkpoint_peak_bytes,
@@ -56,8 +56,7 @@ from fsdpplan.cost.memory.ledger import (
     rank_state,
     sums_fp32_gradients,
 )
-from fsdpplan.cost.memory.peak_band import most_bytes, peak_factor, with_band
-from fsdpplan.cost.memory.phases import fsdp_phases
+from fsdpplan.cost.memory.phases import ddp_phases, fsdp_phases
 from fsdpplan.cost.memory.pipeline_phases import pipeline_phases
 from fsdpplan.cost.memory.rank_quantities import Phase, RankSizes
 from fsdpplan.cost.memory.sizes import rank_sizes
@@ -66,10 +65,9 @@ from fsdpplan.cost.model.formats import formats
 from fsdpplan.cost.model.shards import Stage
 from fsdpplan.cost.schedule.stages import in_flight_blocks, pipeline_ranks
 from fsdpplan.errors import SpecError
-from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster, DeviceFit
-from fsdpplan.spec.estimate import MemoryBreakdown
 from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.plan import Case, MemoryBreakdown
 from fsdpplan.spec.runtime import Runtime, runtime_named
 from fsdpplan.spec.training import Training
 

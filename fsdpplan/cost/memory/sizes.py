@@ -9,24 +9,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from fsdpplan.cost.kernels.head import head_sizes
 from fsdpplan.cost.memory.activations import (
     BlockActivations,
     masked_share,
     mean_activations,
     mean_saved_bytes,
 )
-from fsdpplan.cost.memory.gradient_sizes import (
+from fsdpplan.cost.memory.ledger import (
     embedding_gradient_bytes,
     grows_in_backward,
     holds_gradients,
+    is_without_ddp,
     keeps_head_gradient,
+    rank_state,
     shard_gradient_bytes,
     unsplit_table_elements,
     weight_gradients_of,
     whole_table_gradient_bytes,
 )
-from fsdpplan.cost.memory.head_sizes import head_sizes
-from fsdpplan.cost.memory.ledger import is_without_ddp, rank_state
 from fsdpplan.cost.memory.rank_quantities import Ends, EndSizes, RankSizes
 from fsdpplan.cost.memory.weight_gradients import (
     split_backward,
@@ -43,20 +44,22 @@ from fsdpplan.cost.model.formats import (
     local_tokens,
     sums_in_reduce_dtype,
 )
-from fsdpplan.cost.model.fsdp_units import NOTHING, EndUnits, end_units
 from fsdpplan.cost.model.shards import (
+    NOTHING,
+    EndUnits,
     Stage,
     UnitSize,
     block_cases,
     block_kinds,
     block_size,
+    end_units,
     expert_size,
     stage_root_size,
 )
 from fsdpplan.cost.schedule.stages import stage_moments
-from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, ActivationCheckpointing, Layout
 from fsdpplan.spec.model import Model
+from fsdpplan.spec.plan import Case
 from fsdpplan.spec.training import Training
 
 

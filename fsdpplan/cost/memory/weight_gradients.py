@@ -16,15 +16,15 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
-from fsdpplan.cost.memory.head_sizes import head_sizes
+from fsdpplan.cost.kernels.head import head_sizes
 from fsdpplan.cost.model.block_sizes import FP32_BYTES
 from fsdpplan.cost.model.formats import formats, has_lean_pipelines, local_tokens
 from fsdpplan.cost.model.params import ParameterTensor, block_tensors
 from fsdpplan.cost.model.shards import Stage, stage_elements
 from fsdpplan.cost.schedule.moments import Moment
-from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Schedule
 from fsdpplan.spec.model import Model
+from fsdpplan.spec.plan import Case
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from math import inf, log2
 
 from fsdpplan.cost.network.placement import PlacedLevel, Placement
 from fsdpplan.spec.cluster import Level, LowLatency
-from fsdpplan.spec.estimate import Collective as Collective
+from fsdpplan.spec.plan import Collective as Collective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

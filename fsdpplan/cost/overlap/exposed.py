@@ -15,16 +15,15 @@ from functools import lru_cache
 from fsdpplan.cost.model.shards import Stage
 from fsdpplan.cost.network.collectives import wire_bytes
 from fsdpplan.cost.traffic.calls import Calls, call_seconds, group_level, group_seconds
-from fsdpplan.cost.traffic.replicas import (
+from fsdpplan.cost.traffic.data_parallel import (
     buckets,
     is_reduced,
     parameter_moves,
     reductions,
     stage_tensors,
 )
-from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster, Device
-from fsdpplan.spec.estimate import CollectiveCost, TimeBreakdown
+from fsdpplan.spec.plan import Case, CollectiveCost, TimeBreakdown
 from fsdpplan.spec.training import Training
 
 COMPUTE_BOUND_FRACTION = 0.1

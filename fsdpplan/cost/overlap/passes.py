@@ -1,22 +1,312 @@
-"""Passes: the time of all micro-batches on one rank, and what it waits for, without a pipeline."""
+"""Passes: the time of all micro-batches on one rank, and what it waits for, without a pipeline.
+
+FSDP timing: what one unit computes, copies and communicates in a micro-batch.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from operator import attrgetter, mul
 
-from fsdpplan.cost.model.shards import Stage, block_cases, gradient_syncs
-from fsdpplan.cost.overlap.block_times import block_times
+from fsdpplan.cost.kernels.optimizer import adding_seconds, pinned_copy_seconds
+from fsdpplan.cost.kernels.rates import memory_bytes_per_second
+from fsdpplan.cost.model.formats import Ways, shard_ways
+from fsdpplan.cost.model.shards import (
+    NOTHING,
+    BlockUnit,
+    Stage,
+    UnitSize,
+    block_cases,
+    block_units,
+    end_units,
+    gradient_syncs,
+    own_cases,
+)
+from fsdpplan.cost.network.collectives import wire_bytes
+from fsdpplan.cost.network.placement import (
+    Group,
+    expert_shard_group,
+    regather_group,
+    replicate_group,
+    shard_group,
+)
 from fsdpplan.cost.overlap.exposed import (
     ExposedSeconds,
     bucket_seconds,
+    full_rate_bytes_per_second,
     gather_waiting_seconds,
     reduction_exposed_seconds,
 )
-from fsdpplan.cost.overlap.fsdp_timing import fsdp_micro_batch
-from fsdpplan.cost.overlap.streams import MicroBatch, Timeline, fsdp_timeline
-from fsdpplan.cost.overlap.timing import ends_seconds
-from fsdpplan.spec.case import Case
+from fsdpplan.cost.overlap.streams import (
+    NO_SECONDS,
+    MicroBatch,
+    Timeline,
+    UnitSeconds,
+    fsdp_timeline,
+)
+from fsdpplan.cost.overlap.timing import block_times, ends_seconds
+from fsdpplan.cost.traffic.calls import group_level, group_seconds
+from fsdpplan.cost.traffic.data_parallel import root_gathered_dtype
+from fsdpplan.spec.cluster import Cluster, Device
 from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.plan import Case, Collective
+from fsdpplan.spec.training import DTYPE_BYTES, Training
+
+
+def copy_seconds(
+    size: UnitSize, *, training: Training, device: Device, gathered_dtype: str | None = None
+) -> tuple[float, float]:
+    """(copy-out, copy-in) of one unit: read and write of its gathered parameters, and of its
+    gradients into the reduce dtype.
+
+    A flat parameter, as FSDP1 has it, is gathered in place, so nothing is copied out, and its
+    gradients are divided by the ranks before the reduction.
+    Source: torch 2.13 torch/distributed/fsdp/_flat_param.py and _runtime_utils.py.
+    """
+    memory = memory_bytes_per_second(device)
+    element_bytes = DTYPE_BYTES[gathered_dtype or training.gathered_dtype]
+    gradient_bytes = DTYPE_BYTES[root_gathered_dtype(training)]
+    copied_in = gradient_bytes + DTYPE_BYTES[training.reduce_dtype]
+    copy_in = copied_in * size.padded_elements / memory
+    if training.traits.flat_parameters:
+        return 0.0, copy_in
+    return 2 * element_bytes * size.padded_elements / memory, copy_in
+
+
+def flat_gradient_seconds(size: UnitSize, *, training: Training, device: Device) -> float:
+    """A flat parameter's gradients concatenated in backward: autograd's inverse of its split.
+
+    37 `CatArrayBatchedCopy` kernels in a published profile of FSDP1 on 36 blocks; FSDP2 has none.
+    """
+    if not training.traits.flat_parameters:
+        return 0.0
+    element_bytes = DTYPE_BYTES[root_gathered_dtype(training)]
+    return 2 * element_bytes * size.padded_elements / memory_bytes_per_second(device)
+
+
+def _on_host(size: UnitSize, *, ranks: int, case: Case, regathers: bool) -> UnitSeconds:
+    """Copies of a unit's shard, and what the host adds, where state lives on the host.
+
+    One rank gathers nothing: the compute stream copies, before forward and before backward.
+    """
+    if case.layout.offload != "cpu":
+        return UnitSeconds()
+    elements = size.shard_elements(ranks)
+    copied = pinned_copy_seconds(elements, case.cluster)
+    alone = ranks == 1
+    return UnitSeconds(
+        copy_out=copied * (2 if regathers else 1) if alone else 0.0,
+        upload=0.0 if alone else copied,
+        download=copied,
+        adding=adding_seconds(elements, case.cluster),
+    )
+
+
+_PARTS = attrgetter(*UnitSeconds.__slots__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    """Parameters of a unit that are sharded over one group."""
+
+    seconds: UnitSeconds
+    disturbing: UnitSeconds
+    """Of its collectives, as much as takes its full share from kernels beside them."""
+
+
+@lru_cache(maxsize=4096)
+def _moved(
+    ways: Ways, size: UnitSize, group: Group, gathered_dtype: str, regathers: bool
+) -> _Moved:
+    """Collectives and copies of parameters that are sharded over `group`; computation apart.
+
+    What offload copies and adds is of streams and clocks of its own.
+    """
+    if size == NOTHING:
+        return _Moved(seconds=UnitSeconds(), disturbing=UnitSeconds())
+    case = ways.case
+    cluster, training, layout = case.cluster, case.training, case.layout
+    device = cluster.device
+    gathered = size.padded_elements * DTYPE_BYTES[gathered_dtype]
+    reduced = size.padded_elements * DTYPE_BYTES[training.reduce_dtype]
+    shard = reduced // group.ranks
+    again = regather_group(layout) if group == shard_group(layout) else group
+    copies = replicate_group(layout)
+    copy_out, copy_in = copy_seconds(
+        size, training=training, device=device, gathered_dtype=gathered_dtype
+    )
+    seconds = UnitSeconds(
+        backward=flat_gradient_seconds(size, training=training, device=device),
+        gather=group_seconds(cluster, group, "all_gather", gathered),
+        regather=group_seconds(cluster, again, "all_gather", gathered) if regathers else 0.0,
+        reduce_scatter=group_seconds(cluster, group, "reduce_scatter", reduced),
+        all_reduce=group_seconds(cluster, copies, "all_reduce", shard),
+        copy_out=copy_out,
+        copy_in=copy_in,
+    )
+    rate = full_rate_bytes_per_second(device)
+
+    def share(taken: float, collective: Collective, size_bytes: int, ranks: int) -> float:
+        wire = wire_bytes(collective=collective, gathered_bytes=size_bytes, ranks=ranks)
+        return min(taken, wire / rate)
+
+    return _Moved(
+        seconds=seconds.plus(_on_host(size, ranks=group.ranks, case=case, regathers=regathers)),
+        disturbing=UnitSeconds(
+            gather=share(seconds.gather, "all_gather", gathered, group.ranks),
+            regather=share(seconds.regather, "all_gather", gathered, again.ranks),
+            reduce_scatter=share(seconds.reduce_scatter, "reduce_scatter", reduced, group.ranks),
+            all_reduce=share(seconds.all_reduce, "all_reduce", shard, copies.ranks),
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moves:
+    """What FSDP moves and copies in a micro-batch that reduces everything, computation apart."""
+
+    runs: tuple[tuple[BlockUnit, UnitSeconds], ...]
+    """Units of blocks, in the order of forward; experts that are sharded over other ranks are
+    gathered and reduced behind the rest."""
+    tables: UnitSeconds
+    """Of a unit of the embedding alone; like the head's all 0 where there is none."""
+    head: UnitSeconds
+    """Of a unit of the final norm and the head."""
+    root: UnitSeconds
+    links_shared: bool
+    """HSDP: its all-reduces use the links that the shard group uses."""
+    total: UnitSeconds
+    """Of all units and the root, one after another."""
+    copied: float
+    """What the compute stream copies in a micro-batch, and does for flat gradients."""
+    copied_in: float
+    """What it copies for reductions beside that."""
+    disturbing: UnitSeconds
+    """Of the collectives of `total`, as much as takes its full share from kernels beside them."""
+
+    @property
+    def first_gathers(self) -> float:
+        """Before anything is computed: of the root and the embedding, or of the root and the first
+        unit of blocks."""
+        unit = self.tables
+        if unit == NO_SECONDS and self.runs:
+            unit = self.runs[0][1]
+        return self.root.gather + unit.gather
+
+    @property
+    def last_reduction(self) -> UnitSeconds:
+        """Behind all that is computed: the embedding's, or the root's."""
+        return self.root if self.tables == NO_SECONDS else self.tables
+
+
+def fsdp_moves(case: Case, stage: Stage) -> Moves:
+    """The moves of a stage's units: the same for all micro-batches of layouts that shard alike."""
+    return _moves(shard_ways(case), stage)
+
+
+@lru_cache(maxsize=4096)
+def _moves(ways: Ways, stage: Stage) -> Moves:
+    case = ways.case
+    training, layout = case.training, case.layout
+    regathers = layout.reshard_after_forward != "never"
+    shard, experts = shard_group(layout), expert_shard_group(layout)
+    dtype = training.gathered_dtype
+
+    parts = {
+        unit: (
+            _moved(ways, unit.size, shard, dtype, regathers),
+            _moved(ways, unit.experts, experts, dtype, regathers),
+        )
+        for unit in block_units(case, stage)
+    }
+    ends = end_units(case, stage)
+    tables, head, root = (
+        _moved(ways, size, shard, root_gathered_dtype(training), False)
+        for size in (ends.tables, ends.head, ends.root)
+    )
+    runs = tuple((unit, one.seconds.plus(other.seconds)) for unit, (one, other) in parts.items())
+    every = [
+        *((end.seconds, 1) for end in (tables, head, root)),
+        *((moved, unit.number) for unit, moved in runs),
+    ]
+    disturbing = [
+        *((end.disturbing, 1) for end in (tables, head, root)),
+        *((part.disturbing, unit.number) for unit, pair in parts.items() for part in pair),
+    ]
+    return Moves(
+        runs=runs,
+        tables=tables.seconds,
+        head=head.seconds,
+        root=root.seconds,
+        links_shared=_links_shared(case.cluster, layout),
+        total=_sum(every),
+        copied=sum(
+            number * (moved.backward + moved.copy_out * (2 if moved.regather else 1))
+            for moved, number in every
+        ),
+        copied_in=sum(number * moved.copy_in for moved, number in every if moved.reduce_scatter),
+        disturbing=_sum(disturbing),
+    )
+
+
+def _sum(units: list[tuple[UnitSeconds, int]]) -> UnitSeconds:
+    """Of so many of each, one after another."""
+    numbers = [number for _, number in units]
+    columns = zip(*(_PARTS(unit) for unit, _ in units), strict=True)
+    sums = (sum(map(mul, numbers, column)) for column in columns)
+    return UnitSeconds(**dict(zip(UnitSeconds.__slots__, sums, strict=True)))
+
+
+def _computed_seconds(case: Case, unit: BlockUnit) -> UnitSeconds:
+    """What a unit's blocks compute, and wait for inside: those that recompute and those that
+    keep."""
+    forward = backward = 0.0
+    for own, blocks in own_cases(
+        case, unit.model, blocks=unit.blocks, kept_blocks=unit.kept_blocks
+    ):
+        block = block_times(own)
+        forward += blocks * block.forward_seconds
+        backward += blocks * block.backward_seconds
+    return UnitSeconds(forward=forward, backward=backward)
+
+
+def _links_shared(cluster: Cluster, layout: Layout) -> bool:
+    """HSDP: do its all-reduces use the links that the shard group uses?"""
+    if layout.dp_replicate == 1:
+        return False
+    return group_level(cluster, shard_group(layout)) == group_level(
+        cluster, replicate_group(layout)
+    )
+
+
+def fsdp_micro_batch(case: Case, stage: Stage) -> MicroBatch:
+    """One micro-batch that reduces everything, for the stream simulation."""
+    ends = end_units(case, stage)
+    moves = fsdp_moves(case, stage)
+    tables = head = UnitSeconds()
+    root = moves.root
+    if ends.tables == NOTHING and ends.head == NOTHING:
+        root = root.plus(_end_seconds(case, stage))
+    else:
+        tables = moves.tables.plus(_end_seconds(case, replace(stage, has_head=False)))
+        head = moves.head.plus(_end_seconds(case, replace(stage, has_embedding=False)))
+    return MicroBatch(
+        runs=tuple(
+            (moved.plus(_computed_seconds(case, unit)), unit.number) for unit, moved in moves.runs
+        ),
+        tables=tables,
+        head=head,
+        root=root,
+        links_shared=moves.links_shared,
+        is_flat=case.training.traits.flat_parameters,
+    )
+
+
+def _end_seconds(case: Case, stage: Stage) -> UnitSeconds:
+    """What embedding, head and loss of a stage compute."""
+    forward, backward = ends_seconds(case, stage)
+    return UnitSeconds(forward=forward, backward=backward)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

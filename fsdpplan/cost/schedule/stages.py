@@ -26,9 +26,9 @@ from fsdpplan.cost.schedule.order import (
 )
 from fsdpplan.cost.schedule.simulation import stage_gathers
 from fsdpplan.errors import SpecError
-from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout, Schedule
 from fsdpplan.spec.model import Model
+from fsdpplan.spec.plan import Case
 
 _ROUNDING = 1e-9
 

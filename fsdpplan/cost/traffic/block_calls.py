@@ -19,9 +19,8 @@ from functools import lru_cache
 from math import prod
 from typing import Literal
 
-from fsdpplan.cost.model.formats import local_tokens, sums_before_products
+from fsdpplan.cost.model.formats import Ways, inner_ways, local_tokens, sums_before_products
 from fsdpplan.cost.model.params import block_tensors
-from fsdpplan.cost.model.ways import Ways, inner_ways
 from fsdpplan.cost.network.placement import cp_group, ep_group, group_placement, tp_group
 from fsdpplan.cost.traffic.calls import (
     BlockCall,
@@ -29,13 +28,14 @@ from fsdpplan.cost.traffic.calls import (
     Pass,
     Piece,
     activation_bytes,
+    leaving_share,
+    nodes_of,
     repeats_whole_block,
+    traded_heads_calls,
 )
-from fsdpplan.cost.traffic.node_copies import leaving_share, nodes_of
-from fsdpplan.cost.traffic.traded_heads import traded_heads_calls
-from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
+from fsdpplan.spec.plan import Case
 from fsdpplan.spec.training import DTYPE_BYTES, Training
 
 

@@ -1,18 +1,38 @@
-"""Calls: equal calls of one collective, by group and bytes, in a step or inside a block."""
+"""Calls: equal calls of one collective, by group and bytes, in a step or inside a block.
+
+Node copies: of a token's rows on their way to experts, those that must leave its node.
+
+An all-to-all sends each of a token's k rows to the rank of its expert. Software that knows nodes
+sends a token once to each node that has experts of it, over the network between them, and passes
+it on inside. A router that chooses groups of experts first then bounds the copies by the groups.
+
+Source: DeepSeek-V3, arXiv 2412.19437, sections 2.1.2 and 3.2.2; DeepEP, csrc/kernels/internode.cu.
+
+Traded heads: the calls of all-to-all attention, which the trainer's CPU processes run.
+
+Torch's ring attention has kernels for CUDA only. On CPU ranks that share a sequence trade heads for
+tokens around attention: queries, keys and values in one call, the outputs in another. Counts and
+bytes equal those of the trainer (tests/trainer).
+
+Source: DeepSpeed-Ulysses (arXiv 2309.14509), section 3;
+fsdpplan/trainer/parallel/context_parallel.py.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from math import comb, gcd
 from typing import Literal
 
 from fsdpplan.cost.model.formats import local_tokens
 from fsdpplan.cost.network.collectives import collective_seconds
-from fsdpplan.cost.network.placement import Group, group_placement
-from fsdpplan.spec.case import Case
+from fsdpplan.cost.network.placement import Group, Placement, cp_group, group_placement
 from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.estimate import Collective
-from fsdpplan.spec.model import Model
+from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.model import Experts, Model
+from fsdpplan.spec.plan import Case, Collective
 from fsdpplan.spec.training import DTYPE_BYTES, Training
 
 
@@ -101,3 +121,104 @@ def activation_bytes(case: Case) -> int:
     training = case.training
     tokens = local_tokens(training=training, layout=case.layout)
     return tokens * case.model.hidden * DTYPE_BYTES[training.activation_dtype]
+
+
+def nodes_of(placement: Placement) -> int:
+    """Nodes that a group of ranks lies on."""
+    between = [placed for placed in placement.levels if placed.between_nodes]
+    return between[0].inner_domains if between else 1
+
+
+def leaving_share(experts: Experts, *, nodes: int) -> float:
+    """Rows that leave the node of their token, as a share of all its k rows.
+
+        (N - 1) / N * (nodes that a token visits) / k
+
+    By symmetry its own node is one of those that it visits with the chance of any other.
+    """
+    if nodes <= 1:
+        return 0.0
+    return (nodes - 1) / nodes * visited_nodes(experts, nodes=nodes) / experts.active
+
+
+@lru_cache(maxsize=256)
+def visited_nodes(experts: Experts, *, nodes: int) -> float:
+    """Nodes with one or more of a token's experts, in the mean, where experts lie in order over
+    nodes and all choices are alike.
+
+        N * (1 - sum over j of P(j of a node's groups chosen) * C(c e - j e, k) / C(c e, k))
+
+    c groups of e experts are chosen, and k of their experts. At most as many nodes as groups.
+    """
+    router, each = experts.router, experts.experts / experts.router.groups
+    chosen = router.groups_chosen if router.groups > 1 else 1
+    there = experts.experts / nodes
+    open_experts = chosen * each
+    missed = 0.0
+    a_node = router.groups / nodes
+    if a_node >= 1:  # whole groups on a node
+        groups_there = round(a_node)
+        for j in range(min(groups_there, chosen) + 1):
+            ways = comb(groups_there, j) * comb(router.groups - groups_there, chosen - j)
+            share = ways / comb(router.groups, chosen)
+            missed += share * _missed(open_experts, j * each, experts.active)
+    else:  # a part of one group
+        share = chosen / router.groups
+        missed = 1 - share + share * _missed(open_experts, there, experts.active)
+    return nodes * (1 - missed)
+
+
+def _missed(of: float, there: float, active: int) -> float:
+    """Chance that none of `active` of `of` experts is among `there` of them."""
+    return comb(round(of - there), active) / comb(round(of), active)
+
+
+ALIBI_COLUMNS = 8
+"""Columns that the trainer adds to queries and keys, whose product is the bias by distance."""
+
+
+def traded_heads_calls(case: Case) -> Iterator[BlockCall]:
+    """Two all-to-alls a pass, all exposed.
+
+    Recomputation repeats them, but that of attention alone ends before the second.
+    """
+    training, layout = case.training, case.layout
+    tokens = local_tokens(training=training, layout=layout)
+    into, out = traded_widths(case.model, layout)
+    passes: list[tuple[Pass, int]] = [("forward", into), ("forward", out)]
+    if layout.activation_checkpointing != "none":
+        passes.append(("recompute", into))
+    if layout.activation_checkpointing in ("op", "full"):
+        passes.append(("recompute", out))
+    for when, width in (*passes, ("backward", out), ("backward", into)):
+        yield BlockCall(
+            when=when,
+            collective="all_to_all",
+            group=cp_group(layout),
+            dtype=training.activation_dtype,
+            call_bytes=tokens * width * DTYPE_BYTES[training.activation_dtype],
+        )
+
+
+def traded_widths(model: Model, layout: Layout) -> tuple[int, int]:
+    """(widths of queries, keys and values together, width of the outputs) of one token on a rank.
+
+    Keys and values of too few heads are repeated until the ranks divide them, and the g query heads
+    of each made up by zeros for its copies to share; or heads are added with their groups, where
+    that sends fewer queries:
+
+        copies = cp / gcd(key heads, cp)
+        heads = min(key heads * ceil(g / copies) * copies, ceil(key heads / cp) * cp * g)
+    """
+    heads = model.heads // layout.tp
+    keys = heads if model.latent else model.kv_heads // layout.tp
+    group, copies = heads // keys, layout.cp // gcd(keys, layout.cp)
+    repeated, added = keys * _multiple(group, copies), _multiple(keys, layout.cp) * group
+    heads, keys = (added, added // group) if added < repeated else (repeated, keys * copies)
+    key_width = model.head_dim + (ALIBI_COLUMNS if model.positions == "alibi" else 0)
+    value_width = model.value_dim // model.heads
+    return heads * key_width + keys * (key_width + value_width), heads * value_width
+
+
+def _multiple(number: int, of: int) -> int:
+    return -(-number // of) * of

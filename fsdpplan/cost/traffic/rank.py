@@ -19,7 +19,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from fsdpplan.cost.kernels.optimizer import deal_rounds, muon_matrices
-from fsdpplan.cost.memory.gradient_sizes import holds_gradients
+from fsdpplan.cost.memory.ledger import holds_gradients
+from fsdpplan.cost.model.block_sizes import FP32_BYTES
 from fsdpplan.cost.model.formats import local_tokens, sums_in_reduce_dtype
 from fsdpplan.cost.model.params import (
     ParameterTensor,
@@ -32,11 +33,10 @@ from fsdpplan.cost.network.placement import pp_group, tp_group
 from fsdpplan.cost.schedule.actions import V_SCHEDULES
 from fsdpplan.cost.traffic.block_calls import block_calls, gathered_activation_dtype
 from fsdpplan.cost.traffic.calls import Calls, activation_bytes, group_seconds
-from fsdpplan.cost.traffic.fsdp import FP32_BYTES, fsdp_calls, norm_calls
-from fsdpplan.cost.traffic.replicas import replica_calls
-from fsdpplan.spec.case import Case
+from fsdpplan.cost.traffic.data_parallel import fsdp_calls, norm_calls, replica_calls
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
+from fsdpplan.spec.plan import Case
 from fsdpplan.spec.training import DTYPE_BYTES, Training
 
 

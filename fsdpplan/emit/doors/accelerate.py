@@ -11,7 +11,7 @@ from math import ceil
 from fsdpplan.emit.doors.launch_lines import commented, environment_lines, rendezvous_port
 from fsdpplan.emit.doors.words import require_sayable
 from fsdpplan.emit.order import Order, differing, refuse_others
-from fsdpplan.emit.quoting import comment, shell_word, shell_words
+from fsdpplan.emit.safe_text import comment, shell_word, shell_words
 from fsdpplan.emit.segments import by_hand_lines
 from fsdpplan.emit.slurm.header import header_lines
 from fsdpplan.emit.trainer_program import Trainer

@@ -12,7 +12,7 @@ from fsdpplan.emit.nccl.variables import (
     set_up_lines,
 )
 from fsdpplan.emit.order import Order
-from fsdpplan.emit.quoting import shell_word
+from fsdpplan.emit.safe_text import shell_word
 from fsdpplan.emit.slurm.header import METRICS_LINE, plan_digest, plan_lines
 from fsdpplan.emit.slurm.node import check_function, prepare_lines, program_words
 from fsdpplan.emit.trainer_program import Trainer

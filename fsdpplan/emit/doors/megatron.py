@@ -23,7 +23,7 @@ from fsdpplan.emit.doors.trainer_words import (
 )
 from fsdpplan.emit.doors.words import require_sayable
 from fsdpplan.emit.order import Order, refuse_others
-from fsdpplan.emit.quoting import shell_word, shell_words
+from fsdpplan.emit.safe_text import shell_word, shell_words
 from fsdpplan.emit.segments import by_hand_lines
 from fsdpplan.emit.slurm.header import header_lines
 from fsdpplan.emit.trainer_program import Trainer

@@ -13,7 +13,7 @@ from fsdpplan.emit.kubernetes.start import Meeting, start_script
 from fsdpplan.emit.nccl.variables import require_debug_meaning
 from fsdpplan.emit.order import Order, differing, refuse_others
 from fsdpplan.emit.pods import Pods, mounts
-from fsdpplan.emit.quoting import comment
+from fsdpplan.emit.safe_text import comment
 from fsdpplan.emit.slurm.header import MAX_PLAN_BYTES, PLAN_KEY, header_lines
 from fsdpplan.emit.slurm.survival import Survival
 from fsdpplan.emit.trainer_program import Trainer

@@ -22,7 +22,7 @@ from fsdpplan.emit.pods import (
     selected_labels,
     tolerations,
 )
-from fsdpplan.emit.quoting import paragraph
+from fsdpplan.emit.safe_text import paragraph
 from fsdpplan.emit.segments import segment_nodes, segment_reason
 from fsdpplan.emit.slurm.header import PLAN_KEY
 from fsdpplan.emit.yaml_text import YamlValue

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fsdpplan.emit.job import Job, tries_first
 from fsdpplan.emit.nccl.variables import reasoned_lines, set_up_lines
 from fsdpplan.emit.order import Order
-from fsdpplan.emit.quoting import shell_word
+from fsdpplan.emit.safe_text import shell_word
 from fsdpplan.emit.slurm.node import check_function, prepare_lines, program_words
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.spec.plan import Plan

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from fsdpplan.emit.job import Job
 from fsdpplan.emit.nccl.rules import network_between
-from fsdpplan.emit.quoting import paragraph
-from fsdpplan.spec.network import Network, Transport
+from fsdpplan.emit.safe_text import paragraph
+from fsdpplan.spec.nodes import Network, Transport
 from fsdpplan.spec.plan import Plan
 
 GIB_SCRIPT = "/usr/local/gib/scripts/set_nccl_env.sh"

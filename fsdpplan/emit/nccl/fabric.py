@@ -19,7 +19,7 @@ from fsdpplan.emit.nccl.rules import (
     network_between,
     verbs_between,
 )
-from fsdpplan.spec.network import Network
+from fsdpplan.spec.nodes import Network
 from fsdpplan.spec.plan import Plan
 from fsdpplan.units import format_bit_bandwidth
 

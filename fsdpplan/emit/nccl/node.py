@@ -5,7 +5,7 @@ from __future__ import annotations
 from fsdpplan.emit.job import Job
 from fsdpplan.emit.nccl.rules import NCCL_GUIDE, ChosenValue, Rule, is_nvidia, library_of
 from fsdpplan.spec.plan import Plan
-from fsdpplan.spec.torch_release import TorchRelease
+from fsdpplan.spec.training import TorchRelease
 
 TORCH_VARIABLES = "torch 2.13 c10d/ProcessGroupNCCL.hpp"
 ALLOC_CONF_SINCE = TorchRelease(2, 10)

@@ -12,7 +12,7 @@ from typing import Literal
 
 from fsdpplan.emit.job import Job
 from fsdpplan.spec.cluster import Cluster, Device, Level, Vendor
-from fsdpplan.spec.network import VERBS, Network, Transport
+from fsdpplan.spec.nodes import VERBS, Network, Transport
 from fsdpplan.spec.plan import Plan
 
 Kind = Literal["allocator", "threads", "order", "sockets", "fabric", "debugging"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fsdpplan.emit.job import Job
 from fsdpplan.emit.nccl.environment import environment
 from fsdpplan.emit.nccl.rules import Variable
-from fsdpplan.emit.quoting import paragraph, shell_word
+from fsdpplan.emit.safe_text import paragraph, shell_word
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.plan import Plan
 

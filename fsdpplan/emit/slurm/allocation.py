@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fsdpplan.emit.container import step_lines
 from fsdpplan.emit.job import Job, excluded_hosts, starts_again, trial_words, tries_first
-from fsdpplan.emit.quoting import shell_word
+from fsdpplan.emit.safe_text import shell_word
 from fsdpplan.emit.slurm.node import CONTAINER_JOIN_SECONDS
 from fsdpplan.emit.slurm.parts import logs_nccl, watches
 from fsdpplan.emit.trainer_program import Trainer

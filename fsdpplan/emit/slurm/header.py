@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from textwrap import dedent
 
 from fsdpplan.emit.job import Job, trained_words
-from fsdpplan.emit.quoting import comment, literal_word, shell_word
+from fsdpplan.emit.safe_text import comment, literal_word, shell_word
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.layout import MESH_AXES
 from fsdpplan.spec.plan import Plan

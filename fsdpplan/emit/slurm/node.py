@@ -11,7 +11,7 @@ from fsdpplan.emit.container import missing_lines, prefix_words
 from fsdpplan.emit.job import Job, tries_first
 from fsdpplan.emit.nccl.cloud import CloudScript, cloud_scripts
 from fsdpplan.emit.nccl.rules import library_of
-from fsdpplan.emit.quoting import paragraph, shell_word, shell_words
+from fsdpplan.emit.safe_text import paragraph, shell_word, shell_words
 from fsdpplan.emit.slurm.node_check import assumptions, binds, near_check, node_check
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.spec.plan import Plan

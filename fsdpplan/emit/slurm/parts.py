@@ -17,7 +17,7 @@ from fsdpplan.emit.job import (
     starts_again,
 )
 from fsdpplan.emit.nccl.adapters import adapter_words
-from fsdpplan.emit.quoting import shell_word
+from fsdpplan.emit.safe_text import shell_word
 from fsdpplan.spec.plan import Plan
 
 EARLY_SECONDS = 90

@@ -13,7 +13,7 @@ from fsdpplan.emit.nccl.variables import (
     set_up_lines,
 )
 from fsdpplan.emit.order import Order, refuse_others
-from fsdpplan.emit.quoting import paragraph, sbatch_value, shell_word
+from fsdpplan.emit.safe_text import paragraph, sbatch_value, shell_word
 from fsdpplan.emit.segments import segment_nodes, segment_reason
 from fsdpplan.emit.slurm.allocation import attempt_lines, in_allocation, said_lines
 from fsdpplan.emit.slurm.header import METRICS_LINE, header_lines, plan_file_lines, plan_lines

@@ -19,7 +19,7 @@ from fsdpplan.files.profiles.nodes import NodeProfile
 from fsdpplan.files.profiles.numbers import Sources, taken_over
 from fsdpplan.spec.cluster import Level, WeakSpot
 from fsdpplan.spec.machine import Gpu
-from fsdpplan.spec.network import Network
+from fsdpplan.spec.nodes import Network
 from fsdpplan.spec.topology import FoundLevel, LevelKind
 
 _NAMES: dict[LevelKind, tuple[str, ...]] = {

@@ -7,9 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fsdpplan.errors import ProfileNotFound, SpecError
-from fsdpplan.files.profiles.catalogue import load_profile, profile_names, profile_text
+from fsdpplan.files.profiles.catalogue import (
+    Profile,
+    ProfileKind,
+    load_profile,
+    profile_names,
+    profile_text,
+)
 from fsdpplan.files.profiles.devices import DeviceProfile
-from fsdpplan.files.profiles.format import Profile, ProfileKind
 from fsdpplan.files.profiles.nodes import ClusterProfile, NodeProfile
 from fsdpplan.files.profiles.numbers import parse_toml
 from fsdpplan.files.table import short

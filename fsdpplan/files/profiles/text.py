@@ -9,7 +9,7 @@ from typing import Protocol
 
 from fsdpplan.files.profiles.levels import Joins
 from fsdpplan.spec.cluster import Level
-from fsdpplan.spec.network import Network
+from fsdpplan.spec.nodes import Network
 
 _OF_LEVEL = ("name", "domain_gpus", "whole_gpus")
 _LONGEST = 2000

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import TextIO, cast
 
 from fsdpplan.cost.kernels.attention import head_channels
-from fsdpplan.cost.kernels.products import Product, block_products
+from fsdpplan.cost.kernels.operators import Product, block_products
 from fsdpplan.cost.network.placement import shard_group
 from fsdpplan.cost.overlap.timing import block_work
-from fsdpplan.emit.quoting import shell_word, shell_words
+from fsdpplan.emit.safe_text import shell_word, shell_words
 from fsdpplan.errors import LaunchError
 from fsdpplan.run.engines.local import run_here
 from fsdpplan.run.follow.follow import Follower

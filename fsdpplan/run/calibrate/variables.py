@@ -8,10 +8,9 @@ from fsdpplan.cost.step import estimate
 from fsdpplan.emit.job import Job
 from fsdpplan.emit.nccl.environment import environment
 from fsdpplan.files.catalogue import load_model
-from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.plan import Plan
+from fsdpplan.spec.plan import Case, Plan
 from fsdpplan.spec.training import Training
 
 _KINDS = ("sockets", "fabric")

@@ -15,8 +15,8 @@ from typing import IO
 from fsdpplan.errors import ProbeError, SpecError
 from fsdpplan.files.machines import machine_from_json
 from fsdpplan.run.detect_node import texts_in
-from fsdpplan.spec.host_list import expand_host_list
 from fsdpplan.spec.machine import Machine
+from fsdpplan.spec.nodes import expand_host_list
 from fsdpplan.spec.topology import Finding
 from fsdpplan.topology.survey import Survey, survey_of
 

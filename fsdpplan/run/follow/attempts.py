@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fsdpplan.run.follow.tail import FileTail
-from fsdpplan.spec.host_list import compress_host_list
+from fsdpplan.spec.nodes import compress_host_list
 
 ATTEMPTS_NAME = "attempts.jsonl"
 

@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from fsdpplan.emit.safe_text import log_line
 from fsdpplan.run.follow.metrics import Measured
-from fsdpplan.terminal import log_line
 from fsdpplan.units import format_percent, format_seconds
 
 if TYPE_CHECKING:

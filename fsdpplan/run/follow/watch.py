@@ -13,7 +13,7 @@ from fsdpplan.errors import LaunchError, SpecError
 from fsdpplan.run.engines.engine import Engine, JobState
 from fsdpplan.run.follow.follow import Follower
 from fsdpplan.run.follow.show import Display
-from fsdpplan.spec.host_list import expand_host_list
+from fsdpplan.spec.nodes import expand_host_list
 
 LOOK_SECONDS = 0.5
 """Between looks at the job's files."""

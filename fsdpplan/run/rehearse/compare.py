@@ -9,8 +9,7 @@ from fsdpplan.cost.model.shards import Stage, rank_shard_elements
 from fsdpplan.cost.schedule.stages import in_flight_blocks, pipeline_ranks
 from fsdpplan.cost.traffic.rank import step_calls, table_calls, table_gradient_bytes
 from fsdpplan.run.rehearse.ranks import ChosenRank, stage_of
-from fsdpplan.spec.estimate import MemoryBreakdown
-from fsdpplan.spec.plan import Plan
+from fsdpplan.spec.plan import MemoryBreakdown, Plan
 from fsdpplan.units import format_gib
 
 TOLERANCE_FRACTION = 0.05

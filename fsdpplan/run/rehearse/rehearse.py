@@ -25,7 +25,7 @@ from fsdpplan.files.plans import write_plan
 from fsdpplan.run.rehearse.compare import ComparedRank, RankReport, compared_rank
 from fsdpplan.run.rehearse.ranks import ChosenRank
 from fsdpplan.spec.plan import Plan
-from fsdpplan.spec.torch_release import torch_release
+from fsdpplan.spec.training import torch_release
 
 MICRO_BATCHES = 3
 """Of gradient accumulation: first, between, last."""

@@ -9,11 +9,9 @@ from fsdpplan.cost.schedule.order import microbatches_refusal
 from fsdpplan.cost.schedule.stages import named_stages
 from fsdpplan.errors import LaunchError
 from fsdpplan.files.clusters import load_cluster
-from fsdpplan.spec.case import Case
-from fsdpplan.spec.estimate import Estimate
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Experts, LatentAttention, Model
-from fsdpplan.spec.plan import Plan
+from fsdpplan.spec.plan import Case, Estimate, Plan
 from fsdpplan.spec.training import Training
 
 SEQ_LEN = 64

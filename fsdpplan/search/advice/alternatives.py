@@ -14,13 +14,11 @@ from fsdpplan.search.advice.words import domain_words
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.recommend import recommend
 from fsdpplan.search.rules.legality import question_problem
-from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.host_list import compress_host_list
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.plan import RankedLayout
-from fsdpplan.spec.program import program_named
-from fsdpplan.spec.training import Training
+from fsdpplan.spec.nodes import compress_host_list
+from fsdpplan.spec.plan import Case, RankedLayout
+from fsdpplan.spec.training import Training, program_named
 from fsdpplan.spec.weak import weak_nodes, without_nodes
 from fsdpplan.units import format_bandwidth, format_count, format_percent, format_seconds
 

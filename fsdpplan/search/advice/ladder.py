@@ -8,12 +8,10 @@ from itertools import product
 
 from fsdpplan.cost.memory.peak import available_bytes, rank_memory
 from fsdpplan.cost.step import estimate
-from fsdpplan.search.pieces import in_pieces
 from fsdpplan.search.pins import Pins
-from fsdpplan.search.rules.legality import legal_layout_problem
-from fsdpplan.spec.estimate import Estimate
+from fsdpplan.search.rules.legality import in_pieces, legal_layout_problem
 from fsdpplan.spec.layout import ActivationCheckpointing, CheckpointBlocks, Layout
-from fsdpplan.spec.plan import Plan
+from fsdpplan.spec.plan import Estimate, Plan
 
 LEAST_SAVED_FRACTION = 0.05
 """Of the failed layout's memory: less would hardly be another attempt."""

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from fsdpplan.cost.band import MOST_INDISTINGUISHABLE_FRACTION
-from fsdpplan.search.advice.unusual import unusual
 from fsdpplan.search.order import (
     Difference,
     Entry,
@@ -23,10 +22,11 @@ from fsdpplan.search.order import (
     kinds,
     preference,
     seconds,
+    unusual,
 )
 from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.estimate import Estimate
 from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.plan import Estimate
 from fsdpplan.units import format_gib, format_seconds
 
 FORMS = ("whole copies", "a split optimizer", "split gradients", "shards")

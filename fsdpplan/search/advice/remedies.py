@@ -13,20 +13,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from math import inf
 
+from fsdpplan.cost.band import peak_log_error
 from fsdpplan.cost.memory.peak import available_bytes, rank_memory
-from fsdpplan.cost.memory.peak_band import peak_log_error
 from fsdpplan.cost.model.params import parameter_count
 from fsdpplan.errors import SpecError
+from fsdpplan.search.defaults import legal_global_batch
 from fsdpplan.search.pins import Pins, default_global_batch, pin_flag
-from fsdpplan.search.question import Question
-from fsdpplan.search.result import NearestMiss
-from fsdpplan.search.rules.legal_batch import legal_global_batch
+from fsdpplan.search.question import NearestMiss, Question
 from fsdpplan.search.rules.legality import legal_layout_problem, question_problem
 from fsdpplan.search.space import Space
-from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
+from fsdpplan.spec.plan import Case
 from fsdpplan.spec.training import Training
 
 _MOST_GPUS = 16_384

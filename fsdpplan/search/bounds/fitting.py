@@ -23,9 +23,8 @@ from fsdpplan.search.enumerate import (
     schedules,
     sync_policies,
 )
-from fsdpplan.search.pieces import in_pieces, most_saved_bytes
 from fsdpplan.search.question import Question
-from fsdpplan.search.rules.legality import first_problem
+from fsdpplan.search.rules.legality import first_problem, in_pieces, most_saved_bytes
 from fsdpplan.search.rules.rule import Problem
 from fsdpplan.spec.layout import ActivationCheckpointing, Layout
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TypedDict
 
-from fsdpplan.cost.kernels.matmul import untiled
+from fsdpplan.cost.kernels.rates import untiled
 from fsdpplan.cost.least import (
     Pair,
     least_communication_seconds,
@@ -25,7 +25,7 @@ from fsdpplan.cost.least import (
     played_seconds,
 )
 from fsdpplan.cost.model.shards import whole_model
-from fsdpplan.cost.overlap.fsdp_timing import fsdp_moves
+from fsdpplan.cost.overlap.passes import fsdp_moves
 from fsdpplan.cost.overlap.timing import gradient_seconds, layout_optimizer_seconds
 from fsdpplan.cost.schedule.actions import ACTIVE_STAGES
 from fsdpplan.cost.schedule.stages import most_stages, pipeline_stages, stage_kinds

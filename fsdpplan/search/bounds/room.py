@@ -15,8 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from fsdpplan.cost.memory.gradient_sizes import weight_gradients_of
-from fsdpplan.cost.memory.ledger import rank_state
+from fsdpplan.cost.memory.ledger import rank_state, weight_gradients_of
 from fsdpplan.cost.memory.peak import outside_allocator_bytes
 from fsdpplan.cost.memory.sizes import (
     activations_of_block,
@@ -24,9 +23,14 @@ from fsdpplan.cost.memory.sizes import (
     saved_bytes_a_block,
 )
 from fsdpplan.cost.model.formats import formats
-from fsdpplan.cost.model.fsdp_units import end_units
 from fsdpplan.cost.model.params import dense_view
-from fsdpplan.cost.model.shards import Stage, dense_blocks_among, stage_elements, whole_model
+from fsdpplan.cost.model.shards import (
+    Stage,
+    dense_blocks_among,
+    end_units,
+    stage_elements,
+    whole_model,
+)
 from fsdpplan.cost.schedule.actions import ACTIVE_STAGES
 from fsdpplan.cost.schedule.order import round_microbatches
 from fsdpplan.cost.schedule.stages import (

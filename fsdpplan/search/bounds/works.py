@@ -13,8 +13,7 @@ from typing import NamedTuple
 from fsdpplan.cost.least import Pair, stage_waits
 from fsdpplan.cost.model.params import dense_view
 from fsdpplan.cost.model.shards import Stage
-from fsdpplan.cost.overlap.block_times import block_times
-from fsdpplan.cost.overlap.timing import ends_seconds
+from fsdpplan.cost.overlap.timing import block_times, ends_seconds
 from fsdpplan.cost.traffic.calls import call_seconds
 from fsdpplan.cost.traffic.rank import tp_pass_calls
 from fsdpplan.search.question import Question

@@ -10,16 +10,15 @@ from dataclasses import fields, replace
 
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.rules.rule import Problem
-from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.program import Program, ProgramName, program_named
+from fsdpplan.spec.plan import Case
 from fsdpplan.spec.programs.accelerate import ACCELERATE
 from fsdpplan.spec.programs.megatron import MEGATRON
 from fsdpplan.spec.programs.torchtitan import TORCHTITAN
 from fsdpplan.spec.programs.words import Unsayable, Vocabulary
-from fsdpplan.spec.training import Training
+from fsdpplan.spec.training import Program, ProgramName, Training, program_named
 
 _VOCABULARIES: dict[ProgramName, Vocabulary] = {
     "torchtitan": TORCHTITAN,

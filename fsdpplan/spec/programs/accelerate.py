@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import DDP_BUCKET_BYTES
+from fsdpplan.spec.plan import Case
 from fsdpplan.spec.programs.words import Unsayable, Vocabulary, Word
 
 WORDS = {

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import DDP_BUCKET_BYTES
 from fsdpplan.spec.model import Model
+from fsdpplan.spec.plan import Case
 from fsdpplan.spec.programs.words import Unsayable, Vocabulary, Word, split_loss_problems
 
 SCHEDULES = {

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fsdpplan.spec.host_list import compress_host_list
 from fsdpplan.spec.machine import Machine
+from fsdpplan.spec.nodes import compress_host_list
 from fsdpplan.spec.topology import Finding, Severity
 from fsdpplan.topology.conclude.rails import fabric_of, rails_of
 from fsdpplan.units import format_bit_bandwidth, format_gib

@@ -22,9 +22,9 @@ from fsdpplan.spec.machine import (
     NvLinkRemote,
     P2pStatus,
 )
+from fsdpplan.topology.read.nvml import NamedGpu, visible_indices
 from fsdpplan.topology.read.reading import whole_number
 from fsdpplan.topology.read.recording import Recording
-from fsdpplan.topology.read.visible import NamedGpu, visible_indices
 
 
 def number(facts: Mapping[str, object], name: str, *, least: int = 1) -> int | None:

@@ -15,9 +15,8 @@ from fsdpplan.topology.conclude.nics import nics_of
 from fsdpplan.topology.read.host import host_of
 from fsdpplan.topology.read.interfaces import interfaces_of
 from fsdpplan.topology.read.pci import pci_paths_of
-from fsdpplan.topology.read.places import ENV_PROFILES, NET_PLUGINS
 from fsdpplan.topology.read.reading import first_line
-from fsdpplan.topology.read.recording import Recording
+from fsdpplan.topology.read.recording import ENV_PROFILES, NET_PLUGINS, Recording
 from fsdpplan.topology.read.surroundings import (
     cloud_of,
     kubernetes_of,

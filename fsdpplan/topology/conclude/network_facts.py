@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from fsdpplan.spec.machine import Interface, Machine, Nic
-from fsdpplan.spec.network import GpuDirect, Network, PciPath, Transport
+from fsdpplan.spec.nodes import GpuDirect, Network, PciPath, Transport
 from fsdpplan.spec.topology import LevelKind, Topology
 from fsdpplan.topology.conclude.network_level import (
     closed_to_adapters,

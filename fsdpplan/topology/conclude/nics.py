@@ -9,9 +9,8 @@ import re
 
 from fsdpplan.spec.machine import Gid, LinkLayer, Nic, PortState
 from fsdpplan.topology.read.pci import bus_id_in, pci_link_of
-from fsdpplan.topology.read.places import gid_form
 from fsdpplan.topology.read.reading import first_line, is_name, whole_number
-from fsdpplan.topology.read.recording import Recording
+from fsdpplan.topology.read.recording import Recording, gid_form
 
 _CLASS = "/sys/class/infiniband"
 _AMAZON = "0x1d0f"

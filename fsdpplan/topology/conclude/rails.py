@@ -29,7 +29,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fsdpplan.spec.machine import Gpu, Machine, Nic
-from fsdpplan.spec.network import PciPath
+from fsdpplan.spec.nodes import PciPath
 from fsdpplan.spec.topology import Rail
 from fsdpplan.topology.read.lanes import nic_link_bytes_per_second, pcie_bytes_per_second
 from fsdpplan.topology.read.pci import path_in

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
-from fsdpplan.spec.estimate import Collective
 from fsdpplan.spec.measurement import GroupKind, MeasuredCall
+from fsdpplan.spec.plan import Collective
 from fsdpplan.topology.measure.clock import Call
 from fsdpplan.topology.measure.ranks import Ranks, all_gather_function
 from fsdpplan.topology.measure.runner import Cell, Seconds

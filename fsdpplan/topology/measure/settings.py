@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, NoReturn, get_args
 
 from fsdpplan.errors import SpecError
-from fsdpplan.spec.checks import require_choice, require_positive, require_positive_int
+from fsdpplan.spec.values import require_choice, require_positive, require_positive_int
 
 MeasuredDtype = Literal["bf16", "fp16", "fp32", "fp8"]
 MeasuredDevice = Literal["cuda", "cpu"]

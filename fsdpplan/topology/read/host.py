@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from fsdpplan.spec.machine import UNLIMITED_BYTES, Bridge, Host
-from fsdpplan.spec.network import GpuDirect
+from fsdpplan.spec.nodes import GpuDirect
 from fsdpplan.topology.read.reading import first_line, labelled, numbers_in_list, whole_number
 from fsdpplan.topology.read.recording import Recording
 

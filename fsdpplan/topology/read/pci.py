@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from fsdpplan.spec.machine import Machine
-from fsdpplan.spec.network import PciPath
+from fsdpplan.spec.nodes import PciPath
 from fsdpplan.topology.read.reading import whole_number
 from fsdpplan.topology.read.recording import Recording
 

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from fsdpplan.errors import SpecError
-from fsdpplan.spec.host_list import expand_host_list
 from fsdpplan.spec.machine import Cloud, Slurm
+from fsdpplan.spec.nodes import expand_host_list
 from fsdpplan.topology.read.reading import first_line, labelled, whole_number
 from fsdpplan.topology.read.recording import Recording
 

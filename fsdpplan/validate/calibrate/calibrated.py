@@ -17,8 +17,8 @@ from fsdpplan.files.profiles.catalogue import load_profile
 from fsdpplan.files.profiles.devices import PHYSICS, PhysicsProfile
 from fsdpplan.files.profiles.measured import NumberSource
 from fsdpplan.spec.cluster import Cluster, Evidence, Level, StepError
-from fsdpplan.spec.host_list import compress_host_list
 from fsdpplan.spec.measurement import MeasuredCall, MeasuredMachine, Measurement
+from fsdpplan.spec.nodes import compress_host_list
 from fsdpplan.units import MIB, format_bandwidth, format_gib, format_percent
 from fsdpplan.validate.calibrate.device import DeviceCalibration, calibrate_device
 from fsdpplan.validate.calibrate.levels import LevelFit, calibrate_levels

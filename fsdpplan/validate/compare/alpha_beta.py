@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from fsdpplan.cost.network.collectives import wire_bytes
-from fsdpplan.spec.estimate import Collective
 from fsdpplan.spec.measurement import GroupKind, MeasuredCall
+from fsdpplan.spec.plan import Collective
 from fsdpplan.validate.calibrate.levels import middle_calls
 from fsdpplan.validate.fit.robust import Numbers, Sought, robust_fit
 

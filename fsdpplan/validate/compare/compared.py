@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fsdpplan.files.runs.table import MeasuredRun, MemoryKind
-from fsdpplan.spec.estimate import Interval
+from fsdpplan.spec.plan import Interval
 from fsdpplan.validate.compare.predict import Fits, Prediction, predict_row
 from fsdpplan.validate.runs.skipped import Skipped
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
-from fsdpplan.cost.kernels.matmul import matmul_flops, matmul_seconds, throttled_seconds
+from fsdpplan.cost.kernels.rates import matmul_flops, matmul_seconds, throttled_seconds
 from fsdpplan.cost.network.collectives import collective_seconds
 from fsdpplan.cost.network.placement import group_placement
 from fsdpplan.errors import SpecError
@@ -22,7 +22,7 @@ from fsdpplan.files.runs.kernels import (
     read_timed_matmuls,
 )
 from fsdpplan.spec.cluster import Cluster, Device
-from fsdpplan.spec.estimate import Collective
+from fsdpplan.spec.plan import Collective
 from fsdpplan.validate.runs.fabric import request_for
 
 SWEPT = ("A100-SXM4-80GB", "H100-SXM", "B200-SXM")

@@ -8,8 +8,12 @@ from functools import lru_cache
 from statistics import median
 
 from fsdpplan.cost.kernels.attention import attention_backward_seconds, attention_forward_seconds
-from fsdpplan.cost.kernels.matmul import matmul_flops, matmul_seconds
-from fsdpplan.cost.kernels.work import BlockWork, memory_bytes_per_second
+from fsdpplan.cost.kernels.rates import (
+    BlockWork,
+    matmul_flops,
+    matmul_seconds,
+    memory_bytes_per_second,
+)
 from fsdpplan.spec.cluster import Device
 from fsdpplan.spec.measurement import (
     MeasuredAttention,

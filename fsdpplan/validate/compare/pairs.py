@@ -24,7 +24,7 @@ from typing import Literal
 from fsdpplan.cost.band import NORMAL_80, difference_log_error
 from fsdpplan.files.runs.table import MeasuredRun
 from fsdpplan.spec.cluster import Evidence, StepError
-from fsdpplan.spec.estimate import TimeBreakdown
+from fsdpplan.spec.plan import TimeBreakdown
 from fsdpplan.validate.compare.compared import ComparedRun
 from fsdpplan.validate.compare.ranking import workload
 from fsdpplan.validate.fit.held_out import HeldOutRow

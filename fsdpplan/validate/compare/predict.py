@@ -17,16 +17,14 @@ from math import log, sqrt
 from statistics import mean
 from typing import TypeVar
 
-from fsdpplan.cost.band import widened
+from fsdpplan.cost.band import peak_factor, widened, with_band
 from fsdpplan.cost.memory.peak import rank_memory
-from fsdpplan.cost.memory.peak_band import peak_factor, with_band
 from fsdpplan.cost.step import estimate, step_time
 from fsdpplan.errors import SpecError
 from fsdpplan.files.runs.table import MeasuredRun, MemoryKind
-from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster, Device, Evidence
-from fsdpplan.spec.estimate import Interval, MemoryBreakdown, TimeBreakdown
 from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.plan import Case, Interval, MemoryBreakdown, TimeBreakdown
 from fsdpplan.validate.runs.express import Expressed, express
 from fsdpplan.validate.runs.fabric import load_request
 from fsdpplan.validate.runs.skipped import NotExpressed, Skipped

@@ -38,10 +38,9 @@ from fsdpplan.cost.band import (
     widened,
 )
 from fsdpplan.cost.step import HOST_LOG_ERROR
-from fsdpplan.files.profiles.catalogue import profile_text
+from fsdpplan.files.profiles.catalogue import profile_text, profiles_folder
 from fsdpplan.files.profiles.devices import PHYSICS
 from fsdpplan.files.profiles.edit import with_numbers, with_source
-from fsdpplan.files.profiles.format import profiles_folder
 from fsdpplan.files.runs.table import MeasuredRun, bundled_runs, read_runs
 from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.spec.cluster import Evidence, StepError

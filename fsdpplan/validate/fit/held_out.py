@@ -24,7 +24,7 @@ from fsdpplan.errors import SpecError
 from fsdpplan.files.runs.table import MeasuredRun, bundled_runs, read_runs
 from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.spec.cluster import Evidence
-from fsdpplan.spec.estimate import TimeBreakdown
+from fsdpplan.spec.plan import TimeBreakdown
 from fsdpplan.validate.compare.predict import Prediction, predict_row
 from fsdpplan.validate.fit.steps import Values, fit, fits_of, profile_values
 from fsdpplan.validate.runs.projects import project_of, projects_of

@@ -24,10 +24,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
-from fsdpplan.cost.kernels.matmul import matmul_flops
-from fsdpplan.files.profiles.catalogue import load_device, profile_text
+from fsdpplan.cost.kernels.rates import matmul_flops
+from fsdpplan.files.profiles.catalogue import load_device, profile_text, profiles_folder
 from fsdpplan.files.profiles.edit import with_numbers, with_source
-from fsdpplan.files.profiles.format import profiles_folder
 from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.spec.cluster import Device
 from fsdpplan.validate.compare.kernel_scores import size_class
@@ -188,7 +187,7 @@ def _words(key: str, fitted: Fitted, tables: Tables) -> dict[str, str]:
         for name, sweep in by_sweep(mine).items()
     )
     how = (
-        f"{program}: least capped error of cost/kernels/matmul.py over {len(mine)} rows with "
+        f"{program}: least capped error of cost/kernels/rates.py over {len(mine)} rows with "
         f"m, n, k >= 1024; median error {medians}"
     )
     return {"how": _percent(how), "from": "tests/golden/bench/matmul.csv"}

@@ -20,9 +20,8 @@ from pathlib import Path
 from statistics import median
 
 from fsdpplan.cost.memory.peak import communicators
-from fsdpplan.files.profiles.catalogue import profile_text
+from fsdpplan.files.profiles.catalogue import profile_text, profiles_folder
 from fsdpplan.files.profiles.edit import with_numbers, with_source
-from fsdpplan.files.profiles.format import profiles_folder
 from fsdpplan.files.runs.table import MeasuredRun, MemoryKind, bundled_runs, read_runs
 from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.spec.training import Training

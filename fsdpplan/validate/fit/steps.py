@@ -26,10 +26,15 @@ from math import copysign, exp, log, sqrt
 from pathlib import Path
 from statistics import median
 
-from fsdpplan.files.profiles.catalogue import load_device, load_profile, profile_names, profile_text
+from fsdpplan.files.profiles.catalogue import (
+    load_device,
+    load_profile,
+    profile_names,
+    profile_text,
+    profiles_folder,
+)
 from fsdpplan.files.profiles.devices import PHYSICS, PhysicsProfile
 from fsdpplan.files.profiles.edit import with_numbers, with_source
-from fsdpplan.files.profiles.format import profiles_folder
 from fsdpplan.files.runs.table import MeasuredRun, bundled_runs, read_runs
 from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.validate.compare.predict import Fits, Prediction, expected_seconds, predict_row

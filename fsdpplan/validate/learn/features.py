@@ -10,9 +10,9 @@ from math import exp, log
 from fsdpplan.cost.band import step_shares
 from fsdpplan.cost.schedule.stages import layout_stage_blocks
 from fsdpplan.cost.step import slower_host_seconds
-from fsdpplan.spec.estimate import TimeBreakdown
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
+from fsdpplan.spec.plan import TimeBreakdown
 from fsdpplan.spec.training import Training
 
 KINDS = ("matmul", "attention", "element_wise", "launch", "inside", "across", "bubble")

@@ -16,10 +16,9 @@ from fsdpplan.cost.step import step_time
 from fsdpplan.errors import FsdpPlanError, SpecError
 from fsdpplan.files.profiles.catalogue import load_device, profile_names
 from fsdpplan.search.advice.words import degrees
-from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.estimate import TimeBreakdown
 from fsdpplan.spec.ledger import LedgerRow, Machines, Widths, Workload
+from fsdpplan.spec.plan import Case, TimeBreakdown
 from fsdpplan.validate.compare.predict import Prediction, predict
 from fsdpplan.validate.learn.evidence import Told
 from fsdpplan.validate.learn.features import Features, Stack, features_of

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 from fsdpplan.cost.band import NORMAL_80
 from fsdpplan.search.order import Entry
 from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.estimate import Estimate, Interval, LearnedStep
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.ledger import Widths
 from fsdpplan.spec.model import Model
+from fsdpplan.spec.plan import Estimate, Interval, LearnedStep
 from fsdpplan.spec.training import Training
 from fsdpplan.validate.learn.evidence import Told
 from fsdpplan.validate.learn.features import Features, Stack, features_of

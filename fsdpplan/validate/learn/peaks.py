@@ -25,10 +25,9 @@ from typing import TypeAlias
 from fsdpplan.cost.memory.peak import rank_memory
 from fsdpplan.errors import FsdpPlanError, SpecError
 from fsdpplan.files.runs.table import MemoryKind, run_of_cells
-from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Cluster, DeviceFit, LearnedPeaks
-from fsdpplan.spec.estimate import MemoryBreakdown
 from fsdpplan.spec.ledger import LedgerRow, Observed, Widths
+from fsdpplan.spec.plan import Case, MemoryBreakdown
 from fsdpplan.validate.compare.predict import (
     Prediction,
     peak_bytes,

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from math import exp
 
-from fsdpplan.cost.memory.peak_band import with_band
+from fsdpplan.cost.band import with_band
 from fsdpplan.files.learning import load_widths
 from fsdpplan.spec.cluster import LearnedPeaks
 from fsdpplan.spec.ledger import Workload

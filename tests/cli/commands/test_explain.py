@@ -23,7 +23,7 @@ from fsdpplan.files.plans import plan_from_json, read_plan, write_plan
 from fsdpplan.files.profiles.catalogue import profile_names
 from fsdpplan.run.launch import resolve_launch
 from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.network import Network
+from fsdpplan.spec.nodes import Network
 from fsdpplan.spec.plan import Plan
 from tests.cli.small import on_a_machine_without_gpus, words
 from tests.emit.networks import GIB, INFINIBAND, on

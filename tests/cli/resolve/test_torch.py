@@ -14,7 +14,7 @@ import torch
 
 from fsdpplan.cli.app import exit_code_of
 from fsdpplan.files.plans import read_plan
-from fsdpplan.spec.torch_release import NEWEST_TESTED, TorchRelease, torch_release
+from fsdpplan.spec.training import NEWEST_TESTED, TorchRelease, torch_release
 from tests.cli.small import DEMO, on_a_machine_without_gpus, words
 from tests.topology.read.test_torch_found import python_with
 
@@ -67,7 +67,7 @@ def test_what_is_assumed_without_one_that_would_do(
     found: TorchRelease | None,
     assumed: str,
 ) -> None:
-    monkeypatch.setattr("fsdpplan.topology.read.torch_found.installed_torch", lambda: found)
+    monkeypatch.setattr("fsdpplan.topology.probe.installed_torch", lambda: found)
     assert assumed in said(capsys, ASKED)
 
 

@@ -17,7 +17,7 @@ from fsdpplan.cli.views.render import (
     table,
     wrapped,
 )
-from fsdpplan.terminal import printable
+from fsdpplan.emit.safe_text import printable
 
 WIDTHS = st.integers(LEAST_COLUMNS, MOST_COLUMNS)
 TEXTS = st.text(st.characters(codec="ascii", exclude_characters="\r"), max_size=200)

@@ -14,7 +14,7 @@ from fsdpplan.cost.kernels.attention import (
     mean_tiles,
     scores,
 )
-from fsdpplan.cost.kernels.work import BlockWork
+from fsdpplan.cost.kernels.rates import BlockWork
 from fsdpplan.cost.model.params import attention_forward_flops_per_token
 from fsdpplan.files.catalogue import load_model
 from tests.cost.works import A100, H100, work, works

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import assume, given
 
 from fsdpplan.cost.kernels.compute import block_seconds, device_parts
-from fsdpplan.cost.kernels.products import block_products
-from fsdpplan.cost.kernels.work import BlockWork
+from fsdpplan.cost.kernels.operators import block_products
+from fsdpplan.cost.kernels.rates import BlockWork
 from tests.cost.works import H100, MODES, work, works
 
 

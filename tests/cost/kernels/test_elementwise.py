@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from fsdpplan.cost.kernels.elementwise import element_wise_bytes, element_wise_parts
-from fsdpplan.cost.kernels.work import BlockWork
+from fsdpplan.cost.kernels.operators import element_wise_bytes, element_wise_parts
+from fsdpplan.cost.kernels.rates import BlockWork
 from fsdpplan.files.catalogue import load_model
 from tests.cost.works import work, works
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdpplan.cost.kernels.elementwise import expert_bytes
+from fsdpplan.cost.kernels.operators import expert_bytes
 from tests.cost.works import work
 
 

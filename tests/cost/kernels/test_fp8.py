@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fsdpplan.cost.kernels.compute import fp8_cast_bytes
-from fsdpplan.cost.kernels.products import block_products
+from fsdpplan.cost.kernels.operators import block_products
 from fsdpplan.spec.training import Fp8Recipe
 from tests.cost.works import work
 

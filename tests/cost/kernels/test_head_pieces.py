@@ -14,9 +14,8 @@ from fsdpplan.cost.overlap.timing import layout_head_seconds
 from fsdpplan.cost.step import estimate
 from fsdpplan.cost.traffic.rank import step_calls
 from fsdpplan.files.catalogue import load_model
-from fsdpplan.spec.case import Case
-from fsdpplan.spec.estimate import Estimate
 from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.plan import Case, Estimate
 from fsdpplan.spec.training import Training
 from tests.cost.clusters import cluster
 

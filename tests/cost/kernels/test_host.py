@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpplan.cost.kernels.host import (
+from fsdpplan.cost.kernels.optimizer import (
     ASSUMED_NODE_BYTES_PER_SECOND,
     adding_seconds,
     host_bytes_per_second,

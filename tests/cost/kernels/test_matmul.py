@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpplan.cost.kernels.matmul import (
+from fsdpplan.cost.kernels.rates import (
     busy_waves,
     matmul_bytes,
     matmul_flops,

@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from fsdpplan.cost.kernels.matmul import matmul_seconds
-from fsdpplan.cost.kernels.products import (
+from fsdpplan.cost.kernels.operators import (
     backward_matmul_seconds,
     block_products,
     forward_matmul_seconds,
     product_seconds,
 )
-from fsdpplan.cost.kernels.work import BlockWork
+from fsdpplan.cost.kernels.rates import BlockWork, matmul_seconds
 from fsdpplan.cost.model.params import block_matmul_parameter_count, block_tensors
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.spec.model import Model

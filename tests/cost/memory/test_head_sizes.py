@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fsdpplan.cost.memory.head_sizes import HeadSizes, head_sizes
+from fsdpplan.cost.kernels.head import HeadSizes, head_sizes
 from fsdpplan.cost.model.shards import Stage, whole_model
 from tests.cost.problems import SMALL, Case, case
 

@@ -15,8 +15,8 @@ from fsdpplan.cost.memory.sizes import rank_sizes
 from fsdpplan.cost.model.params import matmul_parameter_count, parameter_count
 from fsdpplan.cost.model.shards import whole_model
 from fsdpplan.cost.schedule.stages import pipeline_ranks
-from fsdpplan.spec.estimate import MemoryBreakdown
 from fsdpplan.spec.model import Experts
+from fsdpplan.spec.plan import MemoryBreakdown
 from tests.cost.clusters import golden
 from tests.cost.problems import SMALL, Case, case, cases
 from tests.strategies import divisors

@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpplan.cost.band import NORMAL_80
-from fsdpplan.cost.memory.peak import available_bytes, rank_memory
-from fsdpplan.cost.memory.peak_band import (
+from fsdpplan.cost.band import (
+    NORMAL_80,
     fits_fraction,
     most_bytes,
     peak_interval,
     peak_log_error,
     with_band,
 )
+from fsdpplan.cost.memory.peak import available_bytes, rank_memory
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.clusters import load_cluster
-from fsdpplan.spec.case import Case
 from fsdpplan.spec.cluster import Device, LearnedPeaks
 from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.plan import Case
 from fsdpplan.spec.training import Training
 
 H100 = load_cluster("dgx-h100", gpus=8)

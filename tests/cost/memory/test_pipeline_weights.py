@@ -15,8 +15,8 @@ from fsdpplan.cost.schedule.order import peak_in_flight, peak_weights_pending
 from fsdpplan.cost.schedule.stages import pipeline_ranks
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.search.rules.legality import legal_layout_problem
-from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout, Schedule
+from fsdpplan.spec.plan import Case
 from fsdpplan.spec.training import Training
 from tests.cost.clusters import cluster
 

@@ -8,8 +8,8 @@ import pytest
 
 from fsdpplan.cost.memory.peak import stage_memory
 from fsdpplan.cost.schedule.stages import in_flight_blocks, pipeline_ranks
-from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.plan import Case
 from fsdpplan.spec.training import Training
 from tests.cost.clusters import cluster
 from tests.ground_truth.shapes import LLAMA_SMALL_VOCAB

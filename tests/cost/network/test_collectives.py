@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fsdpplan.cost.network.collectives import SIMPLE, collective_seconds, wire_bytes
 from fsdpplan.cost.network.placement import PlacedLevel, Placement, group_placement
 from fsdpplan.spec.cluster import Cluster, LowLatency
-from fsdpplan.spec.estimate import Collective
+from fsdpplan.spec.plan import Collective
 from tests.cost.clusters import cluster, golden, groups
 
 TABLE = golden("collectives")

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fsdpplan.cost.overlap.dual_passes import side_by_side_seconds
-from fsdpplan.cost.overlap.pipeline_passes import pipeline_passes
+from fsdpplan.cost.overlap.pipeline_passes import pipeline_passes, side_by_side_seconds
 from fsdpplan.cost.schedule.times import simulate_pipeline
 from fsdpplan.files.catalogue import load_model
 from tests.cost.problems import Case, case

@@ -15,7 +15,7 @@ from fsdpplan.cost.overlap.exposed import (
 )
 from fsdpplan.cost.schedule.stages import pipeline_ranks
 from fsdpplan.cost.traffic.rank import step_calls
-from fsdpplan.spec.estimate import CollectiveCost, TimeBreakdown
+from fsdpplan.spec.plan import CollectiveCost, TimeBreakdown
 from tests.cost.problems import Case, case
 
 SECONDS = st.floats(0, 10)

@@ -7,7 +7,7 @@ import pytest
 from fsdpplan.cost.model.shards import block_size, whole_model
 from fsdpplan.cost.network.placement import Group, shard_group
 from fsdpplan.cost.overlap.exposed import bucket_seconds
-from fsdpplan.cost.overlap.fsdp_timing import copy_seconds, flat_gradient_seconds, fsdp_micro_batch
+from fsdpplan.cost.overlap.passes import copy_seconds, flat_gradient_seconds, fsdp_micro_batch
 from fsdpplan.cost.overlap.streams import UnitSeconds
 from fsdpplan.cost.overlap.timing import (
     block_work,

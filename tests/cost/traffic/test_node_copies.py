@@ -8,8 +8,7 @@ import pytest
 
 from fsdpplan.cost.network.placement import group_placement
 from fsdpplan.cost.traffic.block_calls import block_calls
-from fsdpplan.cost.traffic.calls import group_seconds
-from fsdpplan.cost.traffic.node_copies import leaving_share, nodes_of, visited_nodes
+from fsdpplan.cost.traffic.calls import group_seconds, leaving_share, nodes_of, visited_nodes
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.spec.model import Experts, Router

@@ -10,9 +10,9 @@ from fsdpplan.cost.schedule.stages import pipeline_ranks
 from fsdpplan.cost.step import estimate
 from fsdpplan.cost.traffic.rank import table_calls, table_gradient_bytes, table_seconds
 from fsdpplan.files.catalogue import load_model
-from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
+from fsdpplan.spec.plan import Case
 from fsdpplan.spec.training import Training
 from tests.cost.clusters import cluster
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 
 from fsdpplan.cost.traffic.block_calls import block_calls
-from fsdpplan.cost.traffic.traded_heads import traded_widths
+from fsdpplan.cost.traffic.calls import traded_widths
 from fsdpplan.spec.layout import Layout
 from tests.cost.problems import SMALL, Case, case
 from tests.cost.wide import LATENT, wide_cases

@@ -6,7 +6,7 @@ import pytest
 
 from fsdpplan.emit.job import Job
 from fsdpplan.emit.nccl.cloud import GIB_SCRIPT, TCPXO_SCRIPT, cloud_scripts, gap_lines, gap_of
-from fsdpplan.spec.network import Network
+from fsdpplan.spec.nodes import Network
 from tests.emit.bench import emit, shellcheck
 from tests.emit.networks import EFA, GIB, INFINIBAND, on
 from tests.emit.plans import make_plan

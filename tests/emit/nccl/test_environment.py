@@ -10,7 +10,7 @@ from hypothesis import given
 from fsdpplan.emit.job import Job
 from fsdpplan.emit.nccl.environment import NEVER_SET, RULES, environment, left_unset
 from fsdpplan.emit.nccl.rules import Variable
-from fsdpplan.spec.network import Network
+from fsdpplan.spec.nodes import Network
 from fsdpplan.spec.plan import Plan
 from tests.emit.networks import INFINIBAND, ROCE, networks, on
 from tests.emit.plans import make_plan

@@ -12,7 +12,7 @@ from fsdpplan.emit.job import Job
 from fsdpplan.emit.nccl.environment import environment, left_unset
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.cluster import Level
-from fsdpplan.spec.network import GpuDirect, Network
+from fsdpplan.spec.nodes import GpuDirect, Network
 from fsdpplan.spec.plan import Plan
 from tests.emit.networks import EFA, GIB, INFINIBAND, ROCE, networks, on
 from tests.emit.plans import make_plan

@@ -8,8 +8,7 @@ import pytest
 from fsdpplan.emit.job import Job
 from fsdpplan.emit.nccl.environment import environment, left_unset
 from fsdpplan.files.profiles.catalogue import load_device
-from fsdpplan.spec.estimate import CollectiveCost
-from fsdpplan.spec.plan import Plan
+from fsdpplan.spec.plan import CollectiveCost, Plan
 from fsdpplan.spec.runtime import RuntimeName
 from tests.emit.plans import make_plan
 

@@ -14,7 +14,7 @@ from fsdpplan.emit.slurm.parts import part_names, part_text
 from fsdpplan.emit.slurm.survival import Survival
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
-from fsdpplan.spec.network import Network
+from fsdpplan.spec.nodes import Network
 from fsdpplan.spec.plan import Plan
 from tests.emit.bench import HOSTILE, PLANS, bash_objects, emit, folder_script, shellcheck
 from tests.emit.networks import networks, on

@@ -14,14 +14,17 @@ from hypothesis import strategies as st
 from fsdpplan.errors import ProfileNotFound, SpecError
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.files.profiles.catalogue import (
+    LIMIT_BYTES,
     load_device,
     load_profile,
+    parse_profile,
     profile_for_gpus,
     profile_names,
     profile_text,
+    profiles_folder,
+    read_profile,
 )
 from fsdpplan.files.profiles.devices import DEVICE_LOAN, NO_NUMBERS, DeviceProfile, PhysicsProfile
-from fsdpplan.files.profiles.format import LIMIT_BYTES, parse_profile, profiles_folder, read_profile
 from fsdpplan.files.profiles.nodes import NodeProfile
 from fsdpplan.spec.cluster import Device, Level, StepError
 from tests.refusals import check_one_line

@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.errors import SpecError
-from fsdpplan.files.profiles.catalogue import profile_names, profile_text
+from fsdpplan.files.profiles.catalogue import parse_profile, profile_names, profile_text
 from fsdpplan.files.profiles.devices import PhysicsProfile
 from fsdpplan.files.profiles.edit import number_text, with_numbers, with_source
-from fsdpplan.files.profiles.format import parse_profile
 from fsdpplan.files.profiles.nodes import NodeProfile
 
 

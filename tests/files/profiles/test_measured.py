@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.files.clusters import load_cluster
+from fsdpplan.files.profiles.catalogue import parse_profile
 from fsdpplan.files.profiles.devices import NO_NUMBERS
-from fsdpplan.files.profiles.format import parse_profile
 from fsdpplan.files.profiles.measured import NumberSource, ProfileHead, measured_profile_text
 from fsdpplan.files.profiles.nodes import NodeProfile
 from fsdpplan.spec.cluster import Cluster, Device, DeviceFit, Level
-from fsdpplan.spec.network import Network
+from fsdpplan.spec.nodes import Network
 from tests.cost.clusters import cluster
 
 HEAD = ProfileHead(

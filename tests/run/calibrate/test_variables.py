@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.run.calibrate.variables import network_variables
-from fsdpplan.spec.network import Network
+from fsdpplan.spec.nodes import Network
 
 CLUSTER = replace(
     load_cluster("dgx-h100", gpus=16).cluster,

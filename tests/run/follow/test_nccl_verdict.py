@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fsdpplan.run.follow.nccl_watch import host_memory_warning, socket_sentence
-from fsdpplan.spec.network import Network, Transport
+from fsdpplan.spec.nodes import Network, Transport
 from fsdpplan.spec.plan import Plan
 from fsdpplan.topology.read.nccl_report import NcclReport
 from tests.emit.plans import make_plan

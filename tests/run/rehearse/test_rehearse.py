@@ -21,7 +21,7 @@ from fsdpplan.run.rehearse.rehearse import Rehearsal, rehearse, shortened
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Plan
-from fsdpplan.spec.torch_release import torch_release
+from fsdpplan.spec.training import torch_release
 from tests.emit.plans import make_plan
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -6,10 +6,8 @@ import pytest
 
 from fsdpplan.errors import LaunchError
 from fsdpplan.run.rehearse.smoke import smoke_layout, smoke_plan
-from fsdpplan.spec.case import Case
-from fsdpplan.spec.estimate import Estimate
 from fsdpplan.spec.model import Experts
-from fsdpplan.spec.plan import Plan
+from fsdpplan.spec.plan import Case, Estimate, Plan
 from tests.emit.plans import make_estimate, make_plan
 
 

@@ -11,9 +11,8 @@ from fsdpplan.cost.step import estimate
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.search.advice.ladder import changed_words, leaner_layouts
-from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.plan import Plan
+from fsdpplan.spec.plan import Case, Plan
 from fsdpplan.spec.training import Training
 
 GIB = 2**30

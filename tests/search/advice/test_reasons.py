@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from fsdpplan.cost.band import difference_fraction
 from fsdpplan.search.advice.reasons import FORMS, Reasons
-from fsdpplan.search.advice.unusual import unusual
 from fsdpplan.search.bounds.pricing import is_data_parallel
 from fsdpplan.search.order import (
     Difference,
@@ -22,6 +21,7 @@ from fsdpplan.search.order import (
     listed,
     seconds,
     simplicity,
+    unusual,
 )
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import Layout

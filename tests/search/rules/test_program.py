@@ -16,11 +16,10 @@ from fsdpplan.errors import SpecError
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.search.rules.legality import first_problem
 from fsdpplan.search.rules.program import program_problems, script_problem
-from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Experts, Model
-from fsdpplan.spec.program import ProgramName
-from fsdpplan.spec.training import Training
+from fsdpplan.spec.plan import Case
+from fsdpplan.spec.training import ProgramName, Training
 from fsdpplan.trainer.config import LayoutConfig, load_plan
 from fsdpplan.trainer.errors import TrainerError
 from fsdpplan.trainer.parallel.parallelize import find_blocks

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsdpplan.spec.torch_features import torch_need
-from fsdpplan.spec.torch_release import NEWEST_TESTED, OLDEST, torch_release
+from fsdpplan.spec.training import NEWEST_TESTED, OLDEST, torch_release
 from tests.search.questions import Question, question
 
 RELEASES = [f"2.{minor}" for minor in range(OLDEST.minor, NEWEST_TESTED.minor + 1)]

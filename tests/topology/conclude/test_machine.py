@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from fsdpplan.spec.machine import Machine, Nic
 from fsdpplan.topology.conclude.machine import machine_of
-from fsdpplan.topology.read.places import kept_text
-from fsdpplan.topology.read.recording import Recording
+from fsdpplan.topology.read.recording import Recording, kept_text
 from tests.topology.recorded import NAMES, recorded
 
 ADDRESS = re.compile(r"\b[0-9]{1,3}(\.[0-9]{1,3}){3}\b(?!/)|\b([0-9a-f]{2}:){5}[0-9a-f]{2}\b")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fsdpplan.spec.machine import Machine
-from fsdpplan.spec.network import Network
+from fsdpplan.spec.nodes import Network
 from fsdpplan.topology.conclude.levels import topology_of
 from fsdpplan.topology.conclude.network_facts import network_of
 from tests.topology.found import machine, with_host, with_interfaces, with_nics, without_gpus

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpplan.topology.read.places import (
+from fsdpplan.topology.read.recording import (
     COMMANDS,
     FILES,
     LINKS,

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fsdpplan.errors import ProbeError, SpecError
-from fsdpplan.spec.torch_release import TorchRelease, torch_release
-from fsdpplan.topology.read.torch_found import installed_torch, torch_of_image, torch_of_python
+from fsdpplan.spec.training import TorchRelease, torch_release
+from fsdpplan.topology.probe import installed_torch, torch_of_image, torch_of_python
 
 HERE = torch_release(torch.__version__)
 
@@ -32,9 +32,7 @@ def python_with(folder: Path, version: str | None) -> str:
 def test_the_torch_beside_this_program_is_known_without_importing_it() -> None:
     assert installed_torch() == HERE
     assert torch_of_python(sys.executable) == HERE
-    asks = (
-        "from fsdpplan.topology.read.torch_found import installed_torch as ask; import sys; ask()"
-    )
+    asks = "from fsdpplan.topology.probe import installed_torch as ask; import sys; ask()"
     loaded = subprocess.run(
         [sys.executable, "-c", f"{asks}; print('torch' in sys.modules)"],
         capture_output=True,

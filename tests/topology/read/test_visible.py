@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fsdpplan.topology.read.visible import NamedGpu, visible_indices
+from fsdpplan.topology.read.nvml import NamedGpu, visible_indices
 
 GPUS = [
     NamedGpu(index=0, uuids=("GPU-0a", "MIG-aa", "MIG-ab"), mig=True),

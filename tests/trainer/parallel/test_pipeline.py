@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from fsdpplan.cost.schedule import stages as priced
 from fsdpplan.cost.traffic.rank import step_calls
 from fsdpplan.files.clusters import load_cluster
-from fsdpplan.search.rules import pipeline as legality
-from fsdpplan.spec.case import Case
+from fsdpplan.search.rules import rule as legality
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout, Schedule
 from fsdpplan.spec.model import Model
+from fsdpplan.spec.plan import Case
 from fsdpplan.spec.training import Training
 from fsdpplan.trainer.config import PlanConfig, parse_plan
 from fsdpplan.trainer.errors import TrainerError

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpplan.spec.estimate import Collective
+from fsdpplan.spec.plan import Collective
 from fsdpplan.trainer.rehearse.counting import OPERATORS
 from fsdpplan.trainer.watch.trace import (
     COLLECTIVES,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fsdpplan.files.runs.table import MeasuredRun
 from fsdpplan.spec.cluster import StepError
-from fsdpplan.spec.estimate import TimeBreakdown
+from fsdpplan.spec.plan import TimeBreakdown
 from fsdpplan.validate.compare.pairs import coverage, fit_layout_error, layout_pairs
 from fsdpplan.validate.fit.held_out import HeldOutRow
 from tests.validate.tables import run

@@ -6,7 +6,7 @@ import pytest
 
 from fsdpplan.cost.step import estimate
 from fsdpplan.files.clusters import load_cluster
-from fsdpplan.spec.case import Case
+from fsdpplan.spec.plan import Case
 from fsdpplan.validate.compare.predict import Fits, Prediction, predict, predict_row, with_fit
 from fsdpplan.validate.runs.express import Expressed, express
 from fsdpplan.validate.runs.skipped import Skipped

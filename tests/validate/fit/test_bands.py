@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.cost.band import NORMAL_80, log_error
-from fsdpplan.spec.estimate import TimeBreakdown
+from fsdpplan.spec.plan import TimeBreakdown
 from fsdpplan.validate.fit.bands import (
     fit_error,
     interval_score,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fsdpplan.cost.kernels.matmul import matmul_flops
+from fsdpplan.cost.kernels.rates import matmul_flops
 from fsdpplan.files.profiles.catalogue import load_profile, profile_names
 from fsdpplan.files.profiles.devices import PhysicsProfile
 from fsdpplan.files.profiles.nodes import NodeProfile

@@ -9,10 +9,9 @@ from typing import Any
 from fsdpplan.cost.step import step_time
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.clusters import load_cluster
-from fsdpplan.spec.case import Case
-from fsdpplan.spec.estimate import TimeBreakdown
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.ledger import Workload
+from fsdpplan.spec.plan import Case, TimeBreakdown
 from fsdpplan.spec.training import Training
 from fsdpplan.validate.learn.features import Stack, features_of
 from fsdpplan.validate.learn.known import PricedRun

@@ -9,8 +9,8 @@ import pytest
 from fsdpplan.cost.step import step_time
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.clusters import load_cluster
-from fsdpplan.spec.case import Case
 from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.plan import Case
 from fsdpplan.spec.training import Training
 from fsdpplan.validate.learn.features import HOST_LOGS, KINDS, Features, Stack, features_of
 

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpplan.cost.band import NORMAL_80
-from fsdpplan.cost.memory.peak_band import fits_fraction
+from fsdpplan.cost.band import NORMAL_80, fits_fraction
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.files.learning import load_widths
 from fsdpplan.files.runs.table import MeasuredRun, MemoryKind, bundled_runs, read_runs
