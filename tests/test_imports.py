@@ -17,7 +17,6 @@ PACKAGE = ROOT / "fsdpplan"
 MAY_IMPORT = {
     "errors": set(),
     "units": {"errors"},
-    "terminal": set(),
     "spec": {"errors", "units"},
     "cost": {"spec"},
     "search": {"cost"},
@@ -27,7 +26,7 @@ MAY_IMPORT = {
     "topology": {"spec"},
     "trainer": set(),
     "validate": {"cost", "search", "files"},
-    "run": {"search", "emit", "files", "topology", "trainer", "validate", "terminal"},
+    "run": {"search", "emit", "files", "topology", "trainer", "validate"},
     "api": {"run"},
     "cli": {"run"},
     "__main__": {"cli"},
@@ -67,7 +66,7 @@ CLI_MAY_IMPORT = {
 
 WAITS = {
     "cli/app.py": {"files.table": "for an error only: it would delay every command"},
-    "cli/process.py": {"terminal": "its patterns take longer than all else before signals"},
+    "cli/process.py": {"emit.safe_text": "its patterns take longer than all else before signals"},
     "cli/commands/estimate.py": {"cli.views.unfit": "a search, where the layout does not fit"},
     "cli/resolve/cluster.py": {"run.detect": "a survey is made where there are GPUs"},
     "cli/resolve/model.py": {
@@ -87,7 +86,7 @@ WAITS = {
 itself imported when it is asked for, so what it needs stands at its top."""
 
 WORLDLY = {"os", "subprocess", "socket", "shutil", "tempfile", "time", "logging", "random"}
-PURE_ROOMS = ("errors", "units", "terminal", "spec", "cost", "search", "emit", "validate")
+PURE_ROOMS = ("errors", "units", "spec", "cost", "search", "emit", "validate")
 """Rooms that touch nothing: no process, file, clock or log."""
 
 

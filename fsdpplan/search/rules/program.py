@@ -14,17 +14,8 @@ from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Case
-from fsdpplan.spec.programs.accelerate import ACCELERATE
-from fsdpplan.spec.programs.megatron import MEGATRON
-from fsdpplan.spec.programs.torchtitan import TORCHTITAN
 from fsdpplan.spec.programs.words import Unsayable, Vocabulary
 from fsdpplan.spec.training import Program, ProgramName, Training, program_named
-
-_VOCABULARIES: dict[ProgramName, Vocabulary] = {
-    "torchtitan": TORCHTITAN,
-    "megatron": MEGATRON,
-    "accelerate": ACCELERATE,
-}
 
 
 def program_problems(case: Case) -> Iterator[Problem]:
@@ -65,8 +56,22 @@ def program_question_problems(
 
 
 def vocabulary_of(name: ProgramName) -> Vocabulary | None:
-    """What a program of others can say of a plan; None for what the trainer runs."""
-    return _VOCABULARIES.get(name)
+    """What a program of others can say of a plan; None for what the trainer runs. Each is read
+    where it is planned for."""
+    match name:
+        case "torchtitan":
+            from fsdpplan.spec.programs.torchtitan import TORCHTITAN
+
+            return TORCHTITAN
+        case "megatron":
+            from fsdpplan.spec.programs.megatron import MEGATRON
+
+            return MEGATRON
+        case "accelerate":
+            from fsdpplan.spec.programs.accelerate import ACCELERATE
+
+            return ACCELERATE
+    return None
 
 
 def program_pins(pins: Pins, name: ProgramName) -> Pins:
