@@ -57,7 +57,7 @@ __all__ = [
 
 _HOMES = {
     "Cluster": "spec.cluster",
-    "Estimate": "spec.estimate",
+    "Estimate": "spec.plan",
     "FsdpPlanError": "errors",
     "Job": "emit.job",
     "Layout": "spec.layout",
