@@ -2,7 +2,10 @@
 # All that needs a GPU, within ten minutes: what the machine is, its profile, training steps beside
 # their predictions, and the tests. README.md beside this says what it leaves in $OUT.
 #
-#   tests/gpu/session.sh [host] [calibrate] [table] [tests]      # all four by default
+#   tests/gpu/session.sh [--device cpu] [host] [calibrate] [table] [tests]      # all four by default
+#
+# With --device cpu a tiny model goes the same way on one CPU process, in a minute: what the script
+# does is tried without a GPU, and the tests that need one say so.
 #
 # From the environment: OUT, a folder for the results (a new one); PYTHON, the one that has torch
 # (python3); WHEELS, a folder of wheels that it lacks (.whl); LIMIT, seconds for everything (570);
@@ -10,6 +13,26 @@
 # fsdpplan calibrate and for single_gpu.py.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
+
+device=cuda
+if [[ ${1-} == --device ]]; then
+  device=${2-}
+  shift 2
+fi
+case $device in
+  cuda)
+    calibrate_seconds=90 calibrate_device=() case_device=()
+    ;;
+  cpu)
+    calibrate_seconds=15 calibrate_device=(--hardware cpu --processes 1)
+    case_device=(--models tests/gpu/tiny/config.json:2 --kernels eager --checkpointing none
+      --precision fp32 --seq-len 64 --steps 6)
+    ;;
+  *)
+    echo "session: --device must be cuda or cpu, not '$device'" >&2
+    exit 2
+    ;;
+esac
 
 out=${OUT:-$(mktemp -d)} python=${PYTHON:-python3} wheels=${WHEELS:-.whl} limit=${LIMIT:-570}
 parts=" ${*:-host calibrate table tests} "
@@ -58,8 +81,8 @@ main() {
     run detect 60 "$python" -m fsdpplan detect --record "$out/host.json"
   fi
   if wants calibrate; then
-    run calibrate 150 "$python" -m fsdpplan calibrate --seconds 90 --save "$out/measured.toml" \
-      "${calibrate_words[@]}"
+    run calibrate 150 "$python" -m fsdpplan calibrate --seconds "$calibrate_seconds" \
+      --save "$out/measured.toml" "${calibrate_device[@]}" "${calibrate_words[@]}"
   fi
   if wants table; then
     ! wants tests || tests_seconds=200
@@ -67,7 +90,7 @@ main() {
     seconds=$((limit - SECONDS - tests_seconds))
     run table "$seconds" "$python" tests/benchmarks/single_gpu.py --hardware "$measured" \
       --out "$out/table.md" --json "$out/rows.jsonl" --budget-seconds $((seconds - 40)) \
-      "${case_words[@]}"
+      "${case_device[@]}" "${case_words[@]}"
   fi
   if wants tests; then
     # Warnings are of that machine's packages, which the project does not pin.
