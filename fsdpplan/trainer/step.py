@@ -25,7 +25,7 @@ from .parallel.local_parameters import hand_over_gradients
 from .parallel.tensor_parallel import loss_context
 from .parallel.tied_tables import copied_parameters
 from .scaler import scaled
-from .text.packing import MicroBatch, counted_fraction, divide_gradients
+from .text.packing import BESIDE_TOKENS, MicroBatch, counted_fraction, divide_gradients
 
 FINAL_LEARNING_RATE_FRACTION = 0.1
 """Share of the peak learning rate at which the cosine ends."""
@@ -79,7 +79,7 @@ def forward_backward(
 
 def model_inputs(batch: MicroBatch) -> dict[str, Tensor]:
     """What the decoder is given beside the tokens."""
-    given = {"positions": batch.positions, "documents": batch.documents}
+    given = {name: getattr(batch, name) for name in BESIDE_TOKENS}
     return {name: value for name, value in given.items() if value is not None}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,9 +18,9 @@ from fsdpplan.trainer.optimizer import make_optimizer
 from fsdpplan.trainer.parallel import pipeline
 from fsdpplan.trainer.parallel.assemble import assemble
 from fsdpplan.trainer.rehearse.counting import CollectiveCounter, layout_axes
-from fsdpplan.trainer.step import train_step
+from fsdpplan.trainer.step import model_inputs, train_step
 from fsdpplan.trainer.text.data import micro_batches, open_sequences
-from fsdpplan.trainer.text.packing import MicroBatch
+from fsdpplan.trainer.text.packing import MicroBatch, pack
 from tests.trainer import jobs, losses, plans
 
 Layouts = dict[str, dict[str, Any]]
@@ -204,7 +204,8 @@ def documents(text: str) -> tuple[float, float]:
     """Loss and gradient norm of sequences that hold two documents each."""
     plan = parse_plan(text)
     batch = two_documents(plan)
-    cut = zip(*(part.chunk(plan.layout.num_microbatches) for part in batch), strict=True)
+    parts = [part for part in batch if part is not None]
+    cut = zip(*(part.chunk(plan.layout.num_microbatches) for part in parts), strict=True)
     assembled = assemble(plan, losses.CPU, seed=0)
     optimizer = make_optimizer(assembled.model, losses.RECIPE)
     output = train_step(
@@ -222,31 +223,21 @@ def documents_reference(text: str) -> tuple[float, float]:
     batch = two_documents(plan)
     decoder = Decoder(plan.model)
     initialise(decoder, seed=0, layers=plan.model.layers)
-    logits = decoder(batch.tokens, positions=batch.positions, documents=batch.documents)
+    logits = decoder(batch.tokens, **model_inputs(batch))
     loss = next_token_loss(logits, batch.targets)
     loss.backward()
     return loss.item(), torch.nn.utils.clip_grad_norm_(decoder.parameters(), math.inf).item()
 
 
-class Documents(NamedTuple):
-    """A MicroBatch in which nothing is None."""
-
-    tokens: torch.Tensor
-    targets: torch.Tensor
-    positions: torch.Tensor
-    documents: torch.Tensor
-
-
-def two_documents(plan: PlanConfig) -> Documents:
-    """A step's sequences, each cut at another place."""
+def two_documents(plan: PlanConfig) -> MicroBatch:
+    """A step's sequences, each cut at another place, and once more in every second one."""
     sequences = open_sequences(plan, None, seed=0)
     rows = torch.stack([sequences(number) for number in range(plan.training.global_batch)])
-    places = torch.arange(plan.training.seq_len).expand(len(rows), -1)
-    second = places >= 5 + torch.arange(len(rows))[:, None]
-    positions = torch.where(second, places - 5 - torch.arange(len(rows))[:, None], places)
-    return Documents(
-        rows[:, :-1].contiguous(), rows[:, 1:].contiguous(), positions, second.to(torch.int32)
-    )
+    starts = torch.zeros(rows.shape, dtype=torch.bool)
+    for row in range(len(rows)):
+        starts[row, 5 + row] = True
+        starts[row, 3] = row % 2 > 0
+    return pack(rows, starts)._replace(targets=rows[:, 1:].contiguous())
 
 
 def fail_on_the_last_stage(out: Path) -> None:

@@ -23,8 +23,9 @@ from torch.distributed.tensor import DTensor
 from ..config import ModelConfig
 from ..private_torch import is_fake
 from ..torch_versions import windowed_kernel
+from .documents import Documents, attend_by_kernel, attend_one_by_one, window_mask
 from .norms import AllHeadsNorm, RMSNorm
-from .positions import alibi_slopes, rotate, widened, with_alibi
+from .positions import EXTRA_WIDTH, alibi_slopes, rotate, widened, with_alibi
 
 WIDEST_HEAD, WIDTH_STEP = 256, 8
 """Heads that the kernel takes: torch 2.13 aten/src/ATen/native/transformers/cuda/flash_attn."""
@@ -34,9 +35,10 @@ OLDEST_DEVICE = (8, 0)
 
 
 def takes_windows(config: ModelConfig, like: Tensor) -> bool:
-    """Whether the kernel takes heads of the dtype and device of `like`: of fake tensors, as on CUDA
-    devices. It knows no sinks."""
-    fits = config.head_dim <= WIDEST_HEAD and config.head_dim % WIDTH_STEP == 0
+    """Whether the kernel of windows and documents takes heads of the dtype and device of `like`: of
+    fake tensors, as on CUDA devices. It knows no sinks."""
+    width = config.head_dim + EXTRA_WIDTH * (config.positions == "alibi")
+    fits = width <= WIDEST_HEAD and width % WIDTH_STEP == 0
     if windowed_kernel is None or config.attention_sinks or not fits:
         return False
     if like.dtype not in (torch.bfloat16, torch.float16):
@@ -51,24 +53,12 @@ def attend_in_windows(
     q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor, *, window: int, scale: float
 ) -> Tensor:
     """Each query sees itself and the `window - 1` tokens before it."""
-    assert windowed_kernel is not None
     batch, _, length, _ = q_BHTE.shape
     ends = (batch + 1) * length
-    starts = torch.arange(0, ends, length, dtype=torch.int32, device=q_BHTE.device)
-    q, k, v = (heads.transpose(1, 2).flatten(0, 1) for heads in (q_BHTE, k_BHTE, v_BHTE))
-    out = windowed_kernel(
-        q,
-        k,
-        v,
-        starts,
-        starts,
-        length,
-        length,
-        scale=scale,
-        window_size=(window - 1, 0),
-        enable_gqa=True,
+    bounds = torch.arange(0, ends, length, dtype=torch.int32, device=q_BHTE.device)
+    return attend_by_kernel(
+        q_BHTE, k_BHTE, v_BHTE, bounds=bounds, longest=length, window=window, scale=scale
     )
-    return out.view(batch, length, *out.shape[1:]).transpose(1, 2)
 
 
 class AttentionKernel(nn.Module):
@@ -102,20 +92,46 @@ class AttentionCore(nn.Module):
         v_BHTE: Tensor,
         *,
         mask: Tensor | None = None,
+        documents: Documents | None = None,
         sinks_H: Tensor | None = None,
     ) -> Tensor:
         """(B, H, T, width of `v`). Key heads may be fewer than query heads, values narrower than
-        keys; `mask` is what `make_masks` gives, None: what came before in the window is seen."""
+        keys; `mask` is what `make_masks` gives, None: what came before in the window is seen, of
+        the own one of `documents`."""
+        if documents is not None and documents.lengths is not None:
+            one_by_one: Tensor = self._one_by_one(q_BHTE, k_BHTE, v_BHTE, documents, sinks_H)
+            return one_by_one
         width = v_BHTE.shape[-1]
         in_window = mask is None and 0 < self.window < q_BHTE.shape[2]
         in_window &= q_BHTE.is_cuda or is_fake(q_BHTE)
+        if documents is None and not in_window:
+            return self._under_mask(q_BHTE, k_BHTE, v_BHTE, mask=mask, sinks_H=sinks_H)
+        heads = q_BHTE, k_BHTE, _as_wide(v_BHTE, q_BHTE)
+        if documents is None:
+            out = attend_in_windows(*heads, window=self.window, scale=self.scale)
+        else:
+            out = attend_by_kernel(
+                *heads,
+                bounds=documents.bounds,
+                longest=documents.longest,
+                window=self.window,
+                scale=self.scale,
+            )
+        return out[..., :width]
+
+    def _under_mask(
+        self,
+        q_BHTE: Tensor,
+        k_BHTE: Tensor,
+        v_BHTE: Tensor,
+        *,
+        mask: Tensor | None,
+        sinks_H: Tensor | None,
+    ) -> Tensor:
+        width = v_BHTE.shape[-1]
         if sinks_H is not None:
             q_BHTE, k_BHTE, v_BHTE = _with_sinks(q_BHTE, k_BHTE, v_BHTE, sinks_H / self.scale)
-        if v_BHTE.shape[-1] < q_BHTE.shape[-1]:  # fused kernels want them as wide as keys
-            v_BHTE = F.pad(v_BHTE, (0, q_BHTE.shape[-1] - v_BHTE.shape[-1]))
-        if in_window:
-            heads = (q_BHTE, k_BHTE, v_BHTE)
-            return attend_in_windows(*heads, window=self.window, scale=self.scale)[..., :width]
+        v_BHTE = _as_wide(v_BHTE, q_BHTE)
         groups = q_BHTE.shape[1] // k_BHTE.shape[1]
         if groups > 1 and (mask is not None or (q_BHTE.is_cuda and q_BHTE.dtype == torch.float32)):
             # Kernels that take a mask, or on CUDA fp32, do not share keys between heads.
@@ -132,6 +148,31 @@ class AttentionCore(nn.Module):
             enable_gqa=groups > 1,
         )
         return out[:, :, 0 if sinks_H is None else 1 :, :width]
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _one_by_one(
+        self,
+        q_BHTE: Tensor,
+        k_BHTE: Tensor,
+        v_BHTE: Tensor,
+        documents: Documents,
+        sinks_H: Tensor | None,
+    ) -> Tensor:
+        """Compiled blocks are cut here: the lengths of documents are other ones in every step."""
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+            if mask is not None and sinks_H is not None:
+                mask = F.pad(mask, (1, 0, 1, 0))
+            return self._under_mask(q, k, v, mask=mask, sinks_H=sinks_H)
+
+        heads = q_BHTE, k_BHTE, v_BHTE
+        return attend_one_by_one(*heads, documents=documents, window=self.window, attend=attend)
+
+
+def _as_wide(v_BHTE: Tensor, q_BHTE: Tensor) -> Tensor:
+    """Values as wide as keys, which fused kernels want."""
+    missing = q_BHTE.shape[-1] - v_BHTE.shape[-1]
+    return F.pad(v_BHTE, (0, missing)) if missing else v_BHTE
 
 
 def _with_sinks(
@@ -157,26 +198,19 @@ def make_masks(
     windows: Iterable[int],
     *,
     length: int,
-    documents_BT: Tensor | None,
     like: Tensor,
 ) -> dict[int, Tensor]:
     """Masks of those `windows` that no kernel knows: 0 where a key is seen, -inf elsewhere.
 
-    A query sees keys of its own document, itself and those before it, and of those the last
-    `window`. They are added to scores in the dtype of `like`, so that blocks share what backward
-    keeps. With sinks they have a first row and column more.
+    A query sees itself and the keys before it, and of those the last `window`. They are added to
+    scores in the dtype of `like`, so that blocks share what backward keeps. With sinks they have a
+    first row and column more.
     """
     masks = {}
     for window in windows:
-        is_narrow = 0 < window < length
-        if documents_BT is None and (not is_narrow or takes_windows(config, like)):
+        if not 0 < window < length or takes_windows(config, like):
             continue
-        mask = like.new_full((length, length), float("-inf")).triu(1)[None, None]
-        if is_narrow:
-            mask += like.new_full((length, length), float("-inf")).tril(-window)
-        if documents_BT is not None:
-            others = documents_BT[:, None, :, None] != documents_BT[:, None, None, :]
-            mask = mask.masked_fill(others, float("-inf"))
+        mask = window_mask(like, queries=length, before=0, window=window)
         masks[window] = F.pad(mask, (1, 0, 1, 0)) if config.attention_sinks else mask
     return masks
 
@@ -205,7 +239,12 @@ class Attention(nn.Module):
         """The first of this rank's query heads, under tensor parallelism."""
 
     def forward(
-        self, x_BTD: Tensor, *, positions: Tensor | None = None, mask: Tensor | None = None
+        self,
+        x_BTD: Tensor,
+        *,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        documents: Documents | None = None,
     ) -> Tensor:
         config = self.config
         q, k, v = self._heads(x_BTD)
@@ -217,7 +256,8 @@ class Attention(nn.Module):
             slopes = torch.tensor(alibi_slopes(config.heads))
             slopes = slopes[self.first_head : self.first_head + q.shape[1]]
             q, k = with_alibi(q, k, slopes_H=slopes, scale=self.core.scale, positions_BT=positions)
-        out: Tensor = self.core(q, k, v, mask=mask, sinks_H=local_sinks(self.sinks))
+        sinks = local_sinks(self.sinks)
+        out: Tensor = self.core(q, k, v, mask=mask, documents=documents, sinks_H=sinks)
         projected: Tensor = self.wo(out.transpose(1, 2).flatten(2))
         return projected
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ..config import ModelConfig as ModelConfig
-from .attention import Attention, make_masks
+from .attention import Attention, make_masks, takes_windows
+from .documents import Documents, documents_of
 from .feed_forward import FeedForward
 from .latent_attention import LatentAttention
 from .moe import MixtureOfExperts
@@ -40,9 +41,16 @@ class Block(nn.Module):
         self.post_ffn_norm = make_norm(config) if config.post_norms else None
 
     def forward(
-        self, x_BTD: Tensor, *, positions: Tensor | None = None, mask: Tensor | None = None
+        self,
+        x_BTD: Tensor,
+        *,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        documents: Documents | None = None,
     ) -> Tensor:
-        attended = self.attention(self.attention_norm(x_BTD), positions=positions, mask=mask)
+        attended = self.attention(
+            self.attention_norm(x_BTD), positions=positions, mask=mask, documents=documents
+        )
         if self.post_attention_norm is not None:
             attended = self.post_attention_norm(attended)
         x_BTD = x_BTD + attended
@@ -96,38 +104,42 @@ class Decoder(nn.Module):
         tokens_BT: Tensor,
         positions: Tensor | None = None,
         documents: Tensor | None = None,
+        longest: Tensor | None = None,
     ) -> Tensor:
         """Logits (B, T, V); without the head what the last block gives. Without the embedding
         `tokens_BT` is what the block before gave (B, T, D).
 
-        `positions` (B, T) are 0, 1, 2 ... where None. `documents` (B, whole T) number the documents
-        of a sequence: attention stays within each.
+        `positions` (B, T) are 0, 1, 2 ... where None. `documents` and `longest` are those of a
+        `MicroBatch`: attention stays within each document.
         """
         h = self.embed(tokens_BT, positions)
-        masks = self._masks(h, documents)
+        if documents is None or longest is None:
+            given, masks = {}, self._masks(h)
+        else:
+            given, masks = {"documents": self._documents(h, documents, longest)}, {}
         for number, block in self.layers.items():
             mask = masks.get(self.config.window(int(number)))
-            h = block(h, positions=positions, mask=mask)
+            h = block(h, positions=positions, mask=mask, **given)
         if self.norm is not None:
             h = self.norm(h)
         return h if self.output is None else self.output(h)
 
-    def _masks(self, h_BTD: Tensor, documents_BT: Tensor | None) -> dict[int, Tensor]:
-        """Masks by window. Those without documents are alike for all sequences, and are kept."""
+    def _documents(self, h_BTD: Tensor, ends_BN: Tensor, longest_BL: Tensor) -> Documents:
+        return documents_of(
+            ends_BN,
+            longest_BL.shape[1],
+            length=self.whole_length or h_BTD.shape[1],
+            by_kernel=takes_windows(self.config, h_BTD),
+        )
+
+    def _masks(self, h_BTD: Tensor) -> dict[int, Tensor]:
+        """Masks by window, alike for all sequences, and kept."""
         length = self.whole_length or h_BTD.shape[1]
         key = (length, h_BTD.dtype, h_BTD.device)
-        if documents_BT is None and self._kept_masks[0] == key:
-            return self._kept_masks[1]
-        masks = make_masks(
-            self.config,
-            {self.config.window(int(number)) for number in self.layers},
-            length=length,
-            documents_BT=documents_BT,
-            like=h_BTD,
-        )
-        if documents_BT is None:
-            self._kept_masks = (key, masks)
-        return masks
+        if self._kept_masks[0] != key:
+            windows = {self.config.window(int(number)) for number in self.layers}
+            self._kept_masks = (key, make_masks(self.config, windows, length=length, like=h_BTD))
+        return self._kept_masks[1]
 
     def embed(self, tokens_BT: Tensor, positions: Tensor | None = None) -> Tensor:
         """The residual stream before the first block of this part (B, T, D)."""

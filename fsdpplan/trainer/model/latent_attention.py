@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..config import LatentConfig, ModelConfig
 from .attention import AttentionCore, local_sinks, score_scale
+from .documents import Documents
 from .norms import RMSNorm
 from .positions import alibi_slopes, rotate, with_alibi
 
@@ -44,7 +45,12 @@ class LatentAttention(nn.Module):
         """The first of this rank's query heads, under tensor parallelism."""
 
     def forward(
-        self, x_BTD: Tensor, *, positions: Tensor | None = None, mask: Tensor | None = None
+        self,
+        x_BTD: Tensor,
+        *,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        documents: Documents | None = None,
     ) -> Tensor:
         config = self.config
         q, k, v = self._heads(x_BTD, positions)
@@ -53,7 +59,8 @@ class LatentAttention(nn.Module):
             slopes = torch.tensor(alibi_slopes(config.heads))
             slopes = slopes[self.first_head : self.first_head + q.shape[1]]
             q, k = with_alibi(q, k, slopes_H=slopes, scale=self.core.scale, positions_BT=positions)
-        out: Tensor = self.core(q, k, v, mask=mask, sinks_H=local_sinks(self.sinks))
+        sinks = local_sinks(self.sinks)
+        out: Tensor = self.core(q, k, v, mask=mask, documents=documents, sinks_H=sinks)
         projected: Tensor = self.wo(out.transpose(1, 2).flatten(2))
         return projected
 

@@ -30,10 +30,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from ..config import PlanConfig
 from ..errors import TrainerError
 from ..model.attention import AttentionCore
+from ..model.documents import Documents
 from ..private_torch import attend_around_a_ring
 
 Attend = Callable[..., Tensor]
-"""Attention of (q, k, v), each (B, H, T, E), with `mask` and `sinks_H` by name."""
+"""Attention of (q, k, v), each (B, H, T, E), with `mask`, `documents` and `sinks_H` by name."""
 
 
 class Exchange(torch.autograd.Function):
@@ -68,13 +69,15 @@ def trade_heads(attend: Attend, group: dist.ProcessGroup) -> Attend:
         v_BHTE: Tensor,
         *,
         mask: Tensor | None = None,
+        documents: Documents | None = None,
         sinks_H: Tensor | None = None,
     ) -> Tensor:
         heads = shared_heads(q_BHTE.shape[1], k_BHTE.shape[1], ranks=ranks)
         sent = heads.padded(q_BHTE), heads.repeated(k_BHTE), heads.repeated(v_BHTE)
         if sinks_H is not None:
             sinks_H = heads.padded(sinks_H[None, :, None, None]).flatten().chunk(ranks)[rank]
-        out = attend(*heads_for_tokens(*sent, group=group, ranks=ranks), mask=mask, sinks_H=sinks_H)
+        own = heads_for_tokens(*sent, group=group, ranks=ranks)
+        out = attend(*own, mask=mask, documents=documents, sinks_H=sinks_H)
         return heads.cut(tokens_for_heads(out, group=group, ranks=ranks))
 
     return traded
@@ -183,14 +186,14 @@ def apply_context_parallel(part: nn.Module, plan: PlanConfig, mesh: DeviceMesh) 
     part.whole_length = plan.training.seq_len  # type: ignore[assignment]
     for core in [module for module in part.modules() if isinstance(module, AttentionCore)]:
         if mesh.device_type == "cuda":
-            core.register_forward_pre_hook(_refuse_masks, with_kwargs=True)
+            core.register_forward_pre_hook(_refuse_documents, with_kwargs=True)
             attend_around_a_ring(core.kernel, mesh)
         else:
             core.forward = trade_heads(core.forward, mesh.get_group())  # type: ignore[method-assign]
 
 
-def _refuse_masks(_: nn.Module, __: tuple[Tensor, ...], given: dict[str, Tensor | None]) -> None:
-    if given.get("mask") is not None:
+def _refuse_documents(_: nn.Module, __: tuple[Tensor, ...], given: dict[str, object]) -> None:
+    if given.get("mask") is not None or given.get("documents") is not None:
         raise TrainerError(
             "ring attention knows no documents: leave --pack out, or plan again with --cp 1"
         )

@@ -23,7 +23,7 @@ from ..config import PlanConfig
 from ..model.loss import loss_function
 from ..precision import compute_dtype
 from ..scaler import LossScaler, scaled
-from ..text.packing import MicroBatch
+from ..text.packing import BESIDE_TOKENS, MicroBatch, joined
 from ..torch_versions import (
     few_micro_batches,
     greet_nobody,
@@ -89,7 +89,7 @@ class Pipeline:
         """Gradients of the mean loss; returns that loss on ranks with the last stage, else 0."""
         self._scaler = scaler
         losses: list[Tensor] = []
-        batch = _joined(micro_batches)
+        batch = joined(micro_batches)
         if self._replicas is not None:
             self._replicas.begin()
         with loss_context(self._layout):
@@ -98,7 +98,7 @@ class Pipeline:
                 target=batch["targets"] if self._has_last else None,
                 losses=losses,
                 **self._no_outputs,
-                **{name: batch[name] for name in ("positions", "documents") if name in batch},
+                **{name: batch[name] for name in BESIDE_TOKENS if name in batch},
             )
         if self._replicas is not None:
             self._replicas.finish()
@@ -160,9 +160,3 @@ def _stage(
     greet_nobody(stage)
     let_go_of_gradients(stage)
     return stage
-
-
-def _joined(micro_batches: Sequence[MicroBatch]) -> dict[str, Tensor]:
-    """All micro-batches in one, which the schedule cuts again; without what they do not have."""
-    columns = zip(MicroBatch._fields, zip(*micro_batches, strict=True), strict=True)
-    return {name: torch.cat(parts) for name, parts in columns if parts[0] is not None}

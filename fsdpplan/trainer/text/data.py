@@ -242,6 +242,7 @@ def _own_part(batch: MicroBatch, plan: PlanConfig, rank: int) -> MicroBatch:
         targets=batch.targets[:, own],
         positions=positions.contiguous(),
         documents=batch.documents,
+        longest=batch.longest,
     )
 
 

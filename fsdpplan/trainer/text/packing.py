@@ -34,7 +34,15 @@ class MicroBatch(NamedTuple):
     positions: Tensor | None = None
     """(B, T), int64: where in its document each token stands; None: 0, 1, 2 ..."""
     documents: Tensor | None = None
-    """(B, whole T), int32: which document each token of the sequence belongs to; None: one."""
+    """(B, N), int32: where the documents of each whole sequence end, the last ones over again up to
+    a number N that few batches differ in; None: each sequence is one."""
+    longest: Tensor | None = None
+    """(B, L, 0), without a byte: no document has more than L tokens. A shape, since hosts know
+    shapes of tensors on a device, and their values only when they wait for it."""
+
+
+BESIDE_TOKENS = ("positions", "documents", "longest")
+"""What a model is given of it beside its tokens."""
 
 
 def pack(tokens_BS: Tensor, starts_BS: Tensor) -> MicroBatch:
@@ -42,12 +50,48 @@ def pack(tokens_BS: Tensor, starts_BS: Tensor) -> MicroBatch:
     tokens_BT, targets_BT, begins_BT = tokens_BS[:, :-1], tokens_BS[:, 1:], starts_BS[:, :-1]
     places_BT = torch.arange(tokens_BT.shape[1]).expand_as(tokens_BT)
     first_of_document = torch.where(begins_BT, places_BT, 0).cummax(1).values
+    positions_BT = places_BT - first_of_document
     return MicroBatch(
         tokens=tokens_BT.contiguous(),
         targets=torch.where(starts_BS[:, 1:], IGNORED, targets_BT),
-        positions=places_BT - first_of_document,
-        documents=begins_BT.cumsum(1).int(),
+        positions=positions_BT,
+        documents=_ends(begins_BT),
+        longest=_longest(int(positions_BT.max()) + 1, rows=len(tokens_BT), of=tokens_BT.shape[1]),
     )
+
+
+def _ends(begins_BT: Tensor) -> Tensor:
+    """(B, N): the first token of a sequence begins a document, whatever is said of it."""
+    length = begins_BT.shape[1]
+    rows = [(begins[1:].nonzero().flatten() + 1).tolist() for begins in begins_BT]
+    number = rounded_up(max(map(len, rows)) + 1)
+    return torch.tensor([row + [length] * (number - len(row)) for row in rows], dtype=torch.int32)
+
+
+def _longest(tokens: int, *, rows: int, of: int) -> Tensor:
+    return torch.empty(rows, min(of, rounded_up(tokens)), 0)
+
+
+def rounded_up(number: int) -> int:
+    """To a power of two: compiled blocks and kernels meet few numbers."""
+    return 1 << (number - 1).bit_length()
+
+
+def joined(micro_batches: Sequence[MicroBatch]) -> dict[str, Tensor]:
+    """All micro-batches in one; without what they do not have."""
+    columns = zip(MicroBatch._fields, zip(*micro_batches, strict=True), strict=True)
+    return {name: _in_one(name, parts) for name, parts in columns if parts[0] is not None}
+
+
+def _in_one(name: str, parts: Sequence[Tensor]) -> Tensor:
+    if name == "documents":
+        number = max(part.shape[1] for part in parts)
+        last = [part[:, -1:].expand(-1, number - part.shape[1]) for part in parts]
+        return torch.cat([torch.cat(both, dim=1) for both in zip(parts, last, strict=True)])
+    if name == "longest":
+        tokens = max(part.shape[1] for part in parts)
+        return parts[0].new_empty(sum(map(len, parts)), tokens, 0)
+    return torch.cat(list(parts))
 
 
 def counted_fraction(micro_batches: Sequence[MicroBatch]) -> Tensor | None:

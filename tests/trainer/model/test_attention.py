@@ -8,12 +8,17 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from fsdpplan.trainer.model import attention
+from fsdpplan.trainer.model import attention, documents
+from fsdpplan.trainer.model import decoder as decoder_module
 from fsdpplan.trainer.model.attention import Attention, AttentionCore, make_masks
 from fsdpplan.trainer.model.decoder import Decoder
 from fsdpplan.trainer.model.positions import alibi_slopes, with_alibi
 from fsdpplan.trainer.model.weights import initialise
+from fsdpplan.trainer.step import model_inputs
+from fsdpplan.trainer.text.packing import pack
 from tests.trainer import plans
 from tests.trainer.hf_cases import ALIBI, OURS, VOCAB, WIDTHS
 from tests.trainer.hf_names import PROJECTIONS
@@ -89,16 +94,69 @@ def tiny(form: str) -> Decoder:
     return decoder
 
 
+def packed(lengths: tuple[tuple[int, ...], ...]) -> dict[str, Tensor]:
+    """Tokens, and what a model is given beside them, of rows of documents so long."""
+    starts = torch.zeros(len(lengths), sum(lengths[0]) + 1, dtype=torch.bool)
+    for row, ends in zip(starts, map(itertools.accumulate, lengths), strict=True):
+        row[list(ends)] = True
+    batch = pack(torch.randint(VOCAB, starts.shape), starts)
+    return {"tokens_BT": batch.tokens, **model_inputs(batch)}
+
+
+LENGTHS = ((5, 1, 10), (16,))
+"""Two rows of 16 tokens; the longer documents are longer than the window."""
+
+
+def apart(decoder: Decoder, tokens: Tensor) -> Tensor:
+    """Each document of LENGTHS by itself."""
+    rows = [
+        torch.cat([decoder(part) for part in row[None].split(lengths, dim=1)], dim=1)
+        for row, lengths in zip(tokens, LENGTHS, strict=True)
+    ]
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("by_kernel", [False, True], ids=["one by one", "kernel"])
 @pytest.mark.parametrize("form", FORMS)
-def test_documents_in_one_sequence_are_as_apart(form: str) -> None:
-    decoder = tiny(form)
-    tokens = torch.randint(VOCAB, (2, 16))
-    lengths = (5, 1, 10)
-    positions = torch.cat([torch.arange(length) for length in lengths])[None].expand(2, -1)
-    documents = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))[None].expand(2, -1)
-    packed = decoder(tokens, positions=positions, documents=documents)
-    apart = torch.cat([decoder(part) for part in tokens.split(lengths, dim=1)], dim=1)
-    torch.testing.assert_close(packed, apart, rtol=1e-4, atol=1e-4)
+def test_documents_in_one_sequence_are_as_apart(
+    form: str, by_kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder, batch = tiny(form), packed(LENGTHS)
+    weights = [w for w in decoder.parameters() if w.requires_grad]
+    pull = torch.randn(2, 16, decoder.config.vocab)
+    expected = apart(decoder, batch["tokens_BT"])
+    gradients = torch.autograd.grad((expected * pull).sum(), weights)
+    if by_kernel and form != "sinks":  # which it does not know
+        monkeypatch.setattr(documents, "windowed_kernel", kernel_by_hand)
+        monkeypatch.setattr(decoder_module, "takes_windows", lambda *_: True)
+    found = decoder(**batch)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    for one, other in zip(
+        torch.autograd.grad((found * pull).sum(), weights), gradients, strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+
+
+def test_no_tensor_is_as_large_as_a_sequence_squared() -> None:
+    """Of 512 tokens, in documents of 16: what the CPU's kernels are given and what is kept."""
+    decoder = Decoder(plans.config_of(sliding_window=8, full_attention_every=2, layers=2))
+    decoder.requires_grad_(requires_grad=False)
+    batch = packed(((16,) * 32,))
+    largest = 0
+
+    class Largest(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            nonlocal largest
+            out = func(*args, **(kwargs or {}))
+            sizes = [x.numel() for x in tree_leaves(out) if isinstance(x, Tensor)]
+            largest = max(largest, *sizes, 0)
+            return out
+
+    with Largest():
+        decoder(**batch)
+    assert largest < 512 * 512 / 4
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -113,20 +171,18 @@ def test_no_token_sees_a_later_one(form: str) -> None:
 def test_blocks_share_masks_and_need_none_for_whole_sequences() -> None:
     config = plans.config_of(sliding_window=5, full_attention_every=2)
     like = torch.zeros(0)
-    masks = make_masks(config, {0, 5}, length=24, documents_BT=None, like=like)
+    masks = make_masks(config, {0, 5}, length=24, like=like)
     assert set(masks) == {5}
-    assert not make_masks(config, {0, 5}, length=5, documents_BT=None, like=like)
+    assert not make_masks(config, {0, 5}, length=5, like=like)
     seen = (masks[5][0, 0] == 0).sum(1)
     assert seen.tolist() == [1, 2, 3, 4] + [5] * 20
 
 
-def test_masks_are_made_once_for_all_sequences_without_documents() -> None:
+def test_masks_are_made_once_for_all_sequences() -> None:
     decoder = tiny("window")
     tokens = torch.randint(VOCAB, (2, 16))
-    masks = [decoder._masks(decoder.embed(tokens), None) for _ in range(2)]
+    masks = [decoder._masks(decoder.embed(tokens)) for _ in range(2)]
     assert masks[0] is masks[1]
-    documents = torch.zeros(2, 16, dtype=torch.int64)
-    assert decoder._masks(decoder.embed(tokens), documents) is not masks[0]
 
 
 def kernel_by_hand(
@@ -135,6 +191,7 @@ def kernel_by_hand(
     """What torch's documentation says of `varlen_attn`: rows of all sequences, windows by (left,
     right), key heads that several query heads share."""
     (left, right), groups = given["window_size"], q.shape[1] // k.shape[1]
+    left = left if left >= 0 else len(q)
     assert right == 0
     assert given["enable_gqa"]
     whole = []
@@ -152,7 +209,7 @@ def kernel_by_hand(
 def test_windows_of_the_kernel_are_those_of_the_masks(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder, tokens = tiny("window"), torch.randint(VOCAB, (2, 16))
     by_masks = decoder(tokens)
-    monkeypatch.setattr(attention, "windowed_kernel", kernel_by_hand)
+    monkeypatch.setattr(documents, "windowed_kernel", kernel_by_hand)
     monkeypatch.setattr(attention, "takes_windows", lambda *_: True)
     monkeypatch.setattr(attention, "is_fake", lambda _: True)
     decoder._kept_masks = (None, {})

@@ -10,7 +10,7 @@ from torch import nn
 
 from fsdpplan.trainer.config import parse_plan
 from fsdpplan.trainer.text.data import micro_batches, open_sequences
-from fsdpplan.trainer.text.packing import IGNORED, counted_fraction, divide_gradients, pack
+from fsdpplan.trainer.text.packing import IGNORED, counted_fraction, divide_gradients, joined, pack
 from tests.trainer import plans
 
 CPU = torch.device("cpu")
@@ -25,7 +25,7 @@ def test_positions_begin_anew_and_no_target_is_of_another_document() -> None:
     assert packed.positions is not None
     assert packed.documents is not None
     assert packed.positions.tolist() == [[0, 1, 0, 0, 1]]
-    assert packed.documents.tolist() == [[0, 0, 1, 2, 2]]
+    assert packed.documents.tolist() == [[2, 3, 5, 5]]
 
 
 @given(starts=st.lists(st.booleans(), min_size=2, max_size=40))
@@ -34,15 +34,28 @@ def test_a_document_is_a_stretch_whose_positions_count_up(starts: list[bool]) ->
     packed = pack(tokens, torch.tensor([starts]))
     assert packed.positions is not None
     assert packed.documents is not None
-    positions, documents = packed.positions[0].tolist(), packed.documents[0].tolist()
+    assert packed.longest is not None
+    positions, ends = packed.positions[0].tolist(), packed.documents[0].tolist()
+    assert ends == sorted(ends)
+    assert ends[-1] == len(positions)
+    assert max(positions) < packed.longest.shape[1] <= len(positions)
     for at in range(1, len(positions)):
-        if documents[at] == documents[at - 1]:
+        if at not in ends:
             assert positions[at] == positions[at - 1] + 1
             assert packed.targets[0, at - 1] == tokens[0, at]
         else:
-            assert documents[at] == documents[at - 1] + 1
             assert positions[at] == 0
             assert packed.targets[0, at - 1] == IGNORED
+
+
+def test_batches_of_other_numbers_of_documents_are_joined() -> None:
+    few, many = torch.zeros(2, 13, dtype=torch.bool), torch.zeros(1, 13, dtype=torch.bool)
+    many[0, 3:9] = True
+    batches = [pack(torch.zeros(len(s), 13, dtype=torch.int64), s) for s in (few, many)]
+    whole = joined(batches)
+    assert whole["documents"].tolist() == [[12] * 8, [12] * 8, [3, 4, 5, 6, 7, 8, 12, 12]]
+    assert whole["longest"].shape == (3, 12, 0)
+    assert whole["tokens"].shape == (3, 12)
 
 
 def test_what_is_not_packed_counts_whole() -> None:
@@ -80,7 +93,7 @@ def test_every_layout_gets_the_same_documents(layout: dict[str, int]) -> None:
         for batch in micro_batches(sequences, plan, first=8, rank=rank, device=CPU, packs=True):
             assert batch.documents is not None
             assert batch.positions is not None
-            assert batch.documents.shape[1] == plan.training.seq_len
+            assert (batch.documents[:, -1] == plan.training.seq_len).all()
             assert batch.positions.shape == batch.tokens.shape
             found += zip(
                 batch.tokens.flatten().tolist(), batch.targets.flatten().tolist(), strict=True
