@@ -243,6 +243,7 @@ def estimate(case: Case) -> Estimate:
         seq_len=training.seq_len,
         tokens_per_second_per_gpu=per_gpu,
         peak_flops_per_second=cluster.device.peak_flops_per_second(training.precision),
+        document_tokens=training.document_tokens,
     )
     return Estimate(
         step_seconds=step_interval(time, cluster.device.error),
@@ -267,7 +268,10 @@ def is_runnable(*, training: Training, layout: Layout) -> bool:
 def executed_flops_ratio(case: Case) -> float:
     """Executed over useful FLOPs: recomputation counts here, and the head's padded rows."""
     model, layout = case.model, case.layout
-    useful = useful_flops_per_token(model=model, seq_len=case.training.seq_len)
+    training = case.training
+    useful = useful_flops_per_token(
+        model=model, seq_len=training.seq_len, document_tokens=training.document_tokens
+    )
     is_same = layout.checkpoint_blocks == "all"
     stages = (whole_model(model),) if is_same else pipeline_stages(model=model, layout=layout)
     again = sum(
@@ -284,6 +288,9 @@ def _repeated_flops_per_token(case: Case) -> float:
     work = block_work(case)
     products = repeated_products(replace(work, tp=1, ep=1))
     again = sum(product.flops / work.tokens for product in products)
-    attention = attention_forward_flops_per_token(model=case.model, seq_len=case.training.seq_len)
+    training = case.training
+    attention = attention_forward_flops_per_token(
+        model=case.model, seq_len=training.seq_len, document_tokens=training.document_tokens
+    )
     repeats_attention = case.layout.activation_checkpointing in ("attention", "full")
     return again + (attention if repeats_attention else 0.0)

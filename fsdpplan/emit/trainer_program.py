@@ -67,7 +67,7 @@ class Trainer:
     pack: Annotated[
         bool | None,
         Option(
-            help="Train the documents of a sequence apart. Memory stays that of whole sequences."
+            help="Train the documents of a sequence apart. Default: as planned (recommend --pack)."
         ),
     ] = None
     init_from: Annotated[

@@ -24,11 +24,13 @@ from fsdpplan.emit.slurm.header import (
 )
 from fsdpplan.emit.slurm.script import render_launch
 from fsdpplan.emit.targets import OTHER_TRAINERS, Target, render
+from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import carried_json
 from fsdpplan.files.table import read_text
 from fsdpplan.run.plans import plan_from_json, read_plan
 from fsdpplan.run.script_plan import plan_text
+from fsdpplan.search.rules.legality import legal_layout_problem
 from fsdpplan.search.rules.program import script_problem
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.plan import Plan
@@ -98,9 +100,34 @@ def program_problem(layout: Layout, plan: Plan, job: Job) -> str | None:
     return script_problem(replace(plan.case, layout=layout))
 
 
+def packing_as_planned(plan: Plan, job: Job) -> Job:
+    """`job` with the trainer told what the plan says of documents. Raises SpecError where the plan
+    was not made for what the job asks for."""
+    if not isinstance(job.program, Trainer):
+        return job
+    if plan.training.packed and job.program.pack is False:
+        raise SpecError(
+            "the plan is of packed documents, in time and memory: leave --no-pack out, or plan "
+            "again with fsdpplan recommend --no-pack"
+        )
+    if plan.training.packed:
+        return replace(job, program=replace(job.program, pack=True))
+    if job.program.pack:
+        _require_packable(plan)
+    return job
+
+
+def _require_packable(plan: Plan) -> None:
+    packed = replace(plan.case, training=replace(plan.training, packed=True))
+    problem = legal_layout_problem(packed)
+    if problem is not None and legal_layout_problem(plan.case) is None:
+        raise SpecError(f"--pack with this plan: {problem}; or plan again with --pack")
+
+
 def emit_script(plan: Plan, job: Job) -> str:
     """The job script of `plan`, for this version of fsdpplan."""
     require_program(plan, job)
+    job = packing_as_planned(plan, job)
     carried = job_plan(plan)
     return render_launch(
         plan=carried, plan_json=carried_json(carried), job=job, version=__version__
@@ -111,6 +138,7 @@ def launch_text(target: Target, *, plan: Plan, job: Job, pods: Pods | None = Non
     """The text that launches `plan` at `target`, by this version of fsdpplan."""
     if target not in OTHER_TRAINERS:
         require_program(plan, job)
+        job = packing_as_planned(plan, job)
     carried = job_plan(plan)
     order = Order(
         plan=carried,

@@ -112,6 +112,14 @@ FEATURES: tuple[TorchFeature, ...] = (
         source="varlen_attn of torch/nn/attention/varlen.py",
     ),
     TorchFeature(
+        name="a kernel of packed documents",
+        since=TorchRelease(2, 12),
+        done_without="attends to one document after the other",
+        slower="the host waits for how long they are, which the prediction does not count",
+        needed=lambda case: case.training.packed,
+        source="varlen_attn of torch/nn/attention/varlen.py",
+    ),
+    TorchFeature(
         name="pipelines that keep no logits",
         since=TorchRelease(2, 10),
         done_without="lets the last stage give them up itself",

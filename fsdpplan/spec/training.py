@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from math import inf
 from typing import Literal, get_args
 
 from fsdpplan.errors import SpecError
@@ -223,6 +224,11 @@ class Training(RemembersHash):
     one a tensor from earlier steps (Transformer Engine's delayed scaling)."""
     fp8_all_gather: bool = False
     """With precision fp8: FSDP gathers weights already cast to fp8."""
+    packed: bool = False
+    """Sequences hold documents that are trained apart: attention stays inside each."""
+    mean_document_tokens: int | None = None
+    """Tokens of a document in the mean, which are taken to be of exponential lengths; None: not
+    known, and priced as if each sequence were one."""
     headroom_fraction: float = 0.08
     """Share of device memory that a plan must leave free."""
     fits_fraction: float = 0.95
@@ -244,6 +250,7 @@ class Training(RemembersHash):
                 "fp8_all_gather needs precision fp8 with one scale a tensor: use fp8_recipe "
                 "tensorwise or leave it out"
             )
+        self._require_packable()
         require_fraction(headroom_fraction=self.headroom_fraction)
         if not 0 <= self.fits_fraction < 1:
             raise SpecError(
@@ -264,6 +271,21 @@ class Training(RemembersHash):
             raise SpecError(
                 f"optimizer {self.optimizer} is that of runtime fsdp2, not of {self.runtime}: use "
                 "--optimizer adamw, or --runtime fsdp2"
+            )
+
+    def _require_packable(self) -> None:
+        if self.mean_document_tokens is not None:
+            require_positive_int(mean_document_tokens=self.mean_document_tokens)
+            if not self.packed:
+                raise SpecError(
+                    "mean_document_tokens is of packed sequences: use --pack too, or leave "
+                    "--mean-document-tokens out"
+                )
+        if self.packed and (self.runtime != "fsdp2" or self.program in ("own", "hf")):
+            raise SpecError(
+                "packed sequences are trained apart by the reference decoder of runtime fsdp2, "
+                f"and this is program {self.program} of runtime {self.runtime}: leave --pack out, "
+                "or leave --program and --runtime out"
             )
 
     def _require_autocast(self) -> None:
@@ -304,6 +326,12 @@ class Training(RemembersHash):
     def scales_loss(self) -> bool:
         """Gradients are divided by a loss scale before they are used."""
         return self.precision == "fp16" and self.runtime == "fsdp2"
+
+    @property
+    def document_tokens(self) -> float:
+        """Mean length of the documents that attention stays inside; infinite where it is priced as
+        that of whole sequences."""
+        return self.mean_document_tokens or inf
 
     @property
     def tokens_per_step(self) -> int:

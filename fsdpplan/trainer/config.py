@@ -204,6 +204,10 @@ class TrainingConfig:
     """Of the whole training; None: not planned."""
     torch: str | None = None
     """Release that was planned for, 2.13; None: not said."""
+    packed: bool = False
+    """The documents of a sequence are trained apart."""
+    mean_document_tokens: int | None = None
+    """How long these were planned to be, in the mean; None: not said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,6 +72,9 @@ def run_training(options: Options) -> None:
     if not options.rehearse:  # which has no step to finish
         stop.listen()
     plan = load_plan(options.plan)
+    if options.pack or plan.training.packed:  # one of both says it
+        plan = replace(plan, training=replace(plan.training, packed=True))
+        options = replace(options, pack=True)
     require_torch(plan)
     require_runnable(plan)
     if options.rehearse:

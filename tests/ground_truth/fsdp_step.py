@@ -74,7 +74,7 @@ def measured_step(
     if refused:
         pytest.skip(refused)
     sequences = open_sequences(plan, None, seed=0)
-    return rehearse_rank(plan, rank, sequences=sequences, recipe=RECIPE)
+    return rehearse_rank(plan, rank, sequences=sequences, recipe=RECIPE, packs=training.packed)
 
 
 def case_of(model: Model, training: Training, layout: Layout, *, profile: str = "dgx-h100") -> Case:

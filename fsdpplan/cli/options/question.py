@@ -201,6 +201,22 @@ class TrainingOptions:
             help="Muon: for the blocks' matrices. Default adamw.",
         ),
     ] = None
+    pack: Annotated[
+        bool | None,
+        Flag(
+            name="--pack/--no-pack",
+            help="Sequences hold documents that are trained apart. Default no.",
+        ),
+    ] = None
+    mean_document_tokens: Annotated[
+        int | None,
+        Flag(
+            metavar="N|2k",
+            parse=size(example="700 or 2k"),
+            help="With --pack: tokens of a document in the mean, of which the time of attention "
+            "follows. Default: attention of whole sequences.",
+        ),
+    ] = None
     tokens: Annotated[
         int | None,
         Flag(metavar="15T", parse=parse_count, help="Tokens in all, for the time to train."),

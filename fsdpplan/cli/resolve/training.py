@@ -47,10 +47,14 @@ def resolve_training(
         values["headroom_fraction"] = options.headroom
     if options.fits is not None:
         values["fits_fraction"] = options.fits
+    if options.pack is not None:
+        values["packed"] = options.pack
+    values["mean_document_tokens"] = options.mean_document_tokens
     draft = Training(seq_len=seq_len.value, global_batch=1, tokens=options.tokens, **values)
     batch = _global_batch(options, draft, model=model, cluster=cluster, pins=pins)
     training = replace(draft, global_batch=batch.value)
     named = {**given, "tokens": options.tokens, "headroom": options.headroom, "fits": options.fits}
+    named |= {"pack": options.pack, "mean_document_tokens": options.mean_document_tokens}
     return Resolved(
         value=training,
         sources=(
@@ -62,6 +66,7 @@ def resolve_training(
             *seq_len.assumptions,
             *batch.assumptions,
             *_policies_taken(training, options),
+            *_documents_taken(training),
             *_room_taken(training, options, cluster),
         ),
         warnings=seq_len.warnings,
@@ -143,6 +148,18 @@ def _policies_taken(training: Training, options: TrainingOptions) -> tuple[str, 
     if training.precision == "fp8":
         lines += _fp8_taken(training, options)
     return tuple(lines)
+
+
+def _documents_taken(training: Training) -> tuple[str, ...]:
+    """How long packed documents are taken to be."""
+    if not training.packed:
+        return ()
+    if training.mean_document_tokens is None:
+        return ("attention of packed sequences as of whole ones (--mean-document-tokens)",)
+    return (
+        f"documents of exponential lengths, {training.mean_document_tokens:,} tokens in the mean: "
+        "twice the attention of equal ones",
+    )
 
 
 def _room_taken(training: Training, options: TrainingOptions, cluster: Cluster) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from fsdpplan.search.advice.words import degrees, differences
 from fsdpplan.search.order import LEAST_HEADROOM_FRACTION
 from fsdpplan.search.question import SearchResult
 from fsdpplan.spec.plan import DEFAULT_SOURCE, TORCH_SOURCE, CollectiveCost, Estimate, RankedLayout
-from fsdpplan.spec.training import program_named
+from fsdpplan.spec.training import Training, program_named
 from fsdpplan.units import format_count, format_gb, format_gib, format_seconds
 
 MOST_TERMS = 6
@@ -68,7 +68,8 @@ def _question(inputs: Inputs, width: int) -> str:
             ),
             wrapped(
                 f"{training.global_batch:,} sequences of {training.seq_len:,} tokens a step "
-                f"({format_count(training.tokens_per_step)} tokens), {_precision(inputs)}",
+                f"({format_count(training.tokens_per_step)} tokens){_packed(training)}, "
+                f"{_precision(inputs)}",
                 width=width,
             ),
         )
@@ -85,6 +86,13 @@ def _parameters(inputs: Inputs) -> str:
         f"{total}, {format_count(active_parameter_count(model))} active ({model.experts.active} of "
         f"{model.experts.experts} experts)"
     )
+
+
+def _packed(training: Training) -> str:
+    if not training.packed:
+        return ""
+    mean = training.mean_document_tokens
+    return ", documents apart" + ("" if mean is None else f" ({mean:,} tokens in the mean)")
 
 
 def _precision(inputs: Inputs) -> str:

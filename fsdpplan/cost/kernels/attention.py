@@ -8,6 +8,10 @@ Attention computes in the activations' number format under fp8 too.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
+from math import exp, inf, log
+
 from fsdpplan.cost.kernels.rates import (
     ALIGNED_BYTES,
     BlockWork,
@@ -42,6 +46,9 @@ and of keys."""
 BACKWARD_VALUE = 2
 """Those of the width of a value head: gradients of values and of probabilities."""
 
+EULER_GAMMA = 0.5772156649015329
+"""What a harmonic number is above the logarithm, in the limit."""
+
 
 def head_channels(model: Model) -> tuple[int, int]:
     """Widths of a (query or key, value) head."""
@@ -61,6 +68,48 @@ def mean_tiles(*, seq_len: int, window: int = 0) -> float:
     if 0 < window < seq_len:
         most = min(rows, -(-window // TILE) + 1)
     return most - most * (most - 1) / (2 * rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiles:
+    """Tiles of scores of a sequence, for one head."""
+
+    rows: float
+    """Tiles of queries."""
+    all: float
+    """Tiles of keys that they meet, all together."""
+    longest: float
+    """Those that the busiest row meets."""
+
+
+@lru_cache(maxsize=4096)
+def sequence_tiles(*, seq_len: int, window: int = 0, document_tokens: float = inf) -> Tiles:
+    """Tiles of a causal sequence of one document, or of documents of exponential lengths.
+
+    Each document begins a row of tiles of its own. Of mean length m, in a sequence that is cut from
+    a longer text, row k (1, 2, ...) of a document there is where one begins (at the first token,
+    and anywhere with density 1 / m) and goes on for (k - 1) tiles more:
+
+        R_k = exp(-(k - 1) b / m) (1 + (s - (k - 1) b) / m),  (k - 1) b < s
+
+    and it meets k tiles of keys, at most as many as a window touches. The longest of n documents is
+    m (1 + 1/2 + ... + 1/n), about m (ln n + 0.58), long. Derived; the last: Renyi 1953, "On the
+    theory of order statistics".
+    """
+    rows = -(-seq_len // TILE)
+    most = min(rows, -(-window // TILE) + 1) if 0 < window < seq_len else rows
+    if document_tokens == inf:
+        mean = mean_tiles(seq_len=seq_len, window=window)
+        return Tiles(rows=rows, all=rows * mean, longest=most)
+    there, met = 0.0, 0.0
+    for before in range(rows):
+        begun = exp(-before * TILE / document_tokens)
+        begun *= 1 + (seq_len - before * TILE) / document_tokens
+        there += begun
+        met += begun * min(before + 1, most)
+    documents = 1 + seq_len / document_tokens
+    longest = document_tokens * (log(documents) + EULER_GAMMA)
+    return Tiles(rows=there, all=met, longest=min(most, max(1.0, longest / TILE)))
 
 
 def attention_forward_seconds(work: BlockWork, device: Device) -> float:
@@ -115,14 +164,12 @@ def _tiles_seconds(
     """Time of all tiles, or of the longest row of them if that is more: a row of tiles is one
     multiprocessor's. Under context parallelism a row is filled anew for each piece of the keys.
     """
-    rows = -(-work.seq_len // TILE)
     heads = -(-work.model.heads // work.tp)
     sequences = work.tokens * work.cp / work.seq_len
-    mean = mean_tiles(seq_len=work.seq_len, window=window)
-    tiles = heads * sequences * rows * (mean / work.cp + FILL_TILES)
-    longest = rows if not 0 < window < work.seq_len else min(rows, -(-window // TILE) + 1)
+    of = sequence_tiles(seq_len=work.seq_len, window=window, document_tokens=work.document_tokens)
+    tiles = heads * sequences * (of.all / work.cp + of.rows * FILL_TILES)
     of_a_multiprocessor = rate / device.multiprocessors
-    busiest = max(tiles / device.multiprocessors, longest / work.cp + FILL_TILES)
+    busiest = max(tiles / device.multiprocessors, of.longest / work.cp + FILL_TILES)
     return busiest * tile_flops / of_a_multiprocessor
 
 

@@ -69,6 +69,8 @@ class BlockWork:
     """One element of the residual stream: 4 where plain autocast leaves it in fp32."""
     wrapper_operators: float
     """What the data-parallel wrapper dispatches on the host for this block, in operators."""
+    document_tokens: float = inf
+    """Mean length of documents that attention stays inside; infinite: sequences are whole."""
     cp: int = 1
     """Ranks over which a sequence is split; `tokens` are one rank's."""
     ep: int = 1

@@ -34,7 +34,13 @@ from fsdpplan.cost.memory.backward_steps import (
     inputs_half_peak_bytes,
 )
 from fsdpplan.cost.memory.weight_gradients import weight_gradient_bytes
-from fsdpplan.cost.model.block_sizes import BlockShape, BlockTensors, Kernels, block_tensors_bytes
+from fsdpplan.cost.model.block_sizes import (
+    EXTRA_WIDTH,
+    BlockShape,
+    BlockTensors,
+    Kernels,
+    block_tensors_bytes,
+)
 from fsdpplan.cost.model.formats import formats, has_windowed_kernel
 from fsdpplan.cost.model.shards import Stage
 from fsdpplan.spec.layout import ActivationCheckpointing
@@ -326,25 +332,40 @@ def masked_share(*, model: Model, training: Training) -> float:
     is_narrow = 0 < model.sliding_window < training.seq_len
     if not (is_narrow and training.traits.reference_decoder):
         return 0.0
-    fits = model.head_dim <= WIDEST_HEAD and model.head_dim % WIDTH_STEP == 0
-    has_kernel = has_windowed_kernel(training) and fits and not model.attention_sinks
-    if has_kernel and training.activation_dtype != "fp32":
+    if takes_windows(model=model, training=training):
         return 0.0
     return model.windowed_blocks / model.layers
+
+
+def takes_windows(*, model: Model, training: Training) -> bool:
+    """Whether PyTorch's kernel of windows and documents is given the model's attention.
+
+    Source: fsdpplan/trainer/model/attention.py, `takes_windows`.
+    """
+    width = model.head_dim + EXTRA_WIDTH * (model.positions == "alibi")
+    fits = width <= WIDEST_HEAD and width % WIDTH_STEP == 0
+    has_kernel = has_windowed_kernel(training) and fits and not model.attention_sinks
+    return has_kernel and training.activation_dtype != "fp32"
+
+
+def documents_one_by_one(*, model: Model, training: Training) -> bool:
+    """Whether packed documents go through attention one after the other."""
+    return training.packed and not takes_windows(model=model, training=training)
 
 
 def mask_bytes(case: Case, stage: Stage) -> int:
     """What a pipeline rank holds of masks, from its first forward pass on: one a virtual stage.
 
     A sink is a token more that all see. Under context parallelism a rank has the mask of all ranks'
-    tokens.
+    tokens. Of packed documents it is of as many queries as the window, and twice as many keys.
     """
     model, training = case.model, case.training
     if not masked_share(model=model, training=training):
         return 0
     width = training.seq_len + int(model.attention_sinks)
     parts = sum(piece.blocks > 0 for piece in stage.pieces)
-    return parts * width * width * formats(training=training, layout=case.layout).computed
+    elements = 2 * model.sliding_window**2 if training.packed else width * width
+    return parts * elements * formats(training=training, layout=case.layout).computed
 
 
 def mean_activations(

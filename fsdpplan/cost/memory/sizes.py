@@ -12,6 +12,7 @@ from dataclasses import replace
 from fsdpplan.cost.kernels.head import head_sizes
 from fsdpplan.cost.memory.activations import (
     BlockActivations,
+    documents_one_by_one,
     masked_share,
     mean_activations,
     mean_saved_bytes,
@@ -346,6 +347,8 @@ def _block_shape(case: Case) -> BlockShape:
         cp=layout.cp,
         ep=layout.ep,
         experts_over_tp=layout.experts_over_tp,
+        packed=training.packed,
+        one_by_one=documents_one_by_one(model=case.model, training=training),
     )
 
 

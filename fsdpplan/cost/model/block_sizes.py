@@ -29,10 +29,17 @@ class AttentionTensors:
 
 
 def torch_attention_tensors(
-    model: Model, *, tokens: int, seq_len: int, tp: int, element_bytes: int, masked: bool
+    model: Model,
+    *,
+    tokens: int,
+    seq_len: int,
+    tp: int,
+    element_bytes: int,
+    masked: bool,
+    one_by_one: bool = False,
 ) -> AttentionTensors:
     """Of PyTorch's scaled_dot_product_attention in the reference decoder, for `tokens` tokens in
-    sequences of `seq_len`; `masked`: it is given a mask.
+    sequences of `seq_len`; `masked`: it is given a mask; `one_by_one`: so are documents given.
 
     Mostly they are what the projections make. The function wants more: values as wide as keys, and
     beside a mask keys and values of every query head. What no kernel knows, the decoder writes into
@@ -48,11 +55,12 @@ def torch_attention_tensors(
     heads = -(-model.heads // tp)
     key_heads = heads if masked or model.latent else -(-model.kv_heads // tp)
     value_width = model.value_dim // model.heads
-    is_part = width > value_width or rows > tokens
+    is_part = width > value_width or rows > tokens or one_by_one
+    pieces = 2 if masked and one_by_one else 1
     return AttentionTensors(
         query_bytes=heads * a_head,
-        key_bytes=key_heads * a_head,
-        value_bytes=key_heads * a_head,
+        key_bytes=pieces * key_heads * a_head,
+        value_bytes=pieces * key_heads * a_head,
         attended_bytes=heads * a_head if is_part else 0,
     )
 
@@ -115,6 +123,11 @@ class BlockShape:
     experts_over_tp: bool = False
     masked: bool = False
     """Attention is given a mask: kernels that take one read keys and values of every query head."""
+    packed: bool = False
+    """Positions are those of documents, other ones in each sequence."""
+    one_by_one: bool = False
+    """Documents go through attention one after the other, and their outputs are joined; under a
+    mask each query's piece has the keys of the window before it beside its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +241,7 @@ def block_tensors_bytes(shape: BlockShape) -> BlockTensors:
     value = attended if model.latent else key
     normed = tokens * model.hidden * e
     inner = tokens * -(-_dense_width(model) // tp) * e
-    rotary = 2 * shape.seq_len * _rotated_width(model) * e
+    rotary = 2 * (tokens if shape.packed else shape.seq_len) * _rotated_width(model) * e
     has_rotary = model.positions == "rope"
     scores = 0 if kernels.flash else tokens * (shape.seq_len * shape.cp) * heads
     log_sum_exp = tokens * heads * FP32_BYTES if kernels.flash else 0
@@ -241,6 +254,7 @@ def block_tensors_bytes(shape: BlockShape) -> BlockTensors:
             tp=tp,
             element_bytes=e,
             masked=shape.masked,
+            one_by_one=shape.one_by_one,
         )
     return BlockTensors(
         residual_bytes=residual_tokens * model.hidden * shape.residual_element_bytes,

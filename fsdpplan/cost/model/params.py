@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import prod
+from math import expm1, inf, prod
 from typing import Literal
 
 from fsdpplan.spec.model import Experts, LatentAttention, Model, padded_vocab
@@ -276,29 +276,47 @@ def matmul_parameter_count(model: Model) -> int:
     return dense + sparse + model.vocab * model.hidden
 
 
-def attention_span_tokens(*, seq_len: int, window: int = 0) -> float:
+def attention_span_tokens(*, seq_len: int, window: int = 0, document_tokens: float = inf) -> float:
     """Keys that a query of causal attention meets, in the mean over a sequence.
 
         full: s / 2; windowed: w - w**2 / (2 s) where w < s
 
     The first w queries see a triangle, the others a band of w. Half of a diagonal counts.
+
+    Of documents trained apart, of exponential lengths of mean m, of which a sequence is a cut: what
+    a query at t meets is the least of an exponential age, t and w, whose mean is
+    m (1 - exp(-min(t, w) / m)); over the sequence
+
+        (m (w - m (1 - exp(-w / m))) + (s - w) m (1 - exp(-w / m))) / s
+
+    w is s without a window. Long sequences: m, twice that of documents of equal lengths, since of
+    an exponential sum(l**2) / (2 sum(l)) = E[l**2] / (2 E[l]) = m. Derived.
     """
-    if not 0 < window < seq_len:
-        return seq_len / 2
-    return window - window * window / (2 * seq_len)
+    reach = window if 0 < window < seq_len else seq_len
+    if document_tokens == inf:
+        return reach - reach * reach / (2 * seq_len)
+    ended = -document_tokens * expm1(-reach / document_tokens)
+    return (document_tokens * (reach - ended) + (seq_len - reach) * ended) / seq_len
 
 
-def mean_attention_span_tokens(*, model: Model, seq_len: int) -> float:
+def mean_attention_span_tokens(
+    *, model: Model, seq_len: int, document_tokens: float = inf
+) -> float:
     """`attention_span_tokens` in the mean over the blocks, windowed or not."""
     windowed = model.windowed_blocks
     full = model.layers - windowed
-    spans = full * attention_span_tokens(seq_len=seq_len) + windowed * attention_span_tokens(
-        seq_len=seq_len, window=model.sliding_window
+    kinds = ((full, 0), (windowed, model.sliding_window))
+    spans = sum(
+        blocks
+        * attention_span_tokens(seq_len=seq_len, window=window, document_tokens=document_tokens)
+        for blocks, window in kinds
     )
     return spans / model.layers
 
 
-def attention_forward_flops_per_token(*, model: Model, seq_len: int) -> float:
+def attention_forward_flops_per_token(
+    *, model: Model, seq_len: int, document_tokens: float = inf
+) -> float:
     """FLOPs of causal attention in one block's forward, a token; the mean over blocks.
 
         2 FLOPs * span * (query_dim + value_dim), which is 2 * seq_len * query_dim
@@ -306,12 +324,13 @@ def attention_forward_flops_per_token(*, model: Model, seq_len: int) -> float:
 
     The masked half of the score matrix is left out.
     """
-    span = mean_attention_span_tokens(model=model, seq_len=seq_len)
+    span = mean_attention_span_tokens(model=model, seq_len=seq_len, document_tokens=document_tokens)
     return 2.0 * span * (model.query_dim + model.value_dim)
 
 
-def useful_flops_per_token(*, model: Model, seq_len: int) -> float:
-    """FLOPs of forward and backward without recomputation, a token.
+def useful_flops_per_token(*, model: Model, seq_len: int, document_tokens: float = inf) -> float:
+    """FLOPs of forward and backward without recomputation, a token; of packed documents whose mean
+    length is known attention inside these.
 
         6 * matmul parameters + 3 * layers * (causal attention forward)
 
@@ -319,7 +338,13 @@ def useful_flops_per_token(*, model: Model, seq_len: int) -> float:
     commonly credited to PaLM (arXiv 2204.02311). Norms, rotations, activations, softmax and the
     loss are left out (below 1 % for hidden >= 1024).
     """
-    attention = 3 * model.layers * attention_forward_flops_per_token(model=model, seq_len=seq_len)
+    attention = (
+        3
+        * model.layers
+        * attention_forward_flops_per_token(
+            model=model, seq_len=seq_len, document_tokens=document_tokens
+        )
+    )
     return 6.0 * matmul_parameter_count(model) + attention
 
 
@@ -329,7 +354,10 @@ def mfu_fraction(
     seq_len: int,
     tokens_per_second_per_gpu: float,
     peak_flops_per_second: float,
+    document_tokens: float = inf,
 ) -> float:
     """Model FLOPs utilisation: useful FLOPs a second over the dense peak."""
-    per_token = useful_flops_per_token(model=model, seq_len=seq_len)
+    per_token = useful_flops_per_token(
+        model=model, seq_len=seq_len, document_tokens=document_tokens
+    )
     return per_token * tokens_per_second_per_gpu / peak_flops_per_second

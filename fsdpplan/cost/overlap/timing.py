@@ -84,6 +84,7 @@ def block_work(case: Case) -> BlockWork:
         model=model,
         tokens=local_tokens(training=training, layout=layout),
         seq_len=training.seq_len,
+        document_tokens=training.document_tokens,
         tp=layout.tp,
         sequence_parallel=layout.sequence_parallel,
         precision=training.precision,

@@ -290,6 +290,12 @@ def _ring(case: Case) -> Iterator[Problem]:
             sentence=f"cp {layout.cp}: torch's ring attention knows no sliding window, and "
             f"{model.name} has one of {model.sliding_window} tokens; use --cp 1",
         )
+    if case.training.packed:
+        yield Problem(
+            reason="ring attention with packed documents",
+            sentence=f"cp {layout.cp}: torch's ring attention knows no documents; use --cp 1, or "
+            "--no-pack",
+        )
     if model.attention_sinks:
         yield Problem(
             reason="ring attention with attention sinks",

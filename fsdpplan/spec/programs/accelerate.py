@@ -94,6 +94,13 @@ WORDS = {
     "fp8_all_gather": Word(says="off", values=(False,), why="fp8 is refused"),
     "torch": Word(says="idle: it is what is installed where it runs"),
     "program": Word(says="idle: it chose the plan, and the model is the target's own"),
+    "packed": Word(
+        says="off",
+        values=(False,),
+        instead="--no-pack",
+        why="the script and its attention are the user's",
+    ),
+    "mean_document_tokens": Word(says="none: packed is refused"),
     "headroom_fraction": Word(says="idle: it chose the plan, and nothing runs by it"),
     "fits_fraction": Word(says="idle: it chose the plan, and nothing runs by it"),
 }

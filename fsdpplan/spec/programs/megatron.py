@@ -3,7 +3,7 @@
 Source: NVIDIA/Megatron-LM d98e8a64 megatron/training/arguments.py, core/transformer/
 transformer_config.py, core/distributed/torch_fully_sharded_data_parallel.py (no dtype of its own,
 no `no_sync`), core/transformer/transformer_block.py (`_checkpointed_forward`: block recomputes the
-first layers).
+first layers); NVIDIA/Megatron-LM issue 2357 (masks of documents are not read).
 """
 
 from __future__ import annotations
@@ -102,6 +102,14 @@ WORDS = {
     ),
     "torch": Word(says="idle: it is what is installed where it runs"),
     "program": Word(says="idle: it chose the plan, and the model is the target's own"),
+    "packed": Word(
+        says="off",
+        values=(False,),
+        instead="--no-pack",
+        why="its attention is Transformer Engine's, which is causal and reads no mask, that of "
+        "--reset-attention-mask neither",
+    ),
+    "mean_document_tokens": Word(says="none: packed is refused"),
     "headroom_fraction": Word(says="idle: it chose the plan, and nothing runs by it"),
     "fits_fraction": Word(says="idle: it chose the plan, and nothing runs by it"),
 }

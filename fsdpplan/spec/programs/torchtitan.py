@@ -112,6 +112,8 @@ WORDS = {
     ),
     "torch": Word(says="idle: it is what is installed where it runs"),
     "program": Word(says="idle: it chose the plan, and the model is the target's own"),
+    "packed": Word(says="either: its attention keeps documents apart, which are those of its data"),
+    "mean_document_tokens": Word(says="idle: it chose the plan, and the data are the target's own"),
     "headroom_fraction": Word(says="idle: it chose the plan, and nothing runs by it"),
     "fits_fraction": Word(says="idle: it chose the plan, and nothing runs by it"),
 }

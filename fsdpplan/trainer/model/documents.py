@@ -106,10 +106,8 @@ def attend_one_by_one(
     mask = documents.masks.get(window)
     rows = (heads.transpose(1, 2).flatten(0, 1) for heads in (q_BHTE, k_BHTE, v_BHTE))
     # split, whose backward is one cat: that of an index is a whole tensor for each document
-    parts = (
-        torch.split(heads.transpose(0, 1)[None], documents.lengths, dim=2)  # type: ignore[no-untyped-call]
-        for heads in rows
-    )
+    lengths = documents.lengths
+    parts = (torch.split(heads.transpose(0, 1)[None], lengths, dim=2) for heads in rows)
     out = [
         _attend_in_window(q, k, v, window=window, mask=mask, attend=attend)[0].transpose(0, 1)
         for q, k, v in zip(*parts, strict=True)
@@ -125,12 +123,18 @@ def _attend_in_window(
     length = q.shape[2]
     if mask is None or length <= window:
         return attend(q, k, v, None)
-    pieces = [attend(*(heads[:, :, :window] for heads in (q, k, v)), None)]
+    pieces = [attend(q[:, :, :window], k[:, :, :window], v[:, :, :window], None)]
     for start in range(window, length, window):
         stop = min(start + window, length)
-        seen = (heads[:, :, start - window : stop] for heads in (k, v))
-        own = mask[:, :, : stop - start, : window + stop - start]
-        pieces.append(attend(q[:, :, start:stop], *seen, own))
+        before = start - window
+        pieces.append(
+            attend(
+                q[:, :, start:stop],
+                k[:, :, before:stop],
+                v[:, :, before:stop],
+                mask[:, :, : stop - start, : stop - before],
+            )
+        )
     return torch.cat(pieces, dim=2)
 
 

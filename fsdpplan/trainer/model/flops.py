@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import expm1, inf
+
 from ..config import ModelConfig
 
 
@@ -37,16 +39,22 @@ def _network_parameters(model: ModelConfig, layer: int) -> int:
     return projections * model.hidden * inner + scores * model.hidden
 
 
-def _span_tokens(model: ModelConfig, layer: int, *, seq_len: int) -> float:
-    """Keys that a query meets in the mean: the first ones a triangle, the others a window."""
+def _span_tokens(model: ModelConfig, layer: int, *, seq_len: int, document_tokens: float) -> float:
+    """Keys that a query meets in the mean: the first ones a triangle, the others a window, unless
+    its document begins before: documents have exponential lengths."""
     window = model.window(layer)
-    if not 0 < window < seq_len:
-        return seq_len / 2
-    return window - window * window / (2 * seq_len)
+    reach = window if 0 < window < seq_len else seq_len
+    if document_tokens == inf:
+        return reach - reach * reach / (2 * seq_len)
+    ended = -document_tokens * expm1(-reach / document_tokens)
+    return (document_tokens * (reach - ended) + (seq_len - reach) * ended) / seq_len
 
 
-def flops_per_token(model: ModelConfig, *, seq_len: int) -> float:
-    """FLOPs of forward and backward for one token.
+def flops_per_token(
+    model: ModelConfig, *, seq_len: int, mean_document_tokens: int | None = None
+) -> float:
+    """FLOPs of forward and backward for one token; of packed documents whose mean length is known
+    with attention inside these.
 
         6 * matmul parameters + 6 * (sum over layers of the span) * (query_dim + value_dim)
 
@@ -54,6 +62,10 @@ def flops_per_token(model: ModelConfig, *, seq_len: int) -> float:
     attention has two matmuls in forward (scores, as wide as queries, and values) over the keys that
     a query sees, half of the sequence without windows, and twice that in backward.
     """
-    spans = sum(_span_tokens(model, layer, seq_len=seq_len) for layer in range(model.layers))
+    of = mean_document_tokens or inf
+    spans = sum(
+        _span_tokens(model, layer, seq_len=seq_len, document_tokens=of)
+        for layer in range(model.layers)
+    )
     width = model.heads * (model.head_dim + model.value_head_dim)
     return 6 * matmul_parameters(model) + 6 * spans * width

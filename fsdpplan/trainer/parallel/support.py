@@ -58,6 +58,8 @@ def _context_parallel_problems(plan: PlanConfig) -> Iterator[str]:
         return
     if length % (2 * layout.cp):
         yield f"cp {layout.cp} with sequences of {length} (twice cp must divide it)"
+    if plan.training.packed:
+        yield f"ring attention (cp {layout.cp}) with packed documents"
     if any(0 < model.window(layer) < length for layer in range(model.layers)):
         yield f"ring attention (cp {layout.cp}) with sliding windows"
     if model.attention_sinks:

@@ -99,7 +99,12 @@ def _step_of(line: str) -> float:
 def step_rates(plan: PlanConfig, step_seconds: float) -> dict[str, float]:
     """Tokens a second and MFU of a step that took `step_seconds`."""
     tokens = plan.training.global_batch * plan.training.seq_len
-    flops = tokens * flops_per_token(plan.model, seq_len=plan.training.seq_len)
+    training = plan.training
+    flops = tokens * flops_per_token(
+        plan.model,
+        seq_len=training.seq_len,
+        mean_document_tokens=training.mean_document_tokens,
+    )
     return {
         "step_seconds": step_seconds,
         "tokens_per_second": tokens / step_seconds,

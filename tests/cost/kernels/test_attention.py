@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from random import Random
+from statistics import fmean
 
 import pytest
 from hypothesis import given
@@ -13,6 +16,7 @@ from fsdpplan.cost.kernels.attention import (
     attention_forward_seconds,
     mean_tiles,
     scores,
+    sequence_tiles,
 )
 from fsdpplan.cost.kernels.rates import BlockWork
 from fsdpplan.cost.model.params import attention_forward_flops_per_token
@@ -49,6 +53,54 @@ def test_tiles_by_hand() -> None:
     assert mean_tiles(seq_len=128) == 1
     assert mean_tiles(seq_len=1024) == 4.5  # 1 to 8 tiles
     assert mean_tiles(seq_len=1024, window=128) == pytest.approx(15 / 8)  # 1, then 2 each
+
+
+def cut_lengths(*, seq_len: int, mean: int, sequences: int) -> list[list[int]]:
+    """Documents of exponential lengths one after the other, cut into sequences."""
+    dice = Random(0)
+    found = []
+    for _ in range(sequences):
+        left, lengths = seq_len, []
+        while left > 0:
+            length = min(left, math.ceil(dice.expovariate(1 / mean)))
+            lengths.append(length)
+            left -= length
+        found.append(lengths)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "mean"), [(8192, 64), (8192, 700), (4096, 5000), (32768, 2000)]
+)
+@pytest.mark.parametrize("window", [0, 512])
+def test_tiles_of_documents_are_those_of_drawn_ones(seq_len: int, mean: int, window: int) -> None:
+    drawn = cut_lengths(seq_len=seq_len, mean=mean, sequences=400)
+    most = -(-window // 128) + 1 if window else seq_len
+    rows = [[-(-length // 128) for length in lengths] for lengths in drawn]
+    met = [sum(min(k, most) for n in each for k in range(1, n + 1)) for each in rows]
+    found = sequence_tiles(seq_len=seq_len, window=window, document_tokens=mean)
+    assert found.rows == pytest.approx(fmean(map(sum, rows)), rel=0.03)
+    assert found.all == pytest.approx(fmean(met), rel=0.05)
+    longest = fmean(min(max(each), most) for each in rows)
+    assert found.longest == pytest.approx(longest, rel=0.35)
+
+
+@pytest.mark.parametrize("window", [0, 512])
+def test_one_document_as_long_as_a_sequence_is_the_sequence(window: int) -> None:
+    whole = sequence_tiles(seq_len=8192, window=window)
+    long = sequence_tiles(seq_len=8192, window=window, document_tokens=1e9)
+    assert long.all == pytest.approx(whole.all, rel=1e-4)
+    assert long.rows == pytest.approx(whole.rows, rel=1e-4)
+
+
+def test_shorter_documents_take_less_time_down_to_a_tile_each() -> None:
+    seconds = [
+        attention_forward_seconds(work(tokens=32768, seq_len=32768, document_tokens=mean), H100)
+        for mean in (math.inf, 1e9, 16384, 4096, 1024, 512)
+    ]
+    assert seconds[0] == pytest.approx(seconds[1], rel=1e-3)
+    assert seconds == sorted(seconds, reverse=True)
+    assert seconds[-1] < seconds[0] / 10
 
 
 def test_long_sequences_reach_the_fitted_share_and_short_ones_less() -> None:

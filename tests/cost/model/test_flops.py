@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
+from statistics import fmean
 
 import pytest
 from hypothesis import given
@@ -53,6 +55,32 @@ def test_a_window_saves_what_lies_outside_its_band(seq_len: int, window: int) ->
     assert 0 < attention_span_tokens(seq_len=seq_len, window=window) <= full
     if window >= seq_len:
         assert attention_span_tokens(seq_len=seq_len, window=window) == full
+
+
+@pytest.mark.parametrize("window", [0, 300])
+@pytest.mark.parametrize("mean", [20, 700, 10_000])
+def test_a_query_meets_what_its_document_has_before_it(mean: int, window: int) -> None:
+    """Tokens that begin a document are drawn one by one, as the trainer's made-up text has them."""
+    dice, seq_len, met = Random(mean), 4096, []
+    for _ in range(100):
+        begun = 0
+        for token in range(seq_len):
+            begun = token if dice.random() < 1 / mean else begun
+            met.append(min(token - begun, window or seq_len) + 0.5)
+    span = attention_span_tokens(seq_len=seq_len, window=window, document_tokens=mean)
+    assert span == pytest.approx(fmean(met), rel=0.05)
+
+
+def test_exponential_documents_take_twice_the_attention_of_equal_ones() -> None:
+    span = attention_span_tokens(seq_len=2**20, document_tokens=1000)
+    assert span == pytest.approx(2 * attention_span_tokens(seq_len=1000), rel=0.01)
+
+
+@given(any_models(), st.integers(1, 100_000))
+def test_long_documents_are_sequences(model: Model, seq_len: int) -> None:
+    whole = mean_attention_span_tokens(model=model, seq_len=seq_len)
+    long = mean_attention_span_tokens(model=model, seq_len=seq_len, document_tokens=1e9)
+    assert long == pytest.approx(whole, rel=1e-3)
 
 
 @given(any_models(), st.integers(1, 100_000))

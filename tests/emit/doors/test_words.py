@@ -66,6 +66,8 @@ VALUES: dict[str, list[Any]] = {
     "fp8_recipe": ["tensorwise", "rowwise", "delayed"],
     "fp8_all_gather": [False, True],
     "torch": [None, "2.9", "2.13"],
+    "packed": [False, True],
+    "mean_document_tokens": [None, 32],
     "headroom_fraction": [0.08, 0.1],
     "fits_fraction": [0.95, 0.5],
 }
@@ -91,6 +93,8 @@ def idle(target: Target, name: str, plan: Plan) -> bool:
     match name:
         case "headroom_fraction" | "fits_fraction" | "torch" | "program":
             return True
+        case "packed" | "mean_document_tokens":
+            return target == "torchtitan"
         case "gradient_sync":
             return layout.num_microbatches == 1
         case "fp8_recipe":

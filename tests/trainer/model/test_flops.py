@@ -20,6 +20,9 @@ def require_equal_counts(model: Model, seq_len: int) -> None:
     assert matmul_parameters(config) == matmul_parameter_count(model)
     expected = useful_flops_per_token(model=model, seq_len=seq_len)
     assert flops_per_token(config, seq_len=seq_len) == pytest.approx(expected, rel=1e-12)
+    packed = useful_flops_per_token(model=model, seq_len=seq_len, document_tokens=500)
+    found = flops_per_token(config, seq_len=seq_len, mean_document_tokens=500)
+    assert found == pytest.approx(packed, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", model_names())
