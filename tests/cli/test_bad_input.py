@@ -98,6 +98,10 @@ CASES = {
     ),
     "fp8_recipe_of_bf16": Case((*B8, "--fp8-recipe", "rowwise"), ("--precision fp8", "leave")),
     "fp8_recipe_unknown": Case((*B8, "--fp8-recipe", "blockwise"), ("tensorwise", "delayed")),
+    "documents_of_whole_sequences": Case(
+        (*B8, "--mean-document-tokens", "700"), ("--pack", "leave")
+    ),
+    "packed_elsewhere": Case((*B8, "--pack", "--program", "own"), ("--pack", "--program")),
     "fp8_all_gather_of_bf16": Case((*B8, "--fp8-all-gather"), ("--precision fp8",)),
     "fp8_all_gather_rowwise": Case(
         (*B8, *words("--precision fp8 --fp8-recipe rowwise --fp8-all-gather")), ("tensorwise",)

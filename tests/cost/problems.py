@@ -70,6 +70,7 @@ def case(
     reduce_dtype: str = "fp32",
     runtime: str = "fsdp2",
     fp8_all_gather: bool = False,
+    packed: bool = False,
     **layout: object,
 ) -> Case:
     """One case, whose cluster and batch are those that the layout takes."""
@@ -84,6 +85,7 @@ def case(
             reduce_dtype=reduce_dtype,  # type: ignore[arg-type]
             runtime=runtime,  # type: ignore[arg-type]
             fp8_all_gather=fp8_all_gather,
+            packed=packed,
         ),
         layout=built,
     )

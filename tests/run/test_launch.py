@@ -5,12 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from fsdpplan.emit.job import Job
+from fsdpplan.emit.job import Job, UserProgram
+from fsdpplan.emit.pods import Pods
 from fsdpplan.emit.slurm.script import render_launch
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import plan_json, write_plan
-from fsdpplan.run.launch import checkpoints_word, emit_script, read_launch, resolve_launch
+from fsdpplan.run.launch import (
+    checkpoints_word,
+    emit_script,
+    launch_text,
+    read_launch,
+    resolve_launch,
+)
 from fsdpplan.spec.plan import RankedLayout
 from tests.emit.plans import make_plan
 
@@ -25,6 +32,35 @@ def test_without_a_script_one_is_emitted_from_the_plan(tmp_path: Path) -> None:
     assert launch.script == emit_script(PLAN, job)
     assert launch.plan == PLAN
     assert "emitted from" in launch.origin
+
+
+PACKED = replace(PLAN, training=replace(PLAN.training, packed=True, mean_document_tokens=20))
+
+
+def test_a_plan_of_packed_documents_tells_the_trainer(tmp_path: Path) -> None:
+    for target in ("slurm", "kubernetes", "ray"):
+        plain, packed = (
+            launch_text(target, plan=plan, job=Job(), pods=Pods(image="i"))  # type: ignore[arg-type]
+            if target == "kubernetes"
+            else launch_text(target, plan=plan, job=Job())  # type: ignore[arg-type]
+            for plan in (PLAN, PACKED)
+        )
+        assert "--pack" not in plain
+        assert "--pack" in packed
+    with pytest.raises(SpecError, match=r"leave --no-pack out, or .* recommend --no-pack"):
+        emit_script(PACKED, Job(program=Trainer(pack=False)))
+    script = emit_script(PACKED, Job(program=UserProgram(script="mine.py")))
+    assert "--pack" not in script
+    (tmp_path / "job.sbatch").write_text(emit_script(PACKED, Job()))
+    assert read_launch(tmp_path / "job.sbatch").plan.training == PACKED.training
+
+
+def test_documents_that_a_layout_cannot_keep_apart_are_refused_before_the_queue() -> None:
+    ring = make_plan("cuda", nodes=2, per_node=4, cp=2, dp_shard=4, dp_replicate=1)
+    emit_script(ring, Job())
+    with pytest.raises(SpecError, match="ring attention knows no documents"):
+        emit_script(ring, Job(program=Trainer(pack=True)))
+    assert "--pack" in emit_script(make_plan("cuda"), Job(program=Trainer(pack=True)))
 
 
 def test_a_script_that_stands_here_is_run_as_it_is(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ QUESTIONS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "dense": ("llama-3.1-8b", 16, {"seq_len": 8192}),
     "long": ("llama-3.1-8b", 32, {"seq_len": 131072, "global_batch": 8}),
     "not a power of two": ("llama-3.1-8b", 24, {"seq_len": 8192, "global_batch": 96}),
+    "packed": ("llama-3.1-8b", 16, {"seq_len": 32768, "packed": True}),
     "tied and learned": ("gpt2-large", 8, {"seq_len": 1024}),
     "mixture": ("mixtral-8x7b", 16, {"seq_len": 8192}),
     "fine-grained mixture": ("qwen3-30b-a3b", 16, {"seq_len": 4096}),

@@ -105,7 +105,9 @@ def script_problem(case: Case) -> str | None:
     if training.runtime != "fsdp2" or program_named(training.program).is_target:
         return None
     name: ProgramName = "hf" if training.program == "reference" else training.program
-    asked = replace(case, training=replace(training, program=name))
+    # its documents are the script's own affair
+    own = replace(training, program=name, packed=False, mean_document_tokens=None)
+    asked = replace(case, training=own)
     found = next(program_problems(asked), None)
     return None if found is None else found.sentence
 

@@ -66,6 +66,7 @@ PLANNING = {
     "--optimizer": (HSDP, ("--optimizer", "muon")),
     "--fp8-recipe": (f"{HSDP} --precision fp8", ("--fp8-recipe", "rowwise")),
     "--fp8-all-gather": (f"{HSDP} --precision fp8", ("--fp8-all-gather",)),
+    "--mean-document-tokens": (f"{HSDP} --pack", ("--mean-document-tokens", "100")),
     "--cp": (f"{ONE_NODE} --dp-replicate 2", ("--cp", "2")),
     "--ep": (f"{MIXTURE} --activation-checkpointing full", ("--ep", "8")),
     "--async-tp": (f"{HSDP} --tp 2", ("--async-tp",)),

@@ -64,6 +64,7 @@ ILLEGAL = [
         "always",
     ),
     ({"cp": 2, "sharding": "ddp"}, "DDP with context", "--sharding fsdp"),
+    ({"cp": 2, "dp_shard": 2, "packed": True}, "ring attention with packed", "--no-pack"),
     (
         {"dp_shard": 2, "precision": "fp8", "profile": "dgx-a100-80g-hdr"},
         "no fp8",
@@ -171,6 +172,7 @@ def test_schedules_that_split_backward_are_refused_with_resharding(schedule: str
 
 LEGAL = [
     {"dp_shard": 2, "cp": 4},
+    {"dp_shard": 2, "tp": 2, "sequence_parallel": True, "loss_parallel": True, "packed": True},
     {"dp_shard": 4, "ep": 4, "model": MIXTURE},
     {"dp_shard": 2, "cp": 2, "ep": 4, "model": MIXTURE},
     {"dp_shard": 2, "precision": "fp8", "fp8_all_gather": True},

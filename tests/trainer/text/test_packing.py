@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from fsdpplan.trainer import train
 from fsdpplan.trainer.config import parse_plan
+from fsdpplan.trainer.model.decoder import Decoder
+from fsdpplan.trainer.model.loss import next_token_loss
+from fsdpplan.trainer.model.weights import initialise
+from fsdpplan.trainer.options import parse_options
+from fsdpplan.trainer.step import model_inputs
 from fsdpplan.trainer.text.data import micro_batches, open_sequences
 from fsdpplan.trainer.text.packing import IGNORED, counted_fraction, divide_gradients, joined, pack
 from tests.trainer import plans
@@ -99,3 +108,40 @@ def test_every_layout_gets_the_same_documents(layout: dict[str, int]) -> None:
                 batch.tokens.flatten().tolist(), batch.targets.flatten().tolist(), strict=True
             )
     assert sorted(found) == expected
+
+
+@pytest.mark.parametrize(("in_plan", "asked"), [(False, False), (False, True), (True, False)])
+def test_documents_are_packed_where_the_plan_or_the_command_says_so(
+    in_plan: bool, asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    monkeypatch.setattr(train, "train", lambda plan, options, *_: found.append((plan, options)))
+    monkeypatch.setattr(train, "require_world", lambda _: None)
+    monkeypatch.setattr(train.StopRequest, "listen", lambda _: None)
+    text = plans.plan_text(training={"packed": in_plan})
+    words = ("--plan", text, "--steps", "1", *(["--pack"] if asked else []))
+    train.run_training(parse_options(words))
+    ((plan, options),) = found
+    assert plan.training.packed == options.pack == (in_plan or asked)
+
+
+def test_packed_loss_is_that_of_documents_one_by_one() -> None:
+    plan = parse_plan(plans.plan_text())
+    decoder = Decoder(plan.model)
+    initialise(decoder, seed=0, layers=plan.model.layers)
+    sequences = open_sequences(plan, None, seed=0)
+    (batch,) = micro_batches(sequences, plan, first=0, rank=0, device=CPU, packs=True)
+    counted = counted_targets = 0.0
+    for row in range(plan.layout.micro_batch):
+        tokens, starts = sequences(row), sequences.starts(row).nonzero().flatten().tolist()
+        for begin, end in pairwise(sorted({0, *starts, len(tokens)})):
+            if end - begin > 1:
+                document = tokens[begin:end][None]
+                loss = next_token_loss(decoder(document[:, :-1]), document[:, 1:])
+                counted += loss.item() * (end - begin - 1)
+                counted_targets += end - begin - 1
+    whole = next_token_loss(decoder(batch.tokens, **model_inputs(batch)), batch.targets)
+    targets = (batch.targets != IGNORED).sum().item()
+    assert targets == counted_targets
+    packed = whole.item() * batch.targets.numel() / targets
+    assert packed == pytest.approx(counted / counted_targets, abs=1e-5)
