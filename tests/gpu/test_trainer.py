@@ -21,8 +21,9 @@ from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import ActivationCheckpointing, Sharding
 from fsdpplan.spec.training import Training
 from fsdpplan.trainer.config import PlanConfig, parse_plan
-from fsdpplan.trainer.model.attention import AttentionCore, make_masks, takes_windows
+from fsdpplan.trainer.model.attention import AttentionCore, takes_windows
 from fsdpplan.trainer.model.decoder import Decoder
+from fsdpplan.trainer.model.documents import documents_of, window_mask
 from fsdpplan.trainer.model.weights import initialise, named_parameters
 from fsdpplan.trainer.optimizer import make_optimizer
 from fsdpplan.trainer.options import parse_options
@@ -32,7 +33,7 @@ from fsdpplan.trainer.step import train_step
 from fsdpplan.trainer.text.data import micro_batches, open_sequences
 from fsdpplan.trainer.train import one_step, set_up
 from tests.benchmarks.single_gpu_cases import Case, planned
-from tests.trainer import losses, plans
+from tests.trainer import loss_layouts, losses, plans
 
 pytestmark = pytest.mark.gpu
 
@@ -76,7 +77,9 @@ def trained_losses(plan: PlanConfig, device: torch.device) -> list[float]:
     found = []
     for step in range(losses.STEPS):
         first = step * plan.training.global_batch
-        batches = micro_batches(sequences, plan, first=first, rank=0, device=device)
+        batches = micro_batches(
+            sequences, plan, first=first, rank=0, device=device, packs=plan.training.packed
+        )
         output = train_step(assembled, optimizer, batches, plan, clip_norm=losses.RECIPE.clip_norm)
         found.append(output.loss.item())
     return found
@@ -173,15 +176,54 @@ def test_windows_of_the_kernel_are_those_of_the_masks(head_dim: int) -> None:
     )
     if not takes_windows(config, q):
         pytest.skip("this torch or device has no kernel for windows")
-    documents = torch.zeros(2, 512, dtype=torch.int64, device="cuda")
-    masks = make_masks(config, {100}, length=512, documents_BT=documents, like=q)
+    by_hand = window_mask(q, queries=512, before=0, window=100)
     core = AttentionCore(head_dim**-0.5)
     core.window = 100
     grown = []
-    for mask in (None, masks[100]):
+    for mask in (None, by_hand):
         heads = [x.detach().requires_grad_() for x in (q, k, v)]
         out = core(*heads, mask=mask)
         out.float().square().sum().backward()
         grown.append([out.detach(), *(x.grad for x in heads)])
     for by_kernel, by_mask in zip(*grown, strict=True):
         torch.testing.assert_close(by_kernel, by_mask, rtol=0.02, atol=0.05)
+
+
+@pytest.mark.parametrize("window", [0, 100])
+@pytest.mark.parametrize("head_dim", [64, 128, 192])
+def test_documents_of_the_kernel_are_those_one_by_one(head_dim: int, window: int) -> None:
+    config = plans.config_of(heads=4, kv_heads=2, head_dim=head_dim)
+    q, k, v = (
+        torch.randn(2, heads, 512, head_dim, device="cuda", dtype=torch.bfloat16)
+        for heads in (4, 2, 2)
+    )
+    if not takes_windows(config, q):
+        pytest.skip("this torch or device has no kernel for documents")
+    rows = [[1, 130, 333, 512, 512, 512, 512, 512], [40, 41, 42, 43, 44, 400, 512, 512]]
+    ends = torch.tensor(rows, device="cuda", dtype=torch.int32)
+    core = AttentionCore(head_dim**-0.5)
+    core.window = window
+    grown = []
+    for by_kernel in (True, False):
+        where = documents_of(ends, 512, length=512, by_kernel=by_kernel)
+        heads = [x.detach().requires_grad_() for x in (q, k, v)]
+        out = core(*heads, documents=where)
+        out.float().square().sum().backward()
+        grown.append([out.detach(), *(x.grad for x in heads)])
+    for of_kernel, one_by_one in zip(*grown, strict=True):
+        torch.testing.assert_close(of_kernel, one_by_one, rtol=0.02, atol=0.05)
+
+
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_packed_documents_lose_as_a_cpu_does_with_each_alone(
+    alone: torch.device, precision: str, compiled: bool
+) -> None:
+    model = {"vocab": 64, "head_dim": 16}
+    plan = plan_for_cuda(
+        model=model, training={"precision": precision, "packed": True}, compile=compiled
+    )
+    expected = loss_layouts.documents_apart(model)["losses"]
+    tolerance = FP32_LOSS_TOLERANCE if precision == "fp32" else BF16_LOSS_TOLERANCE
+    assert trained_losses(plan, alone) == pytest.approx(expected, abs=tolerance)

@@ -77,9 +77,9 @@ CHUNKS = {"loss_chunks": 5}
 """Uneven pieces of 48 tokens and of 24."""
 
 
-def documents_apart() -> dict[str, list[float]]:
+def documents_apart(model: dict[str, Any] = MODEL) -> dict[str, list[float]]:
     """Steps in one process in which every document is a batch of its own."""
-    plan = parse_plan(plans.plan_text(model=MODEL))
+    plan = parse_plan(plans.plan_text(model=model))
     decoder = Decoder(plan.model)
     initialise(decoder, seed=0, layers=plan.model.layers)
     optimizer = make_optimizer(decoder, losses.RECIPE)
