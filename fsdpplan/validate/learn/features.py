@@ -112,6 +112,7 @@ def features_of(
         float(layout.compile),
         float(layout.async_tp),
         scales,
+        float(training.packed),  # how long documents are is said roughly, if at all
     )
     return Features(
         stack=stack,
