@@ -70,6 +70,26 @@ class Trainer:
             help="Train the documents of a sequence apart. Default: as planned (recommend --pack)."
         ),
     ] = None
+    eval_data: Annotated[
+        str | None,
+        Option(
+            help="Data like --data's that is not trained on: its loss is told at the end.",
+            metavar="PATH",
+        ),
+    ] = None
+    eval_every: Annotated[
+        int | None,
+        Option(help="Steps between evaluations.", metavar="N", example="500", least=1),
+    ] = None
+    eval_tokens: Annotated[
+        int | None,
+        Option(
+            help="Most tokens of --eval-data to take, at least a sequence. Default: all.",
+            metavar="N",
+            example="1000000",
+            least=1,
+        ),
+    ] = None
     init_from: Annotated[
         str | None,
         Option(
@@ -164,6 +184,9 @@ class Trainer:
                 raise SpecError(f"{name} needs a place: give --checkpoint-dir too")
         if self.tokenizer is not None and self.data is None:
             raise SpecError("tokenizer needs text: give --data with .txt or .jsonl files too")
+        for name in ("eval_every", "eval_tokens"):
+            if getattr(self, name) is not None and self.eval_data is None:
+                raise SpecError(f"{name} needs data to judge by: give --eval-data too")
         self._check_profile()
         require_no_tokens(self)
         for word in self.words():

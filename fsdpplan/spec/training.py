@@ -31,78 +31,6 @@ from fsdpplan.spec.values import (
     require_positive_int,
 )
 
-ProgramName = Literal["reference", "own", "hf", "torchtitan", "megatron", "accelerate"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
-    """What a program can apply of a layout."""
-
-    words: str
-    """What to call it in a sentence."""
-    knows_blocks: bool
-    """It is built for the trainer: its blocks can be cut into stages, its attention recomputed
-    alone, its tokens sent to experts, and its loss made in pieces."""
-    has_tensor_plan: bool
-    """It says of each matrix of a dense model how tensor parallelism splits it (a `tp_plan`)."""
-    has_open_attention: bool
-    """Its attention can be replaced by one that ranks share."""
-    runtimes: tuple[RuntimeName, ...] = ("fsdp2",)
-    """Runtimes that price what it does; the first by default. The reference decoder is of any."""
-    is_target: bool = False
-    """It is launched by `emit-launch --target` of its name."""
-
-
-_PROGRAMS: dict[ProgramName, Program] = {
-    "reference": Program(
-        words="the reference decoder",
-        knows_blocks=True,
-        has_tensor_plan=True,
-        has_open_attention=True,
-    ),
-    "own": Program(
-        words="a model of your own",
-        knows_blocks=False,
-        has_tensor_plan=False,
-        has_open_attention=False,
-    ),
-    "hf": Program(
-        words="a Hugging Face model",
-        knows_blocks=False,
-        has_tensor_plan=True,
-        has_open_attention=True,
-    ),
-    "torchtitan": Program(
-        words="torchtitan",
-        knows_blocks=True,
-        has_tensor_plan=True,
-        has_open_attention=True,
-        is_target=True,
-    ),
-    "megatron": Program(
-        words="Megatron-LM",
-        knows_blocks=True,
-        has_tensor_plan=True,
-        has_open_attention=True,
-        runtimes=("megatron", "megatron_lm"),
-        is_target=True,
-    ),
-    "accelerate": Program(
-        words="Accelerate",
-        knows_blocks=True,
-        has_tensor_plan=True,
-        has_open_attention=True,
-        runtimes=("fsdp2", "autocast"),
-        is_target=True,
-    ),
-}
-
-
-def program_named(name: ProgramName) -> Program:
-    """What the program of that name can do."""
-    return _PROGRAMS[name]
-
-
 _VERSION = re.compile(r"v?(\d{1,3})\.(\d{1,3})(?:[.+a-z_-][0-9A-Za-z.+_-]*)?", re.ASCII)
 _IMAGE = re.compile(r"(?P<name>[^:@]+):(?P<tag>[^:@]+)(?:@.*)?")
 
@@ -179,6 +107,78 @@ def release_of_image(image: str) -> TorchRelease | None:
     version = tag.partition("-")[0]
     is_ours = name == "pytorch/pytorch" and _VERSION.fullmatch(version) is not None
     return torch_release(version) if is_ours else None
+
+
+ProgramName = Literal["reference", "own", "hf", "torchtitan", "megatron", "accelerate"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What a program can apply of a layout."""
+
+    words: str
+    """What to call it in a sentence."""
+    knows_blocks: bool
+    """It is built for the trainer: its blocks can be cut into stages, its attention recomputed
+    alone, its tokens sent to experts, and its loss made in pieces."""
+    has_tensor_plan: bool
+    """It says of each matrix of a dense model how tensor parallelism splits it (a `tp_plan`)."""
+    has_open_attention: bool
+    """Its attention can be replaced by one that ranks share."""
+    runtimes: tuple[RuntimeName, ...] = ("fsdp2",)
+    """Runtimes that price what it does; the first by default. The reference decoder is of any."""
+    is_target: bool = False
+    """It is launched by `emit-launch --target` of its name."""
+
+
+_PROGRAMS: dict[ProgramName, Program] = {
+    "reference": Program(
+        words="the reference decoder",
+        knows_blocks=True,
+        has_tensor_plan=True,
+        has_open_attention=True,
+    ),
+    "own": Program(
+        words="a model of your own",
+        knows_blocks=False,
+        has_tensor_plan=False,
+        has_open_attention=False,
+    ),
+    "hf": Program(
+        words="a Hugging Face model",
+        knows_blocks=False,
+        has_tensor_plan=True,
+        has_open_attention=True,
+    ),
+    "torchtitan": Program(
+        words="torchtitan",
+        knows_blocks=True,
+        has_tensor_plan=True,
+        has_open_attention=True,
+        is_target=True,
+    ),
+    "megatron": Program(
+        words="Megatron-LM",
+        knows_blocks=True,
+        has_tensor_plan=True,
+        has_open_attention=True,
+        runtimes=("megatron", "megatron_lm"),
+        is_target=True,
+    ),
+    "accelerate": Program(
+        words="Accelerate",
+        knows_blocks=True,
+        has_tensor_plan=True,
+        has_open_attention=True,
+        runtimes=("fsdp2", "autocast"),
+        is_target=True,
+    ),
+}
+
+
+def program_named(name: ProgramName) -> Program:
+    """What the program of that name can do."""
+    return _PROGRAMS[name]
 
 
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]

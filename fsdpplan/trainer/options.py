@@ -27,6 +27,12 @@ class Options:
     data: Path | None
     tokenizer: Path | None
     pack: bool
+    eval_data: Path | None
+    """What the run is judged by."""
+    eval_every: int
+    """Steps between evaluations; 0: only at the end."""
+    eval_tokens: int | None
+    """Most tokens to take of it."""
     init_from: Path | None
     """Folder of a published model to begin with."""
     export_hf: Path | None
@@ -135,6 +141,20 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add("--tokenizer", type=Path, metavar="FILE", help="tokenizer.json for text; otherwise bytes")
     add("--pack", action="store_true", help="train the documents of a sequence apart")
+    add(
+        "--eval-data",
+        type=Path,
+        metavar="PATH",
+        help="data like --data's that is not trained on: its loss is told at the end",
+    )
+    add(
+        "--eval-every",
+        type=whole(0),
+        default=0,
+        metavar="STEPS",
+        help="0: only at the end",
+    )
+    add("--eval-tokens", type=whole(1), metavar="N", help="most tokens of it (default: all)")
     add(
         "--init-from",
         type=Path,
@@ -250,6 +270,9 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     values = vars(parser.parse_args(arguments))
     if values["tokenizer"] is not None and values["data"] is None:
         parser.error("--tokenizer needs --data with text")
+    for name in ("eval_every", "eval_tokens"):
+        if values[name] and values["eval_data"] is None:
+            parser.error(f"--{name.replace('_', '-')} needs --eval-data")
     for name in ("report", "build"):
         if values[name] is not None and not values["rehearse"]:
             parser.error(f"--{name} needs --rehearse")

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -302,3 +303,23 @@ def without_dispatch_modes() -> AbstractContextManager[Any]:
     modes: Any = import_module("torch.utils._python_dispatch")
     context: AbstractContextManager[Any] = modes._disable_current_modes()
     return context
+
+
+def forget_forward_passes(part: nn.Module) -> None:
+    """Let FSDP2 forget forward passes that no backward follows.
+
+    Parameters are shards again, also those that stay gathered for backward, and of the order in
+    which units ran, which tells backward what to gather ahead, nothing is left: it is recorded
+    without gradients, too, and emptied by backward only.
+    """
+    for module in part.modules():
+        if not isinstance(module, FSDPModule):
+            continue
+        module.reshard()
+        state: Any = module._get_fsdp_state()
+        groups = getattr(state, "_fsdp_param_groups", None)
+        if groups is None:  # of older releases, where there is one at most
+            groups = [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+        for group in groups:
+            group._post_forward_indices.clear()
+        state._comm_ctx.post_forward_order.clear()

@@ -14,6 +14,7 @@ from .checkpoint.progress import Progress
 from .checkpoint.runs import Checkpoints, Saved
 from .config import LayoutConfig, PlanConfig, plan_sha256, plan_text
 from .errors import OutOfMemory
+from .evaluation import HeldOut
 from .huggingface.export import Exported
 from .optimizer import Recipe
 from .options import Options
@@ -53,6 +54,8 @@ class TrainingRun:
     checkpoints: Checkpoints | None
     publication: Exported | None = None
     """What the end of the run writes for others."""
+    held_out: HeldOut | None = None
+    """What it is judged by."""
     step_seconds: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
 
@@ -76,6 +79,8 @@ def announce(run: TrainingRun) -> None:
         f"{run.plan.model.name}: {layout_words(layout)}, {layout.world} "
         f"{'process' if layout.world == 1 else 'processes'} on {device_name(run.device)}; {where}"
     )
+    if run.held_out is not None:
+        run.metrics.say(run.held_out.words(run.plan))
     if layout.compile and run.device.type == "cpu":
         passes = ", and with it async TP," if layout.async_tp else ""
         run.metrics.say(f"torch.compile{passes} is off on CPU")

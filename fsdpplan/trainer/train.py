@@ -18,6 +18,7 @@ from .checkpoint.progress import Progress
 from .checkpoint.runs import CheckpointFailed, Checkpoints
 from .config import PlanConfig, load_plan
 from .errors import RankError, TrainerError, TrainingDiverged
+from .evaluation import evaluate, held_out, said
 from .huggingface.export import Exported, export, exported
 from .huggingface.load import load_published, require_loadable
 from .optimizer import Recipe, make_optimizer, set_learning_rate
@@ -118,6 +119,7 @@ def train(plan: PlanConfig, options: Options, stop: StopRequest, attempt: Attemp
             if run.checkpoints is not None:
                 told(run, run.checkpoints.wait())
             raise
+        judge(run)
         every = options.checkpoint_every
         if every and run.progress.step % every == 0:
             save(run)
@@ -135,6 +137,7 @@ def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> TrainingRun
     meshes = try_cluster(plan, options)
     publication = what_to_publish(plan, options)
     sequences = open_sequences(plan, options.data, seed=options.seed, tokenizer=options.tokenizer)
+    held = held_out(plan, options)
     device = start(plan)
     memory = MemoryMeter(device)
     recipe = Recipe(
@@ -171,6 +174,7 @@ def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> TrainingRun
         progress=progress,
         checkpoints=checkpoints,
         publication=publication,
+        held_out=held,
     )
 
 
@@ -309,6 +313,27 @@ def one_step(run: TrainingRun) -> int:
         told(run, run.checkpoints.ended())
     require_numbers(run.progress, loss=loss, grad_norm=grad_norm)
     return stop_signal
+
+
+def judge(run: TrainingRun) -> None:
+    """Tell the loss on held-out data, where it is time to: every so many steps, and at the end."""
+    step, every = run.progress.step, run.options.eval_every
+    is_due = step == run.options.steps or (every and step % every == 0)
+    if run.held_out is None or not is_due:
+        return
+    with run.watch.own_time.apart():
+        found = evaluate(
+            run.assembled,
+            run.plan,
+            run.held_out,
+            device=run.device,
+            packs=run.options.pack,
+            beat=run.watch.not_a_step,
+        )
+    event, line = said(step, found)
+    run.metrics.emit("eval", **event)
+    run.metrics.say(line)
+    run.watch.evaluated(event)
 
 
 def require_numbers(progress: Progress, *, loss: float, grad_norm: float) -> None:

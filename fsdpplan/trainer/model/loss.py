@@ -93,6 +93,9 @@ def chunked_loss(
             group=mesh.get_group(), first=first, tokens=min(rows, max(0, vocab - first))
         )
     hidden_ND, targets_N = hidden_BTD.flatten(0, 1), targets_BT.flatten()
+    if not torch.is_grad_enabled():
+        total = _loss_alone(hidden_ND, weight_VD, targets_N, chunks, part, compiles=compiles)
+        return total / targets_N.numel()
     made = _loss_and_gradients(
         hidden_ND.detach(), weight_VD.detach(), targets_N, chunks, part, compiles=compiles
     )
@@ -148,7 +151,7 @@ def _loss_and_gradients(
     compiles: bool,
 ) -> _LossAndGradients:
     computed = weight_VD.to(hidden_ND.dtype)
-    piece_loss = _compiled_piece_loss() if compiles and part.group is None else _piece_loss
+    piece_loss = _chosen_piece_loss(part, compiles=compiles)
     weight_gradient = _WeightGradient(weight_VD.dtype, computed.dtype)
     hidden_gradient = torch.empty_like(hidden_ND)
     losses = []
@@ -164,6 +167,23 @@ def _loss_and_gradients(
         hidden_gradient=hidden_gradient,
         weight_gradient=weight_gradient.total,
     )
+
+
+def _loss_alone(
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    targets_N: Tensor,
+    chunks: int,
+    part: VocabularyPart,
+    *,
+    compiles: bool,
+) -> Tensor:
+    """The sum over all targets, where nobody asks for gradients: a third of the products."""
+    computed = weight_VD.to(hidden_ND.dtype)
+    piece_loss = _chosen_piece_loss(part, compiles=compiles)
+    pieces = zip(hidden_ND.tensor_split(chunks), targets_N.tensor_split(chunks), strict=True)
+    losses = [piece_loss(hidden @ computed.T, targets, part)[0] for hidden, targets in pieces]
+    return torch.stack(losses).sum()
 
 
 class _WeightGradient:
@@ -212,6 +232,12 @@ def _piece_loss(
 def _reduce(values: Tensor, part: VocabularyPart, operation: Any) -> None:
     if part.group is not None:
         dist.all_reduce(values, op=operation, group=part.group)
+
+
+def _chosen_piece_loss(
+    part: VocabularyPart, *, compiles: bool
+) -> Callable[..., tuple[Tensor, Tensor]]:
+    return _compiled_piece_loss() if compiles and part.group is None else _piece_loss
 
 
 @cache

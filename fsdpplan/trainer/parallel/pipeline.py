@@ -19,7 +19,7 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
-from ..config import PlanConfig
+from ..config import LayoutConfig, PlanConfig
 from ..model.loss import loss_function
 from ..precision import compute_dtype
 from ..scaler import LossScaler, scaled
@@ -33,7 +33,7 @@ from ..torch_versions import (
     lowered,
 )
 from .mesh import Meshes
-from .pipeline_stages import StageShare, rank_shares
+from .pipeline_stages import StageShare, rank_shares, rank_stages
 from .replicas import ReplicaGradients
 from .tensor_parallel import loss_context
 from .tied_tables import TiedTables
@@ -75,7 +75,9 @@ class Pipeline:
                 stages, plan, meshes.parameters["dp_replicate"].get_group()
             )
         self._no_loss = torch.zeros((), device=device)
-        group = meshes.pp.get_group()
+        self._plan, self._device = plan, device
+        self._group = group = meshes.pp.get_group()
+        self._stages = {share.index: stage for stage, share in zip(stages, shares, strict=True)}
         staged = [
             _stage(stage, share, plan, device, group)
             for stage, share in zip(stages, shares, strict=True)
@@ -106,9 +108,94 @@ class Pipeline:
             self._tables.sum_gradients()
         return torch.stack(losses).detach().sum() if losses else self._no_loss
 
+    @torch.no_grad()
+    def losses(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
+        """The loss of each of any number of micro-batches, on ranks with the last stage; nothing on
+        others. No backward, of which torch's schedules know since 2.10 only."""
+        me, found = dist.get_rank(self._group), dict[int, Tensor]()
+        ranks = stage_ranks(self._layout)
+        held: dict[tuple[int, int], Tensor] = {}
+        for tick in forward_ticks(ranks, len(micro_batches)):
+            messages = []
+            for stage, number in tick:
+                receiver = ranks[stage + 1] if stage + 1 < len(ranks) else None
+                if ranks[stage] == me:
+                    batch = micro_batches[number]
+                    given = held.pop((stage, number)) if stage else batch.tokens
+                    out = self._stage_output(stage, given, batch)
+                    if receiver is None:
+                        found[number] = out
+                    elif receiver == me:
+                        held[stage + 1, number] = out
+                    else:
+                        messages.append(self._message(dist.isend, out.contiguous(), receiver))
+                elif receiver == me:
+                    held[stage + 1, number] = self._hidden(self._device)
+                    message = held[stage + 1, number]
+                    messages.append(self._message(dist.irecv, message, ranks[stage]))
+            for work in dist.batch_isend_irecv(messages) if messages else ():
+                work.wait()
+        return [found[number] for number in sorted(found)]
+
+    def _stage_output(self, stage: int, given: Tensor, batch: MicroBatch) -> Tensor:
+        """What a stage of this rank makes of `given`; the last one, the loss."""
+        inputs = {"positions": batch.positions, "documents": batch.documents}
+        present = {name: value for name, value in inputs.items() if value is not None}
+        with loss_context(self._layout):
+            out: Tensor = self._stages[stage](given, **present)
+            is_last = stage == self._layout.pp * self._layout.virtual_stages - 1
+            return self._loss_of(out, batch.targets) if is_last else out
+
+    def _message(self, operation: Callable[..., Any], values: Tensor, rank: int) -> dist.P2POp:
+        return dist.P2POp(
+            operation, values, dist.get_global_rank(self._group, rank), group=self._group
+        )
+
+    def _hidden(self, device: torch.device) -> Tensor:
+        return torch.empty(
+            hidden_shape(self._plan), dtype=compute_dtype(self._plan.training), device=device
+        )
+
     def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         loss: Tensor = self._loss_of(outputs, targets) / self._layout.num_microbatches
         return scaled(loss, self._scaler)
+
+
+def stage_ranks(layout: LayoutConfig) -> list[int]:
+    """The pipeline rank of each stage, first to last."""
+    owners = {
+        stage: rank for rank in range(layout.pp) for stage in rank_stages(layout, pp_rank=rank)
+    }
+    return [owners[stage] for stage in range(len(owners))]
+
+
+def forward_ticks(ranks: Sequence[int], micro_batches: int) -> list[list[tuple[int, int]]]:
+    """When each stage takes each micro-batch forward, as (stage, micro-batch) of each tick; a rank
+    takes one in a tick, and what stages give is sent between ticks.
+
+    `ranks` are those of the stages. All ranks make the same list, so that none waits for a message
+    that another one is not sending. Who is farthest goes first, so that little is held meanwhile.
+    """
+    reached = [0] * micro_batches
+    ticks: list[list[tuple[int, int]]] = []
+    while any(stage < len(ranks) for stage in reached):
+        tick: dict[int, tuple[int, int]] = {}
+        for number in sorted(range(micro_batches), key=lambda each: (-reached[each], each)):
+            stage = reached[number]
+            if stage < len(ranks):
+                tick.setdefault(ranks[stage], (stage, number))
+        for _, number in tick.values():
+            reached[number] += 1
+        ticks.append(list(tick.values()))
+    return ticks
+
+
+def hidden_shape(plan: PlanConfig) -> tuple[int, int, int]:
+    """Of what a stage hands to the next: each rank of tp its own part of the sequence."""
+    layout = plan.layout
+    length = plan.training.seq_len // layout.cp
+    split = length // layout.tp if layout.sequence_parallel else length
+    return layout.micro_batch, split, plan.model.hidden
 
 
 def _schedule(plan: PlanConfig, stages: list[PipelineStage], loss_of: Callable[..., Tensor]) -> Any:
@@ -134,12 +221,9 @@ def _stage(
 ) -> PipelineStage:
     """`module` with its shapes stated, so that ranks need not find them out."""
     layout, training = plan.layout, plan.training
-    length = training.seq_len // layout.cp
-    tokens = (layout.micro_batch, length)
-    # between stages each rank of tp hands over its own part of the sequence
-    split = length // layout.tp if layout.sequence_parallel else length
+    tokens = (layout.micro_batch, training.seq_len // layout.cp)
     hidden = torch.empty(
-        (layout.micro_batch, split, plan.model.hidden),
+        hidden_shape(plan),
         dtype=compute_dtype(training),
         device="meta",
         requires_grad=True,

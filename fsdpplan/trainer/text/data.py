@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from ..config import PlanConfig
 from ..errors import RankError, TrainerError
 from ..parallel.context_parallel import own_positions
 from ..parallel.mesh import batch_rank, place
-from .packing import MicroBatch, pack
+from .packing import IGNORED, MicroBatch, only_counted, pack
 from .stream import SUFFIXES, TextSource
 from .text_tokenizer import open_tokenizer
 from .token_file import TokenFile, sidecar_of
@@ -42,6 +42,15 @@ class Sequences(Protocol):
 
     def starts(self, number: int) -> Tensor:
         """Which of its tokens begin a document."""
+        ...
+
+
+@runtime_checkable
+class Masked(Protocol):
+    """Sequences not all of whose tokens are to be predicted."""
+
+    def counted(self, number: int) -> Tensor:
+        """Which tokens of sequence `number` the loss counts where they are targets."""
         ...
 
 
@@ -166,9 +175,13 @@ def open_sequences(
     return Windows(_source(path, tokenizer), seq_len=seq_len, vocab=vocab, seed=seed)
 
 
+def is_text(path: Path) -> bool:
+    """Whether what lies there has to be tokenized."""
+    return path.is_dir() or (path.suffix in SUFFIXES and not sidecar_of(path).exists())
+
+
 def _source(path: Path, tokenizer: Path | None) -> TokenSource:
-    is_text = path.is_dir() or (path.suffix in SUFFIXES and not sidecar_of(path).exists())
-    if is_text:
+    if is_text(path):
         return TextSource(path, open_tokenizer(tokenizer))
     if tokenizer is not None:
         raise TrainerError(
@@ -225,6 +238,8 @@ def micro_batches(
             batch = pack(rows, torch.stack([sequences.starts(number) for number in numbers]))
         else:
             batch = MicroBatch(rows[:, :-1].contiguous(), rows[:, 1:].contiguous())
+        if isinstance(sequences, Masked):
+            batch = only_counted(batch, torch.stack([sequences.counted(n) for n in numbers]))
         batches.append(_moved(_own_part(batch, plan, rank), device))
     return batches
 
@@ -237,12 +252,14 @@ def _own_part(batch: MicroBatch, plan: PlanConfig, rank: int) -> MicroBatch:
     positions = own.expand(len(batch.tokens), -1)
     if batch.positions is not None:
         positions = batch.positions[:, own]
+    targets = batch.targets[:, own]
     return MicroBatch(
         tokens=batch.tokens[:, own],
-        targets=batch.targets[:, own],
+        targets=targets,
         positions=positions.contiguous(),
         documents=batch.documents,
         longest=batch.longest,
+        masked=None if batch.masked is None else (targets != IGNORED).sum()[None],
     )
 
 

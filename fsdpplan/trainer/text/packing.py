@@ -39,6 +39,9 @@ class MicroBatch(NamedTuple):
     longest: Tensor | None = None
     """(B, L, 0), without a byte: no document has more than L tokens. A shape, since hosts know
     shapes of tensors on a device, and their values only when they wait for it."""
+    masked: Tensor | None = None
+    """(1,), int64: how many of the targets count; None: nothing but documents hides any. On all
+    ranks of a step alike."""
 
 
 BESIDE_TOKENS = ("positions", "documents", "longest")
@@ -94,10 +97,17 @@ def _in_one(name: str, parts: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(parts))
 
 
+def only_counted(batch: MicroBatch, counted_BS: Tensor) -> MicroBatch:
+    """`batch` without the targets that do not count; `counted_BS` are of sequences of one token
+    more than they train on."""
+    targets = torch.where(counted_BS[:, 1:], batch.targets, IGNORED)
+    return batch._replace(targets=targets, masked=(targets != IGNORED).sum()[None])
+
+
 def counted_fraction(micro_batches: Sequence[MicroBatch]) -> Tensor | None:
     """The fraction of a step's targets that counts, over all ranks; None where all do, since
-    nothing is packed."""
-    if micro_batches[0].documents is None:
+    nothing is packed or masked."""
+    if micro_batches[0].documents is None and micro_batches[0].masked is None:
         return None
     counts = torch.stack([(batch.targets != IGNORED).sum() for batch in micro_batches])
     targets = sum(batch.targets.numel() for batch in micro_batches)

@@ -4,6 +4,7 @@ Lines of the file, told apart by `event`:
 
     start       the plan's layout in short, where the run begins
     step        loss, times, rates and memory of one step
+    eval        the loss on held-out data
     checkpoint  a checkpoint was published
     communication, straggler, drift, hang
                 what a run notices of itself (watch.py)

@@ -20,6 +20,8 @@ HELP = {
     "training_step_seconds": "Duration of the newest step.",
     "training_data_seconds": "Part of it that this rank waited for its data.",
     "training_loss": "Mean loss of the newest step over all ranks.",
+    "training_eval_loss": "Mean loss on held-out data, when it was last taken.",
+    "training_eval_step": "Optimizer steps done then.",
     "training_grad_norm": "Norm of all gradients before clipping.",
     "training_memory_allocated_bytes": "Most memory that tensors took on this rank.",
     "training_memory_reserved_bytes": "Most memory that the allocator held on this rank.",

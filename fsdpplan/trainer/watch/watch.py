@@ -14,7 +14,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,15 @@ class OwnTime:
             seconds = sum(ended - began for began, ended in self._passes)
         self._passes.clear()
         return self.data_seconds + float(seconds)
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """In which blocks run for something else than a step."""
+        passes = list(self._passes)
+        try:
+            yield
+        finally:
+            self._passes[:] = passes
 
     def _now(self) -> Any:
         if not self._on_device:
@@ -155,6 +164,10 @@ class Watch:
         """A step was reported, with these fields."""
         self._prometheus.step(values)
 
+    def evaluated(self, values: Mapping[str, Any]) -> None:
+        """An evaluation found these fields."""
+        self._prometheus.evaluated(values)
+
     def not_a_step(self) -> None:
         """Something begins that may take longer than a step."""
         if self._hangs is not None:
@@ -206,6 +219,7 @@ class _PrometheusFile:
         self._labels = {**labels, **({} if job is None else {"slurm_job": job})}
         self._values: list[Sample] = []
         self._communication: list[Sample] = []
+        self._evaluated: list[Sample] = []
         self._written = 0.0
 
     def step(self, values: Mapping[str, Any]) -> None:
@@ -235,6 +249,12 @@ class _PrometheusFile:
             if event[field] is not None
         ]
 
+    def evaluated(self, values: Mapping[str, Any]) -> None:
+        self._evaluated = [
+            Sample("training_eval_loss", values["loss"]),
+            Sample("training_eval_step", values["step"]),
+        ]
+
     def begin(self) -> None:
         """Raise where the file cannot be written; later a full disk does not end the training."""
         try:
@@ -256,6 +276,7 @@ class _PrometheusFile:
             Sample("training_running", float(running)),
             *self._values,
             *self._communication,
+            *self._evaluated,
         ]
         write_exposition(self._path, exposition(samples, self._labels))
         self._written = time.monotonic()

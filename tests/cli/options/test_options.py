@@ -231,6 +231,7 @@ JOB = {
     "--weight-decay": "0.023",
     "--clip-norm": "0.7",
     "--adamw": "foreach",
+    "--eval-data": "held.jsonl",
     "--seed": "4321",
     "--checkpoint-dir": "saved",
     "--prometheus": "node/run.prom",
@@ -260,6 +261,8 @@ TOGETHER = {
     "--script": ("--script train.py", "train.py"),
     "--tokenizer": ("--data text.jsonl --tokenizer tokenizer.json", "--tokenizer=tokenizer.json"),
     "--pack": ("--pack", "--pack"),
+    "--eval-every": ("--eval-data held.jsonl --eval-every 66", "--eval-every=66"),
+    "--eval-tokens": ("--eval-data held.jsonl --eval-tokens 5000", "--eval-tokens=5000"),
     "--numbers": ("--no-numbers", "--no-numbers"),
     "--args": ("--script train.py --args '--lr 1e-4 --name \"a b\"'", "a b"),
 }
