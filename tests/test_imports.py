@@ -46,13 +46,14 @@ LAZY = {
     "node": {"torch"},
     "emit": {"yaml"},
     "topology": {"torch"},
-    "trainer": {"torchao"},
+    "trainer": {"torchao", "jinja2"},
     "run": {"torch"},
     "validate": {"numpy", "scipy"},
 }
 """Room -> distributions that it may import inside functions only (yaml: where a manifest or such
 is asked for; numpy: where there is something to learn from; scipy: in its fitting programs, which
-need the development environment; torchao: where a plan asks for it)."""
+need the development environment; torchao: where a plan asks for it; jinja2, which torch brings:
+where there are chats)."""
 
 CLI_MAY_IMPORT = {
     "process": set(),

@@ -64,6 +64,19 @@ class Trainer:
     tokenizer: Annotated[
         str | None, Option(help="tokenizer.json for text. Default: bytes.", metavar="PATH")
     ] = None
+    sft: Annotated[
+        bool | None,
+        Option(
+            help="Fine-tune on chats: --data is .jsonl with messages, or a prompt and a "
+            "completion, in each line, and answers alone count in the loss.",
+        ),
+    ] = None
+    chat_template: Annotated[
+        str | None,
+        Option(
+            help="Jinja template for --sft. Default: the one beside --tokenizer.", metavar="FILE"
+        ),
+    ] = None
     pack: Annotated[
         bool | None,
         Option(
@@ -182,6 +195,13 @@ class Trainer:
         for name in ("checkpoint_every", "checkpoint_keep", "checkpoint_async"):
             if getattr(self, name) is not None and self.checkpoint_dir is None:
                 raise SpecError(f"{name} needs a place: give --checkpoint-dir too")
+        if self.sft and (self.data is None or self.tokenizer is None):
+            raise SpecError(
+                "sft needs chats and what turns them into tokens: give --data chats.jsonl and "
+                "--tokenizer too"
+            )
+        if self.chat_template is not None and not self.sft:
+            raise SpecError("chat_template is for chats: give --sft too")
         if self.tokenizer is not None and self.data is None:
             raise SpecError("tokenizer needs text: give --data with .txt or .jsonl files too")
         for name in ("eval_every", "eval_tokens"):

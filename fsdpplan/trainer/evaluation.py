@@ -27,6 +27,7 @@ from .parallel.tensor_parallel import loss_context
 from .private_torch import forget_forward_passes
 from .rng import generator_states, restore_generators
 from .step import model_inputs
+from .text.chats import open_chats
 from .text.data import Masked, Sequences, is_text, micro_batches, open_sequences
 from .text.packing import IGNORED, MicroBatch
 
@@ -89,11 +90,15 @@ def held_out(plan: PlanConfig, options: Options) -> HeldOut | None:
     if options.eval_data is None:
         return None
     path = options.eval_data
-    tokenizer = options.tokenizer if is_text(path) else None
-    sequences = open_sequences(plan, path, seed=SEED, tokenizer=tokenizer)
+    sequences: Held
+    if options.sft and is_text(path):
+        sequences = open_chats(plan, options, path, seed=SEED)
+    else:
+        tokenizer = options.tokenizer if is_text(path) else None
+        sequences = cast(Held, open_sequences(plan, path, seed=SEED, tokenizer=tokenizer))
     tokens = options.eval_tokens
     most = None if tokens is None else max(1, tokens // plan.training.seq_len)
-    return HeldOut(sequences=cast(Held, sequences), most=most or cast(Held, sequences).windows)
+    return HeldOut(sequences=sequences, most=most or sequences.windows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

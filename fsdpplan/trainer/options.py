@@ -26,6 +26,10 @@ class Options:
     steps: int
     data: Path | None
     tokenizer: Path | None
+    sft: bool
+    """Fine-tune on chats: what the assistant says counts."""
+    chat_template: Path | None
+    """In place of the tokenizer's own."""
     pack: bool
     eval_data: Path | None
     """What the run is judged by."""
@@ -140,6 +144,18 @@ def make_parser() -> argparse.ArgumentParser:
         help="token file, .txt or .jsonl file, or folder of these; otherwise synthetic tokens",
     )
     add("--tokenizer", type=Path, metavar="FILE", help="tokenizer.json for text; otherwise bytes")
+    add(
+        "--sft",
+        action="store_true",
+        help="fine-tune on chats: --data has messages, or a prompt and a completion, in each line "
+        "of .jsonl; answers alone count in the loss",
+    )
+    add(
+        "--chat-template",
+        type=Path,
+        metavar="FILE",
+        help="Jinja template for --sft; otherwise the one beside --tokenizer",
+    )
     add("--pack", action="store_true", help="train the documents of a sequence apart")
     add(
         "--eval-data",
@@ -268,8 +284,12 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     """Parse the command line; exits with code 2 and one line on a mistake."""
     parser = make_parser()
     values = vars(parser.parse_args(arguments))
-    if values["tokenizer"] is not None and values["data"] is None:
+    if values["tokenizer"] is not None and values["data"] is None and not values["sft"]:
         parser.error("--tokenizer needs --data with text")
+    if values["sft"] and (values["data"] is None or values["tokenizer"] is None):
+        parser.error("--sft needs --data with chats and their --tokenizer")
+    if values["chat_template"] is not None and not values["sft"]:
+        parser.error("--chat-template needs --sft")
     for name in ("eval_every", "eval_tokens"):
         if values[name] and values["eval_data"] is None:
             parser.error(f"--{name.replace('_', '-')} needs --eval-data")

@@ -21,6 +21,7 @@ from .options import Options
 from .parallel.assemble import Assembled
 from .parallel.mesh import MESH_AXES
 from .signals import StopRequest, note_stop
+from .text.chats import ChatSequences
 from .text.data import Sequences
 from .watch.metrics import (
     MemoryMeter,
@@ -79,6 +80,8 @@ def announce(run: TrainingRun) -> None:
         f"{run.plan.model.name}: {layout_words(layout)}, {layout.world} "
         f"{'process' if layout.world == 1 else 'processes'} on {device_name(run.device)}; {where}"
     )
+    if isinstance(run.sequences, ChatSequences):
+        run.metrics.say(run.sequences.words)
     if run.held_out is not None:
         run.metrics.say(run.held_out.words(run.plan))
     if layout.compile and run.device.type == "cpu":

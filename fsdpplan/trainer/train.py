@@ -33,7 +33,9 @@ from .rng import seed_generators
 from .scaler import LEAST_SCALE, scaler_state
 from .signals import StopRequest
 from .step import StepOutput, learning_rate_at, train_step
+from .text.chats import open_chats
 from .text.data import (
+    Sequences,
     data_state,
     micro_batches,
     open_sequences,
@@ -136,7 +138,7 @@ def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> TrainingRun
     """Everything up to the first step."""
     meshes = try_cluster(plan, options)
     publication = what_to_publish(plan, options)
-    sequences = open_sequences(plan, options.data, seed=options.seed, tokenizer=options.tokenizer)
+    sequences = what_to_train_on(plan, options)
     held = held_out(plan, options)
     device = start(plan)
     memory = MemoryMeter(device)
@@ -176,6 +178,13 @@ def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> TrainingRun
         publication=publication,
         held_out=held,
     )
+
+
+def what_to_train_on(plan: PlanConfig, options: Options) -> Sequences:
+    """Chats, text, tokens, or made-up ones."""
+    if options.sft and options.data is not None:
+        return open_chats(plan, options, options.data, seed=options.seed)
+    return open_sequences(plan, options.data, seed=options.seed, tokenizer=options.tokenizer)
 
 
 def first_weights(plan: PlanConfig, options: Options) -> Callable[[nn.Module], None] | None:

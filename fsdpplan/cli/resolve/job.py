@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 from dataclasses import fields, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from fsdpplan.emit.pods import Pods
 from fsdpplan.emit.slurm.survival import Survival
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
+from fsdpplan.files.huggingface.chats import require_chats
 from fsdpplan.files.huggingface.config import read_hf_config
 from fsdpplan.run.plans import read_plan
 from fsdpplan.spec.model import Model
@@ -88,6 +90,25 @@ def require_its_weights(plan: Plan, job: Job) -> None:
                 f"{begins} is not the plan's model: its {field.name} is {theirs!r}, the plan's "
                 f"{ours!r}; plan again with fsdpplan recommend --config {shlex.quote(begins)}"
             )
+
+
+def require_its_chats(job: Job) -> None:
+    """Raise SpecError where `--sft` has nothing to fine-tune on, as far as this host can tell: no
+    chats, no template, or a Python without what tokenizes them."""
+    program = job.program
+    if not isinstance(program, Trainer) or not program.sft:
+        return
+    assert program.data is not None
+    assert program.tokenizer is not None
+    own = None if program.chat_template is None else Path(program.chat_template)
+    held = [] if program.eval_data is None else [program.eval_data]
+    for data in (program.data, *(each for each in held if each.endswith(".jsonl"))):
+        require_chats(Path(data), Path(program.tokenizer), own)
+    if job.python == sys.executable and find_spec("tokenizers") is None:
+        raise SpecError(
+            "--sft needs the Python package tokenizers, which this Python has not: pip install "
+            "tokenizers, or name the job's own by --python"
+        )
 
 
 def _tells_nothing(name: str, found: Model, plan: Plan) -> bool:

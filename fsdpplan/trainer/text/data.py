@@ -212,8 +212,9 @@ def _said(identity: dict[str, Any]) -> str:
     kind = identity.get("kind")
     if kind == "synthetic":
         return "synthetic tokens"
-    of = {"tokens": "a token file", "text": "text"}.get(str(kind), "other data")
-    return f"{of} of {identity.get('tokens')} tokens"
+    of = {"tokens": "a token file", "text": "text", "chats": "chats"}.get(str(kind), "other data")
+    rows = f", {identity['rows']}" if "rows" in identity else ""
+    return f"{of} of {identity.get('tokens')} tokens{rows}"
 
 
 def micro_batches(

@@ -76,6 +76,9 @@ class FileTokenizer:
                 f"{path} cannot be read as a tokenizer.json: {error}; give the file that a "
                 "Hugging Face tokenizer is saved in"
             ) from error
+        # what a file says of these is for whoever saved it: all of a text is trained on
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
         self.vocab = int(self._tokenizer.get_vocab_size())
         ends = (self._tokenizer.token_to_id(name) for name in END_NAMES)
         self.end: int | None = next((int(end) for end in ends if end is not None), None)
@@ -89,6 +92,18 @@ class FileTokenizer:
     def encode(self, text: bytes) -> Tensor:
         """The tokens of `text`, int64."""
         return torch.tensor(self._ids(text), dtype=torch.int64)
+
+    def encodings(self, texts: list[str], with_special_tokens: bool) -> list[Any]:
+        """The tokens of each text, and the characters that each token stands for."""
+        found: list[Any] = self._tokenizer.encode_batch(
+            texts, add_special_tokens=with_special_tokens
+        )
+        return found
+
+    def id_of(self, name: str | None) -> int | None:
+        """The token of that name."""
+        found = None if name is None else self._tokenizer.token_to_id(name)
+        return None if found is None else int(found)
 
     def _ids(self, text: bytes) -> list[int]:
         decoded = text.decode("utf-8", errors="replace")

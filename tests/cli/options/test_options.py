@@ -261,6 +261,11 @@ TOGETHER = {
     "--script": ("--script train.py", "train.py"),
     "--tokenizer": ("--data text.jsonl --tokenizer tokenizer.json", "--tokenizer=tokenizer.json"),
     "--pack": ("--pack", "--pack"),
+    "--sft": ("--data c.jsonl --tokenizer t.json --sft", "--sft"),
+    "--chat-template": (
+        "--data c.jsonl --tokenizer t.json --sft --chat-template own.jinja",
+        "--chat-template=own.jinja",
+    ),
     "--eval-every": ("--eval-data held.jsonl --eval-every 66", "--eval-every=66"),
     "--eval-tokens": ("--eval-data held.jsonl --eval-tokens 5000", "--eval-tokens=5000"),
     "--numbers": ("--no-numbers", "--no-numbers"),

@@ -1,0 +1,109 @@
+"""Layouts that are fine-tuned on chats, on 4 processes; and a plain loop over the same chats."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from fsdpplan.trainer.config import parse_plan
+from fsdpplan.trainer.evaluation import HeldOut, evaluate
+from fsdpplan.trainer.model.decoder import Decoder
+from fsdpplan.trainer.model.weights import initialise
+from fsdpplan.trainer.optimizer import make_optimizer
+from fsdpplan.trainer.options import parse_options
+from fsdpplan.trainer.parallel.assemble import assemble
+from fsdpplan.trainer.step import train_step
+from fsdpplan.trainer.text.chats import open_chats
+from fsdpplan.trainer.text.data import micro_batches
+from tests.trainer import jobs, losses, plans
+from tests.trainer.loss_layouts import PIPED, SPLIT
+
+STEPS = 2
+MODEL = {"vocab": 320, "max_positions": 96}
+TRAINING = {"seq_len": 96}
+ROWS = 8
+"""Of chats, as many as a step takes: so each step trains on all of them."""
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "fsdp": losses.FSDP,
+    "hsdp_twice": losses.HSDP | losses.TWICE | {"gradient_sync": "last"},
+    "ddp_pieces": losses.DDP | losses.TWICE | {"gradient_sync": "last", "loss_chunks": 5},
+    "tp": SPLIT | {"dp_shard": 2},
+    "cp": {"cp": 2, "dp_shard": 2},
+    "pp": PIPED | {"dp_shard": 2},
+    "tp_pp_pieces": SPLIT | PIPED | {"loss_chunks": 5},
+}
+
+
+def measure_all(out: Path) -> None:
+    """Every layout above, chats one a sequence and packed; rank 0 writes the results."""
+    dist.init_process_group("gloo")
+    results: dict[str, Any] = {}
+    for name, layout in jobs.asked_of(LAYOUTS).items():
+        text = plans.plan_text(model=MODEL, training=TRAINING, **layout)
+        for packs in (False, True):
+            results[f"{name} {packs}"] = fine_tuned(text, out.parent, packs=packs)
+    if dist.get_rank() == 0:
+        for packs in (False, True):
+            chats = json.loads((out.parent / f"{packs}.json").read_text(encoding="utf-8"))
+            results[f"reference {packs}"] = plain_loop(chats)
+    jobs.leave_with(results, out)
+
+
+@jobs.refusable
+def fine_tuned(text: str, folder: Path, *, packs: bool) -> dict[str, Any]:
+    """Losses and norms of the trainer's steps, and the loss on the same chats at the end."""
+    plan = parse_plan(text)
+    words = ["--sft", "--data", str(folder / f"{packs}.jsonl")]
+    words += ["--tokenizer", str(folder / "tokenizer" / "tokenizer.json")]
+    options = parse_options([*words, *(["--pack"] if packs else [])])
+    assert options.data is not None
+    sequences = open_chats(plan, options, options.data, seed=0)
+    assert sequences.windows == ROWS
+    assembled = assemble(plan, losses.CPU, seed=0)
+    optimizer = make_optimizer(assembled.model, losses.RECIPE)
+    found: dict[str, list[float]] = {"losses": [], "norms": []}
+    for step in range(STEPS):
+        batches = micro_batches(
+            sequences, plan, first=step * 8, rank=dist.get_rank(), device=losses.CPU, packs=packs
+        )
+        output = train_step(assembled, optimizer, batches, plan, clip_norm=losses.RECIPE.clip_norm)
+        loss = output.loss.clone()
+        dist.all_reduce(loss)
+        found["losses"].append(loss.item() * plan.layout.pp / dist.get_world_size())
+        found["norms"].append(output.grad_norm.item())
+    held = HeldOut(sequences=sequences, most=ROWS)
+    judged = evaluate(assembled, plan, held, device=losses.CPU, packs=packs)
+    return found | {"held_out": judged.loss, "targets": judged.targets}
+
+
+def plain_loop(chats: Sequence[tuple[list[int], list[int]]]) -> dict[str, Any]:
+    """Each chat by itself, with its tokens and its mask: steps on the mean over all that counts."""
+    plan = parse_plan(plans.plan_text(model=MODEL, training=TRAINING))
+    decoder = Decoder(plan.model)
+    initialise(decoder, seed=0, layers=plan.model.layers)
+    optimizer = make_optimizer(decoder, losses.RECIPE)
+    targets = sum(sum(mask[1:]) for _, mask in chats)
+    found: dict[str, list[float]] = {"losses": [], "norms": []}
+    for step in range(STEPS + 1):
+        optimizer.zero_grad()
+        whole = 0.0
+        for ids, mask in chats:
+            tokens, counts = torch.tensor(ids), torch.tensor(mask[1:], dtype=torch.bool)
+            logits = decoder(tokens[None, :-1])[0]
+            loss = F.cross_entropy(logits[counts], tokens[1:][counts], reduction="sum") / targets
+            loss.backward()
+            whole += loss.item()
+        if step == STEPS:
+            return found | {"held_out": whole, "targets": targets}
+        norm = torch.nn.utils.clip_grad_norm_(decoder.parameters(), losses.RECIPE.clip_norm)
+        optimizer.step()
+        found["losses"].append(whole)
+        found["norms"].append(norm.item())
+    raise AssertionError
