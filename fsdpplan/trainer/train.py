@@ -121,7 +121,8 @@ def train(plan: PlanConfig, options: Options, stop: StopRequest, attempt: Attemp
             if run.checkpoints is not None:
                 told(run, run.checkpoints.wait())
             raise
-        judge(run)
+        if not stop_signal:  # whoever sent it will not wait
+            judge(run)
         every = options.checkpoint_every
         if every and run.progress.step % every == 0:
             save(run)

@@ -33,7 +33,7 @@ from typing import IO, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..checkpoint.whole_file import partial_of, sync
+from ..checkpoint.whole_file import partial_of, require_file, sync
 from ..config import PlanConfig
 from ..errors import TrainerError
 from ..options import Options
@@ -81,11 +81,12 @@ def chat_files(path: Path) -> tuple[Path, ...]:
     """The `.jsonl` files that `path` is, or has in it."""
     files = text_files(path)
     for file in files:
-        if file.suffix != ".jsonl" or not file.is_file():
+        if file.suffix != ".jsonl":
             raise TrainerError(
                 f"{file} is no .jsonl file, which --sft takes chats from: one JSON object with "
                 '"messages" in each line'
             )
+        require_file(file)
     return files
 
 

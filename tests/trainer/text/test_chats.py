@@ -17,7 +17,7 @@ from fsdpplan.trainer.config import parse_plan
 from fsdpplan.trainer.errors import TrainerError
 from fsdpplan.trainer.options import Options, parse_options
 from fsdpplan.trainer.text.chats import ChatSequences, open_chats, overlaps, packed_rows
-from fsdpplan.trainer.text.data import micro_batches
+from fsdpplan.trainer.text.data import data_state, micro_batches, require_same_data
 from fsdpplan.trainer.text.packing import IGNORED
 from tests.trainer import plans
 from tests.trainer.text import chat_cases
@@ -189,7 +189,12 @@ def test_what_a_number_is_follows_from_the_seed_alone(tmp_path: Path) -> None:
     assert [other(number).tolist() for number in numbers] != first
     epoch = [tuple(again(number).tolist()) for number in range(8)]
     assert sorted(epoch) == sorted(tuple(again(number).tolist()) for number in range(8, 16))
-    assert again.identity != opened(data, tokenizer, "--pack").identity
+    saved = data_state(again, packs=False)
+    require_same_data(saved, other)
+    with pytest.raises(
+        TrainerError, match=r"chats of \d+ tokens, one a sequence, this run has .*packed"
+    ):
+        require_same_data(saved, opened(data, tokenizer, "--pack"))
 
 
 def test_chats_are_tokenized_once(tmp_path: Path) -> None:
@@ -254,6 +259,17 @@ def test_bad_lines_are_named(text: str, said: str, tmp_path: Path) -> None:
     data.write_text(text)
     with pytest.raises(TrainerError, match=said):
         opened(data, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("none.jsonl", "chats .*none.jsonl cannot be read: .*No such file"), ("x.txt", "no .jsonl")],
+)
+def test_there_must_be_chats(name: str, said: str, tmp_path: Path) -> None:
+    tokenizer = chat_cases.make_tokenizer(tmp_path / "tokenizer", chat_cases.MISTRAL)
+    (tmp_path / "x.txt").write_text("hi")
+    with pytest.raises(TrainerError, match=said):
+        opened(tmp_path / name, tokenizer)
 
 
 def test_templates_stay_in_their_sandbox(tmp_path: Path) -> None:

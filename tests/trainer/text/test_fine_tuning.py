@@ -50,7 +50,7 @@ def results(tmp_path_factory: pytest.TempPathFactory, asked: Callable[[str], set
     )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", chat_layouts.LAYOUTS)
 def test_a_layout_learns_chats_as_a_plain_loop_does(results: Results, name: str) -> None:
     for packs in (False, True):
@@ -78,7 +78,3 @@ def test_a_run_says_what_it_learns_and_goes_on_to_the_chat(tmp_path: Path) -> No
     jobs.train(tmp_path / "parts", 2, *words, *saved, "--steps", "2", **plan)
     jobs.train(tmp_path / "parts", 2, *words, *saved, "--steps", "4", **plan)
     assert jobs.losses(tmp_path / "parts") == jobs.losses(whole)
-    refused = jobs.train(
-        tmp_path / "parts", 2, *words[:-1], *saved, "--steps", "5", exit_code=2, **plan
-    )
-    assert "the checkpoint was trained on chats of" in refused
