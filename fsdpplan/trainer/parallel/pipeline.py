@@ -111,7 +111,7 @@ class Pipeline:
     @torch.no_grad()
     def losses(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
         """The loss of each of any number of micro-batches, on ranks with the last stage; nothing on
-        others. No backward, of which torch's schedules know since 2.10 only."""
+        others. Forward alone, which torch's schedules cannot do in all releases (not in 2.8)."""
         me, found = dist.get_rank(self._group), dict[int, Tensor]()
         ranks = stage_ranks(self._layout)
         held: dict[tuple[int, int], Tensor] = {}
