@@ -102,6 +102,22 @@ def test_answers_that_a_template_renders_otherwise_later_do_not_count(tmp_path: 
     assert "1 answers do not count" in sequences.words
 
 
+def test_marks_inside_of_a_macro_are_found(tmp_path: Path) -> None:
+    template = (
+        "{% macro say(m) %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+        "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endmacro %}"
+        "{% set all %}{% for m in messages %}{{ say(m) }};{% endfor %}{% endset %}"
+        "{{ bos_token + all }}"
+    )
+    tokenizer = chat_cases.make_tokenizer(tmp_path / "tokenizer", template)
+    chat = [turn("user", "2"), turn("assistant", "3"), turn("user", "4"), turn("assistant", "5")]
+    data = chat_cases.write_chats(tmp_path / "chats.jsonl", [chat])
+    ((tokens, counted),) = found_chats(opened(data, tokenizer))
+    assert decoded(tokenizer, tokens) == "<s>2;3;4;5;"
+    marked = [t for t, mark in zip(tokens, counted, strict=True) if mark]
+    assert decoded(tokenizer, marked) == "35"
+
+
 def decoded(tokenizer: Path, tokens: list[int]) -> str:
     """The text of some tokens, special ones included."""
     from tokenizers import Tokenizer
