@@ -19,6 +19,12 @@ class OutOfMemory(RankError):
     exit_code = 1
 
 
+class DataWorkerLost(RankError):
+    """A process that reads data for this rank has ended."""
+
+    exit_code = 1
+
+
 class TrainingDiverged(TrainerError):
     """The loss is no longer a number."""
 

@@ -302,3 +302,9 @@ def without_dispatch_modes() -> AbstractContextManager[Any]:
     modes: Any = import_module("torch.utils._python_dispatch")
     context: AbstractContextManager[Any] = modes._disable_current_modes()
     return context
+
+
+def meeting_store(prefix: str) -> dist.Store:  # type: ignore[name-defined]
+    """The store by which the ranks of the default process group met, with keys of its own: what is
+    asked of it ends at once, where a collective would wait."""
+    return dist.PrefixStore(prefix, c10d._get_default_store())  # type: ignore[attr-defined]

@@ -23,7 +23,7 @@ from .huggingface.load import load_published, require_loadable
 from .optimizer import Recipe, make_optimizer, set_learning_rate
 from .options import Options, parse_options
 from .parallel.assemble import assemble
-from .parallel.distributed import leave, require_world, start
+from .parallel.distributed import leave, local_ranks, require_world, start
 from .parallel.mesh import Meshes
 from .parallel.support import require_runnable
 from .preflight.program import preflight
@@ -32,12 +32,8 @@ from .rng import seed_generators
 from .scaler import LEAST_SCALE, scaler_state
 from .signals import StopRequest
 from .step import StepOutput, learning_rate_at, train_step
-from .text.data import (
-    data_state,
-    micro_batches,
-    open_sequences,
-    require_same_data,
-)
+from .text.data import data_state, open_data, require_same_data
+from .text.feed import Feed, open_feed
 from .torch_versions import quiet, require_torch, say_remark
 from .watch.metrics import (
     MemoryMeter,
@@ -92,6 +88,7 @@ def run_training(options: Options) -> None:
     finally:
         if attempt.run is not None:
             attempt.run.watch.stop()
+            attempt.run.feed.close()
 
 
 @dataclass(slots=True)
@@ -104,8 +101,8 @@ class Attempt:
 def train(plan: PlanConfig, options: Options, stop: StopRequest, attempt: Attempt) -> None:
     """Train to the last step, or until a signal; `attempt` knows the run once it is set up."""
     attempt.run = run = set_up(plan, options, stop)
-    announce(run)
     run.watch.start(run.progress.step)
+    announce(run)
     stop_signal = 0
     while run.progress.step < options.steps and not stop_signal:
         try:
@@ -131,8 +128,15 @@ def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> TrainingRun
     """Everything up to the first step."""
     meshes = try_cluster(plan, options)
     publication = what_to_publish(plan, options)
-    sequences = open_sequences(plan, options.data, seed=options.seed, tokenizer=options.tokenizer)
     device = start(plan)
+    # behind the start, since one rank makes an index while the others wait
+    data = open_data(plan, options.data, seed=options.seed, tokenizer=options.tokenizer)
+    feed = open_feed(
+        Feed(data=data, plan=plan, rank=dist.get_rank(), device=device, packs=options.pack),
+        workers=options.data_workers,
+        prefetch=options.prefetch,
+        ranks=local_ranks(plan),
+    )
     memory = MemoryMeter(device)
     recipe = Recipe(
         steps=options.steps,
@@ -150,8 +154,8 @@ def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> TrainingRun
     progress = begin_or_resume(plan, options, checkpoints, assembled.model, optimizer)
     if assembled.scaler is not None and progress.scaler_state:
         assembled.scaler.load(progress.scaler_state)
-    require_same_data(progress.data_state, sequences)
-    progress = replace(progress, data_state=data_state(sequences, packs=options.pack))
+    require_same_data(progress.data_state, data)
+    progress = replace(progress, data_state=data_state(data, packs=options.pack))
     metrics = Metrics(options.metrics, first_step=progress.step)
     return TrainingRun(
         plan=plan,
@@ -160,7 +164,7 @@ def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> TrainingRun
         device=device,
         assembled=assembled,
         optimizer=optimizer,
-        sequences=sequences,
+        feed=feed,
         stop=stop,
         metrics=metrics,
         memory=memory,
@@ -269,14 +273,7 @@ def one_step(run: TrainingRun) -> int:
     rate = learning_rate_at(run.progress.step, run.recipe)
     set_learning_rate(run.optimizer, rate)
     data_began = time.perf_counter()
-    batches = micro_batches(
-        run.sequences,
-        run.plan,
-        first=run.progress.sequences,
-        rank=dist.get_rank(),
-        device=run.device,
-        packs=run.options.pack,
-    )
+    batches = run.feed.take(run.progress.sequences)
     run.watch.own_time.data_seconds = time.perf_counter() - data_began
     output = train_step(
         run.assembled, run.optimizer, batches, run.plan, clip_norm=run.recipe.clip_norm

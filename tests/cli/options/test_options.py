@@ -258,6 +258,8 @@ TOGETHER = {
     ),
     "--script": ("--script train.py", "train.py"),
     "--tokenizer": ("--data text.jsonl --tokenizer tokenizer.json", "--tokenizer=tokenizer.json"),
+    "--data-workers": ("--data text.jsonl --data-workers 3", "--data-workers=3"),
+    "--prefetch": ("--data text.jsonl --prefetch 5", "--prefetch=5"),
     "--pack": ("--pack", "--pack"),
     "--numbers": ("--no-numbers", "--no-numbers"),
     "--args": ("--script train.py --args '--lr 1e-4 --name \"a b\"'", "a b"),
