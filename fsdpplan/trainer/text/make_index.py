@@ -257,7 +257,7 @@ class _Meeting:
 
     path: Path
     tokenizer: Path | None
-    host: str = field(default_factory=socket.gethostname)
+    host: str = field(default_factory=lambda: socket.gethostname())
     store: Any = field(default_factory=lambda: meeting_store(f"index {next(_meetings)}"))
 
     def index(self) -> PieceIndex:
