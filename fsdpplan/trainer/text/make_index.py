@@ -216,8 +216,8 @@ class Progress:
         share = self._done_bytes / max(1, self.total_bytes)
         left = (self._said - self._began) * (1 - share) / max(share, 1e-9)
         print(
-            f"index of {self.path}: {share:.0%} of {self.total_bytes / 1e9:.1f} GB read, by "
-            f"{max(1, self.workers)} processes; about {left / 60:.0f} min more",
+            f"index of {self.path}: {share:.0%} of {self.total_bytes / 1e9:.3g} GB read, "
+            f"{max(1, self.workers)} at a time; about {left / 60:.0f} min more",
             file=sys.stderr,
             flush=True,
         )

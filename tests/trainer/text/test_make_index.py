@@ -157,7 +157,8 @@ def test_a_long_build_says_how_far_it_is(
     monkeypatch.setattr(make_index, "SAY_SECONDS", 0.0)
     TextSource(folder)
     *further, last = capsys.readouterr().err.splitlines()
-    assert all("% of 0.0 GB read, by 1 process" in line for line in further)
+    assert further
+    assert all(" GB read, 1 at a time; about" in line for line in further)
     assert "made in" in last
 
 
