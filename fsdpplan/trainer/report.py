@@ -118,7 +118,7 @@ def data_words(rate: Rate, needed: float | None) -> str:
         return said
     share = rate.tokens_per_second / needed
     said += f", the planned step needs {needed:,.0f}"
-    # what a step makes for itself, it does not train meanwhile
+    # what the step's own thread reads comes on top of the step, not beside it
     if share >= 1 and (rate.ahead or share >= 1 / OWN_SHARE):
         return f"{said}: {share:,.1f} times as fast"
     if not rate.ahead:

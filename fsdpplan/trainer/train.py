@@ -130,7 +130,8 @@ def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> TrainingRun
     publication = what_to_publish(plan, options)
     device = start(plan)
     # behind the start, since one rank makes an index while the others wait
-    data = open_data(plan, options.data, seed=options.seed, tokenizer=options.tokenizer)
+    with stop.ends("the index of the text was made"):
+        data = open_data(plan, options.data, seed=options.seed, tokenizer=options.tokenizer)
     feed = open_feed(
         Feed(data=data, plan=plan, rank=dist.get_rank(), device=device, packs=options.pack),
         workers=options.data_workers,

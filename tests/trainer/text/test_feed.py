@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -17,9 +18,10 @@ from torch import Tensor
 
 from fsdpplan.trainer.config import PlanConfig, parse_plan
 from fsdpplan.trainer.errors import DataWorkerLost, RankError, TrainerError
+from fsdpplan.trainer.report import data_words
 from fsdpplan.trainer.text import feed
 from fsdpplan.trainer.text.data import Data, SyntheticSequences, micro_batches, open_data
-from fsdpplan.trainer.text.feed import AheadFeed, Feed, open_feed
+from fsdpplan.trainer.text.feed import AheadFeed, Feed, Rate, open_feed
 from fsdpplan.trainer.text.mixture import share_of
 from fsdpplan.trainer.tokenize import main as tokenize
 from tests.trainer import plans
@@ -153,6 +155,24 @@ def test_the_first_step_says_how_fast_data_is_made(
     assert 1e2 < rate.tokens_per_second < 1e9
     expected = micro_batches(mixed, PLAN, first=0, rank=1, device=CPU, packs=True)
     assert flat(made.take(0)) == flat(expected)
+
+
+@pytest.mark.parametrize(
+    ("workers", "ahead_steps", "needed", "words"),
+    [
+        (2, 2, 500.0, "1,000 tokens/s by 2 workers, the planned step needs 500: 2.0 times as fast"),
+        (2, 2, 4000.0, r"too slow, .* give it more processes \(--data-workers 8\)"),
+        (0, 2, 4000.0, "in a thread of its own, .*: that is too slow"),
+        (0, 0, 10.0, "in the step's thread, the planned step needs 10: 100.0 times as fast"),
+        (0, 0, 500.0, "each step is 50% longer by it; leave --data-workers 0 out"),
+        (1, 2, None, "1,000 tokens/s by a worker$"),
+    ],
+)
+def test_data_that_cannot_feed_the_step_is_said(
+    workers: int, ahead_steps: int, needed: float | None, words: str
+) -> None:
+    rate = Rate(tokens_per_second=1000.0, workers=workers, ahead=ahead_steps)
+    assert re.search(words, data_words(rate, needed))
 
 
 def test_workers_are_as_many_as_a_rank_has_processors_for(

@@ -102,3 +102,16 @@ def test_a_run_ends_with_one_error_where_a_worker_dies(tmp_path: Path) -> None:
     assert "Traceback" not in said
     (error,) = (line for line in said.splitlines() if "error: " in line)
     assert error.startswith(f"[rank 0] error: data worker {worker} was ended by SIGKILL")
+
+
+def test_a_signal_to_all_processes_ends_a_run_in_order(tmp_path: Path) -> None:
+    data = [*sources(tmp_path), "--steps", "100000", "--data-workers", "2"]
+    process = jobs.start(tmp_path / "run", 1, *data, model=BYTES)
+    jobs.wait_for_step(process, tmp_path / "run", 2)
+    for worker in workers_of(tmp_path):
+        os.kill(worker, signal.SIGUSR1)
+    process.send_signal(signal.SIGUSR1)
+    said = jobs.finish(process)
+    assert "error" not in said
+    assert jobs.lines(tmp_path / "run", "summary")[0]["stopped_by_signal"] == signal.SIGUSR1
+    wait_until_none(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from fsdpplan.trainer.errors import Stopped
+from fsdpplan.trainer.signals import STOP_SIGNALS, StopRequest
 from fsdpplan.trainer.text import make_index
 from fsdpplan.trainer.text.index import NoIndex, PieceIndex, all_pieces
 from fsdpplan.trainer.text.make_index import Text, counted
@@ -120,6 +123,30 @@ def test_an_interrupted_build_leaves_nothing(
     assert sorted(path.name for path in folder.iterdir()) == ["a.jsonl", "b.txt"]
     TextSource(folder)
     assert len(makes) == 2
+
+
+def test_a_signal_ends_a_build_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def signalled(*_: object) -> Iterator[Any]:
+        yield from ()
+        signal.raise_signal(signal.SIGUSR1)
+
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    stop = StopRequest()
+    monkeypatch.setattr(make_index, "all_pieces", signalled)
+    try:
+        stop.listen()
+        with pytest.raises(Stopped, match="signal 10 came while it was made") as raised:
+            open_while(stop, folder)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert raised.value.exit_code == 138
+    assert sorted(path.name for path in folder.iterdir()) == ["a.jsonl", "b.txt"]
+
+
+def open_while(stop: StopRequest, folder: Path) -> None:
+    with stop.ends("it was made"):
+        TextSource(folder)
 
 
 def test_what_a_killed_build_left_is_never_taken(folder: Path, makes: list[Path]) -> None:
