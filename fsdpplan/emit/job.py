@@ -259,7 +259,7 @@ def left_out(job: Job) -> tuple[str, ...]:
         return ()
     said = {
         "--steps": job.program.steps,
-        "--data": job.program.data,
+        "--data": job.program.sources or None,
         "--checkpoint-dir": job.program.checkpoint_dir,
     }
     return tuple(name for name, value in said.items() if value is None)
@@ -267,7 +267,7 @@ def left_out(job: Job) -> tuple[str, ...]:
 
 def _training_words(program: Trainer, job: Job) -> str:
     steps = DEFAULT_STEPS if program.steps is None else program.steps
-    data = "made-up tokens" if program.data is None else program.data
+    data = " and ".join(program.sources) or "made-up tokens"
     kept = "without checkpoints" + ("" if starts_again(job) else ", so it starts once")
     if program.checkpoint_dir is not None:
         kept = f"with checkpoints in {program.checkpoint_dir}"

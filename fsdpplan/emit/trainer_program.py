@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from fsdpplan.emit.safe_text import require_no_tokens, require_passable
 from fsdpplan.errors import SpecError
@@ -22,6 +22,7 @@ DEFAULT_STEPS = 20
 
 AdamW = Literal["fused", "foreach", "loop"]
 
+_WEIGHT = re.compile(r"[0-9]{1,9}(\.[0-9]{0,9})?|\.[0-9]{1,9}")
 _WINDOW = re.compile(r"0*[1-9][0-9]{0,8}:0*[1-9][0-9]{0,8}")
 
 
@@ -55,12 +56,13 @@ class Trainer:
         int | None, Option(help="Optimizer steps.", metavar="N", example="1000", least=1)
     ] = None
     data: Annotated[
-        str | None,
+        str | tuple[str, ...],
         Option(
-            help="Token file, .txt or .jsonl file, or folder of these. Default: synthetic tokens.",
-            metavar="PATH",
+            help="Token file, .txt or .jsonl file, or folder of these; several are mixed by their "
+            "weights, or by their tokens. Default: synthetic tokens.",
+            metavar="PATH[=WEIGHT]",
         ),
-    ] = None
+    ] = ()
     tokenizer: Annotated[
         str | None, Option(help="tokenizer.json for text. Default: bytes.", metavar="PATH")
     ] = None
@@ -75,6 +77,25 @@ class Trainer:
         str | None,
         Option(
             help="Jinja template for --sft. Default: the one beside --tokenizer.", metavar="FILE"
+        ),
+    ] = None
+    data_workers: Annotated[
+        int | None,
+        Option(
+            help="Processes a rank that tokenise text ahead of the step; 0: the step's own thread "
+            "does. Default: by its share of the processors, at most 4.",
+            metavar="N",
+            example="4",
+            least=0,
+        ),
+    ] = None
+    prefetch: Annotated[
+        int | None,
+        Option(
+            help="Steps whose data is made ahead. Default: 2, or more for many workers.",
+            metavar="STEPS",
+            example="4",
+            least=1,
         ),
     ] = None
     pack: Annotated[
@@ -195,22 +216,43 @@ class Trainer:
         for name in ("checkpoint_every", "checkpoint_keep", "checkpoint_async"):
             if getattr(self, name) is not None and self.checkpoint_dir is None:
                 raise SpecError(f"{name} needs a place: give --checkpoint-dir too")
-        if self.sft and (self.data is None or self.tokenizer is None):
+        if self.sft and (not self.sources or self.tokenizer is None):
             raise SpecError(
                 "sft needs chats and what turns them into tokens: give --data chats.jsonl and "
                 "--tokenizer too"
             )
         if self.chat_template is not None and not self.sft:
             raise SpecError("chat_template is for chats: give --sft too")
-        if self.tokenizer is not None and self.data is None:
-            raise SpecError("tokenizer needs text: give --data with .txt or .jsonl files too")
         for name in ("eval_every", "eval_tokens"):
             if getattr(self, name) is not None and self.eval_data is None:
                 raise SpecError(f"{name} needs data to judge by: give --eval-data too")
+        if self.tokenizer is not None and not self.sources:
+            raise SpecError("tokenizer needs text: give --data with .txt or .jsonl files too")
+        self._check_data()
         self._check_profile()
         require_no_tokens(self)
         for word in self.words():
             require_passable(word.partition("=")[0], word)
+
+    def _check_data(self) -> None:
+        for name in ("data_workers", "prefetch"):
+            if getattr(self, name) is not None and not self.sources:
+                raise SpecError(f"{name} is for data that is read: give --data too")
+        if self.data_workers == 0 and self.prefetch is not None:
+            raise SpecError(
+                "prefetch is for data that is read ahead, which data_workers 0 is not: leave one "
+                "of them out"
+            )
+        weights = [data_share(text)[1] for text in self.sources]
+        bare = [text for text, weight in zip(self.sources, weights, strict=True) if weight is None]
+        if bare and len(bare) < len(self.sources):
+            raise SpecError(
+                f"data {bare[0]!r} has no weight, others have: write {bare[0]}=WEIGHT, or leave "
+                "all weights out, for each source to have its share by its tokens"
+            )
+        for text, weight in zip(self.sources, weights, strict=True):
+            if weight == 0:
+                raise SpecError(f"data {text!r} has a weight of 0: give it more, or leave it out")
 
     def _check_profile(self) -> None:
         if self.profile is None:
@@ -225,6 +267,11 @@ class Trainer:
                 "earlier, or train more --steps"
             )
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Where the tokens come from, each `PATH` or `PATH=WEIGHT`; empty: they are made up."""
+        return _several(self.data)
+
     def words(self) -> tuple[str, ...]:
         """The command line after the program."""
         return tuple(self._words())
@@ -232,7 +279,9 @@ class Trainer:
     def _words(self) -> Iterator[str]:
         for name, (kind, option) in options_of_trainer().items():
             value, flag = getattr(self, name), name.replace("_", "-")
-            if kind is bool:
+            if kind is tuple:
+                yield from (f"--{flag}={each}" for each in _several(value))
+            elif kind is bool:
                 if value is not None and value != option.default:
                     yield f"--{flag}" if value else f"--no-{flag}"
             elif value is not None:
@@ -241,17 +290,35 @@ class Trainer:
 
 @cache
 def options_of_trainer() -> dict[str, tuple[Any, Option]]:
-    """Field of `Trainer` -> (its type without None, its option), in their order."""
+    """Field of `Trainer` -> (its type without None, its option), in their order; the type of one
+    that may be given several times is `tuple`."""
     hints = get_type_hints(Trainer, include_extras=True)
     found = {}
     for field in fields(Trainer):
         optional, option = get_args(hints[field.name])
-        (kind,) = (each for each in get_args(optional) if each is not type(None))
-        found[field.name] = kind, option
+        kinds = [each for each in get_args(optional) if each is not type(None)]
+        several = any(get_origin(kind) is tuple for kind in kinds)
+        found[field.name] = (tuple if several else kinds[0]), option
     return found
 
 
+def _several(value: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else value
+
+
+def data_share(text: str) -> tuple[str, float | None]:
+    """(path, weight) of one `--data PATH[=WEIGHT]`; a number behind the last `=` is a weight."""
+    path, equals, number = text.rpartition("=")
+    if path and equals and _WEIGHT.fullmatch(number):
+        return path, float(number)
+    return text, None
+
+
 def _check(name: str, value: Any, kind: Any, option: Option) -> None:
+    if kind is tuple:
+        if not isinstance(value, str | tuple) or not all(isinstance(each, str) for each in value):
+            raise SpecError(f"{name} must be a text or a tuple of these, not {value!r}")
+        return
     if kind is int:
         least = option.least or 0
         if isinstance(value, bool) or not isinstance(value, int) or value < least:

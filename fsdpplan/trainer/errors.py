@@ -19,6 +19,22 @@ class OutOfMemory(RankError):
     exit_code = 1
 
 
+class DataWorkerLost(RankError):
+    """A process that reads data for this rank has ended."""
+
+    exit_code = 1
+
+
+class Stopped(TrainerError):
+    """A signal came where there is nothing to finish and nothing to save."""
+
+    def __init__(self, number: int, what: str) -> None:
+        super().__init__(
+            f"signal {number} came while {what}: nothing was trained, start again when you like"
+        )
+        self.exit_code = 128 + number
+
+
 class TrainingDiverged(TrainerError):
     """The loss is no longer a number."""
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .config import PLAN_VARIABLE
+from .errors import TrainerError
+from .text.mixture import Share, require_shares, share_of
 
 PREFLIGHT_SECONDS = 30.0
 """NCCL connects thousands of ranks in less, and people wait for no more."""
@@ -24,12 +26,17 @@ class Options:
 
     plan: str | None
     steps: int
-    data: Path | None
+    data: tuple[Share, ...]
+    """Where the tokens come from; empty: they are made up."""
     tokenizer: Path | None
     sft: bool
     """Fine-tune on chats: what the assistant says counts."""
     chat_template: Path | None
     """In place of the tokenizer's own."""
+    data_workers: int | None
+    """Processes of a rank that tokenise text; None: as its share of the processors says."""
+    prefetch: int | None
+    """Steps whose data is made ahead, at most; None: as the workers need it."""
     pack: bool
     eval_data: Path | None
     """What the run is judged by."""
@@ -139,9 +146,12 @@ def make_parser() -> argparse.ArgumentParser:
     add("--steps", type=whole(1), default=20, help="optimizer steps in all, resumed ones included")
     add(
         "--data",
-        type=Path,
-        metavar="PATH",
-        help="token file, .txt or .jsonl file, or folder of these; otherwise synthetic tokens",
+        type=share_of,
+        action="append",
+        default=[],
+        metavar="PATH[=WEIGHT]",
+        help="token file, .txt or .jsonl file, or folder of these; otherwise synthetic tokens; "
+        "several are mixed by their weights, or by their tokens",
     )
     add("--tokenizer", type=Path, metavar="FILE", help="tokenizer.json for text; otherwise bytes")
     add(
@@ -155,6 +165,19 @@ def make_parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="FILE",
         help="Jinja template for --sft; otherwise the one beside --tokenizer",
+    )
+    add(
+        "--data-workers",
+        type=whole(0),
+        metavar="N",
+        help="processes a rank that tokenise text ahead of the step; 0: its own thread does "
+        "(default: by its share of the processors, at most 4)",
+    )
+    add(
+        "--prefetch",
+        type=whole(1),
+        metavar="STEPS",
+        help="steps whose data is made ahead (default: 2, or more for many workers)",
     )
     add("--pack", action="store_true", help="train the documents of a sequence apart")
     add(
@@ -284,15 +307,21 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     """Parse the command line; exits with code 2 and one line on a mistake."""
     parser = make_parser()
     values = vars(parser.parse_args(arguments))
-    if values["tokenizer"] is not None and values["data"] is None and not values["sft"]:
-        parser.error("--tokenizer needs --data with text")
-    if values["sft"] and (values["data"] is None or values["tokenizer"] is None):
+    values["data"] = tuple(values["data"])
+    if values["sft"] and (not values["data"] or values["tokenizer"] is None):
         parser.error("--sft needs --data with chats and their --tokenizer")
     if values["chat_template"] is not None and not values["sft"]:
         parser.error("--chat-template needs --sft")
     for name in ("eval_every", "eval_tokens"):
         if values[name] and values["eval_data"] is None:
             parser.error(f"--{name.replace('_', '-')} needs --eval-data")
+    for name in ("tokenizer", "data_workers", "prefetch"):
+        if values[name] is not None and not values["data"]:
+            parser.error(f"--{name.replace('_', '-')} needs --data")
+    try:
+        require_shares(values["data"])
+    except TrainerError as error:
+        parser.error(str(error))
     for name in ("report", "build"):
         if values[name] is not None and not values["rehearse"]:
             parser.error(f"--{name} needs --rehearse")

@@ -323,3 +323,9 @@ def forget_forward_passes(part: nn.Module) -> None:
         for group in groups:
             group._post_forward_indices.clear()
         state._comm_ctx.post_forward_order.clear()
+
+
+def meeting_store(prefix: str) -> dist.Store:  # type: ignore[name-defined]
+    """The store by which the ranks of the default process group met, with keys of its own: what is
+    asked of it ends at once, where a collective would wait."""
+    return dist.PrefixStore(prefix, c10d._get_default_store())  # type: ignore[attr-defined]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.distributed as dist
@@ -22,18 +23,23 @@ from .parallel.assemble import Assembled
 from .parallel.mesh import MESH_AXES
 from .signals import StopRequest, note_stop
 from .text.chats import ChatSequences
-from .text.data import Sequences
+from .text.data import Mixture
+from .text.feed import AheadFeed, Feed, Rate, step_tokens
 from .watch.metrics import (
     MemoryMeter,
     Metrics,
     append_line,
     as_line,
     device_name,
+    predicted_step_seconds,
     step_rates,
     summary,
 )
 from .watch.oom import device_memory, postmortem, postmortem_words, predicted_memory
 from .watch.watch import Watch
+
+OWN_SHARE = 0.05
+"""Of a step, which its own thread may spend on its data."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,7 +52,7 @@ class TrainingRun:
     device: torch.device
     assembled: Assembled
     optimizer: torch.optim.Optimizer
-    sequences: Sequences
+    feed: Feed | AheadFeed
     stop: StopRequest
     metrics: Metrics
     memory: MemoryMeter
@@ -64,6 +70,8 @@ class TrainingRun:
 def announce(run: TrainingRun) -> None:
     """Say what begins."""
     layout, step = run.plan.layout, run.progress.step
+    rate = None if step >= run.options.steps else data_rate(run)
+    needed = data_need(run)
     run.metrics.emit(
         "start",
         step=step,
@@ -74,19 +82,65 @@ def announce(run: TrainingRun) -> None:
         sharding=layout.sharding,
         **{axis: getattr(layout, axis) for axis in (*MESH_AXES, "ep")},
         device=device_name(run.device),
+        data_workers=None if rate is None else rate.workers,
+        data_prefetch=None if rate is None else rate.ahead,
+        data_tokens_per_second=None if rate is None else rate.tokens_per_second,
+        data_tokens_per_second_needed=needed,
     )
     where = "from the beginning" if step == 0 else f"resumed after step {step}"
     run.metrics.say(
         f"{run.plan.model.name}: {layout_words(layout)}, {layout.world} "
         f"{'process' if layout.world == 1 else 'processes'} on {device_name(run.device)}; {where}"
     )
-    if isinstance(run.sequences, ChatSequences):
-        run.metrics.say(run.sequences.words)
+    for chats in run.feed.data.sources if isinstance(run.feed.data, Mixture) else (run.feed.data,):
+        if isinstance(chats, ChatSequences):
+            run.metrics.say(chats.words)
     if run.held_out is not None:
         run.metrics.say(run.held_out.words(run.plan))
     if layout.compile and run.device.type == "cpu":
         passes = ", and with it async TP," if layout.async_tp else ""
         run.metrics.say(f"torch.compile{passes} is off on CPU")
+    if rate is not None and run.options.data:
+        run.metrics.say(data_words(rate, needed))
+
+
+def data_rate(run: TrainingRun) -> Rate:
+    """How fast the data of the slowest rank is made; all ranks call this."""
+    rate = run.feed.rate(run.progress.sequences)
+    slowest = torch.tensor(rate.tokens_per_second, device=run.device)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MIN)
+    return replace(rate, tokens_per_second=float(slowest))
+
+
+def data_need(run: TrainingRun) -> float | None:
+    """Tokens a second that a rank's step takes, as the plan predicts it; None where the plan does
+    not say."""
+    seconds = predicted_step_seconds(plan_text(run.options.plan))
+    return None if seconds is None else step_tokens(run.plan) / seconds
+
+
+def data_words(rate: Rate, needed: float | None) -> str:
+    """Whether the data keeps up."""
+    by = {0: "in a thread of its own" if rate.ahead else "in the step's thread", 1: "by a worker"}
+    how = by.get(rate.workers, f"by {rate.workers} workers")
+    said = f"data: a rank reads {rate.tokens_per_second:,.0f} tokens/s {how}"
+    if needed is None:
+        return said
+    share = rate.tokens_per_second / needed
+    said += f", the planned step needs {needed:,.0f}"
+    # what the step's own thread reads comes on top of the step, not beside it
+    if share >= 1 and (rate.ahead or share >= 1 / OWN_SHARE):
+        return f"{said}: {share:,.1f} times as fast"
+    if not rate.ahead:
+        return (
+            f"{said}: each step is {1 / share:.0%} longer by it; leave --data-workers 0 out, or "
+            "write a token file by `python -m fsdpplan.trainer.tokenize`"
+        )
+    more = f" (--data-workers {math.ceil(rate.workers / share)})" if rate.workers else ""
+    return (
+        f"{said}: that is too slow, steps will wait for their data; give it more processes{more}, "
+        "or write a token file by `python -m fsdpplan.trainer.tokenize`"
+    )
 
 
 def layout_words(layout: LayoutConfig) -> str:
@@ -106,6 +160,7 @@ def report(
 ) -> None:
     """One JSON line and one line for people."""
     rates = step_rates(run.plan, run.step_seconds[-1])
+    epochs = run.feed.data.epochs(run.progress.sequences)
     memory = run.memory.peaks()
     values = {
         "step": run.progress.step,
@@ -117,7 +172,10 @@ def report(
         "learning_rate": learning_rate,
         "loss_scale": run.progress.scaler_state.get("scale"),
         "expert_imbalance": expert_imbalance,
+        "epoch": max(epochs.values(), default=None),
     }
+    if len(epochs) > 1:
+        values["epochs"] = epochs
     run.metrics.emit("step", **values)
     run.watch.reported(values)
     run.metrics.say(

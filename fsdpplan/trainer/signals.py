@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+
+from .errors import Stopped
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """What schedulers and torchrun send before they kill."""
@@ -26,6 +30,8 @@ class StopRequest:
     def __init__(self) -> None:
         self.number = 0
         """The signal, or 0."""
+        self._ends = ""
+        """What a signal ends at once; empty: nothing."""
 
     def listen(self) -> None:
         """Take the signals over from their defaults.
@@ -40,6 +46,19 @@ class StopRequest:
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self.number = number
+        if self._ends:
+            raise Stopped(number, self._ends)
+
+    @contextmanager
+    def ends(self, what: str) -> Iterator[None]:
+        """Meanwhile a signal raises Stopped: that `what` is done takes long, and can be undone."""
+        self._ends = what
+        try:
+            if self.number:
+                raise Stopped(self.number, what)
+            yield
+        finally:
+            self._ends = ""
 
 
 def note_stop(number: int) -> None:

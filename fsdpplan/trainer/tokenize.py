@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .checkpoint.whole_file import partial_of, sync, sync_folder
 from .errors import TrainerError
-from .text.stream import pieces_of, text_of
+from .text.pieces import pieces_of, text_of
 from .text.text_tokenizer import ByteTokenizer, TextTokenizer, open_tokenizer
 from .text.token_file import TOKEN_FORMAT, sidecar_of
 

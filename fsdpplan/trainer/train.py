@@ -24,7 +24,7 @@ from .huggingface.load import load_published, require_loadable
 from .optimizer import Recipe, make_optimizer, set_learning_rate
 from .options import Options, parse_options
 from .parallel.assemble import assemble
-from .parallel.distributed import leave, require_world, start
+from .parallel.distributed import leave, local_ranks, require_world, start
 from .parallel.mesh import Meshes
 from .parallel.support import require_runnable
 from .preflight.program import preflight
@@ -33,14 +33,9 @@ from .rng import seed_generators
 from .scaler import LEAST_SCALE, scaler_state
 from .signals import StopRequest
 from .step import StepOutput, learning_rate_at, train_step
-from .text.chats import open_chats
-from .text.data import (
-    Sequences,
-    data_state,
-    micro_batches,
-    open_sequences,
-    require_same_data,
-)
+from .text.chats import open_all_chats
+from .text.data import Data, data_state, open_data, require_same_data
+from .text.feed import Feed, open_feed
 from .torch_versions import quiet, require_torch, say_remark
 from .watch.metrics import (
     MemoryMeter,
@@ -98,6 +93,7 @@ def run_training(options: Options) -> None:
     finally:
         if attempt.run is not None:
             attempt.run.watch.stop()
+            attempt.run.feed.close()
 
 
 @dataclass(slots=True)
@@ -110,8 +106,8 @@ class Attempt:
 def train(plan: PlanConfig, options: Options, stop: StopRequest, attempt: Attempt) -> None:
     """Train to the last step, or until a signal; `attempt` knows the run once it is set up."""
     attempt.run = run = set_up(plan, options, stop)
-    announce(run)
     run.watch.start(run.progress.step)
+    announce(run)
     stop_signal = 0
     while run.progress.step < options.steps and not stop_signal:
         try:
@@ -139,9 +135,17 @@ def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> TrainingRun
     """Everything up to the first step."""
     meshes = try_cluster(plan, options)
     publication = what_to_publish(plan, options)
-    sequences = what_to_train_on(plan, options)
-    held = held_out(plan, options)
     device = start(plan)
+    # behind the start, since one rank makes an index while the others wait
+    with stop.ends("the index of the text was made"):
+        data = what_to_train_on(plan, options)
+        held = held_out(plan, options)
+    feed = open_feed(
+        Feed(data=data, plan=plan, rank=dist.get_rank(), device=device, packs=options.pack),
+        workers=options.data_workers,
+        prefetch=options.prefetch,
+        ranks=local_ranks(plan),
+    )
     memory = MemoryMeter(device)
     recipe = Recipe(
         steps=options.steps,
@@ -159,8 +163,8 @@ def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> TrainingRun
     progress = begin_or_resume(plan, options, checkpoints, assembled.model, optimizer)
     if assembled.scaler is not None and progress.scaler_state:
         assembled.scaler.load(progress.scaler_state)
-    require_same_data(progress.data_state, sequences)
-    progress = replace(progress, data_state=data_state(sequences, packs=options.pack))
+    require_same_data(progress.data_state, data)
+    progress = replace(progress, data_state=data_state(data, packs=options.pack))
     metrics = Metrics(options.metrics, first_step=progress.step)
     return TrainingRun(
         plan=plan,
@@ -169,7 +173,7 @@ def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> TrainingRun
         device=device,
         assembled=assembled,
         optimizer=optimizer,
-        sequences=sequences,
+        feed=feed,
         stop=stop,
         metrics=metrics,
         memory=memory,
@@ -181,11 +185,11 @@ def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> TrainingRun
     )
 
 
-def what_to_train_on(plan: PlanConfig, options: Options) -> Sequences:
+def what_to_train_on(plan: PlanConfig, options: Options) -> Data:
     """Chats, text, tokens, or made-up ones."""
-    if options.sft and options.data is not None:
-        return open_chats(plan, options, options.data, seed=options.seed)
-    return open_sequences(plan, options.data, seed=options.seed, tokenizer=options.tokenizer)
+    if options.sft:
+        return open_all_chats(plan, options, options.data, seed=options.seed)
+    return open_data(plan, options.data, seed=options.seed, tokenizer=options.tokenizer)
 
 
 def first_weights(plan: PlanConfig, options: Options) -> Callable[[nn.Module], None] | None:
@@ -286,14 +290,7 @@ def one_step(run: TrainingRun) -> int:
     rate = learning_rate_at(run.progress.step, run.recipe)
     set_learning_rate(run.optimizer, rate)
     data_began = time.perf_counter()
-    batches = micro_batches(
-        run.sequences,
-        run.plan,
-        first=run.progress.sequences,
-        rank=dist.get_rank(),
-        device=run.device,
-        packs=run.options.pack,
-    )
+    batches = run.feed.take(run.progress.sequences)
     run.watch.own_time.data_seconds = time.perf_counter() - data_began
     output = train_step(
         run.assembled, run.optimizer, batches, run.plan, clip_norm=run.recipe.clip_norm

@@ -10,9 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.emit.doors import trainer_words
-from fsdpplan.emit.trainer_program import DEFAULT_STEPS, Trainer, options_of_trainer
+from fsdpplan.emit.trainer_program import (
+    DEFAULT_STEPS,
+    Trainer,
+    data_share,
+    options_of_trainer,
+)
 from fsdpplan.errors import SpecError
 from fsdpplan.trainer.options import make_parser, parse_options
+from fsdpplan.trainer.text.mixture import share_of
 
 OPTIONS = options_of_trainer()
 GIVEN_BY_THE_LAUNCH = {"plan", "metrics", "preflight", "preflight_seconds", "run_folder"}
@@ -26,6 +32,8 @@ TOGETHER = {
     "tokenizer": "data",
     "eval_every": "eval_data",
     "eval_tokens": "eval_data",
+    "data_workers": "data",
+    "prefetch": "data",
 }
 
 
@@ -43,7 +51,7 @@ def test_the_trainer_has_the_same_choices_and_switches(name: str) -> None:
         assert own.nargs == 0
         # the environment may say otherwise
         assert own.default is option.default or name == "numbers"
-    elif kind not in (int, float, str):
+    elif kind not in (int, float, str, tuple):
         assert tuple(own.choices or ()) == get_args(kind)
 
 
@@ -82,6 +90,53 @@ def test_switches_are_words_only_where_they_change_something() -> None:
     off = Trainer(pack=False, numbers=False, checkpoint_dir="x", checkpoint_async=False)
     assert off.words() == ("--checkpoint-dir=x", "--no-checkpoint-async", "--no-numbers")
     assert not parse_options(off.words()).checkpoint_async
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["web/", "web=0.7", "a=b=2", "lr=0.3=1", "=3", "a=", "a=1e3", "a=-1", "a=.5", "a=1.", "a=nan"],
+)
+def test_a_weight_is_told_from_a_path_as_the_trainer_does(text: str) -> None:
+    path, weight = data_share(text)
+    own = share_of(text)
+    assert (path, weight) == (own.path, None if own.weight is None else float(own.weight))
+
+
+def test_sources_of_a_mixture_are_words_of_their_own() -> None:
+    trainer = Trainer(data=("web crawl/=0.7", "code.tokens=0.3"), data_workers=2, prefetch=3)
+    assert trainer.words() == (
+        "--data=web crawl/=0.7",
+        "--data=code.tokens=0.3",
+        "--data-workers=2",
+        "--prefetch=3",
+    )
+    shares = parse_options(trainer.words()).data
+    assert [(share.path, float(share.weight or 0)) for share in shares] == [
+        ("web crawl/", 0.7),
+        ("code.tokens", 0.3),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [(("a=1", "b"), "b=WEIGHT"), (("a=1", "b=0"), "weight of 0"), (("a=0.0",), "weight of 0")],
+)
+def test_weights_that_no_mixture_has_are_refused_here_and_there(
+    data: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SpecError, match=words):
+        Trainer(data=data)
+    with pytest.raises(SystemExit):
+        parse_options([f"--data={each}" for each in data])
+    assert "weight" in capsys.readouterr().err
+
+
+def test_no_setting_of_data_is_for_data_that_is_not_read() -> None:
+    for values in ({"data_workers": 1}, {"prefetch": 2}):
+        with pytest.raises(SpecError, match="give --data too"):
+            Trainer(**values)  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match="leave one"):
+        Trainer(data="text.jsonl", data_workers=0, prefetch=2)
 
 
 def test_other_programs_start_from_the_same_recipe() -> None:

@@ -6,6 +6,7 @@ import gc
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +31,9 @@ from fsdpplan.trainer.options import parse_options
 from fsdpplan.trainer.parallel.assemble import assemble
 from fsdpplan.trainer.signals import StopRequest
 from fsdpplan.trainer.step import train_step
-from fsdpplan.trainer.text.data import micro_batches, open_sequences
+from fsdpplan.trainer.text.data import micro_batches, open_data, open_sequences
+from fsdpplan.trainer.text.feed import AheadFeed, Feed
+from fsdpplan.trainer.text.mixture import share_of
 from fsdpplan.trainer.train import one_step, set_up
 from tests.benchmarks.single_gpu_cases import Case, planned
 from tests.trainer import loss_layouts, losses, plans
@@ -93,6 +96,30 @@ def test_a_gpu_loses_as_a_cpu(alone: torch.device, sharding: str, compiled: bool
     plan = plan_for_cuda(sharding=sharding, compile=compiled, num_microbatches=2)
     expected = losses.reference({})["losses"]
     assert trained_losses(plan, alone) == pytest.approx(expected, abs=FP32_LOSS_TOLERANCE)
+
+
+def test_data_comes_from_page_locked_memory_and_no_step_waits_for_it(
+    alone: torch.device, tmp_path: Path
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("some text " * 500)
+    plan = plan_for_cuda(model={"vocab": 260}, num_microbatches=2)
+    data = open_data(plan, [share_of(str(text))], seed=0)
+    feed = AheadFeed(
+        Feed(data=data, plan=plan, rank=0, device=alone, packs=True), workers=1, prefetch=2
+    )
+    feed.rate(0)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        batches = feed.take(0)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        feed.close()
+    expected = micro_batches(data, plan, first=0, rank=0, device=torch.device("cpu"), packs=True)
+    for batch, wanted in zip(batches, expected, strict=True):
+        assert batch.tokens.device == alone
+        assert torch.equal(batch.tokens.cpu(), wanted.tokens)
+        assert torch.equal(batch.targets.cpu(), wanted.targets)
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "op", "full"])

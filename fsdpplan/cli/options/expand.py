@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand
@@ -103,13 +103,16 @@ def _flag(name: str, hint: Any) -> Flag:
         if isinstance(item, Flag):
             return item
         if isinstance(item, Option):
-            return _flag_of_trainer(name, get_args(optional)[0], item)
+            several = any(get_origin(each) is tuple for each in get_args(optional))
+            return _flag_of_trainer(name, tuple if several else get_args(optional)[0], item)
     raise AssertionError(f"{name} has no flag")
 
 
 def _flag_of_trainer(name: str, kind: Any, option: Option) -> Flag:
     """The flag of an option of the reference trainer."""
     word, example = name.replace("_", "-"), option.example or ""
+    if kind is tuple:
+        return Flag(help=option.help, metavar=option.metavar, parse=line, many=True)
     if kind is bool:
         return Flag(help=option.help, name=f"--{word}/--no-{word}")
     if kind is int:

@@ -22,7 +22,7 @@ from fsdpplan.emit.container import Container
 from fsdpplan.emit.job import Job, UserProgram
 from fsdpplan.emit.pods import Pods
 from fsdpplan.emit.slurm.survival import Survival
-from fsdpplan.emit.trainer_program import Trainer
+from fsdpplan.emit.trainer_program import Trainer, data_share
 from fsdpplan.errors import SpecError
 from fsdpplan.files.huggingface.chats import require_chats
 from fsdpplan.files.huggingface.config import read_hf_config
@@ -98,11 +98,11 @@ def require_its_chats(job: Job) -> None:
     program = job.program
     if not isinstance(program, Trainer) or not program.sft:
         return
-    assert program.data is not None
     assert program.tokenizer is not None
     own = None if program.chat_template is None else Path(program.chat_template)
     held = [] if program.eval_data is None else [program.eval_data]
-    for data in (program.data, *(each for each in held if each.endswith(".jsonl"))):
+    trained = [data_share(source)[0] for source in program.sources]
+    for data in (*trained, *(each for each in held if each.endswith(".jsonl"))):
         require_chats(Path(data), Path(program.tokenizer), own)
     if job.python == sys.executable and find_spec("tokenizers") is None:
         raise SpecError(

@@ -8,7 +8,7 @@ from fsdpplan.emit.job import Job, saves_to
 from fsdpplan.emit.nccl.cloud import cloud_scripts
 from fsdpplan.emit.nccl.environment import environment
 from fsdpplan.emit.nccl.rules import is_nvidia, network_between
-from fsdpplan.emit.trainer_program import Trainer
+from fsdpplan.emit.trainer_program import Trainer, data_share
 from fsdpplan.node import look, meet, near
 from fsdpplan.spec.plan import Plan
 from fsdpplan.spec.torch_features import NUMA_BINDING, torch_need
@@ -94,4 +94,4 @@ def _read_by_all(job: Job) -> list[str]:
     program = job.program
     if not isinstance(program, Trainer):
         return [program.script]
-    return [] if program.data is None else [program.data]
+    return [data_share(text)[0] for text in program.sources]

@@ -45,6 +45,11 @@ def require_world(plan: PlanConfig) -> None:
         )
 
 
+def local_ranks(plan: PlanConfig) -> int:
+    """Ranks of this node."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", plan.cluster.gpus_per_node))
+
+
 def start(plan: PlanConfig) -> torch.device:
     """Join the process group, unless there is one, and return this rank's device."""
     device = local_device(plan.cluster.device.kind)

@@ -22,7 +22,7 @@ from ..errors import TrainerError
 from ..optimizer import Recipe
 from ..options import Options
 from ..parallel.mesh import place
-from ..text.data import open_sequences
+from ..text.data import open_data
 from .counting import Call
 from .mismatch import GroupCalls, mismatches
 from .rank import RankRehearsal, Stage, rehearse_rank
@@ -69,7 +69,7 @@ def _report_of_build(plan: PlanConfig, options: Options) -> Document:
 
 
 def _report_of_plan(plan: PlanConfig, options: Options) -> Document:
-    sequences = open_sequences(plan, options.data, seed=options.seed, tokenizer=options.tokenizer)
+    sequences = open_data(plan, options.data, seed=options.seed, tokenizer=options.tokenizer)
     recipe = Recipe(
         steps=options.steps,
         learning_rate=options.learning_rate,

@@ -45,8 +45,10 @@ from .chat_template import (
     Unrenderable,
     read_template,
 )
-from .data import shuffled
-from .stream import pieces_of, text_files
+from .data import Data, InText, MaskedMixture, shuffled, weights_of
+from .mixture import Share, require_shares
+from .pieces import pieces_of, text_files
+from .stream import TextSource
 from .text_tokenizer import FileTokenizer
 
 FORMAT = 1
@@ -259,7 +261,14 @@ class ChatSequences:
     """Chats in sequences of seq_len + 1 tokens."""
 
     def __init__(
-        self, path: Path, stored: StoredChats, *, seq_len: int, vocab: int, seed: int, packs: bool
+        self,
+        path: Path,
+        stored: StoredChats,
+        *,
+        seq_len: int,
+        vocab: int,
+        seed: int | str,
+        packs: bool,
     ) -> None:
         if stored.highest >= vocab:
             raise TrainerError(
@@ -326,6 +335,18 @@ class ChatSequences:
         """Which of its tokens are answers'."""
         return self._row(number)[2]
 
+    def texts(self) -> list[TextSource]:
+        """None: they have been tokenized."""
+        return []
+
+    def in_text(self, number: int) -> InText | None:
+        """Nowhere."""
+        return None
+
+    def epochs(self, number: int) -> dict[str, float]:
+        """How often the chats have been read before sequence `number`."""
+        return {str(self.path): number / self.windows}
+
     def _read_row(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
         epoch, position = divmod(number, self.windows)
         row = self._rows[shuffled(position, self.windows, key=f"{self.seed}:{epoch}")]
@@ -369,7 +390,21 @@ def packed_rows(lengths: dict[int, int], *, room: int) -> list[array[int]]:
     return rows
 
 
-def open_chats(plan: PlanConfig, options: Options, path: Path, *, seed: int) -> ChatSequences:
+def open_all_chats(
+    plan: PlanConfig, options: Options, shares: Sequence[Share], *, seed: int
+) -> Data:
+    """The chats that `shares` name: of one source, or of a mixture of them."""
+    require_shares(shares)
+    if len(shares) == 1:
+        return open_chats(plan, options, Path(shares[0].path), seed=seed)
+    sources = [
+        open_chats(plan, options, Path(share.path), seed=f"{seed}:{index}")
+        for index, share in enumerate(shares)
+    ]
+    return MaskedMixture(sources, weights_of(shares, sources))
+
+
+def open_chats(plan: PlanConfig, options: Options, path: Path, *, seed: int | str) -> ChatSequences:
     """The chats in `path`, tokenized first if need be."""
     assert options.tokenizer is not None, "the command line asks for one"
     try:

@@ -8,9 +8,11 @@ on the layout, and a run resumes from one number.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -19,9 +21,10 @@ from ..config import PlanConfig
 from ..errors import RankError, TrainerError
 from ..parallel.context_parallel import own_positions
 from ..parallel.mesh import batch_rank, place
+from .mixture import Order, Share, parts, require_shares
 from .packing import IGNORED, MicroBatch, only_counted, pack
-from .stream import SUFFIXES, TextSource
-from .text_tokenizer import open_tokenizer
+from .pieces import SUFFIXES
+from .stream import TextSource
 from .token_file import TokenFile, sidecar_of
 
 MEAN_DOCUMENTS_TOKENS = 64
@@ -32,7 +35,7 @@ class Sequences(Protocol):
     """Where the tokens come from."""
 
     @property
-    def identity(self) -> dict[str, int | str]:
+    def identity(self) -> dict[str, Any]:
         """Changes with the tokens: what a checkpoint says of them."""
         ...
 
@@ -51,6 +54,30 @@ class Masked(Protocol):
 
     def counted(self, number: int) -> Tensor:
         """Which tokens of sequence `number` the loss counts where they are targets."""
+        ...
+
+
+class InText(NamedTuple):
+    """Where a sequence lies in some text."""
+
+    text: TextSource
+    start: int
+    stop: int
+
+
+class Data(Sequences, Protocol):
+    """Sequences of a run."""
+
+    def texts(self) -> list[TextSource]:
+        """Those of its sources that have to be tokenised."""
+        ...
+
+    def in_text(self, number: int) -> InText | None:
+        """Where sequence `number` lies in one of them; None: elsewhere."""
+        ...
+
+    def epochs(self, number: int) -> dict[str, float]:
+        """How often each source has been read before sequence `number`, by its path."""
         ...
 
 
@@ -84,6 +111,18 @@ class SyntheticSequences:
         )
         return uniform < 1 / mean
 
+    def texts(self) -> list[TextSource]:
+        """None."""
+        return []
+
+    def in_text(self, number: int) -> InText | None:
+        """Nowhere."""
+        return None
+
+    def epochs(self, number: int) -> dict[str, float]:
+        """None: they never come again."""
+        return {}
+
     @staticmethod
     def _generator(key: str) -> torch.Generator:
         generator = torch.Generator()
@@ -111,14 +150,14 @@ class TokenSource(Protocol):
 class Windows:
     """Windows of seq_len + 1 tokens of a source, each epoch in another order."""
 
-    def __init__(self, source: TokenSource, *, seq_len: int, vocab: int, seed: int) -> None:
+    def __init__(self, source: TokenSource, *, seq_len: int, vocab: int, seed: int | str) -> None:
         if source.vocab > vocab:
             raise TrainerError(
                 f"{source.path} has a vocabulary of {source.vocab} tokens, the model one of "
                 f"{vocab}: plan with --vocab {source.vocab}, or tokenize the text anew"
             )
         self.source, self.seq_len, self.seed, self.vocab = source, seq_len, seed, vocab
-        self.identity = source.identity
+        self.path, self.identity = source.path, source.identity
         self.windows = (source.tokens - 1) // seq_len
         if self.windows < 1:
             raise TrainerError(
@@ -139,6 +178,19 @@ class Windows:
     def starts(self, number: int) -> Tensor:
         """Which of its tokens begin a document."""
         return self.source.starts(*self._bounds(number))
+
+    def texts(self) -> list[TextSource]:
+        """The source, if it is text."""
+        return [self.source] if isinstance(self.source, TextSource) else []
+
+    def in_text(self, number: int) -> InText | None:
+        """Where sequence `number` lies in it."""
+        text = self.source
+        return InText(text, *self._bounds(number)) if isinstance(text, TextSource) else None
+
+    def epochs(self, number: int) -> dict[str, float]:
+        """How often the source has been read before sequence `number`."""
+        return {str(self.path): number / self.windows}
 
     def _bounds(self, number: int) -> tuple[int, int]:
         epoch, position = divmod(number, self.windows)
@@ -165,30 +217,130 @@ def shuffled(position: int, length: int, *, key: str) -> int:
             return position
 
 
+class Source(Data, Protocol):
+    """Sequences that come again after the last one."""
+
+    path: Path
+    windows: int
+
+
+class Mixture:
+    """Sequences of several sources, each with epochs and an order of its own."""
+
+    def __init__(self, sources: Sequence[Source], weights: Sequence[Fraction]) -> None:
+        self.sources = tuple(sources)
+        self.order = Order(parts(weights))
+        for source, part in zip(self.sources, self.order.parts, strict=True):
+            if not part:
+                raise TrainerError(
+                    f"--data {source.path} has less than a {self.order.round:,}th of all "
+                    "weights: give it more, or leave it out"
+                )
+        self.identity: dict[str, Any] = {
+            "kind": "mixture",
+            "sources": [
+                {"of": part, **source.identity}
+                for source, part in zip(self.sources, self.order.parts, strict=True)
+            ],
+        }
+
+    def __call__(self, number: int) -> Tensor:
+        """Sequence `number`."""
+        turn = self.order(number)
+        return self.sources[turn.source](turn.number)
+
+    def starts(self, number: int) -> Tensor:
+        """Which of its tokens begin a document."""
+        turn = self.order(number)
+        return self.sources[turn.source].starts(turn.number)
+
+    def texts(self) -> list[TextSource]:
+        """Those of its sources that have to be tokenised."""
+        return [text for source in self.sources for text in source.texts()]
+
+    def in_text(self, number: int) -> InText | None:
+        """Where sequence `number` lies in one of them."""
+        turn = self.order(number)
+        return self.sources[turn.source].in_text(turn.number)
+
+    def epochs(self, number: int) -> dict[str, float]:
+        """How often each source has been read before sequence `number`, by its path."""
+        found: dict[str, float] = {}
+        for index, source in enumerate(self.sources):
+            found |= source.epochs(self.order.had(number, index))
+        return found
+
+
+class MaskedMixture(Mixture):
+    """A mixture of sources not all of whose tokens are to be predicted."""
+
+    def counted(self, number: int) -> Tensor:
+        """Which of its tokens the loss counts where they are targets."""
+        turn = self.order(number)
+        source = self.sources[turn.source]
+        assert isinstance(source, Masked)
+        return source.counted(turn.number)
+
+
+def weights_of(shares: Sequence[Share], sources: Sequence[Source]) -> list[Fraction]:
+    """What each share says, or else as many as its source has sequences."""
+    return [
+        Fraction(source.windows) if share.weight is None else share.weight
+        for share, source in zip(shares, sources, strict=True)
+    ]
+
+
 def open_sequences(
-    plan: PlanConfig, path: Path | None, *, seed: int, tokenizer: Path | None = None
-) -> Sequences:
+    plan: PlanConfig, path: Path | None, *, seed: int | str, tokenizer: Path | None = None
+) -> Data:
     """The token file or the text in `path`, or synthetic tokens."""
     seq_len, vocab = plan.training.seq_len, plan.model.vocab
     if path is None:
-        return SyntheticSequences(seq_len=seq_len, vocab=vocab, seed=seed)
+        return SyntheticSequences(seq_len=seq_len, vocab=vocab, seed=int(seed))
     return Windows(_source(path, tokenizer), seq_len=seq_len, vocab=vocab, seed=seed)
 
 
+def open_data(
+    plan: PlanConfig, shares: Sequence[Share], *, seed: int, tokenizer: Path | None = None
+) -> Data:
+    """What `shares` name: nothing, one source or a mixture."""
+    require_shares(shares)
+    if len(shares) < 2:
+        path = Path(shares[0].path) if shares else None
+        return open_sequences(plan, path, seed=seed, tokenizer=tokenizer)
+    paths = [Path(share.path) for share in shares]
+    if tokenizer is not None and not any(map(is_text, paths)):
+        raise _no_text(paths[0])
+    sources = [
+        Windows(
+            _source(path, tokenizer if is_text(path) else None),
+            seq_len=plan.training.seq_len,
+            vocab=plan.model.vocab,
+            seed=f"{seed}:{index}",  # so that sources of one length do not go in step
+        )
+        for index, path in enumerate(paths)
+    ]
+    return Mixture(sources, weights_of(shares, sources))
+
+
 def is_text(path: Path) -> bool:
-    """Whether what lies there has to be tokenized."""
+    """Whether `path` is to be tokenised."""
     return path.is_dir() or (path.suffix in SUFFIXES and not sidecar_of(path).exists())
 
 
 def _source(path: Path, tokenizer: Path | None) -> TokenSource:
     if is_text(path):
-        return TextSource(path, open_tokenizer(tokenizer))
+        return TextSource(path, tokenizer)
     if tokenizer is not None:
-        raise TrainerError(
-            f"{path} is a token file, which no tokenizer is needed for: leave --tokenizer out, or "
-            "give --data a .txt or .jsonl file, or a folder of them"
-        )
+        raise _no_text(path)
     return TokenFile(path)
+
+
+def _no_text(path: Path) -> TrainerError:
+    return TrainerError(
+        f"{path} is a token file, which no tokenizer is needed for: leave --tokenizer out, or "
+        "give --data a .txt or .jsonl file, or a folder of them"
+    )
 
 
 def data_state(sequences: Sequences, *, packs: bool) -> dict[str, Any]:
@@ -212,6 +364,11 @@ def _said(identity: dict[str, Any]) -> str:
     kind = identity.get("kind")
     if kind == "synthetic":
         return "synthetic tokens"
+    if kind == "mixture":
+        sources = identity.get("sources", [])
+        whole = sum(source.get("of", 0) for source in sources)
+        said = (f"{_said(source)} ({source.get('of', 0)} of {whole})" for source in sources)
+        return f"a mixture of {', '.join(said)}"
     of = {"tokens": "a token file", "text": "text", "chats": "chats"}.get(str(kind), "other data")
     rows = f", {identity['rows']}" if "rows" in identity else ""
     return f"{of} of {identity.get('tokens')} tokens{rows}"
@@ -228,12 +385,8 @@ def micro_batches(
 ) -> list[MicroBatch]:
     """The micro-batches of `rank`, in the step that begins with sequence number `first`; `packs`:
     documents of one sequence are trained apart."""
-    layout = plan.layout
-    part = batch_rank(layout, rank)
     batches = []
-    for index in range(layout.num_microbatches):
-        start = first + (index * layout.data_parallel + part) * layout.micro_batch
-        numbers = range(start, start + layout.micro_batch)
+    for numbers in numbers_of(plan, first=first, rank=rank):
         rows = torch.stack([sequences(number) for number in numbers])
         if packs:
             batch = pack(rows, torch.stack([sequences.starts(number) for number in numbers]))
@@ -241,8 +394,19 @@ def micro_batches(
             batch = MicroBatch(rows[:, :-1].contiguous(), rows[:, 1:].contiguous())
         if isinstance(sequences, Masked):
             batch = only_counted(batch, torch.stack([sequences.counted(n) for n in numbers]))
-        batches.append(_moved(_own_part(batch, plan, rank), device))
-    return batches
+        batches.append(_own_part(batch, plan, rank))
+    return [moved(batch, device) for batch in batches]
+
+
+def numbers_of(plan: PlanConfig, *, first: int, rank: int) -> list[range]:
+    """The sequences of each micro-batch of `rank`, in the step that begins with number `first`."""
+    layout = plan.layout
+    part = batch_rank(layout, rank)
+    starts = (
+        first + (index * layout.data_parallel + part) * layout.micro_batch
+        for index in range(layout.num_microbatches)
+    )
+    return [range(start, start + layout.micro_batch) for start in starts]
 
 
 def _own_part(batch: MicroBatch, plan: PlanConfig, rank: int) -> MicroBatch:
@@ -264,6 +428,18 @@ def _own_part(batch: MicroBatch, plan: PlanConfig, rank: int) -> MicroBatch:
     )
 
 
-def _moved(batch: MicroBatch, device: torch.device) -> MicroBatch:
-    moved = {name: part.to(device) for name, part in batch._asdict().items() if part is not None}
-    return MicroBatch(**moved)
+def pinned(batch: MicroBatch) -> MicroBatch:
+    """In memory that a CUDA device copies from by itself."""
+    return _each(batch, Tensor.pin_memory)
+
+
+def moved(batch: MicroBatch, device: torch.device) -> MicroBatch:
+    """On the device; a copy to CUDA has only begun, and all that follows there waits for it."""
+    if device.type == "cuda" and not batch.tokens.is_pinned():
+        batch = pinned(batch)
+    return _each(batch, lambda part: part.to(device, non_blocking=True))
+
+
+def _each(batch: MicroBatch, change: Callable[[Tensor], Tensor]) -> MicroBatch:
+    changed = {name: change(part) for name, part in batch._asdict().items() if part is not None}
+    return MicroBatch(**changed)

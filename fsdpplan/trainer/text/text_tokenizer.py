@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import importlib
 import zlib
+from array import array
 from pathlib import Path
-from typing import Any, Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..checkpoint.whole_file import read_small
 from ..errors import TrainerError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 END_OF_BYTES = 256
 """The token that ends a document whose other tokens are bytes."""
@@ -33,8 +34,12 @@ class TextTokenizer(Protocol):
         """How many tokens `text` has."""
         ...
 
+    def ids(self, text: bytes) -> array[int]:
+        """The tokens of `text`, 8 bytes each."""
+        ...
+
     def encode(self, text: bytes) -> Tensor:
-        """The tokens of `text`, int64."""
+        """The same as a tensor, int64."""
         ...
 
 
@@ -49,11 +54,13 @@ class ByteTokenizer:
         """How many tokens `text` has."""
         return len(text)
 
+    def ids(self, text: bytes) -> array[int]:
+        """The tokens of `text`, 8 bytes each."""
+        return array("q", text and memoryview(text).tolist())
+
     def encode(self, text: bytes) -> Tensor:
-        """The tokens of `text`, int64."""
-        if not text:
-            return torch.empty(0, dtype=torch.int64)
-        return torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+        """The same as a tensor, int64."""
+        return _as_tensor(self.ids(text))
 
 
 class FileTokenizer:
@@ -87,11 +94,15 @@ class FileTokenizer:
 
     def count(self, text: bytes) -> int:
         """How many tokens `text` has."""
-        return len(self._ids(text))
+        return len(self._encoded(text))
+
+    def ids(self, text: bytes) -> array[int]:
+        """The tokens of `text`, 8 bytes each."""
+        return array("q", self._encoded(text).ids)
 
     def encode(self, text: bytes) -> Tensor:
-        """The tokens of `text`, int64."""
-        return torch.tensor(self._ids(text), dtype=torch.int64)
+        """The same as a tensor, int64."""
+        return _as_tensor(self.ids(text))
 
     def encodings(self, texts: list[str], with_special_tokens: bool) -> list[Any]:
         """The tokens of each text, and the characters that each token stands for."""
@@ -105,10 +116,18 @@ class FileTokenizer:
         found = None if name is None else self._tokenizer.token_to_id(name)
         return None if found is None else int(found)
 
-    def _ids(self, text: bytes) -> list[int]:
+    def _encoded(self, text: bytes) -> Any:
         decoded = text.decode("utf-8", errors="replace")
-        ids: list[int] = self._tokenizer.encode(decoded, add_special_tokens=False).ids
-        return ids
+        return self._tokenizer.encode(decoded, add_special_tokens=False)
+
+
+def _as_tensor(ids: array[int]) -> Tensor:
+    # here alone: what only counts, or runs in a data worker, need not wait for torch
+    import torch
+
+    if not ids:
+        return torch.empty(0, dtype=torch.int64)
+    return torch.frombuffer(ids, dtype=torch.int64)
 
 
 def open_tokenizer(path: Path | None) -> TextTokenizer:

@@ -1,4 +1,4 @@
-"""Token files: raw little-endian unsigned integers, mapped into memory.
+"""Token files: raw little-endian unsigned integers, of which no more is read than is asked for.
 
 `FILE.json` beside it says
 
@@ -11,16 +11,17 @@ as `"end_of_document"`. `python -m fsdpplan.trainer.tokenize` writes both.
 from __future__ import annotations
 
 import json
-import mmap
+import os
 import zlib
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 import torch
 from torch import Tensor
 
 from ..checkpoint.whole_file import read_small, require_file
-from ..errors import TrainerError
+from ..errors import RankError, TrainerError
 
 TOKEN_BYTES = {"uint16": 2, "uint32": 4}
 TOKEN_FORMAT = "fsdpplan_tokens"
@@ -37,9 +38,10 @@ class TokenFile:
         self._end: int | None = header.get("end_of_document")
         self._dtype = getattr(torch, header["dtype"])
         self._token_bytes = TOKEN_BYTES[header["dtype"]]
-        with path.open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        ends = self._map[: 1 << 16] + self._map[-(1 << 16) :]
+        self._descriptor = os.open(path, os.O_RDONLY)
+        finalize(self, os.close, self._descriptor)
+        size, most = self.tokens * self._token_bytes, 1 << 16
+        ends = self._bytes(0, min(size, most)) + self._bytes(max(0, size - most), size)
         self.identity: dict[str, int | str] = {
             "kind": "tokens",
             "tokens": self.tokens,
@@ -48,10 +50,22 @@ class TokenFile:
 
     def read(self, start: int, stop: int) -> Tensor:
         """Tokens number `start` to `stop`, int64."""
-        raw = self._map[start * self._token_bytes : stop * self._token_bytes]
+        raw = self._bytes(start * self._token_bytes, stop * self._token_bytes)
         if not raw:
             return torch.empty(0, dtype=torch.int64)
-        return torch.frombuffer(bytearray(raw), dtype=self._dtype).to(torch.int64)
+        return torch.frombuffer(raw, dtype=self._dtype).to(torch.int64)
+
+    def _bytes(self, start: int, stop: int) -> bytearray:
+        """By a call of the system, and not from a map: who waits for a disk in a thread of its own
+        lets the others go on meanwhile."""
+        raw = bytearray(stop - start)
+        done = 0
+        while done < len(raw):
+            count = os.preadv(self._descriptor, [memoryview(raw)[done:]], start + done)
+            if not count:
+                raise RankError(f"{self.path} has become shorter under the run: write it again")
+            done += count
+        return raw
 
     def starts(self, start: int, stop: int) -> Tensor:
         """Which of them begin a document: those behind one that ends a document."""

@@ -113,6 +113,16 @@ def step_rates(plan: PlanConfig, step_seconds: float) -> dict[str, float]:
     }
 
 
+def predicted_step_seconds(plan_json: str) -> float | None:
+    """What the plan predicts; None where it does not say."""
+    estimate = json.loads(plan_json).get("estimate", {})
+    band = estimate.get("step_seconds") if isinstance(estimate, dict) else None
+    seconds = band.get("expected") if isinstance(band, dict) else None
+    if not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+        return None
+    return float(seconds)
+
+
 class MemoryMeter:
     """Peaks of this process since the meter was made, before the model.
 

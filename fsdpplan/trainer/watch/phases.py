@@ -20,7 +20,10 @@ class Called(NamedTuple):
 _BACKWARD = {"backward_one_chunk", "backward_weight_one_chunk", "_engine_run_backward"}
 _OPTIMIZER_FILES = {"optimizer.py", "muon.py", "clip.py", "scaler.py"}
 _INITIALIZATION = {"set_up", "assemble", "make_optimizer"}
-_DATA_FILES = {"data.py", "stream.py", "packing.py", "token_file.py"}
+_DATA_FILES = {
+    *("data.py", "feed.py", "index.py", "mixture.py", "packing.py", "stream.py"),
+    *("token_file.py", "worker.py"),
+}
 
 
 def phase_of(calls: Sequence[Called]) -> str:

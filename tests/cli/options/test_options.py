@@ -260,6 +260,8 @@ TOGETHER = {
     ),
     "--script": ("--script train.py", "train.py"),
     "--tokenizer": ("--data text.jsonl --tokenizer tokenizer.json", "--tokenizer=tokenizer.json"),
+    "--data-workers": ("--data text.jsonl --data-workers 3", "--data-workers=3"),
+    "--prefetch": ("--data text.jsonl --prefetch 5", "--prefetch=5"),
     "--pack": ("--pack", "--pack"),
     "--sft": ("--data c.jsonl --tokenizer t.json --sft", "--sft"),
     "--chat-template": (

@@ -38,8 +38,8 @@ def opened(
     """The sequences that the trainer makes."""
     plan = parse_plan(plans.plan_text(model={"vocab": 320}, training={"seq_len": seq_len}))
     options = asked(data, tokenizer, *others)
-    assert options.data is not None
-    return open_chats(plan, options, options.data, seed=seed)
+    (share,) = options.data
+    return open_chats(plan, options, Path(share.path), seed=seed)
 
 
 def found_chats(sequences: ChatSequences) -> list[tuple[list[int], list[int]]]:

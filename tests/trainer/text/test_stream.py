@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fsdpplan.trainer.config import parse_plan
 from fsdpplan.trainer.errors import RankError, TrainerError
-from fsdpplan.trainer.text import stream
+from fsdpplan.trainer.text import pieces
 from fsdpplan.trainer.text.data import (
     data_state,
     micro_batches,
@@ -22,7 +22,7 @@ from fsdpplan.trainer.text.data import (
     require_same_data,
 )
 from fsdpplan.trainer.text.stream import TextSource
-from fsdpplan.trainer.text.text_tokenizer import END_OF_BYTES, ByteTokenizer
+from fsdpplan.trainer.text.text_tokenizer import END_OF_BYTES
 from tests.trainer import plans
 
 BYTES = {"vocab": 260}
@@ -45,7 +45,7 @@ def all_tokens(source: TextSource) -> list[int]:
 
 
 def test_documents_come_in_the_order_of_their_files_each_with_its_end(tmp_path: Path) -> None:
-    source = TextSource(folder_of_texts(tmp_path), ByteTokenizer())
+    source = TextSource(folder_of_texts(tmp_path))
     expected = [*b"one\ntwo", END, *"naïve\n".encode(), END, END, *b"zwei", END]
     assert all_tokens(source) == expected
     begins = source.starts(0, source.tokens).nonzero().flatten().tolist()
@@ -59,8 +59,8 @@ def test_any_stretch_is_that_of_the_whole(
     path = tmp_path_factory.mktemp("text") / "text.txt"
     path.write_bytes(b"." + text.encode(errors="replace"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stream, "PIECE_BYTES", 16)
-        source = TextSource(path, ByteTokenizer())
+        patch.setattr(pieces, "PIECE_BYTES", 16)
+        source = TextSource(path)
         whole = all_tokens(source)
         assert whole == [*path.read_bytes(), END]
         start, stop = sorted(min(cut, len(whole) - 1) for cut in cuts)
@@ -70,16 +70,16 @@ def test_any_stretch_is_that_of_the_whole(
 def test_pieces_end_with_a_line_or_with_a_character(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "PIECE_BYTES", 8)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 8)
     path = tmp_path / "text.txt"
     path.write_bytes("ab\ncdéefgh\nèéèéèéèé".encode())
     with path.open("rb") as file:
-        pieces = list(stream.pieces_of(file, 0, is_json=False))
-        texts = [stream.text_of(piece, file, path).decode() for piece in pieces]
+        found = list(pieces.pieces_of(file, 0, is_json=False))
+        texts = [pieces.text_of(piece, file, path).decode() for piece in found]
     assert "".join(texts) == path.read_text()
     assert texts[0] == "ab\n"
-    assert [piece.begins for piece in pieces] == [True, *[False] * (len(pieces) - 1)]
-    assert [piece.ends for piece in pieces] == [*[False] * (len(pieces) - 1), True]
+    assert [piece.begins for piece in found] == [True, *[False] * (len(found) - 1)]
+    assert [piece.ends for piece in found] == [*[False] * (len(found) - 1), True]
 
 
 def test_a_large_file_is_never_held_in_memory(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_large_file_is_never_held_in_memory(tmp_path: Path) -> None:
         file.truncate(size)
     tracemalloc.start()
     try:
-        source = TextSource(path, ByteTokenizer())
+        source = TextSource(path)
         tokens = source.read(size // 2, size // 2 + 4097)
         _, most = tracemalloc.get_traced_memory()
     finally:
@@ -101,20 +101,20 @@ def test_a_large_file_is_never_held_in_memory(tmp_path: Path) -> None:
 
 def test_the_index_is_made_once_and_anew_when_the_text_changes(tmp_path: Path) -> None:
     folder = folder_of_texts(tmp_path / "texts")
-    tokens = TextSource(folder, ByteTokenizer()).tokens
+    tokens = TextSource(folder).tokens
     (index,) = folder.glob(".*.fsdpplan-index")
     made = index.stat().st_mtime_ns
-    assert TextSource(folder, ByteTokenizer()).tokens == tokens
+    assert TextSource(folder).tokens == tokens
     assert index.stat().st_mtime_ns == made
     (folder / "a.txt").write_text("one\ntwo and three")
-    assert TextSource(folder, ByteTokenizer()).tokens == tokens + 10
+    assert TextSource(folder).tokens == tokens + 10
     assert not list(folder.glob("*.partial"))
 
 
 def test_text_that_changes_under_a_run_is_found_out(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_text("some text")
-    source = TextSource(path, ByteTokenizer())
+    source = TextSource(path)
     path.write_text("less")
     with pytest.raises(RankError, match="changed under the run"):
         source.read(0, 5)
@@ -132,7 +132,7 @@ def test_text_where_nothing_can_be_written_is_read_all_the_same(
         return opened(path, mode, **options)
 
     monkeypatch.setattr(Path, "open", refused)
-    assert TextSource(folder, ByteTokenizer()).tokens == 22
+    assert TextSource(folder).tokens == 22
     assert not list(folder.glob(".*"))
 
 
@@ -144,18 +144,18 @@ def test_a_line_without_text_is_named(tmp_path: Path, line: str, shown: str) -> 
     path = tmp_path / "text.jsonl"
     path.write_text('{"text": "fine"}\n' + line + "\n")
     with pytest.raises(TrainerError, match="at byte 17") as raised:
-        TextSource(path, ByteTokenizer())
+        TextSource(path)
     assert shown in str(raised.value)
 
 
 def test_a_folder_without_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TrainerError, match=r"no \.txt and no \.jsonl file"):
-        TextSource(tmp_path, ByteTokenizer())
+        TextSource(tmp_path)
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TrainerError, match="cannot be read"):
-        TextSource(tmp_path / "none.txt", ByteTokenizer())
+        TextSource(tmp_path / "none.txt")
 
 
 def long_text(folder: Path) -> Path:

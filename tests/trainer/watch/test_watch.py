@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families as parsed
 
 from fsdpplan.trainer import step, train
 from fsdpplan.trainer.config import parse_plan
+from fsdpplan.trainer.text import feed
 from fsdpplan.trainer.train import main
 from fsdpplan.trainer.watch.watch import peers
 from tests.trainer import jobs, plans
@@ -25,14 +26,14 @@ SLOW_RANK = 1
 
 def slow_rank(folder: Path) -> None:
     """A job in which one rank's data takes long."""
-    fast = train.micro_batches
+    fast = feed.micro_batches
 
     def slow(*args: object, **options: object) -> object:
         if os.environ["RANK"] == str(SLOW_RANK):
             time.sleep(0.1)
         return fast(*args, **options)  # type: ignore[arg-type]
 
-    train.micro_batches = slow  # type: ignore[assignment]
+    feed.micro_batches = slow  # type: ignore[assignment]
     main(_arguments(folder, "--steps", "30"))
 
 
