@@ -70,6 +70,11 @@ WAITS = {
     "cli/process.py": {"terminal": "its patterns take longer than all else before signals"},
     "cli/commands/estimate.py": {"cli.views.unfit": "a search, where the layout does not fit"},
     "cli/resolve/cluster.py": {"run.detect": "a survey is made where there are GPUs"},
+    "cli/resolve/job.py": {
+        "trainer.config": "torch, where parameters are named by patterns, as what follows",
+        "trainer.errors": "torch",
+        "trainer.options": "torch",
+    },
     "cli/resolve/model.py": {
         "files.huggingface.config": "three of four ways to name a model do without"
     },

@@ -21,9 +21,10 @@ from fsdpplan.emit.container import Container
 from fsdpplan.emit.job import Job, UserProgram
 from fsdpplan.emit.pods import Pods
 from fsdpplan.emit.slurm.survival import Survival
-from fsdpplan.emit.trainer_program import Trainer
+from fsdpplan.emit.trainer_program import Trainer, require_meaning
 from fsdpplan.errors import SpecError
 from fsdpplan.files.huggingface.config import read_hf_config
+from fsdpplan.files.plans import plan_json
 from fsdpplan.run.plans import read_plan
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Plan, assumed
@@ -88,6 +89,23 @@ def require_its_weights(plan: Plan, job: Job) -> None:
                 f"{begins} is not the plan's model: its {field.name} is {theirs!r}, the plan's "
                 f"{ours!r}; plan again with fsdpplan recommend --config {shlex.quote(begins)}"
             )
+
+
+def require_its_parameters(plan: Plan, job: Job) -> None:
+    """Raise SpecError where a `--param-group` has none of the parameters of the plan's model, as
+    the trainer itself would say when the job begins."""
+    program = job.program
+    if not isinstance(program, Trainer) or not program.param_group:
+        return
+    from fsdpplan.trainer.config import parse_plan
+    from fsdpplan.trainer.errors import TrainerError
+    from fsdpplan.trainer.options import parse_options
+
+    require_meaning(program, plan.training, plan.model)
+    try:
+        parse_options(program.words()).recipe(parse_plan(plan_json(plan)))
+    except TrainerError as error:
+        raise SpecError(str(error)) from error
 
 
 def _tells_nothing(name: str, found: Model, plan: Plan) -> bool:
