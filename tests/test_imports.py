@@ -71,7 +71,8 @@ WAITS = {
     "cli/commands/estimate.py": {"cli.views.unfit": "a search, where the layout does not fit"},
     "cli/resolve/cluster.py": {"run.detect": "a survey is made where there are GPUs"},
     "cli/resolve/job.py": {
-        "trainer.config": "torch, where parameters are named by patterns, as what follows",
+        "trainer.checkpoint.progress": "torch, where a checkpoint is resumed, as what follows",
+        "trainer.config": "torch",
         "trainer.errors": "torch",
         "trainer.options": "torch",
     },

@@ -91,21 +91,44 @@ def require_its_weights(plan: Plan, job: Job) -> None:
             )
 
 
-def require_its_parameters(plan: Plan, job: Job) -> None:
-    """Raise SpecError where a `--param-group` has none of the parameters of the plan's model, as
-    the trainer itself would say when the job begins."""
+def require_its_recipe(plan: Plan, job: Job) -> list[str]:
+    """Raise SpecError for what the trainer itself would refuse when the job begins, as far as this
+    host shows it: a `--param-group` with none of the model's parameters, and options with which the
+    checkpoint to resume from cannot go on. Returns what changes for that one."""
     program = job.program
-    if not isinstance(program, Trainer) or not program.param_group:
-        return
+    if not isinstance(program, Trainer):
+        return []
+    require_meaning(program, plan.training, plan.model)
+    resumes = program.checkpoint_dir is not None and _has_checkpoint(program.checkpoint_dir)
+    if not program.param_group and not resumes:
+        return []
+    from fsdpplan.trainer.checkpoint.progress import resumed_otherwise
     from fsdpplan.trainer.config import parse_plan
     from fsdpplan.trainer.errors import TrainerError
     from fsdpplan.trainer.options import parse_options
 
-    require_meaning(program, plan.training, plan.model)
+    options, parsed = parse_options(program.words()), parse_plan(plan_json(plan))
     try:
-        parse_options(program.words()).recipe(parse_plan(plan_json(plan)))
+        recipe = options.recipe(parsed)
+        if options.checkpoint_dir is None or not resumes:
+            return []
+        return resumed_otherwise(
+            options.checkpoint_dir,
+            parsed,
+            recipe,
+            seed=options.seed,
+            allowed=options.allow_changes,
+        )
     except TrainerError as error:
         raise SpecError(str(error)) from error
+
+
+def _has_checkpoint(folder: str) -> bool:
+    """Whether this host sees one that a run would resume from."""
+    try:
+        return (Path(folder) / "latest").is_file()
+    except OSError:
+        return False
 
 
 def _tells_nothing(name: str, found: Model, plan: Plan) -> bool:

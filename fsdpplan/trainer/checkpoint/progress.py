@@ -13,7 +13,7 @@ from ..config import PlanConfig
 from ..errors import TrainerError
 from ..optimizer import Recipe
 from ..schedule import FINAL_FRACTION, learning_rate_at, schedule_of
-from .files import PROGRESS, Unreadable, reason
+from .files import PROGRESS, Unreadable, reason, resumable
 from .whole_file import read_small
 
 SCHEMA_VERSION = 3
@@ -182,6 +182,21 @@ def changes(
             )
         words.append(said)
     return words
+
+
+def resumed_otherwise(
+    folder: Path, plan: PlanConfig, recipe: Recipe, *, seed: int, allowed: bool
+) -> list[str]:
+    """`changes` for the checkpoint of `folder` that a run would take, before there is one. Raises
+    as the run would, but for what is damaged, which it looks at itself."""
+    for path in resumable(folder):
+        try:
+            found = read_progress(path)
+        except Unreadable:
+            continue
+        said = require_same_run(path, found, plan, seed=seed)
+        return said + changes(path, found, plan, recipe, allowed=allowed)
+    return []
 
 
 def _recipe_of_older(found: Progress) -> dict[str, Any]:

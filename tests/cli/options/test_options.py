@@ -351,6 +351,27 @@ def test_a_pattern_that_matches_no_parameter_is_refused_before_the_queue(
     assert "tok_embeddings.weight" in capsys.readouterr().err
 
 
+def test_a_checkpoint_that_cannot_go_on_is_refused_before_the_queue(
+    plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training = json.loads((plan / "fsdpplan.json").read_text())["training"]
+    saved = plan / "saved"
+    (saved / "step-00000050").mkdir(parents=True)
+    (saved / "latest").write_text("step-00000050")
+    progress = {"step": 50, "sequences": 9, "seed": 3, "seq_len": training["seq_len"]}
+    schedule = {"steps": 100, "learning_rate": 3e-4, "warmup_steps": 10}
+    (saved / "step-00000050" / "trainer.json").write_text(json.dumps(progress | schedule))
+    command = words("emit-launch --checkpoint-dir saved --seed 3 --warmup-steps 10 --steps")
+    assert exit_code_of([*command, "100"]) == 0
+    assert "from here on" not in capsys.readouterr().err
+    assert exit_code_of([*command, "400"]) == 2
+    assert "steps 100 there, 400 from here on" in capsys.readouterr().err
+    assert exit_code_of(["run", "--dry-run", *command[1:], "400"]) == 2
+    assert exit_code_of([*command, "400", "--allow-changes"]) == 0
+    assert "the learning rate of step 51 is" in capsys.readouterr().err
+    assert exit_code_of([*command, "100", "--seed", "4"]) == 2
+
+
 def test_each_option_of_pods_reaches_the_manifest(
     plan: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
