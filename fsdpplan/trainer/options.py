@@ -142,6 +142,11 @@ class Options:
                 f"--{of_muon[0].replace('_', '-')} is of Muon, and the plan's optimizer is "
                 f"{plan.training.optimizer}: leave it out, or plan with --optimizer muon"
             )
+        if self.adamw != "fused" and plan.training.optimizer == "adamw_8bit":
+            raise TrainerError(
+                f"--adamw {self.adamw} is of AdamW, and the plan's optimizer, adamw_8bit, has a "
+                "kernel of its own: leave it out"
+            )
         if "expert_bias_rate" in self.given and plan.model.experts is None:
             raise TrainerError(
                 "--expert-bias-rate balances experts, and the plan's model has none: leave it out"

@@ -141,16 +141,17 @@ def test_names_are_those_of_parameters(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "model", "said"),
+    ("words", "optimizer", "said"),
     [
-        ("--muon-momentum 0.9", {}, "is of Muon, and the plan's optimizer is adamw"),
-        ("--expert-bias-rate 0", {}, "the plan's model has none"),
-        ("--param-group foo:lr=1", {}, "matches no parameter"),
+        ("--muon-momentum 0.9", "adamw", "is of Muon, and the plan's optimizer is adamw"),
+        ("--adamw loop", "adamw_8bit", "a kernel of its own"),
+        ("--expert-bias-rate 0", "adamw", "the plan's model has none"),
+        ("--param-group foo:lr=1", "adamw", "matches no parameter"),
     ],
 )
 def test_options_without_a_meaning_for_the_plan_are_refused(
-    words: str, model: dict[str, object], said: str
+    words: str, optimizer: str, said: str
 ) -> None:
-    plan = parse_plan(plans.plan_text(model=model))
+    plan = parse_plan(plans.plan_text(training={"optimizer": optimizer}))
     with pytest.raises(TrainerError, match=said):
         parse_options(words.split()).recipe(plan)
