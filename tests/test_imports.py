@@ -70,6 +70,12 @@ WAITS = {
     "cli/process.py": {"emit.safe_text": "its patterns take longer than all else before signals"},
     "cli/commands/estimate.py": {"cli.views.unfit": "a search, where the layout does not fit"},
     "cli/resolve/cluster.py": {"run.detect": "a survey is made where there are GPUs"},
+    "cli/resolve/job.py": {
+        "trainer.checkpoint.progress": "torch, where a checkpoint is resumed, as what follows",
+        "trainer.config": "torch",
+        "trainer.errors": "torch",
+        "trainer.options": "torch",
+    },
     "cli/resolve/model.py": {
         "files.huggingface.config": "three of four ways to name a model do without"
     },

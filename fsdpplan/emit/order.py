@@ -7,6 +7,7 @@ from typing import Any
 
 from fsdpplan.emit.job import Job
 from fsdpplan.emit.pods import Pods
+from fsdpplan.emit.trainer_program import Trainer, require_meaning
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.plan import Plan
 
@@ -22,6 +23,10 @@ class Order:
     version: str
     """fsdpplan that renders it."""
     pods: Pods = field(default_factory=Pods)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.job.program, Trainer):
+            require_meaning(self.job.program, self.plan.training, self.plan.model)
 
 
 def differing(value: Any, default: Any) -> tuple[str, ...]:

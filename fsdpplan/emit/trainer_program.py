@@ -15,12 +15,26 @@ from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_
 
 from fsdpplan.emit.safe_text import require_no_tokens, require_passable
 from fsdpplan.errors import SpecError
+from fsdpplan.spec.model import Model
+from fsdpplan.spec.training import Training
 from fsdpplan.spec.values import require_choice, require_positive
 
 DEFAULT_STEPS = 20
-"""What the trainer takes where no steps are given; a test compares it with the trainer's own."""
+"""What the trainer takes where no steps are given; a test compares it with the trainer's own, as
+what follows."""
+
+DEFAULT_LEARNING_RATE = 3e-4
+DEFAULT_CLIP_NORM = 1.0
+DEFAULT_WEIGHT_DECAY = 0.1
+DEFAULT_SEED = 0
+DEFAULT_BETAS = (0.9, 0.95)
+DEFAULT_EPS = 1e-8
+
+FINAL_FRACTION = 0.1
+"""Share of the peak at which the learning rate ends, where no floor is given."""
 
 AdamW = Literal["fused", "foreach", "loop"]
+LrSchedule = Literal["cosine", "linear", "wsd", "constant"]
 
 _WEIGHT = re.compile(r"[0-9]{1,9}(\.[0-9]{0,9})?|\.[0-9]{1,9}")
 _WINDOW = re.compile(r"0*[1-9][0-9]{0,8}:0*[1-9][0-9]{0,8}")
@@ -30,7 +44,8 @@ _WINDOW = re.compile(r"0*[1-9][0-9]{0,8}:0*[1-9][0-9]{0,8}")
 class Option:
     """What an option of the trainer means; stands in the `Annotated` type of its field.
 
-    A whole number is at least `least`, another number above 0, or at least `least`.
+    A whole number is at least `least`, another number above 0, or at least `least`; that one is
+    below `below`, too. One whose type is a tuple may be given several times.
     """
 
     help: str
@@ -39,6 +54,7 @@ class Option:
     example: str | None = None
     """A number to type where another was wrong."""
     least: float | None = None
+    below: float | None = None
     default: bool = False
     """Of a switch: what the trainer does where nothing is said."""
 
@@ -142,6 +158,23 @@ class Trainer:
     learning_rate: Annotated[
         float | None, Option(help="At its peak.", metavar="3e-4", example="3e-4")
     ] = None
+    lr_schedule: Annotated[
+        LrSchedule | None,
+        Option(
+            help="After the warm-up: a cosine (default), linear, constant, or constant until "
+            "--decay-steps before the end (wsd).",
+            metavar="cosine|linear|wsd|constant",
+        ),
+    ] = None
+    min_lr: Annotated[
+        float | None,
+        Option(
+            help="Where the rate ends. Default: a tenth of --learning-rate.",
+            metavar="3e-5",
+            example="3e-5",
+            least=0,
+        ),
+    ] = None
     warmup_steps: Annotated[
         int | None,
         Option(
@@ -151,11 +184,32 @@ class Trainer:
             least=0,
         ),
     ] = None
+    decay_steps: Annotated[
+        int | None,
+        Option(
+            help="Last steps, in which --lr-schedule wsd decays. Default: a tenth.",
+            metavar="N",
+            example="100",
+            least=1,
+        ),
+    ] = None
     weight_decay: Annotated[
         float | None, Option(help="Of matrices.", metavar="0.1", example="0.1", least=0)
     ] = None
     clip_norm: Annotated[
         float | None, Option(help="Largest gradient norm.", metavar="1.0", example="1.0")
+    ] = None
+    adam_beta1: Annotated[
+        float | None,
+        Option(help="Of AdamW's mean.", metavar="0.9", example="0.9", least=0, below=1),
+    ] = None
+    adam_beta2: Annotated[
+        float | None,
+        Option(help="Of AdamW's square.", metavar="0.95", example="0.95", least=0, below=1),
+    ] = None
+    adam_eps: Annotated[
+        float | None,
+        Option(help="Beside the root of AdamW's square.", metavar="1e-8", example="1e-8"),
     ] = None
     adamw: Annotated[
         AdamW | None,
@@ -163,6 +217,54 @@ class Trainer:
             help="How AdamW steps: in one kernel, by lists of tensors (more memory), or one by one."
             " Default: fused.",
             metavar="fused|foreach|loop",
+        ),
+    ] = None
+    muon_learning_rate: Annotated[
+        float | None,
+        Option(
+            help="Of the matrices that Muon updates, at its peak. Default: --learning-rate.",
+            metavar="3e-4",
+            example="3e-4",
+        ),
+    ] = None
+    muon_weight_decay: Annotated[
+        float | None,
+        Option(help="Of these. Default: --weight-decay.", metavar="0.1", example="0.1", least=0),
+    ] = None
+    muon_momentum: Annotated[
+        float | None,
+        Option(help="Of Muon.", metavar="0.95", example="0.95", least=0, below=1),
+    ] = None
+    muon_nesterov: Annotated[
+        bool | None, Option(help="Muon's momentum looks ahead. Default: does.", default=True)
+    ] = None
+    muon_ns_steps: Annotated[
+        int | None,
+        Option(
+            help="Steps of Newton-Schulz that orthogonalise Muon's updates. Default: 5, as is "
+            "priced.",
+            metavar="N",
+            example="5",
+            least=1,
+        ),
+    ] = None
+    param_group: Annotated[
+        tuple[str, ...],
+        Option(
+            help="Parameters whose names match a pattern get another learning rate (times that of "
+            "all) or weight decay, such as 'tok_embeddings*:lr=0.1,weight_decay=0'; may be "
+            "repeated, the first that matches counts.",
+            metavar="PATTERN:SETTINGS",
+        ),
+    ] = ()
+    expert_bias_rate: Annotated[
+        float | None,
+        Option(
+            help="What a step moves a bias that balances experts by. Default: 0.001; 0: they are "
+            "not balanced.",
+            metavar="0.001",
+            example="0.001",
+            least=0,
         ),
     ] = None
     seed: Annotated[
@@ -183,6 +285,10 @@ class Trainer:
             help="Save while training goes on, from a copy in CPU memory. Default: do.",
             default=True,
         ),
+    ] = None
+    allow_changes: Annotated[
+        bool | None,
+        Option(help="Resume though other options make the learning rate jump. Default: refuse."),
     ] = None
     prometheus: Annotated[
         str | None, Option(help="Newest step as text, for node_exporter.", metavar="FILE.prom")
@@ -211,9 +317,9 @@ class Trainer:
     def __post_init__(self) -> None:
         for name, (kind, option) in options_of_trainer().items():
             value = getattr(self, name)
-            if value is not None:
+            if value not in (None, ()):
                 _check(name, value, kind, option)
-        for name in ("checkpoint_every", "checkpoint_keep", "checkpoint_async"):
+        for name in ("checkpoint_every", "checkpoint_keep", "checkpoint_async", "allow_changes"):
             if getattr(self, name) is not None and self.checkpoint_dir is None:
                 raise SpecError(f"{name} needs a place: give --checkpoint-dir too")
         if self.sft and (not self.sources or self.tokenizer is None):
@@ -230,6 +336,7 @@ class Trainer:
             raise SpecError("tokenizer needs text: give --data with .txt or .jsonl files too")
         self._check_data()
         self._check_profile()
+        self._check_schedule()
         require_no_tokens(self)
         for word in self.words():
             require_passable(word.partition("=")[0], word)
@@ -272,6 +379,28 @@ class Trainer:
         """Where the tokens come from, each `PATH` or `PATH=WEIGHT`; empty: they are made up."""
         return _several(self.data)
 
+    def _check_schedule(self) -> None:
+        kind = self.lr_schedule or "cosine"
+        steps = DEFAULT_STEPS if self.steps is None else self.steps
+        peak = DEFAULT_LEARNING_RATE if self.learning_rate is None else self.learning_rate
+        if self.min_lr is not None and kind == "constant":
+            raise SpecError("min_lr has no meaning with lr_schedule constant: leave --min-lr out")
+        if self.min_lr is not None and self.min_lr > peak:
+            raise SpecError(
+                f"min_lr {self.min_lr:g} is above the peak, learning_rate {peak:g}: lower --min-lr"
+            )
+        if self.decay_steps is not None and kind != "wsd":
+            raise SpecError(
+                f"decay_steps is of lr_schedule wsd, not of {kind}: leave --decay-steps out, or "
+                "add --lr-schedule wsd"
+            )
+        warmup, decay = warmup_steps(self, steps), decay_steps(self, steps)
+        if kind == "wsd" and warmup + decay > steps:
+            raise SpecError(
+                f"{warmup} steps of warm-up and {decay} of decay are more than the {steps} steps: "
+                "lower --warmup-steps or --decay-steps, or train more --steps"
+            )
+
     def words(self) -> tuple[str, ...]:
         """The command line after the program."""
         return tuple(self._words())
@@ -288,6 +417,43 @@ class Trainer:
                 yield f"--{flag}={value}"
 
 
+def warmup_steps(program: Trainer, steps: int) -> int:
+    """Steps of warm-up of `steps`: those given, or a tenth, at most 2,000, as the trainer takes."""
+    return min(2000, steps // 10) if program.warmup_steps is None else program.warmup_steps
+
+
+def decay_steps(program: Trainer, steps: int) -> int:
+    """Last steps in which `wsd` decays, of `steps`: those given, or a tenth."""
+    return max(1, steps // 10) if program.decay_steps is None else program.decay_steps
+
+
+def require_meaning(program: Trainer, training: Training, model: Model) -> None:
+    """Raise SpecError for an option that would do nothing with this plan."""
+    of_muon = [
+        name
+        for name in options_of_trainer()
+        if name.startswith("muon_") and _is_given(program, name)
+    ]
+    if of_muon and training.optimizer != "muon":
+        raise SpecError(
+            f"--{of_muon[0].replace('_', '-')} is of Muon, and the plan's optimizer is "
+            f"{training.optimizer}: leave it out, or plan with --optimizer muon"
+        )
+    if program.adamw is not None and training.optimizer == "adamw_8bit":
+        raise SpecError(
+            f"--adamw {program.adamw} is of AdamW, and the plan's optimizer, adamw_8bit, has a "
+            "kernel of its own: leave it out"
+        )
+    if program.expert_bias_rate is not None and model.experts is None:
+        raise SpecError(
+            f"--expert-bias-rate balances experts, and {model.name} has none: leave it out"
+        )
+
+
+def _is_given(program: Trainer, name: str) -> bool:
+    return getattr(program, name) is not None
+
+
 @cache
 def options_of_trainer() -> dict[str, tuple[Any, Option]]:
     """Field of `Trainer` -> (its type without None, its option), in their order; the type of one
@@ -295,11 +461,43 @@ def options_of_trainer() -> dict[str, tuple[Any, Option]]:
     hints = get_type_hints(Trainer, include_extras=True)
     found = {}
     for field in fields(Trainer):
-        optional, option = get_args(hints[field.name])
-        kinds = [each for each in get_args(optional) if each is not type(None)]
-        several = any(get_origin(kind) is tuple for kind in kinds)
-        found[field.name] = (tuple if several else kinds[0]), option
+        hint, option = get_args(hints[field.name])
+        found[field.name] = kind_of(hint), option
     return found
+
+
+def kind_of(hint: Any) -> Any:
+    """An option's type, without None; `tuple` for one that may be given several times."""
+    kinds = [each for each in get_args(hint) if each is not type(None)]
+    if tuple in (get_origin(hint), *map(get_origin, kinds)):
+        return tuple
+    return kinds[0]
+
+
+_GROUP_SETTING = re.compile(r"(lr|weight_decay)=(.+)")
+
+
+def _check_group(text: str) -> None:
+    """As `trainer/groups.py` reads it; a test compares both."""
+    pattern, _, rest = text.rpartition(":")
+    said = [_GROUP_SETTING.fullmatch(part) for part in rest.split(",")]
+    names = [match[1] for match in said if match]
+    if pattern.strip() != pattern or not pattern or None in said or len(set(names)) < len(said):
+        raise SpecError(
+            f"param_group {text!r} must be PATTERN:SETTINGS with lr (times the learning rate) and "
+            "weight_decay, each once, such as 'tok_embeddings*:lr=0.1,weight_decay=0'"
+        )
+    for match in said:
+        assert match is not None
+        try:
+            value = float(match[2])
+        except ValueError:
+            value = -1.0
+        if not 0 <= value < float("inf"):
+            raise SpecError(
+                f"param_group {text!r} says {match[2]!r} where a number of at least 0 must be: "
+                "type one, as in lr=0.1"
+            )
 
 
 def _several(value: str | tuple[str, ...]) -> tuple[str, ...]:
@@ -318,6 +516,9 @@ def _check(name: str, value: Any, kind: Any, option: Option) -> None:
     if kind is tuple:
         if not isinstance(value, str | tuple) or not all(isinstance(each, str) for each in value):
             raise SpecError(f"{name} must be a text or a tuple of these, not {value!r}")
+        if name == "param_group":
+            for each in _several(value):
+                _check_group(each)
         return
     if kind is int:
         least = option.least or 0
@@ -328,5 +529,7 @@ def _check(name: str, value: Any, kind: Any, option: Option) -> None:
     elif kind is float:
         if not option.least <= value < float("inf"):
             raise SpecError(f"{name} must be a number of at least {option.least:g}, not {value!r}")
+        if option.below is not None and value >= option.below:
+            raise SpecError(f"{name} must be below {option.below:g}, not {value!r}")
     elif kind is not bool and kind is not str:
         require_choice(name, value, get_args(kind))

@@ -337,3 +337,8 @@ class Training(RemembersHash):
     def tokens_per_step(self) -> int:
         """Tokens an optimizer step over all ranks."""
         return self.seq_len * self.global_batch
+
+    @property
+    def steps(self) -> int | None:
+        """Optimizer steps of the whole training; None: its tokens are not said."""
+        return None if self.tokens is None else -(-self.tokens // self.tokens_per_step)

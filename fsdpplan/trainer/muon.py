@@ -1,7 +1,7 @@
 """Muon: the momentum of a matrix, orthogonalised, is its update.
 
     momentum = 0.95 momentum + 0.05 gradient
-    update = NewtonSchulz(0.95 momentum + 0.05 gradient)       # Nesterov's
+    update = NewtonSchulz(0.95 momentum + 0.05 gradient)       # Nesterov's; else of the momentum
     weight = (1 - rate * decay) weight - rate * 0.2 sqrt(max(rows, columns)) update
 
 The scale gives an update the root mean square of AdamW's, so that one learning rate serves both.
@@ -40,10 +40,14 @@ EPSILON = 1e-7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MuonSettings:
-    """What a step is told."""
+    """What a step is told; the lists are by parameter."""
 
-    learning_rate: float
-    weight_decay: float
+    learning_rates: Sequence[float]
+    weight_decays: Sequence[float]
+    momentum: float = MOMENTUM
+    nesterov: bool = True
+    """Look ahead: the update is the gradient's mean with the momentum that has it already."""
+    steps: int = NEWTON_SCHULZ_STEPS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,17 +77,22 @@ def update_matrices(
     parameters: Sequence[Tensor], momenta: Sequence[Tensor], settings: MuonSettings, deals: Deals
 ) -> None:
     """One step of all `parameters`, which are matrices or stacks of them."""
+
+    def apply(index: int, update: Tensor) -> None:
+        rate, decay = settings.learning_rates[index], settings.weight_decays[index]
+        _apply(parameters[index], update, rate=rate, decay=decay)
+
     for index in deals.whole:
-        update = _update(parameters[index], momenta[index])
-        _apply(parameters[index], orthogonal(update), settings)
+        update = _update(parameters[index], momenta[index], settings)
+        apply(index, orthogonal(update, settings.steps))
     for deal in deals.shared:
-        updates = [_update(parameters[index], momenta[index]) for index in deal.matrices]
-        results = orthogonal_shards(updates, deal)
+        updates = [_update(parameters[at], momenta[at], settings) for at in deal.matrices]
+        results = orthogonal_shards(updates, deal, settings.steps)
         for index, result in zip(deal.matrices, results, strict=True):
-            _apply(parameters[index], result, settings)
+            apply(index, result)
 
 
-def orthogonal(matrices: Tensor) -> Tensor:
+def orthogonal(matrices: Tensor, steps: int = NEWTON_SCHULZ_STEPS) -> Tensor:
     """The matrix, or each of a stack, with singular values near 1, by Newton-Schulz.
 
     Five steps of a quintic, which leave them between about 0.7 and 1.2.
@@ -92,14 +101,16 @@ def orthogonal(matrices: Tensor) -> Tensor:
     is_tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if is_tall else matrices
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=EPSILON)
-    for _ in range(NEWTON_SCHULZ_STEPS):
+    for _ in range(steps):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
     result: Tensor = x.mT if is_tall else x
     return result
 
 
-def orthogonal_shards(updates: Sequence[Tensor], deal: Deal) -> list[Tensor]:
+def orthogonal_shards(
+    updates: Sequence[Tensor], deal: Deal, steps: int = NEWTON_SCHULZ_STEPS
+) -> list[Tensor]:
     """This rank's parts of the orthogonalised matrices of a deal, given its parts of them."""
     ranks = dist.get_world_size(deal.group)
     given = [update.numel() for update in updates] + [0] * (ranks - len(updates))
@@ -111,7 +122,7 @@ def orthogonal_shards(updates: Sequence[Tensor], deal: Deal) -> list[Tensor]:
         matrix = parts.new_empty(deal.shape)
         for box, part in zip(deal.boxes, torch.split(arrived, taken), strict=True):
             matrix[box] = part.view(_shape(box))
-        matrix = orthogonal(matrix)
+        matrix = orthogonal(matrix, steps)
         arrived = torch.cat([matrix[box].flatten() for box in deal.boxes])
     dist.all_to_all_single(parts, arrived, given, taken, group=deal.group)
     pieces = torch.split(parts, given)[: len(updates)]
@@ -197,19 +208,20 @@ def _work(shape: torch.Size) -> int:
     return prod(shape[:-2]) * short * short * (2 * long + short)
 
 
-def _update(parameter: Tensor, momentum: Tensor) -> Tensor:
+def _update(parameter: Tensor, momentum: Tensor, settings: MuonSettings) -> Tensor:
     """Advance the momentum; what is to be orthogonalised, in the dtype in which it is.
 
     On GPUs bf16, whose products are fast and, by the source, exact enough.
     """
     gradient, buffer = local_gradient(parameter), local(momentum)
-    buffer.lerp_(gradient, 1 - MOMENTUM)
-    update = gradient.lerp(buffer, MOMENTUM)
+    buffer.lerp_(gradient, 1 - settings.momentum)
+    # a copy without Nesterov's look, since the buffer is kept
+    update = gradient.lerp(buffer, settings.momentum if settings.nesterov else 1.0)
     return update.bfloat16() if update.device.type == "cuda" else update
 
 
-def _apply(parameter: Tensor, update: Tensor, settings: MuonSettings) -> None:
+def _apply(parameter: Tensor, update: Tensor, *, rate: float, decay: float) -> None:
     scale = UPDATE_RMS * sqrt(max(parameter.shape[-2:]))
     shard = local(parameter)
-    shard.mul_(1 - settings.learning_rate * settings.weight_decay)
-    shard.add_(update.to(shard.dtype), alpha=-settings.learning_rate * scale)
+    shard.mul_(1 - rate * decay)
+    shard.add_(update.to(shard.dtype), alpha=-rate * scale)

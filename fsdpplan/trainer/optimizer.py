@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,18 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from .errors import TrainerError
-from .muon import Deals, MuonSettings, deal_out, update_matrices
+from .groups import ParameterGroup, group_of
+from .model.balance import BALANCE_SPEED
+from .muon import (
+    MOMENTUM,
+    NEWTON_SCHULZ_STEPS,
+    Deals,
+    MuonSettings,
+    deal_out,
+    update_matrices,
+)
 from .parallel.shards import local, local_gradient
+from .schedule import FINAL_FRACTION, Schedule, default_decay_steps
 from .torch_versions import torchao_wanted
 
 BETAS = (0.9, 0.95)
@@ -34,6 +44,39 @@ class Recipe:
     adamw: str = "fused"
     """How AdamW is computed: in one kernel (`fused`), one operator at a time over all tensors
     (`foreach`) or over each (`loop`)."""
+    lr_schedule: str = "cosine"
+    """One of `schedule.SCHEDULES`."""
+    min_lr: float | None = None
+    """Where the rate ends; None: a tenth of the peak."""
+    decay_steps: int | None = None
+    """Of `wsd`, its last ones; None: a tenth."""
+    betas: tuple[float, float] = BETAS
+    eps: float = EPSILON
+    muon_learning_rate: float | None = None
+    """Of the matrices that Muon updates, at its peak; None: that of all."""
+    muon_weight_decay: float | None = None
+    """Of these; None: that of all matrices."""
+    muon_momentum: float = MOMENTUM
+    muon_nesterov: bool = True
+    muon_ns_steps: int = NEWTON_SCHULZ_STEPS
+    """Steps of Newton-Schulz that orthogonalise an update."""
+    groups: tuple[ParameterGroup, ...] = ()
+    """Parameters with settings of their own; the first one that matches counts."""
+    expert_bias_rate: float = BALANCE_SPEED
+    """What a step moves a bias that balances experts by; 0: they are not balanced."""
+
+    @property
+    def schedule(self) -> Schedule:
+        """How the learning rate goes."""
+        lowest = self.learning_rate * FINAL_FRACTION if self.min_lr is None else self.min_lr
+        return Schedule(
+            kind=self.lr_schedule,
+            steps=self.steps,
+            learning_rate=self.learning_rate,
+            min_lr=lowest,
+            warmup_steps=self.warmup_steps,
+            decay_steps=self.decay_steps or default_decay_steps(self.steps),
+        )
 
 
 class ShardOptimizer(torch.optim.Optimizer):
@@ -47,13 +90,15 @@ class ShardOptimizer(torch.optim.Optimizer):
     def __init__(self, groups: list[dict[str, Any]], recipe: Recipe) -> None:
         settings = {
             "lr": recipe.learning_rate,
-            "betas": BETAS,
-            "eps": EPSILON,
+            "lr_scale": 1.0,
+            "betas": recipe.betas,
+            "eps": recipe.eps,
             "weight_decay": recipe.weight_decay,
             "fused": recipe.adamw == "fused",
             "foreach": recipe.adamw == "foreach",
         }
         super().__init__(groups, settings)
+        self._recipe = recipe
         self._deals: dict[tuple[int, ...], Deals] = {}
         """Of Muon's parameters that had gradients, by their identities."""
 
@@ -69,14 +114,15 @@ class ShardOptimizer(torch.optim.Optimizer):
         """Update all parameters that have gradients; none where `found_inf` is 1."""
         assert closure is None
         assert found_inf is None or self.skips_on_device
+        by_muon: list[tuple[Tensor, dict[str, Any]]] = []
         for group in self.param_groups:
             parameters = [each for each in group["params"] if each.grad is not None]
-            if not parameters:
-                continue
             if "muon" in group:
-                self._update_matrices(parameters, group)
-            else:
+                by_muon += [(each, group) for each in parameters]
+            elif parameters:
                 self._update_elements(parameters, group, found_inf)
+        if by_muon:
+            self._update_matrices(by_muon)
 
     def _update_elements(
         self, parameters: list[Tensor], group: dict[str, Any], found_inf: Tensor | None
@@ -114,7 +160,9 @@ class ShardOptimizer(torch.optim.Optimizer):
             state["exp_avg_sq"] = torch.zeros_like(parameter)
         return state
 
-    def _update_matrices(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+    def _update_matrices(self, matrices: list[tuple[Tensor, dict[str, Any]]]) -> None:
+        """Those of all groups together: they are dealt out to ranks as if there were one group."""
+        parameters = [parameter for parameter, _ in matrices]
         for parameter in parameters:
             if not self.state[parameter]:
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
@@ -124,22 +172,50 @@ class ShardOptimizer(torch.optim.Optimizer):
         update_matrices(
             parameters,
             [self.state[parameter]["momentum_buffer"] for parameter in parameters],
-            MuonSettings(learning_rate=group["lr"], weight_decay=group["weight_decay"]),
+            MuonSettings(
+                learning_rates=[group["lr"] for _, group in matrices],
+                weight_decays=[group["weight_decay"] for _, group in matrices],
+                momentum=self._recipe.muon_momentum,
+                nesterov=self._recipe.muon_nesterov,
+                steps=self._recipe.muon_ns_steps,
+            ),
             self._deals[key],
         )
 
 
-def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """The recipe's optimizer over all parameters of `model`; only matrices decay."""
+def make_optimizer(
+    model: nn.Module, recipe: Recipe, copies: Mapping[str, str] | None = None
+) -> torch.optim.Optimizer:
+    """The recipe's optimizer over all parameters of `model`; only matrices decay, unless a group
+    says otherwise. Those of `copies` go by the name of what they are copies of."""
+    names = copies or {}
+    by_muon = set(map(id, block_matrices(model))) if recipe.optimizer == "muon" else set()
+    groups: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for own_name, parameter in model.named_parameters():
+        name = names.get(own_name, own_name)
+        settings = _settings(name, parameter, recipe, by_muon=id(parameter) in by_muon)
+        group = groups.setdefault(tuple(sorted(settings.items())), {"params": [], **settings})
+        group["params"].append(parameter)
     if recipe.optimizer == "adamw_8bit":
-        return _adamw_8bit(_decay_groups(model.named_parameters(), recipe), recipe)
-    if recipe.optimizer == "adamw":
-        return ShardOptimizer(_decay_groups(model.named_parameters(), recipe), recipe)
-    by_muon = list(block_matrices(model))
-    identities = {id(parameter) for parameter in by_muon}
-    others = [named for named in model.named_parameters() if id(named[1]) not in identities]
-    groups = [*_decay_groups(others, recipe), {"params": by_muon, "muon": True}]
-    return ShardOptimizer([group for group in groups if group["params"]], recipe)
+        return _adamw_8bit(list(groups.values()), recipe)
+    return ShardOptimizer(list(groups.values()), recipe)
+
+
+def _settings(
+    name: str, parameter: nn.Parameter, recipe: Recipe, *, by_muon: bool
+) -> dict[str, Any]:
+    """The keys of a parameter's group in which it may differ from others."""
+    asked = group_of(name, recipe.groups)
+    scale, decay = 1.0, recipe.weight_decay if is_matrix(name, parameter) else 0.0
+    if by_muon and recipe.muon_learning_rate is not None:
+        scale = recipe.muon_learning_rate / recipe.learning_rate
+    if by_muon and recipe.muon_weight_decay is not None:
+        decay = recipe.muon_weight_decay
+    if asked is not None:
+        scale *= asked.lr
+        decay = decay if asked.weight_decay is None else asked.weight_decay
+    settings = {"lr": recipe.learning_rate * scale, "lr_scale": scale, "weight_decay": decay}
+    return settings | ({"muon": True} if by_muon else {})
 
 
 def block_matrices(model: nn.Module) -> Iterator[Tensor]:
@@ -158,26 +234,13 @@ def is_matrix(name: str, parameter: Tensor) -> bool:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Let the next step use `learning_rate`."""
+    """Let the next step use `learning_rate`, times what each group says."""
     for group in optimizer.param_groups:
+        rate = learning_rate * group.get("lr_scale", 1.0)
         if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(learning_rate)
+            group["lr"].fill_(rate)
         else:
-            group["lr"] = learning_rate
-
-
-def _decay_groups(
-    parameters: Iterable[tuple[str, nn.Parameter]], recipe: Recipe
-) -> list[dict[str, Any]]:
-    matrices: list[nn.Parameter] = []
-    vectors: list[nn.Parameter] = []
-    for name, parameter in parameters:
-        (matrices if is_matrix(name, parameter) else vectors).append(parameter)
-    groups: list[dict[str, Any]] = [
-        {"params": matrices, "weight_decay": recipe.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
+            group["lr"] = rate
 
 
 def _adamw_8bit(groups: list[dict[str, Any]], recipe: Recipe) -> torch.optim.Optimizer:
@@ -191,6 +254,6 @@ def _adamw_8bit(groups: list[dict[str, Any]], recipe: Recipe) -> torch.optim.Opt
             "adamw"
         ) from error
     optimizer: torch.optim.Optimizer = AdamW8bit(
-        groups, lr=recipe.learning_rate, betas=BETAS, eps=EPSILON
+        groups, lr=recipe.learning_rate, betas=recipe.betas, eps=recipe.eps
     )
     return optimizer

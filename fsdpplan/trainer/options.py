@@ -8,9 +8,16 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from .config import PLAN_VARIABLE
+from .config import PLAN_VARIABLE, PlanConfig
 from .errors import TrainerError
+from .groups import ParameterGroup, parse_group, require_all_used
+from .model.balance import BALANCE_SPEED
+from .model.decoder import parameter_names
+from .muon import MOMENTUM, NEWTON_SCHULZ_STEPS
+from .optimizer import BETAS, EPSILON, Recipe
+from .schedule import SCHEDULES, contradiction, default_decay_steps, default_warmup_steps
 from .text.mixture import Share, require_shares, share_of
 
 PREFLIGHT_SECONDS = 30.0
@@ -18,6 +25,23 @@ PREFLIGHT_SECONDS = 30.0
 
 NUMBERS_VARIABLE = "FSDPPLAN_NUMBERS"
 """Environment variable that, where it is 0, leaves the tiny step out, in `parallelize`, too."""
+
+
+STEPS = 20
+LEARNING_RATE = 3e-4
+WEIGHT_DECAY = 0.1
+CLIP_NORM = 1.0
+"""What a run takes that is not told otherwise; the planner's side has them too, and a test compares
+both."""
+
+OF_MUON = (
+    "muon_learning_rate",
+    "muon_weight_decay",
+    "muon_momentum",
+    "muon_nesterov",
+    "muon_ns_steps",
+)
+"""Options that mean nothing where nothing is updated by Muon."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,16 +73,34 @@ class Options:
     export_hf: Path | None
     """Folder for the trained model, as published ones are."""
     learning_rate: float
+    lr_schedule: str
+    min_lr: float | None
+    """Where the rate ends; None: a tenth of the peak."""
     warmup_steps: int
+    decay_steps: int
     weight_decay: float
     clip_norm: float
+    adam_beta1: float
+    adam_beta2: float
+    adam_eps: float
     adamw: str
+    muon_learning_rate: float | None
+    muon_weight_decay: float | None
+    muon_momentum: float
+    muon_nesterov: bool
+    muon_ns_steps: int
+    param_group: tuple[ParameterGroup, ...]
+    expert_bias_rate: float
+    given: frozenset[str]
+    """Names of the options above that were typed, of those that need something of the plan."""
     seed: int
     checkpoint_dir: Path | None
     checkpoint_every: int
     checkpoint_keep: int
     checkpoint_async: bool
     resume: str
+    allow_changes: bool
+    """Go on with a checkpoint though the learning rate jumps."""
     metrics: Path | None
     prometheus: Path | None
     profile: tuple[int, int] | None
@@ -81,6 +123,51 @@ class Options:
     build: str | None
     """`FILE.py:FUNCTION` that makes the model to rehearse."""
 
+    def recipe(self, plan: PlanConfig) -> Recipe:
+        """How the plan's weights are updated. Raises TrainerError for an option that would do
+        nothing with this plan."""
+        self._require_meaning(plan)
+        if self.param_group:
+            require_all_used(self.param_group, parameter_names(plan.model))
+        return Recipe(
+            steps=self.steps,
+            learning_rate=self.learning_rate,
+            warmup_steps=self.warmup_steps,
+            weight_decay=self.weight_decay,
+            clip_norm=self.clip_norm,
+            optimizer=plan.training.optimizer,
+            adamw=self.adamw,
+            lr_schedule=self.lr_schedule,
+            min_lr=self.min_lr,
+            decay_steps=self.decay_steps,
+            betas=(self.adam_beta1, self.adam_beta2),
+            eps=self.adam_eps,
+            muon_learning_rate=self.muon_learning_rate,
+            muon_weight_decay=self.muon_weight_decay,
+            muon_momentum=self.muon_momentum,
+            muon_nesterov=self.muon_nesterov,
+            muon_ns_steps=self.muon_ns_steps,
+            groups=self.param_group,
+            expert_bias_rate=self.expert_bias_rate,
+        )
+
+    def _require_meaning(self, plan: PlanConfig) -> None:
+        of_muon = sorted(self.given.intersection(OF_MUON))
+        if of_muon and plan.training.optimizer != "muon":
+            raise TrainerError(
+                f"--{of_muon[0].replace('_', '-')} is of Muon, and the plan's optimizer is "
+                f"{plan.training.optimizer}: leave it out, or plan with --optimizer muon"
+            )
+        if self.adamw != "fused" and plan.training.optimizer == "adamw_8bit":
+            raise TrainerError(
+                f"--adamw {self.adamw} is of AdamW, and the plan's optimizer, adamw_8bit, has a "
+                "kernel of its own: leave it out"
+            )
+        if "expert_bias_rate" in self.given and plan.model.experts is None:
+            raise TrainerError(
+                "--expert-bias-rate balances experts, and the plan's model has none: leave it out"
+            )
+
 
 def wants_numbers() -> bool:
     """Whether the environment lets the tiny step be."""
@@ -100,11 +187,15 @@ def whole(least: int) -> Callable[[str], int]:
     return parse
 
 
-def number(*, above: float = -math.inf, least: float = -math.inf) -> Callable[[str], float]:
+def number(
+    *, above: float = -math.inf, least: float = -math.inf, below: float = math.inf
+) -> Callable[[str], float]:
     """An argparse type: a number within bounds; never NaN."""
 
     def parse(text: str) -> float:
         value = float(text)
+        if value >= below < math.inf:
+            raise argparse.ArgumentTypeError(f"{text} must be below {below:g}")
         if not (value > above and value >= least):
             bound = f"above {above:g}" if above > -math.inf else f"at least {least:g}"
             raise argparse.ArgumentTypeError(f"{text} must be {bound}")
@@ -134,6 +225,14 @@ def step_window(text: str) -> tuple[int, int]:
 step_window.__name__ = "START:STEPS"
 
 
+def parameter_group(text: str) -> ParameterGroup:
+    """An argparse type: PATTERN:lr=NUMBER,weight_decay=NUMBER."""
+    try:
+        return parse_group(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def make_parser() -> argparse.ArgumentParser:
     """What the command line may say."""
     parser = argparse.ArgumentParser(
@@ -143,7 +242,12 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--plan", metavar="FILE", help=f"plan to run; otherwise the JSON in ${PLAN_VARIABLE}")
-    add("--steps", type=whole(1), default=20, help="optimizer steps in all, resumed ones included")
+    add(
+        "--steps",
+        type=whole(1),
+        default=STEPS,
+        help="optimizer steps in all, resumed ones included",
+    )
     add(
         "--data",
         type=share_of,
@@ -207,15 +311,79 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="write the trained model there, for transformers' from_pretrained",
     )
-    add("--learning-rate", type=number(above=0), default=3e-4, help="at its peak")
+    add("--learning-rate", type=number(above=0), default=LEARNING_RATE, help="at its peak")
+    add(
+        "--lr-schedule",
+        choices=SCHEDULES,
+        default="cosine",
+        help="after the warm-up; wsd: constant, and in the last --decay-steps by 1 - sqrt",
+    )
+    add(
+        "--min-lr",
+        type=number(least=0),
+        metavar="RATE",
+        help="where the rate ends (default: a tenth of --learning-rate)",
+    )
     add("--warmup-steps", type=whole(0), help="steps of linear warm-up (default: a tenth, <= 2000)")
-    add("--weight-decay", type=number(least=0), default=0.1, help="of matrices")
-    add("--clip-norm", type=number(above=0), default=1.0, help="norm of all gradients; inf: none")
+    add("--decay-steps", type=whole(1), metavar="N", help="of wsd (default: a tenth)")
+    add(
+        "--weight-decay",
+        type=number(least=0),
+        default=WEIGHT_DECAY,
+        help="of matrices",
+    )
+    add(
+        "--clip-norm",
+        type=number(above=0),
+        default=CLIP_NORM,
+        help="norm of all gradients; inf: none",
+    )
+    first, second = BETAS
+    add("--adam-beta1", type=number(least=0, below=1), default=first, help="of the mean")
+    add("--adam-beta2", type=number(least=0, below=1), default=second, help="of the square")
+    add("--adam-eps", type=number(above=0), default=EPSILON, help="beside the root of the square")
     add(
         "--adamw",
         choices=("fused", "foreach", "loop"),
         default="fused",
         help="fused: one kernel; foreach: lists of tensors, more memory; loop: one at a time",
+    )
+    add(
+        "--muon-learning-rate",
+        type=number(above=0),
+        help="of Muon's matrices, at its peak (default: --learning-rate)",
+    )
+    add(
+        "--muon-weight-decay",
+        type=number(least=0),
+        help="of Muon's matrices (default: --weight-decay)",
+    )
+    add("--muon-momentum", type=number(least=0, below=1), default=MOMENTUM, help="of Muon")
+    add(
+        "--muon-nesterov",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="Muon's momentum looks ahead",
+    )
+    add(
+        "--muon-ns-steps",
+        type=whole(1),
+        default=NEWTON_SCHULZ_STEPS,
+        help="steps of Newton-Schulz that orthogonalise Muon's updates",
+    )
+    add(
+        "--param-group",
+        type=parameter_group,
+        action="append",
+        metavar="PATTERN:lr=X,weight_decay=Y",
+        help="another learning rate (times that of all) or weight decay for parameters whose name "
+        "matches, such as 'tok_embeddings*:lr=0.1'; may be repeated, the first that matches counts",
+    )
+    add(
+        "--expert-bias-rate",
+        type=number(least=0),
+        default=BALANCE_SPEED,
+        help="what a step moves a bias that balances experts by; 0: they are not balanced",
     )
     add("--seed", type=whole(0), default=0, help="of weights and data")
     add("--checkpoint-dir", type=Path, metavar="DIR", help="shared folder; otherwise none are kept")
@@ -233,6 +401,12 @@ def make_parser() -> argparse.ArgumentParser:
         default="auto",
         help="auto: if --checkpoint-dir has a checkpoint (an older one where the newest is "
         "damaged); never: refuse to start if it has one",
+    )
+    add(
+        "--allow-changes",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="resume though other options make the learning rate jump",
     )
     add("--metrics", type=Path, metavar="FILE", help="one JSON line a step")
     add(
@@ -332,6 +506,23 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
             parser.error("--checkpoint-every needs --checkpoint-dir")
         if values["resume"] == "required":
             parser.error("--resume required needs --checkpoint-dir")
-    if values["warmup_steps"] is None:
-        values["warmup_steps"] = min(2000, values["steps"] // 10)
+        if values["allow_changes"]:
+            parser.error("--allow-changes needs --checkpoint-dir")
+    _settle_recipe(parser, values)
     return Options(**values)
+
+
+def _settle_recipe(parser: argparse.ArgumentParser, values: dict[str, Any]) -> None:
+    """Put in what was left out; ends where the schedule's numbers do not go together."""
+    steps = values["steps"]
+    if values["warmup_steps"] is None:
+        values["warmup_steps"] = default_warmup_steps(steps)
+    names = ("steps", "learning_rate", "min_lr", "warmup_steps", "decay_steps")
+    wrong = contradiction(kind=values["lr_schedule"], **{name: values[name] for name in names})
+    if wrong:
+        parser.error(wrong)
+    if values["decay_steps"] is None:
+        values["decay_steps"] = default_decay_steps(steps)
+    values["param_group"] = tuple(values["param_group"] or ())
+    asked = (*OF_MUON, "expert_bias_rate")
+    values["given"] = frozenset(name for name in asked if values[name] != parser.get_default(name))

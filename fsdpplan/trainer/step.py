@@ -5,7 +5,6 @@ Nothing here reads a value back from the device, so it also runs under FakeTenso
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,9 +14,8 @@ from torch import Tensor, nn
 from .clip import clip_gradients
 from .config import PlanConfig
 from .errors import RankError
-from .model.balance import balance_experts
+from .model.balance import BALANCE_SPEED, balance_experts
 from .model.loss import loss_function
-from .optimizer import Recipe
 from .parallel.assemble import Assembled
 from .parallel.data_parallel import gradient_sync
 from .parallel.float8 import refresh_scales
@@ -26,9 +24,6 @@ from .parallel.tensor_parallel import loss_context
 from .parallel.tied_tables import copied_parameters
 from .scaler import scaled
 from .text.packing import BESIDE_TOKENS, MicroBatch, counted_fraction, divide_gradients
-
-FINAL_LEARNING_RATE_FRACTION = 0.1
-"""Share of the peak learning rate at which the cosine ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,17 +37,6 @@ class StepOutput:
     expert_imbalance: Tensor | None = None
     """Tokens of the busiest expert over the mean, of any block of this rank; None without experts.
     """
-
-
-def learning_rate_at(step: int, recipe: Recipe) -> float:
-    """Learning rate of the `step`-th step, from 0: linear warm-up, then a cosine to a tenth."""
-    if step < recipe.warmup_steps:
-        return recipe.learning_rate * (step + 1) / recipe.warmup_steps
-    decay_steps = max(1, recipe.steps - recipe.warmup_steps)
-    progress = min(1.0, (step - recipe.warmup_steps) / decay_steps)
-    cosine = 0.5 * (1 + math.cos(math.pi * progress))
-    low = FINAL_LEARNING_RATE_FRACTION
-    return recipe.learning_rate * (low + (1 - low) * cosine)
 
 
 def forward_backward(
@@ -101,6 +85,7 @@ def train_step(
     plan: PlanConfig,
     *,
     clip_norm: float,
+    expert_bias_rate: float = BALANCE_SPEED,
 ) -> StepOutput:
     """Forward and backward of all micro-batches, clipping, update; gradients are freed at the
     end."""
@@ -124,5 +109,5 @@ def train_step(
     if plan.training.fp8_all_gather:
         refresh_scales(assembled.parts)
     optimizer.zero_grad(set_to_none=True)
-    imbalance = balance_experts(assembled.model, assembled.meshes)
+    imbalance = balance_experts(assembled.model, assembled.meshes, speed=expert_bias_rate)
     return StepOutput(loss=loss, grad_norm=grad_norm, expert_imbalance=imbalance)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from .checkpoint.files import resumable
-from .checkpoint.progress import Progress
+from .checkpoint.progress import Progress, recorded
 from .checkpoint.runs import CheckpointFailed, Checkpoints
 from .config import PlanConfig, load_plan
 from .errors import RankError, TrainerError, TrainingDiverged
@@ -27,12 +27,14 @@ from .parallel.assemble import assemble
 from .parallel.distributed import leave, local_ranks, require_world, start
 from .parallel.mesh import Meshes
 from .parallel.support import require_runnable
+from .parallel.tied_tables import copied_parameters
 from .preflight.program import preflight
 from .report import TrainingRun, announce, complain, conclude, out_of_memory, report, told
 from .rng import seed_generators
 from .scaler import LEAST_SCALE, scaler_state
+from .schedule import learning_rate_at
 from .signals import StopRequest
-from .step import StepOutput, learning_rate_at, train_step
+from .step import StepOutput, train_step
 from .text.chats import open_all_chats
 from .text.data import Data, data_state, open_data, require_same_data
 from .text.feed import Feed, open_feed
@@ -133,6 +135,7 @@ def train(plan: PlanConfig, options: Options, stop: StopRequest, attempt: Attemp
 
 def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> TrainingRun:
     """Everything up to the first step."""
+    recipe = options.recipe(plan)
     meshes = try_cluster(plan, options)
     publication = what_to_publish(plan, options)
     device = start(plan)
@@ -147,20 +150,11 @@ def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> TrainingRun
         ranks=local_ranks(plan),
     )
     memory = MemoryMeter(device)
-    recipe = Recipe(
-        steps=options.steps,
-        learning_rate=options.learning_rate,
-        warmup_steps=options.warmup_steps,
-        weight_decay=options.weight_decay,
-        clip_norm=options.clip_norm,
-        optimizer=plan.training.optimizer,
-        adamw=options.adamw,
-    )
     fill = first_weights(plan, options)
     assembled = assemble(plan, device, seed=options.seed, meshes=meshes, fill=fill)
-    optimizer = make_optimizer(assembled.model, recipe)
+    optimizer = make_optimizer(assembled.model, recipe, copied_parameters(plan))
     checkpoints = open_checkpoints(plan, options)
-    progress = begin_or_resume(plan, options, checkpoints, assembled.model, optimizer)
+    progress = begin_or_resume(plan, options, recipe, checkpoints, assembled.model, optimizer)
     if assembled.scaler is not None and progress.scaler_state:
         assembled.scaler.load(progress.scaler_state)
     require_same_data(progress.data_state, data)
@@ -251,6 +245,7 @@ def open_checkpoints(plan: PlanConfig, options: Options) -> Checkpoints | None:
 def begin_or_resume(
     plan: PlanConfig,
     options: Options,
+    recipe: Recipe,
     checkpoints: Checkpoints | None,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -264,11 +259,19 @@ def begin_or_resume(
         steps=options.steps,
         learning_rate=options.learning_rate,
         warmup_steps=options.warmup_steps,
+        recipe=recorded(recipe),
     )
     seed_generators(seed=options.seed, step=0, rank=dist.get_rank())
     if checkpoints is None:
         return beginning
-    found, remarks = checkpoints.begin(model, optimizer, seed=options.seed, resume=options.resume)
+    found, remarks = checkpoints.begin(
+        model,
+        optimizer,
+        seed=options.seed,
+        resume=options.resume,
+        recipe=recipe,
+        allow_changes=options.allow_changes,
+    )
     for remark in remarks:
         complain(f"checkpoint: {remark}")
     if found is None:
@@ -287,13 +290,18 @@ def one_step(run: TrainingRun) -> int:
     began = time.perf_counter()
     run.watch.before(run.progress.step + 1)
     own_seconds = run.watch.own_time.take()
-    rate = learning_rate_at(run.progress.step, run.recipe)
+    rate = learning_rate_at(run.progress.step, run.recipe.schedule)
     set_learning_rate(run.optimizer, rate)
     data_began = time.perf_counter()
     batches = run.feed.take(run.progress.sequences)
     run.watch.own_time.data_seconds = time.perf_counter() - data_began
     output = train_step(
-        run.assembled, run.optimizer, batches, run.plan, clip_norm=run.recipe.clip_norm
+        run.assembled,
+        run.optimizer,
+        batches,
+        run.plan,
+        clip_norm=run.recipe.clip_norm,
+        expert_bias_rate=run.recipe.expert_bias_rate,
     )
     loss, grad_norm, stop_signal, all_own_seconds = settle(
         output, run.stop, stages=run.plan.layout.pp, own_seconds=own_seconds

@@ -9,16 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpplan.emit.doors import trainer_words
+from fsdpplan.emit import trainer_program
 from fsdpplan.emit.trainer_program import (
     DEFAULT_STEPS,
     Trainer,
     data_share,
+    decay_steps,
     options_of_trainer,
+    require_meaning,
+    warmup_steps,
 )
 from fsdpplan.errors import SpecError
+from fsdpplan.spec.training import Training
+from fsdpplan.trainer import schedule
 from fsdpplan.trainer.options import make_parser, parse_options
 from fsdpplan.trainer.text.mixture import share_of
+from tests.emit.plans import make_plan
 
 OPTIONS = options_of_trainer()
 GIVEN_BY_THE_LAUNCH = {"plan", "metrics", "preflight", "preflight_seconds", "run_folder"}
@@ -51,7 +57,9 @@ def test_the_trainer_has_the_same_choices_and_switches(name: str) -> None:
         assert own.nargs == 0
         # the environment may say otherwise
         assert own.default is option.default or name == "numbers"
-    elif kind not in (int, float, str, tuple):
+    elif kind is tuple:
+        assert not own.default
+    elif kind not in (int, float, str):
         assert tuple(own.choices or ()) == get_args(kind)
 
 
@@ -141,7 +149,58 @@ def test_no_setting_of_data_is_for_data_that_is_not_read() -> None:
 
 def test_other_programs_start_from_the_same_recipe() -> None:
     own = parse_options([])
-    assert (own.steps, own.learning_rate) == (DEFAULT_STEPS, trainer_words.DEFAULT_LEARNING_RATE)
-    assert own.clip_norm == trainer_words.DEFAULT_CLIP_NORM
-    assert own.weight_decay == trainer_words.DEFAULT_WEIGHT_DECAY
-    assert own.seed == trainer_words.DEFAULT_SEED
+    assert (own.steps, own.learning_rate) == (
+        DEFAULT_STEPS,
+        trainer_program.DEFAULT_LEARNING_RATE,
+    )
+    assert own.clip_norm == trainer_program.DEFAULT_CLIP_NORM
+    assert own.weight_decay == trainer_program.DEFAULT_WEIGHT_DECAY
+    assert own.seed == trainer_program.DEFAULT_SEED
+    assert (own.adam_beta1, own.adam_beta2) == trainer_program.DEFAULT_BETAS
+    assert own.adam_eps == trainer_program.DEFAULT_EPS
+    assert schedule.FINAL_FRACTION == trainer_program.FINAL_FRACTION
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "steps": st.integers(1, 40_000),
+            "lr_schedule": st.sampled_from(schedule.SCHEDULES),
+            "learning_rate": st.sampled_from([1e-4, 3e-3]),
+            "min_lr": st.sampled_from([0.0, 1e-4, 2e-3]),
+            "warmup_steps": st.integers(0, 60),
+            "decay_steps": st.integers(1, 60),
+        },
+    )
+)
+def test_a_schedule_is_settled_and_refused_alike(said: dict[str, Any]) -> None:
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in said.items()]
+    try:
+        program = Trainer(**said)
+    except SpecError:
+        with pytest.raises(SystemExit):
+            parse_options(words)
+        return
+    own = parse_options(words)
+    assert own == parse_options(program.words())
+    assert own.warmup_steps == warmup_steps(program, own.steps)
+    assert own.decay_steps == decay_steps(program, own.steps)
+
+
+@pytest.mark.parametrize(
+    ("said", "optimizer", "words"),
+    [
+        ({"muon_nesterov": False}, "adamw", "--muon-nesterov is of Muon"),
+        ({"adamw": "loop"}, "adamw_8bit", "a kernel of its own"),
+        ({"expert_bias_rate": 0.0}, "adamw", "balances experts, and tiny has none"),
+    ],
+)
+def test_what_means_nothing_for_a_plan_is_refused_before_the_queue(
+    said: dict[str, Any], optimizer: Any, words: str
+) -> None:
+    plan = make_plan("cpu")
+    training = Training(seq_len=8, global_batch=1, optimizer=optimizer)
+    require_meaning(Trainer(), training, plan.model)
+    with pytest.raises(SpecError, match=words):
+        require_meaning(Trainer(**said), training, plan.model)

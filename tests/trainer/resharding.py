@@ -21,9 +21,11 @@ import torch.distributed as dist
 from fsdpplan.trainer.checkpoint.progress import Progress
 from fsdpplan.trainer.checkpoint.runs import Checkpoints
 from fsdpplan.trainer.config import PlanConfig, parse_plan
+from fsdpplan.trainer.groups import parse_group
 from fsdpplan.trainer.optimizer import Recipe, make_optimizer
 from fsdpplan.trainer.parallel.assemble import assemble
 from fsdpplan.trainer.parallel.distributed import leave
+from fsdpplan.trainer.parallel.tied_tables import copied_parameters
 from fsdpplan.trainer.step import train_step
 from fsdpplan.trainer.text.data import micro_batches, open_sequences
 from fsdpplan.trainer.torch_versions import lacking
@@ -61,6 +63,8 @@ PADDED_MORE = {"model": PADDED["model"] | {"vocab_multiple": 40}}
 PADDED_TIED = {"model": PADDED["model"] | {"tied_embeddings": True}}
 MUON = DENSE | {"training": {"optimizer": "muon"}}
 
+GROUPS = ("tok_embeddings*:lr=0.2", "layers.0.*:lr=2,weight_decay=0.5", "*norm*:weight_decay=0.3")
+
 SPLIT = {"tp": 2, "sequence_parallel": True, "loss_parallel": True}
 PIPED = {
     "pp": 2,
@@ -82,6 +86,8 @@ class Case:
     plan: dict[str, Any]
     reads: tuple[str, ...] = field(default=())
     """Cases whose checkpoints it loads."""
+    groups: tuple[str, ...] = ()
+    """Parameters with settings of their own."""
 
 
 def plan_of(case: Case) -> PlanConfig:
@@ -142,6 +148,19 @@ CASES: dict[str, Case] = {
     "muon_one": Case(world=1, plan=MUON, reads=("muon_tp_fsdp",)),
     "muon_fsdp": Case(world=4, plan=MUON | {"dp_shard": 4}, reads=("muon_one",)),
     "muon_tp_fsdp": Case(world=4, plan=MUON | SPLIT | {"dp_shard": 2}, reads=("muon_fsdp",)),
+    "groups_tied_pp": Case(
+        world=2, plan=TIED | WHOLE | PIPED, reads=("groups_tied_fsdp",), groups=GROUPS
+    ),
+    "groups_tied_fsdp": Case(
+        world=2, plan=TIED | {"dp_shard": 2}, reads=("groups_tied_pp",), groups=GROUPS
+    ),
+    "groups_muon_one": Case(world=1, plan=MUON, reads=("groups_muon_tp_fsdp",), groups=GROUPS),
+    "groups_muon_tp_fsdp": Case(
+        world=4,
+        plan=MUON | SPLIT | {"dp_shard": 2},
+        reads=("groups_muon_one",),
+        groups=GROUPS,
+    ),
 }
 
 MISSING = {name: why for name, case in CASES.items() for why in lacking(plan_of(case))}
@@ -157,7 +176,9 @@ def train(case: Case, saved: Path, *, resumes: bool) -> list[float]:
     """Losses of the last two steps: of a run that saved before them, or of one that resumed."""
     plan = plan_of(case)
     assembled = assemble(plan, CPU, seed=0)
-    optimizer = make_optimizer(assembled.model, replace(RECIPE, optimizer=plan.training.optimizer))
+    groups = tuple(map(parse_group, case.groups))
+    recipe = replace(RECIPE, optimizer=plan.training.optimizer, groups=groups)
+    optimizer = make_optimizer(assembled.model, recipe, copied_parameters(plan))
     sequences = open_sequences(plan, None, seed=0)
     checkpoints = Checkpoints(saved, plan, keep=1, background=False)
     found, _ = checkpoints.begin(

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from fsdpplan.trainer.config import parse_plan
+from fsdpplan.trainer.groups import parse_group
 from fsdpplan.trainer.model.decoder import Decoder
 from fsdpplan.trainer.model.weights import initialise
 from fsdpplan.trainer.muon import orthogonal
-from fsdpplan.trainer.optimizer import Recipe, block_matrices, make_optimizer
+from fsdpplan.trainer.optimizer import Recipe, ShardOptimizer, block_matrices, make_optimizer
 from tests.trainer import jobs, plans
 from tests.trainer.precision_layouts import EXPERTS, LAYOUTS
 
@@ -111,3 +112,72 @@ def test_muon_keeps_one_momentum_and_adamw_two_moments() -> None:
             assert state.keys() == {"momentum_buffer"}
         elif "norm" in name or "embeddings" in name or name.startswith("output"):
             assert state.keys() == {"step", "exp_avg", "exp_avg_sq"}
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize(("momentum", "steps"), [(0.95, 5), (0.8, 3)])
+def test_its_settings_are_torchs(nesterov: bool, momentum: float, steps: int) -> None:
+    """torch orthogonalises in bf16, here it is fp32 on a CPU."""
+    muon = getattr(torch.optim, "Muon", None)
+    if muon is None:
+        pytest.skip("torch.optim.Muon came with torch 2.9")
+    torch.manual_seed(0)
+    ours, theirs = (torch.nn.Linear(24, 40, bias=False) for _ in range(2))
+    theirs.load_state_dict(ours.state_dict())
+    before = ours.weight.detach().clone()
+    reference = muon(
+        theirs.parameters(),
+        lr=0.02,
+        weight_decay=0.1,
+        momentum=momentum,
+        nesterov=nesterov,
+        ns_steps=steps,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    model = torch.nn.Module()
+    model.layers = torch.nn.ModuleList([ours])
+    recipe = Recipe(
+        steps=3,
+        learning_rate=1e-3,
+        warmup_steps=0,
+        weight_decay=0.0,
+        clip_norm=1.0,
+        optimizer="muon",
+        muon_learning_rate=0.02,
+        muon_weight_decay=0.1,
+        muon_momentum=momentum,
+        muon_nesterov=nesterov,
+        muon_ns_steps=steps,
+    )
+    optimizer = make_optimizer(model, recipe)
+    for _ in range(3):
+        gradient = torch.randn(40, 24)
+        ours.weight.grad, theirs.weight.grad = gradient.clone(), gradient.clone()
+        optimizer.step()
+        reference.step()
+    moved, expected = ours.weight - before, theirs.weight - before
+    assert (moved - expected).norm() < 0.02 * expected.norm()
+    again = optimizer.state[ours.weight]["momentum_buffer"]
+    torch.testing.assert_close(again, reference.state[theirs.weight]["momentum_buffer"])
+
+
+def test_groups_are_dealt_out_together() -> None:
+    """Settings are by parameter, the exchange is of all."""
+    decoder = mixture_decoder()
+    groups = (parse_group("layers.0.*:lr=0.5"), parse_group("layers.1.*:weight_decay=0"))
+    recipe = Recipe(
+        steps=1,
+        learning_rate=1e-3,
+        warmup_steps=0,
+        weight_decay=0.1,
+        clip_norm=1.0,
+        optimizer="muon",
+        groups=groups,
+    )
+    optimizer = make_optimizer(decoder, recipe)
+    assert sum("muon" in group for group in optimizer.param_groups) > 1
+    for parameter in decoder.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    assert isinstance(optimizer, ShardOptimizer)
+    assert len(optimizer._deals) == 1

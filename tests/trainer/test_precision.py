@@ -59,7 +59,7 @@ def test_all_ranks_skip_a_step_that_overflowed_and_go_on(results: Results, name:
 
 @pytest.mark.gloo
 def test_a_checkpoint_keeps_the_loss_scale(tmp_path: Path) -> None:
-    checkpoints = ("--checkpoint-dir", str(tmp_path / "kept"))
+    checkpoints = ("--checkpoint-dir", str(tmp_path / "kept"), "--lr-schedule", "constant")
     training = {"precision": "fp16"}
     for steps in ("1", "2"):
         jobs.train(tmp_path, 1, "--steps", steps, *checkpoints, training=training)

@@ -10,13 +10,13 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
 from fsdpplan.cli.options.parse import Parser, choice, line, number, positive, whole
-from fsdpplan.emit.trainer_program import Option
+from fsdpplan.emit.trainer_program import Option, kind_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +103,7 @@ def _flag(name: str, hint: Any) -> Flag:
         if isinstance(item, Flag):
             return item
         if isinstance(item, Option):
-            several = any(get_origin(each) is tuple for each in get_args(optional))
-            return _flag_of_trainer(name, tuple if several else get_args(optional)[0], item)
+            return _flag_of_trainer(name, kind_of(optional), item)
     raise AssertionError(f"{name} has no flag")
 
 
@@ -118,8 +117,12 @@ def _flag_of_trainer(name: str, kind: Any, option: Option) -> Flag:
     if kind is int:
         parse = whole(example=int(example), least=int(option.least or 0))
     elif kind is float:
-        least = option.least
-        parse = positive(example=example) if least is None else number(example=example, least=least)
+        least, below = option.least, option.below
+        parse = (
+            positive(example=example)
+            if least is None
+            else number(example=example, least=least, below=below)
+        )
     else:
         parse = line if kind is str else choice(kind)
     return Flag(help=option.help, metavar=option.metavar, parse=parse)

@@ -129,15 +129,15 @@ def positive(*, example: str) -> Parser:
     return parse
 
 
-def number(*, example: str, least: float) -> Parser:
-    """A parser of finite numbers of at least `least`."""
+def number(*, example: str, least: float, below: float | None = None) -> Parser:
+    """A parser of finite numbers of at least `least`, and below `below`."""
+    bound = f"of at least {least:g}" + ("" if below is None else f" and below {below:g}")
 
     def parse(text: str, *, name: str) -> float:
         value = _float(text)
-        if not (math.isfinite(value) and value >= least):
+        if not (math.isfinite(value) and value >= least and (below is None or value < below)):
             raise SpecError(
-                f"{name}: {shown(text)} is not a number of at least {least:g}; "
-                f"type one such as {example}"
+                f"{name}: {shown(text)} is not a number {bound}; type one such as {example}"
             )
         return value
 

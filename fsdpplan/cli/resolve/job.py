@@ -22,10 +22,11 @@ from fsdpplan.emit.container import Container
 from fsdpplan.emit.job import Job, UserProgram
 from fsdpplan.emit.pods import Pods
 from fsdpplan.emit.slurm.survival import Survival
-from fsdpplan.emit.trainer_program import Trainer, data_share
+from fsdpplan.emit.trainer_program import Trainer, data_share, require_meaning
 from fsdpplan.errors import SpecError
 from fsdpplan.files.huggingface.chats import require_chats
 from fsdpplan.files.huggingface.config import read_hf_config
+from fsdpplan.files.plans import plan_json
 from fsdpplan.run.plans import read_plan
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Plan, assumed
@@ -109,6 +110,46 @@ def require_its_chats(job: Job) -> None:
             "--sft needs the Python package tokenizers, which this Python has not: pip install "
             "tokenizers, or name the job's own by --python"
         )
+
+
+def require_its_recipe(plan: Plan, job: Job) -> list[str]:
+    """Raise SpecError for what the trainer itself would refuse when the job begins, as far as this
+    host shows it: a `--param-group` with none of the model's parameters, and options with which the
+    checkpoint to resume from cannot go on. Returns what changes for that one."""
+    program = job.program
+    if not isinstance(program, Trainer):
+        return []
+    require_meaning(program, plan.training, plan.model)
+    resumes = program.checkpoint_dir is not None and _has_checkpoint(program.checkpoint_dir)
+    if not program.param_group and not resumes:
+        return []
+    from fsdpplan.trainer.checkpoint.progress import resumed_otherwise
+    from fsdpplan.trainer.config import parse_plan
+    from fsdpplan.trainer.errors import TrainerError
+    from fsdpplan.trainer.options import parse_options
+
+    options, parsed = parse_options(program.words()), parse_plan(plan_json(plan))
+    try:
+        recipe = options.recipe(parsed)
+        if options.checkpoint_dir is None or not resumes:
+            return []
+        return resumed_otherwise(
+            options.checkpoint_dir,
+            parsed,
+            recipe,
+            seed=options.seed,
+            allowed=options.allow_changes,
+        )
+    except TrainerError as error:
+        raise SpecError(str(error)) from error
+
+
+def _has_checkpoint(folder: str) -> bool:
+    """Whether this host sees one that a run would resume from."""
+    try:
+        return (Path(folder) / "latest").is_file()
+    except OSError:
+        return False
 
 
 def _tells_nothing(name: str, found: Model, plan: Plan) -> bool:

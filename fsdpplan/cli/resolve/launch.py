@@ -15,6 +15,7 @@ from fsdpplan.cli.resolve.job import (
     given,
     job_of,
     require_its_chats,
+    require_its_recipe,
     require_its_weights,
     saved_plan,
     with_this_python,
@@ -109,6 +110,7 @@ def prepare(plan: str, options: RunOptions, job: Job | None, *, file: str = "") 
     if asked is not None:
         require_its_weights(launch.plan, asked)
         require_its_chats(asked)
+    otherwise = () if asked is None else tuple(require_its_recipe(launch.plan, asked))
     if options.fallback is not None and not emits:
         raise SpecError(
             f"--fallback emits a script for each layout, and {SCRIPT_NAME} stands here: add --from "
@@ -121,7 +123,7 @@ def prepare(plan: str, options: RunOptions, job: Job | None, *, file: str = "") 
         target=target,
         folder=folder,
         job=emitted_for,
-        remarks=() if gap is None else (gap.sentences,),
+        remarks=(*otherwise, *(() if gap is None else (gap.sentences,))),
     )
 
 

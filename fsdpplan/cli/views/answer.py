@@ -158,10 +158,9 @@ def _band(estimate: Estimate) -> str:
 
 
 def _time_to_train(inputs: Inputs, estimate: Estimate) -> list[tuple[str, str]]:
-    tokens = inputs.training.tokens
-    if tokens is None:
+    tokens, steps = inputs.training.tokens, inputs.training.steps
+    if tokens is None or steps is None:
         return []
-    steps = -(-tokens // inputs.training.tokens_per_step)
     step = estimate.step_seconds
     lower, expected, upper = (
         format_seconds(steps * seconds, beside=steps * step.expected)

@@ -6,8 +6,6 @@ commands/launch.py; what it cannot run is in spec/programs/accelerate.py.
 
 from __future__ import annotations
 
-from math import ceil
-
 from fsdpplan.emit.doors.launch_lines import commented, environment_lines, rendezvous_port
 from fsdpplan.emit.doors.words import require_sayable
 from fsdpplan.emit.order import Order, differing, refuse_others
@@ -136,8 +134,8 @@ def _script_part(plan: Plan) -> list[str]:
         f"{layout.num_microbatches}, sync_each_batch={each}))",
         "  torch.optim.AdamW, fused",
     ]
-    if training.tokens is not None:
-        lines.append(f"  {ceil(training.tokens / training.tokens_per_step)} steps")
+    if training.steps is not None:
+        lines.append(f"  {training.steps} steps")
     if layout.tp > 1:
         lines.append('  a model loaded with tp_plan="auto" on the mesh of the Accelerator')
     if training.precision == "bf16":

@@ -13,14 +13,7 @@ from fsdpplan.emit.doors.launch_lines import (
     torchrun_words,
 )
 from fsdpplan.emit.doors.megatron_model import model_arguments
-from fsdpplan.emit.doors.trainer_words import (
-    DEFAULT_CLIP_NORM,
-    DEFAULT_LEARNING_RATE,
-    DEFAULT_WEIGHT_DECAY,
-    own_program,
-    stage_ranges,
-    steps,
-)
+from fsdpplan.emit.doors.trainer_words import Recipe, own_program, recipe_of, stage_ranges
 from fsdpplan.emit.doors.words import require_sayable
 from fsdpplan.emit.order import Order, refuse_others
 from fsdpplan.emit.safe_text import shell_word, shell_words
@@ -36,7 +29,13 @@ _TRAINER = frozenset(
     {
         "steps",
         "learning_rate",
+        "lr_schedule",
+        "min_lr",
         "warmup_steps",
+        "decay_steps",
+        "adam_beta1",
+        "adam_beta2",
+        "adam_eps",
         "weight_decay",
         "clip_norm",
         "seed",
@@ -47,6 +46,10 @@ _TRAINER = frozenset(
 
 LEAST_SEED = 1
 """Megatron-LM refuses 0."""
+
+DECAY_STYLES = {"cosine": "cosine", "linear": "linear", "wsd": "WSD", "constant": "constant"}
+"""Its names of the schedules. Its warm-up is one step behind: the first step has a rate of 0.
+Source: core/optimizer_param_scheduler.py."""
 
 Arguments = list[tuple[str, ...]]
 """Each an option with its values."""
@@ -80,7 +83,7 @@ def render(order: Order) -> str:
 
 def arguments(order: Order, program: Trainer) -> Arguments:
     """The command line after `pretrain_gpt.py`."""
-    plan = order.plan
+    plan, recipe = order.plan, recipe_of(order, program)
     return [
         *model_arguments(plan),
         *_parallel(plan),
@@ -90,8 +93,9 @@ def arguments(order: Order, program: Trainer) -> Arguments:
         ("--seq-length", str(plan.training.seq_len)),
         ("--micro-batch-size", str(plan.layout.micro_batch)),
         ("--global-batch-size", str(plan.training.global_batch)),
-        ("--train-iters", str(steps(order, program))),
-        *_recipe(program),
+        ("--train-iters", str(recipe.steps)),
+        *_optimizer(recipe),
+        *_run(program),
     ]
 
 
@@ -175,26 +179,40 @@ def _recomputation(plan: Plan) -> Arguments:
     return []
 
 
-def _recipe(program: Trainer) -> Arguments:
-    rate = DEFAULT_LEARNING_RATE if program.learning_rate is None else program.learning_rate
-    clip = DEFAULT_CLIP_NORM if program.clip_norm is None else program.clip_norm
-    seed = LEAST_SEED if program.seed is None else program.seed
-    decay = DEFAULT_WEIGHT_DECAY if program.weight_decay is None else program.weight_decay
+def _optimizer(recipe: Recipe) -> Arguments:
+    if recipe.warmup_steps >= recipe.steps:
+        raise SpecError(
+            f"--warmup-steps {recipe.warmup_steps} of {recipe.steps} steps is refused by "
+            "Megatron-LM, which wants fewer than all: lower it, or train more --steps"
+        )
     found: Arguments = [
         ("--optimizer", "adam"),
-        ("--lr", str(rate)),
-        ("--adam-beta1", "0.9"),
-        ("--adam-beta2", "0.95"),
-        ("--weight-decay", str(decay)),
-        ("--clip-grad", str(clip)),
+        ("--lr", str(recipe.learning_rate)),
+        ("--lr-decay-style", DECAY_STYLES[recipe.lr_schedule]),
+        ("--lr-warmup-iters", str(recipe.warmup_steps)),
+        ("--adam-beta1", str(recipe.betas[0])),
+        ("--adam-beta2", str(recipe.betas[1])),
+        ("--adam-eps", str(recipe.eps)),
+        ("--weight-decay", str(recipe.weight_decay)),
+        ("--clip-grad", str(recipe.clip_norm)),
+    ]
+    if recipe.lr_schedule != "constant":
+        found.append(("--min-lr", str(recipe.min_lr)))
+    if recipe.lr_schedule == "wsd":
+        found.append(("--lr-wsd-decay-style", "minus_sqrt"))
+        found.append(("--lr-wsd-decay-iters", str(recipe.decay_steps)))
+    return found
+
+
+def _run(program: Trainer) -> Arguments:
+    seed = LEAST_SEED if program.seed is None else program.seed
+    found: Arguments = [
         ("--seed", str(seed)),
         ("--tokenizer-type", "NullTokenizer"),
         ("--mock-data",),
         ("--eval-iters", "0"),
         ("--log-interval", "1"),
     ]
-    if program.warmup_steps is not None:
-        found.append(("--lr-warmup-iters", str(program.warmup_steps)))
     if program.checkpoint_dir is not None:
         found += [(f"--save={program.checkpoint_dir}",), (f"--load={program.checkpoint_dir}",)]
     if program.checkpoint_every is not None:

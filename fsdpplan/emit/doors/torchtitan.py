@@ -14,20 +14,13 @@ from fsdpplan.emit.doors.launch_lines import (
     torchrun_words,
 )
 from fsdpplan.emit.doors.torchtitan_model import model_lines
-from fsdpplan.emit.doors.trainer_words import (
-    DEFAULT_CLIP_NORM,
-    DEFAULT_LEARNING_RATE,
-    DEFAULT_SEED,
-    own_program,
-    stage_ranges,
-    steps,
-)
+from fsdpplan.emit.doors.trainer_words import Recipe, own_program, recipe_of, stage_ranges
 from fsdpplan.emit.doors.words import require_sayable
 from fsdpplan.emit.order import Order, refuse_others
 from fsdpplan.emit.safe_text import comment, shell_word
 from fsdpplan.emit.segments import by_hand_lines
 from fsdpplan.emit.slurm.header import header_lines
-from fsdpplan.emit.trainer_program import Trainer
+from fsdpplan.emit.trainer_program import DEFAULT_SEED, Trainer
 from fsdpplan.spec.plan import Plan
 from fsdpplan.spec.programs.torchtitan import SCHEDULES, TORCHTITAN
 
@@ -39,7 +32,14 @@ _TRAINER = frozenset(
     {
         "steps",
         "learning_rate",
+        "lr_schedule",
+        "min_lr",
+        "warmup_steps",
+        "decay_steps",
         "clip_norm",
+        "adam_beta1",
+        "adam_beta2",
+        "adam_eps",
         "seed",
         "checkpoint_dir",
         "checkpoint_every",
@@ -89,7 +89,7 @@ def _usage(order: Order) -> list[str]:
         *commented([start]),
         *by_hand_lines(order.plan),
         "# The prediction is for the reference trainer; torchtitan's attention masks documents",
-        "# (FlexAttention), and its optimizer, data and schedule are its own.",
+        "# (FlexAttention), its data are its own, and its AdamW decays vectors, too.",
     ]
 
 
@@ -107,7 +107,7 @@ def _imports(plan: Plan) -> list[str]:
         "from torch import nn",
         "from torchtitan.components.checkpoint import CheckpointManager",
         f"from torchtitan.components.loss import {loss}",
-        "from torchtitan.components.optimizer import default_adamw",
+        "from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw",
         *(["from torchtitan.components.quantization import Float8LinearConverter"] if fp8 else []),
         "from torchtitan.config import CompileConfig, DebugConfig, ParallelismConfig, "
         "TrainingConfig",
@@ -145,7 +145,8 @@ def _places() -> list[str]:
 
 
 def _config(order: Order, program: Trainer) -> list[str]:
-    plan = order.plan
+    plan, recipe = order.plan, recipe_of(order, program)
+    seed = DEFAULT_SEED if program.seed is None else program.seed
     return [
         "",
         "def train() -> Trainer.Config:",
@@ -155,13 +156,15 @@ def _config(order: Order, program: Trainer) -> list[str]:
         "        hf_assets_path=HF_ASSETS_PATH,",
         "        dataloader=HuggingFaceTextDataLoader.Config(dataset=DATASET),",
         f"        loss={_loss(plan)},",
-        f"        optimizer=default_adamw(lr={program.learning_rate or DEFAULT_LEARNING_RATE!r}),",
-        *_training(order, program),
+        f"        optimizer=default_adamw(lr={recipe.learning_rate!r}, betas={recipe.betas!r}, "
+        f"eps={recipe.eps!r}),",
+        *_schedule(recipe),
+        *_training(plan, recipe),
         *_parallelism(plan),
         *_checkpoint(program),
         f"        activation_checkpoint={_recomputation(plan)},",
         *_compile(plan),
-        f"        debug=DebugConfig(seed={_or(program.seed, DEFAULT_SEED)}),",
+        f"        debug=DebugConfig(seed={seed}),",
         "    )",
     ]
 
@@ -174,8 +177,23 @@ def _loss(plan: Plan) -> str:
     return f"ChunkedLossWrapper.Config(num_chunks={plan.layout.loss_chunks}, loss_fn={whole})"
 
 
-def _training(order: Order, program: Trainer) -> list[str]:
-    plan, layout = order.plan, order.plan.layout
+def _schedule(recipe: Recipe) -> list[str]:
+    """Of its decay the last steps are a share: of wsd's those, of a constant rate none; the others
+    decay from the end of the warm-up on. Source: components/optimizer/lr_scheduler.py."""
+    kind = {"cosine": "cosine", "linear": "linear", "wsd": "sqrt", "constant": "linear"}
+    share = {"wsd": recipe.decay_steps / recipe.steps, "constant": 0.0}.get(recipe.lr_schedule)
+    return [
+        "        lr_scheduler=LRSchedulersContainer.Config(",
+        f"            warmup_steps={recipe.warmup_steps},",
+        f"            decay_ratio={share!r},",
+        f"            decay_type={kind[recipe.lr_schedule]!r},",
+        f"            min_lr_factor={recipe.floor_fraction:.12g},",
+        "        ),",
+    ]
+
+
+def _training(plan: Plan, recipe: Recipe) -> list[str]:
+    layout = plan.layout
     batch = layout.micro_batch * (layout.num_microbatches if layout.pp > 1 else 1)
     compute = "float32" if plan.training.precision == "fp32" else "bfloat16"
     return [
@@ -183,8 +201,8 @@ def _training(order: Order, program: Trainer) -> list[str]:
         f"            local_batch_size={batch},",
         f"            global_batch_size={plan.training.global_batch},",
         f"            seq_len={plan.training.seq_len},",
-        f"            steps={steps(order, program)},",
-        f"            max_norm={_or(program.clip_norm, DEFAULT_CLIP_NORM)!r},",
+        f"            steps={recipe.steps},",
+        f"            max_norm={recipe.clip_norm!r},",
         f"            mixed_precision_param={compute!r},",
         '            mixed_precision_reduce="float32",',
         f"            enable_cpu_offload={layout.offload == 'cpu'},",
@@ -260,7 +278,3 @@ def _compile(plan: Plan) -> list[str]:
         f"            enable_async_tensor_parallel={layout.async_tp},",
         "        ),",
     ]
-
-
-def _or(value: float | None, otherwise: float) -> float:
-    return otherwise if value is None else value

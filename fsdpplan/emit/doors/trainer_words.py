@@ -5,20 +5,72 @@ Which blocks each pipeline stage has, for programs that must be told.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import accumulate
-from math import ceil
 
 from fsdpplan.emit.job import UserProgram
 from fsdpplan.emit.order import Order, differing
-from fsdpplan.emit.trainer_program import DEFAULT_STEPS, Trainer
+from fsdpplan.emit.trainer_program import (
+    DEFAULT_BETAS,
+    DEFAULT_CLIP_NORM,
+    DEFAULT_EPS,
+    DEFAULT_LEARNING_RATE,
+    DEFAULT_STEPS,
+    DEFAULT_WEIGHT_DECAY,
+    FINAL_FRACTION,
+    LrSchedule,
+    Trainer,
+    decay_steps,
+    warmup_steps,
+)
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.layout import Layout
 
-DEFAULT_LEARNING_RATE = 3e-4
-DEFAULT_CLIP_NORM = 1.0
-DEFAULT_WEIGHT_DECAY = 0.1
-DEFAULT_SEED = 0
-"""Those of the reference trainer, which a plan is checked with."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How the weights are updated, with the reference trainer's numbers where none are given: other
+    programs have defaults of their own, and a plan is checked with these."""
+
+    steps: int
+    learning_rate: float
+    lr_schedule: LrSchedule
+    min_lr: float
+    warmup_steps: int
+    decay_steps: int
+    """Of `wsd`."""
+    weight_decay: float
+    clip_norm: float
+    betas: tuple[float, float]
+    eps: float
+
+    @property
+    def floor_fraction(self) -> float:
+        """Where the rate ends, of its peak."""
+        return self.min_lr / self.learning_rate
+
+
+def recipe_of(order: Order, program: Trainer) -> Recipe:
+    """What the options come to."""
+    count = steps(order, program)
+    rate = _or(program.learning_rate, DEFAULT_LEARNING_RATE)
+    first, second = DEFAULT_BETAS
+    return Recipe(
+        steps=count,
+        learning_rate=rate,
+        lr_schedule=program.lr_schedule or "cosine",
+        min_lr=_or(program.min_lr, FINAL_FRACTION * rate),
+        warmup_steps=warmup_steps(program, count),
+        decay_steps=decay_steps(program, count),
+        weight_decay=_or(program.weight_decay, DEFAULT_WEIGHT_DECAY),
+        clip_norm=_or(program.clip_norm, DEFAULT_CLIP_NORM),
+        betas=(_or(program.adam_beta1, first), _or(program.adam_beta2, second)),
+        eps=_or(program.adam_eps, DEFAULT_EPS),
+    )
+
+
+def _or(value: float | None, otherwise: float) -> float:
+    return otherwise if value is None else value
 
 
 def own_program(order: Order, *, target: str, known: frozenset[str]) -> Trainer:
@@ -45,10 +97,7 @@ def steps(order: Order, program: Trainer) -> int:
     """Optimizer steps: those asked for, those of the plan's tokens, or the reference trainer's."""
     if program.steps is not None:
         return program.steps
-    training = order.plan.training
-    if training.tokens is None:
-        return DEFAULT_STEPS
-    return ceil(training.tokens / training.tokens_per_step)
+    return order.plan.training.steps or DEFAULT_STEPS
 
 
 def stage_ranges(layout: Layout) -> tuple[range, ...]:

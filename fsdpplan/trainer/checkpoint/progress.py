@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from ..config import PlanConfig
 from ..errors import TrainerError
-from .files import PROGRESS, Unreadable, reason
+from ..optimizer import Recipe
+from ..schedule import FINAL_FRACTION, learning_rate_at, schedule_of
+from .files import PROGRESS, Unreadable, reason, resumable
 from .whole_file import read_small
 
-SCHEMA_VERSION = 2
-"""Version of trainer.json. Those of version 1 have no version, no manifest and no generators."""
+SCHEMA_VERSION = 3
+"""Version of trainer.json. Those of version 1 have no version, no manifest and no generators; those
+of version 2 say of the recipe no more than steps, learning rate and warm-up."""
+
+JUMP_FRACTION = 0.01
+"""By how much more or less than planned the next step's learning rate may be, before a run that
+goes on is refused: what a schedule moves in a few steps is no jump."""
 
 NOT_OF_THE_WEIGHTS = frozenset(
     {
@@ -52,6 +61,8 @@ class Progress:
     layout: dict[str, Any] = field(default_factory=dict)
     optimizer: str = ""
     precision: str = ""
+    recipe: dict[str, Any] = field(default_factory=dict)
+    """How the weights were updated (`recorded`); empty before version 3."""
 
 
 def read_progress(path: Path) -> Progress:
@@ -126,3 +137,110 @@ def written_by(plan: PlanConfig) -> dict[str, Any]:
         "optimizer": plan.training.optimizer,
         "precision": plan.training.precision,
     }
+
+
+def recorded(recipe: Recipe) -> dict[str, Any]:
+    """What a checkpoint says of a recipe: JSON values. No limit of the norm is null, as is what the
+    schedule has no use for; what is Muon's alone is left out where there is none."""
+    clip = recipe.clip_norm if math.isfinite(recipe.clip_norm) else None
+    schedule, groups = recipe.schedule, [str(group) for group in recipe.groups]
+    told = asdict(recipe) | {
+        "clip_norm": clip,
+        "groups": groups,
+        "min_lr": None if schedule.kind == "constant" else schedule.min_lr,
+        "decay_steps": schedule.decay_steps if schedule.kind == "wsd" else None,
+    }
+    if recipe.optimizer != "muon":
+        told = {name: value for name, value in told.items() if not name.startswith("muon_")}
+    values: dict[str, Any] = json.loads(json.dumps(told))
+    return values
+
+
+def changes(
+    path: Path, found: Progress, plan: PlanConfig, recipe: Recipe, *, allowed: bool
+) -> list[str]:
+    """What a run that goes on from `found` does otherwise than the one that wrote it, and what that
+    does to the learning rate of its next step. Raises TrainerError where that jumps, unless changes
+    are `allowed`: the loss would, too, and nothing would say why."""
+    before, now = found.recipe or _recipe_of_older(found), recorded(recipe)
+    words = [
+        f"{name} {_shown(before[name])} there, {_shown(now[name])} from here on"
+        for name in now
+        if name in before and before[name] != now[name] and name != "optimizer"
+    ]
+    words += _batch_words(found, plan)
+    if found.step >= recipe.steps or before == now:
+        return words
+    for what, old, new in _next_rates(found.step, before, now):
+        if old == new:
+            continue
+        said = f"{what} of step {found.step + 1} is {new:.4g}, by the old schedule {old:.4g}"
+        if abs(new - old) > JUMP_FRACTION * max(old, new) and not allowed:
+            raise TrainerError(
+                f"{path} was trained by another recipe ({'; '.join(words)}): {said}; give the "
+                "options that it was trained with, or --allow-changes to go on like this"
+            )
+        words.append(said)
+    return words
+
+
+def resumed_otherwise(
+    folder: Path, plan: PlanConfig, recipe: Recipe, *, seed: int, allowed: bool
+) -> list[str]:
+    """`changes` for the checkpoint of `folder` that a run would take, before there is one. Raises
+    as the run would, but for what is damaged, which it looks at itself."""
+    for path in resumable(folder):
+        try:
+            found = read_progress(path)
+        except Unreadable:
+            continue
+        said = require_same_run(path, found, plan, seed=seed)
+        return said + changes(path, found, plan, recipe, allowed=allowed)
+    return []
+
+
+def _recipe_of_older(found: Progress) -> dict[str, Any]:
+    """What is known of the recipe of a trainer that recorded none: its one schedule."""
+    return {
+        "steps": found.steps,
+        "learning_rate": found.learning_rate,
+        "warmup_steps": found.warmup_steps,
+        "lr_schedule": "cosine",
+        "min_lr": found.learning_rate * FINAL_FRACTION,
+    }
+
+
+def _next_rates(
+    step: int, before: dict[str, Any], now: dict[str, Any]
+) -> Iterator[tuple[str, float, float]]:
+    """(whose rate, as it was planned, as it is) of the step after `step` of them."""
+    old = learning_rate_at(step, schedule_of(before))
+    new = learning_rate_at(step, schedule_of(now))
+    yield "the learning rate", old, new
+    if now["optimizer"] == "muon":
+        yield "that of Muon's matrices", old * _muon_scale(before), new * _muon_scale(now)
+
+
+def _muon_scale(recipe: dict[str, Any]) -> float:
+    peak = recipe.get("muon_learning_rate")
+    return 1.0 if peak is None else float(peak / recipe["learning_rate"])
+
+
+def _batch_words(found: Progress, plan: PlanConfig) -> list[str]:
+    """The number of sequences a step, which a schedule in steps knows nothing of."""
+    names = ("dp_replicate", "dp_shard", "micro_batch", "num_microbatches")
+    batch = math.prod(found.layout.get(name, 0) for name in names)
+    if batch in (0, plan.training.global_batch):
+        return []
+    return [
+        f"global_batch {batch} there, {plan.training.global_batch} from here on: the schedule "
+        "counts steps, so it now goes over another number of tokens"
+    ]
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, list):
+        return " ".join(map(str, value)) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)

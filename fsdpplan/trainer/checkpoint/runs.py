@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from ..config import PlanConfig
 from ..errors import TrainerError
 from ..model.weights import VOCABULARIES
+from ..optimizer import Recipe
 from ..parallel.tied_tables import copied_parameters
 from ..rng import generator_states, restore_generators, seed_generators
 from .files import (
@@ -39,7 +40,14 @@ from .files import (
     resumable,
 )
 from .owner import leave_folder, require_free, take_folder
-from .progress import SCHEMA_VERSION, Progress, read_progress, require_same_run, written_by
+from .progress import (
+    SCHEMA_VERSION,
+    Progress,
+    changes,
+    read_progress,
+    require_same_run,
+    written_by,
+)
 from .state import (
     Staging,
     TensorTree,
@@ -168,10 +176,18 @@ class Checkpoints:
             leave_folder(self.folder, self.owner)
 
     def begin(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, *, seed: int, resume: str
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        seed: int,
+        resume: str,
+        recipe: Recipe | None = None,
+        allow_changes: bool = False,
     ) -> tuple[Progress | None, list[str]]:
         """Read the best checkpoint into place, as `resume` (auto, required, never) allows, and get
-        the folder ready; all ranks call this.
+        the folder ready; all ranks call this. Without a `recipe` nobody asks whether it is another
+        than the checkpoint's.
 
         Returns where that checkpoint stands, None where there is none at all, and what is to be
         said. Raises TrainerError where there are some and none is good: starting over is not for
@@ -194,6 +210,8 @@ class Checkpoints:
                 continue
             progress = read_progress(path)
             remarks += require_same_run(path, progress, self.plan, seed=seed)
+            if recipe is not None:
+                remarks += changes(path, progress, self.plan, recipe, allowed=allow_changes)
             remarks += self._load(path, model, optimizer, progress)
             self.good_step = progress.step
             return progress, remarks

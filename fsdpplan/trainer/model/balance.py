@@ -15,13 +15,16 @@ from ..parallel.mesh import Meshes
 from .moe import MixtureOfExperts
 
 BALANCE_SPEED = 0.001
-"""What a step adds to a bias, or takes (DeepSeek-V3, section 4.2)."""
+"""What a step adds to a bias, or takes (DeepSeek-V3, section 4.2), unless it is told otherwise."""
 
 
 @torch.no_grad()
-def balance_experts(model: nn.Module, meshes: Meshes | None) -> Tensor | None:
+def balance_experts(
+    model: nn.Module, meshes: Meshes | None, *, speed: float = BALANCE_SPEED
+) -> Tensor | None:
     """Move each expert's bias by what all tokens of a step chose; returns how far the busiest
-    expert of any block is above the mean (1: balanced), None without experts.
+    expert of any block is above the mean (1: balanced), None without experts. With `speed` 0 the
+    biases stay.
 
     `meshes` None is one process. Which number is greater is all that counts, so the biases depend
     neither on the layout nor on whether a recomputation was counted again.
@@ -35,7 +38,7 @@ def balance_experts(model: nn.Module, meshes: Meshes | None) -> Tensor | None:
         if mesh is not None and mesh.size() > 1:
             dist.all_reduce(counts, group=mesh.get_group())
     mean = counts.sum(-1, keepdim=True) / counts.shape[-1]
-    moves = BALANCE_SPEED * torch.sign(mean - counts)
+    moves = speed * torch.sign(mean - counts)
     for mixture, move in zip(mixtures, moves, strict=True):
         mixture.expert_bias.add_(move)
         mixture.counts.zero_()

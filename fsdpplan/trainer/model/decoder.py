@@ -155,3 +155,9 @@ class Decoder(nn.Module):
         if torch.is_autocast_enabled(h.device.type):  # or the residual stream would be fp32
             h = h.to(torch.get_autocast_dtype(h.device.type))
         return h
+
+
+def parameter_names(config: ModelConfig) -> list[str]:
+    """Names of the whole model's parameters, as checkpoints have them; a tied one comes once."""
+    with torch.device("meta"):
+        return [name for name, _ in Decoder(config).named_parameters()]

@@ -151,7 +151,7 @@ class DecoderProgram:
 
     def begin(self, mode: FakeTensorMode) -> torch.optim.Optimizer:
         self.assembled = finish(self.plan, CPU, self.meshes, self.model, self.parts, seed=0)
-        optimizer = make_optimizer(self.model, self.recipe)
+        optimizer = make_optimizer(self.model, self.recipe, copied_parameters(self.plan))
         self.batches = [as_fake(batch, mode) for batch in self.batches]
         return optimizer
 
@@ -159,8 +159,15 @@ class DecoderProgram:
         return [part for batch in self.batches for part in batch if part is not None]
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        clip_norm = self.recipe.clip_norm
-        train_step(self.assembled, optimizer, self.batches, self.plan, clip_norm=clip_norm)
+        recipe = self.recipe
+        train_step(
+            self.assembled,
+            optimizer,
+            self.batches,
+            self.plan,
+            clip_norm=recipe.clip_norm,
+            expert_bias_rate=recipe.expert_bias_rate,
+        )
 
     def save(self, optimizer: torch.optim.Optimizer) -> None:
         self.batches = []

@@ -19,7 +19,6 @@ import torch
 from ..checkpoint.whole_file import write_whole
 from ..config import PlanConfig
 from ..errors import TrainerError
-from ..optimizer import Recipe
 from ..options import Options
 from ..parallel.mesh import place
 from ..text.data import open_data
@@ -70,15 +69,7 @@ def _report_of_build(plan: PlanConfig, options: Options) -> Document:
 
 def _report_of_plan(plan: PlanConfig, options: Options) -> Document:
     sequences = open_data(plan, options.data, seed=options.seed, tokenizer=options.tokenizer)
-    recipe = Recipe(
-        steps=options.steps,
-        learning_rate=options.learning_rate,
-        warmup_steps=options.warmup_steps,
-        weight_decay=options.weight_decay,
-        clip_norm=options.clip_norm,
-        optimizer=plan.training.optimizer,
-        adamw=options.adamw,
-    )
+    recipe = options.recipe(plan)
 
     def one(rank: int, stage: Stage) -> RankRehearsal:
         return rehearse_rank(

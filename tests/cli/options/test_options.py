@@ -228,6 +228,12 @@ JOB = {
     "--export-hf": "trained-model",
     "--learning-rate": "0.00031",
     "--warmup-steps": "123",
+    "--lr-schedule": "linear",
+    "--min-lr": "1.23e-05",
+    "--adam-beta1": "0.87",
+    "--adam-beta2": "0.987",
+    "--adam-eps": "1.5e-07",
+    "--param-group": "norm*:weight_decay=0.3",
     "--weight-decay": "0.023",
     "--clip-norm": "0.7",
     "--adamw": "foreach",
@@ -270,6 +276,8 @@ TOGETHER = {
     ),
     "--eval-every": ("--eval-data held.jsonl --eval-every 66", "--eval-every=66"),
     "--eval-tokens": ("--eval-data held.jsonl --eval-tokens 5000", "--eval-tokens=5000"),
+    "--decay-steps": ("--lr-schedule wsd --decay-steps 17 --steps 90", "--decay-steps=17"),
+    "--allow-changes": ("--allow-changes --checkpoint-dir saved", "--allow-changes"),
     "--numbers": ("--no-numbers", "--no-numbers"),
     "--args": ("--script train.py --args '--lr 1e-4 --name \"a b\"'", "a b"),
 }
@@ -321,6 +329,58 @@ def test_each_option_of_a_job_reaches_the_script(
         script = answer(capsys, *words(command), *given)["script"]
         assert script != bare, flag
         assert value in script, flag
+
+
+OF_SOME_PLANS = {
+    "--muon-learning-rate": ("--muon-learning-rate 0.02", "--muon-learning-rate=0.02"),
+    "--muon-weight-decay": ("--muon-weight-decay 0.03", "--muon-weight-decay=0.03"),
+    "--muon-momentum": ("--muon-momentum 0.9", "--muon-momentum=0.9"),
+    "--muon-nesterov": ("--no-muon-nesterov", "--no-muon-nesterov"),
+    "--muon-ns-steps": ("--muon-ns-steps 6", "--muon-ns-steps=6"),
+    "--expert-bias-rate": ("--expert-bias-rate 0", "--expert-bias-rate=0.0"),
+}
+
+
+def test_options_of_muon_and_experts_reach_scripts_of_plans_that_have_them(
+    plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for given, _ in OF_SOME_PLANS.values():
+        assert exit_code_of(["emit-launch", *words(given)]) == 2, given
+    document = json.loads((plan / "fsdpplan.json").read_text())
+    document["training"]["optimizer"] = "muon"
+    document["model"]["experts"] = {"experts": 4, "active": 2, "hidden": 8}
+    (plan / "fsdpplan.json").write_text(json.dumps(document))
+    capsys.readouterr()
+    for given, value in OF_SOME_PLANS.values():
+        assert value in answer(capsys, "emit-launch", *words(given))["script"]
+
+
+def test_a_pattern_that_matches_no_parameter_is_refused_before_the_queue(
+    plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code_of(["emit-launch", "--param-group", "embed*:lr=0.1"]) == 2
+    assert "tok_embeddings.weight" in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_cannot_go_on_is_refused_before_the_queue(
+    plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training = json.loads((plan / "fsdpplan.json").read_text())["training"]
+    saved = plan / "saved"
+    (saved / "step-00000050").mkdir(parents=True)
+    (saved / "latest").write_text("step-00000050")
+    progress = {"step": 50, "sequences": 9, "seed": 3, "seq_len": training["seq_len"]}
+    schedule = {"steps": 100, "learning_rate": 3e-4, "warmup_steps": 10}
+    (saved / "step-00000050" / "trainer.json").write_text(json.dumps(progress | schedule))
+    command = words("emit-launch --checkpoint-dir saved --seed 3 --warmup-steps 10 --steps")
+    assert exit_code_of([*command, "100"]) == 0
+    assert "from here on" not in capsys.readouterr().err
+    assert exit_code_of([*command, "400"]) == 2
+    assert "steps 100 there, 400 from here on" in capsys.readouterr().err
+    assert exit_code_of(["run", "--dry-run", *command[1:], "400"]) == 2
+    assert exit_code_of([*command, "400", "--allow-changes"]) == 0
+    assert "the learning rate of step 51 is" in capsys.readouterr().err
+    assert exit_code_of([*command, "100", "--seed", "4"]) == 2
 
 
 def test_each_option_of_pods_reaches_the_manifest(
@@ -417,6 +477,12 @@ def test_smoke_from_and_target_change_what_run_does(
 
 
 ELSEWHERE = {
+    "--muon-learning-rate": "cli/options/test_options.py",
+    "--muon-weight-decay": "cli/options/test_options.py",
+    "--muon-momentum": "cli/options/test_options.py",
+    "--muon-nesterov": "cli/options/test_options.py",
+    "--muon-ns-steps": "cli/options/test_options.py",
+    "--expert-bias-rate": "cli/options/test_options.py",
     "--nodes": "slurm/test_detect_nodes.py, cli/commands/test_calibrate.py",
     "--no-save": "cli/commands/test_recommend.py",
     "--record": "cli/commands/test_detect.py",

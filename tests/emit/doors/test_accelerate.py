@@ -143,6 +143,7 @@ def test_a_padded_vocabulary_is_refused_for_a_model_with_tables_of_its_own() -> 
     ("job", "words"),
     [
         ({"program": Trainer(steps=3)}, "--steps is of the reference trainer"),
+        ({"program": Trainer(lr_schedule="wsd")}, "--lr-schedule is of the reference trainer"),
         ({"time": "10"}, "--time has no meaning for --target accelerate"),
     ],
 )

@@ -35,6 +35,7 @@ VALUES = """
 --pipeline-model-parallel-size --pipeline-model-parallel-layout --expert-model-parallel-size
 --expert-tensor-parallel-size --num-distributed-optimizer-instances --recompute-num-layers
 --seq-length --micro-batch-size --global-batch-size --train-iters --lr --adam-beta1 --adam-beta2
+--adam-eps --lr-warmup-iters --lr-wsd-decay-iters --min-lr
 --weight-decay --clip-grad --seed --eval-iters --log-interval --save --load --save-interval
 --num-experts --moe-router-topk --moe-ffn-hidden-size --moe-layer-freq
 --moe-shared-expert-intermediate-size --recompute-modules --rope-scaling-factor
@@ -49,6 +50,8 @@ CHOICES = {
     "--recompute-granularity": "full selective",
     "--recompute-method": "uniform block",
     "--optimizer": "adam sgd muon dist_muon lion soap adaptive_muon",
+    "--lr-decay-style": "constant linear cosine inverse-square-root WSD",
+    "--lr-wsd-decay-style": "exponential linear cosine minus_sqrt",
     "--tokenizer-type": "HuggingFaceTokenizer NullTokenizer",
     "--moe-token-dispatcher-type": "allgather alltoall flex",
     "--moe-router-load-balancing-type": "aux_loss seq_aux_loss global_aux_loss sinkhorn "
@@ -239,6 +242,28 @@ def test_steps_follow_from_tokens_unless_given(tmp_path: Path) -> None:
     found = parsed(plan, tmp_path, program=trainer)
     assert (found.train_iters, found.save, found.save_interval) == ("3", "/c k", "2")
     assert found.seed == "9"
+
+
+def test_the_recipe_is_the_trainers_unless_told(tmp_path: Path) -> None:
+    plan = plan_of(zero1(dp_shard=2), BF16)
+    found = parsed(plan, tmp_path, program=Trainer(steps=50))
+    assert (found.lr, found.lr_decay_style, found.lr_warmup_iters) == ("0.0003", "cosine", "5")
+    assert float(found.min_lr) == pytest.approx(3e-5)
+    assert (found.adam_beta1, found.adam_beta2, found.adam_eps) == ("0.9", "0.95", "1e-08")
+    told = Trainer(
+        steps=50, lr_schedule="wsd", decay_steps=9, min_lr=0.0, adam_beta2=0.99, adam_eps=1e-6
+    )
+    found = parsed(plan, tmp_path, program=told)
+    assert (found.lr_decay_style, found.lr_wsd_decay_style) == ("WSD", "minus_sqrt")
+    assert (found.lr_wsd_decay_iters, found.min_lr, found.adam_eps) == ("9", "0.0", "1e-06")
+    constant = parsed(plan, tmp_path, program=Trainer(lr_schedule="constant"))
+    assert (constant.lr_decay_style, constant.min_lr) == ("constant", None)
+
+
+def test_a_warm_up_that_never_ends_is_refused() -> None:
+    order = make_order(plan_of(zero1(dp_shard=2), BF16), program=Trainer(steps=5, warmup_steps=5))
+    with pytest.raises(SpecError, match="--warmup-steps 5 of 5 steps is refused by Megatron-LM"):
+        render("megatron", order)
 
 
 @pytest.mark.parametrize(

@@ -30,12 +30,14 @@ from fsdpplan.spec.training import Training
 from tests.emit.doors.orders import make_order, plan_of
 
 CALLS = {
-    "Trainer.Config": "model_spec hf_assets_path dataloader loss optimizer training parallelism "
+    "Trainer.Config": "model_spec hf_assets_path dataloader loss optimizer lr_scheduler training "
+    "parallelism "
     "checkpoint activation_checkpoint compile debug",
     "HuggingFaceTextDataLoader.Config": "dataset",
     "CrossEntropyLoss.Config": "global_vocab_size",
     "ChunkedLossWrapper.Config": "num_chunks loss_fn",
-    "default_adamw": "lr",
+    "default_adamw": "lr betas eps",
+    "LRSchedulersContainer.Config": "warmup_steps decay_ratio decay_type min_lr_factor",
     "TrainingConfig": "local_batch_size global_batch_size seq_len steps max_norm "
     "mixed_precision_param mixed_precision_reduce enable_cpu_offload disable_cuda_graphs",
     "ParallelismConfig": "data_parallel_replicate_degree data_parallel_shard_degree "
@@ -151,6 +153,41 @@ def test_the_degrees_are_the_plans() -> None:
     ]
 
 
+def arguments_of(function: str, text: str) -> dict[str, Any]:
+    """What a function is called with, whose arguments are values."""
+    (call,) = (
+        node
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == function
+    )
+    return {word.arg or "": ast.literal_eval(word.value) for word in call.keywords}
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "share"),
+    [
+        ({}, "cosine", None),
+        ({"lr_schedule": "linear"}, "linear", None),
+        ({"lr_schedule": "wsd", "decay_steps": 37}, "sqrt", 37),
+        ({"lr_schedule": "constant"}, "linear", 0),
+    ],
+)
+def test_the_schedule_is_the_trainers(said: dict[str, Any], kind: str, share: int | None) -> None:
+    trainer = Trainer(steps=300, learning_rate=2e-4, warmup_steps=40, **said)
+    text = render("torchtitan", make_order(PLANS["hsdp"], program=trainer))
+    found = arguments_of("LRSchedulersContainer.Config", text)
+    assert (found["warmup_steps"], found["decay_type"]) == (40, kind)
+    assert found["min_lr_factor"] == 0.1
+    ratio = found["decay_ratio"]
+    assert (ratio if ratio is None else round(300 * ratio)) == share  # as torchtitan rounds it
+
+
+def test_adamw_is_told() -> None:
+    trainer = Trainer(adam_beta1=0.8, adam_beta2=0.99, adam_eps=1e-6)
+    text = render("torchtitan", make_order(PLANS["hsdp"], program=trainer))
+    assert arguments_of("default_adamw", text) == {"lr": 3e-4, "betas": (0.8, 0.99), "eps": 1e-6}
+
+
 def test_the_ends_can_be_stages_of_their_own() -> None:
     layout = replace(PLANS["pipeline"].layout, stage_blocks=(0, 2, 2, 0))
     found = parallelism(plan_of(layout, BF16, layers=4))
@@ -243,6 +280,7 @@ def test_what_it_cannot_run_is_refused(
     [
         ({"program": UserProgram(script="train.py")}, "its own training program, not train.py"),
         ({"program": Trainer(data="x.txt")}, "--data is of the reference trainer"),
+        ({"program": Trainer(param_group=("*:lr=1",))}, "--param-group is of the reference"),
         ({"partition": "gpu"}, "--partition has no meaning"),
     ],
 )

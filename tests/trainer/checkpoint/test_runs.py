@@ -398,7 +398,7 @@ def test_a_newer_version_is_refused(tmp_path: Path) -> None:
     trained(tmp_path, saves=1)
     path = checkpoint_path(tmp_path, 1)
     document = json.loads((path / "trainer.json").read_text())
-    (path / "trainer.json").write_text(json.dumps(document | {"schema_version": 3}))
+    (path / "trainer.json").write_text(json.dumps(document | {"schema_version": 4}))
     with pytest.raises(TrainerError, match="resume with the fsdpplan that wrote it"):
         Training(tmp_path).begin()
 

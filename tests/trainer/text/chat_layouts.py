@@ -64,7 +64,7 @@ def fine_tuned(text: str, folder: Path, *, packs: bool) -> dict[str, Any]:
     words += ["--tokenizer", str(folder / "tokenizer" / "tokenizer.json")]
     options = parse_options([*words, *(["--pack"] if packs else [])])
     assert options.data is not None
-    sequences = open_chats(plan, options, options.data, seed=0)
+    sequences = open_chats(plan, options, Path(options.data[0].path), seed=0)
     assert sequences.windows == ROWS
     assembled = assemble(plan, losses.CPU, seed=0)
     optimizer = make_optimizer(assembled.model, losses.RECIPE)

@@ -1,0 +1,91 @@
+"""Parameter groups: `PATTERN:lr=0.1,weight_decay=0`, settings of parameters by their names.
+
+A pattern is a shell's, over the names that checkpoints publish (`layers.3.attention.wq.weight`),
+which no layout changes. Of several groups the first that matches counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from .errors import TrainerError
+
+SETTINGS = ("lr", "weight_decay")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterGroup:
+    """Settings of the parameters that a pattern matches."""
+
+    pattern: str
+    lr: float = 1.0
+    """Times the learning rate of all; 0: they stay as they are."""
+    weight_decay: float | None = None
+    """None: as without a group."""
+
+    def __str__(self) -> str:
+        decay = [] if self.weight_decay is None else [f"weight_decay={self.weight_decay:g}"]
+        return f"{self.pattern}:" + ",".join([f"lr={self.lr:g}", *decay])
+
+
+def parse_group(text: str) -> ParameterGroup:
+    """The group that `text` says. Raises ValueError."""
+    pattern, colon, rest = text.rpartition(":")
+    said = [part.partition("=") for part in rest.split(",")]
+    if not (colon and pattern.strip() == pattern != ""):
+        raise ValueError(f"{text!r} must be PATTERN:SETTINGS, such as 'norm*:weight_decay=0'")
+    if len({name for name, _, _ in said}) < len(said):
+        raise ValueError(f"{text!r} says a setting twice: leave one out")
+    values = {}
+    for name, _, value in said:
+        if name not in SETTINGS:
+            raise ValueError(
+                f"{text!r} says {name!r}: a group has lr (times the learning rate) and "
+                "weight_decay; lr=0 keeps parameters as they are"
+            )
+        values[name] = _number(value, text)
+    return ParameterGroup(pattern=pattern, **values)
+
+
+def _number(value: str, text: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not (math.isfinite(number) and number >= 0):
+        raise ValueError(f"{text!r} says {value!r} where a number of at least 0 must be")
+    return number
+
+
+def group_of(name: str, groups: Sequence[ParameterGroup]) -> ParameterGroup | None:
+    """The first of `groups` that has the parameter; None: none has."""
+    return next((group for group in groups if fnmatchcase(name, group.pattern)), None)
+
+
+def require_all_used(groups: Sequence[ParameterGroup], names: Iterable[str]) -> None:
+    """Raise TrainerError for a group that is the first of no parameter: it would do nothing."""
+    names = list(names)
+    used = {id(group_of(name, groups)) for name in names}
+    for group in groups:
+        if id(group) in used:
+            continue
+        if any(fnmatchcase(name, group.pattern) for name in names):
+            raise TrainerError(
+                f"--param-group {str(group)!r} comes to nothing: groups before it have all that it "
+                "matches; put it before them"
+            )
+        raise TrainerError(
+            f"--param-group {str(group)!r} matches no parameter; those of the model are "
+            f"{', '.join(_kinds(names))} (a star stands for anything, dots too)"
+        )
+
+
+def _kinds(names: Iterable[str]) -> list[str]:
+    """Names, each block's once: `layers.*.attention.wq.weight`."""
+    parts = (name.split(".") for name in names)
+    return list(
+        dict.fromkeys(".".join("*" if part.isdigit() else part for part in each) for each in parts)
+    )
