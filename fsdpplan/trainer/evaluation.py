@@ -26,10 +26,9 @@ from .parallel.assemble import Assembled
 from .parallel.tensor_parallel import loss_context
 from .private_torch import forget_forward_passes
 from .rng import generator_states, restore_generators
-from .step import model_inputs
 from .text.chats import open_chats
 from .text.data import Masked, Sequences, is_text, micro_batches, open_sequences
-from .text.packing import IGNORED, MicroBatch
+from .text.packing import IGNORED, MicroBatch, model_inputs
 
 SEED = 0
 """Of which sequences are taken where not all are: the same in runs of any seed."""

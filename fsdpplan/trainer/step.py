@@ -23,7 +23,7 @@ from .parallel.local_parameters import hand_over_gradients
 from .parallel.tensor_parallel import loss_context
 from .parallel.tied_tables import copied_parameters
 from .scaler import scaled
-from .text.packing import BESIDE_TOKENS, MicroBatch, counted_fraction, divide_gradients
+from .text.packing import MicroBatch, counted_fraction, divide_gradients, model_inputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +59,6 @@ def forward_backward(
             torch.autograd.backward(scaled(loss, assembled.scaler))
         losses.append(loss.detach())
     return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
-
-
-def model_inputs(batch: MicroBatch) -> dict[str, Tensor]:
-    """What the decoder is given beside the tokens."""
-    given = {name: getattr(batch, name) for name in BESIDE_TOKENS}
-    return {name: value for name, value in given.items() if value is not None}
 
 
 def require_gradients(model: nn.Module) -> None:

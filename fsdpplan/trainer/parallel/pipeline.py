@@ -23,7 +23,7 @@ from ..config import LayoutConfig, PlanConfig
 from ..model.loss import loss_function
 from ..precision import compute_dtype
 from ..scaler import LossScaler, scaled
-from ..text.packing import BESIDE_TOKENS, MicroBatch, joined
+from ..text.packing import BESIDE_TOKENS, MicroBatch, joined, model_inputs
 from ..torch_versions import (
     few_micro_batches,
     greet_nobody,
@@ -139,10 +139,8 @@ class Pipeline:
 
     def _stage_output(self, stage: int, given: Tensor, batch: MicroBatch) -> Tensor:
         """What a stage of this rank makes of `given`; the last one, the loss."""
-        inputs = {"positions": batch.positions, "documents": batch.documents}
-        present = {name: value for name, value in inputs.items() if value is not None}
         with loss_context(self._layout):
-            out: Tensor = self._stages[stage](given, **present)
+            out: Tensor = self._stages[stage](given, **model_inputs(batch))
             is_last = stage == self._layout.pp * self._layout.virtual_stages - 1
             return self._loss_of(out, batch.targets) if is_last else out
 

@@ -48,6 +48,12 @@ BESIDE_TOKENS = ("positions", "documents", "longest")
 """What a model is given of it beside its tokens."""
 
 
+def model_inputs(batch: MicroBatch) -> dict[str, Tensor]:
+    """What the decoder is given beside the tokens."""
+    given = {name: getattr(batch, name) for name in BESIDE_TOKENS}
+    return {name: value for name, value in given.items() if value is not None}
+
+
 def pack(tokens_BS: Tensor, starts_BS: Tensor) -> MicroBatch:
     """Sequences of one token more than they train on, with the places where documents begin."""
     tokens_BT, targets_BT, begins_BT = tokens_BS[:, :-1], tokens_BS[:, 1:], starts_BS[:, :-1]
