@@ -182,6 +182,7 @@ def release_of_image(image: str) -> TorchRelease | None:
 
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 ReduceDtype = Literal["fp32", "bf16"]
+ParamDtype = Literal["fp32", "bf16"]
 Optimizer = Literal["adamw", "adamw_8bit", "muon"]
 Fp8Recipe = Literal["tensorwise", "rowwise", "delayed"]
 
@@ -200,7 +201,10 @@ class Training(RemembersHash):
     global_batch: int
     """Sequences an optimizer step, over all data-parallel ranks."""
     precision: Precision = "bf16"
-    """Number format of matmuls; master weights are fp32."""
+    """Number format of matmuls; master weights are fp32, unless `param_dtype` says otherwise."""
+    param_dtype: ParamDtype = "fp32"
+    """Number format in which parameters are kept and updated. `bf16`: AdamW's moments are in it,
+    too, and gradients when they have been reduced; there are no fp32 masters."""
     reduce_dtype: ReduceDtype = "fp32"
     """Number format in which gradients are reduced."""
     optimizer: Optimizer = "adamw"
@@ -235,6 +239,7 @@ class Training(RemembersHash):
             require_positive_int(tokens=self.tokens)
         require_choice("precision", self.precision, get_args(Precision))
         require_choice("reduce_dtype", self.reduce_dtype, get_args(ReduceDtype))
+        require_choice("param_dtype", self.param_dtype, get_args(ParamDtype))
         require_choice("optimizer", self.optimizer, get_args(Optimizer))
         require_choice("runtime", self.runtime, get_args(RuntimeName))
         require_choice("program", self.program, get_args(ProgramName))
@@ -252,6 +257,8 @@ class Training(RemembersHash):
             )
         if self.torch is not None and str(torch_release(self.torch)) != self.torch:
             raise SpecError(f"torch must be major.minor, {torch_release(self.torch)}, in a plan")
+        if self.param_dtype == "bf16":
+            self._require_half_parameters()
         if self.runtime == "autocast":
             self._require_autocast()
         runtimes = program_named(self.program).runtimes
@@ -278,6 +285,23 @@ class Training(RemembersHash):
                 f"{self.reduce_dtype}: use --reduce-dtype fp32, or --runtime fsdp2"
             )
 
+    def _require_half_parameters(self) -> None:
+        if self.precision != "bf16":
+            raise SpecError(
+                f"param_dtype bf16 is computed with as it is, in bf16, not in {self.precision}: "
+                "use --precision bf16, or --param-dtype fp32"
+            )
+        if self.runtime != "fsdp2":
+            raise SpecError(
+                f"param_dtype bf16 is that of runtime fsdp2; {self.runtime} keeps parameters as "
+                "its traits say: leave --param-dtype out, or use --runtime fsdp2"
+            )
+        if self.optimizer == "muon":
+            raise SpecError(
+                "param_dtype bf16 is for AdamW, and muon has an fp32 momentum for fp32 "
+                "parameters: use --optimizer adamw or adamw_8bit, or --param-dtype fp32"
+            )
+
     @property
     def traits(self) -> Runtime:
         """What the runtime does."""
@@ -287,6 +311,12 @@ class Training(RemembersHash):
     def torch_release(self) -> TorchRelease | None:
         """The release of PyTorch, if it was said."""
         return None if self.torch is None else torch_release(self.torch)
+
+    @property
+    def half_states(self) -> bool:
+        """Parameters, their reduced gradients and AdamW's moments are all in 16 bits, without fp32
+        masters: asked for, or what the runtime does."""
+        return self.param_dtype == "bf16" or self.traits.half_states
 
     @property
     def activation_dtype(self) -> Precision:

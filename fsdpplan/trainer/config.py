@@ -200,6 +200,8 @@ class TrainingConfig:
     runtime: str
     fp8_recipe: str = "tensorwise"
     fp8_all_gather: bool = False
+    param_dtype: str = "fp32"
+    """In which parameters are kept and updated."""
     tokens: int | None = None
     """Of the whole training; None: not planned."""
     torch: str | None = None

@@ -33,6 +33,9 @@ from .watch.metrics import (
 from .watch.oom import device_memory, postmortem, postmortem_words, predicted_memory
 from .watch.watch import Watch
 
+LOST_WEIGHT = 2**9
+"""A bf16 weight of so many updates does not move: half its last place is at least a 512th of it."""
+
 
 @dataclass(slots=True, kw_only=True)
 class TrainingRun:
@@ -76,6 +79,12 @@ def announce(run: TrainingRun) -> None:
         f"{run.plan.model.name}: {layout_words(layout)}, {layout.world} "
         f"{'process' if layout.world == 1 else 'processes'} on {device_name(run.device)}; {where}"
     )
+    training = run.plan.training
+    if training.param_dtype == "bf16" and training.optimizer != "adamw_8bit":
+        run.metrics.say(
+            "parameters are kept in bf16: an update below 2^-9 of its weight is rounded away, as "
+            f"of weights above {LOST_WEIGHT * run.recipe.learning_rate:.2g} at this learning rate"
+        )
     if layout.compile and run.device.type == "cpu":
         passes = ", and with it async TP," if layout.async_tp else ""
         run.metrics.say(f"torch.compile{passes} is off on CPU")

@@ -14,6 +14,7 @@ from fsdpplan.spec.runtime import RuntimeName as Runtime
 from fsdpplan.spec.training import (
     Fp8Recipe,
     Optimizer,
+    ParamDtype,
     Precision,
     ProgramName,
     ReduceDtype,
@@ -191,6 +192,14 @@ class TrainingOptions:
             metavar="fp32|bf16",
             parse=choice(ReduceDtype, synonyms.FORMATS),
             help="Number format of gradient reduction. Default fp32.",
+        ),
+    ] = None
+    param_dtype: Annotated[
+        str | None,
+        Flag(
+            metavar="fp32|bf16",
+            parse=choice(ParamDtype, synonyms.FORMATS),
+            help="Number format in which parameters and AdamW's moments are kept. Default fp32.",
         ),
     ] = None
     optimizer: Annotated[

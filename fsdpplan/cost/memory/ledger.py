@@ -102,7 +102,7 @@ def _state_bytes(case: Case, stage: Stage, updated: int) -> int:
         case "adamw":
             of = formats(training=training, layout=layout)
             traits = training.traits
-            moment = of.computed if traits.half_states or traits.half_moments else FP32_BYTES
+            moment = of.computed if training.half_states or traits.half_moments else FP32_BYTES
             return updated * ADAM_STATES * moment
         case "adamw_8bit":
             scales = -(-updated // BLOCK_OF_8BIT_ELEMENTS)
@@ -139,7 +139,7 @@ def sums_fp32_gradients(training: Training) -> bool:
     distributed_data_parallel.py, `grad_reduce_in_fp32`.
     """
     traits = training.traits
-    if traits.half_states:  # what is reduced is cast to the dtype of the parameter
+    if training.half_states:  # what is reduced is cast to the dtype of the parameter
         return False
     if not traits.half_parameters:
         return True
@@ -284,7 +284,8 @@ def whole_table_gradient_bytes(case: Case, stage: Stage) -> int:
     layout = case.layout
     if layout.sharding != "ddp" or layout.pp == 1 or case.training.traits.half_parameters:
         return 0
-    return FP32_BYTES * unsplit_table_elements(case, stage)
+    of = formats(training=case.training, layout=layout)
+    return of.kept_gradient * unsplit_table_elements(case, stage)
 
 
 def unsplit_table_elements(case: Case, stage: Stage) -> int:
@@ -329,7 +330,8 @@ class ShardGradientBytes:
     later: int
     """After it, with what HSDP keeps of its all-reduce."""
     reduced: int
-    """Of one element of a gradient shard while it is reduced: the output, and its fp32 copy."""
+    """Of one element of a gradient shard while it is reduced: the output, and its copy in the dtype
+    of the parameters."""
 
 
 def shard_gradient_bytes(*, training: Training, layout: Layout) -> ShardGradientBytes:
@@ -345,7 +347,7 @@ def shard_gradient_bytes(*, training: Training, layout: Layout) -> ShardGradient
     of = formats(training=training, layout=layout)
     kept = FP32_BYTES if sums_fp32_gradients(training) else of.computed
     is_hsdp = layout.dp_replicate > 1
-    copy = kept if of.reduced < kept else 0
+    copy = kept if of.reduced != kept else 0
     output = of.reduced + copy
     if layout.offload == "cpu":
         kept = of.reduced if is_hsdp else 0

@@ -63,7 +63,7 @@ torch's reducer, not measured."""
 def is_autocast(*, training: Training, layout: Layout) -> bool:
     """Whether blocks cast fp32 weights in each forward, instead of being handed cast ones."""
     traits = training.traits
-    if training.precision == "fp32" or traits.half_parameters or traits.half_states:
+    if training.precision == "fp32" or traits.half_parameters or training.half_states:
         return False
     return layout.sharding != "fsdp" or traits.gathers_fp32
 
@@ -188,6 +188,7 @@ def gradient_seconds(case: Case, stage: Stage) -> float:
     whole = stage_elements(model=case.model, stage=stage, tp=layout.tp, ep=layout.ep)
     again = layout.num_microbatches - 1
     traits = training.traits
+    of = formats(training=training, layout=layout)
     if layout.sharding == "fsdp" and layout.gradient_sync == "last":
         kept_bytes = DTYPE_BYTES[training.reduce_dtype]
         made_bytes = DTYPE_BYTES[training.activation_dtype]
@@ -197,7 +198,7 @@ def gradient_seconds(case: Case, stage: Stage) -> float:
     elif layout.offload == "cpu" and layout.gradient_sync == "every":
         traffic = 0  # the host adds (`host`), and the passes wait for it
     elif layout.sharding == "fsdp":
-        traffic = 12 * again * whole // layout.shard_ranks
+        traffic = 3 * of.kept_gradient * again * whole // layout.shard_ranks
     elif traits.half_gradients:
         traffic = 6 * again * whole
     elif traits.half_parameters:
@@ -205,7 +206,7 @@ def gradient_seconds(case: Case, stage: Stage) -> float:
     else:
         is_copied = layout.dp_replicate * layout.shard_ranks > 1
         copies = gradient_syncs(layout) if is_copied else 0
-        traffic = (12 * again + 8 * copies) * whole
+        traffic = (3 * again + 2 * copies) * of.kept_gradient * whole
     return traffic / memory_bytes_per_second(case.cluster.device)
 
 
@@ -233,7 +234,7 @@ def layout_optimizer_seconds(case: Case, stage: Stage) -> float:
     recipe = OptimizerRecipe(
         half_parameters=traits.half_parameters,
         half_gradients=traits.half_gradients,
-        half_states=traits.half_states,
+        half_states=training.half_states,
         fused=not traits.foreach_optimizer,
         optimizer="adamw_8bit" if training.optimizer == "adamw_8bit" else "adamw",
         scales_loss=training.scales_loss,

@@ -29,6 +29,7 @@ from itertools import chain
 from math import prod
 
 from fsdpplan.cost.model.block_sizes import FP32_BYTES
+from fsdpplan.cost.model.formats import formats
 from fsdpplan.cost.model.params import (
     ParameterTensor,
     block_tensors,
@@ -220,13 +221,19 @@ def layout_bucket_bytes(case: Case, stage: Stage) -> int:
     does: buckets that grow with the data-parallel ranks, or all of a rank in one.
     """
     layout = case.layout
+    wider = _fp32_of_gradients(case)
     if layout.sharding == "ddp" and layout.ddp_bucket_bytes != DDP_BUCKET_BYTES:
-        return layout.ddp_bucket_bytes
+        return wider * layout.ddp_bucket_bytes
     traits = case.training.traits
     if traits.bucket_bytes is None:
         return 4 * stage_elements(model=case.model, stage=stage, tp=layout.tp, ep=layout.ep)
     ranks = layout.dp_replicate * layout.shard_ranks
-    return max(traits.bucket_bytes, ranks * traits.bucket_bytes_a_rank)
+    return wider * max(traits.bucket_bytes, ranks * traits.bucket_bytes_a_rank)
+
+
+def _fp32_of_gradients(case: Case) -> int:
+    """fp32 bytes for each byte of a gradient: a bucket is full by the bytes that it has."""
+    return FP32_BYTES // formats(training=case.training, layout=case.layout).kept_gradient
 
 
 @lru_cache(maxsize=1024)
@@ -308,7 +315,7 @@ def buckets(case: Case, stage: Stage) -> tuple[Bucket, ...]:
         tp=layout.tp,
         ep=layout.ep,
         bucket_bytes=limit,
-        first_bucket_bytes=FIRST_BUCKET_BYTES if is_usual else limit,
+        first_bucket_bytes=_fp32_of_gradients(case) * FIRST_BUCKET_BYTES if is_usual else limit,
     )
     experts = expert_buckets_bytes(
         model=case.model, stage=stage, tp=layout.tp, ep=layout.ep, bucket_bytes=limit
@@ -351,7 +358,7 @@ def reductions(
 
 def parameter_dtype(training: Training) -> str:
     """Number format of the parameters that a rank keeps whole."""
-    if not (training.traits.half_parameters or training.traits.half_states):
+    if not (training.traits.half_parameters or training.half_states):
         return "fp32"
     return "fp8" if training.fp8_all_gather else training.activation_dtype
 
@@ -392,7 +399,8 @@ def parameter_moves(
 def replica_calls(case: Case, stage: Stage) -> Iterator[Calls]:
     """Reductions of each synchronised backward and, under ZeRO, one gather of the parameters.
 
-    Buckets are filled by fp32 bytes; a bf16 reduction compresses them by a communication hook.
+    Buckets are filled by bytes of gradients, which a communication hook casts where they are
+    reduced in another dtype.
     """
     training, layout = case.training, case.layout
     if not is_reduced(layout):

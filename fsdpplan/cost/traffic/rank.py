@@ -157,11 +157,12 @@ def tp_pass_calls(case: Case, stage: Stage) -> Iterator[Calls]:
 def _embedded_dtype(training: Training, layout: Layout) -> str:
     """What the embedding gives: rows of an fp32 table where autocast makes the precision, which
     does not touch lookups."""
-    return "fp32" if _autocasts(training, layout) else training.activation_dtype
+    return training.param_dtype if _is_whole(training, layout) else training.activation_dtype
 
 
-def _autocasts(training: Training, layout: Layout) -> bool:
-    """The trainer's DDP keeps fp32 parameters, and casts in each forward."""
+def _is_whole(training: Training, layout: Layout) -> bool:
+    """The trainer's DDP: parameters as they are kept, which autocast casts in each forward where
+    they are in fp32."""
     return training.runtime == "fsdp2" and layout.sharding == "ddp"
 
 
@@ -169,7 +170,7 @@ def tp_gradient_calls(case: Case, stage: Stage) -> Iterator[Calls]:
     """Sequence parallelism: each rank has its tokens' part of the gradients of norms, and of a
     learned position table, of which it looks up its own positions.
 
-    DDP is given whole gradients, so each backward sums them, in fp32.
+    DDP is given whole gradients, so each backward sums them, in the dtype of the parameters.
     """
     layout = case.layout
     if layout.tp == 1 or not layout.sequence_parallel:
@@ -179,7 +180,7 @@ def tp_gradient_calls(case: Case, stage: Stage) -> Iterator[Calls]:
         dtype = _summed_dtype(case, piece)
         for tensor, number in _partial_tensors(case.model, piece):
             numbers[tensor.elements, dtype] += number
-    sums_often = _autocasts(case.training, layout) and layout.pp == 1
+    sums_often = _is_whole(case.training, layout) and layout.pp == 1
     for (length, dtype), number in numbers.items():
         yield Calls(
             collective="all_reduce",
@@ -193,8 +194,8 @@ def tp_gradient_calls(case: Case, stage: Stage) -> Iterator[Calls]:
 def _summed_dtype(case: Case, piece: Stage) -> str:
     """Of the gradients that tensor-parallel ranks sum: as they are when they are reduced."""
     training, layout = case.training, case.layout
-    if _autocasts(training, layout):
-        return "fp32"
+    if _is_whole(training, layout):
+        return training.param_dtype
     holds = holds_gradients(layout) and piece.adds_gradients
     holds = holds or sums_in_reduce_dtype(training)
     return training.reduce_dtype if holds else training.activation_dtype

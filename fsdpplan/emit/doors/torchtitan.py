@@ -185,6 +185,7 @@ def _training(order: Order, program: Trainer) -> list[str]:
         f"            seq_len={plan.training.seq_len},",
         f"            steps={steps(order, program)},",
         f"            max_norm={_or(program.clip_norm, DEFAULT_CLIP_NORM)!r},",
+        *(['            dtype="bfloat16",'] if plan.training.param_dtype == "bf16" else []),
         f"            mixed_precision_param={compute!r},",
         '            mixed_precision_reduce="float32",',
         f"            enable_cpu_offload={layout.offload == 'cpu'},",

@@ -81,6 +81,11 @@ WORDS = {
         says="`--accumulate-allreduce-grads-in-fp32` or `--grad-reduce-in-bf16`; with fsdp that of "
         "the parameters"
     ),
+    "param_dtype": Word(
+        says="fp32: its optimizer keeps masters",
+        values=("fp32",),
+        why="its optimizer keeps fp32 masters of bf16 parameters",
+    ),
     "optimizer": Word(
         says="`--optimizer adam`", values=("adamw",), why="its Muon and its states are its own"
     ),

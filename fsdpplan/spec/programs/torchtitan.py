@@ -97,6 +97,7 @@ WORDS = {
         values=("fp32",),
         why="it reduces in float32",
     ),
+    "param_dtype": Word(says="`dtype`: float32 or bfloat16"),
     "optimizer": Word(
         says="`default_adamw`",
         values=("adamw",),

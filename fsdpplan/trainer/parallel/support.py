@@ -201,11 +201,22 @@ def _training_problems(training: TrainingConfig, layout: LayoutConfig) -> list[s
     return [
         *_one_of("precision", training.precision, "bf16", "fp32", "fp16", "fp8"),
         *_one_of("reduce_dtype", training.reduce_dtype, "fp32", "bf16"),
+        *_one_of("param_dtype", training.param_dtype, "fp32", "bf16"),
+        *(_half_parameter_problems(training) if training.param_dtype == "bf16" else []),
         *_one_of("optimizer", training.optimizer, "adamw", "adamw_8bit", "muon"),
         *_one_of("runtime", training.runtime, "fsdp2"),
         *(_fp8_problems(training, layout) if training.precision == "fp8" else []),
         *_optimizer_problems(training, layout),
     ]
+
+
+def _half_parameter_problems(training: TrainingConfig) -> list[str]:
+    problems = []
+    if training.precision != "bf16":
+        problems.append(f"param_dtype bf16 with precision {training.precision} (bf16 works)")
+    if training.optimizer == "muon":
+        problems.append("param_dtype bf16 with optimizer muon (adamw and adamw_8bit work)")
+    return problems
 
 
 def _fp8_problems(training: TrainingConfig, layout: LayoutConfig) -> list[str]:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial
 
-from ..parallel.ddp_hooks import reduce_in_bf16
+from ..parallel.ddp_hooks import reduce_in_dtype
 from ..private_torch import (
     ddp_buckets,
     ddp_first_bucket_bytes,
@@ -135,7 +135,8 @@ class FakeReplicas(nn.Module):
             cap = first = int(bucket_cap_mb * 2**20)
         self.limits_bytes = [first, cap]
         self.syncs = True
-        self.reduced_dtype = torch.float32
+        self.reduced_dtype: torch.dtype | None = None
+        """None: the gradients' own."""
         self.reduced: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
         self.finished: list[Tensor] = []
         self._fill([self.reduced])
@@ -148,7 +149,8 @@ class FakeReplicas(nn.Module):
         self.bucket_of: dict[Tensor, int] = {}
         self.buckets = []
         for number, parameters in enumerate(buckets):
-            whole = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float32)
+            length = sum(p.numel() for p in parameters)
+            whole = torch.zeros(length, dtype=parameters[0].dtype)
             self.buckets.append(whole)
             parts = torch.split(whole, [p.numel() for p in parameters])
             for parameter, part in zip(parameters, parts, strict=True):
@@ -185,15 +187,15 @@ class FakeReplicas(nn.Module):
             self._reduce(self.buckets[number])
 
     def _reduce(self, bucket: Tensor) -> None:
-        sent = bucket.to(self.reduced_dtype)
+        sent = bucket.to(self.reduced_dtype or bucket.dtype)
         dist.all_reduce(sent, group=self.group)
         if sent is not bucket:
             bucket.copy_(sent)
 
     def register_comm_hook(self, state: Any, hook: Callable[..., Any]) -> None:
         """The trainer has one."""
-        assert hook is reduce_in_bf16
-        self.reduced_dtype = torch.bfloat16
+        assert hook is reduce_in_dtype
+        self.reduced_dtype = state.dtype
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

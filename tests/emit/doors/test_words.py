@@ -59,6 +59,7 @@ VALUES: dict[str, list[Any]] = {
     "seq_len": [64, 128],
     "precision": ["bf16", "fp16", "fp32", "fp8"],
     "reduce_dtype": ["fp32", "bf16"],
+    "param_dtype": ["fp32", "bf16"],
     "optimizer": ["adamw", "adamw_8bit", "muon"],
     "tokens": [None, 10**6, 2 * 10**6],
     "runtime": ["fsdp2", "autocast", "megatron", "megatron_lm", "fsdp1"],
