@@ -190,6 +190,33 @@ DTYPE_BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 """Bytes of one element, by the names used in options, JSON and profiles."""
 
 
+POWERSGD_RANK = 1
+POWERSGD_FIRST = 1000
+"""torch's defaults: the rank, and steps that are not compressed."""
+LEAST_POWERSGD_FIRST = 2
+"""DDP makes its buckets anew after the first step."""
+
+
+def normal_compression(text: str, *, name: str = "gradient_compression") -> str:
+    """`text`, as options take it, with all that it leaves out. Raises SpecError."""
+    if text in ("none", "bf16"):
+        return text
+    kind, *numbers = text.split(":")
+    ok = kind == "powersgd" and len(numbers) <= 2
+    if not ok or not all(number.isascii() and number.isdigit() for number in numbers):
+        raise SpecError(
+            f"{name} must be none, bf16 or powersgd[:RANK[:FIRST]], not {text!r}: "
+            "such as powersgd:4:1000"
+        )
+    rank, first = [*map(int, numbers), *(POWERSGD_RANK, POWERSGD_FIRST)[len(numbers) :]]
+    if rank < 1 or first < LEAST_POWERSGD_FIRST:
+        raise SpecError(
+            f"{name} powersgd has a rank of at least 1 and {LEAST_POWERSGD_FIRST} "
+            f"first steps or more that are sent whole, not {rank} and {first}: use powersgd:1:1000"
+        )
+    return f"powersgd:{rank}:{first}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training(RemembersHash):
     """What one optimizer step is asked to do."""
@@ -210,6 +237,9 @@ class Training(RemembersHash):
     optimizer: Optimizer = "adamw"
     """Optimizer recipe; decides the bytes of state a parameter. `adamw_8bit`: moments in 8 bits;
     `muon`: the blocks' matrices by Muon, the rest by AdamW."""
+    gradient_compression: str = "none"
+    """How DDP sends gradients: `none`; `bf16`; or `powersgd:R:N`, as two matrices of rank R after N
+    steps in which they are sent whole."""
     tokens: int | None = None
     """Tokens of the whole training, for the time to train; None: not asked."""
     runtime: RuntimeName = "fsdp2"
@@ -257,6 +287,8 @@ class Training(RemembersHash):
             )
         if self.torch is not None and str(torch_release(self.torch)) != self.torch:
             raise SpecError(f"torch must be major.minor, {torch_release(self.torch)}, in a plan")
+        if self.gradient_compression != "none":
+            self._require_compressible()
         if self.param_dtype == "bf16":
             self._require_half_parameters()
         if self.runtime == "autocast":
@@ -301,6 +333,35 @@ class Training(RemembersHash):
                 "param_dtype bf16 is for AdamW, and muon has an fp32 momentum for fp32 "
                 "parameters: use --optimizer adamw or adamw_8bit, or --param-dtype fp32"
             )
+
+    def _require_compressible(self) -> None:
+        kind = self.gradient_compression
+        if kind != normal_compression(kind):
+            raise SpecError(f"gradient_compression must be {normal_compression(kind)} in a plan")
+        if self.runtime != "fsdp2":
+            raise SpecError(
+                f"gradient_compression is torch's DDP hooks, of runtime fsdp2, not of "
+                f"{self.runtime}: leave --gradient-compression out, or use --runtime fsdp2"
+            )
+        if kind == "bf16" and self.reduce_dtype != "bf16":
+            raise SpecError(
+                f"gradient_compression bf16 reduces in bf16, not in {self.reduce_dtype}: use "
+                "--reduce-dtype bf16, or leave one of them out"
+            )
+        if kind == "bf16":
+            return
+        formats = (self.param_dtype, self.reduce_dtype)
+        if formats != ("fp32", "fp32") or self.precision == "fp16":
+            raise SpecError(
+                "gradient_compression powersgd keeps what it leaves out in fp32, without a loss "
+                "scale: use --param-dtype fp32, --reduce-dtype fp32 and --precision bf16 or fp32"
+            )
+
+    @property
+    def powersgd_rank(self) -> int:
+        """Rank of the matrices that gradients are sent as; 0: they are sent as they are."""
+        kind = self.gradient_compression
+        return int(kind.split(":")[1]) if kind.startswith("powersgd") else 0
 
     @property
     def traits(self) -> Runtime:

@@ -202,6 +202,8 @@ class TrainingConfig:
     fp8_all_gather: bool = False
     param_dtype: str = "fp32"
     """In which parameters are kept and updated."""
+    gradient_compression: str = "none"
+    """How DDP sends gradients: `none`, `bf16` or `powersgd:RANK:FIRST`."""
     tokens: int | None = None
     """Of the whole training; None: not planned."""
     torch: str | None = None

@@ -24,6 +24,7 @@ class Case(NamedTuple):
     reduce_dtype: ReduceDtype = "fp32"
     rank: int = 0
     param_dtype: ParamDtype = "fp32"
+    gradient_compression: str = "none"
 
 
 CASES = {
@@ -96,6 +97,21 @@ CASES = {
         param_dtype="bf16",
         reduce_dtype="bf16",
     ),
+    "ddp, powersgd": Case(
+        GPT2,
+        Layout(sharding="ddp", dp_replicate=4),
+        gradient_compression="powersgd:2:10",
+    ),
+    "ddp, powersgd, small buckets": Case(
+        SMALL,
+        Layout(sharding="ddp", dp_replicate=4, ddp_bucket_bytes=3 * 2**20),
+        gradient_compression="powersgd:5:10",
+    ),
+    "ddp, powersgd, the last of two": Case(
+        ODD,
+        Layout(sharding="ddp", dp_replicate=2, num_microbatches=2, gradient_sync="last"),
+        gradient_compression="powersgd:1:2",
+    ),
     "one rank": Case(SMALL, Layout(dp_shard=1)),
     "one shard rank": Case(SMALL, Layout(dp_replicate=4, dp_shard=1)),
 }
@@ -110,6 +126,7 @@ def test_calls_equal_those_of_the_trainer(case: Case) -> None:
         precision=case.precision,
         reduce_dtype=case.reduce_dtype,
         param_dtype=case.param_dtype,
+        gradient_compression=case.gradient_compression,
     )
     measured = measured_step(case.model, training, case.layout, rank=case.rank)
     assert measured.rows == predicted_rows(case.model, training, case.layout)

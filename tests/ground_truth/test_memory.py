@@ -35,6 +35,7 @@ class Case(NamedTuple):
     precision: Precision = "bf16"
     reduce_dtype: ReduceDtype = "fp32"
     param_dtype: ParamDtype = "fp32"
+    gradient_compression: str = "none"
 
 
 FSDP_CASES = {
@@ -262,6 +263,10 @@ DDP_CASES = {
     "qwen 3": Case(QWEN3, 1024, TWO_COPIES),
     "8b, bf16 parameters": Case(LLAMA_8B, 1024, TWO_COPIES, param_dtype="bf16"),
     "8b, reduced in bf16": Case(LLAMA_8B, 1024, TWO_COPIES, reduce_dtype="bf16"),
+    "powersgd": Case(GPT2, 1024, TWO_COPIES, gradient_compression="powersgd:2:10"),
+    "powersgd, the head leads": Case(
+        LLAMA_8B, 512, TWO_COPIES, gradient_compression="powersgd:1:1000"
+    ),
     "gpt-2, bf16 throughout": Case(GPT2, 512, TWO_COPIES, reduce_dtype="bf16", param_dtype="bf16"),
     "accumulated apart, bf16 throughout": Case(
         SMALL,
@@ -303,6 +308,7 @@ def test_ddp_peak_equals_that_of_the_trainers_model(case: Case) -> None:
         precision=case.precision,
         reduce_dtype=case.reduce_dtype,
         param_dtype=case.param_dtype,
+        gradient_compression=case.gradient_compression,
     )
     measured = measured_step(case.model, training, case.layout).peak_bytes
     predicted = predicted_peak_bytes(case.model, training, case.layout)

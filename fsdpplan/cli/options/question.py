@@ -19,6 +19,7 @@ from fsdpplan.spec.training import (
     ProgramName,
     ReduceDtype,
     TorchRelease,
+    normal_compression,
 )
 from fsdpplan.units import parse_bandwidth_bytes_per_second, parse_count
 
@@ -208,6 +209,15 @@ class TrainingOptions:
             metavar="adamw|adamw_8bit|muon",
             parse=choice(Optimizer, synonyms.OPTIMIZERS),
             help="Muon: for the blocks' matrices. Default adamw.",
+        ),
+    ] = None
+    gradient_compression: Annotated[
+        str | None,
+        Flag(
+            metavar="none|bf16|powersgd[:RANK[:FIRST]]",
+            parse=normal_compression,
+            help="DDP's hooks: gradients sent in bf16, or as two matrices of RANK (1) after FIRST "
+            "(1000) steps. Default none.",
         ),
     ] = None
     tokens: Annotated[

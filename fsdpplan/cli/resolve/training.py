@@ -23,7 +23,7 @@ from fsdpplan.spec.training import Training
 from fsdpplan.units import format_count, format_percent
 
 POLICIES = ("precision", "reduce_dtype", "optimizer", "runtime")
-QUIET = ("param_dtype",)
+QUIET = ("param_dtype", "gradient_compression")
 """Options that change nothing unless they are asked for, so that no default is said."""
 FP8_POLICIES = ("fp8_recipe", "fp8_all_gather")
 """Options whose default is that of `Training`; those of fp8 mean nothing without it."""
@@ -38,6 +38,8 @@ def resolve_training(
     seq_len = _seq_len(options, model)
     given = {name: getattr(options, name) for name in (*POLICIES, *QUIET, *FP8_POLICIES, "program")}
     values: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if options.gradient_compression == "bf16":
+        values.setdefault("reduce_dtype", "bf16")
     if options.program is not None:
         taken = program_defaults(
             options.program,

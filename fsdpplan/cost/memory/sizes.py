@@ -34,7 +34,7 @@ from fsdpplan.cost.memory.weight_gradients import (
     split_backward_bytes,
     weight_gradient_bytes,
 )
-from fsdpplan.cost.model.block_sizes import BlockShape
+from fsdpplan.cost.model.block_sizes import FP32_BYTES, BlockShape
 from fsdpplan.cost.model.formats import (
     formats,
     has_lean_pipelines,
@@ -54,6 +54,7 @@ from fsdpplan.cost.model.shards import (
     block_size,
     end_units,
     expert_size,
+    shares_table,
     stage_root_size,
 )
 from fsdpplan.cost.schedule.stages import stage_moments
@@ -112,6 +113,7 @@ def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
     remade = block.live_bytes - block.saved_bytes
     if layout.activation_checkpointing != "full":  # attention alone is made again in each half
         remade = 0
+    copied_bytes = _copied_bytes(training=training, layout=layout)
     casts_bucket = _casts_buckets(training=training, layout=layout)
     return RankSizes(
         blocks=stage.blocks,
@@ -144,10 +146,12 @@ def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
         bucket_copy_bytes=_bucket_copy_bytes(
             training=training, layout=layout, elements=state.held_parameters
         ),
-        head_copy_bytes=of.reduced * head.weight_elements if casts_bucket else 0,
-        table_copy_bytes=of.reduced
-        * _last_table_elements(model, tp=layout.tp)
-        * int(stage.has_embedding and casts_bucket),
+        head_copy_bytes=0
+        if shares_table(model=model, stage=stage)
+        else copied_bytes * head.weight_elements,
+        table_copy_bytes=_table_copy_bytes(
+            case, stage, copied_bytes=copied_bytes, elements=state.held_parameters
+        ),
         sent_copies_bytes=of.reduced * state.held_parameters
         if casts_bucket and layout.pp > 1
         else 0,
@@ -401,7 +405,30 @@ def _bucket_copy_bytes(*, training: Training, layout: Layout, elements: int) -> 
     bucket = min(layout.ddp_bucket_bytes // of.kept_gradient, elements)
     if layout.sharding == "zero2":
         return 2 * bucket * of.reduced
-    return bucket * of.reduced if _casts_buckets(training=training, layout=layout) else 0
+    return bucket * _copied_bytes(training=training, layout=layout)
+
+
+POWERSGD_COPIES = 2
+"""The bucket as it was, and what the sum of its parts lacks, beside the error of before."""
+
+
+def _copied_bytes(*, training: Training, layout: Layout) -> int:
+    """What a DDP bucket needs while it is reduced, beside itself: of one of its elements."""
+    if training.powersgd_rank:
+        return POWERSGD_COPIES * FP32_BYTES if layout.data_parallel > 1 else 0
+    of = formats(training=training, layout=layout)
+    return of.reduced if _casts_buckets(training=training, layout=layout) else 0
+
+
+def _table_copy_bytes(case: Case, stage: Stage, *, copied_bytes: int, elements: int) -> int:
+    """For the last bucket, which the embedding's table fills; gradients that earlier micro-batches
+    left apart are in their buckets by then, but for the table's."""
+    if not stage.has_embedding:
+        return 0
+    layout = case.layout
+    table = case.model.vocab_rows(layout.tp) // layout.tp * case.model.hidden
+    gone = _accumulated_bytes(training=case.training, layout=layout, elements=elements - table)
+    return max(0, copied_bytes * table - gone)
 
 
 def _casts_buckets(*, training: Training, layout: Layout) -> bool:

@@ -30,6 +30,7 @@ from math import prod
 
 from fsdpplan.cost.model.block_sizes import FP32_BYTES
 from fsdpplan.cost.model.formats import formats
+from fsdpplan.cost.model.low_rank import LowRank, low_rank
 from fsdpplan.cost.model.params import (
     ParameterTensor,
     block_tensors,
@@ -298,6 +299,8 @@ class Bucket:
 
     fp32_bytes: int
     """Of its parameters."""
+    low_rank: LowRank | None = None
+    """What is sent in their place; None: they are sent as they are."""
     is_expert: bool
     """Routed experts of one expert-parallel rank, of which fewer ranks have copies."""
 
@@ -309,27 +312,60 @@ def buckets(case: Case, stage: Stage) -> tuple[Bucket, ...]:
     layout = case.layout
     limit = layout_bucket_bytes(case, stage)
     is_usual = layout.sharding == "ddp" and layout.ddp_bucket_bytes == DDP_BUCKET_BYTES
+    first = _fp32_of_gradients(case) * FIRST_BUCKET_BYTES if is_usual else limit
     dense = ddp_buckets_bytes(
         model=case.model,
         stage=stage,
         tp=layout.tp,
         ep=layout.ep,
         bucket_bytes=limit,
-        first_bucket_bytes=_fp32_of_gradients(case) * FIRST_BUCKET_BYTES if is_usual else limit,
+        first_bucket_bytes=first,
     )
     experts = expert_buckets_bytes(
         model=case.model, stage=stage, tp=layout.tp, ep=layout.ep, bucket_bytes=limit
     )
-    filled = [*_by_progress(dense, is_expert=False), *_by_progress(experts, is_expert=True)]
+    sent = _sent_as(case, stage, limit=limit, first=first)
+    filled = [
+        *_by_progress(dense, is_expert=False, sent=sent),
+        *_by_progress(experts, is_expert=True),
+    ]
     return tuple(bucket for _, bucket in sorted(filled, key=lambda pair: pair[0]))
 
 
-def _by_progress(sizes: tuple[int, ...], *, is_expert: bool) -> Iterator[tuple[float, Bucket]]:
+def _by_progress(
+    sizes: tuple[int, ...], *, is_expert: bool, sent: tuple[LowRank, ...] = ()
+) -> Iterator[tuple[float, Bucket]]:
     """(share of backward after which it is full, bucket)."""
     done, total = 0, sum(sizes)
-    for size in sizes:
+    for index, size in enumerate(sizes):
         done += size
-        yield done / total, Bucket(fp32_bytes=size, is_expert=is_expert)
+        low_rank = sent[index] if sent else None
+        yield done / total, Bucket(fp32_bytes=size, is_expert=is_expert, low_rank=low_rank)
+
+
+def _sent_as(case: Case, stage: Stage, *, limit: int, first: int) -> tuple[LowRank, ...]:
+    """What PowerSGD sends of each bucket; nothing without it."""
+    layout, rank = case.layout, case.training.powersgd_rank
+    if not rank:
+        return ()
+    shapes = [tensor.local_shape(layout.tp) for tensor in _backward_order(case.model, stage)]
+    return tuple(low_rank(part, rank) for part in _parted(shapes, first=first, limit=limit))
+
+
+def _parted(
+    shapes: list[tuple[int, ...]], *, first: int, limit: int
+) -> Iterator[list[tuple[int, ...]]]:
+    """Shapes of the tensors of each bucket, as `_filled` counts their bytes."""
+    part: list[tuple[int, ...]] = []
+    size, most = 0, first
+    for shape in shapes:
+        part.append(shape)
+        size += FP32_BYTES * prod(shape)
+        if size >= min(most, limit):
+            yield part
+            part, size, most = [], 0, limit
+    if part:
+        yield part
 
 
 def is_reduced(layout: Layout) -> bool:
@@ -341,6 +377,11 @@ def reductions(
     bucket: Bucket, *, training: Training, layout: Layout
 ) -> tuple[tuple[Collective, Group, int], ...]:
     """(collective, group, bytes) that reduce the gradients of one bucket."""
+    sent = bucket.low_rank
+    if sent is not None:  # what is sent as it is, then P, then Q
+        group = data_parallel_group(layout)
+        parts = (sent.whole, sent.p, sent.q)
+        return tuple(("all_reduce", group, FP32_BYTES * part) for part in parts)
     size = bucket.fp32_bytes * DTYPE_BYTES[training.reduce_dtype] // FP32_BYTES
     shard = expert_shard_group(layout) if bucket.is_expert else shard_group(layout)
     if layout.sharding == "ddp" or not training.traits.reduce_scatters_gradients:

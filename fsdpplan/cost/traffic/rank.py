@@ -47,10 +47,12 @@ def exchanges_tables(case: Case) -> bool:
     return case.model.tied_embeddings and is_distant and case.training.runtime == "fsdp2"
 
 
-def table_gradient_bytes(*, model: Model, layout: Layout, rank: int = 0) -> int:
-    """Reduced fp32 gradient of one rank's part of the table.
+def table_gradient_bytes(
+    *, model: Model, layout: Layout, param_dtype: str = "fp32", rank: int = 0
+) -> int:
+    """Reduced gradient of one rank's part of the table, in the dtype of the parameters.
 
-        4 * ceil(V / (tp n)) * h
+        e * ceil(V / (tp n)) * h
 
     with n the ranks of a shard group: 1 where each rank keeps whole gradients. The last ranks of
     the group have less where n does not divide the rows.
@@ -59,7 +61,7 @@ def table_gradient_bytes(*, model: Model, layout: Layout, rank: int = 0) -> int:
     table = unit_size(embedding_tensors(model)[:1], tp=layout.tp, shard_ranks=ranks)
     most = table.padded_elements // ranks
     before = (rank // layout.tp) % ranks * most
-    return DTYPE_BYTES["fp32"] * max(0, min(most, table.elements - before))
+    return DTYPE_BYTES[param_dtype] * max(0, min(most, table.elements - before))
 
 
 def table_calls(case: Case, stage: Stage) -> Iterator[Calls]:
@@ -68,15 +70,15 @@ def table_calls(case: Case, stage: Stage) -> Iterator[Calls]:
     Each adds what it receives to its own. Source: `fsdpplan.trainer.parallel.tied_tables`;
     Megatron-LM all-reduces over the two in the same place.
     """
-    layout = case.layout
+    layout, dtype = case.layout, case.training.param_dtype
     one_end = stage.has_embedding != stage.has_head
     if one_end and exchanges_tables(case):
         yield Calls(
             collective="send_recv",
             group=pp_group(layout),
-            dtype="fp32",
+            dtype=dtype,
             count=1,
-            call_bytes=table_gradient_bytes(model=case.model, layout=layout),
+            call_bytes=table_gradient_bytes(model=case.model, layout=layout, param_dtype=dtype),
         )
 
 
@@ -85,7 +87,9 @@ def table_seconds(case: Case) -> float:
     layout = case.layout
     if not exchanges_tables(case):
         return 0.0
-    size = table_gradient_bytes(model=case.model, layout=layout)
+    size = table_gradient_bytes(
+        model=case.model, layout=layout, param_dtype=case.training.param_dtype
+    )
     return group_seconds(case.cluster, pp_group(layout), "send_recv", size)
 
 

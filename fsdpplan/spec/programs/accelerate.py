@@ -89,6 +89,9 @@ WORDS = {
     "optimizer": Word(
         says="for the script: AdamW", values=("adamw",), why="the file has no word for it"
     ),
+    "gradient_compression": Word(
+        says="none", values=("none",), why="its hooks are of the script, not of the file"
+    ),
     "tokens": Word(says="for the script: steps"),
     "runtime": Word(
         says="`fsdp2`, with ddp also `autocast`",

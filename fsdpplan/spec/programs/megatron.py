@@ -89,6 +89,7 @@ WORDS = {
     "optimizer": Word(
         says="`--optimizer adam`", values=("adamw",), why="its Muon and its states are its own"
     ),
+    "gradient_compression": Word(says="none", values=("none",), why="its DDP has no such hooks"),
     "tokens": Word(says="`--train-iters`, unless `--steps` is given"),
     "runtime": Word(
         says="`megatron` (with overlaps), `megatron_lm` (its defaults), `fsdp2` (with a warning)",

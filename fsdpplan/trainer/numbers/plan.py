@@ -43,6 +43,7 @@ def tiny_plan(plan: PlanConfig, *, in_own_formats: bool) -> PlanConfig:
             precision="fp32",
             reduce_dtype="fp32",
             param_dtype="fp32",
+            gradient_compression="none",
             fp8_all_gather=False,
         )
     tiny = replace(plan, training=training, layout=layout)

@@ -22,7 +22,7 @@ from ..errors import TrainerError
 from ..precision import TORCH_DTYPES, apply_autocast, fsdp_precision
 from ..private_torch import parts_kept_on
 from ..torch_versions import take_means
-from .ddp_hooks import Reduction, reduce_in_dtype
+from .ddp_hooks import Reduction, power_sgd_state, reduce_in_dtype, reduce_low_rank
 from .expert_parallel import expert_placement, shard_experts
 from .local_parameters import LocalParameters, has_distributed_parameters
 from .mesh import Meshes
@@ -170,7 +170,11 @@ def apply_ddp(
         **_no_buffer_broadcast(),
     )
     training = plan.training
-    if training.reduce_dtype != training.param_dtype:
+    if training.gradient_compression.startswith("powersgd"):
+        assert group is not None
+        state = power_sgd_state(training.gradient_compression, group)
+        wrapped.register_comm_hook(state, reduce_low_rank)
+    elif training.reduce_dtype != training.param_dtype:
         assert group is not None
         reduction = Reduction(group=group, dtype=TORCH_DTYPES[training.reduce_dtype])
         wrapped.register_comm_hook(reduction, reduce_in_dtype)

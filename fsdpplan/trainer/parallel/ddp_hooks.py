@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.futures import Future
 
 
@@ -16,6 +17,36 @@ class Reduction:
 
     group: dist.ProcessGroup
     dtype: torch.dtype
+
+
+def reduce_low_rank(
+    state: PowerSGDState,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> Future[torch.Tensor]:
+    """DDP communication hook: torch's own, which sends gradients as two matrices.
+
+    On gloo one bucket after the other: what it does behind a collective waits for another one, and
+    with several buckets all of gloo's two threads would.
+    """
+    reduced: Future[torch.Tensor] = powerSGD_hook(state, bucket)
+    if dist.get_backend(state.process_group) == "gloo":
+        reduced.wait()
+    return reduced
+
+
+def power_sgd_state(kind: str, group: dist.ProcessGroup) -> PowerSGDState:
+    """What torch's PowerSGD hook keeps, of `powersgd:RANK:FIRST`."""
+    _, rank, first = kind.split(":")
+    return PowerSGDState(
+        group,
+        matrix_approximation_rank=int(rank),
+        start_powerSGD_iter=int(first),
+        orthogonalization_epsilon=POWERSGD_EPSILON,
+    )
+
+
+POWERSGD_EPSILON = 1e-8
+"""Added to the norm of a column that is divided by it: some gradients are zero at first."""
 
 
 def reduce_in_dtype(
