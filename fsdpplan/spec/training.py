@@ -183,11 +183,39 @@ def program_named(name: ProgramName) -> Program:
 
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 ReduceDtype = Literal["fp32", "bf16"]
+ParamDtype = Literal["fp32", "bf16"]
 Optimizer = Literal["adamw", "adamw_8bit", "muon"]
 Fp8Recipe = Literal["tensorwise", "rowwise", "delayed"]
 
 DTYPE_BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 """Bytes of one element, by the names used in options, JSON and profiles."""
+
+
+POWERSGD_RANK = 1
+POWERSGD_FIRST = 1000
+"""torch's defaults: the rank, and steps that are not compressed."""
+LEAST_POWERSGD_FIRST = 2
+"""DDP makes its buckets anew after the first step."""
+
+
+def normal_compression(text: str, *, name: str = "gradient_compression") -> str:
+    """`text`, as options take it, with all that it leaves out. Raises SpecError."""
+    if text in ("none", "bf16"):
+        return text
+    kind, *numbers = text.split(":")
+    ok = kind == "powersgd" and len(numbers) <= 2
+    if not ok or not all(number.isascii() and number.isdigit() for number in numbers):
+        raise SpecError(
+            f"{name} must be none, bf16 or powersgd[:RANK[:FIRST]], not {text!r}: "
+            "such as powersgd:4:1000"
+        )
+    rank, first = [*map(int, numbers), *(POWERSGD_RANK, POWERSGD_FIRST)[len(numbers) :]]
+    if rank < 1 or first < LEAST_POWERSGD_FIRST:
+        raise SpecError(
+            f"{name} powersgd has a rank of at least 1 and {LEAST_POWERSGD_FIRST} "
+            f"first steps or more that are sent whole, not {rank} and {first}: use powersgd:1:1000"
+        )
+    return f"powersgd:{rank}:{first}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,12 +229,18 @@ class Training(RemembersHash):
     global_batch: int
     """Sequences an optimizer step, over all data-parallel ranks."""
     precision: Precision = "bf16"
-    """Number format of matmuls; master weights are fp32."""
+    """Number format of matmuls; master weights are fp32, unless `param_dtype` says otherwise."""
+    param_dtype: ParamDtype = "fp32"
+    """Number format in which parameters are kept and updated. `bf16`: AdamW's moments are in it,
+    too, and gradients when they have been reduced; there are no fp32 masters."""
     reduce_dtype: ReduceDtype = "fp32"
     """Number format in which gradients are reduced."""
     optimizer: Optimizer = "adamw"
     """Optimizer recipe; decides the bytes of state a parameter. `adamw_8bit`: moments in 8 bits;
     `muon`: the blocks' matrices by Muon, the rest by AdamW."""
+    gradient_compression: str = "none"
+    """How DDP sends gradients: `none`; `bf16`; or `powersgd:R:N`, as two matrices of rank R after N
+    steps in which they are sent whole."""
     tokens: int | None = None
     """Tokens of the whole training, for the time to train; None: not asked."""
     runtime: RuntimeName = "fsdp2"
@@ -241,6 +275,7 @@ class Training(RemembersHash):
             require_positive_int(tokens=self.tokens)
         require_choice("precision", self.precision, get_args(Precision))
         require_choice("reduce_dtype", self.reduce_dtype, get_args(ReduceDtype))
+        require_choice("param_dtype", self.param_dtype, get_args(ParamDtype))
         require_choice("optimizer", self.optimizer, get_args(Optimizer))
         require_choice("runtime", self.runtime, get_args(RuntimeName))
         require_choice("program", self.program, get_args(ProgramName))
@@ -259,6 +294,10 @@ class Training(RemembersHash):
             )
         if self.torch is not None and str(torch_release(self.torch)) != self.torch:
             raise SpecError(f"torch must be major.minor, {torch_release(self.torch)}, in a plan")
+        if self.gradient_compression != "none":
+            self._require_compressible()
+        if self.param_dtype == "bf16":
+            self._require_half_parameters()
         if self.runtime == "autocast":
             self._require_autocast()
         runtimes = program_named(self.program).runtimes
@@ -300,6 +339,52 @@ class Training(RemembersHash):
                 f"{self.reduce_dtype}: use --reduce-dtype fp32, or --runtime fsdp2"
             )
 
+    def _require_half_parameters(self) -> None:
+        if self.precision != "bf16":
+            raise SpecError(
+                f"param_dtype bf16 is computed with as it is, in bf16, not in {self.precision}: "
+                "use --precision bf16, or --param-dtype fp32"
+            )
+        if self.runtime != "fsdp2":
+            raise SpecError(
+                f"param_dtype bf16 is that of runtime fsdp2; {self.runtime} keeps parameters as "
+                "its traits say: leave --param-dtype out, or use --runtime fsdp2"
+            )
+        if self.optimizer == "muon":
+            raise SpecError(
+                "param_dtype bf16 is for AdamW, and muon has an fp32 momentum for fp32 "
+                "parameters: use --optimizer adamw or adamw_8bit, or --param-dtype fp32"
+            )
+
+    def _require_compressible(self) -> None:
+        kind = self.gradient_compression
+        if kind != normal_compression(kind):
+            raise SpecError(f"gradient_compression must be {normal_compression(kind)} in a plan")
+        if self.runtime != "fsdp2":
+            raise SpecError(
+                f"gradient_compression is torch's DDP hooks, of runtime fsdp2, not of "
+                f"{self.runtime}: leave --gradient-compression out, or use --runtime fsdp2"
+            )
+        if kind == "bf16" and self.reduce_dtype != "bf16":
+            raise SpecError(
+                f"gradient_compression bf16 reduces in bf16, not in {self.reduce_dtype}: use "
+                "--reduce-dtype bf16, or leave one of them out"
+            )
+        if kind == "bf16":
+            return
+        formats = (self.param_dtype, self.reduce_dtype)
+        if formats != ("fp32", "fp32") or self.precision == "fp16":
+            raise SpecError(
+                "gradient_compression powersgd keeps what it leaves out in fp32, without a loss "
+                "scale: use --param-dtype fp32, --reduce-dtype fp32 and --precision bf16 or fp32"
+            )
+
+    @property
+    def powersgd_rank(self) -> int:
+        """Rank of the matrices that gradients are sent as; 0: they are sent as they are."""
+        kind = self.gradient_compression
+        return int(kind.split(":")[1]) if kind.startswith("powersgd") else 0
+
     @property
     def traits(self) -> Runtime:
         """What the runtime does."""
@@ -309,6 +394,12 @@ class Training(RemembersHash):
     def torch_release(self) -> TorchRelease | None:
         """The release of PyTorch, if it was said."""
         return None if self.torch is None else torch_release(self.torch)
+
+    @property
+    def half_states(self) -> bool:
+        """Parameters, their reduced gradients and AdamW's moments are all in 16 bits, without fp32
+        masters: asked for, or what the runtime does."""
+        return self.param_dtype == "bf16" or self.traits.half_states
 
     @property
     def activation_dtype(self) -> Precision:

@@ -200,6 +200,10 @@ class TrainingConfig:
     runtime: str
     fp8_recipe: str = "tensorwise"
     fp8_all_gather: bool = False
+    param_dtype: str = "fp32"
+    """In which parameters are kept and updated."""
+    gradient_compression: str = "none"
+    """How DDP sends gradients: `none`, `bf16` or `powersgd:RANK:FIRST`."""
     tokens: int | None = None
     """Of the whole training; None: not planned."""
     torch: str | None = None

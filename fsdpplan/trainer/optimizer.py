@@ -244,7 +244,11 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
 
 
 def _adamw_8bit(groups: list[dict[str, Any]], recipe: Recipe) -> torch.optim.Optimizer:
-    """torchao's: moments in 8 bits with a scale for each 256 elements, updated by compiled code."""
+    """torchao's: moments in 8 bits with a scale for each 256 elements, updated by compiled code.
+
+    Of bf16 parameters an update is rounded up as often as it is nearer to that, so that small ones
+    are not lost.
+    """
     try:
         from torchao.optim import AdamW8bit
     except ImportError as error:
@@ -254,6 +258,12 @@ def _adamw_8bit(groups: list[dict[str, Any]], recipe: Recipe) -> torch.optim.Opt
             "adamw"
         ) from error
     optimizer: torch.optim.Optimizer = AdamW8bit(
-        groups, lr=recipe.learning_rate, betas=recipe.betas, eps=recipe.eps
+        groups,
+        lr=recipe.learning_rate,
+        betas=recipe.betas,
+        eps=recipe.eps,
+        bf16_stochastic_round=any(
+            parameter.dtype is torch.bfloat16 for group in groups for parameter in group["params"]
+        ),
     )
     return optimizer

@@ -199,8 +199,14 @@ def ddp_first_bucket_bytes() -> int:
 
 
 def norms_of(tensors: list[Tensor]) -> list[Tensor]:
-    """The norm of each tensor, in few kernels; the public functions give one of them all."""
-    return list(torch._foreach_norm(tensors))
+    """The fp32 norm of each tensor, in few kernels; the public functions give one of them all."""
+    return list(torch._foreach_norm(tensors, dtype=torch.float32))
+
+
+def set_dtype(parameter: nn.Parameter, dtype: torch.dtype) -> None:
+    """Let `parameter` stay the same object, with values in another dtype; as `Module.to` does."""
+    with torch.no_grad():
+        parameter.data = parameter.data.to(dtype)
 
 
 def scale_all(tensors: list[Tensor], factor: Tensor) -> None:

@@ -41,6 +41,9 @@ from .watch.watch import Watch
 OWN_SHARE = 0.05
 """Of a step, which its own thread may spend on its data."""
 
+LOST_WEIGHT = 2**9
+"""A bf16 weight of so many updates does not move: half its last place is at least a 512th of it."""
+
 
 @dataclass(slots=True, kw_only=True)
 class TrainingRun:
@@ -97,6 +100,12 @@ def announce(run: TrainingRun) -> None:
             run.metrics.say(chats.words)
     if run.held_out is not None:
         run.metrics.say(run.held_out.words(run.plan))
+    training = run.plan.training
+    if training.param_dtype == "bf16" and training.optimizer != "adamw_8bit":
+        run.metrics.say(
+            "parameters are kept in bf16: an update below 2^-9 of its weight is rounded away, as "
+            f"of weights above {LOST_WEIGHT * run.recipe.learning_rate:.2g} at this learning rate"
+        )
     if layout.compile and run.device.type == "cpu":
         passes = ", and with it async TP," if layout.async_tp else ""
         run.metrics.say(f"torch.compile{passes} is off on CPU")

@@ -68,6 +68,7 @@ def case(
     seq_len: int = 1024,
     precision: str = "bf16",
     reduce_dtype: str = "fp32",
+    param_dtype: str = "fp32",
     runtime: str = "fsdp2",
     fp8_all_gather: bool = False,
     packed: bool = False,
@@ -83,6 +84,7 @@ def case(
             global_batch=built.global_batch,
             precision=precision,  # type: ignore[arg-type]
             reduce_dtype=reduce_dtype,  # type: ignore[arg-type]
+            param_dtype=param_dtype,  # type: ignore[arg-type]
             runtime=runtime,  # type: ignore[arg-type]
             fp8_all_gather=fp8_all_gather,
             packed=packed,

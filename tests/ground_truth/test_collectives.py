@@ -10,7 +10,7 @@ import pytest
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.training import Precision, ReduceDtype
+from fsdpplan.spec.training import ParamDtype, Precision, ReduceDtype
 from tests.ground_truth.fsdp_step import measured_step, predicted_rows, training_for
 from tests.ground_truth.shapes import GPT2, LLAMA_8B, LLAMA_70B, ODD, QWEN3, SMALL
 
@@ -23,6 +23,8 @@ class Case(NamedTuple):
     precision: Precision = "bf16"
     reduce_dtype: ReduceDtype = "fp32"
     rank: int = 0
+    param_dtype: ParamDtype = "fp32"
+    gradient_compression: str = "none"
 
 
 CASES = {
@@ -84,6 +86,32 @@ CASES = {
     "ddp, buckets of a stated size": Case(
         GPT2, Layout(sharding="ddp", dp_replicate=4, ddp_bucket_bytes=100 * 2**20)
     ),
+    "bf16 parameters": Case(SMALL, Layout(dp_replicate=2, dp_shard=4), param_dtype="bf16"),
+    "bf16 parameters, reduced in bf16": Case(
+        SMALL, Layout(dp_shard=8, num_microbatches=2), param_dtype="bf16", reduce_dtype="bf16"
+    ),
+    "ddp, bf16 parameters": Case(GPT2, Layout(sharding="ddp", dp_replicate=4), param_dtype="bf16"),
+    "ddp, bf16 throughout, buckets of a stated size": Case(
+        GPT2,
+        Layout(sharding="ddp", dp_replicate=4, ddp_bucket_bytes=10 * 2**20),
+        param_dtype="bf16",
+        reduce_dtype="bf16",
+    ),
+    "ddp, powersgd": Case(
+        GPT2,
+        Layout(sharding="ddp", dp_replicate=4),
+        gradient_compression="powersgd:2:10",
+    ),
+    "ddp, powersgd, small buckets": Case(
+        SMALL,
+        Layout(sharding="ddp", dp_replicate=4, ddp_bucket_bytes=3 * 2**20),
+        gradient_compression="powersgd:5:10",
+    ),
+    "ddp, powersgd, the last of two": Case(
+        ODD,
+        Layout(sharding="ddp", dp_replicate=2, num_microbatches=2, gradient_sync="last"),
+        gradient_compression="powersgd:1:2",
+    ),
     "one rank": Case(SMALL, Layout(dp_shard=1)),
     "one shard rank": Case(SMALL, Layout(dp_replicate=4, dp_shard=1)),
 }
@@ -93,7 +121,12 @@ CASES = {
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_calls_equal_those_of_the_trainer(case: Case) -> None:
     training = training_for(
-        case.layout, seq_len=64, precision=case.precision, reduce_dtype=case.reduce_dtype
+        case.layout,
+        seq_len=64,
+        precision=case.precision,
+        reduce_dtype=case.reduce_dtype,
+        param_dtype=case.param_dtype,
+        gradient_compression=case.gradient_compression,
     )
     measured = measured_step(case.model, training, case.layout, rank=case.rank)
     assert measured.rows == predicted_rows(case.model, training, case.layout)

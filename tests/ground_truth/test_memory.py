@@ -18,7 +18,7 @@ from fsdpplan.cost.model.shards import whole_model
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.training import Precision, ReduceDtype
+from fsdpplan.spec.training import ParamDtype, Precision, ReduceDtype
 from fsdpplan.trainer.torch_versions import RELEASE
 from tests.ground_truth.fsdp_step import case_of, measured_step, predicted_peak_bytes, training_for
 from tests.ground_truth.shapes import GPT2, LLAMA_8B, LLAMA_SMALL_VOCAB, ODD, QWEN3, SMALL
@@ -34,6 +34,8 @@ class Case(NamedTuple):
     layout: Layout
     precision: Precision = "bf16"
     reduce_dtype: ReduceDtype = "fp32"
+    param_dtype: ParamDtype = "fp32"
+    gradient_compression: str = "none"
 
 
 FSDP_CASES = {
@@ -165,6 +167,61 @@ FSDP_CASES = {
         Layout(dp_shard=5, micro_batch=4, reshard_after_forward="never"),
         precision="fp32",
     ),
+    "8b, bf16 parameters": Case(LLAMA_8B, 4096, Layout(dp_shard=64), param_dtype="bf16"),
+    "8b, bf16 throughout": Case(
+        LLAMA_8B, 4096, Layout(dp_shard=64), param_dtype="bf16", reduce_dtype="bf16"
+    ),
+    "blocks lead, bf16 parameters": Case(
+        LLAMA_SMALL_VOCAB, 512, Layout(dp_shard=8), param_dtype="bf16"
+    ),
+    "blocks lead, bf16 throughout, never": Case(
+        LLAMA_SMALL_VOCAB,
+        512,
+        Layout(dp_shard=2, reshard_after_forward="never"),
+        reduce_dtype="bf16",
+        param_dtype="bf16",
+    ),
+    "every, three times, bf16 parameters": Case(
+        LLAMA_SMALL_VOCAB,
+        1024,
+        Layout(dp_replicate=2, dp_shard=4, num_microbatches=3),
+        param_dtype="bf16",
+    ),
+    "hsdp, twice, bf16 throughout": Case(
+        LLAMA_SMALL_VOCAB,
+        1024,
+        Layout(dp_replicate=2, dp_shard=4, num_microbatches=2),
+        reduce_dtype="bf16",
+        param_dtype="bf16",
+    ),
+    "once, hsdp, bf16 parameters": Case(
+        LLAMA_SMALL_VOCAB, 1024, Layout(dp_replicate=4, dp_shard=2), param_dtype="bf16"
+    ),
+    "reduce-scatter only, bf16 parameters": Case(
+        LLAMA_SMALL_VOCAB,
+        1024,
+        Layout(dp_replicate=2, dp_shard=4, num_microbatches=3, gradient_sync="reduce_scatter_only"),
+        param_dtype="bf16",
+    ),
+    "last, bf16 parameters": Case(
+        LLAMA_SMALL_VOCAB,
+        1024,
+        Layout(dp_shard=4, num_microbatches=3, gradient_sync="last"),
+        param_dtype="bf16",
+    ),
+    "last, bf16 throughout": Case(
+        LLAMA_SMALL_VOCAB,
+        1024,
+        Layout(dp_shard=4, num_microbatches=2, gradient_sync="last"),
+        reduce_dtype="bf16",
+        param_dtype="bf16",
+    ),
+    "gpt-2, recompute, bf16 parameters": Case(
+        GPT2,
+        256,
+        Layout(dp_replicate=2, dp_shard=4, activation_checkpointing="full"),
+        param_dtype="bf16",
+    ),
     "odd, everything": Case(
         ODD,
         1000,
@@ -204,6 +261,20 @@ DDP_CASES = {
     "gpt-2": Case(GPT2, 1024, replace(TWO_COPIES, micro_batch=2)),
     "gpt-2, embedding leads": Case(GPT2, 64, TWO_COPIES),
     "qwen 3": Case(QWEN3, 1024, TWO_COPIES),
+    "8b, bf16 parameters": Case(LLAMA_8B, 1024, TWO_COPIES, param_dtype="bf16"),
+    "8b, reduced in bf16": Case(LLAMA_8B, 1024, TWO_COPIES, reduce_dtype="bf16"),
+    "powersgd": Case(GPT2, 1024, TWO_COPIES, gradient_compression="powersgd:2:10"),
+    "powersgd, the head leads": Case(
+        LLAMA_8B, 512, TWO_COPIES, gradient_compression="powersgd:1:1000"
+    ),
+    "gpt-2, bf16 throughout": Case(GPT2, 512, TWO_COPIES, reduce_dtype="bf16", param_dtype="bf16"),
+    "accumulated apart, bf16 throughout": Case(
+        SMALL,
+        256,
+        replace(TWO_COPIES, num_microbatches=2, gradient_sync="last"),
+        reduce_dtype="bf16",
+        param_dtype="bf16",
+    ),
     "odd": Case(ODD, 300, TWO_COPIES),
     "accumulated apart": Case(
         SMALL, 256, replace(TWO_COPIES, num_microbatches=2, gradient_sync="last")
@@ -221,6 +292,7 @@ def test_fsdp_peak_equals_that_of_the_trainer(case: Case) -> None:
         seq_len=case.seq_len,
         precision=case.precision,
         reduce_dtype=case.reduce_dtype,
+        param_dtype=case.param_dtype,
     )
     measured = measured_step(case.model, training, case.layout).peak_bytes
     predicted = predicted_peak_bytes(case.model, training, case.layout)
@@ -230,33 +302,45 @@ def test_fsdp_peak_equals_that_of_the_trainer(case: Case) -> None:
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("case", DDP_CASES.values(), ids=DDP_CASES.keys())
 def test_ddp_peak_equals_that_of_the_trainers_model(case: Case) -> None:
-    training = training_for(case.layout, seq_len=case.seq_len, precision=case.precision)
+    training = training_for(
+        case.layout,
+        seq_len=case.seq_len,
+        precision=case.precision,
+        reduce_dtype=case.reduce_dtype,
+        param_dtype=case.param_dtype,
+        gradient_compression=case.gradient_compression,
+    )
     measured = measured_step(case.model, training, case.layout).peak_bytes
     predicted = predicted_peak_bytes(case.model, training, case.layout)
     assert predicted == pytest.approx(measured, rel=0.01)
 
 
-def test_state_between_steps_is_twelve_bytes_a_parameter() -> None:
-    """Master weights and two moments in fp32, sharded; gradients are freed after each step."""
+@pytest.mark.parametrize(("param_dtype", "expected"), [("fp32", 12), ("bf16", 6)])
+def test_state_between_steps_is_twelve_bytes_a_parameter(param_dtype: str, expected: int) -> None:
+    """Weights and two moments in fp32, or all in bf16, sharded; gradients are freed after each
+    step."""
     layout = Layout(dp_shard=8)
-    training = training_for(layout, seq_len=32)
+    training = training_for(layout, seq_len=32, param_dtype=param_dtype)
     measured = measured_step(SMALL, training, layout).state_bytes
-    assert measured == pytest.approx(12 * parameter_count(SMALL) / 8, rel=0.01)
+    assert measured == pytest.approx(expected * parameter_count(SMALL) / 8, rel=0.01)
 
 
-START_CASES = {
-    "8b flat": (LLAMA_8B, Layout(dp_shard=64)),
-    "8b hsdp": (LLAMA_8B, Layout(dp_replicate=2, dp_shard=8, wrap_blocks=2)),
-    "odd": (ODD, Layout(dp_shard=3)),
-    "gpt-2": (GPT2, Layout(dp_shard=8)),
+START_CASES: dict[str, tuple[Model, Layout, ParamDtype]] = {
+    "8b flat": (LLAMA_8B, Layout(dp_shard=64), "fp32"),
+    "8b hsdp": (LLAMA_8B, Layout(dp_replicate=2, dp_shard=8, wrap_blocks=2), "fp32"),
+    "odd": (ODD, Layout(dp_shard=3), "fp32"),
+    "gpt-2": (GPT2, Layout(dp_shard=8), "fp32"),
+    "gpt-2, bf16 parameters": (GPT2, Layout(dp_shard=8), "bf16"),
 }
 
 
-@pytest.mark.parametrize(("model", "layout"), START_CASES.values(), ids=START_CASES.keys())
+@pytest.mark.parametrize(
+    ("model", "layout", "param_dtype"), START_CASES.values(), ids=START_CASES.keys()
+)
 def test_start_and_checkpoint_peaks_equal_those_of_the_trainer(
-    model: Model, layout: Layout
+    model: Model, layout: Layout, param_dtype: ParamDtype
 ) -> None:
-    training = training_for(layout, seq_len=64)
+    training = training_for(layout, seq_len=64, param_dtype=param_dtype)
     measured = measured_step(model, training, layout).peak_bytes_of
     case, stage = case_of(model, training, layout), whole_model(model)
     for phase, predicted in (

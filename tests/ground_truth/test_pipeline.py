@@ -257,7 +257,22 @@ ALL = CASES | FEW
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 @pytest.mark.parametrize(("model", "layout", "pp_rank"), ALL.values(), ids=ALL.keys())
 def test_calls_and_peak_equal_those_of_torch(model: Model, layout: Layout, pp_rank: int) -> None:
-    training = training_for(layout, seq_len=2048)
+    require_equal(model, layout, pp_rank)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+@pytest.mark.parametrize("reduce_dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(("model", "layout", "pp_rank"), CASES.values(), ids=CASES.keys())
+def test_calls_and_peak_with_bf16_parameters_equal_those_of_torch(
+    model: Model, layout: Layout, pp_rank: int, reduce_dtype: str
+) -> None:
+    require_equal(model, layout, pp_rank, param_dtype="bf16", reduce_dtype=reduce_dtype)
+
+
+def require_equal(model: Model, layout: Layout, pp_rank: int, **settings: str) -> None:
+    """Collectives exactly, and the peak within the tolerance."""
+    training = training_for(layout, seq_len=2048, **settings)
     rank = pp_rank * (layout.world // layout.pp)
     measured = measured_step(model, training, layout, rank=rank)
     stage = pipeline_ranks(model=model, layout=layout)[pp_rank]

@@ -279,3 +279,25 @@ def test_calls_and_peak_equal_those_of_torch(model: Model, seq_len: int, layout:
     # small, tied and with a position table: torch 2.15 is 1.2 % off
     tolerance = 0.015 if (model, layout.gradient_sync) == (GPT2_PADDED, "last") else 0.01
     assert predicted == pytest.approx(measured.peak_bytes, rel=tolerance)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+@pytest.mark.parametrize("reduce_dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("model", "seq_len", "layout"),
+    [
+        pytest.param(*case, id=name, marks=[pytest.mark.sampled(0)] * ("1,024" in name))
+        for name, case in CASES.items()
+        # a bucket as large as the model is counted from its first gradient on
+        if name != "copies, twice"
+    ],
+)
+def test_calls_and_peak_with_bf16_parameters_equal_those_of_torch(
+    model: Model, seq_len: int, layout: Layout, reduce_dtype: str
+) -> None:
+    training = training_for(layout, seq_len=seq_len, param_dtype="bf16", reduce_dtype=reduce_dtype)
+    measured = measured_step(model, training, layout)
+    assert measured.rows == predicted_rows(model, training, layout)
+    predicted = predicted_peak_bytes(model, training, layout)
+    assert predicted == pytest.approx(measured.peak_bytes, rel=0.015)

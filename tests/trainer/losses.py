@@ -101,11 +101,16 @@ class Collectives(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def reference(model: dict[str, Any], recipe: Recipe = RECIPE) -> dict[str, list[float]]:
-    """The same steps in one process, without any of the trainer's distribution."""
+def reference(
+    model: dict[str, Any], recipe: Recipe = RECIPE, *, dtype: torch.dtype = torch.float32
+) -> dict[str, list[float]]:
+    """The same steps in one process, without any of the trainer's distribution; its parameters and
+    all that comes of them in `dtype`."""
     plan = parse_plan(plans.plan_text(model=model))
     decoder = Decoder(plan.model)
     initialise(decoder, seed=0, layers=plan.model.layers)
+    for parameter in decoder.parameters():
+        parameter.data = parameter.data.to(dtype)
     optimizer = make_optimizer(decoder, recipe)
     sequences = open_sequences(plan, None, seed=0)
     losses, norms = [], []

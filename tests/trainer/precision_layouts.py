@@ -41,6 +41,16 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 """Of four ranks."""
 
+HALF: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    f"half_{name}_{reduced}": (
+        layout,
+        {"precision": "bf16", "param_dtype": "bf16", "reduce_dtype": reduced},
+    )
+    for name, layout in LAYOUTS.items()
+    for reduced in ("fp32", "bf16")
+}
+"""The same with parameters in bf16, reduced in both dtypes."""
+
 UNEVEN = {"dp_shard": 4, "wrap_blocks": 2}
 
 EXPERTS: dict[str, dict[str, Any]] = {
@@ -75,7 +85,16 @@ def train(text: str, recipe: Recipe, *, spoil: Spoil | None = None) -> dict[str,
         results["weights"].append(weight_sum(assembled))
         if assembled.scaler is not None:
             results["scales"].append(assembled.scaler.scale.item())
+    results["dtypes"] = sorted(kept_dtypes(assembled, optimizer))
     return results
+
+
+def kept_dtypes(assembled: Assembled, optimizer: torch.optim.Optimizer) -> set[str]:
+    """Of parameters and their moments."""
+    kept = [local(parameter) for parameter in assembled.model.parameters()]
+    for state in optimizer.state.values():
+        kept += [local(each) for name, each in state.items() if name != "step"]
+    return {str(tensor.dtype) for tensor in kept}
 
 
 def make_overflow(assembled: Assembled) -> None:
@@ -132,8 +151,12 @@ def measure_scaling(out: Path) -> None:
         spoil = SPOILS.get(name)
         if spoil is not None:
             results[f"{name}_spoiled"] = {"ranks": everyones(train(text, RECIPE, spoil=spoil))}
+    for name, (layout, training) in HALF.items():
+        text = plans.plan_text(model=DENSE, training=training, **layout)
+        results[name] = {"ranks": everyones(train(text, RECIPE))}
     if dist.get_rank() == 0:
         results["fp32"] = losses.reference(DENSE, RECIPE)
+        results["bf16"] = losses.reference(DENSE, RECIPE, dtype=torch.bfloat16)
     jobs.leave_with(results, out)
 
 

@@ -68,7 +68,7 @@ def judged_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options += ["--prometheus", str(folder / "run.prom"), "--warmup-steps", "1"]
     options += ["--checkpoint-dir", str(folder / "saved")]
     jobs.train(folder, 2, "--steps", "4", *options, **BYTES)
-    out = jobs.train(folder, 2, "--steps", "7", *options, **BYTES)
+    out = jobs.train(folder, 2, "--steps", "7", "--allow-changes", *options, **BYTES)
     (folder / "out").write_text(out)
     return folder
 

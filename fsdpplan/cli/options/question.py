@@ -14,10 +14,12 @@ from fsdpplan.spec.runtime import RuntimeName as Runtime
 from fsdpplan.spec.training import (
     Fp8Recipe,
     Optimizer,
+    ParamDtype,
     Precision,
     ProgramName,
     ReduceDtype,
     TorchRelease,
+    normal_compression,
 )
 from fsdpplan.units import parse_bandwidth_bytes_per_second, parse_count
 
@@ -193,6 +195,14 @@ class TrainingOptions:
             help="Number format of gradient reduction. Default fp32.",
         ),
     ] = None
+    param_dtype: Annotated[
+        str | None,
+        Flag(
+            metavar="fp32|bf16",
+            parse=choice(ParamDtype, synonyms.FORMATS),
+            help="Number format in which parameters and AdamW's moments are kept. Default fp32.",
+        ),
+    ] = None
     optimizer: Annotated[
         str | None,
         Flag(
@@ -215,6 +225,15 @@ class TrainingOptions:
             parse=size(example="700 or 2k"),
             help="With --pack: tokens of a document in the mean, of which the time of attention "
             "follows. Default: attention of whole sequences.",
+        ),
+    ] = None
+    gradient_compression: Annotated[
+        str | None,
+        Flag(
+            metavar="none|bf16|powersgd[:RANK[:FIRST]]",
+            parse=normal_compression,
+            help="DDP's hooks: gradients sent in bf16, or as two matrices of RANK (1) after FIRST "
+            "(1000) steps. Default none.",
         ),
     ] = None
     tokens: Annotated[

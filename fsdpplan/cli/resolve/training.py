@@ -23,6 +23,8 @@ from fsdpplan.spec.training import Training
 from fsdpplan.units import format_count, format_percent
 
 POLICIES = ("precision", "reduce_dtype", "optimizer", "runtime")
+QUIET = ("param_dtype", "gradient_compression")
+"""Options that change nothing unless they are asked for, so that no default is said."""
 FP8_POLICIES = ("fp8_recipe", "fp8_all_gather")
 """Options whose default is that of `Training`; those of fp8 mean nothing without it."""
 
@@ -34,8 +36,10 @@ def resolve_training(
     if options.precision != "fp8":
         _refuse_fp8_options(options)
     seq_len = _seq_len(options, model)
-    given = {name: getattr(options, name) for name in (*POLICIES, *FP8_POLICIES, "program")}
+    given = {name: getattr(options, name) for name in (*POLICIES, *QUIET, *FP8_POLICIES, "program")}
     values: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if options.gradient_compression == "bf16":
+        values.setdefault("reduce_dtype", "bf16")
     if options.program is not None:
         taken = program_defaults(
             options.program,
@@ -69,7 +73,18 @@ def resolve_training(
             *_documents_taken(training),
             *_room_taken(training, options, cluster),
         ),
-        warnings=seq_len.warnings,
+        warnings=(*seq_len.warnings, *_rounding(training)),
+    )
+
+
+def _rounding(training: Training) -> tuple[str, ...]:
+    """What parameters in bf16 lose, where nothing is done about it."""
+    if training.param_dtype != "bf16" or training.optimizer == "adamw_8bit":
+        return ()
+    return (
+        "bf16 has 8 bits of mantissa: an update below 2^-9 of its weight is rounded away, and "
+        "AdamW moves a weight by about the learning rate, so weights above 512 times that stay as "
+        "they are. --optimizer adamw_8bit rounds stochastically; --param-dtype fp32 keeps masters",
     )
 
 

@@ -102,6 +102,8 @@ def _precision(inputs: Inputs) -> str:
         software = f", for {program_named(training.program).words}"
     if dict(inputs.sources).get(TORCH_SOURCE, DEFAULT_SOURCE) != DEFAULT_SOURCE:
         software += f", torch {training.torch}"
+    if training.param_dtype == "bf16":
+        software = f", parameters and moments kept in it{software}"
     if training.precision != "fp8":
         return f"{training.precision}{software}"
     gathered = ", weights gathered in fp8" if training.fp8_all_gather else ""

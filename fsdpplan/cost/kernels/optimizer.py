@@ -69,21 +69,23 @@ def link_bytes_per_second(cluster: Cluster) -> float:
     )
 
 
-def pinned_copy_seconds(elements: int, cluster: Cluster) -> float:
-    """One way of so many fp32 elements: shards to the device before they are gathered, gradients
-    to the host after they are reduced."""
-    return FP32_BYTES * elements / link_bytes_per_second(cluster)
+def pinned_copy_seconds(
+    elements: int, cluster: Cluster, *, element_bytes: int = FP32_BYTES
+) -> float:
+    """One way of so many elements: shards to the device before they are gathered, gradients to the
+    host after they are reduced, both in the dtype of the parameters."""
+    return element_bytes * elements / link_bytes_per_second(cluster)
 
 
-def adding_seconds(elements: int, cluster: Cluster) -> float:
+def adding_seconds(elements: int, cluster: Cluster, *, element_bytes: int = FP32_BYTES) -> float:
     """Gradients to the host where there are others of earlier micro-batches, to which they are
     added: the host waits for the copy, which is into memory that is not pinned, and adds.
 
-        T = 4 n / min(link, fresh pages) + 12 n / B
+        T = e n / min(link, fresh pages) + 3 e n / B
     """
     copied = min(link_bytes_per_second(cluster), FRESH_PAGES_BYTES_PER_SECOND)
-    added = ADD_BYTES_PER_PARAMETER * elements / host_bytes_per_second(cluster)
-    return FP32_BYTES * elements / copied + added
+    added = ADD_BYTES_PER_PARAMETER // FP32_BYTES * element_bytes * elements
+    return element_bytes * elements / copied + added / host_bytes_per_second(cluster)
 
 
 NEWTON_SCHULZ_STEPS = 5

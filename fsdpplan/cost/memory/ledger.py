@@ -31,6 +31,7 @@ from fsdpplan.cost.kernels.optimizer import muon_elements
 from fsdpplan.cost.memory.backward_steps import WeightGradientsOf
 from fsdpplan.cost.model.block_sizes import FP32_BYTES
 from fsdpplan.cost.model.formats import formats, sums_in_reduce_dtype
+from fsdpplan.cost.model.low_rank import low_rank
 from fsdpplan.cost.model.params import block_tensors, embedding_tensors, head_tensors
 from fsdpplan.cost.model.shards import (
     Stage,
@@ -38,6 +39,7 @@ from fsdpplan.cost.model.shards import (
     root_size,
     shares_table,
     stage_elements,
+    stage_shapes,
     stage_shard_elements,
     unit_size,
 )
@@ -80,9 +82,7 @@ def rank_state(case: Case, stage: Stage) -> StateBytes:
     masters = FP32_BYTES if training.traits.half_parameters else 0
     return StateBytes(
         parameters=held * formats(training=training, layout=layout).resident,
-        gradients=_resident_gradient_bytes(
-            whole=whole, shard=shard, training=training, layout=layout
-        ),
+        gradients=_resident_gradient_bytes(case, stage, whole=whole, shard=shard),
         optimizer=updated * masters + _state_bytes(case, stage, updated),
         held_parameters=held,
         optimizer_parameters=updated,
@@ -102,7 +102,7 @@ def _state_bytes(case: Case, stage: Stage, updated: int) -> int:
         case "adamw":
             of = formats(training=training, layout=layout)
             traits = training.traits
-            moment = of.computed if traits.half_states or traits.half_moments else FP32_BYTES
+            moment = of.computed if training.half_states or traits.half_moments else FP32_BYTES
             return updated * ADAM_STATES * moment
         case "adamw_8bit":
             scales = -(-updated // BLOCK_OF_8BIT_ELEMENTS)
@@ -139,7 +139,7 @@ def sums_fp32_gradients(training: Training) -> bool:
     distributed_data_parallel.py, `grad_reduce_in_fp32`.
     """
     traits = training.traits
-    if traits.half_states:  # what is reduced is cast to the dtype of the parameter
+    if training.half_states:  # what is reduced is cast to the dtype of the parameter
         return False
     if not traits.half_parameters:
         return True
@@ -162,9 +162,10 @@ def makes_gradients(*, training: Training, layout: Layout) -> bool:
     return is_first and is_without_ddp(training=training, layout=layout)
 
 
-def _resident_gradient_bytes(*, whole: int, shard: int, training: Training, layout: Layout) -> int:
+def _resident_gradient_bytes(case: Case, stage: Stage, *, whole: int, shard: int) -> int:
     """Gradients of all the rank's parameters, or with ZeRO-2 of its shard; with fp32 sums, what
     half precision keeps beside them; and buckets that are not the gradients themselves."""
+    training, layout = case.training, case.layout
     if layout.sharding == "fsdp" or makes_gradients(training=training, layout=layout):
         return 0
     traits = training.traits
@@ -174,9 +175,18 @@ def _resident_gradient_bytes(*, whole: int, shard: int, training: Training, layo
     is_beside = sums == FP32_BYTES and traits.half_gradients_beside_fp32 == "resident"
     if is_beside and traits.half_parameters:
         total += whole * of.computed
+    if training.powersgd_rank and layout.data_parallel > 1:
+        total += _low_rank_bytes(case, stage, whole=whole)
     if traits.gradient_buckets and layout.data_parallel * layout.cp > 1:
         total += whole * of.resident
     return total
+
+
+def _low_rank_bytes(case: Case, stage: Stage, *, whole: int) -> int:
+    """What PowerSGD keeps: the error of each gradient, and the P and Q of each matrix that it
+    compresses."""
+    sent = low_rank(stage_shapes(case.model, stage), case.training.powersgd_rank)
+    return FP32_BYTES * (whole + sent.p + sent.q)
 
 
 DDP_BROADCAST_BYTES = 250 * 2**20
@@ -284,7 +294,8 @@ def whole_table_gradient_bytes(case: Case, stage: Stage) -> int:
     layout = case.layout
     if layout.sharding != "ddp" or layout.pp == 1 or case.training.traits.half_parameters:
         return 0
-    return FP32_BYTES * unsplit_table_elements(case, stage)
+    of = formats(training=case.training, layout=layout)
+    return of.kept_gradient * unsplit_table_elements(case, stage)
 
 
 def unsplit_table_elements(case: Case, stage: Stage) -> int:
@@ -329,7 +340,8 @@ class ShardGradientBytes:
     later: int
     """After it, with what HSDP keeps of its all-reduce."""
     reduced: int
-    """Of one element of a gradient shard while it is reduced: the output, and its fp32 copy."""
+    """Of one element of a gradient shard while it is reduced: the output, and its copy in the dtype
+    of the parameters."""
 
 
 def shard_gradient_bytes(*, training: Training, layout: Layout) -> ShardGradientBytes:
@@ -345,7 +357,7 @@ def shard_gradient_bytes(*, training: Training, layout: Layout) -> ShardGradient
     of = formats(training=training, layout=layout)
     kept = FP32_BYTES if sums_fp32_gradients(training) else of.computed
     is_hsdp = layout.dp_replicate > 1
-    copy = kept if of.reduced < kept else 0
+    copy = kept if of.reduced != kept else 0
     output = of.reduced + copy
     if layout.offload == "cpu":
         kept = of.reduced if is_hsdp else 0

@@ -153,21 +153,21 @@ def require_offloadable(layout: Layout) -> None:
         )
 
 
-def staging_bytes(sizes: RankSizes) -> int:
-    """fp32 shards of units on their way to or from the host."""
+def staging_bytes(sizes: RankSizes, element_bytes: int) -> int:
+    """Shards of units on their way to or from the host."""
     ends = (sizes.ends.tables, sizes.ends.head, sizes.ends.root)
     unit = max(
         sizes.unit_blocks * sizes.shard_block_elements, *(end.shard_elements for end in ends)
     )
-    return UNITS_IN_FLIGHT * unit * FP32_BYTES
+    return UNITS_IN_FLIGHT * unit * element_bytes
 
 
-def host_bytes(*, state: StateBytes, sizes: RankSizes, layout: Layout) -> int:
+def host_bytes(*, state: StateBytes, sizes: RankSizes, layout: Layout, element_bytes: int) -> int:
     """Parameters, gradients and optimizer state of one rank in host memory."""
     if layout.offload == "none":
         return 0
     elements = sizes.blocks * sizes.shard_block_elements + sizes.ends.shard_elements
-    return state.parameters + state.optimizer + FP32_BYTES * elements
+    return state.parameters + state.optimizer + element_bytes * elements
 
 
 @lru_cache(maxsize=64)
@@ -205,6 +205,7 @@ def optimizer_phase(
     Source: DeepSpeed runtime/zero/stage_1_and_2.py, `step`; InternEvo hybrid_zero_optim.py;
     torch 1.13 torch/optim/adamw.py, `_single_tensor_adamw`.
     """
+    of = formats(training=training, layout=layout)
     of_lists = FP32_BYTES * state.optimizer_parameters * int(training.traits.foreach_optimizer)
     of_lists += optimizer_temporaries
     if training.traits.flat_optimizer:
@@ -214,22 +215,18 @@ def optimizer_phase(
         return Phase(name="optimizer")
     if layout.sharding == "fsdp":
         elements = sizes.blocks * sizes.shard_block_elements + sizes.ends.shard_elements
-        computed = formats(training=training, layout=layout).computed
-        kept = FP32_BYTES
-        if training.traits.half_states:
-            kept = computed
-        elif not sums_fp32_gradients(training):
-            kept += computed
+        kept = of.kept_gradient
+        if not (sums_fp32_gradients(training) or training.half_states):
+            kept += of.computed
         return Phase(name="optimizer", gradients_bytes=kept * elements, temporaries_bytes=of_lists)
     copies = of_lists
-    if not sums_fp32_gradients(training) and not training.traits.half_states:
-        joined = formats(training=training, layout=layout).computed
-        joined *= int(training.traits.half_gradients)
+    if not sums_fp32_gradients(training) and not training.half_states:
+        joined = of.computed * int(training.traits.half_gradients)
         copies += (joined + FP32_BYTES) * state.optimizer_parameters
     made = makes_gradients(training=training, layout=layout)
     return Phase(
         name="optimizer",
-        gradients_bytes=FP32_BYTES * state.held_parameters
+        gradients_bytes=of.kept_gradient * state.held_parameters
         if made
         else sizes.resident_gradient_bytes,
         temporaries_bytes=copies,
@@ -259,7 +256,9 @@ def stage_memory(case: Case, stage: Stage, *, in_flight_blocks: int) -> MemoryBr
     on_device = layout.offload == "none"
     parameters = state.parameters if on_device else 0
     optimizer = state.optimizer if on_device else 0
-    gradients = peak.gradients_bytes + (0 if on_device else staging_bytes(sizes))
+    element_bytes = formats(training=training, layout=layout).kept_gradient
+    staged = 0 if on_device else staging_bytes(sizes, element_bytes)
+    gradients = peak.gradients_bytes + staged
     fit = case.cluster.device.fit
     masks = mask_bytes(case, stage)
     allocated = parameters + optimizer + gradients + peak.total_bytes - peak.gradients_bytes + masks
@@ -282,7 +281,7 @@ def stage_memory(case: Case, stage: Stage, *, in_flight_blocks: int) -> MemoryBr
         reserved_overhead_bytes=overhead,
         context_bytes=outside_allocator_bytes(layout=layout, training=training, fit=fit),
         peak_phase=peak.name,
-        host_bytes=host_bytes(state=state, sizes=sizes, layout=layout),
+        host_bytes=host_bytes(state=state, sizes=sizes, layout=layout, element_bytes=element_bytes),
         initialization_peak_bytes=initialization_peak_bytes(case, stage),
         checkpoint_peak_bytes=checkpoint_peak_bytes(case, stage),
         checkpoint_host_bytes=state.parameters + state.optimizer,

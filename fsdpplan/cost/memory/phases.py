@@ -340,7 +340,7 @@ def ddp_phases(s: RankSizes) -> list[Phase]:
             gradients_bytes=s.resident_gradient_bytes,
             unsharded_parameters_bytes=parameters,
             unsharded_gradients_bytes=gradients
-            + s.bucket_copy_bytes
+            + (s.bucket_copy_bytes if name == "backward" else 0)
             + s.whole_table_gradient_bytes,
             activations_bytes=activations + s.message_buffers_bytes,
             temporaries_bytes=extra,
@@ -390,8 +390,26 @@ def ddp_phases(s: RankSizes) -> list[Phase]:
         activations=s.saved_bytes(s.blocks) + 2 * s.last_residual_bytes + s.last_normed_bytes,
         extra=s.element_bytes * s.logits_elements + s.logits_gather_bytes,
     )
+    # a bucket that the gradient of a table has filled is as large as that, and then reduced
+    reduced = [
+        phase(
+            "backward",
+            parameters=s.copy_bytes(left),
+            activations=s.saved_bytes(left) + s.last_residual_bytes,
+            extra=copied - s.bucket_copy_bytes,
+        )
+        for left, copied in ((s.blocks, s.head_copy_bytes), (0, s.table_copy_bytes))
+        if copied > s.bucket_copy_bytes
+    ]
+    # what a pipeline's last micro-batch has sent, when the others are through
+    sent = phase(
+        "backward",
+        parameters=0,
+        gradients=s.sent_copies_bytes + s.embedding_gradient_bytes - s.bucket_copy_bytes,
+        activations=0,
+    )
     whole = [logits] if s.pieces is None else []
-    return [*forward, *whole, *_loss_phases(s), *backward, embedding, grown]
+    return [*forward, *whole, *_loss_phases(s), *backward, embedding, *reduced, sent, grown]
 
 
 def _others_at_the_embedding(s: RankSizes) -> int:

@@ -20,7 +20,7 @@ class Phase:
 
     name: str
     gradients_bytes: int = 0
-    """fp32 gradient shards."""
+    """Gradient shards in the dtype of the parameters."""
     unsharded_parameters_bytes: int = 0
     """Gathered parameters, gather buffers, and autocast's copies of weights."""
     unsharded_gradients_bytes: int = 0
@@ -153,14 +153,21 @@ class RankSizes:
     embedding_gradient_bytes: int
     """Full gradients of the embedding tables (also under tensor parallelism); 0 without one."""
     bucket_copy_bytes: int
-    """A bucket in the reduce dtype, where that is not fp32; DDP only."""
+    """A bucket in the reduce dtype, where that is not the gradients'; DDP only."""
+    head_copy_bytes: int
+    """The same of the bucket that the head's gradient fills; 0 where gradients are not cast."""
+    table_copy_bytes: int
+    """The same of the one that the embedding's gradient fills, which is the last."""
+    sent_copies_bytes: int
+    """The same of all buckets, which a pipeline waits for when its step is through."""
     shard_block_elements: int
     earlier_gradient_bytes: int
     """Of one element of a gradient shard before the last micro-batch reduces it."""
     later_gradient_bytes: int
     """Of one element after that, with what HSDP keeps of its all-reduce."""
     reduced_bytes: int
-    """Of one element of a gradient shard while it is reduced: the output, and its fp32 copy."""
+    """Of one element of a gradient shard while it is reduced: the output, and its copy in the dtype
+    of the parameters."""
     resident_gradient_bytes: int
     """Gradients and buckets that are there all the time; 0 under FSDP."""
     whole_table_gradient_bytes: int

@@ -55,6 +55,7 @@ from fsdpplan.cost.model.shards import (
     block_size,
     end_units,
     expert_size,
+    shares_table,
     stage_root_size,
 )
 from fsdpplan.cost.schedule.stages import stage_moments
@@ -103,7 +104,7 @@ def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
     is_cast = head.pieces is not None and layout.pp == 1 and sums_in_reduce_dtype(training)
     of_head = of.reduced if is_cast else of.gathered
     grows = grows_in_backward(training=training, layout=layout)
-    of_grown = of.computed if training.traits.half_parameters else FP32_BYTES
+    of_grown = of.computed if training.traits.half_parameters else of.kept_gradient
     beside_blocks_bytes = others_at_the_loss * head.kept_bytes + in_flight * hidden_tokens * int(
         training.traits.dropout and stage.has_embedding
     )
@@ -113,6 +114,8 @@ def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
     remade = block.live_bytes - block.saved_bytes
     if layout.activation_checkpointing != "full":  # attention alone is made again in each half
         remade = 0
+    copied_bytes = _copied_bytes(training=training, layout=layout)
+    casts_bucket = _casts_buckets(training=training, layout=layout)
     return RankSizes(
         blocks=stage.blocks,
         unit_blocks=max(1, min(layout.wrap_blocks, stage.blocks)),
@@ -144,6 +147,15 @@ def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
         bucket_copy_bytes=_bucket_copy_bytes(
             training=training, layout=layout, elements=state.held_parameters
         ),
+        head_copy_bytes=0
+        if shares_table(model=model, stage=stage)
+        else copied_bytes * head.weight_elements,
+        table_copy_bytes=_table_copy_bytes(
+            case, stage, copied_bytes=copied_bytes, elements=state.held_parameters
+        ),
+        sent_copies_bytes=of.reduced * state.held_parameters
+        if casts_bucket and layout.pp > 1
+        else 0,
         shard_block_elements=(state.held_parameters - ends.shard_elements) // max(1, stage.blocks)
         if is_fsdp
         else shard_block,
@@ -385,18 +397,49 @@ def _accumulated_bytes(*, training: Training, layout: Layout, elements: int) -> 
     by_ddp = layout.sharding == "ddp" and layout.pp == 1 and not training.traits.half_parameters
     by_ddp &= not is_without_ddp(training=training, layout=layout)
     accumulates = layout.gradient_sync == "last" and layout.num_microbatches > 1
-    return FP32_BYTES * elements if by_ddp and accumulates else 0
+    of = formats(training=training, layout=layout)
+    return of.kept_gradient * elements if by_ddp and accumulates else 0
 
 
 def _bucket_copy_bytes(*, training: Training, layout: Layout, elements: int) -> int:
-    """DDP's bucket in the reduce dtype, where that is not fp32; under ZeRO-2 the unreduced bucket
-    and the one that is being filled."""
+    """DDP's bucket in the reduce dtype, where its gradients have another; under ZeRO-2 the
+    unreduced bucket and the one that is being filled."""
     of = formats(training=training, layout=layout)
-    bucket = min(layout.ddp_bucket_bytes // FP32_BYTES, elements)
+    bucket = min(layout.ddp_bucket_bytes // of.kept_gradient, elements)
     if layout.sharding == "zero2":
         return 2 * bucket * of.reduced
-    is_cast = layout.sharding != "fsdp" and of.reduced < FP32_BYTES
-    return bucket * of.reduced if is_cast and not training.traits.half_parameters else 0
+    return bucket * _copied_bytes(training=training, layout=layout)
+
+
+POWERSGD_COPIES = 2
+"""The bucket as it was, and what the sum of its parts lacks, beside the error of before."""
+
+
+def _copied_bytes(*, training: Training, layout: Layout) -> int:
+    """What a DDP bucket needs while it is reduced, beside itself: of one of its elements."""
+    if training.powersgd_rank:
+        return POWERSGD_COPIES * FP32_BYTES if layout.data_parallel > 1 else 0
+    of = formats(training=training, layout=layout)
+    return of.reduced if _casts_buckets(training=training, layout=layout) else 0
+
+
+def _table_copy_bytes(case: Case, stage: Stage, *, copied_bytes: int, elements: int) -> int:
+    """For the last bucket, which the embedding's table fills; gradients that earlier micro-batches
+    left apart are in their buckets by then, but for the table's."""
+    if not stage.has_embedding:
+        return 0
+    layout = case.layout
+    table = case.model.vocab_rows(layout.tp) // layout.tp * case.model.hidden
+    gone = _accumulated_bytes(training=case.training, layout=layout, elements=elements - table)
+    return max(0, copied_bytes * table - gone)
+
+
+def _casts_buckets(*, training: Training, layout: Layout) -> bool:
+    """Whether there is DDP, and its gradients are reduced in another dtype than their own."""
+    of = formats(training=training, layout=layout)
+    is_cast = layout.sharding != "fsdp" and of.reduced != of.kept_gradient
+    is_cast &= layout.data_parallel * layout.cp > 1
+    return is_cast and not training.traits.half_parameters
 
 
 def message_buffer_bytes(case: Case, stage: Stage, *, in_flight: int, message_bytes: int) -> int:

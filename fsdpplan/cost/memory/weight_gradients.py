@@ -157,6 +157,7 @@ def split_backward(case: Case, stage: Stage, *, remade_bytes: int) -> SplitBackw
     local_vocab = int(stage.has_head) * (model.vocab_rows(layout.tp) // layout.tp)
     waiting_head = tokens * local_vocab * of.computed
     loss = sizes.logits_elements * (FP32_BYTES + of.computed)
+    sums_as_made = layout.sharding != "fsdp" or of.reduced == of.gathered
     if sizes.pieces is not None:
         waiting_head, loss = sizes.pieces.hidden + sizes.pieces.weight_gradient, 0
     return SplitBackward(
@@ -165,9 +166,9 @@ def split_backward(case: Case, stage: Stage, *, remade_bytes: int) -> SplitBackw
         waiting_block_bytes=output * of.computed + remade_bytes,
         input_bytes=residual_tokens * model.hidden * of.residual,
         fresh_block_bytes=elements * of.gathered,
-        summed_matrix_bytes=0 if of.reduced == of.gathered else made.up or made.down,
+        summed_matrix_bytes=0 if sums_as_made else made.up or made.down,
         fresh_head_bytes=local_vocab * model.hidden * of.gathered,
-        adds_in_place=of.reduced == of.gathered or lets_go,
+        adds_in_place=sums_as_made or lets_go,
     )
 
 

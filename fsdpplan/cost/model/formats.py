@@ -41,6 +41,9 @@ class Formats:
     """Unsharded matrices of the blocks: fp8 where FSDP gathers them so."""
     resident: int
     """Parameters between steps, masters apart."""
+    kept_gradient: int
+    """Gradients that wait for an optimizer without half-precision parameters and fp32 masters, and
+    DDP's buckets of them: in the dtype of the parameters."""
 
     @property
     def autocasts(self) -> bool:
@@ -49,8 +52,8 @@ class Formats:
 
 
 def formats(*, training: Training, layout: Layout) -> Formats:
-    """Number formats of a training: DDP has fp32 parameters and autocast, unless the runtime keeps
-    them in half precision; FSDP2 gathers in the compute dtype. The reference decoder keeps its
+    """Number formats of a training: DDP has fp32 parameters and autocast, unless they are kept in
+    half precision; FSDP2 gathers in the compute dtype. The reference decoder keeps its
     residual stream in the compute dtype under autocast too; a script of the runtime `autocast` has
     it in fp32, as plain autocast leaves it."""
     return _formats(training, layout.sharding == "fsdp")
@@ -60,7 +63,7 @@ def formats(*, training: Training, layout: Layout) -> Formats:
 def _formats(training: Training, is_fsdp: bool) -> Formats:
     traits = training.traits
     computed = DTYPE_BYTES[training.activation_dtype]
-    resident = computed if traits.half_parameters or traits.half_states else FP32_BYTES
+    resident = computed if traits.half_parameters or training.half_states else FP32_BYTES
     gathered = FP32_BYTES if traits.gathers_fp32 else computed if is_fsdp else resident
     is_fp8 = is_fsdp and training.fp8_all_gather
     return Formats(
@@ -70,6 +73,7 @@ def _formats(training: Training, is_fsdp: bool) -> Formats:
         reduced=DTYPE_BYTES[training.reduce_dtype],
         gathered_matrix=DTYPE_BYTES["fp8"] if is_fp8 else gathered,
         resident=resident,
+        kept_gradient=computed if training.half_states else FP32_BYTES,
     )
 
 

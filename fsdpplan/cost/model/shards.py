@@ -20,7 +20,7 @@ FSDP units of a stage: their sizes, and how many there are of each, in the order
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -265,6 +265,18 @@ def stage_elements(*, model: Model, stage: Stage, tp: int, ep: int = 1) -> int:
         for kind, number in block_kinds(model=model, stage=stage)
     )
     return blocks + root.elements
+
+
+def stage_shapes(model: Model, stage: Stage) -> Iterator[tuple[int, ...]]:
+    """Shapes of the parameters of a stage, whole, in the order in which they are registered."""
+    if stage.has_embedding:
+        yield from (tensor.local_shape(1) for tensor in embedding_tensors(model))
+    for kind, number in block_kinds(model=model, stage=stage):
+        shapes = [tensor.local_shape(1) for tensor in block_tensors(kind)]
+        for _ in range(number):
+            yield from shapes
+    if stage.has_head:
+        yield from (tensor.local_shape(1) for tensor in head_tensors(model))
 
 
 @lru_cache(maxsize=4096)

@@ -307,7 +307,8 @@ def reduction_exposed_seconds(
     """What reducing the gradients of one backward pass adds to it."""
     if not times.fp32_bytes:
         return 0.0
-    if not training.traits.overlaps_reduction:
+    # PowerSGD's hook waits for the device at the end of each bucket, and backward with it
+    if training.powersgd_rank or not training.traits.overlaps_reduction:
         return sum(times.reductions)
     return ddp_exposed_seconds(
         bucket_seconds=times.reductions,

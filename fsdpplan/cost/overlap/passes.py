@@ -11,7 +11,7 @@ from operator import attrgetter, mul
 
 from fsdpplan.cost.kernels.optimizer import adding_seconds, pinned_copy_seconds
 from fsdpplan.cost.kernels.rates import memory_bytes_per_second
-from fsdpplan.cost.model.formats import Ways, shard_ways
+from fsdpplan.cost.model.formats import Ways, formats, shard_ways
 from fsdpplan.cost.model.shards import (
     NOTHING,
     BlockUnit,
@@ -93,13 +93,14 @@ def _on_host(size: UnitSize, *, ranks: int, case: Case, regathers: bool) -> Unit
     if case.layout.offload != "cpu":
         return UnitSeconds()
     elements = size.shard_elements(ranks)
-    copied = pinned_copy_seconds(elements, case.cluster)
+    of = formats(training=case.training, layout=case.layout)
+    copied = pinned_copy_seconds(elements, case.cluster, element_bytes=of.kept_gradient)
     alone = ranks == 1
     return UnitSeconds(
         copy_out=copied * (2 if regathers else 1) if alone else 0.0,
         upload=0.0 if alone else copied,
         download=copied,
-        adding=adding_seconds(elements, case.cluster),
+        adding=adding_seconds(elements, case.cluster, element_bytes=of.kept_gradient),
     )
 
 

@@ -40,8 +40,20 @@ from fsdpplan.cost.kernels.optimizer import (
 from fsdpplan.cost.kernels.rates import BlockSeconds, BlockWork, memory_bytes_per_second
 from fsdpplan.cost.model.block_sizes import FP32_BYTES
 from fsdpplan.cost.model.formats import Ways, block_ways, formats, inner_ways, local_tokens
+from fsdpplan.cost.model.low_rank import (
+    KERNELS_PER_COLUMN,
+    KERNELS_PER_MATRIX,
+    TRAFFIC_BYTES_PER_ELEMENT,
+    low_rank,
+)
 from fsdpplan.cost.model.params import block_tensors
-from fsdpplan.cost.model.shards import Stage, gradient_syncs, stage_elements, stage_shard_elements
+from fsdpplan.cost.model.shards import (
+    Stage,
+    gradient_syncs,
+    stage_elements,
+    stage_shapes,
+    stage_shard_elements,
+)
 from fsdpplan.cost.traffic.block_calls import block_calls
 from fsdpplan.cost.traffic.calls import BlockCall, Piece, group_seconds, repeats_whole_block
 from fsdpplan.spec.cluster import Cluster, Device
@@ -63,7 +75,7 @@ torch's reducer, not measured."""
 def is_autocast(*, training: Training, layout: Layout) -> bool:
     """Whether blocks cast fp32 weights in each forward, instead of being handed cast ones."""
     traits = training.traits
-    if training.precision == "fp32" or traits.half_parameters or traits.half_states:
+    if training.precision == "fp32" or traits.half_parameters or training.half_states:
         return False
     return layout.sharding != "fsdp" or traits.gathers_fp32
 
@@ -189,6 +201,7 @@ def gradient_seconds(case: Case, stage: Stage) -> float:
     whole = stage_elements(model=case.model, stage=stage, tp=layout.tp, ep=layout.ep)
     again = layout.num_microbatches - 1
     traits = training.traits
+    of = formats(training=training, layout=layout)
     if layout.sharding == "fsdp" and layout.gradient_sync == "last":
         kept_bytes = DTYPE_BYTES[training.reduce_dtype]
         made_bytes = DTYPE_BYTES[training.activation_dtype]
@@ -198,7 +211,7 @@ def gradient_seconds(case: Case, stage: Stage) -> float:
     elif layout.offload == "cpu" and layout.gradient_sync == "every":
         traffic = 0  # the host adds (`host`), and the passes wait for it
     elif layout.sharding == "fsdp":
-        traffic = 12 * again * whole // layout.shard_ranks
+        traffic = 3 * of.kept_gradient * again * whole // layout.shard_ranks
     elif traits.half_gradients:
         traffic = 6 * again * whole
     elif traits.half_parameters:
@@ -206,8 +219,28 @@ def gradient_seconds(case: Case, stage: Stage) -> float:
     else:
         is_copied = layout.dp_replicate * layout.shard_ranks > 1
         copies = gradient_syncs(layout) if is_copied else 0
-        traffic = (12 * again + 8 * copies) * whole
+        traffic = (3 * again + 2 * copies) * of.kept_gradient * whole
+        if training.powersgd_rank and is_copied:
+            return copies * compression_seconds(case, stage) + traffic / memory_bytes_per_second(
+                case.cluster.device
+            )
     return traffic / memory_bytes_per_second(case.cluster.device)
+
+
+def compression_seconds(case: Case, stage: Stage) -> float:
+    """PowerSGD of all gradients of a rank, beside its collectives, by bytes and by launches:
+
+        T = 44 n / B + launches (3 matrices + 12 r matrices)
+
+    Products with matrices of so few columns wait for memory. Assumes that launches and memory do
+    not overlap, as in a hook that waits for the device after each bucket.
+    """
+    device, rank = case.cluster.device, case.training.powersgd_rank
+    sent = low_rank(stage_shapes(case.model, stage), rank)
+    launches = sent.matrices * (KERNELS_PER_MATRIX + rank * KERNELS_PER_COLUMN)
+    traffic = TRAFFIC_BYTES_PER_ELEMENT * (sent.compressed + sent.whole)
+    moved = traffic / memory_bytes_per_second(device)
+    return moved + launches * device.fit.kernel_launch_seconds
 
 
 def optimizer_elements(case: Case, stage: Stage) -> int:
@@ -234,7 +267,7 @@ def layout_optimizer_seconds(case: Case, stage: Stage) -> float:
     recipe = OptimizerRecipe(
         half_parameters=traits.half_parameters,
         half_gradients=traits.half_gradients,
-        half_states=traits.half_states,
+        half_states=training.half_states,
         fused=not traits.foreach_optimizer,
         optimizer="adamw_8bit" if training.optimizer == "adamw_8bit" else "adamw",
         scales_loss=training.scales_loss,

@@ -29,6 +29,8 @@ from itertools import chain
 from math import prod
 
 from fsdpplan.cost.model.block_sizes import FP32_BYTES
+from fsdpplan.cost.model.formats import formats
+from fsdpplan.cost.model.low_rank import LowRank, low_rank
 from fsdpplan.cost.model.params import (
     ParameterTensor,
     block_tensors,
@@ -220,13 +222,19 @@ def layout_bucket_bytes(case: Case, stage: Stage) -> int:
     does: buckets that grow with the data-parallel ranks, or all of a rank in one.
     """
     layout = case.layout
+    wider = _fp32_of_gradients(case)
     if layout.sharding == "ddp" and layout.ddp_bucket_bytes != DDP_BUCKET_BYTES:
-        return layout.ddp_bucket_bytes
+        return wider * layout.ddp_bucket_bytes
     traits = case.training.traits
     if traits.bucket_bytes is None:
         return 4 * stage_elements(model=case.model, stage=stage, tp=layout.tp, ep=layout.ep)
     ranks = layout.dp_replicate * layout.shard_ranks
-    return max(traits.bucket_bytes, ranks * traits.bucket_bytes_a_rank)
+    return wider * max(traits.bucket_bytes, ranks * traits.bucket_bytes_a_rank)
+
+
+def _fp32_of_gradients(case: Case) -> int:
+    """fp32 bytes for each byte of a gradient: a bucket is full by the bytes that it has."""
+    return FP32_BYTES // formats(training=case.training, layout=case.layout).kept_gradient
 
 
 @lru_cache(maxsize=1024)
@@ -291,6 +299,8 @@ class Bucket:
 
     fp32_bytes: int
     """Of its parameters."""
+    low_rank: LowRank | None = None
+    """What is sent in their place; None: they are sent as they are."""
     is_expert: bool
     """Routed experts of one expert-parallel rank, of which fewer ranks have copies."""
 
@@ -302,27 +312,60 @@ def buckets(case: Case, stage: Stage) -> tuple[Bucket, ...]:
     layout = case.layout
     limit = layout_bucket_bytes(case, stage)
     is_usual = layout.sharding == "ddp" and layout.ddp_bucket_bytes == DDP_BUCKET_BYTES
+    first = _fp32_of_gradients(case) * FIRST_BUCKET_BYTES if is_usual else limit
     dense = ddp_buckets_bytes(
         model=case.model,
         stage=stage,
         tp=layout.tp,
         ep=layout.ep,
         bucket_bytes=limit,
-        first_bucket_bytes=FIRST_BUCKET_BYTES if is_usual else limit,
+        first_bucket_bytes=first,
     )
     experts = expert_buckets_bytes(
         model=case.model, stage=stage, tp=layout.tp, ep=layout.ep, bucket_bytes=limit
     )
-    filled = [*_by_progress(dense, is_expert=False), *_by_progress(experts, is_expert=True)]
+    sent = _sent_as(case, stage, limit=limit, first=first)
+    filled = [
+        *_by_progress(dense, is_expert=False, sent=sent),
+        *_by_progress(experts, is_expert=True),
+    ]
     return tuple(bucket for _, bucket in sorted(filled, key=lambda pair: pair[0]))
 
 
-def _by_progress(sizes: tuple[int, ...], *, is_expert: bool) -> Iterator[tuple[float, Bucket]]:
+def _by_progress(
+    sizes: tuple[int, ...], *, is_expert: bool, sent: tuple[LowRank, ...] = ()
+) -> Iterator[tuple[float, Bucket]]:
     """(share of backward after which it is full, bucket)."""
     done, total = 0, sum(sizes)
-    for size in sizes:
+    for index, size in enumerate(sizes):
         done += size
-        yield done / total, Bucket(fp32_bytes=size, is_expert=is_expert)
+        low_rank = sent[index] if sent else None
+        yield done / total, Bucket(fp32_bytes=size, is_expert=is_expert, low_rank=low_rank)
+
+
+def _sent_as(case: Case, stage: Stage, *, limit: int, first: int) -> tuple[LowRank, ...]:
+    """What PowerSGD sends of each bucket; nothing without it."""
+    layout, rank = case.layout, case.training.powersgd_rank
+    if not rank:
+        return ()
+    shapes = [tensor.local_shape(layout.tp) for tensor in _backward_order(case.model, stage)]
+    return tuple(low_rank(part, rank) for part in _parted(shapes, first=first, limit=limit))
+
+
+def _parted(
+    shapes: list[tuple[int, ...]], *, first: int, limit: int
+) -> Iterator[list[tuple[int, ...]]]:
+    """Shapes of the tensors of each bucket, as `_filled` counts their bytes."""
+    part: list[tuple[int, ...]] = []
+    size, most = 0, first
+    for shape in shapes:
+        part.append(shape)
+        size += FP32_BYTES * prod(shape)
+        if size >= min(most, limit):
+            yield part
+            part, size, most = [], 0, limit
+    if part:
+        yield part
 
 
 def is_reduced(layout: Layout) -> bool:
@@ -334,6 +377,11 @@ def reductions(
     bucket: Bucket, *, training: Training, layout: Layout
 ) -> tuple[tuple[Collective, Group, int], ...]:
     """(collective, group, bytes) that reduce the gradients of one bucket."""
+    sent = bucket.low_rank
+    if sent is not None:  # what is sent as it is, then P, then Q
+        group = data_parallel_group(layout)
+        parts = (sent.whole, sent.p, sent.q)
+        return tuple(("all_reduce", group, FP32_BYTES * part) for part in parts)
     size = bucket.fp32_bytes * DTYPE_BYTES[training.reduce_dtype] // FP32_BYTES
     shard = expert_shard_group(layout) if bucket.is_expert else shard_group(layout)
     if layout.sharding == "ddp" or not training.traits.reduce_scatters_gradients:
@@ -351,7 +399,7 @@ def reductions(
 
 def parameter_dtype(training: Training) -> str:
     """Number format of the parameters that a rank keeps whole."""
-    if not (training.traits.half_parameters or training.traits.half_states):
+    if not (training.traits.half_parameters or training.half_states):
         return "fp32"
     return "fp8" if training.fp8_all_gather else training.activation_dtype
 
@@ -392,7 +440,8 @@ def parameter_moves(
 def replica_calls(case: Case, stage: Stage) -> Iterator[Calls]:
     """Reductions of each synchronised backward and, under ZeRO, one gather of the parameters.
 
-    Buckets are filled by fp32 bytes; a bf16 reduction compresses them by a communication hook.
+    Buckets are filled by bytes of gradients, which a communication hook casts where they are
+    reduced in another dtype.
     """
     training, layout = case.training, case.layout
     if not is_reduced(layout):

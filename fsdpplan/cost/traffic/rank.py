@@ -47,10 +47,12 @@ def exchanges_tables(case: Case) -> bool:
     return case.model.tied_embeddings and is_distant and case.training.runtime == "fsdp2"
 
 
-def table_gradient_bytes(*, model: Model, layout: Layout, rank: int = 0) -> int:
-    """Reduced fp32 gradient of one rank's part of the table.
+def table_gradient_bytes(
+    *, model: Model, layout: Layout, param_dtype: str = "fp32", rank: int = 0
+) -> int:
+    """Reduced gradient of one rank's part of the table, in the dtype of the parameters.
 
-        4 * ceil(V / (tp n)) * h
+        e * ceil(V / (tp n)) * h
 
     with n the ranks of a shard group: 1 where each rank keeps whole gradients. The last ranks of
     the group have less where n does not divide the rows.
@@ -59,7 +61,7 @@ def table_gradient_bytes(*, model: Model, layout: Layout, rank: int = 0) -> int:
     table = unit_size(embedding_tensors(model)[:1], tp=layout.tp, shard_ranks=ranks)
     most = table.padded_elements // ranks
     before = (rank // layout.tp) % ranks * most
-    return DTYPE_BYTES["fp32"] * max(0, min(most, table.elements - before))
+    return DTYPE_BYTES[param_dtype] * max(0, min(most, table.elements - before))
 
 
 def table_calls(case: Case, stage: Stage) -> Iterator[Calls]:
@@ -68,15 +70,15 @@ def table_calls(case: Case, stage: Stage) -> Iterator[Calls]:
     Each adds what it receives to its own. Source: `fsdpplan.trainer.parallel.tied_tables`;
     Megatron-LM all-reduces over the two in the same place.
     """
-    layout = case.layout
+    layout, dtype = case.layout, case.training.param_dtype
     one_end = stage.has_embedding != stage.has_head
     if one_end and exchanges_tables(case):
         yield Calls(
             collective="send_recv",
             group=pp_group(layout),
-            dtype="fp32",
+            dtype=dtype,
             count=1,
-            call_bytes=table_gradient_bytes(model=case.model, layout=layout),
+            call_bytes=table_gradient_bytes(model=case.model, layout=layout, param_dtype=dtype),
         )
 
 
@@ -85,7 +87,9 @@ def table_seconds(case: Case) -> float:
     layout = case.layout
     if not exchanges_tables(case):
         return 0.0
-    size = table_gradient_bytes(model=case.model, layout=layout)
+    size = table_gradient_bytes(
+        model=case.model, layout=layout, param_dtype=case.training.param_dtype
+    )
     return group_seconds(case.cluster, pp_group(layout), "send_recv", size)
 
 
@@ -157,11 +161,12 @@ def tp_pass_calls(case: Case, stage: Stage) -> Iterator[Calls]:
 def _embedded_dtype(training: Training, layout: Layout) -> str:
     """What the embedding gives: rows of an fp32 table where autocast makes the precision, which
     does not touch lookups."""
-    return "fp32" if _autocasts(training, layout) else training.activation_dtype
+    return training.param_dtype if _is_whole(training, layout) else training.activation_dtype
 
 
-def _autocasts(training: Training, layout: Layout) -> bool:
-    """The trainer's DDP keeps fp32 parameters, and casts in each forward."""
+def _is_whole(training: Training, layout: Layout) -> bool:
+    """The trainer's DDP: parameters as they are kept, which autocast casts in each forward where
+    they are in fp32."""
     return training.runtime == "fsdp2" and layout.sharding == "ddp"
 
 
@@ -169,7 +174,7 @@ def tp_gradient_calls(case: Case, stage: Stage) -> Iterator[Calls]:
     """Sequence parallelism: each rank has its tokens' part of the gradients of norms, and of a
     learned position table, of which it looks up its own positions.
 
-    DDP is given whole gradients, so each backward sums them, in fp32.
+    DDP is given whole gradients, so each backward sums them, in the dtype of the parameters.
     """
     layout = case.layout
     if layout.tp == 1 or not layout.sequence_parallel:
@@ -179,7 +184,7 @@ def tp_gradient_calls(case: Case, stage: Stage) -> Iterator[Calls]:
         dtype = _summed_dtype(case, piece)
         for tensor, number in _partial_tensors(case.model, piece):
             numbers[tensor.elements, dtype] += number
-    sums_often = _autocasts(case.training, layout) and layout.pp == 1
+    sums_often = _is_whole(case.training, layout) and layout.pp == 1
     for (length, dtype), number in numbers.items():
         yield Calls(
             collective="all_reduce",
@@ -193,8 +198,8 @@ def tp_gradient_calls(case: Case, stage: Stage) -> Iterator[Calls]:
 def _summed_dtype(case: Case, piece: Stage) -> str:
     """Of the gradients that tensor-parallel ranks sum: as they are when they are reduced."""
     training, layout = case.training, case.layout
-    if _autocasts(training, layout):
-        return "fp32"
+    if _is_whole(training, layout):
+        return training.param_dtype
     holds = holds_gradients(layout) and piece.adds_gradients
     holds = holds or sums_in_reduce_dtype(training)
     return training.reduce_dtype if holds else training.activation_dtype

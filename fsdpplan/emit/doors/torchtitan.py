@@ -203,6 +203,7 @@ def _training(plan: Plan, recipe: Recipe) -> list[str]:
         f"            seq_len={plan.training.seq_len},",
         f"            steps={recipe.steps},",
         f"            max_norm={recipe.clip_norm!r},",
+        *(['            dtype="bfloat16",'] if plan.training.param_dtype == "bf16" else []),
         f"            mixed_precision_param={compute!r},",
         '            mixed_precision_reduce="float32",',
         f"            enable_cpu_offload={layout.offload == 'cpu'},",

@@ -192,7 +192,12 @@ def _predicted_calls(plan: Plan, stage: Stage, rank: int) -> dict[CallKey, tuple
         rows[key] = (count + call.count, size + call.count * call.call_bytes)
     for call in table_calls(rehearsed, stage):
         key = (str(call.collective), call.group.axis, call.group.ranks, call.dtype)
-        own = table_gradient_bytes(model=plan.model, layout=plan.layout, rank=rank)
+        own = table_gradient_bytes(
+            model=plan.model,
+            layout=plan.layout,
+            param_dtype=plan.training.param_dtype,
+            rank=rank,
+        )
         rows[key] = (rows[key][0], rows[key][1] - call.call_bytes + own)
     return rows
 

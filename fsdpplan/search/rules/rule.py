@@ -132,11 +132,38 @@ def sharding_problems(case: Case) -> Iterator[Problem]:
     yield from _shard_group(layout)
     yield from _buckets(layout, case.model)
     yield from _offload(layout, case.cluster)
+    yield from _compression(case)
     if case.training.fp8_all_gather and layout.sharding != "fsdp":
         yield Problem(
             reason="fp8 all-gather without sharded parameters",
             sentence=f"sharding {layout.sharding} gathers no parameters before a matmul: leave "
             "--fp8-all-gather out, or use --sharding fsdp",
+        )
+
+
+def _compression(case: Case) -> Iterator[Problem]:
+    """Gradients are compressed by hooks of DDP."""
+    layout, kind = case.layout, case.training.gradient_compression
+    if kind == "none":
+        return
+    if layout.sharding != "ddp":
+        yield Problem(
+            reason="gradient compression without DDP",
+            sentence=f"gradient_compression {kind} is a hook of DDP, and sharding is "
+            f"{layout.sharding}: use --sharding ddp, or leave --gradient-compression out",
+        )
+    if max(layout.tp, layout.cp, layout.pp, layout.ep) > 1:
+        yield Problem(
+            reason="gradient compression beside other axes",
+            sentence=f"gradient_compression {kind} with tp {layout.tp}, cp {layout.cp}, pp "
+            f"{layout.pp} and ep {layout.ep}: gradients are compressed of whole replicas; use "
+            "--tp 1 --cp 1 --pp 1 --ep 1, or leave --gradient-compression out",
+        )
+    if kind != "bf16" and layout.num_microbatches > 1 and layout.gradient_sync != "last":
+        yield Problem(
+            reason="PowerSGD of sums that were compressed before",
+            sentence=f"gradient_compression {kind} with gradient_sync {layout.gradient_sync} would "
+            "compress what earlier micro-batches compressed: use --gradient-sync last",
         )
 
 

@@ -81,8 +81,16 @@ WORDS = {
         why="it would reduce fp16 gradients in fp16, and its fp8 converts other matmuls",
     ),
     "reduce_dtype": Word(says="that of `mixed_precision` (fsdp), fp32 (ddp); others refused"),
+    "param_dtype": Word(
+        says="fp32: it casts the model's parameters to it",
+        values=("fp32",),
+        why="under mixed precision it casts trainable parameters to fp32",
+    ),
     "optimizer": Word(
         says="for the script: AdamW", values=("adamw",), why="the file has no word for it"
+    ),
+    "gradient_compression": Word(
+        says="none", values=("none",), why="its hooks are of the script, not of the file"
     ),
     "tokens": Word(says="for the script: steps"),
     "runtime": Word(

@@ -81,9 +81,15 @@ WORDS = {
         says="`--accumulate-allreduce-grads-in-fp32` or `--grad-reduce-in-bf16`; with fsdp that of "
         "the parameters"
     ),
+    "param_dtype": Word(
+        says="fp32: its optimizer keeps masters",
+        values=("fp32",),
+        why="its optimizer keeps fp32 masters of bf16 parameters",
+    ),
     "optimizer": Word(
         says="`--optimizer adam`", values=("adamw",), why="its Muon and its states are its own"
     ),
+    "gradient_compression": Word(says="none", values=("none",), why="its DDP has no such hooks"),
     "tokens": Word(says="`--train-iters`, unless `--steps` is given"),
     "runtime": Word(
         says="`megatron` (with overlaps), `megatron_lm` (its defaults), `fsdp2` (with a warning)",

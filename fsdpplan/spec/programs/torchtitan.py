@@ -97,11 +97,13 @@ WORDS = {
         values=("fp32",),
         why="it reduces in float32",
     ),
+    "param_dtype": Word(says="`dtype`: float32 or bfloat16"),
     "optimizer": Word(
         says="`default_adamw`",
         values=("adamw",),
         why="its Muon is written for other shards, and it has no 8-bit states",
     ),
+    "gradient_compression": Word(says="none", values=("none",), why="it has no DDP hooks"),
     "tokens": Word(says="`steps`, unless `--steps` is given"),
     "runtime": Word(says="`fsdp2`", values=("fsdp2",), why="torchtitan is FSDP2"),
     "fp8_recipe": Word(says="`recipe_name`: rowwise; idle without fp8"),

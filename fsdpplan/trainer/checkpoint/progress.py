@@ -63,6 +63,8 @@ class Progress:
     precision: str = ""
     recipe: dict[str, Any] = field(default_factory=dict)
     """How the weights were updated (`recorded`); empty before version 3."""
+    param_dtype: str = "fp32"
+    """In which parameters and AdamW's moments are."""
 
 
 def read_progress(path: Path) -> Progress:
@@ -124,6 +126,12 @@ def require_same_run(path: Path, found: Progress, plan: PlanConfig, *, seed: int
             f"{plan.training.optimizer}, which cannot go on with that state: plan with --optimizer "
             f"{found.optimizer}, or take another --checkpoint-dir"
         )
+    if found.param_dtype != plan.training.param_dtype:
+        raise TrainerError(
+            f"{path} holds parameters in {found.param_dtype}, the plan keeps them in "
+            f"{plan.training.param_dtype}: plan with --param-dtype {found.param_dtype}, or export "
+            "it and begin from there with --init-from"
+        )
     if found.precision != plan.training.precision:
         words.append(f"precision {found.precision} there, {plan.training.precision} from here on")
     return words
@@ -136,6 +144,7 @@ def written_by(plan: PlanConfig) -> dict[str, Any]:
         "layout": json.loads(json.dumps(asdict(plan.layout))),
         "optimizer": plan.training.optimizer,
         "precision": plan.training.precision,
+        "param_dtype": plan.training.param_dtype,
     }
 
 

@@ -87,7 +87,8 @@ def _fill_normal(
     generator = torch.Generator(device=local.device)
     # Of a CPU generator's seed only 32 bits count.
     generator.manual_seed(zlib.crc32(f"{seed}:{name}".encode()))
-    whole = torch.empty(parameter.shape, dtype=local.dtype, device=local.device)
+    # in fp32 whatever it is kept in: bf16 parameters are the fp32 ones, rounded
+    whole = torch.empty(parameter.shape, dtype=torch.float32, device=local.device)
     whole[:rows].normal_(std=std, generator=generator)
     if rows is not None:
         whole[rows:].zero_()

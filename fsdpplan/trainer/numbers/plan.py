@@ -38,7 +38,14 @@ def tiny_plan(plan: PlanConfig, *, in_own_formats: bool) -> PlanConfig:
         optimizer="muon" if plan.training.optimizer == "muon" else "adamw",
     )
     if not in_own_formats:
-        training = replace(training, precision="fp32", reduce_dtype="fp32", fp8_all_gather=False)
+        training = replace(
+            training,
+            precision="fp32",
+            reduce_dtype="fp32",
+            param_dtype="fp32",
+            gradient_compression="none",
+            fp8_all_gather=False,
+        )
     tiny = replace(plan, training=training, layout=layout)
     blocks = sum(layout.stage_blocks) or (4 if layout.wrap_blocks > 1 else 2)
     return replace(tiny, model=_model(plan, blocks=blocks, tokens=training.seq_len))

@@ -14,7 +14,7 @@ from ..config import PlanConfig
 from ..model.decoder import Decoder
 from ..model.loss import defer_head
 from ..model.weights import initialise, materialise
-from ..precision import apply_autocast
+from ..precision import apply_autocast, keep_parameters
 from ..scaler import LossScaler
 from .context_parallel import apply_context_parallel
 from .data_parallel import Ends, apply_ddp
@@ -78,7 +78,9 @@ def build_parts(
 
 def _build(plan: PlanConfig, **part: Any) -> Decoder:
     """The decoder, or a `part` of it, its vocabulary padded to what tensor parallelism splits."""
-    return Decoder(plan.model, vocab_rows=plan.model.vocab_rows(plan.layout.tp), **part)
+    model = Decoder(plan.model, vocab_rows=plan.model.vocab_rows(plan.layout.tp), **part)
+    keep_parameters(model, plan.training)
+    return model
 
 
 def _build_stages(plan: PlanConfig, pp: DeviceMesh) -> tuple[Decoder, ...]:

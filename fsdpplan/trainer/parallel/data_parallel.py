@@ -19,10 +19,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..config import LayoutConfig, PlanConfig
 from ..errors import TrainerError
-from ..precision import apply_autocast, fsdp_precision
+from ..precision import TORCH_DTYPES, apply_autocast, fsdp_precision
 from ..private_torch import parts_kept_on
 from ..torch_versions import take_means
-from .ddp_hooks import reduce_in_bf16
+from .ddp_hooks import Reduction, power_sgd_state, reduce_in_dtype, reduce_low_rank
 from .expert_parallel import expert_placement, shard_experts
 from .local_parameters import LocalParameters, has_distributed_parameters
 from .mesh import Meshes
@@ -141,7 +141,8 @@ def equalise_replicas(model: nn.Module, meshes: Meshes) -> None:
 def apply_ddp(
     model: nn.Module, plan: PlanConfig, device: torch.device, meshes: Meshes
 ) -> nn.Module:
-    """DistributedDataParallel over fp32 parameters; matmuls in the plan's precision by autocast.
+    """DistributedDataParallel over whole parameters; matmuls of fp32 ones in the plan's precision
+    by autocast.
 
     The replicas are those of `dp_replicate`: where there is one, beside tensor parallelism, there
     is nothing to reduce, and no DDP.
@@ -168,8 +169,15 @@ def apply_ddp(
         gradient_as_bucket_view=True,
         **_no_buffer_broadcast(),
     )
-    if plan.training.reduce_dtype == "bf16":
-        wrapped.register_comm_hook(group, reduce_in_bf16)
+    training = plan.training
+    if training.gradient_compression.startswith("powersgd"):
+        assert group is not None
+        state = power_sgd_state(training.gradient_compression, group)
+        wrapped.register_comm_hook(state, reduce_low_rank)
+    elif training.reduce_dtype != training.param_dtype:
+        assert group is not None
+        reduction = Reduction(group=group, dtype=TORCH_DTYPES[training.reduce_dtype])
+        wrapped.register_comm_hook(reduction, reduce_in_dtype)
     return wrapped
 
 

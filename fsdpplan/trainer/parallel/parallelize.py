@@ -12,6 +12,7 @@ from torch import nn
 
 from ..config import PlanConfig
 from ..errors import TrainerError
+from ..precision import keep_parameters
 from ..user.context_parallel import share_sequences
 from ..user.mistakes import (
     require_bare,
@@ -60,6 +61,7 @@ def parallelize(
     replaced = watch_optimizers(model)
     stop_generation_cache(model)
     meshes = try_numbers(plan, numbers) or build_meshes(plan.layout, device.type)
+    keep_parameters(model, plan.training)
     part = Part(
         model=model,
         blocks=blocks,

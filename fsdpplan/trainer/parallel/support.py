@@ -9,7 +9,9 @@ Read in torch 2.13's torch/distributed/pipelining/schedules.py and tried (see th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 from ..config import LayoutConfig, ModelConfig, PlanConfig, TrainingConfig
 from ..errors import TrainerError
@@ -203,11 +205,47 @@ def _training_problems(training: TrainingConfig, layout: LayoutConfig) -> list[s
     return [
         *_one_of("precision", training.precision, "bf16", "fp32", "fp16", "fp8"),
         *_one_of("reduce_dtype", training.reduce_dtype, "fp32", "bf16"),
+        *_compression_problems(training, layout),
+        *_one_of("param_dtype", training.param_dtype, "fp32", "bf16"),
+        *(_half_parameter_problems(training) if training.param_dtype == "bf16" else []),
         *_one_of("optimizer", training.optimizer, "adamw", "adamw_8bit", "muon"),
         *_one_of("runtime", training.runtime, "fsdp2"),
         *(_fp8_problems(training, layout) if training.precision == "fp8" else []),
         *_optimizer_problems(training, layout),
     ]
+
+
+def _compression_problems(training: TrainingConfig, layout: LayoutConfig) -> list[str]:
+    kind = training.gradient_compression
+    if kind == "none":
+        return []
+    problems = []
+    if layout.sharding != "ddp":
+        problems.append(f"gradient_compression {kind} with sharding {layout.sharding} (ddp works)")
+    if max(layout.tp, layout.cp, layout.pp, layout.ep) > 1:
+        problems.append(f"gradient_compression {kind} beside tp, cp, pp or ep (1 of each works)")
+    if kind == "bf16":
+        return problems + _one_of("reduce_dtype of bf16 compression", training.reduce_dtype, "bf16")
+    if not re.fullmatch(r"powersgd:[1-9][0-9]*:[0-9]+", kind):
+        problems.append(f"gradient_compression {kind} (none, bf16 and powersgd:1:1000 work)")
+    if layout.num_microbatches > 1 and layout.gradient_sync != "last":
+        problems.append(f"{kind} with gradient_sync {layout.gradient_sync} (last works)")
+    if (training.param_dtype, training.reduce_dtype) != ("fp32", "fp32"):
+        problems.append(f"{kind} of gradients that are not fp32 (fp32 works)")
+    if training.precision == "fp16":
+        problems.append(f"{kind} with precision fp16 (bf16 and fp32 work)")
+    if find_spec("numpy") is None:
+        problems.append(f"{kind} without numpy, which torch's hook imports (pip install numpy)")
+    return problems
+
+
+def _half_parameter_problems(training: TrainingConfig) -> list[str]:
+    problems = []
+    if training.precision != "bf16":
+        problems.append(f"param_dtype bf16 with precision {training.precision} (bf16 works)")
+    if training.optimizer == "muon":
+        problems.append("param_dtype bf16 with optimizer muon (adamw and adamw_8bit work)")
+    return problems
 
 
 def _fp8_problems(training: TrainingConfig, layout: LayoutConfig) -> list[str]:

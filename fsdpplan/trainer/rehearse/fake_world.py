@@ -11,15 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial
 
-from ..parallel.ddp_hooks import reduce_in_bf16
+from ..parallel.ddp_hooks import reduce_in_dtype, reduce_low_rank
 from ..private_torch import (
     ddp_buckets,
     ddp_first_bucket_bytes,
@@ -110,6 +111,61 @@ data_parallel: Any = import_module("..parallel.data_parallel", __package__)
 """The module, as one of whose names another may be put."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeBucket:
+    """What a hook asks of a bucket."""
+
+    whole: Tensor
+    parts: list[Tensor]
+    number: int
+    is_the_last: bool
+
+    def buffer(self) -> Tensor:
+        """Of all gradients."""
+        return self.whole
+
+    def gradients(self) -> list[Tensor]:
+        """Views of that."""
+        return self.parts
+
+    def index(self) -> int:
+        """Its place in the order of reductions."""
+        return self.number
+
+    def is_last(self) -> bool:
+        """Of a backward pass."""
+        return self.is_the_last
+
+
+class _Done(NamedTuple):
+    """A collective that has run."""
+
+    tensor: Tensor
+
+    def get_future(self) -> Any:
+        """Of its result, there already."""
+        future: Any = torch.futures.Future()
+        future.set_result([self.tensor])
+        return future
+
+
+@contextmanager
+def done_at_once() -> Iterator[None]:
+    """Let all-reduces of a hook give a future: those of the fake group have none with a value."""
+    original = dist.all_reduce
+
+    def all_reduce(tensor: Tensor, *, group: Any = None, async_op: bool = False) -> _Done:
+        assert async_op
+        original(tensor, group=group)
+        return _Done(tensor)
+
+    dist.all_reduce = all_reduce  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        dist.all_reduce = original
+
+
 class FakeReplicas(nn.Module):
     """In the place of DDP, with those of its arguments that the trainer gives.
 
@@ -135,7 +191,11 @@ class FakeReplicas(nn.Module):
             cap = first = int(bucket_cap_mb * 2**20)
         self.limits_bytes = [first, cap]
         self.syncs = True
-        self.reduced_dtype = torch.float32
+        self.is_settled = False
+        self.reduced_dtype: torch.dtype | None = None
+        """None: the gradients' own."""
+        self.power_sgd: Any = None
+        """The state of PowerSGD's hook, if that reduces them."""
         self.reduced: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
         self.finished: list[Tensor] = []
         self._fill([self.reduced])
@@ -148,7 +208,8 @@ class FakeReplicas(nn.Module):
         self.bucket_of: dict[Tensor, int] = {}
         self.buckets = []
         for number, parameters in enumerate(buckets):
-            whole = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float32)
+            length = sum(p.numel() for p in parameters)
+            whole = torch.zeros(length, dtype=parameters[0].dtype)
             self.buckets.append(whole)
             parts = torch.split(whole, [p.numel() for p in parameters])
             for parameter, part in zip(parameters, parts, strict=True):
@@ -160,6 +221,7 @@ class FakeReplicas(nn.Module):
             order = ddp_buckets(self.finished, self.limits_bytes)
             if len(self.buckets) == 1 and len(order) > 1:
                 self._fill([[self.finished[index] for index in bucket] for bucket in order])
+            self._settle()
         if self.syncs:
             self.finished = []
             self.missing = [
@@ -182,18 +244,46 @@ class FakeReplicas(nn.Module):
         number = self.bucket_of[parameter]
         self.missing[number] -= 1
         if not self.missing[number]:
-            self._reduce(self.buckets[number])
+            self._reduce(number)
 
-    def _reduce(self, bucket: Tensor) -> None:
-        sent = bucket.to(self.reduced_dtype)
+    def _reduce(self, number: int) -> None:
+        bucket = self.buckets[number]
+        if self.power_sgd is not None and self.is_settled:
+            self._compress(number)
+            return
+        sent = bucket.to(self.reduced_dtype or bucket.dtype)
         dist.all_reduce(sent, group=self.group)
         if sent is not bucket:
             bucket.copy_(sent)
 
+    def _settle(self) -> None:
+        """Buckets stay as they are from here on: PowerSGD is past its first steps, and has an error
+        of each."""
+        self.is_settled = True
+        if self.power_sgd is not None and not self.power_sgd.error_dict:
+            self.power_sgd.iter = self.power_sgd.start_powerSGD_iter
+            for number, bucket in enumerate(self.buckets):
+                self.power_sgd.error_dict[number] = torch.zeros_like(bucket)
+
+    def _compress(self, number: int) -> None:
+        """Torch's own hook, whose collectives are done when they return."""
+        gradients = [part for p, part in self.gradient_of.items() if self.bucket_of[p] == number]
+        bucket = FakeBucket(
+            whole=self.buckets[number],
+            parts=gradients,
+            number=number,
+            is_the_last=number == len(self.buckets) - 1,
+        )
+        with done_at_once():
+            reduce_low_rank(self.power_sgd, bucket).wait()
+
     def register_comm_hook(self, state: Any, hook: Callable[..., Any]) -> None:
-        """The trainer has one."""
-        assert hook is reduce_in_bf16
-        self.reduced_dtype = torch.bfloat16
+        """Those of the trainer."""
+        if hook is reduce_low_rank:
+            self.power_sgd = state
+            return
+        assert hook is reduce_in_dtype
+        self.reduced_dtype = state.dtype
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -44,6 +44,11 @@ PLANNING = {
     "--global-batch": (HSDP, ("--global-batch", "64")),
     "--precision": (HSDP, ("--precision", "fp32")),
     "--reduce-dtype": (HSDP, ("--reduce-dtype", "bf16")),
+    "--param-dtype": (HSDP, ("--param-dtype", "bf16")),
+    "--gradient-compression": (
+        f"{ONE_NODE} --dp-replicate 8 --sharding ddp",
+        ("--gradient-compression", "powersgd:4"),
+    ),
     "--headroom": (HSDP, ("--headroom", "30%")),
     "--fits": (HSDP, ("--fits", "99.99%")),
     "--dp-replicate": (f"{ONE_NODE} --dp-shard 8", ("--dp-replicate", "2", "--dp-shard", "4")),

@@ -89,6 +89,12 @@ def test_golden_sharded_ledger(row: dict[str, int]) -> None:
     assert each * row["parameters"] / row["gpus"] / 1e9 == row["gb_a_gpu"]
 
 
+def test_parameters_kept_in_bf16_are_8_bytes_each_in_place_of_16() -> None:
+    whole = {**WHOLE, "dp_replicate": 2, "dp_shard": 1, "sharding": "ddp"}
+    assert sum(each_parameter(**whole)) == 16
+    assert each_parameter(param_dtype="bf16", **whole) == (2, 2, 4)
+
+
 def test_megatrons_buffer_has_the_dtype_of_the_reduction() -> None:
     assert sums_fp32_gradients(case(runtime="megatron").training)
     assert not sums_fp32_gradients(case(runtime="megatron", reduce_dtype="bf16").training)

@@ -304,6 +304,23 @@ def test_another_precision_is_said_and_taken(tmp_path: Path) -> None:
     assert same(resumed.weights(), training.weights())
 
 
+def test_parameters_in_another_dtype_are_refused(tmp_path: Path) -> None:
+    trained(tmp_path)
+    half = {"precision": "bf16", "param_dtype": "bf16"}
+    with pytest.raises(TrainerError, match="holds parameters in fp32, the plan keeps them in bf16"):
+        Training(tmp_path, training=half).begin()
+
+
+def test_parameters_kept_in_bf16_go_on_to_the_bit(tmp_path: Path) -> None:
+    half = {"precision": "bf16", "param_dtype": "bf16"}
+    training = trained(tmp_path, training=half)
+    losses = [training.step() for _ in range(3)]
+    resumed = Training(tmp_path, training=half)
+    assert resumed.begin("required") == []
+    assert {weight.dtype for weight in resumed.weights()} == {torch.bfloat16}
+    assert [resumed.step() for _ in range(3)] == losses
+
+
 def test_longer_texts_are_said_and_taken(tmp_path: Path) -> None:
     trained(tmp_path)
     resumed = Training(tmp_path, model={"rope_theta": 5e5})
