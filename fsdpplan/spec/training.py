@@ -21,6 +21,7 @@ from functools import lru_cache
 from typing import Literal, get_args
 
 from fsdpplan.errors import SpecError
+from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.runtime import Runtime, RuntimeName, runtime_named
 from fsdpplan.spec.values import (
     RemembersHash,
@@ -40,10 +41,11 @@ class Program:
     words: str
     """What to call it in a sentence."""
     knows_blocks: bool
-    """It is built for the trainer: its blocks can be cut into stages, its attention recomputed
-    alone, its tokens sent to experts, and its loss made in pieces."""
-    has_tensor_plan: bool
-    """It says of each matrix of a dense model how tensor parallelism splits it (a `tp_plan`)."""
+    """It is built for the trainer: its attention can be recomputed alone, its tokens sent to
+    experts, its vocabulary padded."""
+    says_how: bool
+    """Tensor parallelism and a loss in pieces need words of the program: a `tp_plan`, a head, and
+    the loss by `token_loss`. False: they are found in the model."""
     has_open_attention: bool
     """Its attention can be replaced by one that ranks share."""
     runtimes: tuple[RuntimeName, ...] = ("fsdp2",)
@@ -52,36 +54,44 @@ class Program:
     """It is launched by `emit-launch --target` of its name."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What a program must do for a part of a layout, beside `parallelize(model, plan)`."""
+
+    setting: str
+    words: str
+
+
 _PROGRAMS: dict[ProgramName, Program] = {
     "reference": Program(
         words="the reference decoder",
         knows_blocks=True,
-        has_tensor_plan=True,
+        says_how=False,
         has_open_attention=True,
     ),
     "own": Program(
         words="a model of your own",
         knows_blocks=False,
-        has_tensor_plan=False,
+        says_how=True,
         has_open_attention=False,
     ),
     "hf": Program(
         words="a Hugging Face model",
         knows_blocks=False,
-        has_tensor_plan=True,
+        says_how=False,
         has_open_attention=True,
     ),
     "torchtitan": Program(
         words="torchtitan",
         knows_blocks=True,
-        has_tensor_plan=True,
+        says_how=False,
         has_open_attention=True,
         is_target=True,
     ),
     "megatron": Program(
         words="Megatron-LM",
         knows_blocks=True,
-        has_tensor_plan=True,
+        says_how=False,
         has_open_attention=True,
         runtimes=("megatron", "megatron_lm"),
         is_target=True,
@@ -89,12 +99,27 @@ _PROGRAMS: dict[ProgramName, Program] = {
     "accelerate": Program(
         words="Accelerate",
         knows_blocks=True,
-        has_tensor_plan=True,
+        says_how=False,
         has_open_attention=True,
         runtimes=("fsdp2", "autocast"),
         is_target=True,
     ),
 }
+
+
+def program_needs(name: ProgramName, layout: Layout) -> tuple[Need, ...]:
+    """What a program that calls `parallelize` must do for `layout`; none where two lines do."""
+    program, needs = program_named(name), []
+    if program.knows_blocks:
+        return ()
+    if layout.tp > 1 and program.says_how:
+        needs.append(Need(setting=f"tp {layout.tp}", words="parallelize(..., tp_plan={...})"))
+    if layout.pp > 1:
+        needs.append(Need(setting=f"pp {layout.pp}", words="forward_backward for the step"))
+    if layout.loss_chunks > 1 and program.says_how:
+        pieces = f"loss_chunks {layout.loss_chunks}"
+        needs.append(Need(setting=pieces, words="token_loss, and its head as lm_head or head="))
+    return tuple(needs)
 
 
 def program_named(name: ProgramName) -> Program:

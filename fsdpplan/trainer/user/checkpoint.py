@@ -8,8 +8,9 @@ from __future__ import annotations
 from os import PathLike
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.nn.parallel import DistributedDataParallel
 
 from ..checkpoint.state import Named, equalise_copies, fill_optimizer, named_tensors, tree
@@ -19,7 +20,7 @@ def save_checkpoint(
     model: nn.Module, optimizer: torch.optim.Optimizer, folder: str | PathLike[str]
 ) -> None:
     """Write parameters, buffers and the optimizer's state into `folder`; all ranks call this."""
-    dcp.save(tree(_named(model, optimizer)), checkpoint_id=folder)
+    save(tree(_named(model, optimizer)), checkpoint_id=folder)
 
 
 @torch.no_grad()
@@ -30,7 +31,7 @@ def load_checkpoint(
     if not optimizer.state:
         fill_optimizer(optimizer)
     named = _named(model, optimizer)
-    dcp.load(tree(named), checkpoint_id=folder)
+    load(tree(named), checkpoint_id=folder)
     equalise_copies(named)
 
 

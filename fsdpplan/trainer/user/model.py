@@ -62,6 +62,8 @@ def _problems(plan: PlanConfig) -> Iterator[str]:
         yield f"stage_blocks {list(layout.stage_blocks)} (its first stage needs a block)"
     if layout.ep > 1:
         yield f"ep {layout.ep} (it needs to know how tokens reach experts; --ep 1 works)"
+    if layout.tp > 1 and plan.model.experts is not None:
+        yield f"tp {layout.tp} with experts (no tp_plan here splits them; --tp 1 works)"
     if layout.tp > 1 and layout.sharding == "ddp":
         yield f"tp {layout.tp} with ddp (--sharding fsdp works)"
     if plan.model.vocab_multiple > 1:
