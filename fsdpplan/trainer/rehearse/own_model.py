@@ -119,11 +119,12 @@ class ModelProgram:
 
     def _in_a_pipeline(self) -> None:
         """All micro-batches at once, each of the example's inputs."""
-        times = self.plan.layout.num_microbatches
+        layout = self.plan.layout
+        rows = layout.micro_batch * layout.num_microbatches
         if isinstance(self.given, Mapping):
-            whole: Inputs = {name: _repeated(each, times) for name, each in self.given.items()}
+            whole: Inputs = {name: _repeated(each, rows) for name, each in self.given.items()}
         else:
-            whole = [_repeated(each, times) for each in self.given]
+            whole = [_repeated(each, rows) for each in self.given]
         forward_backward(self.called, self.plan, whole, loss=lambda output, _: self.loss(output))
 
     def _forward(self) -> Any:
@@ -154,8 +155,10 @@ def _unpacked(built: tuple[Any, ...]) -> tuple[nn.Module, Inputs, Arguments]:
     return model, given, arguments
 
 
-def _repeated(tensor: Tensor, times: int) -> Tensor:
-    return tensor.repeat(times, *[1] * (tensor.ndim - 1))
+def _repeated(tensor: Tensor, rows: int) -> Tensor:
+    if not tensor.ndim:
+        return tensor
+    return tensor.repeat(max(1, rows // tensor.shape[0]), *[1] * (tensor.ndim - 1))
 
 
 def loss_of_output(output: Any) -> Tensor:

@@ -66,7 +66,8 @@ class UserPipeline(nn.Module):
             group = meshes.parameters["dp_replicate"].get_group()
             self._replicas = ReplicaGradients([stage.module for stage in stages], plan, group)
         layout = plan.layout
-        batch, length, *others = trace.hidden_shape
+        _, length, *others = trace.hidden_shape
+        batch = layout.micro_batch
         # each rank of tp hands over its own part of the sequence
         length = length // layout.tp if layout.sequence_parallel else length
         hidden = torch.empty(
@@ -75,6 +76,8 @@ class UserPipeline(nn.Module):
             device="meta",
             requires_grad=True,
         )
+        for stage in stages:
+            stage.hands_on = tuple(hidden.shape)
         first = torch.empty((batch,), dtype=torch.int64, device="meta")
         staged = [
             stated_stage(

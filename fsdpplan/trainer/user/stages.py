@@ -130,6 +130,8 @@ class Stage:
         self.share = share
         self.blocks = [cut.blocks[number] for number in share.blocks]
         self._received: list[Tensor] = []
+        self.hands_on: tuple[int, ...] = ()
+        """Shape of what the next stage is sent, once it is stated."""
         self.loss_of: Callable[[Any, Mapping[str, Any]], Tensor] | None = None
         paths = {id(module): path for path, module in cut.model.named_modules()}
         replaced = {
@@ -159,6 +161,16 @@ class Stage:
         self.module._forward_pre_hooks_with_kwargs.clear()
         self._forward: Callable[..., Any] = self.module.forward
         self.module.forward = self._run
+
+    def _sent(self, hidden: Tensor) -> Tensor:
+        if tuple(hidden.shape) != self.hands_on:
+            raise TrainerError(
+                f"hidden states of shape {list(hidden.shape)} came out of stage "
+                f"{self.share.index}, and the stages of this pipeline were made for "
+                f"{list(self.hands_on)}: give sequences of the plan's length, or "
+                "parallelize(..., example=...) of the length that you train"
+            )
+        return hidden
 
     def head(self, whole: nn.Linear | None) -> nn.Linear | None:
         """What this stage has of a module of the whole model; None on all but the last stage."""
@@ -194,7 +206,7 @@ class Stage:
         try:
             output = self._forward(*args, **named)
         except _Reached as reached:
-            return reached.hidden
+            return self._sent(reached.hidden)
         finally:
             self._received.clear()
         if self.loss_of is None:

@@ -239,7 +239,7 @@ def test_a_pipeline_of_a_model_of_ones_own_is_rehearsed(rank: int) -> None:
         model = Own("tied")
 
     def build() -> tuple[nn.Module, list[Tensor], dict[str, Any]]:
-        tokens = torch.zeros(plan.layout.micro_batch, LENGTH, dtype=torch.int64)
+        tokens = torch.zeros(1, LENGTH, dtype=torch.int64)  # of any number of rows
         return model, [tokens], {"tp_plan": TP_PLAN}
 
     (found,) = rehearse_model(build, plan, ranks=(rank,))["ranks"]
@@ -258,3 +258,5 @@ def test_a_model_in_a_pipeline_is_not_called() -> None:
             model(torch.zeros(1, LENGTH, dtype=torch.int64))
         with pytest.raises(TrainerError, match="has 3 rows, and a step of the plan has 8"):
             forward_backward(model, plan, torch.zeros(3, LENGTH, dtype=torch.int64))
+        with pytest.raises(TrainerError, match=r"shape \[2, 9, 32\] came out of stage 0"):
+            forward_backward(model, plan, torch.zeros(8, 9, dtype=torch.int64))
