@@ -28,6 +28,12 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "own tp2": ("own", TP2 | SHARD2),
     "own tp2, pieces, twice": ("own", TP2 | SHARD2 | PIECES | TWICE),
     "own tp2, op, logits gathered": ("own", TP2 | OP | SHARD2 | {"loss_parallel": False}),
+    "own tp4 alone, pieces, twice": (
+        "own",
+        TP2 | PIECES | TWICE | {"tp": 4, "sharding": "ddp", "gradient_sync": "last"},
+    ),
+    "tied pp2 tp2 alone": ("tied", PP | TP2 | {"sharding": "ddp"}),
+    "llama pp2 tp2 alone": ("llama", PP | TP2 | {"sharding": "ddp"}),
     "flat tp2": ("flat", TP2 | TWO),
     "flat tp2 pp2": ("flat", TP2 | PP),
     "tied tp2, pieces": ("tied", TP2 | SHARD2 | PIECES),
@@ -66,6 +72,15 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral pp2": ("mixtral", PP | SHARD2),
 }
 """Layouts of four ranks that must lose like one process."""
+
+BF16: dict[str, tuple[str, dict[str, Any]]] = {
+    "bf16 own pp2": ("own", PP | SHARD2),
+    "bf16 tied pp2 ddp": ("tied", PP | TWO | {"sharding": "ddp"}),
+    "bf16 own tp4 alone": ("own", TP2 | {"tp": 4, "sharding": "ddp", "gradient_sync": "last"}),
+    "bf16 own tp2 pp2 alone": ("own", PP | TP2 | PIECES | {"sharding": "ddp"}),
+    "bf16 llama pp2 tp2, pieces": ("llama", PP | TP2 | PIECES),
+}
+"""Layouts of four ranks in bf16."""
 
 MOVES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "own: fsdp to pp2": ("own", SHARD4, PP | SHARD2),

@@ -28,8 +28,8 @@ from fsdpplan.trainer import (
 )
 from fsdpplan.trainer.config import PlanConfig
 from tests.trainer import jobs, plans, user_ranks
-from tests.trainer.own_layouts import LAYOUTS, LOADED, MOVES
-from tests.trainer.own_models import FLAT_PLAN, LAYERS, LENGTH, TP_PLAN, VOCAB, Own
+from tests.trainer.own_layouts import BF16, LAYOUTS, LOADED, MOVES
+from tests.trainer.own_models import FLAT_PLAN, HEADS, LAYERS, LENGTH, TP_PLAN, VOCAB, Own
 from tests.trainer.user_layouts import MODELS, WIDTHS
 from tests.trainer.user_ranks import CLIP_NORM, CPU, PARALLELIZE, STEPS
 
@@ -71,15 +71,15 @@ def reference(name: str) -> dict[str, list[float]]:
     return {"losses": losses, "norms": norms}
 
 
-def plan_of(name: str, layout: dict[str, Any]) -> PlanConfig:
+def plan_of(name: str, layout: dict[str, Any], precision: str = "fp32") -> PlanConfig:
     layers = WIDTHS["num_hidden_layers"] if name in HF else LAYERS
-    training = {"seq_len": LENGTH}
-    model = {"vocab": VOCAB, "layers": layers}
+    training = {"seq_len": LENGTH, "precision": precision}
+    model = {"vocab": VOCAB, "layers": layers, "kv_heads": 2 if name in HF else HEADS}
     return load_plan(json.dumps(plans.plan_document(model=model, training=training, **layout)))
 
 
-def start(name: str, layout: dict[str, Any]) -> Trained:
-    plan = plan_of(name, layout)
+def start(name: str, layout: dict[str, Any], precision: str = "fp32") -> Trained:
+    plan = plan_of(name, layout, precision)
     given: dict[str, Any] = {}
     if plan.layout.tp > 1 and name not in HF:
         given["tp_plan"] = FLAT_PLAN if name == "flat" else TP_PLAN
@@ -108,9 +108,9 @@ def step_of(name: str, trained: Trained, step: int) -> dict[str, Any]:
     return {"loss": loss.item() / dist.get_world_size(), "norm": norm, "missing": missing}
 
 
-def measure(name: str, layout: dict[str, Any]) -> dict[str, Any]:
+def measure(name: str, layout: dict[str, Any], precision: str = "fp32") -> dict[str, Any]:
     """Losses and norms of a layout, and the parameters that got no gradient."""
-    trained = start(name, layout)
+    trained = start(name, layout, precision)
     steps = [step_of(name, trained, step) for step in range(STEPS)]
     return {
         "losses": [each["loss"] for each in steps],
@@ -170,6 +170,9 @@ def measure_all(out: Path) -> None:
     asked = jobs.asked_of(LAYOUTS)
     results: dict[str, Any] = {name: measure(*layout) for name, layout in asked.items()}
     models = {model for model, _ in asked.values()}
+    for name, (model, layout) in jobs.asked_of(BF16).items():
+        models.add(model)
+        results[name] = measure(model, layout, "bf16")
     for name, (model, before, after) in jobs.asked_of(MOVES).items():
         models.add(model)
         results[name] = move(out.parent / name.replace(" ", "-"), model, before, after)

@@ -130,7 +130,7 @@ def _blocks(case: Case, program: Program) -> Iterator[Problem]:
             f"attention, and parallelize does not find that of {program.words}; use "
             "--activation-checkpointing op or full, or --program reference",
         )
-    if layout.tp > 1 and layout.sharding == "ddp":
+    if layout.tp > 1 and layout.sharding == "ddp" and layout.dp_replicate > 1 == layout.pp:
         yield Problem(
             reason="DDP beside tensor parallelism of a program of one's own",
             sentence=f"sharding ddp with tp {layout.tp} is the reference decoder's only; use "

@@ -28,7 +28,7 @@ from ..user.mistakes import (
 from ..user.model import found_ends, remember_meshes, require_applicable, settle_at_exit
 from ..user.pipeline import UserPipeline
 from ..user.stages import Cut, Stage, cut_model, stages_of
-from ..user.tensor_parallel import gather_after, split_styles, split_user_model
+from ..user.tensor_parallel import gather_after, split_styles, split_user_model, sum_at_once
 from ..user.trace import Inputs, Trace, traced
 from .data_parallel import Ends, apply_ddp, equalise_replicas, require_values
 from .distributed import start
@@ -181,6 +181,9 @@ def user_steps(whole: Whole, last_block: nn.Module, stage: Stage | None = None) 
 
 
 def _same_replicas(part: Part) -> nn.Module:
+    if part.plan.layout.sharding == "ddp" and part.meshes.tp is not None:
+        sum_at_once(_same_stages(part))
+        return part.model
     if part.plan.layout.sharding == "ddp":
         return apply_ddp(part.model, part.plan, part.device, part.meshes)
     equalise_replicas(part.model, part.meshes)

@@ -69,14 +69,15 @@ def token_loss(output: Tensor, targets: Tensor) -> Tensor:
     weight, bias = _rows(put_off.head.weight), _rows(put_off.head.bias)
     if isinstance(weight, DTensor):
         output = DTensor.from_local(output, weight.device_mesh, (Replicate(),), run_check=False)
-    mean = chunked_loss(
-        output,
-        weight,  # type: ignore[arg-type]
-        targets,
-        chunks=put_off.chunks,
-        compiles=put_off.compiles,
-        bias_V=bias,
-    )
+    with torch.autocast(targets.device.type, enabled=False):
+        mean = chunked_loss(
+            output,
+            weight,  # type: ignore[arg-type]
+            targets,
+            chunks=put_off.chunks,
+            compiles=put_off.compiles,
+            bias_V=bias,
+        )
     return mean * (targets.numel() / count)
 
 
@@ -95,6 +96,9 @@ def put_head_off(model: nn.Module, head: nn.Module, plan: PlanConfig, device: to
     compiles = plan.layout.compile and device.type == "cuda"
 
     def as_given(hidden: Tensor) -> Tensor:
+        kind = hidden.device.type
+        if torch.is_autocast_enabled(kind):  # as the product would
+            hidden = hidden.to(torch.get_autocast_dtype(kind))
         put_off = PutOff(head, chunks, compiles, hidden._version)
         if hidden.requires_grad:
             hidden.register_hook(put_off.require_taken)  # type: ignore[no-untyped-call]

@@ -64,7 +64,7 @@ def _problems(plan: PlanConfig) -> Iterator[str]:
         yield f"ep {layout.ep} (it needs to know how tokens reach experts; --ep 1 works)"
     if layout.tp > 1 and plan.model.experts is not None:
         yield f"tp {layout.tp} with experts (no tp_plan here splits them; --tp 1 works)"
-    if layout.tp > 1 and layout.sharding == "ddp":
+    if layout.tp > 1 and layout.sharding == "ddp" and layout.dp_replicate > 1 == layout.pp:
         yield f"tp {layout.tp} with ddp (--sharding fsdp works)"
     if plan.model.vocab_multiple > 1:
         multiple = plan.model.vocab_multiple

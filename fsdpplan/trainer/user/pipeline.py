@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from ..config import PlanConfig
 from ..errors import TrainerError
 from ..parallel.data_parallel import gradient_sync
+from ..parallel.local_parameters import hand_over_gradients
 from ..parallel.mesh import Meshes
 from ..parallel.pipeline import planned_schedule, stated_stage
 from ..parallel.replicas import ReplicaGradients
@@ -139,6 +140,8 @@ class UserPipeline(nn.Module):
             raise
         if self._replicas is not None:
             self._replicas.finish()
+        # sums over tensor-parallel ranks that no one has made yet
+        hand_over_gradients(stage.module for stage in self._stages)
         for _, table, copy in self._copies:
             self._tied(table, copy).sum_gradients()
         mean = torch.stack(losses).detach().sum() if losses else _no_loss(self._device)

@@ -95,6 +95,20 @@ def gather_after(block: nn.Module, mesh: DeviceMesh) -> None:
     block.register_forward_hook(_Gather(mesh))
 
 
+def sum_at_once(model: nn.Module) -> None:
+    """Sum each gradient over the ranks of tp as soon as it is there, where neither FSDP nor a
+    pipeline does so: of a norm each rank has what comes of its part of the sequence."""
+
+    def settle(parameter: Tensor) -> None:
+        gradient = parameter.grad
+        if isinstance(parameter, DTensor) and isinstance(gradient, DTensor):
+            parameter.grad = gradient.redistribute(placements=parameter.placements)
+
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(settle)  # type: ignore[no-untyped-call]
+
+
 def split_styles(
     model: nn.Module,
     blocks: Sequence[nn.Module],

@@ -207,7 +207,7 @@ def test_what_ranks_cannot_share_is_refused(given: dict[str, Any], words: str) -
     [
         (PP, "fp16", "pp 2 in fp16"),
         (PP | {"stage_blocks": [0, 4]}, "fp32", r"stage_blocks \[0, 4\]"),
-        (TP2 | {"sharding": "ddp"}, "fp32", "tp 2 with ddp"),
+        (TP2 | {"sharding": "ddp", "dp_replicate": 2}, "fp32", "tp 2 with ddp"),
     ],
 )
 def test_what_a_foreign_model_cannot_have_is_refused(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.own_layouts import LAYOUTS, LOADED, MOVES, measured_of
+from tests.trainer.own_layouts import BF16, LAYOUTS, LOADED, MOVES, measured_of
 from tests.trainer.user.test_model import TOLERANCE
 
 
@@ -25,6 +25,16 @@ def test_a_layout_loses_as_one_process(measured: dict[str, Any], name: str) -> N
     found, alone = measured[name], measured[LAYOUTS[name][0]]
     assert found["losses"] == pytest.approx(alone["losses"], abs=TOLERANCE)
     assert found["norms"] == pytest.approx(alone["norms"], abs=TOLERANCE)
+    assert found["missing"] == []
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.gloo
+@pytest.mark.parametrize("name", BF16)
+def test_bf16_begins_as_fp32_does(measured: dict[str, Any], name: str) -> None:
+    found, alone = measured[name], measured[BF16[name][0]]
+    assert found["losses"][0] == pytest.approx(alone["losses"][0], abs=0.01)
+    assert found["norms"][0] == pytest.approx(alone["norms"][0], rel=0.03)
     assert found["missing"] == []
 
 
