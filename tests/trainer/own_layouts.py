@@ -44,6 +44,12 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "own pp2 tp2, pieces": ("own", PP | TP2 | PIECES),
     "own pp4": ("own", PP | {"pp": 4}),
     "own pp2, a stage with the head alone": ("own", PP | SHARD2 | {"stage_blocks": [4, 0]}),
+    "own pp2, a stage with the table alone": ("own", PP | SHARD2 | {"stage_blocks": [0, 4]}),
+    "tied tp2 zbv, both ends alone": (
+        "tied",
+        MANY | TP2 | {"schedule": "zbv", "stage_blocks": [0, 2, 2, 0]},
+    ),
+    "llama pp2, a stage with the table alone": ("llama", PP | TP2 | {"stage_blocks": [0, 3]}),
     "own interleaved": ("own", MANY | SHARD2 | {"schedule": "interleaved_1f1b"}),
     "own looped, an empty stage": (
         "own",

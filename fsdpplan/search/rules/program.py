@@ -111,12 +111,6 @@ def _blocks(case: Case, program: Program) -> Iterator[Problem]:
             sentence=f"pp {layout.pp} in fp16 needs a schedule that scales the loss, which is the "
             "reference decoder's only; use --precision bf16, or --program reference",
         )
-    if layout.pp > 1 and layout.stage_blocks[:1] == (0,):
-        yield Problem(
-            reason="a first stage without blocks of a program of one's own",
-            sentence=f"stage_blocks {','.join(map(str, layout.stage_blocks))}: the first stage of "
-            f"{program.words} needs a block; use another --stage-blocks, or --program reference",
-        )
     if layout.ep > 1:
         yield Problem(
             reason="expert parallelism of a program whose experts are not known",

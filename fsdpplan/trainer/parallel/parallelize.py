@@ -91,7 +91,7 @@ def parallelize(
         part = Part(
             model=model, blocks=blocks, plan=plan, meshes=meshes, device=device, ends=whole.ends
         )
-        steps = user_steps(whole, blocks[-1])
+        steps = user_steps(whole, blocks[0], blocks[-1])
         lay_out(part, steps)
         called = steps.replicas(part)
     else:
@@ -134,13 +134,15 @@ def _in_stages(
                 head=[each for each in whole.ends.head if id(each) in inside],
             ),
         )
-        steps = user_steps(replace(whole, head=head), stage.last_block, stage)
+        steps = user_steps(replace(whole, head=head), stage.first_block, stage.last_block, stage)
         lay_out(part, steps)
         steps.replicas(part)
     return UserPipeline(cut, trace, stages, plan, meshes, device)
 
 
-def user_steps(whole: Whole, last_block: nn.Module, stage: Stage | None = None) -> Steps:
+def user_steps(
+    whole: Whole, first_block: nn.Module, last_block: nn.Module, stage: Stage | None = None
+) -> Steps:
     """What is done to a model by its own words, or to one `stage` of it; ep is refused.
 
     Sequences are shared before: that is done to the whole model.
@@ -158,7 +160,7 @@ def user_steps(whole: Whole, last_block: nn.Module, stage: Stage | None = None) 
                 part.meshes.tp,
                 whole.styles,
                 put_off=whole.head,
-                scatters=is_first,
+                first_block=first_block if is_first else None,
             )
 
     def put_off(part: Part) -> None:

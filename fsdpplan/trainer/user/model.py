@@ -58,8 +58,6 @@ def _problems(plan: PlanConfig) -> Iterator[str]:
     layout, vocab = plan.layout, plan.model.vocab
     if layout.pp > 1 and plan.training.precision == "fp16":
         yield f"pp {layout.pp} in fp16 (a schedule scales no loss; bf16 works)"
-    if layout.pp > 1 and layout.stage_blocks[:1] == (0,):
-        yield f"stage_blocks {list(layout.stage_blocks)} (its first stage needs a block)"
     if layout.ep > 1:
         yield f"ep {layout.ep} (it needs to know how tokens reach experts; --ep 1 works)"
     if layout.tp > 1 and plan.model.experts is not None:

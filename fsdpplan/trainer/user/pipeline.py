@@ -78,7 +78,7 @@ class UserPipeline(nn.Module):
             requires_grad=True,
         )
         for stage in stages:
-            stage.hands_on = tuple(hidden.shape)
+            stage.hands_on = hidden
         first = torch.empty((batch,), dtype=torch.int64, device="meta")
         staged = [
             stated_stage(

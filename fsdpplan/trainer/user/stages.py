@@ -24,7 +24,7 @@ from ..config import PlanConfig
 from ..errors import TrainerError
 from ..parallel.pipeline_stages import StageShare, rank_shares
 from ..precision import compute_dtype
-from .trace import Trace
+from .trace import Trace, with_hidden
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,11 +87,6 @@ def _require_cuttable(model: nn.Module, blocks: Sequence[nn.Module], plan: PlanC
             f"the plan cuts {sum(numbers)} blocks into stages, and {len(blocks)} were found in "
             f"{kind}: plan again for its shape, or name them by parallelize(..., blocks=[...])"
         )
-    if not numbers[0]:
-        raise TrainerError(
-            f"stage_blocks {list(numbers)}: the first stage of {kind} needs a block; plan again "
-            "with another --stage-blocks"
-        )
     owners: dict[int, int] = {}
     for number, block in enumerate(blocks):
         for parameter in block.parameters():
@@ -130,8 +125,8 @@ class Stage:
         self.share = share
         self.blocks = [cut.blocks[number] for number in share.blocks]
         self._received: list[Tensor] = []
-        self.hands_on: tuple[int, ...] = ()
-        """Shape of what the next stage is sent, once it is stated."""
+        self.hands_on: Tensor | None = None
+        """What the next stage is sent, once that is stated: its shape and dtype."""
         self.loss_of: Callable[[Any, Mapping[str, Any]], Tensor] | None = None
         paths = {id(module): path for path, module in cut.model.named_modules()}
         replaced = {
@@ -141,6 +136,8 @@ class Stage:
         }
         self.last_block: nn.Module = replaced.get(paths[id(cut.blocks[-1])], cut.blocks[-1])
         """What stands in the place of the model's last block."""
+        self.first_block: nn.Module = replaced.get(paths[id(cut.blocks[0])], cut.blocks[0])
+        """The same of its first one."""
         own = (cut.first if share.is_first else frozenset()) | (
             cut.last if share.is_last else frozenset()
         )
@@ -163,14 +160,17 @@ class Stage:
         self.module.forward = self._run
 
     def _sent(self, hidden: Tensor) -> Tensor:
-        if tuple(hidden.shape) != self.hands_on:
+        stated = self.hands_on
+        if stated is None:
+            return hidden
+        if hidden.shape != stated.shape:
             raise TrainerError(
                 f"hidden states of shape {list(hidden.shape)} came out of stage "
                 f"{self.share.index}, and the stages of this pipeline were made for "
-                f"{list(self.hands_on)}: give sequences of the plan's length, or "
+                f"{list(stated.shape)}: give sequences of the plan's length, or "
                 "parallelize(..., example=...) of the length that you train"
             )
-        return hidden
+        return hidden.to(stated.dtype)
 
     def head(self, whole: nn.Linear | None) -> nn.Linear | None:
         """What this stage has of a module of the whole model; None on all but the last stage."""
@@ -181,10 +181,17 @@ class Stage:
         return found
 
     def end(self) -> None:
-        """Let the forward end behind the model's last block, where the next stage has none. To be
-        called when FSDP has put its hooks on the blocks."""
+        """Let the forward end behind the model's last block, where the next stage has none, and
+        begin before its first one, where the stage before has none. To be called when FSDP has put
+        its hooks on the blocks."""
+        if not self.share.is_first and not isinstance(self.first_block, _Foreign):
+            # before FSDP's, which must see what the block is really given
+            self.first_block.register_forward_pre_hook(self._enter, prepend=True, with_kwargs=True)
         if not self.share.is_last and not isinstance(self.last_block, _Behind):
             self.last_block.register_forward_hook(_end)
+
+    def _enter(self, _: nn.Module, args: Any, named: Any) -> Any:
+        return with_hidden(self._received[0], args, named)
 
     def _stand_in(self, number: int, block: nn.Module) -> nn.Module:
         if number >= self.share.blocks.stop:

@@ -56,10 +56,11 @@ def split_user_model(
     styles: Mapping[str, str],
     *,
     put_off: nn.Module | None = None,
-    scatters: bool = True,
+    first_block: nn.Module | None = None,
 ) -> None:
     """Split the matrices of `model`, or of a stage of it, over `mesh` by `styles`. `put_off`: a
-    head that is not called; `scatters`: the first block is here."""
+    head that is not called; `first_block`: before which the sequence is scattered, if it is here.
+    """
     if layout.async_tp and mesh.device_type == "cuda":
         overlap_tensor_parallel(mesh.get_group())
     ties = tied_names(model)
@@ -78,8 +79,8 @@ def split_user_model(
             parallelize_module(module, mesh, _end_style(styles[name], layout))
         else:
             parallelize_module(module, mesh, Whole())
-    if scatters:
-        blocks[0].register_forward_pre_hook(_Scatter(mesh), with_kwargs=True)
+    if first_block is not None:
+        first_block.register_forward_pre_hook(_Scatter(mesh), with_kwargs=True)
     for name, first in ties.items():
         owner, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(owner), attribute, model.get_parameter(first))

@@ -204,7 +204,7 @@ class _Watch:
             return None
         self.before = set(_reached([hidden], self.names))
         cut = hidden.detach().requires_grad_(hidden.is_floating_point())
-        return _with_hidden(cut, args, given)
+        return with_hidden(cut, args, given)
 
     def _leave(self, block: nn.Module, args: Any, output: Any) -> Any:
         first, *others = output if isinstance(output, tuple) else (output,)
@@ -281,7 +281,8 @@ def _hidden_and_others(args: Any, given: Any) -> tuple[Tensor, list[Tensor]]:
     return hidden, list(tensors_of(rest))
 
 
-def _with_hidden(hidden: Tensor, args: Any, given: Any) -> tuple[Any, Any]:
+def with_hidden(hidden: Tensor, args: Any, given: Any) -> tuple[Any, Any]:
+    """The arguments of a block with other hidden states."""
     if args:
         return (hidden, *args[1:]), given
     return args, {**given, "hidden_states": hidden}

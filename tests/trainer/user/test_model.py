@@ -206,7 +206,6 @@ def test_what_ranks_cannot_share_is_refused(given: dict[str, Any], words: str) -
     ("layout", "precision", "words"),
     [
         (PP, "fp16", "pp 2 in fp16"),
-        (PP | {"stage_blocks": [0, 4]}, "fp32", r"stage_blocks \[0, 4\]"),
         (TP2 | {"sharding": "ddp", "dp_replicate": 2}, "fp32", "tp 2 with ddp"),
     ],
 )
