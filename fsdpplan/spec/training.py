@@ -22,6 +22,7 @@ from math import inf
 from typing import Literal, get_args
 
 from fsdpplan.errors import SpecError
+from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.runtime import Runtime, RuntimeName, runtime_named
 from fsdpplan.spec.values import (
     RemembersHash,
@@ -30,6 +31,102 @@ from fsdpplan.spec.values import (
     require_fraction,
     require_positive_int,
 )
+
+ProgramName = Literal["reference", "own", "hf", "torchtitan", "megatron", "accelerate"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What a program can apply of a layout."""
+
+    words: str
+    """What to call it in a sentence."""
+    knows_blocks: bool
+    """It is built for the trainer: its attention can be recomputed alone, its tokens sent to
+    experts, its vocabulary padded."""
+    says_how: bool
+    """Tensor parallelism and a loss in pieces need words of the program: a `tp_plan`, a head, and
+    the loss by `token_loss`. False: they are found in the model."""
+    has_open_attention: bool
+    """Its attention can be replaced by one that ranks share."""
+    runtimes: tuple[RuntimeName, ...] = ("fsdp2",)
+    """Runtimes that price what it does; the first by default. The reference decoder is of any."""
+    is_target: bool = False
+    """It is launched by `emit-launch --target` of its name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What a program must do for a part of a layout, beside `parallelize(model, plan)`."""
+
+    setting: str
+    words: str
+
+
+_PROGRAMS: dict[ProgramName, Program] = {
+    "reference": Program(
+        words="the reference decoder",
+        knows_blocks=True,
+        says_how=False,
+        has_open_attention=True,
+    ),
+    "own": Program(
+        words="a model of your own",
+        knows_blocks=False,
+        says_how=True,
+        has_open_attention=False,
+    ),
+    "hf": Program(
+        words="a Hugging Face model",
+        knows_blocks=False,
+        says_how=False,
+        has_open_attention=True,
+    ),
+    "torchtitan": Program(
+        words="torchtitan",
+        knows_blocks=True,
+        says_how=False,
+        has_open_attention=True,
+        is_target=True,
+    ),
+    "megatron": Program(
+        words="Megatron-LM",
+        knows_blocks=True,
+        says_how=False,
+        has_open_attention=True,
+        runtimes=("megatron", "megatron_lm"),
+        is_target=True,
+    ),
+    "accelerate": Program(
+        words="Accelerate",
+        knows_blocks=True,
+        says_how=False,
+        has_open_attention=True,
+        runtimes=("fsdp2", "autocast"),
+        is_target=True,
+    ),
+}
+
+
+def program_needs(name: ProgramName, layout: Layout) -> tuple[Need, ...]:
+    """What a program that calls `parallelize` must do for `layout`; none where two lines do."""
+    program, needs = program_named(name), []
+    if program.knows_blocks:
+        return ()
+    if layout.tp > 1 and program.says_how:
+        needs.append(Need(setting=f"tp {layout.tp}", words="parallelize(..., tp_plan={...})"))
+    if layout.pp > 1:
+        needs.append(Need(setting=f"pp {layout.pp}", words="forward_backward for the step"))
+    if layout.loss_chunks > 1 and program.says_how:
+        pieces = f"loss_chunks {layout.loss_chunks}"
+        needs.append(Need(setting=pieces, words="token_loss, and its head as lm_head or head="))
+    return tuple(needs)
+
+
+def program_named(name: ProgramName) -> Program:
+    """What the program of that name can do."""
+    return _PROGRAMS[name]
+
 
 _VERSION = re.compile(r"v?(\d{1,3})\.(\d{1,3})(?:[.+a-z_-][0-9A-Za-z.+_-]*)?", re.ASCII)
 _IMAGE = re.compile(r"(?P<name>[^:@]+):(?P<tag>[^:@]+)(?:@.*)?")
@@ -107,78 +204,6 @@ def release_of_image(image: str) -> TorchRelease | None:
     version = tag.partition("-")[0]
     is_ours = name == "pytorch/pytorch" and _VERSION.fullmatch(version) is not None
     return torch_release(version) if is_ours else None
-
-
-ProgramName = Literal["reference", "own", "hf", "torchtitan", "megatron", "accelerate"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
-    """What a program can apply of a layout."""
-
-    words: str
-    """What to call it in a sentence."""
-    knows_blocks: bool
-    """It is built for the trainer: its blocks can be cut into stages, its attention recomputed
-    alone, its tokens sent to experts, and its loss made in pieces."""
-    has_tensor_plan: bool
-    """It says of each matrix of a dense model how tensor parallelism splits it (a `tp_plan`)."""
-    has_open_attention: bool
-    """Its attention can be replaced by one that ranks share."""
-    runtimes: tuple[RuntimeName, ...] = ("fsdp2",)
-    """Runtimes that price what it does; the first by default. The reference decoder is of any."""
-    is_target: bool = False
-    """It is launched by `emit-launch --target` of its name."""
-
-
-_PROGRAMS: dict[ProgramName, Program] = {
-    "reference": Program(
-        words="the reference decoder",
-        knows_blocks=True,
-        has_tensor_plan=True,
-        has_open_attention=True,
-    ),
-    "own": Program(
-        words="a model of your own",
-        knows_blocks=False,
-        has_tensor_plan=False,
-        has_open_attention=False,
-    ),
-    "hf": Program(
-        words="a Hugging Face model",
-        knows_blocks=False,
-        has_tensor_plan=True,
-        has_open_attention=True,
-    ),
-    "torchtitan": Program(
-        words="torchtitan",
-        knows_blocks=True,
-        has_tensor_plan=True,
-        has_open_attention=True,
-        is_target=True,
-    ),
-    "megatron": Program(
-        words="Megatron-LM",
-        knows_blocks=True,
-        has_tensor_plan=True,
-        has_open_attention=True,
-        runtimes=("megatron", "megatron_lm"),
-        is_target=True,
-    ),
-    "accelerate": Program(
-        words="Accelerate",
-        knows_blocks=True,
-        has_tensor_plan=True,
-        has_open_attention=True,
-        runtimes=("fsdp2", "autocast"),
-        is_target=True,
-    ),
-}
-
-
-def program_named(name: ProgramName) -> Program:
-    """What the program of that name can do."""
-    return _PROGRAMS[name]
 
 
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]

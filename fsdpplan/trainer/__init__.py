@@ -15,8 +15,11 @@ from .config import PlanConfig, load_plan
 from .errors import TrainerError
 from .parallel.data_parallel import gradient_sync
 from .parallel.parallelize import parallelize
+from .user.checkpoint import load_checkpoint, save_checkpoint
+from .user.loss import token_loss
 from .user.mistakes import check_optimizer
 from .user.model import clip_grad_norm, materialise, sampler_arguments
+from .user.pipeline import forward_backward
 from .user.safetensors_load import load_safetensors
 
 __all__ = [
@@ -24,10 +27,14 @@ __all__ = [
     "TrainerError",
     "check_optimizer",
     "clip_grad_norm",
+    "forward_backward",
     "gradient_sync",
+    "load_checkpoint",
     "load_plan",
     "load_safetensors",
     "materialise",
     "parallelize",
     "sampler_arguments",
+    "save_checkpoint",
+    "token_loss",
 ]

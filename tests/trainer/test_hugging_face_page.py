@@ -70,7 +70,7 @@ def test_two_lines_more_and_the_script_loses_the_same_as_planned(tmp_path: Path)
     (tmp_path / "train.py").write_text(planned)
     alone = mean_losses(run(tmp_path, sys.executable, "alone.py"))
 
-    run(tmp_path, "bash", "-c", block("bash", "fsdpplan recommend"))
+    run(tmp_path, "bash", "-c", block("bash", "--dp-shard 2 --program hf"))
     emit, _ = block("bash", "fsdpplan emit-launch").splitlines()
     run(tmp_path, "bash", "-c", emit)
     output = run(tmp_path, "bash", "job.sbatch")
@@ -78,3 +78,10 @@ def test_two_lines_more_and_the_script_loses_the_same_as_planned(tmp_path: Path)
     assert {line.split()[1] for line in output.splitlines() if "loss" in line} == {"0", "1"}
     assert len(alone) == 8
     assert mean_losses(output) == pytest.approx(alone, abs=TOLERANCE)
+
+    (tmp_path / "stages.py").write_text(block("python", "forward_backward(model, plan"))
+    run(tmp_path, "bash", "-c", block("bash", "--pp 2"))
+    emit = "fsdpplan emit-launch pipeline.json --script stages.py > stages.sbatch"
+    run(tmp_path, "bash", "-c", emit)
+    piped = mean_losses(run(tmp_path, "bash", "stages.sbatch"))
+    assert piped == pytest.approx(alone, abs=TOLERANCE)

@@ -32,7 +32,7 @@ from fsdpplan.search.advice.words import describe
 from fsdpplan.search.question import NearestMiss, SearchResult
 from fsdpplan.search.recommend import recommend as ranked_layouts
 from fsdpplan.spec.plan import Plan, RankedLayout, assumed
-from fsdpplan.spec.training import program_named
+from fsdpplan.spec.training import program_named, program_needs
 from fsdpplan.units import format_gib
 
 NOT_SAVED = "not saved; fsdpplan emit-launch and fsdpplan run read what is saved without --no-save"
@@ -147,7 +147,12 @@ def saved(inputs: Inputs, result: SearchResult, place: Path) -> str:
             f"emit-launch{shown} --script train.py"
         )
     if program != "reference":
-        return f"saved as {place}; next: fsdpplan emit-launch{shown} --script train.py > job.sbatch"
+        needs = program_needs(program, chosen.layout)
+        words = "".join(f"; for {each.setting} your program needs {each.words}" for each in needs)
+        return (
+            f"saved as {place}{words}; next: fsdpplan emit-launch{shown} --script train.py > "
+            "job.sbatch"
+        )
     return (
         f"saved as {place}; next: fsdpplan emit-launch{shown} > job.sbatch, or fsdpplan run{shown}"
     )

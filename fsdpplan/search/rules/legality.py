@@ -16,14 +16,14 @@ from dataclasses import replace
 from fsdpplan.cost.model.formats import local_tokens
 from fsdpplan.cost.schedule.stages import layout_stage_blocks
 from fsdpplan.search.pins import Pins
-from fsdpplan.search.rules.program import loss_problem, program_problems, program_question_problems
+from fsdpplan.search.rules.program import program_problems, program_question_problems
 from fsdpplan.search.rules.rule import Problem, pipeline_problems, sharding_problems
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Case
 from fsdpplan.spec.torch_features import lacking
-from fsdpplan.spec.training import DTYPE_BYTES, Training, program_named
+from fsdpplan.spec.training import DTYPE_BYTES, Training
 
 PIECE_TOKENS = 1024
 """Tokens of a piece at the most: enough rows for matmuls at full rate."""
@@ -93,9 +93,6 @@ def _refusals(layout: Layout, training: Training) -> Iterator[Problem]:
             sentence=f"runtime {training.runtime} has a loss of its own, not one in "
             f"{layout.loss_chunks} pieces; leave --loss-chunks out, or use --runtime fsdp2",
         )
-    program = program_named(training.program)
-    if not program.knows_blocks:
-        yield loss_problem(layout, program)
     if layout.schedule in MANY_LOSSES_SCHEDULES:
         yield Problem(
             reason="a loss in pieces with a schedule that has many waiting",

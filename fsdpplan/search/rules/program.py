@@ -27,10 +27,8 @@ def program_problems(case: Case) -> Iterator[Problem]:
         yield from _unsaid(program, vocabulary.problems(case))
     if program.knows_blocks:
         return
-    yield from _blocks(layout, program)
+    yield from _blocks(case, program)
     yield from _vocabulary(layout, case.model, program)
-    if layout.tp > 1:
-        yield from _tensor_parallel(layout, case.model, program)
     if layout.cp > 1:
         yield from _context_parallel(case, program)
 
@@ -112,12 +110,13 @@ def script_problem(case: Case) -> str | None:
     return None if found is None else found.sentence
 
 
-def _blocks(layout: Layout, program: Program) -> Iterator[Problem]:
-    if layout.pp > 1:
+def _blocks(case: Case, program: Program) -> Iterator[Problem]:
+    layout = case.layout
+    if layout.pp > 1 and case.training.precision == "fp16":
         yield Problem(
-            reason="a pipeline of a program that is not cut into stages",
-            sentence=f"pp {layout.pp} cuts the model into stages, which parallelize cannot do to "
-            f"{program.words}; use --pp 1, or --program reference",
+            reason="a pipeline in fp16 of a program of one's own",
+            sentence=f"pp {layout.pp} in fp16 needs a schedule that scales the loss, which is the "
+            "reference decoder's only; use --precision bf16, or --program reference",
         )
     if layout.ep > 1:
         yield Problem(
@@ -125,8 +124,6 @@ def _blocks(layout: Layout, program: Program) -> Iterator[Problem]:
             sentence=f"ep {layout.ep} sends tokens to experts, and parallelize does not know how "
             f"they reach those of {program.words}; use --ep 1, or --program reference",
         )
-    if layout.loss_chunks > 1:
-        yield loss_problem(layout, program)
     if layout.activation_checkpointing == "attention":
         yield Problem(
             reason="recomputed attention of a program whose attention is not known",
@@ -134,21 +131,18 @@ def _blocks(layout: Layout, program: Program) -> Iterator[Problem]:
             f"attention, and parallelize does not find that of {program.words}; use "
             "--activation-checkpointing op or full, or --program reference",
         )
-    if layout.tp > 1 and layout.sharding == "ddp":
+    if layout.tp > 1 and layout.sharding == "ddp" and layout.dp_replicate > 1 == layout.pp:
         yield Problem(
             reason="DDP beside tensor parallelism of a program of one's own",
             sentence=f"sharding ddp with tp {layout.tp} is the reference decoder's only; use "
             "--sharding fsdp with --dp-shard of at least 2, or --program reference",
         )
-
-
-def loss_problem(layout: Layout, program: Program) -> Problem:
-    """A loss in pieces where the loss is the program's own."""
-    return Problem(
-        reason="a loss in pieces with a program that makes its own",
-        sentence=f"loss_chunks {layout.loss_chunks}: {program.words} makes its loss itself, in one "
-        "piece; leave --loss-chunks out, or use --program reference",
-    )
+    if layout.tp > 1 and case.model.experts is not None:
+        yield Problem(
+            reason="tensor parallelism of a mixture of a program of one's own",
+            sentence=f"tp {layout.tp}: no tp_plan that parallelize follows splits the experts of "
+            f"{program.words}; use --tp 1, or --program reference",
+        )
 
 
 def _vocabulary(layout: Layout, model: Model, program: Program) -> Iterator[Problem]:
@@ -165,22 +159,6 @@ def _vocabulary(layout: Layout, model: Model, program: Program) -> Iterator[Prob
             sentence=f"tp {layout.tp} does not divide the vocabulary of {model.vocab}, and "
             f"{program.words} is not padded as the reference decoder is; use another --tp, or "
             "--program reference",
-        )
-
-
-def _tensor_parallel(layout: Layout, model: Model, program: Program) -> Iterator[Problem]:
-    if not program.has_tensor_plan:
-        yield Problem(
-            reason="tensor parallelism of a program without a tp_plan",
-            sentence=f"tp {layout.tp} needs a tp_plan that says how each matrix is split, which "
-            f"{program.words} has only where it is made as Hugging Face's are; use --tp 1, or "
-            "--program hf",
-        )
-    elif model.experts is not None:
-        yield Problem(
-            reason="tensor parallelism of a Hugging Face mixture",
-            sentence=f"tp {layout.tp}: the tp_plan of a Hugging Face mixture of experts has styles "
-            "that parallelize does not follow; use --tp 1, or --program reference",
         )
 
 

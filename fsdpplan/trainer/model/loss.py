@@ -79,6 +79,7 @@ def chunked_loss(
     chunks: int,
     compiles: bool,
     vocab: int | None = None,
+    bias_V: Tensor | None = None,
 ) -> Tensor:
     """Mean cross-entropy over all targets, ignored ones counting 0, from `chunks` pieces. The
     weight's rows beyond `vocab` are padding, whose logits count as -inf."""
@@ -92,16 +93,26 @@ def chunked_loss(
         part = VocabularyPart(
             group=mesh.get_group(), first=first, tokens=min(rows, max(0, vocab - first))
         )
+    bias_V = bias_V.to_local() if isinstance(bias_V, DTensor) else bias_V
     hidden_ND, targets_N = hidden_BTD.flatten(0, 1), targets_BT.flatten()
     if not torch.is_grad_enabled():
         total = _loss_alone(hidden_ND, weight_VD, targets_N, chunks, part, compiles=compiles)
         return total / targets_N.numel()
     made = _loss_and_gradients(
-        hidden_ND.detach(), weight_VD.detach(), targets_N, chunks, part, compiles=compiles
+        hidden_ND.detach(),
+        weight_VD.detach(),
+        targets_N,
+        chunks,
+        part,
+        compiles=compiles,
+        bias_V=None if bias_V is None else bias_V.detach(),
     )
     of_hidden: Tensor = _Made.apply(hidden_ND, made.loss, made.hidden_gradient)  # type: ignore[no-untyped-call]
     of_weight: Tensor = _Made.apply(weight_VD, torch.zeros_like(made.loss), made.weight_gradient)  # type: ignore[no-untyped-call]
-    return (of_hidden + of_weight) / targets_N.numel()
+    total = of_hidden + of_weight
+    if bias_V is not None:
+        total = total + _Made.apply(bias_V, torch.zeros_like(made.loss), made.bias_gradient)  # type: ignore[no-untyped-call]
+    return total / targets_N.numel()
 
 
 def _whole_hidden(hidden: Tensor, weight: DTensor) -> Tensor:
@@ -138,6 +149,7 @@ class _LossAndGradients:
     loss: Tensor
     hidden_gradient: Tensor
     weight_gradient: Tensor
+    bias_gradient: Tensor | None = None
 
 
 @torch.no_grad()
@@ -149,23 +161,32 @@ def _loss_and_gradients(
     part: VocabularyPart,
     *,
     compiles: bool,
+    bias_V: Tensor | None = None,
 ) -> _LossAndGradients:
     computed = weight_VD.to(hidden_ND.dtype)
     piece_loss = _chosen_piece_loss(part, compiles=compiles)
     weight_gradient = _WeightGradient(weight_VD.dtype, computed.dtype)
     hidden_gradient = torch.empty_like(hidden_ND)
+    bias_gradient = None if bias_V is None else torch.zeros_like(bias_V)
     losses = []
     pieces = (tensor.tensor_split(chunks) for tensor in (hidden_ND, targets_N, hidden_gradient))
     for hidden, targets, made in zip(*pieces, strict=True):
-        loss, logits_gradient = piece_loss(hidden @ computed.T, targets, part)
+        logits = hidden @ computed.T
+        if bias_V is not None:
+            logits.add_(bias_V)
+        loss, logits_gradient = piece_loss(logits, targets, part)
+        del logits
         torch.mm(logits_gradient, computed, out=made)
         weight_gradient.add(logits_gradient, hidden)
+        if bias_gradient is not None:
+            bias_gradient.add_(logits_gradient.sum(0))
         losses.append(loss)
         del logits_gradient
     return _LossAndGradients(
         loss=torch.stack(losses).sum(),
         hidden_gradient=hidden_gradient,
         weight_gradient=weight_gradient.total,
+        bias_gradient=bias_gradient,
     )
 
 

@@ -132,10 +132,15 @@ def equalise_replicas(model: nn.Module, meshes: Meshes) -> None:
         return
     group = replicas.get_group()
     for parameter in model.parameters():
-        assert isinstance(parameter, DTensor)
-        local = parameter.to_local()
+        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter.data
         if not local.is_meta:
             dist.broadcast(local, src=dist.get_global_rank(group, 0), group=group)
+
+
+def require_values(model: nn.Module) -> None:
+    """Raise where a model is on the meta device."""
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise TrainerError("DDP needs a model with values: call materialise(model, device) first")
 
 
 def apply_ddp(
@@ -147,8 +152,7 @@ def apply_ddp(
     The replicas are those of `dp_replicate`: where there is one, beside tensor parallelism, there
     is nothing to reduce, and no DDP.
     """
-    if any(parameter.is_meta for parameter in model.parameters()):
-        raise TrainerError("DDP needs a model with values: call materialise(model, device) first")
+    require_values(model)
     if any(tensor.device != device for tensor in (*model.parameters(), *model.buffers())):
         model.to(device)
     apply_autocast(model, plan, device)

@@ -6,14 +6,17 @@ model = parallelize(model, plan)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
+import torch
 from torch import nn
 
 from ..config import PlanConfig
 from ..errors import TrainerError
-from ..precision import keep_parameters
+from ..precision import apply_autocast, keep_parameters
 from ..user.context_parallel import share_sequences
+from ..user.loss import named_head, put_head_off
 from ..user.mistakes import (
     require_bare,
     require_blocks,
@@ -23,10 +26,13 @@ from ..user.mistakes import (
     watch_optimizers,
 )
 from ..user.model import found_ends, remember_meshes, require_applicable, settle_at_exit
-from ..user.tensor_parallel import gather_after, split_user_model
-from .data_parallel import Ends, apply_ddp, equalise_replicas
+from ..user.pipeline import UserPipeline
+from ..user.stages import Cut, Stage, cut_model, stages_of
+from ..user.tensor_parallel import gather_after, split_styles, split_user_model, sum_at_once
+from ..user.trace import Inputs, Trace, traced
+from .data_parallel import Ends, apply_ddp, equalise_replicas, require_values
 from .distributed import start
-from .layout_steps import Part, Steps, lay_out
+from .layout_steps import Part, Steps, lay_out, skip
 from .mesh import Meshes, build_meshes
 from .support import require_runnable
 
@@ -36,17 +42,25 @@ def parallelize(
     plan: PlanConfig,
     *,
     blocks: Sequence[nn.Module] | None = None,
+    head: nn.Module | None = None,
+    tp_plan: Mapping[str, str] | None = None,
+    example: Inputs | None = None,
     ends: bool = True,
     numbers: bool | None = None,
 ) -> nn.Module:
     """Apply the plan's layout to `model` and return what to call in its place.
 
     FSDP changes `model` in place and returns it (a model on the meta device stays there:
-    `materialise` it afterwards); DDP returns a wrapper. The process group is joined if there is
-    none. `blocks` are the repeated layers; by default `find_blocks` finds them. `ends`: embedding
-    and head are units of FSDP where that is safe (`found_ends`); False: of the root. `numbers`:
-    before, a tiny reference model steps in the same layout, and PreflightFailed is raised where it
-    does not as one process does; None: once for each plan, unless FSDPPLAN_NUMBERS is 0.
+    `materialise` it afterwards); DDP returns a wrapper; a pipeline returns what this rank has of
+    the model, for `forward_backward`. The process group is joined if there is none.
+
+    `blocks` are the repeated layers; by default `find_blocks` finds them. `head` makes the logits
+    (default: `model.lm_head`), which a loss in pieces puts off into `token_loss`. `tp_plan` says
+    how tensor parallelism splits each matrix, by patterns (default: the model's own). `example`:
+    what the forward takes, for one micro-batch (default: tokens alone). `ends`: embedding and head
+    are units of FSDP where that is safe (`found_ends`); False: of the root. `numbers`: before, a
+    tiny reference model steps in the same layout, and PreflightFailed is raised where it does not
+    as one process does; None: once for each plan, unless FSDPPLAN_NUMBERS is 0.
     """
     require_runnable(plan)
     require_bare(model)
@@ -55,57 +69,138 @@ def parallelize(
     require_applicable(model, plan)
     require_islands(plan)
     warn_of_rounding(plan)
+    layout = plan.layout
+    whole = Whole(
+        model=model,
+        blocks=blocks,
+        head=named_head(model, head) if layout.loss_chunks > 1 else None,
+        styles=split_styles(model, blocks, plan, tp_plan, example) if layout.tp > 1 else {},
+        ends=found_ends(model, blocks) if ends else Ends(),
+    )
+    stop_generation_cache(model)
+    trace = traced(model, blocks, plan, example) if layout.pp > 1 else None
+    cut = None if trace is None else cut_model(model, blocks, trace, plan)
     device = start(plan)
     settle_at_exit(device)
     require_same_model(model, device)
     replaced = watch_optimizers(model)
-    stop_generation_cache(model)
-    meshes = try_numbers(plan, numbers) or build_meshes(plan.layout, device.type)
+    meshes = try_numbers(plan, numbers) or build_meshes(layout, device.type)
     keep_parameters(model, plan.training)
-    part = Part(
-        model=model,
-        blocks=blocks,
-        plan=plan,
-        meshes=meshes,
-        device=device,
-        ends=found_ends(model, blocks) if ends else Ends(),
-    )
-    lay_out(part, USER_STEPS)
-    called = USER_STEPS.replicas(part)
+    if meshes.cp is not None:
+        share_sequences(model, layout, meshes.cp)
+    if cut is None or trace is None:
+        part = Part(
+            model=model, blocks=blocks, plan=plan, meshes=meshes, device=device, ends=whole.ends
+        )
+        steps = user_steps(whole, blocks[0], blocks[-1])
+        lay_out(part, steps)
+        called = steps.replicas(part)
+    else:
+        called = _in_stages(whole, cut, trace, plan, meshes, device)
     remember_meshes(called, meshes)
     replaced(model)
     return called
 
 
-def _split_tensors(part: Part) -> None:
-    if part.meshes.tp is not None:
-        split_user_model(part.model, part.blocks, part.plan.layout, part.meshes.tp)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whole:
+    """What is known of the whole of a user's model."""
+
+    model: nn.Module
+    blocks: Sequence[nn.Module]
+    head: nn.Linear | None
+    """What the loss puts off; None: nothing."""
+    styles: Mapping[str, str]
+    """Path of each module that tensor parallelism splits -> how."""
+    ends: Ends
 
 
-def _share_sequences(part: Part) -> None:
-    if part.meshes.cp is not None:
-        share_sequences(part.model, part.plan.layout, part.meshes.cp)
+def _in_stages(
+    whole: Whole, cut: Cut, trace: Trace, plan: PlanConfig, meshes: Meshes, device: torch.device
+) -> UserPipeline:
+    """This rank's stages, each laid out as a model of its own."""
+    assert meshes.pp is not None
+    stages = stages_of(cut, plan, pp_rank=meshes.pp.get_local_rank(), device=device)
+    for stage in stages:
+        inside = {id(module) for module in stage.module.modules()}
+        head = stage.head(whole.head)
+        part = Part(
+            model=stage.module,
+            blocks=stage.blocks,
+            plan=plan,
+            meshes=meshes,
+            device=device,
+            ends=Ends(
+                tables=[each for each in whole.ends.tables if id(each) in inside],
+                head=[each for each in whole.ends.head if id(each) in inside],
+            ),
+        )
+        steps = user_steps(replace(whole, head=head), stage.first_block, stage.last_block, stage)
+        lay_out(part, steps)
+        steps.replicas(part)
+    return UserPipeline(cut, trace, stages, plan, meshes, device)
 
 
-def _gather_at_the_end(part: Part) -> None:
-    if part.meshes.tp is not None:
-        gather_after(part.blocks[-1], part.meshes.tp)
+def user_steps(
+    whole: Whole, first_block: nn.Module, last_block: nn.Module, stage: Stage | None = None
+) -> Steps:
+    """What is done to a model by its own words, or to one `stage` of it; ep is refused.
+
+    Sequences are shared before: that is done to the whole model.
+    """
+    is_first, is_last = (
+        (True, True) if stage is None else (stage.share.is_first, stage.share.is_last)
+    )
+
+    def split_tensors(part: Part) -> None:
+        if part.meshes.tp is not None:
+            split_user_model(
+                part.model,
+                part.blocks,
+                part.plan.layout,
+                part.meshes.tp,
+                whole.styles,
+                put_off=whole.head,
+                first_block=first_block if is_first else None,
+            )
+
+    def put_off(part: Part) -> None:
+        if whole.head is not None:
+            put_head_off(part.model, whole.head, part.plan, part.device)
+
+    def end(part: Part) -> None:
+        if part.meshes.tp is not None and is_last:
+            gather_after(last_block, part.meshes.tp)
+        if stage is not None:
+            stage.end()
+
+    return Steps(
+        tensors=split_tensors,
+        sequences=skip,
+        head=put_off,
+        sequence_end=end,
+        replicas=_same_replicas if stage is None else _same_stages,
+    )
 
 
 def _same_replicas(part: Part) -> nn.Module:
+    if part.plan.layout.sharding == "ddp" and part.meshes.tp is not None:
+        sum_at_once(_same_stages(part))
+        return part.model
     if part.plan.layout.sharding == "ddp":
         return apply_ddp(part.model, part.plan, part.device, part.meshes)
     equalise_replicas(part.model, part.meshes)
     return part.model
 
 
-USER_STEPS = Steps(
-    tensors=_split_tensors,
-    sequences=_share_sequences,
-    sequence_end=_gather_at_the_end,
-    replicas=_same_replicas,
-)
-"""Of a model by its own tp_plan and its own attention; ep is refused."""
+def _same_stages(part: Part) -> nn.Module:
+    """The pipeline averages the gradients of copies itself."""
+    if part.plan.layout.sharding == "ddp":
+        require_values(part.model)
+        part.model.to(part.device)
+        apply_autocast(part.model, part.plan, part.device)
+    equalise_replicas(part.model, part.meshes)
+    return part.model
 
 
 def try_numbers(plan: PlanConfig, wanted: bool | None) -> Meshes | None:

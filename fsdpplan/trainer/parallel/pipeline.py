@@ -82,7 +82,7 @@ class Pipeline:
             _stage(stage, share, plan, device, group)
             for stage, share in zip(stages, shares, strict=True)
         ]
-        self._schedule = _schedule(plan, staged, self._loss)
+        self._schedule = planned_schedule(plan, staged, self._loss)
         self._no_outputs = keep_no_outputs(self._schedule, staged)
 
     def forward_backward(
@@ -196,7 +196,9 @@ def hidden_shape(plan: PlanConfig) -> tuple[int, int, int]:
     return layout.micro_batch, split, plan.model.hidden
 
 
-def _schedule(plan: PlanConfig, stages: list[PipelineStage], loss_of: Callable[..., Tensor]) -> Any:
+def planned_schedule(
+    plan: PlanConfig, stages: list[PipelineStage], loss_of: Callable[..., Tensor]
+) -> Any:
     """torch's schedule; the losses that it is given are shares of the mean already."""
     layout = plan.layout
     options: dict[str, Any] = {
@@ -226,14 +228,29 @@ def _stage(
         device="meta",
         requires_grad=True,
     )
+    first = torch.empty(tokens, dtype=torch.int64, device="meta")
+    return stated_stage(module, share, plan, device, group, first=first, hidden=hidden)
+
+
+def stated_stage(
+    module: nn.Module,
+    share: StageShare,
+    plan: PlanConfig,
+    device: torch.device,
+    group: dist.ProcessGroup,
+    *,
+    first: Tensor,
+    hidden: Tensor,
+) -> PipelineStage:
+    """torch's stage of `module`; `first` is like what the first stage is given, `hidden` like what
+    stages hand on."""
+    layout = plan.layout
     stage = PipelineStage(
         module,
         share.index,
         layout.pp * layout.virtual_stages,
         device,
-        input_args=torch.empty(tokens, dtype=torch.int64, device="meta")
-        if share.is_first
-        else hidden,
+        input_args=first if share.is_first else hidden,
         # what the last stage gives is sent nowhere: only their number counts
         output_args=hidden,
         group=group,

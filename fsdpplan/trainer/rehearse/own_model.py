@@ -34,13 +34,17 @@ from ..optimizer import Recipe, make_optimizer
 from ..parallel.data_parallel import gradient_sync
 from ..parallel.mesh import build_meshes
 from ..parallel.parallelize import parallelize
+from ..user.loss import is_put_off, token_loss
+from ..user.pipeline import UserPipeline, forward_backward
 from .counting import layout_axes
 from .rank import CPU, RankRehearsal, Stage, fake_cluster, measured, on_cpu
 from .rehearsal import Document, rehearsed
 
 Inputs = Mapping[str, Tensor] | Sequence[Tensor]
-Build = Callable[[], tuple[nn.Module, Inputs]]
-"""Makes the model, on the meta device, and an example of what it is called with."""
+Arguments = Mapping[str, Any]
+Build = Callable[[], tuple[nn.Module, Inputs] | tuple[nn.Module, Inputs, Arguments]]
+"""Makes the model, on the meta device, and an example of what it is called with, for one
+micro-batch; and what `parallelize` is told of it (`tp_plan`, `head`, `blocks`), by name."""
 Loss = Callable[[Any], Tensor]
 
 RECIPE = Recipe(steps=2, learning_rate=1e-3, warmup_steps=0, weight_decay=0.1, clip_norm=1.0)
@@ -77,7 +81,7 @@ class ModelProgram:
     def __init__(self, build: Build, plan: PlanConfig, loss: Loss, stage: Stage) -> None:
         self.plan, self.loss = plan, loss
         stage.name = "building the model"
-        self.model, self.given = build()
+        self.model, self.given, self.arguments = _unpacked(build())
         if any(not parameter.is_meta for parameter in self.model.parameters()):
             raise TrainerError(
                 "the model to rehearse has values: build it under `with torch.device('meta')`"
@@ -85,7 +89,9 @@ class ModelProgram:
         stage.name = "parallelising the model"
         self.meshes = build_meshes(plan.layout, CPU.type)
         self.axes = layout_axes(self.meshes, plan.layout)
-        self.called = parallelize(self.model, plan)
+        self.called = parallelize(self.model, plan, example=self.given, **self.arguments)
+        if isinstance(self.called, UserPipeline):
+            self.model = self.called  # what this rank has of it
 
     def begin(self, mode: FakeTensorMode) -> torch.optim.Optimizer:
         materialise(self.model, CPU)
@@ -100,13 +106,26 @@ class ModelProgram:
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         layout = self.plan.layout
-        for number in range(layout.num_microbatches):
+        if layout.pp > 1:
+            self._in_a_pipeline()
+        for number in range(layout.num_microbatches if layout.pp == 1 else 0):
             is_last = number == layout.num_microbatches - 1
             with gradient_sync(self.called, layout, is_last=is_last):
                 self.loss(self._forward()).div(layout.num_microbatches).backward()  # type: ignore[no-untyped-call]
-        clip_gradients(self.model, self.meshes, RECIPE.clip_norm)
+        copied = getattr(self.model, "copied_names", ())
+        clip_gradients(self.model, self.meshes, RECIPE.clip_norm, counted_elsewhere=copied)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+
+    def _in_a_pipeline(self) -> None:
+        """All micro-batches at once, each of the example's inputs."""
+        layout = self.plan.layout
+        rows = layout.micro_batch * layout.num_microbatches
+        if isinstance(self.given, Mapping):
+            whole: Inputs = {name: _repeated(each, rows) for name, each in self.given.items()}
+        else:
+            whole = [_repeated(each, rows) for each in self.given]
+        forward_backward(self.called, self.plan, whole, loss=lambda output, _: self.loss(output))
 
     def _forward(self) -> Any:
         if isinstance(self.given, Mapping):
@@ -124,8 +143,29 @@ def _fake(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
     return mode.from_tensor(tensor)
 
 
+def _unpacked(built: tuple[Any, ...]) -> tuple[nn.Module, Inputs, Arguments]:
+    model, given, *others = built
+    arguments: Arguments = others[0] if others else {}
+    known = {"blocks", "head", "tp_plan", "ends"}
+    if len(others) > 1 or not isinstance(arguments, Mapping) or not known >= set(arguments):
+        raise TrainerError(
+            "the function of --build returns a model, its inputs, and at most a dict of what "
+            f"parallelize is told of it ({', '.join(sorted(known))})"
+        )
+    return model, given, arguments
+
+
+def _repeated(tensor: Tensor, rows: int) -> Tensor:
+    if not tensor.ndim:
+        return tensor
+    return tensor.repeat(max(1, rows // tensor.shape[0]), *[1] * (tensor.ndim - 1))
+
+
 def loss_of_output(output: Any) -> Tensor:
-    """What a model's own loss is, or the mean of a tensor that it returns."""
+    """What a model's own loss is, or that of tokens where its head leaves that to it, or the mean
+    of a tensor that it returns."""
+    if isinstance(output, Tensor) and is_put_off(output):
+        return token_loss(output, output.new_zeros(output.shape[:-1], dtype=torch.int64))
     loss = getattr(output, "loss", None)
     if isinstance(loss, Tensor):
         return loss

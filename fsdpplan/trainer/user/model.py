@@ -56,19 +56,19 @@ def require_applicable(model: nn.Module, plan: PlanConfig) -> None:
 
 def _problems(plan: PlanConfig) -> Iterator[str]:
     layout, vocab = plan.layout, plan.model.vocab
-    if layout.pp > 1:
-        yield f"pp {layout.pp} (it needs the model cut into stages; --pp 1 works)"
+    if layout.pp > 1 and plan.training.precision == "fp16":
+        yield f"pp {layout.pp} in fp16 (a schedule scales no loss; bf16 works)"
     if layout.ep > 1:
         yield f"ep {layout.ep} (it needs to know how tokens reach experts; --ep 1 works)"
-    if layout.tp > 1 and layout.sharding == "ddp":
+    if layout.tp > 1 and plan.model.experts is not None:
+        yield f"tp {layout.tp} with experts (no tp_plan here splits them; --tp 1 works)"
+    if layout.tp > 1 and layout.sharding == "ddp" and layout.dp_replicate > 1 == layout.pp:
         yield f"tp {layout.tp} with ddp (--sharding fsdp works)"
     if plan.model.vocab_multiple > 1:
         multiple = plan.model.vocab_multiple
         yield f"vocab_multiple {multiple} (its tables are its own; 1 works)"
     elif vocab % layout.tp:
         yield f"tp {layout.tp} with a vocabulary of {vocab} (a divisor of it works)"
-    if layout.loss_chunks > 1:
-        yield f"loss_chunks {layout.loss_chunks} (the loss is the program's own; 1 works)"
 
 
 def found_ends(model: nn.Module, blocks: Sequence[nn.Module]) -> Ends:
@@ -151,7 +151,8 @@ def clip_grad_norm(model: nn.Module, max_norm: float) -> Tensor:
             "clip_grad_norm takes what parallelize returned, and this is not it: give it that model"
         )
     inner = model.module if isinstance(model, DistributedDataParallel) else model
-    return clip_gradients(inner, meshes, max_norm)
+    copied = getattr(model, "copied_names", ())
+    return clip_gradients(inner, meshes, max_norm, counted_elsewhere=copied)
 
 
 def materialise(

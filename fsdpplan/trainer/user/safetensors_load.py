@@ -13,7 +13,7 @@ import difflib
 import json
 import mmap
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from os import PathLike
@@ -152,7 +152,9 @@ def _wanted(model: nn.Module) -> Iterator[tuple[Sequence[str], Tensor]]:
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name.removeprefix("module."))
-    yield from ((each, parameter) for parameter, each in names.items())
+    other: Mapping[str, str] = getattr(model, "copied_names", {})
+    for parameter, each in names.items():
+        yield [*each, *(other[name] for name in each if name in other)], parameter
     for path, module in model.named_modules():
         for name, buffer in module.named_buffers(recurse=False):
             if name not in module._non_persistent_buffers_set:
@@ -177,6 +179,7 @@ def _refuse_others(
     known = {name for names, _ in wanted for name in names}
     # files of earlier releases hold buffers that are computed
     known |= {name.removeprefix("module.") for name, _ in model.named_buffers()}
+    known |= getattr(model, "whole_names", frozenset())  # a pipeline's rank has a part of them
     for name in stored:
         if name not in known and not name.endswith(".inv_freq"):
             raise TrainerError(

@@ -40,8 +40,8 @@ def test_a_plan_for_a_program_says_so_and_its_next_step_works(
 @pytest.mark.parametrize(
     ("pins", "said"),
     [
-        ("--pp 2", "pp 2 cuts the model into stages"),
-        ("--loss-chunks 2", "loss_chunks 2: a Hugging Face model makes its loss itself"),
+        ("--tp 2 --sharding ddp --heads 4 --kv-heads 4", "sharding ddp with tp 2 is the reference"),
+        ("--pp 2 --precision fp16", "pp 2 in fp16 needs a schedule that scales the loss"),
         ("--activation-checkpointing attention --tp 1", "recomputes the reference decoder's"),
     ],
 )
@@ -63,6 +63,29 @@ def test_a_script_with_a_plan_that_it_cannot_run_is_refused_at_once(
 
 
 def test_a_pin_that_the_program_cannot_keep_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    words = [*SMALL, "--gpus", "4", "--global-batch", "16", "--program", "own", "--pp", "2"]
-    assert exit_code_of(words) == 3
-    assert "use --pp 1, or --program reference" in capsys.readouterr().err
+    words = [*SMALL, "--gpus", "4", "--global-batch", "16", "--program", "own"]
+    assert exit_code_of([*words, "--cp", "2", "--heads", "4", "--kv-heads", "4"]) == 3
+    assert "use --cp 1, or --program hf" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("program", "pins", "said"),
+    [
+        (
+            "own",
+            "--tp 2 --heads 4 --kv-heads 4",
+            "for tp 2 your program needs parallelize(..., tp_plan={...})",
+        ),
+        ("own", "--pp 2", "for pp 2 your program needs forward_backward for the step"),
+        ("hf", "--pp 2", "for pp 2 your program needs forward_backward for the step"),
+        ("own", "--loss-chunks 2", "for loss_chunks 2 your program needs token_loss"),
+        ("hf", "--tp 2 --loss-chunks 2 --heads 4 --kv-heads 4", None),
+    ],
+)
+def test_what_a_plan_asks_of_the_program_is_said_where_it_is_saved(
+    program: str, pins: str, said: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planned("--program", program, *pins.split())
+    message = capsys.readouterr().err
+    assert (said or "saved as") in message
+    assert ("your program needs" in message) == (said is not None)

@@ -39,8 +39,9 @@ MISSES = [
     "--model llama-3.1-8b --gpus 8 --hardware dgx-h100 --sharding ddp --dp-replicate 8",
     "--model llama-3.1-8b --gpus 8 --hardware dgx-h100 --micro-batch 32 --tp 1 --pp 1 --cp 1",
     "--model llama-3.1-8b --gpus 8 --hardware dgx-h100 --global-batch 3 --dp-shard 8",
-    "--model llama-3.1-8b --gpus 8 --hardware dgx-h100 --program own --pp 2",
-    "--model llama-3.1-8b --gpus 8 --hardware dgx-h100 --seq-len 128k --program own",
+    "--model llama-3.1-8b --gpus 8 --hardware dgx-h100 --program own --cp 2",
+    "--model llama-3.1-8b --gpus 8 --hardware dgx-h100 --seq-len 128k --program own --tp 1 --pp 1 "
+    "--loss-chunks 1",
     "--model mixtral-8x7b --gpus 8 --hardware dgx-h100",
     "--model mixtral-8x7b --gpus 8 --hardware dgx-h100 --global-batch 64",
 ]

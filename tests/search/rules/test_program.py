@@ -19,7 +19,7 @@ from fsdpplan.search.rules.program import program_problems, script_problem
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Experts, Model
 from fsdpplan.spec.plan import Case
-from fsdpplan.spec.training import ProgramName, Training
+from fsdpplan.spec.training import Precision, ProgramName, Training
 from fsdpplan.trainer.config import LayoutConfig, load_plan
 from fsdpplan.trainer.errors import TrainerError
 from fsdpplan.trainer.parallel.parallelize import find_blocks
@@ -50,7 +50,7 @@ class Own(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+        self.layers = nn.ModuleList(nn.ModuleDict({"down": nn.Linear(64, 64)}) for _ in range(4))
 
 
 def built(program: ProgramName, model: Model) -> nn.Module:
@@ -82,6 +82,7 @@ def layouts(draw: st.DrawFn) -> Layout:
         ep=dp_shard if draw(st.integers(0, 3)) == 0 else 1,
         sharding="fsdp" if dp_shard * cp > 1 else draw(st.sampled_from(["ddp", "fsdp"])),
         schedule="1f1b" if pp > 1 else "none",
+        stage_blocks=draw(st.sampled_from([(2, 2), (0, 4), (4, 0)])) if pp > 1 else (),
         loss_chunks=draw(st.sampled_from([1, 1, 1, 2])),
         activation_checkpointing=draw(st.sampled_from(["none", "attention", "op", "full"])),
         sequence_parallel=tp > 1,
@@ -89,14 +90,18 @@ def layouts(draw: st.DrawFn) -> Layout:
     )
 
 
-def trainer_refuses(model: nn.Module, layout: Layout) -> str | None:
+def trainer_refuses(
+    model: nn.Module, planned: Model, layout: Layout, precision: Precision
+) -> str | None:
     """What `parallelize` says of the layout, without its process groups."""
     config = LayoutConfig(**asdict(layout))
-    plan = replace(load_plan(plans.plan_text(model={"vocab": 256})), layout=config)
+    text = plans.plan_text(training={"precision": precision})
+    plan = replace(load_plan(text), layout=config, model=plans.config_of_model(planned))
+    given = {"layers.*.down": "rowwise"} if isinstance(model, Own) else None
     try:
         require_applicable(model, plan)
         if layout.tp > 1:
-            planned_styles(model, layout.tp)
+            planned_styles(model, layout.tp, given)
         if layout.cp > 1:
             require_plain_attention(model, config)
         apply_checkpointing(find_blocks(model), config)
@@ -112,13 +117,14 @@ def case_of(model: Model, training: Training, layout: Layout) -> Case:
 
 @pytest.mark.parametrize("program", ["own", "hf"])
 @pytest.mark.parametrize("model", [DENSE, MIXTURE, WINDOWS], ids=["dense", "mixture", "windows"])
-@given(layout=layouts())
+@given(layout=layouts(), precision=st.sampled_from(["bf16", "fp16"]))
 def test_the_rule_says_what_parallelize_would(
-    program: ProgramName, model: Model, layout: Layout
+    program: ProgramName, model: Model, layout: Layout, precision: Precision
 ) -> None:
-    training = Training(seq_len=64, global_batch=layout.global_batch, program=program)
+    batch = layout.global_batch
+    training = Training(seq_len=64, global_batch=batch, program=program, precision=precision)
     said = next(program_problems(case_of(model, training, layout)), None)
-    refused = trainer_refuses(built(program, model), layout)
+    refused = trainer_refuses(built(program, model), model, layout, precision)
     assert (said is None) == (refused is None), (said, refused)
 
 
@@ -151,8 +157,8 @@ def test_only_what_the_program_runs_is_listed_and_the_rest_is_counted(
     assert found.ranked
     for line in found.ranked:
         assert first_problem(asked.case(line.layout)) is None
-        assert line.layout.pp == line.layout.ep == line.layout.loss_chunks == 1
-        assert program == "hf" or line.layout.tp == 1
+        assert line.layout.ep == 1
+        assert program == "hf" or line.layout.cp == 1
     reasons = dict(found.rejected)
     assert any("program" in reason for reason in reasons)
 

@@ -14,8 +14,9 @@ from torch import nn
 from fsdpplan.trainer.config import parse_plan
 from fsdpplan.trainer.parallel import assemble
 from fsdpplan.trainer.parallel.assemble import REFERENCE_STEPS
+from fsdpplan.trainer.parallel.data_parallel import Ends
 from fsdpplan.trainer.parallel.layout_steps import LAST, ORDER, Part, Steps, skip
-from fsdpplan.trainer.parallel.parallelize import USER_STEPS, parallelize
+from fsdpplan.trainer.parallel.parallelize import Whole, parallelize, user_steps
 from tests.trainer import plans
 
 CPU = torch.device("cpu")
@@ -53,7 +54,7 @@ def users_own() -> Any:
 
 
 def by_parallelize(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
-    monkeypatch.setitem(parallelize.__globals__, "USER_STEPS", steps)
+    monkeypatch.setitem(parallelize.__globals__, "user_steps", lambda *_: steps)
     return parallelize(users_own(), parse_plan(plans.plan_text(**PLAN)), numbers=False)
 
 
@@ -76,13 +77,17 @@ def test_a_model_takes_all_steps_in_the_one_order_and_nothing_else_changes_it(
 
 
 def test_the_two_kinds_of_models_differ_in_what_must_know_their_parts_only() -> None:
+    model = nn.Linear(2, 2)
+    whole = Whole(model=model, blocks=[model], head=None, styles={}, ends=Ends())
+    of_users = user_steps(whole, model, model)
     differing = {
         field.name
         for field in fields(Steps)
-        if getattr(REFERENCE_STEPS, field.name) is not getattr(USER_STEPS, field.name)
+        if getattr(REFERENCE_STEPS, field.name) is not getattr(of_users, field.name)
     }
     assert differing == {"tensors", "experts", "sequences", "head", "sequence_end", "replicas"}
-    assert USER_STEPS.experts is USER_STEPS.head is REFERENCE_STEPS.sequence_end is skip
+    # a user's sequences are shared before, by the whole model
+    assert of_users.experts is of_users.sequences is REFERENCE_STEPS.sequence_end is skip
 
 
 def test_layers_of_8_bits_are_there_before_matrices_are_split() -> None:

@@ -28,7 +28,8 @@ from fsdpplan.trainer.rehearse.own_model import rehearse_model
 from fsdpplan.trainer.user.context_parallel import OwnPart, require_plain_attention
 from fsdpplan.trainer.user.tensor_parallel import planned_styles
 from tests.trainer import plans
-from tests.trainer.user_layouts import BF16, FP8, LAYOUTS, LOADED, WIDTHS, measured_of
+from tests.trainer.own_layouts import PP
+from tests.trainer.user_layouts import BF16, FP8, LAYOUTS, LOADED, TP2, WIDTHS, measured_of
 
 CPU = torch.device("cpu")
 TOLERANCE = 5e-6
@@ -202,27 +203,17 @@ def test_what_ranks_cannot_share_is_refused(given: dict[str, Any], words: str) -
 
 
 @pytest.mark.parametrize(
-    ("layout", "words"),
+    ("layout", "precision", "words"),
     [
-        (
-            {
-                "pp": 2,
-                "schedule": "1f1b",
-                "num_microbatches": 4,
-                "gradient_sync": "last",
-                "reshard_after_forward": "never",
-            },
-            "pp 2 .*--pp 1 works",
-        ),
-        ({"loss_chunks": 2}, "loss_chunks 2"),
-        (
-            {"tp": 2, "sequence_parallel": True, "loss_parallel": True, "sharding": "ddp"},
-            "tp 2 with ddp",
-        ),
+        (PP, "fp16", "pp 2 in fp16"),
+        (TP2 | {"sharding": "ddp", "dp_replicate": 2}, "fp32", "tp 2 with ddp"),
     ],
 )
-def test_what_a_foreign_model_cannot_have_is_refused(layout: dict[str, Any], words: str) -> None:
-    plan = load_plan(plans.plan_text(model={"vocab": 64}, **layout))
+def test_what_a_foreign_model_cannot_have_is_refused(
+    layout: dict[str, Any], precision: str, words: str
+) -> None:
+    training = {"precision": precision}
+    plan = load_plan(plans.plan_text(model={"vocab": 64}, training=training, **layout))
     with pytest.raises(TrainerError, match=f"parallelize cannot apply {words}"):
         parallelize(llama(), plan)
 
