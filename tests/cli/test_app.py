@@ -34,6 +34,7 @@ def test_help_fits_the_screen_and_names_every_command(capsys: pytest.CaptureFixt
         "recommend",
         "estimate",
         "explain",
+        "what-if",
         "detect",
         "calibrate",
         "emit-launch",

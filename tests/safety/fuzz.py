@@ -190,6 +190,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "estimate": (*SHAPE, *CPU, *SMALL),
     "emit-launch": (),
     "explain": (),
+    "what-if": ("--no-ledger",),
     "run": ("--dry-run",),
     "verify": (),
     "ledger": (),

@@ -16,6 +16,7 @@ SUMMARIES = {
     "recommend": "Search, rank, explain on one screen, save the plan.",
     "estimate": "Predict the time and memory of one layout.",
     "explain": "Explain a plan: its terms, or by --nccl its environment.",
+    "what-if": "A saved plan under other inputs: what changes, and by which terms.",
     "emit-launch": "Print what launches a plan: for Slurm, Kubernetes or others.",
     "rehearse": "Run the plan's program at full size on one CPU; no GPU.",
     "run": "Run the job and compare it with the prediction.",

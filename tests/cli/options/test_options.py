@@ -451,6 +451,7 @@ ELSEWHERE = {
     "--domain-gpus": "cli/resolve/test_cluster.py",
     "--segment": "emit/test_segments.py",
     "--nvlink-label": "emit/test_segments.py",
+    "--free": "cli/commands/test_what_if.py",
 }
 """Options that other tests show to change what is done."""
 
