@@ -35,6 +35,7 @@ def test_help_fits_the_screen_and_names_every_command(capsys: pytest.CaptureFixt
         "estimate",
         "explain",
         "what-if",
+        "compare",
         "detect",
         "calibrate",
         "emit-launch",

@@ -191,6 +191,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "emit-launch": (),
     "explain": (),
     "what-if": ("--no-ledger",),
+    "compare": ("fsdpplan.json", "fsdpplan.json", "--no-ledger"),
     "run": ("--dry-run",),
     "verify": (),
     "ledger": (),

@@ -17,6 +17,7 @@ SUMMARIES = {
     "estimate": "Predict the time and memory of one layout.",
     "explain": "Explain a plan: its terms, or by --nccl its environment.",
     "what-if": "A saved plan under other inputs: what changes, and by which terms.",
+    "compare": "Compare saved plans, or questions, side by side.",
     "emit-launch": "Print what launches a plan: for Slurm, Kubernetes or others.",
     "rehearse": "Run the plan's program at full size on one CPU; no GPU.",
     "run": "Run the job and compare it with the prediction.",
