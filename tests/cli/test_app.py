@@ -36,6 +36,7 @@ def test_help_fits_the_screen_and_names_every_command(capsys: pytest.CaptureFixt
         "explain",
         "what-if",
         "compare",
+        "sweep",
         "detect",
         "calibrate",
         "emit-launch",

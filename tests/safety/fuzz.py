@@ -191,6 +191,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "emit-launch": (),
     "explain": (),
     "what-if": ("--no-ledger",),
+    "sweep": (*SHAPE, *CPU, "--gpus=1,2", "--seq-len=128", "--global-batch=4", "--no-ledger"),
     "compare": ("fsdpplan.json", "fsdpplan.json", "--no-ledger"),
     "run": ("--dry-run",),
     "verify": (),

@@ -18,6 +18,7 @@ SUMMARIES = {
     "explain": "Explain a plan: its terms, or by --nccl its environment.",
     "what-if": "A saved plan under other inputs: what changes, and by which terms.",
     "compare": "Compare saved plans, or questions, side by side.",
+    "sweep": "How a training scales over numbers of GPUs, with the knee.",
     "emit-launch": "Print what launches a plan: for Slurm, Kubernetes or others.",
     "rehearse": "Run the plan's program at full size on one CPU; no GPU.",
     "run": "Run the job and compare it with the prediction.",

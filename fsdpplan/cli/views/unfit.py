@@ -47,6 +47,13 @@ def nothing_fits(inputs: Inputs, result: SearchResult) -> NoFeasibleLayout:
     return NoFeasibleLayout(_nothing(inputs, result), rejected=dict(result.rejected))
 
 
+def why_nothing_fits(inputs: Inputs, result: SearchResult) -> str:
+    """The same in one sentence, without what to do about it."""
+    if result.nearest_miss is not None:
+        return short_miss(inputs, result.nearest_miss)
+    return f"no layout is legal: {rejections(result.rejected) or 'no degrees multiply to the GPUs'}"
+
+
 def _nothing(inputs: Inputs, result: SearchResult) -> str:
     what = f"{inputs.model.name} on {inputs.cluster.gpus} x {inputs.cluster.device.name}"
     reasons = rejections(result.rejected)

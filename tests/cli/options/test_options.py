@@ -452,6 +452,9 @@ ELSEWHERE = {
     "--segment": "emit/test_segments.py",
     "--nvlink-label": "emit/test_segments.py",
     "--free": "cli/commands/test_what_if.py",
+    "--scaling": "cli/commands/test_sweep.py",
+    "--csv": "cli/commands/test_sweep.py",
+    "--min-gpus": "cli/commands/test_min_gpus.py",
 }
 """Options that other tests show to change what is done."""
 
