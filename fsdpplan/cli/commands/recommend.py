@@ -16,6 +16,8 @@ from fsdpplan.cli.options.question import (
     TorchOptions,
     TrainingOptions,
 )
+from fsdpplan.cli.options.scaling import FewestOptions
+from fsdpplan.cli.resolve.fewest import on_the_fewest
 from fsdpplan.cli.resolve.found import Found, advised, plan_of, searched
 from fsdpplan.cli.resolve.inputs import Inputs, resolve
 from fsdpplan.cli.views.answer import recommend_json
@@ -34,6 +36,7 @@ def recommend(
     *,
     model: ModelOptions,
     cluster: ClusterOptions,
+    fewest: FewestOptions,
     training: TrainingOptions,
     layout: LayoutOptions,
     torch: TorchOptions,
@@ -46,7 +49,8 @@ def recommend(
     if no_save and save != DEFAULT_PLAN:
         raise SpecError("--save and --no-save contradict each other: give one of them")
     place = None if no_save else path(save, name="--save")
-    inputs = resolve(
+    ask = on_the_fewest if fewest.min_gpus else resolve
+    inputs = ask(
         model=model,
         cluster=cluster,
         training=training,
