@@ -67,7 +67,7 @@ SOME = (
     [
         ("dgx-h100", 2, {"cp": 1, "pp": 1, "micro_batch": 1}),
         ("dgx-a100-40g-hdr", 3, {"tp": 1, "micro_batch": 2}),
-        ("oci-bm-gpu-a10-4", 5, {"sharding": "fsdp", "cp": 1}),
+        ("oci-bm-gpu-a10-4", 5, {"sharding": "fsdp", "cp": 1, "pp": 1, "micro_batch": 1}),
     ],
 )
 def test_the_fewest_are_those_of_a_scan(
