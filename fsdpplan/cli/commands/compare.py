@@ -61,8 +61,8 @@ def compare(
         number = max(one.longest for one in lists)
         if not 2 <= number <= MOST:
             raise SpecError(
-                f"compare takes two or more saved plans, or an option with 2 to {MOST} values, "
-                "such as --gpus 64,128"
+                f"compare takes two or more saved plans, or an option with 2 to {MOST} values: "
+                "type such as --gpus 64,128"
             )
         for one in lists:
             one.require_length(number)
@@ -94,8 +94,8 @@ def _of_plans(
 ) -> list[Entry]:
     if not 2 <= len(plans) <= MOST:
         raise SpecError(
-            f"compare takes 2 to {MOST} saved plans, not {len(plans)}; for one plan under other "
-            "inputs see fsdpplan what-if"
+            f"compare takes 2 to {MOST} saved plans, not {len(plans)}: use fsdpplan what-if for "
+            "one plan under other inputs"
         )
     given = [name for one in lists for name in one.values if name != "tokens"]
     if given:

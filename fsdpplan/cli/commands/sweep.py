@@ -56,7 +56,9 @@ def sweep(
     names = cluster.values.get("hardware", (DEFAULT_HARDWARE,))
     asked: tuple[Counts, ...] = cluster.values.get("gpus", ())
     if not asked:
-        raise SpecError("say over which numbers of GPUs, such as --gpus 8:1024 or --gpus 8,16,64")
+        raise SpecError(
+            "a sweep needs numbers of GPUs: type such as --gpus 8:1024 or --gpus 8,16,64"
+        )
     machines = {name: cluster.at(0, gpus=None, hardware=name) for name in dict.fromkeys(names)}
     points = {name: _points(asked[0], one) for name, one in machines.items()}
     ask = Asking(
