@@ -54,6 +54,7 @@ def test_nothing_changed_is_no_difference(capsys: pytest.CaptureFixture[str]) ->
     assert not any(Path().glob("fsdpplan.json"))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("question", "change", "direct"),
     [
@@ -73,6 +74,7 @@ def test_nothing_changed_is_no_difference(capsys: pytest.CaptureFixture[str]) ->
         (f"{QUESTION} --precision fp8 --fp8-recipe rowwise", "--precision bf16", QUESTION),
         (f"{QUESTION} --global-batch 512", "--optimizer muon", f"{QUESTION} --optimizer muon"),
     ],
+    ids=lambda text: text[-24:],
 )
 def test_it_says_what_asking_directly_says(
     question: str, change: str, direct: str, capsys: pytest.CaptureFixture[str]
