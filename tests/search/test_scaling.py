@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -72,7 +73,7 @@ SOME = (
     ],
 )
 def test_the_fewest_are_those_of_a_scan(
-    model: Model, profile: str, nodes: int, pins: dict[str, object]
+    model: Model, profile: str, nodes: int, pins: dict[str, Any]
 ) -> None:
     node = load_cluster(profile).cluster.gpus_per_node
     asked: list[Question] = [

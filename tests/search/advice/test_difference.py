@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import exp, isclose
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -77,7 +78,7 @@ def test_of_one_question_the_error_is_that_of_its_ranking() -> None:
 
 
 def test_what_two_machines_do_not_share_does_not_cancel() -> None:
-    shape = {"dp_shard": 16, "sharding": "fsdp", "reshard_after_forward": "always"}
+    shape: dict[str, Any] = {"dp_shard": 16, "sharding": "fsdp", "reshard_after_forward": "always"}
     one, other = (priced(case(profile=name, **shape)) for name in ("dgx-h100", "dgx-h200"))
     errors = [
         log_error(each.estimate.time, each.case.cluster.device.error) for each in (one, other)
@@ -133,10 +134,12 @@ def test_more_nodes_share_the_network() -> None:
     ],
 )
 def test_data_parallelism_takes_what_comes_and_goes(
-    degrees: dict[str, int], gpus: int, then: dict[str, int]
+    degrees: dict[str, Any], gpus: int, then: dict[str, int]
 ) -> None:
-    fsdp = {"sharding": "fsdp", "reshard_after_forward": "always"}
-    split = {"sequence_parallel": True, "loss_parallel": True} if "tp" in degrees else {}
+    fsdp: dict[str, Any] = {"sharding": "fsdp", "reshard_after_forward": "always"}
+    split: dict[str, Any] = (
+        {"sequence_parallel": True, "loss_parallel": True} if "tp" in degrees else {}
+    )
     one = case(**{**(fsdp if "sharding" not in degrees else {}), **split, **degrees})
     cluster = load_cluster("dgx-h100", gpus=gpus).cluster
     batch = replace(one.training, global_batch=64)
