@@ -23,7 +23,7 @@ RAISED = dict.fromkeys(
 PASSED_ON = {
     "api.py:recommend": "a sentence of search/rules/legality.py",
     "api.py:estimate": "a sentence of search/rules/legality.py",
-    "cli/commands/recommend.py:search": "a remedy; tests/search/advice/test_remedy.py",
+    "cli/views/unfit.py:nothing_fits": "a remedy; tests/search/advice/test_remedy.py",
     "cli/resolve/inputs.py:refuse_question": "a sentence of search/rules/legality.py",
     "cli/commands/estimate.py:one_layout": "a sentence of search/rules/legality.py",
     "cli/options/parse.py:release": "a sentence of spec/training.py",

@@ -29,13 +29,14 @@ with z the quantile of that chance: what search rules out by a lower bound of th
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import erf, exp, hypot, log, sqrt
 from typing import Protocol
 
-from fsdpplan.spec.cluster import Cluster, Device, StepError
+from fsdpplan.spec.cluster import Cluster, Device, Level, StepError
 from fsdpplan.spec.plan import Interval, MemoryBreakdown, TimeBreakdown
+from fsdpplan.spec.training import Training
 
 NORMAL_80 = 1.2816
 """Standard deviations on each side that hold 80 % of a normal distribution."""
@@ -121,6 +122,72 @@ def difference_fraction(one: Timed, other: Timed, *, cluster: Cluster) -> float:
     """
     width = NORMAL_80 * difference_log_error(one.time, other.time, cluster.device.error)
     return exp(width) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A predicted step, and what its errors are errors of."""
+
+    time: TimeBreakdown
+    cluster: Cluster
+    training: Training
+
+
+def ratio_log_error(one: Step, other: Step) -> float:
+    """Standard deviation of the logarithm of the ratio of two steps, of two questions.
+
+    What is the same in both cancels, and nothing else: on one device under one software the error
+    of the stack and those of kinds of parts, by the difference of their shares, as between two
+    layouts of one question. Links of another speed have an error of their own, and so have matmuls
+    in another number format: there
+
+        (share_a error)^2 + (share_b error)^2    in place of    ((share_a - share_b) error)^2
+
+    Of two devices or softwares nothing is taken to cancel, which can only be too careful.
+    """
+    first, second = one.cluster.device.error, other.cluster.device.error
+    if not _is_one_stack(one, other):
+        return hypot(log_error(one.time, first), log_error(other.time, second))
+    errors = kind_errors(first)
+    shares, others = step_shares(one.time), step_shares(other.time)
+    own = _own_errors(one, other)
+    parts = (
+        hypot(shares[kind], others[kind]) if kind in own else shares[kind] - others[kind]
+        for kind in shares
+    )
+    squares = ((part * errors[kind]) ** 2 for kind, part in zip(shares, parts, strict=True))
+    return sqrt(first.layout_fraction**2 + sum(squares))
+
+
+def _is_one_stack(one: Step, other: Step) -> bool:
+    devices = [replace(step.cluster.device, learned_peaks=None) for step in (one, other)]
+    return devices[0] == devices[1] and one.training.runtime == other.training.runtime
+
+
+def _own_errors(one: Step, other: Step) -> frozenset[str]:
+    """Kinds of parts whose errors the two steps do not share."""
+    mine, theirs = ([_links(level) for level in step.cluster.levels] for step in (one, other))
+    found = set()
+    if mine[:1] != theirs[:1]:
+        found.add("inside")
+    # a cluster of fewer nodes has the same links, as far as it goes
+    if any(level != same for level, same in zip(mine[1:], theirs[1:], strict=False)):
+        found.add("across")
+    if one.training.precision != other.training.precision:
+        found |= {"matmul", "attention"}
+    return frozenset(found)
+
+
+def _links(level: Level) -> Level:
+    """`level`, however many GPUs of the job it joins."""
+    return replace(level, domain_gpus=1, whole_gpus=None)
+
+
+def faster_chance(*, ratio: float, log_error: float) -> float:
+    """Chance that a step which is predicted to take `ratio` of another's time is the faster."""
+    if not log_error:
+        return 0.5 if ratio == 1 else float(ratio < 1)
+    return _normal(-log(ratio) / log_error)
 
 
 def tie_fraction(error_fraction: float) -> float:

@@ -185,10 +185,10 @@ def _equal_nodes(nodes: _Nodes, *, profiled: int | None, flags: Flags) -> Loaded
     }
     named |= {field: f"flag {flag}" for field, (flag, value) in given.items() if value is not None}
     if flags.intra_bandwidth_bytes_per_second is not None:
-        cluster = _with_intra(cluster, flags.intra_bandwidth_bytes_per_second)
+        cluster = with_intra(cluster, flags.intra_bandwidth_bytes_per_second)
         named |= _level_sources(cluster.levels[0], "flag --intra-bw, per GPU and direction")
     if flags.inter_bandwidth_bytes_per_second is not None:
-        cluster = _with_inter(cluster, flags.inter_bandwidth_bytes_per_second)
+        cluster = with_inter(cluster, flags.inter_bandwidth_bytes_per_second)
         named |= _level_sources(cluster.levels[-1], "flag --inter-bw, per GPU and direction")
     beyond = {profile.level.name for profile in nodes.levels} - {level.name for level in levels}
     cluster = weakened(cluster, [spot for spot in nodes.weak if spot.level not in beyond])
@@ -311,14 +311,16 @@ def _equal_share(gpus: int, *, most: int) -> int:
     return gpus // nodes if gpus % nodes == 0 else most
 
 
-def _with_intra(cluster: Cluster, bytes_per_second: float) -> Cluster:
+def with_intra(cluster: Cluster, bytes_per_second: float) -> Cluster:
+    """With links inside of a node of so much, per GPU and one direction."""
     if cluster.gpus_per_node == 1:
         raise SpecError("--intra-bw has no use with one GPU a node: leave it out")
     inside = replace(cluster.levels[0], ports=1, port_bandwidth_bytes_per_second=bytes_per_second)
     return replace(cluster, levels=(inside, *cluster.levels[1:]))
 
 
-def _with_inter(cluster: Cluster, bytes_per_second: float) -> Cluster:
+def with_inter(cluster: Cluster, bytes_per_second: float) -> Cluster:
+    """With links between nodes of so much, per GPU and one direction."""
     if cluster.nodes == 1:
         raise SpecError(
             f"--inter-bw has no use on one node of {cluster.gpus_per_node} GPUs: leave it out, "

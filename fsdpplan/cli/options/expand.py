@@ -7,16 +7,25 @@ kind of error, which names the flag and what to type.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, Generic, TypeVar, get_args, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
-from fsdpplan.cli.options.parse import Parser, choice, line, number, positive, whole
+from fsdpplan.cli.options.parse import (
+    Parser,
+    choice,
+    line,
+    number,
+    positive,
+    stage_blocks,
+    whole,
+)
 from fsdpplan.emit.trainer_program import Option, kind_of
+from fsdpplan.errors import SpecError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +43,59 @@ class Flag:
     """The flag where it is not the field's name with dashes."""
 
 
+Group = TypeVar("Group", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Each:
+    """Marks a parameter of type `Lists`: the options of `group`, where those in `fields` take
+    several values with commas between them."""
+
+    group: type[Any]
+    fields: tuple[str, ...] | None = None
+    """None: all that take a value, but those whose one value has commas."""
+    instead: Mapping[str, Flag] = field(default_factory=dict)
+    """Field -> the flag that stands in the place of its own; its value is what that one reads."""
+
+    def has_many(self, name: str, flag: Flag) -> bool:
+        """Whether the field takes several values."""
+        if name in self.instead or flag.parse in (None, stage_blocks):
+            return False
+        return self.fields is None or name in self.fields
+
+
+@dataclass(frozen=True, slots=True)
+class Lists(Generic[Group]):
+    """Options of which each may have several values."""
+
+    group: type[Group]
+    values: Mapping[str, tuple[Any, ...]]
+    """Field -> its values, of those that were given."""
+
+    @property
+    def longest(self) -> int:
+        """Values of the option that has most."""
+        return max(map(len, self.values.values()), default=1)
+
+    def at(self, index: int, **other: Any) -> Group:
+        """The options of the question number `index`: an option with one value has it in all of
+        them; `other` values stand in the place of those that were given."""
+        taken = {
+            name: values[0] if len(values) == 1 else values[index]
+            for name, values in self.values.items()
+        }
+        return self.group(**{**taken, **other})
+
+    def require_length(self, length: int) -> None:
+        """Raise SpecError where an option has several values, but not so many."""
+        for name, values in self.values.items():
+            if len(values) not in (1, length):
+                raise SpecError(
+                    f"--{name.replace('_', '-')} has {len(values)} values where another option "
+                    f"has {length}: give one for all, or one for each"
+                )
+
+
 def flag_of(field_name: str, flag: Flag) -> str:
     """How the flag of a field is typed."""
     return flag.name or "--" + field_name.replace("_", "-")
@@ -44,6 +106,7 @@ def expanded(function: Callable[..., None]) -> Callable[..., None]:
     hints = get_type_hints(function, include_extras=True)
     names = list(inspect.signature(function).parameters)
     groups = {name: hints[name] for name in names if is_dataclass(hints[name])}
+    groups |= {name: each for name in names for each in _marks(hints[name])}
 
     def command(**values: Any) -> None:
         built = {name: _group_value(group, values) for name, group in groups.items()}
@@ -66,7 +129,13 @@ def expanded(function: Callable[..., None]) -> Callable[..., None]:
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
+def _marks(hint: Any) -> list[Each]:
+    return [one for one in get_args(hint) if isinstance(one, Each)]
+
+
 def _group_parameters(group: Any) -> list[inspect.Parameter]:
+    if isinstance(group, Each):
+        return _list_parameters(group)
     panel = group.HEADING
     hints = get_type_hints(group, include_extras=True)
     return [_parameter(field.name, hints[field.name], panel) for field in fields(group)]
@@ -81,7 +150,33 @@ def _parameter(name: str, hint: Any, panel: str) -> inspect.Parameter:
     return inspect.Parameter(name, _KEYWORD, annotation=Annotated[kind | None, info], default=None)
 
 
+def _list_parameters(each: Each) -> list[inspect.Parameter]:
+    hints = get_type_hints(each.group, include_extras=True)
+    found = []
+    for one in fields(each.group):
+        hint = hints[one.name]
+        if one.name in each.instead:
+            hint = Annotated[Any | None, each.instead[one.name]]
+        found.append(_parameter(one.name, hint, each.group.HEADING))
+    return found
+
+
+def _lists(each: Each, values: dict[str, Any]) -> Lists[Any]:
+    hints = get_type_hints(each.group, include_extras=True)
+    found = dict[str, tuple[Any, ...]]()
+    for one in fields(each.group):
+        value = values[one.name]
+        if value is None:
+            continue
+        flag = each.instead.get(one.name) or _flag(one.name, hints[one.name])
+        texts = value.split(",") if each.has_many(one.name, flag) else [value]
+        found[one.name] = tuple(_one(one.name, flag, text) for text in texts)
+    return Lists(each.group, found)
+
+
 def _group_value(group: Any, values: dict[str, Any]) -> Any:
+    if isinstance(group, Each):
+        return _lists(group, values)
     hints = get_type_hints(group, include_extras=True)
     return group(**{f.name: _parsed(f.name, hints[f.name], values[f.name]) for f in fields(group)})
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fsdpplan.cli.options.question import ClusterOptions
 from fsdpplan.cli.resolve import Resolved
-from fsdpplan.errors import ProbeError, SpecError
+from fsdpplan.errors import ProbeError, ProfileNotFound, SpecError
 from fsdpplan.files.clusters import Flags, LoadedCluster, load_cluster
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.topology import probe
@@ -40,6 +40,20 @@ def larger_clusters(options: ClusterOptions) -> Callable[[int], Cluster] | None:
         return resolve_cluster(asked).value.cluster
 
     return larger
+
+
+def node_gpus(options: ClusterOptions) -> int | None:
+    """GPUs of a node, as the profile has them or the flags use them; None: it may have any number,
+    as a machine of CPU processes."""
+    if options.gpus_per_node is not None:
+        return options.gpus_per_node
+    hardware = options.hardware or DEFAULT_HARDWARE
+    try:
+        return load_cluster(hardware).cluster.gpus_per_node
+    except ProfileNotFound:
+        raise
+    except SpecError:
+        return None
 
 
 def _loaded(

@@ -27,6 +27,7 @@ from fsdpplan.cli.resolve.torch import resolve_torch
 from fsdpplan.cli.resolve.training import resolve_training
 from fsdpplan.cost.kernels.optimizer import ASSUMED_NODE_BYTES_PER_SECOND
 from fsdpplan.errors import SpecError
+from fsdpplan.files.clusters import LoadedCluster
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.pins import pin_flag as flag
 from fsdpplan.search.question import Learner, Question
@@ -37,7 +38,7 @@ from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Case, Estimate
 from fsdpplan.spec.runtime import RuntimeName
 from fsdpplan.spec.torch_features import slower_without
-from fsdpplan.spec.training import Training, program_named
+from fsdpplan.spec.training import TorchRelease, Training, program_named
 from fsdpplan.units import format_bandwidth
 
 
@@ -198,8 +199,43 @@ def resolve(
     evidence: EvidenceOptions,
 ) -> Inputs:
     """The inputs that the options ask for. Raises SpecError where they contradict each other."""
-    the_model = resolve_model(model)
-    the_cluster = resolve_cluster(cluster)
+    return resolve_around(
+        Known(
+            model=resolve_model(model),
+            cluster=resolve_cluster(cluster),
+            larger=larger_clusters(cluster),
+        ),
+        training=training,
+        layout=layout,
+        torch=lambda: resolve_torch(torch),
+        evidence=evidence,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """The model and the machines, however they were named."""
+
+    model: Resolved[Model]
+    cluster: Resolved[LoadedCluster]
+    larger: Callable[[int], Cluster] | None
+    """The same machines with another number of GPUs; None where only those are known."""
+
+
+def resolve_around(
+    known: Known,
+    *,
+    training: TrainingOptions,
+    layout: LayoutOptions,
+    torch: Callable[[], Resolved[TorchRelease | None]],
+    evidence: EvidenceOptions,
+) -> Inputs:
+    """The inputs that the other options ask for. Raises SpecError where they contradict each other.
+
+    `torch` asks for the release, which may start another Python: last, and only if all else is
+    sound. None: it was never said, as in plans of earlier versions.
+    """
+    the_model, the_cluster = known.model, known.cluster
     machines = the_cluster.value.cluster
     runtime = training.runtime
     if runtime is None and training.program is not None:
@@ -208,7 +244,7 @@ def resolve(
     the_training = resolve_training(
         training, model=the_model.value, cluster=machines, pins=pins.value
     )
-    the_torch = resolve_torch(torch)
+    the_torch = torch()
     own = resolve_runs(
         evidence, model=the_model.value, cluster=machines, training=the_training.value
     )
@@ -220,11 +256,12 @@ def resolve(
         pins,
         own,
     )
-    peaks, larger = own.value.peaks, larger_clusters(cluster)
+    peaks, larger = own.value.peaks, known.larger
+    release = None if the_torch.value is None else str(the_torch.value)
     return Inputs(
         model=the_model.value,
         cluster=with_peaks(machines, peaks),
-        training=replace(the_training.value, torch=str(the_torch.value)),
+        training=replace(the_training.value, torch=release),
         pins=pins.value,
         sources=tuple(source for part in parts for source in part.sources),
         assumptions=(

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fsdpplan.cli.resolve.inputs import Inputs, OneLayout, question_of
-from fsdpplan.cli.views.answer import fits_words, too_unsure
+from fsdpplan.cli.views.answer import fits_words, rejections, too_unsure
 from fsdpplan.cost.band import peak_factor
+from fsdpplan.errors import NoFeasibleLayout
 from fsdpplan.search.advice.remedies import Asked, remedy
+from fsdpplan.search.advice.words import describe
 from fsdpplan.search.nearest import nearest_that_fits
 from fsdpplan.search.pins import Pins
+from fsdpplan.search.question import NearestMiss, SearchResult
 from fsdpplan.spec.layout import Layout
 from fsdpplan.units import format_gib, format_seconds
 
@@ -37,6 +40,43 @@ def too_large(one: OneLayout) -> str:
         advice = f"the nearest that fits: {nearest.words} ({step} a step, {peak})"
     room = f"{format_gib(needed)} of {format_gib(available)}"
     return f"the layout needs {room} per GPU, {short}; {advice}"
+
+
+def nothing_fits(inputs: Inputs, result: SearchResult) -> NoFeasibleLayout:
+    """The error of a search that found nothing: why, and what to type."""
+    return NoFeasibleLayout(_nothing(inputs, result), rejected=dict(result.rejected))
+
+
+def why_nothing_fits(inputs: Inputs, result: SearchResult) -> str:
+    """The same in one sentence, without what to do about it."""
+    if result.nearest_miss is not None:
+        return short_miss(inputs, result.nearest_miss)
+    return f"no layout is legal: {rejections(result.rejected) or 'no degrees multiply to the GPUs'}"
+
+
+def _nothing(inputs: Inputs, result: SearchResult) -> str:
+    what = f"{inputs.model.name} on {inputs.cluster.gpus} x {inputs.cluster.device.name}"
+    reasons = rejections(result.rejected)
+    if result.nearest_miss is None:
+        advice = f"; {result.example}" if result.example else ""
+        counts = reasons or "no degrees multiply to the GPUs"
+        return f"no layout of {what} is legal: {counts}{advice}; {remedy_words(inputs, None)}"
+    return f"no layout of {what} fits: {_miss(inputs, result.nearest_miss)} (searched: {reasons})"
+
+
+def _miss(inputs: Inputs, miss: NearestMiss) -> str:
+    return f"{short_miss(inputs, miss)}; {remedy_words(inputs, miss.layout)}"
+
+
+def short_miss(inputs: Inputs, miss: NearestMiss) -> str:
+    """By how much the nearest layout does not fit."""
+    factor = peak_factor(inputs.cluster.device)
+    needed, available = round(factor * miss.needed_bytes), round(factor * miss.available_bytes)
+    return (
+        f"the nearest ({describe(miss.layout, inputs.cluster)}) needs "
+        f"{format_gib(needed)} of {format_gib(available)} per GPU, "
+        f"{format_gib(needed - available)} too much"
+    )
 
 
 def remedy_words(inputs: Inputs, closest: Layout | None) -> str:

@@ -533,6 +533,10 @@ ELSEWHERE = {
     "--domain-gpus": "cli/resolve/test_cluster.py",
     "--segment": "emit/test_segments.py",
     "--nvlink-label": "emit/test_segments.py",
+    "--free": "cli/commands/test_what_if.py",
+    "--scaling": "cli/commands/test_sweep.py",
+    "--csv": "cli/commands/test_sweep.py",
+    "--min-gpus": "cli/commands/test_min_gpus.py",
 }
 """Options that other tests show to change what is done."""
 

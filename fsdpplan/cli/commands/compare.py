@@ -1,0 +1,132 @@
+"""`fsdpplan compare`: saved plans, or questions, side by side."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+
+from fsdpplan.cli.options.expand import Each, Lists
+from fsdpplan.cli.options.files import EvidenceOptions, Json
+from fsdpplan.cli.options.layout import LayoutOptions
+from fsdpplan.cli.options.question import (
+    ClusterOptions,
+    ModelOptions,
+    TorchOptions,
+    TrainingOptions,
+)
+from fsdpplan.cli.resolve.again import as_planned
+from fsdpplan.cli.resolve.found import advised, best_of, priced, searched
+from fsdpplan.cli.resolve.inputs import Inputs, resolve
+from fsdpplan.cli.views.comparison import Entry, compare_json, compare_screen
+from fsdpplan.cli.views.render import columns, tell
+from fsdpplan.cli.views.unfit import nothing_fits
+from fsdpplan.errors import NoFeasibleLayout, SpecError
+from fsdpplan.run.plans import read_plan
+
+MOST = 8
+"""Questions at a time."""
+
+Plans = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[PLAN...]",
+        help="Two or more saved plans; without, options with several values.",
+        show_default=False,
+    ),
+]
+
+
+def compare(
+    *,
+    plans: Plans = None,
+    model: Annotated[Lists[ModelOptions], Each(ModelOptions)],
+    cluster: Annotated[Lists[ClusterOptions], Each(ClusterOptions)],
+    training: Annotated[Lists[TrainingOptions], Each(TrainingOptions)],
+    layout: Annotated[Lists[LayoutOptions], Each(LayoutOptions)],
+    torch: TorchOptions,
+    evidence: EvidenceOptions,
+    json: Json = False,
+) -> None:
+    """Compare saved plans, or questions, side by side.
+
+    With commas an option has a value for each question: --hardware dgx-h100,dgx-b200 --gpus
+    512,256 are two. An option with one value has it in all of them.
+    """
+    lists = (model, cluster, training, layout)
+    if plans:
+        entries = _of_plans(plans, lists, training, evidence)
+    else:
+        number = max(one.longest for one in lists)
+        if not 2 <= number <= MOST:
+            raise SpecError(
+                f"compare takes two or more saved plans, or an option with 2 to {MOST} values: "
+                "type such as --gpus 64,128"
+            )
+        for one in lists:
+            one.require_length(number)
+        entries = [
+            _of_question(
+                resolve(
+                    model=model.at(index),
+                    cluster=cluster.at(index),
+                    training=training.at(index),
+                    layout=layout.at(index),
+                    torch=torch,
+                    evidence=evidence,
+                ),
+                index,
+            )
+            for index in range(number)
+        ]
+    typer.echo(compare_json(entries) if json else compare_screen(entries, width=columns()))
+    if all(entry.priced is None for entry in entries):
+        tell(f"nothing fits in any of them; {entries[0].name}: {entries[0].problem}")
+        raise typer.Exit(NoFeasibleLayout.exit_code)
+
+
+def _of_plans(
+    plans: list[str],
+    lists: tuple[Lists[object], ...],
+    training: Lists[TrainingOptions],
+    evidence: EvidenceOptions,
+) -> list[Entry]:
+    if not 2 <= len(plans) <= MOST:
+        raise SpecError(
+            f"compare takes 2 to {MOST} saved plans, not {len(plans)}: use fsdpplan what-if for "
+            "one plan under other inputs"
+        )
+    given = [name for one in lists for name in one.values if name != "tokens"]
+    if given:
+        raise SpecError(
+            f"saved plans say their questions themselves: leave --{given[0].replace('_', '-')} "
+            "out, or use fsdpplan what-if"
+        )
+    training.require_length(1)
+    tokens = training.at(0).tokens
+    entries = []
+    for index, place in enumerate(plans):
+        plan = read_plan(place)
+        if tokens is not None:
+            plan = replace(plan, training=replace(plan.training, tokens=tokens))
+        inputs = as_planned(plan, evidence)
+        entries.append(
+            Entry(
+                name=_letter(index), file=place, inputs=inputs, priced=priced(inputs, plan.layout)
+            )
+        )
+    return entries
+
+
+def _of_question(inputs: Inputs, index: int) -> Entry:
+    found = searched(inputs)
+    if not found.result.ranked:
+        problem = str(nothing_fits(inputs, found.result))
+        return Entry(name=_letter(index), inputs=inputs, problem=problem)
+    inputs = advised(inputs, found)
+    return Entry(name=_letter(index), inputs=inputs, priced=best_of(inputs, found))
+
+
+def _letter(index: int) -> str:
+    return "ABCDEFGH"[index]

@@ -1,0 +1,192 @@
+"""`fsdpplan sweep`: how a training scales over numbers of GPUs, on one machine or several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+import typer
+
+from fsdpplan.cli.options.expand import Each, Lists
+from fsdpplan.cli.options.files import EvidenceOptions, Json
+from fsdpplan.cli.options.layout import LayoutOptions
+from fsdpplan.cli.options.question import (
+    ClusterOptions,
+    ModelOptions,
+    TorchOptions,
+    TrainingOptions,
+)
+from fsdpplan.cli.options.scaling import GPU_COUNTS, Counts, SweepOptions
+from fsdpplan.cli.resolve import Resolved
+from fsdpplan.cli.resolve.cluster import DEFAULT_HARDWARE, node_gpus, resolve_cluster
+from fsdpplan.cli.resolve.found import best_of, searched
+from fsdpplan.cli.resolve.inputs import Inputs, Known, resolve_around
+from fsdpplan.cli.resolve.model import resolve_model
+from fsdpplan.cli.resolve.torch import resolve_torch
+from fsdpplan.cli.views.render import columns, tell
+from fsdpplan.cli.views.scaling import Curve, Point, sweep_csv, sweep_json, sweep_screen
+from fsdpplan.cli.views.unfit import why_nothing_fits
+from fsdpplan.errors import NoFeasibleLayout, SpecError
+from fsdpplan.search.scaling import doublings
+from fsdpplan.spec.model import Model
+
+
+def sweep(
+    *,
+    model: ModelOptions,
+    cluster: Annotated[
+        Lists[ClusterOptions],
+        Each(ClusterOptions, fields=("hardware",), instead={"gpus": GPU_COUNTS}),
+    ],
+    options: SweepOptions,
+    training: TrainingOptions,
+    layout: LayoutOptions,
+    torch: TorchOptions,
+    evidence: EvidenceOptions,
+    json: Json = False,
+) -> None:
+    """How a training scales over numbers of GPUs, with the knee.
+
+    Strong scaling keeps the global batch, weak scaling that of a GPU. With several --hardware each
+    has its curves.
+    """
+    if options.csv and json:
+        raise SpecError("--csv and --json contradict each other: give one of them")
+    names = cluster.values.get("hardware", (DEFAULT_HARDWARE,))
+    asked: tuple[Counts, ...] = cluster.values.get("gpus", ())
+    if not asked:
+        raise SpecError(
+            "a sweep needs numbers of GPUs: type such as --gpus 8:1024 or --gpus 8,16,64"
+        )
+    machines = {name: cluster.at(0, gpus=None, hardware=name) for name in dict.fromkeys(names)}
+    points = {name: _points(asked[0], one) for name, one in machines.items()}
+    ask = Asking(
+        model=resolve_model(model),
+        training=training,
+        layout=layout,
+        torch=torch,
+        evidence=evidence,
+    )
+    most = max(numbers[-1] for numbers in points.values())
+    batch = _batch(ask, machines, points, most)
+    kinds = ("strong", "weak") if options.scaling in (None, "both") else (options.scaling,)
+    curves = [
+        Curve(
+            hardware=name,
+            scaling=kind,
+            points=tuple(
+                ask.point(one, gpus, *_share(batch, gpus, most, kind)) for gpus in points[name]
+            ),
+        )
+        for name, one in machines.items()
+        for kind in kinds
+    ]
+    said = [f"a global batch of {batch:,} sequences on {most:,} GPUs (--global-batch)"]
+    if options.csv:
+        typer.echo(sweep_csv(curves), nl=False)
+    elif json:
+        typer.echo(sweep_json(ask.model.value, curves))
+    else:
+        assumed = [] if training.global_batch else said
+        typer.echo(sweep_screen(ask.model.value, curves, assumed, width=columns()))
+    if not any(curve.rates for curve in curves):
+        tell(f"nothing fits on any of these; {curves[0].points[-1].problem}")
+        raise typer.Exit(NoFeasibleLayout.exit_code)
+
+
+def _points(asked: Counts, machines: ClusterOptions) -> tuple[int, ...]:
+    node = node_gpus(machines) or 1  # a name that nothing has is refused here
+    if not asked.is_range:
+        return asked.numbers
+    least, most = asked.numbers
+    found = doublings(least, most, node)
+    if not found:
+        raise SpecError(
+            f"--gpus {least}:{most} holds no power of two of the {node} GPUs of a node of "
+            f"{machines.hardware}: type a wider range, or the numbers themselves"
+        )
+    return found
+
+
+def _share(batch: int, gpus: int, most: int, kind: str) -> tuple[int, str]:
+    """The global batch of a point, and what is wrong with it."""
+    if kind == "strong":
+        return batch, ""
+    share, left = divmod(batch * gpus, most)
+    if left or not share:
+        return batch, f"{batch:,} sequences x {gpus:,} / {most:,} GPUs is no whole number"
+    return share, ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asking:
+    """What is asked at each point."""
+
+    model: Resolved[Model]
+    training: TrainingOptions
+    layout: LayoutOptions
+    torch: TorchOptions
+    evidence: EvidenceOptions
+    seen: dict[tuple[Any, ...], Point] = field(default_factory=dict)
+    """Points that were searched: both curves have the last one."""
+    releases: list[Resolved[Any]] = field(default_factory=list)
+    """The release of torch, once it was asked for."""
+
+    def release(self) -> Resolved[Any]:
+        """The release of torch: another Python is asked once."""
+        if not self.releases:
+            self.releases.append(resolve_torch(self.torch))
+        return self.releases[0]
+
+    def inputs(self, machines: ClusterOptions, gpus: int, batch: int | None) -> Inputs:
+        """All that a search is given. Raises SpecError where there are no such machines."""
+        machines = replace(machines, gpus=gpus)
+        return resolve_around(
+            Known(model=self.model, cluster=resolve_cluster(machines), larger=None),
+            training=replace(self.training, global_batch=batch),
+            layout=self.layout,
+            torch=self.release,
+            evidence=self.evidence,
+        )
+
+    def point(self, machines: ClusterOptions, gpus: int, batch: int, problem: str) -> Point:
+        """The answer at one point."""
+        if problem:
+            return Point(gpus=gpus, global_batch=None, problem=problem)
+        key = (machines.hardware, gpus, batch)
+        if key not in self.seen:
+            self.seen[key] = _point(lambda: self.inputs(machines, gpus, batch), gpus, batch)
+        return self.seen[key]
+
+
+def _point(ask: Callable[[], Inputs], gpus: int, batch: int) -> Point:
+    try:
+        inputs = ask()
+        found = searched(inputs)
+    except SpecError as error:
+        return Point(gpus=gpus, global_batch=batch, problem=str(error))
+    best = best_of(inputs, found)
+    problem = "" if best else why_nothing_fits(inputs, found.result)
+    return Point(gpus=gpus, global_batch=batch, priced=best, problem=problem)
+
+
+def _batch(
+    ask: Asking,
+    machines: dict[str, ClusterOptions],
+    points: dict[str, tuple[int, ...]],
+    most: int,
+) -> int:
+    """The global batch on the most GPUs: what was typed, or the default of the first machines that
+    have so many."""
+    if ask.training.global_batch is not None:
+        return ask.training.global_batch
+    refused: SpecError | None = None
+    for name, numbers in points.items():
+        if numbers[-1] == most:
+            try:
+                return ask.inputs(machines[name], most, None).training.global_batch
+            except SpecError as error:
+                refused = error
+    assert refused is not None
+    raise refused

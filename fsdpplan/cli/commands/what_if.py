@@ -1,0 +1,105 @@
+"""`fsdpplan what-if`: a saved plan under other inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import typer
+
+from fsdpplan.cli.options.expand import Flag
+from fsdpplan.cli.options.files import DEFAULT_PLAN, EvidenceOptions, Json, PlanFile
+from fsdpplan.cli.options.layout import LayoutOptions
+from fsdpplan.cli.options.parse import path
+from fsdpplan.cli.options.question import (
+    ClusterOptions,
+    ModelOptions,
+    TorchOptions,
+    TrainingOptions,
+)
+from fsdpplan.cli.resolve.again import Asked, as_planned, asked_again
+from fsdpplan.cli.resolve.found import advised, best_of, fits, plan_of, priced, searched
+from fsdpplan.cli.resolve.inputs import Inputs, case_of
+from fsdpplan.cli.views.difference import WhatIf, what_if_json, what_if_screen
+from fsdpplan.cli.views.render import columns, tell
+from fsdpplan.cli.views.unfit import nothing_fits
+from fsdpplan.errors import NoFeasibleLayout
+from fsdpplan.files.plans import write_plan
+from fsdpplan.run.plans import read_plan
+from fsdpplan.search.advice.difference import Priced, kept_layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIfOptions:
+    """What else of the plan may change, and where the best is saved."""
+
+    HEADING: ClassVar[str] = "What if"
+
+    free: Annotated[
+        bool | None,
+        Flag(name="--free", help="Search what the plan fixed of its layout, too."),
+    ] = None
+    save: Annotated[
+        Path | None,
+        Flag(
+            metavar="PATH",
+            parse=path,
+            help="Save the best layout then as a plan. Default: nothing is written.",
+        ),
+    ] = None
+
+
+def what_if(
+    *,
+    plan: PlanFile = DEFAULT_PLAN,
+    options: WhatIfOptions,
+    model: ModelOptions,
+    cluster: ClusterOptions,
+    training: TrainingOptions,
+    layout: LayoutOptions,
+    torch: TorchOptions,
+    evidence: EvidenceOptions,
+    json: Json = False,
+) -> None:
+    """A saved plan under other inputs: what changes, and by which terms.
+
+    The plan's own layout under them, and the best one then. Exit code 3 where nothing fits then.
+    """
+    saved = read_plan(plan)
+    asked = Asked(
+        model=model,
+        cluster=cluster,
+        training=training,
+        layout=layout,
+        torch=torch,
+        evidence=evidence,
+        free=bool(options.free),
+    )
+    now, then = as_planned(saved, evidence), asked_again(saved, asked)
+    found = searched(then)
+    if found.result.ranked:
+        then = advised(then, found)
+    before = priced(now, saved.layout)
+    kept = kept_layout(before.case, case_of(then, saved.layout))
+    same = None if kept.layout is None else priced(then, kept.layout)
+    answer = WhatIf(
+        inputs=then,
+        before=before,
+        same=same,
+        same_problem=kept.problem or _too_large(same, then),
+        best=best_of(then, found),
+    )
+    typer.echo(what_if_json(answer) if json else what_if_screen(answer, width=columns()))
+    if not found.result.ranked:
+        tell(str(nothing_fits(then, found.result)))
+        raise typer.Exit(NoFeasibleLayout.exit_code)
+    if options.save is not None:
+        write_plan(plan_of(then, found.result, found.result.ranked[0]), options.save)
+        typer.echo(f"saved as {options.save}", err=True)
+
+
+def _too_large(same: Priced | None, inputs: Inputs) -> str:
+    if same is None or fits(same):
+        return ""
+    return "it does not fit"

@@ -1,0 +1,82 @@
+"""The options of questions about how many GPUs: ranges and lists of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from fsdpplan.cli.options.expand import Flag
+from fsdpplan.cli.options.parse import choice, shown, size
+from fsdpplan.errors import SpecError
+
+MOST_POINTS = 64
+"""Numbers of GPUs in one list."""
+
+Scaling = Literal["strong", "weak", "both"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """Numbers of GPUs: those of a list, or from the first to the last one."""
+
+    numbers: tuple[int, ...]
+    is_range: bool
+
+
+def counts(text: str, *, name: str) -> Counts:
+    """`8:1024`, or `8,16,64`."""
+    read = size(example="8:1024 or 8,16,64")
+    if ":" in text:
+        ends = tuple(read(part, name=name) for part in text.split(":"))
+        if len(ends) != 2 or ends[0] > ends[1]:
+            raise SpecError(
+                f"{name}: {shown(text)} is no range; type the least and the most, such as 8:1024"
+            )
+        return Counts(numbers=ends, is_range=True)
+    numbers = tuple(dict.fromkeys(read(part, name=name) for part in text.split(",")))
+    if len(numbers) > MOST_POINTS:
+        raise SpecError(f"{name}: {len(numbers)} numbers are too many; type {MOST_POINTS} at most")
+    return Counts(numbers=tuple(sorted(numbers)), is_range=False)
+
+
+GPU_COUNTS = Flag(
+    metavar="8:1024|8,16,64",
+    parse=counts,
+    help="From the least to the most, in powers of two of whole nodes, or the numbers themselves.",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepOptions:
+    """Which curves, and how they are printed."""
+
+    HEADING: ClassVar[str] = "Sweep"
+
+    scaling: Annotated[
+        Scaling | None,
+        Flag(
+            metavar="strong|weak|both",
+            parse=choice(Scaling),
+            help="The global batch stays, or grows with the GPUs up to --global-batch on the most "
+            "of them. Default both.",
+        ),
+    ] = None
+    csv: Annotated[bool | None, Flag(name="--csv", help="Print CSV on stdout, nothing else.")] = (
+        None
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FewestOptions:
+    """How many GPUs, where that is what is asked."""
+
+    HEADING: ClassVar[str] = "How many GPUs"
+
+    min_gpus: Annotated[
+        bool | None,
+        Flag(
+            name="--min-gpus",
+            help="In place of --gpus: on the fewest on which a layout fits, whole nodes or equal "
+            "parts of one.",
+        ),
+    ] = None

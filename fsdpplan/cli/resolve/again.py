@@ -1,0 +1,240 @@
+"""A saved plan asked again: its question as the options that it was typed with, and others laid
+over them.
+
+What was typed stays as it was, what was a default is one again, and what a plan fixed of its layout
+stays fixed, so that the answer is that of `recommend` with all of these options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
+
+from fsdpplan.cli.options.files import EvidenceOptions
+from fsdpplan.cli.options.layout import LayoutOptions
+from fsdpplan.cli.options.question import (
+    ClusterOptions,
+    ModelOptions,
+    TorchOptions,
+    TrainingOptions,
+)
+from fsdpplan.cli.resolve import Resolved, flag
+from fsdpplan.cli.resolve.cluster import larger_clusters, resolve_cluster
+from fsdpplan.cli.resolve.evidence import resolve_runs, with_peaks
+from fsdpplan.cli.resolve.inputs import Inputs, Known, resolve_around
+from fsdpplan.cli.resolve.model import resolve_model
+from fsdpplan.cli.resolve.torch import resolve_torch
+from fsdpplan.cli.resolve.training import FP8_POLICIES
+from fsdpplan.errors import SpecError
+from fsdpplan.files.clusters import LoadedCluster, load_cluster, with_inter, with_intra
+from fsdpplan.search.pins import Pins
+from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.plan import DEFAULT_SOURCE, TORCH_SOURCE, Plan
+from fsdpplan.spec.training import TorchRelease
+
+Options = TypeVar("Options")
+
+NAMED_OTHERWISE = {"headroom": "headroom_fraction", "fits": "fits_fraction"}
+"""Option of a training -> its field, where they differ."""
+
+A_FLAG = "flag "
+"""How the source of what was typed begins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Options laid over those of a saved plan; what is None was not given."""
+
+    model: ModelOptions
+    cluster: ClusterOptions
+    training: TrainingOptions
+    layout: LayoutOptions
+    torch: TorchOptions
+    evidence: EvidenceOptions
+    free: bool = False
+    """What the plan fixed of its layout is searched, too."""
+
+
+def as_planned(plan: Plan, evidence: EvidenceOptions) -> Inputs:
+    """What the plan was asked, with what runs say today."""
+    own = resolve_runs(evidence, model=plan.model, cluster=plan.cluster, training=plan.training)
+    return Inputs(
+        model=plan.model,
+        cluster=with_peaks(plan.cluster, own.value.peaks),
+        training=plan.training,
+        pins=Pins(**_given(layout_options(plan))),
+        sources=plan.sources,
+        assumptions=own.assumptions,
+        warnings=own.warnings,
+        learner=own.value.learner,
+    )
+
+
+def asked_again(plan: Plan, asked: Asked) -> Inputs:
+    """The plan's question with other options laid over. Raises SpecError where they contradict each
+    other, or the plan does not know what they ask for."""
+    layout = asked.layout if asked.free else _over(layout_options(plan), asked.layout)
+    training = _over(training_options(plan), asked.training)
+    if training.precision != "fp8" and asked.training.precision is not None:
+        typed = {name: getattr(asked.training, name) for name in FP8_POLICIES}
+        training = replace(training, **typed)
+    return resolve_around(
+        Known(
+            model=_model(plan, asked.model),
+            **_machines(plan, asked.cluster),
+        ),
+        training=training,
+        layout=layout,
+        torch=lambda: _torch(plan, asked.torch),
+        evidence=asked.evidence,
+    )
+
+
+def _given(options: Any) -> dict[str, Any]:
+    """The options that were given, and their values."""
+    pairs = ((field.name, getattr(options, field.name)) for field in fields(options))
+    return {name: value for name, value in pairs if value is not None}
+
+
+def _over(under: Options, over: Options) -> Options:
+    """`under`, with what was given of `over`."""
+    return replace(under, **_given(over))  # type: ignore[type-var]
+
+
+def training_options(plan: Plan) -> TrainingOptions:
+    """What was typed of its training; of a plan that does not say so, all of it."""
+    sources = dict(plan.sources)
+    values = {
+        field.name: getattr(plan.training, NAMED_OTHERWISE.get(field.name, field.name))
+        for field in fields(TrainingOptions)
+        if sources.get(f"training.{field.name}") != DEFAULT_SOURCE
+    }
+    if plan.training.precision != "fp8":
+        values = {name: value for name, value in values.items() if name not in FP8_POLICIES}
+    return TrainingOptions(**values)
+
+
+def layout_options(plan: Plan) -> LayoutOptions:
+    """What was fixed of its layout."""
+    sources = dict(plan.sources)
+    return LayoutOptions(
+        **{
+            field.name: getattr(plan.layout, field.name)
+            for field in fields(LayoutOptions)
+            if sources.get(f"layout.{field.name}", "").startswith(A_FLAG)
+        }
+    )
+
+
+def _model(plan: Plan, typed: ModelOptions) -> Resolved[Any]:
+    given = _given(typed)
+    if not given.keys() - {"vocab_multiple"}:
+        model = replace(plan.model, **given)
+        sources = tuple(pair for pair in plan.sources if pair[0].partition(".")[0] == "model")
+        added = tuple((f"model.{name}", f"{A_FLAG}{flag(name)}") for name in given)
+        return Resolved(value=model, sources=(*sources, *added))
+    return resolve_model(typed)
+
+
+def _torch(plan: Plan, typed: TorchOptions) -> Resolved[TorchRelease | None]:
+    if _given(typed):
+        return resolve_torch(typed)
+    sources = ((TORCH_SOURCE, plan.torch_source),)
+    return Resolved(value=plan.training.torch_release, sources=sources)
+
+
+def _machines(plan: Plan, typed: ClusterOptions) -> Mapping[str, Any]:
+    """The machines, and the same with other numbers of GPUs where they are of a known profile."""
+    options = cluster_options(plan)
+    if typed.hardware is not None:
+        gpus = plan.cluster.gpus if typed.gpus is None else typed.gpus
+        options = replace(typed, gpus=gpus)
+    elif options is not None:
+        options = _of_use(_over(options, typed), typed)
+    if options is not None:
+        return {"cluster": resolve_cluster(options), "larger": larger_clusters(options)}
+    cluster = _own_machines(plan.cluster, typed)
+    loaded = LoadedCluster(
+        cluster=cluster,
+        sources=tuple(pair for pair in plan.sources if pair[0].partition(".")[0] == "cluster"),
+    )
+    return {"cluster": Resolved(value=loaded, sources=loaded.sources), "larger": None}
+
+
+def _of_use(options: ClusterOptions, typed: ClusterOptions) -> ClusterOptions:
+    """`options` without bandwidths of the plan that fewer GPUs have no use for."""
+    plain = resolve_cluster(replace(options, intra_bw=None, inter_bw=None)).value.cluster
+    return replace(
+        options,
+        intra_bw=typed.intra_bw if plain.gpus_per_node == 1 else options.intra_bw,
+        inter_bw=typed.inter_bw if plain.nodes == 1 else options.inter_bw,
+    )
+
+
+def cluster_options(plan: Plan) -> ClusterOptions | None:
+    """The profile and flags that the plan's machines are made by; None where none here makes them:
+    found on another machine, read from a file, or of another version."""
+    cluster, sources = plan.cluster, dict(plan.sources)
+    typed = {field: source for field, source in sources.items() if source.startswith(A_FLAG)}
+    levels = {"--intra-bw": cluster.levels[0], "--inter-bw": cluster.levels[-1]}
+    bandwidths = {
+        word: level.port_bandwidth_bytes_per_second
+        for word, level in levels.items()
+        if typed.get(f"cluster.levels.{level.name}.ports", "").startswith(f"{A_FLAG}{word}")
+    }
+    domain = cluster.nvlink_domain or cluster.levels[0]
+    options = ClusterOptions(
+        hardware=cluster.name,
+        gpus=cluster.gpus,
+        gpus_per_node=cluster.gpus_per_node if "cluster.gpus_per_node" in typed else None,
+        domain_gpus=(
+            domain.domain_gpus if f"cluster.levels.{domain.name}.domain_gpus" in typed else None
+        ),
+        gpu=cluster.device.name if "cluster.device" in typed else None,
+        intra_bw=bandwidths.get("--intra-bw"),
+        inter_bw=bandwidths.get("--inter-bw"),
+    )
+    try:
+        same = load_cluster(
+            cluster.name,
+            gpus=options.gpus,
+            gpus_per_node=options.gpus_per_node,
+            domain_gpus=options.domain_gpus,
+            device=options.gpu,
+            intra_bandwidth_bytes_per_second=options.intra_bw,
+            inter_bandwidth_bytes_per_second=options.inter_bw,
+        ).cluster
+    except SpecError:
+        return None
+    return options if same == with_peaks(cluster, None) else None
+
+
+def _own_machines(cluster: Cluster, typed: ClusterOptions) -> Cluster:
+    """The machines as the plan has them, as far as it knows how they would be otherwise."""
+    given = _given(typed)
+    for name in ("gpus_per_node", "domain_gpus", "gpu"):
+        if name in given:
+            raise _unknown(cluster, flag(name))
+    if typed.gpus is not None and typed.gpus != cluster.gpus:
+        cluster = _resized(cluster, typed.gpus)
+    if typed.intra_bw is not None:
+        cluster = with_intra(cluster, typed.intra_bw)
+    return cluster if typed.inter_bw is None else with_inter(cluster, typed.inter_bw)
+
+
+def _resized(cluster: Cluster, gpus: int) -> Cluster:
+    """More or fewer whole nodes that are joined as those of the plan."""
+    *inner, outer = cluster.levels
+    nodes, left = divmod(gpus, cluster.gpus_per_node)
+    is_plain = all(level.domain_gpus <= cluster.gpus_per_node for level in inner)
+    if left or nodes < 2 or cluster.nodes < 2 or not is_plain or cluster.weak:
+        raise _unknown(cluster, f"--gpus {gpus}")
+    return replace(cluster, gpus=gpus, levels=(*inner, replace(outer, domain_gpus=gpus)))
+
+
+def _unknown(cluster: Cluster, words: str) -> SpecError:
+    return SpecError(
+        f"the plan does not say what {words} makes of its machines, which no profile here called "
+        f"{cluster.name} has as they are: name them by --hardware, too"
+    )

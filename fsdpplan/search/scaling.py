@@ -1,0 +1,96 @@
+"""Scaling: what more devices bring, where that ends to pay, and the fewest that do at all.
+
+Strong scaling keeps the global batch; weak scaling keeps the batch of a device, so that the global
+one grows. The efficiency of a point is its tokens per second and device over those of the smallest
+point that fits.
+
+The knee is the last point up to which each doubling of the devices brings at least 1.6 times the
+tokens per second: 80 % of what it could. Past it a doubling makes the same training over a quarter
+dearer in GPU hours (1 / 0.8). Of points that are no doubling apart it is the gain a doubling would
+have at the same slope,
+
+    keeps = (rate_b / rate_a) ^ (1 / log2(gpus_b / gpus_a)) / 2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import log2
+
+from fsdpplan.search.advice.remedies import first_fit
+from fsdpplan.search.enumerate import divisors
+from fsdpplan.search.question import Question
+
+KNEE_FRACTION = 0.8
+"""Of what a doubling could bring at the most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """What so many devices do."""
+
+    gpus: int
+    tokens_per_second: float
+
+
+def efficiency(smallest: Rate, one: Rate) -> float:
+    """Rate of a device over that of one of the smallest point."""
+    own = one.tokens_per_second / one.gpus
+    return own / (smallest.tokens_per_second / smallest.gpus)
+
+
+def kept_of_doubling(one: Rate, other: Rate) -> float:
+    """Share of a doubling's gain that is left between two points: 1 is ideal, a half nothing."""
+    doublings = log2(other.gpus / one.gpus)
+    gain: float = (other.tokens_per_second / one.tokens_per_second) ** (1 / doublings)
+    return gain / 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knee:
+    """Where more devices end to pay."""
+
+    gpus: int
+    next_gpus: int | None = None
+    """The point after it; None: it is the last one, and the knee lies beyond."""
+    kept_fraction: float | None = None
+    """What the step to that point leaves of a doubling."""
+
+
+def knee(rates: Sequence[Rate]) -> Knee | None:
+    """Of points by growing number of devices, all of which fit; None where there are none."""
+    if not rates:
+        return None
+    for one, other in pairwise(rates):
+        kept = kept_of_doubling(one, other)
+        if kept < KNEE_FRACTION:
+            return Knee(gpus=one.gpus, next_gpus=other.gpus, kept_fraction=kept)
+    return Knee(gpus=rates[-1].gpus)
+
+
+def node_counts(node_gpus: int, *, most: int) -> Iterator[int]:
+    """Numbers of devices that use nodes well, growing: divisors of a node, then whole nodes."""
+    yield from (count for count in divisors(node_gpus) if count <= most)
+    yield from range(2 * node_gpus, most + 1, node_gpus)
+
+
+def doublings(least: int, most: int, node_gpus: int) -> tuple[int, ...]:
+    """The default points from `least` to `most`: powers of two times whole nodes, and of a single
+    node its halves."""
+    inside = [count for count in divisors(node_gpus) if node_gpus // count in _POWERS]
+    beyond = [node_gpus * power for power in _POWERS[1:]]
+    return tuple(count for count in (*inside, *beyond) if least <= count <= most)
+
+
+_POWERS = tuple(2**n for n in range(21))
+
+
+def fits_at_all(question: Question) -> bool:
+    """Whether some layout is legal and fits.
+
+    What all layouts with some degrees need at least is looked at first (`bounds.room`), so that
+    machines that are far too small cost next to nothing.
+    """
+    return first_fit(replace(question, learner=None)) is not None
