@@ -30,7 +30,7 @@ from fsdpplan.trainer.parallel.assemble import assemble
 from fsdpplan.trainer.signals import StopRequest
 from fsdpplan.trainer.step import train_step
 from fsdpplan.trainer.text.data import micro_batches, open_sequences
-from fsdpplan.trainer.train import one_step, set_up
+from fsdpplan.trainer.train import one_step, set_up, settle
 from tests.benchmarks.single_gpu_cases import Case, planned
 from tests.trainer import losses, plans
 
@@ -109,6 +109,7 @@ def test_a_run_updates_by_the_fused_optimizer(alone: torch.device) -> None:
     options = parse_options(["--steps", "2"])
     run = set_up(plan_for_cuda(), options, StopRequest())
     one_step(run)
+    settle(run)
     assert run.optimizer.defaults["fused"]
     assert math.isfinite(run.losses[0])
     assert run.memory.peaks()["allocated_bytes"] <= run.memory.peaks()["reserved_bytes"]

@@ -31,6 +31,11 @@ class Window:
         return self.first + self.steps - 1
 
 
+def window_edges(window: tuple[int, int] | None) -> set[int]:
+    """Steps before which a window of (first step, steps) begins, or has ended."""
+    return set() if window is None else {window[0], sum(window)}
+
+
 class ProfileWindow:
     """Profiles this rank during a window."""
 
