@@ -246,7 +246,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=rank_list,
         default=(0,),
         metavar="RANKS",
-        help="ranks that --profile is about (0,7)",
+        help="ranks that --profile and --memory-snapshot are about (0,7)",
     )
     add(
         "--hang-seconds",

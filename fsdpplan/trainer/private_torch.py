@@ -302,3 +302,20 @@ def without_dispatch_modes() -> AbstractContextManager[Any]:
     modes: Any = import_module("torch.utils._python_dispatch")
     context: AbstractContextManager[Any] = modes._disable_current_modes()
     return context
+
+
+def record_allocations(device: torch.device, *, most: int) -> None:
+    """Let CUDA's allocator keep its last `most` events, with where in the program each was. What
+    is documented of it (torch.org/docs/stable/torch_cuda_memory.html) begins with an underscore."""
+    memory: Any = torch.cuda.memory
+    memory._record_memory_history(max_entries=most, device=device)
+
+
+def dump_allocations(device: torch.device, path: str) -> list[dict[str, Any]]:
+    """Write what was recorded as pytorch.org/memory_viz reads it, and keep no more; the events."""
+    memory: Any = torch.cuda.memory
+    memory._dump_snapshot(path)
+    traces = memory._snapshot(device)["device_traces"]
+    memory._record_memory_history(enabled=None, device=device)
+    events: list[dict[str, Any]] = traces[device.index or 0]
+    return events

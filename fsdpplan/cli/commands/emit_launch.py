@@ -27,6 +27,7 @@ from fsdpplan.cli.resolve.job import (
     pods_of,
     python_here,
     ranked,
+    require_its_libraries,
     require_its_weights,
     with_this_python,
 )
@@ -115,6 +116,7 @@ def emit_launch(
         tell(sentence)
     chosen = without_excluded(chosen, excluded)
     require_its_weights(chosen, asked)
+    require_its_libraries(asked)
     python = python_here(asked) if target in SAME_PYTHON else None
     image = pods.image if asked.container is None else asked.container.image
     its_torch = torch_of_job(emit.torch, image=image, python=python)

@@ -21,13 +21,14 @@ from fsdpplan.emit.container import Container
 from fsdpplan.emit.job import Job, UserProgram
 from fsdpplan.emit.pods import Pods
 from fsdpplan.emit.slurm.survival import Survival
-from fsdpplan.emit.trainer_program import Trainer
+from fsdpplan.emit.trainer_program import DASHBOARDS, Trainer
 from fsdpplan.errors import SpecError
 from fsdpplan.files.huggingface.config import read_hf_config
 from fsdpplan.run.plans import read_plan
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Plan, assumed
 from fsdpplan.spec.training import program_named
+from fsdpplan.topology.probe import lacking_packages
 
 
 def saved_plan(path: str) -> Plan:
@@ -88,6 +89,21 @@ def require_its_weights(plan: Plan, job: Job) -> None:
                 f"{begins} is not the plan's model: its {field.name} is {theirs!r}, the plan's "
                 f"{ours!r}; plan again with fsdpplan recommend --config {shlex.quote(begins)}"
             )
+
+
+def require_its_libraries(job: Job) -> None:
+    """Raise SpecError where the Python that was named for the job, or this one, lacks what a
+    dashboard needs; another host's, or that of a container, is asked when the job begins."""
+    if not isinstance(job.program, Trainer) or job.container or job.env_setup:
+        return
+    wanted = [name for name in DASHBOARDS if getattr(job.program, name) is not None]
+    if not wanted or not os.path.isabs(job.python) or not os.path.exists(job.python):
+        return
+    for name in lacking_packages(job.python, wanted):
+        raise SpecError(
+            f"--{name} needs the Python package {name}, which {job.python} does not have: "
+            f"{shlex.quote(job.python)} -m pip install {name}, or leave --{name} out"
+        )
 
 
 def _tells_nothing(name: str, found: Model, plan: Plan) -> bool:

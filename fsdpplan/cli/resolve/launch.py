@@ -14,6 +14,7 @@ from fsdpplan.cli.options.run import AgainOptions, RunOptions
 from fsdpplan.cli.resolve.job import (
     given,
     job_of,
+    require_its_libraries,
     require_its_weights,
     saved_plan,
     with_this_python,
@@ -107,6 +108,7 @@ def prepare(plan: str, options: RunOptions, job: Job | None, *, file: str = "") 
     )
     if asked is not None:
         require_its_weights(launch.plan, asked)
+        require_its_libraries(asked)
     if options.fallback is not None and not emits:
         raise SpecError(
             f"--fallback emits a script for each layout, and {SCRIPT_NAME} stands here: add --from "

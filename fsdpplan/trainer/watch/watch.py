@@ -32,7 +32,15 @@ from ..parallel.mesh import place
 from ..rehearse.counting import layout_axes
 from .hangs import HangWatch
 from .metrics import WARMUP_STEPS, Metrics
-from .profiling import ProfileWindow, Window, trace_path, window_edges
+from .profiling import (
+    MemoryTimeline,
+    MemoryWindow,
+    ProfileWindow,
+    Window,
+    folder_of,
+    trace_path,
+    window_edges,
+)
 from .prometheus import Sample, exposition, write_exposition
 from .trace import Communication, a_step
 from .trends import DriftWatch, StragglerWatch
@@ -122,6 +130,11 @@ class Watch:
             first, steps = options.profile
             window = Window(first=first, steps=steps)
             self._profile = ProfileWindow(window, axes, device, trace_path(options.metrics))
+        self._memory = None
+        if options.memory_snapshot is not None and dist.get_rank() in options.profile_ranks:
+            first, steps = options.memory_snapshot
+            window = Window(first=first, steps=steps)
+            self._memory = MemoryWindow(window, device, folder_of(options.metrics))
         self._hangs = None
         if options.hang_seconds != 0:
             self._hangs = HangWatch(
@@ -150,6 +163,8 @@ class Watch:
         """The step of this number is about to begin."""
         if self._profile is not None:
             self._profile.before(step)
+        if self._memory is not None:
+            self._memory.before(step)
 
     def after(self, step: int, *, own_seconds: Sequence[float]) -> None:
         """All of the step has been asked of the device; `own_seconds` of each rank are of some
@@ -163,6 +178,10 @@ class Watch:
         found = None if self._profile is None else self._profile.after(step)
         if found is not None and self._profile is not None:
             self._say_profile(step, found, self._profile)
+            self._apart = True
+        line = None if self._memory is None else self._memory.after(step)
+        if line is not None and self._memory is not None:
+            self._say_memory(step, line, self._memory)
             self._apart = True
 
     def took(self, step: int, seconds: float) -> None:
@@ -192,6 +211,10 @@ class Watch:
         """The run ends."""
         if self._hangs is not None:
             self._hangs.stop()
+        if self._memory is not None:
+            # memory that ran out inside of the window is what it was asked for
+            with contextlib.suppress(Exception):
+                self._memory.close()
         self._prometheus.stop()
 
     def _say_stragglers(self, step: int, own_seconds: Sequence[float]) -> None:
@@ -225,6 +248,24 @@ class Watch:
             self._metrics.emit("communication", step=step, **event)
         self._prometheus.communication(events)
         self._metrics.say(f"profiled {done.window.steps} steps: {done.trace}")
+
+    def _say_memory(self, step: int, line: MemoryTimeline, done: MemoryWindow) -> None:
+        self._metrics.emit(
+            "memory_snapshot",
+            step=step,
+            snapshot=str(done.snapshot),
+            timeline=str(done.timeline),
+            start_bytes=line.start_bytes,
+            peak_bytes=line.peak[1],
+        )
+        how = (
+            "drop it on pytorch.org/memory_viz"
+            if done.snapshot.suffix == ".pickle"
+            else "the profiler's, since a CPU's allocator keeps no history"
+        )
+        self._metrics.say(
+            f"memory of {done.window.steps} steps: {done.snapshot} ({how}), {done.timeline}"
+        )
 
 
 class _PrometheusFile:
