@@ -113,16 +113,18 @@ def _tiles_seconds(
     work: BlockWork, device: Device, *, window: int, tile_flops: float, rate: float
 ) -> float:
     """Time of all tiles, or of the longest row of them if that is more: a row of tiles is one
-    multiprocessor's. Under context parallelism a row is filled anew for each piece of the keys.
+    multiprocessor's. Under context parallelism a row is filled anew for each piece of the keys,
+    unless ranks trade heads: then each has whole rows of fewer heads.
     """
     rows = -(-work.seq_len // TILE)
     heads = -(-work.model.heads // work.tp)
     sequences = work.tokens * work.cp / work.seq_len
     mean = mean_tiles(seq_len=work.seq_len, window=window)
-    tiles = heads * sequences * rows * (mean / work.cp + FILL_TILES)
+    pieces = 1 if work.trades_heads else work.cp
+    tiles = heads * sequences * rows * (mean / pieces + FILL_TILES) * pieces / work.cp
     longest = rows if not 0 < window < work.seq_len else min(rows, -(-window // TILE) + 1)
     of_a_multiprocessor = rate / device.multiprocessors
-    busiest = max(tiles / device.multiprocessors, longest / work.cp + FILL_TILES)
+    busiest = max(tiles / device.multiprocessors, longest / pieces + FILL_TILES)
     return busiest * tile_flops / of_a_multiprocessor
 
 

@@ -71,6 +71,8 @@ class BlockWork:
     """What the data-parallel wrapper dispatches on the host for this block, in operators."""
     cp: int = 1
     """Ranks over which a sequence is split; `tokens` are one rank's."""
+    trades_heads: bool = False
+    """Around attention those ranks have all tokens, of fewer heads."""
     ep: int = 1
     """Ranks over which the routed experts are split, tensor-parallel ones apart."""
     experts_over_tp: bool = False

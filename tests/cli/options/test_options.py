@@ -72,6 +72,7 @@ PLANNING = {
     "--fp8-recipe": (f"{HSDP} --precision fp8", ("--fp8-recipe", "rowwise")),
     "--fp8-all-gather": (f"{HSDP} --precision fp8", ("--fp8-all-gather",)),
     "--cp": (f"{ONE_NODE} --dp-replicate 2", ("--cp", "2")),
+    "--cp-attention": (f"{ONE_NODE} --dp-replicate 2 --cp 4", ("--cp-attention", "ring")),
     "--ep": (f"{MIXTURE} --activation-checkpointing full", ("--ep", "8")),
     "--async-tp": (f"{HSDP} --tp 2", ("--async-tp",)),
     "--offload": (HSDP, ("--offload", "cpu")),
