@@ -35,6 +35,10 @@ FINAL_FRACTION = 0.1
 
 AdamW = Literal["fused", "foreach", "loop"]
 LrSchedule = Literal["cosine", "linear", "wsd", "constant"]
+OnSpike = Literal["none", "skip", "rollback"]
+
+DASHBOARDS = ("tensorboard", "wandb", "mlflow")
+"""Options that need the Python package of the same name."""
 
 _WEIGHT = re.compile(r"[0-9]{1,9}(\.[0-9]{0,9})?|\.[0-9]{1,9}")
 _WINDOW = re.compile(r"0*[1-9][0-9]{0,8}:0*[1-9][0-9]{0,8}")
@@ -290,6 +294,51 @@ class Trainer:
         bool | None,
         Option(help="Resume though other options make the learning rate jump. Default: refuse."),
     ] = None
+    log_every: Annotated[
+        int | None,
+        Option(
+            help="Steps between lines; between them no number is read off the device. Default: 1.",
+            metavar="N",
+            example="10",
+            least=1,
+        ),
+    ] = None
+    gc_every: Annotated[
+        int | None,
+        Option(
+            help="Steps between collections of Python's garbage, on all ranks at once; 0: whenever "
+            "Python would. Default: 50.",
+            metavar="N",
+            example="50",
+            least=0,
+        ),
+    ] = None
+    on_spike: Annotated[
+        OnSpike | None,
+        Option(
+            help="Where the loss or the gradient norm is far off what it was: leave that update "
+            "out, or go back to the last checkpoint and on with other data. Default: none.",
+            metavar="none|skip|rollback",
+        ),
+    ] = None
+    tensorboard: Annotated[str | None, Option(help="Events for TensorBoard.", metavar="DIR")] = None
+    wandb: Annotated[
+        str | None, Option(help="A run in this project of Weights & Biases.", metavar="PROJECT")
+    ] = None
+    mlflow: Annotated[
+        str | None,
+        Option(
+            help="A run in this experiment of MLflow, at MLFLOW_TRACKING_URI.", metavar="EXPERIMENT"
+        ),
+    ] = None
+    memory_snapshot: Annotated[
+        str | None,
+        Option(
+            help="Steps whose allocations are recorded on rank 0: a snapshot and a timeline beside "
+            "--metrics.",
+            metavar="START:STEPS",
+        ),
+    ] = None
     prometheus: Annotated[
         str | None, Option(help="Newest step as text, for node_exporter.", metavar="FILE.prom")
     ] = None
@@ -335,8 +384,12 @@ class Trainer:
         if self.tokenizer is not None and not self.sources:
             raise SpecError("tokenizer needs text: give --data with .txt or .jsonl files too")
         self._check_data()
-        self._check_profile()
         self._check_schedule()
+        self._check_windows()
+        if self.on_spike == "rollback" and self.checkpoint_every is None:
+            raise SpecError(
+                "on_spike rollback needs where to go back to: give --checkpoint-every too"
+            )
         require_no_tokens(self)
         for word in self.words():
             require_passable(word.partition("=")[0], word)
@@ -361,18 +414,29 @@ class Trainer:
             if weight == 0:
                 raise SpecError(f"data {text!r} has a weight of 0: give it more, or leave it out")
 
-    def _check_profile(self) -> None:
-        if self.profile is None:
-            return
-        if not _WINDOW.fullmatch(self.profile):
+    def _check_windows(self) -> None:
+        windows = [self._window("profile"), self._window("memory_snapshot")]
+        found = sorted(window for window in windows if window is not None)
+        if len(found) == 2 and found[1][0] < sum(found[0]):
             raise SpecError(
-                f"profile {self.profile!r} must be START:STEPS, such as 10:3 for steps 10 to 12"
+                "profile and memory_snapshot need steps of their own, since torch records one at a "
+                f"time: give --memory-snapshot {sum(found[0])}:{found[1][1]}, or an earlier one"
             )
-        if self.steps is not None and int(self.profile.partition(":")[0]) > self.steps:
+
+    def _window(self, name: str) -> tuple[int, int] | None:
+        """(first step, number of steps) of an option."""
+        text = getattr(self, name)
+        if text is None:
+            return None
+        if not _WINDOW.fullmatch(text):
+            raise SpecError(f"{name} {text!r} must be START:STEPS, such as 10:3 for steps 10 to 12")
+        first, steps = map(int, text.split(":"))
+        if self.steps is not None and first > self.steps:
             raise SpecError(
-                f"profile {self.profile} begins after the last step, {self.steps}: begin "
+                f"{name} {text} begins after the last step, {self.steps}: begin "
                 "earlier, or train more --steps"
             )
+        return first, steps
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from fsdpplan.errors import SpecError
 from fsdpplan.search.enumerate import LOOPED_SCHEDULES, V_SCHEDULES, divisors
-from fsdpplan.search.pins import Pins, default_global_batch
+from fsdpplan.search.pins import Pins, attention_over_cp, default_global_batch
 from fsdpplan.search.pins import pin_flag as flag
 from fsdpplan.search.rules.legality import first_problem
 from fsdpplan.search.rules.program import program_pins, vocabulary_of
@@ -41,11 +41,17 @@ class NamedLayout:
     """What was not named: derived, or a default."""
 
 
-def named_layout(pins: Pins, *, cluster: Cluster, training: Training) -> NamedLayout:
+def named_layout(
+    pins: Pins, *, cluster: Cluster, training: Training, model: Model | None = None
+) -> NamedLayout:
     """The one layout that the pins name; what is missing is derived, or the default, and said."""
     degrees, derived = _degrees(pins, cluster.gpus)
     pins = program_pins(pins, training.program)
     defaults = _default_policies(pins, degrees, cluster, training)
+    if model is not None:
+        defaults["cp_attention"] = attention_over_cp(
+            model=model, training=training, tp=degrees["tp"], cp=degrees["cp"], pins=pins
+        )
     chosen = {**defaults, **pins.given(), **degrees}
     micro_batch = chosen["micro_batch"]
     ranks = degrees["dp_replicate"] * degrees["dp_shard"]
@@ -138,7 +144,15 @@ def legal_global_batch(
     """
     if usual is None:
         usual = default_global_batch(seq_len=training.seq_len, gpus=cluster.gpus)
-    shapes = list(_shapes(cluster, training, pins))
+    shapes = [
+        replace(
+            shape,
+            cp_attention=attention_over_cp(
+                model=model, training=training, tp=shape.tp, cp=shape.cp, pins=pins
+            ),
+        )
+        for shape in _shapes(cluster, training, pins)
+    ]
     batches = {_nearest(usual, layout): layout for layout in reversed(shapes)}
     for batch in sorted(batches, key=lambda batch: (abs(batch - usual), batch)):
         layout = batches[batch]

@@ -10,7 +10,7 @@ from math import gcd
 
 from fsdpplan.cost.schedule.actions import ACTIVE_STAGES
 from fsdpplan.cost.schedule.order import microbatches_refusal
-from fsdpplan.search.pins import Pins
+from fsdpplan.search.pins import Pins, attention_over_cp
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import (
     DDP_BUCKET_BYTES,
@@ -213,6 +213,8 @@ def layout_of(
     virtual_stages: int,
     compiled: bool,
     pins: Pins,
+    model: Model,
+    training: Training,
 ) -> Layout:
     """The layout of one leaf of the search: with the least recomputation, with default buckets."""
     return Layout(
@@ -241,6 +243,7 @@ def layout_of(
         offload=pins.offload or "none",
         compile=compiled,
         loss_chunks=pins.loss_chunks or 1,
+        cp_attention=attention_over_cp(model=model, training=training, tp=d.tp, cp=d.cp, pins=pins),
     )
 
 

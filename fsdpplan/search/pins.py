@@ -12,6 +12,7 @@ from typing import Any
 from fsdpplan.spec.layout import (
     ActivationCheckpointing,
     CheckpointBlocks,
+    CpAttention,
     GradientSync,
     Layout,
     Offload,
@@ -19,7 +20,8 @@ from fsdpplan.spec.layout import (
     Schedule,
     Sharding,
 )
-from fsdpplan.spec.training import Precision, ProgramName, program_named
+from fsdpplan.spec.model import Model
+from fsdpplan.spec.training import Precision, ProgramName, Training, program_named
 
 
 def pin_flag(name: str) -> str:
@@ -53,6 +55,7 @@ class Pins:
     ddp_bucket_bytes: int | None = None
     compile: bool | None = None
     loss_chunks: int | None = None
+    cp_attention: CpAttention | None = None
 
     def given(self) -> dict[str, Any]:
         """The pinned fields and their values."""
@@ -62,6 +65,19 @@ class Pins:
     def allows(self, layout: Layout) -> bool:
         """Whether `layout` keeps every pin."""
         return all(getattr(layout, name) == value for name, value in self.given().items())
+
+
+def attention_over_cp(
+    *, model: Model, training: Training, tp: int, cp: int, pins: Pins
+) -> CpAttention:
+    """The pinned kind; else Ulysses where FSDP2's own trainer runs and `cp` divides the heads of a
+    tensor-parallel rank, and a ring otherwise. Few programs have both, and the trainer's ring has
+    no test on its devices."""
+    if pins.cp_attention is not None:
+        return pins.cp_attention
+    ours = training.runtime == "fsdp2" and not program_named(training.program).is_target
+    divides = model.heads % tp == 0 and (model.heads // tp) % cp == 0
+    return "ulysses" if cp > 1 and ours and divides else "ring"
 
 
 def changed_pins(one: Layout, other: Layout) -> str:

@@ -28,6 +28,7 @@ Schedule = Literal[
 ActivationCheckpointing = Literal["none", "attention", "op", "full"]
 Offload = Literal["none", "cpu"]
 Reshard = Literal["always", "never"] | int
+CpAttention = Literal["ring", "ulysses"]
 CheckpointBlocks = Literal["all"] | int
 
 _CHOICES = {
@@ -36,6 +37,7 @@ _CHOICES = {
     "schedule": get_args(Schedule),
     "activation_checkpointing": get_args(ActivationCheckpointing),
     "offload": get_args(Offload),
+    "cp_attention": get_args(CpAttention),
 }
 """Named once: a search makes thousands of layouts."""
 
@@ -115,6 +117,9 @@ class Layout(RemembersHash):
     loss_chunks: int = 1
     """Pieces of a micro-batch's tokens whose logits exist at a time; from two on, the loss makes
     the gradients beside it."""
+    cp_attention: CpAttention = "ring"
+    """How context-parallel ranks see the whole sequence: keys and values go around a ring of them,
+    or they trade heads for tokens around attention (`ulysses`), as CPU processes do in any case."""
 
     def __post_init__(self) -> None:
         require_positive_int(

@@ -34,6 +34,11 @@ class Case(RemembersHash):
         return self if kind is self.model else replace(self, model=kind)
 
     @property
+    def trades_heads(self) -> bool:
+        """Whether context-parallel ranks trade heads for tokens around attention."""
+        return self.layout.cp_attention == "ulysses" or not self.on_cuda
+
+    @property
     def on_cuda(self) -> bool:
         """Whether it trains on CUDA devices."""
         return self.cluster.device.kind == "cuda"

@@ -72,8 +72,8 @@ FEATURES: tuple[TorchFeature, ...] = (
     TorchFeature(
         name="ring attention by module",
         since=TorchRelease(2, 10),
-        needed=lambda case: case.layout.cp > 1 and case.on_cuda,
-        instead="--cp 1",
+        needed=lambda case: case.layout.cp > 1 and not case.trades_heads,
+        instead="--cp 1 or --cp-attention ulysses",
         source="_ContextParallel of torch/distributed/tensor/experimental/_context_parallel",
     ),
     TorchFeature(

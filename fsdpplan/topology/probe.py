@@ -232,6 +232,10 @@ ASK = (
     "try: print(have.version('torch'))\n"
     "except have.PackageNotFoundError: print('none')"
 )
+ASK_PACKAGES = (
+    "import importlib.util as have, sys\n"
+    "print(*[name for name in sys.argv[1:] if have.find_spec(name) is None])"
+)
 IMAGE_SECONDS = 120.0
 """An image of 20 GB on a busy file system."""
 IMAGE_PLACES = (
@@ -280,6 +284,16 @@ def torch_of_python(python: str) -> TorchRelease:
             "release by --torch 2.9"
         )
     return _release(said, where=python)
+
+
+def lacking_packages(python: str, names: Sequence[str]) -> list[str]:
+    """Which packages a Python does not have; none of one that does not answer."""
+    if Path(python) == Path(sys.executable):
+        return [name for name in names if find_spec(name) is None]
+    try:
+        return run_command([python, "-c", ASK_PACKAGES, *names]).split()
+    except ProbeError:
+        return []
 
 
 def torch_of_image(image: str) -> TorchRelease | None:

@@ -10,13 +10,14 @@ gradients are equal by then.
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
 
 from .parallel.mesh import Meshes
-from .private_torch import norms_of, scale_all
+from .private_torch import ambient_fake_mode, norms_of, scale_all
 
 ROUNDING = 1e-6
 """Added to the norm that is divided by, as `torch.nn.utils.clip_grad_norm_` does."""
@@ -48,10 +49,22 @@ def gradient_norm(gradients: list[Tensor], shares: list[float], meshes: Meshes) 
     norms = torch.stack(norms_of(gradients)) if gradients else torch.zeros(0)
     squares = norms.float() ** 2
     if any(share != 1.0 for share in shares):
-        squares = squares * torch.tensor(shares, device=norms.device)
+        squares = squares * on_device(tuple(shares), norms.device)
     squares = squares.to(device, non_blocking=True)
     total = sum_over(squares, meshes, "dp_shard", "tp").sum()
     return sum_over(total, meshes, "pp").sqrt()
+
+
+def on_device(numbers: tuple[float, ...], device: torch.device) -> Tensor:
+    """`numbers` there; copied once, since the host waits for such a copy."""
+    # a fake tensor is its mode's alone
+    make = _kept_on_device if ambient_fake_mode() is None else torch.tensor
+    return make(numbers, device=device)
+
+
+@lru_cache(maxsize=4)
+def _kept_on_device(numbers: tuple[float, ...], *, device: torch.device) -> Tensor:
+    return torch.tensor(numbers, device=device)
 
 
 def sum_over(values: Tensor, meshes: Meshes, *axes: str) -> Tensor:

@@ -246,6 +246,8 @@ class LayoutConfig:
     """Whole experts on each tensor-parallel rank."""
     checkpoint_blocks: int | str = "all"
     """Of each pipeline stage the first blocks, which `activation_checkpointing` is of."""
+    cp_attention: str = "ring"
+    """How context-parallel ranks see a whole sequence: ring or ulysses."""
 
     @property
     def shard_ranks(self) -> int:
@@ -282,6 +284,12 @@ class PlanConfig:
     layout: LayoutConfig
     torch_needed: TorchNeededConfig | None = None
     """None: the plan does not say."""
+
+    @property
+    def trades_heads(self) -> bool:
+        """Whether context-parallel ranks trade heads for tokens around attention: the ring's
+        kernels are CUDA's."""
+        return self.layout.cp_attention == "ulysses" or self.cluster.device.kind != "cuda"
 
     @property
     def peak_flops_per_second(self) -> float:

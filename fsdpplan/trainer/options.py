@@ -23,6 +23,9 @@ from .text.mixture import Share, require_shares, share_of
 PREFLIGHT_SECONDS = 30.0
 """NCCL connects thousands of ranks in less, and people wait for no more."""
 
+GC_EVERY = 50
+"""Steps; as often as torchtitan does."""
+
 NUMBERS_VARIABLE = "FSDPPLAN_NUMBERS"
 """Environment variable that, where it is 0, leaves the tiny step out, in `parallelize`, too."""
 
@@ -102,7 +105,20 @@ class Options:
     allow_changes: bool
     """Go on with a checkpoint though the learning rate jumps."""
     metrics: Path | None
+    log_every: int
+    """Steps between those whose numbers are read off the device."""
+    gc_every: int
+    """Steps between collections of garbage; 0: when Python wants to."""
+    on_spike: str
+    """none, skip or rollback."""
     prometheus: Path | None
+    tensorboard: Path | None
+    wandb: str | None
+    """Project of Weights & Biases."""
+    mlflow: str | None
+    """Experiment of MLflow."""
+    memory_snapshot: tuple[int, int] | None
+    """First step and number of steps whose allocations are recorded."""
     profile: tuple[int, int] | None
     """First step and number of steps to profile."""
     profile_ranks: tuple[int, ...]
@@ -231,6 +247,13 @@ def parameter_group(text: str) -> ParameterGroup:
         return parse_group(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def windows_meet(one: tuple[int, int] | None, other: tuple[int, int] | None) -> bool:
+    """Whether two windows of (first step, steps) have a step in common."""
+    if one is None or other is None:
+        return False
+    return one[0] < sum(other) and other[0] < sum(one)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -408,7 +431,37 @@ def make_parser() -> argparse.ArgumentParser:
         default=False,
         help="resume though other options make the learning rate jump",
     )
-    add("--metrics", type=Path, metavar="FILE", help="one JSON line a step")
+    add("--metrics", type=Path, metavar="FILE", help="one JSON line a logged step")
+    add(
+        "--log-every",
+        type=whole(1),
+        default=1,
+        metavar="STEPS",
+        help="steps between lines; between them no number is read off the device",
+    )
+    add(
+        "--gc-every",
+        type=whole(0),
+        default=GC_EVERY,
+        metavar="STEPS",
+        help="collect Python's garbage then, on all ranks at once; 0: whenever Python would",
+    )
+    add(
+        "--on-spike",
+        choices=("none", "skip", "rollback"),
+        default="none",
+        help="where the loss or the gradient norm is far off what it was: skip: leave that update "
+        "out; rollback: go back to the last checkpoint, and on with other data",
+    )
+    add("--tensorboard", type=Path, metavar="DIR", help="events for TensorBoard")
+    add("--wandb", metavar="PROJECT", help="a run of this project of Weights & Biases")
+    add("--mlflow", metavar="EXPERIMENT", help="a run of this experiment of MLflow")
+    add(
+        "--memory-snapshot",
+        type=step_window,
+        metavar="START:STEPS",
+        help="steps whose allocations are recorded; files go beside --metrics",
+    )
     add(
         "--prometheus",
         type=Path,
@@ -426,7 +479,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=rank_list,
         default=(0,),
         metavar="RANKS",
-        help="ranks that --profile is about (0,7)",
+        help="ranks that --profile and --memory-snapshot are about (0,7)",
     )
     add(
         "--hang-seconds",
@@ -499,8 +552,14 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     for name in ("report", "build"):
         if values[name] is not None and not values["rehearse"]:
             parser.error(f"--{name} needs --rehearse")
-    if values["profile"] is not None and values["profile"][0] > values["steps"]:
-        parser.error(f"--profile begins after the last step, {values['steps']}")
+    for name in ("profile", "memory_snapshot"):
+        if values[name] is not None and values[name][0] > values["steps"]:
+            flag = name.replace("_", "-")
+            parser.error(f"--{flag} begins after the last step, {values['steps']}")
+    if values["on_spike"] == "rollback" and not values["checkpoint_every"]:
+        parser.error("--on-spike rollback needs --checkpoint-every, to have where to go back to")
+    if windows_meet(values["profile"], values["memory_snapshot"]):
+        parser.error("--profile and --memory-snapshot need steps of their own: torch records one")
     if values["checkpoint_dir"] is None:
         if values["checkpoint_every"]:
             parser.error("--checkpoint-every needs --checkpoint-dir")

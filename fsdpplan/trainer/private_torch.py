@@ -335,3 +335,20 @@ def meeting_store(prefix: str) -> dist.Store:  # type: ignore[name-defined]
     """The store by which the ranks of the default process group met, with keys of its own: what is
     asked of it ends at once, where a collective would wait."""
     return dist.PrefixStore(prefix, c10d._get_default_store())  # type: ignore[attr-defined]
+
+
+def record_allocations(device: torch.device, *, most: int) -> None:
+    """Let CUDA's allocator keep its last `most` events, with where in the program each was. What
+    is documented of it (torch.org/docs/stable/torch_cuda_memory.html) begins with an underscore."""
+    memory: Any = torch.cuda.memory
+    memory._record_memory_history(max_entries=most, device=device)
+
+
+def dump_allocations(device: torch.device, path: str) -> list[dict[str, Any]]:
+    """Write what was recorded as pytorch.org/memory_viz reads it, and keep no more; the events."""
+    memory: Any = torch.cuda.memory
+    memory._dump_snapshot(path)
+    traces = memory._snapshot(device)["device_traces"]
+    memory._record_memory_history(enabled=None, device=device)
+    events: list[dict[str, Any]] = traces[device.index or 0]
+    return events

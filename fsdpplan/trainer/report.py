@@ -19,9 +19,11 @@ from .evaluation import HeldOut
 from .huggingface.export import Exported
 from .optimizer import Recipe
 from .options import Options
+from .pace import GarbageSchedule, Readings, StepClock, StepRead, Votes
 from .parallel.assemble import Assembled
 from .parallel.mesh import MESH_AXES
 from .signals import StopRequest, note_stop
+from .spikes import SpikeGuard
 from .text.chats import ChatSequences
 from .text.data import Mixture
 from .text.feed import AheadFeed, Feed, Rate, step_tokens
@@ -64,10 +66,27 @@ class TrainingRun:
     checkpoints: Checkpoints | None
     publication: Exported | None = None
     """What the end of the run writes for others."""
+    readings: Readings
+    votes: Votes
+    clock: StepClock
+    garbage: GarbageSchedule
+    guard: SpikeGuard | None = None
+    """None where spikes are not looked for."""
     held_out: HeldOut | None = None
     """What it is judged by."""
     step_seconds: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
+    seconds_of: dict[int, float] = field(default_factory=dict)
+    """Steps that the device has done and no line tells of yet."""
+    unsaid: list[StepRead] = field(default_factory=list)
+    """Steps whose numbers have arrived and no line tells of yet."""
+    spike: StepRead | None = None
+    """What the run is to go back from."""
+    spikes: dict[str, int] = field(default_factory=dict)
+    """What was done -> how often."""
+    skipped_in_a_row: int = 0
+    tries: dict[int, int] = field(default_factory=dict)
+    """Step of a checkpoint -> times that the run went back to it."""
 
 
 def announce(run: TrainingRun) -> None:
@@ -106,6 +125,8 @@ def announce(run: TrainingRun) -> None:
             "parameters are kept in bf16: an update below 2^-9 of its weight is rounded away, as "
             f"of weights above {LOST_WEIGHT * run.recipe.learning_rate:.2g} at this learning rate"
         )
+    if run.options.gc_every:
+        run.metrics.say(f"Python's garbage is collected every {run.options.gc_every} steps")
     if layout.compile and run.device.type == "cpu":
         passes = ", and with it async TP," if layout.async_tp else ""
         run.metrics.say(f"torch.compile{passes} is off on CPU")
@@ -159,39 +180,61 @@ def layout_words(layout: LayoutConfig) -> str:
     return ", ".join([layout.sharding, *([" x ".join(ranks)] if ranks else []), *experts])
 
 
-def report(
-    run: TrainingRun,
-    *,
-    loss: float,
-    grad_norm: float,
-    learning_rate: float,
-    expert_imbalance: float | None,
-) -> None:
-    """One JSON line and one line for people."""
-    rates = step_rates(run.plan, run.step_seconds[-1])
-    epochs = run.feed.data.epochs(run.progress.sequences)
+def report(run: TrainingRun, read: StepRead) -> None:
+    """One JSON line and one line for people of a step whose numbers have arrived; times are those
+    of a step on average since the line before."""
+    told_of = [each.step for each in run.unsaid if each.step in run.seconds_of]
+    seconds = [run.seconds_of.pop(step) for step in told_of]
+    rates = step_rates(run.plan, sum(seconds) / len(seconds))
+    behind = (run.progress.step - read.step) * run.plan.training.global_batch
+    epochs = run.feed.data.epochs(run.progress.sequences - behind)
     memory = run.memory.peaks()
-    values = {
-        "step": run.progress.step,
-        "loss": loss,
+    values: dict[str, Any] = {
+        "step": read.step,
+        "loss": read.loss,
         **rates,
-        "data_seconds": run.watch.own_time.data_seconds,
+        "data_seconds": sum(each.data_seconds for each in run.unsaid) / len(run.unsaid),
         **memory,
-        "grad_norm": grad_norm,
-        "learning_rate": learning_rate,
-        "loss_scale": run.progress.scaler_state.get("scale"),
-        "expert_imbalance": expert_imbalance,
+        "grad_norm": read.grad_norm,
+        "learning_rate": read.learning_rate,
+        "loss_scale": read.scaler_state.get("scale"),
+        "expert_imbalance": read.expert_imbalance,
+        "steps_averaged": len(seconds),
         "epoch": max(epochs.values(), default=None),
     }
     if len(epochs) > 1:
         values["epochs"] = epochs
+    run.unsaid.clear()
     run.metrics.emit("step", **values)
     run.watch.reported(values)
     run.metrics.say(
-        f"step {run.progress.step}/{run.options.steps}  loss {loss:.4f}  "
+        f"step {read.step}/{run.options.steps}  loss {read.loss:.4f}  "
         f"{rates['step_seconds']:.3f} s  {rates['tokens_per_second']:,.0f} tokens/s  "
         f"MFU {100 * rates['mfu_fraction']:.1f} %  "
-        f"memory {memory['allocated_bytes'] / 2**30:.2f} GiB  norm {grad_norm:.3f}"
+        f"memory {memory['allocated_bytes'] / 2**30:.2f} GiB  norm {read.grad_norm:.3f}"
+    )
+
+
+def report_spike(run: TrainingRun, read: StepRead, act: str) -> None:
+    """A loss spike, and what is done about it: skip, rollback or keep."""
+    run.spikes[act] = run.spikes.get(act, 0) + 1
+    values = {
+        "step": read.step,
+        "action": act,
+        "loss": read.loss,
+        "grad_norm": read.grad_norm,
+        "usual_loss": read.usual_loss,
+        "usual_grad_norm": read.usual_grad_norm,
+    }
+    run.metrics.emit("spike", **values)
+    what = {
+        "skip": "its update was left out",
+        "rollback": "the run goes back to its last checkpoint",
+        "keep": "the run goes on: there is no checkpoint to go back to that was not tried",
+    }[act]
+    usual = "" if read.usual_loss is None else f" ({read.usual_loss:.4f} before)"
+    run.metrics.say(
+        f"spike in step {read.step}: loss {read.loss:.4f}{usual}, norm {read.grad_norm:.3f}; {what}"
     )
 
 
@@ -214,7 +257,12 @@ def told(run: TrainingRun, saved: Saved | None) -> None:
 def conclude(run: TrainingRun, stop_signal: int) -> None:
     """The summary: for people, and as JSON to the metrics file or, without one, to stdout."""
     totals = summary(run.plan, run.step_seconds, run.losses, run.memory)
-    totals = {"step": run.progress.step, "stopped_by_signal": stop_signal or None, **totals}
+    totals = {
+        "step": run.progress.step,
+        "stopped_by_signal": stop_signal or None,
+        **totals,
+        **({} if run.guard is None else {"spikes": run.spikes}),
+    }
     run.metrics.emit("summary", **totals)
     if totals["steps_measured"]:
         run.metrics.say(

@@ -39,13 +39,17 @@ class LossScaler:
         with torch.no_grad():
             scale_all([local(gradient) for gradient in gradients], 1 / self.scale)
 
-    def step(self, optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> None:
-        """Let `optimizer` step unless the norm says that a gradient overflowed; adapt the scale."""
+    def step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        grad_norm: Tensor,
+        *,
+        skipped: Tensor | None = None,
+    ) -> None:
+        """Let `optimizer` step unless the norm says that a gradient overflowed, or `skipped` is
+        true; adapt the scale."""
         overflowed = ~grad_norm.isfinite()
-        if isinstance(optimizer, ShardOptimizer) and optimizer.skips_on_device:
-            optimizer.step(found_inf=overflowed.float())
-        elif ambient_fake_mode() is not None or not bool(overflowed):
-            optimizer.step()
+        step_unless(overflowed if skipped is None else overflowed | skipped, optimizer)
         self._adapt(overflowed)
 
     def _adapt(self, overflowed: Tensor) -> None:
@@ -59,6 +63,15 @@ class LossScaler:
         """Go on from a checkpoint's `scaler_state`."""
         self.scale.fill_(state["scale"])
         self.good_steps.fill_(state["good_steps"])
+
+
+def step_unless(skipped: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    """Let `optimizer` step unless `skipped`, a boolean on the device, is true; where the optimizer
+    cannot leave everything as it is by itself, the host reads it, which waits for the device."""
+    if isinstance(optimizer, ShardOptimizer) and optimizer.skips_on_device:
+        optimizer.step(found_inf=skipped.float())
+    elif ambient_fake_mode() is not None or not bool(skipped):
+        optimizer.step()
 
 
 def scaler_state(scaler: LossScaler | None) -> dict[str, float]:

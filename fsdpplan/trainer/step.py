@@ -22,7 +22,8 @@ from .parallel.float8 import refresh_scales
 from .parallel.local_parameters import hand_over_gradients
 from .parallel.tensor_parallel import loss_context
 from .parallel.tied_tables import copied_parameters
-from .scaler import scaled
+from .scaler import scaled, step_unless
+from .spikes import Spike, SpikeGuard
 from .text.packing import MicroBatch, counted_fraction, divide_gradients, model_inputs
 
 
@@ -37,6 +38,8 @@ class StepOutput:
     expert_imbalance: Tensor | None = None
     """Tokens of the busiest expert over the mean, of any block of this rank; None without experts.
     """
+    spike: Spike | None = None
+    """None where spikes are not looked for."""
 
 
 def forward_backward(
@@ -80,9 +83,11 @@ def train_step(
     *,
     clip_norm: float,
     expert_bias_rate: float = BALANCE_SPEED,
+    guard: SpikeGuard | None = None,
+    skips_spikes: bool = False,
 ) -> StepOutput:
     """Forward and backward of all micro-batches, clipping, update; gradients are freed at the
-    end."""
+    end. A step that `guard` finds to be a spike changes no weight where `skips_spikes`."""
     loss = forward_backward(assembled, micro_batches, plan)
     hand_over_gradients(assembled.parts)
     require_gradients(assembled.model)
@@ -96,12 +101,16 @@ def train_step(
     grad_norm = clip_gradients(
         assembled.model, assembled.meshes, clip_norm, counted_elsewhere=copied_parameters(plan)
     )
-    if scaler is None:
-        optimizer.step()
+    spike = None if guard is None else guard.judge(loss, grad_norm)
+    skipped = spike.is_spike if spike is not None and skips_spikes else None
+    if scaler is not None:
+        scaler.step(optimizer, grad_norm, skipped=skipped)
+    elif skipped is not None:
+        step_unless(skipped, optimizer)
     else:
-        scaler.step(optimizer, grad_norm)
+        optimizer.step()
     if plan.training.fp8_all_gather:
         refresh_scales(assembled.parts)
     optimizer.zero_grad(set_to_none=True)
     imbalance = balance_experts(assembled.model, assembled.meshes, speed=expert_bias_rate)
-    return StepOutput(loss=loss, grad_norm=grad_norm, expert_imbalance=imbalance)
+    return StepOutput(loss=loss, grad_norm=grad_norm, expert_imbalance=imbalance, spike=spike)

@@ -66,7 +66,7 @@ def lacking(plan: PlanConfig) -> Iterator[str]:
     layout = plan.layout
     if layout.schedule == "dualpipev" and not hasattr(pipelining, "ScheduleDualPipeV"):
         yield _refusal("schedule dualpipev", "2.9", "--schedule zbv")
-    if layout.cp > 1 and plan.cluster.device.kind == "cuda" and not has_ring_attention():
+    if layout.cp > 1 and not plan.trades_heads and not has_ring_attention():
         yield _refusal(f"ring attention (cp {layout.cp})", "2.10", "--cp 1")
     if layout.schedule in SPLIT_BACKWARD_SCHEDULES and RELEASE < (2, 12) and _has_empty_stage(plan):
         yield _refusal(

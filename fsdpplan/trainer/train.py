@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -23,22 +24,34 @@ from .huggingface.export import Exported, export, exported
 from .huggingface.load import load_published, require_loadable
 from .optimizer import Recipe, make_optimizer, set_learning_rate
 from .options import Options, parse_options
+from .pace import GarbageSchedule, Readings, StepClock, StepRead, Votes
 from .parallel.assemble import assemble
 from .parallel.distributed import leave, local_ranks, require_world, start
 from .parallel.mesh import Meshes
 from .parallel.support import require_runnable
 from .parallel.tied_tables import copied_parameters
 from .preflight.program import preflight
-from .report import TrainingRun, announce, complain, conclude, out_of_memory, report, told
+from .report import (
+    TrainingRun,
+    announce,
+    complain,
+    conclude,
+    out_of_memory,
+    report,
+    report_spike,
+    told,
+)
 from .rng import seed_generators
-from .scaler import LEAST_SCALE, scaler_state
+from .scaler import LEAST_SCALE
 from .schedule import learning_rate_at
 from .signals import StopRequest
-from .step import StepOutput, train_step
+from .spikes import MOST_IN_A_ROW, MOST_TRIES, SpikeGuard
+from .step import train_step
 from .text.chats import open_all_chats
 from .text.data import Data, data_state, open_data, require_same_data
 from .text.feed import Feed, open_feed
 from .torch_versions import quiet, require_torch, say_remark
+from .watch.dashboards import open_dashboards, require_libraries
 from .watch.metrics import (
     MemoryMeter,
     Metrics,
@@ -84,6 +97,8 @@ def run_training(options: Options) -> None:
         rehearse_ranks(plan, options)
         return
     require_world(plan)
+    if os.environ.get("RANK", "0") == "0":
+        require_libraries(options)
     say_remark(plan)
     attempt = Attempt()
     try:
@@ -96,6 +111,8 @@ def run_training(options: Options) -> None:
         if attempt.run is not None:
             attempt.run.watch.stop()
             attempt.run.feed.close()
+            attempt.run.garbage.stop()
+            attempt.run.metrics.close()
 
 
 @dataclass(slots=True)
@@ -111,19 +128,28 @@ def train(plan: PlanConfig, options: Options, stop: StopRequest, attempt: Attemp
     run.watch.start(run.progress.step)
     announce(run)
     stop_signal = 0
-    while run.progress.step < options.steps and not stop_signal:
-        try:
+    try:
+        while run.progress.step < options.steps and not stop_signal:
             stop_signal = one_step(run)
-        except TrainingDiverged:
-            # Every rank is here, and what is being saved is of a step before.
-            if run.checkpoints is not None:
-                told(run, run.checkpoints.wait())
-            raise
-        if not stop_signal:  # whoever sent it will not wait
-            judge(run)
-        every = options.checkpoint_every
-        if every and run.progress.step % every == 0:
-            save(run)
+            every = options.checkpoint_every
+            if every and run.progress.step % every == 0:
+                settle(run)
+                if run.spike is None:
+                    save(run)
+            if run.progress.step == options.steps or stop_signal:
+                settle(run, is_last=True)
+            if run.spike is None and is_due_to_judge(run) and not stop_signal:
+                settle(run)  # whoever sent a signal will not wait
+                if run.spike is None:
+                    judge(run)
+            if run.spike is not None:
+                go_back(run, run.spike)
+        stop_signal = max(stop_signal, run.votes.last())
+    except TrainingDiverged:
+        # Every rank is here, and what is being saved is of a step before.
+        if run.checkpoints is not None:
+            told(run, run.checkpoints.wait())
+        raise
     unsaved = save_the_end(run)
     if run.checkpoints is not None:
         run.checkpoints.leave()
@@ -159,7 +185,14 @@ def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> TrainingRun
         assembled.scaler.load(progress.scaler_state)
     require_same_data(progress.data_state, data)
     progress = replace(progress, data_state=data_state(data, packs=options.pack))
-    metrics = Metrics(options.metrics, first_step=progress.step)
+    dashboards = None
+    if dist.get_rank() == 0:
+        dashboards = open_dashboards(plan, options, first_step=progress.step)
+    metrics = Metrics(options.metrics, first_step=progress.step, dashboards=dashboards)
+    guard = None
+    if options.on_spike != "none":
+        scales_loss = assembled.scaler is not None
+        guard = SpikeGuard(device, stages=plan.layout.pp, scales_loss=scales_loss)
     return TrainingRun(
         plan=plan,
         options=options,
@@ -176,6 +209,11 @@ def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> TrainingRun
         checkpoints=checkpoints,
         publication=publication,
         held_out=held,
+        readings=Readings(stages=plan.layout.pp),
+        votes=Votes(),
+        clock=StepClock(device),
+        garbage=GarbageSchedule(options.gc_every),
+        guard=guard,
     )
 
 
@@ -286,15 +324,20 @@ def begin_or_resume(
 
 
 def one_step(run: TrainingRun) -> int:
-    """Train one step and report it; returns the signal that some rank got, or 0."""
-    began = time.perf_counter()
-    run.watch.before(run.progress.step + 1)
-    own_seconds = run.watch.own_time.take()
+    """Ask the device for one more step, and report what has arrived of those before; returns the
+    signal that some rank got before it asked for the step before, or 0."""
+    step = run.progress.step + 1
+    if run.watch.has_edge_before(step):
+        settle(run)
+        if run.spike is not None:
+            return 0
+    run.watch.before(step)
+    run.clock.begin(apart=run.watch.take_apart())
     rate = learning_rate_at(run.progress.step, run.recipe.schedule)
     set_learning_rate(run.optimizer, rate)
     data_began = time.perf_counter()
     batches = run.feed.take(run.progress.sequences)
-    run.watch.own_time.data_seconds = time.perf_counter() - data_began
+    data_seconds = time.perf_counter() - data_began
     output = train_step(
         run.assembled,
         run.optimizer,
@@ -302,40 +345,41 @@ def one_step(run: TrainingRun) -> int:
         run.plan,
         clip_norm=run.recipe.clip_norm,
         expert_bias_rate=run.recipe.expert_bias_rate,
+        guard=run.guard,
+        skips_spikes=run.options.on_spike == "skip",
     )
-    loss, grad_norm, stop_signal, all_own_seconds = settle(
-        output, run.stop, stages=run.plan.layout.pp, own_seconds=own_seconds
-    )
-    seconds = time.perf_counter() - began
+    run.clock.end(step)
+    run.watch.own_time.end_step(data_seconds)
     run.progress = replace(
         run.progress,
-        step=run.progress.step + 1,
+        step=step,
         sequences=run.progress.sequences + run.plan.training.global_batch,
-        scaler_state=scaler_state(run.assembled.scaler),
     )
-    run.step_seconds.append(seconds)
-    run.losses.append(loss)
-    busiest = output.expert_imbalance
-    report(
-        run,
-        loss=loss,
-        grad_norm=grad_norm,
-        learning_rate=rate,
-        expert_imbalance=None if busiest is None else float(busiest),
+    run.readings.keep(
+        step, output, run.assembled.scaler, learning_rate=rate, data_seconds=data_seconds
     )
-    run.watch.after(run.progress.step, seconds=seconds, own_seconds=all_own_seconds)
+    is_logged = step % run.options.log_every == 0
+    if is_logged:
+        run.readings.ask()
+    hear(run, run.readings.answered(but=int(is_logged)))
+    stop_signal, own_seconds = run.votes.tell(run.stop.number, run.watch.own_time.take())
+    run.watch.after(step, own_seconds=own_seconds)
+    run.garbage.after(step)
     if run.checkpoints is not None:
         told(run, run.checkpoints.ended())
-    require_numbers(run.progress, loss=loss, grad_norm=grad_norm)
     return stop_signal
 
 
-def judge(run: TrainingRun) -> None:
-    """Tell the loss on held-out data, where it is time to: every so many steps, and at the end."""
+def is_due_to_judge(run: TrainingRun) -> bool:
+    """Whether the loss on held-out data is to be told: every so many steps, and at the end."""
     step, every = run.progress.step, run.options.eval_every
-    is_due = step == run.options.steps or (every and step % every == 0)
-    if run.held_out is None or not is_due:
-        return
+    is_due = step == run.options.steps or (every > 0 and step % every == 0)
+    return run.held_out is not None and is_due
+
+
+def judge(run: TrainingRun) -> None:
+    """Tell the loss on held-out data."""
+    assert run.held_out is not None
     with run.watch.own_time.apart():
         found = evaluate(
             run.assembled,
@@ -345,48 +389,127 @@ def judge(run: TrainingRun) -> None:
             packs=run.options.pack,
             beat=run.watch.not_a_step,
         )
-    event, line = said(step, found)
+    event, line = said(run.progress.step, found)
     run.metrics.emit("eval", **event)
     run.metrics.say(line)
     run.watch.evaluated(event)
 
 
-def require_numbers(progress: Progress, *, loss: float, grad_norm: float) -> None:
+def settle(run: TrainingRun, *, is_last: bool = False) -> None:
+    """Hear of all steps that were asked for; waits for the device. All ranks call this. The last
+    step of a run gets its line whichever it is.
+
+    Raises TrainingDiverged, so before anything is saved of weights that are numbers no longer.
+    """
+    run.readings.ask()
+    hear(run, run.readings.answered())
+    if is_last and run.unsaid and run.spike is None:
+        report(run, run.unsaid[-1])
+
+
+def hear(run: TrainingRun, steps: Sequence[StepRead]) -> None:
+    """Report steps whose numbers have arrived."""
+    for step, seconds in run.clock.done().items():
+        run.step_seconds.append(seconds)
+        run.seconds_of[step] = seconds
+        run.watch.took(step, seconds)
+    for read in steps:
+        if run.spike is not None:
+            return  # steps behind one that is not to have been
+        run.unsaid.append(read)
+        run.losses.append(read.loss)
+        run.progress = replace(run.progress, scaler_state=read.scaler_state)
+        act = what_to_do(run, read)
+        if act:
+            report_spike(run, read, act)
+        if read.step % run.options.log_every == 0 or not numbers_are_sound(read):
+            report(run, read)
+        if act == "rollback":
+            run.spike = read
+        elif act != "skip":
+            require_numbers(read)
+
+
+def what_to_do(run: TrainingRun, read: StepRead) -> str:
+    """What is made of a step that may be a spike: "skip" and "rollback" as asked for, "keep" where
+    that may not go on; nothing of one that is none."""
+    if not read.is_spike:
+        run.skipped_in_a_row = 0
+        return ""
+    if run.options.on_spike == "skip":
+        run.skipped_in_a_row += 1
+        # those that are numbers are taken in by then, so that these are not
+        return "skip" if run.skipped_in_a_row <= MOST_IN_A_ROW else "keep"
+    good = 0 if run.checkpoints is None else run.checkpoints.good_step
+    if not good or run.tries.get(good, 0) >= MOST_TRIES:
+        return "keep"
+    return "rollback"
+
+
+def go_back(run: TrainingRun, spike: StepRead) -> None:
+    """Go on from the last good checkpoint, with the data behind all that was seen until now."""
+    checkpoints = run.checkpoints
+    assert checkpoints is not None
+    run.watch.not_a_step()
+    run.readings.ask()
+    run.readings.answered()  # of steps that are not to have been
+    told(run, checkpoints.wait())
+    found, remarks = checkpoints.go_back(run.assembled.model, run.optimizer)
+    for remark in remarks:
+        complain(f"checkpoint: {remark}")
+    if run.assembled.scaler is not None and found.scaler_state:
+        run.assembled.scaler.load(found.scaler_state)
+    skipped = run.progress.sequences - found.sequences
+    run.progress = replace(run.progress, step=found.step, scaler_state=found.scaler_state)
+    run.tries[found.step] = run.tries.get(found.step, 0) + 1
+    run.unsaid.clear()
+    run.seconds_of.clear()
+    run.spike = None
+    run.metrics.forget_after(found.step)
+    run.metrics.emit(
+        "rollback",
+        step=found.step,
+        spike_step=spike.step,
+        loss=spike.loss,
+        grad_norm=spike.grad_norm,
+        usual_loss=spike.usual_loss,
+        usual_grad_norm=spike.usual_grad_norm,
+        sequences_skipped=skipped,
+        tries=run.tries[found.step],
+    )
+    run.metrics.say(
+        f"spike in step {spike.step}: went back to step {found.step}, and on behind "
+        f"{skipped:,} sequences seen since"
+    )
+
+
+def numbers_are_sound(read: StepRead) -> bool:
+    """Whether a run may go on behind a step."""
+    try:
+        require_numbers(read)
+    except TrainingDiverged:
+        return False
+    return True
+
+
+def require_numbers(read: StepRead) -> None:
     """Raise before anything is saved of a run whose weights are numbers no longer."""
-    scale = progress.scaler_state.get("scale")
+    scale = read.scaler_state.get("scale")
     # with a scaler, a step whose gradients overflowed changed no weight
-    values = {"loss": loss} if scale is not None else {"loss": loss, "gradient norm": grad_norm}
+    values = {"loss": read.loss}
+    if scale is None:
+        values["gradient norm"] = read.grad_norm
     for name, value in values.items():
         if not math.isfinite(value):
             raise TrainingDiverged(
-                f"the {name} is {value} in step {progress.step}: use a smaller --learning-rate or "
+                f"the {name} is {value} in step {read.step}: use a smaller --learning-rate or "
                 "more --warmup-steps"
             )
     if scale is not None and scale < LEAST_SCALE:
         raise TrainingDiverged(
-            f"fp16 gradients overflow at every loss scale up to step {progress.step}: plan "
+            f"fp16 gradients overflow at every loss scale up to step {read.step}: plan "
             "again with --precision bf16, or use a smaller --learning-rate"
         )
-
-
-def settle(
-    output: StepOutput, stop: StopRequest, *, stages: int, own_seconds: float
-) -> tuple[float, float, int, list[float]]:
-    """(loss over all ranks, gradient norm, highest stop signal of any rank, what each rank gave as
-    `own_seconds`); waits for the device.
-
-    One all-reduce carries all, so that all ranks leave after the same step. Of `stages` pipeline
-    ranks one has the loss, the others 0.
-    """
-    ranks, rank = dist.get_world_size(), dist.get_rank()
-    votes = torch.zeros(1 + 2 * ranks, device=output.loss.device)
-    votes[0] = output.loss
-    votes[1 + rank] = stop.number
-    votes[1 + ranks + rank] = own_seconds
-    dist.all_reduce(votes)
-    loss, *told_by_rank = votes.tolist()
-    signals, seconds = told_by_rank[:ranks], told_by_rank[ranks:]
-    return loss * stages / ranks, float(output.grad_norm), int(max(signals)), seconds
 
 
 def save(run: TrainingRun) -> None:

@@ -21,6 +21,7 @@ from fsdpplan.files.plans import plan_json
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import ActivationCheckpointing, Sharding
 from fsdpplan.spec.training import Training
+from fsdpplan.trainer import train
 from fsdpplan.trainer.config import PlanConfig, parse_plan
 from fsdpplan.trainer.model.attention import AttentionCore, takes_windows
 from fsdpplan.trainer.model.decoder import Decoder
@@ -34,7 +35,7 @@ from fsdpplan.trainer.step import train_step
 from fsdpplan.trainer.text.data import micro_batches, open_data, open_sequences
 from fsdpplan.trainer.text.feed import AheadFeed, Feed
 from fsdpplan.trainer.text.mixture import share_of
-from fsdpplan.trainer.train import one_step, set_up
+from fsdpplan.trainer.train import one_step, set_up, settle
 from tests.benchmarks.single_gpu_cases import Case, planned
 from tests.trainer import loss_layouts, losses, plans
 
@@ -139,9 +140,33 @@ def test_a_run_updates_by_the_fused_optimizer(alone: torch.device) -> None:
     options = parse_options(["--steps", "2"])
     run = set_up(plan_for_cuda(), options, StopRequest())
     one_step(run)
+    settle(run)
     assert run.optimizer.defaults["fused"]
     assert math.isfinite(run.losses[0])
     assert run.memory.peaks()["allocated_bytes"] <= run.memory.peaks()["reserved_bytes"]
+
+
+@pytest.mark.parametrize("more", [[], ["--on-spike", "skip"]], ids=["plain", "spikes skipped"])
+def test_between_logged_steps_torch_sees_no_wait(
+    alone: torch.device, more: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By CUDA's own count: whatever synchronises raises. Batches are there, as copies are the
+    data's."""
+    options = parse_options(["--steps", "9", "--log-every", "8", "--no-numbers", *more])
+    run = set_up(plan_for_cuda(compile=False), options, StopRequest())
+    one_step(run)  # kernels are loaded, states are made
+    batches = run.feed.take(0)
+    monkeypatch.setattr(train, "micro_batches", lambda *_, **__: batches)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(6):
+            one_step(run)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    settle(run)
+    assert len(run.losses) == len(run.step_seconds) == 7
+    assert all(map(math.isfinite, run.losses))
+    assert min(run.step_seconds) > 0
 
 
 def one_gpu(device: torch.device) -> Cluster:

@@ -115,6 +115,8 @@ def policies(question: Question) -> Iterator[Layout]:
                             virtual_stages=virtual_stages,
                             compiled=question.asked.compiled,
                             pins=pins,
+                            model=question.model,
+                            training=question.training,
                         )
 
 

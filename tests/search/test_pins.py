@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import ClassVar, get_args, get_type_hints
+from typing import Any, ClassVar, get_args, get_type_hints
 
+import pytest
 from hypothesis import given
 
 from fsdpplan.cli.options.expand import Flag, flag_of
 from fsdpplan.cli.options.layout import LayoutOptions
-from fsdpplan.search.pins import Pins, pin_flag
+from fsdpplan.files.catalogue import load_model
+from fsdpplan.search.pins import Pins, attention_over_cp, pin_flag
 from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.training import Training
 from tests.cost.problems import Case, case, cases
 
 
@@ -50,3 +53,26 @@ def test_a_layout_keeps_the_pins_that_it_gives(drawn: Case) -> None:
     assert Pins(**pinned).allows(drawn.layout)
     other = {**pinned, "micro_batch": drawn.layout.micro_batch + 1}
     assert not Pins(**other).allows(drawn.layout)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"tp": 1, "cp": 1}, "ring"),  # of none: nothing to say
+        ({"tp": 1, "cp": 8}, "ulysses"),
+        ({"tp": 4, "cp": 8}, "ulysses"),  # of whose heads each has one
+        ({"tp": 8, "cp": 8}, "ring"),
+        ({"tp": 1, "cp": 3}, "ring"),
+        ({"tp": 1, "cp": 8, "program": "hf"}, "ulysses"),
+        ({"tp": 1, "cp": 8, "program": "torchtitan"}, "ring"),
+        ({"tp": 1, "cp": 8, "runtime": "megatron"}, "ring"),
+        ({"tp": 1, "cp": 8, "pins": Pins(cp_attention="ring")}, "ring"),
+    ],
+)
+def test_heads_are_traded_where_cp_divides_them(options: dict[str, Any], kind: str) -> None:
+    """Of 32 heads, by programs of FSDP2's that can."""
+    asked = {"pins": Pins(), **options}
+    names = {name: asked.pop(name) for name in ("program", "runtime") if name in asked}
+    training = Training(seq_len=4096, global_batch=64, **names)
+    model = load_model("llama-3.1-8b")
+    assert attention_over_cp(model=model, training=training, **asked) == kind

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from fsdpplan.trainer.checkpoint.progress import Progress
 from fsdpplan.trainer.config import parse_plan
 from fsdpplan.trainer.errors import TrainingDiverged
 from fsdpplan.trainer.model.flops import flops_per_token
+from fsdpplan.trainer.pace import StepRead
 from fsdpplan.trainer.report import layout_words
 from fsdpplan.trainer.train import require_numbers
 from tests.trainer import jobs, plans
@@ -61,19 +61,17 @@ def test_the_loss_falls_and_every_step_is_reported(uninterrupted: Path) -> None:
 def test_a_run_ends_before_it_saves_what_is_no_number(
     loss: float, norm: float, scale: float | None, said: str | None
 ) -> None:
-    state = {} if scale is None else {"scale": scale}
-    progress = Progress(
+    read = StepRead(
         step=7,
-        sequences=56,
-        seed=0,
-        seq_len=24,
-        steps=9,
+        loss=loss,
+        grad_norm=norm,
         learning_rate=1e-3,
-        warmup_steps=0,
-        scaler_state=state,
+        data_seconds=0.0,
+        expert_imbalance=None,
+        scaler_state={} if scale is None else {"scale": scale},
     )
     with nullcontext() if said is None else pytest.raises(TrainingDiverged, match=said):
-        require_numbers(progress, loss=loss, grad_norm=norm)
+        require_numbers(read)
 
 
 @pytest.mark.parametrize(

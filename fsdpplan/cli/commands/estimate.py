@@ -71,7 +71,7 @@ def one_layout(inputs: Inputs) -> OneLayout:
     """The layout that the pins name and its prediction. Raises SpecError where it is illegal."""
     cluster, training = inputs.cluster, inputs.training
     refuse_question(inputs)
-    found = named_layout(inputs.pins, cluster=cluster, training=training)
+    found = named_layout(inputs.pins, cluster=cluster, training=training, model=inputs.model)
     layout = found.layout
     case = case_of(inputs, layout)
     problem = legal_layout_problem(case)

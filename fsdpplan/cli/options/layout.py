@@ -11,6 +11,7 @@ from fsdpplan.cli.options.parse import checkpoint_blocks, choice, reshard, stage
 from fsdpplan.spec.layout import (
     ActivationCheckpointing,
     CheckpointBlocks,
+    CpAttention,
     GradientSync,
     Offload,
     Reshard,
@@ -149,6 +150,15 @@ class LayoutOptions:
     ddp_bucket_bytes: Annotated[
         int | None,
         Flag(name="--ddp-bucket", metavar="25MiB", parse=parse_bytes, help="Bucket of DDP."),
+    ] = None
+    cp_attention: Annotated[
+        CpAttention | None,
+        Flag(
+            metavar="ring|ulysses",
+            parse=choice(CpAttention, synonyms.CP_ATTENTION),
+            help="How context-parallel ranks see a whole sequence: keys go around, or heads are "
+            "traded for tokens. Default: ulysses where --cp divides a rank's heads.",
+        ),
     ] = None
     loss_chunks: Annotated[
         int | None,

@@ -50,6 +50,13 @@ CHECKPOINTING = {
     SELECTIVE: SELECTIVE,
 }
 
+CP_ATTENTION = {
+    "a2a": "ulysses",
+    "all_to_all": "ulysses",
+    "p2p": "ring",
+    "allgather": "ring",
+}
+
 FORMATS = {
     "bfloat16": "bf16",
     "float16": "fp16",

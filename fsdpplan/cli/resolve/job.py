@@ -22,7 +22,7 @@ from fsdpplan.emit.container import Container
 from fsdpplan.emit.job import Job, UserProgram
 from fsdpplan.emit.pods import Pods
 from fsdpplan.emit.slurm.survival import Survival
-from fsdpplan.emit.trainer_program import Trainer, data_share, require_meaning
+from fsdpplan.emit.trainer_program import DASHBOARDS, Trainer, data_share, require_meaning
 from fsdpplan.errors import SpecError
 from fsdpplan.files.huggingface.chats import require_chats
 from fsdpplan.files.huggingface.config import read_hf_config
@@ -31,6 +31,7 @@ from fsdpplan.run.plans import read_plan
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Plan, assumed
 from fsdpplan.spec.training import program_named
+from fsdpplan.topology.probe import lacking_packages
 
 
 def saved_plan(path: str) -> Plan:
@@ -150,6 +151,21 @@ def _has_checkpoint(folder: str) -> bool:
         return (Path(folder) / "latest").is_file()
     except OSError:
         return False
+
+
+def require_its_libraries(job: Job) -> None:
+    """Raise SpecError where the Python that was named for the job, or this one, lacks what a
+    dashboard needs; another host's, or that of a container, is asked when the job begins."""
+    if not isinstance(job.program, Trainer) or job.container or job.env_setup:
+        return
+    wanted = [name for name in DASHBOARDS if getattr(job.program, name) is not None]
+    if not wanted or not os.path.isabs(job.python) or not os.path.exists(job.python):
+        return
+    for name in lacking_packages(job.python, wanted):
+        raise SpecError(
+            f"--{name} needs the Python package {name}, which {job.python} does not have: "
+            f"{shlex.quote(job.python)} -m pip install {name}, or leave --{name} out"
+        )
 
 
 def _tells_nothing(name: str, found: Model, plan: Plan) -> bool:

@@ -162,14 +162,16 @@ def _tiles_seconds(
     work: BlockWork, device: Device, *, window: int, tile_flops: float, rate: float
 ) -> float:
     """Time of all tiles, or of the longest row of them if that is more: a row of tiles is one
-    multiprocessor's. Under context parallelism a row is filled anew for each piece of the keys.
+    multiprocessor's. Under context parallelism a row is filled anew for each piece of the keys,
+    unless ranks trade heads: then each has whole rows of fewer heads.
     """
     heads = -(-work.model.heads // work.tp)
     sequences = work.tokens * work.cp / work.seq_len
     of = sequence_tiles(seq_len=work.seq_len, window=window, document_tokens=work.document_tokens)
-    tiles = heads * sequences * (of.all / work.cp + of.rows * FILL_TILES)
+    pieces = 1 if work.trades_heads else work.cp
+    tiles = heads * sequences * (of.all / pieces + of.rows * FILL_TILES) * pieces / work.cp
     of_a_multiprocessor = rate / device.multiprocessors
-    busiest = max(tiles / device.multiprocessors, of.longest / work.cp + FILL_TILES)
+    busiest = max(tiles / device.multiprocessors, of.longest / pieces + FILL_TILES)
     return busiest * tile_flops / of_a_multiprocessor
 
 

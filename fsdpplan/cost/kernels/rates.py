@@ -73,6 +73,8 @@ class BlockWork:
     """Mean length of documents that attention stays inside; infinite: sequences are whole."""
     cp: int = 1
     """Ranks over which a sequence is split; `tokens` are one rank's."""
+    trades_heads: bool = False
+    """Around attention those ranks have all tokens, of fewer heads."""
     ep: int = 1
     """Ranks over which the routed experts are split, tensor-parallel ones apart."""
     experts_over_tp: bool = False

@@ -357,6 +357,7 @@ def _block_shape(case: Case) -> BlockShape:
         residual_element_bytes=of.residual,
         kernels=kernels_of(training=training, layout=layout),
         cp=layout.cp,
+        trades_heads=layout.cp_attention == "ulysses",
         ep=layout.ep,
         experts_over_tp=layout.experts_over_tp,
         packed=training.packed,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import gcd
 
 from fsdpplan.spec.model import Experts, LatentAttention, Model
 from fsdpplan.spec.training import DTYPE_BYTES
@@ -119,6 +120,8 @@ class BlockShape:
     """Of the residual stream."""
     kernels: Kernels = Kernels()
     cp: int = 1
+    trades_heads: bool = False
+    """Context-parallel ranks trade heads for tokens around attention."""
     ep: int = 1
     experts_over_tp: bool = False
     masked: bool = False
@@ -216,7 +219,8 @@ class BlockTensors:
     masks_bytes: int
     """Dropout's masks on the residual branches: a byte an element."""
     exchanged_bytes: int
-    """Keys and values of other ranks that context parallelism holds at once."""
+    """Keys and values of other ranks that context parallelism holds at once, or what it sends and
+    gets where heads are traded."""
     routed: RoutedTensors
 
 
@@ -256,6 +260,15 @@ def block_tensors_bytes(shape: BlockShape) -> BlockTensors:
             masked=shape.masked,
             one_by_one=shape.one_by_one,
         )
+    if shape.trades_heads and shape.cp > 1:
+        # the kernel reads and returns other tensors than the projections make and read
+        copies = 1 if model.latent else shape.cp // gcd(kv_heads, shape.cp)
+        read = AttentionTensors(
+            query_bytes=read.query_bytes,
+            key_bytes=read.key_bytes * copies,
+            value_bytes=read.value_bytes * copies,
+            attended_bytes=attended,
+        )
     return BlockTensors(
         residual_bytes=residual_tokens * model.hidden * shape.residual_element_bytes,
         normed_bytes=normed,
@@ -292,7 +305,7 @@ def block_tensors_bytes(shape: BlockShape) -> BlockTensors:
         scores_bytes=scores * e,
         scores_kept_bytes=scores * (2 * e + 1) if kernels.dropout else scores * e,
         masks_bytes=2 * residual_tokens * model.hidden if kernels.dropout else 0,
-        exchanged_bytes=_exchanged_bytes(shape, of_one=key + value),
+        exchanged_bytes=_exchanged_bytes(shape, of_one=key + value, read=read),
         routed=_routed_tensors(model.experts, shape),
     )
 
@@ -355,14 +368,17 @@ def _kv_width(latent: LatentAttention) -> int:
     return latent.kv_rank + latent.rope_head_dim
 
 
-def _exchanged_bytes(shape: BlockShape, *, of_one: int) -> int:
-    """A ring holds what it computes with and what arrives; a gather all ranks' parts.
+def _exchanged_bytes(shape: BlockShape, *, of_one: int, read: AttentionTensors) -> int:
+    """A ring holds what it computes with and what arrives; a gather all ranks' parts. Where heads
+    are traded, what was sent and what has arrived are there beside what the kernel reads.
 
     Source: Megatron Core's context parallelism in Transformer Engine, `AttnFuncWithCPAndKVP2P`;
     torch 2.13 torch/distributed/tensor/experimental/_context_parallel, `_AllGatherRotater`.
     """
     if shape.cp == 1:
         return 0
+    if shape.trades_heads:
+        return 2 * (read.query_bytes + read.key_bytes + read.value_bytes)
     return (2 if shape.kernels.ring_attention else shape.cp) * of_one
 
 

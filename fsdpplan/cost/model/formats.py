@@ -213,6 +213,7 @@ def _inside(case: Case) -> tuple[object, ...]:
         case.cluster.device.kind,
         layout.tp,
         layout.cp,
+        layout.cp_attention,
         layout.expert_ways if model.experts else None,
         layout.micro_batch,
         layout.activation_checkpointing,

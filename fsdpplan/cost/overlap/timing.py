@@ -106,6 +106,7 @@ def block_work(case: Case) -> BlockWork:
         residual_bytes=formats(training=training, layout=layout).residual,
         wrapper_operators=wrapper,
         cp=layout.cp,
+        trades_heads=layout.cp_attention == "ulysses",
         ep=layout.ep if model.experts else 1,
         experts_over_tp=layout.experts_over_tp and model.experts is not None,
         family=traits.family,

@@ -86,7 +86,7 @@ def _block_calls(ways: Ways) -> tuple[BlockCall, ...]:
         calls += all_heads_norm_calls(case, _passes(layout))
         calls += _expert_gradient_calls(case)
     if layout.cp > 1:
-        attention = _context_parallel if case.on_cuda else traded_heads_calls
+        attention = traded_heads_calls if case.trades_heads else _context_parallel
         calls += attention(case)
     if layout.expert_ranks > 1 and case.model.experts:
         calls += _expert_parallel(case)

@@ -180,6 +180,7 @@ def _refuse(order: Order, target: str) -> None:
     if isinstance(order.job.program, Trainer):
         _require_volume("--checkpoint-dir", order.job.program.checkpoint_dir, order.pods)
         _require_volume("--prometheus", order.job.program.prometheus, order.pods)
+        _require_volume("--tensorboard", order.job.program.tensorboard, order.pods)
 
 
 def _require_volume(option: str, path: str | None, pods: Pods) -> None:

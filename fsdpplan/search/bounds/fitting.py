@@ -270,4 +270,6 @@ def _leaves(asked: Question, d: Degrees, micro_batch: int) -> Iterator[Layout]:
                     virtual_stages=virtual_stages,
                     compiled=asked.compiled,
                     pins=pins,
+                    model=asked.model,
+                    training=asked.training,
                 )

@@ -178,6 +178,8 @@ class Floors:
             virtual_stages=1,
             compiled=asked.compiled,
             pins=asked.pins,
+            model=asked.model,
+            training=asked.training,
         )
 
     def at(self, layout: Layout) -> float:

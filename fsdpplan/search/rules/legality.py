@@ -23,7 +23,7 @@ from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Case
 from fsdpplan.spec.torch_features import lacking
-from fsdpplan.spec.training import DTYPE_BYTES, Training
+from fsdpplan.spec.training import DTYPE_BYTES, Training, program_named
 
 PIECE_TOKENS = 1024
 """Tokens of a piece at the most: enough rows for matmuls at full rate."""
@@ -121,10 +121,25 @@ def question_problem(
     rules = (
         _question(model, cluster, training),
         _experts(pins.ep or 1, model),
+        _pinned_ring(pins, cluster, training),
         program_question_problems(model=model, cluster=cluster, training=training, pins=pins),
     )
     problem = next((problem for rule in rules for problem in rule), None)
     return problem.sentence if problem else None
+
+
+def _pinned_ring(pins: Pins, cluster: Cluster, training: Training) -> Iterator[Problem]:
+    """Older plans say ring where heads are traded anyway, so only who asks for one is refused."""
+    if pins.cp_attention != "ring" or training.runtime != "fsdp2":
+        return
+    program = program_named(training.program)
+    if cluster.device.kind == "cpu" or not (program.knows_blocks or program.is_target):
+        who = "CPU processes" if cluster.device.kind == "cpu" else program.words
+        yield Problem(
+            reason="ring attention where heads are traded",
+            sentence=f"cp_attention ring: {who} trade heads around attention; leave "
+            "--cp-attention out",
+        )
 
 
 def legal_layout_problem(case: Case) -> str | None:
@@ -261,20 +276,27 @@ def _context_parallel(case: Case) -> Iterator[Problem]:
             f"that causal attention is shared evenly{beside}: {training.seq_len} tokens do not "
             f"split into {pieces}; use --seq-len {near}, or another --cp",
         )
-    if case.cluster.device.kind == "cpu":
-        yield from _traded_heads(layout, case.model)
+    if layout.cp_attention == "ulysses" and training.runtime != "fsdp2":
+        yield Problem(
+            reason="traded heads of another runtime",
+            sentence=f"cp_attention ulysses is priced for fsdp2, and {training.traits.words} has a "
+            "ring; use --cp-attention ring, or --runtime fsdp2",
+        )
+    if case.trades_heads:
+        yield from _traded_heads(case)
     elif training.runtime == "fsdp2":
         yield from _ring(case)
 
 
-def _traded_heads(layout: Layout, model: Model) -> Iterator[Problem]:
+def _traded_heads(case: Case) -> Iterator[Problem]:
     """The trainer adds heads of zeros, whose work is not priced."""
-    heads = model.heads // layout.tp
+    layout, heads = case.layout, case.model.heads // case.layout.tp
     if heads % layout.cp:
+        instead = ", or --cp-attention ring" if case.on_cuda else ""
         yield Problem(
-            reason="cp does not divide the heads on CPU",
-            sentence=f"cp {layout.cp} on CPU shares the {heads} heads of a rank around attention, "
-            "and does not divide them; use another --cp",
+            reason=f"cp does not divide the heads{'' if case.on_cuda else ' on CPU'}",
+            sentence=f"cp {layout.cp}{'' if case.on_cuda else ' on CPU'} shares the {heads} heads "
+            f"of a rank around attention, and does not divide them; use another --cp{instead}",
         )
 
 

@@ -17,6 +17,9 @@ WORDS = {
     "dp_replicate": Word(says="`parallelism_config_dp_replicate_size`, or all processes (ddp)"),
     "dp_shard": Word(says="`parallelism_config_dp_shard_size`"),
     "cp": Word(says="`parallelism_config_cp_size`, by all-gather"),
+    "cp_attention": Word(
+        says="ring: torch's own", values=("ring",), why="its context parallelism is torch's ring"
+    ),
     "tp": Word(says="`parallelism_config_tp_size`"),
     "pp": Word(says="1", values=(1,), why="it trains without pipelines"),
     "ep": Word(says="1", values=(1,), why="experts are placed by the script's model"),

@@ -21,6 +21,11 @@ WORDS = {
     ),
     "dp_shard": Word(says="the ranks of `--use-distributed-optimizer` or `--use-torch-fsdp2`"),
     "cp": Word(says="`--context-parallel-size`"),
+    "cp_attention": Word(
+        says="ring: `--cp-comm-type p2p`, its default",
+        values=("ring",),
+        why="its exchange of heads is not priced",
+    ),
     "tp": Word(says="`--tensor-model-parallel-size`"),
     "pp": Word(says="`--pipeline-model-parallel-size`"),
     "ep": Word(says="`--expert-model-parallel-size`"),

@@ -29,6 +29,9 @@ WORDS = {
     "dp_replicate": Word(says="`data_parallel_replicate_degree`"),
     "dp_shard": Word(says="`data_parallel_shard_degree`"),
     "cp": Word(says="`context_parallel_degree`"),
+    "cp_attention": Word(
+        says="ring: torch's own", values=("ring",), why="its context parallelism is torch's ring"
+    ),
     "tp": Word(says="`tensor_parallel_degree`"),
     "pp": Word(says="`pipeline_parallel_degree`"),
     "ep": Word(

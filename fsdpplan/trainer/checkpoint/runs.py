@@ -222,6 +222,15 @@ class Checkpoints:
             )
         return None, remarks
 
+    def go_back(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> tuple[Progress, list[str]]:
+        """Read the last good checkpoint into place again; returns where that stands, and what is
+        to be said. All ranks call this, with none under way and one that is good."""
+        path = checkpoint_path(self.folder, self.good_step)
+        progress = read_progress(path)
+        return progress, self._load(path, model, optimizer, progress)
+
     def _load(
         self,
         path: Path,

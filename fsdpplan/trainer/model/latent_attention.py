@@ -56,7 +56,7 @@ class LatentAttention(nn.Module):
         q, k, v = self._heads(x_BTD, positions)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if config.positions == "alibi":
-            slopes = torch.tensor(alibi_slopes(config.heads))
+            slopes = alibi_slopes(config.heads, q.device)
             slopes = slopes[self.first_head : self.first_head + q.shape[1]]
             q, k = with_alibi(q, k, slopes_H=slopes, scale=self.core.scale, positions_BT=positions)
         sinks = local_sinks(self.sinks)

@@ -74,16 +74,19 @@ def _pair_of(turns: float, width: int, theta: float, scaling: RopeScalingConfig)
     return width * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
 
-def alibi_slopes(heads: int) -> list[float]:
-    """How fast each head's scores fall with distance.
+def alibi_slopes(heads: int, device: torch.device) -> Tensor:
+    """How fast each head's scores fall with distance; made on the device, which the host would
+    wait for to take a copy.
 
     A geometric sequence from 2^(-8/n) for n heads; between powers of two, every other term of the
     next longer sequence follows. Source: ALiBi (arXiv 2108.12409), section 3 and appendix A.
     """
     whole = 2 ** math.floor(math.log2(heads))
-    slopes = [2 ** (-8 * (head + 1) / whole) for head in range(whole)]
-    between = [2 ** (-4 * (head + 1) / whole) for head in range(0, 2 * whole, 2)]
-    return slopes + between[: heads - whole]
+    exponents = torch.arange(1, whole + 1, device=device) * (8 / whole)
+    if heads > whole:
+        between = torch.arange(1, 2 * (heads - whole), 2, device=device) * (4 / whole)
+        exponents = torch.cat([exponents, between])
+    return torch.exp2(-exponents)
 
 
 def with_alibi(
@@ -103,7 +106,7 @@ def with_alibi(
     if positions_BT is None:
         positions_BT = torch.arange(length, device=q_BHTE.device)[None]
     digits = torch.stack([positions_BT // POSITION_DIGIT, positions_BT % POSITION_DIGIT], dim=-1)
-    per_score = slopes_H.to(q_BHTE.device) / scale
+    per_score = slopes_H / scale
     slopes = torch.stack([per_score * POSITION_DIGIT, per_score], dim=-1)
     return (
         widened(q_BHTE, slopes[None, :, None].expand(batch, heads, length, 2)),

@@ -108,7 +108,7 @@ def _micro_batches(layout: LayoutConfig) -> int:
 def _tokens(plan: PlanConfig) -> int:
     """Of a sequence: two at least for each rank that shares it, of context and tensor."""
     cp, tp = plan.layout.cp, plan.layout.tp
-    if cp > 1 and plan.cluster.device.kind == "cuda":
+    if cp > 1 and not plan.trades_heads:
         return 2 * cp * lcm(RING_PIECE, tp)
     unit = cp * tp
     return unit * max(2, -(-8 // unit))
@@ -150,7 +150,7 @@ def _heads(plan: PlanConfig) -> tuple[int, int]:
     model, layout = plan.model, plan.layout
     kv_heads = lcm(2, layout.tp)
     heads = kv_heads * min(2, model.heads // model.kv_heads)
-    if layout.cp > 1 and plan.cluster.device.kind == "cpu":  # where ranks share the heads
+    if layout.cp > 1 and plan.trades_heads:  # where ranks share the heads
         heads = lcm(heads, layout.tp * layout.cp)
     return heads, heads if model.heads == model.kv_heads else kv_heads
 

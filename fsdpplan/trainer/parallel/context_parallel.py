@@ -1,8 +1,9 @@
 """Context parallelism: ranks share a sequence, attention sees all of it.
 
-On CUDA keys and values go around a ring of ranks, by torch's context parallelism, each of which has
-an early and a late piece of the sequence: so causal attention is as much work on each. Its kernels
-are CUDA's; elsewhere ranks trade heads for tokens (`ulysses`).
+Ranks trade heads for tokens (`ulysses`); or keys and values go around a ring of them, by torch's
+context parallelism, each of which has an early and a late piece of the sequence: so causal
+attention is as much work on each. The ring's kernels are CUDA's: elsewhere ranks trade heads
+whatever the plan says, as those do that were written before plans said it.
 
 All-to-all attention: ranks that share a sequence trade heads for tokens around attention.
 
@@ -172,7 +173,7 @@ def own_positions(plan: PlanConfig, *, cp_rank: int) -> Tensor:
     """Positions of the sequence, int64 (seq_len / cp), that rank `cp_rank` of the cp axis holds."""
     cp = plan.layout.cp
     positions = torch.arange(plan.training.seq_len)
-    if plan.cluster.device.kind != "cuda":
+    if plan.trades_heads:
         return positions.view(cp, -1)[cp_rank]
     pieces = positions.view(2 * cp, -1)
     return torch.cat([pieces[cp_rank], pieces[2 * cp - 1 - cp_rank]])
@@ -185,15 +186,16 @@ def apply_context_parallel(part: nn.Module, plan: PlanConfig, mesh: DeviceMesh) 
     """
     part.whole_length = plan.training.seq_len  # type: ignore[assignment]
     for core in [module for module in part.modules() if isinstance(module, AttentionCore)]:
-        if mesh.device_type == "cuda":
+        if plan.trades_heads:
+            core.forward = trade_heads(core.forward, mesh.get_group())  # type: ignore[method-assign]
+        else:
             core.register_forward_pre_hook(_refuse_documents, with_kwargs=True)
             attend_around_a_ring(core.kernel, mesh)
-        else:
-            core.forward = trade_heads(core.forward, mesh.get_group())  # type: ignore[method-assign]
 
 
 def _refuse_documents(_: nn.Module, __: tuple[Tensor, ...], given: dict[str, object]) -> None:
     if given.get("mask") is not None or given.get("documents") is not None:
         raise TrainerError(
-            "ring attention knows no documents: leave --pack out, or plan again with --cp 1"
+            "ring attention knows no documents: leave --pack out, or plan again with "
+            "--cp-attention ulysses or --cp 1"
         )

@@ -54,7 +54,7 @@ def _context_parallel_problems(plan: PlanConfig) -> Iterator[str]:
     model, layout, length = plan.model, plan.layout, plan.training.seq_len
     if layout.sharding == "ddp":
         yield f"sharding ddp with cp {layout.cp} (fsdp works)"
-    if plan.cluster.device.kind == "cpu":
+    if plan.trades_heads:
         if length % layout.cp:
             yield f"cp {layout.cp} with sequences of {length} (a divisor of it works)"
         return

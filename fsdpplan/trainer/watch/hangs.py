@@ -21,6 +21,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from ..pace import VOTES
 from ..private_torch import flight_record_file, flight_records
 from ..rehearse.counting import Axis
 from .phases import calls_of_thread, phase_of
@@ -43,8 +44,11 @@ class HangWatch:
         *,
         limit_seconds: float | None,
         said: Callable[[dict[str, Any]], None],
+        unread_steps: int = 0,
     ) -> None:
+        """`unread_steps`: how many steps the host may be ahead of the device, and then wait for."""
         self._axes = axes
+        self._unread_steps = unread_steps
         self._limit_seconds = limit_seconds
         self._said = said
         self._main = threading.get_ident()
@@ -59,11 +63,16 @@ class HangWatch:
         self._step = step
         threading.Thread(target=self._watch, name="hang watch", daemon=True).start()
 
-    def ended(self, step: int, seconds: float) -> None:
-        """A step ended."""
+    def ended(self, step: int) -> None:
+        """The host has come to the end of a step."""
         self._step = step
+        self._allow(
+            step_limit_seconds(self._seconds, self._limit_seconds, unread_steps=self._unread_steps)
+        )
+
+    def took(self, seconds: float) -> None:
+        """How long a step took, which may be one before."""
         self._seconds = [*self._seconds[-99:], seconds]
-        self._allow(step_limit_seconds(self._seconds, self._limit_seconds))
 
     def not_a_step(self) -> None:
         """Something else begins, such as a checkpoint."""
@@ -104,14 +113,18 @@ class HangWatch:
         os._exit(HANG_EXIT_CODE)
 
 
-def step_limit_seconds(steps: Sequence[float], limit_seconds: float | None) -> float:
-    """How long the next step may take. The first one of a process may have compiled."""
-    if limit_seconds is not None:
-        return limit_seconds
+def step_limit_seconds(
+    steps: Sequence[float], limit_seconds: float | None, *, unread_steps: int = 0
+) -> float:
+    """How long the host may take until the end of the next step, in which it may wait for
+    `unread_steps` more. The first one of a process may have compiled."""
     counted = steps[1:]
+    usual = statistics.median(counted) if counted else 0.0
+    if limit_seconds is not None:
+        return limit_seconds + unread_steps * usual
     if not counted:
         return UNKNOWN_SECONDS
-    return max(LEAST_SECONDS, USUAL_STEPS * statistics.median(counted))
+    return max(LEAST_SECONDS, USUAL_STEPS * usual) + unread_steps * usual
 
 
 def waits_for(records: Sequence[dict[str, Any]], axes: Sequence[Axis]) -> dict[str, Any] | None:
@@ -120,7 +133,9 @@ def waits_for(records: Sequence[dict[str, Any]], axes: Sequence[Axis]) -> dict[s
     active = [record for record in records if not record.get("retired")]
     if not active:
         return None
-    first = min(active, key=lambda record: int(record["record_id"]))
+    # hosts' own messages are waited for late: whoever waits for one hangs in no other
+    others = [record for record in active if VOTES not in record["process_group"]]
+    first = min(others or active, key=lambda record: int(record["record_id"]))
     name, description = (*first["process_group"], "", "")[:2]
     axis = next((axis for axis in axes if axis.group_name == name), None)
     return {

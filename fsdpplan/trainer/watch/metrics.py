@@ -8,6 +8,8 @@ Lines of the file, told apart by `event`:
     checkpoint  a checkpoint was published
     communication, straggler, drift, hang
                 what a run notices of itself (watch.py)
+    spike, rollback
+                a loss spike, and where the run went on after it (spikes.py)
     oom         memory ran out: the post-mortem (oom.py), by each rank that saw it
     summary     the whole run, once, at its end
 """
@@ -31,6 +33,7 @@ from ..checkpoint.whole_file import write_whole
 from ..config import PlanConfig
 from ..errors import TrainerError
 from ..model.flops import flops_per_token
+from .dashboards import Dashboards
 
 WARMUP_STEPS = 5
 """Steps at the start of a process that no median counts (first compilation, first buckets)."""
@@ -40,17 +43,34 @@ _DRIVER = re.compile(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s")
 
 
 class Metrics:
-    """Rank 0's metrics file and stdout; on other ranks it does nothing."""
+    """Rank 0's metrics file, stdout and dashboards; on other ranks it does nothing."""
 
-    def __init__(self, path: Path | None, *, first_step: int) -> None:
+    def __init__(
+        self, path: Path | None, *, first_step: int, dashboards: Dashboards | None = None
+    ) -> None:
         self.path = path if dist.get_rank() == 0 else None
+        self._dashboards = dashboards
         if self.path is not None:
             keep_steps_until(self.path, first_step)
+
+    def forget_after(self, step: int) -> None:
+        """Drop the lines of steps after `step`, which will be trained again."""
+        if self.path is not None:
+            keep_steps_until(self.path, step)
+        if self._dashboards is not None:
+            self._dashboards.forget_after(step)
 
     def emit(self, event: str, **values: Any) -> None:
         """Append one JSON line."""
         if self.path is not None:
             append_line(self.path, event, values)
+        if self._dashboards is not None:
+            self._dashboards.show(event, values)
+
+    def close(self) -> None:
+        """Nothing more is told."""
+        if self._dashboards is not None:
+            self._dashboards.close()
 
     def say(self, line: str) -> None:
         """Print a line for people, once for all ranks."""

@@ -45,7 +45,12 @@ def _phase(call: Called) -> str | None:
         return "backward"
     if folder in ("optim", "_muon") or name in _OPTIMIZER_FILES:
         return "initialization" if call.function == "make_optimizer" else "optimizer"
-    by_function = {"settle": "end of step", "forward_backward": "forward"}
+    by_function = {
+        "settle": "end of step",
+        "hear": "end of step",
+        "tell": "end of step",
+        "forward_backward": "forward",
+    }
     if call.function in by_function:
         return by_function[call.function]
     if call.function in _INITIALIZATION:

@@ -14,6 +14,7 @@ import contextlib
 import os
 import socket
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,21 @@ from torch import nn
 from ..config import LayoutConfig, PlanConfig, plan_sha256, plan_text
 from ..errors import TrainerError
 from ..options import Options
+from ..pace import has_passed, mark, seconds_between
 from ..parallel.assemble import Assembled
 from ..parallel.mesh import place
 from ..rehearse.counting import layout_axes
 from .hangs import HangWatch
 from .metrics import WARMUP_STEPS, Metrics
-from .profiling import ProfileWindow, Window, trace_path
+from .profiling import (
+    MemoryTimeline,
+    MemoryWindow,
+    ProfileWindow,
+    Window,
+    folder_of,
+    trace_path,
+    window_edges,
+)
 from .prometheus import Sample, exposition, write_exposition
 from .trace import Communication, a_step
 from .trends import DriftWatch, StragglerWatch
@@ -43,23 +53,19 @@ class OwnTime:
     """Times the first blocks of this rank, and its data."""
 
     def __init__(self, blocks: Iterable[nn.Module], device: torch.device) -> None:
-        self.data_seconds = 0.0
-        """Of the newest step."""
         self._on_device = device.type == "cuda"
         self._began: dict[nn.Module, Any] = {}
         self._passes: list[tuple[Any, Any]] = []
+        self._steps: deque[tuple[float, list[tuple[Any, Any]]]] = deque()
+        self._newest_seconds = 0.0
         for block in list(blocks)[:MOST_TIMED_BLOCKS]:
             block.register_forward_pre_hook(self._begin)
             block.register_forward_hook(self._end, prepend=True)
 
-    def take(self) -> float:
-        """Seconds since the last call; the device has done all of it by now."""
-        if self._on_device:
-            seconds = sum(began.elapsed_time(ended) for began, ended in self._passes) / 1000
-        else:
-            seconds = sum(ended - began for began, ended in self._passes)
-        self._passes.clear()
-        return self.data_seconds + float(seconds)
+    def end_step(self, data_seconds: float) -> None:
+        """All of a step has been asked of the device; its data took so long."""
+        self._steps.append((data_seconds, self._passes))
+        self._passes = []
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
@@ -70,19 +76,23 @@ class OwnTime:
         finally:
             self._passes[:] = passes
 
-    def _now(self) -> Any:
-        if not self._on_device:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
+    def take(self) -> float:
+        """Seconds of a step, on average of those that the device has done since the last call;
+        those of the call before where there is none. Does not wait."""
+        done = []
+        while self._steps and all(has_passed(ended) for _, ended in self._steps[0][1][-1:]):
+            data_seconds, passes = self._steps.popleft()
+            done.append(data_seconds + sum(seconds_between(*each) for each in passes))
+        if done:
+            self._newest_seconds = sum(done) / len(done)
+        return self._newest_seconds
 
     def _begin(self, block: nn.Module, _inputs: Any) -> None:
-        self._began[block] = self._now()
+        self._began[block] = mark(on_device=self._on_device)
 
     def _end(self, block: nn.Module, _inputs: Any, _output: Any) -> None:
         # a recomputation ends early, without this
-        self._passes.append((self._began.pop(block), self._now()))
+        self._passes.append((self._began.pop(block), mark(on_device=self._on_device)))
 
 
 PROMETHEUS_SECONDS = 5.0
@@ -120,17 +130,26 @@ class Watch:
         self._stragglers = StragglerWatch(peers(plan.layout))
         self._drift = DriftWatch()
         self._steps = 0
+        self._heard = 0
+        self._apart = True
         axes = layout_axes(assembled.meshes, plan.layout)
         self._profile = None
+        self._edges = window_edges(options.profile) | window_edges(options.memory_snapshot)
         if options.profile is not None and dist.get_rank() in options.profile_ranks:
             first, steps = options.profile
             window = Window(first=first, steps=steps)
             self._profile = ProfileWindow(window, axes, device, trace_path(options.metrics))
+        self._memory = None
+        if options.memory_snapshot is not None and dist.get_rank() in options.profile_ranks:
+            first, steps = options.memory_snapshot
+            window = Window(first=first, steps=steps)
+            self._memory = MemoryWindow(window, device, folder_of(options.metrics))
         self._hangs = None
         if options.hang_seconds != 0:
             self._hangs = HangWatch(
                 axes,
                 limit_seconds=options.hang_seconds,
+                unread_steps=options.log_every - 1 if device.type == "cuda" else 0,
                 said=lambda hang: metrics.emit("hang", **hang),
             )
         self._prometheus = _PrometheusFile(
@@ -144,21 +163,43 @@ class Watch:
         if self._hangs is not None:
             self._hangs.start(step)
 
+    def has_edge_before(self, step: int) -> bool:
+        """Whether a window begins or has ended before the step of this number: on all ranks, of
+        which some may have it. Nothing of another step is to be in it."""
+        return step in self._edges
+
     def before(self, step: int) -> None:
         """The step of this number is about to begin."""
         if self._profile is not None:
             self._profile.before(step)
+        if self._memory is not None:
+            self._memory.before(step)
 
-    def after(self, step: int, *, seconds: float, own_seconds: Sequence[float]) -> None:
-        """The step has ended; `own_seconds` of each rank are those of the step before it."""
-        self._steps += 1
+    def after(self, step: int, *, own_seconds: Sequence[float]) -> None:
+        """All of the step has been asked of the device; `own_seconds` of each rank are of some
+        step before it, or not known yet."""
         if self._hangs is not None:
-            self._hangs.ended(step, seconds)
-        if self._steps > WARMUP_STEPS:
-            self._say_trends(step, seconds, own_seconds)
+            self._hangs.ended(step)
+        if own_seconds:
+            self._heard += 1
+            if self._heard > WARMUP_STEPS:
+                self._say_stragglers(step, own_seconds)
         found = None if self._profile is None else self._profile.after(step)
         if found is not None and self._profile is not None:
             self._say_profile(step, found, self._profile)
+            self._apart = True
+        line = None if self._memory is None else self._memory.after(step)
+        if line is not None and self._memory is not None:
+            self._say_memory(step, line, self._memory)
+            self._apart = True
+
+    def took(self, step: int, seconds: float) -> None:
+        """The device has done a step, which took so long."""
+        self._steps += 1
+        if self._hangs is not None:
+            self._hangs.took(seconds)
+        if self._steps > WARMUP_STEPS:
+            self._say_drift(step, seconds)
 
     def reported(self, values: Mapping[str, Any]) -> None:
         """A step was reported, with these fields."""
@@ -170,16 +211,26 @@ class Watch:
 
     def not_a_step(self) -> None:
         """Something begins that may take longer than a step."""
+        self._apart = True
         if self._hangs is not None:
             self._hangs.not_a_step()
+
+    def take_apart(self) -> bool:
+        """Whether something else than a step came since this was asked last."""
+        apart, self._apart = self._apart, False
+        return apart
 
     def stop(self) -> None:
         """The run ends."""
         if self._hangs is not None:
             self._hangs.stop()
+        if self._memory is not None:
+            # memory that ran out inside of the window is what it was asked for
+            with contextlib.suppress(Exception):
+                self._memory.close()
         self._prometheus.stop()
 
-    def _say_trends(self, step: int, seconds: float, own_seconds: Sequence[float]) -> None:
+    def _say_stragglers(self, step: int, own_seconds: Sequence[float]) -> None:
         for slow in self._stragglers.ended(own_seconds):
             host = self._hosts[slow.rank]
             self._metrics.emit(
@@ -189,6 +240,8 @@ class Watch:
                 f"straggler: rank {slow.rank} on {host} takes {slow.factor:.1f} times as long for "
                 "its own work as its peers, which wait for it"
             )
+
+    def _say_drift(self, step: int, seconds: float) -> None:
         drift = self._drift.ended(seconds)
         if drift is not None:
             self._metrics.emit(
@@ -208,6 +261,24 @@ class Watch:
             self._metrics.emit("communication", step=step, **event)
         self._prometheus.communication(events)
         self._metrics.say(f"profiled {done.window.steps} steps: {done.trace}")
+
+    def _say_memory(self, step: int, line: MemoryTimeline, done: MemoryWindow) -> None:
+        self._metrics.emit(
+            "memory_snapshot",
+            step=step,
+            snapshot=str(done.snapshot),
+            timeline=str(done.timeline),
+            start_bytes=line.start_bytes,
+            peak_bytes=line.peak[1],
+        )
+        how = (
+            "drop it on pytorch.org/memory_viz"
+            if done.snapshot.suffix == ".pickle"
+            else "the profiler's, since a CPU's allocator keeps no history"
+        )
+        self._metrics.say(
+            f"memory of {done.window.steps} steps: {done.snapshot} ({how}), {done.timeline}"
+        )
 
 
 class _PrometheusFile:

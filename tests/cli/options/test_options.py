@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,8 @@ from typer.main import get_command
 
 from fsdpplan.cli.app import app, exit_code_of
 from tests.cli.small import DEMO, SHAPE, answer, on_a_machine_without_gpus, words
+
+STAND_INS = Path(__file__).resolve().parents[2] / "stand_ins"
 
 HSDP = "estimate --model llama-3.2-1b --gpus 16 --hardware dgx-h100 --dp-shard 8"
 SMALL = f"estimate {' '.join(SHAPE)} --gpus 8 --hardware dgx-h100 --dp-shard 8"
@@ -73,6 +78,7 @@ PLANNING = {
     "--fp8-all-gather": (f"{HSDP} --precision fp8", ("--fp8-all-gather",)),
     "--mean-document-tokens": (f"{HSDP} --pack", ("--mean-document-tokens", "100")),
     "--cp": (f"{ONE_NODE} --dp-replicate 2", ("--cp", "2")),
+    "--cp-attention": (f"{ONE_NODE} --dp-replicate 2 --cp 4", ("--cp-attention", "ring")),
     "--ep": (f"{MIXTURE} --activation-checkpointing full", ("--ep", "8")),
     "--async-tp": (f"{HSDP} --tp 2", ("--async-tp",)),
     "--offload": (HSDP, ("--offload", "cpu")),
@@ -245,6 +251,13 @@ JOB = {
     "--eval-data": "held.jsonl",
     "--seed": "4321",
     "--checkpoint-dir": "saved",
+    "--log-every": "13",
+    "--gc-every": "137",
+    "--on-spike": "skip",
+    "--tensorboard": "tensorboard-events",
+    "--wandb": "llama-project",
+    "--mlflow": "llama-experiment",
+    "--memory-snapshot": "17:3",
     "--prometheus": "node/run.prom",
     "--profile": "10:3",
     "--hang-seconds": "345",
@@ -318,6 +331,7 @@ PODS = {
 def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a saved plan, and the shell in it."""
     on_a_machine_without_gpus(monkeypatch)
+    monkeypatch.syspath_prepend(STAND_INS)  # for dashboards
     monkeypatch.chdir(tmp_path)
     assert exit_code_of(DEMO) == 0
     return tmp_path
@@ -556,3 +570,24 @@ def test_every_option_is_tested() -> None:
         for flag in parameter.opts
     }
     assert flags <= tested, flags - tested
+
+
+@pytest.mark.skipif(find_spec("wandb") is not None, reason="wandb is installed here")
+@pytest.mark.parametrize("command", ["emit-launch", "run --dry-run --from plan"])
+def test_a_library_that_a_named_python_lacks_is_said_before_the_queue(
+    command: str, plan: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of this Python, and of another one; not of one that the job's environment will have."""
+    monkeypatch.undo()
+    monkeypatch.chdir(plan)
+    on_a_machine_without_gpus(monkeypatch)
+    other = plan / "python"
+    other.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    other.chmod(0o755)
+    for python in (sys.executable, str(other)):
+        given = (*words(command), "--python", python, "--wandb", "llamas")
+        assert exit_code_of(given) == 2
+        error = capsys.readouterr().err
+        assert error.count("--wandb needs the Python package wandb, which") == 1
+        assert f"{python} -m pip install wandb" in error
+    assert exit_code_of((*words(command), "--env-setup", "module load x", "--wandb", "l")) == 0

@@ -132,6 +132,13 @@ def test_context_parallelism_splits_attention_but_fills_rows_anew() -> None:
     assert 1 < ratio < 1.05
 
 
+def test_traded_heads_leave_rows_whole() -> None:
+    whole = work(tokens=65536, seq_len=65536)
+    split = replace(whole, tokens=8192, cp=8, trades_heads=True)
+    ratio = attention_forward_seconds(split, H100) * 8 / attention_forward_seconds(whole, H100)
+    assert ratio == pytest.approx(1)
+
+
 def test_windows_save_attention_in_their_blocks_only() -> None:
     model = load_model("gemma-2-9b")
     windowed = work(model, tokens=32768, seq_len=32768)

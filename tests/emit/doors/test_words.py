@@ -34,6 +34,7 @@ VALUES: dict[str, list[Any]] = {
     "dp_replicate": [1, 2],
     "dp_shard": [1, 2, 4],
     "cp": [1, 2],
+    "cp_attention": ["ring", "ulysses"],
     "tp": [1, 2],
     "pp": [1, 2],
     "ep": [1, 2],

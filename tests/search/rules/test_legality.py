@@ -39,6 +39,17 @@ ILLEGAL = [
         "attention sinks",
         "--cp 1",
     ),
+    (
+        {"dp_shard": 2, "cp": 3, "seq_len": 1536, "cp_attention": "ulysses"},
+        "does not divide the heads",
+        "--cp-attention ring",
+    ),
+    (
+        {"dp_shard": 2, "cp": 2, "cp_attention": "ulysses", "sharding": "zero1"}
+        | {"runtime": "megatron"},
+        "another runtime",
+        "--cp-attention ring",
+    ),
     ({"dp_shard": 2, "ep": 2}, "without experts", "--ep 1"),
     ({"dp_shard": 3, "ep": 3, "model": MIXTURE}, "does not divide the experts", "--ep 2"),
     ({"tp": 2, "dp_shard": 2, **OVER_TP}, "over tp without experts", "leave"),
@@ -173,6 +184,8 @@ def test_schedules_that_split_backward_are_refused_with_resharding(schedule: str
 LEGAL = [
     {"dp_shard": 2, "cp": 4},
     {"dp_shard": 2, "tp": 2, "sequence_parallel": True, "loss_parallel": True, "packed": True},
+    {"dp_shard": 2, "cp": 4, "cp_attention": "ulysses"},
+    {"dp_shard": 2, "cp": 2, "cp_attention": "ulysses", "model": WINDOWED},
     {"dp_shard": 4, "ep": 4, "model": MIXTURE},
     {"dp_shard": 2, "cp": 2, "ep": 4, "model": MIXTURE},
     {"dp_shard": 2, "precision": "fp8", "fp8_all_gather": True},

@@ -48,7 +48,8 @@ def test_a_newer_torch_is_never_slower(base: Question, one: str, other: str) -> 
 
 
 def test_what_is_left_out_is_counted_by_a_sentence_with_both_releases() -> None:
-    base = question("llama-3.2-1b", 16, seq_len=32768, global_batch=32, cp=2)
+    ring = {"cp": 2, "cp_attention": "ring"}
+    base = question("llama-3.2-1b", 16, seq_len=32768, global_batch=32, **ring)
     assert REASON in dict(asked_of("2.9", base).answer().rejected)
     assert REASON not in dict(asked_of("2.10", base).answer().rejected)
     assert asked_of("2.10", base).answer() == asked_of(None, base).answer()

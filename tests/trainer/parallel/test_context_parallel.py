@@ -29,15 +29,25 @@ from tests.trainer import plans
 from tests.trainer.parallel_layouts import MODELS
 
 
-@given(st.integers(1, 6), st.integers(1, 4), st.sampled_from(["cpu", "cuda"]))
-def test_ranks_share_the_positions_of_a_sequence(cp: int, piece: int, kind: str) -> None:
-    document = plans.plan_document(training={"seq_len": 2 * cp * piece}, cp=cp)
+@given(
+    st.integers(1, 6),
+    st.integers(1, 4),
+    st.sampled_from(["cpu", "cuda"]),
+    st.sampled_from(["ring", "ulysses"]),
+)
+def test_ranks_share_the_positions_of_a_sequence(
+    cp: int, piece: int, kind: str, attention: str
+) -> None:
+    training = {"seq_len": 2 * cp * piece}
+    document = plans.plan_document(training=training, cp=cp, cp_attention=attention)
     document["cluster"]["device"]["kind"] = kind
     plan = parse_plan(json.dumps(document))
     parts = [own_positions(plan, cp_rank=rank) for rank in range(cp)]
     assert {len(part) for part in parts} == {2 * piece}
     assert sorted(torch.cat(parts).tolist()) == list(range(2 * cp * piece))
-    if kind == "cuda" and has_ring_attention():
+    if kind == "cpu" or attention == "ulysses":
+        assert torch.cat(parts).tolist() == list(range(2 * cp * piece))
+    elif has_ring_attention():
         assert torch.equal(torch.cat(parts), share_of_pieces(2 * cp * piece, cp))
 
 
@@ -85,6 +95,13 @@ def test_what_attention_over_ranks_cannot_do_is_refused_in_words(
     document["cluster"]["device"]["kind"] = kind
     with pytest.raises(TrainerError, match=words):
         require_runnable(parse_plan(json.dumps(document)))
+
+
+@pytest.mark.parametrize("model", [{"sliding_window": 4}, {"attention_sinks": True}])
+def test_traded_heads_take_what_a_ring_does_not(model: dict[str, Any]) -> None:
+    document = plans.plan_document(model=MODELS["llama"] | model, cp=2, cp_attention="ulysses")
+    document["cluster"]["device"]["kind"] = "cuda"
+    require_runnable(parse_plan(json.dumps(document)))
 
 
 class Kernel(AttentionKernel):

@@ -66,3 +66,6 @@ def test_the_limit_follows_the_steps_unless_it_is_given() -> None:
     assert step_limit_seconds([500.0, 1.0, 1.0], None) == LEAST_SECONDS
     assert step_limit_seconds([500.0, 20.0, 20.0], None) == 200.0
     assert step_limit_seconds([500.0, 20.0, 20.0], 7.0) == 7.0
+    # which the host may have to wait for, too, where their numbers are not read
+    assert step_limit_seconds([500.0, 20.0, 20.0], None, unread_steps=9) == 380.0
+    assert step_limit_seconds([500.0, 20.0, 20.0], 7.0, unread_steps=9) == 187.0
