@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist

@@ -21,7 +21,6 @@ from fsdpplan.files.plans import plan_json
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import ActivationCheckpointing, Sharding
 from fsdpplan.spec.training import Training
-from fsdpplan.trainer import train
 from fsdpplan.trainer.config import PlanConfig, parse_plan
 from fsdpplan.trainer.model.attention import AttentionCore, takes_windows
 from fsdpplan.trainer.model.decoder import Decoder
@@ -156,7 +155,7 @@ def test_between_logged_steps_torch_sees_no_wait(
     run = set_up(plan_for_cuda(compile=False), options, StopRequest())
     one_step(run)  # kernels are loaded, states are made
     batches = run.feed.take(0)
-    monkeypatch.setattr(train, "micro_batches", lambda *_, **__: batches)
+    monkeypatch.setattr(run.feed, "take", lambda _: batches)
     torch.cuda.set_sync_debug_mode("error")
     try:
         for _ in range(6):
