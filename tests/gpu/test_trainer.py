@@ -155,7 +155,7 @@ def test_between_logged_steps_torch_sees_no_wait(
     run = set_up(plan_for_cuda(compile=False), options, StopRequest())
     one_step(run)  # kernels are loaded, states are made
     batches = run.feed.take(0)
-    monkeypatch.setattr(run.feed, "take", lambda _: batches)
+    monkeypatch.setattr(type(run.feed), "take", lambda *_: batches)
     torch.cuda.set_sync_debug_mode("error")
     try:
         for _ in range(6):

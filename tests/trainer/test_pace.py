@@ -14,6 +14,7 @@ import torch
 
 from fsdpplan.trainer import pace, train
 from fsdpplan.trainer.pace import GarbageSchedule, StepClock
+from fsdpplan.trainer.text.feed import Feed
 from tests.trainer import jobs, plans, waits
 
 LOGGED = [step for step in range(1, waits.STEPS + 1) if step % waits.LOG_EVERY == 0]
@@ -36,9 +37,10 @@ def test_between_logged_steps_nothing_reads_the_device(
     reads: dict[str, list[dict[str, int]]], name: str
 ) -> None:
     """What a logged step left is read, all at once, while the next one runs. Beside it, rows for
-    experts of other ranks need the sizes of their messages, once a mixture, and in the first step
-    of a pipeline torch lets its ranks ask each other for shapes."""
-    sizes = MIXTURES if name == "moe_ep" else 0
+    experts of other ranks need the sizes of their messages, once a mixture; packed documents, where
+    no kernel takes them together, their ends, once a micro-batch; and in the first step of a
+    pipeline torch lets its ranks ask each other for shapes."""
+    sizes = {"moe_ep": MIXTURES, "packed": 1}.get(name, 0)
     for step, found in enumerate(reads[name], start=1):
         if step > 1 or "pp" not in name:
             assert sum(found.values()) == sizes + (step - 1 in LOGGED)
@@ -79,14 +81,14 @@ def test_no_number_is_saved_that_is_none_however_seldom_they_are_read(tmp_path: 
 
 def signalled(folder: Path) -> None:
     """A job of which one rank gets a signal while it takes its third step's data."""
-    take, taken = train.micro_batches, iter(range(1, 1000))
+    take, taken = Feed.take, iter(range(1, 1000))
 
-    def taking(*args: Any, **options: Any) -> Any:
+    def taking(feed: Feed, number: int) -> Any:
         if next(taken) == 3 and os.environ["RANK"] == "1":
             os.kill(os.getpid(), signal.SIGUSR2)
-        return take(*args, **options)
+        return take(feed, number)
 
-    train.micro_batches = taking
+    Feed.take = taking  # type: ignore[method-assign]
     paths = [f"--plan={folder / 'plan.json'}", f"--metrics={folder / 'metrics.jsonl'}"]
     train.main([*paths, "--steps=1000", "--log-every=1000"])
 

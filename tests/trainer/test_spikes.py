@@ -13,6 +13,7 @@ from fsdpplan.trainer import step as steps
 from fsdpplan.trainer import train
 from fsdpplan.trainer.parallel.shards import local
 from fsdpplan.trainer.spikes import LEAST_STEPS, MOST_IN_A_ROW, WINDOW, SpikeGuard
+from fsdpplan.trainer.text.feed import Feed
 from tests.trainer import jobs, matrix_layouts, plans
 
 CPU = torch.device("cpu")
@@ -79,13 +80,13 @@ def spiking(folder: Path) -> None:
     """A job whose loss spikes where a certain batch comes, at SPIKE_STEP the first time; of each
     step it writes whether the weights have changed."""
     options = (folder / "options").read_text().split()
-    take, pass_, one = train.micro_batches, steps.forward_backward, train.train_step
+    take, pass_, one = Feed.take, steps.forward_backward, train.train_step
     first = [0]
     changed = []
 
-    def taking(*args: Any, **more: Any) -> Any:
-        first[0] = more["first"]
-        return take(*args, **more)
+    def taking(feed: Feed, number: int) -> Any:
+        first[0] = number
+        return take(feed, number)
 
     def passing(assembled: Any, batches: Any, plan: Any) -> Any:
         loss = pass_(assembled, batches, plan)
@@ -99,7 +100,7 @@ def spiking(folder: Path) -> None:
         changed.append(any(not torch.equal(*pair) for pair in zip(before, now, strict=True)))
         return output
 
-    train.micro_batches, steps.forward_backward = taking, passing
+    Feed.take, steps.forward_backward = taking, passing  # type: ignore[method-assign]
     train.train_step = stepping
     set_up = train.set_up
 

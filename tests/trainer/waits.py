@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,8 @@ from fsdpplan.trainer import train
 from fsdpplan.trainer.config import PLAN_VARIABLE, parse_plan
 from fsdpplan.trainer.options import parse_options
 from fsdpplan.trainer.signals import StopRequest
+from fsdpplan.trainer.text.data import Data
+from fsdpplan.trainer.text.packing import MicroBatch
 from tests.trainer import jobs, matrix_layouts, plans
 
 STEPS = 6
@@ -85,6 +87,17 @@ def counted_reads(seen: collections.Counter[str]) -> Iterator[None]:
             setattr(torch.Tensor, name, original)
 
 
+class Ready(NamedTuple):
+    """A step's data, made on the host before it is asked for."""
+
+    data: Data
+    batches: list[MicroBatch]
+
+    def take(self, _: int) -> list[MicroBatch]:
+        """What there is."""
+        return self.batches
+
+
 def reads_of(plan_text: str, options: tuple[str, ...]) -> list[dict[str, int]]:
     """What each step of a run reads, from the first one on."""
     os.environ[PLAN_VARIABLE] = plan_text
@@ -92,9 +105,10 @@ def reads_of(plan_text: str, options: tuple[str, ...]) -> list[dict[str, int]]:
     run = train.set_up(
         parse_plan(plan_text), parse_options([*words, "--no-numbers", *options]), StopRequest()
     )
-    found = []
+    found, feed = [], run.feed
     for _ in range(STEPS):
         seen: collections.Counter[str] = collections.Counter()
+        run.feed = Ready(feed.data, feed.take(run.progress.sequences))  # type: ignore[assignment]
         with counted_reads(seen):
             train.one_step(run)
         found.append(dict(seen))

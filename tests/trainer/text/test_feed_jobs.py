@@ -86,7 +86,7 @@ def test_losses_are_those_of_data_made_in_the_step(tmp_path: Path) -> None:
     assert last["epoch"] == max(last["epochs"].values()) > 0
     assert list(last["epochs"]) == [str(tmp_path / "web"), str(tmp_path / "b.txt")]
 
-    changed = [*data[:3], data[3].replace("0.3", "0.2"), "--steps", "17", *saves]
+    changed = [*data[:3], data[3].replace("0.3", "0.2"), "--steps", "17", "--allow-changes", *saves]
     said = jobs.train(folder, 1, *changed, exit_code=2, model=BYTES)
     assert "a mixture of text" in said
 

@@ -81,7 +81,7 @@ def test_a_resumed_run_goes_on_in_the_dashboards_own_run(tmp_path: Path) -> None
     (settings,) = calls_of("mlflow", first, "log_params")
     assert settings["params"]["options.steps"] == 4
 
-    _, second = run(tmp_path, *options, "--steps=6")
+    _, second = run(tmp_path, *options, "--steps=6", "--allow-changes")
     (again,) = calls_of("wandb", second, "init")
     assert (again["id"], again["resume"]) == (begun["id"], "allow")
     assert calls_of("mlflow", second, "start_run")[0]["run_id"] == "given-by-the-server"
