@@ -7,6 +7,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -166,7 +167,8 @@ def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> TrainingRun
     publication = what_to_publish(plan, options)
     device = start(plan)
     # behind the start, since one rank makes an index while the others wait
-    with stop.ends("the index of the text was made"):
+    reads = options.data or options.eval_data
+    with stop.ends("the index of the text was made") if reads else nullcontext():
         data = what_to_train_on(plan, options)
         held = held_out(plan, options)
     feed = open_feed(
