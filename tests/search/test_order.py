@@ -202,6 +202,7 @@ def test_every_setting_of_a_layout_is_a_degree_usual_or_unusual() -> None:
     """Whoever adds a field says here what it asks of whoever runs it."""
     degrees = {"dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "sharding"}
     usual = {"micro_batch", "num_microbatches", "sequence_parallel", "loss_parallel", "compile"}
+    usual |= {"cp_attention"}  # the heads decide it
     unusual = {
         "reshard_after_forward": 4,
         "gradient_sync": "reduce_scatter_only",

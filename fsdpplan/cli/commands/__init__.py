@@ -16,7 +16,7 @@ SUMMARIES = {
     "recommend": "Search, rank, explain on one screen, save the plan.",
     "estimate": "Predict the time and memory of one layout.",
     "explain": "Explain a plan: its terms, or by --nccl its environment.",
-    "what-if": "A saved plan under other inputs: what changes, and by which terms.",
+    "what-if": "A saved plan under other inputs: what changes, by terms.",
     "compare": "Compare saved plans, or questions, side by side.",
     "sweep": "How a training scales over numbers of GPUs, with the knee.",
     "emit-launch": "Print what launches a plan: for Slurm, Kubernetes or others.",

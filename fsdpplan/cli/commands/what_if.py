@@ -62,7 +62,7 @@ def what_if(
     evidence: EvidenceOptions,
     json: Json = False,
 ) -> None:
-    """A saved plan under other inputs: what changes, and by which terms.
+    """A saved plan under other inputs: what changes, by terms.
 
     The plan's own layout under them, and the best one then. Exit code 3 where nothing fits then.
     """

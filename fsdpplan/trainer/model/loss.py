@@ -96,7 +96,9 @@ def chunked_loss(
     bias_V = bias_V.to_local() if isinstance(bias_V, DTensor) else bias_V
     hidden_ND, targets_N = hidden_BTD.flatten(0, 1), targets_BT.flatten()
     if not torch.is_grad_enabled():
-        total = _loss_alone(hidden_ND, weight_VD, targets_N, chunks, part, compiles=compiles)
+        total = _loss_alone(
+            hidden_ND, weight_VD, targets_N, chunks, part, compiles=compiles, bias_V=bias_V
+        )
         return total / targets_N.numel()
     made = _loss_and_gradients(
         hidden_ND.detach(),
@@ -171,9 +173,7 @@ def _loss_and_gradients(
     losses = []
     pieces = (tensor.tensor_split(chunks) for tensor in (hidden_ND, targets_N, hidden_gradient))
     for hidden, targets, made in zip(*pieces, strict=True):
-        logits = hidden @ computed.T
-        if bias_V is not None:
-            logits.add_(bias_V)
+        logits = _logits(hidden, computed, bias_V)
         loss, logits_gradient = piece_loss(logits, targets, part)
         del logits
         torch.mm(logits_gradient, computed, out=made)
@@ -198,13 +198,22 @@ def _loss_alone(
     part: VocabularyPart,
     *,
     compiles: bool,
+    bias_V: Tensor | None = None,
 ) -> Tensor:
     """The sum over all targets, where nobody asks for gradients: a third of the products."""
     computed = weight_VD.to(hidden_ND.dtype)
     piece_loss = _chosen_piece_loss(part, compiles=compiles)
     pieces = zip(hidden_ND.tensor_split(chunks), targets_N.tensor_split(chunks), strict=True)
-    losses = [piece_loss(hidden @ computed.T, targets, part)[0] for hidden, targets in pieces]
+    losses = [
+        piece_loss(_logits(hidden, computed, bias_V), targets, part)[0]
+        for hidden, targets in pieces
+    ]
     return torch.stack(losses).sum()
+
+
+def _logits(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
+    logits = hidden_ND @ weight_VD.T
+    return logits if bias_V is None else logits.add_(bias_V)
 
 
 class _WeightGradient:
