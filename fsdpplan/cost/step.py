@@ -12,7 +12,7 @@ overlapped collectives take from kernels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import erf, log, sqrt
 
 from fsdpplan.cost.band import step_interval
@@ -44,7 +44,7 @@ from fsdpplan.cost.traffic.calls import call_seconds
 from fsdpplan.cost.traffic.rank import optimizer_calls, step_calls, tp_end_calls
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.plan import Case, CollectiveCost, Estimate, TimeBreakdown
+from fsdpplan.spec.plan import Case, CollectiveCost, Estimate, PhaseEstimate, TimeBreakdown
 from fsdpplan.spec.training import Training
 
 HOST_LOG_ERROR = 0.6
@@ -62,7 +62,10 @@ class StepTime:
 
 
 def step_time(case: Case) -> StepTime:
-    """Seconds of the step by part, with one row for each kind of collective."""
+    """Seconds of the step by part, with one row for each kind of collective; in the mean over a run
+    whose precision changes."""
+    if case.training.precision_switch != "none":
+        return _mean_step([(share, step_time(each)) for share, each in case.phases])
     cluster, layout = case.cluster, case.layout
     stages = pipeline_ranks(model=case.model, layout=layout)
     passes = _passes(case, stages)
@@ -108,6 +111,34 @@ def step_time(case: Case) -> StepTime:
         exposed_across_seconds=(1 - inside) * (exposed.total - others),
     )
     return StepTime(time=time, communication=communication)
+
+
+def _mean_step(parts: list[tuple[float, StepTime]]) -> StepTime:
+    """The mean step of a run of `parts`, (share of the steps, its step).
+
+    All seconds are linear, so the time of the whole run is its steps times this. A collective that
+    one part has not is there with the seconds of the mean, and the calls of a step that has it.
+    """
+    passes = tuple(
+        (share * host, share * device) for share, step in parts for host, device in step.time.passes
+    )
+    seconds = {
+        name: sum(share * getattr(step.time, name) for share, step in parts)
+        for name in (each.name for each in fields(TimeBreakdown) if each.name != "passes")
+    }
+    rows: dict[CollectiveCost, CollectiveCost] = {}
+    for share, step in parts:
+        for row in step.communication:
+            key = replace(row, seconds=0.0, exposed_seconds=0.0)
+            held = rows.get(key, key)
+            rows[key] = replace(
+                held,
+                seconds=held.seconds + share * row.seconds,
+                exposed_seconds=held.exposed_seconds + share * row.exposed_seconds,
+            )
+    return StepTime(
+        time=TimeBreakdown(**seconds, passes=passes), communication=tuple(rows.values())
+    )
 
 
 def host_chance(host_seconds: float, device_seconds: float) -> float:
@@ -231,6 +262,8 @@ def trainer_builds(*, model: Model, seq_len: int) -> bool:
 
 def estimate(case: Case) -> Estimate:
     """Predict time, memory and communication of a case, which must be legal."""
+    if case.training.precision_switch != "none":
+        return _of_phases(case)
     model, cluster, training = case.model, case.cluster, case.training
     rank = rank_memory(case)
     step = step_time(case)
@@ -257,6 +290,47 @@ def estimate(case: Case) -> Estimate:
         time=time,
         memory=rank,
         communication=communication,
+    )
+
+
+def _of_phases(case: Case) -> Estimate:
+    """Of a run whose precision changes: the mean of its steps, and the memory of the part that
+    needs more. Its MFU is that over the whole of its time, each part by the peak of its precision.
+    """
+    parts = [(share, estimate(each)) for share, each in case.phases]
+    step = step_time(case)
+    seconds = step.time.total_seconds
+    tokens_per_second = case.training.tokens_per_step / seconds
+
+    def over_time(name: str) -> float:
+        """Mean over the time of the run."""
+        each = [(share * one.time.total_seconds, getattr(one, name)) for share, one in parts]
+        return float(sum(weight * value for weight, value in each) / sum(w for w, _ in each))
+
+    return Estimate(
+        step_seconds=step_interval(step.time, case.cluster.device.error),
+        tokens_per_second=tokens_per_second,
+        tokens_per_second_per_gpu=tokens_per_second / case.cluster.gpus,
+        mfu_fraction=over_time("mfu_fraction"),
+        hfu_fraction=over_time("hfu_fraction"),
+        bottleneck=bottleneck(step.time, step.communication),
+        runnable=all(one.runnable for _, one in parts),
+        time=step.time,
+        memory=rank_memory(case),
+        communication=step.communication,
+        phases=tuple(
+            PhaseEstimate(
+                precision=each.training.precision,
+                from_fraction=begin,
+                step_seconds=one.step_seconds,
+                tokens_per_second=one.tokens_per_second,
+                mfu_fraction=one.mfu_fraction,
+                peak_device_bytes=one.memory.peak_device_bytes,
+            )
+            for begin, (_, each), (_, one) in zip(
+                (0.0, parts[0][0]), case.phases, parts, strict=True
+            )
+        ),
     )
 
 

@@ -14,6 +14,7 @@ from fsdpplan.run.compare import compare
 from fsdpplan.run.follow.metric_events import Summary
 from fsdpplan.run.launch import Launch
 from fsdpplan.run.outcome import Outcome
+from fsdpplan.run.plans import in_precision
 from fsdpplan.run.session import INTERRUPTED
 from fsdpplan.run.verify import FinishedRun
 from fsdpplan.spec.ledger import Failure, LedgerRow, Machines, Observed, Predicted, Workload
@@ -40,7 +41,7 @@ def record(
 def ledger_row(launch: Launch, outcome: Outcome, *, target: str, folder: Path) -> LedgerRow:
     """The row of one run. It holds no command, no variable and no list of hosts."""
     return _row(
-        launch.plan,
+        in_precision(launch.plan, outcome.measured.precision),
         outcome,
         plan_sha256=script_digest(launch.script),
         run_folder=os.path.relpath(outcome.run_folder, folder.resolve()),

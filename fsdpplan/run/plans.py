@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fsdpplan import __version__
 from fsdpplan.cost.schedule.stages import named_stages
+from fsdpplan.cost.step import estimate
 from fsdpplan.errors import SpecError
 from fsdpplan.files import plans
 from fsdpplan.files.table import path_text
@@ -68,6 +69,18 @@ def with_stages(plan: Plan) -> Plan:
             for one in plan.alternatives
         ),
     )
+
+
+def in_precision(plan: Plan, precision: str | None) -> Plan:
+    """The part of the plan in `precision`, as a plan of its own; the plan itself where that does
+    not change, and the first part of one that does where nobody says which."""
+    if plan.training.precision_switch == "none":
+        return plan
+    case = next(
+        (each for _, each in plan.case.phases if each.training.precision == precision),
+        plan.case.phases[0][1],
+    )
+    return replace(plan, training=case.training, estimate=estimate(case), alternatives=())
 
 
 def _named(plan: Plan, *, where: str) -> Plan:

@@ -22,7 +22,7 @@ from fsdpplan.run.follow.jobs import METRICS_NAME, RUNS_FOLDER
 from fsdpplan.run.follow.metric_events import Communication
 from fsdpplan.run.follow.metrics import Measured, read_metrics
 from fsdpplan.run.launch import FILE_NAMES
-from fsdpplan.run.plans import plan_from_json, read_plan, with_stages
+from fsdpplan.run.plans import in_precision, plan_from_json, read_plan, with_stages
 from fsdpplan.run.script_plan import plan_text
 from fsdpplan.spec.ledger import LEAST_STEPS
 from fsdpplan.spec.plan import CollectiveCost, Plan
@@ -45,6 +45,18 @@ class FinishedRun:
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences on what stands between the numbers."""
+        if self.changed:
+            return (*self._ended, f"the precision changed: only steps in {self.changed} are told")
+        return self._ended
+
+    @property
+    def changed(self) -> str:
+        """The precision of the last part, where it changed in the run; empty: it did not."""
+        seen = dict.fromkeys(one.precision for one in self.measured.steps)
+        return self.measured.precision or "" if len(seen) > 1 else ""
+
+    @property
+    def _ended(self) -> tuple[str, ...]:
         summary, start = self.measured.summary, self.measured.start
         if summary is not None and summary.stopped_by_signal is not None:
             return (f"the run was stopped by signal {summary.stopped_by_signal} before its end",)
@@ -118,7 +130,8 @@ def finished_run(place: Path | None, *, plan_file: Path | None, folder: Path) ->
     digest = told if told in digests else digests[0]
     _require_pair(measured, digest, plan, metrics)
     _require_end(measured, metrics)
-    return FinishedRun(metrics=metrics, plan=plan, plan_sha256=digest, measured=measured)
+    measured_plan = in_precision(plan, measured.precision)
+    return FinishedRun(metrics=metrics, plan=measured_plan, plan_sha256=digest, measured=measured)
 
 
 def _newest(folder: Path) -> Path:

@@ -4,7 +4,7 @@ returns.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import erf, exp, log, pi, sqrt
 from typing import Protocol, get_args
 
@@ -108,6 +108,11 @@ class Question:
     def case(self, layout: Layout) -> Case:
         """With one answer to it."""
         return Case(model=self.model, cluster=self.cluster, training=self.training, layout=layout)
+
+    @property
+    def phases(self) -> tuple[tuple[float, Question], ...]:
+        """(share of the steps, what is asked of them) of each part of the run."""
+        return tuple((share, replace(self, training=each)) for share, each in self.training.phases)
 
     @property
     def available_bytes(self) -> int:

@@ -14,7 +14,7 @@ from fsdpplan.search.bounds.fitting import (
     needed_bytes,
     number_of_layouts,
 )
-from fsdpplan.search.bounds.floors import Floors
+from fsdpplan.search.bounds.floors import Floors, PhasedFloors, floors_of
 from fsdpplan.search.bounds.room import Room
 from fsdpplan.search.enumerate import Degrees, degrees
 from fsdpplan.search.order import Entry
@@ -33,7 +33,7 @@ class Space:
     asked: Question
     tally: Tally = field(default_factory=Tally)
     room: Room = field(init=False)
-    floors: Floors = field(init=False)
+    floors: Floors | PhasedFloors = field(init=False)
     priced: list[Entry] = field(default_factory=list)
     """All that was estimated."""
     problems: dict[tuple[object, ...], Problem | None] = field(default_factory=dict)
@@ -44,8 +44,8 @@ class Space:
     def __post_init__(self) -> None:
         pins = program_pins(self.asked.pins, self.asked.training.program)
         self.asked = replace(self.asked, pins=pins)
-        self.room = Room(self.asked)
-        self.floors = Floors(self.asked, self.room)
+        self.room = Room(self.asked.phases[0][1])
+        self.floors = floors_of(self.asked, self.room)
 
     def spreads(self) -> Iterator[Degrees]:
         """Every way to spread the ranks that may work."""

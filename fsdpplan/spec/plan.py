@@ -34,6 +34,13 @@ class Case(RemembersHash):
         return self if kind is self.model else replace(self, model=kind)
 
     @property
+    def phases(self) -> tuple[tuple[float, Case], ...]:
+        """(share of the steps, case) of each part of the run; itself where nothing changes."""
+        if self.training.precision_switch == "none":
+            return ((1.0, self),)
+        return tuple((share, replace(self, training=each)) for share, each in self.training.phases)
+
+    @property
     def trades_heads(self) -> bool:
         """Whether context-parallel ranks trade heads for tokens around attention."""
         return self.layout.cp_attention == "ulysses" or not self.on_cuda
@@ -225,8 +232,25 @@ class LearnedStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseEstimate:
+    """Prediction for the part of a run that is in one precision."""
+
+    precision: str
+    from_fraction: float
+    """Share of the steps that come before it."""
+    step_seconds: Interval
+    tokens_per_second: float
+    mfu_fraction: float
+    peak_device_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Prediction for one layout."""
+    """Prediction for one layout.
+
+    Where the precision changes in mid-run, times are the mean over all steps, memory is that of
+    the part that needs more, and `phases` has each part by itself.
+    """
 
     step_seconds: Interval
     tokens_per_second: float
@@ -244,6 +268,8 @@ class Estimate:
     communication: tuple[CollectiveCost, ...]
     learned: LearnedStep | None = None
     """What the user's runs changed; None: nothing. The parts of the time are without them."""
+    phases: tuple[PhaseEstimate, ...] = ()
+    """The parts of a run whose precision changes; empty: it does not."""
 
 
 TORCH_SOURCE = "training.torch"

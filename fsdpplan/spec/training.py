@@ -16,7 +16,8 @@ to: NVIDIA's images hold such builds, `2.10.0a0+b558c986e8.nv25.11`.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import lru_cache
 from math import inf
 from typing import Literal, get_args
@@ -243,6 +244,30 @@ def normal_compression(text: str, *, name: str = "gradient_compression") -> str:
     return f"powersgd:{rank}:{first}"
 
 
+SWITCHED: tuple[Precision, ...] = ("bf16", "fp8")
+"""Precisions between which a run can change: parameters are fp32 in both, and no loss is scaled."""
+
+
+def normal_switch(text: str, name: str = "precision_switch") -> str:
+    """`fp8@80%` or `fp8@0.8` as plans have it, fp8@0.8. Raises SpecError for what is neither, nor
+    `none`."""
+    if text == "none":
+        return text
+    to, at, share = text.partition("@")
+    number = share.removesuffix("%")
+    try:
+        fraction = float(Decimal(number) / (100 if share.endswith("%") else 1))
+    except (ArithmeticError, ValueError):
+        at = ""
+        fraction = 0.0
+    if not at or to not in SWITCHED or not number.isascii() or not 0 < fraction < 1:
+        raise SpecError(
+            f"{name} must be none or PRECISION@SHARE, {' or '.join(SWITCHED)} behind a share of "
+            f"the steps between 0 and 1, not {text!r}: such as fp8@80%"
+        )
+    return f"{to}@{fraction!r}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training(RemembersHash):
     """What one optimizer step is asked to do."""
@@ -255,6 +280,9 @@ class Training(RemembersHash):
     """Sequences an optimizer step, over all data-parallel ranks."""
     precision: Precision = "bf16"
     """Number format of matmuls; master weights are fp32, unless `param_dtype` says otherwise."""
+    precision_switch: str = "none"
+    """`none`, or a change of `precision` in mid-run, as fp8@0.8: the precision of the rest, and the
+    share of the steps that come before it. Parameters and moments stay as they are."""
     param_dtype: ParamDtype = "fp32"
     """Number format in which parameters are kept and updated. `bf16`: AdamW's moments are in it,
     too, and gradients when they have been reduced; there are no fp32 masters."""
@@ -305,7 +333,10 @@ class Training(RemembersHash):
         require_choice("runtime", self.runtime, get_args(RuntimeName))
         require_choice("program", self.program, get_args(ProgramName))
         require_choice("fp8_recipe", self.fp8_recipe, get_args(Fp8Recipe))
-        if self.fp8_all_gather and (self.precision != "fp8" or self.fp8_recipe == "rowwise"):
+        if self.precision_switch != "none":
+            self._require_switch()
+        any_fp8 = "fp8" in (self.precision, self.later_precision)
+        if self.fp8_all_gather and (not any_fp8 or self.fp8_recipe == "rowwise"):
             raise SpecError(
                 "fp8_all_gather needs precision fp8 with one scale a tensor: use fp8_recipe "
                 "tensorwise or leave it out"
@@ -335,6 +366,38 @@ class Training(RemembersHash):
             raise SpecError(
                 f"optimizer {self.optimizer} is that of runtime fsdp2, not of {self.runtime}: use "
                 "--optimizer adamw, or --runtime fsdp2"
+            )
+
+    def _require_switch(self) -> None:
+        text = self.precision_switch
+        if text != normal_switch(text):
+            raise SpecError(f"precision_switch must be {normal_switch(text)} in a plan")
+        if self.precision not in SWITCHED or self.later_precision == self.precision:
+            others = " and ".join(SWITCHED)
+            raise SpecError(
+                f"precision_switch {text} changes between {others}, and the run begins in "
+                f"{self.precision}: use another --precision, or leave --precision-switch out"
+            )
+        if self.runtime != "fsdp2" or self.program != "reference":
+            raise SpecError(
+                "precision_switch is of fsdpplan's trainer, and this is program "
+                f"{self.program} of runtime {self.runtime}: leave --precision-switch out, or leave "
+                "--program and --runtime out"
+            )
+        if self.param_dtype != "fp32":
+            raise SpecError(
+                f"precision_switch {text} needs parameters that both precisions keep, and "
+                f"param_dtype is {self.param_dtype}: use --param-dtype fp32"
+            )
+        if self.optimizer == "adamw_8bit":
+            raise SpecError(
+                f"precision_switch {text} moves the optimizer's state, and that of adamw_8bit is "
+                "rounded anew by it: use --optimizer adamw or muon"
+            )
+        if self.powersgd_rank:
+            raise SpecError(
+                f"precision_switch {text} would drop what gradient_compression "
+                f"{self.gradient_compression} keeps between steps: leave one of them out"
             )
 
     def _require_packable(self) -> None:
@@ -405,6 +468,24 @@ class Training(RemembersHash):
             )
 
     @property
+    def later_precision(self) -> Precision:
+        """Number format of matmuls in the last part of the run."""
+        if self.precision_switch == "none":
+            return self.precision
+        return "fp8" if self.precision_switch.startswith("fp8@") else "bf16"
+
+    @property
+    def phases(self) -> tuple[tuple[float, Training], ...]:
+        """(share of the steps, what they do) of each part of the run; one where it does not
+        change."""
+        return ((1.0, self),) if self.precision_switch == "none" else _two_phases(self)
+
+    def in_precision(self, precision: Precision) -> Training:
+        """The part of the run in this precision, as a run of its own."""
+        gathers = self.fp8_all_gather and precision == "fp8"
+        return replace(self, precision=precision, precision_switch="none", fp8_all_gather=gathers)
+
+    @property
     def powersgd_rank(self) -> int:
         """Rank of the matrices that gradients are sent as; 0: they are sent as they are."""
         kind = self.gradient_compression
@@ -436,7 +517,8 @@ class Training(RemembersHash):
         """Number format in which FSDP gathers the blocks' matrices."""
         if self.traits.gathers_fp32:
             return "fp32"
-        return "fp8" if self.fp8_all_gather else self.activation_dtype
+        gathers = self.fp8_all_gather and self.precision == "fp8"
+        return "fp8" if gathers else self.activation_dtype
 
     @property
     def scales_loss(self) -> bool:
@@ -458,3 +540,12 @@ class Training(RemembersHash):
     def steps(self) -> int | None:
         """Optimizer steps of the whole training; None: its tokens are not said."""
         return None if self.tokens is None else -(-self.tokens // self.tokens_per_step)
+
+
+@lru_cache(maxsize=64)
+def _two_phases(training: Training) -> tuple[tuple[float, Training], ...]:
+    first = float(training.precision_switch.split("@")[1])
+    return (
+        (first, training.in_precision(training.precision)),
+        (1 - first, training.in_precision(training.later_precision)),
+    )

@@ -200,6 +200,8 @@ class TrainingConfig:
     runtime: str
     fp8_recipe: str = "tensorwise"
     fp8_all_gather: bool = False
+    precision_switch: str = "none"
+    """`none`, or fp8@0.8: the precision behind this share of the steps."""
     param_dtype: str = "fp32"
     """In which parameters are kept and updated."""
     gradient_compression: str = "none"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import re
+
 import torch
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -15,6 +18,39 @@ TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.flo
 def compute_dtype(training: TrainingConfig) -> torch.dtype:
     """Of activations; with fp8, which only the operands of products have, bf16."""
     return TORCH_DTYPES["bf16" if training.precision == "fp8" else training.precision]
+
+
+SWITCHED = ("bf16", "fp8")
+"""Precisions between which a run can change."""
+
+
+def parsed_switch(text: str) -> tuple[str, float] | None:
+    """(the precision of the rest, the share of the steps before it) of `fp8@0.8`; None for what is
+    no change."""
+    found = re.fullmatch(r"(bf16|fp8)@(0\.[0-9]+|[0-9](?:\.[0-9]+)?e-[0-9]+)", text)
+    if found is None or not 0 < float(found[2]) < 1:
+        return None
+    return found[1], float(found[2])
+
+
+def precisions(training: TrainingConfig) -> tuple[str, ...]:
+    """All that the run goes through, the first one first."""
+    switch = parsed_switch(training.precision_switch)
+    if switch is None:
+        return (training.precision,)
+    first = next(each for each in SWITCHED if each != switch[0])
+    return (first, switch[0])
+
+
+def precision_of_step(training: TrainingConfig, step: int, steps: int) -> str:
+    """Of the step behind `step` of a run of `steps`: the later one from the first step on before
+    which the share is done."""
+    switch = parsed_switch(training.precision_switch)
+    if switch is None:
+        return training.precision
+    _, share = switch
+    # 0.7 * 10 is no whole number to a computer
+    return precisions(training)[step >= math.ceil(round(share * steps, 6))]
 
 
 def keep_parameters(model: nn.Module, training: TrainingConfig) -> None:

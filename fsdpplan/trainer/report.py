@@ -198,6 +198,7 @@ def report(run: TrainingRun, read: StepRead) -> None:
         **memory,
         "grad_norm": read.grad_norm,
         "learning_rate": read.learning_rate,
+        "precision": run.plan.training.precision,
         "loss_scale": read.scaler_state.get("scale"),
         "expert_imbalance": read.expert_imbalance,
         "steps_averaged": len(seconds),
@@ -260,6 +261,7 @@ def conclude(run: TrainingRun, stop_signal: int) -> None:
     totals = summary(run.plan, run.step_seconds, run.losses, run.memory)
     totals = {
         "step": run.progress.step,
+        "precision": run.plan.training.precision,
         "stopped_by_signal": stop_signal or None,
         **totals,
         **({} if run.guard is None else {"spikes": run.spikes}),

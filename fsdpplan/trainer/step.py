@@ -109,7 +109,7 @@ def train_step(
         step_unless(skipped, optimizer)
     else:
         optimizer.step()
-    if plan.training.fp8_all_gather:
+    if plan.training.fp8_all_gather and plan.training.precision == "fp8":
         refresh_scales(assembled.parts)
     optimizer.zero_grad(set_to_none=True)
     imbalance = balance_experts(assembled.model, assembled.meshes, speed=expert_bias_rate)

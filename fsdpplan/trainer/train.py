@@ -31,6 +31,7 @@ from .parallel.distributed import leave, local_ranks, require_world, start
 from .parallel.mesh import Meshes
 from .parallel.support import require_runnable
 from .parallel.tied_tables import copied_parameters
+from .precision import precisions
 from .preflight.program import preflight
 from .report import (
     TrainingRun,
@@ -48,6 +49,7 @@ from .schedule import learning_rate_at
 from .signals import StopRequest
 from .spikes import MOST_IN_A_ROW, MOST_TRIES, SpikeGuard
 from .step import train_step
+from .switch import change_precision, in_precision, is_due_to_change, require_every_precision
 from .text.chats import open_all_chats
 from .text.data import Data, data_state, open_data, require_same_data
 from .text.feed import Feed, open_feed
@@ -131,6 +133,14 @@ def train(plan: PlanConfig, options: Options, stop: StopRequest, attempt: Attemp
     stop_signal = 0
     try:
         while run.progress.step < options.steps and not stop_signal:
+            if is_due_to_change(run):
+                settle(run, is_last=True)
+                if run.spike is not None:
+                    go_back(run, run.spike)
+                    continue
+                if run.checkpoints is not None:  # what is being saved holds the model
+                    told(run, run.checkpoints.wait())
+                change_precision(run)
             stop_signal = one_step(run)
             every = options.checkpoint_every
             if every and run.progress.step % every == 0:
@@ -166,6 +176,7 @@ def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> TrainingRun
     meshes = try_cluster(plan, options)
     publication = what_to_publish(plan, options)
     device = start(plan)
+    require_every_precision(plan, device)
     # behind the start, since one rank makes an index while the others wait
     reads = options.data or options.eval_data
     with stop.ends("the index of the text was made") if reads else nullcontext():
@@ -259,8 +270,9 @@ def publish(run: TrainingRun) -> None:
 
 
 def try_cluster(plan: PlanConfig, options: Options) -> Meshes | None:
-    """The preflight, as far as it is asked for, and the meshes that it made."""
-    return preflight(
+    """The preflight, as far as it is asked for, and the meshes that it made; of what the precision
+    changes to, its numbers."""
+    meshes = preflight(
         plan,
         folder=options.run_folder,
         seconds=options.preflight_seconds,
@@ -268,6 +280,16 @@ def try_cluster(plan: PlanConfig, options: Options) -> Meshes | None:
         numbers=options.numbers,
         adamw=options.adamw,
     )
+    for later in precisions(plan.training)[1:]:
+        preflight(
+            in_precision(plan, later),
+            folder=None,
+            seconds=options.preflight_seconds,
+            cluster=False,
+            numbers=options.numbers,
+            adamw=options.adamw,
+        )
+    return meshes
 
 
 def open_checkpoints(plan: PlanConfig, options: Options) -> Checkpoints | None:

@@ -200,6 +200,11 @@ def by_program(asked: Question, name: ProgramName) -> Question:
     return replace(asked, training=training)
 
 
+def changing(asked: Question, switch: str) -> Question:
+    """The same with a change of precision in mid-run."""
+    return replace(asked, training=replace(asked.training, precision_switch=switch))
+
+
 IN_CI = {
     "dense on 2": tight(question(FOUR, 2, seq_len=1024, global_batch=4), 4.2),
     "PCIe on 2": tight(question(FIVE, 2, "pcie-8xl40s", seq_len=2048, global_batch=4), 6.0),
@@ -213,6 +218,12 @@ IN_CI = {
     ),
 }
 MORE = {
+    "bf16, then fp8 on 2": changing(
+        tight(question(MIXTURE, 2, seq_len=1024, global_batch=4), 5.5), "fp8@0.8"
+    ),
+    "fp8 soon on 4": changing(
+        tight(question(FOUR, 4, seq_len=1024, global_batch=4), 4.2), "fp8@0.3"
+    ),
     "room on 4": question(FOUR, 4, seq_len=1024, global_batch=8),
     "dense on 4": tight(question(SMALL, 4, seq_len=1024, global_batch=4), 4.2),
     "PCIe on 4": tight(question(FOUR, 4, "pcie-8xl40s", seq_len=2048, global_batch=8), 4.5),

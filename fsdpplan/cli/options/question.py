@@ -20,6 +20,7 @@ from fsdpplan.spec.training import (
     ReduceDtype,
     TorchRelease,
     normal_compression,
+    normal_switch,
 )
 from fsdpplan.units import parse_bandwidth_bytes_per_second, parse_count
 
@@ -170,6 +171,15 @@ class TrainingOptions:
             metavar="bf16|fp16|fp32|fp8",
             parse=choice(Precision, synonyms.FORMATS),
             help="Number format of the matmuls. Default bf16.",
+        ),
+    ] = None
+    precision_switch: Annotated[
+        str | None,
+        Flag(
+            metavar="none|fp8@80%|bf16@10%",
+            parse=normal_switch,
+            help="Another precision, bf16 or fp8, for the steps behind this share of them; both "
+            "parts are planned and priced. Default none.",
         ),
     ] = None
     fp8_recipe: Annotated[

@@ -76,7 +76,8 @@ def asked_again(plan: Plan, asked: Asked) -> Inputs:
     other, or the plan does not know what they ask for."""
     layout = asked.layout if asked.free else _over(layout_options(plan), asked.layout)
     training = _over(training_options(plan), asked.training)
-    if training.precision != "fp8" and asked.training.precision is not None:
+    switch = training.precision_switch or "none"
+    if training.precision != "fp8" and switch == "none" and asked.training.precision is not None:
         typed = {name: getattr(asked.training, name) for name in FP8_POLICIES}
         training = replace(training, **typed)
     return resolve_around(
@@ -110,7 +111,7 @@ def training_options(plan: Plan) -> TrainingOptions:
         for field in fields(TrainingOptions)
         if sources.get(f"training.{field.name}") != DEFAULT_SOURCE
     }
-    if plan.training.precision != "fp8":
+    if "fp8" not in (plan.training.precision, plan.training.later_precision):
         values = {name: value for name, value in values.items() if name not in FP8_POLICIES}
     return TrainingOptions(**values)
 

@@ -49,6 +49,11 @@ def resolve_runs(
     options: EvidenceOptions, *, model: Model, cluster: Cluster, training: Training
 ) -> Resolved[OwnRuns]:
     """What is learned from the ledger's runs and from those that are named."""
+    if training.precision_switch != "none":
+        words = (
+            "step times as the cost model has them: runs tell of one precision, and this changes"
+        )
+        return Resolved(value=OwnRuns(), assumptions=(words,))
     kept = _kept(options)
     rows = [*kept.value, *([] if options.runs is None else _named(options.runs))]
     if not rows:

@@ -23,7 +23,7 @@ from fsdpplan.spec.training import Training
 from fsdpplan.units import format_count, format_percent
 
 POLICIES = ("precision", "reduce_dtype", "optimizer", "runtime")
-QUIET = ("param_dtype", "gradient_compression")
+QUIET = ("param_dtype", "gradient_compression", "precision_switch")
 """Options that change nothing unless they are asked for, so that no default is said."""
 FP8_POLICIES = ("fp8_recipe", "fp8_all_gather")
 """Options whose default is that of `Training`; those of fp8 mean nothing without it."""
@@ -33,7 +33,7 @@ def resolve_training(
     options: TrainingOptions, *, model: Model, cluster: Cluster, pins: Pins
 ) -> Resolved[Training]:
     """The training that the options ask for."""
-    if options.precision != "fp8":
+    if options.precision != "fp8" and (options.precision_switch or "none") == "none":
         _refuse_fp8_options(options)
     seq_len = _seq_len(options, model)
     given = {name: getattr(options, name) for name in (*POLICIES, *QUIET, *FP8_POLICIES, "program")}
@@ -160,7 +160,7 @@ def _policies_taken(training: Training, options: TrainingOptions) -> tuple[str, 
     if taken:
         flags = ", ".join(map(flag, taken))
         lines.append(f"{', '.join(words[name] for name in taken)} ({flags})")
-    if training.precision == "fp8":
+    if "fp8" in (training.precision, training.later_precision):
         lines += _fp8_taken(training, options)
     return tuple(lines)
 
@@ -197,7 +197,7 @@ def _fp8_taken(training: Training, options: TrainingOptions) -> list[str]:
     """What fp8 means here, where it was not said."""
     words = {
         "fp8_recipe": f"{training.fp8_recipe} scales of fp8 matmuls",
-        "fp8_all_gather": f"weights gathered in {training.gathered_dtype}",
+        "fp8_all_gather": f"weights gathered in {training.in_precision('fp8').gathered_dtype}",
     }
     taken = [name for name in FP8_POLICIES if getattr(options, name) is None]
     flags = ", ".join(map(flag, taken))

@@ -57,6 +57,7 @@ def answer_lines(inputs: Inputs, layout: Layout, estimate: Estimate, width: int)
             f"{format_percent(estimate.mfu_fraction)} "
             f"(HFU {format_percent(estimate.hfu_fraction)})",
         ),
+        *_phases(estimate),
         *_time_to_train(inputs, estimate),
         ("memory", _memory_needed(inputs, estimate.memory)),
         *_other_peaks(estimate.memory),
@@ -155,6 +156,20 @@ def _band(estimate: Estimate) -> str:
     step = estimate.step_seconds
     lower, upper = (format_seconds(end, beside=step.expected) for end in (step.lower, step.upper))
     return f"{lower} to {upper}"
+
+
+def _phases(estimate: Estimate) -> list[tuple[str, str]]:
+    """The step of each part of a run whose precision changes; that above is their mean."""
+    if not estimate.phases:
+        return []
+    first, second = estimate.phases
+    at = format_percent(second.from_fraction)
+    words = [
+        f"{format_seconds(one.step_seconds.expected)} in {one.precision}{where}, "
+        f"{format_percent(one.mfu_fraction)} MFU, {format_gib(one.peak_device_bytes)}"
+        for one, where in ((first, f" up to {at} of the steps"), (second, " behind it"))
+    ]
+    return [("step of each", "; ".join(words))]
 
 
 def _time_to_train(inputs: Inputs, estimate: Estimate) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ from fsdpplan.run.fallback import Attempt
 from fsdpplan.run.follow.metric_events import OutOfMemory
 from fsdpplan.run.ledger import ran_out_of_memory
 from fsdpplan.run.outcome import Outcome
+from fsdpplan.run.plans import in_precision
 from fsdpplan.topology.read.nccl_report import Connection, NcclReport
 from fsdpplan.units import format_gib, format_percent, format_seconds
 
@@ -31,7 +32,8 @@ PARTS = {
 def outcome_json(attempts: Sequence[Attempt]) -> str:
     """What `run --json` prints: of the last attempt, and the others in short."""
     last = attempts[-1]
-    outcome, plan = last.outcome, last.launch.plan
+    outcome = last.outcome
+    plan = in_precision(last.launch.plan, outcome.measured.precision)
     rows = compare(estimate=plan.estimate, measured=outcome.measured)
     return json.dumps(
         {
@@ -60,7 +62,8 @@ def outcome_table(attempts: Sequence[Attempt], *, width: int) -> str:
     """Predicted against measured, what NCCL did, and how the job ended."""
     last = attempts[-1]
     outcome = last.outcome
-    rows = compare(estimate=last.launch.plan.estimate, measured=outcome.measured)
+    plan = in_precision(last.launch.plan, outcome.measured.precision)
+    rows = compare(estimate=plan.estimate, measured=outcome.measured)
     complaint = outcome.complaint if outcome.exit_code else None
     return blocks(
         comparison_table(rows, width=width),

@@ -11,7 +11,7 @@ from fsdpplan.search.order import LEAST_HEADROOM_FRACTION
 from fsdpplan.search.question import SearchResult
 from fsdpplan.spec.plan import DEFAULT_SOURCE, TORCH_SOURCE, CollectiveCost, Estimate, RankedLayout
 from fsdpplan.spec.training import Training, program_named
-from fsdpplan.units import format_count, format_gb, format_gib, format_seconds
+from fsdpplan.units import format_count, format_gb, format_gib, format_percent, format_seconds
 
 MOST_TERMS = 6
 """Terms of the memory that get a line each; the smaller ones share one."""
@@ -104,10 +104,22 @@ def _precision(inputs: Inputs) -> str:
         software += f", torch {training.torch}"
     if training.param_dtype == "bf16":
         software = f", parameters and moments kept in it{software}"
-    if training.precision != "fp8":
-        return f"{training.precision}{software}"
+    first, *later = (_format(training, each.precision) for _, each in training.phases)
+    return f"{first}{_from_step(training, later)}{software}"
+
+
+def _format(training: Training, precision: str) -> str:
+    if precision != "fp8":
+        return precision
     gathered = ", weights gathered in fp8" if training.fp8_all_gather else ""
-    return f"fp8 ({training.fp8_recipe}{gathered}){software}"
+    return f"fp8 ({training.fp8_recipe}{gathered})"
+
+
+def _from_step(training: Training, later: list[str]) -> str:
+    """What the rest of the run is in; nothing where it is all in one precision."""
+    if not later:
+        return ""
+    return f", and behind {format_percent(training.phases[0][0])} of the steps {later[0]}"
 
 
 def _breakdowns(inputs: Inputs, estimate: Estimate, width: int) -> str:

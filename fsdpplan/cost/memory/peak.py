@@ -294,7 +294,11 @@ def stage_memory(case: Case, stage: Stage, *, in_flight_blocks: int) -> MemoryBr
 
 
 def rank_memory(case: Case) -> MemoryBreakdown:
-    """Memory of the fullest pipeline rank, and the peaks of all of them."""
+    """Memory of the fullest pipeline rank, and the peaks of all of them; of a run whose precision
+    changes, in the part that needs more."""
+    if case.training.precision_switch != "none":
+        parts = [rank_memory(each) for _, each in case.phases]
+        return max(parts, key=lambda one: one.peak_device_bytes)
     model, layout = case.model, case.layout
     stages = pipeline_ranks(model=model, layout=layout)
     in_flight = in_flight_blocks(model=model, layout=layout)

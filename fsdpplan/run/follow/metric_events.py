@@ -34,6 +34,7 @@ class Step:
     mfu_fraction: float | None
     allocated_bytes: int | None
     reserved_bytes: int | None
+    precision: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,8 @@ class Summary:
     world: int | None
     steps_measured: int | None = None
     """Steps that its medians count."""
+    precision: str | None = None
+    """Of the steps that its medians count."""
     stopped_by_signal: int | None = None
     """Signal that ended it early."""
     torch_version: str | None = None
@@ -137,6 +140,7 @@ def _step(record: dict[str, object]) -> Step | None:
         mfu_fraction=_number(record, "mfu_fraction"),
         allocated_bytes=_whole(record, "allocated_bytes"),
         reserved_bytes=_whole(record, "reserved_bytes"),
+        precision=_text(record, "precision"),
     )
 
 
@@ -151,6 +155,7 @@ def _summary(record: dict[str, object]) -> Summary:
         world=_whole(record, "world"),
         steps_measured=_whole(record, "steps_measured"),
         stopped_by_signal=_whole(record, "stopped_by_signal"),
+        precision=_text(record, "precision"),
         torch_version=_text(record, "torch_version"),
         nccl_version=_text(record, "nccl_version"),
         driver_version=_text(record, "driver_version"),

@@ -72,6 +72,13 @@ class Measured:
         return 0 if self.start is None else self.start.first_step
 
     @property
+    def precision(self) -> str | None:
+        """Of the steps that the summary tells of, or of the last one; None: not said."""
+        if self.summary is not None and self.summary.precision is not None:
+            return self.summary.precision
+        return self.steps[-1].precision if self.steps else None
+
+    @property
     def is_complete(self) -> bool:
         """Whether the last step is done; False where the program did not say which that is."""
         last = None if self.start is None else self.start.steps

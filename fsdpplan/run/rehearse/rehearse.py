@@ -22,6 +22,7 @@ import fsdpplan
 from fsdpplan.cost.schedule.order import microbatches_refusal
 from fsdpplan.errors import LaunchError, SpecError
 from fsdpplan.files.plans import write_plan
+from fsdpplan.run.plans import in_precision
 from fsdpplan.run.rehearse.compare import ComparedRank, RankReport, compared_rank
 from fsdpplan.run.rehearse.ranks import ChosenRank
 from fsdpplan.spec.plan import Plan
@@ -29,6 +30,12 @@ from fsdpplan.spec.training import torch_release
 
 MICRO_BATCHES = 3
 """Of gradient accumulation: first, between, last."""
+
+REHEARSED = "bf16"
+ONE_PART = (
+    "only steps in bf16 are rehearsed: those in fp8 are planned, but this CPU has no such products"
+)
+"""Of a run whose precision changes."""
 
 TIME_LIMIT_SECONDS = 1800
 """After which a rehearsal is given up; the largest plans take a minute."""
@@ -102,6 +109,10 @@ def rehearse(
 ) -> Rehearsal:
     """Rehearse `ranks` of the plan, or of the model that `build` (FILE.py:FUNCTION) makes; with
     another `python`, under its torch."""
+    if plan.training.precision_switch != "none":
+        taken = in_precision(plan, REHEARSED)
+        part = rehearse(taken, ranks, build=build, whole_step=whole_step, python=python)
+        return replace(part, differences=(*part.differences, ONE_PART))
     began = time.perf_counter()
     short = plan if whole_step else shortened(plan)
     report = _report(short, [chosen.rank for chosen in ranks], build, python)

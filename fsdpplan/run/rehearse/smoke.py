@@ -64,6 +64,7 @@ def smoke_training(training: Training) -> Training:
     return replace(
         training,
         precision=training.activation_dtype,
+        precision_switch="none",
         fp8_all_gather=False,
         optimizer="adamw" if eight_bit else training.optimizer,
         tokens=None,
@@ -76,6 +77,8 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
     said = []
     if small.precision != plan.training.precision:
         said.append(f"{plan.training.precision} needs a GPU: the smoke run is in {small.precision}")
+    elif plan.training.precision_switch != "none":
+        said.append(f"the change of precision needs GPUs: the smoke run is in {small.precision}")
     if small.optimizer != plan.training.optimizer:
         said.append(f"{plan.training.optimizer} needs a GPU: the smoke run has {small.optimizer}")
     said += [

@@ -223,17 +223,18 @@ def fewest_blocks(asked: Question, layout: Layout, *, at_least: int = 1) -> int:
 
 
 def needed_bytes(asked: Question, layout: Layout, *, enough_bytes: int | None = None) -> int:
-    """Device memory of the fullest rank: of equal ranks, that with most in flight.
+    """Device memory of the fullest rank: of equal ranks, that with most in flight; of the parts of
+    a run whose precision changes, in that which needs most.
 
     With `enough_bytes` that of the first rank that needs more than that, if any does.
     """
     needed = 0
-    case = asked.case(layout)
-    for stage, blocks in fullest_ranks(model=asked.model, layout=layout):
-        memory = stage_memory(case, stage, in_flight_blocks=blocks)
-        needed = max(needed, memory.peak_device_bytes)
-        if enough_bytes is not None and needed > enough_bytes:
-            break
+    for _, case in asked.case(layout).phases:
+        for stage, blocks in fullest_ranks(model=asked.model, layout=layout):
+            memory = stage_memory(case, stage, in_flight_blocks=blocks)
+            needed = max(needed, memory.peak_device_bytes)
+            if enough_bytes is not None and needed > enough_bytes:
+                return needed
     return needed
 
 

@@ -393,3 +393,69 @@ class Floors:
             - self._slowest(works.block(layout, "none", dense=dense))
             for dense in kinds
         )
+
+
+@dataclass(slots=True)
+class PhasedFloors:
+    """Floors of the mean step of a run whose precision changes: those of its parts, each as often
+    as it is taken. Each part's is no more than its step, so neither is their mean.
+
+    What there can be, and what may fit, is asked of the first part: what does not fit there does
+    not fit the run.
+    """
+
+    parts: tuple[tuple[float, Floors], ...]
+
+    @property
+    def first(self) -> Floors:
+        """Of the first part."""
+        return self.parts[0][1]
+
+    def at_first_sight(self, d: Degrees) -> float:
+        """As in Floors, as are all below."""
+        return sum(share * part.at_first_sight(d) for share, part in self.parts)
+
+    def at(self, layout: Layout) -> float:
+        """With its micro-batch."""
+        return sum(share * part.at(layout) for share, part in self.parts)
+
+    def at_usual(self, layout: Layout) -> float:
+        """With usual settings."""
+        return sum(share * part.at_usual(layout) for share, part in self.parts)
+
+    def of_usual(self, layout: Layout, modes: Sequence[ActivationCheckpointing]) -> float:
+        """With one of the modes."""
+        return sum(share * part.of_usual(layout, modes) for share, part in self.parts)
+
+    def of_settled(self, layout: Layout) -> float:
+        """As it is."""
+        return sum(share * part.of_settled(layout) for share, part in self.parts)
+
+    def played(self, layout: Layout) -> float:
+        """By its schedule."""
+        return sum(share * part.played(layout) for share, part in self.parts)
+
+    def largest_size(self, d: Degrees) -> int:
+        """The largest micro-batch that may fit."""
+        return self.first.largest_size(d)
+
+    def sizes(self, d: Degrees) -> tuple[int, ...]:
+        """Micro-batches that there can be."""
+        return self.first.sizes(d)
+
+    def plain(self, d: Degrees, size: int) -> Layout:
+        """With plain policies."""
+        return self.first.plain(d, size)
+
+    def leanest(self, d: Degrees) -> Layout:
+        """What needs least."""
+        return self.first.leanest(d)
+
+
+def floors_of(asked: Question, room: Room) -> Floors | PhasedFloors:
+    """Floors of a question; `room` is that of its first part."""
+    if asked.training.precision_switch == "none":
+        return Floors(asked, room)
+    (share, first), *others = asked.phases
+    parts = [(share, Floors(first, room)), *((s, Floors(q, Room(q))) for s, q in others)]
+    return PhasedFloors(tuple(parts))

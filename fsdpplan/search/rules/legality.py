@@ -119,7 +119,8 @@ def question_problem(
 ) -> str | None:
     """Why no layout with these pins can be trained, whatever else it is; None if one may be."""
     rules = (
-        _question(model, cluster, training),
+        _switch(cluster, training),
+        *(_question(model, cluster, each) for _, each in training.phases),
         _experts(pins.ep or 1, model),
         _pinned_ring(pins, cluster, training),
         program_question_problems(model=model, cluster=cluster, training=training, pins=pins),
@@ -149,7 +150,13 @@ def legal_layout_problem(case: Case) -> str | None:
 
 
 def first_problem(case: Case) -> Problem | None:
-    """The first rule that the case breaks."""
+    """The first rule that the case breaks, in any part of its run."""
+    if case.training.precision_switch != "none":
+        unknown = next(_switch(case.cluster, case.training), None)
+        if unknown is not None:
+            return unknown
+        found = (first_problem(each) for _, each in case.phases)
+        return next((problem for problem in found if problem is not None), None)
     model, cluster, training, layout = case.model, case.cluster, case.training, case.layout
     rules = (
         _question(model, cluster, training),
@@ -178,6 +185,16 @@ def degrees_problem(case: Case) -> Problem | None:
         _expert_parallel(case),
     )
     return next((problem for rule in rules for problem in rule), None)
+
+
+def _switch(cluster: Cluster, training: Training) -> Iterator[Problem]:
+    device = cluster.device
+    if training.precision_switch != "none" and device.peak_fp8_flops_per_second is None:
+        yield Problem(
+            reason="the device has no fp8",
+            sentence=f"{device.name} has no fp8, and precision_switch is a change to it or from "
+            "it: leave --precision-switch out",
+        )
 
 
 def _question(model: Model, cluster: Cluster, training: Training) -> Iterator[Problem]:

@@ -102,6 +102,11 @@ def script_problem(case: Case) -> str | None:
     training = case.training
     if training.runtime != "fsdp2" or program_named(training.program).is_target:
         return None
+    if training.precision_switch != "none":
+        return (
+            "a change of precision in mid-run is of fsdpplan's trainer, and parallelize makes one "
+            "model: plan again without --precision-switch"
+        )
     name: ProgramName = "hf" if training.program == "reference" else training.program
     # its documents are the script's own affair
     own = replace(training, program=name, packed=False, mean_document_tokens=None)

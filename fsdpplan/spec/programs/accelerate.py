@@ -92,6 +92,7 @@ WORDS = {
     "optimizer": Word(
         says="for the script: AdamW", values=("adamw",), why="the file has no word for it"
     ),
+    "precision_switch": Word(says="none", values=("none",), why="its file says one precision"),
     "gradient_compression": Word(
         says="none", values=("none",), why="its hooks are of the script, not of the file"
     ),

@@ -94,6 +94,7 @@ WORDS = {
     "optimizer": Word(
         says="`--optimizer adam`", values=("adamw",), why="its Muon and its states are its own"
     ),
+    "precision_switch": Word(says="none", values=("none",), why="it has no such change in a run"),
     "gradient_compression": Word(says="none", values=("none",), why="its DDP has no such hooks"),
     "tokens": Word(says="`--train-iters`, unless `--steps` is given"),
     "runtime": Word(

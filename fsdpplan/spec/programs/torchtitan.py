@@ -106,6 +106,7 @@ WORDS = {
         values=("adamw",),
         why="its Muon is written for other shards, and it has no 8-bit states",
     ),
+    "precision_switch": Word(says="none", values=("none",), why="it converts a model once"),
     "gradient_compression": Word(says="none", values=("none",), why="it has no DDP hooks"),
     "tokens": Word(says="`steps`, unless `--steps` is given"),
     "runtime": Word(says="`fsdp2`", values=("fsdp2",), why="torchtitan is FSDP2"),

@@ -12,6 +12,7 @@ from typing import Any
 from ..config import PlanConfig
 from ..errors import TrainerError
 from ..optimizer import Recipe
+from ..precision import precision_of_step
 from ..schedule import FINAL_FRACTION, learning_rate_at, schedule_of
 from .files import PROGRESS, Unreadable, reason, resumable
 from .whole_file import read_small
@@ -102,8 +103,11 @@ def _require_kind(name: str, kind: str, value: object) -> None:
         raise ValueError(f"{name} is {str(value)[:60]}")
 
 
-def require_same_run(path: Path, found: Progress, plan: PlanConfig, *, seed: int) -> list[str]:
-    """Raise unless the plan's run can go on from `found`; returns what else has changed."""
+def require_same_run(
+    path: Path, found: Progress, plan: PlanConfig, *, seed: int, steps: int | None = None
+) -> list[str]:
+    """Raise unless the plan's run can go on from `found`, to `steps` where that is not what it was
+    laid out for; returns what else has changed."""
     if (found.seed, found.seq_len) != (seed, plan.training.seq_len):
         raise TrainerError(
             f"{path} was trained with --seed {found.seed} and sequences of {found.seq_len}, this "
@@ -132,8 +136,9 @@ def require_same_run(path: Path, found: Progress, plan: PlanConfig, *, seed: int
             f"{plan.training.param_dtype}: plan with --param-dtype {found.param_dtype}, or export "
             "it and begin from there with --init-from"
         )
-    if found.precision != plan.training.precision:
-        words.append(f"precision {found.precision} there, {plan.training.precision} from here on")
+    now = precision_of_step(plan.training, found.step, found.steps if steps is None else steps)
+    if found.precision != now:
+        words.append(f"precision {found.precision} there, {now} from here on")
     return words
 
 
@@ -203,7 +208,7 @@ def resumed_otherwise(
             found = read_progress(path)
         except Unreadable:
             continue
-        said = require_same_run(path, found, plan, seed=seed)
+        said = require_same_run(path, found, plan, seed=seed, steps=recipe.steps)
         return said + changes(path, found, plan, recipe, allowed=allowed)
     return []
 

@@ -209,7 +209,8 @@ class Checkpoints:
                 remarks.append(f"{path.name} is damaged: {problem}")
                 continue
             progress = read_progress(path)
-            remarks += require_same_run(path, progress, self.plan, seed=seed)
+            steps = None if recipe is None else recipe.steps
+            remarks += require_same_run(path, progress, self.plan, seed=seed, steps=steps)
             if recipe is not None:
                 remarks += changes(path, progress, self.plan, recipe, allowed=allow_changes)
             remarks += self._load(path, model, optimizer, progress)

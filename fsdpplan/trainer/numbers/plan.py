@@ -34,6 +34,7 @@ def tiny_plan(plan: PlanConfig, *, in_own_formats: bool) -> PlanConfig:
         plan.training,
         seq_len=_tokens(plan),
         global_batch=layout.data_parallel * layout.micro_batch * layout.num_microbatches,
+        precision_switch="none",
         # torchao compiles the step of the 8-bit one, which takes longer than all of this
         optimizer="muon" if plan.training.optimizer == "muon" else "adamw",
     )

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 
 from ..config import LayoutConfig, ModelConfig, PlanConfig, TrainingConfig
 from ..errors import TrainerError
+from ..precision import SWITCHED, parsed_switch
 from ..torch_versions import lacking
 from .pipeline_stages import SPLIT_BACKWARD_SCHEDULES, V_SCHEDULES, rank_shares
 
@@ -206,6 +207,7 @@ def _training_problems(training: TrainingConfig, layout: LayoutConfig) -> list[s
         *_one_of("precision", training.precision, "bf16", "fp32", "fp16", "fp8"),
         *_one_of("reduce_dtype", training.reduce_dtype, "fp32", "bf16"),
         *_compression_problems(training, layout),
+        *_switch_problems(training),
         *_one_of("param_dtype", training.param_dtype, "fp32", "bf16"),
         *(_half_parameter_problems(training) if training.param_dtype == "bf16" else []),
         *_one_of("optimizer", training.optimizer, "adamw", "adamw_8bit", "muon"),
@@ -213,6 +215,22 @@ def _training_problems(training: TrainingConfig, layout: LayoutConfig) -> list[s
         *(_fp8_problems(training, layout) if training.precision == "fp8" else []),
         *_optimizer_problems(training, layout),
     ]
+
+
+def _switch_problems(training: TrainingConfig) -> list[str]:
+    text = training.precision_switch
+    if text == "none":
+        return []
+    problems = []
+    if parsed_switch(text) is None:
+        problems.append(f"precision_switch {text} (none, fp8@0.8 and bf16@0.1 work)")
+    problems += _one_of(f"precision beside precision_switch {text}", training.precision, *SWITCHED)
+    problems += _one_of(f"param_dtype beside precision_switch {text}", training.param_dtype, "fp32")
+    if training.optimizer == "adamw_8bit":
+        problems.append(f"precision_switch {text} with adamw_8bit (adamw and muon work)")
+    if training.gradient_compression.startswith("powersgd"):
+        problems.append(f"precision_switch {text} with {training.gradient_compression}")
+    return problems
 
 
 def _compression_problems(training: TrainingConfig, layout: LayoutConfig) -> list[str]:

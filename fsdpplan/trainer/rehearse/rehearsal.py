@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -101,7 +101,12 @@ def rehearsed(
 
 def differences(plan: PlanConfig) -> list[str]:
     """What a rehearsal of `plan` does not do as its devices will, in sentences."""
-    layout = plan.layout
+    layout, switch = plan.layout, plan.training.precision_switch
+    if switch != "none":
+        before = differences(
+            replace(plan, training=replace(plan.training, precision_switch="none"))
+        )
+        return [*before, f"only steps in {plan.training.precision} are taken, none behind {switch}"]
     if plan.cluster.device.kind != "cuda":
         return [REDUCER] if layout.sharding == "ddp" else []
     said = list(DIFFERENCES)

@@ -58,6 +58,8 @@ def _problems(plan: PlanConfig) -> Iterator[str]:
     layout, vocab = plan.layout, plan.model.vocab
     if layout.pp > 1 and plan.training.precision == "fp16":
         yield f"pp {layout.pp} in fp16 (a schedule scales no loss; bf16 works)"
+    if plan.training.precision_switch != "none":
+        yield f"precision_switch {plan.training.precision_switch} (one precision works)"
     if layout.ep > 1:
         yield f"ep {layout.ep} (it needs to know how tokens reach experts; --ep 1 works)"
     if layout.tp > 1 and plan.model.experts is not None:

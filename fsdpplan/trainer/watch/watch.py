@@ -124,9 +124,9 @@ class Watch:
         metrics: Metrics,
     ) -> None:
         self._metrics = metrics
+        self._device = device
         self._hosts = all_hosts()
-        blocks = [block for part in assembled.parts for block in _blocks(part)]
-        self.own_time = OwnTime(blocks, device)
+        self.take_blocks(assembled)
         self._stragglers = StragglerWatch(peers(plan.layout))
         self._drift = DriftWatch()
         self._steps = 0
@@ -156,6 +156,17 @@ class Watch:
             options.prometheus if dist.get_rank() == 0 else None,
             {"model": plan.model.name, "plan": plan_sha256(plan_text(options.plan))[:12]},
         )
+
+    def take_blocks(self, assembled: Assembled) -> None:
+        """Time the blocks of this model from now on."""
+        blocks = [block for part in assembled.parts for block in _blocks(part)]
+        self.own_time = OwnTime(blocks, self._device)
+
+    def leave_blocks(self) -> None:
+        """The model is to go: hold nothing of it, and compare no step with those before."""
+        self.own_time = OwnTime((), self._device)
+        self._drift = DriftWatch()
+        self._steps = 0
 
     def start(self, step: int) -> None:
         """Training begins behind `step`."""

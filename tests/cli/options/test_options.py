@@ -49,6 +49,7 @@ PLANNING = {
     "--global-batch": (HSDP, ("--global-batch", "64")),
     "--precision": (HSDP, ("--precision", "fp32")),
     "--reduce-dtype": (HSDP, ("--reduce-dtype", "bf16")),
+    "--precision-switch": (HSDP, ("--precision-switch", "fp8@80%")),
     "--param-dtype": (HSDP, ("--param-dtype", "bf16")),
     "--gradient-compression": (
         f"{ONE_NODE} --dp-replicate 8 --sharding ddp",

@@ -62,6 +62,7 @@ VALUES: dict[str, list[Any]] = {
     "reduce_dtype": ["fp32", "bf16"],
     "param_dtype": ["fp32", "bf16"],
     "optimizer": ["adamw", "adamw_8bit", "muon"],
+    "precision_switch": ["none", "fp8@0.8"],
     "gradient_compression": ["none", "bf16", "powersgd:1:1000"],
     "tokens": [None, 10**6, 2 * 10**6],
     "runtime": ["fsdp2", "autocast", "megatron", "megatron_lm", "fsdp1"],
