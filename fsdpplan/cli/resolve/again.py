@@ -35,7 +35,7 @@ from fsdpplan.spec.training import TorchRelease
 
 Options = TypeVar("Options")
 
-NAMED_OTHERWISE = {"headroom": "headroom_fraction", "fits": "fits_fraction"}
+NAMED_OTHERWISE = {"headroom": "headroom_fraction", "fits": "fits_fraction", "pack": "packed"}
 """Option of a training -> its field, where they differ."""
 
 A_FLAG = "flag "
