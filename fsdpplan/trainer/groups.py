@@ -78,7 +78,7 @@ def require_all_used(groups: Sequence[ParameterGroup], names: Iterable[str]) -> 
                 "matches; put it before them"
             )
         raise TrainerError(
-            f"--param-group {str(group)!r} matches no parameter; those of the model are "
+            f"--param-group {str(group)!r} matches no parameter; name some of the model's, "
             f"{', '.join(_kinds(names))} (a star stands for anything, dots too)"
         )
 

@@ -41,8 +41,8 @@ def _first_line(data: Path) -> bytes | None:
         return None
     if data.suffix != ".jsonl":
         raise SpecError(
-            f"--sft takes chats from .jsonl files, not from {path_text(data)}: one JSON object "
-            'with "messages" in each line'
+            f"--sft takes chats from .jsonl files, not from {path_text(data)}: give one with "
+            'a JSON object with "messages" in each line'
         )
     with data.open("rb") as file:
         line = file.readline(LINE_BYTES)
@@ -60,7 +60,7 @@ def _is_chat(line: bytes, data: Path) -> bool:
     except (ValueError, TypeError, KeyError, RecursionError):
         pass
     raise SpecError(
-        f"the first line of {path_text(data)} is no chat: --sft needs JSON objects with "
+        f"the first line of {path_text(data)} is no chat: write JSON objects with "
         '"messages", each with "role" and "content", or with "prompt" and "completion"'
     )
 

@@ -149,7 +149,7 @@ def _unpacked(built: tuple[Any, ...]) -> tuple[nn.Module, Inputs, Arguments]:
     known = {"blocks", "head", "tp_plan", "ends"}
     if len(others) > 1 or not isinstance(arguments, Mapping) or not known >= set(arguments):
         raise TrainerError(
-            "the function of --build returns a model, its inputs, and at most a dict of what "
+            "the function of --build must return a model, its inputs, and at most a dict of what "
             f"parallelize is told of it ({', '.join(sorted(known))})"
         )
     return model, given, arguments

@@ -234,5 +234,7 @@ def _config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(read_small(path))
     except (OSError, ValueError, RecursionError) as error:
-        raise TrainerError(f"{path} cannot be read: {error}; fetch the tokenizer again") from error
+        raise TrainerError(
+            f"{path} cannot be read: {error}; download the tokenizer again"
+        ) from error
     return config if isinstance(config, dict) else {}

@@ -85,8 +85,8 @@ def chat_files(path: Path) -> tuple[Path, ...]:
     for file in files:
         if file.suffix != ".jsonl":
             raise TrainerError(
-                f"{file} is no .jsonl file, which --sft takes chats from: one JSON object with "
-                '"messages" in each line'
+                f"{file} is no .jsonl file, which --sft takes chats from: give one with a JSON "
+                'object with "messages" in each line'
             )
         require_file(file)
     return files

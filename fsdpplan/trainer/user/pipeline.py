@@ -98,8 +98,9 @@ class UserPipeline(nn.Module):
     def forward(self, *_: Any, **__: Any) -> NoReturn:
         """Refused."""
         raise TrainerError(
-            f"a model in a pipeline of {self._plan.layout.pp} is not called by itself: "
-            "fsdpplan.trainer.forward_backward(model, plan, inputs, targets) runs all micro-batches"
+            f"a model in a pipeline of {self._plan.layout.pp} is not called by itself: call "
+            "fsdpplan.trainer.forward_backward(model, plan, inputs, targets), which runs all "
+            "micro-batches"
         )
 
     def train(self, mode: bool = True) -> UserPipeline:

@@ -102,7 +102,11 @@ def test_a_python_and_an_image_are_asked(
         ("--python /no/python", 4, "/no/python does not say which torch it has (not found)"),
         ("--torch 2.8 --schedule dualpipev --pp 2", 3, "which came with 2.9: use --schedule zbv"),
         ("--container u:ghp_abcdefghijklmnopqrstuvwxyz0123456789@r/i", 2, "token"),
-        ("--torch 2.9 --cp 2 --cp-attention ring", 3, "torch 2.9 has no ring attention by module (2.10 has)"),
+        (
+            "--torch 2.9 --cp 2 --cp-attention ring",
+            3,
+            "torch 2.9 has no ring attention by module (2.10 has)",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_in_words(
