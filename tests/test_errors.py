@@ -46,7 +46,6 @@ PASSED_ON = {
     "trainer/options.py:parameter_group": "a sentence of trainer/groups.py",
     "trainer/text/chats.py:ChatReader.write": "a sentence of ChatReader._nothing",
     "trainer/text/chats.py:ChatReader._said": "what there is to give in place of a template",
-    "trainer/user/tensor_parallel.py:planned_styles": "_nearest of this file ends it",
     "trainer/train.py:train": "save_the_end of this file; empty where all is saved",
     "validate/learn/known.py:_table_priced": "a sentence of validate/compare/predict.py",
     "validate/learn/peaks.py:_table_priced": "a sentence of validate/compare/predict.py",

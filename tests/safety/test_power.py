@@ -16,8 +16,7 @@ from fsdpplan.files import ledger
 from fsdpplan.files.writing import write_folder_at_once, write_text_atomically
 from fsdpplan.trainer.checkpoint import files as checkpoints
 from fsdpplan.trainer.checkpoint.whole_file import write_durably, write_whole
-from fsdpplan.trainer.text.stream import PieceIndex
-from fsdpplan.trainer.text.text_tokenizer import ByteTokenizer
+from fsdpplan.trainer.text.make_index import Text, make_index
 from fsdpplan.trainer.text.token_file import TokenFile, sidecar_of
 from fsdpplan.trainer.tokenize import write_token_file
 from tests.safety.power import Found, found_after
@@ -133,7 +132,7 @@ def test_the_index_of_a_text_is_whole_or_made_anew(tmp_path: Path) -> None:
     folder.mkdir()
     text = folder / "text.txt"
     text.write_text("of several words\n" * 500)
-    founds = found_after(folder, lambda: PieceIndex(text, [text], ByteTokenizer()))
+    founds = found_after(folder, lambda: make_index(Text.find(text, None)))
     (index,) = folder.glob(".*.fsdpplan-index")
     for found in founds:
         assert found.files.get(index.name) in (None, index.read_bytes()), found.how

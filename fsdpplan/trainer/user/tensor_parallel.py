@@ -179,11 +179,7 @@ def _matching(pattern: str, modules: Mapping[str, nn.Module]) -> Iterator[str]:
 def _nearest(pattern: str, modules: Mapping[str, nn.Module]) -> str:
     shapes = {re.sub(r"\b\d+\b", "*", path) for path in modules}
     near = difflib.get_close_matches(pattern, shapes, n=2, cutoff=0.5)
-    return (
-        f": name one of the nearest, {', '.join(near)}"
-        if near
-        else ": use names of named_modules()"
-    )
+    return f": name one of {', '.join(near)}" if near else ": use names of named_modules()"
 
 
 def _require_divisible(path: str, module: nn.Module, style: str, ranks: int) -> None:

@@ -274,8 +274,8 @@ def _hidden_and_others(args: Any, given: Any) -> tuple[Tensor, list[Tensor]]:
     hidden = args[0] if args else given.get("hidden_states")
     if not isinstance(hidden, Tensor):
         raise TrainerError(
-            "a block of the model is called without hidden states: pass them as its first argument, "
-            "or as the one of that name"
+            "a block of the model is called without hidden states: pass them as its first "
+            "argument, or as the one of that name"
         )
     rest = [args[1:], {name: each for name, each in given.items() if each is not hidden}]
     return hidden, list(tensors_of(rest))
