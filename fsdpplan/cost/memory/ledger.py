@@ -30,8 +30,7 @@ from functools import lru_cache
 from fsdpplan.cost.kernels.optimizer import muon_elements
 from fsdpplan.cost.memory.backward_steps import WeightGradientsOf
 from fsdpplan.cost.model.block_sizes import FP32_BYTES
-from fsdpplan.cost.model.formats import formats, sums_in_reduce_dtype
-from fsdpplan.cost.model.low_rank import low_rank
+from fsdpplan.cost.model.formats import formats, low_rank, sums_in_reduce_dtype
 from fsdpplan.cost.model.params import block_tensors, embedding_tensors, head_tensors
 from fsdpplan.cost.model.shards import (
     Stage,

@@ -39,11 +39,15 @@ from fsdpplan.cost.kernels.optimizer import (
 )
 from fsdpplan.cost.kernels.rates import BlockSeconds, BlockWork, memory_bytes_per_second
 from fsdpplan.cost.model.block_sizes import FP32_BYTES
-from fsdpplan.cost.model.formats import Ways, block_ways, formats, inner_ways, local_tokens
-from fsdpplan.cost.model.low_rank import (
+from fsdpplan.cost.model.formats import (
     KERNELS_PER_COLUMN,
     KERNELS_PER_MATRIX,
     TRAFFIC_BYTES_PER_ELEMENT,
+    Ways,
+    block_ways,
+    formats,
+    inner_ways,
+    local_tokens,
     low_rank,
 )
 from fsdpplan.cost.model.params import block_tensors

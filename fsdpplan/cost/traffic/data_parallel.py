@@ -29,8 +29,7 @@ from itertools import chain
 from math import prod
 
 from fsdpplan.cost.model.block_sizes import FP32_BYTES
-from fsdpplan.cost.model.formats import formats
-from fsdpplan.cost.model.low_rank import LowRank, low_rank
+from fsdpplan.cost.model.formats import LowRank, formats, low_rank
 from fsdpplan.cost.model.params import (
     ParameterTensor,
     block_tensors,
