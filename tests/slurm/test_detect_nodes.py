@@ -17,7 +17,15 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_every_node_is_read_under_slurm_s_name(slurm: SlurmCluster, tmp_path: Path) -> None:
-    done = slurm.run("salloc", "--nodes=2", "--exclusive", *DETECT, "--json", cwd=tmp_path)
+    done = slurm.run(
+        "salloc",
+        "--nodes=2",
+        "--nodelist=node[1-2]",
+        "--exclusive",
+        *DETECT,
+        "--json",
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     machines = [host["machine"] for host in document["hosts"]]
@@ -29,7 +37,7 @@ def test_every_node_is_read_under_slurm_s_name(slurm: SlurmCluster, tmp_path: Pa
 def test_the_claimed_gpus_that_are_not_there_are_missed_on_both(
     slurm: SlurmCluster, tmp_path: Path
 ) -> None:
-    given = ("--exclusive", "--gres=gpu:8", "--nodes=2")
+    given = ("--exclusive", "--gres=gpu:8", "--nodes=2", "--nodelist=node[1-2]")
     done = slurm.run("salloc", *given, *DETECT, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     words = " ".join(done.stdout.split())
@@ -38,7 +46,9 @@ def test_the_claimed_gpus_that_are_not_there_are_missed_on_both(
 
 
 def test_a_profile_of_nodes_without_gpus_is_not_saved(slurm: SlurmCluster, tmp_path: Path) -> None:
-    done = slurm.run("salloc", "--nodes=2", *DETECT, "--save", "mine", cwd=tmp_path)
+    done = slurm.run(
+        "salloc", "--nodes=2", "--nodelist=node[1-2]", *DETECT, "--save", "mine", cwd=tmp_path
+    )
     assert done.returncode == 4
     assert "2 nodes: node[1-2]" in done.stdout
     assert list(tmp_path.iterdir()) == []
@@ -52,7 +62,7 @@ def test_a_node_on_which_the_program_fails_is_named(slurm: SlurmCluster, tmp_pat
         "    sys.exit(1)\n"
     )
     shell = f"PYTHONPATH={tmp_path} {' '.join(DETECT)} --json"
-    done = slurm.run("salloc", "--nodes=2", "sh", "-c", shell, cwd=tmp_path)
+    done = slurm.run("salloc", "--nodes=2", "--nodelist=node[1-2]", "sh", "-c", shell, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert [host["machine"]["host"]["name"] for host in document["hosts"]] == ["node1"]
@@ -65,13 +75,13 @@ def test_labels_that_the_user_has_switched_on_do_not_stand_in_the_way(
     slurm: SlurmCluster, tmp_path: Path
 ) -> None:
     shell = f"SLURM_LABELIO=1 {' '.join(DETECT)} --json"
-    done = slurm.run("salloc", "--nodes=2", "sh", "-c", shell, cwd=tmp_path)
+    done = slurm.run("salloc", "--nodes=2", "--nodelist=node[1-2]", "sh", "-c", shell, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)["hosts"]) == 2
 
 
 def test_inside_a_step_all_nodes_are_read_too(slurm: SlurmCluster, tmp_path: Path) -> None:
-    given = ("--nodes=2", "--exclusive", "srun", "--nodes=1", "--ntasks=1")
+    given = ("--nodes=2", "--nodelist=node[1-2]", "--exclusive", "srun", "--nodes=1", "--ntasks=1")
     done = slurm.run("salloc", *given, *DETECT, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)["hosts"]) == 2
