@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from fsdpplan.files.huggingface import config
 from fsdpplan.trainer.config import parse_plan
@@ -25,6 +27,15 @@ from tests.trainer.huggingface_layouts import LAYOUTS, model_of, train
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _group_is_left() -> Iterator[None]:
+    """Models are made in this process, whose process group no other test may find."""
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
 
 VOCAB = 61
 WIDTHS: dict[str, Any] = {
