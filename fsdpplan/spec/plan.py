@@ -155,6 +155,22 @@ class MemoryBreakdown:
     """Chance that `peak_device_bytes` stays within the device's memory; None likewise."""
 
     @property
+    def terms(self) -> dict[str, int]:
+        """The parts of the peak on the device, in bytes, by the names that people read."""
+        return {
+            "parameters": self.parameters_bytes,
+            "gradients": self.gradients_bytes,
+            "optimizer state": self.optimizer_bytes,
+            "gathered parameters": self.unsharded_parameters_bytes,
+            "unreduced gradients": self.unsharded_gradients_bytes,
+            "activations": self.activations_bytes,
+            "logits and loss": self.logits_bytes,
+            "temporaries": self.temporaries_bytes,
+            "allocator reserve": self.reserved_overhead_bytes,
+            "CUDA and NCCL": self.context_bytes,
+        }
+
+    @property
     def peak_allocated_bytes(self) -> int:
         """What `torch.cuda.max_memory_allocated` should show."""
         return int(

@@ -152,19 +152,7 @@ def _time(estimate: Estimate) -> str:
 
 def _memory(inputs: Inputs, estimate: Estimate, width: int) -> str:
     memory = estimate.memory
-    terms = {
-        "parameters": memory.parameters_bytes,
-        "gradients": memory.gradients_bytes,
-        "optimizer state": memory.optimizer_bytes,
-        "gathered parameters": memory.unsharded_parameters_bytes,
-        "unreduced gradients": memory.unsharded_gradients_bytes,
-        "activations": memory.activations_bytes,
-        "logits and loss": memory.logits_bytes,
-        "temporaries": memory.temporaries_bytes,
-        "allocator reserve": memory.reserved_overhead_bytes,
-        "CUDA and NCCL": memory.context_bytes,
-    }
-    ordered = sorted(terms.items(), key=lambda term: -term[1])
+    ordered = sorted(memory.terms.items(), key=lambda term: -term[1])
     rest = sum(size for _, size in ordered[MOST_TERMS:])
     shown = [*ordered[:MOST_TERMS], ("all else", rest)]
     rows = [(name, format_gib(size)) for name, size in shown if size > 0]

@@ -147,20 +147,7 @@ def _exposed(costs: tuple[CollectiveCost, ...], exposed_seconds: float) -> dict[
 
 def memory_terms(estimate: Estimate) -> dict[str, float]:
     """Bytes of the parts of the fullest device's peak."""
-    memory = estimate.memory
-    parts = {
-        "parameters": memory.parameters_bytes,
-        "gradients": memory.gradients_bytes,
-        "optimizer state": memory.optimizer_bytes,
-        "gathered parameters": memory.unsharded_parameters_bytes,
-        "unreduced gradients": memory.unsharded_gradients_bytes,
-        "activations": memory.activations_bytes,
-        "logits and loss": memory.logits_bytes,
-        "temporaries": memory.temporaries_bytes,
-        "allocator reserve": memory.reserved_overhead_bytes,
-        "CUDA and NCCL": memory.context_bytes,
-    }
-    return {name: float(size) for name, size in parts.items() if size}
+    return {name: float(size) for name, size in estimate.memory.terms.items() if size}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
