@@ -69,7 +69,7 @@ CASES = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.skipif(RELEASE < (2, 12), reason="torch has no kernel for windows, or none for groups")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_peak_equals_that_of_the_trainer(case: Case) -> None:

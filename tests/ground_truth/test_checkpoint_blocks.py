@@ -107,7 +107,7 @@ TOLERANCES = [(FSDP_CASES, 0.005), (DDP_CASES, 0.01), (TP_CASES, 0.01)]
 FLAT = {name: (case, within) for cases, within in TOLERANCES for name, case in cases.items()}
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 @pytest.mark.parametrize(("case", "tolerance"), FLAT.values(), ids=FLAT.keys())
 def test_calls_and_peak_equal_those_of_the_trainer(case: Case, tolerance: float) -> None:
@@ -179,7 +179,7 @@ PIPELINES = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 @pytest.mark.parametrize(("model", "layout", "pp_rank"), PIPELINES.values(), ids=PIPELINES.keys())
 def test_calls_and_peak_of_a_pipeline_equal_those_of_torch(

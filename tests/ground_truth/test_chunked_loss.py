@@ -74,7 +74,7 @@ def predicted_peak_bytes(model: Model, training: Training, layout: Layout, *, ra
     return stage_memory(eager, stage, in_flight_blocks=in_flight).peak_allocated_bytes
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_has_the_peak_and_the_collectives_that_are_predicted(name: str) -> None:
     model, seq_len, layout, precision = CASES[name]

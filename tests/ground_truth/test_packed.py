@@ -79,7 +79,7 @@ def peaks(case: Case) -> tuple[int, int]:
     return memory.peak_allocated_bytes, measured
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @KERNEL
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_peak_of_packed_sequences_equals_that_of_the_trainer(case: Case) -> None:

@@ -261,7 +261,7 @@ CASES = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 @pytest.mark.parametrize(
     ("model", "seq_len", "layout"),
@@ -281,7 +281,7 @@ def test_calls_and_peak_equal_those_of_torch(model: Model, seq_len: int, layout:
     assert predicted == pytest.approx(measured.peak_bytes, rel=tolerance)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 @pytest.mark.parametrize("reduce_dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize(

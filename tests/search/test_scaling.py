@@ -62,7 +62,7 @@ SOME = (
 )
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("model", SOME, ids=lambda model: model.name)
 @pytest.mark.parametrize(
     ("profile", "nodes", "pins"),

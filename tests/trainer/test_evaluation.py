@@ -33,7 +33,7 @@ def results(tmp_path_factory: pytest.TempPathFactory, asked: Callable[[str], set
 
 
 @pytest.mark.gloo
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", evaluation_layouts.LAYOUTS)
 def test_the_loss_is_that_of_one_process(results: Results, name: str) -> None:
     found = results[name]["judged"]["held_out"]
@@ -44,7 +44,7 @@ def test_the_loss_is_that_of_one_process(results: Results, name: str) -> None:
 
 
 @pytest.mark.gloo
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", evaluation_layouts.LAYOUTS)
 def test_training_goes_on_as_if_it_had_not_been(results: Results, name: str) -> None:
     judged, alone = results[name]["judged"], results[name]["alone"]

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -61,27 +62,43 @@ def mean_losses(output: str) -> dict[int, float]:
     return {step: sum(each) / len(each) for step, each in losses.items()}
 
 
-@pytest.mark.gloo
-def test_two_lines_more_and_the_script_loses_the_same_as_planned(tmp_path: Path) -> None:
+@pytest.fixture
+def alone(tmp_path: Path) -> dict[int, float]:
+    """Losses of the script as it is, on one process."""
+    script = block("python", "AutoModelForCausalLM.from_config(config)")
+    (tmp_path / "alone.py").write_text(script)
+    return mean_losses(run(tmp_path, sys.executable, "alone.py"))
+
+
+def as_planned(folder: Path) -> str:
+    """What the script with two lines more prints under the page's plan."""
     script = block("python", "AutoModelForCausalLM.from_config(config)")
     planned, added = with_lines(script, block("text", "+model = parallelize"))
     assert added == 2
-    (tmp_path / "alone.py").write_text(script)
-    (tmp_path / "train.py").write_text(planned)
-    alone = mean_losses(run(tmp_path, sys.executable, "alone.py"))
-
-    run(tmp_path, "bash", "-c", block("bash", "--dp-shard 2 --program hf"))
+    (folder / "train.py").write_text(planned)
+    run(folder, "bash", "-c", block("bash", "--dp-shard 2 --program hf"))
     emit, _ = block("bash", "fsdpplan emit-launch").splitlines()
-    run(tmp_path, "bash", "-c", emit)
-    output = run(tmp_path, "bash", "job.sbatch")
+    run(folder, "bash", "-c", emit)
+    return run(folder, "bash", "job.sbatch")
 
-    assert {line.split()[1] for line in output.splitlines() if "loss" in line} == {"0", "1"}
-    assert len(alone) == 8
-    assert mean_losses(output) == pytest.approx(alone, abs=TOLERANCE)
 
-    (tmp_path / "stages.py").write_text(block("python", "forward_backward(model, plan"))
-    run(tmp_path, "bash", "-c", block("bash", "--pp 2"))
+def in_stages(folder: Path) -> str:
+    """What the page's script for a pipeline prints."""
+    (folder / "stages.py").write_text(block("python", "forward_backward(model, plan"))
+    run(folder, "bash", "-c", block("bash", "--pp 2"))
     emit = "fsdpplan emit-launch pipeline.json --script stages.py > stages.sbatch"
-    run(tmp_path, "bash", "-c", emit)
-    piped = mean_losses(run(tmp_path, "bash", "stages.sbatch"))
-    assert piped == pytest.approx(alone, abs=TOLERANCE)
+    run(folder, "bash", "-c", emit)
+    return run(folder, "bash", "stages.sbatch")
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.gloo
+@pytest.mark.parametrize("planned", [as_planned, in_stages])
+def test_the_script_loses_the_same_as_planned(
+    planned: Callable[[Path], str], alone: dict[int, float], tmp_path: Path
+) -> None:
+    assert len(alone) == 8
+    output = planned(tmp_path)
+    assert mean_losses(output) == pytest.approx(alone, abs=TOLERANCE)
+    if planned is as_planned:
+        assert {line.split()[1] for line in output.splitlines() if "loss" in line} == {"0", "1"}

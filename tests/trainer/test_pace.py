@@ -31,7 +31,7 @@ def reads(
 
 
 @pytest.mark.gloo
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", waits.CASES)
 def test_between_logged_steps_nothing_reads_the_device(
     reads: dict[str, list[dict[str, int]]], name: str

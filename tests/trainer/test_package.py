@@ -51,6 +51,7 @@ def test_importing_the_trainer_imports_nothing_else_of_ours() -> None:
     assert finished.stdout == "[]\n", finished.stderr
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.gloo
 @pytest.mark.parametrize("command", [["-m", "trainer"], ["trainer/__main__.py"], ["trainer"]])
 def test_a_copied_folder_trains(copy: Path, command: list[str]) -> None:

@@ -58,7 +58,7 @@ def found(tmp_path_factory: pytest.TempPathFactory, asked: Callable[[str], set[A
 
 
 @pytest.mark.gloo
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", CASES)
 def test_each_part_is_what_a_run_of_it_from_that_checkpoint_is(found: Any, name: str) -> None:
     whole = found[name]["whole"]
@@ -72,7 +72,7 @@ def test_each_part_is_what_a_run_of_it_from_that_checkpoint_is(found: Any, name:
 
 
 @pytest.mark.gloo
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", CASES)
 def test_there_are_never_two_models(found: Any, name: str) -> None:
     assert found[name]["left"] == [0]

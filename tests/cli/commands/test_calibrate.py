@@ -209,7 +209,7 @@ def test_a_log_of_gpus_does_not_fit_a_profile_of_processes(
 def test_two_processes_of_this_machine_are_measured_and_checked(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run(capsys, "calibrate --hardware cpu --processes 2 --seconds 15 --save here.toml")
+    run(capsys, "calibrate --hardware cpu --processes 2 --seconds 8 --save here.toml")
     assert Path("here.jsonl").exists()
     found = load_cluster("here.toml", gpus=2).cluster
     assert found.device.kind == "cpu"

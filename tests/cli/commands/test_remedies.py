@@ -47,7 +47,7 @@ MISSES = [
 ]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("given", MISSES)
 def test_a_remedy_is_a_plan_that_can_be_made(
     given: str, capsys: pytest.CaptureFixture[str]

@@ -165,6 +165,7 @@ RUNNER = """
 """
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.gloo
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interruption_ends_the_ranks_and_keeps_their_rows(

@@ -22,6 +22,7 @@ def drawn() -> tuple[Plan, ...]:
     return tuple(plan for _, plan in islice(plans(SEED, MOST_LAYERS), NUMBER))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(NUMBER))
 def test_what_is_recommended_passes_its_rehearsal(number: int) -> None:
     assert problems_of(drawn()[number]) == ()

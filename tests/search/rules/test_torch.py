@@ -26,7 +26,7 @@ def questions(draw: st.DrawFn) -> Question:
     return question(model, 16, seq_len=32768, global_batch=32, cp=cp)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(questions(), st.sampled_from(RELEASES))
 def test_no_layout_needs_a_newer_torch_than_the_one_that_will_run(
     base: Question, torch: str
@@ -36,7 +36,7 @@ def test_no_layout_needs_a_newer_torch_than_the_one_that_will_run(
         assert torch_need(asked.case(entry.layout)).oldest <= torch_release(torch)
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=4, deadline=None, derandomize=True)
 @given(questions(), st.sampled_from(RELEASES), st.sampled_from(RELEASES))
 def test_a_newer_torch_is_never_slower(base: Question, one: str, other: str) -> None:
     older, newer = sorted((one, other), key=torch_release)

@@ -37,7 +37,7 @@ def require_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
     assert found["norms"] == pytest.approx(expected["norms"], abs=NORM_TOLERANCE)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.gloo
 @pytest.mark.parametrize("name", loss_layouts.CHUNKED)
 def test_a_loss_in_pieces_trains_as_a_whole_one(results: Results, name: str) -> None:
@@ -50,7 +50,7 @@ def test_a_tied_table_gets_both_of_its_gradients(results: Results, name: str) ->
     require_equal(results[name], results["tied_reference"])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.gloo
 @pytest.mark.parametrize("name", loss_layouts.PADDED_LAYOUTS)
 def test_a_padded_vocabulary_trains_as_one_that_is_not(results: Results, name: str) -> None:
@@ -65,7 +65,7 @@ def test_pieces_in_bf16_begin_as_fp32_does(results: Results, name: str) -> None:
     assert results[name]["norms"][0] == pytest.approx(results["reference"]["norms"][0], rel=0.03)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.gloo
 @pytest.mark.parametrize("name", loss_layouts.PACKED)
 def test_packed_documents_train_as_if_each_stood_alone(results: Results, name: str) -> None:

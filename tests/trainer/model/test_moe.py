@@ -10,8 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
-from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 
 from fsdpplan.trainer.config import ExpertsConfig, RouterConfig
 from fsdpplan.trainer.model import moe
@@ -95,6 +93,10 @@ ROUTERS = {
 
 @pytest.mark.parametrize("name", ROUTERS)
 def test_routers_are_those_of_transformers(name: str) -> None:
+    # here, since they take longer to import than all tests of this file take
+    from transformers.models.deepseek_v2 import modeling_deepseek_v2
+    from transformers.models.deepseek_v3 import modeling_deepseek_v3
+
     ours, theirs = ROUTERS[name]
     built = mixture(experts=12, active=3, router=RouterConfig(**ours))
     config = SimpleNamespace(
@@ -111,9 +113,9 @@ def test_routers_are_those_of_transformers(name: str) -> None:
         | theirs,
     )
     if name.startswith("v2"):
-        router: Any = DeepseekV2TopkRouter(config)
+        router: Any = modeling_deepseek_v2.DeepseekV2TopkRouter(config)
     else:
-        router = DeepseekV3TopkRouter(config)
+        router = modeling_deepseek_v3.DeepseekV3TopkRouter(config)
         router.e_score_correction_bias.normal_(std=0.3)
         built.expert_bias.copy_(router.e_score_correction_bias)
     router.weight.data.copy_(built.router.weight)

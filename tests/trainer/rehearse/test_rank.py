@@ -40,7 +40,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return jobs.measured(4, "tests.trainer.rehearsals:count_all", out)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.gloo
 @pytest.mark.parametrize("name", [*rehearsals.LAYOUTS, *rehearsals.WITH_EXPERTS])
 def test_a_rank_calls_what_it_calls_on_real_processes(real: dict[str, Any], name: str) -> None:

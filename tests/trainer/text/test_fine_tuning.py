@@ -50,7 +50,7 @@ def results(tmp_path_factory: pytest.TempPathFactory, asked: Callable[[str], set
     )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", chat_layouts.LAYOUTS)
 def test_a_layout_learns_chats_as_a_plain_loop_does(results: Results, name: str) -> None:
     for packs in (False, True):
