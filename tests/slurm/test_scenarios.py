@@ -255,7 +255,7 @@ def is_refused_where_another_one_saves(stage: Stage) -> None:
         assert set(scene.nodes_of(job_id)) == set(here)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("scene", PLAYED)
 def test_a_job(scene: str, ending: dict[str, Future[None]]) -> None:
     ending[scene].result()

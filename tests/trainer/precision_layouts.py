@@ -145,13 +145,13 @@ def measure_scaling(out: Path) -> None:
     dist.init_process_group("gloo")
     fp16 = {"precision": "fp16"}
     results: dict[str, Any] = {}
-    for name, layout in LAYOUTS.items():
+    for name, layout in jobs.asked_of(LAYOUTS).items():
         text = plans.plan_text(model=DENSE, training=fp16, **layout)
         results[name] = train(text, RECIPE)
         spoil = SPOILS.get(name)
         if spoil is not None:
             results[f"{name}_spoiled"] = {"ranks": everyones(train(text, RECIPE, spoil=spoil))}
-    for name, (layout, training) in HALF.items():
+    for name, (layout, training) in jobs.asked_of(HALF).items():
         text = plans.plan_text(model=DENSE, training=training, **layout)
         results[name] = {"ranks": everyones(train(text, RECIPE))}
     if dist.get_rank() == 0:
@@ -164,9 +164,9 @@ def measure_optimizers(out: Path) -> None:
     """Losses with every optimizer."""
     dist.init_process_group("gloo")
     results: dict[str, Any] = {}
-    for name, layout in LAYOUTS.items():
+    for name, layout in jobs.asked_of(LAYOUTS).items():
         results[f"muon_{name}"] = train(plans.plan_text(model=DENSE, **layout), MUON)
-    for name, layout in EXPERTS.items():
+    for name, layout in jobs.asked_of(EXPERTS).items():
         results[f"muon_{name}"] = train(plans.plan_text(model=MIXTURE, **layout), MUON)
     for kind in ("fused", "foreach", "loop"):
         recipe = replace(RECIPE, adamw=kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,12 +24,14 @@ Results = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """All optimizers and layouts, in one set of processes."""
+def results(tmp_path_factory: pytest.TempPathFactory, asked: Callable[[str], set[Any]]) -> Results:
+    """All optimizers and the layouts that are asked for, in one set of processes."""
     out = tmp_path_factory.mktemp("optimizers") / "results.json"
-    return jobs.measured(4, "tests.trainer.precision_layouts:measure_optimizers", out)
+    function = "tests.trainer.precision_layouts:measure_optimizers"
+    return jobs.measured(4, function, out, asked=asked("name"))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.gloo
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_layout_learns_by_muon_as_one_process(results: Results, name: str) -> None:
@@ -37,6 +40,7 @@ def test_a_layout_learns_by_muon_as_one_process(results: Results, name: str) -> 
     assert expected["losses"][2] != pytest.approx(results["adamw"]["losses"][2], abs=1e-3)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.gloo
 @pytest.mark.parametrize("name", EXPERTS)
 def test_stacked_experts_learn_by_muon_as_in_one_process(results: Results, name: str) -> None:

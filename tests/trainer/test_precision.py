@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,14 @@ Results = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """All layouts in fp16, in one set of processes."""
+def results(tmp_path_factory: pytest.TempPathFactory, asked: Callable[[str], set[Any]]) -> Results:
+    """The layouts that are asked for in fp16 and bf16, in one set of processes."""
     out = tmp_path_factory.mktemp("scaling") / "results.json"
-    return jobs.measured(4, "tests.trainer.precision_layouts:measure_scaling", out)
+    function = "tests.trainer.precision_layouts:measure_scaling"
+    return jobs.measured(4, function, out, asked=asked("name"))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.gloo
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_fp16_begins_as_fp32_does(results: Results, name: str) -> None:
@@ -46,6 +49,7 @@ HALF_TOLERANCE = 0.01
 """bf16 has 8 bits; sums in another order differ by 0.004 in losses near 4, in three steps."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.gloo
 @pytest.mark.parametrize("name", HALF)
 def test_parameters_kept_in_bf16_lose_as_one_process(results: Results, name: str) -> None:
@@ -56,6 +60,7 @@ def test_parameters_kept_in_bf16_lose_as_one_process(results: Results, name: str
         assert rank["norms"] == pytest.approx(expected["norms"], rel=0.03)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.gloo
 @pytest.mark.parametrize("name", SPOILS)
 def test_all_ranks_skip_a_step_that_overflowed_and_go_on(results: Results, name: str) -> None:
