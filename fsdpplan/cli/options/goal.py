@@ -107,7 +107,8 @@ class ObjectiveOptions:
         Flag(
             metavar="throughput|cost|energy|fewest-gpus|headroom",
             parse=choice(ObjectiveName),
-            help="What is to be best. All but the last look for the number of GPUs, too, where "
-            "--gpus is a range, a list or left out. Default: throughput.",
+            help="What is to be best. Of a range or a list of --gpus it chooses the number, and "
+            "cost, energy and fewest-gpus also where --gpus is left out. Default: throughput; with "
+            "--deadline cost, or without a price fewest-gpus.",
         ),
     ] = None

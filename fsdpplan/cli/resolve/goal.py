@@ -62,9 +62,18 @@ class Goal:
         return self.bill.deadline_chance or DEFAULT_CHANCE
 
     @property
+    def name(self) -> ObjectiveName:
+        """The objective that was typed; else that of every search, but where a deadline says how
+        fast is fast enough."""
+        if self.objective is not None or self.bill.deadline is None:
+            return self.objective or "throughput"
+        has_price = self.bill.price is not None or self.bill.provider is not None
+        return "cost" if has_price else "fewest-gpus"
+
+    @property
     def best_by(self) -> Objective:
-        """The objective, or that of every search."""
-        return OBJECTIVES[self.objective or "throughput"]
+        """What it makes least."""
+        return OBJECTIVES[self.name]
 
     @property
     def is_open(self) -> bool:

@@ -230,7 +230,7 @@ def _chance(one: Tried) -> float:
 def bills_document(goal: Goal, terms: Terms, bills: Sequence[Bill | None]) -> dict[str, Any]:
     """What is known, and what the training takes with each layout."""
     return {
-        "objective": goal.objective,
+        "objective": goal.name,
         "deadline_chance_asked": None if terms.deadline_seconds is None else goal.chance,
         "terms": asdict(terms),
         "bills": [None if one is None else asdict(one) for one in bills],

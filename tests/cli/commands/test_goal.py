@@ -78,7 +78,8 @@ def test_the_number_of_gpus_is_found_where_none_is_said(
     assert max(map(len, out.splitlines())) <= 80
     saved = json.loads(Path("cheap.json").read_text())
     assert saved["cluster"]["gpus"] == 16
-    fewest = answer(capsys, *words(f"{ASKED} --deadline 15d --objective fewest-gpus"))
+    fewest = answer(capsys, *words(f"{ASKED} --deadline 15d"))
+    assert fewest["goal"]["objective"] == "fewest-gpus"
     assert fewest["cluster"]["gpus"] == 32
     with_all = answer(capsys, *words(f"{ASKED} --gpus 8,16 --objective throughput"))
     assert with_all["cluster"]["gpus"] == 16
