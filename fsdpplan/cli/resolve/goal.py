@@ -234,7 +234,8 @@ def bill_of(inputs: Inputs, one: RankedLayout, terms: Terms) -> Bill | None:
     return bill(case_of(inputs, one.layout), one.estimate, terms)
 
 
-def _tried(inputs: Inputs, found: Found, terms: Terms) -> Tried:
+def _tried(goal: Goal, inputs: Inputs, found: Found, terms: Terms) -> Tried:
+    found = _in_time_first(goal, inputs, found, terms)
     first, memory = found.result.ranked[0], inputs.cluster.device.memory_bytes
     peak = first.estimate.memory
     offer = Offer(
@@ -246,12 +247,44 @@ def _tried(inputs: Inputs, found: Found, terms: Terms) -> Tried:
     return Tried(inputs=inputs, found=found, offer=offer)
 
 
+def _in_time_first(goal: Goal, inputs: Inputs, found: Found, terms: Terms) -> Found:
+    """`found`, where the first is too late but another one is not with that one first: a layout is
+    preferred to a faster one that is not told apart, but not at the price of the deadline."""
+    ranked = found.result.ranked
+    chances = [_chance(bill_of(inputs, one, terms)) for one in ranked]
+    able = [index for index, chance in enumerate(chances) if chance >= goal.chance]
+    if goal.bill.deadline is None or not able or able[0] == 0:
+        return found
+    order = [able[0], *(index for index in range(len(ranked)) if index != able[0])]
+    rank = {old + 1: new for new, old in enumerate(order, start=1)}
+    said = {able[0]: "the first that ends in time"}
+    result, listed = found.result, found.result.listed
+    next_run = listed.next_run
+    listed = replace(
+        listed,
+        ranked=tuple(
+            replace(ranked[old], rank=rank[old + 1], reason=said.get(old, ranked[old].reason))
+            for old in order
+        ),
+        errors=tuple(listed.errors[old] for old in order),
+        tied=(),
+        fastest_rank=None if listed.fastest_rank is None else rank[listed.fastest_rank],
+        next_run=None if next_run is None else replace(next_run, rank=rank[next_run.rank]),
+    )
+    return replace(found, result=replace(result, listed=listed))
+
+
+def _chance(found: Bill | None) -> float:
+    """That it ends in time; 0 where nobody asked."""
+    return 0.0 if found is None or found.deadline_chance is None else found.deadline_chance
+
+
 def answered(goal: Goal, inputs: Inputs, found: Found) -> Answer:
     """On one number of GPUs, where `found` is not empty."""
     terms = terms_of(goal, inputs.cluster)
-    tried = [_tried(inputs, found, terms.value)]
+    tried = [_tried(goal, inputs, found, terms.value)]
     if goal.objective == "headroom":
-        tried += [_tried(inputs, leaner, terms.value) for leaner in _leaner(inputs, tried[0])]
+        tried += [_tried(goal, inputs, one, terms.value) for one in _leaner(inputs, tried[0])]
     return _answer(goal, terms, tried, ())
 
 
@@ -356,7 +389,7 @@ def on_the_best(
             left_out.append((gpus, str(error)))
             continue
         if found.result.ranked:
-            tried.append(_tried(inputs, found, terms.value))
+            tried.append(_tried(goal, inputs, found, terms.value))
         else:
             left_out.append((gpus, "nothing fits"))
     if terms is None and refused is not None:

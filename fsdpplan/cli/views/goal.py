@@ -31,7 +31,7 @@ def bill_lines(found: Bill | None, goal: Goal, terms: Terms) -> list[tuple[str, 
     """What the whole training takes, a line each; what was not asked has none."""
     if found is None:
         return []
-    hours = f"{found.gpu_hours.expected:,.0f} on {found.gpus:,} GPUs"
+    hours = f"{found.gpu_hours.expected:,.0f} on {_gpus(found.gpus)}"
     pairs = [("GPU hours", hours)]
     if found.cost is not None:
         assert terms.price is not None
@@ -53,6 +53,10 @@ def bill_lines(found: Bill | None, goal: Goal, terms: Terms) -> list[tuple[str, 
     return pairs
 
 
+def _gpus(gpus: int) -> str:
+    return f"{gpus:,} GPU{'' if gpus == 1 else 's'}"
+
+
 def _banded(value: Interval, words: Callable[..., str]) -> str:
     """A value with its band, all in one unit."""
     lower, expected, upper = (
@@ -69,7 +73,7 @@ def _tonnes(tonnes: float, *, beside: float | None = None) -> str:
 def answer_screen(answer: Answer, *, width: int) -> str:
     """What was looked at beside the best: a line each, those that another one beats marked."""
     if len(answer.tried) == 1 and not answer.left_out:
-        return ""
+        return wrapped(_by_rank(answer), width=width)
     by_memory = answer.goal.objective == "headroom"
     objective = answer.goal.best_by
     where = "" if by_memory else ", by number of GPUs"
@@ -99,6 +103,18 @@ def answer_screen(answer: Answer, *, width: int) -> str:
     )
 
 
+def _by_rank(answer: Answer) -> str:
+    """With what chance each layout of the list ends in time; nothing where there is no deadline."""
+    one, terms = answer.tried[0], answer.terms.value
+    bills = [(each.rank, bill_of(one.inputs, each, terms)) for each in one.found.result.ranked]
+    chances = [
+        f"{rank}: {chance_words(found.deadline_chance)}"
+        for rank, found in bills
+        if found is not None and found.deadline_chance is not None
+    ]
+    return f"Chance to end in time, by rank: {', '.join(chances)}." if chances else ""
+
+
 def _layout(answer: Answer, one: Tried, by_memory: bool) -> str:
     """Its degrees; of layouts on one number of GPUs also in what else it is not the fastest."""
     layout, fastest = one.first.layout, answer.tried[0].first.layout
@@ -123,7 +139,7 @@ def _in_time(goal: Goal) -> str:
 
 def _name(one: Tried, by_memory: bool) -> str:
     free = format_gib(one.offer.free_bytes)
-    return f"{free} free" if by_memory else f"{one.offer.gpus:,} GPUs"
+    return f"{free} free" if by_memory else _gpus(one.offer.gpus)
 
 
 def _mark(answer: Answer, index: int) -> str:

@@ -185,3 +185,21 @@ def test_on_one_number_of_gpus_the_fastest_is_said_to_be_the_cheapest(
     cheap = answer(capsys, *words(f"{ASKED} --gpus 8 --price 2 --objective cost"))
     assert cheap["plans"] == plain["plans"]
     assert any("the fastest layout is the cheapest" in said for said in cheap["assumptions"])
+
+
+def test_a_deadline_goes_before_a_preference(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where the first is preferred to a faster one, and only that one ends in time."""
+    plain = answer(capsys, *words(f"{ASKED} --gpus 16 --price 2"))
+    seconds = [one["seconds"]["expected"] for one in plain["goal"]["bills"]]
+    fastest = plain["fastest_rank"] - 1
+    assert seconds[fastest] < seconds[0], "another example, please"
+    days = (seconds[fastest] + min(seconds[:fastest])) / 2 / 86400
+    goal = f"--deadline {days:.6f}d --deadline-chance 50%"
+    found = answer(capsys, *words(f"{ASKED} --gpus 16 {goal}"))
+    assert found["plans"][0]["layout"] == plain["plans"][fastest]["layout"]
+    assert [one["rank"] for one in found["plans"]] == [*range(1, len(seconds) + 1)]
+    assert found["fastest_rank"] == 1
+    assert found["goal"]["bills"][0]["deadline_chance"] >= 0.5
+    assert all(one["deadline_chance"] < 0.5 for one in found["goal"]["bills"][1:])
+    out = show(capsys, *words(f"{ASKED} --gpus 16 {goal}"))
+    assert "Chance to end in time, by rank: 1: 5" in " ".join(out.split())
