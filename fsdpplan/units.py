@@ -28,7 +28,18 @@ _BYTE_UNITS = {
     "GiB": 2**30,
     "TiB": 2**40,
 }
+_SECOND_UNITS = {
+    "s": 1,
+    "min": 60,
+    "h": 3600,
+    "hours": 3600,
+    "d": 86400,
+    "days": 86400,
+    "w": 604800,
+    "weeks": 604800,
+}
 _MAX_COUNT = 10**18
+_MAX_SECONDS = 10**11
 _MAX_BYTES = 2**60
 _MAX_BYTES_PER_SECOND = 10**16
 
@@ -68,6 +79,21 @@ def parse_bandwidth_bytes_per_second(text: str, *, name: str = "value") -> float
         raise SpecError(f"{name}: {_bandwidth_advice(text, number, unit)}")
     value = number * scale
     _require_range(value, text, name=name, highest=_MAX_BYTES_PER_SECOND)
+    return float(value)
+
+
+def parse_seconds(text: str, *, name: str = "value") -> float:
+    """A time span in seconds: `14d`, `36h`, `90min`, `2w`."""
+    number, unit = _split(text, name=name, example="14d or 36h")
+    scale = _SECOND_UNITS.get(unit)
+    if scale is None:
+        what = f"an unknown unit {unit[:20]!r}" if unit else "no unit"
+        raise SpecError(
+            f"{name}: {_short(text)} has {what}; "
+            "type days as 14d, hours as 36h, minutes as 90min, seconds as 600s"
+        )
+    value = number * scale
+    _require_range(value, text, name=name, highest=_MAX_SECONDS)
     return float(value)
 
 
@@ -211,6 +237,24 @@ def format_seconds(seconds: float, *, beside: float | None = None) -> str:
         if unit_of < limit * 0.9995:
             return f"{_significant(seconds / scale)} {unit}"
     return f"{_significant(seconds / 86400)} days"
+
+
+def format_money(dollars: float, *, beside: float | None = None) -> str:
+    """Dollars: `$412`, `$3.18 M`; in the unit of `beside` where it is read with that one."""
+    unit_of = dollars if beside is None else beside
+    for scale, unit in ((1e9, " B"), (1e6, " M")):
+        if unit_of >= scale * 0.9995:
+            return f"${_significant(dollars / scale)}{unit}"
+    return f"${dollars:,.0f}" if unit_of >= 99.5 else f"${dollars:,.2f}"
+
+
+def format_kwh(kwh: float, *, beside: float | None = None) -> str:
+    """An energy: `412 kWh`, `1.27 GWh`; in the unit of `beside` where it is read with that one."""
+    unit_of = kwh if beside is None else beside
+    for scale, unit in ((1e6, "GWh"), (1e3, "MWh")):
+        if unit_of >= scale * 0.9995:
+            return f"{_significant(kwh / scale)} {unit}"
+    return f"{_significant(kwh)} kWh"
 
 
 def format_percent(fraction: float) -> str:

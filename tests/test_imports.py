@@ -68,7 +68,16 @@ CLI_MAY_IMPORT = {
 WAITS = {
     "cli/app.py": {"files.table": "for an error only: it would delay every command"},
     "cli/process.py": {"emit.safe_text": "its patterns take longer than all else before signals"},
-    "cli/commands/estimate.py": {"cli.views.unfit": "a search, where the layout does not fit"},
+    "cli/commands/estimate.py": {
+        "cli.resolve.goal": "where time, money or energy is asked for, as what follows",
+        "cli.views.goal": "the same",
+        "cli.views.unfit": "a search, where the layout does not fit",
+        "cost.bill": "the same",
+    },
+    "cli/commands/recommend.py": {
+        "cli.resolve.goal": "where an objective, time, money or energy is asked for",
+        "cli.views.goal": "the same",
+    },
     "cli/resolve/cluster.py": {"run.detect": "a survey is made where there are GPUs"},
     "cli/resolve/job.py": {
         "trainer.checkpoint.progress": "torch, where a checkpoint is resumed, as what follows",

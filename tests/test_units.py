@@ -17,11 +17,14 @@ from fsdpplan.units import (
     format_count,
     format_gb,
     format_gib,
+    format_kwh,
+    format_money,
     format_percent,
     format_seconds,
     parse_bandwidth_bytes_per_second,
     parse_bytes,
     parse_count,
+    parse_seconds,
 )
 from tests.refusals import check_one_line
 
@@ -194,3 +197,34 @@ def test_examples_print_as_people_write_them() -> None:
     assert format_seconds(117, beside=131) == "1.95 min"
     assert format_seconds(1.04, beside=0.95) == "1040 ms"
     assert format_percent(0.4321) == "43.2 %"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("14d", 1_209_600),
+        ("36h", 129_600),
+        ("1.5 days", 129_600),
+        ("90min", 5400),
+        ("2w", 1_209_600),
+    ],
+)
+def test_time_spans_are_exact(text: str, seconds: float) -> None:
+    assert parse_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["14", "14 moons", "0d", "-3d", "d", "1e9 w", "3m"])
+def test_a_time_span_without_a_clear_unit_is_refused(text: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        parse_seconds(text, name="--deadline")
+    check_one_line(refused.value)
+
+
+def test_money_and_energy_print_in_one_unit_with_their_bands() -> None:
+    assert format_money(2.1) == "$2.10"
+    assert format_money(40_661.4) == "$40,661"
+    assert format_money(1_270_000) == "$1.27 M"
+    assert format_money(950_000, beside=1_270_000) == "$0.95 M"
+    assert format_kwh(412) == "412 kWh"
+    assert format_kwh(11_800) == "11.8 MWh"
+    assert format_kwh(9_600, beside=1_180_000) == "0.0096 GWh"

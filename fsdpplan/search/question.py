@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import erf, exp, log, pi, sqrt
-from typing import Protocol, get_args
+from typing import Literal, Protocol, get_args
 
 from fsdpplan.cost.band import NORMAL_80
 from fsdpplan.cost.memory.peak import available_bytes
@@ -18,6 +18,9 @@ from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Case, Estimate, RankedLayout
 from fsdpplan.spec.programs.words import Vocabulary
 from fsdpplan.spec.training import Training
+
+ObjectiveName = Literal["throughput", "cost", "energy", "fewest-gpus", "headroom"]
+"""What is to be best (`objective.OBJECTIVES`)."""
 
 LEAST_GAIN_FRACTION = 0.002
 """A run that is expected to spare less of every step is not worth its time."""

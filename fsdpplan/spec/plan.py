@@ -65,6 +65,12 @@ class Interval:
     expected: float
     upper: float
 
+    def scaled(self, factor: float) -> Interval:
+        """So many times as much: the band in the same proportion."""
+        return Interval(
+            lower=self.lower * factor, expected=self.expected * factor, upper=self.upper * factor
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeBreakdown:

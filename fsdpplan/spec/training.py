@@ -539,7 +539,11 @@ class Training(RemembersHash):
     @property
     def steps(self) -> int | None:
         """Optimizer steps of the whole training; None: its tokens are not said."""
-        return None if self.tokens is None else -(-self.tokens // self.tokens_per_step)
+        return None if self.tokens is None else self.steps_for(self.tokens)
+
+    def steps_for(self, tokens: int) -> int:
+        """Whole optimizer steps that so many tokens take."""
+        return -(-tokens // self.tokens_per_step)
 
 
 @lru_cache(maxsize=64)

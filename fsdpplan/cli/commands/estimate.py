@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import date
+from typing import Any
 
 import typer
 
 from fsdpplan.cli.options.files import EvidenceOptions, Json
+from fsdpplan.cli.options.goal import BillOptions
 from fsdpplan.cli.options.layout import OneLayoutOptions
 from fsdpplan.cli.options.question import (
     ClusterOptions,
@@ -38,6 +41,7 @@ def estimate(
     model: ModelOptions,
     cluster: ClusterOptions,
     training: TrainingOptions,
+    bill: BillOptions,
     layout: OneLayoutOptions,
     torch: TorchOptions,
     evidence: EvidenceOptions,
@@ -47,24 +51,54 @@ def estimate(
 
     Where it does not fit, it says the nearest one that does, and ends with code 3.
     """
-    inputs = resolve(
-        model=model,
-        cluster=cluster,
-        training=training,
-        layout=layout,
-        torch=torch,
-        evidence=evidence,
-    )
-    one = one_layout(inputs)
-    if json:
-        typer.echo(estimate_json(one))
+    question: dict[str, Any] = {
+        "model": model,
+        "cluster": cluster,
+        "training": training,
+        "layout": layout,
+        "torch": torch,
+        "evidence": evidence,
+    }
+    if bill.is_asked:
+        one, shown = billed(bill, **question)
     else:
-        typer.echo(estimate_screen(one, width=columns()))
+        one, shown = one_layout(resolve(**question)), {}
+    if json:
+        typer.echo(estimate_json(one, more=shown.get("document")))
+    else:
+        typer.echo(estimate_screen(one, width=columns(), more=shown.get("lines", ())))
+    if late := shown.get("late"):
+        tell(f"{late}, or another layout")
+        raise typer.Exit(NoFeasibleLayout.exit_code)
     if not one.fits:
         from fsdpplan.cli.views.unfit import too_large
 
         tell(too_large(one))
         raise typer.Exit(NoFeasibleLayout.exit_code)
+
+
+def billed(bill: BillOptions, **question: Any) -> tuple[OneLayout, dict[str, Any]]:
+    """The layout, and what is to be shown of what its whole training takes."""
+    from fsdpplan.cli.resolve import goal as goals
+    from fsdpplan.cli.views import goal as views
+    from fsdpplan.cost.bill import bill as bill_for
+
+    goal = goals.Goal(bill=bill, today=date.today())
+    goals.require_whole(goal, question["training"], counts=1)
+    question["training"] = goals.with_epochs(question["training"], bill)
+    one = one_layout(resolve(**question))
+    terms = goals.terms_of(goal, one.inputs.cluster)
+    found = bill_for(case_of(one.inputs, one.layout), one.estimate, terms.value)
+    inputs = replace(
+        one.inputs,
+        assumptions=(*one.inputs.assumptions, *terms.assumptions),
+        warnings=(*one.inputs.warnings, *terms.warnings),
+    )
+    return replace(one, inputs=inputs), {
+        "lines": views.bill_lines(found, goal, terms.value),
+        "document": {"goal": views.bills_document(goal, terms.value, [found])},
+        "late": views.late_words(found, goal, inputs.training.tokens),
+    }
 
 
 def one_layout(inputs: Inputs) -> OneLayout:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
+from datetime import date
 from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
+from fsdpplan.cli.options.expand import Each, Lists
 from fsdpplan.cli.options.files import DEFAULT_PLAN, EvidenceOptions, Json, NoSave, Save
+from fsdpplan.cli.options.goal import BillOptions, ObjectiveOptions
 from fsdpplan.cli.options.layout import LayoutOptions
 from fsdpplan.cli.options.parse import path
 from fsdpplan.cli.options.question import (
@@ -16,7 +21,7 @@ from fsdpplan.cli.options.question import (
     TorchOptions,
     TrainingOptions,
 )
-from fsdpplan.cli.options.scaling import FewestOptions
+from fsdpplan.cli.options.scaling import GPU_COUNT_OR_COUNTS, Counts, FewestOptions
 from fsdpplan.cli.resolve.fewest import on_the_fewest
 from fsdpplan.cli.resolve.found import Found, advised, plan_of, searched
 from fsdpplan.cli.resolve.inputs import Inputs, resolve
@@ -35,8 +40,13 @@ NOT_SAVED = "not saved; fsdpplan emit-launch and fsdpplan run read what is saved
 def recommend(
     *,
     model: ModelOptions,
-    cluster: ClusterOptions,
+    cluster: Annotated[
+        Lists[ClusterOptions],
+        Each(ClusterOptions, fields=(), instead={"gpus": GPU_COUNT_OR_COUNTS}),
+    ],
     fewest: FewestOptions,
+    objective: ObjectiveOptions,
+    bill: BillOptions,
     training: TrainingOptions,
     layout: LayoutOptions,
     torch: TorchOptions,
@@ -49,23 +59,84 @@ def recommend(
     if no_save and save != DEFAULT_PLAN:
         raise SpecError("--save and --no-save contradict each other: give one of them")
     place = None if no_save else path(save, name="--save")
-    ask = on_the_fewest if fewest.min_gpus else resolve
-    inputs = ask(
-        model=model,
-        cluster=cluster,
-        training=training,
-        layout=layout,
-        torch=torch,
-        evidence=evidence,
-    )
-    found = search(inputs)
+    counts: Counts | None = cluster.values.get("gpus", (None,))[0]
+    is_one = counts is not None and not counts.is_range and len(counts.numbers) == 1
+    machines = cluster.at(0, gpus=counts.numbers[0] if counts and is_one else None)
+    question: dict[str, Any] = {
+        "model": model,
+        "cluster": machines,
+        "training": training,
+        "layout": layout,
+        "torch": torch,
+        "evidence": evidence,
+    }
+    shown: dict[str, Any] = {}
+    if objective.objective or bill.is_asked or (counts and not is_one):
+        inputs, found, shown = by_goal(
+            objective, bill, None if is_one else counts, is_fewest=bool(fewest.min_gpus), **question
+        )
+    else:
+        inputs = (on_the_fewest if fewest.min_gpus else resolve)(**question)
+        found = search(inputs)
     inputs = advised(inputs, found)
     said = saved(inputs, found.result, place) if place is not None else NOT_SAVED
     if json:
-        typer.echo(recommend_json(inputs, found.result, seconds=found.seconds))
+        document = shown.get("document")
+        typer.echo(recommend_json(inputs, found.result, seconds=found.seconds, more=document))
     else:
-        typer.echo(recommend_screen(inputs, found.result, width=columns()))
+        lines, others = shown.get("lines", ()), shown.get("others", "")
+        typer.echo(
+            recommend_screen(inputs, found.result, width=columns(), more=lines, others=others)
+        )
     typer.echo(said, err=True)
+
+
+def by_goal(
+    objective: ObjectiveOptions,
+    bill: BillOptions,
+    counts: Counts | None,
+    *,
+    is_fewest: bool,
+    **question: Any,
+) -> tuple[Inputs, Found, dict[str, Any]]:
+    """The best answer by an objective, on one number of GPUs or on that which is best, and what is
+    to be shown of it. Raises NoFeasibleLayout where nothing fits, or nothing ends in time."""
+    from fsdpplan.cli.resolve import goal as goals
+    from fsdpplan.cli.views import goal as views
+
+    goal = goals.Goal(bill=bill, objective=objective.objective, today=date.today())
+    is_open = counts is not None or (
+        question["cluster"].gpus is None and goal.is_open and not is_fewest
+    )
+    number = len(counts.numbers) if counts else 0 if is_open or is_fewest else 1
+    goals.require_whole(goal, question["training"], counts=number)
+    question["training"] = goals.with_epochs(question["training"], bill)
+    if counts is not None and is_fewest:
+        raise SpecError("--min-gpus asks how many, and --gpus says it: leave one of them out")
+    exact = goal.objective == "fewest-gpus" and bill.deadline is None and counts is None
+    if is_open and not exact:
+        answer = goals.on_the_best(goal, counts, **question)
+    else:
+        inputs = (on_the_fewest if is_fewest or exact else resolve)(**question)
+        answer = goals.answered(goal, inputs, search(inputs))
+    if answer.chosen is None:
+        raise views.too_late(answer)
+    best, terms = answer.best, answer.terms
+    shown = {
+        "lines": views.bill_lines(best.offer.bill, goal, terms.value),
+        "others": views.answer_screen(answer, width=columns()),
+        "document": {"goal": views.answer_document(answer)},
+    }
+    inputs = replace(
+        best.inputs,
+        assumptions=(
+            *best.inputs.assumptions,
+            *goals.shared_words(goal, answer),
+            *terms.assumptions,
+        ),
+        warnings=(*best.inputs.warnings, *terms.warnings),
+    )
+    return inputs, best.found, shown
 
 
 def search(inputs: Inputs) -> Found:

@@ -46,6 +46,20 @@ GPU_COUNTS = Flag(
 )
 
 
+def one_or_several(text: str, *, name: str) -> Counts:
+    """`64`, or numbers as `counts` reads them."""
+    if ":" in text or "," in text:
+        return counts(text, name=name)
+    return Counts(numbers=(size(example="64")(text, name=name),), is_range=False)
+
+
+GPU_COUNT_OR_COUNTS = Flag(
+    metavar="N|8:512|8,16",
+    parse=one_or_several,
+    help="GPUs in all (CPU processes with --hardware cpu); of a range or a list, the best number.",
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepOptions:
     """Which curves, and how they are printed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from math import floor
 from typing import Any
@@ -37,7 +38,15 @@ EVIDENCE = {
 """What stands behind the numbers of the hardware, in words."""
 
 
-def answer_lines(inputs: Inputs, layout: Layout, estimate: Estimate, width: int) -> str:
+def answer_lines(
+    inputs: Inputs,
+    layout: Layout,
+    estimate: Estimate,
+    width: int,
+    *,
+    more: Sequence[tuple[str, str]] = (),
+) -> str:
+    """The layout and its prediction; `more` is said of the whole training."""
     step = estimate.step_seconds
     evidence = EVIDENCE[inputs.cluster.device.evidence]
     if estimate.learned is not None:
@@ -59,6 +68,7 @@ def answer_lines(inputs: Inputs, layout: Layout, estimate: Estimate, width: int)
         ),
         *_phases(estimate),
         *_time_to_train(inputs, estimate),
+        *more,
         ("memory", _memory_needed(inputs, estimate.memory)),
         *_other_peaks(estimate.memory),
         ("bottleneck", estimate.bottleneck),
@@ -176,10 +186,10 @@ def _time_to_train(inputs: Inputs, estimate: Estimate) -> list[tuple[str, str]]:
     tokens, steps = inputs.training.tokens, inputs.training.steps
     if tokens is None or steps is None:
         return []
-    step = estimate.step_seconds
+    whole = estimate.step_seconds.scaled(steps)
     lower, expected, upper = (
-        format_seconds(steps * seconds, beside=steps * step.expected)
-        for seconds in (step.lower, step.expected, step.upper)
+        format_seconds(seconds, beside=whole.expected)
+        for seconds in (whole.lower, whole.expected, whole.upper)
     )
     words = f"{expected} for {format_count(tokens)} tokens in {steps:,} steps"
     return [("to train", f"{words} (80 % band {lower} to {upper})")]
@@ -231,8 +241,10 @@ def rejections(rejected: tuple[tuple[str, int], ...]) -> str:
     return "; ".join(f"{reason} ({count:,})" for reason, count in rejected)
 
 
-def recommend_json(inputs: Inputs, result: SearchResult, *, seconds: float) -> str:
-    """What `recommend --json` prints."""
+def recommend_json(
+    inputs: Inputs, result: SearchResult, *, seconds: float, more: Mapping[str, Any] | None = None
+) -> str:
+    """What `recommend --json` prints; `more` is said where time, money or energy was asked for."""
     next_run = result.listed.next_run
     return _dumps(
         {
@@ -260,13 +272,15 @@ def recommend_json(inputs: Inputs, result: SearchResult, *, seconds: float) -> s
                 "rejected": dict(result.rejected),
                 "seconds": seconds,
             },
+            **(more or {}),
             **_said(inputs),
         }
     )
 
 
-def estimate_json(one: OneLayout) -> str:
-    """What `estimate --json` prints: the estimate's fields beside the layout."""
+def estimate_json(one: OneLayout, *, more: Mapping[str, Any] | None = None) -> str:
+    """What `estimate --json` prints: the estimate's fields beside the layout; `more` as for
+    `recommend`."""
     return _dumps(
         {
             **_inputs_document(one.inputs),
@@ -275,6 +289,7 @@ def estimate_json(one: OneLayout) -> str:
             **estimate_document(one.estimate),
             "available_bytes": one.available_bytes,
             "fits": one.fits,
+            **(more or {}),
             **_said(one.inputs),
         }
     )

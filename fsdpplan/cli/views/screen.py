@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fsdpplan.cli.resolve.inputs import Inputs, OneLayout
 from fsdpplan.cli.views.answer import answer_lines, fits_words, rejections, unit
 from fsdpplan.cli.views.render import aligned, beside, blocks, listed, table, wrapped
@@ -22,12 +24,22 @@ MOST_RUNNERS_UP = 4
 """Besides these the fastest is shown, wherever it stands, and what is most worth running."""
 
 
-def recommend_screen(inputs: Inputs, result: SearchResult, *, width: int) -> str:
-    """What `recommend` prints when something fits."""
+def recommend_screen(
+    inputs: Inputs,
+    result: SearchResult,
+    *,
+    width: int,
+    more: Sequence[tuple[str, str]] = (),
+    others: str = "",
+) -> str:
+    """What `recommend` prints when something fits; `more` is said of the whole training, and
+    `others` of the answers that were
+    looked at beside it."""
     chosen = result.ranked[0]
     return blocks(
         _question(inputs, width),
-        answer_lines(inputs, chosen.layout, chosen.estimate, width),
+        answer_lines(inputs, chosen.layout, chosen.estimate, width, more=more),
+        others,
         wrapped(why(result), width=width),
         wrapped(worth_running(result), width=width),
         _breakdowns(inputs, chosen.estimate, width),
@@ -37,11 +49,11 @@ def recommend_screen(inputs: Inputs, result: SearchResult, *, width: int) -> str
     )
 
 
-def estimate_screen(one: OneLayout, *, width: int) -> str:
-    """What `estimate` prints."""
+def estimate_screen(one: OneLayout, *, width: int, more: Sequence[tuple[str, str]] = ()) -> str:
+    """What `estimate` prints; `more` is said of the whole training."""
     return blocks(
         _question(one.inputs, width),
-        answer_lines(one.inputs, one.layout, one.estimate, width),
+        answer_lines(one.inputs, one.layout, one.estimate, width, more=more),
         _breakdowns(one.inputs, one.estimate, width),
         _communication(one.estimate.communication, width),
         _assumed(one.inputs, width),

@@ -88,8 +88,7 @@ class Priced:
 
     def seconds_for(self, tokens: int) -> float:
         """Of whole steps, for so many tokens."""
-        steps = -(-tokens // self.case.training.tokens_per_step)
-        return steps * self.estimate.step_seconds.expected
+        return self.case.training.steps_for(tokens) * self.estimate.step_seconds.expected
 
     def gpu_seconds_for(self, tokens: int) -> float:
         """Of all devices, one after another."""

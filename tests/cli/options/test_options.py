@@ -552,6 +552,15 @@ ELSEWHERE = {
     "--scaling": "cli/commands/test_sweep.py",
     "--csv": "cli/commands/test_sweep.py",
     "--min-gpus": "cli/commands/test_min_gpus.py",
+    "--epochs": "cli/commands/test_goal.py",
+    "--deadline": "cli/commands/test_goal.py",
+    "--deadline-chance": "cli/commands/test_goal.py",
+    "--price": "cli/commands/test_goal.py",
+    "--provider": "cli/commands/test_goal.py",
+    "--node-watts": "cli/commands/test_goal.py",
+    "--pue": "cli/commands/test_goal.py",
+    "--co2-per-kwh": "cli/commands/test_goal.py",
+    "--objective": "cli/commands/test_goal.py",
 }
 """Options that other tests show to change what is done."""
 
