@@ -266,18 +266,21 @@ def recommend_json(inputs: Inputs, result: SearchResult, *, seconds: float) -> s
 
 
 def estimate_json(one: OneLayout) -> str:
-    """What `estimate --json` prints: the estimate's fields beside the layout."""
-    return _dumps(
-        {
-            **_inputs_document(one.inputs),
-            "layout": layout_document(_named(one.inputs, one.layout)),
-            "torch_needed": needed_document(case_of(one.inputs, one.layout)),
-            **estimate_document(one.estimate),
-            "available_bytes": one.available_bytes,
-            "fits": one.fits,
-            **_said(one.inputs),
-        }
-    )
+    """What `estimate --json` prints."""
+    return _dumps(estimate_document_of(one))
+
+
+def estimate_document_of(one: OneLayout) -> dict[str, Any]:
+    """The estimate's fields beside the layout."""
+    return {
+        **_inputs_document(one.inputs),
+        "layout": layout_document(_named(one.inputs, one.layout)),
+        "torch_needed": needed_document(case_of(one.inputs, one.layout)),
+        **estimate_document(one.estimate),
+        "available_bytes": one.available_bytes,
+        "fits": one.fits,
+        **_said(one.inputs),
+    }
 
 
 def _named(inputs: Inputs, layout: Layout) -> Layout:
