@@ -124,7 +124,8 @@ def _step(case: Case) -> Iterator[Explained]:
     rest = step.time.compute_seconds - sum(term.value for term in kernels)
     yield from _kept(_rest(case, rest))
     for row in step.communication:
-        yield from _kept(_collective(case, row))
+        if row.exposed_seconds > LEAST_SECONDS:
+            yield _collective(case, row)
     waited = sum(row.exposed_seconds for row in step.communication)
     yield from _kept(
         Explained(
@@ -564,7 +565,7 @@ def _bubble(case: Case, time: TimeBreakdown) -> Explained:
 
 def _optimizer(case: Case, time: TimeBreakdown, stages: tuple[Stage, ...]) -> Explained:
     held = max(dict.fromkeys(stages), key=lambda stage: layout_optimizer_seconds(case, stage))
-    elements = optimizer_elements(case, held)
+    elements = max(1, optimizer_elements(case, held))
     slow, device = _slowest(case), case.cluster.device
     each = time.optimizer_seconds / slow.value * memory_bytes_per_second(device) / elements
     where = ", on the host" if case.layout.offload == "cpu" else ""
@@ -589,7 +590,7 @@ def _optimizer(case: Case, time: TimeBreakdown, stages: tuple[Stage, ...]) -> Ex
 
 
 def _host(case: Case, time: TimeBreakdown, stage: Stage) -> Explained:
-    elements = optimizer_elements(case, stage)
+    elements = max(1, optimizer_elements(case, stage))
     device = case.cluster.device
     of = formats(training=case.training, layout=case.layout)
     moved = float(elements * of.kept_gradient)
@@ -658,7 +659,7 @@ def _memory(
         formula="N * e",
         inputs=(
             _number("N", updated, "parameters that this rank updates"),
-            _bytes("e", memory.optimizer_bytes / updated, f"of one, {training.optimizer}"),
+            _bytes("e", memory.optimizer_bytes / max(1, updated), f"of one, {training.optimizer}"),
         ),
         source=ledger,
     )
@@ -733,7 +734,7 @@ def _outside(case: Case, memory: MemoryBreakdown) -> Iterator[Explained]:
     """What is not allocated."""
     fit, layout = case.cluster.device.fit, case.layout
     fraction, allocated = fit.fragmentation_fraction, memory.peak_allocated_bytes
-    pools = (memory.reserved_overhead_bytes - allocated * fraction) / (1 + fraction)
+    pools = round((memory.reserved_overhead_bytes - allocated * fraction) / (1 + fraction))
     source = "cost/memory/peak.py; docs/explanation/memory.md"
     yield Explained(
         name="allocator reserve",

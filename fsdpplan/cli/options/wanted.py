@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal, get_args, get_type_hints
+from collections.abc import Mapping
+from typing import Any, get_args, get_type_hints
 
 from fsdpplan.cli.options import synonyms
 from fsdpplan.cli.options.expand import Flag
@@ -12,7 +13,7 @@ from fsdpplan.cli.options.parse import shown
 from fsdpplan.errors import SpecError
 from fsdpplan.search.advice.why import Wanted
 from fsdpplan.search.pins import Pins
-from fsdpplan.spec.layout import Schedule, Sharding
+from fsdpplan.spec.layout import CpAttention, Schedule, Sharding
 
 EXAMPLES = '"tp 4", "pp 2 ep 8", hsdp, "no recompute" or micro_batch=2'
 
@@ -57,6 +58,13 @@ _NOT = {
 _ALONE = {"activation_checkpointing": "full", "offload": "cpu", "reshard_after_forward": "always"}
 """What a field means without a value."""
 
+_VALUES: tuple[tuple[Any, str, Mapping[str, str]], ...] = (
+    (Sharding, "sharding", synonyms.SHARDING),
+    (Schedule, "schedule", synonyms.SCHEDULES),
+    (CpAttention, "cp_attention", synonyms.CP_ATTENTION),
+)
+"""Fields whose values are said without their name."""
+
 _NOISE = {"and", "with", "x", "a", "the", "of", "parallel", "parallelism", "sharded"}
 
 _GLUED = re.compile(r"(tp|cp|pp|ep)([0-9]+)")
@@ -67,8 +75,9 @@ _MOST_WORDS = 3
 
 def wanted(text: str, *, name: str) -> Wanted:
     """What `text` asks of a layout. Raises SpecError for words that are none of it."""
-    words = [word.removeprefix("--").lower() for word in re.split(r"[\s,;=+]+", text.strip())]
-    words = [piece for word in words for piece in _unglued(word) if piece and piece not in _NOISE]
+    words = [word.removeprefix("--") for word in re.split(r"[\s,;=+]+", text.strip())]
+    words = [piece for word in words for piece in _unglued(word)]
+    words = [word for word in words if word and word.lower() not in _NOISE]
     pins: dict[str, Any] = {}
     split: list[str] = []
     while words:
@@ -93,7 +102,7 @@ def wanted(text: str, *, name: str) -> Wanted:
 
 
 def _unglued(word: str) -> tuple[str, ...]:
-    found = _GLUED.fullmatch(word)
+    found = _GLUED.fullmatch(word.lower())
     return found.groups() if found else (word,)
 
 
@@ -108,22 +117,20 @@ def _meant(field: str, value: Any) -> tuple[tuple[str, Any], ...]:
 
 def _next(words: list[str], name: str) -> tuple[str, Any, int]:
     """(field, value, how many words) that begin `words`."""
-    if words[0] == "hsdp":
+    begin = words[0].lower()
+    if begin == "hsdp":
         return "hsdp", None, 1
-    if words[0] == "eager":
+    if begin == "eager":
         return "compile", False, 1
-    if words[0] in ("no", "without") and len(words) > 1:
+    if begin in ("no", "without") and len(words) > 1:
         field, taken = _field(words[1:], name)
         return field, _denied(field, name), taken + 1
-    for kind, field, others in (
-        (Sharding, "sharding", synonyms.SHARDING),
-        (Schedule, "schedule", synonyms.SCHEDULES),
-        (Literal["ring", "ulysses"], "cp_attention", synonyms.CP_ATTENTION),
-    ):
-        word = words[0].replace("-", "_")
-        if word != "none" and (word in get_args(kind) or word in others):
-            return field, _parsed(field, word, name), 1
-    if words[0] in ("full", "op", "selective", "attention") and len(words) > 1:
+    word = begin.replace("-", "_")
+    if word != "none" and _longest(words)[1] <= 1:  # `ddp bucket` is no DDP
+        for kind, field, others in _VALUES:
+            if word in get_args(kind) or word in others:
+                return field, _parsed(field, word, name), 1
+    if begin in ("full", "op", "selective", "attention") and len(words) > 1:
         field, taken = _field(words[1:], name)
         if field == "activation_checkpointing":
             return field, _parsed(field, words[0], name), taken + 1
@@ -141,12 +148,22 @@ def _next(words: list[str], name: str) -> tuple[str, Any, int]:
 
 def _field(words: list[str], name: str) -> tuple[str, int]:
     """(field, how many words name it), the longest name that there is."""
+    field, taken = _longest(words)
+    if not taken:
+        raise SpecError(
+            f"{name}: {shown(words[0])} is no part of a layout; type such as {EXAMPLES}"
+        )
+    return field, taken
+
+
+def _longest(words: list[str]) -> tuple[str, int]:
+    """The same; 0 words where they name none."""
     for taken in range(min(_MOST_WORDS, len(words)), 0, -1):
-        word = "_".join(words[:taken]).replace("-", "_")
+        word = "_".join(words[:taken]).lower().replace("-", "_")
         field = _NAMES.get(word, word)
         if field in _flags():
             return field, taken
-    raise SpecError(f"{name}: {shown(words[0])} is no part of a layout; type such as {EXAMPLES}")
+    return "", 0
 
 
 def _flags() -> dict[str, Flag]:
@@ -162,9 +179,9 @@ def _flags() -> dict[str, Flag]:
 def _parsed(field: str, word: str, name: str) -> Any:
     parse = _flags()[field].parse
     if parse is None:
-        if word in ("on", "true", "yes"):
+        if word.lower() in ("on", "true", "yes"):
             return True
-        if word in ("off", "false", "no"):
+        if word.lower() in ("off", "false", "no"):
             return False
         raise SpecError(f"{name}: {field} is on or off; type such as {EXAMPLES}")
     return parse(word, name=name)

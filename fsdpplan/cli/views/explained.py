@@ -132,7 +132,8 @@ def _term(
 def _runners_up(found: Explanation, width: int) -> str:
     if not found.runners_up:
         return ""
-    lines = ["The next layouts, and the terms that lost or won them time in a step"]
+    heading = "The next layouts, and the terms that lost or won them time in a step"
+    lines = [wrapped(heading, width=width)]
     for ranked, priced in found.runners_up:
         own = found.chosen.case.layout
         words = "; ".join((degrees(ranked.layout), *differences(ranked.layout, own)))
