@@ -211,7 +211,15 @@ OPTIONS = (
     *("--schedule", "--runs", "--ledger", "--out", "--alerts", "--job-name", "--env", "--args"),
     *("--export", "--plan", "--rank", "--target", "--max-memory", "--job", "--node", "--tail"),
     *("--checkpoint-dir", "--torch", "--headroom", "--stage-blocks", "--nonsense", "--json"),
-    *("--init-from", "--export-hf", "--sft", "--chat-template", "--eval-data", "--eval-tokens"),
+    *(
+        "--why",
+        "--init-from",
+        "--export-hf",
+        "--sft",
+        "--chat-template",
+        "--eval-data",
+        "--eval-tokens",
+    ),
 )
 
 

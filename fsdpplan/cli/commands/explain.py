@@ -88,7 +88,10 @@ def explain(
     evidence: EvidenceOptions,
     json: Json = False,
 ) -> None:
-    """Explain a plan: its terms, its environment by --nccl, or by --why."""
+    """Explain a plan: its terms, its environment, or why not another.
+
+    By --nccl its environment, by --why another layout.
+    """
     _require_one(options, evidence)
     chosen = ranked(plan, options.rank, own_program=True)
     settled = settled_plan(chosen, given_torch(options.torch), own_program=False)

@@ -158,7 +158,11 @@ def threshold_words(told: tuple[Why, Turned]) -> str:
 
 def _side_words(answer: Why, knob: Knob, found: Threshold) -> str:
     way = "up" if found.is_above else "down"
-    words = f"from {shown(knob, found.far.value)} {way}"
+    words = f"at {shown(knob, found.far.value)}"
+    if found.lasts:
+        words = f"from {shown(knob, found.far.value)} {way}"
+    elif found.lasts is not None:
+        words = f"from {shown(knob, found.far.value)} {way}, though not to the end of the range"
     if found.near.value != knob.now:
         not_yet = "not yet" if not answer.has_it else "it still is"
         words += f", at {shown(knob, found.near.value)} {not_yet}"
@@ -226,6 +230,7 @@ def _turned(one: Turned) -> dict[str, Any]:
         "thresholds": [
             {
                 "way": "up" if found.is_above else "down",
+                "lasts": found.lasts,
                 "near": _side(found.near),
                 "far": _side(found.far),
             }

@@ -215,6 +215,8 @@ class Threshold:
     """The side of the present value: the answer there is that of today."""
     far: Side
     """The other one."""
+    lasts: bool | None = None
+    """Whether the answer at the end of the range is that of the far side; None: not asked."""
 
     @property
     def is_above(self) -> bool:
@@ -517,7 +519,11 @@ def _solved(points: _Points, up: bool) -> Threshold | None:
         if flip is None:
             return None
         if points.searched(grid[flip]).has_it != today.has_it:
-            return _halved(points, values[flip], grid[flip])
+            found = _halved(points, values[flip], grid[flip])
+            if found is None:
+                return None
+            last = points.searched(grid[-1])
+            return replace(found, lasts=last.has_it == found.far.has_it)
     return None
 
 

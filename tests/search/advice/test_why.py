@@ -83,7 +83,10 @@ SITUATIONS = {
     "experts, nowhere": situation(
         "mixtral-8x7b", "dgx-h100", 32, 256, "ep 4", "bandwidth of infiniband"
     ),
-    "experts, links": situation("mixtral-8x7b", "dgx-h100", 32, 256, "ep 8", "bandwidth of nvlink"),
+    "experts, memory": situation("mixtral-8x7b", "dgx-h100", 32, 256, "no recompute", "GPU memory"),
+    "many nodes, pipeline, nowhere": situation(
+        "llama-3.1-8b", "dgx-h100", 16, 64, "pp 2", "bandwidth of infiniband"
+    ),
     "dense, does not fit, nowhere": replace(
         situation("llama-3.1-8b", "dgx-h100", 8, 64, "ddp", "GPU memory"), fixed=(("tp", 1),)
     ),

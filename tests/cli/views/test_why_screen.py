@@ -53,6 +53,7 @@ def slower() -> Why:
     threshold = Threshold(
         near=Side(value=5.9e11, first=found.first, has_it=False),
         far=Side(value=6e11, first=found.with_it.best, has_it=True),
+        lasts=True,
     )
     return replace(
         found,
