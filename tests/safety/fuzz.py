@@ -211,15 +211,8 @@ OPTIONS = (
     *("--schedule", "--runs", "--ledger", "--out", "--alerts", "--job-name", "--env", "--args"),
     *("--export", "--plan", "--rank", "--target", "--max-memory", "--job", "--node", "--tail"),
     *("--checkpoint-dir", "--torch", "--headroom", "--stage-blocks", "--nonsense", "--json"),
-    *(
-        "--why",
-        "--init-from",
-        "--export-hf",
-        "--sft",
-        "--chat-template",
-        "--eval-data",
-        "--eval-tokens",
-    ),
+    *("--init-from", "--export-hf", "--sft", "--chat-template", "--eval-data", "--eval-tokens"),
+    "--why",
 )
 
 
