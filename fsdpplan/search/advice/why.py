@@ -12,8 +12,8 @@ layout a search puts first, and whether that one has what was asked for:
    different answers. So a threshold that is said was planned on both of its sides.
 
 Sequences, batches and GPUs are searched at each doubling, without a pool. That an answer is "no"
-needs no search of all layouts: where the best with it is further behind some layout than any tie
-goes, nothing that has it is first (`_is_beaten`).
+needs no search of all layouts, but at the sides of a threshold, whose answers are shown: where the
+best with it is further behind some layout than any tie goes, nothing that has it is first.
 
 No bound is known between grid points that were not searched: an island of the opposite answer that
 is narrower than a step of the grid, of layouts that no search at the ends lists, would be missed.
@@ -353,28 +353,39 @@ class _Points:
     pool: dict[Layout, None]
     today: Side
     sides: dict[float, Side] = field(default_factory=dict)
+    all_searched: set[float] = field(default_factory=set)
+    """Values at which all layouts were."""
     searches: int = 0
 
     def searched(self, value: float) -> Side:
-        """The answer of a search at `value`."""
+        """The answer at `value`: by what beats all that has it, or by a search of all layouts."""
         if value not in self.sides:
-            self.sides[value] = self._searched(value)
+            asked = self._asked(value)
+            beaten_by = None if asked is None else self._beaten_by(asked)
+            if beaten_by is None:
+                return self.planned(value)
+            self.sides[value] = Side(value=value, first=beaten_by, has_it=False)
         return self.sides[value]
 
-    def _searched(self, value: float) -> Side:
+    def planned(self, value: float) -> Side:
+        """The answer of a search of all layouts at `value`."""
+        if value not in self.all_searched:
+            self.sides[value] = self._planned(value)
+            self.all_searched.add(value)
+        return self.sides[value]
+
+    def _asked(self, value: float) -> Question | None:
+        """The question there; None where there are no such machines, or nothing can be trained."""
         try:
             asked = self.knob.at(value)
-        except SpecError:  # no such machines
+        except SpecError:
+            return None
+        return asked if problem_of(asked) is None else None
+
+    def _planned(self, value: float) -> Side:
+        asked = self._asked(value)
+        if asked is None:
             return Side(value=value, first=None, has_it=False)
-        if problem_of(asked) is not None:
-            return Side(value=value, first=None, has_it=False)
-        if self.pool and not self.knob.steps and not self.wanted.split:
-            self.searches += 1
-            entries, _, _ = _listed_with(asked, self.wanted)
-            self.pool |= dict.fromkeys(layout for layout, _ in entries)
-            beaten_by = self._beaten_by(asked, entries)
-            if beaten_by is not None:
-                return Side(value=value, first=beaten_by, has_it=False)
         self.searches += 1
         ranked = searched(asked).ranked
         self.pool |= dict.fromkeys(one.layout for one in ranked)
@@ -387,9 +398,15 @@ class _Points:
             has_it=self.wanted.allows(found.layout),
         )
 
-    def _beaten_by(self, asked: Question, entries: list[Entry]) -> Priced | None:
-        """A layout of the pool that beats all that have it by more than any tie goes; `entries` are
-        those of the fastest."""
+    def _beaten_by(self, asked: Question) -> Priced | None:
+        """A layout of the pool that beats all that have what is asked for by more than any tie
+        goes. It takes a search of those alone; where that is of many questions, all are searched.
+        """
+        if self.knob.steps or self.wanted.split:
+            return None
+        self.searches += 1
+        entries, _, _ = _listed_with(asked, self.wanted)
+        self.pool |= dict.fromkeys(layout for layout, _ in entries)
         others = [one for one in self._pooled(asked) if not self.wanted.allows(one[0])]
         if not others:
             return None
@@ -484,6 +501,7 @@ def turned(knob: Knob, wanted: Wanted, today: Side, pool: tuple[Layout, ...]) ->
         pool=dict.fromkeys(pool),
         today=replace(today, value=knob.now),
         sides={knob.now: replace(today, value=knob.now)},
+        all_searched={knob.now},
     )
     find = _step_threshold if knob.steps else _solved
     found = [find(points, up) for up in (False, True)]
@@ -500,7 +518,7 @@ def _step_threshold(points: _Points, up: bool) -> Threshold | None:
     steps = [v for v in knob.steps if (v > knob.now) == up]
     near = points.today
     for value in sorted(steps, key=lambda v: abs(v - knob.now)):
-        side = points.searched(value)
+        side = points.planned(value)
         if side.has_it != points.today.has_it:
             return Threshold(near=near, far=side)
         near = side
@@ -520,18 +538,19 @@ def _solved(points: _Points, up: bool) -> Threshold | None:
             return None
         if points.searched(grid[flip]).has_it != today.has_it:
             found = _halved(points, values[flip], grid[flip])
-            if found is None:
-                return None
-            last = points.searched(grid[-1])
-            return replace(found, lasts=last.has_it == found.far.has_it)
+            if found is not None:
+                last = points.searched(grid[-1])
+                return replace(found, lasts=last.has_it == found.far.has_it)
     return None
 
 
 def _halved(points: _Points, near: float, far: float) -> Threshold | None:
-    """Between two values of which `far` was searched, and has the other answer."""
+    """Between two values, where the pool says that `far` has the other answer."""
     today = points.today.has_it
-    if points.searched(near).has_it != today:  # the pool was wrong about it: it is further in
-        return _halved(points, points.knob.now, near) if near != points.knob.now else None
+    if points.planned(far).has_it == today:
+        return None
+    if points.planned(near).has_it != today:  # the pool was wrong about it: it is further in
+        return _halved(points, points.knob.now, near)
     for _ in range(MOST_ROUNDS):
         if max(near, far) <= CLOSE * min(near, far):
             break
@@ -542,9 +561,9 @@ def _halved(points: _Points, near: float, far: float) -> Threshold | None:
         for value in (high, low):
             if value in (near, far):
                 continue
-            if points.searched(value).has_it != today:
+            if points.planned(value).has_it != today:
                 far = value
             else:
                 near = value
                 break
-    return Threshold(near=points.searched(near), far=points.searched(far))
+    return Threshold(near=points.planned(near), far=points.planned(far))
