@@ -68,7 +68,7 @@ def step_time(case: Case) -> StepTime:
         return _mean_step([(share, step_time(each)) for share, each in case.phases])
     cluster, layout = case.cluster, case.layout
     stages = pipeline_ranks(model=case.model, layout=layout)
-    passes = _passes(case, stages)
+    passes = rank_passes(case, stages)
     stage = stages[passes.pp_rank]
     inner = inner_waiting_seconds(case, stage)
     if passes.hidden_exchange_seconds:
@@ -176,7 +176,7 @@ def slowest_factor(*, gpus: int, straggler_fraction: float) -> float:
     return 1.0 + straggler_fraction * sqrt(2 * log(gpus))
 
 
-def _passes(case: Case, stages: tuple[Stage, ...]) -> Passes:
+def rank_passes(case: Case, stages: tuple[Stage, ...]) -> Passes:
     if case.layout.pp > 1:
         return pipeline_passes(case)
     passes = fsdp_passes if case.layout.sharding == "fsdp" else replica_passes

@@ -76,7 +76,7 @@ def recommend(
     With a `learner`, what measured runs say decides, by the same bounds.
     """
     asked = Question(model=model, cluster=cluster, training=training, pins=pins)
-    difference = _difference(cluster, learner)
+    difference = difference_of(cluster, learner)
     space = Space(asked)
     entries = priced(space, limit, difference)
     if learner is not None and entries:
@@ -94,7 +94,8 @@ def recommend(
     )
 
 
-def _difference(cluster: Cluster, learner: Learner | None) -> Difference:
+def difference_of(cluster: Cluster, learner: Learner | None) -> Difference:
+    """By what two layouts of a question are told apart."""
     if learner is not None:
         return learner.difference_fraction
     return lambda one, other: difference_fraction(one[1], other[1], cluster=cluster)

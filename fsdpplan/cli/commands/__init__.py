@@ -15,7 +15,7 @@ from fsdpplan.cli.options.expand import GroupedCommand, OwnParsing, expanded
 SUMMARIES = {
     "recommend": "Search, rank, explain on one screen, save the plan.",
     "estimate": "Predict the time and memory of one layout.",
-    "explain": "Explain a plan: its terms, or by --nccl its environment.",
+    "explain": "Explain a plan: its terms, its environment, or why not another.",
     "what-if": "A saved plan under other inputs: what changes, by terms.",
     "compare": "Compare saved plans, or questions, side by side.",
     "sweep": "How a training scales over numbers of GPUs, with the knee.",

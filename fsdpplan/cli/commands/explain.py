@@ -1,31 +1,48 @@
-"""`fsdpplan explain`: what stands behind a saved plan: its terms, or its environment."""
+"""`fsdpplan explain`: what stands behind a saved plan: its terms, its environment, or why not
+another layout."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Annotated, ClassVar
 
 import typer
 
 from fsdpplan.cli.options.expand import Flag
-from fsdpplan.cli.options.files import DEFAULT_PLAN, Json, PlanFile
+from fsdpplan.cli.options.files import DEFAULT_PLAN, EvidenceOptions, Json, PlanFile
 from fsdpplan.cli.options.parse import whole
 from fsdpplan.cli.options.question import Torch
-from fsdpplan.cli.resolve.inputs import Inputs, OneLayout
+from fsdpplan.cli.options.wanted import wanted
+from fsdpplan.cli.resolve.again import as_planned, machines_of
+from fsdpplan.cli.resolve.inputs import Inputs, OneLayout, question_of
 from fsdpplan.cli.resolve.job import ranked
 from fsdpplan.cli.resolve.torch import given_torch, settled_plan
-from fsdpplan.cli.views.answer import estimate_json
+from fsdpplan.cli.views.answer import estimate_document_of
+from fsdpplan.cli.views.explained import (
+    Explanation,
+    explained_document,
+    explained_screen,
+    runners_up,
+)
 from fsdpplan.cli.views.render import blocks, columns, facts, listed, tell, wrapped
-from fsdpplan.cli.views.screen import estimate_screen
+from fsdpplan.cli.views.screen import MOST_RUNNERS_UP, estimate_screen
+from fsdpplan.cli.views.why import why_json, why_screen
+from fsdpplan.cost.explained import explained_memory, explained_step, learned_term
 from fsdpplan.cost.memory.peak import available_bytes
 from fsdpplan.emit.job import Job
 from fsdpplan.emit.nccl.cloud import CloudScript, Gap, cloud_scripts, gap_of
 from fsdpplan.emit.nccl.environment import environment, left_unset
 from fsdpplan.emit.nccl.rules import Variable
+from fsdpplan.errors import NoFeasibleLayout, SpecError
+from fsdpplan.search.advice.difference import Priced
+from fsdpplan.search.advice.why import Wanted, Why, why
 from fsdpplan.search.pins import Pins
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.plan import Plan
+from fsdpplan.units import format_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +59,17 @@ class ExplainOptions:
             "that are left alone.",
         ),
     ] = None
+    why: Annotated[
+        Wanted | None,
+        Flag(
+            name="--why",
+            metavar="WORDS",
+            parse=wanted,
+            help='Why not a layout with this, such as "tp 4", "pp 2 ep 8", hsdp, "no recompute" or '
+            "micro_batch=2: the best that has it, the terms that lost it, and what each input by "
+            "itself would have to be for it to be recommended.",
+        ),
+    ] = None
     torch: Torch = None
     rank: Annotated[
         int | None,
@@ -53,14 +81,26 @@ ANY_JOB = Job()
 """No option of a job changes what the topology gives reasons for."""
 
 
-def explain(*, plan: PlanFile = DEFAULT_PLAN, options: ExplainOptions, json: Json = False) -> None:
-    """Explain a plan: its terms, or by --nccl its environment."""
+def explain(
+    *,
+    plan: PlanFile = DEFAULT_PLAN,
+    options: ExplainOptions,
+    evidence: EvidenceOptions,
+    json: Json = False,
+) -> None:
+    """Explain a plan: its terms, its environment, or why not another.
+
+    By --nccl its environment, by --why another layout.
+    """
+    _require_one(options, evidence)
     chosen = ranked(plan, options.rank, own_program=True)
     settled = settled_plan(chosen, given_torch(options.torch), own_program=False)
     chosen = settled.value
     for sentence in settled.warnings:
         tell(sentence)
-    if options.nccl:
+    if options.why is not None:
+        text = why_text(chosen, options.why, evidence, as_json=json)
+    elif options.nccl:
         text = nccl_json(chosen) if json else nccl_screen(chosen, width=columns())
     elif json:
         text = terms_json(chosen)
@@ -69,12 +109,97 @@ def explain(*, plan: PlanFile = DEFAULT_PLAN, options: ExplainOptions, json: Jso
     typer.echo(text)
 
 
+def _require_one(options: ExplainOptions, evidence: EvidenceOptions) -> None:
+    """Refuse options that contradict each other, or would be ignored."""
+    if options.why is None:
+        given = [one.name for one in fields(evidence) if getattr(evidence, one.name) is not None]
+        if given:
+            raise SpecError(
+                f"--{given[0].replace('_', '-')} is for --why, which searches: give both, or "
+                "leave it out"
+            )
+    elif options.nccl:
+        raise SpecError("--nccl and --why ask for two answers: give one of them")
+    elif options.rank is not None:
+        raise SpecError(
+            f"--rank {options.rank} and --why contradict each other: --why compares with what is "
+            "recommended; leave one of them out"
+        )
+
+
+QUIET_SECONDS = 1.0
+"""So long nothing is said of a search that goes on."""
+
+
+def why_text(plan: Plan, asked_for: Wanted, evidence: EvidenceOptions, *, as_json: bool) -> str:
+    """The answer to `--why`."""
+    inputs = as_planned(plan, evidence)
+    asked = question_of(inputs)
+    answer = why(
+        replace(asked, pins=asked_for.freed(asked.pins)),
+        asked_for,
+        resized=machines_of(plan, inputs),
+        say=_progress(),
+    )
+    if answer is None:
+        raise NoFeasibleLayout(
+            f"no layout of {plan.model.name} fits on {plan.cluster.gpus} x "
+            f"{plan.cluster.device.name} any more: plan again with fsdpplan recommend",
+            rejected={},
+        )
+    return _why_text(answer, inputs, as_json=as_json)
+
+
+def _why_text(answer: Why, inputs: Inputs, *, as_json: bool) -> str:
+    return why_json(answer, inputs) if as_json else why_screen(answer, inputs, width=columns())
+
+
+def _progress() -> Callable[[str], None]:
+    """What says on stderr which input is turned, once it takes long."""
+    started = time.monotonic()
+
+    def say(what: str) -> None:
+        if time.monotonic() - started > QUIET_SECONDS:
+            tell(f"searching: {what}")
+
+    return say
+
+
 def terms_screen(plan: Plan, *, width: int) -> str:
-    """Time, memory and communication of the plan, and where each of its inputs came from."""
+    """The prediction, its terms with their formulas, and where each of its inputs came from."""
     return blocks(
         estimate_screen(_one_layout(plan), width=width),
+        wrapped(_moved(plan), width=width),
+        explained_screen(explanation(plan), width=width),
         listed("Where the inputs came from", _sources(plan), width=width),
     )
+
+
+def explanation(plan: Plan) -> Explanation:
+    """The terms of the plan's layout, and its runners-up."""
+    learned = learned_term(plan.estimate)
+    return Explanation(
+        step=(*explained_step(plan.case), *learned),
+        memory=explained_memory(plan.case),
+        runners_up=runners_up(plan, most=MOST_RUNNERS_UP),
+        chosen=Priced(case=plan.case, estimate=plan.estimate),
+    )
+
+
+def _moved(plan: Plan) -> str:
+    """That a plan of another version was predicted otherwise; empty: it was not."""
+    terms = explained_step(plan.case)
+    today, then = sum(term.value for term in terms), plan.estimate.time.total_seconds
+    if abs(today / then - 1) < LEAST_MOVE:
+        return ""
+    return (
+        f"The plan was predicted by another version: {format_seconds(then)} a step, where the "
+        f"terms below, of this version, add up to {format_seconds(today)}."
+    )
+
+
+LEAST_MOVE = 1e-6
+"""Of a step: less is what rounding leaves."""
 
 
 def _sources(plan: Plan) -> list[str]:
@@ -86,8 +211,12 @@ def _sources(plan: Plan) -> list[str]:
 
 
 def terms_json(plan: Plan) -> str:
-    """The same fields as `estimate --json`."""
-    return estimate_json(_one_layout(plan))
+    """The same fields as `estimate --json`, and the terms with their formulas."""
+    document = {
+        **estimate_document_of(_one_layout(plan)),
+        **explained_document(explanation(plan)),
+    }
+    return json.dumps(document, indent=2, allow_nan=False)
 
 
 def _one_layout(plan: Plan) -> OneLayout:

@@ -7,7 +7,7 @@ stays fixed, so that the answer is that of `recommend` with all of these options
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
@@ -69,6 +69,17 @@ def as_planned(plan: Plan, evidence: EvidenceOptions) -> Inputs:
         warnings=own.warnings,
         learner=own.value.learner,
     )
+
+
+def machines_of(plan: Plan, inputs: Inputs) -> Callable[[int], Cluster]:
+    """The machines of the plan with another number of GPUs; raises SpecError where the plan does
+    not say how those would be joined."""
+
+    def resized(gpus: int) -> Cluster:
+        machines = _machines(plan, ClusterOptions(gpus=gpus))["cluster"].value.cluster
+        return with_peaks(machines, inputs.cluster.device.learned_peaks)
+
+    return resized
 
 
 def asked_again(plan: Plan, asked: Asked) -> Inputs:

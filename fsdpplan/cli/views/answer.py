@@ -279,20 +279,24 @@ def recommend_json(
 
 
 def estimate_json(one: OneLayout, *, more: Mapping[str, Any] | None = None) -> str:
-    """What `estimate --json` prints: the estimate's fields beside the layout; `more` as for
-    `recommend`."""
-    return _dumps(
-        {
-            **_inputs_document(one.inputs),
-            "layout": layout_document(_named(one.inputs, one.layout)),
-            "torch_needed": needed_document(case_of(one.inputs, one.layout)),
-            **estimate_document(one.estimate),
-            "available_bytes": one.available_bytes,
-            "fits": one.fits,
-            **(more or {}),
-            **_said(one.inputs),
-        }
-    )
+    """What `estimate --json` prints; `more` as for `recommend`."""
+    return _dumps(estimate_document_of(one, more=more))
+
+
+def estimate_document_of(
+    one: OneLayout, *, more: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The estimate's fields beside the layout."""
+    return {
+        **_inputs_document(one.inputs),
+        "layout": layout_document(_named(one.inputs, one.layout)),
+        "torch_needed": needed_document(case_of(one.inputs, one.layout)),
+        **estimate_document(one.estimate),
+        "available_bytes": one.available_bytes,
+        "fits": one.fits,
+        **(more or {}),
+        **_said(one.inputs),
+    }
 
 
 def _named(inputs: Inputs, layout: Layout) -> Layout:

@@ -6,6 +6,7 @@ differences of the terms add up to the difference of the whole.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from math import exp
 
@@ -116,7 +117,19 @@ def _terms(before: dict[str, float], after: dict[str, float]) -> tuple[Term, ...
     )
 
 
-def step_terms(estimate: Estimate) -> dict[str, float]:
+def by_axis(cost: CollectiveCost) -> str:
+    """`exposed dp_shard`: all collectives of a mesh axis as one term."""
+    return f"exposed {cost.axis}"
+
+
+def by_collective(cost: CollectiveCost) -> str:
+    """`exposed all_gather over dp_shard (infiniband)`: each collective of a group by itself."""
+    return f"exposed {cost.collective} over {cost.axis} ({cost.level})"
+
+
+def step_terms(
+    estimate: Estimate, named: Callable[[CollectiveCost], str] = by_axis
+) -> dict[str, float]:
     """Seconds of the parts of a step; they add up to its expected time, which measured runs may
     have moved."""
     time = estimate.time
@@ -126,7 +139,7 @@ def step_terms(estimate: Estimate) -> dict[str, float]:
         "attention": time.attention_seconds,
         "waits for the host": time.launch_seconds,
         "other kernels": time.compute_seconds - kernels,
-        **_exposed(estimate.communication, time.exposed_communication_seconds),
+        **_exposed(estimate.communication, time.exposed_communication_seconds, named),
         "pipeline bubble": time.bubble_seconds,
         "optimizer": time.optimizer_seconds,
         "host copies": time.host_seconds,
@@ -135,13 +148,31 @@ def step_terms(estimate: Estimate) -> dict[str, float]:
     return {name: seconds for name, seconds in parts.items() if abs(seconds) > LEAST_SECONDS}
 
 
-def _exposed(costs: tuple[CollectiveCost, ...], exposed_seconds: float) -> dict[str, float]:
-    """Exposed communication by mesh axis, and what no collective of this rank accounts for."""
-    by_axis: dict[str, float] = {}
+def _exposed(
+    costs: tuple[CollectiveCost, ...],
+    exposed_seconds: float,
+    named: Callable[[CollectiveCost], str],
+) -> dict[str, float]:
+    """Exposed communication by name, and what no collective of this rank accounts for."""
+    terms: dict[str, float] = {}
     for cost in costs:
-        name = f"exposed {cost.axis}"
-        by_axis[name] = by_axis.get(name, 0.0) + cost.exposed_seconds
-    return {**by_axis, "exposed, other": exposed_seconds - sum(by_axis.values())}
+        name = named(cost)
+        terms[name] = terms.get(name, 0.0) + cost.exposed_seconds
+    return {**terms, "exposed, other": exposed_seconds - sum(terms.values())}
+
+
+def lost_and_won(before: Priced, after: Priced) -> tuple[tuple[Term, ...], tuple[Term, ...]]:
+    """In which terms `after` loses time for the same tokens, and in which it wins some, each the
+    largest first. Of a step of `before`: they add up to what that step would take `after` it."""
+    scale = before.case.training.tokens_per_step / after.case.training.tokens_per_step
+    then = step_terms(after.estimate, by_collective)
+    terms = _terms(
+        step_terms(before.estimate, by_collective),
+        {name: scale * seconds for name, seconds in then.items()},
+    )
+    ordered = sorted(terms, key=lambda term: -abs(term.change))
+    lost = tuple(term for term in ordered if term.change > LEAST_SECONDS)
+    return lost, tuple(term for term in ordered if term.change < -LEAST_SECONDS)
 
 
 def memory_terms(estimate: Estimate) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from math import inf
@@ -26,6 +27,7 @@ from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.nodes import Network
 from fsdpplan.spec.plan import Plan
 from tests.cli.small import on_a_machine_without_gpus, words
+from tests.cost.test_explained import worked_out
 from tests.emit.networks import GIB, INFINIBAND, on
 from tests.search.weak import with_a_weak_node
 
@@ -82,6 +84,112 @@ def test_it_says_what_the_prediction_is_made_of(capsys: pytest.CaptureFixture[st
         "cluster: flag --hardware",
     ):
         assert part in out
+
+
+def test_each_term_is_printed_with_its_formula_and_what_lost_the_next_layouts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = said(capsys, "explain")
+    for part in (
+        "= s * m * b * d * 2 * t * W / (P * c * u * q)",
+        "= N * e",
+        "How the peak of the fullest device is made up",
+        "The next layouts, and the terms that lost or won them time in a step",
+    ):
+        assert part in out
+    document = json.loads(said(capsys, "explain --json"))
+    step = sum(term["value"] for term in document["step_terms"])
+    assert step == pytest.approx(document["step_seconds"]["expected"], rel=1e-12)
+    peak = sum(term["value"] for term in document["memory_terms"])
+    assert peak == read_plan(PLAN).estimate.memory.peak_device_bytes
+    assert document["runners_up"][0]["rank"] == 2
+
+
+@pytest.mark.parametrize("width", [60, 120])
+def test_it_keeps_to_the_width_of_the_terminal(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    out = said(capsys, "explain")
+    terms = out[out.index("How the step is made up") : out.index("Where the inputs")]
+    assert max(map(len, terms.splitlines())) <= min(width, 80)
+
+
+INPUT = re.compile(
+    r"(?P<symbol>\b[A-Za-z]\b) = (?P<number>-?[0-9.,e+-]+)(?: (?P<unit>[A-Za-z/]+))?, "
+)
+UNITS = {
+    "million": 1e6,
+    "billion": 1e9,
+    "TFLOP/s": 1e12,
+    "GFLOP": 1e9,
+    "MFLOP": 1e6,
+    "TB/s": 1e12,
+    "GB/s": 1e9,
+    "GiB": 2**30,
+    "MiB": 2**20,
+    "KiB": 2**10,
+    "ms": 1e-3,
+    "us": 1e-6,
+}
+
+
+def test_what_is_printed_is_enough_to_work_a_term_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """From the page alone, to the digits that the term is printed with."""
+    page = said(capsys, "explain")
+    page = page[page.index("  in several: ") : page.index("Derived in")]
+    terms = [" ".join(term.split()) for term in re.split(r"^  (?=\S)", page, flags=re.M)[1:]]
+    shared = given(terms[0])
+    worked = 0
+    for term in terms[1:]:
+        head = re.match(r"(?P<name>[^:]+): (?P<number>[0-9.,]+) (?P<unit>\w+), ", term)
+        formula = re.search(r"= (?P<formula>[^=]+?) \((?:cost|validate)/", term)
+        assert head is not None
+        assert formula is not None, term
+        value = float(head["number"].replace(",", "")) * UNITS.get(head["unit"], 1.0)
+        found = worked_out(formula["formula"], {**shared, **given(term)})
+        shown = 0.5 * 10 ** -len(head["number"].partition(".")[2]) * UNITS.get(head["unit"], 1.0)
+        assert found == pytest.approx(value, abs=1.1 * shown, rel=1e-3), term
+        worked += 1
+    assert worked > 12
+
+
+def given(text: str) -> dict[str, float]:
+    """Symbols of a part of the page, and their values."""
+    return {
+        one["symbol"]: float(one["number"].replace(",", "")) * UNITS.get(one["unit"] or "", 1.0)
+        for one in INPUT.finditer(text)
+    }
+
+
+def test_why_not_another_layout(capsys: pytest.CaptureFixture[str]) -> None:
+    """On one GPU no link is turned, and layouts are few."""
+    question = "--model llama-3.2-1b --gpus 1 --hardware dgx-h100 --global-batch 8 --loss-chunks 1"
+    assert exit_code_of(words(f"recommend {question} --save one.json --no-ledger")) == 0
+    capsys.readouterr()
+    assert (
+        exit_code_of([*words("explain one.json --no-ledger --json --why"), "full recompute"]) == 0
+    )
+    document = json.loads(capsys.readouterr().out)
+    assert document["verdict"] in ("slower", "tie", "first")
+    assert document["with_it"]["layout"]["activation_checkpointing"] == "full"
+    assert {"GPU memory", "sequence length", "GPUs"} <= {one["input"] for one in document["inputs"]}
+
+
+@pytest.mark.parametrize(
+    ("options", "said_of"),
+    [
+        (["--why", "tp 4", "--rank", "2"], "--rank 2"),
+        (["--why", "tp 4", "--nccl"], "--nccl"),
+        (["--no-ledger"], "--no-ledger is for --why"),
+        (["--why", "bananas"], "bananas"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(
+    options: list[str], said_of: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code_of(["explain", *options]) == 2
+    assert said_of in capsys.readouterr().err
 
 
 def test_another_layout_of_the_list_can_be_explained(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,782 @@
+"""Explained: each term of a step and of a peak as a formula, its inputs and where it is from.
+
+The terms add up to the step, and those of memory to the peak of the fullest device. A formula has
+no more than `+ - * /`, brackets and `max`, so that whoever reads it can work it out with the values
+beside it. Most inputs are shapes, degrees and numbers of the profile; what a simulation or a kernel
+model makes of them is one input more, said to be so ("left by ..."), with the module that has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from fsdpplan.cost.kernels.attention import head_channels
+from fsdpplan.cost.kernels.compute import (
+    autocast_bytes,
+    device_parts,
+    element_wise_kernels,
+    fp8_cast_bytes,
+)
+from fsdpplan.cost.kernels.operators import block_products, element_wise_bytes
+from fsdpplan.cost.kernels.rates import memory_bytes_per_second
+from fsdpplan.cost.memory.ledger import rank_state
+from fsdpplan.cost.memory.peak import FSDP2, communicators, stage_memory
+from fsdpplan.cost.memory.sizes import rank_sizes
+from fsdpplan.cost.model.formats import formats, local_tokens
+from fsdpplan.cost.model.params import attention_forward_flops_per_token
+from fsdpplan.cost.model.shards import Stage, block_cases
+from fsdpplan.cost.network.collectives import wire_bytes
+from fsdpplan.cost.overlap.exposed import slowdown_seconds
+from fsdpplan.cost.overlap.timing import (
+    block_times,
+    block_work,
+    ends_seconds,
+    gradient_seconds,
+    in_family,
+    layout_optimizer_seconds,
+    optimizer_elements,
+)
+from fsdpplan.cost.schedule.stages import in_flight_blocks, pipeline_ranks
+from fsdpplan.cost.step import StepTime, rank_passes, slowest_factor, step_time
+from fsdpplan.spec.plan import Case, CollectiveCost, Estimate, MemoryBreakdown, TimeBreakdown
+
+Unit = Literal["s", "B", "B/s", "FLOP", "FLOP/s", ""]
+
+LEAST_SECONDS = 1e-12
+"""Of a term: less is what rounding leaves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """What stands behind one symbol of a formula."""
+
+    symbol: str
+    value: float
+    unit: Unit
+    words: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explained:
+    """A term: its formula has the value that the term has."""
+
+    name: str
+    value: float
+    unit: Unit
+    formula: str
+    inputs: tuple[Input, ...]
+    source: str
+    """The module that has the formula, and the chapter that derives it."""
+
+
+def explained_step(case: Case) -> tuple[Explained, ...]:
+    """The terms of a step, which add up to it; of a run whose precision changes, those of each of
+    its parts, by their share of the steps."""
+    if case.training.precision_switch == "none":
+        return tuple(_step(case))
+    return tuple(
+        _shared(term, share, each.training.precision)
+        for share, each in case.phases
+        for term in _step(each)
+    )
+
+
+def learned_term(found: Estimate) -> tuple[Explained, ...]:
+    """What measured runs made of a predicted step; nothing where there are none."""
+    if found.learned is None:
+        return ()
+    step = found.time.total_seconds
+    factor = found.step_seconds.expected / step
+    return (
+        Explained(
+            name="your runs",
+            value=found.step_seconds.expected - step,
+            unit="s",
+            formula="T * (F - 1)",
+            inputs=(
+                _seconds("T", step, "the step as predicted: the terms above"),
+                _number("F", factor, f"what {found.learned.runs} runs say of such a step"),
+            ),
+            source="validate/learn/learner.py; docs/explanation/learning.md",
+        ),
+    )
+
+
+def _shared(term: Explained, share: float, precision: str) -> Explained:
+    own = Input(symbol="w", value=share, unit="", words=f"share of the steps in {precision}")
+    return replace(
+        term,
+        name=f"{term.name}, in {precision}",
+        value=share * term.value,
+        formula=f"w * ({term.formula})",
+        inputs=(own, *term.inputs),
+    )
+
+
+def _step(case: Case) -> Iterator[Explained]:
+    step = step_time(case)
+    stages = pipeline_ranks(model=case.model, layout=case.layout)
+    stage = stages[rank_passes(case, stages).pp_rank]
+    kernels = list(_kernels(case, step, stage, stages))
+    yield from kernels
+    rest = step.time.compute_seconds - sum(term.value for term in kernels)
+    yield from _kept(_rest(case, rest))
+    for row in step.communication:
+        if row.exposed_seconds > LEAST_SECONDS:
+            yield _collective(case, row)
+    waited = sum(row.exposed_seconds for row in step.communication)
+    yield from _kept(
+        Explained(
+            name="exposed, other",
+            value=step.time.exposed_communication_seconds - waited,
+            unit="s",
+            formula="W - c",
+            inputs=(
+                _seconds("W", step.time.exposed_communication_seconds, "all that the GPU waits"),
+                _seconds("c", waited, "of it for the collectives above"),
+            ),
+            source="cost/overlap/exposed.py; docs/explanation/overlap.md",
+        )
+    )
+    yield from _kept(_bubble(case, step.time))
+    yield from _kept(_optimizer(case, step.time, stages))
+    yield from _kept(_host(case, step.time, stage))
+
+
+def _kept(term: Explained) -> Iterator[Explained]:
+    """The term, where there is any of it."""
+    if abs(term.value) > LEAST_SECONDS:
+        yield term
+
+
+def _seconds(symbol: str, value: float, words: str) -> Input:
+    return Input(symbol=symbol, value=value, unit="s", words=words)
+
+
+def _number(symbol: str, value: float, words: str) -> Input:
+    return Input(symbol=symbol, value=value, unit="", words=words)
+
+
+def _slowest(case: Case) -> Input:
+    cluster = case.cluster
+    factor = slowest_factor(
+        gpus=cluster.gpus, straggler_fraction=cluster.device.fit.straggler_fraction
+    )
+    return _number("s", factor, f"the slowest of {cluster.gpus:,} devices over the mean one")
+
+
+def _memory_rate(case: Case) -> tuple[Input, Input]:
+    device = case.cluster.device
+    bandwidth = device.memory_bandwidth_bytes_per_second
+    return (
+        Input(symbol="B", value=bandwidth, unit="B/s", words=f"memory bandwidth of {device.name}"),
+        _number("f", device.fit.memory_fraction, "share of it reached (memory_fraction, profile)"),
+    )
+
+
+def _micro_batches(case: Case) -> Input:
+    return _number("m", case.layout.num_microbatches, "micro-batches (layout)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """The blocks of a rank that are alike, and which of their passes wait for the host."""
+
+    case: Case
+    blocks: int
+    name: str
+    forward: int
+    """1 where the device decides how long forward takes, 0 where the host does."""
+    backward: int
+    again: float
+    """Share of forward that backward makes again."""
+
+    @property
+    def passes(self) -> float:
+        """Forwards' worth of matmuls of the passes that the device decides: 1 and 2, and what is
+        made again."""
+        return self.forward + self.backward * (2 + self.again)
+
+
+def _kinds(case: Case, stage: Stage) -> Iterator[_Kind]:
+    """Kinds of blocks, as `cost/step.py` takes their passes."""
+    for own, blocks in block_cases(case, stage):
+        times = block_times(own)
+        block, (forward_queued, backward_queued) = times.seconds, times.queued_seconds
+        forward, _ = device_parts(block_work(own), case.cluster.device)
+        on_host = block.recompute_host_seconds + block.backward_host_seconds
+        on_device = block.recompute_device_seconds + block.backward_device_seconds
+        forward_device = block.forward_device_seconds + forward_queued
+        yield _Kind(
+            case=own,
+            blocks=blocks,
+            name=_kind_name(case, own, stage),
+            forward=int(block.forward_host_seconds <= forward_device),
+            backward=int(on_host <= on_device + backward_queued),
+            again=block.recompute_device_seconds / forward.total,
+        )
+
+
+def _kind_name(case: Case, own: Case, stage: Stage) -> str:
+    """` of dense blocks` and the like; nothing where all blocks are alike."""
+    words = ""
+    if case.model.experts is not None and own.model.experts is None:
+        words = " of dense blocks"
+    elif stage.dense_blocks:
+        words = " of blocks with experts"
+    if own.layout.activation_checkpointing != case.layout.activation_checkpointing:
+        return f"{words or ' of blocks'} that keep everything"
+    return words
+
+
+def _kernels(
+    case: Case, step: StepTime, stage: Stage, stages: tuple[Stage, ...]
+) -> Iterator[Explained]:
+    """All that computes, but what is left of it."""
+    for kind in _kinds(case, stage):
+        yield from _kept(_matmuls(case, kind))
+        yield from _kept(_attention(case, kind))
+        yield from _kept(_element_wise(case, kind))
+        yield from _kept(_launches(case, kind))
+    yield from _kept(_ends(case, stage))
+    yield from _kept(_gradients(case, stages))
+    yield from _kept(_slowdown(case, step))
+
+
+def _blocks(kind: _Kind) -> Input:
+    return _number("b", kind.blocks, "such blocks on this rank")
+
+
+def _passes_words(kind: _Kind) -> str:
+    parts = (["1 forward"] if kind.forward else []) + (["2 backward"] if kind.backward else [])
+    if kind.backward and kind.again:
+        parts.append(f"{kind.again:.3g} made again")
+    return f"passes: {', '.join(parts)}"
+
+
+def _matmuls(case: Case, kind: _Kind) -> Explained:
+    work, device = block_work(kind.case), case.cluster.device
+    forward, backward = device_parts(work, device)
+    slow, micro = _slowest(case), _micro_batches(case)
+    each = kind.forward * forward.matmuls
+    each += kind.backward * (kind.again * forward.matmuls + backward.matmuls)
+    value = slow.value * micro.value * kind.blocks * each
+    weights = sum(product.flops for product in block_products(work)) / 2 / work.tokens
+    peak = device.peak_flops_per_second(work.precision)
+    reached = device.fit.matmul_fraction
+    reached *= device.fit.fp8_fraction if work.precision == "fp8" else 1.0
+    sustained = device.fit.sustained(work.family)
+    full = kind.passes * 2 * work.tokens * weights / (peak * reached * sustained)
+    return Explained(
+        name=f"matmuls{kind.name}",
+        value=value,
+        unit="s",
+        formula="s * m * b * d * 2 * t * W / (P * c * u * q)",
+        inputs=(
+            slow,
+            micro,
+            _blocks(kind),
+            _number("d", kind.passes, _passes_words(kind)),
+            _number("t", work.tokens, "tokens of a micro-batch on this rank"),
+            _number("W", weights, "weights of a block that a token meets here"),
+            Input(symbol="P", value=peak, unit="FLOP/s", words=f"{work.precision} peak (profile)"),
+            _number("c", reached, "share that large matmuls reach (matmul_fraction, profile)"),
+            _number("u", sustained, "of it in a long step (sustained_fraction, profile)"),
+            _number("q", full / each if each else 1.0, "left by tiles, fill and start"),
+        ),
+        source="cost/kernels/rates.py matmul_seconds; docs/explanation/compute.md",
+    )
+
+
+def _attention(case: Case, kind: _Kind) -> Explained:
+    work, device = block_work(kind.case), case.cluster.device
+    forward, backward = device_parts(work, device)
+    slow, micro = _slowest(case), _micro_batches(case)
+    each = kind.forward * forward.attention
+    each += kind.backward * (kind.again * forward.attention + backward.attention)
+    value = slow.value * micro.value * kind.blocks * each
+    flops = attention_forward_flops_per_token(
+        model=kind.case.model, seq_len=work.seq_len, document_tokens=work.document_tokens
+    )
+    flops /= work.tp
+    peak = device.peak_flops_per_second(work.activation_dtype)
+    reached = device.fit.attention_forward_fraction
+    full = kind.passes * work.tokens * flops / (peak * reached)
+    query, values = head_channels(kind.case.model)
+    return Explained(
+        name=f"attention{kind.name}",
+        value=value,
+        unit="s",
+        formula="s * m * b * d * t * A / (P * c * q)",
+        inputs=(
+            slow,
+            micro,
+            _blocks(kind),
+            _number("d", kind.passes, _passes_words(kind)),
+            _number("t", work.tokens, "tokens of a micro-batch on this rank"),
+            Input(
+                symbol="A",
+                value=flops,
+                unit="FLOP",
+                words=f"of a token's scores and sums here (heads of {query} and {values})",
+            ),
+            Input(
+                symbol="P",
+                value=peak,
+                unit="FLOP/s",
+                words=f"{work.activation_dtype} peak (profile)",
+            ),
+            _number("c", reached, "share in forward (attention_forward_fraction, profile)"),
+            _number("q", full / each if each else 1.0, "left by tiles, backward and long steps"),
+        ),
+        source="cost/kernels/attention.py; docs/explanation/compute.md",
+    )
+
+
+def _element_wise(case: Case, kind: _Kind) -> Explained:
+    work, device = block_work(kind.case), case.cluster.device
+    work = replace(work, mode="none", wrapper_operators=0.0)  # as the device sees it
+    streams, casts, kernels = (
+        element_wise_bytes(work),
+        fp8_cast_bytes(work),
+        element_wise_kernels(work),
+    )
+    copied = autocast_bytes(work)
+    forwards = kind.forward + kind.backward * kind.again
+
+    def of(forward: float, backward: float) -> float:
+        return forwards * forward + kind.backward * backward
+
+    traffic = of(streams[0] + casts[0] + copied, streams[1] + casts[1] + copied)
+    started = of(*kernels)
+    slow, micro, start = _slowest(case), _micro_batches(case), device.fit.matmul_start_seconds
+    each = traffic / memory_bytes_per_second(device) + started * start
+    return Explained(
+        name=f"element-wise kernels{kind.name}",
+        value=slow.value * micro.value * kind.blocks * each,
+        unit="s",
+        formula="s * m * b * (V / (B * f) + k * l)",
+        inputs=(
+            slow,
+            micro,
+            _blocks(kind),
+            Input(
+                symbol="V",
+                value=traffic,
+                unit="B",
+                words="norms, activations, additions, casts and routing move, both ways",
+            ),
+            *_memory_rate(case),
+            _number("k", started, "kernels of it"),
+            _seconds("l", start, "start of a kernel (matmul_start_seconds, profile)"),
+        ),
+        source="cost/kernels/operators.py element_wise_parts; docs/explanation/compute.md",
+    )
+
+
+def _launches(case: Case, kind: _Kind) -> Explained:
+    block = block_times(kind.case).seconds
+    host = (1 - kind.forward) * block.forward_host_seconds
+    host += (1 - kind.backward) * (block.recompute_host_seconds + block.backward_host_seconds)
+    launch = case.cluster.device.fit.kernel_launch_seconds
+    slow, micro = _slowest(case), _micro_batches(case)
+    return Explained(
+        name=f"waits for the host{kind.name}",
+        value=slow.value * micro.value * kind.blocks * host,
+        unit="s",
+        formula="s * m * b * o * l",
+        inputs=(
+            slow,
+            micro,
+            _blocks(kind),
+            _number("o", host / launch if launch else 0.0, "operators of passes that wait for it"),
+            _seconds("l", launch, "host's time for one (kernel_launch_seconds, profile)"),
+        ),
+        source="cost/kernels/compute.py host_seconds; docs/explanation/compute.md",
+    )
+
+
+def _ends(case: Case, stage: Stage) -> Explained:
+    training, device, micro = case.training, case.cluster.device, _micro_batches(case)
+    slow = _slowest(case)
+    each = sum(ends_seconds(case, stage))
+    value = slow.value * micro.value * each
+    source = "cost/kernels/head.py; docs/explanation/compute.md"
+    if not stage.has_head:
+        return _by_memory(
+            case,
+            name="embedding",
+            value=value,
+            words="rows of the embedding, read, written and added, in a step",
+            source=source,
+        )
+    tokens = local_tokens(training=training, layout=case.layout)
+    vocab = case.model.vocab_rows(case.layout.tp) // case.layout.tp
+    dtype = training.activation_dtype
+    sustained = in_family(device, training.traits.family).fit.sustained_fraction
+    peak = device.peak_flops_per_second(dtype)
+    full = 6 * tokens * case.model.hidden * vocab / (peak * device.fit.matmul_fraction * sustained)
+    return Explained(
+        name="head, loss and embedding",
+        value=value,
+        unit="s",
+        formula="s * m * 6 * t * h * v / (P * c * u * q)",
+        inputs=(
+            slow,
+            micro,
+            _number("t", tokens, "tokens of a micro-batch on this rank"),
+            _number("h", case.model.hidden, "width of the model"),
+            _number("v", vocab, "rows of the vocabulary on this rank"),
+            Input(symbol="P", value=peak, unit="FLOP/s", words=f"{dtype} peak (profile)"),
+            _number("c", device.fit.matmul_fraction, "share of large matmuls (profile)"),
+            _number("u", sustained, "of it in a long step (sustained_fraction, profile)"),
+            _number("q", full / each, "left by passes over the logits, the table, tiles"),
+        ),
+        source=source,
+    )
+
+
+def _by_memory(case: Case, *, name: str, value: float, words: str, source: str) -> Explained:
+    """A term that waits for the device's memory: bytes in a step over what it reaches."""
+    slow, rate = _slowest(case), memory_bytes_per_second(case.cluster.device)
+    traffic = Input(symbol="V", value=value / slow.value * rate, unit="B", words=words)
+    return Explained(
+        name=name,
+        value=value,
+        unit="s",
+        formula="s * V / (B * f)",
+        inputs=(slow, traffic, *_memory_rate(case)),
+        source=source,
+    )
+
+
+def _gradients(case: Case, stages: tuple[Stage, ...]) -> Explained:
+    slow = _slowest(case).value
+    return _by_memory(
+        case,
+        name="gradients added up",
+        value=slow * max(gradient_seconds(case, held) for held in dict.fromkeys(stages)),
+        words="to add and copy gradients of the micro-batches, in a step",
+        source="cost/overlap/timing.py gradient_seconds; docs/explanation/overlap.md",
+    )
+
+
+def _slowdown(case: Case, step: StepTime) -> Explained:
+    device, slow = case.cluster.device, _slowest(case)
+    lost = slowdown_seconds(step.communication, device)
+    hidden = sum(max(0.0, row.seconds - row.exposed_seconds) for row in step.communication)
+    fraction = device.fit.overlap_slowdown_fraction
+    # no more than the kernels themselves; `step_time` takes the lesser
+    lost = min(lost, step.time.compute_seconds / slow.value - lost)
+    return Explained(
+        name="slowed down by collectives",
+        value=slow.value * lost,
+        unit="s",
+        formula="s * k * H * r",
+        inputs=(
+            slow,
+            _number("k", fraction, "what a full one takes (overlap_slowdown_fraction, profile)"),
+            _seconds("H", hidden, "collectives that run beside kernels"),
+            _number(
+                "r",
+                lost / (fraction * hidden) if fraction * hidden else 0.0,
+                "their wire rate over an eighth of the memory's, 1 at most, in the mean",
+            ),
+        ),
+        source="cost/overlap/exposed.py slowdown_seconds; docs/explanation/overlap.md",
+    )
+
+
+def _rest(case: Case, seconds: float) -> Explained:
+    return _by_memory(
+        case,
+        name="copies and the rest",
+        value=seconds,
+        words="FSDP's copies, and what no other term has, as bytes of the memory's time",
+        source="cost/overlap/passes.py copy_seconds; docs/explanation/overlap.md",
+    )
+
+
+def _collective(case: Case, row: CollectiveCost) -> Explained:
+    """Waiting for calls of one kind: part of what their bytes take at the rate that they reach."""
+    wire = wire_bytes(
+        collective=row.collective,  # type: ignore[arg-type]
+        gathered_bytes=row.bytes / row.count,
+        ranks=row.ranks,
+    )
+    alike = row.bytes / row.count * (row.ranks - 1) / row.ranks
+    factor = wire / alike
+    level = next(level for level in case.cluster.levels if level.name == row.level)
+    datasheet = level.port_bandwidth_bytes_per_second * level.ports
+    inside = "" if level is case.cluster.levels[0] else " of a domain below"
+    return Explained(
+        name=f"exposed {row.collective} over {row.axis} ({row.level})",
+        value=row.exposed_seconds,
+        unit="s",
+        formula="x * c * k * S * (n - 1) / n / R",
+        inputs=(
+            _number("x", row.exposed_seconds / row.seconds, "share that hides behind nothing"),
+            _number("c", row.count, "calls in a step"),
+            _number("k", factor, "times that the buffer goes over the wire"),
+            Input(
+                symbol="S",
+                value=row.bytes / row.count,
+                unit="B",
+                words=f"whole buffer of a call, {row.dtype}",
+            ),
+            _number("n", row.ranks, "ranks of the group"),
+            Input(
+                symbol="R",
+                value=row.count * wire / row.seconds,
+                unit="B/s",
+                words=f"of a rank: left of {row.level}'s {datasheet / 1e9:.4g} GB/s{inside} by "
+                "sharing it, hops, start and protocol",
+            ),
+        ),
+        source="cost/network/collectives.py; docs/explanation/collectives.md",
+    )
+
+
+def _bubble(case: Case, time: TimeBreakdown) -> Explained:
+    layout = case.layout
+    even = (layout.pp - 1) / (layout.num_microbatches * layout.virtual_stages)
+    ideal = even * time.compute_seconds
+    return Explained(
+        name="pipeline bubble",
+        value=time.bubble_seconds,
+        unit="s",
+        formula="(p - 1) / (m * v) * C * x",
+        inputs=(
+            _number("p", layout.pp, "ranks of the pipeline (layout)"),
+            _micro_batches(case),
+            _number("v", layout.virtual_stages, "stages of a rank (layout)"),
+            _seconds("C", time.compute_seconds, "what this rank computes: the terms above"),
+            _number(
+                "x",
+                time.bubble_seconds / ideal if ideal else 0.0,
+                f"left by {layout.schedule}, uneven stages and what others wait for, played",
+            ),
+        ),
+        source="cost/schedule/simulation.py; docs/explanation/pipeline.md",
+    )
+
+
+def _optimizer(case: Case, time: TimeBreakdown, stages: tuple[Stage, ...]) -> Explained:
+    held = max(dict.fromkeys(stages), key=lambda stage: layout_optimizer_seconds(case, stage))
+    elements = max(1, optimizer_elements(case, held))
+    slow, device = _slowest(case), case.cluster.device
+    each = time.optimizer_seconds / slow.value * memory_bytes_per_second(device) / elements
+    where = ", on the host" if case.layout.offload == "cpu" else ""
+    return Explained(
+        name="optimizer",
+        value=time.optimizer_seconds,
+        unit="s",
+        formula="s * N * a / (B * f)",
+        inputs=(
+            slow,
+            _number("N", elements, "parameters that this rank updates"),
+            Input(
+                symbol="a",
+                value=each,
+                unit="B",
+                words=f"moved for one by norm, clipping and {case.training.optimizer}{where}",
+            ),
+            *_memory_rate(case),
+        ),
+        source="cost/kernels/optimizer.py; docs/explanation/compute.md",
+    )
+
+
+def _host(case: Case, time: TimeBreakdown, stage: Stage) -> Explained:
+    elements = max(1, optimizer_elements(case, stage))
+    device = case.cluster.device
+    of = formats(training=case.training, layout=case.layout)
+    moved = float(elements * of.kept_gradient)
+    link = device.host_link_bytes_per_second * device.fit.host_link_fraction
+    return Explained(
+        name="host copies",
+        value=time.host_seconds,
+        unit="s",
+        formula="y * N * e / L",
+        inputs=(
+            _number("y", time.host_seconds * link / moved, "times that the shard is waited for"),
+            _number("N", elements, "parameters of this rank's shard"),
+            Input(symbol="e", value=of.kept_gradient, unit="B", words="of one"),
+            Input(symbol="L", value=link, unit="B/s", words="host link, as far as copies reach"),
+        ),
+        source="cost/overlap/passes.py; docs/explanation/overlap.md",
+    )
+
+
+def explained_memory(case: Case) -> tuple[Explained, ...]:
+    """The terms of the peak on the fullest device, which add up to it."""
+    if case.training.precision_switch != "none":
+        case = max(
+            (each for _, each in case.phases), key=lambda one: _fullest(one)[0].peak_device_bytes
+        )
+    memory, stage, in_flight = _fullest(case)
+    return tuple(term for term in _memory(case, memory, stage, in_flight) if term.value)
+
+
+def _fullest(case: Case) -> tuple[MemoryBreakdown, Stage, int]:
+    """The peak of the fullest rank, what it holds, and its blocks in flight."""
+    stages = pipeline_ranks(model=case.model, layout=case.layout)
+    alive = in_flight_blocks(model=case.model, layout=case.layout)
+    found = [
+        (stage_memory(case, stage, in_flight_blocks=blocks), stage, blocks)
+        for stage, blocks in zip(stages, alive, strict=True)
+    ]
+    return max(found, key=lambda one: one[0].peak_device_bytes)
+
+
+def _memory(
+    case: Case, memory: MemoryBreakdown, stage: Stage, in_flight: int
+) -> Iterator[Explained]:
+    training, layout = case.training, case.layout
+    of = formats(training=training, layout=layout)
+    state = rank_state(case, stage)
+    sizes = rank_sizes(case, stage, in_flight_blocks=in_flight)
+    ledger = "cost/memory/ledger.py; docs/explanation/memory.md"
+    phases = "cost/memory/phases.py; docs/explanation/memory.md"
+    peak = f"at the peak, in {memory.peak_phase}"
+    held, updated = state.held_parameters, state.optimizer_parameters
+    yield _elements(
+        "parameters", memory.parameters_bytes, of.resident, "that this rank keeps", ledger
+    )
+    yield _elements(
+        "gradients",
+        memory.gradients_bytes,
+        of.kept_gradient,
+        f"whose gradient is kept {peak}; this rank's shard has {held:,}",
+        phases,
+    )
+    yield Explained(
+        name="optimizer state",
+        value=memory.optimizer_bytes,
+        unit="B",
+        formula="N * e",
+        inputs=(
+            _number("N", updated, "parameters that this rank updates"),
+            _bytes("e", memory.optimizer_bytes / max(1, updated), f"of one, {training.optimizer}"),
+        ),
+        source=ledger,
+    )
+    # whole parameters are not gathered; autocast has copies of them
+    of_gathered = of.gathered_matrix if layout.sharding == "fsdp" else of.computed
+    block = (sizes.gathered_block_bytes or sizes.copies_block_bytes) // of_gathered
+    yield _elements(
+        "gathered parameters",
+        memory.unsharded_parameters_bytes,
+        of_gathered,
+        f"gathered or cast {peak}; a block has {block:,}",
+        phases,
+    )
+    yield _elements(
+        "unreduced gradients",
+        memory.unsharded_gradients_bytes,
+        of.computed,
+        f"not reduced, and in buffers of reductions, {peak}",
+        phases,
+    )
+    saved = sizes.block.saved_bytes
+    yield Explained(
+        name="activations",
+        value=memory.activations_bytes,
+        unit="B",
+        formula="k * a + r",
+        inputs=(
+            _number("k", in_flight, "blocks of micro-batches in flight, at the most"),
+            _bytes("a", saved, f"that a block keeps ({layout.recomputation} recomputed)"),
+            _bytes(
+                "r",
+                memory.activations_bytes - in_flight * saved,
+                f"less than that, or beside it, {peak}: blocks at work, ends, messages",
+            ),
+        ),
+        source="cost/memory/activations.py; docs/explanation/memory.md",
+    )
+    tokens = local_tokens(training=training, layout=layout)
+    vocab = case.model.vocab_rows(layout.tp) // layout.tp
+    yield Explained(
+        name="logits and loss",
+        value=memory.logits_bytes,
+        unit="B",
+        formula="t * v * e",
+        inputs=(
+            _number("t", tokens, "tokens of a micro-batch on this rank"),
+            _number("v", vocab, "rows of the vocabulary on this rank"),
+            _bytes("e", memory.logits_bytes / (tokens * vocab), f"of a logit, {peak}"),
+        ),
+        source="cost/kernels/head.py head_sizes; docs/explanation/memory.md",
+    )
+    yield Explained(
+        name="temporaries",
+        value=memory.temporaries_bytes,
+        unit="B",
+        formula="t * h * e",
+        inputs=(
+            _number("t", tokens, "tokens of a micro-batch on this rank"),
+            _number("h", case.model.hidden, "width of the model"),
+            _bytes(
+                "e",
+                memory.temporaries_bytes / (tokens * case.model.hidden),
+                f"for each of these, of what runs {peak}",
+            ),
+        ),
+        source=phases,
+    )
+    yield from _outside(case, memory)
+
+
+def _outside(case: Case, memory: MemoryBreakdown) -> Iterator[Explained]:
+    """What is not allocated."""
+    fit, layout = case.cluster.device.fit, case.layout
+    fraction, allocated = fit.fragmentation_fraction, memory.peak_allocated_bytes
+    pools = round((memory.reserved_overhead_bytes - allocated * fraction) / (1 + fraction))
+    source = "cost/memory/peak.py; docs/explanation/memory.md"
+    yield Explained(
+        name="allocator reserve",
+        value=memory.reserved_overhead_bytes,
+        unit="B",
+        formula="p + g * (A + p)",
+        inputs=(
+            _bytes("p", pools, "of streams whose highest level was at another moment"),
+            _number("g", fraction, "lost in fragments (fragmentation_fraction, profile)"),
+            _bytes("A", allocated, "allocated: the terms above"),
+        ),
+        source=source,
+    )
+    groups = communicators(layout, case.training.traits or FSDP2)
+    yield Explained(
+        name="CUDA and NCCL",
+        value=memory.context_bytes,
+        unit="B",
+        formula="C + n * c",
+        inputs=(
+            _bytes("C", fit.context_bytes, "context and libraries (context_bytes, profile)"),
+            _number("n", groups, "communicators of this layout"),
+            _bytes("c", fit.communicator_bytes, "of one (communicator_bytes, profile)"),
+        ),
+        source=source,
+    )
+
+
+def _bytes(symbol: str, value: float, words: str) -> Input:
+    return Input(symbol=symbol, value=value, unit="B", words=words)
+
+
+def _elements(name: str, size: int, element_bytes: int, words: str, source: str) -> Explained:
+    """A term that is a number of elements times the bytes of one."""
+    return Explained(
+        name=name,
+        value=size,
+        unit="B",
+        formula="N * e",
+        inputs=(
+            _number("N", size / element_bytes, f"parameters {words}"),
+            _bytes("e", element_bytes, "of one, by its number format"),
+        ),
+        source=source,
+    )
