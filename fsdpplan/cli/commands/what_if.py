@@ -18,16 +18,27 @@ from fsdpplan.cli.options.question import (
     TorchOptions,
     TrainingOptions,
 )
-from fsdpplan.cli.resolve.again import Asked, as_planned, asked_again
+from fsdpplan.cli.resolve.again import (
+    Asked,
+    as_planned,
+    asked_again,
+    is_changed,
+    machines_by_number,
+)
 from fsdpplan.cli.resolve.found import advised, best_of, fits, plan_of, priced, searched
 from fsdpplan.cli.resolve.inputs import Inputs, case_of
 from fsdpplan.cli.views.difference import WhatIf, what_if_json, what_if_screen
 from fsdpplan.cli.views.render import columns, tell
+from fsdpplan.cli.views.sensitivity import Followed, sensitivity_json, sensitivity_screen
 from fsdpplan.cli.views.unfit import nothing_fits
-from fsdpplan.errors import NoFeasibleLayout
+from fsdpplan.errors import NoFeasibleLayout, SpecError
 from fsdpplan.files.plans import write_plan
 from fsdpplan.run.plans import read_plan
 from fsdpplan.search.advice.difference import Priced, kept_layout
+from fsdpplan.search.advice.measurement import measurements
+from fsdpplan.search.advice.sensitivity import sensitivities
+from fsdpplan.spec.plan import Plan
+from fsdpplan.validate.calibrate.calibrated import measured_error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +59,14 @@ class WhatIfOptions:
             help="Save the best layout then as a plan. Default: nothing is written.",
         ),
     ] = None
+    sensitivities: Annotated[
+        bool | None,
+        Flag(
+            name="--sensitivities",
+            help="What 1 % of each input changes, and what most deserves a measurement: of the "
+            "plan, or of the best layout under other inputs.",
+        ),
+    ] = None
 
 
 def what_if(
@@ -66,6 +85,7 @@ def what_if(
 
     The plan's own layout under them, and the best one then. Exit code 3 where nothing fits then.
     """
+    _refuse_contradictions(options)
     saved = read_plan(plan)
     asked = Asked(
         model=model,
@@ -76,6 +96,11 @@ def what_if(
         evidence=evidence,
         free=bool(options.free),
     )
+    if options.sensitivities:
+        followed = _followed(saved, asked, plan)
+        screen = sensitivity_screen(followed, width=columns()) if not json else ""
+        typer.echo(screen or sensitivity_json(followed))
+        return
     now, then = as_planned(saved, evidence), asked_again(saved, asked)
     found = searched(then)
     if found.result.ranked:
@@ -97,6 +122,42 @@ def what_if(
     if options.save is not None:
         write_plan(plan_of(then, found.result, found.result.ranked[0]), options.save)
         typer.echo(f"saved as {options.save}", err=True)
+
+
+def _refuse_contradictions(options: WhatIfOptions) -> None:
+    if options.sensitivities and options.save is not None:
+        raise SpecError("--sensitivities saves no plan: leave --save out")
+
+
+def _followed(saved: Plan, asked: Asked, place: str) -> Followed:
+    """What the plan follows, or what the best layout does under other inputs."""
+    inputs, subject = _subject(saved, asked)
+    error = inputs.cluster.device.error
+    # CPU processes keep their errors, whatever is measured
+    measured = measured_error() if inputs.cluster.device.kind == "cuda" else error
+    return Followed(
+        inputs=inputs,
+        subject=subject,
+        found=sensitivities(subject.case, resized=machines_by_number(saved, asked.cluster)),
+        measurements=measurements(
+            subject.case, measured=measured, told_stack=inputs.learner is not None
+        ),
+        plan=place,
+    )
+
+
+def _subject(saved: Plan, asked: Asked) -> tuple[Inputs, Priced]:
+    """The plan as it is, or the best layout under other inputs. Raises NoFeasibleLayout where none
+    fits then."""
+    if not is_changed(asked):
+        now = as_planned(saved, asked.evidence)
+        return now, priced(now, saved.layout)
+    then = asked_again(saved, asked)
+    found = searched(then)
+    best = best_of(then, found)
+    if best is None:
+        raise nothing_fits(then, found.result)
+    return advised(then, found), best
 
 
 def _too_large(same: Priced | None, inputs: Inputs) -> str:

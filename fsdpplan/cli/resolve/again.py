@@ -7,7 +7,7 @@ stays fixed, so that the answer is that of `recommend` with all of these options
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
@@ -90,6 +90,23 @@ def asked_again(plan: Plan, asked: Asked) -> Inputs:
         torch=lambda: _torch(plan, asked.torch),
         evidence=asked.evidence,
     )
+
+
+def machines_by_number(plan: Plan, typed: ClusterOptions) -> Callable[[int], Cluster]:
+    """The plan's machines, with what was typed, by their number of GPUs; each raises SpecError
+    where the plan does not know so many."""
+
+    def resized(gpus: int) -> Cluster:
+        cluster: Cluster = _machines(plan, replace(typed, gpus=gpus))["cluster"].value.cluster
+        return with_peaks(cluster, plan.cluster.device.learned_peaks)
+
+    return resized
+
+
+def is_changed(asked: Asked) -> bool:
+    """Whether anything is laid over the plan."""
+    groups = (asked.model, asked.cluster, asked.training, asked.layout, asked.torch)
+    return asked.free or any(_given(group) for group in groups)
 
 
 def _given(options: Any) -> dict[str, Any]:

@@ -46,9 +46,9 @@ FACTORS = (9 / 8, 5 / 4, 3 / 2, 2.0)
 NOT_PRICED = frozenset({"peak_memory_stack_fraction", "peak_memory_base_fraction"})
 """Errors among the fitted numbers of a device."""
 
-Evidence = Literal["calibrated", "typed", "fitted", "datasheet", "guessed"]
+Evidence = Literal["calibrated", "typed", "fitted", "relative", "datasheet", "guessed"]
 """What a value rests on: measured on the machine, said by the user, fitted to measurements of
-others, printed by a maker, or reasoned."""
+others or to those of a relative, printed by a maker, or reasoned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,4 +322,6 @@ def evidence_of(source: str | None) -> Evidence:
         return "typed"
     if "not fitted" in words or "reasoned" in words:
         return "guessed"
+    if words.startswith("taken over from "):
+        return "relative"
     return "fitted" if "fsdpplan.validate.fit" in words else "datasheet"

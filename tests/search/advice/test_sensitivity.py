@@ -207,6 +207,7 @@ def test_every_number_that_prices_is_an_input() -> None:
     assert evidence_of("flag --inter-bw, per GPU and direction") == "typed"
     assert evidence_of("kernels; chosen, not fitted: a share") == "guessed"
     assert evidence_of("by fsdpplan.validate.fit.steps: least") == "fitted"
+    assert evidence_of("taken over from h100: by fsdpplan.validate.fit.steps") == "relative"
     assert evidence_of("a data sheet") == evidence_of(None) == "datasheet"
 
 
