@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -11,7 +12,7 @@ import typer
 from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.files import DEFAULT_PLAN, EvidenceOptions, Json, PlanFile
 from fsdpplan.cli.options.layout import LayoutOptions
-from fsdpplan.cli.options.parse import path
+from fsdpplan.cli.options.parse import fraction, path
 from fsdpplan.cli.options.question import (
     ClusterOptions,
     ModelOptions,
@@ -26,8 +27,10 @@ from fsdpplan.cli.resolve.again import (
     machines_by_number,
 )
 from fsdpplan.cli.resolve.found import advised, best_of, fits, plan_of, priced, searched
+from fsdpplan.cli.resolve.gains import Trial, changes_that_gain
 from fsdpplan.cli.resolve.inputs import Inputs, case_of
 from fsdpplan.cli.views.difference import WhatIf, what_if_json, what_if_screen
+from fsdpplan.cli.views.gains import Gains, gains_json, gains_screen
 from fsdpplan.cli.views.render import columns, tell
 from fsdpplan.cli.views.sensitivity import Followed, sensitivity_json, sensitivity_screen
 from fsdpplan.cli.views.unfit import nothing_fits
@@ -67,6 +70,15 @@ class WhatIfOptions:
             "plan, or of the best layout under other inputs.",
         ),
     ] = None
+    gain: Annotated[
+        float | None,
+        Flag(
+            metavar="10%",
+            parse=fraction,
+            help="What brings so many more tokens a second, the cheapest first: settings, then "
+            "hardware; each is planned again.",
+        ),
+    ] = None
 
 
 def what_if(
@@ -101,6 +113,11 @@ def what_if(
         screen = sensitivity_screen(followed, width=columns()) if not json else ""
         typer.echo(screen or sensitivity_json(followed))
         return
+    if options.gain is not None:
+        gains = _gains(saved, asked, plan, options.gain)
+        screen = gains_screen(gains, width=columns()) if not json else ""
+        typer.echo(screen or gains_json(gains))
+        return
     now, then = as_planned(saved, evidence), asked_again(saved, asked)
     found = searched(then)
     if found.result.ranked:
@@ -125,8 +142,13 @@ def what_if(
 
 
 def _refuse_contradictions(options: WhatIfOptions) -> None:
-    if options.sensitivities and options.save is not None:
-        raise SpecError("--sensitivities saves no plan: leave --save out")
+    if options.sensitivities and options.gain is not None:
+        raise SpecError("--sensitivities and --gain are two answers: give one of them")
+    given = "--sensitivities" if options.sensitivities else "--gain"
+    if (options.sensitivities or options.gain is not None) and options.save is not None:
+        raise SpecError(f"{given} saves no plan: leave --save out")
+    if options.gain == 0:
+        raise SpecError("--gain asks for more than nothing: type such as --gain 10%")
 
 
 def _followed(saved: Plan, asked: Asked, place: str) -> Followed:
@@ -143,6 +165,27 @@ def _followed(saved: Plan, asked: Asked, place: str) -> Followed:
             subject.case, measured=measured, told_stack=inputs.learner is not None
         ),
         plan=place,
+    )
+
+
+def _gains(saved: Plan, asked: Asked, place: str, gain_fraction: float) -> Gains:
+    """What brings so much more."""
+    said: list[str] = []
+
+    def say(words: str) -> None:
+        said.append(words)
+        if sys.stderr.isatty():
+            tell(f"planning with {words}")
+
+    _, before = _subject(saved, asked)
+    trial = Trial(plan=saved, asked=asked, before=before, gain_fraction=gain_fraction, say=say)
+    tried = changes_that_gain(trial)
+    return Gains(
+        plan=place,
+        before=before,
+        wanted_fraction=gain_fraction,
+        tried=tried,
+        searches=len(said),
     )
 
 
