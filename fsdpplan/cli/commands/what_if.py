@@ -43,6 +43,9 @@ from fsdpplan.search.advice.sensitivity import sensitivities
 from fsdpplan.spec.plan import Plan
 from fsdpplan.validate.calibrate.calibrated import measured_error
 
+NOT_SAVED = "PLAN"
+"""What stands for the best layout under other inputs, which is no saved plan."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIfOptions:
@@ -164,7 +167,7 @@ def _followed(saved: Plan, asked: Asked, place: str) -> Followed:
         measurements=measurements(
             subject.case, measured=measured, told_stack=inputs.learner is not None
         ),
-        plan=place,
+        plan=NOT_SAVED if is_changed(asked) else place,
     )
 
 

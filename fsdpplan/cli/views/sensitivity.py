@@ -21,7 +21,6 @@ from fsdpplan.files.plans import (
 from fsdpplan.search.advice.difference import Priced
 from fsdpplan.search.advice.measurement import Means, Measurement, band_fraction
 from fsdpplan.search.advice.sensitivity import (
-    FAR_FRACTION,
     Moved,
     Sensitivity,
     evidence_of,
@@ -32,6 +31,12 @@ from fsdpplan.units import format_bandwidth, format_gib, format_percent, format_
 
 LEAST = 5e-3
 """Elasticity of what has a line of its own: 1 % of it changes the step by 0.005 %."""
+
+HIDDEN = 2.0
+"""Times what its slope says that an unknown moves the step where that is not all it may do."""
+
+MOST_KINKS = 6
+"""On a screen."""
 
 LEAST_HELD = 5e-3
 """Share of a step that goes by what is no input, for which that is said."""
@@ -144,25 +149,29 @@ def _percent(side: Moved | None, percent: int, is_peak: bool) -> str:
 
 
 def _kinks(answer: Followed, width: int) -> str:
-    """Inputs whose slope is another one within 10 % of them."""
-    lines = []
-    for one in sorted(answer.found, key=_order):
+    """Inputs whose slope is another one within 10 % of them, the largest differences first."""
+    lines: list[tuple[float, str]] = []
+    for one in answer.found:
         if one.counted or _strength(one) < LEAST:
             continue
-        if one.has_kink:
-            lines.append(f"{field_words(one.field)}: at a kink, its two sides differ")
+        name = field_words(one.field)
+        if one.has_kink and one.more is not None and one.less is not None:
+            apart = abs(one.more.step - one.less.step)
+            lines.append((apart, f"{name}: at a kink, where both sides differ"))
             continue
         for side, near, far in (
             ("more", one.more, one.far_more),
             ("less", one.less, one.far_less),
         ):
             if near is not None and far is not None and _bends(near.step, far.step):
-                lines.append(
-                    f"{field_words(one.field)}: {FAR_FRACTION:.0%} {side} changes the step by "
-                    f"{100 * (far.step_factor - 1):+.2f} %, where the slope says "
-                    f"{100 * (far.factor**near.step - 1):+.2f} %"
+                slope, change = far.factor**near.step - 1, far.step_factor - 1
+                words = (
+                    f"{name}: 10 % {side} changes the step by {100 * change:+.2f} %, where the "
+                    f"slope says {100 * slope:+.2f} %"
                 )
-    return listed("Kinks near", lines, width=width)
+                lines.append((abs(near.step - far.step), words))
+    lines.sort(key=lambda pair: -pair[0])
+    return listed("Kinks near", (words for _, words in lines[:MOST_KINKS]), width=width)
 
 
 def _bends(near: float, far: float) -> bool:
@@ -223,6 +232,7 @@ def _measured(answer: Followed, width: int) -> str:
             align=("left", "right", "right", "right"),
             width=width,
         ),
+        listed("Beyond the band", _hidden(answer, worth), width=width),
         listed(
             "Measured by",
             (
@@ -232,6 +242,19 @@ def _measured(answer: Followed, width: int) -> str:
             width=width,
         ),
     )
+
+
+def _hidden(answer: Followed, worth: Sequence[Measurement]) -> list[str]:
+    """Unknowns that hide now, and would show where they are worse than taken: the band counts what
+    shows."""
+    slopes = {one.field: abs(one.step) for one in answer.found}
+    return [
+        f"{one.unknown.name}: hardly shows in the step as it is taken, and would where it is worse"
+        for one in worth
+        if one.unknown.fields
+        and one.moves_fraction
+        > HIDDEN * one.error_fraction * sum(slopes.get(field, 0.0) for field in one.unknown.fields)
+    ]
 
 
 def by_means(answer: Followed) -> list[tuple[Means, float]]:

@@ -72,6 +72,7 @@ def test_under_other_inputs_it_is_of_the_best_layout_then(
     assert found["layout"] == then["best"]["layout"]
     assert found["estimate"] == then["best"]["estimate"]
     assert found["cluster"]["gpus"] == 32
+    assert found["measured_by"][0]["command"].split()[2:3] == ["PLAN,"]  # no saved one is meant
     assert read_plan(PLAN).cluster.gpus == 16
 
 
