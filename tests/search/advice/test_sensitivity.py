@@ -92,7 +92,7 @@ def test_both_sides_are_those_of_other_steps(name: str, of: Of) -> None:
         for side, sign in ((one.more, 1), (one.less, -1)):
             if side is None:  # a share of 1
                 continue
-            for step in (3e-6, 1e-4):
+            for step in (3e-6, 1e-4) if abs(side.step) > 1e-3 else (1e-4,):
                 found = elasticity(CASES[name], one.field, sign * step)
                 assert side.step == pytest.approx(found, abs=3e-4, rel=3e-3), one.field
 
