@@ -25,6 +25,7 @@ from fsdpplan.cli.resolve.again import Asked, asked_again, layout_options
 from fsdpplan.cli.resolve.found import best_of, fits, priced, searched
 from fsdpplan.cli.resolve.inputs import Inputs, case_of
 from fsdpplan.errors import SpecError
+from fsdpplan.files.clusters import with_inter
 from fsdpplan.files.profiles.catalogue import load_device, load_node, profile_names
 from fsdpplan.search.advice.alternatives import OFFERED_MULTIPLE
 from fsdpplan.search.advice.difference import Difference, Priced, difference, kept_layout
@@ -179,7 +180,7 @@ def changes_that_gain(trial: Trial) -> tuple[Tried, ...]:
                 -one.gain_fraction,
             ),
         ),
-        *sorted(others, key=lambda one: -one.gain_fraction),
+        *sorted(others, key=lambda one: (one.best is None, -one.gain_fraction)),
     )
 
 
@@ -224,9 +225,11 @@ def _fabric(trial: Trial) -> Tried | None:
     """The least bandwidth between nodes that gains enough; the most that is tried where none
     does."""
     cluster = trial.before.case.cluster
-    if cluster.nodes == 1:
-        return None
     now = node_bandwidth(cluster)
+    try:
+        with_inter(cluster, now)
+    except SpecError:  # no network between nodes, or several
+        return None
 
     def faster(factor: float) -> Change:
         gigabits = ceil(now * factor * 8 / 1e9)

@@ -213,6 +213,9 @@ def _measured(answer: Followed, width: int) -> str:
     learned = answer.subject.estimate.learned is not None
     if learned:
         now += ", your runs left out"
+    if not worth and answer.inputs.cluster.device.kind == "cpu":
+        words = "fsdpplan calibrate measures these processes; what its fits leave over is left then"
+        return wrapped(f"{now}; {words}.", width=width)
     if not worth:
         return wrapped(f"{now}; nothing that calibrate measures narrows it.", width=width)
     rows = [
@@ -299,7 +302,7 @@ def field_words(field: str) -> str:
 def value_words(field: str, value: float) -> str:
     """An input's value in its unit."""
     if field.endswith("flops_per_second"):
-        return f"{value / 1e12:,.0f} T"
+        return f"{value / 1e12:,.0f} T" if value >= 1e13 else f"{value / 1e12:.3g} T"
     if field.endswith("_bytes_per_second"):
         return format_bandwidth(value)
     if field.endswith("_seconds"):

@@ -79,6 +79,7 @@ def unknowns(case: Case) -> tuple[Unknown, ...]:
     ]
     return (
         Unknown(name="your software and machines", kind="stack_fraction", means="run", fields=()),
+        Unknown(name="any step on the device", kind="base_fraction", means="calibrate", fields=()),
         *(
             Unknown(name=name, kind=kind, means="calibrate", fields=(fit + field,))
             for name, kind, field in device
