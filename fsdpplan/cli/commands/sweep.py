@@ -25,11 +25,18 @@ from fsdpplan.cli.resolve.inputs import Inputs, Known, resolve_around
 from fsdpplan.cli.resolve.model import resolve_model
 from fsdpplan.cli.resolve.torch import resolve_torch
 from fsdpplan.cli.views.render import columns, tell
-from fsdpplan.cli.views.scaling import Curve, Point, sweep_csv, sweep_json, sweep_screen
+from fsdpplan.cli.views.scaling import Curve, Point
+from fsdpplan.cli.views.side_by_side import sweep_csv, sweep_json, sweep_screen
 from fsdpplan.cli.views.unfit import why_nothing_fits
 from fsdpplan.errors import NoFeasibleLayout, SpecError
 from fsdpplan.search.scaling import doublings
 from fsdpplan.spec.model import Model
+from fsdpplan.units import format_bandwidth
+
+MACHINES = ("hardware", "gpu", "intra_bw", "inter_bw")
+"""Options that may differ between machines, each with a value for each of them."""
+
+MOST_MACHINES = 8
 
 
 def sweep(
@@ -37,7 +44,7 @@ def sweep(
     model: ModelOptions,
     cluster: Annotated[
         Lists[ClusterOptions],
-        Each(ClusterOptions, fields=("hardware",), instead={"gpus": GPU_COUNTS}),
+        Each(ClusterOptions, fields=MACHINES, instead={"gpus": GPU_COUNTS}),
     ],
     options: SweepOptions,
     training: TrainingOptions,
@@ -48,33 +55,35 @@ def sweep(
 ) -> None:
     """How a training scales over numbers of GPUs, with the knee.
 
-    Strong scaling keeps the global batch, weak scaling that of a GPU. With several --hardware each
-    has its curves.
+    Strong scaling keeps the global batch, weak scaling that of a GPU. With several --hardware, or
+    several links or GPUs in them, each machine has its curves, and they stand side by side.
     """
     if options.csv and json:
         raise SpecError("--csv and --json contradict each other: give one of them")
-    names = cluster.values.get("hardware", (DEFAULT_HARDWARE,))
     asked: tuple[Counts, ...] = cluster.values.get("gpus", ())
     if not asked:
         raise SpecError(
             "a sweep needs numbers of GPUs: type such as --gpus 8:1024 or --gpus 8,16,64"
         )
-    machines = {name: cluster.at(0, gpus=None, hardware=name) for name in dict.fromkeys(names)}
+    machines = _machines(cluster)
+    prices = _prices(options.price, machines)
     points = {name: _points(asked[0], one) for name, one in machines.items()}
+    most = max(numbers[-1] for numbers in points.values())
     ask = Asking(
         model=resolve_model(model),
         training=training,
         layout=layout,
         torch=torch,
         evidence=evidence,
+        most=most,
     )
-    most = max(numbers[-1] for numbers in points.values())
     batch = _batch(ask, machines, points, most)
     kinds = ("strong", "weak") if options.scaling in (None, "both") else (options.scaling,)
     curves = [
         Curve(
             hardware=name,
             scaling=kind,
+            price_per_gpu_hour=prices[name],
             points=tuple(
                 ask.point(one, gpus, *_share(batch, gpus, most, kind)) for gpus in points[name]
             ),
@@ -95,6 +104,54 @@ def sweep(
         raise typer.Exit(NoFeasibleLayout.exit_code)
 
 
+def _machines(cluster: Lists[ClusterOptions]) -> dict[str, ClusterOptions]:
+    """The machines by what they are called: their profile, and what else differs among them."""
+    named = {name: values for name, values in cluster.values.items() if name in MACHINES}
+    number = max(map(len, named.values()), default=1)
+    if number > MOST_MACHINES:
+        raise SpecError(f"{number} machines are too many: give {MOST_MACHINES} at most")
+    for name, values in named.items():
+        if len(values) not in (1, number):
+            raise SpecError(
+                f"--{name.replace('_', '-')} has {len(values)} values where another option has "
+                f"{number}: give one for all, or one for each"
+            )
+    found: dict[str, ClusterOptions] = {}
+    for index in range(number):
+        one = cluster.at(index, gpus=None)
+        one = replace(one, hardware=one.hardware or DEFAULT_HARDWARE)
+        differing = [name for name, values in named.items() if len({*values}) > 1]
+        words = [
+            one.hardware or "",
+            *(
+                f"{name.replace('_', '-')} {_said(getattr(one, name))}"
+                for name in differing
+                if name != "hardware"
+            ),
+        ]
+        found[", ".join(words)] = one
+    return found
+
+
+def _said(value: object) -> str:
+    return format_bandwidth(value) if isinstance(value, float) else str(value)
+
+
+def _prices(
+    given: tuple[float, ...] | None, machines: dict[str, ClusterOptions]
+) -> dict[str, float | None]:
+    """The price of a GPU hour of each machine."""
+    if given is None:
+        return dict.fromkeys(machines)
+    if len(given) not in (1, len(machines)):
+        raise SpecError(
+            f"--price has {len(given)} values for {len(machines)} machines: give one for all, or "
+            "one for each"
+        )
+    each = given if len(given) > 1 else given * len(machines)
+    return dict(zip(machines, each, strict=True))
+
+
 def _points(asked: Counts, machines: ClusterOptions) -> tuple[int, ...]:
     node = node_gpus(machines) or 1  # a name that nothing has is refused here
     if not asked.is_range:
@@ -107,6 +164,15 @@ def _points(asked: Counts, machines: ClusterOptions) -> tuple[int, ...]:
             f"{machines.hardware}: type a wider range, or the numbers themselves"
         )
     return found
+
+
+def _of_use(machines: ClusterOptions, most: int) -> ClusterOptions:
+    """`machines` without the bandwidth between nodes at points of a single one, where larger points
+    have a use for it."""
+    node = node_gpus(machines) or 1
+    if machines.inter_bw is None or not (machines.gpus or 0) <= node < most:
+        return machines
+    return replace(machines, inter_bw=None)
 
 
 def _share(batch: int, gpus: int, most: int, kind: str) -> tuple[int, str]:
@@ -128,6 +194,8 @@ class Asking:
     layout: LayoutOptions
     torch: TorchOptions
     evidence: EvidenceOptions
+    most: int
+    """GPUs of the largest point."""
     seen: dict[tuple[Any, ...], Point] = field(default_factory=dict)
     """Points that were searched: both curves have the last one."""
     releases: list[Resolved[Any]] = field(default_factory=list)
@@ -141,7 +209,7 @@ class Asking:
 
     def inputs(self, machines: ClusterOptions, gpus: int, batch: int | None) -> Inputs:
         """All that a search is given. Raises SpecError where there are no such machines."""
-        machines = replace(machines, gpus=gpus)
+        machines = _of_use(replace(machines, gpus=gpus), self.most)
         return resolve_around(
             Known(model=self.model, cluster=resolve_cluster(machines), larger=None),
             training=replace(self.training, global_batch=batch),
@@ -154,7 +222,7 @@ class Asking:
         """The answer at one point."""
         if problem:
             return Point(gpus=gpus, global_batch=None, problem=problem)
-        key = (machines.hardware, gpus, batch)
+        key = (machines, gpus, batch)
         if key not in self.seen:
             self.seen[key] = _point(lambda: self.inputs(machines, gpus, batch), gpus, batch)
         return self.seen[key]

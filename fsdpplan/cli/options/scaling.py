@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from fsdpplan.cli.options.expand import Flag
-from fsdpplan.cli.options.parse import choice, shown, size
+from fsdpplan.cli.options.parse import choice, positive, shown, size
 from fsdpplan.errors import SpecError
 
 MOST_POINTS = 64
@@ -60,6 +60,12 @@ GPU_COUNT_OR_COUNTS = Flag(
 )
 
 
+def prices(text: str, *, name: str) -> tuple[float, ...]:
+    """`2.10`, or one for each machine: `2.10,3.90`."""
+    read = positive(example="2.10 or 2.10,3.90")
+    return tuple(read(part, name=name) for part in text.split(","))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepOptions:
     """Which curves, and how they are printed."""
@@ -73,6 +79,14 @@ class SweepOptions:
             parse=choice(Scaling),
             help="The global batch stays, or grows with the GPUs up to --global-batch on the most "
             "of them. Default both.",
+        ),
+    ] = None
+    price: Annotated[
+        tuple[float, ...] | None,
+        Flag(
+            metavar="2.10[,3.90]",
+            parse=prices,
+            help="Price of a GPU hour, in any currency: for all machines, or one for each.",
         ),
     ] = None
     csv: Annotated[bool | None, Flag(name="--csv", help="Print CSV on stdout, nothing else.")] = (

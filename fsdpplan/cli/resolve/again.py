@@ -103,6 +103,23 @@ def asked_again(plan: Plan, asked: Asked) -> Inputs:
     )
 
 
+def machines_by_number(plan: Plan, typed: ClusterOptions) -> Callable[[int], Cluster]:
+    """The plan's machines, with what was typed, by their number of GPUs; each raises SpecError
+    where the plan does not know so many."""
+
+    def resized(gpus: int) -> Cluster:
+        cluster: Cluster = _machines(plan, replace(typed, gpus=gpus))["cluster"].value.cluster
+        return with_peaks(cluster, plan.cluster.device.learned_peaks)
+
+    return resized
+
+
+def is_changed(asked: Asked) -> bool:
+    """Whether anything is laid over the plan."""
+    groups = (asked.model, asked.cluster, asked.training, asked.layout, asked.torch)
+    return asked.free or any(_given(group) for group in groups)
+
+
 def _given(options: Any) -> dict[str, Any]:
     """The options that were given, and their values."""
     pairs = ((field.name, getattr(options, field.name)) for field in fields(options))

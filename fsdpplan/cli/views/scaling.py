@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-from fsdpplan.cli.views.difference import priced_document
 from fsdpplan.cli.views.render import aligned, blocks, listed, table, wrapped
-from fsdpplan.files.plans import SCHEMA_VERSION, model_document, training_document
-from fsdpplan.search.advice.difference import Priced
+from fsdpplan.search.advice.difference import Priced, difference
 from fsdpplan.search.advice.words import degrees
 from fsdpplan.search.scaling import KNEE_FRACTION, Knee, Rate, efficiency, knee
-from fsdpplan.spec.layout import MESH_AXES
 from fsdpplan.spec.model import Model
 from fsdpplan.units import format_count, format_percent, format_seconds
 
 LEAST_BAR = 10
 """Columns of a whole bar."""
+
+BILLION = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +44,8 @@ class Curve:
     hardware: str
     scaling: str
     points: tuple[Point, ...]
+    price_per_gpu_hour: float | None = None
+    """In any currency; None: not said."""
 
     @property
     def rates(self) -> list[Rate]:
@@ -65,22 +62,26 @@ class Curve:
         found = self.knee
         return found is not None and found.next_gpus is not None and found.gpus == point.gpus
 
+    def efficiency_error(self, point: Point) -> float | None:
+        """80 % half-width of that ratio: what both points share cancels."""
+        first = next((one.priced for one in self.points if one.priced is not None), None)
+        if first is None or point.priced is None:
+            return None
+        return 0.0 if first == point.priced else difference(first, point.priced).error_fraction
+
+    def price(self, point: Point, tokens: int) -> float | None:
+        """Of so many tokens."""
+        if point.priced is None or self.price_per_gpu_hour is None:
+            return None
+        return point.priced.gpu_seconds_for(tokens) / 3600 * self.price_per_gpu_hour
+
     def efficiency(self, point: Point) -> float | None:
         """Of a point, against the smallest that fits."""
         return None if point.rate is None else efficiency(self.rates[0], point.rate)
 
 
-def sweep_screen(
-    model: Model, curves: Sequence[Curve], assumed: Sequence[str], *, width: int
-) -> str:
-    """What `sweep` prints."""
-    return blocks(
-        *(_curve(model, curve, width) for curve in curves),
-        listed("Assumed", assumed, width=width),
-    )
-
-
-def _curve(model: Model, curve: Curve, width: int) -> str:
+def curve_screen(model: Model, curve: Curve, *, width: int) -> str:
+    """One curve: its points, its chart, its knee."""
     fitting = [point for point in curve.points if point.priced is not None]
     batches = [one.global_batch for one in curve.points if one.global_batch is not None]
     kept = "the batch of a GPU stays"
@@ -102,23 +103,22 @@ def _curve(model: Model, curve: Curve, width: int) -> str:
 
 def _table(curve: Curve, fitting: Sequence[Point], width: int) -> str:
     grows = ["batch"] if curve.scaling == "weak" else []
-    headers = ["GPUs", *grows, "step", "tokens/s", "MFU"]
+    headers = ["GPUs", *grows, "step", "80 %", "tokens/s", "MFU"]
     rows = []
     for point in fitting:
         assert point.priced is not None
-        estimate, tokens = point.priced.estimate, point.priced.case.training.tokens
-        row = [
-            f"{point.gpus:,}",
-            *(f"{point.global_batch:,}" for _ in grows),
-            format_seconds(estimate.step_seconds.expected),
-            f"{estimate.tokens_per_second:,.0f}",
-            format_percent(estimate.mfu_fraction),
-        ]
-        if tokens is not None:
-            headers[4 + len(grows) :] = [f"for {format_count(tokens)}", "GPU hours"]
-            row.append(format_seconds(point.priced.seconds_for(tokens)))
-            row.append(f"{point.priced.gpu_seconds_for(tokens) / 3600:,.0f}")
-        rows.append(row)
+        estimate = point.priced.estimate
+        step = estimate.step_seconds
+        rows.append(
+            [
+                f"{point.gpus:,}",
+                *(f"{point.global_batch:,}" for _ in grows),
+                format_seconds(step.expected),
+                f"+-{format_percent(step.upper / step.expected - 1)}",
+                f"{estimate.tokens_per_second:,.0f}",
+                format_percent(estimate.mfu_fraction),
+            ]
+        )
     return blocks(
         table(rows, headers=headers, align=["right"] * len(headers), width=width),
         "\n".join(
@@ -130,24 +130,66 @@ def _table(curve: Curve, fitting: Sequence[Point], width: int) -> str:
             for point in fitting
             if point.priced is not None
         ),
+        _training(curve, fitting, width),
     )
+
+
+def _training(curve: Curve, fitting: Sequence[Point], width: int) -> str:
+    """What a whole training takes, with its band; of a billion tokens where only a price is
+    known."""
+    (asked,) = {point.priced.case.training.tokens for point in fitting if point.priced}
+    priced = curve.price_per_gpu_hour is not None
+    if asked is None and not priced:
+        return ""
+    tokens = asked or BILLION
+    rows = []
+    for point in fitting:
+        assert point.priced is not None
+        step, seconds = point.priced.estimate.step_seconds, point.priced.seconds_for(tokens)
+        ends = [seconds * end / step.expected for end in (step.lower, step.upper)]
+        lower, upper = (format_seconds(end, beside=seconds) for end in ends)
+        rows.append(
+            [
+                f"{point.gpus:,}",
+                format_seconds(seconds),
+                f"{lower.split()[0]} to {upper}",
+                amount_words(point.priced.gpu_seconds_for(tokens) / 3600),
+                *(amount_words(curve.price(point, tokens)) for _ in range(priced)),
+            ]
+        )
+    headers = ["GPUs", f"{format_count(tokens)} tokens", "80 % band", "GPU hours"]
+    headers += ["price"] * priced
+    return table(rows, headers=headers, align=["right"] * len(headers), width=width)
+
+
+def amount_words(amount: float | None) -> str:
+    """GPU hours, or a price in the currency of `--price`."""
+    if amount is None:
+        return ""
+    return f"{amount:,.0f}" if amount >= 100 else f"{amount:,.2f}"
 
 
 def _chart(curve: Curve, fitting: Sequence[Point], width: int) -> str:
     """A bar of the efficiency of each point; the knee is marked."""
     shares = [(point, curve.efficiency(point) or 0.0) for point in fitting]
-    bar = max(LEAST_BAR, width - 32)
+    bar = max(LEAST_BAR, width - 38)
     whole = max(1.0, *(share for _, share in shares))
     rows = [
         (
             f"{point.gpus:,}",
             "#" * max(1, round(bar * share / whole)),
-            f"{100 * share:.0f} %{' knee' if curve.is_knee(point) else ''}",
+            f"{100 * share:.0f} %{_give_or_take(curve, point)}"
+            f"{' knee' if curve.is_knee(point) else ''}",
         )
         for point, share in shares
     ]
     heading = wrapped(f"Tokens a second and GPU, against {fitting[0].gpus:,} GPUs", width=width)
     return f"{heading}\n{aligned(rows, align=('right', 'left', 'left'))}"
+
+
+def _give_or_take(curve: Curve, point: Point) -> str:
+    error = curve.efficiency_error(point)
+    return f" +-{100 * error * (curve.efficiency(point) or 0):.0f}" if error else ""
 
 
 def knee_words(curve: Curve) -> str:
@@ -166,76 +208,3 @@ def knee_words(curve: Curve) -> str:
         f"{found.kept_fraction:.0%}: a token costs {1 / found.kept_fraction - 1:.0%} more GPU "
         "hours for each doubling."
     )
-
-
-def sweep_csv(curves: Sequence[Curve]) -> str:
-    """What `sweep --csv` prints: a row a point."""
-    rows = [_row(curve, point) for curve in curves for point in curve.points]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
-def _row(curve: Curve, point: Point) -> dict[str, Any]:
-    """A point in numbers; empty where nothing fits."""
-    one = point.priced
-    estimate = None if one is None else one.estimate
-    layout = None if one is None else one.case.layout
-    tokens = None if one is None else one.case.training.tokens
-    return {
-        "hardware": curve.hardware,
-        "scaling": curve.scaling,
-        "gpus": point.gpus,
-        "global_batch": point.global_batch,
-        **{axis: getattr(layout, axis, None) for axis in MESH_AXES},
-        "ep": getattr(layout, "ep", None),
-        "micro_batch": getattr(layout, "micro_batch", None),
-        "step_seconds": estimate and estimate.step_seconds.expected,
-        "step_seconds_lower": estimate and estimate.step_seconds.lower,
-        "step_seconds_upper": estimate and estimate.step_seconds.upper,
-        "tokens_per_second": estimate and estimate.tokens_per_second,
-        "tokens_per_second_per_gpu": estimate and estimate.tokens_per_second_per_gpu,
-        "efficiency_fraction": curve.efficiency(point),
-        "mfu_fraction": estimate and estimate.mfu_fraction,
-        "peak_device_bytes": estimate and estimate.memory.peak_device_bytes,
-        "seconds_to_train": one and tokens and one.seconds_for(tokens),
-        "gpu_seconds_to_train": one and tokens and one.gpu_seconds_for(tokens),
-        "is_knee": curve.is_knee(point),
-        "problem": point.problem,
-    }
-
-
-def sweep_json(model: Model, curves: Sequence[Curve]) -> str:
-    """What `sweep --json` prints."""
-    return json.dumps(
-        {
-            "schema_version": SCHEMA_VERSION,
-            "model": model_document(model),
-            "curves": [
-                {
-                    "hardware": curve.hardware,
-                    "scaling": curve.scaling,
-                    "knee": None if curve.knee is None else asdict(curve.knee),
-                    "points": [_point(curve, point) for point in curve.points],
-                }
-                for curve in curves
-            ],
-        },
-        indent=2,
-        allow_nan=False,
-    )
-
-
-def _point(curve: Curve, point: Point) -> dict[str, Any]:
-    one = point.priced
-    priced = {"layout": None, "estimate": None} if one is None else priced_document(one)
-    return {
-        "gpus": point.gpus,
-        "global_batch": point.global_batch,
-        "training": None if one is None else training_document(one.case.training),
-        **priced,
-        "efficiency_fraction": curve.efficiency(point),
-        "problem": point.problem or None,
-    }

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import csv
 import io
+from math import exp
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fsdpplan.cli.app import exit_code_of
+from fsdpplan.cost.band import NORMAL_80
+from fsdpplan.files.clusters import load_cluster
+from fsdpplan.search.question import SearchResult
+from fsdpplan.search.recommend import recommend
 from tests.cli.small import answer, on_a_machine_without_gpus, show, words
 
+QUICK = "--tp 1 --wrap-blocks 1 --loss-chunks 1 --sharding ddp"
 QUESTION = "--model llama-3.2-1b --pp 1 --cp 1 --micro-batch 1 --no-ledger"
 
 
@@ -72,6 +79,75 @@ def test_the_knee_of_a_slow_network_is_named(
     assert "GPU hours for each doubling" in " ".join(out.split())
 
 
+def test_a_point_costs_one_search(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two machines, three points, two curves that share their last point; prices and bands and
+    ratios search nothing."""
+    asked: list[tuple[str, int, int]] = []
+
+    def counted(**of: Any) -> SearchResult:
+        cluster, training = of["cluster"], of["training"]
+        asked.append((cluster.name, cluster.gpus, training.global_batch))
+        return recommend(**of)
+
+    monkeypatch.setattr("fsdpplan.cli.resolve.found.recommend", counted)
+    given = words(f"sweep {QUESTION} {QUICK} --gpus 8:32 --hardware dgx-h100,dgx-b200 --tokens 1T")
+    rows = list(csv.DictReader(io.StringIO(show(capsys, *given, "--price", "2,3.5", "--csv"))))
+    assert len(rows) == 12
+    assert len(asked) == len(set(asked)) == 10
+    for row in rows:
+        hours = float(row["gpu_seconds_to_train"]) / 3600
+        price = 2 if row["hardware"] == "dgx-h100" else 3.5
+        assert float(row["price_to_train"]) == pytest.approx(hours * price)
+
+
+def test_ratios_have_the_error_of_what_does_not_cancel(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of one device the stack cancels, of two devices nothing does."""
+    hardware = "--hardware dgx-h100 --inter-bw 20Gb/s,400Gb/s"
+    given = words(f"sweep {QUESTION} {QUICK} --gpus 8,16,32 {hardware} --scaling strong")
+    found = answer(capsys, *given)
+    slow, fast = (one["points"] for one in found["curves"])
+    assert [one["hardware"] for one in found["curves"]] == [
+        "dgx-h100, inter-bw 2.50 GB/s",
+        "dgx-h100, inter-bw 50.0 GB/s",
+    ]
+    assert slow[0]["estimate"] == fast[0]["estimate"]  # one node has no use for it
+    assert all(point["over_first"] is None for point in slow)
+    for one, other in zip(slow[1:], fast[1:], strict=True):
+        steps = [point["estimate"]["step_seconds"] for point in (one, other)]
+        over = other["over_first"]
+        assert over["ratio"] == pytest.approx(steps[1]["expected"] / steps[0]["expected"])
+        alone = steps[0]["upper"] / steps[0]["expected"] - 1
+        assert 0 < over["error_fraction"] < 1.5 * (2**0.5) * alone
+    smallest, *others = slow
+    assert smallest["efficiency_error_fraction"] == 0
+    assert all(0 < point["efficiency_error_fraction"] < 0.5 for point in others)
+    device = load_cluster("dgx-h100", gpus=32).cluster.device
+    least = exp(NORMAL_80 * device.error.layout_fraction) - 1
+    assert all(point["efficiency_error_fraction"] >= least - 1e-9 for point in others)
+
+
+def test_curves_stand_side_by_side(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = "--gpus 8,16 --hardware dgx-h100,dgx-b200 --scaling strong --price 2 --tokens 1T"
+    for width in ("60", "80"):
+        monkeypatch.setenv("COLUMNS", width)
+        out = show(capsys, *words(f"sweep {QUESTION} {QUICK} {options}"))
+        assert max(map(len, out.splitlines())) <= int(width)
+        assert out.isascii()
+        plain = " ".join(out.split())
+        assert "Side by side, strong scaling: A dgx-h100; B dgx-b200" in plain
+        assert "Tokens a second and GPU, by the number of GPUs" in plain
+        assert "price" in plain
+        chart = out[out.index("by the number of GPUs") :].splitlines()[1:9]
+        assert [line.count("B") for line in chart[:1]] == [2]  # the faster one is at the top
+        assert sum(line.count("A") for line in chart[1:]) == 2
+
+
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [
@@ -81,6 +157,10 @@ def test_the_knee_of_a_slow_network_is_named(
         ("--gpus 8:x", 2, "--gpus"),
         ("--gpus 8 --hardware dgx-h100,nothing", 2, "nothing"),
         ("--gpus 8 --csv --json", 2, "contradict"),
+        ("--gpus 8 --hardware dgx-h100 --price 1,2", 2, "--price has 2 values for 1 machines"),
+        ("--gpus 8 --hardware dgx-h100 --price 0", 2, "--price"),
+        ("--gpus 8 --hardware dgx-h100,dgx-b200 --gpu a,b,c", 2, "one for each"),
+        ("--gpus 8 --hardware dgx-h100 --inter-bw 1Gb/s", 2, "has no use on one node"),
         ("--gpus 8 --hardware dgx-h100 --global-batch 1,2", 2, "--global-batch"),
         ("--gpus 1 --hardware dgx-h100 --sharding fsdp", 3, "nothing fits"),
     ],
