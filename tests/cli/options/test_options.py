@@ -559,7 +559,6 @@ ELSEWHERE = {
     "--epochs": "cli/commands/test_goal.py",
     "--deadline": "cli/commands/test_goal.py",
     "--deadline-chance": "cli/commands/test_goal.py",
-    "--price": "cli/commands/test_goal.py",
     "--provider": "cli/commands/test_goal.py",
     "--node-watts": "cli/commands/test_goal.py",
     "--pue": "cli/commands/test_goal.py",
