@@ -192,18 +192,29 @@ def test_json_and_toml_blocks_are_what_they_say(path: Path) -> None:
         parse_profile(block.text, where=f"{page_id(path)}:{block.line}")
 
 
-def runnable_bash() -> list[tuple[Path, Block]]:
+TRAINS = re.compile(r"^(?:if )?fsdpplan run(?! --dry-run)", re.M)
+
+
+def runnable_bash(*, trains: bool) -> list[Any]:
     """Marked blocks of pages that are no program; a program runs its own first."""
-    pages = (path for path in PAGES if not PROGRAM.search(text_of(path)))
-    return [(path, b) for path in pages for b in blocks(path, "bash") if b.note == "run"]
+    return [
+        pytest.param(path, block, id=f"{page_id(path)}:{block.line}")
+        for path in PAGES
+        if not PROGRAM.search(text_of(path))
+        for block in blocks(path, "bash")
+        if block.note == "run" and bool(TRAINS.search(block.text)) is trains
+    ]
 
 
-@pytest.mark.parametrize(
-    ("path", "block"),
-    runnable_bash(),
-    ids=[f"{page_id(path)}:{block.line}" for path, block in runnable_bash()],
-)
+@pytest.mark.parametrize(("path", "block"), runnable_bash(trains=False))
 def test_a_marked_bash_block_runs(path: Path, block: Block, tmp_path: Path) -> None:
+    result = generator().shell(block.text, tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("path", "block"), runnable_bash(trains=True))
+def test_a_marked_bash_block_trains(path: Path, block: Block, tmp_path: Path) -> None:
     result = generator().shell(block.text, tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
 
