@@ -21,9 +21,6 @@ from fsdpplan.cost.kernels.compute import (
 )
 from fsdpplan.cost.kernels.operators import block_products, element_wise_bytes
 from fsdpplan.cost.kernels.rates import memory_bytes_per_second
-from fsdpplan.cost.memory.ledger import rank_state
-from fsdpplan.cost.memory.peak import FSDP2, communicators, stage_memory
-from fsdpplan.cost.memory.sizes import rank_sizes
 from fsdpplan.cost.model.formats import formats, local_tokens
 from fsdpplan.cost.model.params import attention_forward_flops_per_token
 from fsdpplan.cost.model.shards import Stage, block_cases
@@ -38,9 +35,9 @@ from fsdpplan.cost.overlap.timing import (
     layout_optimizer_seconds,
     optimizer_elements,
 )
-from fsdpplan.cost.schedule.stages import in_flight_blocks, pipeline_ranks
+from fsdpplan.cost.schedule.stages import pipeline_ranks
 from fsdpplan.cost.step import StepTime, rank_passes, slowest_factor, step_time
-from fsdpplan.spec.plan import Case, CollectiveCost, Estimate, MemoryBreakdown, TimeBreakdown
+from fsdpplan.spec.plan import Case, CollectiveCost, Estimate, TimeBreakdown
 
 Unit = Literal["s", "B", "B/s", "FLOP", "FLOP/s", ""]
 
@@ -97,7 +94,7 @@ def learned_term(found: Estimate) -> tuple[Explained, ...]:
             formula="T * (F - 1)",
             inputs=(
                 _seconds("T", step, "the step as predicted: the terms above"),
-                _number("F", factor, f"what {found.learned.runs} runs say of such a step"),
+                number("F", factor, f"what {found.learned.runs} runs say of such a step"),
             ),
             source="validate/learn/learner.py; docs/explanation/learning.md",
         ),
@@ -155,7 +152,8 @@ def _seconds(symbol: str, value: float, words: str) -> Input:
     return Input(symbol=symbol, value=value, unit="s", words=words)
 
 
-def _number(symbol: str, value: float, words: str) -> Input:
+def number(symbol: str, value: float, words: str) -> Input:
+    """An input without a unit."""
     return Input(symbol=symbol, value=value, unit="", words=words)
 
 
@@ -164,7 +162,7 @@ def _slowest(case: Case) -> Input:
     factor = slowest_factor(
         gpus=cluster.gpus, straggler_fraction=cluster.device.fit.straggler_fraction
     )
-    return _number("s", factor, f"the slowest of {cluster.gpus:,} devices over the mean one")
+    return number("s", factor, f"the slowest of {cluster.gpus:,} devices over the mean one")
 
 
 def _memory_rate(case: Case) -> tuple[Input, Input]:
@@ -172,12 +170,12 @@ def _memory_rate(case: Case) -> tuple[Input, Input]:
     bandwidth = device.memory_bandwidth_bytes_per_second
     return (
         Input(symbol="B", value=bandwidth, unit="B/s", words=f"memory bandwidth of {device.name}"),
-        _number("f", device.fit.memory_fraction, "share of it reached (memory_fraction, profile)"),
+        number("f", device.fit.memory_fraction, "share of it reached (memory_fraction, profile)"),
     )
 
 
 def _micro_batches(case: Case) -> Input:
-    return _number("m", case.layout.num_microbatches, "micro-batches (layout)")
+    return number("m", case.layout.num_microbatches, "micro-batches (layout)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +244,7 @@ def _kernels(
 
 
 def _blocks(kind: _Kind) -> Input:
-    return _number("b", kind.blocks, "such blocks on this rank")
+    return number("b", kind.blocks, "such blocks on this rank")
 
 
 def _passes_words(kind: _Kind) -> str:
@@ -278,13 +276,13 @@ def _matmuls(case: Case, kind: _Kind) -> Explained:
             slow,
             micro,
             _blocks(kind),
-            _number("d", kind.passes, _passes_words(kind)),
-            _number("t", work.tokens, "tokens of a micro-batch on this rank"),
-            _number("W", weights, "weights of a block that a token meets here"),
+            number("d", kind.passes, _passes_words(kind)),
+            number("t", work.tokens, "tokens of a micro-batch on this rank"),
+            number("W", weights, "weights of a block that a token meets here"),
             Input(symbol="P", value=peak, unit="FLOP/s", words=f"{work.precision} peak (profile)"),
-            _number("c", reached, "share that large matmuls reach (matmul_fraction, profile)"),
-            _number("u", sustained, "of it in a long step (sustained_fraction, profile)"),
-            _number("q", full / each if each else 1.0, "left by tiles, fill and start"),
+            number("c", reached, "share that large matmuls reach (matmul_fraction, profile)"),
+            number("u", sustained, "of it in a long step (sustained_fraction, profile)"),
+            number("q", full / each if each else 1.0, "left by tiles, fill and start"),
         ),
         source="cost/kernels/rates.py matmul_seconds; docs/explanation/compute.md",
     )
@@ -314,8 +312,8 @@ def _attention(case: Case, kind: _Kind) -> Explained:
             slow,
             micro,
             _blocks(kind),
-            _number("d", kind.passes, _passes_words(kind)),
-            _number("t", work.tokens, "tokens of a micro-batch on this rank"),
+            number("d", kind.passes, _passes_words(kind)),
+            number("t", work.tokens, "tokens of a micro-batch on this rank"),
             Input(
                 symbol="A",
                 value=flops,
@@ -328,8 +326,8 @@ def _attention(case: Case, kind: _Kind) -> Explained:
                 unit="FLOP/s",
                 words=f"{work.activation_dtype} peak (profile)",
             ),
-            _number("c", reached, "share in forward (attention_forward_fraction, profile)"),
-            _number("q", full / each if each else 1.0, "left by tiles, backward and long steps"),
+            number("c", reached, "share in forward (attention_forward_fraction, profile)"),
+            number("q", full / each if each else 1.0, "left by tiles, backward and long steps"),
         ),
         source="cost/kernels/attention.py; docs/explanation/compute.md",
     )
@@ -369,7 +367,7 @@ def _element_wise(case: Case, kind: _Kind) -> Explained:
                 words="norms, activations, additions, casts and routing move, both ways",
             ),
             *_memory_rate(case),
-            _number("k", started, "kernels of it"),
+            number("k", started, "kernels of it"),
             _seconds("l", start, "start of a kernel (matmul_start_seconds, profile)"),
         ),
         source="cost/kernels/operators.py element_wise_parts; docs/explanation/compute.md",
@@ -391,7 +389,7 @@ def _launches(case: Case, kind: _Kind) -> Explained:
             slow,
             micro,
             _blocks(kind),
-            _number("o", host / launch if launch else 0.0, "operators of passes that wait for it"),
+            number("o", host / launch if launch else 0.0, "operators of passes that wait for it"),
             _seconds("l", launch, "host's time for one (kernel_launch_seconds, profile)"),
         ),
         source="cost/kernels/compute.py host_seconds; docs/explanation/compute.md",
@@ -426,13 +424,13 @@ def _ends(case: Case, stage: Stage) -> Explained:
         inputs=(
             slow,
             micro,
-            _number("t", tokens, "tokens of a micro-batch on this rank"),
-            _number("h", case.model.hidden, "width of the model"),
-            _number("v", vocab, "rows of the vocabulary on this rank"),
+            number("t", tokens, "tokens of a micro-batch on this rank"),
+            number("h", case.model.hidden, "width of the model"),
+            number("v", vocab, "rows of the vocabulary on this rank"),
             Input(symbol="P", value=peak, unit="FLOP/s", words=f"{dtype} peak (profile)"),
-            _number("c", device.fit.matmul_fraction, "share of large matmuls (profile)"),
-            _number("u", sustained, "of it in a long step (sustained_fraction, profile)"),
-            _number("q", full / each, "left by passes over the logits, the table, tiles"),
+            number("c", device.fit.matmul_fraction, "share of large matmuls (profile)"),
+            number("u", sustained, "of it in a long step (sustained_fraction, profile)"),
+            number("q", full / each, "left by passes over the logits, the table, tiles"),
         ),
         source=source,
     )
@@ -477,9 +475,9 @@ def _slowdown(case: Case, step: StepTime) -> Explained:
         formula="s * k * H * r",
         inputs=(
             slow,
-            _number("k", fraction, "what a full one takes (overlap_slowdown_fraction, profile)"),
+            number("k", fraction, "what a full one takes (overlap_slowdown_fraction, profile)"),
             _seconds("H", hidden, "collectives that run beside kernels"),
-            _number(
+            number(
                 "r",
                 lost / (fraction * hidden) if fraction * hidden else 0.0,
                 "their wire rate over an eighth of the memory's, 1 at most, in the mean",
@@ -517,16 +515,16 @@ def _collective(case: Case, row: CollectiveCost) -> Explained:
         unit="s",
         formula="x * c * k * S * (n - 1) / n / R",
         inputs=(
-            _number("x", row.exposed_seconds / row.seconds, "share that hides behind nothing"),
-            _number("c", row.count, "calls in a step"),
-            _number("k", factor, "times that the buffer goes over the wire"),
+            number("x", row.exposed_seconds / row.seconds, "share that hides behind nothing"),
+            number("c", row.count, "calls in a step"),
+            number("k", factor, "times that the buffer goes over the wire"),
             Input(
                 symbol="S",
                 value=row.bytes / row.count,
                 unit="B",
                 words=f"whole buffer of a call, {row.dtype}",
             ),
-            _number("n", row.ranks, "ranks of the group"),
+            number("n", row.ranks, "ranks of the group"),
             Input(
                 symbol="R",
                 value=row.count * wire / row.seconds,
@@ -549,11 +547,11 @@ def _bubble(case: Case, time: TimeBreakdown) -> Explained:
         unit="s",
         formula="(p - 1) / (m * v) * C * x",
         inputs=(
-            _number("p", layout.pp, "ranks of the pipeline (layout)"),
+            number("p", layout.pp, "ranks of the pipeline (layout)"),
             _micro_batches(case),
-            _number("v", layout.virtual_stages, "stages of a rank (layout)"),
+            number("v", layout.virtual_stages, "stages of a rank (layout)"),
             _seconds("C", time.compute_seconds, "what this rank computes: the terms above"),
-            _number(
+            number(
                 "x",
                 time.bubble_seconds / ideal if ideal else 0.0,
                 f"left by {layout.schedule}, uneven stages and what others wait for, played",
@@ -576,7 +574,7 @@ def _optimizer(case: Case, time: TimeBreakdown, stages: tuple[Stage, ...]) -> Ex
         formula="s * N * a / (B * f)",
         inputs=(
             slow,
-            _number("N", elements, "parameters that this rank updates"),
+            number("N", elements, "parameters that this rank updates"),
             Input(
                 symbol="a",
                 value=each,
@@ -601,182 +599,10 @@ def _host(case: Case, time: TimeBreakdown, stage: Stage) -> Explained:
         unit="s",
         formula="y * N * e / L",
         inputs=(
-            _number("y", time.host_seconds * link / moved, "times that the shard is waited for"),
-            _number("N", elements, "parameters of this rank's shard"),
+            number("y", time.host_seconds * link / moved, "times that the shard is waited for"),
+            number("N", elements, "parameters of this rank's shard"),
             Input(symbol="e", value=of.kept_gradient, unit="B", words="of one"),
             Input(symbol="L", value=link, unit="B/s", words="host link, as far as copies reach"),
         ),
         source="cost/overlap/passes.py; docs/explanation/overlap.md",
-    )
-
-
-def explained_memory(case: Case) -> tuple[Explained, ...]:
-    """The terms of the peak on the fullest device, which add up to it."""
-    if case.training.precision_switch != "none":
-        case = max(
-            (each for _, each in case.phases), key=lambda one: _fullest(one)[0].peak_device_bytes
-        )
-    memory, stage, in_flight = _fullest(case)
-    return tuple(term for term in _memory(case, memory, stage, in_flight) if term.value)
-
-
-def _fullest(case: Case) -> tuple[MemoryBreakdown, Stage, int]:
-    """The peak of the fullest rank, what it holds, and its blocks in flight."""
-    stages = pipeline_ranks(model=case.model, layout=case.layout)
-    alive = in_flight_blocks(model=case.model, layout=case.layout)
-    found = [
-        (stage_memory(case, stage, in_flight_blocks=blocks), stage, blocks)
-        for stage, blocks in zip(stages, alive, strict=True)
-    ]
-    return max(found, key=lambda one: one[0].peak_device_bytes)
-
-
-def _memory(
-    case: Case, memory: MemoryBreakdown, stage: Stage, in_flight: int
-) -> Iterator[Explained]:
-    training, layout = case.training, case.layout
-    of = formats(training=training, layout=layout)
-    state = rank_state(case, stage)
-    sizes = rank_sizes(case, stage, in_flight_blocks=in_flight)
-    ledger = "cost/memory/ledger.py; docs/explanation/memory.md"
-    phases = "cost/memory/phases.py; docs/explanation/memory.md"
-    peak = f"at the peak, in {memory.peak_phase}"
-    held, updated = state.held_parameters, state.optimizer_parameters
-    yield _elements(
-        "parameters", memory.parameters_bytes, of.resident, "that this rank keeps", ledger
-    )
-    yield _elements(
-        "gradients",
-        memory.gradients_bytes,
-        of.kept_gradient,
-        f"whose gradient is kept {peak}; this rank's shard has {held:,}",
-        phases,
-    )
-    yield Explained(
-        name="optimizer state",
-        value=memory.optimizer_bytes,
-        unit="B",
-        formula="N * e",
-        inputs=(
-            _number("N", updated, "parameters that this rank updates"),
-            _bytes("e", memory.optimizer_bytes / max(1, updated), f"of one, {training.optimizer}"),
-        ),
-        source=ledger,
-    )
-    # whole parameters are not gathered; autocast has copies of them
-    of_gathered = of.gathered_matrix if layout.sharding == "fsdp" else of.computed
-    block = (sizes.gathered_block_bytes or sizes.copies_block_bytes) // of_gathered
-    yield _elements(
-        "gathered parameters",
-        memory.unsharded_parameters_bytes,
-        of_gathered,
-        f"gathered or cast {peak}; a block has {block:,}",
-        phases,
-    )
-    yield _elements(
-        "unreduced gradients",
-        memory.unsharded_gradients_bytes,
-        of.computed,
-        f"not reduced, and in buffers of reductions, {peak}",
-        phases,
-    )
-    saved = sizes.block.saved_bytes
-    yield Explained(
-        name="activations",
-        value=memory.activations_bytes,
-        unit="B",
-        formula="k * a + r",
-        inputs=(
-            _number("k", in_flight, "blocks of micro-batches in flight, at the most"),
-            _bytes("a", saved, f"that a block keeps ({layout.recomputation} recomputed)"),
-            _bytes(
-                "r",
-                memory.activations_bytes - in_flight * saved,
-                f"less than that, or beside it, {peak}: blocks at work, ends, messages",
-            ),
-        ),
-        source="cost/memory/activations.py; docs/explanation/memory.md",
-    )
-    tokens = local_tokens(training=training, layout=layout)
-    vocab = case.model.vocab_rows(layout.tp) // layout.tp
-    yield Explained(
-        name="logits and loss",
-        value=memory.logits_bytes,
-        unit="B",
-        formula="t * v * e",
-        inputs=(
-            _number("t", tokens, "tokens of a micro-batch on this rank"),
-            _number("v", vocab, "rows of the vocabulary on this rank"),
-            _bytes("e", memory.logits_bytes / (tokens * vocab), f"of a logit, {peak}"),
-        ),
-        source="cost/kernels/head.py head_sizes; docs/explanation/memory.md",
-    )
-    yield Explained(
-        name="temporaries",
-        value=memory.temporaries_bytes,
-        unit="B",
-        formula="t * h * e",
-        inputs=(
-            _number("t", tokens, "tokens of a micro-batch on this rank"),
-            _number("h", case.model.hidden, "width of the model"),
-            _bytes(
-                "e",
-                memory.temporaries_bytes / (tokens * case.model.hidden),
-                f"for each of these, of what runs {peak}",
-            ),
-        ),
-        source=phases,
-    )
-    yield from _outside(case, memory)
-
-
-def _outside(case: Case, memory: MemoryBreakdown) -> Iterator[Explained]:
-    """What is not allocated."""
-    fit, layout = case.cluster.device.fit, case.layout
-    fraction, allocated = fit.fragmentation_fraction, memory.peak_allocated_bytes
-    pools = round((memory.reserved_overhead_bytes - allocated * fraction) / (1 + fraction))
-    source = "cost/memory/peak.py; docs/explanation/memory.md"
-    yield Explained(
-        name="allocator reserve",
-        value=memory.reserved_overhead_bytes,
-        unit="B",
-        formula="p + g * (A + p)",
-        inputs=(
-            _bytes("p", pools, "of streams whose highest level was at another moment"),
-            _number("g", fraction, "lost in fragments (fragmentation_fraction, profile)"),
-            _bytes("A", allocated, "allocated: the terms above"),
-        ),
-        source=source,
-    )
-    groups = communicators(layout, case.training.traits or FSDP2)
-    yield Explained(
-        name="CUDA and NCCL",
-        value=memory.context_bytes,
-        unit="B",
-        formula="C + n * c",
-        inputs=(
-            _bytes("C", fit.context_bytes, "context and libraries (context_bytes, profile)"),
-            _number("n", groups, "communicators of this layout"),
-            _bytes("c", fit.communicator_bytes, "of one (communicator_bytes, profile)"),
-        ),
-        source=source,
-    )
-
-
-def _bytes(symbol: str, value: float, words: str) -> Input:
-    return Input(symbol=symbol, value=value, unit="B", words=words)
-
-
-def _elements(name: str, size: int, element_bytes: int, words: str, source: str) -> Explained:
-    """A term that is a number of elements times the bytes of one."""
-    return Explained(
-        name=name,
-        value=size,
-        unit="B",
-        formula="N * e",
-        inputs=(
-            _number("N", size / element_bytes, f"parameters {words}"),
-            _bytes("e", element_bytes, "of one, by its number format"),
-        ),
-        source=source,
     )

@@ -30,7 +30,8 @@ from fsdpplan.cli.views.explained import (
 from fsdpplan.cli.views.render import blocks, columns, facts, listed, tell, wrapped
 from fsdpplan.cli.views.screen import MOST_RUNNERS_UP, estimate_screen
 from fsdpplan.cli.views.why import why_json, why_screen
-from fsdpplan.cost.explained import explained_memory, explained_step, learned_term
+from fsdpplan.cost.explained import explained_step, learned_term
+from fsdpplan.cost.explained_memory import explained_memory
 from fsdpplan.cost.memory.peak import available_bytes
 from fsdpplan.emit.job import Job
 from fsdpplan.emit.nccl.cloud import CloudScript, Gap, cloud_scripts, gap_of
