@@ -19,6 +19,10 @@ from fsdpplan.spec.plan import Case, Estimate, RankedLayout
 from fsdpplan.spec.programs.words import Vocabulary
 from fsdpplan.spec.training import Training
 
+LEAST_HEADROOM_FRACTION = 0.15
+"""Share of the device's memory that a layout should leave free: predicted peaks are seldom further
+off. More than this is no reason for anything."""
+
 LEAST_GAIN_FRACTION = 0.002
 """A run that is expected to spare less of every step is not worth its time."""
 

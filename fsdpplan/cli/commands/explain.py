@@ -23,9 +23,13 @@ from fsdpplan.emit.job import Job
 from fsdpplan.emit.nccl.cloud import CloudScript, Gap, cloud_scripts, gap_of
 from fsdpplan.emit.nccl.environment import environment, left_unset
 from fsdpplan.emit.nccl.rules import Variable
+from fsdpplan.errors import SpecError
+from fsdpplan.files.plans import rules_document
+from fsdpplan.search.advice.field_rules import RULES, broken_rules
 from fsdpplan.search.pins import Pins
 from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.plan import Plan
+from fsdpplan.spec.plan import BrokenRule, Plan
+from fsdpplan.units import format_gib, format_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +46,13 @@ class ExplainOptions:
             "that are left alone.",
         ),
     ] = None
+    rules: Annotated[
+        bool | None,
+        Flag(
+            name="--rules",
+            help="All rules of the field that it breaks: number, limit, source, what to do.",
+        ),
+    ] = None
     torch: Torch = None
     rank: Annotated[
         int | None,
@@ -54,13 +65,20 @@ ANY_JOB = Job()
 
 
 def explain(*, plan: PlanFile = DEFAULT_PLAN, options: ExplainOptions, json: Json = False) -> None:
-    """Explain a plan: its terms, or by --nccl its environment."""
+    """Explain a plan: its terms, or by --nccl its environment.
+
+    By --rules: the rules of the field that it breaks.
+    """
+    if options.nccl and options.rules:
+        raise SpecError("--nccl and --rules are of different pages: give one of them")
     chosen = ranked(plan, options.rank, own_program=True)
     settled = settled_plan(chosen, given_torch(options.torch), own_program=False)
     chosen = settled.value
     for sentence in settled.warnings:
         tell(sentence)
-    if options.nccl:
+    if options.rules:
+        text = rules_json(chosen) if json else rules_screen(chosen, width=columns())
+    elif options.nccl:
         text = nccl_json(chosen) if json else nccl_screen(chosen, width=columns())
     elif json:
         text = terms_json(chosen)
@@ -72,7 +90,7 @@ def explain(*, plan: PlanFile = DEFAULT_PLAN, options: ExplainOptions, json: Jso
 def terms_screen(plan: Plan, *, width: int) -> str:
     """Time, memory and communication of the plan, and where each of its inputs came from."""
     return blocks(
-        estimate_screen(_one_layout(plan), width=width),
+        estimate_screen(_one_layout(plan), width=width, rest="--rules has all"),
         listed("Where the inputs came from", _sources(plan), width=width),
     )
 
@@ -99,6 +117,7 @@ def _one_layout(plan: Plan) -> OneLayout:
         sources=plan.sources,
         assumptions=plan.assumptions,
         warnings=plan.warnings,
+        rules=broken_rules(plan.case, plan.estimate),
     )
     return OneLayout(
         inputs=inputs,
@@ -106,6 +125,32 @@ def _one_layout(plan: Plan) -> OneLayout:
         estimate=plan.estimate,
         available_bytes=available_bytes(cluster=plan.cluster, training=plan.training),
     )
+
+
+def rules_screen(plan: Plan, *, width: int) -> str:
+    """Every rule of the field that the plan breaks, the dearest first."""
+    broken = broken_rules(plan.case, plan.estimate)
+    if not broken:
+        return f"It breaks none of the {len(RULES)} rules of the field."
+    return blocks(*(_rule(one, width) for one in broken))
+
+
+def _rule(one: BrokenRule, width: int) -> str:
+    pairs = [("broken", one.says), ("do", one.advice)]
+    if one.gain_seconds:
+        pairs.append(("gain", f"{format_seconds(one.gain_seconds)} of a step for the same tokens"))
+    if one.gain_bytes:
+        pairs.append(("gain", f"{format_gib(one.gain_bytes)} of the fullest GPU"))
+    if one.risks_run:
+        pairs.append(("at risk", "the run, not its time"))
+    pairs.append(("source", one.source))
+    return f"{one.rule}\n{facts(pairs, width=width)}"
+
+
+def rules_json(plan: Plan) -> str:
+    """The same as the `rules` of a plan."""
+    broken = broken_rules(plan.case, plan.estimate)
+    return json.dumps({"rules": rules_document(broken)}, indent=2, allow_nan=False)
 
 
 def nccl_screen(plan: Plan, *, width: int) -> str:

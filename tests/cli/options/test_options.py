@@ -505,6 +505,7 @@ ELSEWHERE = {
     "--expert-bias-rate": "cli/options/test_options.py",
     "--nodes": "slurm/test_detect_nodes.py, cli/commands/test_calibrate.py",
     "--no-save": "cli/commands/test_recommend.py",
+    "--rules": "cli/commands/test_rules.py",
     "--record": "cli/commands/test_detect.py",
     "--processes": "cli/commands/test_calibrate.py",
     "--seconds": "cli/commands/test_calibrate.py",
