@@ -9,6 +9,7 @@
   dataclass with their types and docstrings, and the properties named.
 * Every table under a comment `<!-- torch: NAME -->`: see `docs/torch_table.py`.
 * Every table under a comment `<!-- held out: NAME -->`: see `docs/held_out_table.py`.
+* Every table under a comment `<!-- field rules: NAME -->`: see `docs/field_rules_table.py`.
 
 `tests/test_docs.py` fails when a page differs from what this writes.
 """
@@ -34,7 +35,7 @@ OUTPUT = re.compile(
 FIELDS = re.compile(r"^<!-- fields: (?P<arguments>.+) -->\n(?P<table>(?:^\|.*\n)*)", re.M)
 
 TABLE = re.compile(
-    r"^<!-- (?P<of>torch|held out): (?P<name>\w+) -->\n(?P<table>(?:^\|.*\n)*)", re.M
+    r"^<!-- (?P<of>torch|held out|field rules): (?P<name>\w+) -->\n(?P<table>(?:^\|.*\n)*)", re.M
 )
 
 CLI_HEAD = """# Commands
@@ -122,10 +123,12 @@ def field_tables(page: str) -> str:
 
 def tables(page: str) -> str:
     """`page` with the tables of what each release of torch has, and of errors, as they are now."""
+    from docs.field_rules_table import field_rules_table
     from docs.held_out_table import held_out_table
     from docs.torch_table import torch_table
 
     lines_of = {"torch": torch_table, "held out": held_out_table}
+    lines_of["field rules"] = field_rules_table
 
     def table(match: re.Match[str]) -> str:
         lines = [f"<!-- {match['of']}: {match['name']} -->", *lines_of[match["of"]](match["name"])]

@@ -19,7 +19,7 @@ from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.ledger import Machines, Observed, Predicted, Workload
 from fsdpplan.spec.machine import Machine
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.plan import Estimate, RankedLayout
+from fsdpplan.spec.plan import BrokenRule, Estimate, RankedLayout
 from fsdpplan.spec.training import Training
 
 Document = TypeVar("Document", bound=BaseModel)
@@ -40,6 +40,7 @@ class PlanDocument(BaseModel):
     sources: dict[str, str]
     assumptions: tuple[str, ...]
     warnings: tuple[str, ...]
+    rules: tuple[BrokenRule, ...] = ()
     versions: dict[str, str]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from math import log
 from pathlib import Path
@@ -22,7 +22,7 @@ from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.spec.cluster import Cluster, DeviceFit, Level, StepError
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.plan import Case, Estimate, Plan, RankedLayout
+from fsdpplan.spec.plan import BrokenRule, Case, Estimate, Plan, RankedLayout
 from fsdpplan.spec.torch_features import torch_need
 from fsdpplan.spec.training import Training
 
@@ -61,7 +61,8 @@ def upgraded(document: dict[str, Any]) -> dict[str, Any]:
     if any(name in cluster for name in GONE):
         document = {**document, "cluster": _without_correction(document["cluster"])}
     kinds = get_type_hints(Plan)
-    return {key: _filled(kinds.get(key), value) for key, value in document.items()}
+    filled = {key: _filled(kinds.get(key), value) for key, value in document.items()}
+    return filled if "rules" in filled or not filled else {**filled, "rules": []}
 
 
 def _without_correction(cluster: dict[str, Any]) -> dict[str, Any]:
@@ -171,6 +172,11 @@ def ranked_document(ranked: RankedLayout) -> dict[str, Any]:
     }
 
 
+def rules_document(rules: Iterable[BrokenRule] | None) -> list[dict[str, Any]]:
+    """Broken rules of the field as JSON has them."""
+    return [asdict(rule) for rule in rules or ()]
+
+
 def plan_document(plan: Plan) -> dict[str, Any]:
     """`plan` as JSON has it."""
     return {
@@ -185,6 +191,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "sources": dict(plan.sources),
         "assumptions": list(plan.assumptions),
         "warnings": list(plan.warnings),
+        "rules": rules_document(plan.rules),
         "versions": dict(plan.versions),
     }
 
@@ -332,6 +339,7 @@ def _build(values: dict[str, Any]) -> Plan:
         assumptions=document.assumptions,
         warnings=document.warnings,
         versions=tuple(document.versions.items()),
+        rules=document.rules,
     )
 
 

@@ -16,9 +16,10 @@ from fsdpplan.cost.step import estimate
 from fsdpplan.errors import SpecError
 from fsdpplan.files import plans
 from fsdpplan.files.table import path_text
+from fsdpplan.search.advice.field_rules import broken_rules
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.plan import Plan, RankedLayout, assumed
+from fsdpplan.spec.plan import BrokenRule, Case, Plan, RankedLayout, assumed
 from fsdpplan.spec.training import Training
 
 
@@ -42,8 +43,13 @@ def new_plan(
     sources: tuple[tuple[str, str], ...] = (),
     assumptions: tuple[str, ...] = (),
     warnings: tuple[str, ...] = (),
+    rules: tuple[BrokenRule, ...] | None = None,
 ) -> Plan:
-    """The plan that runs `chosen` of `ranked`, by this version; its stages are named."""
+    """The plan that runs `chosen` of `ranked`, by this version; its stages are named. The rules of
+    the field are looked at here where they were not."""
+    if rules is None:
+        case = Case(model=model, cluster=cluster, training=training, layout=chosen.layout)
+        rules = broken_rules(case, chosen.estimate)
     plan = Plan(
         model=model,
         cluster=cluster,
@@ -55,6 +61,7 @@ def new_plan(
         assumptions=assumed(assumptions, model=model, layout=chosen.layout),
         warnings=warnings,
         versions=(("fsdpplan", __version__), ("python", platform.python_version())),
+        rules=rules,
     )
     return with_stages(plan)
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Generic, Protocol, TypeVar
 
 from fsdpplan.cost.band import MOST_INDISTINGUISHABLE_FRACTION, Timed, tie_fraction
+from fsdpplan.search.question import LEAST_HEADROOM_FRACTION
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import DDP_BUCKET_BYTES, SPLIT_BACKWARD_SCHEDULES, Layout
 from fsdpplan.spec.plan import Estimate, Interval, MemoryBreakdown
@@ -114,10 +115,6 @@ block; the others change attention, routing or the training loop too."""
 
 SHARDINGS = ("ddp", "zero1", "zero2", "fsdp")
 """In the order of what is split: nothing, the optimizer's state, gradients, parameters."""
-
-LEAST_HEADROOM_FRACTION = 0.15
-"""Share of the device's memory that a layout should leave free: predicted peaks are seldom further
-off. More than this is no reason for anything."""
 
 
 class Priced(Timed, Protocol):

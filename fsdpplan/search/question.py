@@ -21,6 +21,9 @@ from fsdpplan.spec.training import Training
 
 ObjectiveName = Literal["throughput", "cost", "energy", "fewest-gpus", "headroom"]
 """What is to be best (`objective.OBJECTIVES`)."""
+LEAST_HEADROOM_FRACTION = 0.15
+"""Share of the device's memory that a layout should leave free: predicted peaks are seldom further
+off. More than this is no reason for anything."""
 
 LEAST_GAIN_FRACTION = 0.002
 """A run that is expected to spare less of every step is not worth its time."""

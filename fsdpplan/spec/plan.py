@@ -316,6 +316,38 @@ def assumed(said: tuple[str, ...], *, model: Model, layout: Layout) -> tuple[str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BrokenRule:
+    """A rule of the field that a layout breaks, with what obeying it brings."""
+
+    rule: str
+    """Its name: `exposed-communication`."""
+    what: str
+    """What `number` is: `exposed communication over the step`."""
+    number: float
+    """What broke it: the estimate's own, or the layout's place on the network."""
+    limit: float
+    """What it must not cross."""
+    says: str
+    """A sentence with the number."""
+    advice: str
+    """What to do, and what that brings where it was priced."""
+    source: str
+    """Where the rule is from."""
+    change: str = ""
+    """What to type beside the options that name the layout; empty: nothing that was tried helps, or
+    it is not a matter of options."""
+    gain_seconds: float = 0.0
+    """What obeying takes off a step, for the same tokens; 0: nothing is claimed."""
+    gain_bytes: int = 0
+    """What it takes off the peak of the fullest device."""
+    cost_fraction: float = 0.0
+    """By which they are ordered: the gain, or without one what is past the limit, as a share of the
+    step or of the device's memory."""
+    risks_run: bool = False
+    """The run itself is at stake, not its time; such a rule comes first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankedLayout:
     """One line of the answer."""
 
@@ -348,6 +380,8 @@ class Plan:
     """Sentences on what the user should look at."""
     versions: tuple[tuple[str, str], ...]
     """(name, version) of fsdpplan and Python; torch's is checked where it runs."""
+    rules: tuple[BrokenRule, ...] = ()
+    """Rules of the field that the layout breaks, the dearest first; the trainer says them."""
 
     def __post_init__(self) -> None:
         if self.layout.world != self.cluster.gpus:

@@ -277,6 +277,18 @@ class TorchNeededConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RuleConfig:
+    """One of the `rules` of a plan: a rule of the field that it breaks."""
+
+    rule: str
+    says: str
+    """A sentence with the number that broke it."""
+    advice: str
+    change: str = ""
+    """What to type to plan without it; empty: nothing that was tried helps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanConfig:
     """A plan, reduced to what a training run needs."""
 
@@ -286,6 +298,8 @@ class PlanConfig:
     layout: LayoutConfig
     torch_needed: TorchNeededConfig | None = None
     """None: the plan does not say."""
+    rules: tuple[RuleConfig, ...] = ()
+    """What it breaks of the rules of the field, the dearest first."""
 
     @property
     def trades_heads(self) -> bool:
@@ -317,6 +331,7 @@ NOT_FOR_THE_TRAINER: dict[type, frozenset[str] | None] = {
     DeviceConfig: None,
     LevelConfig: None,
     NetworkConfig: None,
+    RuleConfig: None,
     PlanConfig: None,
 }
 """Keys that may be present and are not read; None: any."""

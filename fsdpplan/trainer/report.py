@@ -44,6 +44,9 @@ from .watch.watch import Watch
 OWN_SHARE = 0.05
 """Of a step, which its own thread may spend on its data."""
 
+MOST_RULES = 3
+"""Broken rules that are said when a run begins."""
+
 LOST_WEIGHT = 2**9
 """A bf16 weight of so many updates does not move: half its last place is at least a 512th of it."""
 
@@ -109,12 +112,15 @@ def announce(run: TrainingRun) -> None:
         data_prefetch=None if rate is None else rate.ahead,
         data_tokens_per_second=None if rate is None else rate.tokens_per_second,
         data_tokens_per_second_needed=needed,
+        rules=[rule.rule for rule in run.plan.rules],
     )
     where = "from the beginning" if step == 0 else f"resumed after step {step}"
     run.metrics.say(
         f"{run.plan.model.name}: {layout_words(layout)}, {layout.world} "
         f"{'process' if layout.world == 1 else 'processes'} on {device_name(run.device)}; {where}"
     )
+    for line in rules_words(run.plan):
+        run.metrics.say(line)
     for chats in run.feed.data.sources if isinstance(run.feed.data, Mixture) else (run.feed.data,):
         if isinstance(chats, ChatSequences):
             run.metrics.say(chats.words)
@@ -133,6 +139,16 @@ def announce(run: TrainingRun) -> None:
         run.metrics.say(f"torch.compile{passes} is off on CPU")
     if rate is not None and run.options.data:
         run.metrics.say(data_words(rate, needed))
+
+
+def rules_words(plan: PlanConfig) -> list[str]:
+    """The dearest rules of the field that the plan breaks, in a sentence each, and how to see all;
+    of several with one remedy the first."""
+    first = {rule.change or rule.rule: rule for rule in reversed(plan.rules)}
+    shown = [rule for rule in plan.rules if rule in first.values()][:MOST_RULES]
+    lines = [f"the plan breaks {rule.rule}: {rule.says}; {rule.advice}" for rule in shown]
+    more = len(plan.rules) - len(shown)
+    return [*lines, f"{more} more: fsdpplan explain --rules"] if more else lines
 
 
 def data_rate(run: TrainingRun) -> Rate:

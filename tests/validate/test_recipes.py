@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from fsdpplan.cost.step import estimate
 from fsdpplan.files.runs.table import bundled_runs, read_runs
+from fsdpplan.search.advice.field_rules import broken_rules
+from tests.search.advice.field_cases import TABLE
 
 ROWS = 17
 
@@ -58,6 +61,16 @@ def test_our_best_is_no_slower_than_what_was_published(docs: ModuleType, rows: A
         best = found[row.name].time.total_seconds
         assert best <= row.prediction.time.total_seconds * (1 + 1e-4), row.name
         assert best == pytest.approx(found[row.name].seconds_listed[0], rel=1e-3)
+
+
+def test_a_recipe_breaks_no_rule_of_the_field_but_what_the_table_says(rows: Any) -> None:
+    """And why that is no false alarm."""
+    told = {row["name"]: row for row in TABLE["recipes"]}
+    assert told.keys() <= {row.name for row in rows}
+    for row in rows:
+        broken = broken_rules(row.case, estimate(row.case))
+        expected = told.get(row.name, {"breaks": [], "why": "it breaks none"})
+        assert {one.rule for one in broken} == set(expected["breaks"]), expected["why"]
 
 
 @pytest.mark.sampled(1)

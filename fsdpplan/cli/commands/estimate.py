@@ -31,6 +31,7 @@ from fsdpplan.cli.views.screen import estimate_screen
 from fsdpplan.cost.memory.peak import available_bytes
 from fsdpplan.cost.step import estimate as predicted
 from fsdpplan.errors import NoFeasibleLayout, SpecError
+from fsdpplan.search.advice.field_rules import broken_rules
 from fsdpplan.search.defaults import named_layout
 from fsdpplan.search.rules.legality import legal_layout_problem
 from fsdpplan.spec.plan import assumed
@@ -121,6 +122,7 @@ def one_layout(inputs: Inputs) -> OneLayout:
                 (*inputs.assumptions, *found.assumptions), model=inputs.model, layout=layout
             ),
             warnings=(*inputs.warnings, *slower_words(inputs, layout)),
+            rules=broken_rules(case, found_estimate),
         ),
         layout=layout,
         estimate=found_estimate,

@@ -38,12 +38,14 @@ from fsdpplan.emit.nccl.cloud import CloudScript, Gap, cloud_scripts, gap_of
 from fsdpplan.emit.nccl.environment import environment, left_unset
 from fsdpplan.emit.nccl.rules import Variable
 from fsdpplan.errors import NoFeasibleLayout, SpecError
+from fsdpplan.files.plans import rules_document
 from fsdpplan.search.advice.difference import Priced
+from fsdpplan.search.advice.field_rules import RULES, broken_rules
 from fsdpplan.search.advice.why import Wanted, Why, why
 from fsdpplan.search.pins import Pins
 from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.plan import Plan
-from fsdpplan.units import format_seconds
+from fsdpplan.spec.plan import BrokenRule, Plan
+from fsdpplan.units import format_gib, format_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +73,13 @@ class ExplainOptions:
             "itself would have to be for it to be recommended.",
         ),
     ] = None
+    rules: Annotated[
+        bool | None,
+        Flag(
+            name="--rules",
+            help="All rules of the field that it breaks: number, limit, source, what to do.",
+        ),
+    ] = None
     torch: Torch = None
     rank: Annotated[
         int | None,
@@ -91,7 +100,8 @@ def explain(
 ) -> None:
     """Explain a plan: its terms, its environment, or why not another.
 
-    By --nccl its environment, by --why another layout.
+    By --nccl its environment, by --why another layout, by --rules the rules of the field that it
+    breaks.
     """
     _require_one(options, evidence)
     chosen = ranked(plan, options.rank, own_program=True)
@@ -101,6 +111,8 @@ def explain(
         tell(sentence)
     if options.why is not None:
         text = why_text(chosen, options.why, evidence, as_json=json)
+    elif options.rules:
+        text = rules_json(chosen) if json else rules_screen(chosen, width=columns())
     elif options.nccl:
         text = nccl_json(chosen) if json else nccl_screen(chosen, width=columns())
     elif json:
@@ -112,6 +124,10 @@ def explain(
 
 def _require_one(options: ExplainOptions, evidence: EvidenceOptions) -> None:
     """Refuse options that contradict each other, or would be ignored."""
+    pages = {"--nccl": options.nccl, "--why": options.why is not None, "--rules": options.rules}
+    asked = [name for name, given in pages.items() if given]
+    if len(asked) > 1:
+        raise SpecError(f"{asked[0]} and {asked[1]} are of different pages: give one of them")
     if options.why is None:
         given = [one.name for one in fields(evidence) if getattr(evidence, one.name) is not None]
         if given:
@@ -119,8 +135,6 @@ def _require_one(options: ExplainOptions, evidence: EvidenceOptions) -> None:
                 f"--{given[0].replace('_', '-')} is for --why, which searches: give both, or "
                 "leave it out"
             )
-    elif options.nccl:
-        raise SpecError("--nccl and --why ask for two answers: give one of them")
     elif options.rank is not None:
         raise SpecError(
             f"--rank {options.rank} and --why contradict each other: --why compares with what is "
@@ -169,7 +183,7 @@ def _progress() -> Callable[[str], None]:
 def terms_screen(plan: Plan, *, width: int) -> str:
     """The prediction, its terms with their formulas, and where each of its inputs came from."""
     return blocks(
-        estimate_screen(_one_layout(plan), width=width),
+        estimate_screen(_one_layout(plan), width=width, rest="--rules has all"),
         wrapped(_moved(plan), width=width),
         explained_screen(explanation(plan), width=width),
         listed("Where the inputs came from", _sources(plan), width=width),
@@ -229,6 +243,7 @@ def _one_layout(plan: Plan) -> OneLayout:
         sources=plan.sources,
         assumptions=plan.assumptions,
         warnings=plan.warnings,
+        rules=broken_rules(plan.case, plan.estimate),
     )
     return OneLayout(
         inputs=inputs,
@@ -236,6 +251,32 @@ def _one_layout(plan: Plan) -> OneLayout:
         estimate=plan.estimate,
         available_bytes=available_bytes(cluster=plan.cluster, training=plan.training),
     )
+
+
+def rules_screen(plan: Plan, *, width: int) -> str:
+    """Every rule of the field that the plan breaks, the dearest first."""
+    broken = broken_rules(plan.case, plan.estimate)
+    if not broken:
+        return f"It breaks none of the {len(RULES)} rules of the field."
+    return blocks(*(_rule(one, width) for one in broken))
+
+
+def _rule(one: BrokenRule, width: int) -> str:
+    pairs = [("broken", one.says), ("do", one.advice)]
+    if one.gain_seconds:
+        pairs.append(("gain", f"{format_seconds(one.gain_seconds)} of a step for the same tokens"))
+    if one.gain_bytes:
+        pairs.append(("gain", f"{format_gib(one.gain_bytes)} of the fullest GPU"))
+    if one.risks_run:
+        pairs.append(("at risk", "the run, not its time"))
+    pairs.append(("source", one.source))
+    return f"{one.rule}\n{facts(pairs, width=width)}"
+
+
+def rules_json(plan: Plan) -> str:
+    """The same as the `rules` of a plan."""
+    broken = broken_rules(plan.case, plan.estimate)
+    return json.dumps({"rules": rules_document(broken)}, indent=2, allow_nan=False)
 
 
 def nccl_screen(plan: Plan, *, width: int) -> str:

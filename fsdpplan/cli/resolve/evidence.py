@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, TypeVar
 from fsdpplan.cli.options.files import EvidenceOptions, LedgerOptions
 from fsdpplan.cli.resolve import Resolved
 from fsdpplan.errors import SpecError
-from fsdpplan.files.ledger import ledger_path
 from fsdpplan.spec.cluster import Cluster, LearnedPeaks
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
@@ -32,7 +31,11 @@ def ledger_file(options: LedgerOptions) -> Path | None:
     """The ledger to use; None where none is wanted."""
     if options.no_ledger and options.ledger is not None:
         raise SpecError("--ledger and --no-ledger contradict each other: give one of them")
-    return None if options.no_ledger else ledger_path(options.ledger)
+    if options.no_ledger:
+        return None
+    from fsdpplan.files.ledger import ledger_path
+
+    return ledger_path(options.ledger)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

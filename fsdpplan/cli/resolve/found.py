@@ -11,6 +11,7 @@ from fsdpplan.cost.step import estimate
 from fsdpplan.run.plans import new_plan
 from fsdpplan.search.advice.alternatives import RecommendedPlan, advice
 from fsdpplan.search.advice.difference import Priced
+from fsdpplan.search.advice.field_rules import broken_rules
 from fsdpplan.search.question import SearchResult
 from fsdpplan.search.recommend import recommend
 from fsdpplan.spec.layout import Layout
@@ -52,6 +53,7 @@ def advised(inputs: Inputs, found: Found) -> Inputs:
         inputs,
         assumptions=assumed(inputs.assumptions, model=inputs.model, layout=chosen.layout),
         warnings=(*inputs.warnings, *said),
+        rules=broken_rules(case_of(inputs, chosen.layout), chosen.estimate),
     )
 
 
@@ -66,6 +68,7 @@ def plan_of(inputs: Inputs, result: SearchResult, chosen: RankedLayout) -> Plan:
         sources=inputs.sources,
         assumptions=inputs.assumptions,
         warnings=inputs.warnings,
+        rules=inputs.rules,
     )
 
 

@@ -28,6 +28,7 @@ from fsdpplan.files.huggingface.chats import require_chats
 from fsdpplan.files.huggingface.config import read_hf_config
 from fsdpplan.files.plans import plan_json
 from fsdpplan.run.plans import read_plan
+from fsdpplan.search.advice.field_rules import broken_rules
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Plan, assumed
 from fsdpplan.spec.training import program_named
@@ -74,6 +75,7 @@ def _with_rank(plan: Plan, rank: int, path: str) -> Plan:
         plan,
         layout=chosen.layout,
         estimate=chosen.estimate,
+        rules=broken_rules(replace(plan.case, layout=chosen.layout), chosen.estimate),
         assumptions=assumed(plan.assumptions, model=plan.model, layout=chosen.layout),
     )
 

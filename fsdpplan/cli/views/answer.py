@@ -20,6 +20,7 @@ from fsdpplan.files.plans import (
     layout_document,
     model_document,
     needed_document,
+    rules_document,
     training_document,
 )
 from fsdpplan.search.advice.words import degrees, describe
@@ -318,6 +319,7 @@ def _said(inputs: Inputs) -> dict[str, Any]:
         "sources": dict(inputs.sources),
         "assumptions": list(inputs.assumptions),
         "warnings": list(inputs.warnings),
+        "rules": rules_document(inputs.rules),
     }
 
 

@@ -20,6 +20,7 @@ from fsdpplan.files.plans import (
     SCHEMA_VERSION,
     cluster_document,
     model_document,
+    rules_document,
     training_document,
 )
 from fsdpplan.search.advice.difference import Priced, changed_inputs, difference
@@ -191,6 +192,7 @@ def _document(entry: Entry) -> dict[str, Any]:
         "sources": dict(inputs.sources),
         "assumptions": list(inputs.assumptions),
         "warnings": list(inputs.warnings),
+        "rules": rules_document(inputs.rules),
     }
 
 

@@ -17,6 +17,7 @@ from fsdpplan.files.plans import (
     estimate_document,
     layout_document,
     model_document,
+    rules_document,
     training_document,
 )
 from fsdpplan.search.advice.difference import (
@@ -284,6 +285,7 @@ def what_if_json(answer: WhatIf) -> str:
             "sources": dict(inputs.sources),
             "assumptions": list(inputs.assumptions),
             "warnings": list(inputs.warnings),
+            "rules": rules_document(inputs.rules),
         },
         indent=2,
         allow_nan=False,

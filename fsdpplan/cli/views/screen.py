@@ -8,15 +8,26 @@ from fsdpplan.cli.resolve.inputs import Inputs, OneLayout
 from fsdpplan.cli.views.answer import answer_lines, fits_words, rejections, unit
 from fsdpplan.cli.views.render import aligned, beside, blocks, listed, table, wrapped
 from fsdpplan.cost.model.params import active_parameter_count, parameter_count
+from fsdpplan.search.advice.field_rules import shown
 from fsdpplan.search.advice.words import degrees, differences
-from fsdpplan.search.order import LEAST_HEADROOM_FRACTION
-from fsdpplan.search.question import SearchResult
-from fsdpplan.spec.plan import DEFAULT_SOURCE, TORCH_SOURCE, CollectiveCost, Estimate, RankedLayout
+from fsdpplan.search.question import LEAST_HEADROOM_FRACTION, SearchResult
+from fsdpplan.spec.plan import (
+    DEFAULT_SOURCE,
+    TORCH_SOURCE,
+    BrokenRule,
+    CollectiveCost,
+    Estimate,
+    RankedLayout,
+)
 from fsdpplan.spec.training import Training, program_named
 from fsdpplan.units import format_count, format_gb, format_gib, format_percent, format_seconds
 
 MOST_TERMS = 6
 """Terms of the memory that get a line each; the smaller ones share one."""
+
+RULES_BROKEN = "Rules of the field that it breaks"
+
+RULES_OF_A_PLAN = "fsdpplan explain --rules has all, with their sources"
 
 RUNNERS_UP = "Runners-up, and why they are not first"
 
@@ -43,21 +54,46 @@ def recommend_screen(
         wrapped(why(result), width=width),
         wrapped(worth_running(result), width=width),
         _breakdowns(inputs, chosen.estimate, width),
+        rules_lines(inputs, width, rest=RULES_OF_A_PLAN),
         ranked_lines(RUNNERS_UP, result, width),
         _searched(result, width),
         _assumed(inputs, width),
     )
 
 
-def estimate_screen(one: OneLayout, *, width: int, more: Sequence[tuple[str, str]] = ()) -> str:
-    """What `estimate` prints; `more` is said of the whole training."""
+def estimate_screen(
+    one: OneLayout,
+    *,
+    width: int,
+    more: Sequence[tuple[str, str]] = (),
+    rest: str = "--json has all",
+) -> str:
+    """What `estimate` prints; `more` is said of the whole training, `rest` says where all broken
+    rules are."""
     return blocks(
         _question(one.inputs, width),
         answer_lines(one.inputs, one.layout, one.estimate, width, more=more),
         _breakdowns(one.inputs, one.estimate, width),
+        rules_lines(one.inputs, width, rest=rest),
         _communication(one.estimate.communication, width),
         _assumed(one.inputs, width),
     )
+
+
+def rules_lines(inputs: Inputs, width: int, *, rest: str) -> str:
+    """The dearest rules of the field that are broken, and where the others are."""
+    broken = inputs.rules or ()
+    chosen = shown(broken)
+    lines = listed(RULES_BROKEN, (rule_words(one) for one in chosen), width=width)
+    more = len(broken) - len(chosen)
+    if not more:
+        return lines
+    return f"{lines}\n{wrapped(f'{more} more: {rest}', width=width, first='  - ')}"
+
+
+def rule_words(one: BrokenRule) -> str:
+    """A broken rule in a sentence: its name, its number, what to do."""
+    return f"{one.rule}: {one.says}; {one.advice}"
 
 
 def _assumed(inputs: Inputs, width: int) -> str:

@@ -55,6 +55,7 @@ def smoke_plan(*, plan: Plan, estimate: Estimator) -> Plan:
         sources=(("plan", f"shrunk from {plan.model.name} on {plan.cluster.gpus} GPUs"),),
         assumptions=("a smoke run says that the layout trains, not how fast it will",),
         warnings=_left_out(plan),
+        rules=(),
     )
 
 

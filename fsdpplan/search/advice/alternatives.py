@@ -1,16 +1,16 @@
-"""Alternatives: fewer machines than were asked for, where more of them do not pay; more rows of a
-vocabulary, where they do."""
+"""Alternatives: fewer machines than were asked for, where more of them do not pay; the domains of
+slow links apart."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
 from fsdpplan.cost.model.params import parameter_count
 from fsdpplan.cost.network.collectives import collective_seconds
 from fsdpplan.cost.network.placement import group_placement
 from fsdpplan.cost.step import estimate
-from fsdpplan.search.advice.words import domain_words
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.recommend import recommend
 from fsdpplan.search.rules.legality import question_problem
@@ -18,29 +18,16 @@ from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.nodes import compress_host_list
 from fsdpplan.spec.plan import Case, RankedLayout
-from fsdpplan.spec.training import Training, program_named
+from fsdpplan.spec.training import Training
 from fsdpplan.spec.weak import weak_nodes, without_nodes
-from fsdpplan.units import format_bandwidth, format_count, format_percent, format_seconds
-
-WAITING_FRACTION = 0.2
-"""Share of a step that must wait for a level before the machines inside it are priced alone."""
-
-WORTH_FRACTION = 0.5
-"""Several domains that train at less than this share of what they would apart do not belong in
-one step."""
-
-SHARES_WORTH = 1.03
-"""Times as many tokens/s for which more racks, each in part, are worth a word."""
+from fsdpplan.units import format_count, format_percent, format_seconds
 
 INNER_STEPS = 500
 """Steps between two averages of a low-communication method. Source: Douillard et al., DiLoCo
 (arXiv 2311.08105), abstract: 500 times less communication than synchronous training."""
 
-OFFERED_MULTIPLE = 64
-"""Rows: 128 bytes of logits in 16 bits, and divisors of most degrees."""
-
-LEAST_GAIN_FRACTION = 0.01
-"""Of a step, for which a padded vocabulary is worth a sentence."""
+SHARES_WORTH = 1.03
+"""Times as many tokens/s for which more racks, each in part, are worth a word."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,59 +41,10 @@ class RecommendedPlan:
 
 
 def advice(job: RecommendedPlan, *, parts: Sequence[Cluster]) -> tuple[str, ...]:
-    """Sentences on machines that cost more than they bring, and on rows that bring more than they
-    cost; `parts`: the nodes of each type alone, where there are several."""
-    machines = (_slow_level(job), _shares(job), _weak_nodes(job), _slow_type(job, parts))
-    said = (*machines, _unaligned(job))
+    """Sentences on machines that cost more than they bring; `parts`: the nodes of each type alone,
+    where there are several."""
+    said = (_shares(job), _weak_nodes(job), _slow_type(job, parts))
     return tuple(sentence for sentence in said if sentence is not None)
-
-
-def _unaligned(job: RecommendedPlan) -> str | None:
-    """Where rows of logits leave the tensor cores' fast path: what a padded vocabulary would do."""
-    model, training, layout = job.model, job.training, job.best.layout
-    if training.runtime != "fsdp2" or not program_named(training.program).knows_blocks:
-        return None
-    padded = replace(model, vocab_multiple=OFFERED_MULTIPLE)
-    now, then = (
-        estimate(Case(model=one, cluster=job.cluster, training=training, layout=layout))
-        for one in (model, padded)
-    )
-    gain = 1 - then.step_seconds.expected / now.step_seconds.expected
-    if gain < LEAST_GAIN_FRACTION:
-        return None
-    return (
-        f"a vocabulary of {model.vocab:,} leaves the tensor cores' fast path: with "
-        f"--vocab-multiple {OFFERED_MULTIPLE}, which pads it to "
-        f"{padded.vocab_rows(layout.tp):,} rows, a step of this layout is {format_percent(gain)} "
-        "shorter; the padded rows never learn"
-    )
-
-
-def _slow_level(job: RecommendedPlan) -> str | None:
-    """Where most of a step waits for the outermost level: what its domains would do apart."""
-    cluster, best = job.cluster, job.best.estimate
-    if cluster.nodes == 1 or len(cluster.levels) == 1:
-        return None
-    outer, inner_gpus = cluster.levels[-1], cluster.levels[-2].domain_gpus
-    waiting = sum(c.exposed_seconds for c in best.communication if c.level == outer.name)
-    domains = cluster.gpus // inner_gpus
-    if waiting < WAITING_FRACTION * best.step_seconds.expected or cluster.gpus % inner_gpus:
-        return None
-    alone = _tokens_per_second(job, _one_domain(cluster))
-    if alone is None or best.tokens_per_second >= WORTH_FRACTION * domains * alone:
-        return None
-    each = domain_words(cluster, inner_gpus)
-    port = format_bandwidth(outer.port_bandwidth_bytes_per_second)
-    return (
-        f"{format_seconds(waiting)} of each {format_seconds(best.step_seconds.expected)} step wait "
-        f"for the level {outer.name} ({outer.ports} x {port} for {each}): what communicates every "
-        f"step, FSDP and DDP alike, cannot live across it. {each[:1].upper()}{each[1:]} alone "
-        f"(--gpus {inner_gpus}) trains {format_count(alone)} tokens/s, all {domains} together "
-        f"{format_count(best.tokens_per_second)}. Replicate across it by a low-communication "
-        f"method such as DiLoCo, which averages every {INNER_STEPS} steps "
-        f"({format_seconds(_average_seconds(job, domains))} each) and is not part of fsdpplan, or "
-        "train apart"
-    )
 
 
 def _shares(job: RecommendedPlan) -> str | None:
@@ -144,27 +82,6 @@ def with_shares(cluster: Cluster, share: int) -> Cluster:
         ports = max(1, level.ports * share // whole)
         levels.append(replace(level, domain_gpus=cluster.gpus if last else joined, ports=ports))
     return replace(cluster, levels=tuple(levels))
-
-
-def _one_domain(cluster: Cluster) -> Cluster:
-    gpus = cluster.levels[-2].domain_gpus
-    return replace(
-        cluster,
-        gpus=gpus,
-        gpus_per_node=min(gpus, cluster.gpus_per_node),
-        levels=cluster.levels[:-1],
-        weak=tuple(spot for spot in cluster.weak if spot.level != cluster.levels[-1].name),
-    )
-
-
-def _average_seconds(job: RecommendedPlan, domains: int) -> float:
-    """An all-reduce of fp32 parameters between domains, each GPU of a domain with its share."""
-    inner_gpus = job.cluster.gpus // domains
-    placement = group_placement(cluster=job.cluster, ranks=domains, stride=inner_gpus)
-    shard_bytes = 4 * parameter_count(job.model) / inner_gpus
-    return collective_seconds(
-        collective="all_reduce", gathered_bytes=shard_bytes, placement=placement
-    )
 
 
 def _tokens_per_second(job: RecommendedPlan, cluster: Cluster) -> float | None:
@@ -225,3 +142,68 @@ def _slow_type(job: RecommendedPlan, parts: Sequence[Cluster]) -> str | None:
         f"tokens/s, all {job.cluster.nodes} nodes together {format_count(whole)}: plan for them "
         f"alone, with their own profile and --gpus {part.gpus}"
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Apart:
+    """The domains of the outermost level, each training by itself between averages."""
+
+    domains: int
+    batch: int
+    """Sequences a step of each: together as many as before, about."""
+    step_seconds: float
+    tokens_per_second: float
+    """Of all together, the averages left out."""
+    exchange_seconds: float
+    """An all-reduce of fp32 parameters between domains, each GPU of one with its share."""
+
+    @property
+    def hiding_steps(self) -> int:
+        """Inner steps beside which an average runs unseen: as long as it takes."""
+        return max(1, ceil(self.exchange_seconds / self.step_seconds))
+
+
+def apart_of(case: Case) -> Apart | None:
+    """What the best layout on one domain does with its share of the batch; None where none fits."""
+    cluster, training = case.cluster, case.training
+    alone = _one_domain(cluster)
+    domains = cluster.gpus // alone.gpus
+    batch = max(1, round(training.global_batch / cluster.gpus)) * alone.gpus
+    asked, free = replace(training, global_batch=batch), Pins()
+    if question_problem(model=case.model, cluster=alone, training=asked, pins=free) is not None:
+        return None
+    found = recommend(model=case.model, cluster=alone, training=asked, pins=free, limit=1)
+    if not found.ranked:
+        return None
+    best = found.ranked[0].estimate
+    between = group_placement(cluster=cluster, ranks=domains, stride=alone.gpus)
+    return Apart(
+        domains=domains,
+        batch=batch,
+        step_seconds=best.step_seconds.expected,
+        tokens_per_second=domains * best.tokens_per_second,
+        exchange_seconds=collective_seconds(
+            collective="all_reduce",
+            gathered_bytes=4 * parameter_count(case.model) / alone.gpus,
+            placement=between,
+        ),
+    )
+
+
+def _one_domain(cluster: Cluster) -> Cluster:
+    gpus = cluster.levels[-2].domain_gpus
+    return replace(
+        cluster,
+        gpus=gpus,
+        gpus_per_node=min(gpus, cluster.gpus_per_node),
+        levels=cluster.levels[:-1],
+        weak=tuple(spot for spot in cluster.weak if spot.level != cluster.levels[-1].name),
+    )
+
+
+def best_of_all(case: Case) -> float:
+    """Tokens/s of the best layout on all devices, whatever that of the case is."""
+    found = recommend(
+        model=case.model, cluster=case.cluster, training=case.training, pins=Pins(), limit=1
+    )
+    return found.ranked[0].estimate.tokens_per_second if found.ranked else 0.0

@@ -22,7 +22,7 @@ from ..user.mistakes import (
     require_blocks,
     require_islands,
     require_same_model,
-    warn_of_rounding,
+    warn_of_rules,
     watch_optimizers,
 )
 from ..user.model import found_ends, remember_meshes, require_applicable, settle_at_exit
@@ -68,7 +68,7 @@ def parallelize(
     require_blocks(model, blocks)
     require_applicable(model, plan)
     require_islands(plan)
-    warn_of_rounding(plan)
+    warn_of_rules(plan)
     layout = plan.layout
     whole = Whole(
         model=model,

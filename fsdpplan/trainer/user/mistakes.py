@@ -24,9 +24,6 @@ LEAST_BLOCK_FRACTION = 0.1
 """Share of a model's parameters that its blocks hold at least: less, and one unit, the root, would
 gather nearly all of the model at once."""
 
-LONG_RUN_STEPS = 1_000
-"""Steps from which a run is more than a trial."""
-
 
 def require_bare(model: nn.Module) -> None:
     """Raise where `model` was wrapped, sharded or distributed before `parallelize`."""
@@ -113,18 +110,14 @@ def require_same_model(model: nn.Module, device: torch.device) -> None:
 
 def require_islands(plan: PlanConfig) -> None:
     """Raise where a group that shards parameters, beside replicas, was started across two islands:
-    nodes, that is. Where it is planned so, the plan has counted what that costs; that is warned of.
+    nodes, that is. Where it is planned so, the plan has counted what that costs, and its rules say
+    so.
     """
     layout, island = plan.layout, plan.cluster.gpus_per_node
     group = layout.shard_ranks * layout.tp
     if layout.dp_replicate == 1 or group > island:
         return
     if island % group:
-        _warn(
-            f"groups of {group} ranks that shard parameters lie across two islands of {island} "
-            "GPUs, and gather through the links between them: a --dp-shard with which the group "
-            "divides the island would stay inside"
-        )
         return
     started = int(os.environ.get("LOCAL_WORLD_SIZE", layout.world))
     if started >= layout.world:
@@ -143,19 +136,10 @@ def require_islands(plan: PlanConfig) -> None:
         )
 
 
-def warn_of_rounding(plan: PlanConfig) -> None:
-    """Warn where a long run reduces gradients in bf16."""
-    training, layout = plan.training, plan.layout
-    ranks = layout.dp_replicate * layout.shard_ranks
-    if training.reduce_dtype != "bf16" or ranks == 1 or training.tokens is None:
-        return
-    steps = training.tokens // (training.global_batch * training.seq_len)
-    if steps >= LONG_RUN_STEPS:
-        _warn(
-            f"gradients are summed over {ranks} ranks in bf16, 8 bits of mantissa, in each of "
-            f"{steps:,} steps, and small ones are rounded away: plan with --reduce-dtype fp32, or "
-            "compare the losses of both first"
-        )
+def warn_of_rules(plan: PlanConfig) -> None:
+    """Warn of each rule of the field that the plan says it breaks."""
+    for rule in plan.rules:
+        _warn(f"the plan breaks {rule.rule}: {rule.says}; {rule.advice}")
 
 
 def _warn(message: str) -> None:

@@ -506,6 +506,7 @@ ELSEWHERE = {
     "--nodes": "slurm/test_detect_nodes.py, cli/commands/test_calibrate.py",
     "--no-save": "cli/commands/test_recommend.py",
     "--why": "cli/commands/test_explain.py, search/advice/test_why.py",
+    "--rules": "cli/commands/test_rules.py",
     "--record": "cli/commands/test_detect.py",
     "--processes": "cli/commands/test_calibrate.py",
     "--seconds": "cli/commands/test_calibrate.py",

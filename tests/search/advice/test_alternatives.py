@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from fsdpplan.files.catalogue import load_model
@@ -38,35 +36,6 @@ def slow_network(gpus: int, bytes_per_second: float) -> Cluster:
 
 def test_a_fast_network_needs_no_advice() -> None:
     assert advice(job(load_cluster("dgx-h100", gpus=32).cluster), parts=()) == ()
-
-
-def test_a_vocabulary_off_the_fast_path_is_said_once_with_what_padding_brings() -> None:
-    """GPT-2 Small's head is a third of its work."""
-    small = load_model("gpt2")
-    here = load_cluster("dgx-h100", gpus=8).cluster
-    asked = Training(seq_len=1024, global_batch=512)
-
-    def said(model: Model, **changes: object) -> tuple[str, ...]:
-        training = replace(asked, **changes)  # type: ignore[arg-type]
-        found = recommend(model=model, cluster=here, training=training, pins=Pins(tp=1), limit=1)
-        best = found.ranked[0]
-        return advice(
-            RecommendedPlan(model=model, cluster=here, training=training, best=best), parts=()
-        )
-
-    (sentence,) = said(small)
-    assert "--vocab-multiple 64, which pads it to 50,304 rows" in sentence
-    assert said(replace(small, vocab_multiple=64)) == ()
-    assert said(replace(small, vocab=50304)) == ()
-    assert said(small, program="hf") == ()  # which has tables of its own
-
-
-def test_over_a_slow_network_each_node_alone_is_priced() -> None:
-    """1 Gb/s a GPU: a node alone beats four together, and that is said with both figures."""
-    (said,) = advice(job(slow_network(32, 0.125e9)), parts=())
-    assert "cannot live across it" in said
-    assert "One node alone (--gpus 8) trains" in said
-    assert "DiLoCo" in said
 
 
 def test_a_weak_node_is_priced_by_the_same_layout_without_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,8 +16,8 @@ from torch.distributed.tensor import distribute_module, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from fsdpplan.trainer import TrainerError, check_optimizer, load_plan, parallelize
-from fsdpplan.trainer.config import PlanConfig, parse_plan
-from fsdpplan.trainer.user.mistakes import require_islands, require_same_model, warn_of_rounding
+from fsdpplan.trainer.config import PlanConfig, RuleConfig, parse_plan
+from fsdpplan.trainer.user.mistakes import require_islands, require_same_model, warn_of_rules
 from tests.trainer import plans
 
 CPU = torch.device("cpu")
@@ -197,9 +198,8 @@ def test_a_shard_group_across_two_islands_is_refused(
         require_islands(plan)
 
 
-def test_a_plan_whose_shard_groups_lie_across_islands_is_warned_of() -> None:
-    with pytest.warns(UserWarning, match=r"groups of 3 .* two islands of 4"):
-        require_islands(planned(4, dp_replicate=4, dp_shard=3))
+def test_a_plan_whose_shard_groups_lie_across_islands_is_not_refused() -> None:
+    require_islands(planned(4, dp_replicate=4, dp_shard=3))
 
 
 @pytest.mark.parametrize(
@@ -219,21 +219,9 @@ def test_a_placement_as_planned_passes(
     require_islands(plan)
 
 
-def rounding(steps: int | None, *, reduce_dtype: str = "bf16", ranks: int = 4) -> PlanConfig:
-    tokens = None if steps is None else steps * ranks * 24
-    training = {"reduce_dtype": reduce_dtype, "tokens": tokens}
-    plan: PlanConfig = planned(4, training=training, dp_shard=ranks)
-    return plan
-
-
-def test_bf16_reduction_in_a_long_run_is_warned_of() -> None:
-    with pytest.warns(UserWarning, match="over 4 ranks in bf16, .* 20,000 steps"):
-        warn_of_rounding(rounding(20_000))
-
-
-@pytest.mark.parametrize(
-    "plan",
-    [rounding(10), rounding(None), rounding(20_000, reduce_dtype="fp32"), rounding(9999, ranks=1)],
-)
-def test_short_runs_and_fp32_reduction_are_not_warned_of(plan: PlanConfig) -> None:
-    warn_of_rounding(plan)
+def test_a_plan_warns_of_each_rule_that_it_says_it_breaks() -> None:
+    plan = planned(4, dp_shard=4)
+    warn_of_rules(plan)
+    rule = RuleConfig(rule="bf16-reduction", says="sums in bf16", advice="--reduce-dtype fp32")
+    with pytest.warns(UserWarning, match="breaks bf16-reduction: sums in bf16; --reduce-dtype"):
+        warn_of_rules(replace(plan, rules=(rule,)))
