@@ -28,6 +28,14 @@ _BYTE_UNITS = {
     "GiB": 2**30,
     "TiB": 2**40,
 }
+_TIME_UNITS = {
+    **dict.fromkeys(("s", "sec", "second", "seconds"), 1),
+    **dict.fromkeys(("m", "min", "minute", "minutes"), 60),
+    **dict.fromkeys(("h", "hour", "hours"), 3600),
+    **dict.fromkeys(("d", "day", "days"), 86400),
+    **dict.fromkeys(("y", "year", "years"), 365 * 86400),
+}
+_MAX_SECONDS = 10**12
 _MAX_COUNT = 10**18
 _MAX_BYTES = 2**60
 _MAX_BYTES_PER_SECOND = 10**16
@@ -68,6 +76,20 @@ def parse_bandwidth_bytes_per_second(text: str, *, name: str = "value") -> float
         raise SpecError(f"{name}: {_bandwidth_advice(text, number, unit)}")
     value = number * scale
     _require_range(value, text, name=name, highest=_MAX_BYTES_PER_SECOND)
+    return float(value)
+
+
+def parse_seconds(text: str, *, name: str = "value") -> float:
+    """A duration in seconds: `90s`, `11min`, `79000h`, `14d`, `9y` (of 365 days)."""
+    number, unit = _split(text, name=name, example="90s, 11min or 79000h")
+    scale = _TIME_UNITS.get(unit.lower())
+    if scale is None:
+        what = "has no unit" if not unit else f"has an unknown unit {unit!r}"
+        raise SpecError(
+            f"{name}: {_short(text)} {what}; use s, min, h, d or y, such as {number.normalize():f}h"
+        )
+    value = number * scale
+    _require_range(value, text, name=name, highest=_MAX_SECONDS)
     return float(value)
 
 

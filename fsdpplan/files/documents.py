@@ -19,7 +19,7 @@ from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.ledger import Machines, Observed, Predicted, Workload
 from fsdpplan.spec.machine import Machine
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.plan import Estimate, RankedLayout
+from fsdpplan.spec.plan import Estimate, Failures, RankedLayout
 from fsdpplan.spec.training import Training
 
 Document = TypeVar("Document", bound=BaseModel)
@@ -41,6 +41,7 @@ class PlanDocument(BaseModel):
     assumptions: tuple[str, ...]
     warnings: tuple[str, ...]
     versions: dict[str, str]
+    failures: Failures | None = None
 
 
 class MachineDocument(BaseModel):

@@ -186,6 +186,8 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "assumptions": list(plan.assumptions),
         "warnings": list(plan.warnings),
         "versions": dict(plan.versions),
+        # left out where nothing was said, as in plans of before
+        **({} if plan.failures is None else {"failures": asdict(plan.failures)}),
     }
 
 
@@ -332,6 +334,7 @@ def _build(values: dict[str, Any]) -> Plan:
         assumptions=document.assumptions,
         warnings=document.warnings,
         versions=tuple(document.versions.items()),
+        failures=document.failures,
     )
 
 

@@ -18,7 +18,7 @@ from fsdpplan.files import plans
 from fsdpplan.files.table import path_text
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.plan import Plan, RankedLayout, assumed
+from fsdpplan.spec.plan import Failures, Plan, RankedLayout, assumed
 from fsdpplan.spec.training import Training
 
 
@@ -42,6 +42,7 @@ def new_plan(
     sources: tuple[tuple[str, str], ...] = (),
     assumptions: tuple[str, ...] = (),
     warnings: tuple[str, ...] = (),
+    failures: Failures | None = None,
 ) -> Plan:
     """The plan that runs `chosen` of `ranked`, by this version; its stages are named."""
     plan = Plan(
@@ -55,6 +56,7 @@ def new_plan(
         assumptions=assumed(assumptions, model=model, layout=chosen.layout),
         warnings=warnings,
         versions=(("fsdpplan", __version__), ("python", platform.python_version())),
+        failures=failures,
     )
     return with_stages(plan)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import typer
 
+from fsdpplan.cli.options.failures import GoodputOptions
 from fsdpplan.cli.options.files import EvidenceOptions, Json
 from fsdpplan.cli.options.layout import OneLayoutOptions
 from fsdpplan.cli.options.question import (
@@ -22,8 +23,8 @@ from fsdpplan.cli.resolve.inputs import (
     resolve,
     slower_words,
 )
-from fsdpplan.cli.views.answer import estimate_json
-from fsdpplan.cli.views.render import columns, tell
+from fsdpplan.cli.views.answer import estimate_json, goodput_said
+from fsdpplan.cli.views.render import blocks, columns, tell
 from fsdpplan.cli.views.screen import estimate_screen
 from fsdpplan.cost.memory.peak import available_bytes
 from fsdpplan.cost.step import estimate as predicted
@@ -41,6 +42,7 @@ def estimate(
     layout: OneLayoutOptions,
     torch: TorchOptions,
     evidence: EvidenceOptions,
+    failures: GoodputOptions,
     json: Json = False,
 ) -> None:
     """Predict the time and memory of one layout.
@@ -56,10 +58,11 @@ def estimate(
         evidence=evidence,
     )
     one = one_layout(inputs)
+    said = goodput_said(one, failures, evidence, width=columns())
     if json:
-        typer.echo(estimate_json(one))
+        typer.echo(estimate_json(one, more=said.document))
     else:
-        typer.echo(estimate_screen(one, width=columns()))
+        typer.echo(blocks(estimate_screen(one, width=columns()), said.screen))
     if not one.fits:
         from fsdpplan.cli.views.unfit import too_large
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import typer
 
 from fsdpplan.cli.options.expand import Flag
-from fsdpplan.cli.options.files import DEFAULT_PLAN, Json, PlanFile
+from fsdpplan.cli.options.failures import GoodputOptions, is_asked
+from fsdpplan.cli.options.files import DEFAULT_PLAN, Json, LedgerOptions, PlanFile
 from fsdpplan.cli.options.parse import whole
 from fsdpplan.cli.options.question import Torch
 from fsdpplan.cli.resolve.inputs import Inputs, OneLayout
 from fsdpplan.cli.resolve.job import ranked
 from fsdpplan.cli.resolve.torch import given_torch, settled_plan
-from fsdpplan.cli.views.answer import estimate_json
+from fsdpplan.cli.views.answer import NOTHING_MORE, estimate_json, goodput_said
 from fsdpplan.cli.views.render import blocks, columns, facts, listed, tell, wrapped
 from fsdpplan.cli.views.screen import estimate_screen
 from fsdpplan.cost.memory.peak import available_bytes
@@ -23,6 +25,7 @@ from fsdpplan.emit.job import Job
 from fsdpplan.emit.nccl.cloud import CloudScript, Gap, cloud_scripts, gap_of
 from fsdpplan.emit.nccl.environment import environment, left_unset
 from fsdpplan.emit.nccl.rules import Variable
+from fsdpplan.errors import SpecError
 from fsdpplan.search.pins import Pins
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.plan import Plan
@@ -53,19 +56,32 @@ ANY_JOB = Job()
 """No option of a job changes what the topology gives reasons for."""
 
 
-def explain(*, plan: PlanFile = DEFAULT_PLAN, options: ExplainOptions, json: Json = False) -> None:
+def explain(
+    *,
+    plan: PlanFile = DEFAULT_PLAN,
+    options: ExplainOptions,
+    failures: GoodputOptions,
+    ledger: LedgerOptions,
+    json: Json = False,
+) -> None:
     """Explain a plan: its terms, or by --nccl its environment."""
     chosen = ranked(plan, options.rank, own_program=True)
     settled = settled_plan(chosen, given_torch(options.torch), own_program=False)
     chosen = settled.value
     for sentence in settled.warnings:
         tell(sentence)
+    said = goodput_said(_one_layout(chosen), failures, ledger, width=columns())
+    if options.nccl and is_asked(failures):
+        raise SpecError(
+            "--nccl shows the environment of the job, which failures do not change: leave it out, "
+            "or the options of failures"
+        )
     if options.nccl:
         text = nccl_json(chosen) if json else nccl_screen(chosen, width=columns())
     elif json:
-        text = terms_json(chosen)
+        text = terms_json(chosen, more=said.document)
     else:
-        text = terms_screen(chosen, width=columns())
+        text = blocks(terms_screen(chosen, width=columns()), said.screen)
     typer.echo(text)
 
 
@@ -85,9 +101,9 @@ def _sources(plan: Plan) -> list[str]:
     return [f"{', '.join(names)}: {source}" for source, names in fields.items()]
 
 
-def terms_json(plan: Plan) -> str:
-    """The same fields as `estimate --json`."""
-    return estimate_json(_one_layout(plan))
+def terms_json(plan: Plan, *, more: Mapping[str, Any] = NOTHING_MORE) -> str:
+    """The same fields as `estimate --json`, and `more`."""
+    return estimate_json(_one_layout(plan), more=more)
 
 
 def _one_layout(plan: Plan) -> OneLayout:
@@ -99,6 +115,7 @@ def _one_layout(plan: Plan) -> OneLayout:
         sources=plan.sources,
         assumptions=plan.assumptions,
         warnings=plan.warnings,
+        failures=plan.failures,
     )
     return OneLayout(
         inputs=inputs,

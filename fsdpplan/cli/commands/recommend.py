@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import typer
 
+from fsdpplan.cli.options.failures import FailureOptions, given_failures
 from fsdpplan.cli.options.files import DEFAULT_PLAN, EvidenceOptions, Json, NoSave, Save
 from fsdpplan.cli.options.layout import LayoutOptions
 from fsdpplan.cli.options.parse import path
@@ -19,11 +21,12 @@ from fsdpplan.cli.options.question import (
 from fsdpplan.cli.options.scaling import FewestOptions
 from fsdpplan.cli.resolve.fewest import on_the_fewest
 from fsdpplan.cli.resolve.found import Found, advised, plan_of, searched
-from fsdpplan.cli.resolve.inputs import Inputs, resolve
-from fsdpplan.cli.views.answer import recommend_json
-from fsdpplan.cli.views.render import columns
+from fsdpplan.cli.resolve.inputs import Inputs, OneLayout, resolve
+from fsdpplan.cli.views.answer import goodput_said, recommend_json
+from fsdpplan.cli.views.render import blocks, columns
 from fsdpplan.cli.views.screen import recommend_screen
 from fsdpplan.cli.views.unfit import nothing_fits
+from fsdpplan.cost.memory.peak import available_bytes
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import write_plan
 from fsdpplan.search.question import SearchResult
@@ -41,6 +44,7 @@ def recommend(
     layout: LayoutOptions,
     torch: TorchOptions,
     evidence: EvidenceOptions,
+    failures: FailureOptions,
     save: Save = DEFAULT_PLAN,
     no_save: NoSave = False,
     json: Json = False,
@@ -58,14 +62,29 @@ def recommend(
         torch=torch,
         evidence=evidence,
     )
+    inputs = replace(inputs, failures=given_failures(failures))
     found = search(inputs)
     inputs = advised(inputs, found)
+    outlook = goodput_said(_chosen(inputs, found.result), failures, evidence, width=columns())
     said = saved(inputs, found.result, place) if place is not None else NOT_SAVED
     if json:
-        typer.echo(recommend_json(inputs, found.result, seconds=found.seconds))
+        typer.echo(
+            recommend_json(inputs, found.result, seconds=found.seconds, more=outlook.document)
+        )
     else:
-        typer.echo(recommend_screen(inputs, found.result, width=columns()))
+        screen = recommend_screen(inputs, found.result, width=columns())
+        typer.echo(blocks(screen, outlook.screen))
     typer.echo(said, err=True)
+
+
+def _chosen(inputs: Inputs, result: SearchResult) -> OneLayout:
+    chosen = result.ranked[0]
+    return OneLayout(
+        inputs=inputs,
+        layout=chosen.layout,
+        estimate=chosen.estimate,
+        available_bytes=available_bytes(cluster=inputs.cluster, training=inputs.training),
+    )
 
 
 def search(inputs: Inputs) -> Found:

@@ -66,6 +66,7 @@ def plan_of(inputs: Inputs, result: SearchResult, chosen: RankedLayout) -> Plan:
         sources=inputs.sources,
         assumptions=inputs.assumptions,
         warnings=inputs.warnings,
+        failures=inputs.failures,
     )
 
 

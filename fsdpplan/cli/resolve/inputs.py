@@ -35,7 +35,7 @@ from fsdpplan.search.rules.legality import question_problem
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import MESH_AXES, Layout
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.plan import Case, Estimate
+from fsdpplan.spec.plan import Case, Estimate, Failures
 from fsdpplan.spec.runtime import RuntimeName
 from fsdpplan.spec.torch_features import slower_without
 from fsdpplan.spec.training import TorchRelease, Training, program_named
@@ -171,6 +171,8 @@ class Inputs:
     """The same machines with another number of GPUs; None where only those found are known."""
     learner: Learner | None = None
     """What measured runs say; None: there are none."""
+    failures: Failures | None = None
+    """What was said of how the machines fail; None: nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
