@@ -29,11 +29,12 @@ _BYTE_UNITS = {
     "TiB": 2**40,
 }
 _TIME_UNITS = {
-    **dict.fromkeys(("s", "sec", "second", "seconds"), 1),
-    **dict.fromkeys(("m", "min", "minute", "minutes"), 60),
-    **dict.fromkeys(("h", "hour", "hours"), 3600),
-    **dict.fromkeys(("d", "day", "days"), 86400),
-    **dict.fromkeys(("y", "year", "years"), 365 * 86400),
+    "ms": Decimal("0.001"),
+    **dict.fromkeys(("s", "sec", "second", "seconds"), Decimal(1)),
+    **dict.fromkeys(("m", "min", "minute", "minutes"), Decimal(60)),
+    **dict.fromkeys(("h", "hour", "hours"), Decimal(3600)),
+    **dict.fromkeys(("d", "day", "days"), Decimal(86400)),
+    **dict.fromkeys(("y", "year", "years"), Decimal(365 * 86400)),
 }
 _MAX_SECONDS = 10**12
 _MAX_COUNT = 10**18
@@ -85,9 +86,8 @@ def parse_seconds(text: str, *, name: str = "value") -> float:
     scale = _TIME_UNITS.get(unit.lower())
     if scale is None:
         what = "has no unit" if not unit else f"has an unknown unit {unit!r}"
-        raise SpecError(
-            f"{name}: {_short(text)} {what}; use s, min, h, d or y, such as {number.normalize():f}h"
-        )
+        such = f"{number.normalize():f}h"
+        raise SpecError(f"{name}: {_short(text)} {what}; use ms, s, min, h, d or y, such as {such}")
     value = number * scale
     _require_range(value, text, name=name, highest=_MAX_SECONDS)
     return float(value)

@@ -22,6 +22,7 @@ from fsdpplan.units import (
     parse_bandwidth_bytes_per_second,
     parse_bytes,
     parse_count,
+    parse_seconds,
 )
 from tests.refusals import check_one_line
 
@@ -194,3 +195,25 @@ def test_examples_print_as_people_write_them() -> None:
     assert format_seconds(117, beside=131) == "1.95 min"
     assert format_seconds(1.04, beside=0.95) == "1040 ms"
     assert format_percent(0.4321) == "43.2 %"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90s", 90),
+        ("100ms", 0.1),
+        ("11min", 660),
+        ("11 m", 660),
+        ("79000h", 79000 * 3600),
+        ("1.5d", 1.5 * 86400),
+        ("9y", 9 * 365 * 86400),
+    ],
+)
+def test_durations_have_a_unit(text: str, seconds: float) -> None:
+    assert parse_seconds(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["90", "h", "0s", "-1h", "3 weeks", "1e99y", ""])
+def test_other_durations_are_refused(text: str) -> None:
+    with pytest.raises(SpecError):
+        parse_seconds(text, name="--restart")

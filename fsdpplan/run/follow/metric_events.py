@@ -83,7 +83,7 @@ class Checkpoint:
     """A checkpoint was published. None: not reported."""
 
     step: int
-    seconds: float | None
+    seconds: float
     """From the end of its step."""
     blocking_seconds: float | None
     """Part of that in which training stood still."""
@@ -203,12 +203,12 @@ def _communication(record: dict[str, object]) -> Communication | None:
 
 
 def _checkpoint(record: dict[str, object]) -> Checkpoint | None:
-    step = _whole(record, "step")
-    if step is None:
+    step, seconds = _whole(record, "step"), _number(record, "seconds")
+    if step is None or seconds is None:
         return None
     return Checkpoint(
         step=step,
-        seconds=_number(record, "seconds"),
+        seconds=seconds,
         blocking_seconds=_number(record, "blocking_seconds"),
     )
 
