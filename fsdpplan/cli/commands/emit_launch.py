@@ -134,8 +134,6 @@ def emit_launch(
     if (gap := gap_of(chosen, asked)) is not None:
         tell(gap.sentences)
     asked, saves = with_best_interval(asked, chosen, target=target, ledger=LedgerOptions())
-    if saves:
-        tell(saves)
     if emit.rehearsed:
         require_rehearsed(chosen, own_program=own_program, python=python)
     if emit.alerts is not None:
@@ -146,6 +144,8 @@ def emit_launch(
         write_job_folder(emit.out, plan=chosen, job=asked)
         text = (emit.out / SCRIPT_NAME).read_text(encoding="utf-8")
         typer.echo(f"wrote {emit.out}; next: sbatch {emit.out / SCRIPT_NAME}", err=True)
+    if saves:
+        tell(saves)
     if target not in OTHER_TRAINERS and (trial := trial_sentence(asked)):
         tell(trial)
     if json:
