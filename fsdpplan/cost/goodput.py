@@ -121,6 +121,7 @@ class Shares:
     redone: float
     """What a failure took: steps, and their saves, since what was published."""
     restarting: float
+    """From failures until training goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,13 +135,17 @@ class Goodput:
     interval_seconds: float
     """The same, of training."""
     shares: Shares
+    """Where the time goes."""
     mtbf_seconds: float
     """Between failures of the job; infinite: there are none."""
     checkpoint_bytes: int
     """Of one checkpoint, over all ranks."""
     blocking_seconds: float
+    """In which a save stops training."""
     writing_seconds: float
+    """From there until it is published, while training goes on."""
     restart_seconds: float
+    """From a failure until training goes on from what was published."""
     spares: int | None = None
     """Nodes more in the allocation that are worth their price; None: nobody said how long it waits
     for another node."""
