@@ -552,6 +552,8 @@ ELSEWHERE = {
     "--min-mfu": "cli/commands/test_verify.py",
     "--max-reserved": "cli/commands/test_verify.py",
     "--max-error": "cli/commands/test_verify.py",
+    "--min-overlap": "cli/commands/test_verify.py",
+    "--max-idle": "cli/commands/test_verify.py",
     "--collectives": "cli/commands/test_validate.py",
     "--matmuls": "cli/commands/test_validate.py",
     "--domain-gpus": "cli/resolve/test_cluster.py",
