@@ -28,18 +28,18 @@ _BYTE_UNITS = {
     "GiB": 2**30,
     "TiB": 2**40,
 }
-_SECOND_UNITS = {
-    "s": 1,
-    "min": 60,
-    "h": 3600,
-    "hours": 3600,
-    "d": 86400,
-    "days": 86400,
-    "w": 604800,
-    "weeks": 604800,
+_TIME_UNITS = {
+    "ms": Decimal("0.001"),
+    **dict.fromkeys(("s", "sec", "second", "seconds"), Decimal(1)),
+    **dict.fromkeys(("min", "minute", "minutes"), Decimal(60)),
+    **dict.fromkeys(("h", "hour", "hours"), Decimal(3600)),
+    **dict.fromkeys(("d", "day", "days"), Decimal(86400)),
+    **dict.fromkeys(("w", "week", "weeks"), Decimal(7 * 86400)),
+    **dict.fromkeys(("y", "year", "years"), Decimal(365 * 86400)),
 }
+"""Not m: a minute, a month and a million are written so."""
 _MAX_COUNT = 10**18
-_MAX_SECONDS = 10**11
+_MAX_SECONDS = 10**12
 _MAX_BYTES = 2**60
 _MAX_BYTES_PER_SECOND = 10**16
 
@@ -83,14 +83,14 @@ def parse_bandwidth_bytes_per_second(text: str, *, name: str = "value") -> float
 
 
 def parse_seconds(text: str, *, name: str = "value") -> float:
-    """A time span in seconds: `14d`, `36h`, `90min`, `2w`."""
-    number, unit = _split(text, name=name, example="14d or 36h")
-    scale = _SECOND_UNITS.get(unit)
+    """A duration in seconds: `90s`, `11min`, `79000h`, `14d`, `2w`, `9y` (of 365 days)."""
+    number, unit = _split(text, name=name, example="14d, 36h or 11min")
+    scale = _TIME_UNITS.get(unit.lower())
     if scale is None:
-        what = f"an unknown unit {unit[:20]!r}" if unit else "no unit"
+        what = "has no unit" if not unit else f"has an unknown unit {unit[:20]!r}"
+        such = f"{number.normalize():f}h"
         raise SpecError(
-            f"{name}: {_short(text)} has {what}; "
-            "type days as 14d, hours as 36h, minutes as 90min, seconds as 600s"
+            f"{name}: {_short(text)} {what}; use ms, s, min, h, d, w or y, such as {such}"
         )
     value = number * scale
     _require_range(value, text, name=name, highest=_MAX_SECONDS)

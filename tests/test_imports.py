@@ -97,6 +97,14 @@ WAITS = {
         "validate.learn.learner": "numpy",
         "validate.learn.peaks": "numpy",
     },
+    "cli/resolve/failures.py": {
+        "cli.resolve.evidence": "where there is a ledger, as what follows",
+        "validate.learn.saves": "most of validate",
+    },
+    "cli/views/answer.py": {
+        "cli.resolve.failures": "what failures leave, where that is asked, as what follows",
+        "cli.views.failures": "where that is asked",
+    },
 }
 """Module of the command line -> module of ours that it imports in a function -> why. A command is
 itself imported when it is asked for, so what it needs stands at its top."""

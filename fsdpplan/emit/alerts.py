@@ -13,6 +13,10 @@ from fsdpplan.spec.plan import Plan
 LOW_MFU_FRACTION = 0.9
 """Of the MFU at the slow end of the predicted band."""
 LOW_MFU_MINUTES = 10
+REGRESSED_FRACTION = 0.85
+"""Of the MFU in the hours before."""
+REGRESSED_MINUTES = 30
+BASELINE_HOURS = 6
 STALLED_STEPS = 10
 """A step that takes so many times the slow end of the band has stalled."""
 LEAST_STALLED_SECONDS = 120
@@ -48,6 +52,16 @@ def alerts(plan: Plan, *, digest: str) -> tuple[Alert, ...]:
             f"{plan.estimate.mfu_fraction:.1%}",
         ),
         Alert(
+            name="TrainingMfuRegressed",
+            expression=f"{_mean(which, f'[{REGRESSED_MINUTES}m]')} / "
+            f"{_mean(which, f'[{BASELINE_HOURS}h] offset {REGRESSED_MINUTES}m')} < "
+            f"{REGRESSED_FRACTION} and on (plan) {running}",
+            minutes=0,
+            severity="warning",
+            summary=f"{plan.model.name}: MFU of the last {REGRESSED_MINUTES} minutes is below "
+            f"{REGRESSED_FRACTION:.0%} of that of the {BASELINE_HOURS} hours before",
+        ),
+        Alert(
             name="TrainingStalled",
             expression=f"{age} > {stalled:.0f} and {running}",
             minutes=0,
@@ -63,6 +77,12 @@ def alerts(plan: Plan, *, digest: str) -> tuple[Alert, ...]:
             summary=f"{plan.model.name}: the loss is not a number",
         ),
     )
+
+
+def _mean(which: str, window: str) -> str:
+    """Of all series of the plan: one that Slurm requeued, or that went on as another job, has
+    several, and what came before is in another one."""
+    return f"avg by (plan) (avg_over_time(training_mfu{which}{window}))"
 
 
 def alert_rules(plan: Plan, *, digest: str) -> str:

@@ -345,6 +345,12 @@ class Trainer:
     profile: Annotated[
         str | None, Option(help="Steps to profile on rank 0.", metavar="START:STEPS")
     ] = None
+    profile_stacks: Annotated[
+        bool | None,
+        Option(
+            help="With the lines of Python that asked for each operator, in the trace of --profile."
+        ),
+    ] = None
     hang_seconds: Annotated[
         int | None,
         Option(
@@ -376,6 +382,8 @@ class Trainer:
                 "sft needs chats and what turns them into tokens: give --data chats.jsonl and "
                 "--tokenizer too"
             )
+        if self.profile_stacks and self.profile is None:
+            raise SpecError("profile_stacks needs steps to look at: give --profile 20:3 too")
         if self.chat_template is not None and not self.sft:
             raise SpecError("chat_template is for chats: give --sft too")
         for name in ("eval_every", "eval_tokens"):

@@ -19,7 +19,7 @@ from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.ledger import Machines, Observed, Predicted, Workload
 from fsdpplan.spec.machine import Machine
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.plan import BrokenRule, Estimate, RankedLayout
+from fsdpplan.spec.plan import BrokenRule, Estimate, Failures, RankedLayout
 from fsdpplan.spec.training import Training
 
 Document = TypeVar("Document", bound=BaseModel)
@@ -42,6 +42,7 @@ class PlanDocument(BaseModel):
     warnings: tuple[str, ...]
     rules: tuple[BrokenRule, ...] = ()
     versions: dict[str, str]
+    failures: Failures | None = None
 
 
 class MachineDocument(BaseModel):

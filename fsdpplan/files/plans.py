@@ -193,6 +193,8 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "warnings": list(plan.warnings),
         "rules": rules_document(plan.rules),
         "versions": dict(plan.versions),
+        # left out where nothing was said, as in plans of before
+        **({} if plan.failures is None else {"failures": asdict(plan.failures)}),
     }
 
 
@@ -340,6 +342,7 @@ def _build(values: dict[str, Any]) -> Plan:
         warnings=document.warnings,
         versions=tuple(document.versions.items()),
         rules=document.rules,
+        failures=document.failures,
     )
 
 

@@ -1,12 +1,14 @@
-"""Measured against predicted: one row a quantity, ready for a table."""
+"""Measured against predicted: one row a quantity, or a collective, ready for a table."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from fsdpplan.run.follow.metric_events import Communication
 from fsdpplan.run.follow.metrics import Measured
-from fsdpplan.spec.plan import Estimate
+from fsdpplan.spec.plan import CollectiveCost, Estimate
 
 RESIDENT_NOTE = "memory is the growth of the process since torch was loaded: a CPU has no allocator"
 """Where the trainer reports resident memory; there is nothing reserved to compare then."""
@@ -102,3 +104,105 @@ def _bytes(quantity: str, predicted: int, measured: int | None, note: str | None
         measured=measured,
         note=note,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisComparison:
+    """One collective on one mesh axis: a step's prediction beside what the profiler saw."""
+
+    axis: str
+    collective: str
+    predicted_seconds: float | None
+    """None: the plan has no such collective."""
+    predicted_exposed_seconds: float | None
+    measured: Communication | None
+    """None: the profiler saw none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """How much of communication other work hides."""
+
+    predicted_fraction: float | None
+    """None: the plan has none of what was seen."""
+    measured_fraction: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """What a step waits for the collectives of one axis."""
+
+    axis: str
+    predicted_seconds: float | None
+    measured_seconds: float | None
+
+
+def collectives(*, estimate: Estimate, measured: Measured) -> tuple[AxisComparison, ...]:
+    """The collectives of one step, those of the plan first; nothing where none were reported."""
+    seen = {(one.axis, one.collective): one for one in measured.communication}
+    if not seen:
+        return ()
+    planned: dict[tuple[str, str], list[CollectiveCost]] = {}
+    for cost in estimate.communication:
+        planned.setdefault((cost.axis, cost.collective), []).append(cost)
+    return tuple(
+        AxisComparison(
+            axis=key[0],
+            collective=key[1],
+            predicted_seconds=_sum(costs := planned.get(key), "seconds"),
+            predicted_exposed_seconds=_sum(costs, "exposed_seconds"),
+            measured=seen.get(key),
+        )
+        for key in dict.fromkeys((*planned, *seen))
+    )
+
+
+def _sum(costs: list[CollectiveCost] | None, name: str) -> float | None:
+    return None if costs is None else sum(getattr(cost, name) for cost in costs)
+
+
+def overlap(rows: Sequence[AxisComparison]) -> Overlap | None:
+    """The share of communication that is hidden, as predicted of all and as measured where the
+    trace says what hid it; None where it nowhere does.
+
+        overlap = 1 - exposed / all
+    """
+    seen = [(row.measured.seconds, row.measured.exposed_seconds) for row in rows if row.measured]
+    known = [(whole, exposed) for whole, exposed in seen if exposed is not None]
+    planned = [(row.predicted_seconds, row.predicted_exposed_seconds) for row in rows]
+    priced = [(whole, exposed or 0.0) for whole, exposed in planned if whole is not None]
+    measured = _hidden_fraction(known)
+    if measured is None:
+        return None
+    return Overlap(predicted_fraction=_hidden_fraction(priced), measured_fraction=measured)
+
+
+def _hidden_fraction(pairs: Sequence[tuple[float, float]]) -> float | None:
+    whole = sum(seconds for seconds, _ in pairs)
+    return 1 - sum(exposed for _, exposed in pairs) / whole if whole else None
+
+
+def waits(rows: Sequence[AxisComparison]) -> tuple[Waits, ...]:
+    """Exposed seconds of a step, axis by axis; longest first."""
+    found = []
+    for axis in dict.fromkeys(row.axis for row in rows):
+        its = [row for row in rows if row.axis == axis]
+        predicted = [row.predicted_exposed_seconds for row in its]
+        measured = [None if row.measured is None else row.measured.exposed_seconds for row in its]
+        one = Waits(
+            axis=axis,
+            predicted_seconds=_known_sum(predicted),
+            measured_seconds=_known_sum(measured),
+        )
+        if (one.predicted_seconds, one.measured_seconds) != (None, None):
+            found.append(one)
+    return tuple(sorted(found, key=_longest, reverse=True))
+
+
+def _longest(one: Waits) -> float:
+    return max(one.measured_seconds or 0.0, one.predicted_seconds or 0.0)
+
+
+def _known_sum(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None

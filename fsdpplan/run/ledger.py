@@ -120,6 +120,9 @@ def _observed(plan: Plan, outcome: Outcome) -> Observed:
         memory_kind=None if summary is None else summary.memory_kind,
         exit_code=outcome.exit_code,
         failure=_failure(outcome),
+        checkpoints=len(measured.checkpoints),
+        checkpoint_seconds=measured.median_save("seconds"),
+        checkpoint_blocking_seconds=measured.median_save("blocking_seconds"),
     )
 
 

@@ -19,7 +19,7 @@ from fsdpplan.files.table import path_text
 from fsdpplan.search.advice.field_rules import broken_rules
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.plan import BrokenRule, Case, Plan, RankedLayout, assumed
+from fsdpplan.spec.plan import BrokenRule, Case, Failures, Plan, RankedLayout, assumed
 from fsdpplan.spec.training import Training
 
 
@@ -44,6 +44,7 @@ def new_plan(
     assumptions: tuple[str, ...] = (),
     warnings: tuple[str, ...] = (),
     rules: tuple[BrokenRule, ...] | None = None,
+    failures: Failures | None = None,
 ) -> Plan:
     """The plan that runs `chosen` of `ranked`, by this version; its stages are named. The rules of
     the field are looked at here where they were not."""
@@ -62,6 +63,7 @@ def new_plan(
         warnings=warnings,
         versions=(("fsdpplan", __version__), ("python", platform.python_version())),
         rules=rules,
+        failures=failures,
     )
     return with_stages(plan)
 

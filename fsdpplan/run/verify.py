@@ -17,20 +17,19 @@ from fsdpplan.emit.slurm.header import (
 from fsdpplan.errors import SpecError
 from fsdpplan.files import plans
 from fsdpplan.files.table import read_text
-from fsdpplan.run.compare import Comparison, compare
+from fsdpplan.run.compare import AxisComparison, Comparison, collectives, compare, overlap
 from fsdpplan.run.follow.jobs import METRICS_NAME, RUNS_FOLDER
-from fsdpplan.run.follow.metric_events import Communication
 from fsdpplan.run.follow.metrics import Measured, read_metrics
 from fsdpplan.run.launch import FILE_NAMES
 from fsdpplan.run.plans import in_precision, plan_from_json, read_plan, with_stages
 from fsdpplan.run.script_plan import plan_text
 from fsdpplan.spec.ledger import LEAST_STEPS
-from fsdpplan.spec.plan import CollectiveCost, Plan
-from fsdpplan.units import format_gib, format_percent
+from fsdpplan.spec.plan import Plan
+from fsdpplan.units import format_gib, format_percent, format_seconds
 
 MAX_METRICS_BYTES = 2**30
 
-GateName = Literal["min_mfu", "max_reserved", "max_error"]
+GateName = Literal["min_mfu", "max_reserved", "max_error", "min_overlap", "max_idle"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +72,10 @@ class Limits:
     max_reserved_bytes: int | None = None
     max_error_fraction: float | None = None
     """Of the step time, either way."""
+    min_overlap_fraction: float | None = None
+    """Of communication that other kernels hide, in the steps that were profiled."""
+    max_idle_seconds: float | None = None
+    """Of each of these steps, in which no kernel ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,19 +103,16 @@ class Gate:
                     f"the predicted step time is off by {format_percent(self.value)}, more than "
                     f"{format_percent(self.limit)}"
                 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AxisComparison:
-    """One collective on one mesh axis: a step's prediction beside what the profiler saw."""
-
-    axis: str
-    collective: str
-    predicted_seconds: float | None
-    """None: the plan has no such collective."""
-    predicted_exposed_seconds: float | None
-    measured: Communication | None
-    """None: the profiler saw none."""
+            case "min_overlap":
+                return (
+                    f"{format_percent(self.value)} of communication is hidden, less than "
+                    f"{format_percent(self.limit)}"
+                )
+            case "max_idle":
+                return (
+                    f"the device is idle for {format_seconds(self.value)} of a step, more than "
+                    f"{format_seconds(self.limit)}"
+                )
 
 
 def finished_run(place: Path | None, *, plan_file: Path | None, folder: Path) -> FinishedRun:
@@ -232,26 +232,7 @@ def comparison(run: FinishedRun) -> tuple[Comparison, ...]:
 
 def communication(run: FinishedRun) -> tuple[AxisComparison, ...]:
     """The collectives of one step, those of the plan first; nothing where none were reported."""
-    seen = {(one.axis, one.collective): one for one in run.measured.communication}
-    if not seen:
-        return ()
-    planned: dict[tuple[str, str], list[CollectiveCost]] = {}
-    for cost in run.plan.estimate.communication:
-        planned.setdefault((cost.axis, cost.collective), []).append(cost)
-    return tuple(
-        AxisComparison(
-            axis=key[0],
-            collective=key[1],
-            predicted_seconds=_sum(costs := planned.get(key), "seconds"),
-            predicted_exposed_seconds=_sum(costs, "exposed_seconds"),
-            measured=seen.get(key),
-        )
-        for key in dict.fromkeys((*planned, *seen))
-    )
-
-
-def _sum(costs: list[CollectiveCost] | None, name: str) -> float | None:
-    return None if costs is None else sum(getattr(cost, name) for cost in costs)
+    return collectives(estimate=run.plan.estimate, measured=run.measured)
 
 
 def gates(run: FinishedRun, limits: Limits) -> tuple[Gate, ...]:
@@ -269,7 +250,31 @@ def gates(run: FinishedRun, limits: Limits) -> tuple[Gate, ...]:
         _value(rows, "step_seconds", "--max-error")
         value, limit = abs(rows["step_seconds"].error_fraction or 0.0), limits.max_error_fraction
         found.append(Gate(name="max_error", limit=limit, value=value, passed=value <= limit))
+    if limits.min_overlap_fraction is not None:
+        limit, value = limits.min_overlap_fraction, _profiled(_hidden(run), "--min-overlap")
+        found.append(Gate(name="min_overlap", limit=limit, value=value, passed=value >= limit))
+    if limits.max_idle_seconds is not None:
+        limit, value = limits.max_idle_seconds, _profiled(_idle(run), "--max-idle")
+        found.append(Gate(name="max_idle", limit=limit, value=value, passed=value <= limit))
     return tuple(found)
+
+
+def _hidden(run: FinishedRun) -> float | None:
+    found = overlap(communication(run))
+    return None if found is None else found.measured_fraction
+
+
+def _idle(run: FinishedRun) -> float | None:
+    return None if run.measured.profiled is None else run.measured.profiled.idle_seconds
+
+
+def _profiled(value: float | None, flag: str) -> float:
+    if value is None:
+        raise SpecError(
+            f"{flag} asks for what the profiler sees, and the run has profiled no step that shows "
+            "it: run it with --profile 20:3, or leave it out"
+        )
+    return value
 
 
 def _value(rows: dict[str, Comparison], quantity: str, flag: str) -> float:

@@ -108,6 +108,12 @@ class Observed:
     exit_code: int
     failure: Failure | None
     """None: it ended well."""
+    checkpoints: int = 0
+    """Saves that were published."""
+    checkpoint_seconds: float | None = None
+    """Median of them, from the end of the step until it was published."""
+    checkpoint_blocking_seconds: float | None = None
+    """Median part of that in which training stood still."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import TorchRelease, Training
-from fsdpplan.spec.values import RemembersHash, remembered_hash
+from fsdpplan.spec.values import RemembersHash, remembered_hash, require_positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,6 +360,31 @@ class RankedLayout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Failures:
+    """What was said of how a cluster fails. None: it was not, and published figures stand in."""
+
+    gpu_mtbf_seconds: float | None = None
+    """Mean time between failures of one GPU."""
+    node_mtbf_seconds: float | None = None
+    """Of one node, for what is not its GPUs'."""
+    storage_bytes_per_second: float | None = None
+    """What all ranks together write of a checkpoint, or read."""
+    restart_seconds: float | None = None
+    """From a failure until the next start reads its checkpoint."""
+    requeue_seconds: float | None = None
+    """Part of that in which it waits for a node in the place of the one that failed."""
+
+    def __post_init__(self) -> None:
+        for name in ("gpu_mtbf_seconds", "node_mtbf_seconds", "storage_bytes_per_second"):
+            if getattr(self, name) is not None:
+                require_positive(**{name: getattr(self, name)})
+        for name in ("restart_seconds", "requeue_seconds"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < float("inf"):
+                raise SpecError(f"{name} must be a finite number of at least 0, not {value!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """All that emitting, running and checking need: they never plan again."""
 
@@ -382,6 +407,8 @@ class Plan:
     """(name, version) of fsdpplan and Python; torch's is checked where it runs."""
     rules: tuple[BrokenRule, ...] = ()
     """Rules of the field that the layout breaks, the dearest first; the trainer says them."""
+    failures: Failures | None = None
+    """What was said of how its machines fail; None: nothing."""
 
     def __post_init__(self) -> None:
         if self.layout.world != self.cluster.gpus:

@@ -121,6 +121,8 @@ class Options:
     """First step and number of steps whose allocations are recorded."""
     profile: tuple[int, int] | None
     """First step and number of steps to profile."""
+    profile_stacks: bool
+    """Whether the profile has the lines of Python that asked for each operator."""
     profile_ranks: tuple[int, ...]
     hang_seconds: float | None
     """How long a step may take; 0: for ever, None: as the steps before it say."""
@@ -475,6 +477,12 @@ def make_parser() -> argparse.ArgumentParser:
         help="steps to profile; a Chrome trace goes beside --metrics",
     )
     add(
+        "--profile-stacks",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="with the lines of Python in the trace of --profile, which slows its steps",
+    )
+    add(
         "--profile-ranks",
         type=rank_list,
         default=(0,),
@@ -552,6 +560,8 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     for name in ("report", "build"):
         if values[name] is not None and not values["rehearse"]:
             parser.error(f"--{name} needs --rehearse")
+    if values["profile_stacks"] and values["profile"] is None:
+        parser.error("--profile-stacks needs steps to --profile")
     for name in ("profile", "memory_snapshot"):
         if values[name] is not None and values[name][0] > values["steps"]:
             flag = name.replace("_", "-")

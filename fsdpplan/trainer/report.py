@@ -268,7 +268,13 @@ def told(run: TrainingRun, saved: Saved | None) -> None:
             "the last good checkpoint stays"
         )
         return
-    run.metrics.emit("checkpoint", step=saved.step, path=path, seconds=seconds)
+    run.metrics.emit(
+        "checkpoint",
+        step=saved.step,
+        path=path,
+        seconds=seconds,
+        blocking_seconds=saved.blocking_seconds,
+    )
     run.metrics.say(f"saved {path} in {seconds:.2f} s")
 
 

@@ -12,6 +12,7 @@ from fsdpplan.emit.job import Job
 from fsdpplan.emit.slurm.header import job_plan, plan_digest
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import carried_json, plan_json, write_plan
+from fsdpplan.run.compare import overlap, waits
 from fsdpplan.run.launch import emit_script
 from fsdpplan.run.verify import Limits, communication, comparison, finished_run, gates
 from tests.emit.plans import make_plan
@@ -165,3 +166,66 @@ def test_collectives_are_compared_axis_by_axis_where_the_profiler_saw_them(tmp_p
     assert (seen.seconds, seen.exposed_seconds, seen.count) == (0.05, 0.01, 8)
     planned = {(cost.axis, cost.collective) for cost in PLAN.estimate.communication}
     assert {*rows} == planned | {("dp_shard", "all_gather")}
+
+
+def profiled(*calls: tuple[str, float, float | None], idle: float | None = 0.02) -> str:
+    """Metrics of a run whose profile saw these calls: (axis, seconds, exposed seconds)."""
+    lines: list[dict[str, object]] = [
+        {
+            "event": "communication",
+            "axis": axis,
+            "collective": "all_gather",
+            "seconds": seconds,
+            "exposed_seconds": exposed,
+        }
+        for axis, seconds, exposed in calls
+    ]
+    if idle is not None:
+        lines.append({"event": "profiled", "idle_seconds": idle, "step_seconds": 0.25})
+    return ON_GPUS + "\n".join(map(json.dumps, lines))
+
+
+@pytest.mark.parametrize(
+    ("limits", "passed"),
+    [
+        (Limits(min_overlap_fraction=0.75), True),
+        (Limits(min_overlap_fraction=0.76), False),
+        (Limits(max_idle_seconds=0.02), True),
+        (Limits(max_idle_seconds=0.019), False),
+    ],
+)
+def test_overlap_and_idle_are_kept_or_not(limits: Limits, passed: bool, tmp_path: Path) -> None:
+    # a call of which nobody knows what hid it counts on neither side
+    a_run(tmp_path, metrics=profiled(("dp_shard", 0.06, 0.01), ("tp", 0.02, 0.01), ("cp", 9, None)))
+    (gate,) = gates(finished_run(None, plan_file=None, folder=tmp_path), limits)
+    assert gate.passed is passed
+    assert gate.words
+
+
+def test_a_run_without_a_profile_is_not_held_to_what_one_says(tmp_path: Path) -> None:
+    a_run(tmp_path, metrics=profiled(("dp_shard", 0.06, None), idle=None))
+    run = finished_run(None, plan_file=None, folder=tmp_path)
+    for limits in (Limits(min_overlap_fraction=0.5), Limits(max_idle_seconds=1.0)):
+        with pytest.raises(SpecError, match="--profile 20:3"):
+            gates(run, limits)
+
+
+def test_overlap_and_waits_stand_beside_their_prediction(tmp_path: Path) -> None:
+    a_run(tmp_path, metrics=profiled(("dp_shard", 0.06, 0.015), ("tp", 0.02, 0.005)))
+    rows = communication(finished_run(None, plan_file=None, folder=tmp_path))
+    found = overlap(rows)
+    assert found is not None
+    assert found.measured_fraction == pytest.approx(0.75)
+    costs = PLAN.estimate.communication
+    whole = sum(cost.seconds for cost in costs)
+    if whole:
+        hidden = 1 - sum(cost.exposed_seconds for cost in costs) / whole
+        assert found.predicted_fraction == pytest.approx(hidden)
+    by_axis = {one.axis: one for one in waits(rows)}
+    assert by_axis["dp_shard"].measured_seconds == pytest.approx(0.015)
+    assert by_axis["tp"].measured_seconds == pytest.approx(0.005)
+    for axis in {cost.axis for cost in costs}:
+        own = sum(cost.exposed_seconds for cost in costs if cost.axis == axis)
+        assert by_axis[axis].predicted_seconds == pytest.approx(own)
+    assert overlap(()) is None
+    assert waits(()) == ()

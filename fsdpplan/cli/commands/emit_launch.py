@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, get_args
 import typer
 
 from fsdpplan.cli.options.expand import Flag
-from fsdpplan.cli.options.files import DEFAULT_PLAN, Json, PlanFile
+from fsdpplan.cli.options.files import DEFAULT_PLAN, Json, LedgerOptions, PlanFile
 from fsdpplan.cli.options.job import (
     ContainerOptions,
     JobOptions,
@@ -22,6 +22,7 @@ from fsdpplan.cli.options.job import (
 )
 from fsdpplan.cli.options.parse import choice, path, whole
 from fsdpplan.cli.options.question import Torch
+from fsdpplan.cli.resolve.failures import with_best_interval
 from fsdpplan.cli.resolve.job import (
     job_of,
     pods_of,
@@ -132,6 +133,7 @@ def emit_launch(
         tell(sentence)
     if (gap := gap_of(chosen, asked)) is not None:
         tell(gap.sentences)
+    asked, saves = with_best_interval(asked, chosen, target=target, ledger=LedgerOptions())
     if emit.rehearsed:
         require_rehearsed(chosen, own_program=own_program, python=python)
     if emit.alerts is not None:
@@ -142,10 +144,12 @@ def emit_launch(
         write_job_folder(emit.out, plan=chosen, job=asked)
         text = (emit.out / SCRIPT_NAME).read_text(encoding="utf-8")
         typer.echo(f"wrote {emit.out}; next: sbatch {emit.out / SCRIPT_NAME}", err=True)
+    if saves:
+        tell(saves)
     if target not in OTHER_TRAINERS and (trial := trial_sentence(asked)):
         tell(trial)
     if json:
-        typer.echo(script_json(text, target, chosen, asked, emit.out))
+        typer.echo(script_json(text, target, chosen, asked, emit.out, saves=saves))
     elif emit.out is None:
         typer.echo(text, nl=False)
 
@@ -200,7 +204,9 @@ def trial_sentence(job: Job) -> str | None:
     return f"the job {words}: {listed} {'says' if len(options) == 1 else 'say'} otherwise"
 
 
-def script_json(script: str, target: Target, plan: Plan, job: Job, out: Path | None) -> str:
+def script_json(
+    script: str, target: Target, plan: Plan, job: Job, out: Path | None, *, saves: str = ""
+) -> str:
     """What `emit-launch --json` prints."""
     return json.dumps(
         {
@@ -211,6 +217,10 @@ def script_json(script: str, target: Target, plan: Plan, job: Job, out: Path | N
             "job_name": job.job_name,
             "nodes": plan.cluster.nodes,
             "ranks": plan.cluster.gpus,
+            "checkpoint_every": (
+                job.program.checkpoint_every if isinstance(job.program, Trainer) else None
+            ),
+            "checkpoint_every_reason": saves or None,
         },
         indent=2,
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from fsdpplan.cli.options.failures import GoodputOptions
 from fsdpplan.cli.options.files import EvidenceOptions, Json
 from fsdpplan.cli.options.goal import BillOptions
 from fsdpplan.cli.options.layout import OneLayoutOptions
@@ -25,8 +26,8 @@ from fsdpplan.cli.resolve.inputs import (
     resolve,
     slower_words,
 )
-from fsdpplan.cli.views.answer import estimate_json
-from fsdpplan.cli.views.render import columns, tell
+from fsdpplan.cli.views.answer import estimate_json, goodput_said
+from fsdpplan.cli.views.render import blocks, columns, tell
 from fsdpplan.cli.views.screen import estimate_screen
 from fsdpplan.cost.memory.peak import available_bytes
 from fsdpplan.cost.step import estimate as predicted
@@ -46,6 +47,7 @@ def estimate(
     layout: OneLayoutOptions,
     torch: TorchOptions,
     evidence: EvidenceOptions,
+    failures: GoodputOptions,
     json: Json = False,
 ) -> None:
     """Predict the time and memory of one layout.
@@ -64,10 +66,12 @@ def estimate(
         one, shown = billed(bill, **question)
     else:
         one, shown = one_layout(resolve(**question)), {}
+    said = goodput_said(one, failures, evidence, width=columns())
     if json:
-        typer.echo(estimate_json(one, more=shown.get("document")))
+        typer.echo(estimate_json(one, more={**shown.get("document", {}), **said.document}))
     else:
-        typer.echo(estimate_screen(one, width=columns(), more=shown.get("lines", ())))
+        screen = estimate_screen(one, width=columns(), more=shown.get("lines", ()))
+        typer.echo(blocks(screen, said.screen))
     if late := shown.get("late"):
         tell(f"{late}, or another layout")
         raise typer.Exit(NoFeasibleLayout.exit_code)

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import typer
 
 from fsdpplan.cli.options.expand import Flag
+from fsdpplan.cli.options.failures import GoodputOptions, is_asked
 from fsdpplan.cli.options.files import DEFAULT_PLAN, EvidenceOptions, Json, PlanFile
 from fsdpplan.cli.options.parse import whole
 from fsdpplan.cli.options.question import Torch
@@ -20,7 +21,7 @@ from fsdpplan.cli.resolve.again import as_planned, machines_of
 from fsdpplan.cli.resolve.inputs import Inputs, OneLayout, question_of
 from fsdpplan.cli.resolve.job import ranked
 from fsdpplan.cli.resolve.torch import given_torch, settled_plan
-from fsdpplan.cli.views.answer import estimate_document_of
+from fsdpplan.cli.views.answer import NOTHING_MORE, estimate_document_of, goodput_said
 from fsdpplan.cli.views.explained import (
     Explanation,
     explained_document,
@@ -96,6 +97,7 @@ def explain(
     plan: PlanFile = DEFAULT_PLAN,
     options: ExplainOptions,
     evidence: EvidenceOptions,
+    failures: GoodputOptions,
     json: Json = False,
 ) -> None:
     """Explain a plan: its terms, its environment, or why not another.
@@ -103,7 +105,7 @@ def explain(
     By --nccl its environment, by --why another layout, by --rules the rules of the field that it
     breaks.
     """
-    _require_one(options, evidence)
+    _require_one(options, evidence, failures)
     chosen = ranked(plan, options.rank, own_program=True)
     settled = settled_plan(chosen, given_torch(options.torch), own_program=False)
     chosen = settled.value
@@ -115,20 +117,29 @@ def explain(
         text = rules_json(chosen) if json else rules_screen(chosen, width=columns())
     elif options.nccl:
         text = nccl_json(chosen) if json else nccl_screen(chosen, width=columns())
-    elif json:
-        text = terms_json(chosen)
     else:
-        text = terms_screen(chosen, width=columns())
+        said = goodput_said(_one_layout(chosen), failures, evidence, width=columns())
+        text = (
+            terms_json(chosen, more=said.document)
+            if json
+            else blocks(terms_screen(chosen, width=columns()), said.screen)
+        )
     typer.echo(text)
 
 
-def _require_one(options: ExplainOptions, evidence: EvidenceOptions) -> None:
+def _require_one(
+    options: ExplainOptions, evidence: EvidenceOptions, failures: GoodputOptions
+) -> None:
     """Refuse options that contradict each other, or would be ignored."""
     pages = {"--nccl": options.nccl, "--why": options.why is not None, "--rules": options.rules}
     asked = [name for name, given in pages.items() if given]
     if len(asked) > 1:
         raise SpecError(f"{asked[0]} and {asked[1]} are of different pages: give one of them")
-    if options.why is None:
+    if asked and is_asked(failures):
+        raise SpecError(
+            f"{asked[0]} shows what failures do not change: leave it out, or their options"
+        )
+    if options.why is None and not is_asked(failures):
         given = [one.name for one in fields(evidence) if getattr(evidence, one.name) is not None]
         if given:
             raise SpecError(
@@ -225,10 +236,10 @@ def _sources(plan: Plan) -> list[str]:
     return [f"{', '.join(names)}: {source}" for source, names in fields.items()]
 
 
-def terms_json(plan: Plan) -> str:
-    """The same fields as `estimate --json`, and the terms with their formulas."""
+def terms_json(plan: Plan, *, more: Mapping[str, Any] = NOTHING_MORE) -> str:
+    """The same fields as `estimate --json`, the terms with their formulas, and `more`."""
     document = {
-        **estimate_document_of(_one_layout(plan)),
+        **estimate_document_of(_one_layout(plan), more=more),
         **explained_document(explanation(plan)),
     }
     return json.dumps(document, indent=2, allow_nan=False)
@@ -244,6 +255,7 @@ def _one_layout(plan: Plan) -> OneLayout:
         assumptions=plan.assumptions,
         warnings=plan.warnings,
         rules=broken_rules(plan.case, plan.estimate),
+        failures=plan.failures,
     )
     return OneLayout(
         inputs=inputs,

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from fsdpplan.cli.options.expand import Each, Lists
+from fsdpplan.cli.options.failures import FailureOptions, given_failures
 from fsdpplan.cli.options.files import DEFAULT_PLAN, EvidenceOptions, Json, NoSave, Save
 from fsdpplan.cli.options.goal import BillOptions, ObjectiveOptions
 from fsdpplan.cli.options.layout import LayoutOptions
@@ -24,11 +25,12 @@ from fsdpplan.cli.options.question import (
 from fsdpplan.cli.options.scaling import GPU_COUNT_OR_COUNTS, Counts, FewestOptions
 from fsdpplan.cli.resolve.fewest import on_the_fewest
 from fsdpplan.cli.resolve.found import Found, advised, plan_of, searched
-from fsdpplan.cli.resolve.inputs import Inputs, resolve
-from fsdpplan.cli.views.answer import recommend_json
-from fsdpplan.cli.views.render import columns
+from fsdpplan.cli.resolve.inputs import Inputs, OneLayout, resolve
+from fsdpplan.cli.views.answer import goodput_said, recommend_json
+from fsdpplan.cli.views.render import blocks, columns
 from fsdpplan.cli.views.screen import recommend_screen
 from fsdpplan.cli.views.unfit import nothing_fits
+from fsdpplan.cost.memory.peak import available_bytes
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import write_plan
 from fsdpplan.search.question import SearchResult
@@ -51,6 +53,7 @@ def recommend(
     layout: LayoutOptions,
     torch: TorchOptions,
     evidence: EvidenceOptions,
+    failures: FailureOptions,
     save: Save = DEFAULT_PLAN,
     no_save: NoSave = False,
     json: Json = False,
@@ -78,16 +81,17 @@ def recommend(
     else:
         inputs = (on_the_fewest if fewest.min_gpus else resolve)(**question)
         found = search(inputs)
+    inputs = replace(inputs, failures=given_failures(failures))
     inputs = advised(inputs, found)
+    outlook = goodput_said(_chosen(inputs, found.result), failures, evidence, width=columns())
     said = saved(inputs, found.result, place) if place is not None else NOT_SAVED
     if json:
-        document = shown.get("document")
+        document = {**shown.get("document", {}), **outlook.document}
         typer.echo(recommend_json(inputs, found.result, seconds=found.seconds, more=document))
     else:
         lines, others = shown.get("lines", ()), shown.get("others", "")
-        typer.echo(
-            recommend_screen(inputs, found.result, width=columns(), more=lines, others=others)
-        )
+        screen = recommend_screen(inputs, found.result, width=columns(), more=lines, others=others)
+        typer.echo(blocks(screen, outlook.screen))
     typer.echo(said, err=True)
 
 
@@ -137,6 +141,16 @@ def by_goal(
         warnings=(*best.inputs.warnings, *terms.warnings),
     )
     return inputs, best.found, shown
+
+
+def _chosen(inputs: Inputs, result: SearchResult) -> OneLayout:
+    chosen = result.ranked[0]
+    return OneLayout(
+        inputs=inputs,
+        layout=chosen.layout,
+        estimate=chosen.estimate,
+        available_bytes=available_bytes(cluster=inputs.cluster, training=inputs.training),
+    )
 
 
 def search(inputs: Inputs) -> Found:

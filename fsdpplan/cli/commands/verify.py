@@ -12,13 +12,19 @@ import typer
 from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.files import Json
 from fsdpplan.cli.options.parse import fraction, path
-from fsdpplan.cli.views.outcome import comparison_table, row_document
+from fsdpplan.cli.views.outcome import (
+    comparison_table,
+    row_document,
+    waits_document,
+    waits_words,
+)
 from fsdpplan.cli.views.render import blocks, columns, listed, table, tell, wrapped
 from fsdpplan.errors import GateFailed
 from fsdpplan.files.plans import estimate_document, layout_document
 from fsdpplan.run import verify as finished
-from fsdpplan.run.verify import AxisComparison, FinishedRun, Gate, Limits
-from fsdpplan.units import format_gb, format_seconds, parse_bytes
+from fsdpplan.run.compare import AxisComparison
+from fsdpplan.run.verify import FinishedRun, Gate, Limits
+from fsdpplan.units import format_gb, format_seconds, parse_bytes, parse_seconds
 
 RunPlace = Annotated[
     str,
@@ -65,6 +71,22 @@ class VerifyOptions:
             help="Most that the predicted step time may be off; exit 6 above it.",
         ),
     ] = None
+    min_overlap: Annotated[
+        float | None,
+        Flag(
+            metavar="95%",
+            parse=fraction,
+            help="Least share of communication that is hidden in profiled steps; exit 6 below it.",
+        ),
+    ] = None
+    max_idle: Annotated[
+        float | None,
+        Flag(
+            metavar="100ms",
+            parse=parse_seconds,
+            help="Most of a profiled step in which no kernel runs; exit 6 above it.",
+        ),
+    ] = None
 
 
 def verify(*, run: RunPlace = "", options: VerifyOptions, json: Json = False) -> None:
@@ -97,6 +119,8 @@ def verified(place: str, options: VerifyOptions) -> Verified:
         min_mfu_fraction=options.min_mfu,
         max_reserved_bytes=options.max_reserved,
         max_error_fraction=options.max_error,
+        min_overlap_fraction=options.min_overlap,
+        max_idle_seconds=options.max_idle,
     )
     return Verified(run=run, gates=finished.gates(run, limits))
 
@@ -125,6 +149,7 @@ def verified_json(found: Verified, failed: GateFailed | None) -> str:
         | {"steps": run.measured.measured_steps},
         "comparison": [row_document(row) for row in rows],
         "communication": [asdict(one) for one in finished.communication(run)],
+        **waits_document(finished.communication(run), run.measured.profiled),
         "gates": [asdict(gate) for gate in found.gates],
         "warnings": list(run.notes),
     }
@@ -150,6 +175,7 @@ def verified_screen(found: Verified, *, width: int) -> str:
         ),
         comparison_table(rows, width=width),
         _communication(finished.communication(run), width),
+        waits_words(finished.communication(run), run.measured.profiled, width=width),
         wrapped(
             f"The step time of {run.measured.measured_steps} steps is {inside} the 80 % band.",
             width=width,

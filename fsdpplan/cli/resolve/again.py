@@ -68,6 +68,7 @@ def as_planned(plan: Plan, evidence: EvidenceOptions) -> Inputs:
         assumptions=own.assumptions,
         warnings=own.warnings,
         learner=own.value.learner,
+        failures=plan.failures,
     )
 
 
@@ -91,7 +92,7 @@ def asked_again(plan: Plan, asked: Asked) -> Inputs:
     if training.precision != "fp8" and switch == "none" and asked.training.precision is not None:
         typed = {name: getattr(asked.training, name) for name in FP8_POLICIES}
         training = replace(training, **typed)
-    return resolve_around(
+    inputs = resolve_around(
         Known(
             model=_model(plan, asked.model),
             **_machines(plan, asked.cluster),
@@ -101,6 +102,7 @@ def asked_again(plan: Plan, asked: Asked) -> Inputs:
         torch=lambda: _torch(plan, asked.torch),
         evidence=asked.evidence,
     )
+    return replace(inputs, failures=plan.failures)
 
 
 def machines_by_number(plan: Plan, typed: ClusterOptions) -> Callable[[int], Cluster]:

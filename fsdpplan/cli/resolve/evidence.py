@@ -147,6 +147,11 @@ def _kept(options: LedgerOptions) -> Resolved[list[MeasuredRow]]:
         return Resolved(value=[], warnings=(f"past runs are not used: {error}",))
 
 
+def kept_rows(options: LedgerOptions) -> list[MeasuredRow]:
+    """The ledger's runs; none where there are none, or they cannot be read."""
+    return _kept(options).value
+
+
 def _named(path: Path) -> list[MeasuredRow]:
     from fsdpplan.run.evidence import rows_at
     from fsdpplan.validate.learn.evidence import told

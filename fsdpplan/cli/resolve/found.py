@@ -69,6 +69,7 @@ def plan_of(inputs: Inputs, result: SearchResult, chosen: RankedLayout) -> Plan:
         assumptions=inputs.assumptions,
         warnings=inputs.warnings,
         rules=inputs.rules,
+        failures=inputs.failures,
     )
 
 

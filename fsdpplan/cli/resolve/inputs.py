@@ -35,7 +35,7 @@ from fsdpplan.search.rules.legality import question_problem
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import MESH_AXES, Layout
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.plan import BrokenRule, Case, Estimate
+from fsdpplan.spec.plan import BrokenRule, Case, Estimate, Failures
 from fsdpplan.spec.runtime import RuntimeName
 from fsdpplan.spec.torch_features import slower_without
 from fsdpplan.spec.training import TorchRelease, Training, program_named
@@ -173,6 +173,8 @@ class Inputs:
     """What measured runs say; None: there are none."""
     rules: tuple[BrokenRule, ...] | None = None
     """Rules of the field that the layout breaks; None: none was judged."""
+    failures: Failures | None = None
+    """What was said of how the machines fail; None: nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,10 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fsdpplan.cli.options.files import DEFAULT_PLAN
+from fsdpplan.cli.options.files import DEFAULT_PLAN, LedgerOptions
 from fsdpplan.cli.options.job import ContainerOptions, JobOptions, ProgramOptions, SurvivalOptions
 from fsdpplan.cli.options.run import AgainOptions, RunOptions
+from fsdpplan.cli.resolve.failures import with_best_interval
 from fsdpplan.cli.resolve.job import (
     given,
     job_of,
@@ -23,7 +24,7 @@ from fsdpplan.cli.resolve.job import (
 )
 from fsdpplan.cost.step import estimate
 from fsdpplan.emit.folder import SCRIPT_NAME
-from fsdpplan.emit.job import Job
+from fsdpplan.emit.job import Job, saves_to
 from fsdpplan.emit.nccl.cloud import gap_of
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
@@ -102,6 +103,9 @@ def prepare(plan: str, options: RunOptions, job: Job | None, *, file: str = "") 
         return Started(launch=launch, target="here", folder=folder, remarks=remarks)
     emits = options.source == "plan" or not os.path.exists(folder / SCRIPT_NAME)
     asked = job or (Job(python=sys.executable) if emits else None)
+    saves = ""
+    if emits and asked is not None and saves_to(asked) is not None:
+        asked, saves = with_best_interval(asked, saved_plan(plan), ledger=LedgerOptions())
     launch = resolve_launch(
         folder,
         plan_file=None if plan == DEFAULT_PLAN else Path(plan),
@@ -125,7 +129,7 @@ def prepare(plan: str, options: RunOptions, job: Job | None, *, file: str = "") 
         target=target,
         folder=folder,
         job=emitted_for,
-        remarks=(*otherwise, *(() if gap is None else (gap.sentences,))),
+        remarks=(*otherwise, *filter(None, [saves]), *(() if gap is None else (gap.sentences,))),
     )
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from math import floor
 from typing import Any
 
+from fsdpplan.cli.options.failures import FailureOptions, is_asked
+from fsdpplan.cli.options.files import LedgerOptions
 from fsdpplan.cli.resolve.inputs import Inputs, OneLayout, case_of
 from fsdpplan.cli.views.render import facts, wrapped
 from fsdpplan.cost.band import peak_factor
@@ -30,6 +32,8 @@ from fsdpplan.spec.layout import DDP_BUCKET_BYTES, Layout
 from fsdpplan.spec.plan import Estimate, LearnedStep, MemoryBreakdown
 from fsdpplan.spec.training import Training
 from fsdpplan.units import format_count, format_gib, format_percent, format_seconds
+
+NOTHING_MORE: Mapping[str, Any] = {}
 
 EVIDENCE = {
     "measured": "measured here",
@@ -243,9 +247,13 @@ def rejections(rejected: tuple[tuple[str, int], ...]) -> str:
 
 
 def recommend_json(
-    inputs: Inputs, result: SearchResult, *, seconds: float, more: Mapping[str, Any] | None = None
+    inputs: Inputs,
+    result: SearchResult,
+    *,
+    seconds: float,
+    more: Mapping[str, Any] = NOTHING_MORE,
 ) -> str:
-    """What `recommend --json` prints; `more` is said where time, money or energy was asked for."""
+    """What `recommend --json` prints; `more` is beside it: time and money, failures."""
     next_run = result.listed.next_run
     return _dumps(
         {
@@ -273,19 +281,19 @@ def recommend_json(
                 "rejected": dict(result.rejected),
                 "seconds": seconds,
             },
-            **(more or {}),
             **_said(inputs),
+            **more,
         }
     )
 
 
-def estimate_json(one: OneLayout, *, more: Mapping[str, Any] | None = None) -> str:
+def estimate_json(one: OneLayout, *, more: Mapping[str, Any] = NOTHING_MORE) -> str:
     """What `estimate --json` prints; `more` as for `recommend`."""
     return _dumps(estimate_document_of(one, more=more))
 
 
 def estimate_document_of(
-    one: OneLayout, *, more: Mapping[str, Any] | None = None
+    one: OneLayout, *, more: Mapping[str, Any] = NOTHING_MORE
 ) -> dict[str, Any]:
     """The estimate's fields beside the layout."""
     return {
@@ -295,9 +303,36 @@ def estimate_document_of(
         **estimate_document(one.estimate),
         "available_bytes": one.available_bytes,
         "fits": one.fits,
-        **(more or {}),
         **_said(one.inputs),
+        **more,
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What stands behind an answer, on the screen and in its JSON."""
+
+    screen: str = ""
+    document: Mapping[str, Any] = field(default_factory=dict)
+
+
+def goodput_said(
+    one: OneLayout, options: FailureOptions, ledger: LedgerOptions, *, width: int
+) -> Said:
+    """What failures leave of the layout's time, where that was asked or its plan says how machines
+    fail."""
+    inputs = one.inputs
+    if not is_asked(options) and inputs.failures is None:
+        return Said()
+    from fsdpplan.cli.resolve.failures import outlook
+    from fsdpplan.cli.views.failures import outlook_document, outlook_screen
+
+    case = case_of(inputs, one.layout)
+    found = outlook(case, one.estimate, inputs.failures, options, ledger=ledger)
+    return Said(
+        screen=outlook_screen(found, inputs.training, one.estimate, width=width),
+        document={"goodput": outlook_document(found)},
+    )
 
 
 def _named(inputs: Inputs, layout: Layout) -> Layout:

@@ -11,12 +11,13 @@ from typing import Any
 from fsdpplan.cli.resolve.torch import other_torch
 from fsdpplan.cli.views.render import blocks, table, wrapped
 from fsdpplan.files.plans import estimate_document, layout_document
-from fsdpplan.run.compare import Comparison, compare
+from fsdpplan.run.compare import AxisComparison, Comparison, collectives, compare, overlap, waits
 from fsdpplan.run.fallback import Attempt
-from fsdpplan.run.follow.metric_events import OutOfMemory
+from fsdpplan.run.follow.metric_events import OutOfMemory, Profiled
 from fsdpplan.run.ledger import ran_out_of_memory
 from fsdpplan.run.outcome import Outcome
 from fsdpplan.run.plans import in_precision
+from fsdpplan.spec.plan import Plan
 from fsdpplan.topology.read.nccl_report import Connection, NcclReport
 from fsdpplan.units import format_gib, format_percent, format_seconds
 
@@ -49,6 +50,7 @@ def outcome_json(attempts: Sequence[Attempt]) -> str:
             "predicted": estimate_document(plan.estimate),
             "measured": {row.quantity: row.measured for row in rows},
             "comparison": [row_document(row) for row in rows],
+            **waits_document(_collectives(plan, outcome), outcome.measured.profiled),
             "nccl": None if outcome.nccl is None else nccl_document(outcome.nccl),
             "warnings": list(outcome.warnings),
             "out_of_memory": memory_document(last),
@@ -67,6 +69,7 @@ def outcome_table(attempts: Sequence[Attempt], *, width: int) -> str:
     complaint = outcome.complaint if outcome.exit_code else None
     return blocks(
         comparison_table(rows, width=width),
+        waits_words(_collectives(plan, outcome), outcome.measured.profiled, width=width),
         "" if outcome.nccl is None else wrapped(nccl_words(outcome.nccl), width=width),
         *(wrapped(text, width=width) for text in memory_words(attempts)),
         wrapped(other_torch(last.launch.plan, _torch_that_ran(outcome)), width=width),
@@ -74,6 +77,10 @@ def outcome_table(attempts: Sequence[Attempt], *, width: int) -> str:
         # Once more: launchers print tracebacks of their own below it.
         "" if complaint is None else wrapped(f"It said: {complaint}", width=width),
     )
+
+
+def _collectives(plan: Plan, outcome: Outcome) -> tuple[AxisComparison, ...]:
+    return collectives(estimate=plan.estimate, measured=outcome.measured)
 
 
 def _torch_that_ran(outcome: Outcome) -> str | None:
@@ -139,6 +146,45 @@ def _shown(row: Comparison, value: float | None) -> str:
             return format_percent(value)
         case "bytes":
             return format_gib(value)
+
+
+def waits_words(rows: Sequence[AxisComparison], profiled: Profiled | None, *, width: int) -> str:
+    """What the profiled steps waited for: the overlap and the waits by axis, each beside its
+    prediction, and idle time; nothing where none was profiled."""
+    hidden, found = overlap(rows), waits(rows)
+    pairs = []
+    if hidden is not None:
+        pairs.append(
+            ("overlap", _percent(hidden.predicted_fraction), _percent(hidden.measured_fraction))
+        )
+    pairs += [
+        (f"waits for {one.axis}", _seconds(one.predicted_seconds), _seconds(one.measured_seconds))
+        for one in found
+    ]
+    if profiled is not None:
+        pairs.append(("idle", "", _seconds(profiled.idle_seconds)))
+    if not pairs:
+        return ""
+    headers = ("of a profiled step", "predicted", "measured")
+    return table(pairs, headers=headers, align=("left", "right", "right"), width=width)
+
+
+def waits_document(rows: Sequence[AxisComparison], profiled: Profiled | None) -> dict[str, Any]:
+    """`overlap`, `waits` and `idle_seconds` as JSON has them; null is what no profile says."""
+    hidden = overlap(rows)
+    return {
+        "overlap": None if hidden is None else asdict(hidden),
+        "waits": [asdict(one) for one in waits(rows)],
+        "idle_seconds": None if profiled is None else profiled.idle_seconds,
+    }
+
+
+def _percent(value: float | None) -> str:
+    return "unknown" if value is None else format_percent(value)
+
+
+def _seconds(value: float | None) -> str:
+    return "unknown" if value is None else format_seconds(value)
 
 
 def memory_document(attempt: Attempt) -> dict[str, Any] | None:

@@ -79,6 +79,27 @@ class Communication:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint was published. None: not reported."""
+
+    step: int
+    seconds: float
+    """From the end of its step."""
+    blocking_seconds: float | None
+    """Part of that in which training stood still."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profiled:
+    """A step of a window that was profiled, over all that it did on its device."""
+
+    idle_seconds: float
+    """In which no kernel ran."""
+    step_seconds: float
+    """As long as it took beside the profiler."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemory:
     """A rank ran out of memory: its post-mortem. None: not known."""
 
@@ -95,7 +116,7 @@ class OutOfMemory:
     """(part of the prediction, bytes that it was too low by), largest first."""
 
 
-Event = Start | Step | Summary | Communication | OutOfMemory
+Event = Start | Step | Summary | Communication | Checkpoint | Profiled | OutOfMemory
 
 
 def parse_event(line: str) -> Event | None:
@@ -122,6 +143,10 @@ def parse_event(line: str) -> Event | None:
             return _summary(record)
         case "communication":
             return _communication(record)
+        case "checkpoint":
+            return _checkpoint(record)
+        case "profiled":
+            return _profiled(record)
         case "oom":
             return _out_of_memory(record)
         case _:
@@ -175,6 +200,24 @@ def _communication(record: dict[str, object]) -> Communication | None:
         count=_whole(record, "count"),
         bytes=_whole(record, "bytes"),
     )
+
+
+def _checkpoint(record: dict[str, object]) -> Checkpoint | None:
+    step, seconds = _whole(record, "step"), _number(record, "seconds")
+    if step is None or seconds is None:
+        return None
+    return Checkpoint(
+        step=step,
+        seconds=seconds,
+        blocking_seconds=_number(record, "blocking_seconds"),
+    )
+
+
+def _profiled(record: dict[str, object]) -> Profiled | None:
+    idle, step = _number(record, "idle_seconds"), _number(record, "step_seconds")
+    if idle is None or step is None:
+        return None
+    return Profiled(idle_seconds=idle, step_seconds=step)
 
 
 def _out_of_memory(record: dict[str, object]) -> OutOfMemory:

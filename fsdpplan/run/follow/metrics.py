@@ -8,9 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fsdpplan.run.follow.metric_events import Checkpoint as Checkpoint
 from fsdpplan.run.follow.metric_events import Communication as Communication
 from fsdpplan.run.follow.metric_events import Event as Event
 from fsdpplan.run.follow.metric_events import OutOfMemory as OutOfMemory
+from fsdpplan.run.follow.metric_events import Profiled as Profiled
 from fsdpplan.run.follow.metric_events import Start as Start
 from fsdpplan.run.follow.metric_events import Step as Step
 from fsdpplan.run.follow.metric_events import Summary as Summary
@@ -30,6 +32,9 @@ class Measured:
     summary: Summary | None = None
     communication: tuple[Communication, ...] = ()
     """The newest of each axis and collective."""
+    checkpoints: tuple[Checkpoint, ...] = ()
+    profiled: Profiled | None = None
+    """The newest window."""
     out_of_memory: OutOfMemory | None = None
     """Of the ranks that ran out, that which needed most."""
 
@@ -46,6 +51,10 @@ class Measured:
                 return self if told_before else replace(self, summary=event)
             case Communication():
                 return replace(self, communication=_newest(self.communication, event))
+            case Checkpoint():
+                return replace(self, checkpoints=(*self.checkpoints, event))
+            case Profiled():
+                return replace(self, profiled=event)
             case OutOfMemory():
                 worst = self.out_of_memory
                 is_worse = worst is None or (event.needed_bytes or 0) > (worst.needed_bytes or 0)
@@ -98,6 +107,11 @@ class Measured:
         values = [value for step in self.steps if (value := getattr(step, name)) is not None]
         counted = values[min(WARMUP_STEPS, len(values) // 2) :]
         return statistics.median(counted) if counted else None
+
+    def median_save(self, name: str) -> float | None:
+        """Median of a field of the checkpoints."""
+        values = [value for one in self.checkpoints if (value := getattr(one, name)) is not None]
+        return statistics.median(values) if values else None
 
     @property
     def measured_steps(self) -> int:

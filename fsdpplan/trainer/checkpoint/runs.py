@@ -83,6 +83,8 @@ class Saved:
     """From the end of the step until it was published."""
     problem: str
     """Why it was not published; empty when it was."""
+    blocking_seconds: float
+    """Part of it in which training stood still."""
 
 
 class CheckpointFailed(TrainerError):
@@ -133,6 +135,7 @@ class Checkpoints:
         document = {"schema_version": SCHEMA_VERSION, **asdict(progress), **written_by(self.plan)}
         partial = partial_path(path)
         writer = PublishingWriter(partial, path, document, keep=self.keep, owner=self.owner)
+        held = time.perf_counter() - began
 
         def write() -> Saved:
             problem = ""
@@ -148,7 +151,13 @@ class Checkpoints:
                 # What is left of it would take the next one's room.
                 remove(partial)
             seconds = time.perf_counter() - began
-            return Saved(step=progress.step, path=path, seconds=seconds, problem=problem)
+            return Saved(
+                step=progress.step,
+                path=path,
+                seconds=seconds,
+                problem=problem,
+                blocking_seconds=seconds if self.staging is None else held,
+            )
 
         self.under_way = self.worker.submit(write)
         if self.staging is None:

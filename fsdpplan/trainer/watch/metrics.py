@@ -6,7 +6,7 @@ Lines of the file, told apart by `event`:
     step        loss, times, rates and memory of one step
     eval        the loss on held-out data
     checkpoint  a checkpoint was published
-    communication, straggler, drift, hang
+    communication, profiled, straggler, drift, hang
                 what a run notices of itself (watch.py)
     spike, rollback
                 a loss spike, and where the run went on after it (spikes.py)

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from ..private_torch import dump_allocations, flight_records, record_allocations
 from ..rehearse.counting import Axis
-from .trace import UNKNOWN_AXIS, Communication, communications
+from .trace import UNKNOWN_AXIS, Communication, DeviceTime, communications, device_time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,15 +37,30 @@ def window_edges(window: tuple[int, int] | None) -> set[int]:
     return set() if window is None else {window[0], sum(window)}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profiled:
+    """What a window showed."""
+
+    communication: list[Communication]
+    device: DeviceTime | None
+
+
 class ProfileWindow:
-    """Profiles this rank during a window."""
+    """Profiles this rank during a window; `with_stacks`: and which lines of Python asked for it."""
 
     def __init__(
-        self, window: Window, axes: Sequence[Axis], device: torch.device, trace: Path
+        self,
+        window: Window,
+        axes: Sequence[Axis],
+        device: torch.device,
+        trace: Path,
+        *,
+        with_stacks: bool = False,
     ) -> None:
         self.window = window
         self.trace = trace
         """Where the trace goes."""
+        self._with_stacks = with_stacks
         self._axes = axes
         self._first_record = 0
         cuda = [ProfilerActivity.CUDA] if device.type == "cuda" else []
@@ -56,20 +71,24 @@ class ProfileWindow:
         """The step of this number is about to begin."""
         if step == self.window.first:
             self._first_record = max((_number(each) for each in _records()), default=-1) + 1
-            self._profiler = profile(activities=self._activities)
+            self._profiler = profile(activities=self._activities, with_stack=self._with_stacks)
             self._profiler.start()
 
-    def after(self, step: int) -> list[Communication] | None:
-        """The step has ended; the window's communication, if it ends with it."""
+    def after(self, step: int) -> Profiled | None:
+        """The step has ended; what the window showed, if it ends with it."""
         if self._profiler is None or step != self.window.last:
             return None
         self._profiler.stop()
         self._profiler.export_chrome_trace(str(self.trace))
         self._profiler = None
-        return communications(
-            json.loads(self.trace.read_text(encoding="utf-8")),
-            axis_of_group={axis.group_name: axis.name for axis in self._axes},
-            axes_of_gloo=self._axes_of_gloo(),
+        trace = json.loads(self.trace.read_text(encoding="utf-8"))
+        return Profiled(
+            communication=communications(
+                trace,
+                axis_of_group={axis.group_name: axis.name for axis in self._axes},
+                axes_of_gloo=self._axes_of_gloo(),
+            ),
+            device=device_time(trace),
         )
 
     def _axes_of_gloo(self) -> dict[str, set[str]]:

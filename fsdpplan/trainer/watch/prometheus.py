@@ -27,6 +27,7 @@ HELP = {
     "training_memory_reserved_bytes": "Most memory that the allocator held on this rank.",
     "training_communication_seconds": "A collective on a mesh axis in a step, by the profiler.",
     "training_exposed_communication_seconds": "Part of it in which no other kernel ran.",
+    "training_idle_seconds": "Part of a step in which no kernel ran at all, by the profiler.",
 }
 """Metric -> what it says. All are gauges: a run may begin again."""
 

@@ -1,4 +1,5 @@
-"""What a profiler's trace says of communication: how long, and how much of it nothing hid."""
+"""What a profiler's trace says: how long communication took, how much of it nothing hid, and how
+long nothing ran at all."""
 
 from __future__ import annotations
 
@@ -29,6 +30,10 @@ COLLECTIVES = {
 DTYPE_BYTES = {"Float": 4, "BFloat16": 2, "Half": 2, "Double": 8, "Long": 8, "Int": 4, "Byte": 1}
 
 
+ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+"""Categories of what keeps a device busy."""
+
+
 class Interval(NamedTuple):
     """From when to when, in one unit."""
 
@@ -44,7 +49,7 @@ class Communication:
     collective: str
     seconds: float
     exposed_seconds: float | None
-    """Part in which no kernel ran beside; None where the trace does not say."""
+    """Part in which no kernel ran beside it, on CPUs no operator; None: the trace does not say."""
     count: int
     bytes: int | None
 
@@ -83,15 +88,54 @@ def communications(
 
     Those of NCCL are kernels, named by their group, and exposed where no other kernel runs. Those
     of gloo are spans of its threads without a group: `axes_of_gloo` has the axes that use one, and
-    only a single one is named; what hides them is not in the trace.
+    only a single one is named. What hides them are operators of the thread that trains.
     """
-    events = [event for event in trace.get("traceEvents", ()) if event.get("ph") == "X"]
+    events = _spans(trace)
     kernels = [event for event in events if event.get("cat") == "kernel"]
     nccl = [event for event in kernels if _is_nccl(event)]
     if nccl:
         compute = union(_interval(event) for event in kernels if not _is_nccl(event))
         return _summed(_of_nccl(event, compute, axis_of_group) for event in nccl)
-    return _summed(_of_gloo(event, axes_of_gloo) for event in events if _is_gloo(event))
+    operators = union(_operators(events))
+    return _summed(_of_gloo(event, operators, axes_of_gloo) for event in events if _is_gloo(event))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceTime:
+    """A window as its device saw it."""
+
+    seconds: float
+    """From the beginning of its first kernel to the end of its last one."""
+    idle_seconds: float
+    """Part of it in which none ran, nor any copy; on CPUs no operator, nor any collective."""
+
+
+def device_time(trace: Mapping[str, Any]) -> DeviceTime | None:
+    """How long nothing ran, in a Chrome trace of torch's profiler; None where it has no kernel and
+    no operator."""
+    events = _spans(trace)
+    busy = union(_interval(event) for event in events if event.get("cat") in ON_DEVICE)
+    if not busy:
+        collectives = (_interval(event) for event in events if _is_gloo(event))
+        busy = union([*_operators(events), *collectives])
+    if not busy:
+        return None
+    whole = Interval(busy[0].start, busy[-1].end)
+    return DeviceTime(seconds=whole.end - whole.start, idle_seconds=outside(whole, busy))
+
+
+def _spans(trace: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [event for event in trace.get("traceEvents", ()) if event.get("ph") == "X"]
+
+
+def _operators(events: Sequence[Mapping[str, Any]]) -> list[Interval]:
+    """When operators ran on the thread that has most of them: it trains. The threads of gloo, and
+    one that writes a checkpoint, have operators, too."""
+    of_thread: dict[Any, list[Interval]] = {}
+    for event in events:
+        if event.get("cat") == "cpu_op" and str(event["name"]).startswith("aten::"):
+            of_thread.setdefault(event.get("tid"), []).append(_interval(event))
+    return max(of_thread.values(), key=len, default=[])
 
 
 def _is_nccl(event: Mapping[str, Any]) -> bool:
@@ -126,7 +170,11 @@ def _of_nccl(
     )
 
 
-def _of_gloo(event: Mapping[str, Any], axes_of_gloo: Mapping[str, set[str]]) -> Communication:
+def _of_gloo(
+    event: Mapping[str, Any],
+    operators: Sequence[Interval],
+    axes_of_gloo: Mapping[str, set[str]],
+) -> Communication:
     interval = _interval(event)
     collective = str(event["name"]).partition(":")[2]
     axes = axes_of_gloo.get(collective, set())
@@ -134,7 +182,7 @@ def _of_gloo(event: Mapping[str, Any], axes_of_gloo: Mapping[str, set[str]]) -> 
         axis=next(iter(axes)) if len(axes) == 1 else UNKNOWN_AXIS,
         collective=collective,
         seconds=interval.end - interval.start,
-        exposed_seconds=None,
+        exposed_seconds=outside(interval, operators) if operators else None,
         count=1,
         bytes=None,
     )

@@ -35,6 +35,7 @@ from .metrics import WARMUP_STEPS, Metrics
 from .profiling import (
     MemoryTimeline,
     MemoryWindow,
+    Profiled,
     ProfileWindow,
     Window,
     folder_of,
@@ -42,7 +43,7 @@ from .profiling import (
     window_edges,
 )
 from .prometheus import Sample, exposition, write_exposition
-from .trace import Communication, a_step
+from .trace import a_step
 from .trends import DriftWatch, StragglerWatch
 
 MOST_TIMED_BLOCKS = 4
@@ -138,7 +139,13 @@ class Watch:
         if options.profile is not None and dist.get_rank() in options.profile_ranks:
             first, steps = options.profile
             window = Window(first=first, steps=steps)
-            self._profile = ProfileWindow(window, axes, device, trace_path(options.metrics))
+            self._profile = ProfileWindow(
+                window,
+                axes,
+                device,
+                trace_path(options.metrics),
+                with_stacks=options.profile_stacks,
+            )
         self._memory = None
         if options.memory_snapshot is not None and dist.get_rank() in options.profile_ranks:
             first, steps = options.memory_snapshot
@@ -266,11 +273,22 @@ class Watch:
                 f"{drift.first_seconds:.3f} s"
             )
 
-    def _say_profile(self, step: int, found: list[Communication], done: ProfileWindow) -> None:
-        events = [a_step(row, done.window.steps) for row in found]
+    def _say_profile(self, step: int, found: Profiled, done: ProfileWindow) -> None:
+        steps = done.window.steps
+        events = [a_step(row, steps) for row in found.communication]
         for event in events:
             self._metrics.emit("communication", step=step, **event)
-        self._prometheus.communication(events)
+        idle = None
+        if found.device is not None:
+            idle = found.device.idle_seconds / steps
+            self._metrics.emit(
+                "profiled",
+                step=step,
+                idle_seconds=idle,
+                step_seconds=found.device.seconds / steps,
+                trace=str(done.trace),
+            )
+        self._prometheus.communication(events, idle_seconds=idle)
         self._metrics.say(f"profiled {done.window.steps} steps: {done.trace}")
 
     def _say_memory(self, step: int, line: MemoryTimeline, done: MemoryWindow) -> None:
@@ -319,7 +337,9 @@ class _PrometheusFile:
             with contextlib.suppress(OSError):
                 self._write(running=True)
 
-    def communication(self, events: Sequence[Mapping[str, Any]]) -> None:
+    def communication(
+        self, events: Sequence[Mapping[str, Any]], *, idle_seconds: float | None
+    ) -> None:
         names = {
             "training_communication_seconds": "seconds",
             "training_exposed_communication_seconds": "exposed_seconds",
@@ -330,6 +350,8 @@ class _PrometheusFile:
             for event in events
             if event[field] is not None
         ]
+        if idle_seconds is not None:
+            self._communication.append(Sample("training_idle_seconds", idle_seconds))
 
     def evaluated(self, values: Mapping[str, Any]) -> None:
         self._evaluated = [

@@ -63,3 +63,29 @@ def test_a_run_and_its_plan_may_be_named(
     assert exit_code_of(words("verify nowhere")) == 2
     assert exit_code_of(words("verify fsdpplan-runs/1 --plan nothing.json")) == 2
     assert capsys.readouterr().err.count("\n") == 2
+
+
+def test_overlap_and_waits_stand_beside_their_prediction_and_have_limits(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert exit_code_of(words("verify --min-overlap 80% --json")) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["overlap"]["measured_fraction"] == pytest.approx(0.8)
+    (waits,) = [one for one in document["waits"] if one["axis"] == "dp_shard"]
+    assert waits["measured_seconds"] == 0.01
+    assert document["idle_seconds"] is None
+    assert exit_code_of(words("verify --min-overlap 95%")) == 6
+    out, err = capsys.readouterr()
+    assert "80.0 % of communication is hidden, less than 95.0 %" in err
+    assert ["overlap", "80.0", "%"] in [
+        [*row[:1], *row[-2:]] for row in map(str.split, out.splitlines())
+    ]
+    assert "waits for dp_shard" in out
+    # this run's profile does not say how long nothing ran
+    assert exit_code_of(words("verify --max-idle 100ms")) == 2
+    assert "--profile 20:3" in capsys.readouterr().err
+    with open("fsdpplan-runs/1/metrics.jsonl", "a") as metrics:
+        event = {"event": "profiled", "idle_seconds": 0.12, "step_seconds": 0.25}
+        metrics.write(json.dumps(event) + "\n")
+    assert exit_code_of(words("verify --max-idle 100ms")) == 6
+    assert "the device is idle for 120 ms of a step" in capsys.readouterr().err

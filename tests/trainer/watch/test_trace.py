@@ -15,6 +15,7 @@ from fsdpplan.trainer.watch.trace import (
     Interval,
     a_step,
     communications,
+    device_time,
     outside,
     union,
 )
@@ -118,3 +119,47 @@ def test_collectives_have_the_names_of_an_estimate() -> None:
 def test_what_is_counted_has_the_names_of_an_estimate_and_both_ends_of_a_message() -> None:
     counted = {operator.collective for operator in OPERATORS.values()}
     assert counted == set(get_args(Collective)) - {"send_recv"} | {"send", "recv"}
+
+
+def operator(name: str, start: float, seconds: float, *, thread: int = 1) -> dict[str, Any]:
+    return {**kernel(name, start, seconds), "cat": "cpu_op", "tid": thread}
+
+
+def test_operators_of_the_thread_that_trains_hide_gloo() -> None:
+    waiting = {**gloo("all_gather"), "ts": 1e6, "dur": 4e6, "tid": 2}
+    trace = {
+        "traceEvents": [
+            operator("aten::mm", 0.0, 2.0),
+            operator("aten::t", 0.5, 0.5),
+            operator("aten::mm", 4.0, 2.0),
+            operator("_c10d_functional::wait_tensor", 2.0, 2.0),
+            # what gloo's own thread does is no work of the step
+            operator("aten::copy_", 2.0, 2.0, thread=2),
+            waiting,
+        ]
+    }
+    (row,) = communications(trace, axis_of_group={}, axes_of_gloo={"all_gather": {"dp_shard"}})
+    assert row.seconds == pytest.approx(4.0)
+    assert row.exposed_seconds == pytest.approx(2.0)
+    found = device_time(trace)
+    assert found is not None
+    assert found.seconds == pytest.approx(6.0)
+    assert found.idle_seconds == pytest.approx(0.0)
+
+
+def test_a_device_is_idle_where_no_kernel_and_no_copy_runs() -> None:
+    copy = {**kernel("Memcpy HtoD", 5.0, 1.0), "cat": "gpu_memcpy"}
+    trace = {
+        "traceEvents": [
+            kernel("sm90_gemm", 1.0, 2.0),
+            gather(2.0, 1.5),
+            copy,
+            kernel("flash_fwd", 8.0, 2.0),
+            operator("aten::mm", 0.0, 20.0),
+        ]
+    }
+    found = device_time(trace)
+    assert found is not None
+    assert found.seconds == pytest.approx(9.0)
+    assert found.idle_seconds == pytest.approx(1.5 + 2.0)
+    assert device_time({"traceEvents": []}) is None

@@ -7,12 +7,21 @@ import os
 import signal
 import socket
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parsed
 
+from fsdpplan.cost.goodput import checkpoint_bytes
+from fsdpplan.files.clusters import load_cluster
+from fsdpplan.run.follow.metrics import read_metrics
+from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.model import Model
+from fsdpplan.spec.plan import Case
+from fsdpplan.spec.training import Training
 from fsdpplan.trainer import step, train
+from fsdpplan.trainer.checkpoint.storage import read_index
 from fsdpplan.trainer.config import parse_plan
 from fsdpplan.trainer.text import feed
 from fsdpplan.trainer.train import main
@@ -87,7 +96,8 @@ def test_memory_that_runs_out_ends_in_a_postmortem(tmp_path: Path) -> None:
 def test_prometheus_and_the_profiler_say_what_the_run_does(tmp_path: Path) -> None:
     prometheus = tmp_path / "run.prom"
     options = ("--steps", "6", "--prometheus", str(prometheus), "--profile", "4:2")
-    out = jobs.train(tmp_path, 2, *options, dp_shard=2)
+    saves = ("--checkpoint-dir", str(tmp_path / "saved"), "--checkpoint-every", "6")
+    out = jobs.train(tmp_path, 2, *options, "--profile-stacks", *saves, dp_shard=2)
     families = parsed(prometheus.read_text())
     found = {one.name: one for family in families for one in family.samples}
     last = jobs.lines(tmp_path, "step")[-1]
@@ -96,14 +106,51 @@ def test_prometheus_and_the_profiler_say_what_the_run_does(tmp_path: Path) -> No
     assert found["training_loss"].value == last["loss"]
     assert found["training_mfu"].value == last["mfu_fraction"]
     assert found["training_step"].labels["model"] == "tiny"
-    assert json.loads((tmp_path / "trace-rank-0.json").read_text())["traceEvents"]
+    trace = json.loads((tmp_path / "trace-rank-0.json").read_text())["traceEvents"]
+    lines = {one["name"] for one in trace if one.get("cat") == "python_function"}
+    assert any("trainer/step.py" in one for one in lines)
     assert not (tmp_path / "trace-rank-1.json").exists()
     events = {event["collective"]: event for event in jobs.lines(tmp_path, "communication")}
     gathered = events["all_gather"]
     assert (gathered["axis"], gathered["step"]) == ("dp_shard", 5)
     assert gathered["seconds"] > 0
-    assert gathered["exposed_seconds"] is None
+    assert 0 <= gathered["exposed_seconds"] <= gathered["seconds"]
+    (seen,) = jobs.lines(tmp_path, "profiled")
+    assert 0 <= seen["idle_seconds"] < seen["step_seconds"]
+    assert found["training_idle_seconds"].value == seen["idle_seconds"]
     assert "profiled 2 steps" in out
+    _require_what_a_run_tells_to_be_understood(tmp_path)
+
+
+def _require_what_a_run_tells_to_be_understood(folder: Path) -> None:
+    """By what compares a run with its plan and learns from its saves."""
+    measured = read_metrics((folder / "metrics.jsonl").read_text())
+    (row, *_) = [one for one in measured.communication if one.collective == "all_gather"]
+    assert row.exposed_seconds is not None
+    assert measured.profiled is not None
+    assert measured.profiled.idle_seconds < measured.profiled.step_seconds
+    assert [one.step for one in measured.checkpoints] == [6]
+    for saved in measured.checkpoints:
+        assert saved.blocking_seconds is not None
+        assert 0 < saved.blocking_seconds < saved.seconds
+    # what goodput takes a checkpoint to be are its tensors, but for states of generators
+    index = read_index(folder / "saved" / "step-00000006").state_dict_metadata
+    written = sum(
+        one.size.numel() * one.properties.dtype.itemsize
+        for name, one in index.items()
+        if not name.startswith("rng.")
+    )
+    model = json.loads((folder / "plan.json").read_text())["model"]
+    known = {field.name for field in fields(Model)}
+    shape = Model(**{name: value for name, value in model.items() if name in known})
+    layout = Layout(dp_replicate=1, dp_shard=2, micro_batch=1, num_microbatches=1)
+    case = Case(
+        model=shape,
+        cluster=load_cluster("cpu", gpus=2).cluster,
+        training=Training(seq_len=64, global_batch=layout.global_batch, precision="fp32"),
+        layout=layout,
+    )
+    assert written == pytest.approx(checkpoint_bytes(case), rel=1e-3)
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="there is no SIGSTOP here")
