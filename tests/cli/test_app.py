@@ -37,6 +37,8 @@ def test_help_fits_the_screen_and_names_every_command(capsys: pytest.CaptureFixt
         "what-if",
         "compare",
         "sweep",
+        "check",
+        "diff",
         "detect",
         "calibrate",
         "emit-launch",

@@ -193,6 +193,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "what-if": ("--no-ledger",),
     "sweep": (*SHAPE, *CPU, "--gpus=1,2", "--seq-len=128", "--global-batch=4", "--no-ledger"),
     "compare": ("fsdpplan.json", "fsdpplan.json", "--no-ledger"),
+    "check": ("--assert=mfu > 0", "--lock=plan.lock"),
+    "diff": ("fsdpplan.json", "fsdpplan.json"),
     "run": ("--dry-run",),
     "verify": (),
     "ledger": (),
@@ -212,6 +214,7 @@ OPTIONS = (
     *("--export", "--plan", "--rank", "--target", "--max-memory", "--job", "--node", "--tail"),
     *("--checkpoint-dir", "--torch", "--headroom", "--stage-blocks", "--nonsense", "--json"),
     *("--init-from", "--export-hf", "--sft", "--chat-template", "--eval-data", "--eval-tokens"),
+    *("--assert", "--lock"),
 )
 
 
