@@ -40,6 +40,8 @@ PASSED_ON = {
     "run/engines/kubernetes.py:Kubernetes._apply": "a sentence of run/engines/kubernetes_text.py",
     "run/engines/slurm.py:_submission": "a sentence of run/engines/slurm_text.py",
     "topology/measure/settings.py:_told.read": "a sentence of spec/values.py",
+    "run/elastic.py:standing": "a sentence of the trainer's own",
+    "validate/check/conditions.py:_Wrong.said": "each of that file says what to type",
     "trainer/checkpoint/runs.py:Checkpoints._on_first_rank": "the sentence of rank 0, on all ranks",
     "trainer/preflight/program.py:Preflight._act": "its step is bad_nodes_words of report.py",
     "trainer/rehearse/rehearsal.py:rehearse_ranks": "what a rank would raise in the job",

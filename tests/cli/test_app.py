@@ -38,6 +38,7 @@ def test_help_fits_the_screen_and_names_every_command(capsys: pytest.CaptureFixt
         "compare",
         "sweep",
         "check",
+        "replan",
         "diff",
         "detect",
         "calibrate",

@@ -195,6 +195,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "compare": ("fsdpplan.json", "fsdpplan.json", "--no-ledger"),
     "check": ("--assert=mfu > 0", "--lock=plan.lock"),
     "diff": ("fsdpplan.json", "fsdpplan.json"),
+    "replan": ("--gpus=4", "--hardware=cpu", "--no-ledger"),
     "run": ("--dry-run",),
     "verify": (),
     "ledger": (),

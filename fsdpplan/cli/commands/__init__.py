@@ -19,6 +19,7 @@ SUMMARIES = {
     "what-if": "A saved plan under other inputs: what changes, by terms.",
     "compare": "Compare saved plans, or questions, side by side.",
     "sweep": "How a training scales over numbers of GPUs, with the knee.",
+    "replan": "Plan a saved plan again for more or fewer GPUs: a run goes on.",
     "diff": "What two saved plans say otherwise, term by term.",
     "check": "Check a saved plan: conditions on its numbers, and its lock.",
     "emit-launch": "Print what launches a plan: for Slurm, Kubernetes or others.",

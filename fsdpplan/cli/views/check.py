@@ -48,10 +48,10 @@ class PlanCheck:
             false.append(f"{names}{more} differ{'' if len(other) > 1 else 's'} from {self.lock}")
         if not false:
             return None
-        advice = "plan again"
+        words = "; ".join(false)
         if other and self.written is None:
-            advice = "undo that, or take it with --write-lock"
-        return GateFailed(f"{'; '.join(false)}: {advice}")
+            return GateFailed(f"{words}: undo that, or take it with --write-lock")
+        return GateFailed(f"{words}: plan again, or ask for less")
 
 
 def check_screen(answer: PlanCheck, *, width: int) -> str:
