@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -16,9 +17,10 @@ from fsdpplan.cli.options.question import (
     TorchOptions,
     TrainingOptions,
 )
-from fsdpplan.cli.options.scaling import FewestOptions
+from fsdpplan.cli.options.scaling import FewestOptions, SlurmOptions
 from fsdpplan.cli.resolve.fewest import on_the_fewest
-from fsdpplan.cli.resolve.found import Found, advised, plan_of, searched
+from fsdpplan.cli.resolve.found import Found, advised, best_of, plan_of, searched
+from fsdpplan.cli.resolve.idle import IdleMachines, idle_machines, time_warning, with_idle
 from fsdpplan.cli.resolve.inputs import Inputs, resolve
 from fsdpplan.cli.views.answer import recommend_json
 from fsdpplan.cli.views.render import columns
@@ -37,6 +39,7 @@ def recommend(
     model: ModelOptions,
     cluster: ClusterOptions,
     fewest: FewestOptions,
+    slurm: SlurmOptions,
     training: TrainingOptions,
     layout: LayoutOptions,
     torch: TorchOptions,
@@ -49,10 +52,11 @@ def recommend(
     if no_save and save != DEFAULT_PLAN:
         raise SpecError("--save and --no-save contradict each other: give one of them")
     place = None if no_save else path(save, name="--save")
+    idle = _idle(slurm, fewest, cluster)
     ask = on_the_fewest if fewest.min_gpus else resolve
     inputs = ask(
         model=model,
-        cluster=cluster,
+        cluster=cluster if idle is None else idle.cluster,
         training=training,
         layout=layout,
         torch=torch,
@@ -60,12 +64,31 @@ def recommend(
     )
     found = search(inputs)
     inputs = advised(inputs, found)
+    if idle is not None:
+        inputs = _of_slurm(inputs, found, idle)
     said = saved(inputs, found.result, place) if place is not None else NOT_SAVED
     if json:
         typer.echo(recommend_json(inputs, found.result, seconds=found.seconds))
     else:
         typer.echo(recommend_screen(inputs, found.result, width=columns()))
     typer.echo(said, err=True)
+
+
+def _idle(
+    slurm: SlurmOptions, fewest: FewestOptions, cluster: ClusterOptions
+) -> IdleMachines | None:
+    if slurm.partition is not None and not slurm.from_slurm:
+        raise SpecError("--partition goes with --from-slurm: add it, or leave it to emit-launch")
+    if slurm.from_slurm and fewest.min_gpus:
+        raise SpecError("--from-slurm and --min-gpus each say how many GPUs: leave one of them out")
+    return idle_machines(slurm, cluster) if slurm.from_slurm else None
+
+
+def _of_slurm(inputs: Inputs, found: Found, idle: IdleMachines) -> Inputs:
+    best, tokens = best_of(inputs, found), inputs.training.tokens
+    seconds = None if best is None or tokens is None else best.seconds_for(tokens)
+    inputs = with_idle(inputs, idle)
+    return replace(inputs, warnings=(*inputs.warnings, *time_warning(idle, seconds)))
 
 
 def search(inputs: Inputs) -> Found:
