@@ -26,6 +26,7 @@ from fsdpplan.files.plans import (
 from fsdpplan.run.elastic import Standing
 from fsdpplan.search.advice.difference import Priced, difference
 from fsdpplan.search.advice.words import degrees
+from fsdpplan.spec.training import program_named
 from fsdpplan.units import format_bandwidth, format_count, format_gb, format_seconds
 
 
@@ -126,6 +127,12 @@ def _even(answer: Replanned, other: Other) -> str:
 
 def _checkpoint(answer: Replanned) -> list[str]:
     moved, rate = answer.moved, answer.storage_bytes_per_second
+    if not _is_ours(answer):
+        program = program_named(answer.after.case.training.program).words
+        return [
+            f"the checkpoints of {program} are its own: ask it whether they can be read in another "
+            f"layout; {format_gb(moved.saved_bytes)} of parameters and optimizer state are in them"
+        ]
     where = "as its files are" if _is_known(answer) else "as predicted"
     lines = [
         "any layout of the trainer reads what any other wrote; random numbers begin anew, from the "
@@ -170,15 +177,27 @@ def _is_known(answer: Replanned) -> bool:
     return answer.standing is not None and answer.standing.saved_bytes is not None
 
 
+def _is_ours(answer: Replanned) -> bool:
+    """Whether fsdpplan's own trainer runs it, whose checkpoints these are."""
+    return answer.after.estimate.runnable and answer.after.case.training.program == "reference"
+
+
 def resume_words(answer: Replanned) -> str:
     """The command that goes on."""
     words = ["fsdpplan", "emit-launch", answer.place]
+    program = answer.after.case.training.program
+    if program_named(program).is_target:
+        return shlex.join([*words, "--target", program])
+    if not _is_ours(answer):
+        return f"{shlex.join(words)} --script train.py"
     if answer.standing is None:
         return f"{shlex.join(words)} --checkpoint-dir DIR"
     return shlex.join([*words, *answer.standing.program.words()])
 
 
 def _next(answer: Replanned, width: int) -> str:
+    if not _is_ours(answer):
+        return "\n".join((wrapped("It goes on by this:", width=width), resume_words(answer)))
     what = "and --data, and what else its first launch was given that no checkpoint says"
     if answer.standing is None:
         what = "with the options and the --checkpoint-dir of its first launch"

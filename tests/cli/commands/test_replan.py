@@ -155,6 +155,28 @@ def test_another_batch_goes_over_the_same_tokens_and_says_that_the_rate_moves(
     assert exit_code_of(shlex.split(found["command"])[1:]) == 0
 
 
+def test_what_was_fixed_is_searched_where_that_is_asked(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    kept = replanned(capsys, "--gpus 24")
+    free = replanned(capsys, "--gpus 24 --free --micro-batch 2 --hardware dgx-h200")
+    assert "layout.pp" in kept["sources"]
+    assert "layout.pp" not in free["sources"]
+    assert free["after"]["layout"]["micro_batch"] == 2
+    assert free["cluster"]["device"]["name"] == "h200-sxm-141g"
+
+
+def test_another_program_is_asked_about_its_checkpoints(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    question = QUESTION.replace("plan.json", "mega.json") + " --program megatron"
+    assert exit_code_of(words(question)) == 0
+    capsys.readouterr()
+    out = show(capsys, *words("replan mega.json --gpus 24 --no-ledger"))
+    assert "the checkpoints of Megatron-LM are its own" in " ".join(out.split())
+    assert "emit-launch mega-24gpus.json --target megatron" in out
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
