@@ -70,6 +70,7 @@ WAITS = {
     "cli/app.py": {"files.table": "for an error only: it would delay every command"},
     "cli/process.py": {"emit.safe_text": "its patterns take longer than all else before signals"},
     "cli/commands/estimate.py": {"cli.views.unfit": "a search, where the layout does not fit"},
+    "cli/commands/recommend.py": {"cli.resolve.idle": "where Slurm is asked what is idle"},
     "cli/resolve/cluster.py": {"run.detect": "a survey is made where there are GPUs"},
     "cli/resolve/job.py": {
         "trainer.checkpoint.progress": "torch, where a checkpoint is resumed, as what follows",

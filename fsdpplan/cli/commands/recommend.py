@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -20,7 +21,6 @@ from fsdpplan.cli.options.question import (
 from fsdpplan.cli.options.scaling import FewestOptions, SlurmOptions
 from fsdpplan.cli.resolve.fewest import on_the_fewest
 from fsdpplan.cli.resolve.found import Found, advised, best_of, plan_of, searched
-from fsdpplan.cli.resolve.idle import IdleMachines, idle_machines, time_warning, with_idle
 from fsdpplan.cli.resolve.inputs import Inputs, resolve
 from fsdpplan.cli.views.answer import recommend_json
 from fsdpplan.cli.views.render import columns
@@ -30,6 +30,9 @@ from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import write_plan
 from fsdpplan.search.question import SearchResult
 from fsdpplan.spec.training import program_named, program_needs
+
+if TYPE_CHECKING:
+    from fsdpplan.cli.resolve.idle import IdleMachines
 
 NOT_SAVED = "not saved; fsdpplan emit-launch and fsdpplan run read what is saved without --no-save"
 
@@ -81,10 +84,16 @@ def _idle(
         raise SpecError("--partition goes with --from-slurm: add it, or leave it to emit-launch")
     if slurm.from_slurm and fewest.min_gpus:
         raise SpecError("--from-slurm and --min-gpus each say how many GPUs: leave one of them out")
-    return idle_machines(slurm, cluster) if slurm.from_slurm else None
+    if not slurm.from_slurm:
+        return None
+    from fsdpplan.cli.resolve.idle import idle_machines
+
+    return idle_machines(slurm, cluster)
 
 
 def _of_slurm(inputs: Inputs, found: Found, idle: IdleMachines) -> Inputs:
+    from fsdpplan.cli.resolve.idle import time_warning, with_idle
+
     best, tokens = best_of(inputs, found), inputs.training.tokens
     seconds = None if best is None or tokens is None else best.seconds_for(tokens)
     inputs = with_idle(inputs, idle)

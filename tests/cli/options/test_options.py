@@ -552,6 +552,14 @@ ELSEWHERE = {
     "--scaling": "cli/commands/test_sweep.py",
     "--csv": "cli/commands/test_sweep.py",
     "--min-gpus": "cli/commands/test_min_gpus.py",
+    "--assert": "cli/commands/test_check.py",
+    "--lock": "cli/commands/test_check.py",
+    "--write-lock": "cli/commands/test_check.py",
+    "--again": "cli/commands/test_check.py",
+    "--list": "cli/commands/test_check.py",
+    "--keep-global-batch": "cli/commands/test_replan.py",
+    "--storage-bw": "cli/commands/test_replan.py",
+    "--from-slurm": "cli/commands/test_from_slurm.py",
 }
 """Options that other tests show to change what is done."""
 
