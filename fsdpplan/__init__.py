@@ -14,14 +14,21 @@ Each name is imported when it is first asked for, so that `import fsdpplan` take
 
 TYPE_CHECKING = False  # typing takes longer to import than all else here
 if TYPE_CHECKING:
+    from fsdpplan.answers import Check, Comparison, Replanned, Sweep, WhatIf
     from fsdpplan.api import (
+        check,
+        compare,
         emit_launch,
         estimate,
         load_cluster,
         load_model,
         load_plan,
+        min_gpus,
         recommend,
+        replan,
         save_plan,
+        sweep,
+        what_if,
     )
     from fsdpplan.emit.job import Job
     from fsdpplan.emit.pods import Pods
@@ -35,7 +42,9 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 __all__ = [
+    "Check",
     "Cluster",
+    "Comparison",
     "Estimate",
     "FsdpPlanError",
     "Job",
@@ -44,18 +53,32 @@ __all__ = [
     "NoFeasibleLayout",
     "Plan",
     "Pods",
+    "Replanned",
     "SpecError",
+    "Sweep",
     "Training",
+    "WhatIf",
+    "check",
+    "compare",
     "emit_launch",
     "estimate",
     "load_cluster",
     "load_model",
     "load_plan",
+    "min_gpus",
     "recommend",
+    "replan",
     "save_plan",
+    "sweep",
+    "what_if",
 ]
 
 _HOMES = {
+    "Check": "answers",
+    "Comparison": "answers",
+    "Replanned": "answers",
+    "Sweep": "answers",
+    "WhatIf": "answers",
     "Cluster": "spec.cluster",
     "Estimate": "spec.plan",
     "FsdpPlanError": "errors",

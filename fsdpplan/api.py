@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from fsdpplan.answers import Check, Comparison, Point, Replanned, Sweep, WhatIf
+from fsdpplan.cost.reshard import moved
 from fsdpplan.cost.step import estimate as predicted
 from fsdpplan.emit.job import Job
 from fsdpplan.emit.pods import Pods
@@ -15,14 +19,23 @@ from fsdpplan.files.huggingface.config import read_hf_config
 from fsdpplan.files.plans import write_plan
 from fsdpplan.run.launch import launch_text
 from fsdpplan.run.plans import new_plan, read_plan
+from fsdpplan.search.advice.difference import Priced, kept_layout
 from fsdpplan.search.pins import Pins
+from fsdpplan.search.question import Question
 from fsdpplan.search.recommend import recommend as ranked_layouts
 from fsdpplan.search.rules.legality import legal_layout_problem, question_problem
+from fsdpplan.search.scaling import fits_at_all, node_counts
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Case, Estimate, Plan
 from fsdpplan.spec.training import Training
+from fsdpplan.validate.check import lock as locks
+from fsdpplan.validate.check.conditions import check as condition
+from fsdpplan.validate.check.quantities import plan_quantities
+
+MOST_GPUS = 4096
+"""More are not looked at by `min_gpus`."""
 
 
 def load_model(name: str | Path) -> Model:
@@ -99,3 +112,135 @@ def load_plan(path: str | Path) -> Plan:
 def save_plan(plan: Plan, path: str | Path) -> None:
     """Write `plan` as JSON, whole or not at all: what `emit-launch`, `run` and `explain` read."""
     write_plan(plan, path)
+
+
+def min_gpus(model: Model, hardware: str | Path, training: Training, **pins: Any) -> Plan:
+    """The best plan on the fewest GPUs of a profile on which a layout fits: equal parts of a node,
+    then whole nodes, each tried from below.
+
+    Raises NoFeasibleLayout where none up to 4,096 does.
+    """
+    node = load_cluster(hardware).gpus_per_node
+    for gpus in node_counts(node, most=MOST_GPUS):
+        cluster, fixed = load_cluster(hardware, gpus=gpus), Pins(**pins)
+        if question_problem(model=model, cluster=cluster, training=training, pins=fixed):
+            continue
+        asked = Question(model=model, cluster=cluster, training=training, pins=fixed, learner=None)
+        if fits_at_all(asked):
+            return recommend(model, cluster, training, **pins)
+    raise NoFeasibleLayout(
+        f"no layout of {model.name} fits on up to {MOST_GPUS:,} GPUs of {hardware}: take GPUs with "
+        "more memory, or fix less of the layout",
+        rejected={},
+    )
+
+
+def compare(before: Plan, after: Plan) -> Comparison:
+    """Two plans side by side, both predicted again by this version: terms, and whether they can be
+    told apart."""
+    return Comparison(before=_priced(before.case), after=_priced(after.case))
+
+
+def what_if(
+    plan: Plan,
+    *,
+    model: Model | None = None,
+    cluster: Cluster | None = None,
+    training: Training | None = None,
+    gpus: int | None = None,
+    **pins: Any,
+) -> WhatIf:
+    """A plan under other inputs: its own layout then, and the best one. `gpus` are as many of the
+    profile that its machines are of."""
+    machines = _machines(plan, gpus) if cluster is None else cluster
+    asked = replace(plan.case, cluster=machines)
+    asked = replace(asked, model=model or plan.model, training=training or plan.training)
+    kept = kept_layout(plan.case, asked)
+    same = None if kept.layout is None else _priced(replace(asked, layout=kept.layout))
+    try:
+        best = recommend(asked.model, asked.cluster, asked.training, **pins)
+    except NoFeasibleLayout:
+        best = None
+    return WhatIf(before=_priced(plan.case), same=same, same_problem=kept.problem, best=best)
+
+
+def sweep(
+    model: Model,
+    hardware: str | Path,
+    training: Training,
+    *,
+    gpus: Iterable[int],
+    scaling: Literal["strong", "weak"] = "strong",
+    **pins: Any,
+) -> Sweep:
+    """The best plan on each number of GPUs. `strong`: the global batch stays; `weak`: it is that of
+    the most GPUs, and the others have their share."""
+    numbers = sorted(set(gpus))
+    points = []
+    for number in numbers:
+        batch = training.global_batch
+        if scaling == "weak":
+            batch, left = divmod(batch * number, numbers[-1])
+            if left or not batch:
+                problem = f"no whole share of {training.global_batch} sequences"
+                points.append(Point(gpus=number, plan=None, problem=problem))
+                continue
+        try:
+            cluster = load_cluster(hardware, gpus=number)
+            plan = recommend(model, cluster, replace(training, global_batch=batch), **pins)
+        except (SpecError, NoFeasibleLayout) as error:
+            points.append(Point(gpus=number, plan=None, problem=str(error)))
+        else:
+            points.append(Point(gpus=number, plan=plan))
+    return Sweep(name=f"{model.name} on {hardware}, {scaling} scaling", points=tuple(points))
+
+
+def replan(
+    plan: Plan,
+    cluster: Cluster | None = None,
+    *,
+    gpus: int | None = None,
+    global_batch: int | None = None,
+    **pins: Any,
+) -> Replanned:
+    """A plan for more or fewer GPUs that keeps the global batch, and so the schedule: a run of the
+    old one goes on from its checkpoint. Raises NoFeasibleLayout where no layout keeps it: give
+    another `global_batch`."""
+    machines = _machines(plan, gpus) if cluster is None else cluster
+    training = replace(plan.training, global_batch=global_batch or plan.training.global_batch)
+    new = recommend(plan.model, machines, training, **pins)
+    return Replanned(before=_priced(plan.case), plan=new, moved=moved(plan.case, new.case))
+
+
+def check(
+    plan: Plan, *conditions: str, lock: str | Path | None = None, write_lock: bool = False
+) -> Check:
+    """Hold a plan against conditions such as "mfu >= 0.38 and peak_reserved <= 72GiB", and against
+    its lock. `write_lock` writes that anew where the conditions hold."""
+    quantities = plan_quantities(plan)
+    held = tuple(condition(text, quantities) for text in conditions)
+    if lock is None:
+        return Check(conditions=held, differs=())
+    from fsdpplan.run.detect import software_here  # asks the machine, where there is a lock
+
+    place, now = Path(lock), locks.locked(plan, software_here())
+    if write_lock and all(one.holds for one in held):
+        locks.write_lock(now, place)
+    return Check(conditions=held, differs=locks.lock_differences(locks.read_lock(place), now))
+
+
+def _priced(case: Case) -> Priced:
+    return Priced(case=case, estimate=predicted(case))
+
+
+def _machines(plan: Plan, gpus: int | None) -> Cluster:
+    """As many GPUs of the profile that the plan's machines are of."""
+    if gpus is None or gpus == plan.cluster.gpus:
+        return plan.cluster
+    name = plan.cluster.name
+    if load_cluster(name, gpus=plan.cluster.gpus) != plan.cluster:
+        raise SpecError(
+            f"the plan's machines are not those of profile {name} as it is: give cluster= in place "
+            "of gpus="
+        )
+    return load_cluster(name, gpus=gpus)

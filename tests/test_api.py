@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -64,6 +67,90 @@ def test_a_plan_is_estimated_saved_read_and_emitted(plan: fsdpplan.Plan, tmp_pat
     assert fsdpplan.emit_launch(plan, job=fsdpplan.Job(job_name="mine")).startswith("#!/bin/bash")
     pods = fsdpplan.Pods(image="pytorch/pytorch:2.13.0")
     assert "kind: TrainJob" in fsdpplan.emit_launch(plan, "kubernetes", pods=pods)
+
+
+@pytest.fixture(scope="module")
+def small() -> fsdpplan.Plan:
+    return fsdpplan.recommend(
+        fsdpplan.load_model("llama-3.2-1b"),
+        fsdpplan.load_cluster("dgx-h100", gpus=16),
+        fsdpplan.Training(seq_len=2048, global_batch=96),
+        **PINS,
+    )
+
+
+PINS: dict[str, Any] = {"tp": 1, "pp": 1, "cp": 1, "micro_batch": 1}
+
+
+def test_the_next_questions_have_the_answers_of_asking_directly(small: fsdpplan.Plan) -> None:
+    model, training = small.model, small.training
+    cluster = fsdpplan.load_cluster("dgx-h100", gpus=24)
+    direct = fsdpplan.recommend(model, cluster, training, **PINS)
+    then = fsdpplan.what_if(small, gpus=24, **PINS)
+    assert then.best == direct == fsdpplan.what_if(small, cluster=cluster, **PINS).best
+    assert then.same is not None
+    assert then.same.case.layout.world == 24
+    again = fsdpplan.replan(small, gpus=24, **PINS)
+    assert again.plan == direct
+    assert again.keeps_batch
+    assert again.moved.saved_bytes == 12 * 1_235_814_400
+    beside = fsdpplan.compare(small, direct)
+    assert [one.name for one in beside.changed] == ["gpus"]
+    change = sum(term.change for term in beside.difference.time)
+    steps = [one.estimate.step_seconds.expected for one in (small, direct)]
+    assert change == pytest.approx(steps[1] - steps[0])
+    curve = fsdpplan.sweep(model, "dgx-h100", training, gpus=(24, 16, 56), **PINS)
+    assert [one.plan for one in curve.points] == [small, direct, None]
+    assert curve.knee is not None
+    weak = fsdpplan.sweep(model, "dgx-h100", training, gpus=(16, 24), scaling="weak", **PINS)
+    assert [one.plan.training.global_batch for one in weak.points if one.plan] == [64, 96]
+
+
+def test_the_fewest_gpus_are_those_below_which_nothing_fits() -> None:
+    model = fsdpplan.load_model("llama-3.1-8b")
+    training = fsdpplan.Training(seq_len=4096, global_batch=64)
+    pins = PINS | {"activation_checkpointing": "full"}
+    found = fsdpplan.min_gpus(model, "dgx-h100", training, **pins)
+    assert found.cluster.gpus == 4
+    cluster = fsdpplan.load_cluster("dgx-h100", gpus=2)
+    with pytest.raises(fsdpplan.NoFeasibleLayout):
+        fsdpplan.recommend(model, cluster, training, **pins)
+
+
+def test_a_check_is_true_where_all_holds(small: fsdpplan.Plan, tmp_path: Path) -> None:
+    held = fsdpplan.check(small, "mfu > 0.01", lock=tmp_path / "plan.lock", write_lock=True)
+    assert held
+    assert held.differs == () or all(one.is_unknown for one in held.differs)
+    failed = fsdpplan.check(small, "mfu > 99%", "gpus == 16")
+    assert not failed
+    assert "FALSE" in repr(failed)
+    other = fsdpplan.replan(small, gpus=24, **PINS).plan
+    assert not fsdpplan.check(other, lock=tmp_path / "plan.lock")
+    with pytest.raises(fsdpplan.SpecError, match="column 1 "):
+        fsdpplan.check(small, "mfuu > 1")
+
+
+def test_answers_are_short_tables_and_html_is_escaped(small: fsdpplan.Plan) -> None:
+    hostile = replace(small, model=replace(small.model, name="<script>x</script>"))
+    answers: list[Any] = [
+        hostile,
+        hostile.estimate,
+        fsdpplan.compare(hostile, small),
+        fsdpplan.what_if(hostile, **PINS),
+        fsdpplan.replan(hostile, gpus=24, **PINS),
+        fsdpplan.sweep(hostile.model, "dgx-h100", small.training, gpus=(16, 56), **PINS),
+        fsdpplan.check(hostile, "model.name == '<b>'"),
+    ]
+    for one in answers:
+        text, html = repr(one), one._repr_html_()
+        assert len(text.splitlines()) < 30, text
+        assert html.startswith("<table>")
+        assert html.endswith("</table>")
+        assert "<script>" not in html
+        assert "<b>" not in html
+        rows = ElementTree.fromstring(html).iter("tr")
+        assert len(list(rows)) == len(text.splitlines()) - 1
+    assert "&lt;script&gt;" in answers[0]._repr_html_()
 
 
 def test_what_cannot_be_is_an_error_of_one_line() -> None:

@@ -90,10 +90,12 @@ def anchors(path: Path) -> set[str]:
 
 
 def commands(script: str) -> list[list[str]]:
-    """The words of each `fsdpplan` command in `script`, redirections and pipes cut off."""
+    """The words of each `fsdpplan` command in `script`, redirections and pipes cut off; what is in
+    single quotes stays whole."""
     found = []
     for line in script.replace("\\\n", " ").splitlines():
-        for part in re.split(r"[;|>]|&&|\$\(|\)", line):
+        code = re.sub(r"\s#\s.*", "", line)
+        for part in re.split(r"(?:[;|>]|&&|\$\(|\))(?=(?:[^']*'[^']*')*[^']*$)", code):
             words = shlex.split(part, comments=True)
             while words and re.fullmatch(r"\w+=.*", words[0]):
                 words.pop(0)

@@ -27,7 +27,8 @@ MAY_IMPORT = {
     "trainer": set(),
     "validate": {"cost", "search", "files"},
     "run": {"search", "emit", "files", "topology", "trainer", "validate"},
-    "api": {"run"},
+    "answers": {"run"},
+    "api": {"answers"},
     "cli": {"run"},
     "__main__": {"cli"},
 }
@@ -76,6 +77,7 @@ WAITS = {
     },
     "cli/commands/recommend.py": {
         "cli.resolve.goal": "where an objective, time, money or energy is asked for",
+        "cli.resolve.idle": "where Slurm is asked what is idle",
         "cli.views.goal": "the same",
     },
     "cli/resolve/cluster.py": {"run.detect": "a survey is made where there are GPUs"},

@@ -15,9 +15,9 @@ from fsdpplan.files.table import path_text, read_text
 from fsdpplan.spec.machine import Machine
 from fsdpplan.spec.nodes import compress_host_list
 from fsdpplan.topology.conclude.gpus import gpus_of
-from fsdpplan.topology.conclude.machine import machine_of
+from fsdpplan.topology.conclude.machine import machine_of, software_of
 from fsdpplan.topology.conclude.slow_hosts import common_levels, weak_spots
-from fsdpplan.topology.probe import record_host
+from fsdpplan.topology.probe import record_host, record_software
 from fsdpplan.topology.read.reading import host_files
 from fsdpplan.topology.read.recording import Recording, recording_from_json
 from fsdpplan.topology.read.surroundings import other_accelerators_of
@@ -30,6 +30,12 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 def this_host() -> Recording:
     """What is read of this host."""
     return record_host()
+
+
+def software_here() -> dict[str, str | None]:
+    """Versions of torch, of its NCCL and of the driver here; None where they are not known."""
+    found = software_of(record_software())
+    return {"torch": found.torch, "nccl": found.nccl, "driver": found.driver}
 
 
 def other_accelerators_here() -> tuple[str, ...]:

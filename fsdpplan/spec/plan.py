@@ -7,7 +7,7 @@ from typing import Literal
 
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.layout import MESH_AXES, Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import TorchRelease, Training
 from fsdpplan.spec.values import RemembersHash, remembered_hash, require_positive
@@ -266,7 +266,7 @@ class PhaseEstimate:
     peak_device_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Estimate:
     """Prediction for one layout.
 
@@ -292,6 +292,31 @@ class Estimate:
     """What the user's runs changed; None: nothing. The parts of the time are without them."""
     phases: tuple[PhaseEstimate, ...] = ()
     """The parts of a run whose precision changes; empty: it does not."""
+
+    def __repr__(self) -> str:
+        from fsdpplan.spec.shown import as_text  # for whoever looks at one
+
+        return as_text("Estimate", _estimate_rows(self))
+
+    def _repr_html_(self) -> str:
+        from fsdpplan.spec.shown import as_html
+
+        return as_html("Estimate", _estimate_rows(self))
+
+
+def _estimate_rows(estimate: Estimate) -> list[tuple[str, str]]:
+    """What people look at first."""
+    from fsdpplan.units import format_gib, format_percent, format_seconds
+
+    step, memory = estimate.step_seconds, estimate.memory
+    ends = f"{format_seconds(step.lower)} to {format_seconds(step.upper)}"
+    return [
+        ("step", f"{format_seconds(step.expected)} ({ends})"),
+        ("tokens/s", f"{estimate.tokens_per_second:,.0f}"),
+        ("MFU", format_percent(estimate.mfu_fraction)),
+        ("bottleneck", estimate.bottleneck),
+        ("memory", f"{format_gib(memory.peak_device_bytes)} in {memory.peak_phase}"),
+    ]
 
 
 TORCH_SOURCE = "training.torch"
@@ -384,7 +409,7 @@ class Failures:
                 raise SpecError(f"{name} must be a finite number of at least 0, not {value!r}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Plan:
     """All that emitting, running and checking need: they never plan again."""
 
@@ -421,6 +446,33 @@ class Plan:
                 f"the layout takes {self.layout.global_batch} sequences a step, the training "
                 f"{self.training.global_batch}: both must be the same"
             )
+
+    def __repr__(self) -> str:
+        from fsdpplan.spec.shown import as_text
+
+        return as_text(self._title, self._rows)
+
+    def _repr_html_(self) -> str:
+        from fsdpplan.spec.shown import as_html
+
+        return as_html(self._title, self._rows)
+
+    @property
+    def _title(self) -> str:
+        cluster = self.cluster
+        return f"Plan: {self.model.name} on {cluster.gpus} x {cluster.device.name}"
+
+    @property
+    def _rows(self) -> list[tuple[str, str]]:
+        layout = self.layout
+        degrees = ((axis, getattr(layout, axis)) for axis in MESH_AXES)
+        split = " x ".join(f"{axis} {degree}" for axis, degree in degrees if degree > 1)
+        passes = f"{layout.num_microbatches} x micro-batch {layout.micro_batch}"
+        return [
+            ("layout", f"{split or 'one rank'}, {layout.sharding}"),
+            ("batch", f"{layout.global_batch:,} sequences, {passes} a rank"),
+            *_estimate_rows(self.estimate),
+        ]
 
     @property
     def case(self) -> Case:

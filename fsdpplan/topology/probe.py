@@ -139,6 +139,17 @@ def record_host(*, root: Path = Path("/")) -> Recording:
     )
 
 
+def record_software() -> Recording:
+    """What of this host says its versions: a file, the packages and NVML. It never fails."""
+    place = Path("/proc/driver/nvidia/version")
+    try:
+        files = {str(place): place.read_text(encoding="utf-8")}
+    except (OSError, UnicodeDecodeError):
+        files = {}
+    nvml, nvml_error = _nvml_reading()
+    return Recording(files=files, packages=_versions(PACKAGES), nvml=nvml, nvml_error=nvml_error)
+
+
 def run_command(command: Sequence[str], *, timeout_seconds: float = COMMAND_SECONDS) -> str:
     """What the command prints, in English. Raises ProbeError where it does not succeed in time."""
     line = " ".join(command)

@@ -193,6 +193,9 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "what-if": ("--no-ledger",),
     "sweep": (*SHAPE, *CPU, "--gpus=1,2", "--seq-len=128", "--global-batch=4", "--no-ledger"),
     "compare": ("fsdpplan.json", "fsdpplan.json", "--no-ledger"),
+    "check": ("--assert=mfu > 0", "--lock=plan.lock"),
+    "diff": ("fsdpplan.json", "fsdpplan.json"),
+    "replan": ("--gpus=4", "--hardware=cpu", "--no-ledger"),
     "run": ("--dry-run",),
     "verify": (),
     "ledger": (),
@@ -212,7 +215,7 @@ OPTIONS = (
     *("--export", "--plan", "--rank", "--target", "--max-memory", "--job", "--node", "--tail"),
     *("--checkpoint-dir", "--torch", "--headroom", "--stage-blocks", "--nonsense", "--json"),
     *("--init-from", "--export-hf", "--sft", "--chat-template", "--eval-data", "--eval-tokens"),
-    "--why",
+    *("--why", "--assert", "--lock"),
 )
 
 

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,9 +22,14 @@ from fsdpplan.cli.options.question import (
     TorchOptions,
     TrainingOptions,
 )
-from fsdpplan.cli.options.scaling import GPU_COUNT_OR_COUNTS, Counts, FewestOptions
+from fsdpplan.cli.options.scaling import (
+    GPU_COUNT_OR_COUNTS,
+    Counts,
+    FewestOptions,
+    SlurmOptions,
+)
 from fsdpplan.cli.resolve.fewest import on_the_fewest
-from fsdpplan.cli.resolve.found import Found, advised, plan_of, searched
+from fsdpplan.cli.resolve.found import Found, advised, best_of, plan_of, searched
 from fsdpplan.cli.resolve.inputs import Inputs, OneLayout, resolve
 from fsdpplan.cli.views.answer import goodput_said, recommend_json
 from fsdpplan.cli.views.render import blocks, columns
@@ -35,6 +40,9 @@ from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import write_plan
 from fsdpplan.search.question import SearchResult
 from fsdpplan.spec.training import program_named, program_needs
+
+if TYPE_CHECKING:
+    from fsdpplan.cli.resolve.idle import IdleMachines
 
 NOT_SAVED = "not saved; fsdpplan emit-launch and fsdpplan run read what is saved without --no-save"
 
@@ -49,6 +57,7 @@ def recommend(
     fewest: FewestOptions,
     objective: ObjectiveOptions,
     bill: BillOptions,
+    slurm: SlurmOptions,
     training: TrainingOptions,
     layout: LayoutOptions,
     torch: TorchOptions,
@@ -65,9 +74,14 @@ def recommend(
     counts: Counts | None = cluster.values.get("gpus", (None,))[0]
     is_one = counts is not None and not counts.is_range and len(counts.numbers) == 1
     machines = cluster.at(0, gpus=counts.numbers[0] if counts and is_one else None)
+    idle = _idle(slurm, fewest, machines)
+    if idle is not None and counts is not None and not is_one:
+        raise SpecError(
+            "--from-slurm and a range of --gpus each say how many GPUs: leave one of them out"
+        )
     question: dict[str, Any] = {
         "model": model,
-        "cluster": machines,
+        "cluster": machines if idle is None else idle.cluster,
         "training": training,
         "layout": layout,
         "torch": torch,
@@ -83,6 +97,8 @@ def recommend(
         found = search(inputs)
     inputs = replace(inputs, failures=given_failures(failures))
     inputs = advised(inputs, found)
+    if idle is not None:
+        inputs = _of_slurm(inputs, found, idle)
     outlook = goodput_said(_chosen(inputs, found.result), failures, evidence, width=columns())
     said = saved(inputs, found.result, place) if place is not None else NOT_SAVED
     if json:
@@ -151,6 +167,29 @@ def _chosen(inputs: Inputs, result: SearchResult) -> OneLayout:
         estimate=chosen.estimate,
         available_bytes=available_bytes(cluster=inputs.cluster, training=inputs.training),
     )
+
+
+def _idle(
+    slurm: SlurmOptions, fewest: FewestOptions, cluster: ClusterOptions
+) -> IdleMachines | None:
+    if slurm.partition is not None and not slurm.from_slurm:
+        raise SpecError("--partition goes with --from-slurm: add it, or leave it to emit-launch")
+    if slurm.from_slurm and fewest.min_gpus:
+        raise SpecError("--from-slurm and --min-gpus each say how many GPUs: leave one of them out")
+    if not slurm.from_slurm:
+        return None
+    from fsdpplan.cli.resolve.idle import idle_machines
+
+    return idle_machines(slurm, cluster)
+
+
+def _of_slurm(inputs: Inputs, found: Found, idle: IdleMachines) -> Inputs:
+    from fsdpplan.cli.resolve.idle import time_warning, with_idle
+
+    best, tokens = best_of(inputs, found), inputs.training.tokens
+    seconds = None if best is None or tokens is None else best.seconds_for(tokens)
+    inputs = with_idle(inputs, idle)
+    return replace(inputs, warnings=(*inputs.warnings, *time_warning(idle, seconds)))
 
 
 def search(inputs: Inputs) -> Found:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from fsdpplan.cli.options.expand import Flag
-from fsdpplan.cli.options.parse import choice, positive, shown, size
+from fsdpplan.cli.options.parse import choice, line, positive, shown, size
 from fsdpplan.errors import SpecError
 
 MOST_POINTS = 64
@@ -107,4 +107,24 @@ class FewestOptions:
             help="In place of --gpus: on the fewest on which a layout fits, whole nodes or equal "
             "parts of one.",
         ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmOptions:
+    """The machines that are free."""
+
+    HEADING: ClassVar[str] = "What is idle"
+
+    from_slurm: Annotated[
+        bool | None,
+        Flag(
+            name="--from-slurm",
+            help="Plan for what Slurm has idle now, within its partition's limits; --gpus: for at "
+            "most so many.",
+        ),
+    ] = None
+    partition: Annotated[
+        str | None,
+        Flag(metavar="NAME", parse=line, help="With --from-slurm. Default: Slurm's own."),
     ] = None

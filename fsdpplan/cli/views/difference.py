@@ -135,15 +135,22 @@ def side_by_side(name: str, before: Priced, after: Priced, width: int) -> str:
                 wrapped(verdict(found), width=width, first="  "),
             )
         ),
-        aligned(
-            [
-                ("", "now", "then", "difference"),
-                *_totals(before, after),
-                *_time(found),
-                *_memory(found),
-            ],
-            align=("left", "right", "right", "right"),
-        ),
+        terms_table(before, after, found),
+    )
+
+
+def terms_table(
+    before: Priced, after: Priced, found: Difference, *, heads: tuple[str, str] = ("now", "then")
+) -> str:
+    """Rates, step and memory of both, by their terms."""
+    return aligned(
+        [
+            ("", *heads, "difference"),
+            *_totals(before, after),
+            *_time(found),
+            *_memory(found),
+        ],
+        align=("left", "right", "right", "right"),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -120,3 +121,31 @@ def _nothing(words: Sequence[str]) -> str:
 
 def _phrase(words: Sequence[str]) -> str:
     return short(" ".join(words))
+
+
+def profiles_of_gres(gpu_type: str, *, gpus_per_node: int) -> dict[str, list[str]]:
+    """Device -> node types with so many, likeliest first, that Slurm's GRES may call so: `h100`, or
+    `nvidia_h100_80gb_hbm3`, as Slurm itself finds it.
+
+    Products that a driver knows go before others. Node types of just so many come before larger
+    ones, and the maker's own system before those of clouds, as in `detect`.
+    """
+    words = re.findall(r"[a-z0-9.]+", gpu_type.lower())
+    found: dict[bool, dict[str, list[tuple[int, bool, str]]]] = {True: {}, False: {}}
+    for name in profile_names("node"):
+        node = load_profile(name)
+        if not isinstance(node, NodeProfile) or (node.gpus_per_node or 0) < gpus_per_node:
+            continue
+        device = load_profile(node.device)
+        assert isinstance(device, DeviceProfile)
+        own = (device.device.name, *device.nvml_names)
+        parts = {part for one in own for part in re.findall(r"[a-z0-9.]+", one.lower())}
+        begins = node.device.replace("-", "").startswith("".join(words))
+        if words and (parts.issuperset(words) or begins):
+            system = not name.startswith(("dgx-", "hgx-"))
+            place = node.gpus_per_node or 0, system, name
+            found[bool(device.nvml_names)].setdefault(node.device, []).append(place)
+    return {
+        device: [name for *_, name in sorted(places)]
+        for device, places in (found[True] or found[False]).items()
+    }

@@ -576,6 +576,14 @@ ELSEWHERE = {
     "--pue": "cli/commands/test_goal.py",
     "--co2-per-kwh": "cli/commands/test_goal.py",
     "--objective": "cli/commands/test_goal.py",
+    "--assert": "cli/commands/test_check.py",
+    "--lock": "cli/commands/test_check.py",
+    "--write-lock": "cli/commands/test_check.py",
+    "--again": "cli/commands/test_check.py",
+    "--list": "cli/commands/test_check.py",
+    "--keep-global-batch": "cli/commands/test_replan.py",
+    "--storage-bw": "cli/commands/test_replan.py",
+    "--from-slurm": "cli/commands/test_from_slurm.py",
 }
 """Options that other tests show to change what is done."""
 

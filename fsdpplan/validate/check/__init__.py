@@ -1,0 +1,1 @@
+"""What a plan says, held against conditions and against what it was locked to."""
