@@ -55,6 +55,7 @@ PLANNING = {
         f"{ONE_NODE} --dp-replicate 8 --sharding ddp",
         ("--gradient-compression", "powersgd:4"),
     ),
+    "--dropout": (HSDP, ("--dropout", "0.1")),
     "--headroom": (HSDP, ("--headroom", "30%")),
     "--fits": (HSDP, ("--fits", "99.99%")),
     "--dp-replicate": (f"{ONE_NODE} --dp-shard 8", ("--dp-replicate", "2", "--dp-shard", "4")),
