@@ -96,16 +96,18 @@ def cuda_like_norms() -> Iterator[None]:
 def cuda_like_dropout() -> Iterator[None]:
     """Let attention drop as CUDA's fused kernels do, which keep a seed: on CPUs scores would be
     written."""
-    original = torch.nn.functional.scaled_dot_product_attention
+    functional: Any = torch.nn.functional
+    original = functional.scaled_dot_product_attention
 
     def attend(*heads: Tensor, dropout_p: float = 0.0, **given: Any) -> Tensor:
-        return original(*heads, **given)
+        out: Tensor = original(*heads, **given)
+        return out
 
-    torch.nn.functional.scaled_dot_product_attention = attend
+    functional.scaled_dot_product_attention = attend
     try:
         yield
     finally:
-        torch.nn.functional.scaled_dot_product_attention = original
+        functional.scaled_dot_product_attention = original
 
 
 @contextmanager
