@@ -141,6 +141,12 @@ def require_same_run(
     now = precision_of_step(plan.training, found.step, found.steps if steps is None else steps)
     if found.precision != now:
         words.append(f"precision {found.precision} there, {now} from here on")
+    if plan.training.gradient_compression.startswith("powersgd"):
+        first = plan.training.gradient_compression.split(":")[2]
+        words.append(
+            f"PowerSGD begins anew: what it had left out of gradients is not in a checkpoint, and "
+            f"the next {first} steps are sent whole"
+        )
     words += [
         f"dropout of {place} {found.dropout.get(place, 0.0):g} there, {value:g} from here on"
         for place, value in asdict(plan.training.dropout or DropoutConfig()).items()
