@@ -282,10 +282,8 @@ def fused_attention() -> Iterator[None]:
         q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **options: Any
     ) -> Tensor:
         if has_torch_function((q, k, v)):  # as of torch's own: whoever counts calls is asked
-            return cast(
-                Tensor,
-                handle_torch_function(attend, (q, k, v), q, k, v, attn_mask=attn_mask, **options),
-            )
+            heads = (q, k, v)
+            return handle_torch_function(attend, heads, *heads, attn_mask=attn_mask, **options)
         options.pop("enable_gqa", None)
         out: Tensor = _Attention.apply(q, k, v, attn_mask, options)  # type: ignore[no-untyped-call]
         return out

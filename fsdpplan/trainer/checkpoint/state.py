@@ -85,14 +85,14 @@ def written_values(tensor: Tensor) -> Tensor:
     stands for a largest one that is negative: read as it is, that would be the largest no longer,
     and all others of its block would be rounded anew. So it is written as the whole of it.
     """
-    codes = getattr(tensor, "codes", None)
-    if codes is None or not hasattr(tensor, "dequantize"):
+    moments: Any = tensor
+    if getattr(tensor, "codes", None) is None or not hasattr(tensor, "signed"):
         return tensor
-    values: Tensor = tensor.dequantize(tensor.dtype)
-    if not tensor.signed:  # type: ignore[attr-defined]
+    values: Tensor = moments.dequantize(tensor.dtype)
+    if not moments.signed:
         return values
-    scale = tensor.scale.repeat_interleave(tensor.block_size).view_as(values)  # type: ignore[attr-defined, operator]
-    return torch.where(codes == 0, -scale.to(values.dtype), values)
+    scale = moments.scale.repeat_interleave(moments.block_size).view_as(values)
+    return torch.where(moments.codes == 0, -scale.to(values.dtype), values)
 
 
 def fill_optimizer(optimizer: torch.optim.Optimizer) -> None:
