@@ -39,8 +39,9 @@ def clip_gradients(
             if gradient is None:
                 continue
             gradients.append(local_part(gradient))
-            is_split = isinstance(gradient, DTensor)
-            key = (id(gradient.device_mesh), gradient.placements) if is_split else ()
+            key: tuple[object, ...] = ()
+            if isinstance(gradient, DTensor):
+                key = (id(gradient.device_mesh), gradient.placements)
             if key not in found:
                 found[key] = copies(gradient, meshes)
             shares.append((0.0 if name in counted_elsewhere else 1.0) / found[key])
