@@ -97,8 +97,8 @@ def saved_bytes(
                 kept = kept[:-1]
             attended = tensors.attended_read_bytes or tensors.attended_bytes
             # what is drawn at random stays: masks, and what they left of both branches
-            left = 2 * tensors.residual_bytes if tensors.masks_bytes else 0
-            dropped = tensors.masks_bytes + (0 if kernels.drops_unused else left)
+            left = 0 if kernels.drops_unused else 2 * tensors.residual_bytes
+            dropped = tensors.masks_bytes + left if kernels.drops_branches else 0
             kept_bytes = sum(kept) + dropped
             return tensors.residual_bytes + attended + tensors.statistics_bytes + kept_bytes
         case "full":
