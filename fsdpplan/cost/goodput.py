@@ -34,7 +34,7 @@ from math import exp, expm1, hypot, inf, log
 
 from fsdpplan.cost.kernels.optimizer import link_bytes_per_second
 from fsdpplan.cost.memory.ledger import rank_state
-from fsdpplan.cost.model.params import parameter_count
+from fsdpplan.cost.reshard import checkpoint_bytes
 from fsdpplan.cost.schedule.stages import pipeline_ranks
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.plan import Case, Estimate, Interval
@@ -214,24 +214,6 @@ def best_every_steps(run: Interruptions, step_seconds: float, *, most: int = 10*
     steps = best_interval_seconds(run) / step_seconds
     below = most if steps >= most else max(1, int(steps))
     return max((below, min(most, below + 1)), key=lambda n: goodput_fraction(run, n * step_seconds))
-
-
-def checkpoint_bytes(case: Case) -> int:
-    """What all ranks together write: parameters and optimizer state, each once, however many ranks
-    hold it. Random states and the index are left out.
-
-        B = parameters * (bytes of one + optimizer's bytes of one)
-    """
-    states = [
-        rank_state(case, stage) for stage in pipeline_ranks(model=case.model, layout=case.layout)
-    ]
-    of_weights = sum(each.parameters for each in states) / sum(
-        each.held_parameters for each in states
-    )
-    of_optimizer = sum(each.optimizer for each in states) / sum(
-        each.optimizer_parameters for each in states
-    )
-    return round(parameter_count(case.model) * (of_weights + of_optimizer))
 
 
 def rank_checkpoint_bytes(case: Case) -> int:

@@ -49,10 +49,11 @@ class RopeScaling:
     modeling_rope_utils.py.
     """
 
-    kind: Literal["linear", "llama3", "yarn"]
+    kind: Literal["linear", "dynamic", "llama3", "yarn"]
     factor: float
     original_positions: int = 0
-    """Longest sequence before; 0: said by `linear`, which does without."""
+    """Longest sequence before; 0: said by `linear`, which does without. Under `dynamic` longer
+    ones raise the base of the frequencies, the more the longer they are."""
     low: float = 0.0
     """Turns over that length at which a frequency is slowed down whole (llama3: low_freq_factor,
     yarn: beta_slow)."""
@@ -64,12 +65,13 @@ class RopeScaling:
     """What scores are multiplied by (DeepSeek: mscale, squared)."""
 
     def __post_init__(self) -> None:
-        require_choice("kind", self.kind, ("linear", "llama3", "yarn"))
+        require_choice("kind", self.kind, ("linear", "dynamic", "llama3", "yarn"))
         require_positive(
             factor=self.factor, amplitude=self.amplitude, score_factor=self.score_factor
         )
         if self.kind != "linear":
             require_positive_int(original_positions=self.original_positions)
+        if self.kind in ("llama3", "yarn"):
             require_positive(low=self.low, high=self.high)
             if self.high <= self.low:
                 raise SpecError(f"high must be above low {self.low:g}, not {self.high:g}")

@@ -269,6 +269,59 @@ def normal_switch(text: str, name: str = "precision_switch") -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Dropout:
+    """Probabilities with which training sets elements to 0, and scales up the others."""
+
+    attention: float = 0.0
+    """Of attention's probabilities."""
+    residual: float = 0.0
+    """Of what attention and the feed-forward network add to the residual stream."""
+    embedding: float = 0.0
+    """Of what the first block reads."""
+
+    def __post_init__(self) -> None:
+        for name in DROPOUT_NAMES:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not 0 <= value < 1:
+                raise SpecError(
+                    f"dropout of {name} must be at least 0 and below 1, not {value!r}: such as 0.1"
+                )
+
+    def __str__(self) -> str:
+        return ",".join(f"{name}={getattr(self, name):g}" for name in DROPOUT_NAMES)
+
+    @property
+    def drops(self) -> bool:
+        """Whether any element is dropped."""
+        return max(self.attention, self.residual, self.embedding) > 0
+
+
+DROPOUT_NAMES = ("attention", "residual", "embedding")
+
+
+def parsed_dropout(text: str, name: str = "dropout") -> Dropout:
+    """`0.1`, which is of all three, or `attention=0.1,residual=0.1`, of the named. Raises
+    SpecError."""
+    named = dict.fromkeys(DROPOUT_NAMES, text)
+    if "=" in text:
+        pairs = [part.partition("=") for part in text.split(",")]
+        named = {key.strip(): value for key, _, value in pairs}
+    try:
+        values = {key: float(value) for key, value in named.items()}
+    except ValueError:
+        values = {}
+    if not values or not values.keys() <= set(DROPOUT_NAMES):
+        raise SpecError(
+            f"{name} must be a probability, or {'=P,'.join(DROPOUT_NAMES)}=P, not {text!r}: such "
+            "as 0.1 or residual=0.1"
+        )
+    return Dropout(**values)
+
+
+_NO_DROPOUT = Dropout()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Training(RemembersHash):
     """What one optimizer step is asked to do."""
 
@@ -294,6 +347,8 @@ class Training(RemembersHash):
     gradient_compression: str = "none"
     """How DDP sends gradients: `none`; `bf16`; or `powersgd:R:N`, as two matrices of rank R after N
     steps in which they are sent whole."""
+    dropout: Dropout | None = None
+    """What the reference decoder drops; None: not said, and nothing."""
     tokens: int | None = None
     """Tokens of the whole training, for the time to train; None: not asked."""
     runtime: RuntimeName = "fsdp2"
@@ -354,6 +409,8 @@ class Training(RemembersHash):
             self._require_compressible()
         if self.param_dtype == "bf16":
             self._require_half_parameters()
+        if self.dropout is not None and self.dropout.drops:
+            self._require_droppable()
         if self.runtime == "autocast":
             self._require_autocast()
         runtimes = program_named(self.program).runtimes
@@ -413,6 +470,14 @@ class Training(RemembersHash):
                 "packed sequences are trained apart by the reference decoder of runtime fsdp2, "
                 f"and this is program {self.program} of runtime {self.runtime}: leave --pack out, "
                 "or leave --program and --runtime out"
+            )
+
+    def _require_droppable(self) -> None:
+        if self.runtime != "fsdp2" or self.program != "reference":
+            raise SpecError(
+                f"dropout {self.dropout} is of the reference decoder of runtime fsdp2, and this is "
+                f"program {self.program} of runtime {self.runtime}, whose script says its own: use "
+                "--dropout 0, or leave --program and --runtime out"
             )
 
     def _require_autocast(self) -> None:
@@ -490,6 +555,11 @@ class Training(RemembersHash):
         """Rank of the matrices that gradients are sent as; 0: they are sent as they are."""
         kind = self.gradient_compression
         return int(kind.split(":")[1]) if kind.startswith("powersgd") else 0
+
+    @property
+    def dropped(self) -> Dropout:
+        """What is dropped, nothing where nothing is said."""
+        return _NO_DROPOUT if self.dropout is None else self.dropout
 
     @property
     def traits(self) -> Runtime:

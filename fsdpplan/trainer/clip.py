@@ -32,12 +32,19 @@ def clip_gradients(
     counts it. All ranks call this.
     """
     gradients, shares = [], []
-    for name, parameter in model.named_parameters():
-        if parameter.grad is None:
-            continue
-        gradients.append(local_part(parameter.grad))
-        here = 0.0 if name in counted_elsewhere else 1.0
-        shares.append(here / copies(parameter.grad, meshes))
+    found: dict[tuple[object, ...], int] = {}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            gradients.append(local_part(gradient))
+            key: tuple[object, ...] = ()
+            if isinstance(gradient, DTensor):
+                key = (id(gradient.device_mesh), gradient.placements)
+            if key not in found:
+                found[key] = copies(gradient, meshes)
+            shares.append((0.0 if name in counted_elsewhere else 1.0) / found[key])
     norm = gradient_norm(gradients, shares, meshes)
     scale_all(gradients, (clip_norm / (norm + ROUNDING)).clamp(max=1.0))
     return norm

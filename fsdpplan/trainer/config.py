@@ -189,6 +189,20 @@ class ClusterConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DropoutConfig:
+    """The `training.dropout` part of a plan: probabilities."""
+
+    attention: float = field(default=0.0, metadata={"least": 0})
+    residual: float = field(default=0.0, metadata={"least": 0})
+    embedding: float = field(default=0.0, metadata={"least": 0})
+
+    @property
+    def drops(self) -> bool:
+        """Whether any element is dropped."""
+        return max(self.attention, self.residual, self.embedding) > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingConfig:
     """What the trainer needs of `training`."""
 
@@ -206,6 +220,8 @@ class TrainingConfig:
     """In which parameters are kept and updated."""
     gradient_compression: str = "none"
     """How DDP sends gradients: `none`, `bf16` or `powersgd:RANK:FIRST`."""
+    dropout: DropoutConfig | None = None
+    """None: the plan does not say, and nothing is dropped."""
     tokens: int | None = None
     """Of the whole training; None: not planned."""
     torch: str | None = None

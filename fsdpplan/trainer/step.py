@@ -112,5 +112,7 @@ def train_step(
     if plan.training.fp8_all_gather and plan.training.precision == "fp8":
         refresh_scales(assembled.parts)
     optimizer.zero_grad(set_to_none=True)
-    imbalance = balance_experts(assembled.model, assembled.meshes, speed=expert_bias_rate)
+    imbalance = None
+    if plan.model.experts is not None:
+        imbalance = balance_experts(assembled.model, assembled.meshes, speed=expert_bias_rate)
     return StepOutput(loss=loss, grad_norm=grad_norm, expert_imbalance=imbalance, spike=spike)

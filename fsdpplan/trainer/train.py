@@ -257,6 +257,7 @@ def what_to_publish(plan: PlanConfig, options: Options) -> Exported | None:
         options.export_hf,
         options.init_from,
         seq_len=plan.training.seq_len,
+        dropout=plan.training.dropout,
     )
 
 

@@ -16,7 +16,6 @@ from fsdpplan.cost.goodput import (
     Reliability,
     best_every_steps,
     best_interval_seconds,
-    checkpoint_bytes,
     failures_per_second,
     goodput,
     goodput_fraction,
@@ -27,6 +26,7 @@ from fsdpplan.cost.goodput import (
     worthwhile_spares,
 )
 from fsdpplan.cost.model.params import parameter_count
+from fsdpplan.cost.reshard import checkpoint_bytes
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.training import Training

@@ -18,7 +18,7 @@ from fsdpplan.cost.model.shards import whole_model
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.training import ParamDtype, Precision, ReduceDtype
+from fsdpplan.spec.training import Dropout, ParamDtype, Precision, ReduceDtype
 from fsdpplan.trainer.torch_versions import RELEASE
 from tests.ground_truth.fsdp_step import case_of, measured_step, predicted_peak_bytes, training_for
 from tests.ground_truth.shapes import GPT2, LLAMA_8B, LLAMA_SMALL_VOCAB, ODD, QWEN3, SMALL
@@ -36,7 +36,10 @@ class Case(NamedTuple):
     reduce_dtype: ReduceDtype = "fp32"
     param_dtype: ParamDtype = "fp32"
     gradient_compression: str = "none"
+    dropout: Dropout | None = None
 
+
+EVERYWHERE = Dropout(attention=0.1, residual=0.1, embedding=0.1)
 
 FSDP_CASES = {
     "8b flat": Case(LLAMA_8B, 4096, Layout(dp_shard=64)),
@@ -125,6 +128,20 @@ FSDP_CASES = {
         replace(SMALL, vocab=262144),
         16,
         Layout(dp_shard=4, num_microbatches=3, gradient_sync="last"),
+    ),
+    "gpt-2, dropout": Case(GPT2, 1024, Layout(dp_shard=8, micro_batch=4), dropout=EVERYWHERE),
+    "dropout": Case(LLAMA_SMALL_VOCAB, 2048, Layout(dp_shard=8), dropout=EVERYWHERE),
+    "dropout, recompute operations": Case(
+        LLAMA_SMALL_VOCAB,
+        2048,
+        Layout(dp_shard=8, activation_checkpointing="op"),
+        dropout=EVERYWHERE,
+    ),
+    "dropout, recompute": Case(
+        LLAMA_SMALL_VOCAB,
+        2048,
+        Layout(dp_shard=8, micro_batch=4, activation_checkpointing="full"),
+        dropout=EVERYWHERE,
     ),
     "positions, untied": Case(replace(GPT2, tied_embeddings=False), 512, Layout(dp_shard=8)),
     "a norm behind the embedding": Case(
@@ -293,6 +310,7 @@ def test_fsdp_peak_equals_that_of_the_trainer(case: Case) -> None:
         precision=case.precision,
         reduce_dtype=case.reduce_dtype,
         param_dtype=case.param_dtype,
+        dropout=case.dropout,
     )
     measured = measured_step(case.model, training, case.layout).peak_bytes
     predicted = predicted_peak_bytes(case.model, training, case.layout)

@@ -123,7 +123,7 @@ def emit_launch(
     if target not in OTHER_TRAINERS:
         for sentence in require_its_recipe(chosen, asked):
             tell(f"the run that goes on: {sentence}")
-    require_its_libraries(asked)
+    require_its_libraries(chosen, asked)
     python = python_here(asked) if target in SAME_PYTHON else None
     image = pods.image if asked.container is None else asked.container.image
     its_torch = torch_of_job(emit.torch, image=image, python=python)

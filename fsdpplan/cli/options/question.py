@@ -12,6 +12,7 @@ from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.parse import choice, fraction, line, path, release, size, whole
 from fsdpplan.spec.runtime import RuntimeName as Runtime
 from fsdpplan.spec.training import (
+    Dropout,
     Fp8Recipe,
     Optimizer,
     ParamDtype,
@@ -21,6 +22,7 @@ from fsdpplan.spec.training import (
     TorchRelease,
     normal_compression,
     normal_switch,
+    parsed_dropout,
 )
 from fsdpplan.units import parse_bandwidth_bytes_per_second, parse_count
 
@@ -244,6 +246,15 @@ class TrainingOptions:
             parse=normal_compression,
             help="DDP's hooks: gradients sent in bf16, or as two matrices of RANK (1) after FIRST "
             "(1000) steps. Default none.",
+        ),
+    ] = None
+    dropout: Annotated[
+        Dropout | None,
+        Flag(
+            metavar="P|attention=P,residual=P,embedding=P",
+            parse=parsed_dropout,
+            help="Probability of dropping elements, of all three places or of those named. "
+            "Default: that of --config, else 0.",
         ),
     ] = None
     tokens: Annotated[

@@ -23,7 +23,7 @@ from fsdpplan.cli.resolve import Resolved, flag
 from fsdpplan.cli.resolve.cluster import larger_clusters, resolve_cluster
 from fsdpplan.cli.resolve.evidence import resolve_runs, with_peaks
 from fsdpplan.cli.resolve.inputs import Inputs, Known, resolve_around
-from fsdpplan.cli.resolve.model import resolve_model
+from fsdpplan.cli.resolve.model import published_dropout, resolve_model
 from fsdpplan.cli.resolve.torch import resolve_torch
 from fsdpplan.cli.resolve.training import FP8_POLICIES
 from fsdpplan.errors import SpecError
@@ -95,6 +95,7 @@ def asked_again(plan: Plan, asked: Asked) -> Inputs:
     inputs = resolve_around(
         Known(
             model=_model(plan, asked.model),
+            dropout=published_dropout(asked.model),
             **_machines(plan, asked.cluster),
         ),
         training=training,

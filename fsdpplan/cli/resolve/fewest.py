@@ -22,7 +22,7 @@ from fsdpplan.cli.resolve.cluster import (
     resolve_cluster,
 )
 from fsdpplan.cli.resolve.inputs import Inputs, Known, question_of, resolve_around
-from fsdpplan.cli.resolve.model import resolve_model
+from fsdpplan.cli.resolve.model import published_dropout, resolve_model
 from fsdpplan.cli.resolve.torch import resolve_torch
 from fsdpplan.errors import NoFeasibleLayout, SpecError
 from fsdpplan.search.scaling import fits_at_all, node_counts
@@ -51,7 +51,7 @@ def on_the_fewest(
             f"--min-gpus asks how many, and --gpus {cluster.gpus} says it: leave one of them out"
         )
     machines = replace(cluster, hardware=cluster.hardware or DEFAULT_HARDWARE)
-    the_model = resolve_model(model)
+    the_model, published = resolve_model(model), published_dropout(model)
 
     @cache
     def release() -> Resolved[TorchRelease]:
@@ -67,6 +67,7 @@ def on_the_fewest(
                     model=the_model,
                     cluster=resolve_cluster(options),
                     larger=larger_clusters(options),
+                    dropout=published,
                 ),
                 training=training,
                 layout=layout,

@@ -22,7 +22,7 @@ from fsdpplan.cli.options.synonyms import SELECTIVE
 from fsdpplan.cli.resolve import Resolved, Sources
 from fsdpplan.cli.resolve.cluster import larger_clusters, resolve_cluster
 from fsdpplan.cli.resolve.evidence import resolve_runs, with_peaks
-from fsdpplan.cli.resolve.model import resolve_model
+from fsdpplan.cli.resolve.model import published_dropout, resolve_model
 from fsdpplan.cli.resolve.torch import resolve_torch
 from fsdpplan.cli.resolve.training import resolve_training
 from fsdpplan.cost.kernels.optimizer import ASSUMED_NODE_BYTES_PER_SECOND
@@ -38,7 +38,7 @@ from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import BrokenRule, Case, Estimate, Failures
 from fsdpplan.spec.runtime import RuntimeName
 from fsdpplan.spec.torch_features import slower_without
-from fsdpplan.spec.training import TorchRelease, Training, program_named
+from fsdpplan.spec.training import Dropout, TorchRelease, Training, program_named
 from fsdpplan.units import format_bandwidth
 
 
@@ -208,6 +208,7 @@ def resolve(
             model=resolve_model(model),
             cluster=resolve_cluster(cluster),
             larger=larger_clusters(cluster),
+            dropout=published_dropout(model),
         ),
         training=training,
         layout=layout,
@@ -224,6 +225,8 @@ class Known:
     cluster: Resolved[LoadedCluster]
     larger: Callable[[int], Cluster] | None
     """The same machines with another number of GPUs; None where only those are known."""
+    dropout: Dropout | None = None
+    """What the model's config drops."""
 
 
 def resolve_around(
@@ -246,7 +249,7 @@ def resolve_around(
         runtime = program_named(training.program).runtimes[0]
     pins = resolve_pins(layout, gpus=machines.gpus, runtime=runtime)  # type: ignore[arg-type]
     the_training = resolve_training(
-        training, model=the_model.value, cluster=machines, pins=pins.value
+        training, model=the_model.value, cluster=machines, pins=pins.value, published=known.dropout
     )
     the_torch = torch()
     own = resolve_runs(

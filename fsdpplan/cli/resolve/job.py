@@ -86,7 +86,13 @@ def require_its_weights(plan: Plan, job: Job) -> None:
     begins = job.program.init_from if isinstance(job.program, Trainer) else None
     if begins is None or not (Path(begins) / "config.json").is_file():
         return
-    found = read_hf_config(begins).model
+    published = read_hf_config(begins)
+    found = published.model
+    if published.dropout is not None and plan.training.dropout is None:
+        raise SpecError(
+            f"{begins} drops {published.dropout} in training, and the plan does not say what is "
+            f"dropped: plan again with --config {shlex.quote(begins)}, or with --dropout 0"
+        )
     for field in fields(Model):
         theirs, ours = getattr(found, field.name), getattr(plan.model, field.name)
         if theirs != ours and not _tells_nothing(field.name, found, plan):
@@ -155,19 +161,40 @@ def _has_checkpoint(folder: str) -> bool:
         return False
 
 
-def require_its_libraries(job: Job) -> None:
+def require_its_libraries(plan: Plan, job: Job) -> None:
     """Raise SpecError where the Python that was named for the job, or this one, lacks what a
-    dashboard needs; another host's, or that of a container, is asked when the job begins."""
-    if not isinstance(job.program, Trainer) or job.container or job.env_setup:
+    dashboard needs, or, if it has torch, what the plan's training and its text do; another host's,
+    or that of a container, is asked when the job begins."""
+    program = job.program
+    if not isinstance(program, Trainer) or job.container or job.env_setup:
         return
-    wanted = [name for name in DASHBOARDS if getattr(job.program, name) is not None]
-    if not wanted or not os.path.isabs(job.python) or not os.path.exists(job.python):
+    boards = [name for name in DASHBOARDS if getattr(program, name) is not None]
+    needs = {name: (f"--{name}", f"leave --{name} out") for name in boards}
+    needs |= _libraries_of(plan, program)
+    if not needs or not os.path.isabs(job.python) or not os.path.exists(job.python):
         return
-    for name in lacking_packages(job.python, wanted):
-        raise SpecError(
-            f"--{name} needs the Python package {name}, which {job.python} does not have: "
-            f"{shlex.quote(job.python)} -m pip install {name}, or leave --{name} out"
-        )
+    lacking = lacking_packages(job.python, ["torch", *needs])
+    for name, (what, instead) in needs.items():
+        # one without torch is not the job's own
+        if name in lacking and (name in boards or "torch" not in lacking):
+            raise SpecError(
+                f"{what} needs the Python package {name}, which {job.python} does not have: "
+                f"{shlex.quote(job.python)} -m pip install {name}, or {instead}"
+            )
+
+
+def _libraries_of(plan: Plan, program: Trainer) -> dict[str, tuple[str, str]]:
+    """Package -> (what needs it, what to do without)."""
+    training, needs = plan.training, {}
+    if "fp8" in (training.precision, training.later_precision):
+        needs["torchao"] = ("precision fp8", "plan again with --precision bf16")
+    if training.optimizer == "adamw_8bit":
+        needs["torchao"] = ("optimizer adamw_8bit", "plan again with --optimizer adamw")
+    if training.powersgd_rank:
+        needs["numpy"] = ("gradient_compression powersgd", "plan again without it")
+    if program.tokenizer is not None:
+        needs["tokenizers"] = ("--tokenizer", "name the job's own Python by --python")
+    return needs
 
 
 def _tells_nothing(name: str, found: Model, plan: Plan) -> bool:

@@ -115,7 +115,7 @@ def prepare(plan: str, options: RunOptions, job: Job | None, *, file: str = "") 
     if asked is not None:
         require_its_weights(launch.plan, asked)
         require_its_chats(asked)
-        require_its_libraries(asked)
+        require_its_libraries(launch.plan, asked)
     otherwise = () if asked is None else tuple(require_its_recipe(launch.plan, asked))
     if options.fallback is not None and not emits:
         raise SpecError(

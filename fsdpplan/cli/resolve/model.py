@@ -12,6 +12,7 @@ from fsdpplan.cost.model.shape import infer_mixture, infer_model, model_from_sha
 from fsdpplan.errors import SpecError
 from fsdpplan.files.catalogue import load_model, model_source
 from fsdpplan.spec.model import Experts, Model
+from fsdpplan.spec.training import Dropout
 from fsdpplan.units import format_count
 
 SHAPE_FLAGS = ("layers", "hidden", "ffn_hidden", "heads", "kv_heads", "vocab")
@@ -121,6 +122,15 @@ def _from_config(path: Path) -> Resolved[Model]:
     return Resolved(
         value=loaded.model, sources=(("model", f"config {path}"),), assumptions=loaded.notes
     )
+
+
+def published_dropout(options: ModelOptions) -> Dropout | None:
+    """What the config drops, if it is by one that the model was named."""
+    if options.config is None:
+        return None
+    from fsdpplan.files.huggingface.config import read_hf_config  # the other three ways do without
+
+    return read_hf_config(options.config).dropout
 
 
 def _from_shape(options: ModelOptions, given: list[str]) -> Resolved[Model]:

@@ -19,7 +19,7 @@ from fsdpplan.search.pins import (
 )
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.training import Training
+from fsdpplan.spec.training import Dropout, Training
 from fsdpplan.units import format_count, format_percent
 
 POLICIES = ("precision", "reduce_dtype", "optimizer", "runtime")
@@ -30,9 +30,14 @@ FP8_POLICIES = ("fp8_recipe", "fp8_all_gather")
 
 
 def resolve_training(
-    options: TrainingOptions, *, model: Model, cluster: Cluster, pins: Pins
+    options: TrainingOptions,
+    *,
+    model: Model,
+    cluster: Cluster,
+    pins: Pins,
+    published: Dropout | None = None,
 ) -> Resolved[Training]:
-    """The training that the options ask for."""
+    """The training that the options ask for; `published`: what the model's config drops."""
     if options.precision != "fp8" and (options.precision_switch or "none") == "none":
         _refuse_fp8_options(options)
     seq_len = _seq_len(options, model)
@@ -54,23 +59,31 @@ def resolve_training(
     if options.pack is not None:
         values["packed"] = options.pack
     values["mean_document_tokens"] = options.mean_document_tokens
+    is_ours = values.get("program", "reference") == "reference"
+    takes_published = options.dropout is None and is_ours and options.runtime in (None, "fsdp2")
+    values["dropout"] = published if takes_published else options.dropout
     draft = Training(seq_len=seq_len.value, global_batch=1, tokens=options.tokens, **values)
     batch = _global_batch(options, draft, model=model, cluster=cluster, pins=pins)
     training = replace(draft, global_batch=batch.value)
     named = {**given, "tokens": options.tokens, "headroom": options.headroom, "fits": options.fits}
     named |= {"pack": options.pack, "mean_document_tokens": options.mean_document_tokens}
+    of_dropout = _source("dropout", options.dropout)
+    if values["dropout"] is not None and options.dropout is None:
+        of_dropout = "config"
     return Resolved(
         value=training,
         sources=(
             *seq_len.sources,
             *batch.sources,
             *((f"training.{name}", _source(name, value)) for name, value in named.items()),
+            ("training.dropout", of_dropout),
         ),
         assumptions=(
             *seq_len.assumptions,
             *batch.assumptions,
             *_policies_taken(training, options),
             *_documents_taken(training),
+            *_dropout_taken(training, options, published),
             *_room_taken(training, options, cluster),
         ),
         warnings=(*seq_len.warnings, *_rounding(training)),
@@ -175,6 +188,17 @@ def _documents_taken(training: Training) -> tuple[str, ...]:
         f"documents of exponential lengths, {training.mean_document_tokens:,} tokens in the mean: "
         "twice the attention of equal ones",
     )
+
+
+def _dropout_taken(
+    training: Training, options: TrainingOptions, published: Dropout | None
+) -> tuple[str, ...]:
+    """What is dropped without having been asked for, and what is not."""
+    if published is None or options.dropout is not None:
+        return ()
+    if training.dropout is None:
+        return (f"dropout {published} of the config is left to the script",)
+    return (f"dropout {published}, as the config says (--dropout)",)
 
 
 def _room_taken(training: Training, options: TrainingOptions, cluster: Cluster) -> tuple[str, ...]:

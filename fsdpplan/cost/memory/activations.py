@@ -80,7 +80,8 @@ def saved_bytes(
                    GELU: 2) + statistics (autocast: 5 normed, GELU: 4)
         attention  as none without the scores: beside fused attention, which keeps none, Megatron's
                    selective mode frees next to nothing
-        op         residual + every second matmul from the first + attention output
+        op         residual + every second matmul from the first + attention output (dropout:
+                   + masks + 2 residual)
         full       residual
 
     Source: saved tensors of the operators, counted under fake tensors (tests/ground_truth).
@@ -95,7 +96,11 @@ def saved_bytes(
             if kernels.drops_unused and len(_matmul_outputs(model, tensors)) % 2:
                 kept = kept[:-1]
             attended = tensors.attended_read_bytes or tensors.attended_bytes
-            return tensors.residual_bytes + attended + tensors.statistics_bytes + sum(kept)
+            # what is drawn at random stays: masks, and what they left of both branches
+            left = 0 if kernels.drops_unused else 2 * tensors.residual_bytes
+            dropped = tensors.masks_bytes + left if kernels.drops_branches else 0
+            kept_bytes = sum(kept) + dropped
+            return tensors.residual_bytes + attended + tensors.statistics_bytes + kept_bytes
         case "full":
             return tensors.residual_bytes
 
@@ -210,9 +215,10 @@ def _unread_bytes(
     *, model: Model, tensors: BlockTensors, mode: ActivationCheckpointing, kernels: Kernels
 ) -> int:
     """What per-operator checkpointing keeps though backward does not read it: the output of the
-    last projection down, where nothing reads it."""
+    last projection down, where nothing reads it, and no dropout behind it is made again."""
     is_kept = mode == "op" and len(_matmul_outputs(model, tensors)) % 2 and not kernels.drops_unused
-    return tensors.normed_bytes if is_kept and not reads_last_output(model) else 0
+    is_read = reads_last_output(model) or kernels.drops_branches
+    return tensors.normed_bytes if is_kept and not is_read else 0
 
 
 @lru_cache(maxsize=8192)
@@ -345,6 +351,7 @@ def takes_windows(*, model: Model, training: Training) -> bool:
     width = model.head_dim + EXTRA_WIDTH * (model.positions == "alibi")
     fits = width <= WIDEST_HEAD and width % WIDTH_STEP == 0
     has_kernel = has_windowed_kernel(training) and fits and not model.attention_sinks
+    has_kernel &= not training.dropped.attention
     return has_kernel and training.activation_dtype != "fp32"
 
 

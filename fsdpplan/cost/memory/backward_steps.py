@@ -81,6 +81,13 @@ def backward_steps(
             [behind, replace(branch[0], freed=branch[0].freed + of_branch), *branch[1:]]
             for branch in (feed_forward, attention)
         )
+    if kernels.drops_branches:  # what dropout gives back is the branch's own, and goes with it
+        of_branch = tensors.residual_bytes
+        behind = BackwardStep(allocated=of_branch, freed=tensors.masks_bytes // 2)
+        feed_forward, attention = (
+            [behind, replace(branch[0], freed=branch[0].freed + of_branch), *branch[1:]]
+            for branch in (feed_forward, attention)
+        )
     return [*feed_forward, *behind_network, *attention, *behind_attention]
 
 

@@ -105,9 +105,8 @@ def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
     of_head = of.reduced if is_cast else of.gathered
     grows = grows_in_backward(training=training, layout=layout)
     of_grown = of.computed if training.traits.half_parameters else of.kept_gradient
-    beside_blocks_bytes = others_at_the_loss * head.kept_bytes + in_flight * hidden_tokens * int(
-        training.traits.dropout and stage.has_embedding
-    )
+    mask_bytes = _embedding_mask_bytes(case) if stage.has_embedding else 0
+    beside_blocks_bytes = others_at_the_loss * head.kept_bytes + in_flight * mask_bytes
     copies_block_bytes = copies.total if of.autocasts else 0
     copies_root_bytes = head.weight_elements * of.computed if of.autocasts else 0
     moments = stage_moments(case, stage, in_flight_blocks=in_flight_blocks)
@@ -363,6 +362,16 @@ def _block_shape(case: Case) -> BlockShape:
         packed=training.packed,
         one_by_one=documents_one_by_one(model=case.model, training=training),
     )
+
+
+def _embedding_mask_bytes(case: Case) -> int:
+    """What dropout behind the embedding keeps of a micro-batch: a byte an element."""
+    training, layout = case.training, case.layout
+    if not (training.traits.dropout or training.dropped.embedding):
+        return 0
+    tokens = local_tokens(training=training, layout=layout)
+    splits = training.dropped.embedding and layout.sequence_parallel
+    return (-(-tokens // layout.tp) if splits else tokens) * case.model.hidden
 
 
 def activations_of_block(case: Case) -> BlockActivations:

@@ -101,6 +101,11 @@ class Kernels:
     ring_attention: bool = False
     """Context parallelism passes keys and values on, piece by piece; else it gathers them."""
 
+    @property
+    def drops_branches(self) -> bool:
+        """The trainer's own blocks drop elements of their two branches."""
+        return self.dropout and self.reference_decoder
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockShape:

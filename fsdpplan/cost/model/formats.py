@@ -109,7 +109,7 @@ def _kernels(training: Training, is_compiled: bool) -> Kernels:
         drops_unused=is_compiled,
         flash=traits.flash_attention,
         reference_decoder=traits.reference_decoder,
-        dropout=traits.dropout,
+        dropout=traits.dropout or training.dropped.residual > 0,
         fp8_inputs=is_fp8 and (training.fp8_recipe == "delayed" or traits.keeps_fp8),
         fp8_rows=is_fp8 and traits.keeps_fp8,
         remakes_latents=traits.remakes_latents,

@@ -118,7 +118,7 @@ def block_work(case: Case) -> BlockWork:
         joined_projections=traits.joined_projections,
         flash_attention=traits.flash_attention,
         native_attention=traits.native_attention,
-        dropout=traits.dropout,
+        dropout=traits.dropout or training.dropped.residual > 0,
         composite_norms=traits.composite_norms,
         remakes_latents=traits.remakes_latents,
         repeats_whole_block=repeats_whole_block(model=model, training=training),

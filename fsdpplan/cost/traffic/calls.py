@@ -80,8 +80,10 @@ class BlockCall:
 
 def repeats_whole_block(*, model: Model, training: Training) -> bool:
     """Whether recomputation makes a block's last output again: torch's stops once backward has all
-    that it needs, and a norm behind the feed-forward network needs what it normalizes."""
-    return training.traits.repeats_whole_block or model.post_norms
+    that it needs, and a norm behind the feed-forward network needs what it normalizes, dropout
+    there its mask."""
+    of_the_last = model.post_norms or training.dropped.residual > 0
+    return training.traits.repeats_whole_block or of_the_last
 
 
 @lru_cache(maxsize=16384)

@@ -15,21 +15,38 @@ from fsdpplan.errors import SpecError
 from fsdpplan.files.huggingface import experts as hf_experts
 from fsdpplan.files.huggingface import gpt as hf_gpt
 from fsdpplan.files.huggingface import llama as hf_llama
+from fsdpplan.files.huggingface.fields import optional_number
 from fsdpplan.files.huggingface.llama import Fields
 from fsdpplan.files.table import Table, parse_json_object, path_text, read_text, short
 from fsdpplan.spec.model import Model
+from fsdpplan.spec.training import Dropout
 
 _LIMIT_BYTES = 1024 * 1024
-DROPOUTS = (
-    "attention_dropout",
-    "attn_pdrop",
-    "embd_pdrop",
-    "embedding_dropout",
-    "hidden_dropout",
-    "resid_pdrop",
-    "residual_dropout",
+DROPOUTS: dict[str, dict[str, str]] = {
+    "bloom": {"attention": "attention_dropout", "residual": "hidden_dropout"},
+    "gpt2": {"attention": "attn_pdrop", "residual": "resid_pdrop", "embedding": "embd_pdrop"},
+    "gpt_neox": {
+        "attention": "attention_dropout",
+        "residual": "hidden_dropout",
+        "embedding": "hidden_dropout",
+    },
+    "opt": {"attention": "attention_dropout", "residual": "dropout"},
+    "phi3": {"attention": "attention_dropout", "residual": "resid_pdrop"},
+    "starcoder2": {
+        "attention": "attention_dropout",
+        "residual": "residual_dropout",
+        "embedding": "embedding_dropout",
+    },
+}
+"""Key by family of each probability that its modeling module reads; most have that of attention
+alone. Falcon and MPT share theirs out otherwise. Source: transformers 5."""
+OTHER_DROPOUTS = frozenset(
+    {"attention_dropout", "attn_pdrop", "embd_pdrop", "embedding_dropout", "hidden_dropout"}
+    | {"resid_pdrop", "residual_dropout"}
 )
-"""Keys of probabilities, which nothing here has."""
+"""Keys that are said to be left out where the family does not read them so."""
+_DROPOUT_DEFAULTS = {"gpt2": 0.1, "opt": 0.1}
+"""Where the key is absent, but for OPT's of attention."""
 _MIXTURE_KEYS = (*hf_experts.EXPERT_KEYS, "moe_intermediate_size")
 
 Reader = Callable[[Table, list[str]], Fields]
@@ -72,6 +89,8 @@ class LoadedModel:
 
     model: Model
     notes: tuple[str, ...]
+    dropout: Dropout | None = None
+    """What training with transformers drops; None: nothing."""
 
 
 def read_hf_config(path: Path | str) -> LoadedModel:
@@ -94,12 +113,34 @@ def parse_hf_config(text: str, *, where: str, name: str) -> LoadedModel:
         if str(error).startswith(where):
             raise
         raise SpecError(f"{where}: {error}") from error
-    for key in DROPOUTS:
-        if table.values.get(key) not in (None, 0):
-            notes.append(f"{key} {short(table.values[key])} is left out: the trainer drops nothing")
+    dropout = _dropout(table, notes)
     if "quantization_config" in table.values:
         notes.append("quantization_config is left out: training keeps its weights in fp32")
-    return LoadedModel(model=model, notes=tuple(notes))
+    return LoadedModel(model=model, notes=tuple(notes), dropout=dropout)
+
+
+def _dropout(table: Table, notes: list[str]) -> Dropout | None:
+    """The probabilities of the config, or of its family; the others are noted."""
+    family = table.text("model_type")
+    keys = DROPOUTS.get(family, {"attention": "attention_dropout"})
+    if family in ("falcon", "mpt"):
+        keys = {}
+    usual = _DROPOUT_DEFAULTS.get(family, 0.0)
+    defaults = {
+        key: 0.0 if (family, key) == ("opt", "attention_dropout") else usual
+        for key in keys.values()
+    }
+    values = {place: optional_number(table, key, defaults[key]) for place, key in keys.items()}
+    for key in sorted(OTHER_DROPOUTS - set(keys.values())):
+        if table.values.get(key) not in (None, 0):
+            notes.append(
+                f"{key} {short(table.values[key])} is left out: {family} has no such use of it"
+            )
+    for place, value in values.items():
+        if not 0 <= value < 1:
+            raise table.wrong(keys[place], "a probability below 1")
+    dropout = Dropout(**values)
+    return dropout if dropout.drops else None
 
 
 def _model_name(file: Path) -> str:

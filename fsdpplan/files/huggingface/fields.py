@@ -98,7 +98,7 @@ def rope_theta(
     return theta
 
 
-SCALINGS = ("linear", "llama3", "yarn")
+SCALINGS = ("linear", "dynamic", "llama3", "yarn")
 """Kinds of stretched rotary positions that the trainer computes."""
 
 
@@ -115,6 +115,9 @@ def rope_scaling(table: Table, *, of_scores: bool = False) -> RopeScaling | None
         factor = optional_number(rope, "factor", 1.0)
         if kind == "linear":
             return RopeScaling(kind="linear", factor=factor)
+        if kind == "dynamic":  # transformers measures sequences by what the model says, no other
+            longest = optional_integer(table, "max_position_embeddings", 2048)
+            return RopeScaling(kind="dynamic", factor=factor, original_positions=longest)
         original = optional_integer(
             rope,
             "original_max_position_embeddings",

@@ -217,6 +217,15 @@ def _question(model: Model, cluster: Cluster, training: Training) -> Iterator[Pr
             sentence=f"{model.name} has {model.max_positions} learned positions; use --seq-len "
             f"{model.max_positions} or less, not {training.seq_len}",
         )
+    scaling = model.rope_scaling
+    is_dynamic = scaling is not None and scaling.kind == "dynamic"
+    if scaling and is_dynamic and training.packed and training.seq_len > scaling.original_positions:
+        yield Problem(
+            reason="dynamic positions of packed documents",
+            sentence=f"{model.name} scales positions by the length of a sequence beyond "
+            f"{scaling.original_positions} tokens, and transformers by the longest document that "
+            f"it has met; use --no-pack, or --seq-len {scaling.original_positions} or less",
+        )
 
 
 def _ranks(layout: Layout, cluster: Cluster) -> Iterator[Problem]:
@@ -337,6 +346,13 @@ def _ring(case: Case) -> Iterator[Problem]:
             reason="ring attention with attention sinks",
             sentence=f"cp {layout.cp}: torch's ring attention knows no attention sinks, which "
             f"{model.name} has; use --cp 1",
+        )
+    if case.training.dropped.attention:
+        yield Problem(
+            reason="ring attention with dropout",
+            sentence=f"cp {layout.cp}: torch's ring attention keeps one seed for all its pieces, "
+            "so backward would drop others than forward; use --cp 1, a --cp that divides the "
+            "heads (--cp-attention ulysses), or --dropout 0",
         )
 
 

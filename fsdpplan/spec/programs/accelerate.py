@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from fsdpplan.spec.layout import DDP_BUCKET_BYTES
 from fsdpplan.spec.plan import Case
 from fsdpplan.spec.programs.words import Unsayable, Vocabulary, Word
+from fsdpplan.spec.training import Dropout
 
 WORDS = {
     "dp_replicate": Word(says="`parallelism_config_dp_replicate_size`, or all processes (ddp)"),
@@ -95,6 +96,12 @@ WORDS = {
     "precision_switch": Word(says="none", values=("none",), why="its file says one precision"),
     "gradient_compression": Word(
         says="none", values=("none",), why="its hooks are of the script, not of the file"
+    ),
+    "dropout": Word(
+        says="none",
+        values=(None, Dropout()),
+        why="it is a setting of the model that the script makes",
+        instead="--dropout 0",
     ),
     "tokens": Word(says="for the script: steps"),
     "runtime": Word(

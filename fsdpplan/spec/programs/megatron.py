@@ -14,6 +14,7 @@ from fsdpplan.spec.layout import DDP_BUCKET_BYTES
 from fsdpplan.spec.model import Experts, Model
 from fsdpplan.spec.plan import Case
 from fsdpplan.spec.programs.words import Unsayable, Vocabulary, Word, split_loss_problems
+from fsdpplan.spec.training import Dropout
 
 WORDS = {
     "dp_replicate": Word(
@@ -96,6 +97,12 @@ WORDS = {
     ),
     "precision_switch": Word(says="none", values=("none",), why="it has no such change in a run"),
     "gradient_compression": Word(says="none", values=("none",), why="its DDP has no such hooks"),
+    "dropout": Word(
+        says="none",
+        values=(None, Dropout()),
+        why="it is priced without",
+        instead="--dropout 0",
+    ),
     "tokens": Word(says="`--train-iters`, unless `--steps` is given"),
     "runtime": Word(
         says="`megatron` (with overlaps), `megatron_lm` (its defaults), `fsdp2` (with a warning)",

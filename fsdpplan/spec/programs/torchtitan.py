@@ -13,6 +13,7 @@ from fsdpplan.spec.layout import DDP_BUCKET_BYTES
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Case
 from fsdpplan.spec.programs.words import Unsayable, Vocabulary, Word, split_loss_problems
+from fsdpplan.spec.training import Dropout
 
 SCHEDULES = {
     "gpipe": "GPipe",
@@ -108,6 +109,12 @@ WORDS = {
     ),
     "precision_switch": Word(says="none", values=("none",), why="it converts a model once"),
     "gradient_compression": Word(says="none", values=("none",), why="it has no DDP hooks"),
+    "dropout": Word(
+        says="none",
+        values=(None, Dropout()),
+        why="its decoders drop nothing",
+        instead="--dropout 0",
+    ),
     "tokens": Word(says="`steps`, unless `--steps` is given"),
     "runtime": Word(says="`fsdp2`", values=("fsdp2",), why="torchtitan is FSDP2"),
     "fp8_recipe": Word(says="`recipe_name`: rowwise; idle without fp8"),

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ..config import PlanConfig
+from ..config import DropoutConfig, PlanConfig
 from ..errors import TrainerError
 from ..optimizer import Recipe
 from ..precision import precision_of_step
@@ -66,6 +66,8 @@ class Progress:
     """How the weights were updated (`recorded`); empty before version 3."""
     param_dtype: str = "fp32"
     """In which parameters and AdamW's moments are."""
+    dropout: dict[str, Any] = field(default_factory=dict)
+    """`training.dropout` of the plan that wrote it; empty where it said nothing."""
 
 
 def read_progress(path: Path) -> Progress:
@@ -139,6 +141,17 @@ def require_same_run(
     now = precision_of_step(plan.training, found.step, found.steps if steps is None else steps)
     if found.precision != now:
         words.append(f"precision {found.precision} there, {now} from here on")
+    if plan.training.gradient_compression.startswith("powersgd"):
+        first = plan.training.gradient_compression.split(":")[2]
+        words.append(
+            f"PowerSGD begins anew: what it had left out of gradients is not in a checkpoint, and "
+            f"the next {first} steps are sent whole"
+        )
+    words += [
+        f"dropout of {place} {found.dropout.get(place, 0.0):g} there, {value:g} from here on"
+        for place, value in asdict(plan.training.dropout or DropoutConfig()).items()
+        if value != found.dropout.get(place, 0.0)
+    ]
     return words
 
 
@@ -150,6 +163,7 @@ def written_by(plan: PlanConfig) -> dict[str, Any]:
         "optimizer": plan.training.optimizer,
         "precision": plan.training.precision,
         "param_dtype": plan.training.param_dtype,
+        "dropout": {} if plan.training.dropout is None else asdict(plan.training.dropout),
     }
 
 

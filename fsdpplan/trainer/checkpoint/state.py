@@ -77,6 +77,24 @@ def as_tensor(value: Any) -> Tensor:
     return value
 
 
+def written_values(tensor: Tensor) -> Tensor:
+    """What is written of this rank's part of a tensor: of torchao's 8-bit moments values that are
+    rounded to the same codes and scales again, to the bit.
+
+    A code is a part of the largest magnitude among 256 values, and the least one, -0.993, also
+    stands for a largest one that is negative: read as it is, that would be the largest no longer,
+    and all others of its block would be rounded anew. So it is written as the whole of it.
+    """
+    moments: Any = tensor
+    if getattr(tensor, "codes", None) is None or not hasattr(tensor, "signed"):
+        return tensor
+    values: Tensor = moments.dequantize(tensor.dtype)
+    if not moments.signed:
+        return values
+    scale = moments.scale.repeat_interleave(moments.block_size).view_as(values)
+    return torch.where(moments.codes == 0, -scale.to(values.dtype), values)
+
+
 def fill_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """Let an optimizer that has not stepped make its state: a step of no length, gradients 0."""
     rates = [group["lr"] for group in optimizer.param_groups]
@@ -110,7 +128,7 @@ class Staging:
         return taken
 
     def _copy(self, name: str, tensor: Tensor) -> Tensor:
-        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        local = written_values(tensor.to_local() if isinstance(tensor, DTensor) else tensor)
         kept = self.copies.get(name)
         if kept is None or (kept.shape, kept.dtype) != (local.shape, local.dtype):
             pinned = local.device.type == "cuda"

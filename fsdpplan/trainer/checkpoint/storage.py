@@ -53,6 +53,7 @@ from .files import (
     require_own,
     retire,
 )
+from .state import written_values
 from .whole_file import is_plain, require_file
 
 INDEX_CLASSES = {
@@ -250,6 +251,8 @@ class OwnTensors(DefaultSavePlanner):
     def resolve_data(self, write_item: WriteItem) -> Tensor | io.BytesIO:
         """What is written of it."""
         values: Tensor | io.BytesIO = super().resolve_data(write_item)
+        if isinstance(values, Tensor):
+            values = written_values(values)
         if write_item.index.fqn in self.padding.names and isinstance(values, Tensor):
             assert write_item.tensor_data is not None
             return values[: write_item.tensor_data.chunk.sizes[0]]

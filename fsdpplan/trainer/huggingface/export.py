@@ -24,8 +24,9 @@ from torch.distributed.tensor import DTensor
 
 from ..checkpoint.storage import CheckedReader, TensorsOnly, read_index
 from ..checkpoint.whole_file import sync, sync_folder, write_durably
-from ..config import ModelConfig, PlanConfig
+from ..config import DropoutConfig, ModelConfig, PlanConfig
 from ..errors import TrainerError
+from ..model.dropout import NOTHING
 from ..model.weights import VOCABULARIES, named_parameters
 from ..user.safetensors_load import DTYPES, INDEX_NAME, read_headers
 from .families import FAMILIES, config_of, family_of
@@ -64,7 +65,13 @@ class Exported:
 
 
 def exported(
-    model: ModelConfig, precision: str, folder: Path, like: Path | None, *, seq_len: int
+    model: ModelConfig,
+    precision: str,
+    folder: Path,
+    like: Path | None,
+    *,
+    seq_len: int,
+    dropout: DropoutConfig | None = NOTHING,
 ) -> Exported:
     """What `folder` will hold: of the family of `like`, where the weights came from, or of the one
     that has such a model. Raises TrainerError where there is none, `like` is of another model, or
@@ -76,7 +83,7 @@ def exported(
     if like is not None:
         config = read_config(like)
         where = str(like / CONFIG_NAME)
-        family = require_same_model(config, model, seq_len=seq_len, where=where)
+        family = require_same_model(config, model, seq_len=seq_len, where=where, dropout=dropout)
         beside = tuple(like / name for name in TOKENIZER_FILES if (like / name).is_file())
     else:
         family = family_of(model) or ""
@@ -85,7 +92,7 @@ def exported(
                 "no published architecture computes what the plan's model does, so nothing would "
                 f"load its weights: leave --export-hf out; those that can be: {', '.join(FAMILIES)}"
             )
-        config, beside = config_of(family, model), ()
+        config, beside = config_of(family, model, dropout), ()
     word = str(dtype).removeprefix("torch.")
     config = {key: value for key, value in config.items() if key not in ("dtype", "torch_dtype")}
     return Exported(

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..config import ModelConfig, RopeScalingConfig
+from ..config import DropoutConfig, ModelConfig, RopeScalingConfig
 
 Config = dict[str, Any]
 
@@ -28,7 +28,7 @@ DROPOUTS = (
     "resid_pdrop",
     "residual_dropout",
 )
-"""Keys of probabilities that this trainer has not, and so must be 0."""
+"""Keys of probabilities with which elements are dropped in training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +47,16 @@ def family_of(model: ModelConfig) -> str | None:
     return next((name for name, family in FAMILIES.items() if family.fits(model)), None)
 
 
-def config_of(name: str, model: ModelConfig) -> Config:
-    """The `config.json` of `model` as one of family `name`."""
+def config_of(name: str, model: ModelConfig, dropout: DropoutConfig | None = None) -> Config:
+    """The `config.json` of `model` as one of family `name`, trained with `dropout`; what the family
+    has no key for it does not say."""
     family = FAMILIES[name]
     head = {"architectures": [family.architecture], "model_type": name}
-    none = dict.fromkeys(_dropouts(name), 0.0)
-    return {**head, "vocab_size": model.vocab, **none, **family.config(model)}
+    dropped = {
+        key: 0.0 if dropout is None or place is None else getattr(dropout, place)
+        for key, place in dropout_keys(name).items()
+    }
+    return {**head, "vocab_size": model.vocab, **dropped, **family.config(model)}
 
 
 def rope_table(scaling: RopeScalingConfig | None) -> Config | None:
@@ -68,18 +72,32 @@ def rope_table(scaling: RopeScalingConfig | None) -> Config | None:
         if scaling.score_factor != 1.0:  # DeepSeek's: (0.1 m ln(factor) + 1)^2
             of_all = (math.sqrt(scaling.score_factor) - 1) / (0.1 * math.log(scaling.factor))
             table |= {"mscale_all_dim": of_all}
-    if scaling.kind != "linear":
+    if scaling.kind in ("llama3", "yarn"):
         table["original_max_position_embeddings"] = scaling.original_positions
     return table
 
 
-def _dropouts(name: str) -> tuple[str, ...]:
-    return {
-        "gpt2": ("attn_pdrop", "embd_pdrop", "resid_pdrop"),
-        "bloom": ("attention_dropout", "hidden_dropout"),
-        "starcoder2": ("attention_dropout", "embedding_dropout", "residual_dropout"),
-        "phi3": ("attention_dropout", "embd_pdrop", "resid_pdrop"),
-    }.get(name, ("attention_dropout",))
+def dropout_keys(name: str) -> dict[str, str | None]:
+    """Keys of a family, and what each drops of; None: its modeling module reads it nowhere."""
+    residual = {"attention_dropout": "attention", "hidden_dropout": "residual"}
+    own: dict[str, dict[str, str | None]] = {
+        "gpt2": {"attn_pdrop": "attention", "embd_pdrop": "embedding", "resid_pdrop": "residual"},
+        "bloom": {**residual},
+        "starcoder2": {
+            "attention_dropout": "attention",
+            "embedding_dropout": "embedding",
+            "residual_dropout": "residual",
+        },
+        "phi3": {"attention_dropout": "attention", "embd_pdrop": None, "resid_pdrop": "residual"},
+    }
+    return own.get(name, {"attention_dropout": "attention"})
+
+
+def longest_of(model: ModelConfig) -> int:
+    """`max_position_embeddings`, beyond which dynamic scaling begins."""
+    scaling = model.rope_scaling
+    is_dynamic = scaling is not None and scaling.kind == "dynamic"
+    return scaling.original_positions if scaling and is_dynamic else model.max_positions
 
 
 def _shape(model: ModelConfig) -> Config:
@@ -89,7 +107,7 @@ def _shape(model: ModelConfig) -> Config:
         "num_hidden_layers": model.layers,
         "num_attention_heads": model.heads,
         "num_key_value_heads": model.kv_heads,
-        "max_position_embeddings": model.max_positions,
+        "max_position_embeddings": longest_of(model),
         "rope_theta": model.rope_theta,
         "rope_scaling": rope_table(model.rope_scaling),
         "tie_word_embeddings": model.tied_embeddings,

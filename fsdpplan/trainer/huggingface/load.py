@@ -58,7 +58,10 @@ def require_loadable(plan: PlanConfig, folder: Path) -> str:
     """The family of the model in `folder`. Raises TrainerError where it is not the plan's model."""
     config = read_config(folder)
     where = str(folder / CONFIG_NAME)
-    return require_same_model(config, plan.model, seq_len=plan.training.seq_len, where=where)
+    training = plan.training
+    return require_same_model(
+        config, plan.model, seq_len=training.seq_len, where=where, dropout=training.dropout
+    )
 
 
 @torch.no_grad()

@@ -5,14 +5,22 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..config import ModelConfig
+from ..config import DropoutConfig, ModelConfig
 from ..errors import TrainerError
-from .families import DROPOUTS, FAMILIES, Config, config_of, rope_table
+from .families import DROPOUTS, FAMILIES, Config, config_of, longest_of, rope_table
 
 
-def require_same_model(config: Config, model: ModelConfig, *, seq_len: int, where: str) -> str:
+def require_same_model(
+    config: Config,
+    model: ModelConfig,
+    *,
+    seq_len: int,
+    where: str,
+    dropout: DropoutConfig | None = None,
+) -> str:
     """The `model_type` of `config`. Raises TrainerError where it describes another model than
-    `model` in anything that a forward pass of `seq_len` tokens shows."""
+    `model` in anything that a forward pass of `seq_len` tokens shows, or drops elements of which
+    the plan says nothing (`dropout`)."""
     name = config.get("model_type")
     family = FAMILIES.get(name) if isinstance(name, str) else None
     if family is None:
@@ -31,9 +39,11 @@ def require_same_model(config: Config, model: ModelConfig, *, seq_len: int, wher
     for key, value in wanted.items():
         if key in config and key not in _APART and not _same(config[key], value):
             if key in DROPOUTS:
+                if dropout is not None:  # which the plan says
+                    continue
                 raise TrainerError(
-                    f"{where} drops out {config[key]} ({key}), which the trainer does not do: "
-                    "write 0 there to train without"
+                    f"{where} drops out {config[key]} ({key}), and the plan does not say what is "
+                    "dropped: plan again with its config (recommend --config), or with --dropout 0"
                 )
             raise TrainerError(_other(where, f"its {key} is {config[key]!r}, not {value!r}"))
     _require_same_rope(config, model, where)
@@ -83,6 +93,10 @@ def _require_same_rope(config: Config, model: ModelConfig, where: str) -> None:
     theirs = {"rope_type": table.get("type", "default"), **table}
     if any(key in theirs and not _same(theirs[key], ours[key]) for key in ours):
         raise TrainerError(_other(where, f"its rotary positions are {theirs}, not {ours}"))
+    longest = config.get("max_position_embeddings")
+    if ours["rope_type"] == "dynamic" and longest not in (None, longest_of(model)):
+        ours = {"max_position_embeddings": longest_of(model)}
+        raise TrainerError(_other(where, f"its dynamic positions begin at {longest}, not {ours}"))
 
 
 def _require_same_window(config: Config, model: ModelConfig, seq_len: int, where: str) -> None:

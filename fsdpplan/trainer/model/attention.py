@@ -34,12 +34,12 @@ OLDEST_DEVICE = (8, 0)
 """CUDA's compute capability: Ampere."""
 
 
-def takes_windows(config: ModelConfig, like: Tensor) -> bool:
+def takes_windows(config: ModelConfig, like: Tensor, dropout: float = 0.0) -> bool:
     """Whether the kernel of windows and documents takes heads of the dtype and device of `like`: of
-    fake tensors, as on CUDA devices. It knows no sinks."""
+    fake tensors, as on CUDA devices. It knows neither sinks nor dropout."""
     width = config.head_dim + EXTRA_WIDTH * (config.positions == "alibi")
     fits = width <= WIDEST_HEAD and width % WIDTH_STEP == 0
-    if windowed_kernel is None or config.attention_sinks or not fits:
+    if windowed_kernel is None or config.attention_sinks or dropout or not fits:
         return False
     if like.dtype not in (torch.bfloat16, torch.float16):
         return False
@@ -83,6 +83,8 @@ class AttentionCore(nn.Module):
         self.scale = scale
         self.window = 0
         """Tokens that are looked back, where no mask says it; 0: all."""
+        self.dropout = 0.0
+        """Probability with which one of a query's keys is left out, in training."""
         self.kernel = AttentionKernel()
 
     def forward(
@@ -138,6 +140,7 @@ class AttentionCore(nn.Module):
             k_BHTE = k_BHTE.repeat_interleave(groups, dim=1)
             v_BHTE = v_BHTE.repeat_interleave(groups, dim=1)
             groups = 1
+        drops = {"dropout_p": self.dropout} if self.dropout and self.training else {}
         out: Tensor = self.kernel(
             q_BHTE,
             k_BHTE,
@@ -146,6 +149,7 @@ class AttentionCore(nn.Module):
             is_causal=mask is None,
             scale=self.scale,
             enable_gqa=groups > 1,
+            **drops,
         )
         return out[:, :, 0 if sinks_H is None else 1 :, :width]
 
@@ -199,6 +203,7 @@ def make_masks(
     *,
     length: int,
     like: Tensor,
+    dropout: float = 0.0,
 ) -> dict[int, Tensor]:
     """Masks of those `windows` that no kernel knows: 0 where a key is seen, -inf elsewhere.
 
@@ -208,7 +213,7 @@ def make_masks(
     """
     masks = {}
     for window in windows:
-        if not 0 < window < length or takes_windows(config, like):
+        if not 0 < window < length or takes_windows(config, like, dropout):
             continue
         mask = window_mask(like, queries=length, before=0, window=window)
         masks[window] = F.pad(mask, (1, 0, 1, 0)) if config.attention_sinks else mask

@@ -10,9 +10,11 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from ..config import DropoutConfig
 from ..config import ModelConfig as ModelConfig
 from .attention import Attention, make_masks, takes_windows
 from .documents import Documents, documents_of
+from .dropout import NOTHING, dropout_of
 from .feed_forward import FeedForward
 from .latent_attention import LatentAttention
 from .moe import MixtureOfExperts
@@ -22,13 +24,16 @@ from .norms import make_norm
 class Block(nn.Module):
     """Pre-norm transformer block; with `post_norms`, norms behind its two halves as well."""
 
-    def __init__(self, config: ModelConfig, *, layer: int) -> None:
+    def __init__(
+        self, config: ModelConfig, *, layer: int, dropout: DropoutConfig = NOTHING
+    ) -> None:
         super().__init__()
         self.attention_norm = make_norm(config)
         self.attention = (
             LatentAttention(config, config.latent) if config.latent else Attention(config)
         )
         self.attention.core.window = config.window(layer)
+        self.attention.core.dropout = dropout.attention
         self.post_attention_norm = make_norm(config) if config.post_norms else None
         self.ffn_norm = make_norm(config)
         self.feed_forward: nn.Module
@@ -39,6 +44,7 @@ class Block(nn.Module):
                 config.hidden, config.ffn_hidden, mlp=config.mlp, bias=config.mlp_bias
             )
         self.post_ffn_norm = make_norm(config) if config.post_norms else None
+        self.dropout = dropout_of(dropout.residual)
 
     def forward(
         self,
@@ -53,10 +59,14 @@ class Block(nn.Module):
         )
         if self.post_attention_norm is not None:
             attended = self.post_attention_norm(attended)
+        if self.dropout is not None:
+            attended = self.dropout(attended)
         x_BTD = x_BTD + attended
         fed: Tensor = self.feed_forward(self.ffn_norm(x_BTD))
         if self.post_ffn_norm is not None:
             fed = self.post_ffn_norm(fed)
+        if self.dropout is not None:
+            fed = self.dropout(fed)
         return x_BTD + fed
 
 
@@ -71,17 +81,21 @@ class Decoder(nn.Module):
         has_embedding: bool = True,
         has_head: bool = True,
         vocab_rows: int | None = None,
+        dropout: DropoutConfig | None = None,
     ) -> None:
         """`blocks` are the numbers of those to build; None: all. `vocab_rows`: of embedding and
         head, padding included; None: there is none."""
         super().__init__()
         self.config = config
+        dropout = dropout or NOTHING
+        self.drops_attention = dropout.attention
         self.whole_length: int | None = None
         """Tokens of a sequence, where ranks share it; None: those that `forward` is given."""
         self._kept_masks: tuple[object, dict[int, Tensor]] = (None, {})
         self.tok_embeddings: nn.Embedding | None = None
         self.pos_embeddings: nn.Embedding | None = None
         self.embedding_norm: nn.Module | None = None
+        self.embedding_dropout: nn.Module | None = None
         self.norm: nn.Module | None = None
         self.output: nn.Linear | None = None
         vocab_rows = vocab_rows or config.vocab
@@ -91,8 +105,11 @@ class Decoder(nn.Module):
                 self.pos_embeddings = nn.Embedding(config.max_positions, config.hidden)
             if config.embedding_norm:
                 self.embedding_norm = make_norm(config)
+            self.embedding_dropout = dropout_of(dropout.embedding)
         numbers = range(config.layers) if blocks is None else blocks
-        self.layers = nn.ModuleDict({str(i): Block(config, layer=i) for i in numbers})
+        self.layers = nn.ModuleDict(
+            {str(i): Block(config, layer=i, dropout=dropout) for i in numbers}
+        )
         if has_head:
             self.norm = make_norm(config)
             self.output = nn.Linear(config.hidden, vocab_rows, bias=False)
@@ -129,7 +146,7 @@ class Decoder(nn.Module):
             ends_BN,
             longest_BL.shape[1],
             length=self.whole_length or h_BTD.shape[1],
-            by_kernel=takes_windows(self.config, h_BTD),
+            by_kernel=takes_windows(self.config, h_BTD, self.drops_attention),
         )
 
     def _masks(self, h_BTD: Tensor) -> dict[int, Tensor]:
@@ -138,7 +155,12 @@ class Decoder(nn.Module):
         key = (length, h_BTD.dtype, h_BTD.device)
         if self._kept_masks[0] != key:
             windows = {self.config.window(int(number)) for number in self.layers}
-            self._kept_masks = (key, make_masks(self.config, windows, length=length, like=h_BTD))
+            self._kept_masks = (
+                key,
+                make_masks(
+                    self.config, windows, length=length, like=h_BTD, dropout=self.drops_attention
+                ),
+            )
         return self._kept_masks[1]
 
     def embed(self, tokens_BT: Tensor, positions: Tensor | None = None) -> Tensor:
@@ -154,7 +176,7 @@ class Decoder(nn.Module):
             h = self.embedding_norm(h)
         if torch.is_autocast_enabled(h.device.type):  # or the residual stream would be fp32
             h = h.to(torch.get_autocast_dtype(h.device.type))
-        return h
+        return h if self.embedding_dropout is None else self.embedding_dropout(h)
 
 
 def parameter_names(config: ModelConfig) -> list[str]:

@@ -6,6 +6,7 @@ Shape suffixes: B batch, T sequence, H heads, E head width.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +29,7 @@ def rotate(x_BTHE: Tensor, config: ModelConfig, positions_BT: Tensor | None = No
     buffer, so that building the model on the meta device leaves nothing to restore.
     """
     length, width = x_BTHE.shape[1], x_BTHE.shape[3]
-    frequencies_E = rotary_frequencies(width, config, x_BTHE.device)
+    frequencies_E = rotary_frequencies(width, at_length(config, length, width), x_BTHE.device)
     if positions_BT is None:
         positions_BT = torch.arange(length, device=x_BTHE.device)[None]
     angles = (positions_BT.float()[..., None] * frequencies_E)[:, :, None]
@@ -38,6 +39,23 @@ def rotate(x_BTHE: Tensor, config: ModelConfig, positions_BT: Tensor | None = No
     cos, sin = cos.to(x_BTHE.dtype), sin.to(x_BTHE.dtype)
     first, second = x_BTHE.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def at_length(config: ModelConfig, tokens: int, width: int) -> ModelConfig:
+    """`config` as it computes sequences of `tokens`, whose heads are turned in `width` coordinates:
+    dynamic scaling is another base, whatever the positions.
+
+        base = theta (factor tokens / original - factor + 1)^(width / (width - 2))
+
+    Source: transformers 5, modeling_rope_utils.py (`_compute_dynamic_ntk_parameters`, and
+    `dynamic_rope_update`, by which shorter sequences are as without).
+    """
+    scaling = config.rope_scaling
+    if scaling is None or scaling.kind != "dynamic":
+        return config
+    beyond = max(0.0, scaling.factor * (tokens / scaling.original_positions - 1))
+    theta = config.rope_theta * (1 + beyond) ** (width / (width - 2))
+    return replace(config, rope_theta=theta, rope_scaling=None)
 
 
 def rotary_frequencies(width: int, config: ModelConfig, device: torch.device) -> Tensor:

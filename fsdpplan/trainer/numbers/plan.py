@@ -35,6 +35,7 @@ def tiny_plan(plan: PlanConfig, *, in_own_formats: bool) -> PlanConfig:
         seq_len=_tokens(plan),
         global_batch=layout.data_parallel * layout.micro_batch * layout.num_microbatches,
         precision_switch="none",
+        dropout=None,  # no two layouts draw the same
         # torchao compiles the step of the 8-bit one, which takes longer than all of this
         optimizer="muon" if plan.training.optimizer == "muon" else "adamw",
     )

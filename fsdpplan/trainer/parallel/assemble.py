@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from ..config import PlanConfig
 from ..model.decoder import Decoder
 from ..model.loss import defer_head
+from ..model.positions import at_length
 from ..model.weights import initialise, materialise
 from ..precision import apply_autocast, keep_parameters
 from ..scaler import LossScaler
@@ -78,7 +79,11 @@ def build_parts(
 
 def _build(plan: PlanConfig, **part: Any) -> Decoder:
     """The decoder, or a `part` of it, its vocabulary padded to what tensor parallelism splits."""
-    model = Decoder(plan.model, vocab_rows=plan.model.vocab_rows(plan.layout.tp), **part)
+    rows, dropout = plan.model.vocab_rows(plan.layout.tp), plan.training.dropout
+    latent, width = plan.model.latent, plan.model.head_dim
+    # ranks may share a sequence, and each see a part of it alone
+    config = at_length(plan.model, plan.training.seq_len, latent.rope_head_dim if latent else width)
+    model = Decoder(config, vocab_rows=rows, dropout=dropout, **part)
     keep_parameters(model, plan.training)
     return model
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.func import functional_call
 
@@ -65,13 +66,17 @@ def hand_over_gradients(parts: Iterable[nn.Module]) -> None:
     """After the last backward pass of a step: the gradients to the parameters of the model, laid
     out as these are; sums over tensor-parallel ranks that are still to be made are made."""
     for part in parts:
-        seen = next((m for m in part.modules() if isinstance(m, LocalParameters)), None)
+        # FSDP's has none, and a walk over all modules in each step is dear
+        modules = () if isinstance(part, FSDPModule) else part.modules()
+        seen = next((m for m in modules if isinstance(m, LocalParameters)), None)
         if seen is not None:
             seen.hand_over()
             continue
         for parameter in part.parameters():
             gradient = parameter.grad
-            if isinstance(parameter, DTensor) and isinstance(gradient, DTensor):
+            if not (isinstance(parameter, DTensor) and isinstance(gradient, DTensor)):
+                continue
+            if gradient.placements != parameter.placements:
                 parameter.grad = gradient.redistribute(placements=parameter.placements)
 
 

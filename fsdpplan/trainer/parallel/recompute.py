@@ -20,6 +20,7 @@ from ..config import LayoutConfig
 from ..errors import TrainerError
 from ..model.attention import AttentionCore
 from ..private_torch import goes_back_again
+from ..rng import restore_generators, torch_states
 from ..torch_versions import windowed_operators
 from .local_parameters import has_distributed_parameters
 from .pipeline_stages import SPLIT_BACKWARD_SCHEDULES
@@ -39,6 +40,10 @@ ATTENTION_OPS = windowed_operators() | frozenset(
 MATMUL_OPS = frozenset({aten.mm.default, aten.addmm.default})
 """What `nn.Linear` becomes, without and with a bias: every other one is kept. Not those of routed
 experts: their outputs are as many as the experts of each token."""
+
+RANDOM_OPS = frozenset({aten.native_dropout.default})
+"""Kept as attention is: what is computed again begins with the generator as it was, and would draw
+other numbers behind attention, which is not computed again and draws none."""
 
 MARKS = frozenset(
     {
@@ -146,6 +151,7 @@ class _MadeOnce:
             enabled=torch.is_autocast_enabled(device),
             cache_enabled=torch.is_autocast_cache_enabled(),
         )
+        self.generators = torch_states()
 
     def pack(self, _: torch.Tensor) -> int:
         """The place of a tensor that is saved, instead of it."""
@@ -174,6 +180,8 @@ class _MadeOnce:
         args = [_as_leaf(one) for one in self.args]
         given = {name: _as_leaf(one) for name, one in self.given.items()}
         hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept)
+        behind = torch_states()
+        restore_generators(self.generators)
         with (
             contextlib.suppress(_Enough),
             torch.enable_grad(),
@@ -181,6 +189,7 @@ class _MadeOnce:
             hooks,
         ):
             self.function(*args, **given)
+        restore_generators(behind)
 
 
 def _as_leaf(value: Any) -> Any:
@@ -219,7 +228,7 @@ def _costly_operations_policy() -> Callable[..., CheckpointPolicy]:
     def policy(
         context: SelectiveCheckpointContext, operation: Any, *args: Any, **kwargs: Any
     ) -> CheckpointPolicy:
-        kept = operation in ATTENTION_OPS
+        kept = operation in ATTENTION_OPS or operation in RANDOM_OPS
         if operation in MATMUL_OPS:
             matmuls[context.is_recompute] += 1
             kept = matmuls[context.is_recompute] % 2 == 1

@@ -11,9 +11,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import asdict
 from importlib.util import find_spec
 
-from ..config import LayoutConfig, ModelConfig, PlanConfig, TrainingConfig
+from ..config import (
+    DropoutConfig,
+    LayoutConfig,
+    ModelConfig,
+    PlanConfig,
+    RopeScalingConfig,
+    TrainingConfig,
+)
 from ..errors import TrainerError
 from ..precision import SWITCHED, parsed_switch
 from ..torch_versions import lacking
@@ -67,6 +75,8 @@ def _context_parallel_problems(plan: PlanConfig) -> Iterator[str]:
         yield f"ring attention (cp {layout.cp}) with sliding windows"
     if model.attention_sinks:
         yield f"ring attention (cp {layout.cp}) with attention sinks"
+    if plan.training.dropout is not None and plan.training.dropout.attention:
+        yield f"ring attention (cp {layout.cp}) with dropout of attention (ulysses works)"
 
 
 ONE_STAGE_SCHEDULES = ("gpipe", "1f1b")
@@ -195,9 +205,23 @@ def _model_problems(model: ModelConfig, training: TrainingConfig) -> list[str]:
         problems.append(f"rotary positions with an odd head_dim {model.head_dim}")
     if model.positions == "rope" and model.latent and model.latent.rope_head_dim % 2:
         problems.append(f"rotary positions with an odd rope_head_dim {model.latent.rope_head_dim}")
+    if model.positions == "rope" and model.rope_scaling is not None:
+        problems += _scaling_problems(model.rope_scaling, training)
     if model.positions == "learned" and training.seq_len > model.max_positions:
         problems.append(
             f"sequences of {training.seq_len} with {model.max_positions} learned positions"
+        )
+    return problems
+
+
+def _scaling_problems(scaling: RopeScalingConfig, training: TrainingConfig) -> list[str]:
+    kinds = ("linear", "dynamic", "llama3", "yarn")
+    problems = _one_of("model.rope_scaling.kind", scaling.kind, *kinds)
+    is_longer = training.packed and training.seq_len > scaling.original_positions
+    if scaling.kind == "dynamic" and is_longer:
+        problems.append(
+            f"dynamic rotary positions with packed sequences of {training.seq_len} tokens, which "
+            f"are not the lengths of documents ({scaling.original_positions} work)"
         )
     return problems
 
@@ -214,6 +238,11 @@ def _training_problems(training: TrainingConfig, layout: LayoutConfig) -> list[s
         *_one_of("runtime", training.runtime, "fsdp2"),
         *(_fp8_problems(training, layout) if training.precision == "fp8" else []),
         *_optimizer_problems(training, layout),
+        *(
+            f"dropout {value} of {name} (below 1 works)"
+            for name, value in asdict(training.dropout or DropoutConfig()).items()
+            if value >= 1
+        ),
     ]
 
 

@@ -93,6 +93,24 @@ def cuda_like_norms() -> Iterator[None]:
 
 
 @contextmanager
+def cuda_like_dropout() -> Iterator[None]:
+    """Let attention drop as CUDA's fused kernels do, which keep a seed: on CPUs scores would be
+    written."""
+    functional: Any = torch.nn.functional
+    original = functional.scaled_dot_product_attention
+
+    def attend(*heads: Tensor, dropout_p: float = 0.0, **given: Any) -> Tensor:
+        out: Tensor = original(*heads, **given)
+        return out
+
+    functional.scaled_dot_product_attention = attend
+    try:
+        yield
+    finally:
+        functional.scaled_dot_product_attention = original
+
+
+@contextmanager
 def nothing_to_draw() -> Iterator[None]:
     """Fake tensors have no numbers: `normal_` writes zeros, whatever generator it is given."""
     original = torch.Tensor.normal_

@@ -32,7 +32,13 @@ from ..text.data import Sequences, micro_batches
 from ..text.packing import MicroBatch
 from ..torch_versions import fused_attention
 from .counting import Axis, Call, CollectiveCounter, CollectiveRow, RowKey, layout_axes
-from .fake_world import cuda_like_norms, fake_replicas, fake_world, nothing_to_draw
+from .fake_world import (
+    cuda_like_dropout,
+    cuda_like_norms,
+    fake_replicas,
+    fake_world,
+    nothing_to_draw,
+)
 from .live_bytes import LiveBytes
 
 CPU = torch.device("cpu")
@@ -132,6 +138,7 @@ def fake_cluster(plan: PlanConfig, rank: int, *, cuda_like: bool) -> Iterator[No
             stack.enter_context(stated_pipeline_shapes())
         if cuda_like:
             stack.enter_context(cuda_like_norms())
+            stack.enter_context(cuda_like_dropout())
         yield
 
 

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
-from fsdpplan.cost.goodput import checkpoint_bytes, rank_checkpoint_bytes
+from fsdpplan.cost.goodput import rank_checkpoint_bytes
 from fsdpplan.cost.kernels.optimizer import link_bytes_per_second
+from fsdpplan.cost.reshard import checkpoint_bytes
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.ledger import LedgerRow
 from fsdpplan.spec.plan import Case

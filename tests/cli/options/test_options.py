@@ -13,6 +13,7 @@ import pytest
 from typer.main import get_command
 
 from fsdpplan.cli.app import app, exit_code_of
+from fsdpplan.cli.resolve import job
 from tests.cli.small import DEMO, SHAPE, answer, on_a_machine_without_gpus, words
 
 STAND_INS = Path(__file__).resolve().parents[2] / "stand_ins"
@@ -55,6 +56,7 @@ PLANNING = {
         f"{ONE_NODE} --dp-replicate 8 --sharding ddp",
         ("--gradient-compression", "powersgd:4"),
     ),
+    "--dropout": (HSDP, ("--dropout", "0.1")),
     "--headroom": (HSDP, ("--headroom", "30%")),
     "--fits": (HSDP, ("--fits", "99.99%")),
     "--dp-replicate": (f"{ONE_NODE} --dp-shard 8", ("--dp-replicate", "2", "--dp-shard", "4")),
@@ -624,3 +626,18 @@ def test_a_library_that_a_named_python_lacks_is_said_before_the_queue(
         assert error.count("--wandb needs the Python package wandb, which") == 1
         assert f"{python} -m pip install wandb" in error
     assert exit_code_of((*words(command), "--env-setup", "module load x", "--wandb", "l")) == 0
+
+
+def test_libraries_that_the_plans_training_needs_are_looked_for_where_torch_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A Python without torch is not the one that the job will have."""
+    monkeypatch.chdir(tmp_path)
+    question = f"{ONE_NODE} --optimizer adamw_8bit".replace("estimate", "recommend", 1)
+    assert exit_code_of((*question.split(), "--save", "plan.json")) == 0
+    for lacking, code in ((["torchao"], 2), (["torch", "torchao"], 0), ([], 0)):
+        monkeypatch.setattr(job, "lacking_packages", lambda *_, found=lacking: found)
+        capsys.readouterr()
+        assert exit_code_of(("emit-launch", "plan.json", "--python", sys.executable)) == code
+        error = capsys.readouterr().err
+        assert ("optimizer adamw_8bit needs the Python package torchao" in error) is (code == 2)

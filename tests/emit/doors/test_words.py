@@ -15,7 +15,7 @@ from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.plan import Plan
 from fsdpplan.spec.programs import accelerate, megatron, torchtitan
 from fsdpplan.spec.programs.words import Words, field_names
-from fsdpplan.spec.training import Training
+from fsdpplan.spec.training import Dropout, Training
 from tests.emit.doors.orders import SAYABLE, body, make_order, plan_of
 from tests.emit.plans import make_plan
 from tests.refusals import check_one_line
@@ -64,6 +64,7 @@ VALUES: dict[str, list[Any]] = {
     "optimizer": ["adamw", "adamw_8bit", "muon"],
     "precision_switch": ["none", "fp8@0.8"],
     "gradient_compression": ["none", "bf16", "powersgd:1:1000"],
+    "dropout": [None, Dropout(), Dropout(residual=0.1)],
     "tokens": [None, 10**6, 2 * 10**6],
     "runtime": ["fsdp2", "autocast", "megatron", "megatron_lm", "fsdp1"],
     "program": ["reference", "own", "hf"],

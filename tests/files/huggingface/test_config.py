@@ -14,7 +14,8 @@ from fsdpplan.cost.model.params import parameter_count
 from fsdpplan.errors import SpecError
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.huggingface.config import LoadedModel, parse_hf_config, read_hf_config
-from fsdpplan.spec.model import Experts, LatentAttention, Router
+from fsdpplan.spec.model import Experts, LatentAttention, RopeScaling, Router
+from fsdpplan.spec.training import Dropout
 from tests.files.references import reference_parameters
 from tests.refusals import check_one_line
 
@@ -242,8 +243,8 @@ def test_rotary_bases_of_old_and_new_configs_are_read(rope: dict[str, Any]) -> N
 
 
 def test_what_the_plan_does_not_follow_is_noted() -> None:
-    scaled = {"rope_scaling": {"rope_type": "dynamic", "factor": 8.0}}
-    assert "dynamic" in parse(LLAMA | scaled).notes[0]
+    scaled = {"rope_scaling": {"rope_type": "longrope", "factor": 8.0}}
+    assert "longrope" in parse(LLAMA | scaled).notes[0]
     assert "sliding_window 4096" in parse(LLAMA | {"model_type": "mistral"}).notes[0]
     assert parse(LLAMA | {"model_type": "mistral", "sliding_window": None}).notes == ()
     assert parse(LLAMA | {"model_type": "qwen2", "sliding_window": 4096}).notes == ()
@@ -254,8 +255,35 @@ def test_what_the_plan_does_not_follow_is_noted() -> None:
     extra_layer = v3 | {"num_nextn_predict_layers": 1}
     assert "second token" in parse(extra_layer).notes[0]
     assert "quantization" in parse(LLAMA | {"quantization_config": {"bits": 4}}).notes[0]
-    assert "attention_dropout 0.1" in parse(LLAMA | {"attention_dropout": 0.1}).notes[0]
     assert "tanh" in parse(GPT2 | {"activation_function": "gelu"}).notes[0]
+
+
+def test_dynamic_positions_begin_where_the_model_says() -> None:
+    scaled = {"rope_scaling": {"type": "dynamic", "factor": 8.0}, "max_position_embeddings": 4096}
+    found = parse(LLAMA | scaled).model.rope_scaling
+    assert found == RopeScaling(kind="dynamic", factor=8.0, original_positions=4096)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (LLAMA, None),
+        (LLAMA | {"attention_dropout": 0.1}, Dropout(attention=0.1)),
+        (GPT2, Dropout(attention=0.1, residual=0.1, embedding=0.1)),
+        (GPT2 | {"attn_pdrop": 0, "resid_pdrop": 0.2, "embd_pdrop": 0}, Dropout(residual=0.2)),
+        (NEOX | {"hidden_dropout": 0.3}, Dropout(residual=0.3, embedding=0.3)),
+    ],
+)
+def test_what_a_config_drops_is_read_with_its_familys_defaults(
+    config: dict[str, Any], expected: Dropout | None
+) -> None:
+    assert parse(config).dropout == expected
+
+
+def test_dropout_that_no_module_of_the_family_reads_is_noted() -> None:
+    assert "resid_pdrop 0.1" in parse(LLAMA | {"resid_pdrop": 0.1}).notes[0]
+    with pytest.raises(SpecError, match="attention_dropout"):
+        parse(LLAMA | {"attention_dropout": 1.5})
 
 
 def test_a_folder_or_a_file_may_be_named(tmp_path: Path) -> None:

@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpplan.trainer.checkpoint.progress import JUMP_FRACTION, Progress, changes, recorded
+from fsdpplan.trainer.checkpoint.progress import (
+    JUMP_FRACTION,
+    Progress,
+    changes,
+    recorded,
+    require_same_run,
+    written_by,
+)
 from fsdpplan.trainer.config import parse_plan
 from fsdpplan.trainer.errors import TrainerError
 from fsdpplan.trainer.groups import parse_group
@@ -140,3 +147,13 @@ def test_it_is_refused_if_and_only_if_the_next_rate_jumps(
 def test_every_setting_is_recorded() -> None:
     muon = recorded(replace(RECIPE, optimizer="muon"))
     assert muon.keys() == {each.name for each in fields(Recipe)}
+
+
+def test_another_dropout_and_lost_errors_of_powersgd_are_said() -> None:
+    before = replace(found(RECIPE), **written_by(PLAN))
+    assert require_same_run(PATH, before, PLAN, seed=0) == []
+    changed = {"dropout": {"residual": 0.1}, "gradient_compression": "powersgd:1:20"}
+    now = parse_plan(plans.plan_text(training=changed))
+    powersgd, dropout = require_same_run(PATH, before, now, seed=0)
+    assert dropout == "dropout of residual 0 there, 0.1 from here on"
+    assert "the next 20 steps are sent whole" in powersgd

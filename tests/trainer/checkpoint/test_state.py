@@ -102,3 +102,18 @@ def test_copies_are_independent_and_their_memory_is_used_again() -> None:
     assert [second[name].data_ptr() for name in second] == [first[n].data_ptr() for n in first]
     assert set(second) == {"a", "b.c"}
     assert isinstance(second["b.c"], Tensor)
+
+
+@pytest.mark.filterwarnings("ignore")  # torchao's own
+@pytest.mark.parametrize("signed", [True, False])
+def test_moments_of_8_bits_come_back_to_the_bit(signed: bool) -> None:
+    """As they are read, blocks whose largest value is negative would get another scale."""
+    optim = pytest.importorskip("torchao.optim.subclass_8bit", reason="torchao is not installed")
+    kept, read, plain = (optim.OptimState8bit.zeros((64, 256), signed=signed) for _ in range(3))
+    values = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
+    kept.copy_(values if signed else values.square())
+    read.copy_(Staging().take({"moment": kept})["moment"])
+    assert torch.equal(read.codes, kept.codes)
+    assert torch.equal(read.scale, kept.scale)
+    plain.copy_(kept.dequantize())
+    assert torch.equal(plain.scale, kept.scale) is not signed

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from fsdpplan.files.huggingface import config
-from fsdpplan.trainer.config import parse_plan
+from fsdpplan.trainer.config import DropoutConfig, parse_plan
 from fsdpplan.trainer.errors import TrainerError
 from fsdpplan.trainer.export import export_newest
 from fsdpplan.trainer.huggingface import families
@@ -97,6 +97,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, linear": (
         "llama",
         WIDTHS | {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
+    ),
+    "llama, dynamic": (
+        "llama",
+        WIDTHS
+        | {"max_position_embeddings": 10}
+        | {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}},
     ),
     "mistral": ("mistral", WIDTHS | {"sliding_window": 7}),
     "qwen2": ("qwen2", WIDTHS),
@@ -204,8 +210,23 @@ def test_a_model_that_was_drawn_here_is_published_under_a_family_that_computes_i
         torch.testing.assert_close(found, ours(tokens()), rtol=2e-4, atol=2e-4)
 
 
-def test_the_planner_tells_of_the_dropout_that_the_trainer_refuses() -> None:
-    assert set(config.DROPOUTS) == set(families.DROPOUTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_planner_and_trainer_read_dropout_from_the_same_keys(family: str) -> None:
+    read = config.DROPOUTS.get(family, {"attention": "attention_dropout"})
+    written = {place: key for key, place in families.dropout_keys(family).items() if place}
+    assert written == read
+    assert set(written.values()) <= set(families.DROPOUTS)
+
+
+def test_a_plan_that_says_what_it_drops_takes_a_config_that_drops(tmp_path: Path) -> None:
+    published(tmp_path, "llama")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"attention_dropout": 0.1}))
+    for dropout in ({}, {"attention": 0.1}):
+        text = plans.plan_text(model=model_of(tmp_path), training={"dropout": dropout})
+        assert require_loadable(parse_plan(text), tmp_path) == "llama"
+    written = config_of("llama", plan_of(tmp_path).model, DropoutConfig(attention=0.1))
+    assert written["attention_dropout"] == 0.1
 
 
 @pytest.mark.parametrize("family", FAMILIES)
