@@ -30,6 +30,8 @@ class Offer:
     tokens_per_second: float
     free_bytes: float
     """Memory of the fullest GPU that is left, as it is expected."""
+    kept_fraction: float = 1.0
+    """Of its time that failures leave (`cost.goodput`); 1: they were not asked about."""
     bill: Bill | None = None
     """None: the tokens in all are not said."""
 
@@ -54,6 +56,16 @@ def token_seconds(offer: Offer) -> float:
 def token_gpu_seconds(offer: Offer) -> float:
     """GPU time of a token."""
     return offer.gpus / offer.tokens_per_second
+
+
+def kept_token_seconds(offer: Offer) -> float:
+    """Time of a token that is kept: what failures took is in it."""
+    return 1 / (offer.tokens_per_second * offer.kept_fraction)
+
+
+def kept_token_gpu_seconds(offer: Offer) -> float:
+    """GPU time of a token that is kept."""
+    return offer.gpus * kept_token_seconds(offer)
 
 
 def least_headroom(offer: Offer) -> float:
@@ -85,6 +97,12 @@ OBJECTIVES: dict[ObjectiveName, Objective] = {
         axis=token_seconds,
         beside=token_gpu_seconds,
         frontier="time and GPU hours",
+    ),
+    "goodput": Objective(
+        words="most tokens a second that are kept",
+        axis=kept_token_seconds,
+        beside=kept_token_gpu_seconds,
+        frontier="time and GPU hours, failures included",
     ),
     "cost": Objective(
         words="least money",

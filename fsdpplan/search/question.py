@@ -19,7 +19,7 @@ from fsdpplan.spec.plan import Case, Estimate, RankedLayout
 from fsdpplan.spec.programs.words import Vocabulary
 from fsdpplan.spec.training import Training
 
-ObjectiveName = Literal["throughput", "cost", "energy", "fewest-gpus", "headroom"]
+ObjectiveName = Literal["throughput", "goodput", "cost", "energy", "fewest-gpus", "headroom"]
 """What is to be best (`objective.OBJECTIVES`)."""
 LEAST_HEADROOM_FRACTION = 0.15
 """Share of the device's memory that a layout should leave free: predicted peaks are seldom further

@@ -44,6 +44,7 @@ def offers(draw: st.DrawFn) -> Offer:
         gpus=gpus,
         tokens_per_second=rate,
         free_bytes=float(draw(few)),
+        kept_fraction=draw(few) / 6,
         bill=Bill(
             gpus=gpus,
             steps=1,

@@ -39,6 +39,7 @@ from fsdpplan.cost.memory.peak import available_bytes
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import write_plan
 from fsdpplan.search.question import SearchResult
+from fsdpplan.spec.plan import Failures
 from fsdpplan.spec.training import program_named, program_needs
 
 if TYPE_CHECKING:
@@ -90,12 +91,19 @@ def recommend(
     shown: dict[str, Any] = {}
     if objective.objective or bill.is_asked or (counts and not is_one):
         inputs, found, shown = by_goal(
-            objective, bill, None if is_one else counts, is_fewest=bool(fewest.min_gpus), **question
+            objective,
+            bill,
+            None if is_one else counts,
+            is_fewest=bool(fewest.min_gpus),
+            failures=given_failures(failures),
+            **question,
         )
     else:
         inputs = (on_the_fewest if fewest.min_gpus else resolve)(**question)
         found = search(inputs)
     inputs = replace(inputs, failures=given_failures(failures))
+    if objective.objective == "goodput":
+        failures = replace(failures, goodput=True)
     inputs = advised(inputs, found)
     if idle is not None:
         inputs = _of_slurm(inputs, found, idle)
@@ -117,6 +125,7 @@ def by_goal(
     counts: Counts | None,
     *,
     is_fewest: bool,
+    failures: Failures | None,
     **question: Any,
 ) -> tuple[Inputs, Found, dict[str, Any]]:
     """The best answer by an objective, on one number of GPUs or on that which is best, and what is
@@ -124,7 +133,13 @@ def by_goal(
     from fsdpplan.cli.resolve import goal as goals
     from fsdpplan.cli.views import goal as views
 
-    goal = goals.Goal(bill=bill, objective=objective.objective, today=date.today())
+    goal = goals.Goal(
+        bill=bill,
+        objective=objective.objective,
+        today=date.today(),
+        failures=failures,
+        ledger=question["evidence"],
+    )
     is_open = counts is not None or (
         question["cluster"].gpus is None and goal.is_open and not is_fewest
     )

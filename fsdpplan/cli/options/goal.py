@@ -105,7 +105,7 @@ class ObjectiveOptions:
     objective: Annotated[
         ObjectiveName | None,
         Flag(
-            metavar="throughput|cost|energy|fewest-gpus|headroom",
+            metavar="throughput|goodput|cost|energy|fewest-gpus|headroom",
             parse=choice(ObjectiveName),
             help="What is to be best. Of a range or a list of --gpus it chooses the number, and "
             "cost, energy and fewest-gpus also where --gpus is left out. Default: throughput; with "

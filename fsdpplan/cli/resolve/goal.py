@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import date
 from functools import cache
 
-from fsdpplan.cli.options.files import EvidenceOptions
+from fsdpplan.cli.options.files import EvidenceOptions, LedgerOptions
 from fsdpplan.cli.options.goal import DEFAULT_CHANCE, BillOptions
 from fsdpplan.cli.options.layout import LayoutOptions
 from fsdpplan.cli.options.question import (
@@ -31,12 +31,14 @@ from fsdpplan.cost.bill import Bill, Draw, Terms, bill, least_seconds, rated_dra
 from fsdpplan.errors import NoFeasibleLayout, SpecError
 from fsdpplan.files.prices import power_of, price_of
 from fsdpplan.search.objective import OBJECTIVES, Objective, Offer, best, frontier, leaner
-from fsdpplan.search.question import ObjectiveName
+from fsdpplan.search.question import LEAST_GAIN_FRACTION, ObjectiveName
 from fsdpplan.search.scaling import doublings
 from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.plan import RankedLayout
+from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.plan import Failures, RankedLayout
 from fsdpplan.spec.training import TorchRelease
 from fsdpplan.topology import probe
+from fsdpplan.units import format_percent
 
 MOST_GPUS = 4096
 """More are not looked at where the number is left open."""
@@ -55,6 +57,10 @@ class Goal:
     bill: BillOptions
     objective: ObjectiveName | None = None
     today: date
+    failures: Failures | None = None
+    """What was said of how the machines fail; None: nothing."""
+    ledger: LedgerOptions | None = None
+    """Where own runs say how long saves take."""
 
     @property
     def chance(self) -> float:
@@ -235,13 +241,15 @@ def bill_of(inputs: Inputs, one: RankedLayout, terms: Terms) -> Bill | None:
 
 
 def _tried(goal: Goal, inputs: Inputs, found: Found, terms: Terms) -> Tried:
-    found = _in_time_first(goal, inputs, found, terms)
+    kept = _kept_fractions(goal, inputs, found)
+    found = _most_kept_first(_in_time_first(goal, inputs, found, terms), kept)
     first, memory = found.result.ranked[0], inputs.cluster.device.memory_bytes
     peak = first.estimate.memory
     offer = Offer(
         gpus=inputs.cluster.gpus,
         tokens_per_second=first.estimate.tokens_per_second,
         free_bytes=memory - peak.peak_device_bytes * peak.expected_over_predicted,
+        kept_fraction=kept.get(first.layout, 1.0),
         bill=bill_of(inputs, first, terms),
     )
     return Tried(inputs=inputs, found=found, offer=offer)
@@ -255,9 +263,48 @@ def _in_time_first(goal: Goal, inputs: Inputs, found: Found, terms: Terms) -> Fo
     able = [index for index, chance in enumerate(chances) if chance >= goal.chance]
     if goal.bill.deadline is None or not able or able[0] == 0:
         return found
-    order = [able[0], *(index for index in range(len(ranked)) if index != able[0])]
+    return _with_first(found, able[0], "the first that ends in time")
+
+
+def _kept_fractions(goal: Goal, inputs: Inputs, found: Found) -> dict[Layout, float]:
+    """Of each layout's time, what failures leave; empty where nobody asked."""
+    if goal.objective != "goodput":
+        return {}
+    from fsdpplan.cli.resolve.failures import reliability_of
+    from fsdpplan.cost.goodput import goodput
+
+    fails = reliability_of(inputs.cluster, goal.failures, ledger=goal.ledger).value
+    return {
+        one.layout: goodput(case_of(inputs, one.layout), one.estimate, fails).fraction.expected
+        for one in found.result.ranked
+    }
+
+
+def _most_kept_first(found: Found, kept: Mapping[Layout, float]) -> Found:
+    """`found`, where the first is one that gets further because failures take less of its time: of
+    others the order of the search holds."""
+    if not kept:
+        return found
+    ranked = found.result.ranked
+    rates = [kept[one.layout] * one.estimate.tokens_per_second for one in ranked]
+    least = kept[ranked[0].layout] * (1 + LEAST_GAIN_FRACTION)
+    able = [0, *(index for index, one in enumerate(ranked) if kept[one.layout] > least)]
+    most = max(able, key=lambda index: rates[index])
+    if most == 0:
+        return found
+    words = (
+        f"{format_percent(kept[ranked[most].layout])} of its time is kept, of the fastest "
+        f"{format_percent(kept[ranked[0].layout])}"
+    )
+    return _with_first(found, most, words)
+
+
+def _with_first(found: Found, index: int, reason: str) -> Found:
+    """`found`, where a layout that stands further down is first, for that reason."""
+    ranked = found.result.ranked
+    order = [index, *(other for other in range(len(ranked)) if other != index)]
     rank = {old + 1: new for new, old in enumerate(order, start=1)}
-    said = {able[0]: "the first that ends in time"}
+    said = {index: reason}
     result, listed = found.result, found.result.listed
     next_run = listed.next_run
     listed = replace(

@@ -21,6 +21,7 @@ from fsdpplan.units import (
     format_gib,
     format_kwh,
     format_money,
+    format_percent,
     format_seconds,
 )
 
@@ -175,6 +176,9 @@ COLUMNS: dict[str, Callable[[Tried], str]] = {
     "step": lambda one: format_seconds(one.first.estimate.step_seconds.expected),
     "free": lambda one: format_gib(one.offer.free_bytes),
     "tokens/s": lambda one: f"{one.offer.tokens_per_second:,.0f}",
+    "kept": lambda one: (
+        "" if one.offer.kept_fraction == 1 else format_percent(one.offer.kept_fraction)
+    ),
     "time": _span,
     "80 % band": _band,
     "GPU hours": _of_bill(lambda found: f"{found.gpu_hours.expected:,.0f}"),
@@ -269,6 +273,7 @@ def answer_document(answer: Answer) -> dict[str, Any]:
                 "step_seconds": asdict(one.first.estimate.step_seconds),
                 "tokens_per_second": one.offer.tokens_per_second,
                 "free_bytes": one.offer.free_bytes,
+                "kept_fraction": one.offer.kept_fraction,
                 "bill": None if one.offer.bill is None else asdict(one.offer.bill),
                 "in_time": meets(one.offer, answer.goal.chance),
                 "is_best": index == answer.chosen,

@@ -144,13 +144,13 @@ def test_each_option_changes_the_bill_as_it_says(capsys: pytest.CaptureFixture[s
         (f"{ASKED} --gpus 8 --price nan", 2, "--price"),
         (f"{ASKED} --gpus 8 --price 2 --provider aws", 2, "contradict"),
         (f"{ASKED} --gpus 8 --provider nowhere", 2, "nebius or runpod"),
-        (f"{ASKED} --gpus 8 --deadline 14", 2, "14d"),
+        (f"{ASKED} --gpus 8 --deadline 14", 2, "such as 14h"),
         (f"{ASKED} --gpus 8 --deadline 0d", 2, "above 0"),
         (f"{ASKED} --gpus 8 --deadline-chance 90%", 2, "--deadline 14d"),
         (f"{ASKED} --gpus 8 --deadline 90d --deadline-chance 0", 2, "80%"),
         (f"{ASKED} --gpus 8 --pue 0.9", 2, "--pue"),
         (f"{ASKED} --gpus 8 --node-watts 0", 2, "--node-watts"),
-        (f"{ASKED} --gpus 8 --objective goodput", 2, "fewest-gpus or headroom"),
+        (f"{ASKED} --gpus 8 --objective uptime", 2, "fewest-gpus or headroom"),
         (f"{ASKED} --gpus 8 --objective cost", 2, "--price 2.10"),
         (f"{ASKED} --gpus 8 --objective fewest-gpus", 2, "leave it out"),
         (f"{ASKED} --gpus 8,16 --objective headroom", 2, "--gpus 64"),
@@ -203,3 +203,23 @@ def test_a_deadline_goes_before_a_preference(capsys: pytest.CaptureFixture[str])
     assert all(one["deadline_chance"] < 0.5 for one in found["goal"]["bills"][1:])
     out = show(capsys, *words(f"{ASKED} --gpus 16 {goal}"))
     assert "Chance to end in time, by rank: 1: 5" in " ".join(out.split())
+
+
+def test_by_goodput_the_most_tokens_are_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside each number of GPUs asked by itself: more of them fail more often."""
+    failures = "--mtbf-gpu 300h --mtbf-node 3000h --storage-bw 5GB/s --no-ledger"
+    asked = f"recommend {MODEL} --no-save --global-batch 256 --pp 1 --cp 1 {failures}"
+    goal = answer(capsys, *words(f"{asked} --gpus 16:64 --objective goodput"))["goal"]
+    kept = {}
+    for gpus in (16, 32, 64):
+        one = answer(capsys, *words(f"{asked} --gpus {gpus} --goodput"))
+        rate = one["plans"][0]["estimate"]["tokens_per_second"]
+        kept[gpus] = rate * one["goodput"]["fraction"]["expected"]
+    found = {row["gpus"]: row for row in goal["tried"]}
+    assert set(found) == set(kept)
+    for gpus, row in found.items():
+        assert row["tokens_per_second"] * row["kept_fraction"] >= kept[gpus] * (1 - 1e-9)
+    (best,) = [row["gpus"] for row in goal["tried"] if row["is_best"]]
+    rates = {gpus: row["tokens_per_second"] * row["kept_fraction"] for gpus, row in found.items()}
+    assert rates[best] == max(rates.values())
+    assert found[64]["kept_fraction"] < found[16]["kept_fraction"] < 1
