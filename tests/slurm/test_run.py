@@ -160,7 +160,7 @@ def test_who_leaves_a_job_finds_it_again_and_ends_it(user: User) -> None:
 
 
 def test_a_chain_goes_on_from_job_to_job_until_all_steps_are_done(user: User) -> None:
-    user.emit(small_plan(nodes=2), "--steps=600", "--checkpoint-dir=saved")
+    user.emit(small_plan(nodes=2), "--steps=300", "--checkpoint-dir=saved")
     chain = user.run("--chain", "3")
     until(lambda: chain.process.poll() is None and trains(user), what="a step")
     chain.process.send_signal(signal.SIGUSR1)  # as before a time limit
@@ -169,6 +169,6 @@ def test_a_chain_goes_on_from_job_to_job_until_all_steps_are_done(user: User) ->
     jobs = row(user)["jobs"]
     assert f"job {jobs[1]}: RUNNING" in ended.output
     assert f"cancelled job {jobs[2]} of the chain: all steps are done" in ended.output
-    assert "after 600 steps" in ended.output
+    assert "after 300 steps" in ended.output
     assert len(user.beginnings()) == 2
     assert row(user)["state"] == "COMPLETED"
