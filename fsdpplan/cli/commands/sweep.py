@@ -37,6 +37,8 @@ MACHINES = ("hardware", "gpu", "intra_bw", "inter_bw")
 """Options that may differ between machines, each with a value for each of them."""
 
 MOST_MACHINES = 8
+MOST_NODES = 64
+"""So far a sweep goes where nobody says which numbers of GPUs."""
 
 
 def sweep(
@@ -55,19 +57,17 @@ def sweep(
 ) -> None:
     """How a training scales over numbers of GPUs, with the knee.
 
-    Strong scaling keeps the global batch, weak scaling that of a GPU. With several --hardware, or
-    several links or GPUs in them, each machine has its curves, and they stand side by side.
+    Strong scaling keeps the global batch, weak scaling that of a GPU. Without --gpus it goes from
+    one GPU to 64 nodes. With several --hardware, or several links or GPUs in them, each machine has
+    its curves, and they stand side by side.
     """
     if options.csv and json:
         raise SpecError("--csv and --json contradict each other: give one of them")
-    asked: tuple[Counts, ...] = cluster.values.get("gpus", ())
-    if not asked:
-        raise SpecError(
-            "a sweep needs numbers of GPUs: type such as --gpus 8:1024 or --gpus 8,16,64"
-        )
     machines = _machines(cluster)
     prices = _prices(options.price, machines)
-    points = {name: _points(asked[0], one) for name, one in machines.items()}
+    given: tuple[Counts, ...] = cluster.values.get("gpus", ())
+    counts = given[0] if given else _up_to_nodes(machines)
+    points = {name: _points(counts, one) for name, one in machines.items()}
     most = max(numbers[-1] for numbers in points.values())
     ask = Asking(
         model=resolve_model(model),
@@ -91,17 +91,29 @@ def sweep(
         for name, one in machines.items()
         for kind in kinds
     ]
-    said = [f"a global batch of {batch:,} sequences on {most:,} GPUs (--global-batch)"]
+    said = [
+        *([] if given else [f"up to {MOST_NODES} nodes, {most:,} GPUs (--gpus)"]),
+        *(
+            []
+            if training.global_batch
+            else [f"a global batch of {batch:,} sequences on {most:,} GPUs (--global-batch)"]
+        ),
+    ]
     if options.csv:
         typer.echo(sweep_csv(curves), nl=False)
     elif json:
         typer.echo(sweep_json(ask.model.value, curves))
     else:
-        assumed = [] if training.global_batch else said
-        typer.echo(sweep_screen(ask.model.value, curves, assumed, width=columns()))
+        typer.echo(sweep_screen(ask.model.value, curves, said, width=columns()))
     if not any(curve.rates for curve in curves):
         tell(f"nothing fits on any of these; {curves[0].points[-1].problem}")
         raise typer.Exit(NoFeasibleLayout.exit_code)
+
+
+def _up_to_nodes(machines: dict[str, ClusterOptions]) -> Counts:
+    """From one GPU to `MOST_NODES` of the largest nodes, where nobody says which numbers."""
+    largest = max(node_gpus(one) or 1 for one in machines.values())
+    return Counts(numbers=(1, MOST_NODES * largest), is_range=True)
 
 
 def _machines(cluster: Lists[ClusterOptions]) -> dict[str, ClusterOptions]:

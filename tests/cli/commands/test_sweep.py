@@ -153,7 +153,6 @@ def test_curves_stand_side_by_side(
     [
         ("--gpus 16:8", 2, "no range"),
         ("--gpus 9:15 --hardware dgx-h100", 2, "no power of two"),
-        ("--hardware dgx-h100", 2, "--gpus 8:1024"),
         ("--gpus 8:x", 2, "--gpus"),
         ("--gpus 8 --hardware dgx-h100,nothing", 2, "nothing"),
         ("--gpus 8 --csv --json", 2, "contradict"),
@@ -173,3 +172,12 @@ def test_bad_input_is_one_error(
     assert said in err
     assert err.count("\n") == 1
     assert code == 3 or "--json" in options or out == ""
+
+
+def test_without_numbers_it_goes_from_one_gpu_to_many_nodes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = f"sweep {QUESTION} {QUICK} --hardware dgx-h100 --scaling strong"
+    assert "up to 64 nodes, 512 GPUs (--gpus)" in show(capsys, *words(given))
+    (curve,) = answer(capsys, *words(given))["curves"]
+    assert [point["gpus"] for point in curve["points"]] == [2**n for n in range(10)]
