@@ -129,7 +129,7 @@ def parse(words: list[str]) -> None:
 @pytest.mark.parametrize("path", PAGES, ids=page_id)
 def test_a_page_is_short_and_its_links_lead_somewhere(path: Path) -> None:
     text = text_of(path)
-    if path not in GENERATED:
+    if path not in GENERATED and path.name != "CHANGELOG.md":  # which only grows
         assert text.count("\n") <= 300, "a page past 300 lines is two pages"
     assert re.match(r"# \S", text), "a page starts with its title"
     for match in LINK.finditer(FENCE.sub("", text)):

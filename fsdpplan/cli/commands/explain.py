@@ -13,7 +13,7 @@ import typer
 
 from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.failures import GoodputOptions, is_asked
-from fsdpplan.cli.options.files import DEFAULT_PLAN, EvidenceOptions, Json, PlanFile
+from fsdpplan.cli.options.files import DEFAULT_PLAN, EvidenceOptions, Json, LedgerOptions, PlanFile
 from fsdpplan.cli.options.parse import whole
 from fsdpplan.cli.options.question import Torch
 from fsdpplan.cli.options.wanted import wanted
@@ -105,8 +105,9 @@ def explain(
     By --nccl its environment, by --why another layout, by --rules the rules of the field that it
     breaks.
     """
-    _require_one(options, evidence, failures)
+    _require_one(options, failures)
     chosen = ranked(plan, options.rank, own_program=True)
+    _require_use(options, evidence, has_failures=is_asked(failures) or chosen.failures is not None)
     settled = settled_plan(chosen, given_torch(options.torch), own_program=False)
     chosen = settled.value
     for sentence in settled.warnings:
@@ -127,10 +128,8 @@ def explain(
     typer.echo(text)
 
 
-def _require_one(
-    options: ExplainOptions, evidence: EvidenceOptions, failures: GoodputOptions
-) -> None:
-    """Refuse options that contradict each other, or would be ignored."""
+def _require_one(options: ExplainOptions, failures: GoodputOptions) -> None:
+    """Refuse options that contradict each other."""
     pages = {"--nccl": options.nccl, "--why": options.why is not None, "--rules": options.rules}
     asked = [name for name, given in pages.items() if given]
     if len(asked) > 1:
@@ -139,17 +138,24 @@ def _require_one(
         raise SpecError(
             f"{asked[0]} shows what failures do not change: leave it out, or their options"
         )
-    if options.why is None and not is_asked(failures):
-        given = [one.name for one in fields(evidence) if getattr(evidence, one.name) is not None]
-        if given:
-            raise SpecError(
-                f"--{given[0].replace('_', '-')} is for --why, which searches: give both, or "
-                "leave it out"
-            )
-    elif options.rank is not None:
+    if options.why is not None and options.rank is not None:
         raise SpecError(
             f"--rank {options.rank} and --why contradict each other: --why compares with what is "
             "recommended; leave one of them out"
+        )
+
+
+def _require_use(options: ExplainOptions, evidence: EvidenceOptions, *, has_failures: bool) -> None:
+    """Refuse past runs where nothing is asked of them: a search learns from them, and of failures
+    the ledger says how long saves took."""
+    if options.why is not None:
+        return
+    used = {one.name for one in fields(LedgerOptions)} if has_failures else set()
+    given = [one.name for one in fields(evidence) if getattr(evidence, one.name) is not None]
+    if ignored := [name for name in given if name not in used]:
+        raise SpecError(
+            f"--{ignored[0].replace('_', '-')} is for --why, which searches: give both, or leave "
+            "it out"
         )
 
 

@@ -13,11 +13,11 @@ from fsdpplan.cli.options.parse import shown
 from fsdpplan.errors import SpecError
 from fsdpplan.search.advice.why import Wanted
 from fsdpplan.search.pins import Pins
-from fsdpplan.spec.layout import CpAttention, Schedule, Sharding
+from fsdpplan.spec.layout import MESH_AXES, CpAttention, Schedule, Sharding
 
 EXAMPLES = '"tp 4", "pp 2 ep 8", hsdp, "no recompute" or micro_batch=2'
 
-_DEGREES = ("tp", "cp", "pp", "ep", "dp_replicate", "dp_shard")
+_DEGREES = (*MESH_AXES, "ep")
 
 _NAMES = {
     "tensor": "tp",

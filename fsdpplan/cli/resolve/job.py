@@ -178,7 +178,7 @@ def require_its_libraries(plan: Plan, job: Job) -> None:
         # one without torch is not the job's own
         if name in lacking and (name in boards or "torch" not in lacking):
             raise SpecError(
-                f"{what} needs the Python package {name}, which {job.python} does not have: "
+                f"{what} needs the Python package {name}, which {job.python} does not have: type "
                 f"{shlex.quote(job.python)} -m pip install {name}, or {instead}"
             )
 
