@@ -130,7 +130,7 @@ def test_plain_layouts_of_waiting_code_are_predicted_within_a_fifth(
     assert median(errors_by_project(held_out, runs)[POORLY_TUNED]) <= 0.20
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("key", profile_values())
 def test_no_constant_of_the_profiles_would_fit_better_moved(
     key: str, runs: tuple[MeasuredRun, ...]
