@@ -49,6 +49,16 @@ def profiles_folder() -> Path:
 
 def read_profile(path: Path) -> Profile:
     """The profile in the file at `path`; its relatives lie beside it or in the catalogue."""
+    return _shipped(path) if path.parent == profiles_folder() else _read(path)
+
+
+@lru_cache(maxsize=256)
+def _shipped(path: Path) -> Profile:
+    """A file of the catalogue, which stays as it is while the program runs."""
+    return _read(path)
+
+
+def _read(path: Path) -> Profile:
     text = read_text(path, limit_bytes=LIMIT_BYTES, what="profile")
 
     def relatives(name: str) -> Table:
