@@ -23,11 +23,13 @@ from fsdpplan.cli.options.question import (
 from fsdpplan.cli.options.scaling import Counts
 from fsdpplan.cli.resolve import Resolved, flag
 from fsdpplan.cli.resolve.cluster import larger_clusters, node_gpus, resolve_cluster
+from fsdpplan.cli.resolve.failures import reliability_of
 from fsdpplan.cli.resolve.found import Found, searched
 from fsdpplan.cli.resolve.inputs import Inputs, Known, case_of, question_of, resolve_around
 from fsdpplan.cli.resolve.model import resolve_model
 from fsdpplan.cli.resolve.torch import resolve_torch
 from fsdpplan.cost.bill import Bill, Draw, Terms, bill, least_seconds, rated_draw
+from fsdpplan.cost.goodput import goodput
 from fsdpplan.errors import NoFeasibleLayout, SpecError
 from fsdpplan.files.prices import power_of, price_of
 from fsdpplan.search.objective import OBJECTIVES, Objective, Offer, best, frontier, leaner
@@ -270,9 +272,6 @@ def _kept_fractions(goal: Goal, inputs: Inputs, found: Found) -> dict[Layout, fl
     """Of each layout's time, what failures leave; empty where nobody asked."""
     if goal.objective != "goodput":
         return {}
-    from fsdpplan.cli.resolve.failures import reliability_of
-    from fsdpplan.cost.goodput import goodput
-
     fails = reliability_of(inputs.cluster, goal.failures, ledger=goal.ledger).value
     return {
         one.layout: goodput(case_of(inputs, one.layout), one.estimate, fails).fraction.expected
