@@ -173,3 +173,24 @@ def test_bad_input_is_one_error(
     assert said in err
     assert err.count("\n") == 1
     assert code == 3 or "--json" in options or out == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "last"),
+    [
+        ("sweep --scaling strong", "dgx-h100, 4 GPUs, strong (2 of 2)"),
+        (
+            "recommend --no-save --tokens 1B --objective fewest-gpus --deadline 9d",
+            "4 GPUs (2 of 2)",
+        ),
+    ],
+)
+def test_what_is_searched_is_said_where_it_takes_long(
+    command: str, last: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fsdpplan.cli.views.render.QUIET_SECONDS", -1.0)
+    given = f"{command} {QUESTION} {QUICK} --gpus 2,4 --hardware dgx-h100 --global-batch 8"
+    assert exit_code_of(words(given)) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "searching: " in line]
+    assert len(said) == 2
+    assert said[-1] == f"fsdpplan: searching: {last}"
