@@ -121,7 +121,7 @@ def _short(text: str) -> str:
 
 def _require_range(value: Decimal, text: str, *, name: str, highest: int) -> None:
     if value <= 0:
-        raise SpecError(f"{name}: {_short(text)} must be above 0")
+        raise SpecError(f"{name}: {_short(text)} must be above 0; type more")
     if value > highest:
         raise SpecError(f"{name}: {_short(text)} is more than {highest:.0e}; check the unit")
 

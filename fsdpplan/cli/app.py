@@ -86,9 +86,8 @@ def _run(words: list[str]) -> int:
         more = {"rejected": error.rejected} if isinstance(error, NoFeasibleLayout) else {}
         return _report(str(error), type(error).__name__, error.exit_code, words, more)
     except USAGE_ERROR as error:
-        message = (
-            f"{error.format_message().rstrip('.')}; type {_help_command(error)} for its options"
-        )
+        where = _help_command(error, words)
+        message = f"{error.format_message().rstrip('.')}; type {where} for its options"
         return _report(redacted(message), "UsageError", BAD_INPUT, words)
     except BrokenPipeError:
         raise
@@ -131,8 +130,10 @@ def _report(
     return code
 
 
-def _help_command(error: Any) -> str:
+def _help_command(error: Any, words: list[str]) -> str:
     path = error.ctx.command_path if error.ctx is not None else PROGRAM
+    if path == PROGRAM and words and words[0] in getattr(get_command(app), "commands", {}):
+        path = f"{PROGRAM} {words[0]}"  # an option without its value has no context of its own
     return f"`{path} --help`"
 
 

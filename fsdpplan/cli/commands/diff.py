@@ -9,6 +9,7 @@ import typer
 from fsdpplan.cli.options.files import Json
 from fsdpplan.cli.views.plan_diff import PlanDiff, diff_json, diff_screen
 from fsdpplan.cli.views.render import columns
+from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import plan_json
 from fsdpplan.run.plans import read_plan
 from fsdpplan.search.advice.difference import Priced
@@ -24,6 +25,8 @@ def diff(*, before: Before, after: After, json: Json = False) -> None:
     Inputs, layout, step time and memory by their terms, and versions, as they are saved: nothing
     is predicted again (`compare` does). Exit code 0 also where they differ.
     """
+    if not (before and after):  # one that was not typed arrives as None
+        raise SpecError("diff takes two saved plans: type fsdpplan diff a.json b.json")
     one, other = read_plan(before), read_plan(after)
     found = PlanDiff(
         places=(before, after),

@@ -4,8 +4,7 @@ another layout."""
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Annotated, Any, ClassVar
 
@@ -28,7 +27,7 @@ from fsdpplan.cli.views.explained import (
     explained_screen,
     runners_up,
 )
-from fsdpplan.cli.views.render import blocks, columns, facts, listed, tell, wrapped
+from fsdpplan.cli.views.render import blocks, columns, facts, listed, progress, tell, wrapped
 from fsdpplan.cli.views.screen import MOST_RUNNERS_UP, estimate_screen
 from fsdpplan.cli.views.why import why_json, why_screen
 from fsdpplan.cost.explained import explained_step, learned_term
@@ -159,10 +158,6 @@ def _require_use(options: ExplainOptions, evidence: EvidenceOptions, *, has_fail
         )
 
 
-QUIET_SECONDS = 1.0
-"""So long nothing is said of a search that goes on."""
-
-
 def why_text(plan: Plan, asked_for: Wanted, evidence: EvidenceOptions, *, as_json: bool) -> str:
     """The answer to `--why`."""
     inputs = as_planned(plan, evidence)
@@ -171,7 +166,7 @@ def why_text(plan: Plan, asked_for: Wanted, evidence: EvidenceOptions, *, as_jso
         replace(asked, pins=asked_for.freed(asked.pins)),
         asked_for,
         resized=machines_of(plan, inputs),
-        say=_progress(),
+        say=progress(),
     )
     if answer is None:
         raise NoFeasibleLayout(
@@ -184,17 +179,6 @@ def why_text(plan: Plan, asked_for: Wanted, evidence: EvidenceOptions, *, as_jso
 
 def _why_text(answer: Why, inputs: Inputs, *, as_json: bool) -> str:
     return why_json(answer, inputs) if as_json else why_screen(answer, inputs, width=columns())
-
-
-def _progress() -> Callable[[str], None]:
-    """What says on stderr which input is turned, once it takes long."""
-    started = time.monotonic()
-
-    def say(what: str) -> None:
-        if time.monotonic() - started > QUIET_SECONDS:
-            tell(f"searching: {what}")
-
-    return say
 
 
 def terms_screen(plan: Plan, *, width: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Annotated, Any
 
 import typer
@@ -24,7 +25,7 @@ from fsdpplan.cli.resolve.found import best_of, searched
 from fsdpplan.cli.resolve.inputs import Inputs, Known, resolve_around
 from fsdpplan.cli.resolve.model import resolve_model
 from fsdpplan.cli.resolve.torch import resolve_torch
-from fsdpplan.cli.views.render import columns, tell
+from fsdpplan.cli.views.render import columns, progress, tell
 from fsdpplan.cli.views.scaling import Curve, Point
 from fsdpplan.cli.views.side_by_side import sweep_csv, sweep_json, sweep_screen
 from fsdpplan.cli.views.unfit import why_nothing_fits
@@ -79,16 +80,21 @@ def sweep(
     )
     batch = _batch(ask, machines, points, most)
     kinds = ("strong", "weak") if options.scaling in (None, "both") else (options.scaling,)
+    say, number = progress(), sum(map(len, points.values())) * len(kinds)
+    turn = count(1)
+
+    def point(name: str, gpus: int, kind: str) -> Point:
+        say(f"{name}, {gpus:,} GPUs, {kind} ({next(turn)} of {number})")
+        return ask.point(machines[name], gpus, *_share(batch, gpus, most, kind))
+
     curves = [
         Curve(
             hardware=name,
             scaling=kind,
             price_per_gpu_hour=prices[name],
-            points=tuple(
-                ask.point(one, gpus, *_share(batch, gpus, most, kind)) for gpus in points[name]
-            ),
+            points=tuple(point(name, gpus, kind) for gpus in points[name]),
         )
-        for name, one in machines.items()
+        for name in machines
         for kind in kinds
     ]
     said = [

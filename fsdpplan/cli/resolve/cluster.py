@@ -24,9 +24,25 @@ def resolve_cluster(options: ClusterOptions) -> Resolved[LoadedCluster]:
     if options.gpu is not None:
         raise SpecError(
             f"--gpu {options.gpu} changes the device of a profile: name that too, such as "
-            f"--hardware {DEFAULT_HARDWARE} --gpu {options.gpu}"
+            f"--hardware {_machine_with(options.gpu)}"
         )
     return _detected(options) or _loaded(options, DEFAULT_HARDWARE, _default(options))
+
+
+def _machine_with(gpu: str) -> str:
+    """The words for a machine with GPUs of that name: one that has them, or others changed."""
+    from fsdpplan.files.profiles.catalogue import load_device, load_node, profile_names
+
+    names = [name for name in profile_names("device") if name.startswith(gpu)]
+    if len(names) == 1:
+        nodes = [name for name in profile_names("node") if load_node(name).device == names[0]]
+        own = [name for name in nodes if name.startswith("dgx-")] or nodes
+        if own:
+            return own[0]
+        gpu = names[0]
+    else:
+        load_device(gpu)  # says which there are
+    return f"{DEFAULT_HARDWARE} --gpu {gpu}"
 
 
 def larger_clusters(options: ClusterOptions) -> Callable[[int], Cluster] | None:

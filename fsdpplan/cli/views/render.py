@@ -14,7 +14,8 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from fsdpplan.emit.safe_text import printable
@@ -152,6 +153,21 @@ def tell(sentence: str) -> None:
     if columns is not None:
         text = "\n".join(broken(line, columns) for line in text.splitlines())
     print(text, file=sys.stderr, flush=True)
+
+
+QUIET_SECONDS = 1.0
+"""So long nothing is said of a search that goes on."""
+
+
+def progress() -> Callable[[str], None]:
+    """What says on stderr what is searched, once it takes long."""
+    started = time.monotonic()
+
+    def say(what: str) -> None:
+        if time.monotonic() - started > QUIET_SECONDS:
+            tell(f"searching: {what}")
+
+    return say
 
 
 def broken(text: str, columns: int) -> str:

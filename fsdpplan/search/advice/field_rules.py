@@ -127,7 +127,16 @@ def _exposed(rule: Rule, case: Case, estimate: Estimate) -> BrokenRule | None:
         beside.larger_batches(case),
     )
     row = max(estimate.communication, key=lambda row: row.exposed_seconds, default=None)
-    most = f", most of it for {row.collective} over {row.axis} by {row.level}" if row else ""
+    most = ""
+    if row is not None:
+        part = (
+            "most of it"
+            if 2 * row.exposed_seconds > time.exposed_communication_seconds
+            else ("the largest part")
+        )
+        most = f", {part} for {row.collective} over {row.axis} by {row.level}"
+    if row is not None and not row.axis.startswith("dp_"):  # no gradients
+        rule = replace(rule, do="look at the network")
     return rule.broken(
         share,
         f"{format_percent(share)} of the step waits for communication{most}: more than "

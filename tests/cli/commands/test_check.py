@@ -101,6 +101,21 @@ def test_bad_input_is_one_error(given: str, said: str, capsys: pytest.CaptureFix
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize("given", ["diff", "diff a.json"])
+def test_diff_of_fewer_than_two_plans_is_one_error(
+    given: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code_of(given.split()) == 2
+    assert "type fsdpplan diff a.json b.json" in capsys.readouterr().err
+
+
+def test_an_option_without_its_value_is_told_where_its_options_stand(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert exit_code_of(["check", "--assert"]) == 2
+    assert "`fsdpplan check --help`" in capsys.readouterr().err
+
+
 def test_diff_shows_all_that_differs_and_says_where_nothing_does(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -181,3 +181,24 @@ def test_without_numbers_it_goes_from_one_gpu_to_many_nodes(
     assert "up to 64 nodes, 512 GPUs (--gpus)" in show(capsys, *words(given))
     (curve,) = answer(capsys, *words(given))["curves"]
     assert [point["gpus"] for point in curve["points"]] == [2**n for n in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("command", "last"),
+    [
+        ("sweep --scaling strong", "dgx-h100, 4 GPUs, strong (2 of 2)"),
+        (
+            "recommend --no-save --tokens 1B --objective fewest-gpus --deadline 9d",
+            "4 GPUs (2 of 2)",
+        ),
+    ],
+)
+def test_what_is_searched_is_said_where_it_takes_long(
+    command: str, last: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fsdpplan.cli.views.render.QUIET_SECONDS", -1.0)
+    given = f"{command} {QUESTION} {QUICK} --gpus 2,4 --hardware dgx-h100 --global-batch 8"
+    assert exit_code_of(words(given)) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "searching: " in line]
+    assert len(said) == 2
+    assert said[-1] == f"fsdpplan: searching: {last}"

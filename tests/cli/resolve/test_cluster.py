@@ -145,9 +145,23 @@ def test_gpus_of_another_maker_are_refused_or_said_not_to_be_planned_for(
     assert "8 AMD GPUs here cannot be planned for as found" in found(gpus=8).assumptions[0]
 
 
-def test_a_device_alone_names_no_machine() -> None:
-    with pytest.raises(SpecError, match="--gpu h200-sxm-141g changes the device of a profile"):
-        found(gpu="h200-sxm-141g")
+@pytest.mark.parametrize(
+    ("gpu", "machine"),
+    [
+        ("h200-sxm-141g", "dgx-h200"),
+        ("rtx-4090", "pcie-8xrtx4090"),
+        ("rtx-3090", "dgx-h100 --gpu rtx-3090-24g"),
+    ],
+)
+def test_a_device_alone_names_no_machine(gpu: str, machine: str) -> None:
+    """What is offered has these GPUs, and can be typed."""
+    with pytest.raises(SpecError, match=f"--gpu {gpu} changes the device of a profile") as refusal:
+        found(gpu=gpu)
+    offered = str(refusal.value).partition("--hardware ")[2]
+    assert offered == machine
+    hardware, _, other = offered.partition(" --gpu ")
+    cluster = found(hardware=hardware, gpu=other or None, gpus=4).value.cluster
+    assert cluster.device.name.startswith(gpu)
 
 
 @pytest.mark.parametrize(

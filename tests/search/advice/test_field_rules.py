@@ -268,6 +268,18 @@ def test_what_has_no_remedy_costs_what_is_past_its_limit(monkeypatch: pytest.Mon
     assert "nothing that is legal and fits is faster" in one.advice
 
 
+def test_what_moves_no_gradients_is_not_told_to_reduce_them_less_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(neighbours, "best", lambda *_: None)
+    case, priced = with_share("one GPU", "exposed_communication_seconds", 0.4)
+    row = replace(estimate(situation(SLOW)[0]).communication[0], exposed_seconds=1e9)
+    for axis, told in (("tp", False), ("dp_shard", True), ("dp_replicate*dp_shard", True)):
+        most = replace(priced, communication=(replace(row, axis=axis),))
+        (one,) = (o for o in broken_rules(case, most) if o.rule == "exposed-communication")
+        assert ("reduce gradients less often" in one.advice) is told
+
+
 # links that are too slow
 
 SLOW = "8B over 1 Gb/s for each GPU"
