@@ -105,8 +105,9 @@ def explain(
     By --nccl its environment, by --why another layout, by --rules the rules of the field that it
     breaks.
     """
-    _require_one(options, evidence, failures)
+    _require_one(options, failures)
     chosen = ranked(plan, options.rank, own_program=True)
+    _require_use(options, evidence, shows_goodput=is_asked(failures) or chosen.failures is not None)
     settled = settled_plan(chosen, given_torch(options.torch), own_program=False)
     chosen = settled.value
     for sentence in settled.warnings:
@@ -127,10 +128,8 @@ def explain(
     typer.echo(text)
 
 
-def _require_one(
-    options: ExplainOptions, evidence: EvidenceOptions, failures: GoodputOptions
-) -> None:
-    """Refuse options that contradict each other, or would be ignored."""
+def _require_one(options: ExplainOptions, failures: GoodputOptions) -> None:
+    """Refuse options that contradict each other."""
     pages = {"--nccl": options.nccl, "--why": options.why is not None, "--rules": options.rules}
     asked = [name for name, given in pages.items() if given]
     if len(asked) > 1:
@@ -139,18 +138,27 @@ def _require_one(
         raise SpecError(
             f"{asked[0]} shows what failures do not change: leave it out, or their options"
         )
-    if options.why is None and not is_asked(failures):
+    if options.why is not None and options.rank is not None:
+        raise SpecError(
+            f"--rank {options.rank} and --why contradict each other: --why compares with what is "
+            "recommended; leave one of them out"
+        )
+
+
+def _require_use(
+    options: ExplainOptions, evidence: EvidenceOptions, *, shows_goodput: bool
+) -> None:
+    """Refuse evidence that nothing would ask."""
+    is_asked_of = options.why is not None or (
+        shows_goodput and not options.nccl and not options.rules
+    )
+    if not is_asked_of:
         given = [one.name for one in fields(evidence) if getattr(evidence, one.name) is not None]
         if given:
             raise SpecError(
                 f"--{given[0].replace('_', '-')} is for --why, which searches: give both, or "
                 "leave it out"
             )
-    elif options.rank is not None:
-        raise SpecError(
-            f"--rank {options.rank} and --why contradict each other: --why compares with what is "
-            "recommended; leave one of them out"
-        )
 
 
 QUIET_SECONDS = 1.0
