@@ -289,7 +289,7 @@ def why(
     if found is None:
         raise NoFeasibleLayout(
             f"no layout of {plan.model.name} fits on {plan.cluster.gpus} x "
-            f"{plan.cluster.device.name}: fix less of the layout",
+            f"{plan.cluster.device.name}: use more GPUs, or fix less of the layout",
             rejected={},
         )
     return like(Why, found)
