@@ -14,21 +14,37 @@ Each name is imported when it is first asked for, so that `import fsdpplan` take
 
 TYPE_CHECKING = False  # typing takes longer to import than all else here
 if TYPE_CHECKING:
-    from fsdpplan.answers import Check, Comparison, Replanned, Sweep, WhatIf
+    from fsdpplan.answers import (
+        Bill,
+        Check,
+        Comparison,
+        Goodput,
+        Replanned,
+        Rules,
+        Sensitivities,
+        Sweep,
+        WhatIf,
+        Why,
+    )
     from fsdpplan.api import (
+        bill,
         check,
         compare,
         emit_launch,
         estimate,
+        goodput,
         load_cluster,
         load_model,
         load_plan,
         min_gpus,
         recommend,
         replan,
+        rules,
         save_plan,
+        sensitivities,
         sweep,
         what_if,
+        why,
     )
     from fsdpplan.emit.job import Job
     from fsdpplan.emit.pods import Pods
@@ -42,11 +58,13 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 __all__ = [
+    "Bill",
     "Check",
     "Cluster",
     "Comparison",
     "Estimate",
     "FsdpPlanError",
+    "Goodput",
     "Job",
     "Layout",
     "Model",
@@ -54,31 +72,44 @@ __all__ = [
     "Plan",
     "Pods",
     "Replanned",
+    "Rules",
+    "Sensitivities",
     "SpecError",
     "Sweep",
     "Training",
     "WhatIf",
+    "Why",
+    "bill",
     "check",
     "compare",
     "emit_launch",
     "estimate",
+    "goodput",
     "load_cluster",
     "load_model",
     "load_plan",
     "min_gpus",
     "recommend",
     "replan",
+    "rules",
     "save_plan",
+    "sensitivities",
     "sweep",
     "what_if",
+    "why",
 ]
 
 _HOMES = {
+    "Bill": "answers",
     "Check": "answers",
     "Comparison": "answers",
+    "Goodput": "answers",
     "Replanned": "answers",
+    "Rules": "answers",
+    "Sensitivities": "answers",
     "Sweep": "answers",
     "WhatIf": "answers",
+    "Why": "answers",
     "Cluster": "spec.cluster",
     "Estimate": "spec.plan",
     "FsdpPlanError": "errors",

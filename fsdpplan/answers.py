@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from math import inf
+from typing import Any, TypeVar
 
+from fsdpplan.cost import bill as bills
+from fsdpplan.cost import goodput as goodputs
 from fsdpplan.cost.reshard import Moved
+from fsdpplan.search.advice import why as reasons
 from fsdpplan.search.advice.difference import (
     Changed,
     Difference,
@@ -12,13 +18,29 @@ from fsdpplan.search.advice.difference import (
     changed_inputs,
     difference,
 )
+from fsdpplan.search.advice.field_rules import RULES
+from fsdpplan.search.advice.measurement import Measurement
+from fsdpplan.search.advice.sensitivity import Sensitivity, held_fraction
 from fsdpplan.search.advice.words import degrees
 from fsdpplan.search.scaling import Knee, Rate, knee
-from fsdpplan.spec.plan import Plan
+from fsdpplan.spec.plan import BrokenRule, Case, Interval, Plan
 from fsdpplan.spec.shown import Row, as_html, as_text
-from fsdpplan.units import format_gb, format_gib, format_percent, format_seconds
+from fsdpplan.units import (
+    format_bandwidth,
+    format_gb,
+    format_gib,
+    format_kwh,
+    format_money,
+    format_percent,
+    format_seconds,
+)
 from fsdpplan.validate.check.conditions import Checked, value_words
 from fsdpplan.validate.check.lock import Differs
+
+T = TypeVar("T")
+
+MOST_ROWS = 10
+"""Of one kind that are shown; the fields of an answer have all."""
 
 
 class Shown:
@@ -40,6 +62,11 @@ class Shown:
 def _name(one: Priced) -> str:
     cluster = one.case.cluster
     return f"{one.case.model.name} on {cluster.gpus} x {cluster.device.name}"
+
+
+def like(kind: Callable[..., T], value: Any, **more: Any) -> T:
+    """A `kind` with the fields of `value`, and `more`."""
+    return kind(**{one.name: getattr(value, one.name) for one in fields(value)}, **more)
 
 
 def _pair(one: Priced, other: Priced | None) -> list[Row]:
@@ -225,3 +252,180 @@ class Check(Shown):
             how = "not known" if each.is_unknown else "differs"
             rows.append((each.name, how, f"{each.before} -> {each.after}"))
         return "all holds" if self.holds else "not all holds", rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Why(Shown, reasons.Why):
+    """Why a layout that has what was asked for is not recommended: the best `with_it` beside the
+    `first`, and what each input by itself would have to be (`turned`)."""
+
+    @property
+    def difference(self) -> Difference | None:
+        """From the first to the best with it; None where there is none, or they are the same."""
+        best = self.with_it.best
+        return None if best is None or self.has_it else difference(self.first, best)
+
+    def shown(self) -> tuple[str, list[Row]]:
+        """Both, and the nearest thresholds."""
+        having, found = self.with_it, self.difference
+        title = f"Why{'' if self.has_it else ' not'} {self.wanted.words}: {_name(self.first)}"
+        other = None if found is None else having.best
+        heads = ("", "first") if other is None else ("", "first", "with it")
+        rows: list[Row] = [heads, *_pair(self.first, other)]
+        if found is not None:
+            terms = sorted(found.time, key=lambda term: -abs(term.change))[:MOST_ROWS]
+            rows += [
+                (f"  {term.name}", format_seconds(term.before), format_seconds(term.after))
+                for term in terms
+                if term.change
+            ]
+            rows.append(("told apart", "yes" if found.told_apart else "no, a tie"))
+        elif having.problem:
+            rows.append(("with it", having.problem))
+        elif having.needed_bytes is not None and having.available_bytes is not None:
+            needed, there = format_gib(having.needed_bytes), format_gib(having.available_bytes)
+            rows.append(("with it", f"nothing fits: the nearest needs {needed} of {there}"))
+        until = "first no longer" if self.has_it else "first"
+        thresholds = [(one.knob, each) for one in self.turned for each in one.thresholds]
+        for knob, each in thresholds[:MOST_ROWS]:
+            now, then = (_knob_value(knob, value) for value in (knob.now, each.far.value))
+            rows.append((knob.name, f"{until} at {then}; now {now}"))
+        return title, rows
+
+
+def _knob_value(knob: reasons.Knob, value: float) -> str:
+    match knob.unit:
+        case "B/s":
+            return format_bandwidth(value)
+        case "B":
+            return format_gib(value)
+        case "s":
+            return format_seconds(value)
+        case "FLOP/s":
+            return f"{value / 1e12:,.4g} TFLOP/s"
+    return f"{value:,.0f}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Sensitivities(Shown):
+    """How the step and the peak of a plan's layout follow each input."""
+
+    case: Case
+    found: tuple[Sensitivity, ...]
+    measurements: tuple[Measurement, ...]
+    """What deserves to be measured, the worthiest first."""
+
+    def __getitem__(self, field: str) -> Sensitivity:
+        for one in self.found:
+            if one.field == field:
+                return one
+        raise KeyError(field)
+
+    @property
+    def held_fraction(self) -> float:
+        """Share of the step that goes by times and rates that are no inputs."""
+        return held_fraction(self.found)
+
+    def shown(self) -> tuple[str, list[Row]]:
+        """The inputs that count most, and what to measure."""
+        cluster = self.case.cluster
+        title = f"What 1 % more changes: {self.case.model.name} on {cluster.gpus} GPUs"
+        rows: list[Row] = [("", "step", "peak")]
+        strongest = sorted(self.found, key=lambda one: (-abs(one.step), -abs(one.memory)))
+        rows += [
+            (one.field, f"{one.step:+.3f} %", f"{one.memory:+.3f} %")
+            for one in strongest[:MOST_ROWS]
+        ]
+        for each in [one for one in self.measurements if one.gain > 0][:3]:
+            known = format_percent(each.error_fraction)
+            rows.append(("to measure", f"{each.unknown.name}, known to {known}"))
+        return title, rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Bill(Shown, bills.Bill):
+    """What a whole training takes in time, money and energy, each with its 80 % band."""
+
+    terms: bills.Terms
+    """Price, draw and the rest that it follows from."""
+
+    def shown(self) -> tuple[str, list[Row]]:
+        """A row of each that was asked."""
+        rows: list[Row] = [("", "expected", "lower", "upper")]
+        rows.append(("time", *_banded(self.seconds, format_seconds)))
+        rows.append(("GPU hours", *_banded(self.gpu_hours, _hours)))
+        if self.cost is not None:
+            rows.append(("cost", *_banded(self.cost, format_money)))
+        if self.energy_kwh is not None:
+            rows.append(("energy", *_banded(self.energy_kwh, format_kwh)))
+        if self.co2_kg is not None:
+            rows.append(("CO2", *_banded(self.co2_kg, _kilograms)))
+        if self.deadline_chance is not None and self.terms.deadline_seconds is not None:
+            span = format_seconds(self.terms.deadline_seconds)
+            chance = format_percent(self.deadline_chance)
+            rows.append(("deadline", f"{span}, met with a chance of {chance}"))
+        return f"{self.steps:,} steps on {self.gpus:,} GPUs", rows
+
+
+def _banded(value: Interval, words: Callable[..., str]) -> tuple[str, ...]:
+    """All in one unit."""
+    each = (value.expected, value.lower, value.upper)
+    return tuple(words(number, beside=value.expected) for number in each)
+
+
+def _hours(hours: float, *, beside: float) -> str:
+    del beside
+    return f"{hours:,.0f}"
+
+
+def _kilograms(kilograms: float, *, beside: float) -> str:
+    del beside
+    return f"{kilograms:,.0f} kg"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Goodput(Shown, goodputs.Goodput):
+    """What failures leave of a run's time, and how often to save."""
+
+    reliability: goodputs.Reliability
+    sources: tuple[tuple[str, str], ...]
+    """(`mtbf`, `storage`, `save` or `restart`; what says it)."""
+
+    def shown(self) -> tuple[str, list[Row]]:
+        """The share that is kept, and where the rest goes."""
+        kept, shares = self.fraction, self.shares
+        band = f"{format_percent(kept.lower)} to {format_percent(kept.upper)}"
+        mtbf = "none" if self.mtbf_seconds == inf else f"one in {format_seconds(self.mtbf_seconds)}"
+        size, stop = format_gb(self.checkpoint_bytes), format_seconds(self.blocking_seconds)
+        rows: list[Row] = [
+            ("goodput", f"{format_percent(kept.expected)} ({band})"),
+            ("starting again", f"{100 * shares.restarting:.2f} %"),
+            ("steps done again", f"{100 * shares.redone:.2f} %"),
+            ("saving", f"{100 * shares.saving:.2f} %"),
+            ("failures", mtbf),
+            ("save each", f"{self.every_steps:,} steps, {format_seconds(self.interval_seconds)}"),
+            ("checkpoint", f"{size}, training stops for {stop}"),
+            ("restart", format_seconds(self.restart_seconds)),
+        ]
+        if self.spares is not None:
+            rows.append(("spare nodes", f"{self.spares}"))
+        return "What failures leave", rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Rules(Shown):
+    """The rules of the field that a plan breaks; true where it breaks none."""
+
+    broken: tuple[BrokenRule, ...]
+    """What puts the run at risk first, then by what it costs."""
+
+    def __bool__(self) -> bool:
+        return not self.broken
+
+    def shown(self) -> tuple[str, list[Row]]:
+        """Each with its number, its limit and what to do."""
+        rows: list[Row] = [("rule", "number", "limit")] if self.broken else []
+        for one in self.broken[:MOST_ROWS]:
+            limit = f"{one.limit:.3g}" if one.limit else "-"
+            rows += [(one.rule, f"{one.number:.3g}", limit), ("  do", one.advice)]
+        return f"{len(self.broken)} of {len(RULES)} rules of the field are broken", rows

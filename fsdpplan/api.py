@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from fsdpplan.answers import Check, Comparison, Point, Replanned, Sweep, WhatIf
+from fsdpplan.answers import (
+    Bill,
+    Check,
+    Comparison,
+    Goodput,
+    Point,
+    Replanned,
+    Rules,
+    Sensitivities,
+    Sweep,
+    WhatIf,
+    Why,
+    like,
+)
+from fsdpplan.cost.bill import Draw, Terms
+from fsdpplan.cost.bill import bill as bill_of
+from fsdpplan.cost.goodput import goodput as goodput_of
 from fsdpplan.cost.reshard import moved
 from fsdpplan.cost.step import estimate as predicted
 from fsdpplan.emit.job import Job
@@ -17,19 +33,28 @@ from fsdpplan.errors import NoFeasibleLayout, SpecError
 from fsdpplan.files import catalogue, clusters
 from fsdpplan.files.huggingface.config import read_hf_config
 from fsdpplan.files.plans import write_plan
+from fsdpplan.files.prices import price_of
+from fsdpplan.run.known import known_draw, known_reliability, with_best_interval
 from fsdpplan.run.launch import launch_text
 from fsdpplan.run.plans import new_plan, read_plan
 from fsdpplan.search.advice.difference import Priced, kept_layout
+from fsdpplan.search.advice.field_rules import broken_rules
+from fsdpplan.search.advice.measurement import measurements
+from fsdpplan.search.advice.sensitivity import sensitivities as sensitivities_of
+from fsdpplan.search.advice.why import Wanted
+from fsdpplan.search.advice.why import why as why_of
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.question import Question
 from fsdpplan.search.recommend import recommend as ranked_layouts
 from fsdpplan.search.rules.legality import legal_layout_problem, question_problem
 from fsdpplan.search.scaling import fits_at_all, node_counts
 from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.layout import MESH_AXES, Layout
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.plan import Case, Estimate, Plan
+from fsdpplan.spec.plan import Case, Estimate, Failures, Plan
 from fsdpplan.spec.training import Training
+from fsdpplan.spec.values import require_positive, require_positive_int
+from fsdpplan.validate.calibrate.calibrated import measured_error
 from fsdpplan.validate.check import lock as locks
 from fsdpplan.validate.check.conditions import check as condition
 from fsdpplan.validate.check.quantities import plan_quantities
@@ -98,10 +123,12 @@ def emit_launch(
 ) -> str:
     """The text that launches `plan`: the job script, or what another target takes.
 
-    `job` is what is asked of the scheduler and the program, `pods` of Kubernetes. Raises SpecError
+    `job` is what is asked of the scheduler and the program, `pods` of Kubernetes. A program that
+    saves, and is not told how often, does so as often as keeps most (`goodput`). Raises SpecError
     for what the target cannot express.
     """
-    return launch_text(target, plan=plan, job=job or Job(), pods=pods)
+    settled, _ = with_best_interval(job or Job(), plan, target=target)
+    return launch_text(target, plan=plan, job=settled, pods=pods)
 
 
 def load_plan(path: str | Path) -> Plan:
@@ -227,6 +254,142 @@ def check(
     if write_lock and all(one.holds for one in held):
         locks.write_lock(now, place)
     return Check(conditions=held, differs=locks.lock_differences(locks.read_lock(place), now))
+
+
+def why(
+    plan: Plan,
+    *,
+    pins: Mapping[str, Any] | None = None,
+    split: Iterable[str] = (),
+    **wanted: Any,
+) -> Why:
+    """Why not a layout that has what is `wanted` (`tp=4`, `activation_checkpointing="none"`), or
+    more than one rank on each axis of `split`; and where it would be recommended, each input by
+    itself. `pins` fix the rest of both. It searches many times: fewer layouts are faster.
+
+    Raises NoFeasibleLayout where nothing fits, SpecError where nothing is wanted.
+    """
+    axes = tuple(axis for axis in split if axis not in wanted)
+    words = [f"{name} {value}" for name, value in wanted.items()] + [f"{axis} > 1" for axis in axes]
+    if not words:
+        raise SpecError('nothing is wanted: say a part of a layout, such as tp=4 or split=("tp",)')
+    if unknown := [axis for axis in axes if axis not in MESH_AXES and axis != "ep"]:
+        raise SpecError(f"split: {unknown[0]!r} is no axis: use {', '.join(MESH_AXES)} or ep")
+    asked_for = Wanted(words=", ".join(words), pins=Pins(**wanted), split=axes)
+    asked = Question(
+        model=plan.model,
+        cluster=plan.cluster,
+        training=plan.training,
+        pins=asked_for.freed(Pins(**(pins or {}))),
+        learner=None,
+    )
+    found = why_of(
+        asked, asked_for, resized=lambda gpus: _machines(plan, gpus), say=lambda words: None
+    )
+    if found is None:
+        raise NoFeasibleLayout(
+            f"no layout of {plan.model.name} fits on {plan.cluster.gpus} x "
+            f"{plan.cluster.device.name}: use more GPUs, or fix less of the layout",
+            rejected={},
+        )
+    return like(Why, found)
+
+
+def sensitivities(plan: Plan) -> Sensitivities:
+    """How the step and the peak of the plan's layout follow each input, from both sides, and what
+    deserves to be measured."""
+    case = plan.case
+    error = case.cluster.device.error
+    measured = measured_error() if case.cluster.device.kind == "cuda" else error
+    return Sensitivities(
+        case=case,
+        found=sensitivities_of(case, resized=lambda gpus: _machines(plan, gpus)),
+        measurements=measurements(case, measured=measured),
+    )
+
+
+def bill(
+    plan: Plan,
+    *,
+    tokens: int | None = None,
+    price: float | None = None,
+    provider: str | None = None,
+    node_watts: float | None = None,
+    pue: float | None = None,
+    co2_grams_per_kwh: float | None = None,
+    deadline_seconds: float | None = None,
+) -> Bill:
+    """What a training on `tokens` takes, those of the plan where None. `price` is of a GPU hour;
+    `provider` names one of the table in its place. Any of `node_watts`, `pue` and
+    `co2_grams_per_kwh` asks for the energy.
+
+    Raises SpecError where tokens, price or power are not known.
+    """
+    if price is not None and provider is not None:
+        raise SpecError("price and provider contradict each other: give one of them")
+    if provider is not None:
+        price = price_of(provider, plan.cluster.device.name).usd_per_gpu_hour
+    draw: Draw | None = None
+    if node_watts is not None:
+        draw = Draw(node_watts=node_watts)
+    elif pue is not None or co2_grams_per_kwh is not None:
+        draw, _ = known_draw(plan.cluster)
+    for name, value in {
+        "price": price,
+        "node_watts": node_watts,
+        "deadline_seconds": deadline_seconds,
+    }.items():
+        if value is not None:
+            require_positive(**{name: value})
+    if pue is not None and not 1 <= pue < 10:
+        raise SpecError(f"pue must be at least 1 and below 10, not {pue!r}")
+    if co2_grams_per_kwh is not None and not 0 <= co2_grams_per_kwh < 10_000:
+        raise SpecError(
+            f"co2_grams_per_kwh must be at least 0 and below 10000, not {co2_grams_per_kwh!r}"
+        )
+    terms = Terms(
+        price=price,
+        draw=draw,
+        pue=1.0 if pue is None else pue,
+        co2_grams_per_kwh=co2_grams_per_kwh,
+        deadline_seconds=deadline_seconds,
+    )
+    training = replace(plan.training, tokens=plan.training.tokens if tokens is None else tokens)
+    found = bill_of(replace(plan.case, training=training), plan.estimate, terms)
+    if found is None:
+        raise SpecError("a bill is of a whole training: say its tokens, such as tokens=2 * 10**12")
+    return like(Bill, found, terms=terms)
+
+
+def goodput(
+    plan: Plan,
+    *,
+    every_steps: int | None = None,
+    in_background: bool = True,
+    **failures: float,
+) -> Goodput:
+    """What failures leave of the time of a run that saves each `every_steps`, by default as often
+    as keeps most. `failures` lie over what the plan knows: `gpu_mtbf_seconds`,
+    `node_mtbf_seconds`, `storage_bytes_per_second`, `restart_seconds`, `requeue_seconds`; what
+    nobody said is as published.
+
+    Raises SpecError where nobody has published how such machines fail.
+    """
+    if every_steps is not None:
+        require_positive_int(every_steps=every_steps)
+    known = known_reliability(
+        plan.cluster,
+        replace(plan.failures or Failures(), **failures),
+        in_background=in_background,
+    )
+    found = goodput_of(plan.case, plan.estimate, known.value, every_steps=every_steps)
+    return like(Goodput, found, reliability=known.value, sources=known.sources)
+
+
+def rules(plan: Plan) -> Rules:
+    """The rules of the field that the plan breaks, by this version: each with its number, its
+    source and what to do."""
+    return Rules(broken=broken_rules(plan.case, plan.estimate))
 
 
 def _priced(case: Case) -> Priced:

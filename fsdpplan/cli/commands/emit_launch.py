@@ -22,7 +22,7 @@ from fsdpplan.cli.options.job import (
 )
 from fsdpplan.cli.options.parse import choice, path, whole
 from fsdpplan.cli.options.question import Torch
-from fsdpplan.cli.resolve.failures import with_best_interval
+from fsdpplan.cli.resolve.failures import runs_of
 from fsdpplan.cli.resolve.job import (
     job_of,
     pods_of,
@@ -47,6 +47,7 @@ from fsdpplan.errors import GateFailed, SpecError
 from fsdpplan.files.plans import carried_json
 from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.run.folder import write_job_folder
+from fsdpplan.run.known import with_best_interval
 from fsdpplan.run.launch import launch_text
 from fsdpplan.run.rehearse import rehearse as program
 from fsdpplan.run.rehearse.ranks import DEFAULT_RANKS, chosen_ranks
@@ -133,7 +134,9 @@ def emit_launch(
         tell(sentence)
     if (gap := gap_of(chosen, asked)) is not None:
         tell(gap.sentences)
-    asked, saves = with_best_interval(asked, chosen, target=target, ledger=LedgerOptions())
+    asked, saves = with_best_interval(
+        asked, chosen, target=target, measured=runs_of(LedgerOptions())
+    )
     if emit.rehearsed:
         require_rehearsed(chosen, own_program=own_program, python=python)
     if emit.alerts is not None:

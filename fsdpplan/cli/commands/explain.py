@@ -149,7 +149,8 @@ def _require_use(options: ExplainOptions, evidence: EvidenceOptions, *, has_fail
     the ledger says how long saves took."""
     if options.why is not None:
         return
-    used = {one.name for one in fields(LedgerOptions)} if has_failures else set()
+    is_shown = has_failures and not options.nccl and not options.rules
+    used = {one.name for one in fields(LedgerOptions)} if is_shown else set()
     given = [one.name for one in fields(evidence) if getattr(evidence, one.name) is not None]
     if ignored := [name for name in given if name not in used]:
         raise SpecError(

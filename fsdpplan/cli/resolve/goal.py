@@ -28,10 +28,11 @@ from fsdpplan.cli.resolve.found import Found, searched
 from fsdpplan.cli.resolve.inputs import Inputs, Known, case_of, question_of, resolve_around
 from fsdpplan.cli.resolve.model import resolve_model
 from fsdpplan.cli.resolve.torch import resolve_torch
-from fsdpplan.cost.bill import Bill, Draw, Terms, bill, least_seconds, rated_draw
+from fsdpplan.cost.bill import Bill, Draw, Terms, bill, least_seconds
 from fsdpplan.cost.goodput import goodput
 from fsdpplan.errors import NoFeasibleLayout, SpecError
-from fsdpplan.files.prices import power_of, price_of
+from fsdpplan.files.prices import price_of
+from fsdpplan.run.known import known_draw
 from fsdpplan.search.objective import OBJECTIVES, Objective, Offer, best, frontier, leaner
 from fsdpplan.search.question import LEAST_GAIN_FRACTION, ObjectiveName
 from fsdpplan.search.scaling import doublings
@@ -181,24 +182,7 @@ def _draw(goal: Goal, cluster: Cluster) -> Resolved[Draw | None]:
         return Resolved(value=None)
     if goal.bill.node_watts is not None:
         return Resolved(value=Draw(node_watts=goal.bill.node_watts))
-    device = power_of(cluster.device.name)
-    if device is None:
-        raise SpecError(
-            f"the power of {cluster.device.name} is not known here: say what a node draws in "
-            "training, such as --node-watts 7800"
-        )
-    node = power_of(cluster.device.name, node=cluster.name)
-    draw = rated_draw(
-        gpu_watts=device.watts,
-        gpus_per_node=cluster.gpus_per_node,
-        node_gpus=cluster.gpus_per_node if node is None else node.gpus,
-        node_watts=None if node is None else node.watts,
-    )
-    rest = "the rest of it as a DGX H100's" if node is None else f"{node.watts / 1000:.3g} kW whole"
-    said = (
-        f"a node draws {draw.node_watts / 1000:.3g} kW in training, 76 % of what it is rated at: "
-        f"{device.watts:,.0f} W a GPU, {rest} (--node-watts)"
-    )
+    draw, said = known_draw(cluster)
     return Resolved(value=draw, assumptions=(said,))
 
 

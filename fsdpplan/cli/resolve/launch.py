@@ -11,7 +11,7 @@ from pathlib import Path
 from fsdpplan.cli.options.files import DEFAULT_PLAN, LedgerOptions
 from fsdpplan.cli.options.job import ContainerOptions, JobOptions, ProgramOptions, SurvivalOptions
 from fsdpplan.cli.options.run import AgainOptions, RunOptions
-from fsdpplan.cli.resolve.failures import with_best_interval
+from fsdpplan.cli.resolve.failures import runs_of
 from fsdpplan.cli.resolve.job import (
     given,
     job_of,
@@ -30,6 +30,7 @@ from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
 from fsdpplan.run.engines.machine import Target, choose_target, this_machine
 from fsdpplan.run.follow.jobs import RecordedRun, chosen_run
+from fsdpplan.run.known import with_best_interval
 from fsdpplan.run.launch import Launch, emit_script, is_plan, read_launch, resolve_launch
 from fsdpplan.run.outcome import Manner
 from fsdpplan.run.rehearse.smoke import smoke_plan
@@ -105,7 +106,9 @@ def prepare(plan: str, options: RunOptions, job: Job | None, *, file: str = "") 
     asked = job or (Job(python=sys.executable) if emits else None)
     saves = ""
     if emits and asked is not None and saves_to(asked) is not None:
-        asked, saves = with_best_interval(asked, saved_plan(plan), ledger=LedgerOptions())
+        asked, saves = with_best_interval(
+            asked, saved_plan(plan), measured=runs_of(LedgerOptions())
+        )
     launch = resolve_launch(
         folder,
         plan_file=None if plan == DEFAULT_PLAN else Path(plan),

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from fsdpplan.cli.app import exit_code_of
-from fsdpplan.cli.resolve.failures import reliability_of, with_best_interval
+from fsdpplan.cli.resolve.failures import reliability_of
 from fsdpplan.cost.goodput import goodput
 from fsdpplan.emit.job import Job
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.files.failures import published_failures
 from fsdpplan.files.ledger import append_row
 from fsdpplan.files.plans import read_plan
+from fsdpplan.run.known import with_best_interval
 from tests.cli.small import DEMO, answer, on_a_machine_without_gpus, show, words
 from tests.validate.learn.saves import a_row, with_saves
 
