@@ -11,13 +11,20 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.pipelining as pipelining
+from torch import nn
 from torch.distributed.checkpoint.metadata import TensorProperties
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import RowwiseParallel
 
 from fsdpplan.trainer import torch_versions
 from fsdpplan.trainer.checkpoint.storage import IndexUnpickler
 from fsdpplan.trainer.config import PlanConfig, parse_plan
 from fsdpplan.trainer.errors import TrainerError
+from fsdpplan.trainer.parallel.shards import local
 from fsdpplan.trainer.parallel.support import require_runnable
+from fsdpplan.trainer.parallel.tensor_parallel import split
+from fsdpplan.trainer.rehearse.fake_world import fake_world
 from tests.trainer import plans
 from tests.trainer.expert_layouts import MODELS
 from tests.trainer.pipeline_layouts import piped
@@ -134,6 +141,24 @@ def test_one_rank_alone_divides_once(
     unit = Unit()
     torch_versions.divide_by(unit, 4.0, shard_ranks=ranks)
     assert unit.told == {"divisor": 4.0, "sums": sums}
+
+
+def test_embeddings_of_one_shape_and_two_dtypes_have_masks_of_their_own() -> None:
+    rows, here = 8, 4
+    numbers = torch.arange(rows).unsqueeze(0)
+    rank_0s = (numbers < here).unsqueeze(-1)
+    torch_versions.tell_masks_apart()
+    with fake_world(2):  # whose sums are what this rank adds to them
+        mesh = init_device_mesh("cpu", (2,))
+        for dtype in (torch.float32, torch.bfloat16, torch.float32):
+            table = nn.Embedding(rows, 3, dtype=dtype)
+            whole = table.weight.detach().clone()
+            style = RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())
+            split(nn.ModuleDict({"table": table}), mesh, {"table": style})
+            with torch.no_grad():
+                local(table.weight).copy_(whole[:here])  # nobody sent it
+                found = table(numbers)
+            assert torch.equal(found, torch.where(rank_0s, whole, 0))
 
 
 @pytest.mark.parametrize("more", [(), ((2, 1),)], ids=["five fields", "six fields"])

@@ -44,6 +44,7 @@ from ..model.attention import Attention
 from ..model.latent_attention import LatentAttention
 from ..model.norms import AllHeadsNorm, RMSNorm
 from ..private_torch import overlap_tensor_parallel
+from ..torch_versions import tell_masks_apart
 
 
 class GatherSequence(ParallelStyle):
@@ -193,6 +194,7 @@ def apply_tensor_parallel(part: nn.Module, plan: PlanConfig, mesh: DeviceMesh) -
     """
     if plan.layout.async_tp and mesh.device_type == "cuda":
         overlap_tensor_parallel(mesh.get_group())
+    tell_masks_apart()
     part.whole_length = plan.training.seq_len  # type: ignore[assignment]
     split(part, mesh, _end_styles(plan.layout))
     if plan.model.tied_embeddings and _has(part, "tok_embeddings") and _has(part, "output"):

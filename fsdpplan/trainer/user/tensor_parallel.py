@@ -34,6 +34,7 @@ from ..config import LayoutConfig, PlanConfig
 from ..errors import TrainerError
 from ..parallel.tensor_parallel import split_parameter
 from ..private_torch import overlap_tensor_parallel
+from ..torch_versions import tell_masks_apart
 from .trace import Inputs, NotCallable, traced
 
 COLUMNS = "colwise"
@@ -63,6 +64,7 @@ def split_user_model(
     """
     if layout.async_tp and mesh.device_type == "cuda":
         overlap_tensor_parallel(mesh.get_group())
+    tell_masks_apart()
     ties = tied_names(model)
     names = {id(module): name for name, module in model.named_modules()}
     inside: set[str] = set()
