@@ -80,7 +80,10 @@ WAITS = {
         "cli.resolve.idle": "where Slurm is asked what is idle",
         "cli.views.goal": "the same",
     },
-    "cli/resolve/cluster.py": {"run.detect": "a survey is made where there are GPUs"},
+    "cli/resolve/cluster.py": {
+        "files.profiles.catalogue": "for an error only",
+        "run.detect": "a survey is made where there are GPUs",
+    },
     "cli/resolve/job.py": {
         "trainer.checkpoint.progress": "torch, where a checkpoint is resumed, as what follows",
         "trainer.config": "torch",

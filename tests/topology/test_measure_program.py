@@ -30,7 +30,7 @@ from tests.topology.measuring import (
 
 pytestmark = pytest.mark.gloo
 
-SHORT = ("--device", "cpu", "--seconds", "3", "--largest-bytes", str(2**20))
+SHORT = ("--device", "cpu", "--seconds", "6", "--largest-bytes", str(2**20))
 LONG = ("--device", "cpu", "--seconds", "100")
 
 
@@ -91,8 +91,7 @@ def test_of_everything_there_is_something_before_there_is_all_of_anything(
 
 def test_four_processes_measure_an_axis_of_a_mesh_in_all_its_groups_at_once(tmp_path: Path) -> None:
     axes = ("--axis", "dp_replicate:2:2", "--axis", "dp_shard:2:1", "--axis", "pp:2:4")
-    more = ("--seconds", "6")
-    rows = measured(tmp_path / "log.jsonl", *SHORT, *more, *axes, processes=4)
+    rows = measured(tmp_path / "log.jsonl", *SHORT, *axes, processes=4)
     of_axis = {
         (row.axis, row.first_rank, row.ranks, row.stride, row.groups_at_once)
         for row in calls(rows)
