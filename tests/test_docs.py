@@ -111,16 +111,21 @@ def expand_variables(script: str) -> str:
     return script
 
 
-def parse(words: list[str]) -> None:
-    """Let the program's own parser read `words`; nothing is executed."""
+@cache
+def program() -> Any:
+    """The command line, made once."""
     from typer.main import get_command
 
     from fsdpplan.cli.app import app
 
-    group: Any = get_command(app)
+    return get_command(app)
+
+
+def parse(words: list[str]) -> None:
+    """Let the program's own parser read `words`; nothing is executed."""
     if not words or words[0].startswith("-"):
         return
-    command = group.commands[words[0]]
+    command = program().commands[words[0]]
     if "--help" not in words:
         with command.make_context(words[0], words[1:]):
             pass
@@ -164,17 +169,22 @@ def test_bash_blocks_are_valid_and_their_commands_parse(path: Path) -> None:
                 pytest.fail(f"{page_id(path)}:{block.line}: fsdpplan {words}: {message}")
 
 
+@cache
+def words_of_the_program() -> tuple[frozenset[str], frozenset[str]]:
+    """(commands, flags of all of them)."""
+    known = program().commands
+    flags = {
+        flag
+        for command in known.values()
+        for each in command.params
+        for flag in (*each.opts, *each.secondary_opts)
+    }
+    return frozenset(known), frozenset(flags)
+
+
 @pytest.mark.parametrize("path", PAGES, ids=page_id)
 def test_commands_and_flags_named_in_the_text_exist(path: Path) -> None:
-    from typer.main import get_command
-
-    from fsdpplan.cli.app import app
-
-    known: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
-    flags = {flag for command in known.values() for p in command.params for flag in p.opts}
-    flags |= {
-        flag for command in known.values() for p in command.params for flag in p.secondary_opts
-    }
+    known, flags = words_of_the_program()
     for code in re.findall(r"`(fsdpplan [^`]+)`", FENCE.sub("", text_of(path))):
         words = code.split()[1:]
         if re.fullmatch(r"[a-z-]+", words[0]) and not words[0].startswith("-"):
@@ -214,7 +224,7 @@ def test_a_marked_bash_block_runs(path: Path, block: Block, tmp_path: Path) -> N
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("path", "block"), runnable_bash(trains=True))
 def test_a_marked_bash_block_trains(path: Path, block: Block, tmp_path: Path) -> None:
     result = generator().shell(block.text, tmp_path)

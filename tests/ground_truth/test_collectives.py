@@ -117,7 +117,7 @@ CASES = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_calls_equal_those_of_the_trainer(case: Case) -> None:
     training = training_for(

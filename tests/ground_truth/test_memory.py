@@ -299,7 +299,7 @@ DDP_CASES = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", FSDP_CASES.values(), ids=FSDP_CASES.keys())
 def test_fsdp_peak_equals_that_of_the_trainer(case: Case) -> None:
     if RELEASE == (2, 12) and case is FSDP_CASES["every, three times"]:
@@ -317,7 +317,7 @@ def test_fsdp_peak_equals_that_of_the_trainer(case: Case) -> None:
     assert predicted == pytest.approx(measured, rel=TOLERANCE_FRACTION)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", DDP_CASES.values(), ids=DDP_CASES.keys())
 def test_ddp_peak_equals_that_of_the_trainers_model(case: Case) -> None:
     training = training_for(

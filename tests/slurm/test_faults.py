@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(3000)]
 
 NUM_FAULTS = int(os.environ.get("FSDPPLAN_FAULTS", "24"))
 FIRST_SEED = 1000 * int(os.environ.get("FSDPPLAN_FAULTS_SEED", "1"))
-FAULTS_A_JOB = 2
+FAULTS_A_JOB = 4
 AT_ONCE = 3
 
 SIZES = [min(FAULTS_A_JOB, NUM_FAULTS - begun) for begun in range(0, NUM_FAULTS, FAULTS_A_JOB)]

@@ -45,7 +45,7 @@ def start(log: Path, nodes: tuple[Node, Node], number: int) -> subprocess.Popen[
         *(f"--master-addr={nodes[0].address}", "--master-port=29517"),
         f"--local-addr={nodes[number].address}",
     )
-    program = (*PROGRAM, "--out", str(log), "--device", "cpu", "--seconds", "25")
+    program = (*PROGRAM, "--out", str(log), "--device", "cpu", "--seconds", "20")
     sizes = ("--smallest-bytes", str(LARGEST_BYTES // 8), "--largest-bytes", str(LARGEST_BYTES))
     shapes = ("--dtypes", "fp32", "--shapes", "64,64,64", "--attention", "1,1,1,64,64")
     return subprocess.Popen(

@@ -30,7 +30,7 @@ from tests.topology.measuring import (
 
 pytestmark = pytest.mark.gloo
 
-SHORT = ("--device", "cpu", "--seconds", "6", "--largest-bytes", str(2**20))
+SHORT = ("--device", "cpu", "--seconds", "5", "--largest-bytes", str(2**20))
 LONG = ("--device", "cpu", "--seconds", "100")
 
 

@@ -31,7 +31,7 @@ def results(tmp_path_factory: pytest.TempPathFactory, asked: Callable[[str], set
     return jobs.measured(4, function, out, asked=asked("name"))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.gloo
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_layout_learns_by_muon_as_one_process(results: Results, name: str) -> None:

@@ -34,7 +34,7 @@ def expected(of: Measure, which: str, name: str) -> dict[str, list[float]]:
     return found
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.gloo
 @pytest.mark.parametrize(("which", "name"), FP32)
 def test_a_layout_loses_as_one_process(of: Measure, which: str, name: str) -> None:
@@ -65,7 +65,7 @@ def test_padded_rows_never_learn(of: Measure, which: str, name: str) -> None:
     assert set(padding.values()) == {0.0}  # after steps with weight decay
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.gloo
 @pytest.mark.parametrize(("which", "name"), [*FP32, *BF16])
 def test_calls_and_bytes_are_those_predicted(of: Measure, which: str, name: str) -> None:

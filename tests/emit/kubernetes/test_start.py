@@ -63,7 +63,11 @@ def started(text: str, folder: Path, **environment: str) -> Pod:
     """A pod's program, with a folder of its own for what is the pod's own."""
     folder.mkdir(exist_ok=True)
     (folder / "start.sh").write_text(text)
-    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    kept = {
+        name: os.environ[name]
+        for name in ("PATH", "HOME", "FSDPPLAN_NUMBERS")
+        if name in os.environ
+    }
     pod = subprocess.Popen(
         ["bash", str(folder / "start.sh")],
         env={**kept, "TMPDIR": str(folder), **environment},

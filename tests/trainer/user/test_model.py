@@ -57,7 +57,7 @@ def measured(asked: Callable[[str], set[str]]) -> dict[str, Any]:
     return measured_of(asked("name"))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.gloo
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_layout_loses_as_one_process(measured: dict[str, Any], name: str) -> None:
@@ -67,7 +67,7 @@ def test_a_layout_loses_as_one_process(measured: dict[str, Any], name: str) -> N
     assert found["missing"] == []
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.gloo
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_all_parameters_are_on_one_mesh_so_that_one_kernel_can_step_them(

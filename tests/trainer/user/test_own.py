@@ -18,7 +18,7 @@ def measured(asked: Callable[[str], set[str]]) -> dict[str, Any]:
     return measured_of(asked("name"))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.gloo
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_layout_loses_as_one_process(measured: dict[str, Any], name: str) -> None:

@@ -53,7 +53,7 @@ def test_a_run_leaves_a_timeline_of_the_steps_that_were_asked_for(tmp_path: Path
     (event,) = jobs.lines(tmp_path, "memory_snapshot")
     assert event["step"] == 4
     line = json.loads((tmp_path / "memory-rank-0.json").read_text())
-    assert line["peak_bytes"] == event["peak_bytes"] > 100_000
+    assert line["peak_bytes"] == event["peak_bytes"] > 50_000
     assert len(line["points"]) > 100
     assert json.loads((tmp_path / "memory-trace-rank-0.json").read_text())["traceEvents"]
     assert not (tmp_path / "memory-rank-1.json").exists()
