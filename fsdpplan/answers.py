@@ -26,7 +26,6 @@ from fsdpplan.search.scaling import Knee, Rate, knee
 from fsdpplan.spec.plan import BrokenRule, Case, Interval, Plan
 from fsdpplan.spec.shown import Row, as_html, as_text
 from fsdpplan.units import (
-    format_bandwidth,
     format_gb,
     format_gib,
     format_kwh,
@@ -288,22 +287,9 @@ class Why(Shown, reasons.Why):
         until = "first no longer" if self.has_it else "first"
         thresholds = [(one.knob, each) for one in self.turned for each in one.thresholds]
         for knob, each in thresholds[:MOST_ROWS]:
-            now, then = (_knob_value(knob, value) for value in (knob.now, each.far.value))
+            now, then = (knob.words(value) for value in (knob.now, each.far.value))
             rows.append((knob.name, f"{until} at {then}; now {now}"))
         return title, rows
-
-
-def _knob_value(knob: reasons.Knob, value: float) -> str:
-    match knob.unit:
-        case "B/s":
-            return format_bandwidth(value)
-        case "B":
-            return format_gib(value)
-        case "s":
-            return format_seconds(value)
-        case "FLOP/s":
-            return f"{value / 1e12:,.4g} TFLOP/s"
-    return f"{value:,.0f}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

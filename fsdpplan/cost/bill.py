@@ -148,6 +148,11 @@ def _log_error(seconds: Interval) -> float:
     return log(seconds.upper / seconds.expected) / NORMAL_80
 
 
+def chance_in_time(found: Bill | None) -> float:
+    """That a training ends before its deadline; 0 where nobody asked."""
+    return 0.0 if found is None or found.deadline_chance is None else found.deadline_chance
+
+
 def seconds_of_chance(seconds: Interval, chance: float) -> float:
     """The deadline that is met with that chance."""
     from statistics import NormalDist  # not at start-up

@@ -94,11 +94,15 @@ def learned_term(found: Estimate) -> tuple[Explained, ...]:
             formula="T * (F - 1)",
             inputs=(
                 _seconds("T", step, "the step as predicted: the terms above"),
-                number("F", factor, f"what {found.learned.runs} runs say of such a step"),
+                number("F", factor, f"{_runs_like(found.learned.runs)} say of such a step"),
             ),
             source="validate/learn/learner.py; docs/explanation/learning.md",
         ),
     )
+
+
+def _runs_like(runs: int) -> str:
+    return f"what your {runs} runs like it" if runs else "what your runs, none of them like it,"
 
 
 def _shared(term: Explained, share: float, precision: str) -> Explained:

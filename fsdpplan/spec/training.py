@@ -319,6 +319,8 @@ def parsed_dropout(text: str, name: str = "dropout") -> Dropout:
 
 
 _NO_DROPOUT = Dropout()
+DEFAULT_HEADROOM_FRACTION = 0.08
+"""Of the device memory, chosen here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -371,7 +373,7 @@ class Training(RemembersHash):
     mean_document_tokens: int | None = None
     """Tokens of a document in the mean, which are taken to be of exponential lengths; None: not
     known, and priced as if each sequence were one."""
-    headroom_fraction: float = 0.08
+    headroom_fraction: float = DEFAULT_HEADROOM_FRACTION
     """Share of device memory that a plan must leave free."""
     fits_fraction: float = 0.95
     """Chance to fit in device memory that a plan must have, as its peak's band has it; up to a half

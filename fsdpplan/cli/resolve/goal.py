@@ -28,7 +28,7 @@ from fsdpplan.cli.resolve.found import Found, searched
 from fsdpplan.cli.resolve.inputs import Inputs, Known, case_of, question_of, resolve_around
 from fsdpplan.cli.resolve.model import resolve_model
 from fsdpplan.cli.resolve.torch import resolve_torch
-from fsdpplan.cost.bill import Bill, Draw, Terms, bill, least_seconds
+from fsdpplan.cost.bill import Bill, Draw, Terms, bill, chance_in_time, least_seconds
 from fsdpplan.cost.goodput import goodput
 from fsdpplan.errors import NoFeasibleLayout, SpecError
 from fsdpplan.files.prices import price_of
@@ -245,7 +245,7 @@ def _in_time_first(goal: Goal, inputs: Inputs, found: Found, terms: Terms) -> Fo
     """`found`, where the first is too late but another one is not with that one first: a layout is
     preferred to a faster one that is not told apart, but not at the price of the deadline."""
     ranked = found.result.ranked
-    chances = [_chance(bill_of(inputs, one, terms)) for one in ranked]
+    chances = [chance_in_time(bill_of(inputs, one, terms)) for one in ranked]
     able = [index for index, chance in enumerate(chances) if chance >= goal.chance]
     if goal.bill.deadline is None or not able or able[0] == 0:
         return found
@@ -302,11 +302,6 @@ def _with_first(found: Found, index: int, reason: str) -> Found:
         next_run=None if next_run is None else replace(next_run, rank=rank[next_run.rank]),
     )
     return replace(found, result=replace(result, listed=listed))
-
-
-def _chance(found: Bill | None) -> float:
-    """That it ends in time; 0 where nobody asked."""
-    return 0.0 if found is None or found.deadline_chance is None else found.deadline_chance
 
 
 def answered(goal: Goal, inputs: Inputs, found: Found) -> Answer:

@@ -10,7 +10,7 @@ from typing import Any
 from fsdpplan.cli.resolve.goal import Answer, Goal, Tried, bill_of
 from fsdpplan.cli.views.answer import chance_words
 from fsdpplan.cli.views.render import blocks, listed, table, wrapped
-from fsdpplan.cost.bill import Bill, Terms, seconds_of_chance
+from fsdpplan.cost.bill import Bill, Terms, chance_in_time, seconds_of_chance
 from fsdpplan.errors import NoFeasibleLayout
 from fsdpplan.files.plans import layout_document
 from fsdpplan.search.advice.words import degrees, differences
@@ -208,7 +208,9 @@ def _is_shown(answer: Answer, name: str) -> bool:
 
 def too_late(answer: Answer) -> NoFeasibleLayout:
     """That nothing ends in time, what comes nearest, and what to type."""
-    nearest = max(answer.tried, key=lambda one: (_chance(one), one.offer.tokens_per_second))
+    nearest = max(
+        answer.tried, key=lambda one: (chance_in_time(one.offer.bill), one.offer.tokens_per_second)
+    )
     numbers = len({one.offer.gpus for one in answer.tried}) + len(answer.left_out)
     words = late_words(
         nearest.offer.bill, answer.goal, nearest.inputs.training.tokens, numbers=numbers
@@ -240,11 +242,6 @@ def _days(seconds: float) -> str:
     if seconds < 2 * DAY_SECONDS:
         return f"{math.ceil(seconds / 36) / 100:g}h"
     return f"{math.ceil(seconds / DAY_SECONDS * 10) / 10:g}d"
-
-
-def _chance(one: Tried) -> float:
-    found = one.offer.bill
-    return 0.0 if found is None or found.deadline_chance is None else found.deadline_chance
 
 
 def bills_document(goal: Goal, terms: Terms, bills: Sequence[Bill | None]) -> dict[str, Any]:

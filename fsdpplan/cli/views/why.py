@@ -27,7 +27,7 @@ from fsdpplan.search.advice.difference import Priced, difference
 from fsdpplan.search.advice.why import Knob, Side, Threshold, Turned, Why
 from fsdpplan.search.advice.words import degrees
 from fsdpplan.search.order import decided_by, preference
-from fsdpplan.units import format_bandwidth, format_gib, format_seconds
+from fsdpplan.units import format_gib, format_seconds
 
 DECIDES = {
     "kinds": "fewer kinds of parallelism",
@@ -148,9 +148,9 @@ def threshold_words(told: tuple[Why, Turned]) -> str:
     GB/s not yet)`."""
     answer, one = told
     knob = one.knob
-    now = f"now {shown(knob, knob.now)}"
+    now = f"now {knob.words(knob.now)}"
     if not one.thresholds:
-        least, most = (shown(knob, value) for value in knob.range)
+        least, most = (knob.words(value) for value in knob.range)
         return f"{knob.name}: nowhere from {least} to {most} ({now})"
     parts = [_side_words(answer, knob, found) for found in one.thresholds]
     return f"{knob.name}: {'; '.join(parts)} ({now})"
@@ -158,32 +158,18 @@ def threshold_words(told: tuple[Why, Turned]) -> str:
 
 def _side_words(answer: Why, knob: Knob, found: Threshold) -> str:
     way = "up" if found.is_above else "down"
-    words = f"at {shown(knob, found.far.value)}"
+    words = f"at {knob.words(found.far.value)}"
     if found.lasts:
-        words = f"from {shown(knob, found.far.value)} {way}"
+        words = f"from {knob.words(found.far.value)} {way}"
     elif found.lasts is not None:
-        words = f"from {shown(knob, found.far.value)} {way}, though not to the end of the range"
+        words = f"from {knob.words(found.far.value)} {way}, though not to the end of the range"
     if found.near.value != knob.now:
         not_yet = "not yet" if not answer.has_it else "it still is"
-        words += f", at {shown(knob, found.near.value)} {not_yet}"
+        words += f", at {knob.words(found.near.value)} {not_yet}"
     if answer.has_it:
         first = found.far.first
         words += f" ({'nothing fits' if first is None else degrees(first.case.layout)})"
     return words
-
-
-def shown(knob: Knob, value: float) -> str:
-    """A value of an input with its unit."""
-    match knob.unit:
-        case "B/s":
-            return format_bandwidth(value)
-        case "B":
-            return format_gib(value)
-        case "s":
-            return format_seconds(value)
-        case "FLOP/s":
-            return f"{value / 1e12:,.4g} TFLOP/s"
-    return f"{value:,.0f}"
 
 
 def why_json(answer: Why, inputs: Inputs) -> str:

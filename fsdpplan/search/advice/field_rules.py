@@ -23,7 +23,7 @@ from fsdpplan.errors import SpecError
 from fsdpplan.search.advice import neighbours as beside
 from fsdpplan.search.rules.legality import legal_layout_problem
 from fsdpplan.spec.plan import BrokenRule, Case, Estimate
-from fsdpplan.spec.training import program_named
+from fsdpplan.spec.training import DEFAULT_HEADROOM_FRACTION, program_named
 from fsdpplan.units import (
     format_bandwidth,
     format_count,
@@ -129,11 +129,8 @@ def _exposed(rule: Rule, case: Case, estimate: Estimate) -> BrokenRule | None:
     row = max(estimate.communication, key=lambda row: row.exposed_seconds, default=None)
     most = ""
     if row is not None:
-        part = (
-            "most of it"
-            if 2 * row.exposed_seconds > time.exposed_communication_seconds
-            else ("the largest part")
-        )
+        is_most = 2 * row.exposed_seconds > time.exposed_communication_seconds
+        part = "most of it" if is_most else "the largest part"
         most = f", {part} for {row.collective} over {row.axis} by {row.level}"
     if row is not None and not row.axis.startswith("dp_"):  # no gradients
         rule = replace(rule, do="look at the network")
@@ -178,6 +175,7 @@ def _bubble(rule: Rule, case: Case, estimate: Estimate) -> BrokenRule | None:
 
 
 LEAST_BUBBLE_FRACTION = 0.1
+"""Of the step, chosen here."""
 
 
 def _few_micro_batches(rule: Rule, case: Case, estimate: Estimate) -> BrokenRule | None:
@@ -217,6 +215,7 @@ def _exposed_across(case: Case, estimate: Estimate, axis: str) -> float:
 
 
 LEAST_WAIT_FRACTION = 0.05
+"""Of the step, chosen here."""
 
 
 def _shards_across(rule: Rule, case: Case, estimate: Estimate) -> BrokenRule | None:
@@ -356,6 +355,7 @@ def _by(more: float) -> str:
 
 
 LEAST_IDLE_FRACTION = 0.1
+"""Of the step, chosen here."""
 
 
 def hiding_tokens(case: Case) -> float:
@@ -475,6 +475,7 @@ def _unaligned(rule: Rule, case: Case, estimate: Estimate) -> BrokenRule | None:
 
 
 WORTH_FRACTION = 0.5
+"""Of what the domains do apart, chosen here."""
 
 
 def _slow_links(rule: Rule, case: Case, estimate: Estimate) -> BrokenRule | None:
@@ -550,8 +551,8 @@ RULES: tuple[Rule, ...] = (
         number="micro-batches over stages",
         limit=4,
         limit_words="4",
-        where=f"the bubble is over {LEAST_BUBBLE_FRACTION:.0%} of the step: interleaved and "
-        "zero-bubble schedules do with fewer",
+        where=f"the bubble is over {LEAST_BUBBLE_FRACTION:.0%} of the step ({_OURS}): interleaved "
+        "and zero-bubble schedules do with fewer",
         do="give the pipeline more micro-batches or fewer stages",
         source=f"{_COURSE}: k >= 4p",
         find=_few_micro_batches,
@@ -563,8 +564,8 @@ RULES: tuple[Rule, ...] = (
         number="islands that a shard group lies across",
         limit=1,
         limit_words="1",
-        where=f"over {LEAST_WAIT_FRACTION:.0%} of the step waits for it there: gathers that "
-        "computing hides break nothing",
+        where=f"over {LEAST_WAIT_FRACTION:.0%} of the step waits for it there ({_OURS}): gathers "
+        "that computing hides break nothing",
         do="shard inside an island, by --dp-shard, or gather from part of the group, by "
         "--reshard-after-forward",
         source=f"{_RECIPE}: naive 1-D FSDP across nodes; shard dim mismatched to the NVLink domain",
@@ -603,10 +604,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="head-room",
-        says="At least 8 % of the device memory stay free.",
+        says=f"At least {100 * DEFAULT_HEADROOM_FRACTION:g} % of the device memory stay free.",
         number="peak over device memory, as measured runs say where there are some",
-        limit=0.92,
-        limit_words="92 %",
+        limit=1 - DEFAULT_HEADROOM_FRACTION,
+        limit_words=f"{100 * (1 - DEFAULT_HEADROOM_FRACTION):g} %",
         do="use smaller micro-batches, more recomputation or more GPUs",
         source=f"the default of --headroom, {_OURS}; {_RECIPE}: no OOM headroom warnings",
         find=_headroom,
@@ -617,7 +618,8 @@ RULES: tuple[Rule, ...] = (
         number="tokens a GPU and step",
         limit=0,
         limit_words="peak FLOP/s over the bus bandwidth of a ring over all GPUs",
-        where=f"over {LEAST_IDLE_FRACTION:.0%} of the step waits for communication or a bubble",
+        where=f"over {LEAST_IDLE_FRACTION:.0%} of the step waits for communication or a bubble "
+        f"({_OURS})",
         do="use a larger --global-batch or fewer GPUs",
         source="How to Scale Your Model, Training: FSDP is bound by communication below it",
         find=_small_batch,
@@ -638,7 +640,7 @@ RULES: tuple[Rule, ...] = (
         number="peak of whole copies",
         limit=0,
         limit_words="the memory that is planned with",
-        where=f"whole copies are at least {beside.LEAST_GAIN_FRACTION:.0%} faster",
+        where=f"whole copies are at least {beside.CLAIMED_FRACTION:.0%} faster",
         do="use --sharding ddp",
         source="allenai/OLMo #762: DDP before FSDP where the model fits",
         find=_sharded_whole,
@@ -649,7 +651,7 @@ RULES: tuple[Rule, ...] = (
         number="bytes of a bucket of DDP, or of a gather of FSDP",
         limit=100e6,
         limit_words="100 MB",
-        where=f"larger ones are at least {beside.LEAST_GAIN_FRACTION:.0%} faster",
+        where=f"larger ones are at least {beside.CLAIMED_FRACTION:.0%} faster",
         do="use a larger --ddp-bucket, or more --wrap-blocks",
         source="ApX Machine Learning, communication of FSDP: buckets of 100 MB and more over "
         "Ethernet or InfiniBand",
@@ -661,7 +663,7 @@ RULES: tuple[Rule, ...] = (
         number="rows of the head on a rank",
         limit=8,
         limit_words="a multiple of 8",
-        where=f"padding gains at least {beside.LEAST_GAIN_FRACTION:.0%}, and the program is ours",
+        where=f"padding gains at least {beside.CLAIMED_FRACTION:.0%}, and the program is ours",
         do=f"use --vocab-multiple {OFFERED_MULTIPLE}",
         source="the cost model's table of matmuls: rows that do not begin at multiples of 16 bytes",
         find=_unaligned,
@@ -672,7 +674,8 @@ RULES: tuple[Rule, ...] = (
         number="waiting for the outermost level over the step",
         limit=0.2,
         limit_words="20 %",
-        where=f"all domains together train less than {WORTH_FRACTION:.0%} of what they do apart",
+        where=f"all domains together train less than {WORTH_FRACTION:.0%} of what they do apart "
+        f"({_OURS})",
         do="train apart, or by a low-communication method such as DiLoCo",
         source=f"DiLoCo (arXiv 2311.08105): one average every 500 steps; the 20 % are {_OURS}",
         find=_slow_links,

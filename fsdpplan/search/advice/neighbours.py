@@ -15,7 +15,7 @@ from fsdpplan.search.rules.legality import in_pieces, legal_layout_problem
 from fsdpplan.spec.plan import Case, Estimate
 from fsdpplan.units import format_percent
 
-LEAST_GAIN_FRACTION = 0.01
+CLAIMED_FRACTION = 0.01
 """Of a step, for which a change is worth a sentence; less is not claimed."""
 
 
@@ -61,7 +61,7 @@ def best(case: Case, estimate: Estimate, *groups: Iterable[Case | None]) -> Reme
                 after = seconds(other) / other.training.tokens_per_step
                 gains.append((1 - after / token_seconds, other))
         gain, found = max(gains, key=lambda pair: pair[0], default=(0.0, case))
-        if gain >= LEAST_GAIN_FRACTION:
+        if gain >= CLAIMED_FRACTION:
             return Remedy(case=found, change=typed_change(case, found), gain_fraction=gain)
     return None
 

@@ -38,6 +38,7 @@ from fsdpplan.search.recommend import difference_of, recommend
 from fsdpplan.search.rules.legality import legal_layout_problem, question_problem
 from fsdpplan.spec.cluster import Cluster, Device
 from fsdpplan.spec.layout import Layout
+from fsdpplan.units import format_bandwidth, format_gib, format_seconds
 
 CLOSE = 1.02
 """The two sides of a threshold are at most this factor apart."""
@@ -195,6 +196,19 @@ class Knob:
         if self.steps:
             return min(*self.steps, self.now), max(*self.steps, self.now)
         return self.now / self.factor, self.now * self.factor
+
+    def words(self, value: float) -> str:
+        """A value of it with its unit."""
+        match self.unit:
+            case "B/s":
+                return format_bandwidth(value)
+            case "B":
+                return format_gib(value)
+            case "s":
+                return format_seconds(value)
+            case "FLOP/s":
+                return f"{value / 1e12:,.4g} TFLOP/s"
+        return f"{value:,.0f}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
