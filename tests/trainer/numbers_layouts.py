@@ -41,6 +41,7 @@ SECONDS = 60.0
 FORMATS: dict[str, dict[str, Any]] = {
     "bf16": {"precision": "bf16"},
     "bf16_reduced_in_bf16": {"precision": "bf16", "reduce_dtype": "bf16"},
+    "bf16_kept_in_bf16": {"precision": "bf16", "param_dtype": "bf16", "reduce_dtype": "bf16"},
     "fp16": {"precision": "fp16"},
     "muon": {"optimizer": "muon"},
 }

@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from fsdpplan.trainer.torch_versions import has_ring_attention
 from tests.trainer import jobs
 
 WIDTHS: dict[str, Any] = {
@@ -56,6 +57,8 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral hsdp, full": ("mixtral", HSDP | FULL),
 }
 """Layouts of four ranks that must lose like one process."""
+if not has_ring_attention():
+    LAYOUTS = {name: case for name, case in LAYOUTS.items() if "cp" not in case[1]}
 
 BF16: dict[str, dict[str, Any]] = {
     "bf16 llama fsdp": SHARD4,
@@ -70,6 +73,8 @@ FP8: dict[str, dict[str, Any]] = {
     "fp8 llama cp2, full": FULL | {"cp": 2, "dp_shard": 2},
 }
 """Layouts of the llama in fp8, by emulated products."""
+if not has_ring_attention():
+    FP8 = {name: layout for name, layout in FP8.items() if "cp" not in layout}
 
 LOADED: dict[str, tuple[str, dict[str, Any]]] = {
     "llama fsdp": ("llama", SHARD4),
