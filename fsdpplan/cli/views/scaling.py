@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fsdpplan.cli.views.render import aligned, blocks, listed, table, wrapped
+from fsdpplan.cli.views.charts import Bar, bars
+from fsdpplan.cli.views.render import blocks, listed, table, wrapped
 from fsdpplan.search.advice.difference import Priced, difference
 from fsdpplan.search.advice.words import degrees
 from fsdpplan.search.scaling import KNEE_FRACTION, Knee, Rate, efficiency, knee
 from fsdpplan.spec.model import Model
 from fsdpplan.units import format_count, format_percent, format_seconds
-
-LEAST_BAR = 10
-"""Columns of a whole bar."""
 
 BILLION = 10**9
 
@@ -172,19 +170,18 @@ def amount_words(amount: float | None) -> str:
 def _chart(curve: Curve, fitting: Sequence[Point], width: int) -> str:
     """A bar of the efficiency of each point; the knee is marked."""
     shares = [(point, curve.efficiency(point) or 0.0) for point in fitting]
-    bar = max(LEAST_BAR, width - 38)
-    whole = max(1.0, *(share for _, share in shares))
+    label = max(len(f"{point.gpus:,}") for point, _ in shares)
     rows = [
-        (
-            f"{point.gpus:,}",
-            "#" * max(1, round(bar * share / whole)),
-            f"{100 * share:.0f} %{_give_or_take(curve, point)}"
+        Bar(
+            name=f"{point.gpus:,}".rjust(label),
+            value=share,
+            words=f"{100 * share:.0f} %{_give_or_take(curve, point)}"
             f"{' knee' if curve.is_knee(point) else ''}",
         )
         for point, share in shares
     ]
     heading = wrapped(f"Tokens a second and GPU, against {fitting[0].gpus:,} GPUs", width=width)
-    return f"{heading}\n{aligned(rows, align=('right', 'left', 'left'))}"
+    return f"{heading}\n{bars(rows, width=width, whole=1.0)}"
 
 
 def _give_or_take(curve: Curve, point: Point) -> str:

@@ -569,6 +569,7 @@ ELSEWHERE = {
     "--price": "cli/commands/test_sweep.py",
     "--scaling": "cli/commands/test_sweep.py",
     "--csv": "cli/commands/test_sweep.py",
+    "--plot": "cli/commands/test_plot.py",
     "--min-gpus": "cli/commands/test_min_gpus.py",
     "--epochs": "cli/commands/test_goal.py",
     "--deadline": "cli/commands/test_goal.py",
