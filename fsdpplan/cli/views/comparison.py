@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fsdpplan.cli.resolve.inputs import Inputs
-from fsdpplan.cli.views.answer import fits_words, policy
+from fsdpplan.cli.views.answer import fits_words
 from fsdpplan.cli.views.difference import (
     changed_words,
     difference_document,
@@ -24,7 +24,7 @@ from fsdpplan.files.plans import (
     training_document,
 )
 from fsdpplan.search.advice.difference import Priced, changed_inputs, difference
-from fsdpplan.search.advice.words import degrees
+from fsdpplan.search.advice.words import degrees, policy
 from fsdpplan.units import format_count, format_gib, format_percent, format_seconds
 
 BILLION = 10**9

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from fsdpplan.cli.resolve.inputs import Inputs
-from fsdpplan.cli.views.answer import policy
 from fsdpplan.cli.views.difference import priced_document
 from fsdpplan.cli.views.render import blocks, listed, table, wrapped
 from fsdpplan.cost.memory.peak import available_bytes
@@ -26,7 +25,7 @@ from fsdpplan.search.advice.sensitivity import (
     evidence_of,
     held_fraction,
 )
-from fsdpplan.search.advice.words import degrees
+from fsdpplan.search.advice.words import degrees, policy
 from fsdpplan.units import format_bandwidth, format_gib, format_percent, format_seconds
 
 LEAST = 5e-3

@@ -1,0 +1,317 @@
+"use strict";
+// Kinds of charts, each a function from plain numbers to an option of ECharts, and how numbers are
+// written: as fsdpplan/units.py does. What else there is to know is in fsdpplan/report/__init__.py.
+const charts = (() => {
+  // Okabe and Ito, https://jfly.uni-koeln.de/color/: told apart by whoever sees colours otherwise.
+  // On dark ground the darkest two are lighter.
+  const LIGHT = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b8a600", "#6b7280"];
+  const DARK = ["#3fa2e0", "#f0b440", "#2cc295", "#dc92ba", "#8fd0f5", "#f5813c", "#d9cc3c", "#98a2b0"];
+  // Beside colours, patterns: what is printed in grey is told apart, too.
+  const DECALS = [
+    {symbol: "none"},
+    {symbol: "rect", dashArrayX: [1, 0], dashArrayY: [2, 6], rotation: Math.PI / 4},
+    {symbol: "circle", symbolSize: 0.7, dashArrayX: [[7, 7], [0, 7, 7, 0]], dashArrayY: [7, 0]},
+    {symbol: "rect", dashArrayX: [1, 0], dashArrayY: [2, 6], rotation: -Math.PI / 4},
+    {symbol: "rect", dashArrayX: [1, 0], dashArrayY: [1, 5], rotation: 0},
+    {symbol: "rect", dashArrayX: [1, 0], dashArrayY: [1, 5], rotation: Math.PI / 2},
+    {symbol: "triangle", symbolSize: 0.8, dashArrayX: [[9, 9], [0, 9, 9, 0]], dashArrayY: [8, 2]},
+    {symbol: "none"},
+  ];
+
+  function significant(value) {
+    const size = Math.abs(value);
+    if (size >= 99.95) return value.toFixed(0);
+    if (size >= 9.995) return value.toFixed(1);
+    if (size === 0 || size >= 0.9995) return value.toFixed(2);
+    return String(Number(value.toPrecision(3)));
+  }
+  const grouped = (value, digits) =>
+    value.toLocaleString("en-US", {minimumFractionDigits: digits, maximumFractionDigits: digits});
+  function scaled(value, scales, last, digits) {
+    for (const [scale, unit] of scales) if (Math.abs(value) >= scale) return digits(value / scale) + unit;
+    return digits(value) + last;
+  }
+  const WRITTEN = {
+    seconds(value) {
+      if (value < 0) return "-" + WRITTEN.seconds(-value);
+      if (value === 0) return "0 s";
+      for (const [limit, scale, unit] of
+        [[1e-3, 1e-6, "us"], [1, 1e-3, "ms"], [120, 1, "s"], [7200, 60, "min"], [172800, 3600, "h"]]) {
+        if (value < limit * 0.9995) return significant(value / scale) + " " + unit;
+      }
+      return significant(value / 86400) + " days";
+    },
+    bytes: (value) =>
+      scaled(value, [[2 ** 30, " GiB"], [2 ** 20, " MiB"], [2 ** 10, " KiB"]], " B", (one) => grouped(one, 1)),
+    wire_bytes: (value) =>
+      scaled(value, [[1e12, " TB"], [1e9, " GB"], [1e6, " MB"], [1e3, " kB"]], " B", significant),
+    fraction: (value) => (value * 100).toFixed(1) + " %",
+    count: (value) =>
+      scaled(value, [[0.9995e12, " T"], [0.9995e9, " B"], [0.9995e6, " M"], [999.5, " K"]], "", significant)
+        .replace(/^([\d.]+) ([TBMK])$/, (_, number, unit) =>
+          significant(value / {T: 1e12, B: 1e9, M: 1e6, K: 1e3}[unit]) + " " + unit),
+    whole: (value) => grouped(value, 0),
+    dollars: (value) =>
+      value >= 0.9995e9 ? "$" + significant(value / 1e9) + " B"
+        : value >= 0.9995e6 ? "$" + significant(value / 1e6) + " M" : "$" + grouped(value, value >= 99.5 ? 0 : 2),
+  };
+  const written = (value, unit) => WRITTEN[unit](value);
+
+  // On an axis the zeros behind a number say nothing.
+  const tick = (value, unit) => written(value, unit).replace(/(\.\d*?)0+(?=\D|$)/, "$1").replace(/\.(?=\D|$)/, "");
+
+  const escapes = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;"};
+  const escaped = (words) => String(words).replace(/[&<>"']/g, (sign) => escapes[sign]);
+  const line = (name, value) =>
+    `<div style="display:flex;gap:1.2em;justify-content:space-between"><span>${escaped(name)}</span>` +
+    `<b style="font-variant-numeric:tabular-nums">${escaped(value)}</b></div>`;
+  const hover = (heading, pairs) =>
+    `<div style="max-width:20rem;white-space:normal"><b>${escaped(heading)}</b>` +
+    pairs.map(([name, value]) => line(name, value)).join("") + "</div>";
+
+  // What all charts have.
+  function base(look) {
+    return {
+      animation: false,
+      aria: {enabled: false},
+      textStyle: {fontFamily: look.font, fontSize: 12, color: look.ink},
+      color: look.colors,
+      tooltip: {
+        confine: true, backgroundColor: look.card, borderColor: look.line,
+        textStyle: {color: look.ink, fontSize: 12, fontFamily: look.font},
+        extraCssText: "box-shadow:0 4px 16px rgba(0,0,0,.16);border-radius:8px;",
+      },
+    };
+  }
+  const legend = (look, names) => ({
+    type: "plain", data: names, left: 0, right: 0, top: 0, itemWidth: 14, itemHeight: 10, itemGap: 14,
+    textStyle: {color: look.ink, fontSize: 12}, inactiveColor: look.line,
+  });
+  function legendHeight(names, look) {
+    let rows = 1, used = 0;
+    for (const name of names) {
+      const width = 34 + name.length * 6.6;
+      if (used + width > look.width && used > 0) { rows += 1; used = 0; }
+      used += width;
+    }
+    return rows * 22 + 8;
+  }
+  const axisOf = (look, unit) => ({
+    axisLabel: {color: look.quiet, fontSize: 11, formatter: (value) => tick(value, unit), hideOverlap: true},
+    axisLine: {show: true, lineStyle: {color: look.line}},
+    axisTick: {show: false},
+    splitLine: {lineStyle: {color: look.faint}},
+    minorSplitLine: {show: false},
+  });
+  const named = (look, axis, where) => ({
+    name: axis.name, nameLocation: "middle", nameGap: where,
+    nameTextStyle: {color: look.quiet, fontSize: 12},
+  });
+  const colorOf = (look, index) => look.colors[index % look.colors.length];
+  const fill = (look, index) => ({
+    color: colorOf(look, index),
+    decal: {color: look.decal, ...DECALS[index % DECALS.length]},
+  });
+  const marked = (look, marks) => marks.length === 0 ? undefined : {
+    silent: true, symbol: "none", animation: false,
+    lineStyle: {color: look.ink, type: "dashed", width: 1.5, opacity: 0.8},
+    label: {color: look.ink, fontSize: 11, formatter: "{b}"},
+    data: marks.map((one) => one.axis === "y"
+      ? {yAxis: one.value, name: one.name, label: {position: "insideEndTop"}}
+      : {xAxis: one.value, name: one.name, label: {position: "end"}}),
+  };
+
+  const kinds = {
+    // Lying bars, stacked; one bar a category.
+    bars(data, look) {
+      const names = data.series.map((one) => one.name);
+      const many = names.length > 1;
+      const top = many ? legendHeight(names, look) : 6;
+      const limits = (data.limits || []).map((one) => ({axis: "x", ...one}));
+      const above = limits.length ? 18 : 4;
+      const label = Math.min(150, look.width * 0.3);
+      const row = data.categories.length > 24 ? 15 : data.categories.length > 12 ? 20 : 30;
+      return {
+        height: top + above + data.categories.length * row + 34,
+        option: {
+          ...base(look),
+          legend: many ? legend(look, names) : undefined,
+          grid: {left: 4, right: 26, top: top + above, bottom: 6, containLabel: true},
+          tooltip: {
+            ...base(look).tooltip, trigger: "axis", axisPointer: {type: "shadow"},
+            formatter: (rows) => hover(rows[0].name, [
+              ...rows.filter((one) => one.value).map((one) => [one.seriesName, written(one.value, data.unit)]),
+              ...(many ? [["together", written(rows.reduce((sum, one) => sum + (one.value || 0), 0), data.unit)]] : []),
+            ]),
+          },
+          xAxis: {type: "value", min: 0, max: (range) => Math.max(range.max, ...limits.map((one) => one.value * 1.02)),
+            ...axisOf(look, data.unit), axisLine: {show: false}},
+          yAxis: {
+            type: "category", data: data.categories, inverse: true,
+            axisLabel: {color: look.ink, fontSize: 12, width: label, overflow: "truncate"},
+            axisLine: {lineStyle: {color: look.line}}, axisTick: {show: false},
+          },
+          series: data.series.map((one, index) => ({
+            type: "bar", stack: "all", name: one.name, data: one.values, barMaxWidth: 20,
+            barCategoryGap: "28%", itemStyle: fill(look, one.color ?? index),
+            markLine: index === 0 ? marked(look, limits) : undefined,
+          })),
+        },
+      };
+    },
+
+    // Curves over a number, with bands; areas stack.
+    lines(data, look) {
+      const names = data.series.map((one) => one.name);
+      const many = names.length > 1;
+      const top = many ? legendHeight(names, look) : 8;
+      const marks = data.marks || [];
+      const series = [];
+      data.series.forEach((one, index) => {
+        const color = colorOf(look, one.color ?? index);
+        if (one.band) {
+          const stack = `band ${index}`;
+          const hidden = {type: "line", stack, symbol: "none", silent: true, lineStyle: {opacity: 0},
+            tooltip: {show: false}, stackStrategy: "all", name: one.name, z: 1};
+          series.push({...hidden, data: one.band.map(([x, lower]) => [x, lower])});
+          series.push({...hidden, data: one.band.map(([x, lower, upper]) => [x, upper - lower]),
+            areaStyle: {color, opacity: 0.16}});
+        }
+        series.push({
+          type: "line", name: one.name, data: one.points, step: one.step ? "end" : false,
+          symbol: one.points.length > 40 || one.area ? "none" : "circle", symbolSize: 6,
+          lineStyle: {color, width: one.area ? 1 : 2, type: one.dashed ? "dashed" : "solid"}, itemStyle: {color},
+          stack: one.area ? "areas" : undefined,
+          areaStyle: one.area ? {opacity: 0.85, ...fill(look, one.color ?? index)} : undefined,
+          emphasis: {disabled: true}, z: 3,
+          markLine: index === 0 ? marked(look, marks) : undefined,
+        });
+      });
+      return {
+        height: Math.max(260, Math.min(380, look.width * 0.5)) + top,
+        option: {
+          ...base(look),
+          legend: many ? legend(look, names) : undefined,
+          grid: {left: 24, right: 22, top: top + 18, bottom: 26, containLabel: true},
+          tooltip: {
+            ...base(look).tooltip, trigger: "axis",
+            formatter: (rows) => {
+              const seen = new Map(rows.map((one) => [one.seriesName, one]));
+              return hover(`${data.x.name} ${written(rows[0].value[0], data.x.unit)}`,
+                [...seen.values()].map((one) => [one.seriesName, written(one.value[1], data.y.unit)]));
+            },
+          },
+          xAxis: {type: data.x.log ? "log" : "value", min: data.x.min ?? "dataMin", max: data.x.max ?? "dataMax",
+            ...axisOf(look, data.x.unit), splitLine: {show: false}, ...named(look, data.x, 28)},
+          yAxis: {type: data.y.log ? "log" : "value", min: data.y.min, max: data.y.max,
+            ...axisOf(look, data.y.unit), axisLine: {show: false}, ...named(look, data.y, 62)},
+          series,
+        },
+      };
+    },
+
+    // Dots, each with a name, details and perhaps a band.
+    points(data, look) {
+      const names = data.series.map((one) => one.name);
+      const many = names.length > 1;
+      const top = many ? legendHeight(names, look) : 8;
+      const series = [];
+      data.series.forEach((one, index) => {
+        const color = colorOf(look, one.color ?? index);
+        const banded = one.points.filter((point) => point.lower !== undefined);
+        if (banded.length) {
+          series.push({
+            type: "custom", name: one.name, silent: true, z: 1, encode: {x: 0, y: [1, 2]},
+            data: banded.map((point) => [point.x, point.lower, point.upper]),
+            renderItem(_, api) {
+              const [x, low] = api.coord([api.value(0), api.value(1)]);
+              const [, high] = api.coord([api.value(0), api.value(2)]);
+              return {type: "line", shape: {x1: x, y1: low, x2: x, y2: high}, style: {stroke: color, opacity: 0.35, lineWidth: 1.5}};
+            },
+          });
+        }
+        series.push({
+          type: "scatter", name: one.name, symbol: ["circle", "diamond", "triangle", "rect"][index % 4],
+          symbolSize: one.size ?? 9, itemStyle: {color, opacity: one.faint ? 0.45 : 0.95}, z: one.faint ? 2 : 3,
+          data: one.points.map((point) => ({value: [point.x, point.y], point})),
+          markLine: index === 0 ? marked(look, data.marks || []) : undefined,
+        });
+      });
+      return {
+        height: Math.max(280, Math.min(420, look.width * 0.55)) + top,
+        option: {
+          ...base(look),
+          legend: many ? legend(look, names) : undefined,
+          grid: {left: 24, right: 22, top: top + 18, bottom: 26, containLabel: true},
+          tooltip: {
+            ...base(look).tooltip, trigger: "item",
+            formatter: ({data: {point}}) => hover(point.name, [
+              [data.x.name, written(point.x, data.x.unit)], [data.y.name, written(point.y, data.y.unit)],
+              ...(point.details || []),
+            ]),
+          },
+          xAxis: {type: data.x.log ? "log" : "value", scale: true, min: data.x.min, max: data.x.max,
+            ...axisOf(look, data.x.unit), ...named(look, data.x, 28)},
+          yAxis: {type: data.y.log ? "log" : "value", scale: true, min: data.y.min, max: data.y.max,
+            ...axisOf(look, data.y.unit), axisLine: {show: false}, ...named(look, data.y, 62)},
+          series,
+        },
+      };
+    },
+
+    // What is done when: a lane each, time to the right.
+    spans(data, look) {
+      const end = Math.max(...data.spans.map(([, start, length]) => start + length));
+      const begin = Math.min(...data.spans.map(([, start]) => start));
+      const row = data.lanes.length > 16 ? 16 : data.lanes.length > 8 ? 22 : 30;
+      const top = legendHeight(data.kinds, look);
+      const byKind = data.kinds.map(() => []);
+      for (const span of data.spans) byKind[span[3]].push(span);
+      return {
+        height: top + 8 + data.lanes.length * row + 66,
+        option: {
+          ...base(look),
+          legend: legend(look, data.kinds),
+          grid: {left: 4, right: 22, top: top + 8, bottom: 42, containLabel: true},
+          tooltip: {
+            ...base(look).tooltip, trigger: "item",
+            formatter: ({value}) => hover(value[4], [
+              ["begins", written(value[1] - begin, data.unit)], ["takes", written(value[2], data.unit)],
+              ...(value[5] || []),
+            ]),
+          },
+          dataZoom: look.printed ? undefined : [
+            {type: "slider", height: 16, bottom: 6, filterMode: "weakFilter", borderColor: look.line,
+              fillerColor: look.faint, showDetail: false, brushSelect: false, showDataShadow: false,
+              handleStyle: {color: look.card, borderColor: look.quiet}, moveHandleSize: 0,
+              backgroundColor: "transparent"},
+          ],
+          xAxis: {type: "value", min: begin, max: end, ...axisOf(look, data.unit), splitLine: {show: false},
+            axisLabel: {...axisOf(look, data.unit).axisLabel, formatter: (value) => tick(value - begin, data.unit)}},
+          yAxis: {
+            type: "category", data: data.lanes, inverse: true, axisTick: {show: false},
+            axisLine: {lineStyle: {color: look.line}}, splitLine: {show: true, lineStyle: {color: look.faint}},
+            axisLabel: {color: look.ink, fontSize: 12, width: Math.min(130, look.width * 0.28), overflow: "truncate", interval: 0},
+          },
+          series: data.kinds.map((kind, index) => ({
+            type: "custom", name: kind, encode: {x: [1, 2], y: 0}, itemStyle: fill(look, index), clip: true,
+            dimensions: ["lane", "start", "length"],
+            data: byKind[index].map((span) => ({value: span})),
+            renderItem(params, api) {
+              const start = api.coord([api.value(1), api.value(0)]);
+              const stop = api.coord([api.value(1) + api.value(2), api.value(0)]);
+              const height = Math.min(20, api.size([0, 1])[1] * 0.72);
+              const bound = params.coordSys;
+              const left = Math.max(start[0], bound.x), right = Math.min(stop[0], bound.x + bound.width);
+              if (right < left) return null;
+              return {type: "rect", style: api.style(),
+                shape: {x: left, y: start[1] - height / 2, width: Math.max(right - left, 0.6), height, r: 1.5}};
+            },
+          })),
+        },
+      };
+    },
+  };
+
+  return {kinds, written, escaped, hover, LIGHT, DARK};
+})();
