@@ -114,6 +114,7 @@ WAITS = {
         "cli.views.comparison": "the same",
         "cli.views.difference": "the same",
         "cli.views.scaling": "the same",
+        "cli.views.sensitivity": "the same",
         "run.compare": "the same",
         "run.follow.metrics": "the same",
     },

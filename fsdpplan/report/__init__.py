@@ -12,7 +12,9 @@ chart's `says` is what is read aloud, its `table` has its numbers. A chart takes
 that `assets/charts.js` draws by ECharts:
 
     bars    {unit, categories, series: [{name, values}], limits: [{name, value}]}: lying bars,
-            stacked; one bar a category
+            stacked, or `beside` each other; one bar a category
+    tornado {unit, categories, series: [{name, values}], details}: bars to both sides of 0
+    intervals {unit, rows: [{name, lower, expected, upper, measured, details}], marks}: bands
     lines   {x: {name, unit, log}, y: {name, unit, log}, series: [{name, points: [[x, y]], band:
             [[x, lower, upper]], area, step}], marks: [{axis, value, name}]}; an area series stacks
     points  {x, y, series: [{name, points: [{x, y, lower, upper, name, details}]}], marks}

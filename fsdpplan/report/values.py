@@ -15,6 +15,7 @@ from fsdpplan.units import (
     format_count,
     format_gb,
     format_gib,
+    format_kwh,
     format_money,
     format_percent,
     format_seconds,
@@ -23,9 +24,22 @@ from fsdpplan.units import (
 Tone = Literal["plain", "good", "watch", "bad"]
 """What a value or a note is to whoever decides."""
 
-Unit = Literal["seconds", "bytes", "wire_bytes", "fraction", "count", "whole", "dollars"]
+Unit = Literal[
+    "seconds",
+    "bytes",
+    "wire_bytes",
+    "fraction",
+    "count",
+    "whole",
+    "dollars",
+    "kwh",
+    "percent_change",
+    "ratio",
+    "plain",
+]
 """How a number is written: `bytes` are a capacity (GiB), `wire_bytes` a volume (GB); `whole` has
-all its digits, `count` three. `assets/report.js` has the same names."""
+all its digits, `count` three, `plain` four; `percent_change` is in percent and has its sign.
+`assets/charts.js` has the same names."""
 
 Number = int | float
 
@@ -37,12 +51,21 @@ _WRITTEN: Mapping[Unit, Callable[[float], str]] = {
     "count": format_count,
     "whole": lambda number: f"{number:,.0f}",
     "dollars": format_money,
+    "kwh": format_kwh,
+    "percent_change": lambda number: f"{number:+.3f} %",
+    "ratio": lambda number: f"{number:.2f}",
+    "plain": lambda number: f"{float(f'{number:.4g}'):.15g}",
 }
 
 
 def written(number: Number, unit: Unit) -> str:
     """`number` as people read it."""
     return _WRITTEN[unit](number)
+
+
+def sentence(words: str) -> str:
+    """`words` from their capital to their full stop."""
+    return f"{words[:1].upper()}{words[1:]}{'' if words.endswith('.') else '.'}"
 
 
 @dataclass(frozen=True, slots=True)

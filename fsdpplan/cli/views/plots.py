@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from fsdpplan.cli.views.charts import Axis, Band, Bar, Mark, bands, bars, changes, marks
 from fsdpplan.cli.views.render import blocks, wrapped
-from fsdpplan.cli.views.sensitivity import Followed, field_words
 from fsdpplan.cli.views.side_by_side import LETTERS, gpus_axis
 from fsdpplan.cost.band import peak_factor
 from fsdpplan.run.curves import Quantity, curve
 from fsdpplan.search.advice.difference import Priced, difference, step_terms
+from fsdpplan.search.advice.sensitivity import field_words
 from fsdpplan.search.question import SearchResult
 from fsdpplan.spec.cluster import Device
 from fsdpplan.spec.plan import CollectiveCost, Estimate
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fsdpplan.cli.views.comparison import Entry
     from fsdpplan.cli.views.difference import WhatIf
     from fsdpplan.cli.views.scaling import Curve
+    from fsdpplan.cli.views.sensitivity import Followed
     from fsdpplan.run.compare import Comparison
     from fsdpplan.run.follow.metrics import Measured
 

@@ -51,6 +51,11 @@ const charts = (() => {
         .replace(/^([\d.]+) ([TBMK])$/, (_, number, unit) =>
           significant(value / {T: 1e12, B: 1e9, M: 1e6, K: 1e3}[unit]) + " " + unit),
     whole: (value) => grouped(value, 0),
+    percent_change: (value) => (value < 0 ? "" : "+") + value.toFixed(3) + " %",
+    ratio: (value) => value.toFixed(2),
+    plain: (value) => String(Number(value.toPrecision(4))),
+    kwh: (value) => scaled(value, [[999500, " GWh"], [999.5, " MWh"]], " kWh", significant)
+      .replace(/^([\d.]+) ([GM])/, (_, number, unit) => significant(value / {G: 1e6, M: 1e3}[unit]) + " " + unit),
     dollars: (value) =>
       value >= 0.9995e9 ? "$" + significant(value / 1e9) + " B"
         : value >= 0.9995e6 ? "$" + significant(value / 1e6) + " M" : "$" + grouped(value, value >= 99.5 ? 0 : 2),
@@ -141,7 +146,7 @@ const charts = (() => {
             ...base(look).tooltip, trigger: "axis", axisPointer: {type: "shadow"},
             formatter: (rows) => hover(rows[0].name, [
               ...rows.filter((one) => one.value).map((one) => [one.seriesName, written(one.value, data.unit)]),
-              ...(many ? [["together", written(rows.reduce((sum, one) => sum + (one.value || 0), 0), data.unit)]] : []),
+              ...(many && !data.beside ? [["together", written(rows.reduce((sum, one) => sum + (one.value || 0), 0), data.unit)]] : []),
             ]),
           },
           xAxis: {type: "value", min: 0, max: (range) => Math.max(range.max, ...limits.map((one) => one.value * 1.02)),
@@ -152,7 +157,7 @@ const charts = (() => {
             axisLine: {lineStyle: {color: look.line}}, axisTick: {show: false},
           },
           series: data.series.map((one, index) => ({
-            type: "bar", stack: "all", name: one.name, data: one.values, barMaxWidth: 20,
+            type: "bar", stack: data.beside ? undefined : "all", name: one.name, data: one.values, barMaxWidth: 20,
             barCategoryGap: "28%", itemStyle: fill(look, one.color ?? index),
             markLine: index === 0 ? marked(look, limits) : undefined,
           })),
@@ -255,6 +260,101 @@ const charts = (() => {
           yAxis: {type: data.y.log ? "log" : "value", scale: true, min: data.y.min, max: data.y.max,
             ...axisOf(look, data.y.unit), axisLine: {show: false}, ...named(look, data.y, 62)},
           series,
+        },
+      };
+    },
+
+    // Bars to both sides of nothing, of one thing more and of it less; the largest first.
+    tornado(data, look) {
+      const names = data.series.map((one) => one.name);
+      const top = legendHeight(names, look);
+      return {
+        height: top + 8 + data.categories.length * 26 + 34,
+        option: {
+          ...base(look),
+          legend: legend(look, names),
+          grid: {left: 4, right: 26, top: top + 8, bottom: 6, containLabel: true},
+          tooltip: {
+            ...base(look).tooltip, trigger: "axis", axisPointer: {type: "shadow"},
+            formatter: (rows) => hover(rows[0].name, [
+              ...rows.filter((one) => one.value !== null)
+                .map((one) => [one.seriesName, written(one.value, data.unit)]),
+              ...((data.details || [])[rows[0].dataIndex] || []),
+            ]),
+          },
+          xAxis: {type: "value", ...axisOf(look, data.unit), axisLine: {show: false}},
+          yAxis: {
+            type: "category", data: data.categories, inverse: true, axisTick: {show: false},
+            axisLabel: {color: look.ink, fontSize: 12, width: Math.min(190, look.width * 0.36), overflow: "truncate"},
+            axisLine: {onZero: false, lineStyle: {color: look.line}},
+          },
+          series: data.series.map((one, index) => ({
+            type: "bar", name: one.name, data: one.values, barGap: "-100%", barMaxWidth: 16,
+            itemStyle: fill(look, index),
+          })),
+        },
+      };
+    },
+
+    // A line a row from the lower to the upper end, a dot at what is expected, a cross at what was
+    // measured.
+    intervals(data, look) {
+      const measured = data.rows.some((row) => row.measured !== undefined);
+      const names = measured ? ["predicted, with its 80 % band", "measured"] : [];
+      const top = measured ? legendHeight(names, look) : 6;
+      const names_of = data.rows.map((row) => row.name);
+      return {
+        height: top + 22 + data.rows.length * 34 + 34,
+        option: {
+          ...base(look),
+          legend: measured ? legend(look, names) : undefined,
+          grid: {left: 4, right: 26, top: top + 22, bottom: 6, containLabel: true},
+          tooltip: {
+            ...base(look).tooltip, trigger: "axis", axisPointer: {type: "shadow"},
+            formatter: ([{dataIndex}]) => {
+              const row = data.rows[dataIndex];
+              return hover(row.name, [
+                ["expected", written(row.expected, data.unit)],
+                ...(row.lower === row.upper ? []
+                  : [["80 % band", `${written(row.lower, data.unit)} to ${written(row.upper, data.unit)}`]]),
+                ...(row.measured === undefined ? [] : [["measured", written(row.measured, data.unit)]]),
+                ...(row.details || []),
+              ]);
+            },
+          },
+          xAxis: {type: "value", scale: !data.from_zero, ...axisOf(look, data.unit), axisLine: {show: false}},
+          yAxis: {
+            type: "category", data: names_of, inverse: true, axisTick: {show: false},
+            axisLabel: {color: look.ink, fontSize: 12, width: Math.min(170, look.width * 0.34), overflow: "truncate"},
+            axisLine: {show: false}, splitLine: {show: true, lineStyle: {color: look.faint}},
+          },
+          series: [
+            {
+              type: "custom", name: names[0] ?? "band", silent: true, encode: {x: [0, 1], y: 2}, z: 2,
+              itemStyle: {color: colorOf(look, 0)}, tooltip: {show: false},
+              data: data.rows.map((row, index) => [row.lower, row.upper, index]),
+              renderItem(_, api) {
+                const [left, y] = api.coord([api.value(0), api.value(2)]);
+                const [right] = api.coord([api.value(1), api.value(2)]);
+                const end = (x) => ({type: "line", shape: {x1: x, x2: x, y1: y - 6, y2: y + 6}, style});
+                const style = {stroke: colorOf(look, 0), lineWidth: 2.5};
+                if (right - left < 0.5) return {type: "group", children: []};
+                return {type: "group", children: [
+                  {type: "line", shape: {x1: left, x2: right, y1: y, y2: y}, style}, end(left), end(right)]};
+              },
+            },
+            {
+              type: "scatter", name: names[0] ?? "expected", symbolSize: 10, z: 3,
+              itemStyle: {color: colorOf(look, 0)},
+              data: data.rows.map((row, index) => [row.expected, index]),
+              markLine: marked(look, (data.marks || []).map((one) => ({axis: "x", ...one}))),
+            },
+            ...(measured ? [{
+              type: "scatter", name: names[1], symbol: "diamond", symbolSize: 13, z: 4,
+              itemStyle: {color: colorOf(look, 5), borderColor: look.card, borderWidth: 1},
+              data: data.rows.map((row, index) => [row.measured ?? NaN, index]),
+            }] : []),
+          ],
         },
       };
     },
