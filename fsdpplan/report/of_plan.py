@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from fsdpplan import __version__
+from fsdpplan.report.grounds import grounds_section, watch_section
+from fsdpplan.report.memory import memory_section
+from fsdpplan.report.network import communication_section, topology_section
 from fsdpplan.report.summary import subtitle, summary_section, title
 from fsdpplan.report.values import Report, Section
 from fsdpplan.spec.plan import Plan
@@ -10,11 +13,17 @@ from fsdpplan.spec.plan import Plan
 
 def plan_report(plan: Plan, *, about: str, more: tuple[Section, ...] = ()) -> Report:
     """What there is to show of `plan`, which was read from `about`; `more` comes behind it."""
-    sections = (summary_section(plan),)
+    sections = (
+        summary_section(plan),
+        watch_section(plan),
+        topology_section(plan),
+        memory_section(plan),
+        communication_section(plan),
+    )
     return Report(
         title=title(plan),
         subtitle=subtitle(plan),
-        sections=(*(one for one in sections if one is not None), *more),
+        sections=(*sections, *more, grounds_section(plan)),
         made_by=f"fsdpplan {__version__}",
         about=about,
     )

@@ -191,12 +191,16 @@ def _cell(one: Cell | str, at: int, right: bool) -> str:
     return f"<{tag}{_side(right)}>{words}</{tag.split()[0]}>"
 
 
+HANDLED = frozenset({"topology"})
+"""Kinds that are worked with, not looked at alone."""
+
+
 def _chart(chart: Chart) -> str:
-    name = text(chart.name)
+    name, role = text(chart.name), "group" if chart.kind in HANDLED else "img"
     table = "" if chart.table is None else _table(chart.table)
     return (
         f'<figure class="chart {text(chart.kind)}"><figcaption>{text(chart.title)}</figcaption>'
-        f'<div class="drawing" id="chart-{name}" role="img" aria-label="{text(chart.says)}"></div>'
-        f'<p class="says">{text(chart.says)}</p>'
+        f'<div class="drawing" id="chart-{name}" role="{role}" aria-label="{text(chart.says)}">'
+        f'</div><p class="says">{text(chart.says)}</p>'
         f"{table}</figure>"
     )

@@ -43,6 +43,7 @@ def summary_section(plan: Plan) -> Section:
                 (
                     _step(plan),
                     *_whole(plan),
+                    _sure(plan),
                     _throughput(plan),
                     _fits(plan),
                     _limit(plan),
@@ -87,15 +88,26 @@ def _layout_sentence(plan: Plan) -> str:
 def _step(plan: Plan) -> Fact:
     step = plan.estimate.step_seconds
     lower, upper = (format_seconds(end, beside=step.expected) for end in (step.lower, step.upper))
-    learned = plan.estimate.learned
-    told = EVIDENCE[plan.cluster.device.evidence]
-    if learned is not None and learned.runs:
-        told = f"learned from {learned.runs} of your runs"
     return Fact(
         name="One step",
         value=format_seconds(step.expected),
         exact=step.expected,
-        note=f"80 % band {lower} to {upper}; {told}",
+        note=f"{lower} to {upper} in four cases of five",
+    )
+
+
+def _sure(plan: Plan) -> Fact:
+    step, evidence = plan.estimate.step_seconds, plan.cluster.device.evidence
+    learned = plan.estimate.learned
+    note = EVIDENCE[evidence]
+    if learned is not None:
+        note = f"{learned.runs} of your runs are like it" if learned.runs else note
+    off = (step.upper - step.lower) / 2 / step.expected
+    return Fact(
+        name="How sure",
+        value=f"± {off * 100:.0f} %",
+        note=f"half the width of the 80 % band; {note}",
+        tone="watch" if evidence == "datasheet" else "plain",
     )
 
 

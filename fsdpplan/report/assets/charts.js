@@ -4,8 +4,8 @@
 const charts = (() => {
   // Okabe and Ito, https://jfly.uni-koeln.de/color/: told apart by whoever sees colours otherwise.
   // On dark ground the darkest two are lighter.
-  const LIGHT = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b8a600", "#6b7280"];
-  const DARK = ["#3fa2e0", "#f0b440", "#2cc295", "#dc92ba", "#8fd0f5", "#f5813c", "#d9cc3c", "#98a2b0"];
+  const LIGHT = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b8a600", "#6b7280", "#a3abb6", "#3c4450"];
+  const DARK = ["#3fa2e0", "#f0b440", "#2cc295", "#dc92ba", "#8fd0f5", "#f5813c", "#d9cc3c", "#98a2b0", "#c5ccd6", "#6d7787"];
   // Beside colours, patterns: what is printed in grey is told apart, too.
   const DECALS = [
     {symbol: "none"},
@@ -15,6 +15,8 @@ const charts = (() => {
     {symbol: "rect", dashArrayX: [1, 0], dashArrayY: [1, 5], rotation: 0},
     {symbol: "rect", dashArrayX: [1, 0], dashArrayY: [1, 5], rotation: Math.PI / 2},
     {symbol: "triangle", symbolSize: 0.8, dashArrayX: [[9, 9], [0, 9, 9, 0]], dashArrayY: [8, 2]},
+    {symbol: "none"},
+    {symbol: "rect", dashArrayX: [1, 0], dashArrayY: [2, 6], rotation: Math.PI / 4},
     {symbol: "none"},
   ];
 
@@ -101,6 +103,14 @@ const charts = (() => {
     }
     return rows * 22 + 8;
   }
+  // Ends and steps of an axis that are round in the unit in which they are written.
+  function round(most, unit, steps) {
+    const scale = unit === "bytes" ? [2 ** 30, 2 ** 20, 2 ** 10].find((one) => most >= one) || 1
+      : unit === "seconds" ? (most >= 172800 ? 86400 : most >= 7200 ? 3600 : most >= 120 ? 60 : 1) : 1;
+    const wanted = most / scale / steps, power = 10 ** Math.floor(Math.log10(wanted));
+    const step = [1, 2, 2.5, 5, 10].find((one) => one * power >= wanted * 0.999) * power * scale;
+    return {max: Math.ceil(most / step - 1e-9) * step, interval: step};
+  }
   const axisOf = (look, unit) => ({
     axisLabel: {color: look.quiet, fontSize: 11, formatter: (value) => tick(value, unit), hideOverlap: true},
     axisLine: {show: true, lineStyle: {color: look.line}},
@@ -123,7 +133,7 @@ const charts = (() => {
     label: {color: look.ink, fontSize: 11, formatter: "{b}"},
     data: marks.map((one) => one.axis === "y"
       ? {yAxis: one.value, name: one.name, label: {position: "insideEndTop"}}
-      : {xAxis: one.value, name: one.name, label: {position: "end"}}),
+      : {xAxis: one.value, name: one.name, label: {position: one.side || "end", align: one.align || "center"}}),
   };
 
   const kinds = {
@@ -132,10 +142,17 @@ const charts = (() => {
       const names = data.series.map((one) => one.name);
       const many = names.length > 1;
       const top = many ? legendHeight(names, look) : 6;
-      const limits = (data.limits || []).map((one) => ({axis: "x", ...one}));
+      const limits = (data.limits || []).map((one) => ({axis: "x", side: "start", value: one.value, name: `${one.name} ${written(one.value, data.unit)}`}));
       const above = limits.length ? 18 : 4;
-      const label = Math.min(150, look.width * 0.3);
-      const row = data.categories.length > 24 ? 15 : data.categories.length > 12 ? 20 : 30;
+      const small = look.width < 480;
+      const longest = Math.max(...data.categories.map((one) => one.length)) * 6.8 + 4;
+      const label = Math.min(longest, small ? look.width * 0.36 : Math.min(270, look.width * 0.32));
+      const long = longest > label;
+      const row = data.categories.length > 24 ? 17 : data.categories.length > 12 ? 21 : small && long ? 38 : 30;
+      const totals = data.categories.map((_, at) => data.series.reduce((sum, one) => sum + (one.values[at] || 0), 0));
+      // A mark at the end of the axis is named to its left.
+      const most = Math.max(...totals, ...limits.map((one) => one.value), 1e-12);
+      for (const one of limits) one.align = one.value > most * 0.8 ? "right" : "center";
       return {
         height: top + above + data.categories.length * row + 34,
         option: {
@@ -149,11 +166,11 @@ const charts = (() => {
               ...(many && !data.beside ? [["together", written(rows.reduce((sum, one) => sum + (one.value || 0), 0), data.unit)]] : []),
             ]),
           },
-          xAxis: {type: "value", min: 0, max: (range) => Math.max(range.max, ...limits.map((one) => one.value * 1.02)),
-            ...axisOf(look, data.unit), axisLine: {show: false}},
+          xAxis: {type: "value", min: 0, ...round(most, data.unit, small ? 3 : 5), ...axisOf(look, data.unit), axisLine: {show: false}},
           yAxis: {
             type: "category", data: data.categories, inverse: true,
-            axisLabel: {color: look.ink, fontSize: 12, width: label, overflow: "truncate"},
+            axisLabel: {color: look.ink, fontSize: small ? 11 : 12, lineHeight: 13, width: label, overflow: small ? "break" : "truncate",
+              interval: data.categories.length > 40 ? "auto" : 0},
             axisLine: {lineStyle: {color: look.line}}, axisTick: {show: false},
           },
           series: data.series.map((one, index) => ({
