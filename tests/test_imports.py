@@ -113,7 +113,6 @@ WAITS = {
         "cli.resolve.goal": "its type alone, as all that follow: one command draws one answer",
         "cli.views.comparison": "the same",
         "cli.views.difference": "the same",
-        "cli.views.scaling": "the same",
         "cli.views.sensitivity": "the same",
         "run.compare": "the same",
         "run.follow.metrics": "the same",

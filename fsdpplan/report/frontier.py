@@ -212,7 +212,9 @@ def _chart(plan: Plan, found: Explored) -> Chart:
                 for index, (name, group) in enumerate(groups.items())
                 if group
             ],
-            "marks": [{"axis": "x", "value": memory, "name": "memory of the device"}],
+            "marks": [
+                {"axis": "x", "value": memory, "name": "all of the device", "align": "right"}
+            ],
         },
         table=_table(found),
     )

@@ -24,6 +24,7 @@ from fsdpplan.topology.read.nccl_report import (
     NcclReport,
     nccl_ways,
     nccl_words,
+    rank_pair,
     way_words,
 )
 from fsdpplan.units import format_gib, format_seconds

@@ -11,10 +11,18 @@ from fsdpplan.report.values import Report, Section
 from fsdpplan.spec.plan import Plan
 
 
-def plan_report(plan: Plan, *, about: str, more: tuple[Section, ...] = ()) -> Report:
-    """What there is to show of `plan`, which was read from `about`; `more` comes behind it."""
+def plan_report(
+    plan: Plan,
+    *,
+    about: str,
+    came_of: tuple[Section, ...] = (),
+    more: tuple[Section, ...] = (),
+) -> Report:
+    """What there is to show of `plan`, which was read from `about`; `came_of`: what a run of it
+    came to, `more` comes behind it."""
     sections = (
         summary_section(plan),
+        *came_of,
         watch_section(plan),
         topology_section(plan),
         memory_section(plan),

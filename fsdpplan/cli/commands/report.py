@@ -10,16 +10,18 @@ from typing import Annotated, ClassVar
 import typer
 
 from fsdpplan.cli.options.expand import Flag
-from fsdpplan.cli.options.files import DEFAULT_PLAN, Json, PlanFile
+from fsdpplan.cli.options.files import DEFAULT_PLAN, EvidenceOptions, Json, PlanFile
+from fsdpplan.cli.options.goal import BillOptions
 from fsdpplan.cli.options.parse import line, path
-from fsdpplan.cli.views.render import tell
+from fsdpplan.cli.options.report import ContentOptions
+from fsdpplan.cli.resolve.reported import content as content_of
+from fsdpplan.cli.views.render import progress, tell
 from fsdpplan.errors import SpecError
 from fsdpplan.files.table import path_text
 from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.report.of_plan import plan_report
 from fsdpplan.report.page import page
 from fsdpplan.report.values import Report
-from fsdpplan.run.plans import read_plan
 from fsdpplan.units import format_gb
 
 DEFAULT_OUT = Path("report.html")
@@ -42,7 +44,15 @@ class ReportOptions:
     ] = None
 
 
-def report(*, plan: PlanFile = "", options: ReportOptions, json: Json = False) -> None:
+def report(
+    *,
+    plan: PlanFile = "",
+    options: ReportOptions,
+    content: ContentOptions,
+    bill: BillOptions,
+    evidence: EvidenceOptions,
+    json: Json = False,
+) -> None:
     """Write a saved plan as one page to look at: charts, no network.
 
     One HTML file that holds all it needs, for any browser, for paper, and by keyboard.
@@ -51,7 +61,10 @@ def report(*, plan: PlanFile = "", options: ReportOptions, json: Json = False) -
     out = options.out or DEFAULT_OUT
     if json and out == STDOUT:
         raise SpecError("--out - and --json both want standard output: leave one of them out")
-    made = plan_report(read_plan(place), about=path_text(place))
+    found = content_of(
+        place, content, bill, evidence, named=bool(plan or options.named), say=progress()
+    )
+    made = plan_report(found.plan, about=found.about, came_of=found.came_of, more=found.more)
     text = page(made)
     if out == STDOUT:
         typer.echo(text, nl=False)

@@ -27,11 +27,10 @@ from fsdpplan.cli.resolve.model import resolve_model
 from fsdpplan.cli.resolve.torch import resolve_torch
 from fsdpplan.cli.views.plots import sweep_plot
 from fsdpplan.cli.views.render import blocks, columns, progress, tell
-from fsdpplan.cli.views.scaling import Curve, Point
 from fsdpplan.cli.views.side_by_side import sweep_csv, sweep_json, sweep_screen
 from fsdpplan.cli.views.unfit import why_nothing_fits
 from fsdpplan.errors import NoFeasibleLayout, SpecError
-from fsdpplan.search.scaling import doublings
+from fsdpplan.search.scaling import Curve, Point, doublings
 from fsdpplan.spec.model import Model
 from fsdpplan.units import format_bandwidth
 

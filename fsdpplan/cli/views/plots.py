@@ -16,6 +16,7 @@ from fsdpplan.run.curves import Quantity, curve
 from fsdpplan.search.advice.difference import Priced, difference, step_terms
 from fsdpplan.search.advice.sensitivity import field_words
 from fsdpplan.search.question import SearchResult
+from fsdpplan.search.scaling import Curve
 from fsdpplan.spec.cluster import Device
 from fsdpplan.spec.plan import CollectiveCost, Estimate
 from fsdpplan.units import GIB, format_count, format_gib, format_seconds
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from fsdpplan.cli.resolve.goal import Answer
     from fsdpplan.cli.views.comparison import Entry
     from fsdpplan.cli.views.difference import WhatIf
-    from fsdpplan.cli.views.scaling import Curve
     from fsdpplan.cli.views.sensitivity import Followed
     from fsdpplan.run.compare import Comparison
     from fsdpplan.run.follow.metrics import Measured

@@ -111,8 +111,42 @@ const charts = (() => {
     const step = [1, 2, 2.5, 5, 10].find((one) => one * power >= wanted * 0.999) * power * scale;
     return {max: Math.ceil(most / step - 1e-9) * step, interval: step};
   }
+  // The same of both ends, where nothing says that an axis begins at 0.
+  function span(least, most, unit, steps) {
+    const {interval} = round(Math.max(most - least, most / 1e6), unit, steps);
+    return {min: Math.floor(least / interval + 1e-9) * interval, max: Math.ceil(most / interval - 1e-9) * interval, interval};
+  }
+  // Of a logarithmic axis the ends with some air, and 1, 2, 5, 10 of the unit between, or what is
+  // told to be written.
+  function logSpan(least, most, unit, told) {
+    const scale = unit === "seconds" ? (least >= 172800 ? 86400 : least >= 7200 ? 3600 : least >= 120 ? 60 : 1) : 1;
+    const ticks = [];
+    for (let power = Math.floor(Math.log10(least / scale)); power <= Math.log10(most / scale) + 1; power += 1) {
+      for (const one of most / least > 200 ? [1] : [1, 2, 5]) ticks.push(one * 10 ** power * scale);
+    }
+    const air = told ? 1 : (most / least) ** 0.06;
+    const [min, max] = [least / air, most * air];
+    const customValues = (told || ticks).filter((one) => one >= min && one <= max);
+    return {min, max, customValues};
+  }
+  const valuesOf = (series, read) => series.flatMap((one) => one.points.map(read));
+  // An axis over what is drawn, by what a chart says of it.
+  function over(look, axis, values) {
+    const own = axisOf(look, axis.unit);
+    const least = Math.min(...values), most = Math.max(...values);
+    if (axis.log) {
+      const {min, max, customValues} = logSpan(least, most, axis.unit, axis.ticks);
+      return {type: "log", min, max, ...own, splitLine: {show: false},
+        axisLabel: {...own.axisLabel, customValues}, axisTick: {show: true, customValues, lineStyle: {color: look.line}, length: 4}};
+    }
+    if (axis.unit !== "bytes" || axis.max !== undefined && axis.min !== undefined) {
+      return {type: "value", scale: axis.min === undefined, min: axis.min, max: axis.max, ...own};
+    }
+    const ends = span(axis.min ?? least, axis.max ?? most, axis.unit, look.width < 480 ? 4 : 6);
+    return {type: "value", ...ends, ...(axis.max === undefined ? {} : {max: axis.max}), ...own};
+  }
   const axisOf = (look, unit) => ({
-    axisLabel: {color: look.quiet, fontSize: 11, formatter: (value) => tick(value, unit), hideOverlap: true},
+    axisLabel: {color: look.quiet, fontSize: 11, formatter: (value) => tick(value, unit), hideOverlap: true, alignMaxLabel: "right"},
     axisLine: {show: true, lineStyle: {color: look.line}},
     axisTick: {show: false},
     splitLine: {lineStyle: {color: look.faint}},
@@ -121,6 +155,11 @@ const charts = (() => {
   const named = (look, axis, where) => ({
     name: axis.name, nameLocation: "middle", nameGap: where,
     nameTextStyle: {color: look.quiet, fontSize: 12},
+  });
+  // Above the axis: beside it, it would have to be turned.
+  const above = (look, axis) => ({
+    name: axis.name, nameLocation: "end", nameGap: 12,
+    nameTextStyle: {color: look.quiet, fontSize: 12, align: "left", padding: [0, 0, 0, -24]},
   });
   const colorOf = (look, index) => look.colors[index % look.colors.length];
   const fill = (look, index) => ({
@@ -214,7 +253,7 @@ const charts = (() => {
         option: {
           ...base(look),
           legend: many ? legend(look, names) : undefined,
-          grid: {left: 24, right: 22, top: top + 18, bottom: 26, containLabel: true},
+          grid: {left: 24, right: 22, top: top + 30, bottom: 26, containLabel: true},
           tooltip: {
             ...base(look).tooltip, trigger: "axis",
             formatter: (rows) => {
@@ -223,10 +262,13 @@ const charts = (() => {
                 [...seen.values()].map((one) => [one.seriesName, written(one.value[1], data.y.unit)]));
             },
           },
-          xAxis: {type: data.x.log ? "log" : "value", min: data.x.min ?? "dataMin", max: data.x.max ?? "dataMax",
-            ...axisOf(look, data.x.unit), splitLine: {show: false}, ...named(look, data.x, 28)},
-          yAxis: {type: data.y.log ? "log" : "value", min: data.y.min, max: data.y.max,
-            ...axisOf(look, data.y.unit), axisLine: {show: false}, ...named(look, data.y, 62)},
+          xAxis: {
+            ...(data.x.log ? over(look, data.x, valuesOf(data.series, ([x]) => x))
+              : {type: "value", min: data.x.min ?? "dataMin", max: data.x.max ?? "dataMax", ...axisOf(look, data.x.unit)}),
+            splitLine: {show: false}, ...named(look, data.x, 28)},
+          yAxis: {...over(look, data.y, [...valuesOf(data.series, ([, y]) => y),
+            ...data.series.flatMap((one) => (one.band || []).flatMap(([, lower, upper]) => [lower, upper]))]),
+            axisLine: {show: false}, ...above(look, data.y)},
           series,
         },
       };
@@ -264,7 +306,7 @@ const charts = (() => {
         option: {
           ...base(look),
           legend: many ? legend(look, names) : undefined,
-          grid: {left: 24, right: 22, top: top + 18, bottom: 26, containLabel: true},
+          grid: {left: 24, right: 22, top: top + 30, bottom: 26, containLabel: true},
           tooltip: {
             ...base(look).tooltip, trigger: "item",
             formatter: ({data: {point}}) => hover(point.name, [
@@ -272,10 +314,8 @@ const charts = (() => {
               ...(point.details || []),
             ]),
           },
-          xAxis: {type: data.x.log ? "log" : "value", scale: true, min: data.x.min, max: data.x.max,
-            ...axisOf(look, data.x.unit), ...named(look, data.x, 28)},
-          yAxis: {type: data.y.log ? "log" : "value", scale: true, min: data.y.min, max: data.y.max,
-            ...axisOf(look, data.y.unit), axisLine: {show: false}, ...named(look, data.y, 62)},
+          xAxis: {...over(look, data.x, valuesOf(data.series, (point) => point.x)), ...named(look, data.x, 28)},
+          yAxis: {...over(look, data.y, valuesOf(data.series, (point) => point.y)), axisLine: {show: false}, ...above(look, data.y)},
           series,
         },
       };
