@@ -58,7 +58,8 @@ def after_sections(left: Aftermath, learnt: Learnt | None) -> tuple[Section, ...
 
 def _measured(left: Aftermath) -> Section:
     rows, notes = comparison(left.run), left.notes
-    known = [row for row in rows if row.measured is not None and row.predicted]
+    # what has a note is no measurement of what was predicted
+    known = [row for row in rows if row.measured is not None and row.predicted and not row.note]
     blocks: list[Block] = [Facts(tuple(map(_fact, rows)))]
     if known:
         blocks.append(_ratios(known))
@@ -90,7 +91,7 @@ def _fact(row: Comparison) -> Fact:
     if row.note:
         said += f"; {row.note}"
     return Fact(
-        name=WORDS[row.quantity],
+        name=sentence(WORDS[row.quantity]).rstrip("."),
         value="not reported" if row.measured is None else written(row.measured, unit),
         exact=row.measured,
         note=said,
@@ -100,14 +101,13 @@ def _fact(row: Comparison) -> Fact:
 
 def _ratios(rows: Sequence[Comparison]) -> Chart:
     """Each as a share of what was predicted, so that all are on one axis."""
-    outside = [row for row in rows if row.inside_band is False]
-    banded = [row for row in rows if row.inside_band is not None]
-    inside = len(banded) - len(outside)
+    step = next((row for row in rows if row.quantity == "step_seconds"), rows[0])
+    where = {True: "lies inside", False: "lies outside", None: "has no"}[step.inside_band]
     return Chart(
         name="measured-over-predicted",
         kind="intervals",
         title="Measured over predicted; 1.00 is as predicted",
-        says=f"{inside} of {len(banded)} quantities with a band lie inside it.",
+        says=f"The measured step {where} its 80 % band.",
         data={
             "unit": "ratio",
             "rows": [
@@ -231,14 +231,7 @@ def _steps(left: Aftermath) -> Section | None:
             "fraction",
             predicted=Interval(lower=mfu * slow, expected=mfu, upper=min(1.0, mfu * fast)),
         ),
-        _curve(
-            left,
-            "reserved_bytes",
-            "Memory that torch has reserved",
-            "memory",
-            "bytes",
-            predicted_value=float(estimate.memory.peak_reserved_bytes),
-        ),
+        _memory(left),
     )
     blocks = tuple(one for one in charts if one is not None)
     if not blocks:
@@ -253,6 +246,20 @@ def _steps(left: Aftermath) -> Section | None:
         title="The run, step by step",
         says=f"{len(left.steps):,} reported steps up to step {last:,}.{again}",
         blocks=blocks,
+    )
+
+
+def _memory(left: Aftermath) -> Chart | None:
+    """What torch's allocator reserves; of CPUs, which have none, what the process takes."""
+    if not left.run.plan.case.on_cuda:
+        return _curve(left, "reserved_bytes", "Memory of the process", "memory", "bytes")
+    return _curve(
+        left,
+        "reserved_bytes",
+        "Memory that torch has reserved",
+        "memory",
+        "bytes",
+        predicted_value=float(left.run.plan.estimate.memory.peak_reserved_bytes),
     )
 
 

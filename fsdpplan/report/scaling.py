@@ -84,7 +84,9 @@ def scaling_section(curves: Sequence[Curve], *, price_unit: Unit = "dollars") ->
     fitting = [curve for curve in curves if curve.rates]
     if not fitting:
         return None
-    blocks: list[Block] = [_rates(fitting)]
+    alone = len(fitting) == 1
+    blocks: list[Block] = [] if alone else [Facts(tuple(map(_most, fitting)))]
+    blocks.append(_rates(fitting))
     if any(len(curve.rates) > 1 for curve in fitting):
         blocks.append(_efficiencies(fitting))
     blocks += _whole(fitting, price_unit)
@@ -95,13 +97,20 @@ def scaling_section(curves: Sequence[Curve], *, price_unit: Unit = "dollars") ->
     return Section(
         name="scaling",
         title="How it scales",
-        says=" ".join(_knee_words(curve, is_alone=len(fitting) == 1) for curve in fitting),
+        says=knee_words(fitting[0]) if alone else "",
         blocks=tuple(blocks),
     )
 
 
-def _knee_words(curve: Curve, *, is_alone: bool) -> str:
-    return knee_words(curve) if is_alone else f"{curve_name(curve)}: {knee_words(curve)}"
+def _most(curve: Curve) -> Fact:
+    """Its last point, and its knee."""
+    last = curve.rates[-1]
+    return Fact(
+        name=f"{curve_name(curve)}, {last.gpus:,} GPUs",
+        value=f"{last.tokens_per_second:,.0f} tokens/s",
+        exact=last.tokens_per_second,
+        note=knee_words(curve),
+    )
 
 
 def _fitting(curve: Curve) -> list[Point]:

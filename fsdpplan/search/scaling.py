@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import log2
 
-from fsdpplan.search.advice.difference import Priced, difference
+from fsdpplan.search.advice.difference import Difference, Priced, difference
 from fsdpplan.search.advice.remedies import first_fit
 from fsdpplan.search.enumerate import divisors
 from fsdpplan.search.question import Question
@@ -131,6 +131,22 @@ class Curve:
     def efficiency(self, point: Point) -> float | None:
         """Of a point, against the smallest that fits."""
         return None if point.rate is None else efficiency(self.rates[0], point.rate)
+
+
+def pairs(curves: Sequence[Curve]) -> Iterator[tuple[Curve, Point, Difference | None]]:
+    """Each point with its difference from the same number of GPUs of the first machine, of the same
+    scaling; None of the first machine itself, and where one of the two does not fit."""
+    for curve in curves:
+        first = next(one for one in curves if one.scaling == curve.scaling)
+        others = {point.gpus: point.priced for point in first.points}
+        for point in curve.points:
+            before = None if curve is first else others.get(point.gpus)
+            is_pair = before is not None and point.priced is not None
+            yield (
+                curve,
+                point,
+                difference(before, point.priced) if is_pair else None,  # type: ignore[arg-type]
+            )
 
 
 def knee_words(curve: Curve) -> str:

@@ -16,10 +16,17 @@ from fsdpplan.cli.options.question import (
     TorchOptions,
     TrainingOptions,
 )
+from fsdpplan.cli.options.report import ReportFile
 from fsdpplan.cli.resolve.again import as_planned
 from fsdpplan.cli.resolve.found import advised, best_of, priced, searched
 from fsdpplan.cli.resolve.inputs import Inputs, resolve
-from fsdpplan.cli.views.comparison import Entry, compare_json, compare_screen
+from fsdpplan.cli.views.comparison import (
+    Entry,
+    compare_json,
+    compare_screen,
+    compared_report,
+)
+from fsdpplan.cli.views.page import written_report
 from fsdpplan.cli.views.plots import compare_plot
 from fsdpplan.cli.views.render import blocks, columns, tell
 from fsdpplan.cli.views.unfit import nothing_fits
@@ -48,6 +55,7 @@ def compare(
     layout: Annotated[Lists[LayoutOptions], Each(LayoutOptions)],
     torch: TorchOptions,
     evidence: EvidenceOptions,
+    page: ReportFile,
     plot: Plot = False,
     json: Json = False,
 ) -> None:
@@ -83,6 +91,8 @@ def compare(
             )
             for index in range(number)
         ]
+    if page.report is not None:
+        tell(written_report(compared_report(entries), page.report))
     if json:
         typer.echo(compare_json(entries))
     else:

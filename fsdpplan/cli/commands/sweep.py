@@ -18,6 +18,7 @@ from fsdpplan.cli.options.question import (
     TorchOptions,
     TrainingOptions,
 )
+from fsdpplan.cli.options.report import ReportFile
 from fsdpplan.cli.options.scaling import GPU_COUNTS, Counts, SweepOptions
 from fsdpplan.cli.resolve import Resolved
 from fsdpplan.cli.resolve.cluster import DEFAULT_HARDWARE, node_gpus, resolve_cluster
@@ -25,11 +26,13 @@ from fsdpplan.cli.resolve.found import best_of, searched
 from fsdpplan.cli.resolve.inputs import Inputs, Known, resolve_around
 from fsdpplan.cli.resolve.model import resolve_model
 from fsdpplan.cli.resolve.torch import resolve_torch
+from fsdpplan.cli.views.page import written_report
 from fsdpplan.cli.views.plots import sweep_plot
 from fsdpplan.cli.views.render import blocks, columns, progress, tell
 from fsdpplan.cli.views.side_by_side import sweep_csv, sweep_json, sweep_screen
 from fsdpplan.cli.views.unfit import why_nothing_fits
 from fsdpplan.errors import NoFeasibleLayout, SpecError
+from fsdpplan.report.side_by_side import sweep_report
 from fsdpplan.search.scaling import Curve, Point, doublings
 from fsdpplan.spec.model import Model
 from fsdpplan.units import format_bandwidth
@@ -54,6 +57,7 @@ def sweep(
     layout: LayoutOptions,
     torch: TorchOptions,
     evidence: EvidenceOptions,
+    page: ReportFile,
     plot: Plot = False,
     json: Json = False,
 ) -> None:
@@ -107,6 +111,9 @@ def sweep(
             else [f"a global batch of {batch:,} sequences on {most:,} GPUs (--global-batch)"]
         ),
     ]
+    if page.report is not None:
+        made = sweep_report(ask.model.value.name, curves, assumptions=said)
+        tell(written_report(made, page.report))
     if options.csv:
         typer.echo(sweep_csv(curves), nl=False)
     elif json:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,8 +15,8 @@ from fsdpplan.cli.views.difference import difference_document, priced_document
 from fsdpplan.cli.views.render import blocks, listed, table, wrapped
 from fsdpplan.cli.views.scaling import BILLION, amount_words, curve_screen
 from fsdpplan.files.plans import SCHEMA_VERSION, model_document, training_document
-from fsdpplan.search.advice.difference import Difference, difference
-from fsdpplan.search.scaling import Curve, Point
+from fsdpplan.search.advice.difference import Difference
+from fsdpplan.search.scaling import Curve, Point, pairs
 from fsdpplan.spec.layout import MESH_AXES
 from fsdpplan.spec.model import Model
 from fsdpplan.units import format_count, format_seconds
@@ -70,22 +70,6 @@ def gpus_axis(points: Sequence[Mark]) -> Axis:
         ticks=tuple(numbers),
         is_log=True,
     )
-
-
-def pairs(curves: Sequence[Curve]) -> Iterator[tuple[Curve, Point, Difference | None]]:
-    """Each point with its difference from the same number of GPUs of the first machine, of the same
-    scaling; None of the first machine itself, and where one of the two does not fit."""
-    for curve in curves:
-        first = next(one for one in curves if one.scaling == curve.scaling)
-        others = {point.gpus: point.priced for point in first.points}
-        for point in curve.points:
-            before = None if curve is first else others.get(point.gpus)
-            is_pair = before is not None and point.priced is not None
-            yield (
-                curve,
-                point,
-                difference(before, point.priced) if is_pair else None,  # type: ignore[arg-type]
-            )
 
 
 def _beside(curves: Sequence[Curve], scaling: str, width: int) -> str:

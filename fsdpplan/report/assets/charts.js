@@ -119,13 +119,18 @@ const charts = (() => {
   // Of a logarithmic axis the ends with some air, and 1, 2, 5, 10 of the unit between, or what is
   // told to be written.
   function logSpan(least, most, unit, told) {
-    const scale = unit === "seconds" ? (least >= 172800 ? 86400 : least >= 7200 ? 3600 : least >= 120 ? 60 : 1) : 1;
-    const ticks = [];
-    for (let power = Math.floor(Math.log10(least / scale)); power <= Math.log10(most / scale) + 1; power += 1) {
-      for (const one of most / least > 200 ? [1] : [1, 2, 5]) ticks.push(one * 10 ** power * scale);
-    }
     const air = told ? 1 : (most / least) ** 0.06;
     const [min, max] = [least / air, most * air];
+    const scales = unit === "seconds"
+      ? [[1e-6, 0, 1e-3], [1e-3, 1e-3, 1], [1, 1, 120], [60, 120, 7200], [3600, 7200, 172800], [86400, 172800, Infinity]]
+      : [[1, 0, Infinity]];
+    const ticks = [];
+    for (const [scale, from, to] of scales) {
+      const begin = Math.max(min, from), end = Math.min(max, to);
+      for (let power = Math.floor(Math.log10(begin / scale)); begin < end && 10 ** power * scale <= end; power += 1) {
+        for (const one of max / min > 500 ? [1] : [1, 2, 5]) ticks.push(one * 10 ** power * scale);
+      }
+    }
     const customValues = (told || ticks).filter((one) => one >= min && one <= max);
     return {min, max, customValues};
   }
@@ -232,7 +237,7 @@ const charts = (() => {
         const color = colorOf(look, one.color ?? index);
         if (one.band) {
           const stack = `band ${index}`;
-          const hidden = {type: "line", stack, symbol: "none", silent: true, lineStyle: {opacity: 0},
+          const hidden = {type: "line", stack, symbol: "none", silent: true, lineStyle: {opacity: 0}, itemStyle: {color},
             tooltip: {show: false}, stackStrategy: "all", name: one.name, z: 1};
           series.push({...hidden, data: one.band.map(([x, lower]) => [x, lower])});
           series.push({...hidden, data: one.band.map(([x, lower, upper]) => [x, upper - lower]),
@@ -359,13 +364,13 @@ const charts = (() => {
       const measured = data.rows.some((row) => row.measured !== undefined);
       const names = measured ? ["predicted, with its 80 % band", "measured"] : [];
       const top = measured ? legendHeight(names, look) : 6;
-      const names_of = data.rows.map((row) => row.name);
+      const above = (data.marks || []).length ? 20 : 6;
       return {
-        height: top + 22 + data.rows.length * 34 + 34,
+        height: top + above + data.rows.length * 34 + 34,
         option: {
           ...base(look),
           legend: measured ? legend(look, names) : undefined,
-          grid: {left: 4, right: 26, top: top + 22, bottom: 6, containLabel: true},
+          grid: {left: 4, right: 26, top: top + above, bottom: 6, containLabel: true},
           tooltip: {
             ...base(look).tooltip, trigger: "axis", axisPointer: {type: "shadow"},
             formatter: ([{dataIndex}]) => {
@@ -381,7 +386,7 @@ const charts = (() => {
           },
           xAxis: {type: "value", scale: !data.from_zero, ...axisOf(look, data.unit), axisLine: {show: false}},
           yAxis: {
-            type: "category", data: names_of, inverse: true, axisTick: {show: false},
+            type: "category", data: data.rows.map((row) => row.name), inverse: true, axisTick: {show: false},
             axisLabel: {color: look.ink, fontSize: 12, width: Math.min(170, look.width * 0.34), overflow: "truncate"},
             axisLine: {show: false}, splitLine: {show: true, lineStyle: {color: look.faint}},
           },
@@ -404,7 +409,7 @@ const charts = (() => {
               type: "scatter", name: names[0] ?? "expected", symbolSize: 10, z: 3,
               itemStyle: {color: colorOf(look, 0)},
               data: data.rows.map((row, index) => [row.expected, index]),
-              markLine: marked(look, (data.marks || []).map((one) => ({axis: "x", ...one}))),
+              markLine: marked(look, (data.marks || []).map((one) => ({axis: "x", side: "start", ...one}))),
             },
             ...(measured ? [{
               type: "scatter", name: names[1], symbol: "diamond", symbolSize: 13, z: 4,
