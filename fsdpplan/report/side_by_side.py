@@ -207,7 +207,9 @@ def _memory(fitting: Sequence[tuple[str, Priced]]) -> Section:
                     for name, one in fitting
                 )
                 + ".",
-                limits=[{"name": device.name, "value": device.memory_bytes} for device in devices],
+                limits=[
+                    {"name": " ".join(names), "value": size} for size, names in devices.items()
+                ],
             ),
         ),
     )
