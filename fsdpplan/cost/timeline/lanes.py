@@ -81,6 +81,8 @@ class Lanes:
     beside: list[Beside] = field(default_factory=list)
     clock: float = 0.0
     """End of the compute stream so far."""
+    actions: list[tuple[float, float]] = field(default_factory=list)
+    """From when to when each action of a pipeline's schedule goes on, in the same clock."""
     least: float = 0.0
     """What takes no longer is rounding, and nothing."""
 

@@ -253,6 +253,7 @@ def _rank_lanes(
         lanes.wait(one.end - one.start - one.seconds, "all_gather", mark=mark)
         _pass(shape, lanes, one, mark)
         lanes.clock, clock = begun + one.end, one.end
+        lanes.actions.append((begun + one.start, begun + one.end))
         if gradients is not None and kind in (BACKWARD, BACKWARD_WEIGHT):
             share = len(layout_rank_stages(case.layout)[rank])
             own = replace(gradients, each=gradients.each / share)

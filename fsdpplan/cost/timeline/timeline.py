@@ -27,6 +27,7 @@ from fsdpplan.cost.timeline.lanes import (
     stretched,
     warped_events,
 )
+from fsdpplan.cost.timeline.memory import memory_points
 from fsdpplan.cost.timeline.pipeline import pipeline_lanes
 from fsdpplan.cost.traffic.data_parallel import norm_calls, scale_calls
 from fsdpplan.cost.traffic.rank import optimizer_calls, tp_gradient_calls
@@ -38,7 +39,11 @@ DETAILED_MICROBATCHES = 4
 
 
 def step_timeline(
-    case: Case, *, detail: Detail = "kernels", detailed: int = DETAILED_MICROBATCHES
+    case: Case,
+    *,
+    detail: Detail = "kernels",
+    detailed: int = DETAILED_MICROBATCHES,
+    memory: bool = True,
 ) -> Timeline:
     """The predicted step of a legal case. Micro-batches behind the first `detailed`, but the last
     one, are shown pass by pass. A run whose precision changes has a step for each of `case.phases`.
@@ -68,7 +73,15 @@ def step_timeline(
         )
         own += beside_events(lanes, warp, number)
         events += _by_stream(own, end=time.total_seconds)
-    return Timeline(step_seconds=time.total_seconds, rank=rank, events=tuple(events))
+    whole = time.total_seconds
+    if not memory:
+        return Timeline(step_seconds=whole, rank=rank, events=tuple(events))
+    actions = [
+        [(warp.at(begin, is_end=False), warp.at(end, is_end=True)) for begin, end in lanes.actions]
+        for lanes in all_lanes
+    ]
+    points = memory_points(case, events, actions=actions, end=whole)
+    return Timeline(step_seconds=whole, rank=rank, events=tuple(events), memory=points)
 
 
 def _laid_out(

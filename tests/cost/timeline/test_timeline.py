@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fsdpplan.cost.memory.peak import stage_memory
 from fsdpplan.cost.overlap.exposed import ExposedSeconds, collective_costs
-from fsdpplan.cost.schedule.stages import pipeline_ranks
+from fsdpplan.cost.schedule.stages import in_flight_blocks, pipeline_ranks
 from fsdpplan.cost.step import step_time
 from fsdpplan.cost.timeline.events import COMPUTE, Timeline, streams
 from fsdpplan.cost.timeline.timeline import step_timeline
@@ -50,7 +51,14 @@ def holds(case: Case, timeline: Timeline) -> None:
             assert events[-1].end_seconds == pytest.approx(whole, rel=1e-9)
             assert sum(event.seconds for event in events) == pytest.approx(whole, rel=1e-9)
     stages = pipeline_ranks(model=case.model, layout=case.layout)
+    in_flight = in_flight_blocks(model=case.model, layout=case.layout)
     for rank, stage in enumerate(stages):
+        line = [point for point in timeline.memory if point.rank == rank]
+        assert all(one.start_seconds <= other.start_seconds for one, other in pairwise(line))
+        assert 0 <= line[0].start_seconds <= line[-1].start_seconds <= whole
+        memory = stage_memory(case, stage, in_flight_blocks=in_flight[rank])
+        highest = max(line, key=lambda point: point.allocated_bytes)
+        assert highest.allocated_bytes == memory.peak_allocated_bytes
         rows = collective_costs(
             step_calls(case, stage), cluster=case.cluster, exposed=ExposedSeconds()
         )
