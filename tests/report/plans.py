@@ -9,7 +9,7 @@ from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.run.plans import new_plan
 from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.plan import Case, Plan, RankedLayout
+from fsdpplan.spec.plan import BrokenRule, Case, Plan, RankedLayout
 from fsdpplan.spec.training import Training
 
 LAYOUTS = {
@@ -25,6 +25,7 @@ LAYOUTS = {
             micro_batch=1,
             num_microbatches=16,
             sequence_parallel=True,
+            loss_parallel=True,
             gradient_sync="last",
         ),
     ),
@@ -41,6 +42,7 @@ LAYOUTS = {
             micro_batch=1,
             num_microbatches=16,
             sequence_parallel=True,
+            loss_parallel=True,
             reshard_after_forward="never",
             gradient_sync="last",
         ),
@@ -56,8 +58,15 @@ def plan_of(gpus: int) -> Plan:
     return plan_with(name, layout)
 
 
-def plan_with(name: str, layout: Layout, *, hardware: str = "dgx-h100") -> Plan:
-    """A plan of `layout` for a model of the catalogue."""
+def plan_with(
+    name: str,
+    layout: Layout,
+    *,
+    hardware: str = "dgx-h100",
+    rules: tuple[BrokenRule, ...] | None = None,
+) -> Plan:
+    """A plan of `layout` for a model of the catalogue; rules of the field are looked at unless they
+    are given."""
     case = Case(
         model=load_model(name),
         cluster=load_cluster(hardware, gpus=layout.world).cluster,
@@ -74,4 +83,5 @@ def plan_with(name: str, layout: Layout, *, hardware: str = "dgx-h100") -> Plan:
         ranked=(chosen,),
         sources=(("cluster", f"profile {hardware}"),),
         assumptions=("sequences of 4,096 tokens (--seq-len)",),
+        rules=rules,
     )

@@ -125,6 +125,7 @@ charts.drawings = {};
       one.width = Math.ceil(width * scale);
       one.height = Math.ceil(place.height * scale);
     }
+    canvas.cellOf = place.cell; // where a rank is, for whoever asks the element
     canvas.style.width = width + "px";
     canvas.style.height = place.height + "px";
     const near = element("div", {class: "near", "aria-hidden": "true"}, box);
@@ -362,6 +363,4 @@ charts.drawings = {};
     update();
     if (hadFocus) canvas.focus({preventScroll: true});
   };
-
-  charts.topology = {members, arranged};
 })();
