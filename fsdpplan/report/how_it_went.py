@@ -186,12 +186,10 @@ def learnt_section(left: Aftermath, learnt: Learnt | None) -> Section | None:
             name="learnt", title="What was learnt", says=sentence(learnt.problem), blocks=()
         )
     measured = {row.quantity: row.measured for row in comparison(left.run)}["step_seconds"]
-    known = (
-        ("by the cost model", learnt.plain),
-        (f"with the {learnt.runs_before:,} runs before", learnt.before),
-        ("with this run, too", learnt.after),
-    )
-    rows = [one for one in known if one[1] is not learnt.before or learnt.runs_before]
+    rows = [("by the cost model", learnt.plain)]
+    if learnt.runs_before:
+        rows.append((f"with the {learnt.runs_before:,} runs before", learnt.before))
+    rows.append(("with this run, too", learnt.after))
     before, after = learnt.before.step_seconds, learnt.after.step_seconds
     return Section(
         name="learnt",
