@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 from fsdpplan.report.how_it_went import Learnt, learnt_section, nccl_section, went_section
@@ -28,6 +29,9 @@ from fsdpplan.run.curves import CurvePoint, Quantity, curve
 from fsdpplan.run.verify import communication, comparison
 from fsdpplan.spec.plan import Interval
 from fsdpplan.units import format_percent, format_seconds
+
+STEEP = 3.0
+"""Times the median step that a chart of them is high, where some take longer."""
 
 WORDS = {
     "step_seconds": "a step",
@@ -87,7 +91,8 @@ def _fact(row: Comparison) -> Fact:
     if row.lower is not None and row.upper is not None:
         said += f", {written(row.lower, unit)} to {written(row.upper, unit)} in four cases of five"
     if row.measured is not None and row.error_fraction is not None:
-        said += f"; {100 * row.error_fraction:+.1f} % off"
+        off = "high" if row.error_fraction > 0 else "low"
+        said += f"; predicted {format_percent(abs(row.error_fraction))} too {off}"
     if row.note:
         said += f"; {row.note}"
     return Fact(
@@ -282,6 +287,7 @@ def _curve(
         {"name": "measured", "points": [[point.step, point.value] for point in points]}
     ]
     ends = (first.step, last.step)
+    top = _top(points, predicted) if quantity == "step_seconds" else None
     if predicted is not None:
         series.append(
             {
@@ -303,10 +309,10 @@ def _curve(
         name=quantity.replace("_", "-"),
         kind="lines",
         title=title,
-        says=_curve_words(points, reported, unit),
+        says=_curve_words(points, reported, unit, top),
         data={
             "x": {"name": "step", "unit": "whole"},
-            "y": {"name": words, "unit": unit},
+            "y": {"name": words, "unit": unit, **({} if top is None else {"min": 0, "max": top})},
             "series": series,
             "marks": [
                 {"axis": "x", "value": step, "name": "started again"} for step in left.resumed_at
@@ -315,12 +321,26 @@ def _curve(
     )
 
 
-def _curve_words(points: Sequence[CurvePoint], reported: int, unit: Unit) -> str:
+def _top(points: Sequence[CurvePoint], predicted: Interval | None) -> float | None:
+    """Where the chart ends, if some steps are so slow that the others could not be told apart: the
+    first one of a run compiles. None: nothing is beyond it."""
+    usual = median(point.value for point in points)
+    top = max(STEEP * usual, 1.1 * predicted.upper if predicted else 0.0)
+    return top if max(point.value for point in points) > top else None
+
+
+def _curve_words(points: Sequence[CurvePoint], reported: int, unit: Unit, top: float | None) -> str:
     values = [point.value for point in points]
     words = (
         f"From {written(values[0], unit)} to {written(values[-1], unit)}; lowest "
         f"{written(min(values), unit)}, highest {written(max(values), unit)}."
     )
+    if top is not None:
+        beyond = [point for point in points if point.value > top]
+        words += (
+            f" {len(beyond):,} of them {'is' if len(beyond) == 1 else 'are'} beyond the chart, the "
+            f"first at step {beyond[0].step:,}."
+        )
     if len(points) < reported:
         words += (
             f" {len(points):,} of {reported:,} steps are drawn: of each stretch its lowest and its "

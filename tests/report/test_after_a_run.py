@@ -60,6 +60,9 @@ def test_curves_go_over_all_starts_and_keep_the_slowest_step(on_gpus: dict[str, 
     measured, predicted = times.data["series"]
     assert len(measured["points"]) <= MOST_POINTS
     assert max(value for _, value in measured["points"]) == 7.5
+    # it is beyond the chart, so that the others can be told apart, and said to be
+    assert times.data["y"]["max"] < 7.5
+    assert "1 of them is beyond the chart, the first at step 1,499" in times.says
     assert [measured["points"][0][0], measured["points"][-1][0]] == [1, 3000]
     assert {tuple(ends) for ends in predicted["points"]} == {(1, 0.2), (3000, 0.2)}
     assert [mark["value"] for mark in times.data["marks"]] == [1000]
