@@ -7,17 +7,20 @@ from fsdpplan.report.grounds import grounds_section, watch_section
 from fsdpplan.report.memory import memory_section
 from fsdpplan.report.network import communication_section, topology_section
 from fsdpplan.report.summary import subtitle, summary_section, title
+from fsdpplan.report.timeline import laid_out, timeline_sections
 from fsdpplan.report.values import Report, Section
 from fsdpplan.spec.plan import Plan
 
 
 def plan_report(plan: Plan, *, about: str, more: tuple[Section, ...] = ()) -> Report:
     """What there is to show of `plan`, which was read from `about`; `more` comes behind it."""
+    laid = laid_out(plan)
     sections = (
         summary_section(plan),
         watch_section(plan),
         topology_section(plan),
-        memory_section(plan),
+        *timeline_sections(laid),
+        memory_section(plan, laid),
         communication_section(plan),
     )
     return Report(
