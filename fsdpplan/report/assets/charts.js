@@ -5,7 +5,7 @@ const charts = (() => {
   // Okabe and Ito, https://jfly.uni-koeln.de/color/: told apart by whoever sees colours otherwise.
   // On dark ground the darkest two are lighter.
   const LIGHT = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b8a600", "#6b7280", "#a3abb6", "#3c4450"];
-  const DARK = ["#3fa2e0", "#f0b440", "#2cc295", "#dc92ba", "#8fd0f5", "#f5813c", "#d9cc3c", "#98a2b0", "#c5ccd6", "#6d7787"];
+  const DARK = ["#3fa2e0", "#f0b440", "#2cc295", "#dc92ba", "#8fd0f5", "#f5813c", "#d9cc3c", "#98a2b0", "#646f80", "#d3dae4"];
   // Beside colours, patterns: what is printed in grey is told apart, too.
   const DECALS = [
     {symbol: "none"},
