@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from fsdpplan.report.values import Block, Note, Notes, Section, Table, Tone, Words
+from fsdpplan.report.values import Block, Note, Notes, Section, Table, Words
 from fsdpplan.search.advice.field_rules import RULES
 from fsdpplan.search.advice.words import EVIDENCE
 from fsdpplan.spec.plan import BrokenRule, Plan
@@ -114,17 +114,3 @@ def _value(name: str, plan: Plan) -> str | None:
         return "yes" if found else "no"
     shown = _SHOWN.get(type(found))
     return None if shown is None else format(found, shown)
-
-
-def older_words(plan: Plan, predicted: float) -> tuple[Tone, str] | None:
-    """That the plan was predicted by another version, which predicts otherwise; None: it was not.
-    `predicted`: the step in seconds as this version predicts it."""
-    saved = plan.estimate.time.total_seconds
-    if abs(predicted - saved) <= 1e-6 * saved:
-        return None
-    made = dict(plan.versions).get("fsdpplan", "another version")
-    return (
-        "watch",
-        f"The plan was predicted by fsdpplan {made}; what is drawn here is worked out by this one, "
-        f"which predicts {predicted / saved - 1:+.1%} for a step. Plan again to have both agree.",
-    )

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 from fsdpplan.cost.band import peak_factor
 from fsdpplan.cost.memory.peak import available_bytes, rank_memory, stage_memory
 from fsdpplan.cost.schedule.stages import in_flight_blocks, pipeline_ranks
+from fsdpplan.cost.timeline.events import MemoryPoint
+from fsdpplan.report.timeline import TICKS, LaidOut
 from fsdpplan.report.values import Chart, Fact, Facts, Section, Table, cell
 from fsdpplan.spec.plan import Case, MemoryBreakdown, Plan
-from fsdpplan.units import format_gib
+from fsdpplan.units import format_gib, format_seconds
 
 COLORS = {
     "parameters": 0,
@@ -40,7 +44,7 @@ class RankMemory:
         return sum(held for _, held in self.terms)
 
 
-def memory_section(plan: Plan) -> Section:
+def memory_section(plan: Plan, laid: LaidOut | None) -> Section:
     """What the fullest GPU holds, what each stage does, and how that is near the limit."""
     memory = plan.estimate.memory
     ranks = rank_memories(plan)
@@ -50,7 +54,7 @@ def memory_section(plan: Plan) -> Section:
         title="Memory",
         says=f"At its peak{phase}, the fullest holds {format_gib(memory.peak_device_bytes)}; the "
         f"largest part is {_largest(memory)}.",
-        blocks=(_facts(plan), _chart(plan, ranks)),
+        blocks=(_facts(plan), _chart(plan, ranks), *_over_the_step(plan, laid)),
     )
 
 
@@ -174,3 +178,117 @@ def _chart(plan: Plan, ranks: tuple[RankMemory, ...]) -> Chart:
             folded=True,
         ),
     )
+
+
+MOST_POINTS = 240
+"""Of a rank over the step; all ranks share `MOST_POINTS_IN_ALL`."""
+MOST_POINTS_IN_ALL = 1600
+_MIB = 2**20
+_HELD = {
+    "parameters": "parameters_bytes",
+    "optimizer state": "optimizer_bytes",
+    "gradients": "gradients_bytes",
+    "gathered parameters": "unsharded_parameters_bytes",
+    "unreduced gradients": "unsharded_gradients_bytes",
+    "activations": "activations_bytes",
+    "logits and loss": "logits_bytes",
+    "temporaries": "temporaries_bytes",
+}
+"""Parts of what tensors take, from what stays to what goes, and the fields that they are in."""
+
+
+def _over_the_step(plan: Plan, laid: LaidOut | None) -> tuple[Chart, ...]:
+    """What tensors take over the step, on a rank of each stage."""
+    if laid is None or not laid.passes.memory:
+        return ()
+    by_rank: dict[int, list[MemoryPoint]] = {}
+    for point in laid.passes.memory:
+        by_rank.setdefault(point.rank, []).append(point)
+    most = min(MOST_POINTS, MOST_POINTS_IN_ALL // len(by_rank))
+    peaks = {rank: max(one.allocated_bytes for one in by_rank[rank]) for rank in by_rank}
+    fullest = max(peaks, key=lambda rank: peaks[rank])
+    end = laid.passes.step_seconds
+    choices = [
+        {
+            "name": f"Stage {rank + 1}" + (", the fullest" if rank == fullest else ""),
+            **_held(thinned(points, most), end, plan.cluster.device.memory_bytes),
+        }
+        for rank, points in by_rank.items()
+    ]
+    at_peak = max(by_rank[fullest], key=lambda one: one.allocated_bytes)
+    says = (
+        f"What tensors take goes up to {format_gib(peaks[fullest])} in {at_peak.phase}, "
+        f"{format_seconds(at_peak.start_seconds)} from the beginning of the step."
+    )
+    data = choices[0] if len(choices) == 1 else {"choices": choices, "chosen": fullest}
+    return (
+        Chart(
+            name="held",
+            kind="held",
+            title="Memory over the step" + (" of each stage" if len(choices) > 1 else ""),
+            says=says,
+            data=data,
+            table=_phases_table(by_rank),
+        ),
+    )
+
+
+def thinned(points: list[MemoryPoint], most: int) -> list[MemoryPoint]:
+    """At most `most` of the points, of neighbours the one that holds most: the peak stays."""
+    if len(points) <= most:
+        return points
+    edges = [round(at * len(points) / most) for at in range(most + 1)]
+    return [
+        max(points[first:last], key=lambda one: one.allocated_bytes)
+        for first, last in pairwise(edges)
+    ]
+
+
+def _held(points: list[MemoryPoint], end: float, device_bytes: int) -> dict[str, Any]:
+    """Columns of whole MiB; what is always there is one number of them all."""
+    tick = end / TICKS
+    columns = {
+        name: [round(getattr(one, field) / _MIB) for one in points] for name, field in _HELD.items()
+    }
+    return {
+        "x": {"name": "time in the step", "unit": "seconds", "min": 0, "max": end},
+        "y": {"name": "allocated", "unit": "bytes", "min": 0, "max": device_bytes},
+        "tick": tick,
+        "scale": _MIB,
+        # the last value holds to the end
+        "at": [round(one.start_seconds / tick) for one in points] + [TICKS],
+        "series": [
+            {"name": name, "color": COLORS[name], "values": [*values, values[-1]]}
+            for name, values in columns.items()
+            if any(values)
+        ],
+    }
+
+
+def _phases_table(by_rank: dict[int, list[MemoryPoint]]) -> Table:
+    phases = list(dict.fromkeys(one.phase for points in by_rank.values() for one in points))
+    return Table(
+        caption="Most that tensors take in each phase",
+        columns=("", *phases),
+        rows=tuple(
+            (
+                _name(rank, len(by_rank)),
+                *(
+                    cell(
+                        max(
+                            (one.allocated_bytes for one in points if one.phase == phase),
+                            default=None,
+                        ),
+                        "bytes",
+                    )
+                    for phase in phases
+                ),
+            )
+            for rank, points in by_rank.items()
+        ),
+        folded=True,
+    )
+
+
+def _most(points: list[MemoryPoint], phase: str) -> int | None:
+    return max((one.allocated_bytes for one in points if one.phase == phase), default=None)

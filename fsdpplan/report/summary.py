@@ -184,7 +184,7 @@ def _watch(plan: Plan) -> Fact:
         name="To watch",
         value="1 point" if number == 1 else f"{number} points",
         exact=number,
-        note=first,
+        note=first[:1].upper() + first[1:],
         tone="watch",
     )
 

@@ -7,6 +7,8 @@ from functools import cache
 from fsdpplan.cost.step import estimate
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.clusters import load_cluster
+from fsdpplan.report.of_plan import plan_report
+from fsdpplan.report.values import Report
 from fsdpplan.run.plans import new_plan
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.plan import BrokenRule, Case, Plan, RankedLayout
@@ -56,6 +58,12 @@ def plan_of(gpus: int) -> Plan:
     """A plan for so many GPUs."""
     name, layout = LAYOUTS[gpus]
     return plan_with(name, layout)
+
+
+@cache
+def report_of(gpus: int) -> Report:
+    """The report of it, made once."""
+    return plan_report(plan_of(gpus), about="fsdpplan.json")
 
 
 def plan_with(

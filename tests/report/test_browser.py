@@ -11,8 +11,9 @@ import pytest
 from fsdpplan.report.network import groups
 from fsdpplan.report.of_plan import plan_report
 from fsdpplan.report.page import page as page_of
+from fsdpplan.report.values import written
 from tests.report.browser import WIDTHS, Opened, browser, show
-from tests.report.plans import SIZES, plan_of
+from tests.report.plans import SIZES, plan_of, report_of
 from tests.report.test_report import HOSTILE, hostile, mesh_groups
 
 
@@ -34,14 +35,19 @@ def file(files: dict[int, Path], gpus: int) -> Path:
 
 def report_file(files: dict[int, Path], gpus: int) -> Path:
     if not files[gpus].exists():
-        report = plan_report(plan_of(gpus), about="fsdpplan.json")
-        files[gpus].write_text(page_of(report), encoding="utf-8")
+        files[gpus].write_text(page_of(report_of(gpus)), encoding="utf-8")
     return files[gpus]
 
 
 DRAWN = """
 return [...document.querySelectorAll(".drawing")].map((box) => {
-  const shapes = box.querySelectorAll("svg path, svg rect, canvas").length;
+  let shapes = box.querySelectorAll("svg path, svg rect").length;
+  const canvas = box.querySelector("canvas");
+  if (canvas) { // as many as it has colours
+    const pixels = new Uint32Array(
+      canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.buffer);
+    shapes += new Set(pixels.filter((_, place) => place % 5 === 0)).size;
+  }
   const {width, height} = box.getBoundingClientRect();
   return [box.id, shapes, width, height];
 });
@@ -82,7 +88,7 @@ COLOR = """
 const canvas = document.querySelector("#chart-topology canvas"), cell = canvas.cellOf(arguments[0]);
 const scale = canvas.width / canvas.clientWidth;
 return [...canvas.getContext("2d").getImageData(
-  (cell.x + cell.size / 2) * scale, (cell.y + cell.size / 2) * scale, 1, 1).data].slice(0, 3);
+  (cell.x + cell.size * 0.12) * scale, (cell.y + cell.size * 0.12) * scale, 1, 1).data].slice(0, 3);
 """
 RANK = "return Number(document.querySelector('#chart-topology input').value)"
 
@@ -118,9 +124,11 @@ def test_a_rank_that_is_pointed_at_or_reached_by_keys_shows_its_groups(
     assert lit.items() <= expected.items()
     # an axis that joins others is drawn where something is sent over it
     assert all("*" in axis for axis in expected.keys() - lit.keys())
-    tp = expected.get("tp", expected.get("dp_shard", []))
-    assert chromium.script(COLOR, rank) != plain
-    assert len({tuple(chromium.script(COLOR, one)) for one in tp if one != rank}) == 1
+    narrowest = min(lit.values(), key=len)
+    # read beside the numbers that stand in large cells
+    colors = {tuple(chromium.script(COLOR, one)) for one in narrowest if one != rank}
+    assert len(colors) == 1
+    assert chromium.script(COLOR, rank) not in (plain, *map(list, colors))
     said = chromium.script("return document.querySelector('#chart-topology .rank').textContent")
     assert f"rank {rank:,}: GPU {rank % 8} of node {rank // 8:,}" in said
     for row in plan_of(gpus).estimate.communication:
@@ -159,6 +167,28 @@ def test_everything_is_reached_by_tab_and_what_has_focus_is_seen(
     assert {"A", "BUTTON", "CANVAS", "INPUT", "SUMMARY"} <= tags
     assert {outline for tag, _, outline in reached if tag != "BODY"} <= {"solid", "auto"}
     assert [reached[0][1]] == ["skip"]
+
+
+def test_what_is_hovered_over_says_its_numbers(chromium: Opened, files: dict[int, Path]) -> None:
+    show(chromium, report_file(files, 512))
+    compute = written(plan_of(512).estimate.time.compute_seconds, "seconds")
+    x, y = chromium.script(
+        "const box = document.getElementById('chart-step');"
+        "box.scrollIntoView({block: 'center', behavior: 'instant'});"
+        "const {left, top, width, height} = box.getBoundingClientRect();"
+        "return [left + width * 0.4, top + height * 0.55]"
+    )
+    chromium.hover(x, y)
+    chromium.wait_for(f"document.getElementById('chart-step').innerText.includes('{compute}')")
+    # a stage of the pipeline is chosen by its list, which keys reach
+    chosen = "return document.querySelector('#chart-timeline').previousElementSibling.textContent"
+    before = chromium.script(chosen)
+    chromium.script(
+        "const list = document.querySelector('.choice select'); list.value = '0';"
+        "list.dispatchEvent(new Event('change'))"
+    )
+    assert chromium.script(chosen) == "Stage 1" != before
+    assert chromium.complaints() == []
 
 
 def test_the_button_changes_the_look_and_drawings_follow(

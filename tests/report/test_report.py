@@ -5,23 +5,27 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from html.parser import HTMLParser
 from math import prod
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.cost.network.placement import Group
+from fsdpplan.cost.timeline.events import MemoryPoint
 from fsdpplan.files.plans import estimate_document
+from fsdpplan.report.memory import thinned
 from fsdpplan.report.network import groups, topology_data, traffic_of
 from fsdpplan.report.of_plan import plan_report
 from fsdpplan.report.page import ECHARTS_SHA256, ECHARTS_VERSION, asset, json_in_html, page
-from fsdpplan.report.values import Cell, Chart, Facts, Report, Table, written
+from fsdpplan.report.values import Cell, Chart, Facts, Notes, Report, Table, written
 from fsdpplan.spec.layout import MESH_AXES, Layout
 from fsdpplan.spec.plan import Plan
-from tests.report.plans import SIZES, plan_of, plan_with
+from tests.report.plans import SIZES, plan_of, plan_with, report_of
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&'\"\u2028$policy ${title}"
 
@@ -68,7 +72,7 @@ def numbers_of(report: Report) -> set[float]:
 @pytest.mark.parametrize("gpus", SIZES)
 def test_the_numbers_are_those_of_the_plans_json(gpus: int) -> None:
     plan = plan_of(gpus)
-    shown = numbers_of(plan_report(plan, about="fsdpplan.json"))
+    shown = numbers_of(report_of(gpus))
     document = json.loads(json.dumps(estimate_document(plan.estimate)))
     memory, time = document["memory"], document["time"]
     wanted = {
@@ -86,6 +90,103 @@ def test_the_numbers_are_those_of_the_plans_json(gpus: int) -> None:
         for field in ("bytes", "seconds", "count", "ranks", "exposed_seconds"):
             wanted[f"{at} {field}"] = row[field]
     assert {name for name, value in wanted.items() if value and value not in shown} == set()
+
+
+@pytest.mark.parametrize("gpus", SIZES)
+def test_the_streams_of_the_drawn_step_are_those_of_the_estimate(gpus: int) -> None:
+    plan = plan_of(gpus)
+    report = report_of(gpus)
+    charts = {chart.name: chart for chart in report.charts}
+    assert ("schedule" in charts) == (plan.layout.pp > 1)
+    time = plan.estimate.time
+    if plan.layout.pp > 1:
+        drawn = charts["schedule"].data
+        assert drawn["tick"] * 1e6 == pytest.approx(time.total_seconds)
+        shares = lane_seconds(drawn)
+        assert len(shares) == plan.layout.pp
+        table = charts["schedule"].table
+        assert table is not None
+        # the rank that computes most has the estimate's own terms
+        rows = [[one.exact for one in row if isinstance(one, Cell)] for row in table.rows]
+        assert any(
+            row[0] == pytest.approx(time.compute_seconds)
+            and row[1] == pytest.approx(time.exposed_communication_seconds)
+            and row[2] == pytest.approx(time.bubble_seconds)
+            for row in rows
+        )
+        for lane, row in zip(shares, rows, strict=True):
+            # all of each lane is drawn: nothing is left out between two spans, or drawn twice
+            assert lane == pytest.approx(time.total_seconds, rel=2e-3)
+            assert sum(one for one in row[:4] if one) == pytest.approx(time.total_seconds)
+    for choice in charts["timeline"].data["choices"]:
+        for lane, start, length, kind, name, *_ in choice["spans"]:
+            assert 0 <= start <= start + length <= 1_000_000
+            assert lane < len(choice["lanes"])
+            assert kind < len(choice["kinds"])
+            assert name < len(choice["names"])
+
+
+def lane_seconds(drawn: Mapping[str, Any]) -> list[float]:
+    """How long each lane is busy, in what is drawn of it."""
+    lanes = [0] * len(drawn["lanes"])
+    for lane, _, length, *_ in drawn["spans"]:
+        lanes[lane] += length
+    return [ticks * drawn["tick"] for ticks in lanes]
+
+
+@pytest.mark.parametrize("gpus", SIZES)
+def test_memory_over_the_step_reaches_the_peak_of_the_plan(gpus: int) -> None:
+    plan = plan_of(gpus)
+    held = next(one for one in report_of(gpus).charts if one.name == "held").data
+    chosen = held["choices"][held["chosen"]] if "choices" in held else held
+    sums = map(sum, zip(*(one["values"] for one in chosen["series"]), strict=True))
+    mib = max(sums)
+    peak = plan.estimate.memory.peak_allocated_bytes / 2**20
+    assert abs(mib - peak) <= len(chosen["series"])  # each is a whole number of them
+    assert len(chosen["at"]) == len(chosen["series"][0]["values"]) <= 242
+
+
+@given(st.lists(st.integers(0, 10**9), min_size=1, max_size=60), st.integers(1, 40))
+def test_thinned_memory_keeps_its_peak_and_its_order(heights: list[int], most: int) -> None:
+    points = [
+        MemoryPoint(
+            rank=0,
+            start_seconds=float(at),
+            phase="forward",
+            parameters_bytes=height,
+            optimizer_bytes=0,
+            gradients_bytes=0,
+            unsharded_parameters_bytes=0,
+            unsharded_gradients_bytes=0,
+            activations_bytes=0,
+            logits_bytes=0,
+            temporaries_bytes=0,
+        )
+        for at, height in enumerate(heights)
+    ]
+    kept = thinned(points, most)
+    assert len(kept) == min(most, len(points))
+    assert max(one.parameters_bytes for one in kept) == max(heights)
+    assert [one.start_seconds for one in kept] == sorted({one.start_seconds for one in kept})
+
+
+def test_a_plan_of_another_version_says_that_what_is_drawn_is_of_this_one() -> None:
+    plan = plan_of(512)
+    time = plan.estimate.time
+    older = replace(time, compute_seconds=time.compute_seconds * 1.1)
+    other = replace(
+        plan, estimate=replace(plan.estimate, time=older), versions=(("fsdpplan", "0.0.1"),)
+    )
+    report = plan_report(other, about="p.json")
+    said = [
+        one.text
+        for section in report.sections
+        for block in section.blocks
+        if isinstance(block, Notes)
+        for one in block.items
+    ]
+    assert any("predicted by fsdpplan 0.0.1" in text for text in said)
+    assert older.total_seconds in numbers_of(report) or older.compute_seconds in numbers_of(report)
 
 
 class Seen(HTMLParser):
@@ -144,7 +245,7 @@ def test_data_in_a_script_are_json_and_cannot_end_it(document: object) -> None:
 
 
 def test_the_page_lets_nothing_run_but_its_own_scripts_and_load_nothing() -> None:
-    text = page(plan_report(plan_of(8), about="fsdpplan.json"))
+    text = page(report_of(8))
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]+)"', text)
     assert policy is not None
     rules = dict(one.split(" ", 1) for one in policy[1].split("; "))
@@ -155,7 +256,7 @@ def test_the_page_lets_nothing_run_but_its_own_scripts_and_load_nothing() -> Non
 
 @pytest.mark.parametrize("gpus", SIZES)
 def test_a_page_is_below_2_mb(gpus: int) -> None:
-    assert len(page(plan_report(plan_of(gpus), about="p.json")).encode()) < 2_000_000
+    assert len(page(report_of(gpus)).encode()) < 2_000_000
 
 
 def ranks_of(group: Group, world: int) -> set[frozenset[int]]:

@@ -5,7 +5,7 @@ const charts = (() => {
   // Okabe and Ito, https://jfly.uni-koeln.de/color/: told apart by whoever sees colours otherwise.
   // On dark ground the darkest two are lighter.
   const LIGHT = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b8a600", "#6b7280", "#a3abb6", "#3c4450"];
-  const DARK = ["#3fa2e0", "#f0b440", "#2cc295", "#dc92ba", "#8fd0f5", "#f5813c", "#d9cc3c", "#98a2b0", "#c5ccd6", "#6d7787"];
+  const DARK = ["#3fa2e0", "#f0b440", "#2cc295", "#dc92ba", "#8fd0f5", "#f5813c", "#d9cc3c", "#98a2b0", "#646f80", "#d3dae4"];
   // Beside colours, patterns: what is printed in grey is told apart, too.
   const DECALS = [
     {symbol: "none"},
@@ -421,43 +421,50 @@ const charts = (() => {
       };
     },
 
-    // What is done when: a lane each, time to the right.
+    // What is done when: a lane each, time to the right. Times are whole numbers of `tick` seconds.
     spans(data, look) {
-      const end = Math.max(...data.spans.map(([, start, length]) => start + length));
-      const begin = Math.min(...data.spans.map(([, start]) => start));
+      const ticks = data.spans.reduce((most, [, start, length]) => Math.max(most, start + length), 1);
       const row = data.lanes.length > 16 ? 16 : data.lanes.length > 8 ? 22 : 30;
       const top = legendHeight(data.kinds, look);
       const byKind = data.kinds.map(() => []);
       for (const span of data.spans) byKind[span[3]].push(span);
+      const time = (count) => tick(count * data.tick, data.unit);
+      const {interval} = round(ticks * data.tick, data.unit, look.width < 480 ? 3 : 6);
+      const longest = Math.max(...data.lanes.map((one) => one.length)) * 6.8 + 4;
+      const label = Math.min(longest, look.width < 480 ? 92 : 140), left = label + 10;
       return {
-        height: top + 8 + data.lanes.length * row + 66,
+        // Thousands of elements are slow to lay out; pixels are not.
+        renderer: data.spans.length > 1500 ? "canvas" : "svg",
+        height: top + 8 + data.lanes.length * row + (look.printed ? 30 : 64),
         option: {
           ...base(look),
           legend: legend(look, data.kinds),
-          grid: {left: 4, right: 22, top: top + 8, bottom: 42, containLabel: true},
+          grid: {left, right: 26, top: top + 8, bottom: look.printed ? 22 : 56},
           tooltip: {
             ...base(look).tooltip, trigger: "item",
-            formatter: ({value}) => hover(value[4], [
-              ["begins", written(value[1] - begin, data.unit)], ["takes", written(value[2], data.unit)],
-              ...(value[5] || []),
+            formatter: ({value: [, start, length, , name, batch, stage]}) => hover(data.names[name], [
+              ["begins", written(start * data.tick, data.unit)], ["takes", written(length * data.tick, data.unit)],
+              ...(batch === undefined ? [] : [["micro-batch", String(batch + 1)]]),
+              ...(stage === undefined ? [] : [["stage of the model", String(stage + 1)]]),
             ]),
           },
           dataZoom: look.printed ? undefined : [
-            {type: "slider", height: 16, bottom: 6, filterMode: "weakFilter", borderColor: look.line,
+            {type: "slider", height: 16, bottom: 6, filterMode: "none", borderColor: look.line, left, right: 26,
               fillerColor: look.faint, showDetail: false, brushSelect: false, showDataShadow: false,
               handleStyle: {color: look.card, borderColor: look.quiet}, moveHandleSize: 0,
               backgroundColor: "transparent"},
           ],
-          xAxis: {type: "value", min: begin, max: end, ...axisOf(look, data.unit), splitLine: {show: false},
-            axisLabel: {...axisOf(look, data.unit).axisLabel, formatter: (value) => tick(value - begin, data.unit)}},
+          xAxis: {type: "value", min: 0, max: ticks, interval: interval / data.tick, ...axisOf(look, data.unit),
+            splitLine: {show: false},
+            axisLabel: {...axisOf(look, data.unit).axisLabel, formatter: time, showMaxLabel: false}},
           yAxis: {
             type: "category", data: data.lanes, inverse: true, axisTick: {show: false},
             axisLine: {lineStyle: {color: look.line}}, splitLine: {show: true, lineStyle: {color: look.faint}},
-            axisLabel: {color: look.ink, fontSize: 12, width: Math.min(130, look.width * 0.28), overflow: "truncate", interval: 0},
+            axisLabel: {color: look.ink, fontSize: 12, width: label, overflow: "truncate", interval: 0},
           },
           series: data.kinds.map((kind, index) => ({
-            type: "custom", name: kind, encode: {x: [1, 2], y: 0}, itemStyle: fill(look, index), clip: true,
-            dimensions: ["lane", "start", "length"],
+            type: "custom", name: kind, encode: {x: [1, 2], y: 0}, itemStyle: fill(look, data.colors[index]), clip: true,
+            progressive: 0,
             data: byKind[index].map((span) => ({value: span})),
             renderItem(params, api) {
               const start = api.coord([api.value(1), api.value(0)]);
@@ -466,12 +473,27 @@ const charts = (() => {
               const bound = params.coordSys;
               const left = Math.max(start[0], bound.x), right = Math.min(stop[0], bound.x + bound.width);
               if (right < left) return null;
-              return {type: "rect", style: api.style(),
-                shape: {x: left, y: start[1] - height / 2, width: Math.max(right - left, 0.6), height, r: 1.5}};
+              const wide = right - left > 6;
+              return {type: "rect", style: wide ? api.style() : {...api.style(), decal: null},
+                shape: {x: left, y: start[1] - height / 2, width: Math.max(right - left - (wide ? 0.6 : 0), 0.6), height, r: wide ? 1.5 : 0}};
             },
           })),
         },
       };
+    },
+
+    // What is held when: columns of values at the same times, each until the next; stacked.
+    held(data, look) {
+      const made = kinds.lines({
+        x: data.x, y: data.y,
+        series: data.series.map((one) => ({
+          name: one.name, color: one.color, area: true, step: true,
+          points: data.at.map((at, index) => [at * data.tick, one.values[index] * data.scale]),
+        })),
+      }, look);
+      made.option.legend.icon = "roundRect";
+      Object.assign(made.option.yAxis, round(data.y.max, data.y.unit, 4));
+      return made;
     },
   };
 

@@ -25,14 +25,38 @@
     };
   }
 
+  const chosen = new Map(); // of charts that have several drawings
+  function choiceOf(one, box) {
+    if (!one.data.choices) return one.data;
+    if (!chosen.has(one.name)) {
+      chosen.set(one.name, one.data.chosen || 0);
+      const label = document.createElement("label");
+      label.className = "choice screen-only";
+      label.append("Shown: ");
+      const list = document.createElement("select");
+      one.data.choices.forEach((choice, index) => list.add(new Option(choice.name, index)));
+      list.value = String(chosen.get(one.name));
+      list.addEventListener("change", () => { chosen.set(one.name, Number(list.value)); draw(one); });
+      label.append(list);
+      const onPaper = document.createElement("p");
+      onPaper.className = "paper-only";
+      box.before(label, onPaper);
+    }
+    const choice = one.data.choices[chosen.get(one.name)];
+    box.previousElementSibling.textContent = choice.name;
+    return choice;
+  }
+
   function draw(one) {
     const box = document.getElementById("chart-" + one.name);
     const own = look(box);
-    const {height, option} = charts.kinds[one.kind](one.data, own);
+    const {height, option, renderer} = charts.kinds[one.kind](choiceOf(one, box), own);
     const known = drawn.get(one.name);
     if (known) known.dispose();
     box.style.height = height + "px";
-    const chart = echarts.init(box, null, {renderer: "svg", width: own.width, height});
+    const chart = echarts.init(box, null, {
+      renderer: renderer || "svg", width: own.width, height, devicePixelRatio: own.printed ? 3 : undefined,
+    });
     chart.setOption(option);
     drawn.set(one.name, chart);
   }

@@ -49,6 +49,11 @@ EVIDENCE = {
 """What stands behind the numbers of the hardware, in words."""
 
 
+def schedule_words(schedule: str) -> str:
+    """A pipeline schedule as people write it."""
+    return _SCHEDULES.get(schedule, schedule)
+
+
 def degrees(layout: Layout) -> str:
     """`dp_replicate 16 x dp_shard 8`: the degrees that are not 1; ep adds no ranks, so apart."""
     parts = [f"{axis} {getattr(layout, axis)}" for axis in MESH_AXES if getattr(layout, axis) > 1]
@@ -89,8 +94,7 @@ def describe(layout: Layout, cluster: Cluster) -> str:
         stride = 1 if layout.experts_over_tp else layout.tp
         parts.append(f"experts over {_span(layout.expert_ranks, stride, cluster)}")
     if layout.pp > 1:
-        schedule = _SCHEDULES.get(layout.schedule, layout.schedule)
-        parts.append(f"pipeline of {layout.pp} stages ({schedule})")
+        parts.append(f"pipeline of {layout.pp} stages ({schedule_words(layout.schedule)})")
     return ", ".join(parts)
 
 
