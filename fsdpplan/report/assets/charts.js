@@ -271,8 +271,9 @@ const charts = (() => {
             ...(data.x.log ? over(look, data.x, valuesOf(data.series, ([x]) => x))
               : {type: "value", min: data.x.min ?? "dataMin", max: data.x.max ?? "dataMax", ...axisOf(look, data.x.unit)}),
             splitLine: {show: false}, ...named(look, data.x, 28)},
-          yAxis: {...over(look, data.y, [...valuesOf(data.series, ([, y]) => y),
-            ...data.series.flatMap((one) => (one.band || []).flatMap(([, lower, upper]) => [lower, upper]))]),
+          yAxis: {...(data.series.some((one) => one.area) ? {type: "value", min: data.y.min, max: data.y.max, ...axisOf(look, data.y.unit)}
+            : over(look, data.y, [...valuesOf(data.series, ([, y]) => y),
+            ...data.series.flatMap((one) => (one.band || []).flatMap(([, lower, upper]) => [lower, upper]))])),
             axisLine: {show: false}, ...above(look, data.y)},
           series,
         },
@@ -491,7 +492,7 @@ const charts = (() => {
           points: data.at.map((at, index) => [at * data.tick, one.values[index] * data.scale]),
         })),
       }, look);
-      made.option.legend.icon = "roundRect";
+      if (made.option.legend) made.option.legend.icon = "roundRect"; // of one series there is none
       Object.assign(made.option.yAxis, round(data.y.max, data.y.unit, 4));
       return made;
     },
