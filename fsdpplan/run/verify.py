@@ -121,6 +121,13 @@ def finished_run(place: Path | None, *, plan_file: Path | None, folder: Path) ->
     Its plan is that of the script beside its metrics, unless `plan_file` names one. Raises
     SpecError where the two are no pair, or too little was measured.
     """
+    run = run_so_far(place, plan_file=plan_file, folder=folder)
+    _require_end(run.measured, run.metrics)
+    return run
+
+
+def run_so_far(place: Path | None, *, plan_file: Path | None, folder: Path) -> FinishedRun:
+    """The same of a run that may have failed, or not have ended."""
     found = _newest(folder) if place is None else place
     metrics = _metrics_of(found, folder)
     plan, digests = _plan_of(found, plan_file, folder)
@@ -129,7 +136,6 @@ def finished_run(place: Path | None, *, plan_file: Path | None, folder: Path) ->
     told = None if measured.start is None else measured.start.plan_sha256
     digest = told if told in digests else digests[0]
     _require_pair(measured, digest, plan, metrics)
-    _require_end(measured, metrics)
     measured_plan = in_precision(plan, measured.precision)
     return FinishedRun(metrics=metrics, plan=measured_plan, plan_sha256=digest, measured=measured)
 

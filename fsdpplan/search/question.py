@@ -4,7 +4,7 @@ returns.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import erf, exp, log, pi, sqrt
 from typing import Literal, Protocol, get_args
 
@@ -196,6 +196,8 @@ class SearchResult:
     """Set when nothing fits."""
     example: str | None = None
     """An illegal layout of the commonest kind: what is wrong with it, and what would be right."""
+    explored: tuple[tuple[Layout, Estimate], ...] = field(default=(), repr=False)
+    """All layouts whose step was predicted, those too that are not listed."""
 
     @property
     def ranked(self) -> tuple[RankedLayout, ...]:

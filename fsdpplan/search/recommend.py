@@ -79,8 +79,9 @@ def recommend(
     difference = difference_of(cluster, learner)
     space = Space(asked)
     entries = priced(space, limit, difference)
+    explored = space.priced
     if learner is not None and entries:
-        entries = _learned(space, limit, learner)
+        explored = entries = _learned(space, limit, learner)
     found, tally = _list(asked, entries, limit, difference), space.tally
     return SearchResult(
         listed=found,
@@ -91,6 +92,7 @@ def recommend(
         rejected=tuple(tally.rejected.most_common()),
         nearest_miss=None if found.ranked else _miss(asked, tally),
         example=_example(tally),
+        explored=tuple(explored),
     )
 
 

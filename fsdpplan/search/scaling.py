@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import log2
 
+from fsdpplan.search.advice.difference import Difference, Priced, difference
 from fsdpplan.search.advice.remedies import first_fit
 from fsdpplan.search.enumerate import divisors
 from fsdpplan.search.question import Question
@@ -68,6 +69,102 @@ def knee(rates: Sequence[Rate]) -> Knee | None:
         if kept < KNEE_FRACTION:
             return Knee(gpus=one.gpus, next_gpus=other.gpus, kept_fraction=kept)
     return Knee(gpus=rates[-1].gpus)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """The answer for a number of GPUs."""
+
+    gpus: int
+    global_batch: int | None
+    priced: Priced | None = None
+    """The best layout; None where nothing fits."""
+    problem: str = ""
+    """Why nothing does."""
+
+    @property
+    def rate(self) -> Rate | None:
+        """What they do."""
+        if self.priced is None:
+            return None
+        return Rate(gpus=self.gpus, tokens_per_second=self.priced.estimate.tokens_per_second)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """Points of one machine, by growing number of GPUs."""
+
+    hardware: str
+    scaling: str
+    points: tuple[Point, ...]
+    price_per_gpu_hour: float | None = None
+    """In any currency; None: not said."""
+
+    @property
+    def rates(self) -> list[Rate]:
+        """Of the points that fit."""
+        return [one.rate for one in self.points if one.rate is not None]
+
+    @property
+    def knee(self) -> Knee | None:
+        """Where more GPUs end to pay; None where nothing fits."""
+        return knee(self.rates)
+
+    def is_knee(self, point: Point) -> bool:
+        """Whether more GPUs end to pay here, which only a later point can show."""
+        found = self.knee
+        return found is not None and found.next_gpus is not None and found.gpus == point.gpus
+
+    def efficiency_error(self, point: Point) -> float | None:
+        """80 % half-width of that ratio: what both points share cancels."""
+        first = next((one.priced for one in self.points if one.priced is not None), None)
+        if first is None or point.priced is None:
+            return None
+        return 0.0 if first == point.priced else difference(first, point.priced).error_fraction
+
+    def price(self, point: Point, tokens: int) -> float | None:
+        """Of so many tokens."""
+        if point.priced is None or self.price_per_gpu_hour is None:
+            return None
+        return point.priced.gpu_seconds_for(tokens) / 3600 * self.price_per_gpu_hour
+
+    def efficiency(self, point: Point) -> float | None:
+        """Of a point, against the smallest that fits."""
+        return None if point.rate is None else efficiency(self.rates[0], point.rate)
+
+
+def pairs(curves: Sequence[Curve]) -> Iterator[tuple[Curve, Point, Difference | None]]:
+    """Each point with its difference from the same number of GPUs of the first machine, of the same
+    scaling; None of the first machine itself, and where one of the two does not fit."""
+    for curve in curves:
+        first = next(one for one in curves if one.scaling == curve.scaling)
+        others = {point.gpus: point.priced for point in first.points}
+        for point in curve.points:
+            before = None if curve is first else others.get(point.gpus)
+            is_pair = before is not None and point.priced is not None
+            yield (
+                curve,
+                point,
+                difference(before, point.priced) if is_pair else None,  # type: ignore[arg-type]
+            )
+
+
+def knee_words(curve: Curve) -> str:
+    """Where the knee is, and what lies behind it."""
+    found = curve.knee
+    assert found is not None
+    if found.next_gpus is None:
+        return (
+            f"Knee: none up to {found.gpus:,} GPUs: each doubling brings at least "
+            f"{KNEE_FRACTION:.0%} of what it could."
+        )
+    assert found.kept_fraction is not None
+    return (
+        f"Knee: {found.gpus:,} GPUs, the last to which each doubling brings at least "
+        f"{KNEE_FRACTION:.0%} of what it could. Towards {found.next_gpus:,} it brings "
+        f"{found.kept_fraction:.0%}: a token costs {1 / found.kept_fraction - 1:.0%} more GPU "
+        "hours for each doubling."
+    )
 
 
 def node_counts(node_gpus: int, *, most: int) -> Iterator[int]:

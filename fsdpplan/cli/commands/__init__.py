@@ -22,6 +22,7 @@ SUMMARIES = {
     "replan": "Plan a saved plan again for more or fewer GPUs: a run goes on.",
     "diff": "What two saved plans say otherwise, term by term.",
     "check": "Check a saved plan: conditions on its numbers, and its lock.",
+    "report": "Write a saved plan as one page to look at: charts, no network.",
     "emit-launch": "Print what launches a plan: for Slurm, Kubernetes or others.",
     "rehearse": "Run the plan's program at full size on one CPU; no GPU.",
     "run": "Run the job and compare it with the prediction.",

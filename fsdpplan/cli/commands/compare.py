@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fsdpplan.cli.options.expand import Each, Lists
-from fsdpplan.cli.options.files import EvidenceOptions, Json
+from fsdpplan.cli.options.files import EvidenceOptions, Json, Plot, refuse_plot
 from fsdpplan.cli.options.layout import LayoutOptions
 from fsdpplan.cli.options.question import (
     ClusterOptions,
@@ -16,11 +16,19 @@ from fsdpplan.cli.options.question import (
     TorchOptions,
     TrainingOptions,
 )
+from fsdpplan.cli.options.report import ReportFile
 from fsdpplan.cli.resolve.again import as_planned
 from fsdpplan.cli.resolve.found import advised, best_of, priced, searched
 from fsdpplan.cli.resolve.inputs import Inputs, resolve
-from fsdpplan.cli.views.comparison import Entry, compare_json, compare_screen
-from fsdpplan.cli.views.render import columns, tell
+from fsdpplan.cli.views.comparison import (
+    Entry,
+    compare_json,
+    compare_screen,
+    compared_report,
+)
+from fsdpplan.cli.views.page import written_report
+from fsdpplan.cli.views.plots import compare_plot
+from fsdpplan.cli.views.render import blocks, columns, tell
 from fsdpplan.cli.views.unfit import nothing_fits
 from fsdpplan.errors import NoFeasibleLayout, SpecError
 from fsdpplan.run.plans import read_plan
@@ -47,6 +55,8 @@ def compare(
     layout: Annotated[Lists[LayoutOptions], Each(LayoutOptions)],
     torch: TorchOptions,
     evidence: EvidenceOptions,
+    page: ReportFile,
+    plot: Plot = False,
     json: Json = False,
 ) -> None:
     """Compare saved plans, or questions, side by side.
@@ -54,6 +64,7 @@ def compare(
     With commas an option has a value for each question: --hardware dgx-h100,dgx-b200 --gpus
     512,256 are two. An option with one value has it in all of them.
     """
+    refuse_plot(plot, json=json)
     lists = (model, cluster, training, layout)
     if plans:
         entries = _of_plans(plans, lists, training, evidence)
@@ -80,7 +91,13 @@ def compare(
             )
             for index in range(number)
         ]
-    typer.echo(compare_json(entries) if json else compare_screen(entries, width=columns()))
+    if page.report is not None:
+        tell(written_report(compared_report(entries), page.report))
+    if json:
+        typer.echo(compare_json(entries))
+    else:
+        screen = compare_screen(entries, width=columns())
+        typer.echo(blocks(screen, compare_plot(entries, width=columns()) if plot else ""))
     if all(entry.priced is None for entry in entries):
         tell(f"nothing fits in any of them; {entries[0].name}: {entries[0].problem}")
         raise typer.Exit(NoFeasibleLayout.exit_code)

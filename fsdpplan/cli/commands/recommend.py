@@ -12,7 +12,15 @@ import typer
 
 from fsdpplan.cli.options.expand import Each, Lists
 from fsdpplan.cli.options.failures import FailureOptions, given_failures
-from fsdpplan.cli.options.files import DEFAULT_PLAN, EvidenceOptions, Json, NoSave, Save
+from fsdpplan.cli.options.files import (
+    DEFAULT_PLAN,
+    EvidenceOptions,
+    Json,
+    NoSave,
+    Plot,
+    Save,
+    refuse_plot,
+)
 from fsdpplan.cli.options.goal import BillOptions, ObjectiveOptions
 from fsdpplan.cli.options.layout import LayoutOptions
 from fsdpplan.cli.options.parse import path
@@ -43,6 +51,7 @@ from fsdpplan.spec.plan import Failures
 from fsdpplan.spec.training import program_named, program_needs
 
 if TYPE_CHECKING:
+    from fsdpplan.cli.resolve.goal import Answer
     from fsdpplan.cli.resolve.idle import IdleMachines
 
 NOT_SAVED = "not saved; fsdpplan emit-launch and fsdpplan run read what is saved without --no-save"
@@ -66,11 +75,13 @@ def recommend(
     failures: FailureOptions,
     save: Save = DEFAULT_PLAN,
     no_save: NoSave = False,
+    plot: Plot = False,
     json: Json = False,
 ) -> None:
     """Search, rank, explain on one screen, save the plan."""
     if no_save and save != DEFAULT_PLAN:
         raise SpecError("--save and --no-save contradict each other: give one of them")
+    refuse_plot(plot, json=json)
     place = None if no_save else path(save, name="--save")
     counts: Counts | None = cluster.values.get("gpus", (None,))[0]
     is_one = counts is not None and not counts.is_range and len(counts.numbers) == 1
@@ -115,7 +126,8 @@ def recommend(
     else:
         lines, others = shown.get("lines", ()), shown.get("others", "")
         screen = recommend_screen(inputs, found.result, width=columns(), more=lines, others=others)
-        typer.echo(blocks(screen, outlook.screen))
+        charts = _charts(inputs, found, shown.get("answer")) if plot else ""
+        typer.echo(blocks(screen, outlook.screen, charts))
     typer.echo(said, err=True)
 
 
@@ -161,6 +173,7 @@ def by_goal(
         "lines": views.bill_lines(best.offer.bill, goal, terms.value),
         "others": views.answer_screen(answer, width=columns()),
         "document": {"goal": views.answer_document(answer)},
+        "answer": answer,
     }
     inputs = replace(
         best.inputs,
@@ -172,6 +185,17 @@ def by_goal(
         warnings=(*best.inputs.warnings, *terms.warnings),
     )
     return inputs, best.found, shown
+
+
+def _charts(inputs: Inputs, found: Found, answer: Answer | None) -> str:
+    from fsdpplan.cli.views.plots import estimate_plots, frontier_plot, tried_plot
+
+    device, width = inputs.cluster.device, columns()
+    return blocks(
+        estimate_plots(found.result.ranked[0].estimate, device, width=width),
+        frontier_plot(found.result, device, width=width),
+        "" if answer is None else tried_plot(answer, width=width),
+    )
 
 
 def _chosen(inputs: Inputs, result: SearchResult) -> OneLayout:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from fsdpplan.cli.options.expand import Each, Lists
-from fsdpplan.cli.options.files import EvidenceOptions, Json
+from fsdpplan.cli.options.files import EvidenceOptions, Json, Plot, refuse_plot
 from fsdpplan.cli.options.layout import LayoutOptions
 from fsdpplan.cli.options.question import (
     ClusterOptions,
@@ -18,6 +18,7 @@ from fsdpplan.cli.options.question import (
     TorchOptions,
     TrainingOptions,
 )
+from fsdpplan.cli.options.report import ReportFile
 from fsdpplan.cli.options.scaling import GPU_COUNTS, Counts, SweepOptions
 from fsdpplan.cli.resolve import Resolved
 from fsdpplan.cli.resolve.cluster import DEFAULT_HARDWARE, node_gpus, resolve_cluster
@@ -25,12 +26,14 @@ from fsdpplan.cli.resolve.found import best_of, searched
 from fsdpplan.cli.resolve.inputs import Inputs, Known, resolve_around
 from fsdpplan.cli.resolve.model import resolve_model
 from fsdpplan.cli.resolve.torch import resolve_torch
-from fsdpplan.cli.views.render import columns, progress, tell
-from fsdpplan.cli.views.scaling import Curve, Point
+from fsdpplan.cli.views.page import written_report
+from fsdpplan.cli.views.plots import sweep_plot
+from fsdpplan.cli.views.render import blocks, columns, progress, tell
 from fsdpplan.cli.views.side_by_side import sweep_csv, sweep_json, sweep_screen
 from fsdpplan.cli.views.unfit import why_nothing_fits
 from fsdpplan.errors import NoFeasibleLayout, SpecError
-from fsdpplan.search.scaling import doublings
+from fsdpplan.report.side_by_side import sweep_report
+from fsdpplan.search.scaling import Curve, Point, doublings
 from fsdpplan.spec.model import Model
 from fsdpplan.units import format_bandwidth
 
@@ -54,6 +57,8 @@ def sweep(
     layout: LayoutOptions,
     torch: TorchOptions,
     evidence: EvidenceOptions,
+    page: ReportFile,
+    plot: Plot = False,
     json: Json = False,
 ) -> None:
     """How a training scales over numbers of GPUs, with the knee.
@@ -64,6 +69,7 @@ def sweep(
     """
     if options.csv and json:
         raise SpecError("--csv and --json contradict each other: give one of them")
+    refuse_plot(plot, json=json, csv=options.csv)
     machines = _machines(cluster)
     prices = _prices(options.price, machines)
     given: tuple[Counts, ...] = cluster.values.get("gpus", ())
@@ -105,12 +111,16 @@ def sweep(
             else [f"a global batch of {batch:,} sequences on {most:,} GPUs (--global-batch)"]
         ),
     ]
+    if page.report is not None:
+        made = sweep_report(ask.model.value.name, curves, assumptions=said)
+        tell(written_report(made, page.report))
     if options.csv:
         typer.echo(sweep_csv(curves), nl=False)
     elif json:
         typer.echo(sweep_json(ask.model.value, curves))
     else:
-        typer.echo(sweep_screen(ask.model.value, curves, said, width=columns()))
+        screen = sweep_screen(ask.model.value, curves, said, width=columns())
+        typer.echo(blocks(screen, sweep_plot(curves, width=columns()) if plot else ""))
     if not any(curve.rates for curve in curves):
         tell(f"nothing fits on any of these; {curves[0].points[-1].problem}")
         raise typer.Exit(NoFeasibleLayout.exit_code)

@@ -10,7 +10,14 @@ from typing import Annotated, ClassVar
 import typer
 
 from fsdpplan.cli.options.expand import Flag
-from fsdpplan.cli.options.files import DEFAULT_PLAN, EvidenceOptions, Json, PlanFile
+from fsdpplan.cli.options.files import (
+    DEFAULT_PLAN,
+    EvidenceOptions,
+    Json,
+    PlanFile,
+    Plot,
+    refuse_plot,
+)
 from fsdpplan.cli.options.layout import LayoutOptions
 from fsdpplan.cli.options.parse import fraction, path
 from fsdpplan.cli.options.question import (
@@ -31,7 +38,8 @@ from fsdpplan.cli.resolve.gains import Trial, changes_that_gain
 from fsdpplan.cli.resolve.inputs import Inputs, case_of
 from fsdpplan.cli.views.difference import WhatIf, what_if_json, what_if_screen
 from fsdpplan.cli.views.gains import Gains, gains_json, gains_screen
-from fsdpplan.cli.views.render import columns, tell
+from fsdpplan.cli.views.plots import sensitivity_plot, what_if_plot
+from fsdpplan.cli.views.render import blocks, columns, tell
 from fsdpplan.cli.views.sensitivity import Followed, sensitivity_json, sensitivity_screen
 from fsdpplan.cli.views.unfit import nothing_fits
 from fsdpplan.errors import NoFeasibleLayout, SpecError
@@ -94,6 +102,7 @@ def what_if(
     layout: LayoutOptions,
     torch: TorchOptions,
     evidence: EvidenceOptions,
+    plot: Plot = False,
     json: Json = False,
 ) -> None:
     """A saved plan under other inputs: what changes, by terms.
@@ -101,6 +110,7 @@ def what_if(
     The plan's own layout under them, and the best one then. Exit code 3 where nothing fits then.
     """
     _refuse_contradictions(options)
+    refuse_plot(plot, json=json, gain=options.gain is not None)
     saved = read_plan(plan)
     asked = Asked(
         model=model,
@@ -113,8 +123,11 @@ def what_if(
     )
     if options.sensitivities:
         followed = _followed(saved, asked, plan)
-        screen = sensitivity_screen(followed, width=columns()) if not json else ""
-        typer.echo(screen or sensitivity_json(followed))
+        if json:
+            typer.echo(sensitivity_json(followed))
+            return
+        screen = sensitivity_screen(followed, width=columns())
+        typer.echo(blocks(screen, sensitivity_plot(followed, width=columns()) if plot else ""))
         return
     if options.gain is not None:
         gains = _gains(saved, asked, plan, options.gain)
@@ -135,7 +148,11 @@ def what_if(
         same_problem=kept.problem or _too_large(same, then),
         best=best_of(then, found),
     )
-    typer.echo(what_if_json(answer) if json else what_if_screen(answer, width=columns()))
+    if json:
+        typer.echo(what_if_json(answer))
+    else:
+        screen = what_if_screen(answer, width=columns())
+        typer.echo(blocks(screen, what_if_plot(answer, width=columns()) if plot else ""))
     if not found.result.ranked:
         tell(str(nothing_fits(then, found.result)))
         raise typer.Exit(NoFeasibleLayout.exit_code)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, TypeVar
 from fsdpplan.cli.options.files import EvidenceOptions, LedgerOptions
 from fsdpplan.cli.resolve import Resolved
 from fsdpplan.errors import SpecError
+from fsdpplan.search.pins import Pins
+from fsdpplan.search.question import Question
 from fsdpplan.spec.cluster import Cluster, LearnedPeaks
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
@@ -58,39 +60,50 @@ def resolve_runs(
         )
         return Resolved(value=OwnRuns(), assumptions=(words,))
     kept = _kept(options)
-    rows = [*kept.value, *([] if options.runs is None else _named(options.runs))]
-    if not rows:
+    named = [] if options.runs is None else _named(options.runs)
+    if not kept.value and not named:
         return Resolved(value=OwnRuns(), warnings=kept.warnings)
-    from fsdpplan.files.learning import load_widths
-    from fsdpplan.validate.learn.evidence import asked_software, told
-    from fsdpplan.validate.learn.features import Stack
-    from fsdpplan.validate.learn.learner import learner
-    from fsdpplan.validate.learn.peaks import known_peaks, learned_peaks, told_peaks
-
-    runs, peaks = _once(told, rows, len(kept.value)), _once(told_peaks, rows, len(kept.value))
-    stacks = [one.stack for one in runs or peaks]
-    software, said = asked_software(stacks, training, options.software)
-    stack = Stack.of(software=software, training=training, device=cluster.device.name)
-    widths = load_widths()
-    own = OwnRuns(
-        learner=learner(
-            runs,
-            model=model,
-            cluster=cluster,
-            training=training,
-            software=software,
-            widths=widths,
-        ),
-        peaks=learned_peaks(
-            known_peaks(peaks, stack, cluster), stack, fit=cluster.device.fit, widths=widths
-        ),
-    )
+    asked = Question(model=model, cluster=cluster, training=training, pins=Pins())
+    own, said = own_runs(kept.value, named, asked, software=options.software)
     sentences = _learned_words(own)
     return Resolved(
         value=own,
         assumptions=(*sentences, *([said] if said and sentences else [])),
         warnings=kept.warnings,
     )
+
+
+def own_runs(
+    kept: list[MeasuredRow], named: list[MeasuredRow], asked: Question, *, software: str | None
+) -> tuple[OwnRuns, str | None]:
+    """(what rows of the ledger, and those that are named beside it, say of a question; which
+    software they are taken to be of, where that was assumed)."""
+    from fsdpplan.files.learning import load_widths
+    from fsdpplan.validate.learn.evidence import asked_software, told
+    from fsdpplan.validate.learn.features import Stack
+    from fsdpplan.validate.learn.learner import learner
+    from fsdpplan.validate.learn.peaks import known_peaks, learned_peaks, told_peaks
+
+    rows, cluster, training = [*kept, *named], asked.cluster, asked.training
+    runs, peaks = _once(told, rows, len(kept)), _once(told_peaks, rows, len(kept))
+    stacks = [one.stack for one in runs or peaks]
+    name, said = asked_software(stacks, training, software)
+    stack = Stack.of(software=name, training=training, device=cluster.device.name)
+    widths = load_widths()
+    own = OwnRuns(
+        learner=learner(
+            runs,
+            model=asked.model,
+            cluster=cluster,
+            training=training,
+            software=name,
+            widths=widths,
+        ),
+        peaks=learned_peaks(
+            known_peaks(peaks, stack, cluster), stack, fit=cluster.device.fit, widths=widths
+        ),
+    )
+    return own, said
 
 
 def with_peaks(cluster: Cluster, peaks: LearnedPeaks | None) -> Cluster:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import floor
 from typing import Any
 
 from fsdpplan.cli.options.failures import FailureOptions, is_asked
@@ -25,22 +24,15 @@ from fsdpplan.files.plans import (
     rules_document,
     training_document,
 )
-from fsdpplan.search.advice.words import degrees, describe
+from fsdpplan.search.advice.words import EVIDENCE, chance_words, degrees, describe, policy
 from fsdpplan.search.question import SearchResult
 from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.layout import DDP_BUCKET_BYTES, Layout
+from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.plan import Estimate, LearnedStep, MemoryBreakdown
 from fsdpplan.spec.training import Training
 from fsdpplan.units import format_count, format_gib, format_percent, format_seconds
 
 NOTHING_MORE: Mapping[str, Any] = {}
-
-EVIDENCE = {
-    "measured": "measured here",
-    "fitted": "fitted from published runs",
-    "datasheet": "datasheet only",
-}
-"""What stands behind the numbers of the hardware, in words."""
 
 
 def answer_lines(
@@ -129,13 +121,6 @@ def fits_words(memory: MemoryBreakdown) -> str:
     return f"fits {chance_words(memory.fits_fraction)}"
 
 
-def chance_words(fits_fraction: float) -> str:
-    """A chance in whole percent, rounded down, and never certain."""
-    if fits_fraction < 0.01:
-        return "below 1 %"
-    return "over 99 %" if fits_fraction > 0.99 else f"{floor(100 * fits_fraction + 1e-9)} %"
-
-
 def too_unsure(memory: MemoryBreakdown, training: Training, cluster: Cluster) -> str:
     """What chance is missing of a layout that leaves the head-room free; empty: none is."""
     free = cluster.device.memory_bytes * (1 - training.headroom_fraction)
@@ -198,37 +183,6 @@ def _time_to_train(inputs: Inputs, estimate: Estimate) -> list[tuple[str, str]]:
     )
     words = f"{expected} for {format_count(tokens)} tokens in {steps:,} steps"
     return [("to train", f"{words} (80 % band {lower} to {upper})")]
-
-
-def policy(layout: Layout) -> str:
-    """The policies in words, those that do not apply left out."""
-    parts: list[str] = [layout.sharding, *_data_policies(layout)]
-    if layout.pp > 1:
-        stages = f" x {layout.virtual_stages}" if layout.virtual_stages > 1 else ""
-        parts.append(f"schedule {layout.schedule}{stages}")
-    if layout.sequence_parallel:
-        parts.append("sequence parallel" + (", async TP" if layout.async_tp else ""))
-    parts.append(f"checkpointing {layout.recomputation}")
-    if layout.offload != "none":
-        parts.append("state and optimizer on the host")
-    if layout.loss_chunks > 1:
-        parts.append(f"loss in {layout.loss_chunks} pieces")
-    parts.append("compiled" if layout.compile else "eager")
-    return ", ".join(parts)
-
-
-def _data_policies(layout: Layout) -> list[str]:
-    """What is done with parameters and gradients, and in which pieces."""
-    parts = []
-    if layout.sharding == "fsdp":
-        parts.append(f"reshard {layout.reshard_after_forward}")
-        if layout.num_microbatches > 1:
-            parts.append(f"gradient sync {layout.gradient_sync}")
-        if layout.wrap_blocks > 1:
-            parts.append(f"{layout.wrap_blocks} blocks a unit")
-    elif layout.ddp_bucket_bytes != DDP_BUCKET_BYTES:
-        parts.append(f"buckets of {layout.ddp_bucket_bytes / 2**20:g} MiB")
-    return parts
 
 
 def _batch(layout: Layout) -> str:

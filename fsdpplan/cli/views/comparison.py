@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fsdpplan.cli.resolve.inputs import Inputs
-from fsdpplan.cli.views.answer import fits_words, policy
+from fsdpplan.cli.views.answer import fits_words
 from fsdpplan.cli.views.difference import (
     changed_words,
     difference_document,
@@ -23,8 +23,10 @@ from fsdpplan.files.plans import (
     rules_document,
     training_document,
 )
+from fsdpplan.report.side_by_side import Compared, compare_report
+from fsdpplan.report.values import Report
 from fsdpplan.search.advice.difference import Priced, changed_inputs, difference
-from fsdpplan.search.advice.words import degrees
+from fsdpplan.search.advice.words import degrees, policy
 from fsdpplan.units import format_count, format_gib, format_percent, format_seconds
 
 BILLION = 10**9
@@ -58,13 +60,6 @@ def compare_screen(entries: Sequence[Entry], *, width: int) -> str:
 
 
 def _heading(entry: Entry, width: int) -> str:
-    inputs = entry.inputs
-    cluster, training = inputs.cluster, inputs.training
-    file = f"{entry.file}, " if entry.file else ""
-    what = (
-        f"{file}{inputs.model.name} on {cluster.gpus:,} x {cluster.device.name} ({cluster.name}), "
-        f"{training.global_batch:,} x {training.seq_len:,} tokens a step, {training.precision}"
-    )
     if entry.priced is None:
         answer = entry.problem
     else:
@@ -72,9 +67,19 @@ def _heading(entry: Entry, width: int) -> str:
         answer = f"{degrees(layout)}; {policy(layout)}"
     return "\n".join(
         (
-            wrapped(what, width=width, first=f"{entry.name}  "),
+            wrapped(_question(entry), width=width, first=f"{entry.name}  "),
             wrapped(answer, width=width, first="   "),
         )
+    )
+
+
+def _question(entry: Entry) -> str:
+    inputs = entry.inputs
+    cluster, training = inputs.cluster, inputs.training
+    file = f"{entry.file}, " if entry.file else ""
+    return (
+        f"{file}{inputs.model.name} on {cluster.gpus:,} x {cluster.device.name} ({cluster.name}), "
+        f"{training.global_batch:,} x {training.seq_len:,} tokens a step, {training.precision}"
     )
 
 
@@ -126,6 +131,10 @@ QUANTITIES: dict[str, Callable[[Priced], str]] = {
 
 
 def _beside(first: Entry, other: Entry, width: int) -> str:
+    return wrapped(_beside_words(first, other), width=width)
+
+
+def _beside_words(first: Entry, other: Entry) -> str:
     """In which inputs they differ, by how much, and by which term most."""
     assert first.priced is not None
     assert other.priced is not None
@@ -140,9 +149,25 @@ def _beside(first: Entry, other: Entry, width: int) -> str:
         if term.change
         else ""
     )
-    return wrapped(
-        f"{other.name} beside {first.name}: {verdict(found)}{largest} Inputs: {inputs}.",
-        width=width,
+    return f"{other.name} beside {first.name}: {verdict(found)}{largest} Inputs: {inputs}."
+
+
+def compared_report(entries: Sequence[Entry]) -> Report:
+    """The same as a page."""
+    fitting = [entry for entry in entries if entry.priced is not None]
+    return compare_report(
+        [
+            Compared(
+                name=entry.name,
+                what=_question(entry),
+                priced=entry.priced,
+                problem=entry.problem,
+            )
+            for entry in entries
+        ],
+        verdicts=[_beside_words(fitting[0], other) for other in fitting[1:]],
+        assumptions=_shared(entries),
+        warnings=_warnings(entries),
     )
 
 

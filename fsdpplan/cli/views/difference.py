@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fsdpplan.cli.resolve.inputs import Inputs
-from fsdpplan.cli.views.answer import policy
 from fsdpplan.cli.views.render import aligned, blocks, listed, wrapped
 from fsdpplan.cost.schedule.stages import named_stages
 from fsdpplan.files.plans import (
@@ -29,7 +28,7 @@ from fsdpplan.search.advice.difference import (
     difference,
     lost_and_won,
 )
-from fsdpplan.search.advice.words import degrees
+from fsdpplan.search.advice.words import degrees, policy
 from fsdpplan.units import (
     format_bandwidth,
     format_count,

@@ -8,12 +8,11 @@ from dataclasses import asdict
 from typing import Any
 
 from fsdpplan.cli.resolve.goal import Answer, Goal, Tried, bill_of
-from fsdpplan.cli.views.answer import chance_words
 from fsdpplan.cli.views.render import blocks, listed, table, wrapped
 from fsdpplan.cost.bill import Bill, Terms, chance_in_time, seconds_of_chance
 from fsdpplan.errors import NoFeasibleLayout
 from fsdpplan.files.plans import layout_document
-from fsdpplan.search.advice.words import degrees, differences
+from fsdpplan.search.advice.words import chance_words, degrees, differences
 from fsdpplan.search.objective import meets
 from fsdpplan.spec.plan import Interval
 from fsdpplan.units import (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -18,7 +17,7 @@ from fsdpplan.run.ledger import ran_out_of_memory
 from fsdpplan.run.outcome import Outcome
 from fsdpplan.run.plans import in_precision
 from fsdpplan.spec.plan import Plan
-from fsdpplan.topology.read.nccl_report import Connection, NcclReport
+from fsdpplan.topology.read.nccl_report import NcclReport, nccl_ways, nccl_words, rank_pair
 from fsdpplan.units import format_gib, format_percent, format_seconds
 
 PARTS = {
@@ -277,10 +276,10 @@ def nccl_document(report: NcclReport) -> dict[str, Any]:
                 "transport": transport,
                 "between_hosts": between,
                 "gpudirect": gpudirect,
-                "pairs": len({_pair(one) for one in group}),
+                "pairs": len({rank_pair(one) for one in group}),
                 "channels": len({channel for one in group for channel in one.channels}),
             }
-            for (transport, between, gpudirect), group in _ways(report)
+            for (transport, between, gpudirect), group in nccl_ways(report)
         ],
         "adapters": [
             {
@@ -309,44 +308,3 @@ def nccl_document(report: NcclReport) -> dict[str, Any]:
             for one in report.complaints
         ],
     }
-
-
-def nccl_words(report: NcclReport) -> str:
-    """One sentence: version, transports, adapters, channels, NVLS, warnings."""
-    ways = [_way_words(way) for way, _ in _ways(report)]
-    parts = ["; ".join(ways)] if ways else ["no channel in the log"]
-    if report.adapters:
-        used = sum(one.used for one in report.adapters)
-        parts.append(f"{used} of {len(report.adapters)} adapter ports in use")
-    if report.coll_channels is not None:
-        parts.append(f"{report.coll_channels} channels")
-    if report.nvls_connected:
-        parts.append("NVLS")
-    warned = sum(one.count for one in report.complaints if one.kind == "warning")
-    if warned:
-        parts.append(f"{warned} warning{'s' if warned > 1 else ''}")
-    version = f" {', '.join(report.versions)}" if report.versions else ""
-    return f"NCCL{version}: {', '.join(parts)}."
-
-
-def _pair(one: Connection) -> tuple[frozenset[str | None], int, int]:
-    """The same for both ends, in the numbers of their communicator."""
-    return frozenset({one.host, one.peer_host}), one.sender, one.receiver
-
-
-def _ways(
-    report: NcclReport,
-) -> list[tuple[tuple[str, bool, bool | None], list[Connection]]]:
-    """Connections by (transport, whether between hosts, GPUDirect), those inside first."""
-    groups: dict[tuple[str, bool, bool | None], list[Connection]] = defaultdict(list)
-    for one in report.connections:
-        groups[one.transport, one.between_hosts, one.gpudirect].append(one)
-    return sorted(groups.items(), key=lambda item: (item[0][1], item[0][0], item[0][2] is False))
-
-
-def _way_words(way: tuple[str, bool, bool | None]) -> str:
-    transport, between, gpudirect = way
-    through = {True: " with GPUDirect", False: " through host memory", None: ""}[gpudirect]
-    if transport == "NET/Socket":
-        through = ""
-    return f"{transport}{through}{' between nodes' if between else ''}"

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from fsdpplan.cli.resolve.inputs import Inputs
-from fsdpplan.cli.views.answer import policy
 from fsdpplan.cli.views.difference import (
     difference_document,
     priced_document,
@@ -25,7 +24,7 @@ from fsdpplan.files.plans import (
 )
 from fsdpplan.run.elastic import Standing
 from fsdpplan.search.advice.difference import Priced, difference
-from fsdpplan.search.advice.words import degrees
+from fsdpplan.search.advice.words import degrees, policy
 from fsdpplan.spec.training import program_named
 from fsdpplan.units import format_bandwidth, format_count, format_gb, format_seconds
 

@@ -3,81 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from fsdpplan.cli.views.render import aligned, blocks, listed, table, wrapped
-from fsdpplan.search.advice.difference import Priced, difference
+from fsdpplan.cli.views.charts import Bar, bars
+from fsdpplan.cli.views.render import blocks, listed, table, wrapped
 from fsdpplan.search.advice.words import degrees
-from fsdpplan.search.scaling import KNEE_FRACTION, Knee, Rate, efficiency, knee
+from fsdpplan.search.scaling import Curve, Point, knee_words
 from fsdpplan.spec.model import Model
 from fsdpplan.units import format_count, format_percent, format_seconds
 
-LEAST_BAR = 10
-"""Columns of a whole bar."""
-
 BILLION = 10**9
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """The answer for a number of GPUs."""
-
-    gpus: int
-    global_batch: int | None
-    priced: Priced | None = None
-    """The best layout; None where nothing fits."""
-    problem: str = ""
-    """Why nothing does."""
-
-    @property
-    def rate(self) -> Rate | None:
-        """What they do."""
-        if self.priced is None:
-            return None
-        return Rate(gpus=self.gpus, tokens_per_second=self.priced.estimate.tokens_per_second)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
-    """Points of one machine, by growing number of GPUs."""
-
-    hardware: str
-    scaling: str
-    points: tuple[Point, ...]
-    price_per_gpu_hour: float | None = None
-    """In any currency; None: not said."""
-
-    @property
-    def rates(self) -> list[Rate]:
-        """Of the points that fit."""
-        return [one.rate for one in self.points if one.rate is not None]
-
-    @property
-    def knee(self) -> Knee | None:
-        """Where more GPUs end to pay; None where nothing fits."""
-        return knee(self.rates)
-
-    def is_knee(self, point: Point) -> bool:
-        """Whether more GPUs end to pay here, which only a later point can show."""
-        found = self.knee
-        return found is not None and found.next_gpus is not None and found.gpus == point.gpus
-
-    def efficiency_error(self, point: Point) -> float | None:
-        """80 % half-width of that ratio: what both points share cancels."""
-        first = next((one.priced for one in self.points if one.priced is not None), None)
-        if first is None or point.priced is None:
-            return None
-        return 0.0 if first == point.priced else difference(first, point.priced).error_fraction
-
-    def price(self, point: Point, tokens: int) -> float | None:
-        """Of so many tokens."""
-        if point.priced is None or self.price_per_gpu_hour is None:
-            return None
-        return point.priced.gpu_seconds_for(tokens) / 3600 * self.price_per_gpu_hour
-
-    def efficiency(self, point: Point) -> float | None:
-        """Of a point, against the smallest that fits."""
-        return None if point.rate is None else efficiency(self.rates[0], point.rate)
 
 
 def curve_screen(model: Model, curve: Curve, *, width: int) -> str:
@@ -172,39 +106,20 @@ def amount_words(amount: float | None) -> str:
 def _chart(curve: Curve, fitting: Sequence[Point], width: int) -> str:
     """A bar of the efficiency of each point; the knee is marked."""
     shares = [(point, curve.efficiency(point) or 0.0) for point in fitting]
-    bar = max(LEAST_BAR, width - 38)
-    whole = max(1.0, *(share for _, share in shares))
+    label = max(len(f"{point.gpus:,}") for point, _ in shares)
     rows = [
-        (
-            f"{point.gpus:,}",
-            "#" * max(1, round(bar * share / whole)),
-            f"{100 * share:.0f} %{_give_or_take(curve, point)}"
+        Bar(
+            name=f"{point.gpus:,}".rjust(label),
+            value=share,
+            words=f"{100 * share:.0f} %{_give_or_take(curve, point)}"
             f"{' knee' if curve.is_knee(point) else ''}",
         )
         for point, share in shares
     ]
     heading = wrapped(f"Tokens a second and GPU, against {fitting[0].gpus:,} GPUs", width=width)
-    return f"{heading}\n{aligned(rows, align=('right', 'left', 'left'))}"
+    return f"{heading}\n{bars(rows, width=width, whole=1.0)}"
 
 
 def _give_or_take(curve: Curve, point: Point) -> str:
     error = curve.efficiency_error(point)
     return f" +-{100 * error * (curve.efficiency(point) or 0):.0f}" if error else ""
-
-
-def knee_words(curve: Curve) -> str:
-    """Where the knee is, and what lies behind it."""
-    found = curve.knee
-    assert found is not None
-    if found.next_gpus is None:
-        return (
-            f"Knee: none up to {found.gpus:,} GPUs: each doubling brings at least "
-            f"{KNEE_FRACTION:.0%} of what it could."
-        )
-    assert found.kept_fraction is not None
-    return (
-        f"Knee: {found.gpus:,} GPUs, the last to which each doubling brings at least "
-        f"{KNEE_FRACTION:.0%} of what it could. Towards {found.next_gpus:,} it brings "
-        f"{found.kept_fraction:.0%}: a token costs {1 / found.kept_fraction - 1:.0%} more GPU "
-        "hours for each doubling."
-    )

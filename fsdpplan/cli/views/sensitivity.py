@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from fsdpplan.cli.resolve.inputs import Inputs
-from fsdpplan.cli.views.answer import policy
 from fsdpplan.cli.views.difference import priced_document
 from fsdpplan.cli.views.render import blocks, listed, table, wrapped
 from fsdpplan.cost.memory.peak import available_bytes
@@ -24,10 +23,12 @@ from fsdpplan.search.advice.sensitivity import (
     Moved,
     Sensitivity,
     evidence_of,
+    field_words,
     held_fraction,
+    value_words,
 )
-from fsdpplan.search.advice.words import degrees
-from fsdpplan.units import format_bandwidth, format_gib, format_percent, format_seconds
+from fsdpplan.search.advice.words import degrees, policy
+from fsdpplan.units import format_gib, format_percent, format_seconds
 
 LEAST = 5e-3
 """Elasticity of what has a line of its own: 1 % of it changes the step by 0.005 %."""
@@ -288,28 +289,6 @@ def command_of(means: Means, plan: str) -> str:
             return f"fsdpplan calibrate --plan {plan} --nodes 2, in an allocation of two"
         case "run":
             return f"fsdpplan run {plan}, which the next plan learns from"
-
-
-def field_words(field: str) -> str:
-    """An input by its field, as people read it: `nvlink port bandwidth`."""
-    *rooms, name = field.split(".")
-    for ending in ("_bytes_per_second", "_per_second", "_seconds"):
-        name = name.removesuffix(ending)
-    level = f"{rooms[2]} " if rooms[1:2] == ["levels"] else ""
-    return level + name.replace("_", " ").replace(" flops", " FLOP/s")
-
-
-def value_words(field: str, value: float) -> str:
-    """An input's value in its unit."""
-    if field.endswith("flops_per_second"):
-        return f"{value / 1e12:,.0f} T" if value >= 1e13 else f"{value / 1e12:.3g} T"
-    if field.endswith("_bytes_per_second"):
-        return format_bandwidth(value)
-    if field.endswith("_seconds"):
-        return format_seconds(value)
-    if field.endswith("_bytes"):
-        return format_gib(value)
-    return f"{value:,.4g}"
 
 
 def sensitivity_json(answer: Followed) -> str:

@@ -6,20 +6,21 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from fsdpplan.cli.views.charts import Axis, Mark, marks
 from fsdpplan.cli.views.difference import difference_document, priced_document
 from fsdpplan.cli.views.render import blocks, listed, table, wrapped
-from fsdpplan.cli.views.scaling import BILLION, Curve, Point, amount_words, curve_screen
+from fsdpplan.cli.views.scaling import BILLION, amount_words, curve_screen
 from fsdpplan.files.plans import SCHEMA_VERSION, model_document, training_document
-from fsdpplan.search.advice.difference import Difference, difference
+from fsdpplan.search.advice.difference import Difference
+from fsdpplan.search.scaling import Curve, Point, pairs
 from fsdpplan.spec.layout import MESH_AXES
 from fsdpplan.spec.model import Model
 from fsdpplan.units import format_count, format_seconds
 
-CHART_ROWS = 8
 LETTERS = "ABCDEFGHIJKLMNOP"
 
 
@@ -38,63 +39,37 @@ def sweep_screen(
 def _chart(curves: Sequence[Curve], width: int) -> str:
     """Tokens a second and GPU of all curves over their numbers of GPUs, a letter a curve."""
     found = [
-        (letter, rate.gpus, rate.tokens_per_second / rate.gpus)
+        Mark(rate.gpus, rate.tokens_per_second / rate.gpus, letter)
         for letter, curve in zip(LETTERS, curves, strict=False)
         for rate in curve.rates
     ]
     if not found:
         return ""
-    counts = sorted({gpus for _, gpus, _ in found})
-    most = max(value for _, _, value in found)
-    label = len(f"{most:,.0f}")
-    column = max(len(f"{counts[-1]:,}") + 2, (width - label - 6) // len(counts))
-    column = min(column, 10)
-    shown = counts[-max(1, (width - label - 6) // column) :]
-    rows = [[" " * column for _ in shown] for _ in range(CHART_ROWS)]
-    for letter, gpus, value in found:
-        if gpus in shown:
-            row = CHART_ROWS - max(1, round(CHART_ROWS * value / most))
-            own = rows[row][shown.index(gpus)].strip() + letter
-            rows[row][shown.index(gpus)] = own[:column].rjust(column)
-    lines = [
-        f"  {_tick(row, most, label)} |{''.join(cells)}".rstrip() for row, cells in enumerate(rows)
-    ]
-    axis = "".join(f"{gpus:,}".rjust(column) for gpus in shown)
     names = [
         f"{letter} {curve.hardware}, {curve.scaling}"
         for letter, curve in zip(LETTERS, curves, strict=False)
     ]
-    return "\n".join(
-        (
-            wrapped("Tokens a second and GPU, by the number of GPUs", width=width),
-            *lines,
-            f"  {' ' * label} +{'-' * (column * len(shown))}",
-            f"  {' ' * label}  {axis}",
-            *(wrapped(name, width=width, first="  ") for name in names),
-        )
+    per_gpu = Axis(
+        words="Tokens a second and GPU", label=lambda rate: f"{rate:,.0f}", from_zero=True
     )
+    chart = marks(
+        found,
+        x=gpus_axis(found),
+        y=per_gpu,
+        width=width,
+    )
+    return "\n".join((chart, *(wrapped(name, width=width, first="  ") for name in names)))
 
 
-def _tick(row: int, most: float, label: int) -> str:
-    """The value at every second row."""
-    value = most * (CHART_ROWS - row) / CHART_ROWS
-    return f"{value:,.0f}".rjust(label) if row % 2 == 0 else " " * label
-
-
-def pairs(curves: Sequence[Curve]) -> Iterator[tuple[Curve, Point, Difference | None]]:
-    """Each point with its difference from the same number of GPUs of the first machine, of the same
-    scaling; None of the first machine itself, and where one of the two does not fit."""
-    for curve in curves:
-        first = next(one for one in curves if one.scaling == curve.scaling)
-        others = {point.gpus: point.priced for point in first.points}
-        for point in curve.points:
-            before = None if curve is first else others.get(point.gpus)
-            is_pair = before is not None and point.priced is not None
-            yield (
-                curve,
-                point,
-                difference(before, point.priced) if is_pair else None,  # type: ignore[arg-type]
-            )
+def gpus_axis(points: Sequence[Mark]) -> Axis:
+    """Numbers of GPUs, a doubling as far apart as any other."""
+    numbers = sorted({point.x for point in points})
+    return Axis(
+        words="the number of GPUs",
+        label=lambda gpus: f"{gpus:,.0f}",
+        ticks=tuple(numbers),
+        is_log=True,
+    )
 
 
 def _beside(curves: Sequence[Curve], scaling: str, width: int) -> str:

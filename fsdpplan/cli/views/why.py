@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 from fsdpplan.cli.resolve.inputs import Inputs
-from fsdpplan.cli.views.answer import policy
 from fsdpplan.cli.views.difference import (
     difference_document,
     priced_document,
@@ -25,7 +24,7 @@ from fsdpplan.files.plans import (
 )
 from fsdpplan.search.advice.difference import Priced, difference
 from fsdpplan.search.advice.why import Knob, Side, Threshold, Turned, Why
-from fsdpplan.search.advice.words import degrees
+from fsdpplan.search.advice.words import degrees, policy
 from fsdpplan.search.order import decided_by, preference
 from fsdpplan.units import format_gib, format_seconds
 

@@ -223,11 +223,11 @@ def backward_products_seconds(work: BlockWork, device: Device) -> float:
     for product in block_products(work):
         dtype = product.dtype(work)
         seconds += product_seconds(product.by_input, dtype=dtype, device=device)
-        seconds += _by_weight_seconds(product, dtype=dtype, device=device)
+        seconds += by_weight_seconds(product, dtype=dtype, device=device)
     return seconds / device.fit.sustained(work.family)
 
 
-def _by_weight_seconds(product: Product, *, dtype: str, device: Device) -> float:
+def by_weight_seconds(product: Product, *, dtype: str, device: Device) -> float:
     """The gradient of the weights: (n x rows) @ (rows x k); grouped ones stand side by side."""
     rows = max(1, round(product.rows / product.groups))
     return matmul_seconds(

@@ -233,14 +233,10 @@ def optimizer_phase(
     )
 
 
-@lru_cache(maxsize=4096)
-def stage_memory(case: Case, stage: Stage, *, in_flight_blocks: int) -> MemoryBreakdown:
-    """Memory of one pipeline rank at its peak; a search asks for the same rank again and again."""
+def stage_phases(case: Case, stage: Stage, *, sizes: RankSizes, state: StateBytes) -> list[Phase]:
+    """All candidates for the peak of a pipeline rank, the optimizer's last."""
     training, layout = case.training, case.layout
-    require_offloadable(layout)
-    sizes = rank_sizes(case, stage, in_flight_blocks=in_flight_blocks)
-    state = rank_state(case, stage)
-    phases = [
+    return [
         *rank_phases(sizes, layout),
         optimizer_phase(
             sizes,
@@ -252,6 +248,16 @@ def stage_memory(case: Case, stage: Stage, *, in_flight_blocks: int) -> MemoryBr
             else 0,
         ),
     ]
+
+
+@lru_cache(maxsize=4096)
+def stage_memory(case: Case, stage: Stage, *, in_flight_blocks: int) -> MemoryBreakdown:
+    """Memory of one pipeline rank at its peak; a search asks for the same rank again and again."""
+    training, layout = case.training, case.layout
+    require_offloadable(layout)
+    sizes = rank_sizes(case, stage, in_flight_blocks=in_flight_blocks)
+    state = rank_state(case, stage)
+    phases = stage_phases(case, stage, sizes=sizes, state=state)
     peak = max(phases, key=lambda phase: phase.total_bytes)
     on_device = layout.offload == "none"
     parameters = state.parameters if on_device else 0

@@ -341,9 +341,11 @@ def fsdp_passes(case: Case, stage: Stage) -> Passes:
     """All micro-batches under FSDP, by its streams."""
     layout = case.layout
     batch = fsdp_micro_batch(case, stage)
-    on_device = _with(batch, upload=0.0, download=0.0, adding=0.0)
+    on_device = with_seconds(batch, upload=0.0, download=0.0, adding=0.0)
     timeline = fsdp_timeline(
-        early=_early(on_device, layout), last=on_device, num_microbatches=layout.num_microbatches
+        early=early_micro_batch(on_device, layout),
+        last=on_device,
+        num_microbatches=layout.num_microbatches,
     )
     return Passes(
         host_seconds=max(0.0, _offloaded(batch, layout).compute - timeline.compute)
@@ -361,19 +363,21 @@ def fsdp_passes(case: Case, stage: Stage) -> Passes:
 def _offloaded(batch: MicroBatch, layout: Layout) -> Timeline:
     """The streams with what goes from and to the host: the first gradients of a step are copied
     there beside the passes, later ones are waited for and added."""
-    copied = _with(batch, adding=0.0)
+    copied = with_seconds(batch, adding=0.0)
     is_partial = layout.gradient_sync == "reduce_scatter_only" and layout.dp_replicate > 1
     if layout.gradient_sync == "last" or is_partial or layout.num_microbatches == 1:
         return fsdp_timeline(
-            early=_early(copied, layout), last=copied, num_microbatches=layout.num_microbatches
+            early=early_micro_batch(copied, layout),
+            last=copied,
+            num_microbatches=layout.num_microbatches,
         )
-    added = _with(batch, download=0.0)
+    added = with_seconds(batch, download=0.0)
     return fsdp_timeline(
         first=copied, early=added, last=added, num_microbatches=layout.num_microbatches
     )
 
 
-def _with(batch: MicroBatch, **seconds: float) -> MicroBatch:
+def with_seconds(batch: MicroBatch, **seconds: float) -> MicroBatch:
     """The same with other `seconds` of every unit."""
     return replace(
         batch,
@@ -384,7 +388,7 @@ def _with(batch: MicroBatch, **seconds: float) -> MicroBatch:
     )
 
 
-def _early(batch: MicroBatch, layout: Layout) -> MicroBatch:
+def early_micro_batch(batch: MicroBatch, layout: Layout) -> MicroBatch:
     """A micro-batch before the last one, by the synchronisation policy."""
     match layout.gradient_sync:
         case "every":
@@ -394,7 +398,7 @@ def _early(batch: MicroBatch, layout: Layout) -> MicroBatch:
             silenced = {"all_reduce": 0.0, **(_NO_COPIES if layout.dp_replicate > 1 else {})}
         case "last":
             silenced = {"all_reduce": 0.0, "reduce_scatter": 0.0, "copy_in": 0.0, **_NO_COPIES}
-    return _with(batch, **silenced)
+    return with_seconds(batch, **silenced)
 
 
 _NO_COPIES = {"download": 0.0, "adding": 0.0}

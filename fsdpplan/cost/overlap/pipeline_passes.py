@@ -65,6 +65,9 @@ from fsdpplan.spec.plan import Case
 
 Pair = tuple[float, float]
 """Seconds of one micro-batch in one stage: (forward, backward)."""
+Seconds = tuple[float, ...]
+Pairs = tuple[tuple[float, float], ...]
+"""(forward, backward) of each stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,39 +138,74 @@ def exchange_seconds(case: Case, stage: Stage) -> Pair:
     return forward, backward
 
 
-Seconds = tuple[float, ...]
-Pairs = tuple[tuple[float, float], ...]
-"""(forward, backward) of each stage."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineParts:
+    """What the passes of a pipeline are made of."""
+
+    stages: StageKinds
+    times: tuple[Pair, ...]
+    """(forward, backward) of one micro-batch in each stage."""
+    weights: Seconds
+    """The weights' half of each backward; empty where it is not split."""
+    send: float
+    """Seconds of a message between two stages."""
+    pairs: DualPasses
+    timing: PipelineTiming
+    """Without what gathers and reductions add."""
+    exposed: ExposedSeconds
+    """What these add."""
+
+    @property
+    def busy_seconds(self) -> list[float]:
+        """What each rank computes and waits for inside of its blocks."""
+        both = zip(self.timing.busy_seconds, self.pairs.saved_seconds, strict=True)
+        return [alone - saved for alone, saved in both]
+
+    @property
+    def rank(self) -> int:
+        """The busiest."""
+        busy = self.busy_seconds
+        return max(range(len(busy)), key=lambda rank: (busy[rank], rank))
 
 
-def pipeline_passes(case: Case) -> Passes:
-    """All micro-batches, seen from the rank that computes most."""
-    model, layout = case.model, case.layout
-    stages = stage_kinds(model=model, layout=layout)
+def pipeline_parts(case: Case) -> PipelineParts:
+    """Those of a case."""
+    layout = case.layout
+    stages = stage_kinds(model=case.model, layout=layout)
     times = stages.each([stage_seconds(case, one) for one in stages.kinds])
     send = group_seconds(case.cluster, pp_group(layout), "send_recv", message_bytes(case))
     weights: Seconds = ()
     if layout.schedule in SPLIT_BACKWARD_SCHEDULES:
-        halves = stages.each([_weight_seconds(case, one) for one in stages.kinds])
+        halves = stages.each([stage_weight_seconds(case, one) for one in stages.kinds])
         weights = tuple(
             min(backward, half) for half, (_, backward) in zip(halves, times, strict=True)
         )
     pairs = dual_passes(case, stages, times)
     timing = played_timing(layout, times, weights, send, (), pairs.seconds)
-    if layout.sharding == "fsdp":
-        exposed = _fsdp_exposed(case, stages, times, weights, send, timing, pairs.seconds)
-    else:
-        exposed = _replica_exposed(case, stages, times, weights, send, timing, pairs.seconds)
-    busy = [
-        alone - saved for alone, saved in zip(timing.busy_seconds, pairs.saved_seconds, strict=True)
-    ]
-    rank = max(range(layout.pp), key=lambda rank: (busy[rank], rank))
-    idle = max(0.0, timing.total_seconds - busy[rank])
+    added = _fsdp_exposed if layout.sharding == "fsdp" else _replica_exposed
+    return PipelineParts(
+        stages=stages,
+        times=tuple(times),
+        weights=weights,
+        send=send,
+        pairs=pairs,
+        timing=timing,
+        exposed=added(case, stages, times, weights, send, timing, pairs.seconds),
+    )
+
+
+def pipeline_passes(case: Case) -> Passes:
+    """All micro-batches, seen from the rank that computes most."""
+    model, layout = case.model, case.layout
+    parts = pipeline_parts(case)
+    rank, send, exposed = parts.rank, parts.send, parts.exposed
+    busy = parts.busy_seconds[rank]
+    idle = max(0.0, parts.timing.total_seconds - busy)
     messages = min(idle, _message_waiting_seconds(model, layout, rank, send))
     held = pipeline_ranks(model=model, layout=layout)
     after = [_seconds_of(tp_gradient_calls(case, stage), case) for stage in held]
     return Passes(
-        busy_seconds=busy[rank] - _seconds_of(tp_pass_calls(case, held[rank]), case),
+        busy_seconds=busy - _seconds_of(tp_pass_calls(case, held[rank]), case),
         exposed=ExposedSeconds(
             all_gather=exposed.all_gather,
             reduce_scatter=exposed.reduce_scatter,
@@ -179,7 +217,7 @@ def pipeline_passes(case: Case) -> Passes:
             ),
         ),
         bubble_seconds=idle - messages,
-        hidden_exchange_seconds=pairs.hidden_seconds[rank],
+        hidden_exchange_seconds=parts.pairs.hidden_seconds[rank],
         pp_rank=rank,
     )
 
@@ -196,7 +234,7 @@ def _seconds_of(calls: Iterable[Calls], case: Case) -> float:
     return sum(call_seconds(call, case.cluster) for call in calls)
 
 
-def _weight_seconds(case: Case, stage: Stage) -> float:
+def stage_weight_seconds(case: Case, stage: Stage) -> float:
     """The half of a stage's backward pass that makes the weights' gradients: products as large as
     forward's. What backward does beside products is in the other half."""
     seconds = 0.0
@@ -319,11 +357,11 @@ def _fsdp_exposed(
     """
     layout = case.layout
     batches = [fsdp_micro_batch(case, stage) for stage in stages.kinds]
-    gathers = stages.each([_gather_seconds(batch) for batch in batches])
+    gathers = stages.each([stage_gather_seconds(batch) for batch in batches])
     moments = first_forward_ends(layout, passes=times, gathers=gathers, send=send)
     delayed = played_timing(layout, times, weights, send, moments, paired)
     reduced = _after_all(
-        layout, timing, tuple(stages.each([_reduce_seconds(one) for one in batches]))
+        layout, timing, tuple(stages.each([stage_reduce_seconds(one) for one in batches]))
     )
     scatters = sum(stages.each([_sum(batch, "reduce_scatter") for batch in batches]))
     reduces = sum(stages.each([_sum(batch, "all_reduce") for batch in batches]))
@@ -349,12 +387,12 @@ def _sum(batch: MicroBatch, field: str) -> float:
     return units + float(getattr(batch.root, field))
 
 
-def _gather_seconds(batch: MicroBatch) -> float:
+def stage_gather_seconds(batch: MicroBatch) -> float:
     """Of a stage: shards that come from the host do so beside the gather of another unit."""
     return max(_sum(batch, "gather"), _sum(batch, "upload")) + _sum(batch, "copy_out")
 
 
-def _reduce_seconds(batch: MicroBatch) -> float:
+def stage_reduce_seconds(batch: MicroBatch) -> float:
     """All reduce-scatters of a stage, with copies to the host behind them, and its all-reduces
     behind or beside them."""
     scatters = _sum(batch, "reduce_scatter") + _sum(batch, "download")
@@ -403,10 +441,7 @@ def _replica_exposed(
     """
     buckets = stages.each([bucket_seconds(case, stage) for stage in stages.kinds])
     totals = tuple(sum(each.reductions) for each in buckets)
-    hidden = tuple(
-        total - reduction_exposed_seconds(each, training=case.training, backward_seconds=backward)
-        for total, each, (_, backward) in zip(totals, buckets, times, strict=True)
-    )
+    hidden = hidden_reductions(case, buckets, times)
     at_the_end = not case.training.traits.overlaps_reduction
     reduced = _after_all(case.layout, timing, totals, hidden, at_the_end=at_the_end)
     share = max(each.scatter_share for each in buckets)
@@ -414,6 +449,17 @@ def _replica_exposed(
         all_gather=_parameter_waiting(case, buckets, times, weights, send, timing, paired),
         reduce_scatter=share * reduced,
         all_reduce=(1 - share) * reduced,
+    )
+
+
+def hidden_reductions(
+    case: Case, buckets: Sequence[BucketSeconds], times: Sequence[Pair]
+) -> Seconds:
+    """Of each stage, what it reduces beside its last backward pass."""
+    return tuple(
+        sum(each.reductions)
+        - reduction_exposed_seconds(each, training=case.training, backward_seconds=backward)
+        for each, (_, backward) in zip(buckets, times, strict=True)
     )
 
 
@@ -427,19 +473,29 @@ def _parameter_waiting(
     paired: Pairs,
 ) -> float:
     """What gathering updated parameters adds: to the slowest rank, or to the first forwards."""
-    training, layout = case.training, case.layout
+    layout = case.layout
     by_rank = [
         [sum(buckets[stage].gathers) for stage in held] for held in layout_rank_stages(layout)
     ]
     if not any(map(any, by_rank)):
         return 0.0
-    if not training.traits.overlaps_parameter_gather:
+    if not case.training.traits.overlaps_parameter_gather:
         return max(map(sum, by_rank))
+    moments = parameter_moments(case, buckets, times)
+    delayed = played_timing(layout, times, weights, send, moments, paired)
+    return max(0.0, delayed.total_seconds - timing.total_seconds)
+
+
+def parameter_moments(
+    case: Case, buckets: Sequence[BucketSeconds], times: Sequence[Pair]
+) -> Seconds:
+    """When the first forward pass of each stage has its updated parameters, which are gathered from
+    the start of the step on beside passes."""
     moments = [0.0] * len(times)
-    for held, gathers in zip(layout_rank_stages(layout), by_rank, strict=True):
+    for held in layout_rank_stages(case.layout):
+        gathers = [sum(buckets[stage].gathers) for stage in held]
         for stage, moment in zip(held, accumulate(gathers), strict=True):
             moments[stage] = moment
-    first = gather_waiting_seconds(buckets[0], training=training, forward_seconds=times[0][0])
+    first = gather_waiting_seconds(buckets[0], training=case.training, forward_seconds=times[0][0])
     moments[0] = max(moments[0], times[0][0] + first)
-    delayed = played_timing(layout, times, weights, send, tuple(moments), paired)
-    return max(0.0, delayed.total_seconds - timing.total_seconds)
+    return tuple(moments)

@@ -9,11 +9,11 @@ are there.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import repeat
 from operator import ge
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from fsdpplan.cost.schedule.actions import (
     ACTIVE_STAGES,
@@ -137,20 +137,68 @@ def joined(several: Iterable[Moments]) -> Moments:
     )
 
 
+class Seen(Protocol):
+    """Where moments of one kind go."""
+
+    def add(self, numbers: _Numbers, /) -> None:
+        """One more."""
+
+
+KINDS = tuple(field.name for field in fields(Moments))
+
+
 def moments_of_rank(
     actions: Sequence[Action], weights: Sequence[int], kept: Sequence[int] = ()
 ) -> Moments:
     """The moments of a rank that does `actions`; `weights` are the blocks of all stages of the
     pipeline, `kept` those of each, the last, that keep everything though the layout recomputes
     (empty: none)."""
+    found = {kind: set[_Numbers]() for kind in KINDS}
+    see_moments(actions, weights, kept, found)
+    return Moments(**{kind: _highest(moments) for kind, moments in found.items()})
+
+
+class _Watched(tuple[Action, ...]):
+    """Actions that know how far whoever goes through them has come."""
+
+    at = 0
+
+    def __iter__(self) -> Iterator[Action]:
+        for self.at, action in enumerate(super().__iter__()):
+            yield action
+
+
+def moments_in_turn(
+    actions: Sequence[Action], weights: Sequence[int], kept: Sequence[int] = ()
+) -> list[Moments]:
+    """The moments of each of a rank's actions, none left out."""
+    watched = _Watched(actions)
+    found: list[dict[str, list[Moment]]] = [{kind: [] for kind in KINDS} for _ in actions]
+
+    class Recorder:
+        def __init__(self, kind: str) -> None:
+            self.kind = kind
+
+        def add(self, numbers: _Numbers, /) -> None:
+            found[watched.at][self.kind].append(Moment._make(numbers))
+
+    see_moments(watched, weights, kept, {kind: Recorder(kind) for kind in KINDS})
+    return [Moments(**{kind: tuple(own) for kind, own in each.items()}) for each in found]
+
+
+def see_moments(
+    actions: Sequence[Action],
+    weights: Sequence[int],
+    kept: Sequence[int],
+    seen: Mapping[str, Seen],
+) -> None:
+    """Go through `actions`, and add the moments of each kind to what `seen` has for it."""
     last = len(weights) - 1
     graded: set[int] = set()
     fresh: dict[int, int] = {}
     alive, alive_kept, held, waiting, inputs, reduced = 0, 0, 0, 0, 0, 0
-    forward, forward_kept, loss, backward, backward_kept, embedding, after, reduction, root = (
-        set[_Numbers]() for _ in range(9)
-    )
-    halves, between, sums = (set[_Numbers]() for _ in range(3))
+    forward, forward_kept, loss, backward, backward_kept = map(seen.__getitem__, KINDS[:5])
+    halves, between, sums, embedding, after, reduction, root = map(seen.__getitem__, KINDS[5:])
     is_split = any(kind in (BACKWARD_INPUT, BACKWARD_WEIGHT) for _, _, kind in actions)
     left = Counter(stage for stage, _, kind in actions if kind in (BACKWARD, BACKWARD_WEIGHT))
     now_dropped, waiting_head, has_loss, outputs = (0, 0), 0, False, 0
@@ -234,8 +282,8 @@ def moments_of_rank(
             places = [(max(0, blocks - 1), backward)]
             if keeping:
                 places += [(keeping, backward), (keeping - 1, backward_kept)]
-            for done, seen in places:  # blocks that the pass is through with have gradients
-                seen.add(now(done, min(done, keeping), blocks - done))
+            for done, there in places:  # blocks that the pass is through with have gradients
+                there.add(now(done, min(done, keeping), blocks - done))
         if not is_half:  # FSDP2 adds up what halves have left
             fresh.pop(stage, None)
         alive, alive_kept = alive - blocks, alive_kept - keeping
@@ -256,20 +304,6 @@ def moments_of_rank(
             if stage in (0, last):
                 root.add(now())
             graded.discard(stage)
-    return Moments(
-        forward=_highest(forward),
-        forward_kept=_highest(forward_kept),
-        loss=_highest(loss),
-        backward=_highest(backward),
-        backward_kept=_highest(backward_kept),
-        halves=_highest(halves),
-        between=_highest(between),
-        sums=_highest(sums),
-        embedding=_highest(embedding),
-        after=_highest(after),
-        reduction=_highest(reduction),
-        root_reduction=_highest(root),
-    )
 
 
 def _dropped(actions: Sequence[Action], weights: Sequence[int]) -> Iterable[tuple[int, int]]:

@@ -177,6 +177,75 @@ def _played(run: Run) -> list[list[float]]:
     return done
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedAction:
+    """One action of a run that is played in full."""
+
+    action: Action
+    """Its pass that of the rank's list, side by side with another one or not."""
+    is_paired: bool
+    start: float
+    """When the rank is free and the input there."""
+    end: float
+    seconds: float
+    """Of its own; what lies between start and end beyond is for parameters."""
+    link: int
+    """On which its output leaves: 2 r from rank r to the one behind, 2 r + 1 to the one before it;
+    -1: it stays, or there is none."""
+    sent: float
+    """When that has arrived; of a schedule whose ranks wait for messages, when it leaves."""
+    received_by: tuple[int, int] | None = None
+    """(rank, place in its list) of the action that takes it; None: no message."""
+
+
+def played_actions(run: Run) -> tuple[tuple[PlayedAction, ...], ...]:
+    """What each rank does, in order, to the last micro-batch: what `run_ends` is the end of."""
+    program = _program(run.schedule, run.pp, run.num_microbatches, run.virtual_stages)
+    lists = rank_actions(
+        schedule=run.schedule,
+        pp=run.pp,
+        num_microbatches=run.num_microbatches,
+        virtual_stages=run.virtual_stages,
+    )
+    seconds = [each for of_pass in run.seconds for each in of_pass]
+    stages = run.pp * run.virtual_stages
+    arrived = [0.0] * program.slots
+    takers: dict[int, tuple[int, int]] = {}
+    link_free = [0.0] * (2 * run.pp)
+    played: list[list[PlayedAction]] = [[] for _ in range(run.pp)]
+    targets: list[list[int]] = [[] for _ in range(run.pp)]
+    for rank, at, source, target, link, first in program.steps:
+        done = played[rank]
+        takers[source] = (rank, len(done))
+        start = max(done[-1].end if done else 0.0, arrived[source])
+        end = start + seconds[at]
+        if first >= 0 and run.gathered_seconds:
+            end = max(end, run.gathered_seconds[first])
+        arrived[target] = end
+        if link >= 0 and run.send_seconds:
+            link_free[link] = max(link_free[link], end) + run.send_seconds
+            arrived[target] = link_free[link]
+        targets[rank].append(target)
+        done.append(
+            PlayedAction(
+                action=lists[rank][len(done)],
+                is_paired=at // stages in (PAIRED_FORWARD, PAIRED_BACKWARD),
+                start=start,
+                end=end,
+                seconds=seconds[at],
+                link=link,
+                sent=arrived[target],
+            )
+        )
+    return tuple(
+        tuple(
+            replace(one, received_by=takers.get(target)) if one.link >= 0 else one
+            for one, target in zip(done, of_rank, strict=True)
+        )
+        for done, of_rank in zip(played, targets, strict=True)
+    )
+
+
 Step = tuple[int, int, int, int, int, int]
 """(rank, place of its seconds, slot of its input, slot of its output, link of its message or -1,
 stage whose first forward pass it is or -1)."""

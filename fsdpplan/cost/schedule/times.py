@@ -74,39 +74,18 @@ def simulate_pipeline(
     `paired_seconds`: what (forward, backward) of a stage take where DualPipeV has each of them side
     by side with one of the rank's other stage; empty: as long as alone.
     """
-    _require_lengths(
-        schedule,
-        virtual_stages,
-        forward_seconds,
-        backward_seconds,
-        backward_weight_seconds,
-        gathered_seconds,
+    run = pipeline_run(
+        schedule=schedule,
+        forward_seconds=forward_seconds,
+        backward_seconds=backward_seconds,
+        num_microbatches=num_microbatches,
+        virtual_stages=virtual_stages,
+        send_seconds=send_seconds,
+        backward_weight_seconds=backward_weight_seconds,
+        gathered_seconds=gathered_seconds,
+        paired_seconds=paired_seconds,
     )
-    pp = len(forward_seconds) // virtual_stages
-    require_simulated(
-        schedule=schedule, pp=pp, num_microbatches=num_microbatches, virtual_stages=virtual_stages
-    )
-    waits = send_seconds if schedule in WAITING_SCHEDULES and pp > 1 else 0.0
-    weights = backward_weight_seconds or (0.0,) * len(backward_seconds)
-    # the first stage has no input to differentiate by: its weights' half is all of it
-    weights = (backward_seconds[0], *weights[1:])
-    ends = run_ends(
-        Run(
-            schedule=schedule,
-            pp=pp,
-            virtual_stages=virtual_stages,
-            num_microbatches=num_microbatches,
-            seconds=(
-                (forward_seconds[0], *(seconds + waits for seconds in forward_seconds[1:])),
-                (*(seconds + waits for seconds in backward_seconds[:-1]), backward_seconds[-1]),
-                tuple(b - w for b, w in zip(backward_seconds, weights, strict=True)),
-                weights,
-                *_paired(forward_seconds, backward_seconds, paired_seconds),
-            ),
-            send_seconds=0.0 if waits else send_seconds,
-            gathered_seconds=gathered_seconds,
-        )
-    )
+    pp, ends = run.pp, run_ends(run)
     work = [f + b for f, b in zip(forward_seconds, backward_seconds, strict=True)]
     held = [
         rank_stages(schedule=schedule, pp=pp, virtual_stages=virtual_stages, rank=rank)
@@ -123,6 +102,52 @@ def simulate_pipeline(
         ),
         end_seconds=ends.ranks,
         stage_end_seconds=ends.stages,
+    )
+
+
+def pipeline_run(
+    *,
+    schedule: Schedule,
+    forward_seconds: tuple[float, ...],
+    backward_seconds: tuple[float, ...],
+    num_microbatches: int,
+    virtual_stages: int,
+    send_seconds: float,
+    backward_weight_seconds: tuple[float, ...] = (),
+    gathered_seconds: tuple[float, ...] = (),
+    paired_seconds: tuple[tuple[float, float], ...] = (),
+) -> Run:
+    """What there is to play, from the same as `simulate_pipeline`."""
+    _require_lengths(
+        schedule,
+        virtual_stages,
+        forward_seconds,
+        backward_seconds,
+        backward_weight_seconds,
+        gathered_seconds,
+    )
+    pp = len(forward_seconds) // virtual_stages
+    require_simulated(
+        schedule=schedule, pp=pp, num_microbatches=num_microbatches, virtual_stages=virtual_stages
+    )
+    waits = send_seconds if schedule in WAITING_SCHEDULES and pp > 1 else 0.0
+    weights = backward_weight_seconds or (0.0,) * len(backward_seconds)
+    # the first stage has no input to differentiate by: its weights' half is all of it
+    weights = (backward_seconds[0], *weights[1:])
+    return Run(
+        schedule=schedule,
+        pp=pp,
+        virtual_stages=virtual_stages,
+        num_microbatches=num_microbatches,
+        seconds=(
+            (forward_seconds[0], *(seconds + waits for seconds in forward_seconds[1:])),
+            (*(seconds + waits for seconds in backward_seconds[:-1]), backward_seconds[-1]),
+            tuple(b - w for b, w in zip(backward_seconds, weights, strict=True)),
+            weights,
+            *_paired(forward_seconds, backward_seconds, paired_seconds),
+        ),
+        send_seconds=0.0 if waits else send_seconds,
+        gathered_seconds=gathered_seconds,
     )
 
 

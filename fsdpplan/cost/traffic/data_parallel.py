@@ -109,11 +109,16 @@ def fsdp_calls(case: Case, stage: Stage) -> Iterator[Calls]:
                 layout=layout,
                 regathers=False,
             )
-    if training.fp8_all_gather:
-        # one all-reduce a step of the largest elements of all matrices, which give their scales
+    yield from scale_calls(case, stage)
+
+
+def scale_calls(case: Case, stage: Stage) -> Iterator[Calls]:
+    """One all-reduce a step of the largest elements of all matrices, which give their scales where
+    they are gathered in fp8."""
+    if case.training.fp8_all_gather:
         yield Calls(
             collective="all_reduce",
-            group=shard,
+            group=shard_group(case.layout),
             dtype="fp32",
             count=1,
             call_bytes=FP32_BYTES * stage.blocks * len(_matrices(case.model)),
@@ -456,10 +461,10 @@ def replica_calls(case: Case, stage: Stage) -> Iterator[Calls]:
                 call_bytes=size,
             )
     if layout.sharding != "ddp":
-        yield from _parameter_calls(case, stage, filled)
+        yield from parameter_calls(case, stage, filled)
 
 
-def _parameter_calls(case: Case, stage: Stage, filled: tuple[Bucket, ...]) -> Iterator[Calls]:
+def parameter_calls(case: Case, stage: Stage, filled: tuple[Bucket, ...]) -> Iterator[Calls]:
     """The collectives of updated parameters, those of one shape together."""
     training = case.training
     whole = sum(bucket.fp32_bytes for bucket in filled)

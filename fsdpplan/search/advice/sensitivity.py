@@ -29,6 +29,7 @@ from fsdpplan.search.advice.difference import kept_layout
 from fsdpplan.search.rules.legality import legal_layout_problem
 from fsdpplan.spec.cluster import Cluster, Device, DeviceFit, Level
 from fsdpplan.spec.plan import Case
+from fsdpplan.units import format_bandwidth, format_gib, format_seconds
 
 STEP_FRACTION = 1e-5
 """By which an input is moved for a derivative: the rest of the series is that much of it, and what
@@ -325,3 +326,25 @@ def evidence_of(source: str | None) -> Evidence:
     if words.startswith("taken over from "):
         return "relative"
     return "fitted" if "fsdpplan.validate.fit" in words else "datasheet"
+
+
+def field_words(field: str) -> str:
+    """An input by its field, as people read it: `nvlink port bandwidth`."""
+    *rooms, name = field.split(".")
+    for ending in ("_bytes_per_second", "_per_second", "_seconds"):
+        name = name.removesuffix(ending)
+    level = f"{rooms[2]} " if rooms[1:2] == ["levels"] else ""
+    return level + name.replace("_", " ").replace(" flops", " FLOP/s")
+
+
+def value_words(field: str, value: float) -> str:
+    """An input's value in its unit."""
+    if field.endswith("flops_per_second"):
+        return f"{value / 1e12:,.0f} T" if value >= 1e13 else f"{value / 1e12:.3g} T"
+    if field.endswith("_bytes_per_second"):
+        return format_bandwidth(value)
+    if field.endswith("_seconds"):
+        return format_seconds(value)
+    if field.endswith("_bytes"):
+        return format_gib(value)
+    return f"{value:,.4g}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from math import floor
+
 from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.layout import MESH_AXES, Layout
+from fsdpplan.spec.layout import DDP_BUCKET_BYTES, MESH_AXES, Layout
 from fsdpplan.units import format_gib
 
 _WHOLE = {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2"}
@@ -38,6 +40,18 @@ POLICIES = {
     "loss_chunks": "pieces of the loss",
 }
 """Policies of a layout and what to call them."""
+
+EVIDENCE = {
+    "measured": "measured here",
+    "fitted": "fitted from published runs",
+    "datasheet": "datasheet only",
+}
+"""What stands behind the numbers of the hardware, in words."""
+
+
+def schedule_words(schedule: str) -> str:
+    """A pipeline schedule as people write it."""
+    return _SCHEDULES.get(schedule, schedule)
 
 
 def degrees(layout: Layout) -> str:
@@ -80,8 +94,7 @@ def describe(layout: Layout, cluster: Cluster) -> str:
         stride = 1 if layout.experts_over_tp else layout.tp
         parts.append(f"experts over {_span(layout.expert_ranks, stride, cluster)}")
     if layout.pp > 1:
-        schedule = _SCHEDULES.get(layout.schedule, layout.schedule)
-        parts.append(f"pipeline of {layout.pp} stages ({schedule})")
+        parts.append(f"pipeline of {layout.pp} stages ({schedule_words(layout.schedule)})")
     return ", ".join(parts)
 
 
@@ -144,3 +157,41 @@ def _span(ranks: int, stride: int, cluster: Cluster) -> str:
 def domain_words(cluster: Cluster, gpus: int) -> str:
     """A domain of `gpus` GPUs in words: `one node`, or `one domain of 512 GPUs`."""
     return "one node" if gpus == cluster.gpus_per_node else f"one domain of {gpus} GPUs"
+
+
+def policy(layout: Layout) -> str:
+    """The policies in words, those that do not apply left out."""
+    parts: list[str] = [layout.sharding, *_data_policies(layout)]
+    if layout.pp > 1:
+        stages = f" x {layout.virtual_stages}" if layout.virtual_stages > 1 else ""
+        parts.append(f"schedule {layout.schedule}{stages}")
+    if layout.sequence_parallel:
+        parts.append("sequence parallel" + (", async TP" if layout.async_tp else ""))
+    parts.append(f"checkpointing {layout.recomputation}")
+    if layout.offload != "none":
+        parts.append("state and optimizer on the host")
+    if layout.loss_chunks > 1:
+        parts.append(f"loss in {layout.loss_chunks} pieces")
+    parts.append("compiled" if layout.compile else "eager")
+    return ", ".join(parts)
+
+
+def _data_policies(layout: Layout) -> list[str]:
+    """What is done with parameters and gradients, and in which pieces."""
+    parts = []
+    if layout.sharding == "fsdp":
+        parts.append(f"reshard {layout.reshard_after_forward}")
+        if layout.num_microbatches > 1:
+            parts.append(f"gradient sync {layout.gradient_sync}")
+        if layout.wrap_blocks > 1:
+            parts.append(f"{layout.wrap_blocks} blocks a unit")
+    elif layout.ddp_bucket_bytes != DDP_BUCKET_BYTES:
+        parts.append(f"buckets of {layout.ddp_bucket_bytes / 2**20:g} MiB")
+    return parts
+
+
+def chance_words(fits_fraction: float) -> str:
+    """A chance in whole percent, rounded down, and never certain."""
+    if fits_fraction < 0.01:
+        return "below 1 %"
+    return "over 99 %" if fits_fraction > 0.99 else f"{floor(100 * fits_fraction + 1e-9)} %"

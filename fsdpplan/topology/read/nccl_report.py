@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Literal
 
@@ -153,3 +154,45 @@ class NcclReport:
     def complains(self, kind: ComplaintKind) -> bool:
         """Whether any rank says so."""
         return any(complaint.kind == kind for complaint in self.complaints)
+
+
+def nccl_words(report: NcclReport) -> str:
+    """One sentence: version, transports, adapters, channels, NVLS, warnings."""
+    ways = [way_words(way) for way, _ in nccl_ways(report)]
+    parts = ["; ".join(ways)] if ways else ["no channel in the log"]
+    if report.adapters:
+        used = sum(one.used for one in report.adapters)
+        parts.append(f"{used} of {len(report.adapters)} adapter ports in use")
+    if report.coll_channels is not None:
+        parts.append(f"{report.coll_channels} channels")
+    if report.nvls_connected:
+        parts.append("NVLS")
+    warned = sum(one.count for one in report.complaints if one.kind == "warning")
+    if warned:
+        parts.append(f"{warned} warning{'s' if warned > 1 else ''}")
+    version = f" {', '.join(report.versions)}" if report.versions else ""
+    return f"NCCL{version}: {', '.join(parts)}."
+
+
+def rank_pair(one: Connection) -> tuple[frozenset[str | None], int, int]:
+    """The same for both ends, in the numbers of their communicator."""
+    return frozenset({one.host, one.peer_host}), one.sender, one.receiver
+
+
+def nccl_ways(
+    report: NcclReport,
+) -> list[tuple[tuple[str, bool, bool | None], list[Connection]]]:
+    """Connections by (transport, whether between hosts, GPUDirect), those inside first."""
+    groups: dict[tuple[str, bool, bool | None], list[Connection]] = defaultdict(list)
+    for one in report.connections:
+        groups[one.transport, one.between_hosts, one.gpudirect].append(one)
+    return sorted(groups.items(), key=lambda item: (item[0][1], item[0][0], item[0][2] is False))
+
+
+def way_words(way: tuple[str, bool, bool | None]) -> str:
+    """Such as `NET/IB with GPUDirect between nodes`."""
+    transport, between, gpudirect = way
+    through = {True: " with GPUDirect", False: " through host memory", None: ""}[gpudirect]
+    if transport == "NET/Socket":
+        through = ""
+    return f"{transport}{through}{' between nodes' if between else ''}"

@@ -1,0 +1,97 @@
+"""`fsdpplan report`: a plan as one HTML page to hand over."""
+
+from __future__ import annotations
+
+import json as jsons
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import typer
+
+from fsdpplan.cli.options.expand import Flag
+from fsdpplan.cli.options.files import DEFAULT_PLAN, EvidenceOptions, Json, PlanFile
+from fsdpplan.cli.options.goal import BillOptions
+from fsdpplan.cli.options.parse import line, path
+from fsdpplan.cli.options.report import ContentOptions
+from fsdpplan.cli.resolve.reported import content as content_of
+from fsdpplan.cli.views.render import progress, tell
+from fsdpplan.errors import SpecError
+from fsdpplan.files.table import path_text
+from fsdpplan.files.writing import write_text_atomically
+from fsdpplan.report.of_plan import plan_report
+from fsdpplan.report.page import page
+from fsdpplan.report.values import Report
+from fsdpplan.units import format_gb
+
+DEFAULT_OUT = Path("report.html")
+STDOUT = Path("-")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportOptions:
+    """What it is about, and where it goes."""
+
+    HEADING: ClassVar[str] = "Report"
+
+    named: Annotated[
+        str | None,
+        Flag(name="--plan", metavar="PLAN", parse=line, help="The same as PLAN without --plan."),
+    ] = None
+    out: Annotated[
+        Path | None,
+        Flag(metavar="FILE", parse=path, help="Default: report.html; - is standard output."),
+    ] = None
+
+
+def report(
+    *,
+    plan: PlanFile = "",
+    options: ReportOptions,
+    content: ContentOptions,
+    bill: BillOptions,
+    evidence: EvidenceOptions,
+    json: Json = False,
+) -> None:
+    """Write a saved plan as one page to look at: charts, no network.
+
+    One HTML file that holds all it needs, for any browser, for paper, and by keyboard.
+    """
+    place = place_of(plan, options.named)
+    out = options.out or DEFAULT_OUT
+    if json and out == STDOUT:
+        raise SpecError("--out - and --json both want standard output: leave one of them out")
+    found = content_of(
+        place, content, bill, evidence, named=bool(plan or options.named), say=progress()
+    )
+    made = plan_report(found.plan, about=found.about, came_of=found.came_of, more=found.more)
+    text = page(made)
+    if out == STDOUT:
+        typer.echo(text, nl=False)
+        return
+    write_text_atomically(out, text, advice="choose another --out")
+    if json:
+        typer.echo(report_json(made, out, text))
+    else:
+        tell(f"wrote {path_text(out)}, {format_gb(len(text.encode()))}; open it in a browser")
+
+
+def place_of(argument: str, option: str | None) -> str:
+    """The plan that was named, in either way."""
+    if argument and option and argument != option:
+        raise SpecError(
+            f"PLAN is {path_text(argument)} and --plan {path_text(option)}: leave one of them out"
+        )
+    return option or argument or DEFAULT_PLAN
+
+
+def report_json(made: Report, out: Path, text: str) -> str:
+    """What `report --json` prints."""
+    return jsons.dumps(
+        {
+            "out": str(out),
+            "bytes": len(text.encode()),
+            "sections": [{"name": one.name, "title": one.title} for one in made.sections],
+        },
+        indent=2,
+    )

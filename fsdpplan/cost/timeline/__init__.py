@@ -1,0 +1,1 @@
+"""The predicted step as events on streams."""

@@ -1,0 +1,367 @@
+"""Memory over a step: what each pipeline rank has allocated while its timeline goes on.
+
+The moments at which memory can be highest (`cost/memory/phases`), in the order of time: of FSDP
+unit by unit, of whole parameters block by block between those moments, of a pipeline action by
+action. The highest point is the estimate's peak. Between two points memory is as at the first.
+
+Earlier micro-batches have the sizes of the last one, but for gradients: the first one finds none,
+and what is not reduced in one of them stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+
+from fsdpplan.cost.memory.activations import mask_bytes
+from fsdpplan.cost.memory.ledger import StateBytes, rank_state
+from fsdpplan.cost.memory.peak import stage_phases, staging_bytes
+from fsdpplan.cost.memory.phases import (
+    first_phases,
+    head_backward_phases,
+    last_backward_phases,
+    loss_phases,
+    unit_backward_phases,
+    unit_forward_phases,
+)
+from fsdpplan.cost.memory.pipeline_phases import pipeline_phases
+from fsdpplan.cost.memory.rank_quantities import Ends, EndSizes, Phase, RankSizes
+from fsdpplan.cost.memory.sizes import rank_sizes
+from fsdpplan.cost.model.formats import formats
+from fsdpplan.cost.model.shards import Stage
+from fsdpplan.cost.schedule.moments import Moments, moments_in_turn
+from fsdpplan.cost.schedule.order import rank_actions
+from fsdpplan.cost.schedule.stages import (
+    in_flight_blocks,
+    layout_stage_blocks,
+    pipeline_ranks,
+    pipeline_stages,
+)
+from fsdpplan.cost.timeline.events import COMPUTE, Event, MemoryPoint
+from fsdpplan.spec.plan import Case
+
+_At = tuple[float, Phase]
+"""From when on, what is there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rank:
+    """What is known of one pipeline rank."""
+
+    case: Case
+    number: int
+    stage: Stage
+    sizes: RankSizes
+    state: StateBytes
+    phases: list[Phase]
+    """Candidates for the peak; the optimizer's is the last."""
+
+    @property
+    def peak(self) -> Phase:
+        """The highest of them."""
+        return max(self.phases, key=lambda phase: phase.total_bytes)
+
+
+def memory_points(
+    case: Case,
+    events: Sequence[Event],
+    *,
+    actions: Sequence[Sequence[tuple[float, float]]],
+    end: float,
+) -> tuple[MemoryPoint, ...]:
+    """What each rank has allocated; `actions`: from when to when it does each of its schedule's."""
+    stages = pipeline_ranks(model=case.model, layout=case.layout)
+    in_flight = in_flight_blocks(model=case.model, layout=case.layout)
+    found: list[MemoryPoint] = []
+    for number, (stage, blocks) in enumerate(zip(stages, in_flight, strict=True)):
+        sizes, state = rank_sizes(case, stage, in_flight_blocks=blocks), rank_state(case, stage)
+        rank = _Rank(
+            case=case,
+            number=number,
+            stage=stage,
+            sizes=sizes,
+            state=state,
+            phases=stage_phases(case, stage, sizes=sizes, state=state),
+        )
+        own = [e for e in events if e.rank == number and e.stream == COMPUTE]
+        update = next((e.start_seconds for e in own if e.kind == "optimizer"), end)
+        if case.layout.pp == 1:
+            passes = _Passes.of(own)
+            fill = _fsdp if case.layout.sharding == "fsdp" else _whole
+            line = [at for each in passes for at in fill(rank, each, len(passes))]
+        else:
+            line = _pipeline(rank, actions[number])
+        line = [(when, _at_most(phase, rank.peak)) for when, phase in line if when < update]
+        line.append((update, rank.phases[-1]))
+        found += _points(rank, _with_peak(line, rank.peak))
+    return tuple(found)
+
+
+def _points(rank: _Rank, line: Iterable[_At]) -> list[MemoryPoint]:
+    layout, training = rank.case.layout, rank.case.training
+    on_device = layout.offload == "none"
+    kept = formats(training=training, layout=layout).kept_gradient
+    staged = 0 if on_device else staging_bytes(rank.sizes, kept)
+    masks = mask_bytes(rank.case, rank.stage)
+    return [
+        MemoryPoint(
+            rank=rank.number,
+            start_seconds=when,
+            phase=phase.name,
+            parameters_bytes=rank.state.parameters if on_device else 0,
+            optimizer_bytes=rank.state.optimizer if on_device else 0,
+            gradients_bytes=phase.gradients_bytes + staged,
+            unsharded_parameters_bytes=phase.unsharded_parameters_bytes,
+            unsharded_gradients_bytes=phase.unsharded_gradients_bytes,
+            activations_bytes=phase.activations_bytes + masks,
+            logits_bytes=phase.logits_bytes,
+            temporaries_bytes=phase.temporaries_bytes,
+        )
+        for when, phase in line
+    ]
+
+
+def _at_most(phase: Phase, peak: Phase) -> Phase:
+    """What is only approximated of a moment, of which the peak is known."""
+    beyond = phase.total_bytes - peak.total_bytes
+    if beyond <= 0:
+        return phase
+    for part in ("temporaries_bytes", "activations_bytes", "unsharded_gradients_bytes"):
+        taken = min(beyond, getattr(phase, part))
+        phase = replace(phase, **{part: getattr(phase, part) - taken})
+        beyond -= taken
+    return phase
+
+
+def _with_peak(line: list[_At], peak: Phase) -> list[_At]:
+    """With the peak, which candidates of a bound may have alone, where most is of its kind."""
+    line.sort(key=lambda at: at[0])
+    if any(phase.total_bytes == peak.total_bytes for _, phase in line):
+        return line
+    alike = [at for at, (_, phase) in enumerate(line) if phase.name == peak.name]
+    among = alike or range(len(line))
+    highest = max(among, key=lambda at: line[at][1].total_bytes)
+    line[highest] = (line[highest][0], peak)
+    return line
+
+
+def _spread(phases: Sequence[Phase], start: float, end: float) -> list[_At]:
+    """One after another, evenly."""
+    return [(start + (end - start) * at / len(phases), phase) for at, phase in enumerate(phases)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Passes:
+    """When one micro-batch goes forward and back, block by block as far as that is shown."""
+
+    number: int
+    forward: tuple[float, float]
+    backward: tuple[float, float]
+    blocks: dict[tuple[bool, int], tuple[float, float]]
+    """(is backward, block) -> from when to when."""
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> list[_Passes]:
+        """Of all micro-batches of a rank, in order."""
+        spans: dict[int, dict[bool, tuple[float, float]]] = {}
+        blocks: dict[int, dict[tuple[bool, int], tuple[float, float]]] = {}
+        for event in events:
+            if event.micro_batch is None or not event.direction:
+                continue
+            is_back = event.direction != "forward"
+            both = spans.setdefault(event.micro_batch, {})
+            begun = both.get(is_back, (event.start_seconds, 0.0))[0]
+            both[is_back] = (begun, event.end_seconds)
+            if event.block is not None:
+                own = blocks.setdefault(event.micro_batch, {})
+                key = (is_back, event.block)
+                own[key] = (own.get(key, (event.start_seconds,))[0], event.end_seconds)
+        return [
+            cls(
+                number=number,
+                forward=both[False],
+                backward=both[True],
+                blocks=blocks.get(number, {}),
+            )
+            for number, both in sorted(spans.items())
+        ]
+
+    def of_blocks(self, first: int, last: int, count: int, *, back: bool) -> tuple[float, float]:
+        """From when to when the blocks `first` to `last` of `count` are at work."""
+        early, late = (last, first) if back else (first, last)
+        if (back, early) in self.blocks and (back, late) in self.blocks:
+            return self.blocks[back, early][0], self.blocks[back, late][1]
+        begin, end = self.backward if back else self.forward
+        one = (end - begin) / (count + 2)
+        before = count - 1 - last if back else first
+        return begin + (before + 1) * one, begin + (before + 2 + last - first) * one
+
+
+def _fsdp(rank: _Rank, passes: _Passes, count: int) -> list[_At]:
+    """One micro-batch under FSDP."""
+    s, is_last = rank.sizes, passes.number == count - 1
+    held = 0
+    if not is_last:
+        s, held = _earlier(s, is_first=passes.number == 0), s.held_bytes(s.blocks)
+    forward_held = held if passes.number else 0  # the first one finds none
+    windows = [_window(s, passes, index, back=False) for index in range(s.units)]
+    line = _spread(first_phases(s), passes.forward[0], windows[0][0] if windows else 0.0)
+    for index, window in enumerate(windows):
+        line += _spread(unit_forward_phases(s, index), *window)
+    line = [(when, _holding(phase, forward_held)) for when, phase in line]
+    back = [_window(s, passes, index, back=True) for index in range(s.units)]
+    ends = [*loss_phases(s), *head_backward_phases(s)]
+    line += [
+        (when, _holding(phase, forward_held))
+        for when, phase in _spread(
+            ends,
+            windows[-1][1] if windows else passes.forward[0],
+            back[-1][0] if back else passes.backward[1],
+        )
+    ]
+    for index in range(s.units - 1, -1, -1):
+        grown = held
+        if not is_last and passes.number == 0:
+            done = s.blocks - index * s.unit_blocks
+            grown = rank.sizes.held_block_bytes * done
+        line += [
+            (when, _holding(phase, grown))
+            for when, phase in _spread(unit_backward_phases(s, index), *back[index])
+        ]
+    begin = back[0][1] if back else passes.backward[0]
+    behind = held
+    if not is_last and passes.number == 0:
+        behind = rank.sizes.held_block_bytes * s.blocks
+    rest = _spread(last_backward_phases(s), begin, passes.backward[1])
+    return [*line, *((when, _holding(phase, behind)) for when, phase in rest)]
+
+
+def _window(s: RankSizes, passes: _Passes, index: int, *, back: bool) -> tuple[float, float]:
+    first = index * s.unit_blocks
+    return passes.of_blocks(first, first + s.blocks_of(index) - 1, s.blocks, back=back)
+
+
+def _holding(phase: Phase, held: int) -> Phase:
+    if not held:
+        return phase
+    return replace(phase, unsharded_gradients_bytes=phase.unsharded_gradients_bytes + held)
+
+
+def _earlier(s: RankSizes, *, is_first: bool) -> RankSizes:
+    """The sizes of a micro-batch that is not the last: unsharded gradients of earlier ones are
+    counted apart, and gradient shards are there before and behind it, of the first behind it."""
+    kept = s.earlier_gradient_bytes
+    reduces = kept > 0
+
+    def end(sizes: EndSizes) -> EndSizes:
+        reduced = sizes.reduce_bytes if reduces else 0
+        return replace(sizes, held_bytes=0, reduce_bytes=reduced)
+
+    ends = Ends(tables=end(s.ends.tables), head=end(s.ends.head), root=end(s.ends.root))
+    return replace(
+        s,
+        held_block_bytes=0,
+        ends=ends,
+        earlier_gradient_bytes=0 if is_first else kept,
+        later_gradient_bytes=kept,
+        reduced_bytes=s.reduced_bytes if reduces else 0,
+        reduce_block_bytes=s.reduce_block_bytes if reduces else 0,
+        behind_ends_bytes=0 if is_first else s.behind_ends_bytes,
+    )
+
+
+def _whole(rank: _Rank, passes: _Passes, count: int) -> list[_At]:
+    """One micro-batch with whole parameters: block by block between its moments."""
+    s, phases = rank.sizes, rank.phases[:-1]
+    runs = s.runs(0, s.blocks)
+    places = [left for end, number, _ in runs for left in sorted({end - number + 1, end})]
+    losses = [at for at, phase in enumerate(phases) if phase.name == "loss"]
+    behind = losses[-1] + 1 if losses else len(runs)
+    forward, ends = phases[: len(runs)], phases[len(runs) : behind]
+    backward = list(zip(places, phases[behind : behind + len(places)], strict=True))
+    rest = phases[behind + len(places) :]
+    begin = Phase(name="forward", gradients_bytes=phases[0].gradients_bytes)
+    line = [(passes.forward[0], begin)]
+    way = [(0, begin), *((end, phase) for (end, _, _), phase in zip(runs, forward, strict=True))]
+    for block in range(s.blocks):
+        window = passes.of_blocks(block, block, s.blocks, back=False)
+        line.append((window[0], _between(way, block + 1)))
+    last = line[-1][0] if s.blocks == 0 else window[1]
+    first = passes.backward[1]
+    if s.blocks:
+        first = passes.of_blocks(s.blocks - 1, s.blocks - 1, s.blocks, back=True)[0]
+    line += _spread(ends, last, first)
+    done = first
+    for block in range(s.blocks - 1, -1, -1):
+        window = passes.of_blocks(block, block, s.blocks, back=True)
+        line.append((window[0], _between(backward, block + 1)))
+        done = window[1]
+    return [*line, *_spread(rest, done, passes.backward[1])]
+
+
+def _between(way: Sequence[tuple[int, Phase]], place: int) -> Phase:
+    """The phase at a place between known ones, on the straight line."""
+    before = max((one for one in way if one[0] <= place), key=lambda one: one[0], default=way[0])
+    after = min((one for one in way if one[0] >= place), key=lambda one: one[0], default=way[-1])
+    span = after[0] - before[0]
+    share = (place - before[0]) / span if span > 0 else 0.0
+    parts = {
+        one.name: round(
+            getattr(before[1], one.name)
+            + share * (getattr(after[1], one.name) - getattr(before[1], one.name))
+        )
+        for one in fields(Phase)
+        if one.name != "name"
+    }
+    return Phase(name=after[1].name, **parts)
+
+
+def _pipeline(rank: _Rank, actions: Sequence[tuple[float, float]]) -> list[_At]:
+    """What a rank holds in each action of its schedule."""
+    case, layout, s = rank.case, rank.case.layout, rank.sizes
+    todo = rank_actions(
+        schedule=layout.schedule,
+        pp=layout.pp,
+        num_microbatches=layout.num_microbatches,
+        virtual_stages=layout.virtual_stages,
+    )[rank.number]
+    kept = [one.kept_blocks for one in pipeline_stages(model=case.model, layout=layout)]
+    each = moments_in_turn(
+        todo,
+        layout_stage_blocks(model=case.model, layout=layout),
+        kept if rank.stage.kept_blocks else (),
+    )
+    is_sharded = layout.sharding == "fsdp"
+    line: list[_At] = []
+    for (_, micro_batch, _), (start, end), moments in zip(todo, actions, each, strict=True):
+        found = _whole_moments(s, moments)
+        if is_sharded:
+            found = pipeline_phases(replace(s, moments=moments))
+        if micro_batch:  # only first passes gather
+            found = [phase for phase in found if not phase.gathers_bytes]
+        line += _spread(found, start, end)
+    return line
+
+
+def _whole_moments(s: RankSizes, moments: Moments) -> list[Phase]:
+    """The same of a rank with whole parameters: what blocks save of the micro-batches in flight."""
+    passes = (
+        ("forward", moments.forward, s.block.forward_transient_bytes),
+        ("forward", moments.forward_kept, s.kept.forward_transient_bytes),
+        ("backward", moments.backward_kept, s.kept.backward_peak_bytes),
+        ("backward", moments.backward, s.block.backward_peak_bytes),
+        ("backward", moments.between, 0),
+        ("backward", moments.after, 0),
+    )
+    return [
+        Phase(
+            name=name,
+            gradients_bytes=s.resident_gradient_bytes,
+            unsharded_gradients_bytes=s.whole_table_gradient_bytes,
+            activations_bytes=s.saved_bytes_by(moment.alive, kept=moment.kept)
+            + s.message_buffers_bytes,
+            temporaries_bytes=extra,
+        )
+        for name, several, extra in passes
+        for moment in several
+    ]

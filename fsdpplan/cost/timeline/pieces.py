@@ -1,0 +1,364 @@
+"""Pieces: what a pass through a block, or through the ends of the model, does one after another.
+
+Kernels in the order of the reference decoder, each with what `kernels` says that it takes, and
+between them what is waited for of the collectives inside the block. The sum is what `block_times`
+says of the pass: what a host needs beyond its device stands at the end, and what element-wise
+kernels take is split by the bytes that they move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import chain
+from typing import Literal, NamedTuple
+
+from fsdpplan.cost.kernels.compute import device_parts
+from fsdpplan.cost.kernels.operators import (
+    backward_matmul_seconds,
+    block_products,
+    by_weight_seconds,
+    element_wise_parts,
+    forward_matmul_seconds,
+    forward_product_seconds,
+    product_seconds,
+    repeated_products,
+)
+from fsdpplan.cost.kernels.rates import BlockWork, aligned_fraction
+from fsdpplan.cost.model.formats import local_tokens
+from fsdpplan.cost.model.shards import Stage, block_kinds, own_cases
+from fsdpplan.cost.overlap.timing import (
+    AxisSeconds,
+    block_times,
+    block_work,
+    exposed_seconds,
+    in_family,
+    layout_embedding_seconds,
+    layout_head_seconds,
+)
+from fsdpplan.cost.timeline.events import Kind
+from fsdpplan.cost.traffic.calls import BlockCall
+from fsdpplan.spec.plan import Case
+from fsdpplan.spec.training import DTYPE_BYTES
+
+Direction = Literal["", "forward", "recompute", "backward"]
+
+
+class Piece(NamedTuple):
+    """A kernel, or a wait for a collective."""
+
+    name: str
+    kind: Kind
+    seconds: float
+    direction: Direction
+    calls: tuple[BlockCall, ...] = ()
+    """Of a wait, which may be of no time at all: what is waited for, one after another."""
+    block: int | None = None
+    """Of the model, where it was given a name there."""
+
+
+def merged(pieces: Iterable[Piece], name: str) -> tuple[Piece, ...]:
+    """What is computed of each pass as one piece of that `name`, and the waits for each axis."""
+    computed: dict[Direction, float] = {}
+    waits: dict[tuple[Direction, str], float] = {}
+    calls: dict[tuple[Direction, str], dict[BlockCall, int]] = {}
+    for piece in pieces:
+        way = piece.direction
+        computed.setdefault(way, 0.0)
+        if not piece.calls:
+            computed[way] += piece.seconds
+            continue
+        key = (way, piece.calls[0].group.axis)
+        waits[key] = waits.get(key, 0.0) + piece.seconds
+        numbers = calls.setdefault(key, {})
+        for call in piece.calls:
+            one = replace(call, count=1, when="forward", piece="", overlap="none", share=1.0)
+            numbers[one] = numbers.get(one, 0) + call.count
+    found: list[Piece] = []
+    for way, seconds in computed.items():
+        assert way
+        found.append(Piece(name, way, seconds, way))
+        for (of, axis), waiting in waits.items():
+            if of == way:
+                made = tuple(replace(c, count=n) for c, n in calls[of, axis].items())
+                found.append(Piece(f"waits for {axis}", "wait", waiting, way, made))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Both passes of one micro-batch."""
+
+    forward: tuple[Piece, ...]
+    backward: tuple[Piece, ...]
+    """Recomputation included."""
+
+    def merged(self) -> Passes:
+        """The same with all that is computed in a pass as one piece."""
+        return Passes(merged(self.forward, "forward"), merged(self.backward, "backward"))
+
+    def of_block(self, number: int) -> Passes:
+        """The same with the names of the model's block of that number."""
+        return Passes(
+            *(
+                tuple(
+                    piece._replace(name=f"layers.{number}.{piece.name}", block=number)
+                    for piece in pieces
+                )
+                for pieces in (self.forward, self.backward)
+            )
+        )
+
+
+NO_PASSES = Passes((), ())
+EMBEDDING = "tok_embeddings"
+"""The embedding's piece of a pass."""
+
+
+_INTO = ("wq", "wk", "wv", "wq_a", "wq_b", "wkv_a", "wkv_b")
+_PLACES = ("attention_in", "attention", "attention_out", "ffn_in", "ffn_out")
+"""What a block does, in the order of forward."""
+
+
+def _place(product: str) -> str:
+    """Where in its block a product stands, by the name of its weight."""
+    last = product.rpartition(".")[2]
+    if last in _INTO:
+        return "attention_in"
+    return {"wo": "attention_out", "w2": "ffn_out"}.get(last, "ffn_in")
+
+
+_TRAFFIC_OF = {
+    "norms and additions": ("attention_in", "ffn_in"),
+    "norms behind branches": ("attention_out", "ffn_out"),
+    "rotation": ("attention",),
+    "norms of heads": ("attention",),
+    "heads put together": ("attention",),
+    "activation": ("ffn_out",),
+    "routing": ("ffn_in", "ffn_out"),
+}
+"""Element-wise work -> what it stands before; the rest is shared by all."""
+
+
+def _element_wise(work: BlockWork, seconds: float, direction: Direction) -> dict[str, float]:
+    """Seconds of element-wise kernels beside each place, by bytes."""
+    shares = dict.fromkeys(_PLACES, 0.0)
+    for part in element_wise_parts(work):
+        moved = part.backward if direction == "backward" else part.forward
+        places = _TRAFFIC_OF.get(part.name, _PLACES)
+        for place in places:
+            shares[place] += moved / len(places)
+    whole = sum(shares.values())
+    if not whole:
+        return {"ffn_out": seconds}
+    return {place: seconds * share / whole for place, share in shares.items() if share}
+
+
+@lru_cache(maxsize=256)
+def block_pieces(case: Case) -> Passes:
+    """One block of the case."""
+    times, work = block_times(case), block_work(case)
+    seconds, device = times.seconds, case.cluster.device
+    parts = device_parts(work, device)
+    sustained = device.fit.sustained(work.family)
+    alone = {
+        name: taken / sustained for name, taken in forward_product_seconds(work, device).items()
+    }
+    waits = _waits(case, times.calls, times.waiting.forward_by_axis, ("forward",))
+    forward = _in_order(
+        work,
+        {name: [taken] for name, taken in alone.items()},
+        attention=parts[0].attention,
+        element_wise=parts[0].element_wise,
+        waits=waits["forward"],
+        direction="forward",
+    )
+    waits = _waits(case, times.calls, times.waiting.backward_by_axis, ("recompute", "backward"))
+    again = {product.name: [alone[product.name]] for product in repeated_products(work)}
+    if work.remakes_latents and work.mode in ("none", "attention"):
+        again = {name: [alone[name]] for name in ("wq_b", "wkv_b") if name in alone}
+    scores = parts[0].attention if work.mode in ("attention", "full") else 0.0
+    matmuls = sum(chain.from_iterable(again.values()))
+    recompute = _in_order(
+        work,
+        again,
+        attention=scores,
+        element_wise=max(0.0, seconds.recompute_device_seconds - matmuls - scores),
+        waits=waits["recompute"],
+        direction="recompute",
+    )
+    gradients = {
+        product.name: [
+            product_seconds(product.by_input, dtype=product.dtype(work), device=device) / sustained,
+            by_weight_seconds(product, dtype=product.dtype(work), device=device) / sustained,
+        ]
+        for product in block_products(work)
+    }
+    backward = _in_order(
+        work,
+        gradients,
+        attention=parts[1].attention,
+        element_wise=parts[1].element_wise,
+        waits=waits["backward"],
+        direction="backward",
+    )
+    idle = seconds.forward_seconds - seconds.forward_device_seconds
+    idle_behind = seconds.recompute_seconds + seconds.backward_seconds
+    idle_behind -= seconds.recompute_device_seconds + seconds.backward_device_seconds
+    return Passes(
+        forward=(*forward, *_launch(idle, "forward")),
+        backward=(*recompute, *backward, *_launch(idle_behind, "backward")),
+    )
+
+
+def _launch(seconds: float, direction: Direction) -> tuple[Piece, ...]:
+    """What the device waits for its host to start kernels."""
+    return (Piece("kernel starts", "launch", seconds, direction),) if seconds > 0 else ()
+
+
+_Wait = tuple[BlockCall, float]
+
+
+def _waits(
+    case: Case, calls: Iterable[BlockCall], by_axis: AxisSeconds, whens: Sequence[str]
+) -> dict[str, list[_Wait]]:
+    """(call, exposed seconds) of the calls of each pass: an axis' waiting, where some of it hides
+    behind the host, in the proportion of what they would expose without."""
+    work = block_work(case)
+    own = [
+        (call, exposed_seconds(call, work=work, cluster=case.cluster))
+        for call in calls
+        if call.when in whens
+    ]
+    alone: dict[str, float] = {}
+    for call, seconds in own:
+        alone[call.group.axis] = alone.get(call.group.axis, 0.0) + seconds
+    left = {axis: seconds / alone[axis] if alone[axis] else 0.0 for axis, seconds in by_axis}
+    found: dict[str, list[_Wait]] = {when: [] for when in whens}
+    for call, seconds in own:
+        found[call.when].append((call, seconds * left[call.group.axis]))
+    return found
+
+
+def _in_order(
+    work: BlockWork,
+    matmuls: dict[str, list[float]],
+    *,
+    attention: float,
+    element_wise: float,
+    waits: list[_Wait],
+    direction: Direction,
+) -> list[Piece]:
+    """Kernels place by place, the last place first in backward; waits before or behind them."""
+    beside = _element_wise(work, element_wise, direction) if element_wise else {}
+    before, behind = _placed_waits(waits, direction)
+    names = ("by input", "by weight") if direction == "backward" else ("",)
+    pieces: list[Piece] = []
+    for place in _PLACES if direction != "backward" else reversed(_PLACES):
+        pieces += before.get(place, ())
+        own = [
+            Piece(" ".join(filter(None, (name, which))), "matmul", seconds, direction)
+            for name, each in matmuls.items()
+            if _place(name) == place
+            for which, seconds in zip(names, each, strict=True)
+        ]
+        if place == "attention" and attention:
+            own.append(Piece("attention", "attention", attention, direction))
+        streamed = (
+            [Piece(f"{place} element-wise", "elementwise", beside[place], direction)]
+            if beside.get(place)
+            else []
+        )
+        pieces += own + streamed if direction == "backward" else streamed + own
+        pieces += behind.get(place, ())
+    return pieces
+
+
+def _placed_waits(
+    waits: list[_Wait], direction: Direction
+) -> tuple[dict[str, list[Piece]], dict[str, list[Piece]]]:
+    """Waits before and behind each place. What is gathered is waited for before the product that
+    reads it, and behind that where both are cut into chunks; what is reduced behind the product
+    that makes it. Of calls without a place (experts, whole all-reduces) the first half belongs to
+    the first network of the pass, the rest to the other."""
+    before: dict[str, list[Piece]] = {}
+    behind: dict[str, list[Piece]] = {}
+    is_back = direction == "backward"
+    seen: dict[str, int] = {}
+    loose = [call.group.axis for call, _ in waits if not call.piece]
+    for call, seconds in waits:
+        axis = call.group.axis
+        piece = Piece(f"waits for {axis}", "wait", seconds, direction, (call,))
+        place: str = call.piece
+        is_first = call.collective == "all_gather" and call.overlap == "none"
+        if not place:
+            is_late = 2 * seen.get(axis, 0) >= loose.count(axis)
+            seen[axis] = seen.get(axis, 0) + 1
+            if axis == "cp":
+                place, is_first = "attention", not is_late
+            elif axis == "ep":
+                place, is_first = ("ffn_in", "ffn_out")[is_late != is_back], not is_late
+            else:
+                ends = ("ffn_in", "attention_in") if is_back else ("attention_out", "ffn_out")
+                place = ends[is_late]
+        (before if is_first else behind).setdefault(place, []).append(piece)
+    return before, behind
+
+
+def end_pieces(case: Case, stage: Stage) -> Passes:
+    """Embedding, final norm, head and loss of a stage."""
+    forward: list[Piece] = []
+    backward: list[Piece] = []
+    if stage.has_embedding:
+        looked_up = layout_embedding_seconds(case, is_tied_here=stage.has_head)
+        forward.append(Piece(EMBEDDING, "elementwise", looked_up[0], "forward"))
+    if stage.has_head:
+        whole, matmuls = layout_head_seconds(case), _head_matmuls(case)
+        forward += [
+            Piece("output", "matmul", matmuls[0], "forward"),
+            Piece("loss", "elementwise", whole[0] - matmuls[0], "forward"),
+        ]
+        backward += [
+            Piece("loss", "elementwise", whole[1] - matmuls[1], "backward"),
+            Piece("output", "matmul", matmuls[1], "backward"),
+        ]
+    if stage.has_embedding:
+        backward.append(Piece(EMBEDDING, "elementwise", looked_up[1], "backward"))
+    return Passes(
+        forward=tuple(piece for piece in forward if piece.seconds),
+        backward=tuple(piece for piece in backward if piece.seconds),
+    )
+
+
+def _head_matmuls(case: Case) -> tuple[float, float]:
+    """The head's product in (forward, backward), as `kernels/head` prices it: all of it in forward
+    where the loss is made in pieces."""
+    model, training, layout = case.model, case.training, case.layout
+    device = in_family(case.cluster.device, training.traits.family)
+    dtype = "bf16" if training.precision == "fp8" else training.precision
+    vocab = model.vocab_rows(layout.tp) // layout.tp
+    tokens = local_tokens(training=training, layout=layout)
+    shapes = ((-(-tokens // layout.loss_chunks), vocab, model.hidden),)
+    share = aligned_fraction(width=vocab, element_bytes=DTYPE_BYTES[dtype], device=device)
+    if training.traits.pads_vocabulary and layout.loss_chunks == 1:
+        share = 1.0
+    forward = forward_matmul_seconds(shapes, dtype=dtype, device=device) / share
+    backward = backward_matmul_seconds(shapes, dtype=dtype, device=device) / share
+    if layout.loss_chunks > 1:
+        return layout.loss_chunks * (forward + backward), 0.0
+    return forward, backward
+
+
+def own_blocks(case: Case, stage: Stage) -> list[Case]:
+    """The case as it is for each block of a stage, in the order of forward: of one kind those that
+    recompute stand before those that keep everything."""
+    found: list[Case] = []
+    for piece in stage.pieces:
+        recomputed = piece.blocks - piece.kept_blocks
+        for kind, blocks in block_kinds(model=case.model, stage=piece):
+            again = max(0, min(recomputed, blocks))
+            recomputed -= again
+            for own, number in own_cases(case, kind, blocks=blocks, kept_blocks=blocks - again):
+                found += [own] * number
+    return found

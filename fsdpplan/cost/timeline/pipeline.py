@@ -1,0 +1,476 @@
+"""Pipelines laid out: what each rank does of its schedule, and the collectives around it.
+
+The schedule is played to its last action, as the overlap model plays it with the parameters that
+first passes wait for. Collectives of data parallelism are put where that model prices them: gathers
+before first passes, reductions behind each stage's last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from fsdpplan.cost.model.shards import Stage
+from fsdpplan.cost.network.placement import pp_group
+from fsdpplan.cost.overlap.exposed import bucket_seconds
+from fsdpplan.cost.overlap.passes import fsdp_micro_batch
+from fsdpplan.cost.overlap.pipeline_passes import (
+    PipelineParts,
+    exchange_seconds,
+    first_forward_ends,
+    hidden_reductions,
+    parameter_moments,
+    pipeline_parts,
+    stage_gather_seconds,
+)
+from fsdpplan.cost.schedule.actions import (
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    gathered_stages,
+)
+from fsdpplan.cost.schedule.order import round_microbatches
+from fsdpplan.cost.schedule.simulation import PlayedAction, played_actions
+from fsdpplan.cost.schedule.stages import layout_rank_stages, pipeline_ranks, pipeline_stages
+from fsdpplan.cost.schedule.times import WAITING_SCHEDULES, pipeline_run
+from fsdpplan.cost.timeline.data_parallel import (
+    GradientSeconds,
+    Unit,
+    bucket_sent,
+    ends_sent,
+    parameter_sent,
+    stage_passes,
+    stage_units,
+)
+from fsdpplan.cost.timeline.events import Detail
+from fsdpplan.cost.timeline.lanes import Lanes, Mark, Sent, relabel, sent_calls
+from fsdpplan.cost.timeline.pieces import Passes, Piece, merged
+from fsdpplan.cost.traffic.calls import Calls
+from fsdpplan.cost.traffic.data_parallel import reduced_rounds
+from fsdpplan.cost.traffic.rank import (
+    message_bytes,
+    table_calls,
+    table_seconds,
+    tp_gradient_calls,
+)
+from fsdpplan.spec.plan import Case
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stage:
+    """One virtual stage, as all its micro-batches have it."""
+
+    stage: Stage
+    seconds: tuple[float, float]
+    """(forward, backward) of one, with tensor parallelism around the blocks."""
+    weight_seconds: float
+    """The weights' half of the backward pass; 0 where it is not split."""
+    kernels: Passes
+    """As finely as was asked."""
+    passes: Passes
+    """Pass by pass."""
+    ends: tuple[tuple[Sent, ...], tuple[Sent, ...]]
+    exchange_left: tuple[float, float]
+    """What is left of the waits for experts in (forward, backward) passes side by side."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shape:
+    """A pipeline, and how it is shown."""
+
+    case: Case
+    parts: PipelineParts
+    stages: tuple[_Stage, ...]
+    detail: Detail
+    detailed: int
+
+    def is_whole(self, micro_batch: int) -> bool:
+        """Whether it is shown as finely as was asked."""
+        last = self.case.layout.num_microbatches - 1
+        return self.detail != "passes" and (micro_batch < self.detailed or micro_batch == last)
+
+
+def pipeline_lanes(case: Case, *, detail: Detail, detailed: int) -> tuple[int, list[Lanes]]:
+    """The rank that computes most, and the lanes of all."""
+    layout, parts = case.layout, pipeline_parts(case)
+    shape = _Shape(
+        case=case,
+        parts=parts,
+        stages=_stages(case, parts, detail),
+        detail=detail,
+        detailed=detailed,
+    )
+    moments = _first_forward_moments(case, parts)
+    played = played_actions(
+        pipeline_run(
+            schedule=layout.schedule,
+            forward_seconds=tuple(forward for forward, _ in parts.times),
+            backward_seconds=tuple(backward for _, backward in parts.times),
+            num_microbatches=layout.num_microbatches,
+            virtual_stages=layout.virtual_stages,
+            send_seconds=parts.send,
+            backward_weight_seconds=parts.weights,
+            gathered_seconds=moments,
+            paired_seconds=parts.pairs.seconds,
+        )
+    )
+    total = max(actions[-1].end for actions in played)
+    begun = 0.0 if moments else parts.exposed.all_gather
+    held = pipeline_ranks(model=case.model, layout=layout)
+    gradients = GradientSeconds.of(case, held)
+    lanes = [
+        _rank_lanes(shape, played, rank, total, begun, gradients if rank == parts.rank else None)
+        for rank in range(layout.pp)
+    ]
+    _first_waits(lanes[parts.rank], parts.exposed.all_gather)
+    after = [
+        [
+            sent_calls(
+                calls,
+                case.cluster,
+                stream="tp",
+                name=f"{calls.collective} (gradients of norms)",
+                count=calls.count,
+            )
+            for calls in tp_gradient_calls(case, stage)
+        ]
+        for stage in held
+    ]
+    most = max(sum(sent.seconds for sent in sents) for sents in after)
+    for rank, (one, stage) in enumerate(zip(lanes, held, strict=True)):
+        _gathers(shape, played[rank], rank, one, begun)
+        _reductions(shape, played[rank], rank, one, begun)
+        one.wait(parts.exposed.reduce_scatter, "reduce_scatter")
+        one.wait(parts.exposed.all_reduce, "all_reduce")
+        tables = tuple(
+            sent_calls(calls, case.cluster, stream="pp", name="gradient of the tied table")
+            for calls in table_calls(case, stage)
+        )
+        seconds = table_seconds(case)
+        one.insert(seconds, "waits for pp", "wait", "exposed", cause="pp", sent=tables)
+        one.insert(most, "waits for tp", "wait", "exposed", cause="tp", sent=tuple(after[rank]))
+    return parts.rank, lanes
+
+
+def _stages(case: Case, parts: PipelineParts, detail: Detail) -> tuple[_Stage, ...]:
+    """What is known of each virtual stage; equal ones have equal passes but for their names."""
+    layout = case.layout
+    stages = pipeline_stages(model=case.model, layout=layout)
+    firsts = accumulate((stage.blocks for stage in stages), initial=0)
+    rank_of = {
+        stage: (held[::-1][at] if len(held) == 2 else stage)
+        for held in layout_rank_stages(layout)
+        for at, stage in enumerate(held)
+    }
+    waits = [exchange_seconds(case, stage) for stage in stages] if parts.pairs.seconds else []
+    found = []
+    for index, (stage, first) in enumerate(zip(stages, firsts, strict=False)):
+        kernels = stage_passes(case, stage, detail=detail, first_block=first)
+        left = (1.0, 1.0)
+        if waits:
+            other = rank_of[index]
+            left = (
+                _exchange_left(parts, waits, forward=index, backward=other),
+                _exchange_left(parts, waits, forward=other, backward=index),
+            )
+        found.append(
+            _Stage(
+                stage=stage,
+                seconds=parts.times[index],
+                weight_seconds=_weight_seconds(parts, index),
+                kernels=kernels,
+                passes=Passes(
+                    merged(kernels.forward, "forward"), merged(kernels.backward, "backward")
+                ),
+                ends=ends_sent(case, stage),
+                exchange_left=left,
+            )
+        )
+    return tuple(found)
+
+
+def _weight_seconds(parts: PipelineParts, index: int) -> float:
+    """The first stage has no input to differentiate by: its weights' half is all of it."""
+    if not parts.weights:
+        return 0.0
+    return parts.weights[index] if index else parts.times[0][1]
+
+
+def _exchange_left(
+    parts: PipelineParts, waits: list[tuple[float, float]], *, forward: int, backward: int
+) -> float:
+    """Part of what a forward and a backward pass wait for experts that is left side by side."""
+    waiting = waits[forward][0] + waits[backward][1]
+    if not waiting:
+        return 1.0
+    alone = parts.times[forward][0] + parts.times[backward][1]
+    both = parts.pairs.seconds[forward][0] + parts.pairs.seconds[backward][1]
+    return (waiting - min(waiting, alone - both)) / waiting
+
+
+def _first_forward_moments(case: Case, parts: PipelineParts) -> tuple[float, ...]:
+    """As the overlap model has them; empty where nothing is gathered beside passes."""
+    layout, stages = case.layout, parts.stages
+    if layout.sharding == "fsdp":
+        gathers = stages.each(
+            [stage_gather_seconds(fsdp_micro_batch(case, one)) for one in stages.kinds]
+        )
+        return first_forward_ends(layout, passes=parts.times, gathers=gathers, send=parts.send)
+    buckets = stages.each([bucket_seconds(case, stage) for stage in stages.kinds])
+    gathers_any = any(any(each.gathers) for each in buckets)
+    if gathers_any and case.training.traits.overlaps_parameter_gather:
+        return parameter_moments(case, buckets, parts.times)
+    return ()
+
+
+def _rank_lanes(
+    shape: _Shape,
+    played: tuple[tuple[PlayedAction, ...], ...],
+    rank: int,
+    total: float,
+    begun: float,
+    gradients: GradientSeconds | None,
+) -> Lanes:
+    """The passes of one rank, and its messages, from `begun` on."""
+    case, lanes = shape.case, Lanes(least=1e-12 * total)
+    waits = case.layout.schedule in WAITING_SCHEDULES
+    last_stage = len(shape.stages) - 1
+    lanes.wait(begun, "all_gather")
+    clock = 0.0
+    for one in played[rank]:
+        stage, micro_batch, kind = one.action
+        mark = Mark(
+            direction="forward" if kind == FORWARD else "backward",
+            micro_batch=micro_batch,
+            stage=stage,
+        )
+        lanes.add(one.start - clock, "bubble", "bubble", "bubble", mark=mark)
+        receives = stage > 0 if kind == FORWARD else stage < last_stage
+        message = shape.parts.send if waits and receives else 0.0
+        lanes.wait(message, "pp", mark=mark)
+        lanes.wait(one.end - one.start - one.seconds, "all_gather", mark=mark)
+        _pass(shape, lanes, one, mark)
+        lanes.clock, clock = begun + one.end, one.end
+        lanes.actions.append((begun + one.start, begun + one.end))
+        if gradients is not None and kind in (BACKWARD, BACKWARD_WEIGHT):
+            share = len(layout_rank_stages(case.layout)[rank])
+            own = replace(gradients, each=gradients.each / share)
+            own.put(lanes, mark)
+        if one.link >= 0:
+            _message(shape, lanes, one, played, begun, mark)
+    lanes.add(total - clock, "bubble", "bubble", "bubble")
+    return lanes
+
+
+def _message(
+    shape: _Shape,
+    lanes: Lanes,
+    one: PlayedAction,
+    played: tuple[tuple[PlayedAction, ...], ...],
+    begun: float,
+    mark: Mark,
+) -> None:
+    """What the pass leaves for another rank: on its way beside passes, or while that one waits."""
+    case, layout = shape.case, shape.case.layout
+    calls = Calls(
+        collective="send_recv",
+        group=pp_group(layout),
+        dtype=case.training.activation_dtype,
+        count=1,
+        call_bytes=message_bytes(case),
+    )
+    arrives = one.sent
+    if layout.schedule in WAITING_SCHEDULES and one.received_by is not None:
+        rank, at = one.received_by
+        arrives = played[rank][at].start + shape.parts.send
+    stream = "pp_previous" if one.link % 2 else "pp_next"
+    name = f"{'gradients' if mark.direction == 'backward' else 'activations'} of stage {mark.stage}"
+    lanes.send(begun + arrives, sent_calls(calls, case.cluster, stream=stream, name=name), mark)
+
+
+def _pass(shape: _Shape, lanes: Lanes, one: PlayedAction, mark: Mark) -> None:
+    """What one action computes and waits for inside of its blocks."""
+    stage, micro_batch, kind = one.action
+    of, cluster = shape.stages[stage], shape.case.cluster
+    own = of.kernels if shape.is_whole(micro_batch) else of.passes
+    is_forward = kind == FORWARD
+    pieces = own.forward if is_forward else own.backward
+    whole = of.seconds[0] if is_forward else of.seconds[1]
+    at_ends = whole - sum(piece.seconds for piece in pieces)
+    ends = of.ends[0] if is_forward else of.ends[1]
+    if kind in (BACKWARD_INPUT, BACKWARD_WEIGHT):
+        pieces, at_ends, ends = _half(of, pieces, at_ends, kind, stage)
+    elif one.is_paired and shape.parts.pairs.seconds:
+        paired = shape.parts.pairs.seconds[stage][0 if is_forward else 1]
+        left = of.exchange_left[0 if is_forward else 1]
+        pieces = _side_by_side(pieces, paired - at_ends, left)
+    lanes.pieces(pieces, cluster, mark)
+    if ends or at_ends > 1e-9 * whole:
+        lanes.wait(at_ends, "tp", mark=mark, sent=ends)
+
+
+def _side_by_side(
+    pieces: tuple[Piece, ...], seconds: float, exchange_left: float
+) -> tuple[Piece, ...]:
+    """Pieces that take `seconds` in all, of their waits for experts so much."""
+    waits = {
+        at: piece.seconds * (exchange_left if piece.calls[0].group.axis == "ep" else 1.0)
+        for at, piece in enumerate(pieces)
+        if piece.calls
+    }
+    return _scaled(pieces, seconds, waits)
+
+
+def _scaled(
+    pieces: tuple[Piece, ...], seconds: float, waits: dict[int, float]
+) -> tuple[Piece, ...]:
+    """Pieces that take `seconds` in all: what is computed makes up for what is not waited for."""
+    computed = sum(piece.seconds for piece in pieces if not piece.calls)
+    factor = (seconds - sum(waits.values())) / computed if computed else 1.0
+    return tuple(
+        piece._replace(seconds=waits[at] if at in waits else factor * piece.seconds)
+        for at, piece in enumerate(pieces)
+    )
+
+
+def _half(
+    of: _Stage, pieces: tuple[Piece, ...], at_ends: float, kind: int, stage: int
+) -> tuple[tuple[Piece, ...], float, tuple[Sent, ...]]:
+    """The inputs' or the weights' half of a backward pass, with what is waited for in the first;
+    the first stage has no such half."""
+    is_weight = kind == BACKWARD_WEIGHT
+    if stage == 0:
+        return (pieces, at_ends, of.ends[1]) if is_weight else ((), 0.0, ())
+    by_kernel = any(_is_of_weights(piece) for piece in pieces)
+    if is_weight:
+        products = tuple(
+            piece
+            for piece in pieces
+            if (_is_of_weights(piece) if by_kernel else piece.kind == "backward")
+        )
+        return _scaled(products, of.weight_seconds, {}), 0.0, ()
+    rest = tuple(piece for piece in pieces if not _is_of_weights(piece))
+    waits = {at: piece.seconds for at, piece in enumerate(rest) if piece.calls}
+    seconds = of.seconds[1] - of.weight_seconds - at_ends
+    return _scaled(rest, seconds, waits), at_ends, of.ends[1]
+
+
+def _is_of_weights(piece: Piece) -> bool:
+    """Whether a kernel makes a weight's gradient."""
+    return piece.name.endswith("by weight")
+
+
+def _first_waits(lanes: Lanes, seconds: float) -> None:
+    """Let the rank wait `seconds` for parameters: what others gather delays it, too, and of its own
+    gathers some fall into bubbles that there are anyway."""
+    own = [at for at, one in enumerate(lanes.main) if one.cause == "all_gather"]
+    held = sum(lanes.main[at].raw_seconds for at in own)
+    if held > seconds:
+        relabel(lanes, held - seconds, to="bubble", cause="", candidates=reversed(own))
+    elif held < seconds:
+        idle = [at for at, one in enumerate(lanes.main) if one.term == "bubble"]
+        relabel(lanes, seconds - held, to="exposed", cause="all_gather", candidates=idle)
+
+
+def _gathers(
+    shape: _Shape, actions: Iterable[PlayedAction], rank: int, lanes: Lanes, begun: float
+) -> None:
+    """Parameters of a rank's stages, where its first passes, or later ones, need them."""
+    case, layout = shape.case, shape.case.layout
+    held = layout_rank_stages(layout)[rank]
+    if layout.sharding != "fsdp":
+        clock = 0.0
+        of_rank = pipeline_ranks(model=case.model, layout=layout)[rank]
+        for sent in parameter_sent(case, of_rank):
+            clock += sent.seconds
+            lanes.send(clock, sent)
+        return
+    units = {stage: _stage_units(shape, stage) for stage in held}
+    in_turn = layout.schedule not in WAITING_SCHEDULES
+    clock, active = 0.0, set[int]()
+    todo = [one.action for one in actions]
+    keeps = case.training.traits.keeps_stages
+    seen = set[int]()
+    for one, wanted in zip(actions, gathered_stages(todo), strict=True):
+        coming = [stage for stage in wanted if stage not in active]
+        active = set(wanted)
+        for stage in sorted(coming) if not seen else coming:
+            if keeps and stage in seen:
+                continue
+            clock = max(clock, 0.0 if in_turn and stage not in seen else one.start)
+            seen.add(stage)
+            for unit in units[stage]:
+                for sent in (*unit.gathers, *unit.regathers):
+                    clock += sent.seconds
+                    lanes.send(begun + clock, sent, Mark(stage=stage))
+
+
+def _stage_units(shape: _Shape, stage: int) -> list[Unit]:
+    """The units of a stage, the root first."""
+    first = sum(one.stage.blocks for one in shape.stages[:stage])
+    *units, root = stage_units(
+        shape.case, shape.stages[stage].stage, detail="passes", first_block=first
+    )
+    return [root, *units]
+
+
+def _reductions(
+    shape: _Shape, actions: tuple[PlayedAction, ...], rank: int, lanes: Lanes, begun: float
+) -> None:
+    """Gradients of a rank's stages, behind the last backward pass of each, one stage after
+    another; of software that reduces each round, also behind those."""
+    case, layout, parts = shape.case, shape.case.layout, shape.parts
+    held = layout_rank_stages(layout)[rank]
+    ends: dict[int, list[float]] = {stage: [] for stage in held}
+    for one in actions:
+        if one.action[2] in (BACKWARD, BACKWARD_WEIGHT):
+            ends[one.action[0]].append(begun + one.end)
+    clock = 0.0
+    if layout.sharding == "fsdp":
+        rounds = reduced_rounds(training=case.training, layout=layout)
+        size = round_microbatches(
+            schedule=layout.schedule,
+            pp=layout.pp,
+            num_microbatches=layout.num_microbatches,
+        )
+        moments = sorted(
+            (ends[stage][-1 if number == rounds - 1 else (number + 1) * size - 1], stage, number)
+            for stage in held
+            for number in range(rounds)
+        )
+        for moment, stage, number in moments:
+            root, *units = _stage_units(shape, stage)
+            reduces = layout.gradient_sync == "every" or number == rounds - 1
+            clock = _reduce_units([*units[::-1], root], lanes, max(clock, moment), stage, reduces)
+        return
+    buckets = [bucket_seconds(case, shape.stages[stage].stage) for stage in held]
+    hidden = hidden_reductions(case, buckets, [parts.times[stage] for stage in held])
+    at_the_end = not case.training.traits.overlaps_reduction
+    clock = begun + actions[-1].end if at_the_end else 0.0
+    by_end = sorted(zip(held, hidden, strict=True), key=lambda pair: ends[pair[0]][-1])
+    # a rank fills its buckets over all of its stages, and prices them stage by stage
+    own = bucket_sent(case, pipeline_ranks(model=case.model, layout=layout)[rank])
+    for number, (stage, early) in enumerate(by_end):
+        clock = max(clock, ends[stage][-1] - early)
+        first, behind = (len(own) * at // len(by_end) for at in (number, number + 1))
+        for _, sents in own[first:behind]:
+            for sent in sents:
+                clock += sent.seconds
+                lanes.send(clock, sent, Mark(direction="backward", stage=stage))
+
+
+def _reduce_units(
+    units: list[Unit], lanes: Lanes, clock: float, stage: int, reduces: bool
+) -> float:
+    """Reduce-scatters one after another from then on, each all-reduce behind its own; when the
+    reduce-scatters are through."""
+    mark, later = Mark(direction="backward", stage=stage), clock
+    for unit in units:
+        clock += sum(sent.seconds for sent in unit.scatters)
+        lanes.send_all(unit.scatters, clock, mark)
+        if reduces:
+            later = max(later, clock) + sum(sent.seconds for sent in unit.reduces)
+            lanes.send_all(unit.reduces, later, mark)
+    return clock

@@ -1,0 +1,232 @@
+"""Summary: what is trained on what, how long, how sure, whether it fits, and what to watch, for
+somebody who decides."""
+
+from __future__ import annotations
+
+from fsdpplan.cost.band import peak_factor
+from fsdpplan.cost.model.params import active_parameter_count, parameter_count
+from fsdpplan.report.values import Chart, Fact, Facts, Section, Table, Words, cell
+from fsdpplan.search.advice.words import EVIDENCE, chance_words, degrees, describe
+from fsdpplan.spec.model import Model
+from fsdpplan.spec.plan import Estimate, MemoryBreakdown, Plan
+from fsdpplan.units import format_count, format_gib, format_percent, format_seconds
+
+SURE_FRACTION = 0.9
+"""A chance to fit from which it is said to."""
+
+
+def subtitle(plan: Plan) -> str:
+    """The question in a line."""
+    cluster, training = plan.cluster, plan.training
+    unit = "process" if cluster.device.kind == "cpu" else cluster.device.name
+    nodes = "one node" if cluster.nodes == 1 else f"{cluster.nodes:,} nodes"
+    return (
+        f"{cluster.gpus:,} × {unit} on {nodes} of {cluster.name}; "
+        f"{training.global_batch:,} sequences of {training.seq_len:,} tokens a step, "
+        f"{training.precision}"
+    )
+
+
+def title(plan: Plan) -> str:
+    """What is trained."""
+    return f"Training {plan.model.name}"
+
+
+def summary_section(plan: Plan) -> Section:
+    """The section that comes first."""
+    return Section(
+        name="summary",
+        title="In short",
+        blocks=(
+            Words((_sentence(plan), _layout_sentence(plan))),
+            Facts(
+                (
+                    _step(plan),
+                    *_whole(plan),
+                    _sure(plan),
+                    _throughput(plan),
+                    _fits(plan),
+                    _limit(plan),
+                    _watch(plan),
+                )
+            ),
+            _where_time_goes(plan.estimate),
+        ),
+    )
+
+
+def _sentence(plan: Plan) -> str:
+    step, cluster = plan.estimate.step_seconds, plan.cluster
+    lower, upper = (format_seconds(end, beside=step.expected) for end in (step.lower, step.upper))
+    sure = {
+        "measured": "It rests on measurements of this very hardware.",
+        "fitted": "It rests on published runs of such hardware, not on measurements of yours.",
+        "datasheet": "It rests on the hardware's datasheet alone: measure before you rely on it.",
+    }[cluster.device.evidence]
+    where = "process" if cluster.device.kind == "cpu" else "GPU"
+    return (
+        f"One step of {plan.model.name} ({_parameters(plan.model)}) on {cluster.gpus:,} {where}"
+        f"{'' if cluster.gpus == 1 else 'es' if where == 'process' else 's'} is predicted to take "
+        f"{format_seconds(step.expected)}; in four cases of five it takes between {lower} and "
+        f"{upper}. {sure}"
+    )
+
+
+def _parameters(model: Model) -> str:
+    total = f"{format_count(parameter_count(model))} parameters"
+    if model.experts is None:
+        return total
+    return f"{total}, {format_count(active_parameter_count(model))} of them active for a token"
+
+
+def _layout_sentence(plan: Plan) -> str:
+    return (
+        f"How the work is spread: {describe(plan.layout, plan.cluster)} ({degrees(plan.layout)})."
+    )
+
+
+def _step(plan: Plan) -> Fact:
+    step = plan.estimate.step_seconds
+    lower, upper = (format_seconds(end, beside=step.expected) for end in (step.lower, step.upper))
+    return Fact(
+        name="One step",
+        value=format_seconds(step.expected),
+        exact=step.expected,
+        note=f"{lower} to {upper} in four cases of five",
+    )
+
+
+def _sure(plan: Plan) -> Fact:
+    step, evidence = plan.estimate.step_seconds, plan.cluster.device.evidence
+    learned = plan.estimate.learned
+    note = EVIDENCE[evidence]
+    if learned is not None:
+        note = f"{learned.runs} of your runs are like it" if learned.runs else note
+    off = (step.upper - step.lower) / 2 / step.expected
+    return Fact(
+        name="How sure",
+        value=f"± {off * 100:.0f} %",
+        note=f"half the width of the 80 % band; {note}",
+        tone="watch" if evidence == "datasheet" else "plain",
+    )
+
+
+def _whole(plan: Plan) -> tuple[Fact, ...]:
+    """The whole training, where its tokens are said."""
+    tokens, steps = plan.training.tokens, plan.training.steps
+    if tokens is None or steps is None:
+        return ()
+    whole = plan.estimate.step_seconds.scaled(steps)
+    lower, upper = (
+        format_seconds(end, beside=whole.expected) for end in (whole.lower, whole.upper)
+    )
+    return (
+        Fact(
+            name="The whole training",
+            value=format_seconds(whole.expected),
+            exact=whole.expected,
+            note=f"{format_count(tokens)} tokens in {steps:,} steps; {lower} to {upper}, without "
+            "failures",
+        ),
+    )
+
+
+def _throughput(plan: Plan) -> Fact:
+    found = plan.estimate
+    return Fact(
+        name="Tokens a second",
+        value=f"{found.tokens_per_second:,.0f}",
+        exact=found.tokens_per_second,
+        note=f"{found.tokens_per_second_per_gpu:,.0f} on each; MFU "
+        f"{format_percent(found.mfu_fraction)}: the share of the hardware's peak that trains",
+    )
+
+
+def _fits(plan: Plan) -> Fact:
+    memory, device = plan.estimate.memory, plan.cluster.device
+    needed = round(peak_factor(device) * memory.peak_device_bytes)
+    chance = memory.fits_fraction
+    tone = "good" if needed <= device.memory_bytes else "bad"
+    if chance is not None:
+        tone = "good" if chance >= SURE_FRACTION else "watch" if chance >= 0.5 else "bad"
+    return Fact(
+        name="Fits in memory",
+        value=_fits_words(memory, needed <= device.memory_bytes),
+        exact=chance,
+        note=f"{format_gib(needed)} of {format_gib(device.memory_bytes)} on the fullest, in "
+        f"{memory.peak_phase}",
+        tone=tone,  # type: ignore[arg-type]
+    )
+
+
+def _fits_words(memory: MemoryBreakdown, fits: bool) -> str:
+    if memory.fits_fraction is None:
+        return "yes" if fits else "no"
+    return chance_words(memory.fits_fraction)
+
+
+def _limit(plan: Plan) -> Fact:
+    found = plan.estimate
+    share = found.time.compute_seconds / found.time.total_seconds
+    return Fact(
+        name="What limits it",
+        value=found.bottleneck,
+        note=f"{format_percent(share)} of a step are computing",
+    )
+
+
+def _watch(plan: Plan) -> Fact:
+    number = len(plan.rules) + len(plan.warnings)
+    if not number:
+        return Fact(name="To watch", value="nothing", note="no rule of the field is broken")
+    first = plan.rules[0].says if plan.rules else plan.warnings[0]
+    return Fact(
+        name="To watch",
+        value="1 point" if number == 1 else f"{number} points",
+        exact=number,
+        note=first[:1].upper() + first[1:],
+        tone="watch",
+    )
+
+
+def time_terms(found: Estimate) -> dict[str, float]:
+    """The parts of a step by the names that people read; they add up to the expected step."""
+    time = found.time
+    terms = {
+        "compute": time.compute_seconds,
+        "communication that waits": time.exposed_communication_seconds,
+        "pipeline bubble": time.bubble_seconds,
+        "optimizer": time.optimizer_seconds,
+        "host": time.host_seconds,
+        "as your runs say": found.step_seconds.expected - time.total_seconds,
+    }
+    return {name: value for name, value in terms.items() if abs(value) > 1e-12}
+
+
+def _where_time_goes(found: Estimate) -> Chart:
+    terms = time_terms(found)
+    step = found.step_seconds.expected
+    largest = max(terms, key=lambda name: terms[name])
+    return Chart(
+        name="step",
+        kind="bars",
+        title=f"Where a step of {format_seconds(step)} goes",
+        says=f"Most of it is {largest}: {format_seconds(terms[largest])}, "
+        f"{format_percent(terms[largest] / step)}.",
+        data={
+            "unit": "seconds",
+            "categories": ["one step"],
+            "series": [
+                {"name": name, "values": [value]} for name, value in terms.items() if value > 0
+            ],
+        },
+        table=Table(
+            caption="Parts of a step",
+            columns=("part", "time", "share"),
+            rows=tuple(
+                (name, cell(value, "seconds"), cell(value / step, "fraction"))
+                for name, value in (*terms.items(), ("together", step))
+            ),
+            folded=True,
+        ),
+    )

@@ -1,0 +1,90 @@
+"""Timelines: their sums are the estimate's, and the events of a stream follow one another."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsdpplan.cost.memory.peak import stage_memory
+from fsdpplan.cost.overlap.exposed import ExposedSeconds, collective_costs
+from fsdpplan.cost.schedule.stages import in_flight_blocks, pipeline_ranks
+from fsdpplan.cost.step import step_time
+from fsdpplan.cost.timeline.events import COMPUTE, Timeline, streams
+from fsdpplan.cost.timeline.timeline import step_timeline
+from fsdpplan.cost.traffic.rank import step_calls
+from tests.cost.problems import Case, cases
+from tests.cost.wide import wide_cases
+
+DETAILS = st.sampled_from(["kernels", "blocks", "passes"])
+
+
+def holds(case: Case, timeline: Timeline) -> None:
+    """What is true of every timeline."""
+    time = step_time(case).time
+    whole = time.total_seconds
+    assert timeline.step_seconds == whole
+    terms = timeline.term_seconds()
+    for term, seconds in (
+        ("compute", time.compute_seconds),
+        ("exposed", time.exposed_communication_seconds),
+        ("bubble", time.bubble_seconds),
+        ("host", time.host_seconds),
+        ("optimizer", time.optimizer_seconds),
+    ):
+        assert terms.get(term, 0.0) == pytest.approx(seconds, rel=1e-9, abs=1e-9 * whole), (
+            term,
+            terms,
+            time,
+        )
+    for rank, stream in streams(timeline.events):
+        events = timeline.of(rank, stream)
+        for one, other in pairwise(events):
+            assert other.start_seconds >= one.end_seconds - 1e-9 * whole, (rank, stream)
+        assert events[0].start_seconds >= -1e-9 * whole, (rank, stream)
+        assert events[-1].end_seconds <= whole * (1 + 1e-9)
+        if stream == COMPUTE:
+            assert events[0].start_seconds == 0
+            assert events[-1].end_seconds == pytest.approx(whole, rel=1e-9)
+            assert sum(event.seconds for event in events) == pytest.approx(whole, rel=1e-9)
+    stages = pipeline_ranks(model=case.model, layout=case.layout)
+    in_flight = in_flight_blocks(model=case.model, layout=case.layout)
+    for rank, stage in enumerate(stages):
+        line = [point for point in timeline.memory if point.rank == rank]
+        assert all(one.start_seconds <= other.start_seconds for one, other in pairwise(line))
+        assert 0 <= line[0].start_seconds <= line[-1].start_seconds <= whole
+        memory = stage_memory(case, stage, in_flight_blocks=in_flight[rank])
+        highest = max(line, key=lambda point: point.allocated_bytes)
+        assert highest.allocated_bytes == memory.peak_allocated_bytes
+        rows = collective_costs(
+            step_calls(case, stage), cluster=case.cluster, exposed=ExposedSeconds()
+        )
+        found: dict[object, list[float]] = defaultdict(lambda: [0, 0, 0.0])
+        for event in timeline.events:
+            if event.rank == rank and event.traffic is not None:
+                sums = found[event.traffic.row]
+                sums[0] += event.traffic.count
+                sums[1] += event.traffic.bytes
+                sums[2] += event.seconds
+        expected = {
+            (row.collective, row.axis, row.ranks, row.dtype): [row.count, row.bytes, row.seconds]
+            for row in rows
+        }
+        assert {key: sums[:2] for key, sums in found.items()} == {
+            key: sums[:2] for key, sums in expected.items()
+        }
+        for key, sums in expected.items():
+            assert found[key][2] == pytest.approx(sums[2], rel=1e-9)
+
+
+@given(case=wide_cases(), detail=DETAILS, detailed=st.integers(0, 5))
+def test_sums_are_the_estimates(case: Case, detail: str, detailed: int) -> None:
+    holds(case, step_timeline(case, detail=detail, detailed=detailed))  # type: ignore[arg-type]
+
+
+@given(case=cases(), detail=DETAILS, detailed=st.integers(0, 5))
+def test_sums_are_the_estimates_of_what_is_searched(case: Case, detail: str, detailed: int) -> None:
+    holds(case, step_timeline(case, detail=detail, detailed=detailed))  # type: ignore[arg-type]
