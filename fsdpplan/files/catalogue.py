@@ -59,6 +59,11 @@ def model_source(name: str) -> str:
     return f"{source}; {entry['note']}" if "note" in entry else source
 
 
+def published_parameters(name: str) -> int:
+    """Parameters of a catalogue model, as its publisher counts them."""
+    return int(_entries()[_find(name)]["parameters"])
+
+
 MOST_NAMED = 12
 """Names in one message."""
 
