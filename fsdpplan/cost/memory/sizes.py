@@ -312,12 +312,31 @@ def _own_activations(case: Case, stage: Stage) -> tuple[BlockActivations, BlockA
 
 def _mean_activations(kinds: Sequence[tuple[Case, int]]) -> BlockActivations:
     """Activations of a block of the (case of the block, how many): what all keep in the mean,
-    beside what the last kind needs, which has experts where some have."""
+    beside what the last kind needs, which has experts where some have; of a pattern's kinds beside
+    the most that any needs."""
     made = [(activations_of_block(own), blocks) for own, blocks in kinds]
     last, _ = made[-1]
     blocks = sum(number for _, number in made)
     saved = sum(number * one.saved_bytes for one, number in made) // blocks
-    return replace(last, saved_bytes=saved, live_bytes=saved + last.live_bytes - last.saved_bytes)
+    if not any(own.model.is_patterned for own, _ in kinds):
+        return replace(
+            last, saved_bytes=saved, live_bytes=saved + last.live_bytes - last.saved_bytes
+        )
+    each = [one for one, _ in made]
+    return replace(
+        last,
+        saved_bytes=saved,
+        live_bytes=saved + max(one.live_bytes - one.saved_bytes for one in each),
+        **{
+            name: max(getattr(one, name) for one in each)
+            for name in (
+                "forward_transient_bytes",
+                "backward_peak_bytes",
+                "inputs_half_peak_bytes",
+                "weight_gradient_bytes",
+            )
+        },
+    )
 
 
 def _others_saved_bytes(
