@@ -56,4 +56,4 @@ def test_words_list_what_has_them_all_and_show_the_only_one(
     ]
     listed = json.loads(show(capsys, "models", "qwen3", "moe", "--json"))["models"]
     assert [model["name"] for model in listed][:2] == ["qwen3-30b-a3b", "qwen3-235b-a22b"]
-    assert "Source: " in show(capsys, "models", "llama", "405b")
+    assert "Source: " in show(capsys, "models", "megatron", "310b")
