@@ -45,6 +45,7 @@ from fsdpplan.cost.model.formats import (
     local_tokens,
     sums_in_reduce_dtype,
 )
+from fsdpplan.cost.model.params import kind_views
 from fsdpplan.cost.model.shards import (
     NOTHING,
     EndUnits,
@@ -78,7 +79,8 @@ def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
     is_fsdp = layout.sharding == "fsdp"
     shard_ranks = layout.shard_ranks if is_fsdp else 1
     has_buffers = is_fsdp and shard_ranks > 1 and not training.traits.flat_parameters
-    block_model = block_kinds(model=model, stage=stage)[-1][0] if stage.blocks else model
+    kinds = block_kinds(model=model, stage=stage)
+    block_model = kinds[-1][0] if stage.blocks else kind_views(model)[-1]
     unit, shard_block = _block_unit(block_model, layout=layout, shard_ranks=shard_ranks)
     ways = {"tp": layout.tp, "shard_ranks": shard_ranks}
     root = stage_root_size(model=model, stage=stage, **ways)
@@ -288,7 +290,7 @@ def _experts_apart(model: Model, *, layout: Layout, shard_ranks: int) -> UnitSiz
 def _mean_block_unit(case: Case, stage: Stage, *, shard_ranks: int) -> UnitSize:
     """A block of the stage in the mean over those with and without experts."""
     model = case.model
-    kinds = block_kinds(model=model, stage=stage) or ((model, 1),)
+    kinds = block_kinds(model=model, stage=stage) or ((kind_views(model)[-1], 1),)
     units = [
         (_block_unit(kind, layout=case.layout, shard_ranks=shard_ranks)[0], number)
         for kind, number in kinds
@@ -303,7 +305,7 @@ def _mean_block_unit(case: Case, stage: Stage, *, shard_ranks: int) -> UnitSize:
 
 def _own_activations(case: Case, stage: Stage) -> tuple[BlockActivations, BlockActivations]:
     """Activations of a block that recomputes as the layout says, and of one that keeps all."""
-    found = block_cases(case, stage) or ((case, 1),)
+    found = block_cases(case, stage) or ((case.of_blocks(kind_views(case.model)[-1]), 1),)
     recomputing = [one for one in found if one[0].layout == case.layout]
     keeping = [one for one in found if one[0].layout != case.layout]
     block = _mean_activations(recomputing or keeping)
