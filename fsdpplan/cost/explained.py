@@ -224,7 +224,9 @@ def _kinds(case: Case, stage: Stage) -> Iterator[_Kind]:
 def _kind_name(case: Case, own: Case, stage: Stage) -> str:
     """` of dense blocks` and the like; nothing where all blocks are alike."""
     words = ""
-    if case.model.experts is not None and own.model.experts is None:
+    if case.model.is_patterned:
+        words = f" of {own.model.kind_words} blocks"
+    elif case.model.experts is not None and own.model.experts is None:
         words = " of dense blocks"
     elif stage.dense_blocks:
         words = " of blocks with experts"

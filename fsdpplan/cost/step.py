@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from math import erf, log, sqrt
 
-from fsdpplan.cost.band import step_interval
+from fsdpplan.cost.band import step_interval, widened
 from fsdpplan.cost.kernels.compute import device_parts
 from fsdpplan.cost.kernels.operators import repeated_products
 from fsdpplan.cost.memory.peak import rank_memory
@@ -44,7 +44,14 @@ from fsdpplan.cost.traffic.calls import call_seconds
 from fsdpplan.cost.traffic.rank import optimizer_calls, step_calls, tp_end_calls
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.plan import Case, CollectiveCost, Estimate, PhaseEstimate, TimeBreakdown
+from fsdpplan.spec.plan import (
+    Case,
+    CollectiveCost,
+    Estimate,
+    Interval,
+    PhaseEstimate,
+    TimeBreakdown,
+)
 from fsdpplan.spec.training import Training
 
 HOST_LOG_ERROR = 0.6
@@ -254,10 +261,22 @@ def trainer_builds(*, model: Model, seq_len: int) -> bool:
     It is any shape that a model can have: but rotation turns pairs, and a position table ends. The
     trainer refuses the others in words (trainer/parallel/support.py); a test holds both together.
     """
+    return not unbuilt_words(model=model, seq_len=seq_len)
+
+
+def unbuilt_words(*, model: Model, seq_len: int) -> str:
+    """What of this shape the reference decoder lacks, for sequences of `seq_len` tokens; empty:
+    nothing."""
+    if lacking := model.unlike_reference:
+        return lacking
+    if model.window_kind == "chunked" and 0 < model.sliding_window < seq_len:
+        return f"attention in chunks of {model.sliding_window} tokens"
     if model.positions == "learned":
-        return seq_len <= model.max_positions
+        too_long = seq_len > model.max_positions
+        return f"more than {model.max_positions} learned positions" if too_long else ""
     turned = model.latent.rope_head_dim if model.latent else model.head_dim
-    return model.positions != "rope" or turned % 2 == 0
+    odd = model.positions == "rope" and turned % 2
+    return f"rotary positions over an odd head of {turned}" if odd else ""
 
 
 def estimate(case: Case) -> Estimate:
@@ -279,7 +298,7 @@ def estimate(case: Case) -> Estimate:
         document_tokens=training.document_tokens,
     )
     return Estimate(
-        step_seconds=step_interval(time, cluster.device.error),
+        step_seconds=_interval(case, time),
         tokens_per_second=tokens_per_second,
         tokens_per_second_per_gpu=per_gpu,
         mfu_fraction=mfu,
@@ -291,6 +310,19 @@ def estimate(case: Case) -> Estimate:
         memory=rank,
         communication=communication,
     )
+
+
+STATES_LOG_ERROR = 0.7
+"""Standard deviation of the log of what mixes tokens otherwise than by attention over all keys: a
+factor of two either way. Held, not fitted: no measured run has such blocks."""
+
+
+def _interval(case: Case, time: TimeBreakdown) -> Interval:
+    """The step with its band, wider by what no measured run is behind."""
+    band = step_interval(time, case.cluster.device.error)
+    if not case.model.has_unmeasured_mixers:
+        return band
+    return widened(band, STATES_LOG_ERROR * time.attention_seconds / time.total_seconds)
 
 
 def _of_phases(case: Case) -> Estimate:

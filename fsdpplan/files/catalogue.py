@@ -11,7 +11,16 @@ from typing import Any
 
 from fsdpplan.errors import ProfileNotFound, SpecError
 from fsdpplan.files.table import short
-from fsdpplan.spec.model import Experts, LatentAttention, Model, RopeScaling, Router
+from fsdpplan.spec.model import (
+    DeltaRule,
+    Experts,
+    Indexer,
+    LatentAttention,
+    Mamba2,
+    Model,
+    RopeScaling,
+    Router,
+)
 
 _FILE = Path(__file__).with_name("models.toml")
 _NOT_SHAPES = ("source", "paper", "note", "parameters")
@@ -34,19 +43,26 @@ def load_model(name: str) -> Model:
     """The shape of a catalogue model; `Qwen/Qwen3-8B` and `qwen3-8b` are the same."""
     found = _find(name)
     shape = {key: value for key, value in _entries()[found].items() if key not in _NOT_SHAPES}
-    experts, latent = shape.pop("experts", None), shape.pop("latent", None)
-    scaling = shape.pop("rope_scaling", None)
-    return Model(
-        name=found,
-        **shape,
-        experts=_experts(**experts) if experts else None,
-        latent=LatentAttention(**latent) if latent else None,
-        rope_scaling=RopeScaling(**scaling) if scaling else None,
-    )
+    return Model(name=found, **_with_parts(shape))
 
 
-def _experts(*, router: dict[str, Any] | None = None, **fields: Any) -> Experts:
-    return Experts(**fields, router=Router(**router or {}))
+_PARTS: dict[str, type[Any]] = {
+    "experts": Experts,
+    "router": Router,
+    "latent": LatentAttention,
+    "indexer": Indexer,
+    "rope_scaling": RopeScaling,
+    "delta": DeltaRule,
+    "mamba": Mamba2,
+}
+"""What a table within an entry is."""
+
+
+def _with_parts(fields: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: _PARTS[key](**_with_parts(value)) if isinstance(value, dict) else value
+        for key, value in fields.items()
+    }
 
 
 def model_source(name: str) -> str:
@@ -57,6 +73,11 @@ def model_source(name: str) -> str:
     else:
         source = f"config.json of {entry['source']} on the Hugging Face hub"
     return f"{source}; {entry['note']}" if "note" in entry else source
+
+
+def published_parameters(name: str) -> int:
+    """Parameters of a catalogue model, as its publisher counts them."""
+    return int(_entries()[_find(name)]["parameters"])
 
 
 MOST_NAMED = 12

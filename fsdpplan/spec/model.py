@@ -18,6 +18,17 @@ Mlp = Literal["swiglu", "geglu", "gelu"]
 Norm = Literal["rmsnorm", "layernorm"]
 Positions = Literal["rope", "learned", "alibi"]
 QkNormWidth = Literal["head", "all_heads"]
+WindowKind = Literal["sliding", "chunked"]
+
+MIXERS = {
+    "A": "attention",
+    "D": "gated delta rule",
+    "M": "Mamba-2",
+    "-": "nothing",
+}
+"""What carries tokens to one another in a block, by the letter of `Model.mixers`."""
+NETWORKS = {"F": "feed-forward network", "E": "experts", "-": "nothing"}
+"""What is behind it, by the letter of `Model.networks`."""
 
 MAX_LAYERS = 10_000
 MAX_WIDTH = 100_000_000
@@ -166,6 +177,22 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Indexer:
+    """What chooses the keys that a query of sparse latent attention meets: narrow heads score all
+    keys before it, and the best are attended (DeepSeek-V3.2)."""
+
+    heads: int
+    """Heads of its queries; keys have one."""
+    head_dim: int
+    """Width of one."""
+    keys: int
+    """Keys that each query meets, at most."""
+
+    def __post_init__(self) -> None:
+        require_positive_int(heads=self.heads, head_dim=self.head_dim, keys=self.keys)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
     """Multi-head latent attention: keys and values come from a narrow shared projection.
 
@@ -180,6 +207,8 @@ class LatentAttention:
     """Width of one value head."""
     query_rank: int = 0
     """Width of the latent from which queries are made; 0: made from the residual stream."""
+    indexer: Indexer | None = None
+    """What chooses the keys that are attended; None: all of them."""
 
     def __post_init__(self) -> None:
         require_positive_int(
@@ -189,13 +218,97 @@ class LatentAttention:
         )
         if self.query_rank < 0:
             raise SpecError("query_rank must be at least 0")
+        if self.indexer and not self.query_rank:
+            raise SpecError("an indexer reads the latent of queries: query_rank must be above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaRule:
+    """Linear attention by the gated delta rule: each head has a state of `key_head_dim` x
+    `value_head_dim` in place of keys and values (Yang et al. 2024, arXiv 2412.06464)."""
+
+    key_heads: int
+    """Heads of queries and of keys."""
+    value_heads: int
+    """Heads of values, and states: a multiple of `key_heads`."""
+    key_head_dim: int
+    value_head_dim: int
+    convolution: int = 4
+    """Tokens that the convolution before it spans."""
+
+    def __post_init__(self) -> None:
+        require_positive_int(
+            key_heads=self.key_heads,
+            value_heads=self.value_heads,
+            key_head_dim=self.key_head_dim,
+            value_head_dim=self.value_head_dim,
+            convolution=self.convolution,
+        )
+        if self.value_heads % self.key_heads:
+            raise SpecError(
+                f"key_heads must divide value_heads: {self.value_heads} heads of values cannot "
+                f"share {self.key_heads} of keys"
+            )
+
+    @property
+    def key_dim(self) -> int:
+        """Width of all query heads together, and of all key heads."""
+        return self.key_heads * self.key_head_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Width of all value heads together."""
+        return self.value_heads * self.value_head_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2:
+    """A selective state space: each head has a state of `head_dim` x `state` (Dao and Gu 2024,
+    arXiv 2405.21060)."""
+
+    heads: int
+    head_dim: int
+    groups: int
+    """Heads of a group share what writes to the state and what reads of it."""
+    state: int
+    """Numbers that each channel remembers."""
+    convolution: int = 4
+    """Tokens that the convolution before it spans."""
+    convolution_bias: bool = True
+    bias: bool = False
+    """The projections in and out have biases."""
+    chunk: int = 128
+    """Tokens that are computed with one another as matmuls, before their state goes on."""
+
+    def __post_init__(self) -> None:
+        require_positive_int(
+            heads=self.heads,
+            head_dim=self.head_dim,
+            groups=self.groups,
+            state=self.state,
+            convolution=self.convolution,
+            chunk=self.chunk,
+        )
+        if self.heads % self.groups:
+            raise SpecError(f"groups must divide heads: {self.heads} do not make {self.groups}")
+
+    @property
+    def inner_dim(self) -> int:
+        """Width of all heads together."""
+        return self.heads * self.head_dim
+
+    @property
+    def group_dim(self) -> int:
+        """Width of what writes to the states of all groups; what reads of them is as wide."""
+        return self.groups * self.state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model(RemembersHash):
-    """Shapes of a decoder-only transformer with `layers` blocks.
+    """Shapes of a decoder-only model with `layers` blocks.
 
-    All blocks are alike, but for the first `experts.dense_layers` of a model with experts.
+    All blocks are alike, but for the first `experts.dense_layers` of a model with experts, or where
+    `mixers` or `networks` say which is what.
     """
 
     __hash__ = remembered_hash
@@ -252,10 +365,25 @@ class Model(RemembersHash):
     full_attention_every: int = 1
     """The last of this many blocks sees everything, the others `sliding_window` tokens; with more
     than `layers`, none does."""
+    window_kind: WindowKind = "sliding"
+    """`sliding`: each query has the window before it; `chunked`: windows begin at multiples of
+    `sliding_window`, and a query sees what is before it in its own (Llama 4)."""
+    attention_gate: bool = False
+    """What attention returns is scaled by a gate as wide, of one more projection (Qwen 3 Next)."""
     experts: Experts | None = None
     """The mixture of experts; None: a dense model."""
     latent: LatentAttention | None = None
     """Multi-head latent attention; None: plain or grouped-query attention."""
+    mixers: str = ""
+    """What mixes tokens in each block, a letter a block, over and over: `A` attention, `D` the
+    gated delta rule, `M` Mamba-2, `-` nothing; empty: attention in all."""
+    networks: str = ""
+    """What follows in each block, likewise: `F` the feed-forward network, `E` the experts, `-`
+    nothing; empty: experts where there are any, but for the first `dense_layers`."""
+    delta: DeltaRule | None = None
+    """The gated delta rule of blocks `D`."""
+    mamba: Mamba2 | None = None
+    """The state space of blocks `M`."""
     rope_theta: float = 500000.0
     """Base of the rotary frequencies; unused with learned positions."""
     rope_scaling: RopeScaling | None = None
@@ -280,6 +408,11 @@ class Model(RemembersHash):
         require_choice("norm", self.norm, get_args(Norm))
         require_choice("positions", self.positions, get_args(Positions))
         require_choice("qk_norm_width", self.qk_norm_width, get_args(QkNormWidth))
+        require_choice("window_kind", self.window_kind, get_args(WindowKind))
+        if self.mixers or self.networks:
+            self._check_kinds()
+        elif self.delta or self.mamba:
+            raise SpecError("no block has them: mixers must say where delta or mamba are")
         require_positive_int(full_attention_every=self.full_attention_every)
         widest = max(self.hidden, self.ffn_hidden, self.heads * self.head_dim, self.vocab)
         widest = max(widest, self.vocab_multiple)
@@ -311,6 +444,95 @@ class Model(RemembersHash):
                 f"the rotated part of a head, {self.latent.rope_head_dim}, is wider than the head, "
                 f"{self.head_dim}: rope_head_dim must be at most head_dim"
             )
+
+    def _check_kinds(self) -> None:
+        for name, letters, known in (
+            ("mixers", self.mixers, MIXERS),
+            ("networks", self.networks, NETWORKS),
+        ):
+            strange = sorted(set(letters) - set(known))
+            if strange:
+                words = ", ".join(f"{letter} ({what})" for letter, what in known.items())
+                raise SpecError(f"{name} has letters {''.join(strange)!r}: those known are {words}")
+            if len(letters) > self.layers:
+                raise SpecError(
+                    f"{name} has {len(letters)} letters for {self.layers} blocks: type a letter "
+                    "a block, or fewer that are repeated"
+                )
+        kinds = set(self.block_kinds)
+        if ("-", "-") in kinds:
+            raise SpecError("a block cannot be empty: mixers or networks must say what it has")
+        for letter, found in (("D", self.delta), ("M", self.mamba)):
+            if (found is not None) is not any(mixer == letter for mixer, _ in kinds):
+                raise SpecError(
+                    f"mixers has blocks {letter} ({MIXERS[letter]}) just where "
+                    f"{'delta' if letter == 'D' else 'mamba'} is given: give both or neither"
+                )
+        if (self.experts is not None) is not any(network == "E" for _, network in kinds):
+            raise SpecError("networks has blocks E just where experts are given: both or neither")
+        if self.networks and self.experts and self.experts.dense_layers:
+            raise SpecError("dense_layers must be 0 where networks say which blocks have experts")
+
+    @property
+    def is_patterned(self) -> bool:
+        """`mixers` or `networks` say what each block has."""
+        return bool(self.mixers or self.networks)
+
+    @property
+    def unlike_reference(self) -> str:
+        """What its blocks have that the reference decoder lacks, in words; empty: nothing."""
+        kinds = self.block_kinds if self.is_patterned else ()
+        mixers = {mixer for mixer, _ in kinds}
+        lacking = [f"{MIXERS[letter]} blocks" for letter in "DM" if letter in mixers]
+        if ("-" in mixers or any(network == "-" for _, network in kinds)) and not lacking:
+            lacking.append("blocks of one branch")
+        if self.attention_gate:
+            lacking.append("a gate behind attention")
+        if self.latent and self.latent.indexer:
+            lacking.append("an indexer that chooses keys")
+        return " and ".join(lacking)
+
+    @property
+    def has_unmeasured_mixers(self) -> bool:
+        """Some blocks mix tokens otherwise than by attention over all keys."""
+        return bool(self.delta or self.mamba or (self.latent and self.latent.indexer))
+
+    def block_kind(self, layer: int) -> tuple[str, str]:
+        """(mixer, network) of block `layer`, from 0 on, by their letters."""
+        mixer = self.mixers[layer % len(self.mixers)] if self.mixers else "A"
+        if self.networks:
+            return mixer, self.networks[layer % len(self.networks)]
+        has_experts = self.experts is not None and layer >= self.experts.dense_layers
+        return mixer, "E" if has_experts else "F"
+
+    @property
+    def block_kinds(self) -> tuple[tuple[str, str], ...]:
+        """`block_kind` of each block."""
+        return tuple(self.block_kind(layer) for layer in range(self.layers))
+
+    @property
+    def mixer(self) -> str:
+        """The mixer of all blocks, of a model whose blocks are alike."""
+        return self.mixers or "A"
+
+    @property
+    def kind_words(self) -> str:
+        """What its blocks are, of a model whose blocks are alike: `Mamba-2`, `attention and
+        experts`."""
+        network = "experts" if self.experts else "feed-forward network"
+        parts = [MIXERS[self.mixer]] if self.mixer != "-" else []
+        return " and ".join([*parts, *([network] if self.has_network else [])])
+
+    @property
+    def halves(self) -> int:
+        """Branches of the residual stream in a block: mixer and network, or one of them; of a model
+        whose blocks are alike."""
+        return (self.mixers != "-") + (self.networks != "-")
+
+    @property
+    def has_network(self) -> bool:
+        """Whether its blocks have a network, of a model whose blocks are alike."""
+        return self.networks != "-"
 
     @property
     def is_scaled_as_llama(self) -> bool:
@@ -345,7 +567,10 @@ class Model(RemembersHash):
 
     @property
     def dense_blocks(self) -> int:
-        """Blocks without experts, all at the start: those of a dense model are all such."""
+        """Blocks with the dense network, without a pattern all at the start: those of a dense model
+        are all such."""
+        if self.networks:
+            return sum(network == "F" for _, network in self.block_kinds)
         return self.experts.dense_layers if self.experts else self.layers
 
     @property

@@ -63,6 +63,40 @@ class ExpertsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IndexerConfig:
+    """The `model.latent.indexer` part of a plan, which this trainer refuses."""
+
+    heads: int
+    head_dim: int
+    keys: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaConfig:
+    """The `model.delta` part of a plan, which this trainer refuses."""
+
+    key_heads: int
+    value_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    convolution: int = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MambaConfig:
+    """The `model.mamba` part of a plan, which this trainer refuses."""
+
+    heads: int
+    head_dim: int
+    groups: int
+    state: int
+    convolution: int = 4
+    convolution_bias: bool = True
+    bias: bool = False
+    chunk: int = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LatentConfig:
     """The `model.latent` part of a plan: multi-head latent attention."""
 
@@ -70,6 +104,7 @@ class LatentConfig:
     rope_head_dim: int
     value_head_dim: int
     query_rank: int = _from_zero(0)
+    indexer: IndexerConfig | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +151,14 @@ class ModelConfig:
     attention_sinks: bool = False
     sliding_window: int = _from_zero(0)
     full_attention_every: int = 1
+    window_kind: str = "sliding"
+    attention_gate: bool = False
     experts: ExpertsConfig | None = None
     latent: LatentConfig | None = None
+    mixers: str = ""
+    networks: str = ""
+    delta: DeltaConfig | None = None
+    mamba: MambaConfig | None = None
     rope_scaling: RopeScalingConfig | None = None
 
     @property
@@ -127,6 +168,8 @@ class ModelConfig:
 
     def has_experts(self, layer: int) -> bool:
         """Whether block `layer` routes tokens to experts."""
+        if self.networks:
+            return self.networks[layer % len(self.networks)] == "E"
         return self.experts is not None and layer >= self.experts.dense_layers
 
     def vocab_rows(self, tp: int) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from hypothesis import assume
 from hypothesis import strategies as st
 
+from fsdpplan.cost.model.params import kind_views
 from fsdpplan.cost.model.shape import infer_model
 from fsdpplan.cost.step import estimate
 from fsdpplan.files.catalogue import load_model
@@ -14,7 +15,7 @@ from fsdpplan.files.clusters import load_cluster
 from fsdpplan.search.rules.legality import first_problem
 from fsdpplan.spec import plan as spec_case
 from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.model import Model
+from fsdpplan.spec.model import DeltaRule, Experts, Mamba2, Model
 from fsdpplan.spec.plan import Estimate
 from fsdpplan.spec.training import Training
 from fsdpplan.spec.values import remembered_hash
@@ -31,6 +32,41 @@ SMALL = Model(
     vocab=32000,
 )
 """Quick to price, and its widths divide by 8."""
+
+DELTA = replace(
+    SMALL,
+    name="delta",
+    qk_norm=True,
+    attention_gate=True,
+    mixers="DDA",
+    delta=DeltaRule(key_heads=8, value_heads=16, key_head_dim=64, value_head_dim=64),
+    experts=Experts(experts=8, active=2, hidden=512, shared_hidden=512, shared_gate=True),
+)
+"""Three kinds of layers less one, as Qwen 3 Next mixes them."""
+
+STATES = replace(
+    SMALL,
+    name="states",
+    mlp="gelu",
+    mixers="M-MA-",
+    networks="-E--F",
+    mamba=Mamba2(heads=16, head_dim=64, groups=8, state=64),
+    experts=Experts(experts=8, active=2, hidden=1024, shared_hidden=1024),
+)
+"""Blocks of one branch each, of four kinds, as Nemotron has them."""
+
+EVERY_SECOND = replace(
+    SMALL,
+    name="every second",
+    networks="FE",
+    sliding_window=256,
+    full_attention_every=4,
+    window_kind="chunked",
+    experts=Experts(experts=8, active=1, hidden=2048, shared_hidden=2048),
+)
+"""Experts in every second block, as Llama 4 Maverick has them."""
+
+PATTERNED = (DELTA, STATES, EVERY_SECOND)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,12 +146,24 @@ def some_models(draw: st.DrawFn) -> Model:
 
 
 @st.composite
+def patterned_models(draw: st.DrawFn) -> Model:
+    """Models whose blocks are of several kinds, with any number of layers that has them all."""
+    base = draw(st.sampled_from(PATTERNED))
+    least = max(len(base.mixers), len(base.networks))
+    return replace(base, layers=draw(st.integers(least, 33)))
+
+
+BLOCKS = tuple(view for model in PATTERNED for view in kind_views(model))
+"""Models whose blocks are of one of their kinds."""
+
+
+@st.composite
 def cases(draw: st.DrawFn, *, data_parallel_only: bool = False, gpus: int | None = None) -> Case:
     """Legal cases: any model, cluster, training and layout that the cost model prices."""
     profile = draw(st.sampled_from(["dgx-a100-80g-hdr1", "dgx-h100", "dgx-b200"]))
     world = gpus or draw(st.sampled_from([1, 2, 3, 4, 6, 8, 16, 24, 48, 64]))
     cluster = load_cluster(profile, gpus=world).cluster
-    model = draw(some_models())
+    model = draw(some_models() | some_models() | patterned_models())
     tp = 1 if data_parallel_only else draw(st.sampled_from(divisors(world, 8)))
     pp = 1 if data_parallel_only else draw(st.sampled_from(divisors(world // tp, model.layers)))
     data_parallel = world // tp // pp

@@ -13,7 +13,7 @@ from fsdpplan.files.catalogue import load_model
 from fsdpplan.spec.layout import ActivationCheckpointing
 from fsdpplan.spec.model import Model
 from tests.cost.clusters import cluster
-from tests.cost.problems import some_models
+from tests.cost.problems import BLOCKS, some_models
 
 H100 = cluster(gpus=1).device
 A100 = cluster("dgx-a100-80g-hdr", gpus=1).device
@@ -42,7 +42,8 @@ def work(model: Model | str = "llama-3.1-8b", **changes: object) -> BlockWork:
 @st.composite
 def works(draw: st.DrawFn) -> BlockWork:
     """Any block that the cost model can be asked about, dense or not, in any software."""
-    model = draw(some_models() | st.sampled_from(CATALOGUE).map(load_model))
+    named = st.sampled_from(CATALOGUE).map(load_model)
+    model = draw(some_models() | named | st.sampled_from(BLOCKS))
     tp = draw(st.sampled_from([1, 2, 4]))
     compiled = draw(st.booleans())
     sequences = draw(st.integers(1, 4))

@@ -95,6 +95,106 @@ def _deepseek(model: Model) -> Values:
     )
 
 
+def _deepseek_v32(model: Model) -> Values:
+    assert model.latent is not None
+    assert model.latent.indexer is not None
+    indexer = model.latent.indexer
+    return _deepseek(model) | {
+        "index_n_heads": indexer.heads,
+        "index_head_dim": indexer.head_dim,
+        "index_topk": indexer.keys,
+        "mlp_layer_types": None,
+    }
+
+
+def _glm4_moe(model: Model) -> Values:
+    experts, values = _routed(model)
+    return (
+        _with_head_dim(model)
+        | values
+        | {
+            "attention_bias": model.attention_bias,
+            "use_qk_norm": model.qk_norm,
+            "n_routed_experts": experts.experts,
+            "moe_intermediate_size": experts.hidden,
+            "n_shared_experts": experts.shared_hidden // experts.hidden,
+            "first_k_dense_replace": experts.dense_layers,
+            "norm_topk_prob": experts.router.normalised,
+            "routed_scaling_factor": experts.router.scaling,
+        }
+    )
+
+
+def _llama4(model: Model) -> Values:
+    experts, values = _routed(model)
+    return (
+        _with_head_dim(model)
+        | values
+        | {
+            "num_local_experts": experts.experts,
+            "intermediate_size": experts.hidden,
+            "intermediate_size_mlp": model.ffn_hidden,
+            "interleave_moe_layer_step": len(model.networks) or 1,
+            "attention_chunk_size": model.sliding_window,
+        }
+    )
+
+
+def _minimax(model: Model) -> Values:
+    experts, values = _routed(model)
+    widths = {"num_local_experts": experts.experts, "intermediate_size": experts.hidden}
+    return _with_head_dim(model) | values | widths
+
+
+def _gated_delta(model: Model) -> Values:
+    delta = model.delta
+    assert delta is not None
+    values = _with_head_dim(model) | {
+        "linear_num_key_heads": delta.key_heads,
+        "linear_num_value_heads": delta.value_heads,
+        "linear_key_head_dim": delta.key_head_dim,
+        "linear_value_head_dim": delta.value_head_dim,
+        "linear_conv_kernel_dim": delta.convolution,
+        "layer_types": [
+            {"D": "linear_attention", "A": "full_attention"}[mixer]
+            for mixer, _ in model.block_kinds
+        ],
+    }
+    if model.experts is None:
+        return values
+    return values | _qwen_moe(model) | {"head_dim": model.head_dim}
+
+
+def _nemotron_h(model: Model) -> Values:
+    mamba, letters = model.mamba, {"M-": "M", "A-": "*", "-F": "-", "-E": "E"}
+    assert mamba is not None
+    values = _with_head_dim(model) | {
+        "hybrid_override_pattern": "".join(letters["".join(kind)] for kind in model.block_kinds),
+        "mamba_num_heads": mamba.heads,
+        "mamba_head_dim": mamba.head_dim,
+        "n_groups": mamba.groups,
+        "ssm_state_size": mamba.state,
+        "conv_kernel": mamba.convolution,
+        "use_conv_bias": mamba.convolution_bias,
+        "chunk_size": mamba.chunk,
+        "num_nextn_predict_layers": 0,
+    }
+    del values["num_hidden_layers"]
+    if model.experts is None:
+        return values
+    experts, active = _routed(model)
+    return (
+        values
+        | active
+        | {
+            "n_routed_experts": experts.experts,
+            "moe_intermediate_size": experts.hidden,
+            "moe_shared_expert_intermediate_size": experts.shared_hidden,
+            "routed_scaling_factor": experts.router.scaling,
+        }
+    )
+
+
 def _gpt2(model: Model) -> Values:
     return {
         "vocab_size": model.vocab,
@@ -147,6 +247,22 @@ FAMILIES: dict[str, tuple[str, Callable[[Model], Values]]] = {
     "deepseek-v2": ("deepseek_v2", _deepseek),
     "deepseek-v3": ("deepseek_v3", _deepseek),
     "kimi-k2": ("deepseek_v3", _deepseek),
+    "deepseek-v3.2": ("deepseek_v32", _deepseek_v32),
+    "deepseek-r1": ("deepseek_v3", _deepseek),
+    "glm-4": ("glm4_moe", _glm4_moe),
+    "llama-4": ("llama4_text", _llama4),
+    "minimax-m2": ("minimax_m2", _minimax),
+    "ministral-3": ("ministral3", _with_head_dim),
+    "nemotron-h": ("nemotron_h", _nemotron_h),
+    "nemotron-nano": ("nemotron_h", _nemotron_h),
+    "nemotron-3": ("nemotron_h", _nemotron_h),
+    "olmo-3": ("olmo3", _common),
+    "qwen3-next": ("qwen3_next", _gated_delta),
+    "qwen3-coder-next": ("qwen3_next", _gated_delta),
+    "qwen3.5-27b": ("qwen3_5_text", _gated_delta),
+    "qwen3.5-35b": ("qwen3_5_moe_text", _gated_delta),
+    "seed-oss": ("seed_oss", _with_head_dim),
+    "smollm3": ("smollm3", _common),
     "gpt-oss": ("gpt_oss", _gpt_oss),
     "gemma-2-": ("gemma2", _with_head_dim),
     "gemma-3-": ("gemma3_text", _with_head_dim),

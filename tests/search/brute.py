@@ -20,7 +20,7 @@ from fsdpplan.search.rules.legality import first_problem
 from fsdpplan.spec.layout import DDP_BUCKET_BYTES, SPLIT_BACKWARD_SCHEDULES, Layout, Schedule
 from fsdpplan.spec.model import Experts
 from fsdpplan.spec.training import ProgramName
-from tests.cost.problems import SMALL
+from tests.cost.problems import DELTA, SMALL, STATES
 from tests.search.questions import Question, question
 
 MOST_LAYOUTS = 200_000
@@ -176,6 +176,10 @@ FIVE = replace(SMALL, name="five blocks", layers=5)
 MIXTURE = replace(FOUR, name="mixture", experts=Experts(experts=4, active=2, hidden=2048))
 
 
+HYBRID = replace(DELTA, name="hybrid", layers=4)
+STATES_5 = replace(STATES, name="five kinds", layers=5)
+
+
 def tight(asked: Question, gib: float) -> Question:
     """The same on devices with less memory."""
     device = replace(asked.cluster.device, memory_bytes=int(gib * 2**30))
@@ -218,6 +222,9 @@ IN_CI = {
     ),
 }
 MORE = {
+    "hybrid on 2": tight(question(HYBRID, 2, seq_len=1024, global_batch=4), 3.6),
+    "states on 2": tight(question(STATES_5, 2, seq_len=1024, global_batch=4), 3.6),
+    "states on 4": tight(question(STATES_5, 4, seq_len=1024, global_batch=4), 3.0),
     "bf16, then fp8 on 2": changing(
         tight(question(MIXTURE, 2, seq_len=1024, global_batch=4), 5.5), "fp8@0.8"
     ),

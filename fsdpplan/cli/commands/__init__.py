@@ -37,7 +37,7 @@ SUMMARIES = {
     "calibrate": "Measure this machine: write its profile, or check it.",
     "validate": "Predict a table of measured runs, and report the errors.",
     "profiles": "Hardware profiles: list or search them, or show one.",
-    "models": "Catalogue of models: list it, or show one.",
+    "models": "Catalogue of models: list or search it, or show one.",
 }
 """Command -> its line on the first help page, which is the first sentence of its docstring: that
 page imports no command. In the order of the page."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import accumulate
 from typing import Annotated, Any
 
 import typer
@@ -13,23 +14,27 @@ from fsdpplan.cli.options.files import Json
 from fsdpplan.cli.views.render import blocks, columns, facts, flat_pairs, table, wrapped
 from fsdpplan.cost.model.params import active_parameter_count, parameter_count
 from fsdpplan.files import catalogue
+from fsdpplan.files.model_search import find_models
 from fsdpplan.spec.model import Model
 from fsdpplan.units import format_count
 
-Name = Annotated[str | None, typer.Argument(metavar="NAME", help="A model, or a part of names.")]
+# hidden: the list of arguments would show its Python type, so the command's text says what it is
+Words = Annotated[list[str] | None, typer.Argument(metavar="NAME|WORD", hidden=True)]
 
 
-def models(*, name: Name = None, json: Json = False) -> None:
-    """Catalogue of models: list it, or show one.
+def models(*, words: Words = None, json: Json = False) -> None:
+    """Catalogue of models: list or search it, or show one.
 
-    A NAME shows that model; a part of several names lists those.
+    A NAME shows that model. WORDS list those that have them all, and show it where there is only
+    one: parts of a name or of its publisher's, a size (70b, 7b..14b, ..8b), or a trait (dense, moe,
+    gqa, mqa, mha, mla, windows).
     """
-    listed = catalogue.model_names() if name is None else catalogue.names_with(name)
-    if name is None or (len(listed) > 1 and name.lower() not in listed):
-        known = [catalogue.load_model(known) for known in listed]
-        text = models_json(known) if json else models_table(known, width=columns())
-        typer.echo(text)
+    found = find_models(words or ())
+    if not words or len(found) > 1:
+        known = [catalogue.load_model(name) for name in found]
+        typer.echo(models_json(known) if json else models_table(known, width=columns()))
         return
+    (name,) = found
     model, source = catalogue.load_model(name), catalogue.model_source(name)
     if json:
         typer.echo(model_json(model, source))
@@ -38,8 +43,17 @@ def models(*, name: Name = None, json: Json = False) -> None:
 
 
 def models_table(models: Sequence[Model], *, width: int) -> str:
-    """One line a model."""
-    headers = ("name", "parameters", "active", "layers", "hidden", "heads", "kv", "vocab")
+    """One line a model, of as many columns as are room for; `--json` has all."""
+    headers: tuple[str, ...] = (
+        "name",
+        "parameters",
+        "active",
+        "layers",
+        "hidden",
+        "heads",
+        "kv",
+        "vocab",
+    )
     rows = [
         (
             model.name,
@@ -53,7 +67,23 @@ def models_table(models: Sequence[Model], *, width: int) -> str:
         )
         for model in models
     ]
-    return table(rows, headers=headers, align=("left", *["right"] * 7), width=width)
+    kept = _columns_within(width, headers, rows)
+    return table(
+        [row[:kept] for row in rows],
+        headers=headers[:kept],
+        align=("left", *["right"] * (kept - 1)),
+        width=width,
+    )
+
+
+LEAST_COLUMNS = 3
+"""The name and both counts."""
+
+
+def _columns_within(width: int, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """How many of the first columns fit, two spaces before each."""
+    needed = accumulate(2 + max(map(len, column)) for column in zip(headers, *rows, strict=True))
+    return max(LEAST_COLUMNS, sum(so_far <= width for so_far in needed))
 
 
 def models_json(models: Sequence[Model]) -> str:

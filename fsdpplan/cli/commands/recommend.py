@@ -44,6 +44,7 @@ from fsdpplan.cli.views.render import blocks, columns, progress
 from fsdpplan.cli.views.screen import recommend_screen
 from fsdpplan.cli.views.unfit import nothing_fits
 from fsdpplan.cost.memory.peak import available_bytes
+from fsdpplan.cost.step import unbuilt_words
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import write_plan
 from fsdpplan.search.question import SearchResult
@@ -247,7 +248,13 @@ def saved(inputs: Inputs, result: SearchResult, place: Path) -> str:
     program = inputs.training.program
     if program_named(program).is_target:
         return f"saved as {place}; next: fsdpplan emit-launch{shown} --target {program}"
-    if not chosen.estimate.runnable:
+    lacking = unbuilt_words(model=inputs.model, seq_len=inputs.training.seq_len)
+    if lacking and program == "reference":
+        return (
+            f"saved as {place}; fsdpplan's own trainer cannot build {lacking}: launch a "
+            f"program of yours by fsdpplan emit-launch{shown} --script train.py"
+        )
+    if not chosen.estimate.runnable and not lacking:
         return (
             f"saved as {place}; fsdpplan's own trainer is FSDP2's, not "
             f"{inputs.training.traits.words}: launch a program of yours by fsdpplan "

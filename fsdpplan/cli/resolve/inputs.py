@@ -26,6 +26,7 @@ from fsdpplan.cli.resolve.model import published_dropout, resolve_model
 from fsdpplan.cli.resolve.torch import resolve_torch
 from fsdpplan.cli.resolve.training import resolve_training
 from fsdpplan.cost.kernels.optimizer import ASSUMED_NODE_BYTES_PER_SECOND
+from fsdpplan.cost.model.params import block_tensors, elements, kind_views
 from fsdpplan.errors import SpecError
 from fsdpplan.files.clusters import LoadedCluster
 from fsdpplan.search.pins import Pins
@@ -39,7 +40,7 @@ from fsdpplan.spec.plan import BrokenRule, Case, Estimate, Failures
 from fsdpplan.spec.runtime import RuntimeName
 from fsdpplan.spec.torch_features import slower_without
 from fsdpplan.spec.training import Dropout, TorchRelease, Training, program_named
-from fsdpplan.units import format_bandwidth
+from fsdpplan.units import format_bandwidth, format_count
 
 
 def resolve_pins(
@@ -244,6 +245,7 @@ def resolve_around(
     """
     the_model, the_cluster = known.model, known.cluster
     machines = the_cluster.value.cluster
+    training, of_program = _for_program(training, the_model.value, machines)
     runtime = training.runtime
     if runtime is None and training.program is not None:
         runtime = program_named(training.program).runtimes[0]
@@ -273,12 +275,48 @@ def resolve_around(
         sources=tuple(source for part in parts for source in part.sources),
         assumptions=(
             *(text for part in parts for text in part.assumptions),
+            *of_program,
             *_assumed_host(pins.value, machines),
         ),
         warnings=tuple(text for part in parts for text in part.warnings),
         parts=tuple(with_peaks(part, peaks) for part in the_cluster.value.parts),
         larger=None if larger is None else lambda gpus: with_peaks(larger(gpus), peaks),
         learner=own.value.learner,
+    )
+
+
+BYTES_OF_A_BLOCK = 12
+"""Of each parameter of a block that FSDP gathers whole, at the least: it and the next one in bf16,
+its gradients, and what these are reduced from in fp32."""
+
+
+def _for_program(
+    training: TrainingOptions, model: Model, cluster: Cluster
+) -> tuple[TrainingOptions, tuple[str, ...]]:
+    """The training with a program that can have such blocks, where none was asked for; and what is
+    taken for granted of blocks that no measured run has."""
+    lacking = model.unlike_reference
+    said: tuple[str, ...] = ()
+    if model.has_unmeasured_mixers:
+        said = (
+            f"what mixes tokens in {model.name} otherwise than by attention over all keys is "
+            "priced by FLOPs and bytes of its fused kernels, and no measured run is behind it: the "
+            "band is wider by a factor of two on its part",
+        )
+    if not lacking or training.program is not None or training.runtime is not None:
+        return training, said
+    why = f"since fsdpplan's own trainer cannot build {lacking}"
+    largest = elements(block_tensors(kind_views(model)[-1]))
+    memory = cluster.device.memory_bytes
+    if memory is not None and BYTES_OF_A_BLOCK * largest > memory:
+        words = (
+            f"a program of yours that splits experts as Megatron Core does, {why}, and a block of "
+            f"{format_count(largest)} parameters is too much to gather whole (--runtime)"
+        )
+        return replace(training, runtime="megatron"), (*said, words)
+    return replace(training, program="hf"), (
+        *said,
+        f"a Hugging Face model of yours, {why} (--program)",
     )
 
 

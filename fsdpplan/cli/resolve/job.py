@@ -18,6 +18,7 @@ from fsdpplan.cli.options.job import (
     ProgramOptions,
     SurvivalOptions,
 )
+from fsdpplan.cost.step import unbuilt_words
 from fsdpplan.emit.container import Container
 from fsdpplan.emit.job import Job, UserProgram
 from fsdpplan.emit.pods import Pods
@@ -55,6 +56,12 @@ def ranked(path: str, rank: int | None, *, own_program: bool) -> Plan:
         raise SpecError(
             f"{path} is for {program_named(program).words}, which fsdpplan's own trainer is not: "
             f"type fsdpplan emit-launch --target {program}, or plan again without --program"
+        )
+    lacking = unbuilt_words(model=plan.model, seq_len=plan.training.seq_len)
+    if lacking and not own_program:
+        raise SpecError(
+            f"fsdpplan's own trainer cannot build {lacking}, which {path} plans for "
+            f"{plan.model.name}: give a program of yours by fsdpplan emit-launch --script train.py"
         )
     if not plan.estimate.runnable and not own_program:
         raise SpecError(

@@ -83,7 +83,9 @@ class Tiles:
 
 
 @lru_cache(maxsize=4096)
-def sequence_tiles(*, seq_len: int, window: int = 0, document_tokens: float = inf) -> Tiles:
+def sequence_tiles(
+    *, seq_len: int, window: int = 0, document_tokens: float = inf, chunked: bool = False
+) -> Tiles:
     """Tiles of a causal sequence of one document, or of documents of exponential lengths.
 
     Each document begins a row of tiles of its own. Of mean length m, in a sequence that is cut from
@@ -95,7 +97,21 @@ def sequence_tiles(*, seq_len: int, window: int = 0, document_tokens: float = in
     and it meets k tiles of keys, at most as many as a window touches. The longest of n documents is
     m (1 + 1/2 + ... + 1/n), about m (ln n + 0.58), long. Derived; the last: Renyi 1953, "On the
     theory of order statistics".
+
+    Windows that are chunks of the sequence make sequences of their own, the last what is left.
     """
+    if chunked and 0 < window < seq_len:
+        whole, rest = divmod(seq_len, window)
+        pieces = [(whole, window), (1, rest)] if rest else [(whole, window)]
+        found = [
+            (number, sequence_tiles(seq_len=size, document_tokens=document_tokens))
+            for number, size in pieces
+        ]
+        return Tiles(
+            rows=sum(number * one.rows for number, one in found),
+            all=sum(number * one.all for number, one in found),
+            longest=max(one.longest for _, one in found),
+        )
     rows = -(-seq_len // TILE)
     most = min(rows, -(-window // TILE) + 1) if 0 < window < seq_len else rows
     if document_tokens == inf:
@@ -113,7 +129,60 @@ def sequence_tiles(*, seq_len: int, window: int = 0, document_tokens: float = in
 
 
 def attention_forward_seconds(work: BlockWork, device: Device) -> float:
-    """Attention of one block's forward on one rank, in the mean over windowed and full blocks."""
+    """Attention of one block's forward on one rank, in the mean over windowed and full blocks; or
+    what mixes its tokens in attention's place."""
+    if work.model.mixer != "A":
+        return _other_seconds(work, device)[0]
+    if work.model.latent and work.model.latent.indexer:
+        return _chosen_seconds(work, device, backward=False)
+    return _attention_forward_seconds(work, device)
+
+
+def attention_backward_seconds(work: BlockWork, device: Device) -> float:
+    """The same in backward; fused, it computes the scores again."""
+    if work.model.mixer != "A":
+        return _other_seconds(work, device)[1]
+    if work.model.latent and work.model.latent.indexer:
+        return _chosen_seconds(work, device, backward=True)
+    return _attention_backward_seconds(work, device)
+
+
+def _other_seconds(work: BlockWork, device: Device) -> tuple[float, float]:
+    if work.model.mixer == "-":
+        return 0.0, 0.0
+    from fsdpplan.cost.kernels.states import states_seconds  # of few models
+
+    return states_seconds(work, device)
+
+
+def _chosen_seconds(work: BlockWork, device: Device, *, backward: bool) -> float:
+    """Attention whose keys an indexer chooses: over all keys with a mask, or over the chosen ones
+    in the latent, whichever is cheaper; and the indexer."""
+    from fsdpplan.cost.kernels.states import index_seconds  # of few models
+
+    latent = work.model.latent
+    assert latent is not None
+    assert latent.indexer is not None
+    masked = _attention_backward_seconds if backward else _attention_forward_seconds
+    seconds = masked(work, device)
+    query, value = latent.kv_rank + latent.rope_head_dim, latent.kv_rank
+    fit, width = device.fit, query + value
+    fraction, channels = fit.attention_forward_fraction, width
+    if backward:
+        fraction = fit.attention_backward_fraction
+        channels = BACKWARD_QUERY_KEY * query + BACKWARD_VALUE * value
+    rate = _fused_rate(query, value, fraction, work, device)
+    in_latent = _tiles_seconds(
+        work,
+        device,
+        window=latent.indexer.keys,
+        tile_flops=2.0 * channels * TILE * TILE,
+        rate=rate,
+    )
+    return min(seconds, in_latent) + index_seconds(work, device)[backward]
+
+
+def _attention_forward_seconds(work: BlockWork, device: Device) -> float:
     if not work.flash_attention:
         return _unfused_forward_seconds(work, device)
     query, value = head_channels(work.model)
@@ -121,8 +190,7 @@ def attention_forward_seconds(work: BlockWork, device: Device) -> float:
     return _fused_seconds(work, device, rate=rate, channels=query + value)
 
 
-def attention_backward_seconds(work: BlockWork, device: Device) -> float:
-    """The same in backward; fused, it computes the scores again."""
+def _attention_backward_seconds(work: BlockWork, device: Device) -> float:
     if not work.flash_attention:
         return _unfused_backward_seconds(work, device)
     query, value = head_channels(work.model)
@@ -167,7 +235,12 @@ def _tiles_seconds(
     """
     heads = -(-work.model.heads // work.tp)
     sequences = work.tokens * work.cp / work.seq_len
-    of = sequence_tiles(seq_len=work.seq_len, window=window, document_tokens=work.document_tokens)
+    of = sequence_tiles(
+        seq_len=work.seq_len,
+        window=window,
+        document_tokens=work.document_tokens,
+        chunked=work.model.window_kind == "chunked",
+    )
     pieces = 1 if work.trades_heads else work.cp
     tiles = heads * sequences * (of.all / pieces + of.rows * FILL_TILES) * pieces / work.cp
     of_a_multiprocessor = rate / device.multiprocessors

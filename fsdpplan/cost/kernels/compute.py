@@ -86,6 +86,8 @@ def _own_operators(work: BlockWork) -> float:
     model = work.model
     fused = work.kernels == "fused"
     projections = len(block_products(work))
+    if model.is_patterned:
+        return _kind_operators(work)
     forward = 5.0 + projections + (2 if model.is_gated and not fused else 1)
     if not work.flash_attention:
         forward += 2 if fused else 5  # two matmuls and a softmax for one; scaled, masked, cast
@@ -105,11 +107,39 @@ def _own_operators(work: BlockWork) -> float:
         forward += 2
     if work.composite_norms and work.kernels == "eager" and model.norm == "rmsnorm":
         forward += 7 * (2 + 2 * model.post_norms + 2 * model.qk_norm)
-    if model.experts is not None:
-        forward += 8 if fused else 20  # router, choice, histogram, sort, gather, weight, sum
-        forward += 6 if work.ep > 1 or work.experts_over_tp else 0
+    forward += _routing_operators(work)
     if work.precision == "fp8":
         forward += projections * (2 if fused else 6)
+    return forward
+
+
+def _routing_operators(work: BlockWork) -> int:
+    """Router, choice, histogram, sort, gather, weight, sum; and the exchange."""
+    if work.model.experts is None:
+        return 0
+    exchange = 6 if work.ep > 1 or work.experts_over_tp else 0
+    return (8 if work.kernels == "fused" else 20) + exchange
+
+
+STATE_OPERATORS = 14
+"""Of a state: convolution, gates and decays, the kernels of its chunks, norm and gate. Counted in
+flash-linear-attention and mamba-ssm, not measured."""
+
+
+def _kind_operators(work: BlockWork) -> float:
+    """Of a block without attention, or without a network: a norm and an addition for each half."""
+    model, projections = work.model, len(block_products(work))
+    forward = 2.0 * model.halves + projections + _routing_operators(work)
+    if model.mixer in "DM":
+        forward += STATE_OPERATORS
+    elif model.mixer == "A":
+        forward += 19.0 if model.positions == "rope" else 1.0
+    if model.has_network:
+        forward += 2 if model.is_gated else 1
+    if work.autocast:
+        forward += projections
+    if work.precision == "fp8":
+        forward += projections * 6
     return forward
 
 
@@ -140,6 +170,8 @@ def python_operators(work: BlockWork) -> tuple[float, float]:
 def _tensor_parallel_collectives(work: BlockWork) -> tuple[int, int]:
     if work.tp == 1:
         return 0, 0
+    if work.model.halves == 1:
+        return (2, 3) if work.sequence_parallel else (1, 1)
     return (4, 6) if work.sequence_parallel else (2, 2)
 
 

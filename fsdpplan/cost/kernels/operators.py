@@ -55,7 +55,7 @@ Source: torch.ops.aten._scaled_mm; torchao skips such layers."""
 GROUP_ROWS = 128
 """Rows of a tile: a grouped matmul computes each expert's rows in whole tiles."""
 
-FUSED_INPUTS = {"wk": "wq", "wv": "wq", "w3": "w1"}
+FUSED_INPUTS = {"wk": "wq", "wv": "wq", "wg": "wq", "wba": "wqkvz", "w3": "w1"}
 """Projections that software with joined projections stacks onto another one of the same input."""
 
 
@@ -348,9 +348,9 @@ def element_wise_parts(work: BlockWork) -> Iterator[Part]:
     """The parts whose sum `element_wise_bytes` is."""
     model, kernels = work.model, work.kernels
     residual = work.residual_elements * work.residual_bytes
-    yield _part("norms and additions", CHAIN[kernels], 2 * residual)
+    yield _part("norms and additions", CHAIN[kernels], model.halves * residual)
     if model.post_norms:
-        yield _part("norms behind branches", NORM[kernels], 2 * residual)
+        yield _part("norms behind branches", NORM[kernels], model.halves * residual)
     if kernels == "eager":
         yield Part(name="sums of gradients", forward=0.0, backward=_summed_bytes(work))
     yield _part("rotation", ROTATION[kernels], _rotated_elements(work) * work.element_bytes)
@@ -359,14 +359,34 @@ def element_wise_parts(work: BlockWork) -> Iterator[Part]:
     yield _part("norms of heads", NORM[kernels], _head_norm_elements(work) * work.element_bytes)
     yield Part(name="biases", forward=0.0, backward=_biased_elements(work) * work.element_bytes)
     if work.composite_norms and kernels == "eager" and model.norm == "rmsnorm":
-        normed = 2 * work.residual_elements * (2 if model.post_norms else 1)
+        normed = model.halves * work.residual_elements * (2 if model.post_norms else 1)
         yield _part("norms as operators", COMPOSITE_NORM_BYTES, normed + _head_norm_elements(work))
     yield _residual_casts(work)
     yield _dropout(work)
+    if model.attention_gate:
+        gated = work.tokens * model.query_dim / work.tp * work.element_bytes
+        yield _part("gate of attention", GATE[kernels], gated)
+    if model.mixer in "DM":
+        yield from _around_states(work)
     if model.latent:
         yield _part("heads put together", (4, 4), _joined_elements(work) * work.element_bytes)
     forward, backward = expert_bytes(work)
     yield Part(name="routing", forward=forward, backward=backward)
+
+
+CONVOLUTION = (2, 5)
+"""Passes over what a convolution of a few tokens reads: read and written; in backward gradient and
+input read, the activation made again, the gradient written."""
+
+
+def _around_states(work: BlockWork) -> Iterator[Part]:
+    """The convolution before a state, and the norm and the gate behind it."""
+    from fsdpplan.cost.kernels.states import state_of_work  # of few models
+
+    state, each = state_of_work(work), work.tokens / work.tp * work.element_bytes
+    yield _part("convolution", CONVOLUTION, state.mixed_dim * each)
+    yield _part("norm of states", NORM[work.kernels], state.value_dim * each)
+    yield _part("gate of states", GATE[work.kernels], state.value_dim * each)
 
 
 def _part(name: str, passes: tuple[float, float], size: float) -> Part:
@@ -389,7 +409,7 @@ def _summed_bytes(work: BlockWork) -> float:
 def _rotated_elements(work: BlockWork) -> float:
     """Elements of queries and keys that are rotated."""
     model = work.model
-    if model.positions != "rope":
+    if model.positions != "rope" or model.mixer != "A":
         return 0.0
     if model.latent:
         return work.tokens * model.latent.rope_head_dim * (model.heads / work.tp + 1)
@@ -405,6 +425,8 @@ def _joined_elements(work: BlockWork) -> float:
 def _inner_elements(work: BlockWork) -> float:
     """Elements of the feed-forward network's inner activations."""
     model = work.model
+    if not model.has_network:
+        return 0.0
     if model.experts is None:
         return work.tokens * model.ffn_hidden / work.tp
     routed = model.experts.active * model.experts.hidden
@@ -439,7 +461,7 @@ def _residual_casts(work: BlockWork) -> Part:
     if work.residual_bytes == work.element_bytes or work.compiled:
         return Part(name="casts of the stream", forward=0.0, backward=0.0)
     casts = _shared_inputs(work)[0] * work.tokens * work.model.hidden * width
-    branches = 2 * work.residual_elements * width
+    branches = work.model.halves * work.residual_elements * width
     return Part(name="casts of the stream", forward=casts, backward=casts + branches)
 
 
@@ -451,5 +473,5 @@ def _dropout(work: BlockWork) -> Part:
         return Part(name="dropout", forward=0.0, backward=0.0)
     own = 2 * work.element_bytes + 1
     forward = own if work.kernels == "eager" else 1
-    size = 2 * work.residual_elements
+    size = work.model.halves * work.residual_elements
     return Part(name="dropout", forward=forward * size, backward=own * size)

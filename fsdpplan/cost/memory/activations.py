@@ -97,7 +97,7 @@ def saved_bytes(
                 kept = kept[:-1]
             attended = tensors.attended_read_bytes or tensors.attended_bytes
             # what is drawn at random stays: masks, and what they left of both branches
-            left = 0 if kernels.drops_unused else 2 * tensors.residual_bytes
+            left = 0 if kernels.drops_unused else tensors.halves * tensors.residual_bytes
             dropped = tensors.masks_bytes + left if kernels.drops_branches else 0
             kept_bytes = sum(kept) + dropped
             return tensors.residual_bytes + attended + tensors.statistics_bytes + kept_bytes
@@ -117,7 +117,7 @@ def saved_bytes_by_mode(shape: BlockShape) -> dict[ActivationCheckpointing, int]
 def all_saved_bytes(*, model: Model, tensors: BlockTensors, kernels: Kernels) -> int:
     """Bytes that one block saves without checkpointing."""
     t, activated = tensors, _activated(model, kernels)
-    inputs = 2 if t.shares_inputs else 4 + int(model.is_gated)
+    inputs = t.halves if t.shares_inputs else t.inputs + model.has_network * (1 + model.is_gated)
     attention = (
         t.query_read_bytes
         + t.key_read_bytes
@@ -125,7 +125,7 @@ def all_saved_bytes(*, model: Model, tensors: BlockTensors, kernels: Kernels) ->
         + t.attended_bytes
         + t.attended_read_bytes
     )
-    attention += t.attended_copy_bytes + t.latents_bytes
+    attention += t.attended_copy_bytes + t.latents_bytes + t.beside_bytes
     experts = (
         t.routed.rows_bytes + t.routed.returned_kept_bytes + (activated + 1) * t.routed.inner_bytes
     )
@@ -134,7 +134,7 @@ def all_saved_bytes(*, model: Model, tensors: BlockTensors, kernels: Kernels) ->
     if t.routed.router_input_bytes:  # nobody but shared experts reads what it is copied from
         experts += t.routed.router_input_bytes - (0 if t.inner_bytes else t.normed_kept_bytes)
     return (
-        2 * t.residual_bytes
+        t.halves * t.residual_bytes
         + inputs * t.normed_kept_bytes
         + attention
         + activated * t.inner_bytes
@@ -204,6 +204,14 @@ def _matmul_outputs(model: Model, t: BlockTensors) -> list[int]:
             t.keys_and_values_bytes,
             t.normed_bytes,
         ]
+    if model.attention_gate:
+        attention.insert(1, t.query_bytes)
+    if model.mixer == "-":
+        attention = []
+    elif model.mixer != "A":
+        attention = [t.query_bytes + t.key_bytes + 2 * t.value_bytes, t.normed_bytes]
+    if not model.has_network:
+        return attention
     if model.experts and not model.experts.shared_hidden:
         return [*attention, t.routed.router_bytes // 2]
     router = [t.routed.router_bytes // 2] if model.experts else []
@@ -300,7 +308,7 @@ def _forward_transient_bytes(
     Under checkpointing nothing of them is saved, so inner tensors count too.
     """
     t = tensors
-    in_attention = t.exchanged_bytes + t.scores_bytes
+    in_attention = t.exchanged_bytes + t.scores_bytes + t.states_bytes
     if mode in ("none", "attention"):
         recomputes_scores = t.scores_kept_bytes if mode == "attention" else 0
         in_network = (
@@ -324,7 +332,7 @@ def _forward_transient_bytes(
         + t.attended_bytes
         + t.attended_read_bytes
     )
-    if t.scores_bytes or t.exchanged_bytes:
+    if t.scores_bytes or t.exchanged_bytes or t.states_bytes:
         return max(in_network, in_attention + t.scores_kept_bytes + heads + t.normed_bytes)
     return in_network
 

@@ -88,6 +88,10 @@ def backward_steps(
             [behind, replace(branch[0], freed=branch[0].freed + of_branch), *branch[1:]]
             for branch in (feed_forward, attention)
         )
+    if not model.has_network:
+        return [*attention, *behind_attention]
+    if model.mixer == "-":
+        return [*feed_forward, *behind_network]
     return [*feed_forward, *behind_network, *attention, *behind_attention]
 
 
@@ -226,11 +230,15 @@ def _attention_steps(
             allocated=t.query_read_bytes
             + t.key_read_bytes
             + t.value_read_bytes
-            + t.exchanged_bytes,
-            freed=returned + read + t.exchanged_bytes,
+            + t.exchanged_bytes
+            + 2 * t.states_bytes,
+            freed=returned + read + t.exchanged_bytes + 2 * t.states_bytes,
             let_go=returned + t.exchanged_bytes,
         )
     ]
+    if t.beside_bytes:  # gradients of a gate, and of a result before its norm
+        core = [step(allocated=2 * t.attended_bytes, freed=t.attended_bytes), *core]
+        core.append(step(freed=t.beside_bytes + t.attended_bytes))
     if t.attended_read_bytes:
         core = [
             step(allocated=returned, freed=2 * t.attended_bytes, let_go=t.attended_bytes),

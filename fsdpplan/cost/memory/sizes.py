@@ -45,6 +45,7 @@ from fsdpplan.cost.model.formats import (
     local_tokens,
     sums_in_reduce_dtype,
 )
+from fsdpplan.cost.model.params import kind_views
 from fsdpplan.cost.model.shards import (
     NOTHING,
     EndUnits,
@@ -78,7 +79,8 @@ def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
     is_fsdp = layout.sharding == "fsdp"
     shard_ranks = layout.shard_ranks if is_fsdp else 1
     has_buffers = is_fsdp and shard_ranks > 1 and not training.traits.flat_parameters
-    block_model = block_kinds(model=model, stage=stage)[-1][0] if stage.blocks else model
+    kinds = block_kinds(model=model, stage=stage)
+    block_model = kinds[-1][0] if stage.blocks else kind_views(model)[-1]
     unit, shard_block = _block_unit(block_model, layout=layout, shard_ranks=shard_ranks)
     ways = {"tp": layout.tp, "shard_ranks": shard_ranks}
     root = stage_root_size(model=model, stage=stage, **ways)
@@ -288,7 +290,7 @@ def _experts_apart(model: Model, *, layout: Layout, shard_ranks: int) -> UnitSiz
 def _mean_block_unit(case: Case, stage: Stage, *, shard_ranks: int) -> UnitSize:
     """A block of the stage in the mean over those with and without experts."""
     model = case.model
-    kinds = block_kinds(model=model, stage=stage) or ((model, 1),)
+    kinds = block_kinds(model=model, stage=stage) or ((kind_views(model)[-1], 1),)
     units = [
         (_block_unit(kind, layout=case.layout, shard_ranks=shard_ranks)[0], number)
         for kind, number in kinds
@@ -303,7 +305,7 @@ def _mean_block_unit(case: Case, stage: Stage, *, shard_ranks: int) -> UnitSize:
 
 def _own_activations(case: Case, stage: Stage) -> tuple[BlockActivations, BlockActivations]:
     """Activations of a block that recomputes as the layout says, and of one that keeps all."""
-    found = block_cases(case, stage) or ((case, 1),)
+    found = block_cases(case, stage) or ((case.of_blocks(kind_views(case.model)[-1]), 1),)
     recomputing = [one for one in found if one[0].layout == case.layout]
     keeping = [one for one in found if one[0].layout != case.layout]
     block = _mean_activations(recomputing or keeping)
@@ -312,12 +314,31 @@ def _own_activations(case: Case, stage: Stage) -> tuple[BlockActivations, BlockA
 
 def _mean_activations(kinds: Sequence[tuple[Case, int]]) -> BlockActivations:
     """Activations of a block of the (case of the block, how many): what all keep in the mean,
-    beside what the last kind needs, which has experts where some have."""
+    beside what the last kind needs, which has experts where some have; of a pattern's kinds beside
+    the most that any needs."""
     made = [(activations_of_block(own), blocks) for own, blocks in kinds]
     last, _ = made[-1]
     blocks = sum(number for _, number in made)
     saved = sum(number * one.saved_bytes for one, number in made) // blocks
-    return replace(last, saved_bytes=saved, live_bytes=saved + last.live_bytes - last.saved_bytes)
+    if not any(own.model.is_patterned for own, _ in kinds):
+        return replace(
+            last, saved_bytes=saved, live_bytes=saved + last.live_bytes - last.saved_bytes
+        )
+    each = [one for one, _ in made]
+    return replace(
+        last,
+        saved_bytes=saved,
+        live_bytes=saved + max(one.live_bytes - one.saved_bytes for one in each),
+        **{
+            name: max(getattr(one, name) for one in each)
+            for name in (
+                "forward_transient_bytes",
+                "backward_peak_bytes",
+                "inputs_half_peak_bytes",
+                "weight_gradient_bytes",
+            )
+        },
+    )
 
 
 def _others_saved_bytes(

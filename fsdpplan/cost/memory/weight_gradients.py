@@ -19,7 +19,7 @@ from math import prod
 from fsdpplan.cost.kernels.head import head_sizes
 from fsdpplan.cost.model.block_sizes import FP32_BYTES
 from fsdpplan.cost.model.formats import formats, has_lean_pipelines, local_tokens
-from fsdpplan.cost.model.params import ParameterTensor, block_tensors
+from fsdpplan.cost.model.params import ParameterTensor, block_tensors, kind_views
 from fsdpplan.cost.model.shards import Stage, stage_elements
 from fsdpplan.cost.schedule.moments import Moment
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Schedule
@@ -63,6 +63,10 @@ _PART_OF_MATRIX = {
     "wo": "output",
     "wq": "query",
     "wq_b": "query",
+    "wg": "query",
+    "wqkvz": "query",
+    "w_in": "query",
+    "wba": "key",
     "wk": "key",
     "wkv_b": "key",
     "wv": "value",
@@ -147,12 +151,15 @@ def split_backward(case: Case, stage: Stage, *, remade_bytes: int) -> SplitBackw
     lets_go = has_lean_pipelines(training) and is_steady
     tokens = local_tokens(training=training, layout=layout)
     residual_tokens = -(-tokens // layout.tp) if layout.sequence_parallel else tokens
+    largest = kind_views(model)[-1]
     output = output_gradient_elements(
-        model=model, tokens=tokens, residual_tokens=residual_tokens, tp=layout.tp
+        model=largest, tokens=tokens, residual_tokens=residual_tokens, tp=layout.tp
     )
     blocks = replace(stage, has_embedding=False, has_head=False, parts=())
     elements = stage_elements(model=model, stage=blocks, tp=layout.tp) // max(1, stage.blocks)
-    made = weight_gradient_bytes(model=model, tp=layout.tp, element_bytes=of.computed, ep=layout.ep)
+    made = weight_gradient_bytes(
+        model=largest, tp=layout.tp, element_bytes=of.computed, ep=layout.ep
+    )
     sizes = head_sizes(case, stage)
     local_vocab = int(stage.has_head) * (model.vocab_rows(layout.tp) // layout.tp)
     waiting_head = tokens * local_vocab * of.computed

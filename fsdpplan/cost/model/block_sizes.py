@@ -7,9 +7,10 @@ inner widths, sequence parallelism the residual stream too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd
+from typing import Any
 
 from fsdpplan.spec.model import Experts, LatentAttention, Model
 from fsdpplan.spec.training import DTYPE_BYTES
@@ -227,11 +228,108 @@ class BlockTensors:
     """Keys and values of other ranks that context parallelism holds at once, or what it sends and
     gets where heads are traded."""
     routed: RoutedTensors
+    halves: int = 2
+    """Branches of the block, each with a norm and its input: 1 where it has no network, or nothing
+    that mixes tokens."""
+    inputs: int = 3
+    """Projections that read the first of them."""
+    beside_bytes: int = 0
+    """Kept beside what attention keeps: of a gate behind it, or around a state in its place."""
+    states_bytes: int = 0
+    """States between chunks, which backward makes again with their gradients."""
+
+
+def block_tensors_bytes(shape: BlockShape) -> BlockTensors:
+    """Sizes of the tensors of one block."""
+    if shape.model.mixer == "A" and shape.model.has_network and not shape.model.attention_gate:
+        return _attention_block_bytes(shape)
+    return _other_block_bytes(shape)
 
 
 @lru_cache(maxsize=4096)
-def block_tensors_bytes(shape: BlockShape) -> BlockTensors:
-    """Sizes of the tensors of one block.
+def _other_block_bytes(shape: BlockShape) -> BlockTensors:
+    """Of a block without attention or without a network, or with a gate behind attention.
+
+    A state reads and keeps what the convolution before it returns; beside that are kept what the
+    convolution reads, the inverses of chunks, the gate, and the result before its norm. A gate of
+    attention keeps itself, what it multiplies, and but for fused kernels its sigmoid.
+    """
+    model, tokens, tp, e = shape.model, shape.tokens, shape.tp, shape.element_bytes
+    found = _attention_block_bytes(shape)
+    if not model.has_network:
+        found = replace(found, inner_bytes=0, product_kept_bytes=0, halves=1)
+    if model.halves == 1:
+        found = replace(
+            found,
+            statistics_bytes=found.log_sum_exp_bytes
+            + (found.statistics_bytes - found.log_sum_exp_bytes) // 2,
+            norm_copies_bytes=found.norm_copies_bytes // 2,
+            post_normed_bytes=found.post_normed_bytes // 2,
+            masks_bytes=found.masks_bytes // 2,
+            halves=1,
+        )
+    if model.mixer == "A":
+        if not model.attention_gate:
+            return found
+        kept = found.attended_bytes * (2 if shape.kernels.fused else 3)
+        return replace(found, beside_bytes=kept, inputs=4)
+    sizes: dict[str, Any] = dict.fromkeys(_OF_ATTENTION, 0)
+    found = replace(
+        found, **sizes, statistics_bytes=found.statistics_bytes - found.log_sum_exp_bytes
+    )
+    if model.mixer == "-":
+        return replace(found, log_sum_exp_bytes=0, inputs=0)
+    from fsdpplan.cost.model.mixers import state_of  # of few models
+
+    state = state_of(model)
+    assert state is not None
+    each = tokens * e
+    of_keys, of_values = each * -(-state.key_dim // tp), each * -(-state.value_dim // tp)
+    beside = each * -(-state.mixed_dim // tp) + 2 * of_values
+    beside += (state.inverse * e + 2 * state.heads * FP32_BYTES) * tokens // tp
+    states = state.heads * state.key_width * state.value_width * tokens // state.chunk
+    return replace(
+        found,
+        log_sum_exp_bytes=0,
+        inputs=2 if model.mixer == "D" else 1,
+        query_bytes=of_keys,
+        key_bytes=of_keys,
+        value_bytes=of_values,
+        query_read_bytes=of_keys,
+        key_read_bytes=of_keys,
+        value_read_bytes=of_values,
+        attended_bytes=of_values,
+        attended_copy_bytes=of_values // e if shape.kernels.fp8_inputs else 0,
+        beside_bytes=beside,
+        states_bytes=states * e // tp,
+    )
+
+
+_OF_ATTENTION = (
+    "query_bytes",
+    "key_bytes",
+    "value_bytes",
+    "query_read_bytes",
+    "key_read_bytes",
+    "value_read_bytes",
+    "attended_read_bytes",
+    "attended_bytes",
+    "attended_copy_bytes",
+    "latents_bytes",
+    "query_latent_bytes",
+    "key_value_latent_bytes",
+    "keys_and_values_bytes",
+    "rotary_bytes",
+    "qk_normed_bytes",
+    "scores_bytes",
+    "scores_kept_bytes",
+    "exchanged_bytes",
+)
+
+
+@lru_cache(maxsize=4096)
+def _attention_block_bytes(shape: BlockShape) -> BlockTensors:
+    """Of a block with attention and a network.
 
     A residual stream wider than the compute dtype is that of plain CUDA autocast: norms and the
     sums of the stream are fp32, each matmul casts its input. In torch 2.13 the norms of queries and

@@ -69,9 +69,10 @@ class ParameterTensor:
         return tuple(shape)
 
 
-def _linear(
+def linear(
     name: str, rows: int, columns: int, *, bias: bool, split: TensorParallelSplit
 ) -> list[ParameterTensor]:
+    """A matrix, and its bias where it has one."""
     tensors = [ParameterTensor(name=f"{name}.weight", shape=(rows, columns), split=split)]
     if bias:
         bias_split: TensorParallelSplit = "rows" if split == "rows" else "none"
@@ -79,9 +80,10 @@ def _linear(
     return tensors
 
 
-def _norm(
+def norm(
     name: str, width: int, *, bias: bool, split: TensorParallelSplit = "none"
 ) -> list[ParameterTensor]:
+    """A norm's scale, and its bias where it has one."""
     tensors = [ParameterTensor(name=f"{name}.weight", shape=(width,), split=split)]
     if bias:
         tensors.append(ParameterTensor(name=f"{name}.bias", shape=(width,), split=split))
@@ -94,42 +96,122 @@ def dense_view(model: Model) -> Model:
     return replace(model, experts=None) if model.experts else model
 
 
+def kind_views(model: Model) -> tuple[Model, ...]:
+    """For each kind of block in `model`, the model whose blocks are all of that kind: those without
+    experts first; where a pattern says which is what, those with fewer parameters before others.
+    """
+    if model.is_patterned:
+        return _patterned_views(model)
+    if model.experts is None or not model.dense_blocks:
+        return (model,)
+    return dense_view(model), model
+
+
+@lru_cache(maxsize=256)
+def _patterned_views(model: Model) -> tuple[Model, ...]:
+    views = [_kind_view(model, *kind) for kind in sorted(set(model.block_kinds))]
+    return tuple(sorted(views, key=lambda view: elements(block_tensors(view))))
+
+
+def _kind_view(model: Model, mixer: str, network: str) -> Model:
+    view = replace(
+        model,
+        mixers="" if mixer == "A" else mixer,
+        networks="-" if network == "-" else "",
+        experts=model.experts if network == "E" else None,
+        delta=model.delta if mixer == "D" else None,
+        mamba=model.mamba if mixer == "M" else None,
+    )
+    if mixer == "A":
+        return view
+    return replace(
+        view,
+        latent=None,
+        qk_norm=False,
+        attention_sinks=False,
+        attention_gate=False,
+        sliding_window=0,
+    )
+
+
+@lru_cache(maxsize=256)
+def kind_places(model: Model) -> tuple[int, ...]:
+    """For each block its kind, as its place in `kind_views`."""
+    views = kind_views(model)
+    if not model.is_patterned:
+        first = model.dense_blocks if len(views) > 1 else 0
+        return (0,) * first + (len(views) - 1,) * (model.layers - first)
+    place = {_kind_of_view(view): index for index, view in enumerate(views)}
+    return tuple(place[kind] for kind in model.block_kinds)
+
+
+def _kind_of_view(view: Model) -> tuple[str, str]:
+    if not view.has_network:
+        return view.mixer, "-"
+    return view.mixer, "E" if view.experts else "F"
+
+
+@lru_cache(maxsize=256)
+def kind_counts(model: Model) -> tuple[tuple[Model, int], ...]:
+    """(model whose blocks are all of a kind, how many `model` has)."""
+    places = kind_places(model)
+    return tuple((view, places.count(index)) for index, view in enumerate(kind_views(model)))
+
+
 @lru_cache(maxsize=256)
 def block_tensors(model: Model) -> tuple[ParameterTensor, ...]:
-    """Parameters of one transformer block, in the order in which torch registers them.
+    """Parameters of one block, in the order in which torch registers them.
 
-    With experts: of a block that has them. A block without is one of `dense_view(model)`.
+    With experts: of a block that has them. A block without is one of `dense_view(model)`; of a
+    model with a pattern each kind is one of `kind_views(model)`.
     """
+    assert not model.is_patterned or len(set(model.block_kinds)) == 1, "blocks of several kinds"
     h, bias = model.hidden, model.has_norm_bias
-    tensors = _norm("attention_norm", h, bias=bias)
-    tensors += _latent_attention(model, model.latent) if model.latent else _attention(model)
-    if model.attention_sinks:
-        tensors.append(ParameterTensor(name="sinks", shape=(model.heads,), split="rows"))
-    if model.post_norms:
-        tensors += _norm("post_attention_norm", h, bias=bias)
-    tensors += _norm("ffn_norm", h, bias=bias)
+    tensors: list[ParameterTensor] = []
+    if model.mixer != "-":
+        tensors += norm("attention_norm", h, bias=bias)
+        tensors += _mixer(model)
+        if model.post_norms:
+            tensors += norm("post_attention_norm", h, bias=bias)
+    if not model.has_network:
+        return tuple(tensors)
+    tensors += norm("ffn_norm", h, bias=bias)
     if model.experts:
         tensors += _mixture(model, model.experts)
     else:
         tensors += _feed_forward("", h, model.ffn_hidden, bias=model.mlp_bias, gated=model.is_gated)
     if model.post_norms:
-        tensors += _norm("post_ffn_norm", h, bias=bias)
+        tensors += norm("post_ffn_norm", h, bias=bias)
     return tuple(tensors)
+
+
+def _mixer(model: Model) -> list[ParameterTensor]:
+    """What mixes tokens in a block."""
+    if model.mixer != "A":
+        from fsdpplan.cost.model.mixers import mixer_tensors  # of few models
+
+        return mixer_tensors(model)
+    tensors = _latent_attention(model, model.latent) if model.latent else _attention(model)
+    if model.attention_sinks:
+        tensors.append(ParameterTensor(name="sinks", shape=(model.heads,), split="rows"))
+    return tensors
 
 
 def _attention(model: Model) -> list[ParameterTensor]:
     """Query, key, value and output projections, and the norms of queries and keys."""
     h, bias = model.hidden, model.attention_bias
-    tensors = _linear("wq", model.query_dim, h, bias=bias, split="rows")
-    tensors += _linear("wk", model.kv_dim, h, bias=bias, split="rows")
-    tensors += _linear("wv", model.kv_dim, h, bias=bias, split="rows")
-    tensors += _linear("wo", h, model.value_dim, bias=model.attention_output_bias, split="columns")
+    tensors = linear("wq", model.query_dim, h, bias=bias, split="rows")
+    tensors += linear("wk", model.kv_dim, h, bias=bias, split="rows")
+    tensors += linear("wv", model.kv_dim, h, bias=bias, split="rows")
+    if model.attention_gate:
+        tensors += linear("wg", model.query_dim, h, bias=bias, split="rows")
+    tensors += linear("wo", h, model.value_dim, bias=model.attention_output_bias, split="columns")
     if model.qk_norm and model.qk_norm_width == "head":
-        tensors += _norm("q_norm", model.head_dim, bias=False)
-        tensors += _norm("k_norm", model.head_dim, bias=False)
+        tensors += norm("q_norm", model.head_dim, bias=False)
+        tensors += norm("k_norm", model.head_dim, bias=False)
     elif model.qk_norm:
-        tensors += _norm("q_norm", model.query_dim, bias=False, split="rows")
-        tensors += _norm("k_norm", model.kv_dim, bias=False, split="rows")
+        tensors += norm("q_norm", model.query_dim, bias=False, split="rows")
+        tensors += norm("k_norm", model.kv_dim, bias=False, split="rows")
     return tensors
 
 
@@ -140,33 +222,37 @@ def _latent_attention(model: Model, latent: LatentAttention) -> list[ParameterTe
     """
     h = model.hidden
     if latent.query_rank:
-        tensors = _linear("wq_a", latent.query_rank, h, bias=False, split="none")
-        tensors += _norm("q_norm", latent.query_rank, bias=False)
-        tensors += _linear("wq_b", model.query_dim, latent.query_rank, bias=False, split="rows")
+        tensors = linear("wq_a", latent.query_rank, h, bias=False, split="none")
+        tensors += norm("q_norm", latent.query_rank, bias=False)
+        tensors += linear("wq_b", model.query_dim, latent.query_rank, bias=False, split="rows")
     else:
-        tensors = _linear("wq", model.query_dim, h, bias=False, split="rows")
+        tensors = linear("wq", model.query_dim, h, bias=False, split="rows")
     latent_rows = latent.kv_rank + latent.rope_head_dim
     key_value_rows = model.query_dim - model.heads * latent.rope_head_dim + model.value_dim
-    tensors += _linear("wkv_a", latent_rows, h, bias=False, split="none")
-    tensors += _norm("kv_norm", latent.kv_rank, bias=False)
-    tensors += _linear("wkv_b", key_value_rows, latent.kv_rank, bias=False, split="rows")
-    return tensors + _linear("wo", h, model.value_dim, bias=False, split="columns")
+    tensors += linear("wkv_a", latent_rows, h, bias=False, split="none")
+    tensors += norm("kv_norm", latent.kv_rank, bias=False)
+    tensors += linear("wkv_b", key_value_rows, latent.kv_rank, bias=False, split="rows")
+    if latent.indexer:
+        from fsdpplan.cost.model.mixers import indexer_tensors  # of few models
+
+        tensors += indexer_tensors(h, latent, latent.indexer)
+    return tensors + linear("wo", h, model.value_dim, bias=False, split="columns")
 
 
 def _feed_forward(
     prefix: str, hidden: int, inner: int, *, bias: bool, gated: bool
 ) -> list[ParameterTensor]:
-    tensors = _linear(f"{prefix}w1", inner, hidden, bias=bias, split="rows")
-    tensors += _linear(f"{prefix}w2", hidden, inner, bias=bias, split="columns")
+    tensors = linear(f"{prefix}w1", inner, hidden, bias=bias, split="rows")
+    tensors += linear(f"{prefix}w2", hidden, inner, bias=bias, split="columns")
     if gated:
-        tensors += _linear(f"{prefix}w3", inner, hidden, bias=bias, split="rows")
+        tensors += linear(f"{prefix}w3", inner, hidden, bias=bias, split="rows")
     return tensors
 
 
 def _mixture(model: Model, experts: Experts) -> list[ParameterTensor]:
     """Router, routed experts, and what every token visits."""
     h = model.hidden
-    tensors = _linear("router", experts.experts, h, bias=experts.router_bias, split="none")
+    tensors = linear("router", experts.experts, h, bias=experts.router_bias, split="none")
     one = _feed_forward("experts.", h, experts.hidden, bias=experts.bias, gated=model.is_gated)
     tensors += [replace(t, shape=(experts.experts, *t.shape), is_expert=True) for t in one]
     if experts.shared_hidden:
@@ -174,7 +260,7 @@ def _mixture(model: Model, experts: Experts) -> list[ParameterTensor]:
             "shared_experts.", h, experts.shared_hidden, bias=False, gated=model.is_gated
         )
     if experts.shared_gate:
-        tensors += _linear("shared_gate", 1, h, bias=False, split="none")
+        tensors += linear("shared_gate", 1, h, bias=False, split="none")
     return tensors
 
 
@@ -198,14 +284,14 @@ def embedding_tensors(model: Model) -> tuple[ParameterTensor, ...]:
             )
         )
     if model.embedding_norm:
-        tensors += _norm("embedding_norm", model.hidden, bias=model.has_norm_bias)
+        tensors += norm("embedding_norm", model.hidden, bias=model.has_norm_bias)
     return tuple(tensors)
 
 
 @lru_cache(maxsize=64)
 def head_tensors(model: Model) -> tuple[ParameterTensor, ...]:
     """Final norm and, unless tied, the output head."""
-    tensors = _norm("norm", model.hidden, bias=model.has_norm_bias)
+    tensors = norm("norm", model.hidden, bias=model.has_norm_bias)
     if not model.tied_embeddings:
         tensors.append(
             ParameterTensor(
@@ -226,12 +312,8 @@ def elements(tensors: tuple[ParameterTensor, ...]) -> int:
 @lru_cache(maxsize=64)
 def parameter_count(model: Model) -> int:
     """Parameters of the model; a tied head counts once."""
-    return (
-        model.dense_blocks * elements(block_tensors(dense_view(model)))
-        + (model.layers - model.dense_blocks) * elements(block_tensors(model))
-        + elements(embedding_tensors(model))
-        + elements(head_tensors(model))
-    )
+    blocks = sum(number * elements(block_tensors(view)) for view, number in kind_counts(model))
+    return blocks + elements(embedding_tensors(model)) + elements(head_tensors(model))
 
 
 @lru_cache(maxsize=64)
@@ -244,10 +326,12 @@ def active_parameter_count(model: Model) -> int:
     """
     if model.experts is None:
         return parameter_count(model)
-    routed = sum(t.elements for t in block_tensors(model) if t.is_expert)
     idle = model.experts.experts - model.experts.active
-    blocks = model.layers - model.dense_blocks
-    return parameter_count(model) - blocks * (routed // model.experts.experts) * idle
+    routed = sum(
+        number * (sum(t.elements for t in block_tensors(view) if t.is_expert))
+        for view, number in kind_counts(model)
+    )
+    return parameter_count(model) - routed // model.experts.experts * idle
 
 
 @lru_cache(maxsize=256)
@@ -271,17 +355,19 @@ def matmul_parameter_count(model: Model) -> int:
     Of the routed experts the active ones count. The embedding look-up, norms and biases are out; a
     tied head is in.
     """
-    dense = model.dense_blocks * block_matmul_parameter_count(dense_view(model))
-    sparse = (model.layers - model.dense_blocks) * block_matmul_parameter_count(model)
-    return dense + sparse + model.vocab * model.hidden
+    blocks = sum(n * block_matmul_parameter_count(view) for view, n in kind_counts(model))
+    return blocks + model.vocab * model.hidden
 
 
-def attention_span_tokens(*, seq_len: int, window: int = 0, document_tokens: float = inf) -> float:
+def attention_span_tokens(
+    *, seq_len: int, window: int = 0, document_tokens: float = inf, chunked: bool = False
+) -> float:
     """Keys that a query of causal attention meets, in the mean over a sequence.
 
-        full: s / 2; windowed: w - w**2 / (2 s) where w < s
+        full: s / 2; windowed: w - w**2 / (2 s) where w < s; chunked: w / 2, of whole chunks
 
-    The first w queries see a triangle, the others a band of w. Half of a diagonal counts.
+    The first w queries see a triangle, the others a band of w. Half of a diagonal counts. Where
+    windows are chunks of the sequence, each is a triangle, of w and of what is left at the end.
 
     Of documents trained apart, of exponential lengths of mean m, of which a sequence is a cut: what
     a query at t meets is the least of an exponential age, t and w, whose mean is
@@ -293,6 +379,16 @@ def attention_span_tokens(*, seq_len: int, window: int = 0, document_tokens: flo
     an exponential sum(l**2) / (2 sum(l)) = E[l**2] / (2 E[l]) = m. Derived.
     """
     reach = window if 0 < window < seq_len else seq_len
+    if chunked and reach < seq_len:
+        whole, rest = divmod(seq_len, reach)
+        pieces = ((whole, reach), (1, rest)) if rest else ((whole, reach),)
+        return (
+            sum(
+                number * size * attention_span_tokens(seq_len=size, document_tokens=document_tokens)
+                for number, size in pieces
+            )
+            / seq_len
+        )
     if document_tokens == inf:
         return reach - reach * reach / (2 * seq_len)
     ended = -document_tokens * expm1(-reach / document_tokens)
@@ -302,13 +398,20 @@ def attention_span_tokens(*, seq_len: int, window: int = 0, document_tokens: flo
 def mean_attention_span_tokens(
     *, model: Model, seq_len: int, document_tokens: float = inf
 ) -> float:
-    """`attention_span_tokens` in the mean over the blocks, windowed or not."""
+    """`attention_span_tokens` in the mean over the blocks, windowed or not; of chosen keys no more
+    than are chosen."""
     windowed = model.windowed_blocks
     full = model.layers - windowed
-    kinds = ((full, 0), (windowed, model.sliding_window))
+    chosen = model.latent.indexer.keys if model.latent and model.latent.indexer else 0
+    kinds = ((full, chosen), (windowed, model.sliding_window))
     spans = sum(
         blocks
-        * attention_span_tokens(seq_len=seq_len, window=window, document_tokens=document_tokens)
+        * attention_span_tokens(
+            seq_len=seq_len,
+            window=window,
+            document_tokens=document_tokens,
+            chunked=model.window_kind == "chunked" and window == model.sliding_window,
+        )
         for blocks, window in kinds
     )
     return spans / model.layers
@@ -322,10 +425,31 @@ def attention_forward_flops_per_token(
         2 FLOPs * span * (query_dim + value_dim), which is 2 * seq_len * query_dim
         without windows and with values as wide as keys
 
-    The masked half of the score matrix is left out.
+    The masked half of the score matrix is left out. Of blocks that mix tokens by other means: what
+    these multiply beside their weights (`cost/model/mixers.py`).
     """
+    if model.is_patterned and len(counts := kind_counts(model)) > 1:
+        each = (
+            number
+            * attention_forward_flops_per_token(
+                model=view, seq_len=seq_len, document_tokens=document_tokens
+            )
+            for view, number in counts
+        )
+        return sum(each) / model.layers
+    if model.mixer == "-":
+        return 0.0
+    if model.mixer != "A":
+        from fsdpplan.cost.model.mixers import state_flops_per_token  # of few models
+
+        return state_flops_per_token(model)
     span = mean_attention_span_tokens(model=model, seq_len=seq_len, document_tokens=document_tokens)
-    return 2.0 * span * (model.query_dim + model.value_dim)
+    indexer = 0.0
+    if model.latent and model.latent.indexer:
+        from fsdpplan.cost.model.mixers import indexer_flops_per_token  # of few models
+
+        indexer = indexer_flops_per_token(model, seq_len=seq_len, document_tokens=document_tokens)
+    return 2.0 * span * (model.query_dim + model.value_dim) + indexer
 
 
 def useful_flops_per_token(*, model: Model, seq_len: int, document_tokens: float = inf) -> float:

@@ -20,7 +20,7 @@ FSDP units of a stage: their sizes, and how many there are of each, in the order
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -31,6 +31,8 @@ from fsdpplan.cost.model.params import (
     dense_view,
     embedding_tensors,
     head_tensors,
+    kind_places,
+    kind_views,
 )
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
@@ -84,6 +86,11 @@ class Stage(RemembersHash):
     kept_blocks: int = 0
     """Those of its blocks, the last of each virtual stage, that keep all activations though the
     layout recomputes."""
+    mix: tuple[int, ...] = ()
+    """Of a model whose pattern says what each block is: how many there are of each kind, in the
+    order of `kind_views`."""
+    kept_mix: tuple[int, ...] = ()
+    """Those of them that are also of `kept_blocks`."""
 
     @property
     def pieces(self) -> tuple[Stage, ...]:
@@ -106,12 +113,29 @@ def whole_model(model: Model) -> Stage:
         has_embedding=True,
         has_head=True,
         dense_blocks=dense_blocks_among(model=model, first_block=0, blocks=model.layers),
+        mix=blocks_mix(kind_places(model)) if model.is_patterned else (),
     )
+
+
+def _mix(model: Model, stage: Stage) -> tuple[int, ...]:
+    """`Stage.mix`; all blocks, where there is one kind only."""
+    kinds = len(kind_views(model))
+    if len(stage.mix) == kinds:
+        return stage.mix
+    assert kinds == 1 or not stage.blocks, "a stage of several kinds must say how many of each"
+    return (stage.blocks,) if kinds == 1 else (0,) * kinds
+
+
+def blocks_mix(places: Sequence[int], kinds: int = 0) -> tuple[int, ...]:
+    """How many of the blocks in `places` are of each kind; of `kinds` in all, or as many as there
+    are."""
+    number = kinds or max(places, default=-1) + 1
+    return tuple(places.count(kind) for kind in range(number))
 
 
 def dense_blocks_among(*, model: Model, first_block: int, blocks: int) -> int:
     """`Stage.dense_blocks` of the `blocks` blocks from `first_block` on, counted from 0."""
-    if model.experts is None:
+    if model.experts is None or model.is_patterned:
         return 0
     return max(0, min(model.dense_blocks - first_block, blocks))
 
@@ -119,6 +143,10 @@ def dense_blocks_among(*, model: Model, first_block: int, blocks: int) -> int:
 def block_kinds(*, model: Model, stage: Stage) -> tuple[tuple[Model, int], ...]:
     """(model of the block, how many) for each kind of block in `stage`; kinds that it lacks are
     left out."""
+    if model.is_patterned:
+        return tuple(
+            (view, n) for view, n in zip(kind_views(model), _mix(model, stage), strict=True) if n
+        )
     kinds = (
         (dense_view(model), stage.dense_blocks),
         (model, stage.blocks - stage.dense_blocks),
@@ -130,12 +158,24 @@ def block_cases(case: Case, stage: Stage) -> tuple[tuple[Case, int], ...]:
     """(the case as it is for the block, how many) for each kind of block in `stage` that is
     computed in its own way: those without experts have a model, those that keep everything a layout
     of their own."""
+    if case.model.is_patterned:
+        return _patterned_cases(case, stage)
     kept_dense = stage.kept_dense_blocks if stage.kept_blocks else 0
     found: list[tuple[Case, int]] = []
     for kind, blocks in block_kinds(model=case.model, stage=stage):
         is_dense = case.model.experts is not None and kind.experts is None
         kept = kept_dense if is_dense else stage.kept_blocks - kept_dense
         found += own_cases(case, kind, blocks=blocks, kept_blocks=kept)
+    return tuple(found)
+
+
+def _patterned_cases(case: Case, stage: Stage) -> tuple[tuple[Case, int], ...]:
+    mix = _mix(case.model, stage)
+    found: list[tuple[Case, int]] = []
+    for place, view in enumerate(kind_views(case.model)):
+        if blocks := mix[place]:
+            kept = stage.kept_mix[place] if stage.kept_mix else 0
+            found += own_cases(case, view, blocks=blocks, kept_blocks=kept)
     return tuple(found)
 
 

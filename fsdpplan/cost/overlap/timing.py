@@ -50,7 +50,7 @@ from fsdpplan.cost.model.formats import (
     local_tokens,
     low_rank,
 )
-from fsdpplan.cost.model.params import block_tensors
+from fsdpplan.cost.model.params import block_tensors, kind_counts
 from fsdpplan.cost.model.shards import (
     Stage,
     gradient_syncs,
@@ -62,6 +62,7 @@ from fsdpplan.cost.traffic.block_calls import block_calls
 from fsdpplan.cost.traffic.calls import BlockCall, Piece, group_seconds, repeats_whole_block
 from fsdpplan.spec.cluster import Cluster, Device
 from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Case
 from fsdpplan.spec.runtime import StackFamily
 from fsdpplan.spec.training import DTYPE_BYTES, Training
@@ -287,7 +288,7 @@ def layout_optimizer_seconds(case: Case, stage: Stage) -> float:
     seconds = optimizer_seconds(
         local_parameters=optimizer_elements(case, stage) - by_muon,
         device=device,
-        tensors=len(block_tensors(model)) * model.layers // layout.pp,
+        tensors=sum(n * len(block_tensors(view)) for view, n in _counted(model)) // layout.pp,
         recipe=recipe,
         host_bytes_per_second=host_bytes_per_second(case.cluster)
         if layout.offload == "cpu"
@@ -296,8 +297,13 @@ def layout_optimizer_seconds(case: Case, stage: Stage) -> float:
     return seconds + orthogonal
 
 
+def _counted(model: Model) -> tuple[tuple[Model, int], ...]:
+    """Blocks by kind where a pattern says so; others are taken to be alike."""
+    return kind_counts(model) if model.is_patterned else ((model, model.layers),)
+
+
 PIECE_PRODUCTS: dict[Piece, tuple[str, ...]] = {
-    "attention_in": ("wq", "wk", "wv"),
+    "attention_in": ("wq", "wk", "wv", "wg", "wqkvz", "wba", "w_in"),
     "attention_out": ("wo",),
     "ffn_in": ("w1", "w3"),
     "ffn_out": ("w2",),

@@ -7,15 +7,15 @@ pure function of its numbers; its source was read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 from math import floor, isclose
 from typing import TypeVar
 
-from fsdpplan.cost.model.params import matmul_parameter_count
-from fsdpplan.cost.model.shards import Stage
+from fsdpplan.cost.model.params import kind_places, matmul_parameter_count
+from fsdpplan.cost.model.shards import Stage, blocks_mix
 from fsdpplan.cost.schedule.actions import ACTIVE_STAGES, rank_stages
 from fsdpplan.cost.schedule.moments import Moments, all_at_once, joined
 from fsdpplan.cost.schedule.order import (
@@ -33,8 +33,10 @@ from fsdpplan.spec.plan import Case
 _ROUNDING = 1e-9
 
 T = TypeVar("T")
-_Split = tuple[tuple[int, ...], int, int]
-"""(blocks of each stage, dense ones of all, blocks of a stage that recompute)."""
+_Kinds = int | tuple[int, ...]
+"""Dense blocks at the start; of a model with a pattern, the kind of each block."""
+_Split = tuple[tuple[int, ...], _Kinds, int]
+"""(blocks of each stage, kinds of all, blocks of a stage that recompute)."""
 
 
 def even_stage_blocks(
@@ -236,9 +238,15 @@ def _split(model: Model, layout: Layout) -> _Split:
     """What decides the stages of a layout's pipeline: plain numbers, quick keys of tables."""
     return (
         layout_stage_blocks(model=model, layout=layout),
-        model.dense_blocks if model.experts else 0,
+        _kinds(model),
         model.layers if layout.checkpoint_blocks == "all" else layout.checkpoint_blocks,
     )
+
+
+def _kinds(model: Model) -> _Kinds:
+    if model.is_patterned:
+        return kind_places(model)
+    return model.dense_blocks if model.experts else 0
 
 
 def _order(layout: Layout) -> tuple[Schedule, int, int]:
@@ -285,7 +293,7 @@ def stage_moments(case: Case, stage: Stage, *, in_flight_blocks: int) -> Moments
 @lru_cache(maxsize=4096)
 def _stage_moments(
     per_stage: tuple[int, ...],
-    dense_blocks: int,
+    kinds: _Kinds,
     checkpoint_blocks: int,
     schedule: Schedule,
     pp: int,
@@ -294,7 +302,7 @@ def _stage_moments(
     stage: Stage,
     in_flight_blocks: int,
 ) -> Moments | None:
-    split = (per_stage, dense_blocks, checkpoint_blocks)
+    split = (per_stage, kinds, checkpoint_blocks)
     ranks = _ranks(*split, schedule, pp, counted_microbatches)
     kept = tuple(one.kept_blocks for one in _stages(*split)) if stage.kept_blocks else ()
     in_flight = _in_flight_blocks(per_stage, schedule, pp, num_microbatches)
@@ -314,27 +322,39 @@ def _stage_moments(
 
 
 @lru_cache(maxsize=4096)
-def _stages(
-    per_stage: tuple[int, ...], dense_blocks: int, checkpoint_blocks: int
-) -> tuple[Stage, ...]:
+def _stages(per_stage: tuple[int, ...], kinds: _Kinds, checkpoint_blocks: int) -> tuple[Stage, ...]:
     firsts = accumulate(per_stage, initial=0)
     return tuple(
         Stage(
             blocks=blocks,
             has_embedding=index == 0,
             has_head=index == len(per_stage) - 1,
-            dense_blocks=max(0, min(dense_blocks - first, blocks)),
+            dense_blocks=max(0, min(kinds - first, blocks)) if isinstance(kinds, int) else 0,
             kept_blocks=max(0, blocks - checkpoint_blocks),
+            mix=_mix(kinds, first, first + blocks),
+            kept_mix=_mix(kinds, min(first + checkpoint_blocks, first + blocks), first + blocks)
+            if blocks > checkpoint_blocks
+            else (),
         )
         for index, (blocks, first) in enumerate(zip(per_stage, firsts, strict=False))
     )
 
 
+def _mix(kinds: _Kinds, first: int, behind: int) -> tuple[int, ...]:
+    """Of the blocks from `first` on, how many are of each kind; nothing without a pattern."""
+    if isinstance(kinds, int):
+        return ()
+    return blocks_mix(kinds[first:behind], max(kinds) + 1)
+
+
+def _summed(mixes: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    """Of several stages together."""
+    return tuple(map(sum, zip(*filter(None, mixes), strict=True)))
+
+
 @lru_cache(maxsize=4096)
-def _stage_kinds(
-    per_stage: tuple[int, ...], dense_blocks: int, checkpoint_blocks: int
-) -> StageKinds:
-    stages = _stages(per_stage, dense_blocks, checkpoint_blocks)
+def _stage_kinds(per_stage: tuple[int, ...], kinds: _Kinds, checkpoint_blocks: int) -> StageKinds:
+    stages = _stages(per_stage, kinds, checkpoint_blocks)
     places: dict[Stage, int] = {}
     return StageKinds(
         places=tuple(places.setdefault(stage, len(places)) for stage in stages),
@@ -353,13 +373,13 @@ def _rank_stages(schedule: Schedule, pp: int, virtual_stages: int) -> tuple[tupl
 @lru_cache(maxsize=4096)
 def _ranks(
     per_stage: tuple[int, ...],
-    dense_blocks: int,
+    kinds: _Kinds,
     checkpoint_blocks: int,
     schedule: Schedule,
     pp: int,
     num_microbatches: int,
 ) -> tuple[Stage, ...]:
-    stages = _stages(per_stage, dense_blocks, checkpoint_blocks)
+    stages = _stages(per_stage, kinds, checkpoint_blocks)
     if pp == 1:
         return stages
     virtual_stages = len(stages) // pp
@@ -374,6 +394,8 @@ def _ranks(
             has_head=any(stages[index].has_head for index in held),
             dense_blocks=sum(stages[index].dense_blocks for index in held),
             kept_blocks=sum(stages[index].kept_blocks for index in held),
+            mix=_summed(stages[index].mix for index in held),
+            kept_mix=_summed(stages[index].kept_mix for index in held),
             inner_boundaries=sum(index + 1 in held for index in held),
             adds_gradients=all(adds[rank]),
             parts=tuple(
@@ -395,14 +417,14 @@ def _ranks(
 @lru_cache(maxsize=4096)
 def _fullest_ranks(
     per_stage: tuple[int, ...],
-    dense_blocks: int,
+    kinds: _Kinds,
     checkpoint_blocks: int,
     schedule: Schedule,
     pp: int,
     counted_microbatches: int,
     num_microbatches: int,
 ) -> tuple[tuple[Stage, int], ...]:
-    ranks = _ranks(per_stage, dense_blocks, checkpoint_blocks, schedule, pp, counted_microbatches)
+    ranks = _ranks(per_stage, kinds, checkpoint_blocks, schedule, pp, counted_microbatches)
     in_flight = _in_flight_blocks(per_stage, schedule, pp, num_microbatches)
     most: dict[Stage, int] = {}
     for stage, blocks in zip(ranks, in_flight, strict=True):

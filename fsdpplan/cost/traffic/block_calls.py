@@ -85,7 +85,7 @@ def _block_calls(ways: Ways) -> tuple[BlockCall, ...]:
         calls += _tensor_parallel(case)
         calls += all_heads_norm_calls(case, _passes(layout))
         calls += _expert_gradient_calls(case)
-    if layout.cp > 1:
+    if layout.cp > 1 and case.model.mixer == "A":
         attention = traded_heads_calls if case.trades_heads else _context_parallel
         calls += attention(case)
     if layout.expert_ranks > 1 and case.model.experts:
@@ -154,13 +154,14 @@ def _network_bytes(case: Case) -> list[tuple[Network, int]]:
     """
     model, layout = case.model, case.layout
     size = activation_bytes(case)
+    mixer: list[Network] = [] if model.mixer == "-" else ["attention"]
+    if not model.has_network:
+        return [("attention", size)]
     if model.experts is None:
-        return [("attention", size), ("ffn", size)]
+        return [*((network, size) for network in mixer), ("ffn", size)]
     if layout.expert_ranks == 1 or case.training.traits.routes_whole_sequence:
-        return [("attention", size), ("experts", size)]
-    networks: list[Network] = (
-        ["attention", "experts"] if model.experts.shared_hidden else ["attention"]
-    )
+        return [*((network, size) for network in mixer), ("experts", size)]
+    networks: list[Network] = [*mixer, "experts"] if model.experts.shared_hidden else mixer
     split: list[tuple[Network, int]] = [(network, size) for network in networks]
     if not layout.experts_over_tp:
         split.append(("experts", model.experts.active * size))
@@ -279,7 +280,9 @@ def _backward_calls(case: Case, network: Network, size: int) -> Iterator[BlockCa
 
 def _projections(model: Model, network: Network) -> int:
     """Matrices that read the input of a network."""
-    return 3 if network == "attention" else 2 if model.is_gated else 1
+    if network == "attention":
+        return {"D": 2, "M": 1}.get(model.mixer, 3 + model.attention_gate)
+    return 2 if model.is_gated else 1
 
 
 def _context_parallel(case: Case) -> Iterator[BlockCall]:

@@ -121,12 +121,16 @@ def scale_calls(case: Case, stage: Stage) -> Iterator[Calls]:
             group=shard_group(case.layout),
             dtype="fp32",
             count=1,
-            call_bytes=FP32_BYTES * stage.blocks * len(_matrices(case.model)),
+            call_bytes=FP32_BYTES * _matrices(case.model, stage),
         )
 
 
-def _matrices(model: Model) -> tuple[str, ...]:
-    return tuple(tensor.name for tensor in block_tensors(model) if tensor.is_matrix)
+def _matrices(model: Model, stage: Stage) -> int:
+    """Matrices of all blocks of a stage; a mixture's few dense ones count as the others."""
+    if not model.is_patterned:
+        return stage.blocks * sum(tensor.is_matrix for tensor in block_tensors(model))
+    kinds = block_kinds(model=model, stage=stage)
+    return sum(n * tensor.is_matrix for kind, n in kinds for tensor in block_tensors(kind))
 
 
 def reduced_rounds(*, training: Training, layout: Layout) -> int:

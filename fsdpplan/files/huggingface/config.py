@@ -6,6 +6,7 @@ written: a default hidden size has never been what a user meant.
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -65,6 +66,7 @@ DENSE_FAMILIES: dict[str, Reader] = {
     "mpt": hf_gpt.mpt,
     "nemotron": hf_gpt.nemotron,
     "olmo2": hf_llama.olmo2,
+    "olmo3": hf_llama.olmo3,
     "opt": hf_gpt.opt,
     "phi3": hf_llama.phi3,
     "qwen2": hf_llama.qwen2,
@@ -81,6 +83,27 @@ MIXTURE_FAMILIES: dict[str, Reader] = {
     "qwen2_moe": hf_experts.qwen2_moe,
     "qwen3_moe": hf_experts.qwen3_moe,
 }
+
+LATER_FAMILIES: dict[str, str] = {
+    "deepseek_v32": "deepseek_v32",
+    "glm4_moe": "glm4_moe",
+    "llama4": "llama4",
+    "llama4_text": "llama4",
+    "minimax_m2": "minimax_m2",
+    "ministral3": "ministral3",
+    "mistral3": "ministral3",
+    "nemotron_h": "nemotron_h",
+    "qwen3_5": "qwen3_5",
+    "qwen3_5_text": "qwen3_5",
+    "qwen3_5_moe": "qwen3_5_moe",
+    "qwen3_5_moe_text": "qwen3_5_moe",
+    "qwen3_next": "qwen3_next",
+    "qwen3_vl": "qwen3_vl",
+    "qwen3_vl_moe": "qwen3_vl_moe",
+    "seed_oss": "seed_oss",
+    "smollm3": "smollm3",
+}
+"""Readers in `hybrids`, which is read where one of them is asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,23 +172,35 @@ def _model_name(file: Path) -> str:
     return stem[:100] if stem.isprintable() and stem.strip() else "model"
 
 
+def families() -> list[str]:
+    """Each `model_type` that is read."""
+    return sorted([*DENSE_FAMILIES, *MIXTURE_FAMILIES, *LATER_FAMILIES])
+
+
 def _reader(table: Table) -> Reader:
     """The reader of the config's family."""
     family = table.text("model_type")
     if family in MIXTURE_FAMILIES:
         return MIXTURE_FAMILIES[family]
+    if family in LATER_FAMILIES:
+        from fsdpplan.files.huggingface import hybrids  # of few configs
+
+        reader: Reader = getattr(hybrids, LATER_FAMILIES[family])
+        return reader
     for key in _MIXTURE_KEYS:
         if isinstance(table.values.get(key), int) and table.values[key] > 1:
             raise SpecError(
                 f"{table.field(key)} = {short(table.values[key])}: a mixture of experts of a "
-                f"family that is not read; those read: {', '.join(MIXTURE_FAMILIES)}. Give its "
+                f"family that is not read; those read: {', '.join(families())}. Give its "
                 "size: --params with --active-params"
             )
     if family not in DENSE_FAMILIES:
+        near = difflib.get_close_matches(family[:100], families(), n=2, cutoff=0.6)
         kind = " (it holds several models)" if "text_config" in table.values else ""
+        kind += f"; nearest: {' and '.join(near)}" if near else ""
         raise SpecError(
             f"{table.field('model_type')} {short(family)} is not read{kind}; supported: "
-            f"{', '.join([*DENSE_FAMILIES, *MIXTURE_FAMILIES])}. Give "
+            f"{', '.join(families())}. Give "
             "the shape of another dense decoder itself: --layers --hidden --ffn-hidden --heads "
             "--kv-heads --vocab"
         )

@@ -30,14 +30,15 @@ from fsdpplan.spec.model import Experts, LatentAttention, Router
 EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
-def _experts(table: Table) -> int:
+def experts_of(table: Table) -> int:
+    """How many experts a block has, by whichever key says it."""
     return table.integer(either(table, *EXPERT_KEYS))
 
 
 def mixtral(table: Table, notes: list[str]) -> Fields:
     """Mixtral: each block has experts as wide as a dense network."""
     experts = Experts(
-        experts=_experts(table),
+        experts=experts_of(table),
         active=table.integer("num_experts_per_tok"),
         hidden=table.integer("intermediate_size"),
     )
@@ -46,7 +47,7 @@ def mixtral(table: Table, notes: list[str]) -> Fields:
     return fields | {"head_dim": head_dim(table), "experts": experts} | windowed
 
 
-def _dense_at_start(table: Table, key: str) -> int:
+def dense_at_start(table: Table, key: str) -> int:
     """How many blocks at the start lack experts, by a list of their numbers."""
     numbers = table.values.get(key)
     if numbers is None:
@@ -56,7 +57,8 @@ def _dense_at_start(table: Table, key: str) -> int:
     return len(numbers)
 
 
-def _require_every_block(table: Table, key: str) -> None:
+def require_every_block(table: Table, key: str) -> None:
+    """Raise where `key` says that some blocks between the others have none."""
     if optional_integer(table, key, 1) != 1:
         raise table.wrong(key, "1: experts in each block, but for some at the start")
 
@@ -68,14 +70,14 @@ def _normalised(table: Table) -> Router:
 
 def qwen2_moe(table: Table, notes: list[str]) -> Fields:
     """Qwen 1.5 and 2 with experts: narrow ones, and a gated one that every token visits."""
-    _require_every_block(table, "decoder_sparse_step")
+    require_every_block(table, "decoder_sparse_step")
     experts = Experts(
-        experts=_experts(table),
+        experts=experts_of(table),
         active=table.integer("num_experts_per_tok"),
         hidden=table.integer("moe_intermediate_size"),
         shared_hidden=table.integer("shared_expert_intermediate_size"),
         shared_gate=True,
-        dense_layers=_dense_at_start(table, "mlp_only_layers"),
+        dense_layers=dense_at_start(table, "mlp_only_layers"),
         router=_normalised(table),
     )
     return (
@@ -102,12 +104,12 @@ def _qwen2_moe_windows(table: Table, notes: list[str]) -> Fields:
 
 def qwen3_moe(table: Table, notes: list[str]) -> Fields:
     """Qwen 3 with experts."""
-    _require_every_block(table, "decoder_sparse_step")
+    require_every_block(table, "decoder_sparse_step")
     experts = Experts(
-        experts=_experts(table),
+        experts=experts_of(table),
         active=table.integer("num_experts_per_tok"),
         hidden=table.integer("moe_intermediate_size"),
-        dense_layers=_dense_at_start(table, "mlp_only_layers"),
+        dense_layers=dense_at_start(table, "mlp_only_layers"),
         router=_normalised(table),
     )
     windowed = qwen_windows(table, notes)
@@ -122,7 +124,7 @@ def qwen3_moe(table: Table, notes: list[str]) -> Fields:
 def gpt_oss(table: Table, notes: list[str]) -> Fields:
     """GPT-OSS: every other block looks back 128 tokens; sinks; biases everywhere."""
     experts = Experts(
-        experts=_experts(table),
+        experts=experts_of(table),
         active=table.integer(either(table, "num_experts_per_tok", "experts_per_token")),
         hidden=table.integer("intermediate_size"),
         router_bias=True,
@@ -153,13 +155,13 @@ def deepseek_v2(table: Table, notes: list[str]) -> Fields:
     router = Router(
         normalised=False,  # whatever norm_topk_prob says: transformers does not divide
         scaling=optional_number(table, "routed_scaling_factor", 1.0),
-        groups=_groups(table, "n_group", 1) if grouped else 1,
-        groups_chosen=_groups(table, "topk_group", 1) if grouped else 1,
+        groups=groups_of(table, "n_group", 1) if grouped else 1,
+        groups_chosen=groups_of(table, "topk_group", 1) if grouped else 1,
     )
     return _deepseek(table, notes, dense_layers=0, shared=2, router=router)
 
 
-def _groups(table: Table, key: str, default: int) -> int:
+def groups_of(table: Table, key: str, default: int) -> int:
     """A number of groups; null: one."""
     return 1 if table.values.get(key, default) is None else optional_integer(table, key, default)
 
@@ -172,9 +174,9 @@ def deepseek_v3(table: Table, notes: list[str]) -> Fields:
         scores="sigmoid",
         normalised=optional_flag(table, "norm_topk_prob", True),
         scaling=optional_number(table, "routed_scaling_factor", 2.5),
-        groups=_groups(table, "n_group", 8),
-        groups_chosen=_groups(table, "topk_group", 4),
-        group_best=2 if _groups(table, "n_group", 8) > 1 else 1,
+        groups=groups_of(table, "n_group", 8),
+        groups_chosen=groups_of(table, "topk_group", 4),
+        group_best=2 if groups_of(table, "n_group", 8) > 1 else 1,
     )
     return _deepseek(table, notes, dense_layers=3, shared=1, router=router)
 
@@ -185,10 +187,10 @@ def _deepseek(
     why = "its projections are planned without"
     for key in ("attention_bias", "mlp_bias"):
         require_flag(table, key, False, why)
-    _require_every_block(table, "moe_layer_freq")
+    require_every_block(table, "moe_layer_freq")
     width = table.integer("moe_intermediate_size")
     experts = Experts(
-        experts=_experts(table),
+        experts=experts_of(table),
         active=table.integer("num_experts_per_tok"),
         hidden=width,
         shared_hidden=width * optional_integer(table, "n_shared_experts", shared, lowest=0),

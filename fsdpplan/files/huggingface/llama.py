@@ -135,6 +135,15 @@ def olmo2(table: Table, notes: list[str]) -> Fields:
     )
 
 
+def olmo3(table: Table, notes: list[str]) -> Fields:
+    """OLMo 3: OLMo 2 with windows in three of four blocks."""
+    layers = table.integer("num_hidden_layers")
+    window = 4096
+    if "sliding_window" in table.values:
+        window = optional_integer(table, "sliding_window", 0)
+    return olmo2(table, notes) | windows(table, notes, window=window, layers=layers, full_every=4)
+
+
 def _gemma(table: Table, notes: list[str], *, kv_heads: int, max_positions: int = 8192) -> Fields:
     for key in ("hidden_activation", "hidden_act"):
         activation(table, key, GELU)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from fsdpplan.files.profiles.catalogue import (
 from fsdpplan.files.profiles.devices import DeviceProfile
 from fsdpplan.files.profiles.nodes import ClusterProfile, NodeProfile
 from fsdpplan.files.profiles.numbers import parse_toml
+from fsdpplan.files.search import having_all, nothing_found, split_words
 from fsdpplan.files.table import short
 
 
@@ -64,9 +64,7 @@ def find_entries(words: Sequence[str], kind: ProfileKind | None = None) -> tuple
     A word may stand in the name, in the description, in the name of the device, or in what the
     driver calls it; capitals do not matter. No words: all profiles.
     """
-    found = _exact(words) or _matches(" ".join(words).lower().split())
-    if words and not found:
-        raise ProfileNotFound(_nothing(words))
+    found = _exact(words) or _matches(words)
     kept = tuple(entry for entry in found if kind in (None, entry.kind))
     if not kept:
         raise SpecError(
@@ -87,11 +85,18 @@ def _exact(words: Sequence[str]) -> list[Entry]:
 
 def _matches(words: Sequence[str]) -> list[Entry]:
     entries = {name: read_entry(name) for name in profile_names()}
-    return [
-        entry
-        for entry in entries.values()
-        if all(word in _searched(entry, entries).lower() for word in words)
-    ]
+    texts = {name: _searched(entry, entries).lower() for name, entry in entries.items()}
+
+    def has(name: str, word: str) -> bool:
+        return word in texts[name]
+
+    found = having_all(split_words(words), list(entries), has)
+    if words and not found:
+        advice = "`fsdpplan profiles` lists all, and a path to a TOML file works too"
+        raise ProfileNotFound(
+            nothing_found("hardware profile", words, list(entries), has=has, advice=advice)
+        )
+    return [entries[name] for name in found]
 
 
 def _searched(entry: Entry, entries: Mapping[str, Entry]) -> str:
@@ -107,20 +112,6 @@ def _searched(entry: Entry, entries: Mapping[str, Entry]) -> str:
             return "\n".join((own, *(_searched(node, entries) for node in nodes)))
         case _:
             return own
-
-
-def _nothing(words: Sequence[str]) -> str:
-    names = profile_names()
-    near = difflib.get_close_matches(" ".join(words).lower()[:100], names, n=3, cutoff=0.5)
-    nearest = f"nearest: {', '.join(near)}; " if near else ""
-    return (
-        f"no hardware profile matches {_phrase(words)}; {nearest}`fsdpplan profiles` lists all, "
-        "and a path to a TOML file works too"
-    )
-
-
-def _phrase(words: Sequence[str]) -> str:
-    return short(" ".join(words))
 
 
 def profiles_of_gres(gpu_type: str, *, gpus_per_node: int) -> dict[str, list[str]]:

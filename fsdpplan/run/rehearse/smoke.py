@@ -7,6 +7,7 @@ from typing import Protocol
 
 from fsdpplan.cost.schedule.order import microbatches_refusal
 from fsdpplan.cost.schedule.stages import named_stages
+from fsdpplan.cost.step import unbuilt_words
 from fsdpplan.errors import LaunchError
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.spec.layout import Layout
@@ -147,6 +148,7 @@ def smoke_model(model: Model, layout: Layout) -> Model:
         vocab=256,
         max_positions=SEQ_LEN,
         sliding_window=WINDOW if model.sliding_window else 0,
+        networks="".join(sorted(set(model.networks))),
         full_attention_every=min(model.full_attention_every, 2),
         experts=None if model.experts is None else _smoke_experts(model.experts),
         latent=None if model.latent is None else _smoke_latent(model.latent),
@@ -175,6 +177,12 @@ def _smoke_latent(latent: LatentAttention) -> LatentAttention:
 
 
 def _require_trainable(plan: Plan) -> None:
+    if lacking := unbuilt_words(model=plan.model, seq_len=plan.training.seq_len):
+        raise LaunchError(
+            f"fsdpplan's own trainer cannot build {lacking}, which the plan has for "
+            f"{plan.model.name}: there is nothing to smoke-test; try a program of yours by "
+            "emit-launch --script"
+        )
     if not plan.estimate.runnable:
         raise LaunchError(
             f"fsdpplan's own trainer is FSDP2's and cannot run {plan.training.traits.words}: there "

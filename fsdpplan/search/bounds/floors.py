@@ -24,6 +24,7 @@ from fsdpplan.cost.least import (
     message_seconds,
     played_seconds,
 )
+from fsdpplan.cost.model.params import kind_views
 from fsdpplan.cost.model.shards import whole_model
 from fsdpplan.cost.overlap.passes import fsdp_moves
 from fsdpplan.cost.overlap.timing import gradient_seconds, layout_optimizer_seconds
@@ -386,12 +387,11 @@ class Floors:
 
     def _again(self, layout: Layout, mode: ActivationCheckpointing) -> float:
         """One block that is recomputed."""
-        model, works = self.asked.model, self.works
-        kinds = (False, True) if model.experts and model.dense_blocks else (False,)
+        works = self.works
         return min(
-            self._slowest(works.block(layout, mode, dense=dense))
-            - self._slowest(works.block(layout, "none", dense=dense))
-            for dense in kinds
+            self._slowest(works.block(layout, mode, kind=kind))
+            - self._slowest(works.block(layout, "none", kind=kind))
+            for kind in range(len(kind_views(self.asked.model)))
         )
 
 

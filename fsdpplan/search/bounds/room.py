@@ -12,6 +12,7 @@ looked at in full.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -23,7 +24,7 @@ from fsdpplan.cost.memory.sizes import (
     saved_bytes_a_block,
 )
 from fsdpplan.cost.model.formats import formats
-from fsdpplan.cost.model.params import dense_view
+from fsdpplan.cost.model.params import kind_views
 from fsdpplan.cost.model.shards import (
     Stage,
     dense_blocks_among,
@@ -88,7 +89,7 @@ class Room:
 
     asked: Question
     kinds: tuple[Model, ...] = field(init=False)
-    """Models of the blocks that there are, with experts first."""
+    """Models of the blocks that there are, the largest first: with experts."""
     saved: dict[tuple[object, ...], Bytes] = field(default_factory=dict)
     """Of a block of one kind."""
     blocks: dict[tuple[object, ...], _Blocks] = field(default_factory=dict)
@@ -97,9 +98,7 @@ class Room:
     """What a rank of so many holds at the least, with any schedule or with a usual one."""
 
     def __post_init__(self) -> None:
-        model = self.asked.model
-        is_mixed = model.experts and model.dense_blocks
-        self.kinds = (model, dense_view(model)) if is_mixed else (model,)
+        self.kinds = kind_views(self.asked.model)[::-1]
 
     def recomputed(self, layout: Layout, *, known: Known = "degrees") -> Recomputed:
         """`none`: 0 where it may be that nothing has to be; empty where nothing helps.
@@ -125,12 +124,21 @@ class Room:
             for mode in MODES[1:]:
                 spared = saved["none"] - saved[mode]
                 if rank.flight.alive * spared >= over + work[mode]:
-                    here[mode] = _least_blocks(rank.flight, over + work[mode], spared)
+                    most = self._most_spared(layout, mode, mean=spared)
+                    here[mode] = _least_blocks(rank.flight, over + work[mode], most)
             if "none" in needed:
                 needed = here
             else:
                 needed = {mode: max(n, needed[mode]) for mode, n in here.items() if mode in needed}
         return needed
+
+    def _most_spared(self, layout: Layout, mode: ActivationCheckpointing, *, mean: int) -> int:
+        """Bytes that a recomputed block spares: those of a pattern's kind that spares most may come
+        first, elsewhere all are taken to be like the mean."""
+        if not self.asked.model.is_patterned:
+            return mean
+        each = (self._saved(layout, kind) for kind in self.kinds)
+        return max(mean, *(saved["none"] - saved[mode] for saved in each))
 
     def least_bytes(self, layout: Layout) -> int:
         """With whatever recomputation."""
@@ -199,11 +207,13 @@ class Room:
             blocks = max(0, model.layers // pp - 1)
             if is_usual:
                 blocks = self._fewest_blocks(pp, rank)
+            smallest = (blocks, *[0] * (len(self.kinds) - 1))
             self.stages[key] = Stage(
                 blocks=blocks,
                 has_embedding=rank == 0,
                 has_head=False,
                 dense_blocks=dense_blocks_among(model=model, first_block=rank, blocks=blocks),
+                mix=smallest if model.is_patterned else (),
             )
         return self.stages[key]
 
@@ -287,7 +297,7 @@ class Room:
     def _elements(self, layout: Layout, stage: Stage) -> tuple[int, int]:
         """(of its blocks, of embedding and head)."""
         given = {"model": self.asked.model, "tp": layout.tp, "ep": layout.ep}
-        root = stage_elements(stage=replace(stage, blocks=0, dense_blocks=0), **given)
+        root = stage_elements(stage=replace(stage, blocks=0, dense_blocks=0, mix=()), **given)
         return stage_elements(stage=stage, **given) - root, root
 
     def _gathered_elements(
@@ -312,7 +322,7 @@ class Room:
             asked.case(layout),
             stage,
             in_flight=1,
-            message_bytes=self._saved(layout, asked.model)["full"],  # what a block reads
+            message_bytes=self._saved(layout, self.kinds[0])["full"],  # what a block reads
         )
 
     def _blocks(self, layout: Layout, stage: Stage, known: Known) -> _Blocks:
@@ -321,9 +331,10 @@ class Room:
         is_whole = known in ("settled", "alike") and layout.schedule in _WHOLE_BACKWARD
         spread = (layout.tp, layout.cp, *layout.expert_ways, layout.micro_batch, layout.compile)
         key: tuple[object, ...] = (*spread, layout.sharding, layout.pp > 1, known, is_whole)
-        mix: tuple[int, int] | None = None
+        mix: tuple[int, ...] | None = None
         if len(self.kinds) > 1 and (layout.pp == 1 or is_whole):
-            mix = (stage.dense_blocks, stage.blocks)
+            dense = stage.dense_blocks
+            mix = stage.mix[::-1] if stage.mix else (stage.blocks - dense, dense)
         if is_whole:
             sums = weight_gradients_of(training=self.asked.training, layout=layout)
             key = (*key, sums, layout.shard_ranks if self.asked.model.experts else 1)
@@ -331,7 +342,7 @@ class Room:
             self.blocks[*key, mix] = self._new_blocks(layout, mix, known)
         return self.blocks[*key, mix]
 
-    def _new_blocks(self, layout: Layout, mix: tuple[int, int] | None, known: Known) -> _Blocks:
+    def _new_blocks(self, layout: Layout, mix: tuple[int, ...] | None, known: Known) -> _Blocks:
         each = [
             _Blocks(saved=saved, work=self._work(layout, kind, saved, known))
             for kind in self.kinds
@@ -339,19 +350,21 @@ class Room:
         ]
         if len(each) == 1:
             return each[0]
-        own, dense = each
         if mix is None:
-            return _Blocks(_least(own.saved, dense.saved), _least(own.work, dense.work))
-        some, blocks = mix
+            return _Blocks(_least(one.saved for one in each), _least(one.work for one in each))
         mean = {
-            mode: ((blocks - some) * own.saved[mode] + some * dense.saved[mode]) // max(1, blocks)
+            mode: sum(number * one.saved[mode] for number, one in zip(mix, each, strict=True))
+            // max(1, sum(mix))
             for mode in MODES
         }
-        return _Blocks(saved=mean, work=own.work if blocks > some else dense.work)
+        there = [one.work for number, one in zip(mix, each, strict=True) if number]
+        if not self.asked.model.is_patterned:
+            there = there[:1]  # the kind with experts decides, which is the first
+        return _Blocks(saved=mean, work=_least(there or [each[-1].work]))
 
     def _saved(self, layout: Layout, kind: Model) -> Bytes:
         is_fsdp = layout.sharding == "fsdp"
-        spread = (layout.tp, layout.cp, *layout.expert_ways, kind is self.asked.model)
+        spread = (layout.tp, layout.cp, *layout.expert_ways, kind)
         key = (*spread, layout.micro_batch, is_fsdp, layout.compile)
         if key not in self.saved:
             self.saved[key] = saved_bytes_a_block(self.asked.case(layout).of_blocks(kind))
@@ -375,8 +388,9 @@ class Room:
         return work
 
 
-def _least(one: Bytes, other: Bytes) -> Bytes:
-    return {mode: min(one[mode], other[mode]) for mode in MODES}
+def _least(several: Iterable[Bytes]) -> Bytes:
+    found = tuple(several)
+    return {mode: min(one[mode] for one in found) for mode in MODES}
 
 
 _BLOCK = Stage(blocks=1, has_embedding=False, has_head=False)

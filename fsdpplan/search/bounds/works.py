@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from fsdpplan.cost.least import Pair, stage_waits
-from fsdpplan.cost.model.params import dense_view
+from fsdpplan.cost.model.params import kind_views
 from fsdpplan.cost.model.shards import Stage
 from fsdpplan.cost.overlap.timing import block_times, ends_seconds
 from fsdpplan.cost.traffic.calls import call_seconds
@@ -60,11 +60,14 @@ class Works:
     of_end_calls: dict[tuple[object, ...], float] = field(default_factory=dict)
     of_moves: dict[tuple[object, ...], Pair] = field(default_factory=dict)
 
-    def block(self, layout: Layout, mode: ActivationCheckpointing, *, dense: bool = False) -> Work:
+    def block(self, layout: Layout, mode: ActivationCheckpointing, *, kind: int = -1) -> Work:
         """Of a block, its collectives as well hidden as can be, with buckets of FSDP as large as
-        they can be: each costs some operators. `dense`: one without experts."""
-        experts = None if dense else layout.expert_ways
-        key = (*self._ways(layout), experts, layout.async_tp, mode, dense, layout.wrap_blocks)
+        they can be: each costs some operators. `kind`: its place in `kind_views`, by default the
+        last, which has experts where any has."""
+        views = kind_views(self.asked.model)
+        model = views[kind]
+        experts = layout.expert_ways if model.experts or len(views) == 1 else None
+        key = (*self._ways(layout), experts, layout.async_tp, mode, model, layout.wrap_blocks)
         if key not in self.of_blocks:
             own = replace(
                 layout,
@@ -77,7 +80,6 @@ class Works:
             )
             # beside their matmuls collectives add no more than by themselves
             others = () if self.is_settled else overlapped(self.asked, own)
-            model = dense_view(self.asked.model) if dense else self.asked.model
             self.of_blocks[key] = self._block(model, next(iter(others), own))
         return self.of_blocks[key]
 
@@ -130,17 +132,24 @@ class Works:
 
     def _stage(self, layout: Layout, mode: ActivationCheckpointing, stage: Stage) -> Work:
         work = self.ends(layout, embedding=stage.has_embedding, head=stage.has_head)
+        for kind, number, kept in self._mix(stage):
+            for blocks, own in ((number - kept, mode), (kept, "none")):
+                if blocks:
+                    work = work.plus(self.block(layout, own, kind=kind), blocks)
+        return work
+
+    def _mix(self, stage: Stage) -> Iterable[tuple[int, int, int]]:
+        """(kind, its blocks in the stage, those that keep everything) of each kind."""
+        if stage.mix:
+            kept_mix = stage.kept_mix or (0,) * len(stage.mix)
+            return zip(range(len(stage.mix)), stage.mix, kept_mix, strict=True)
         dense, kept_dense = stage.dense_blocks, 0
         if stage.kept_blocks:
             kept_dense = stage.kept_dense_blocks
-        for number, kept, is_dense in (
-            (stage.blocks - dense, stage.kept_blocks - kept_dense, False),
-            (dense, kept_dense, True),
-        ):
-            for blocks, own in ((number - kept, mode), (kept, "none")):
-                if blocks:
-                    work = work.plus(self.block(layout, own, dense=is_dense), blocks)
-        return work
+        return (
+            (-1, stage.blocks - dense, stage.kept_blocks - kept_dense),
+            (0, dense, kept_dense),
+        )
 
     def moves(self, layout: Layout, stage: Stage) -> Pair:
         """(gathers, reductions) of a stage under FSDP, one unit a block; else none, but of layouts
@@ -148,7 +157,8 @@ class Works:
         if layout.sharding != "fsdp" or (layout.wrap_blocks > 1 and not self.is_settled):
             return 0.0, 0.0
         ways = (layout.tp, layout.cp, *layout.expert_ways, layout.dp_shard, layout.dp_replicate)
-        of_stage = (stage.blocks, stage.dense_blocks, stage.has_embedding, stage.has_head)
+        ends = (stage.has_embedding, stage.has_head)
+        of_stage = (stage.blocks, stage.dense_blocks, stage.mix, *ends)
         key = (*ways, *of_stage, layout.wrap_blocks)
         if key not in self.of_moves:
             case = self.asked.case(layout)

@@ -20,7 +20,7 @@ from fsdpplan.search.rules.program import program_problems, program_question_pro
 from fsdpplan.search.rules.rule import Problem, pipeline_problems, sharding_problems
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
-from fsdpplan.spec.model import Model
+from fsdpplan.spec.model import MIXERS, Model
 from fsdpplan.spec.plan import Case
 from fsdpplan.spec.torch_features import lacking
 from fsdpplan.spec.training import DTYPE_BYTES, Training, program_named
@@ -281,6 +281,10 @@ def _split_widths(case: Case) -> dict[str, int]:
         "ffn_hidden": model.ffn_hidden if model.dense_blocks else layout.tp,
         "seq_len": case.training.seq_len,
     }
+    if model.delta:
+        widths["key heads of the delta rule"] = model.delta.key_heads
+    if model.mamba:
+        widths["groups of the state space"] = model.mamba.groups
     if model.experts:
         if not layout.experts_over_tp:
             widths["hidden of an expert"] = model.experts.hidden
@@ -292,6 +296,18 @@ def _context_parallel(case: Case) -> Iterator[Problem]:
     training, layout = case.training, case.layout
     if layout.cp == 1:
         return
+    if case.model.has_unmeasured_mixers:
+        letter = next((each for each in "DM" if each in case.model.mixers), "")
+        yield Problem(
+            reason="context parallelism of a state or an indexer",
+            sentence=f"cp {layout.cp} splits sequences, and {case.model.name} has "
+            + (
+                f"{MIXERS[letter]} blocks, whose state would go from rank to rank"
+                if letter
+                else "an indexer that scores all keys of a sequence"
+            )
+            + ": that is not planned; use --cp 1",
+        )
     pieces = 2 * layout.cp * layout.tp
     if training.seq_len % pieces:
         near = max(1, round(training.seq_len / pieces)) * pieces

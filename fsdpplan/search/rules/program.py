@@ -142,6 +142,12 @@ def _blocks(case: Case, program: Program) -> Iterator[Problem]:
             sentence=f"sharding ddp with tp {layout.tp} is the reference decoder's only; use "
             "--sharding fsdp with --dp-shard of at least 2, or --program reference",
         )
+    if layout.tp > 1 and case.model.unlike_reference and case.model.experts is None:
+        yield Problem(
+            reason="tensor parallelism of other blocks than attention's",
+            sentence=f"tp {layout.tp}: no tp_plan that parallelize follows splits "
+            f"{case.model.unlike_reference} of {program.words}; use --tp 1",
+        )
     if layout.tp > 1 and case.model.experts is not None:
         yield Problem(
             reason="tensor parallelism of a mixture of a program of one's own",

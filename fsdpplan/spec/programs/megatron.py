@@ -142,6 +142,10 @@ _UNSAID = {
     "sliding_window": 0,
     "full_attention_every": 1,
     "latent": None,
+    "window_kind": "sliding",
+    "attention_gate": False,
+    "mixers": "",
+    "networks": "",
 }
 """Fields of a model that the arguments say in one way only."""
 
@@ -165,7 +169,12 @@ def _of_question(case: Case) -> Iterator[Unsayable]:
         yield Unsayable(
             what="models that are not like Llama, Qwen and GPT",
             words=f"{' and '.join(unlike)} of model {model.name} (this script writes out models "
-            "like Llama, Qwen and GPT): use --target slurm, whose trainer has them",
+            "like Llama, Qwen and GPT): "
+            + (
+                "write its own arguments around --target slurm --script"
+                if model.unlike_reference
+                else "use --target slurm, whose trainer has them"
+            ),
         )
     if kind != "cuda":
         yield Unsayable(

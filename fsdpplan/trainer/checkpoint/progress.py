@@ -33,6 +33,7 @@ NOT_OF_THE_WEIGHTS = frozenset(
         "rope_theta",
         "sliding_window",
         "full_attention_every",
+        "window_kind",
     }
 )
 """Settings of a model that may change between runs on the same weights, such as for longer texts.

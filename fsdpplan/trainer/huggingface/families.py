@@ -44,6 +44,8 @@ class Family:
 
 def family_of(model: ModelConfig) -> str | None:
     """The `model_type` under which `model` is published; None: there is none."""
+    if model.networks or model.mixers or model.attention_gate or model.window_kind != "sliding":
+        return None
     return next((name for name, family in FAMILIES.items() if family.fits(model)), None)
 
 

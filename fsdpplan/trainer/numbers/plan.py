@@ -135,6 +135,7 @@ def _model(plan: PlanConfig, *, blocks: int, tokens: int) -> ModelConfig:
         max_positions=tokens,
         sliding_window=_window(plan, tokens),
         full_attention_every=min(model.full_attention_every, 2),
+        networks="".join(sorted(set(model.networks)))[:blocks],
         experts=None if model.experts is None else _experts(plan, model.experts, blocks),
         latent=latent,
     )

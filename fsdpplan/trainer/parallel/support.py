@@ -198,6 +198,7 @@ def _model_problems(model: ModelConfig, training: TrainingConfig) -> list[str]:
         *_one_of("model.norm", model.norm, "rmsnorm", "layernorm"),
         *_one_of("model.positions", model.positions, "rope", "learned", "alibi"),
         *_one_of("model.qk_norm_width", model.qk_norm_width, "head", "all_heads"),
+        *_block_problems(model, training),
     ]
     if model.heads % model.kv_heads:
         problems.append(f"{model.kv_heads} key/value heads for {model.heads} query heads")
@@ -210,6 +211,29 @@ def _model_problems(model: ModelConfig, training: TrainingConfig) -> list[str]:
     if model.positions == "learned" and training.seq_len > model.max_positions:
         problems.append(
             f"sequences of {training.seq_len} with {model.max_positions} learned positions"
+        )
+    return problems
+
+
+def _block_problems(model: ModelConfig, training: TrainingConfig) -> list[str]:
+    """Kinds of blocks that the decoder here has not."""
+    problems = [
+        f"{words} blocks (mixers {model.mixers}; attention in all works)"
+        for letter, words in (("D", "gated delta rule"), ("M", "Mamba-2"))
+        if letter in model.mixers
+    ]
+    if set(model.mixers) - set("ADM") or set(model.networks) - set("FE"):
+        problems.append(
+            f"mixers {model.mixers!r} with networks {model.networks!r} (attention and a network in "
+            "each block work)"
+        )
+    if model.attention_gate:
+        problems.append("a gate behind attention (attention_gate false works)")
+    if model.latent is not None and model.latent.indexer is not None:
+        problems.append("an indexer that chooses keys (latent attention without one works)")
+    if model.window_kind != "sliding" and 0 < model.sliding_window < training.seq_len:
+        problems.append(
+            f"attention in chunks of {model.sliding_window} tokens (sequences up to that work)"
         )
     return problems
 

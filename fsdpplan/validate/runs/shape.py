@@ -9,7 +9,7 @@ import math
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fsdpplan.cost.model.params import parameter_count
 from fsdpplan.cost.model.shape import infer_model
@@ -120,7 +120,7 @@ these models on Hugging Face, and GPT-2's 50,257 tokens."""
 STATE_SPACE = re.compile(r"mamba|\bjamba|rwkv|nemotron-?h\b|\bhybrid\b", re.I)
 """Models with blocks that are not a transformer's."""
 
-DEEPSEEK = {"kv_rank": 512, "rope_head_dim": 64, "value_head_dim": 128}
+DEEPSEEK: dict[str, Any] = {"kv_rank": 512, "rope_head_dim": 64, "value_head_dim": 128}
 DEEPSEEK_QUERY_RANK = 1536
 DEEPSEEK_HEAD_DIM = 192
 SMALL_HIDDEN = 4096

@@ -10,7 +10,7 @@ from fsdpplan.files.catalogue import model_names
 from tests.cli.small import show
 
 
-@pytest.mark.parametrize("columns", [80, 50])
+@pytest.mark.parametrize("columns", [80, 60, 50])
 def test_the_list_has_every_name_and_fits_the_screen(
     columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -42,3 +42,18 @@ def test_the_list_tells_total_and_active_parameters_apart(
     lines = {line.split()[0]: line for line in show(capsys, "models").splitlines()}
     assert "46.7 B  12.9 B" in lines["mixtral-8x7b"]
     assert "8.03 B     all" in lines["llama-3.1-8b"]
+
+
+def test_words_list_what_has_them_all_and_show_the_only_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    out = show(capsys, "models", "qwen3", "moe")
+    assert [line.split()[0] for line in out.splitlines()[2:5]] == [
+        "qwen3-30b-a3b",
+        "qwen3-235b-a22b",
+        "qwen3-coder-480b-a35b",
+    ]
+    listed = json.loads(show(capsys, "models", "qwen3", "moe", "--json"))["models"]
+    assert [model["name"] for model in listed][:2] == ["qwen3-30b-a3b", "qwen3-235b-a22b"]
+    assert "Source: " in show(capsys, "models", "megatron", "310b")

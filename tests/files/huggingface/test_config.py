@@ -353,7 +353,7 @@ def test_a_variant_that_is_not_priced_is_refused(values: dict[str, Any], message
     [
         ({"model_type": "gemma3n", "text_config": {}}, "'gemma3n' is not read (it holds several"),
         ({"model_type": "gemma3", "text_config": {}}, "text_config.num_hidden_layers is missing"),
-        ({"model_type": "bert"}, "supported: bloom, falcon, gemma"),
+        ({"model_type": "bert"}, "supported: bloom, deepseek_v2"),
         ({"model_type": None}, "model_type must be a text"),
         ({"model_type": ["llama"]}, "model_type must be a text"),
         ({"hidden_size": None}, "hidden_size must be a whole number, not None"),

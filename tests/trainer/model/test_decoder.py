@@ -74,7 +74,10 @@ def parameters_of(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("name", model_names())
+BUILT = [name for name in model_names() if not load_model(name).unlike_reference]
+
+
+@pytest.mark.parametrize("name", BUILT)
 def test_the_decoder_has_as_many_parameters_as_the_planner_counts(name: str) -> None:
     model = replace(load_model(name), layers=min(load_model(name).layers, 6))
     assert parameters_of(built(model)) == parameter_count(model)
