@@ -80,6 +80,9 @@ fuzz: $(VENV)/.dev  ## 1,500 bad inputs and 200 signals at random moments, in a 
 rehearse-many: $(VENV)/.dev  ## rehearse a hundred recommended plans, in about half an hour
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.rehearse_many --plans $(PLANS) --seed $(SEED)
 
+package: $(VENV)/.dev  ## build the wheel and the source archive, and try both in clean environments
+	$(BIN)/python -m tests.packages --out dist
+
 docs: $(VENV)/.dev  ## write the generated pages and outputs again
 	$(BIN)/python docs/validation.py
 	$(BIN)/python docs/recipes.py

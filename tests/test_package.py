@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-import email
-import os
-import subprocess
+import re
 import sys
 import venv
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.packages import (
+    ROOT,
+    as_a_laptop,
+    built,
+    claimed_pythons,
+    contents,
+    laptop_problems,
+    light_requirements,
+    metadata,
+    metadata_problems,
+    missing_from_archive,
+    missing_from_wheel,
+    project,
+    run,
+    unpacked,
+)
+
 PROFILES = {path.name for path in (ROOT / "hardware_profiles").glob("*.toml")}
 
 LIST_PROFILES = """
@@ -23,20 +36,6 @@ print(fsdpplan.__file__)
 print(profiles_folder())
 print(*sorted(path.name for path in profiles_folder().glob("*.toml")))
 """
-
-
-def run(*command: str | Path, cwd: Path, **environment: str) -> str:
-    clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    result = subprocess.run(
-        [str(part) for part in command],
-        cwd=cwd,
-        env=clean | environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
-    return result.stdout
 
 
 @pytest.fixture(scope="module")
@@ -49,12 +48,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def build(source: Path) -> Callable[[str, Path], Path]:
-    def build(hook: str, folder: Path) -> Path:
-        code = f"from hatchling import build; print(build.{hook}({str(folder)!r}))"
-        return folder / run(sys.executable, "-c", code, cwd=source).split()[-1]
-
-    return build
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built("build_wheel", source=source, folder=tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -76,57 +71,57 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Pa
     return install
 
 
-def test_the_wheel_finds_its_own_profiles(
-    build: Callable[[str, Path], Path],
-    bare_python: Callable[[Path], Path],
-    tmp_path: Path,
+def test_the_wheel_finds_its_own_profiles_and_plans_where_torch_is_not(
+    wheel: Path, bare_python: Callable[[Path], Path], tmp_path: Path
 ) -> None:
-    python = bare_python(build("build_wheel", tmp_path))
+    python = bare_python(wheel)
     where, folder, names = run(python, "-c", LIST_PROFILES, cwd=tmp_path).splitlines()
     assert Path(folder) == Path(where).parent / "hardware_profiles"
     assert Path(where).is_relative_to(python.parent.parent)
     assert set(names.split()) == PROFILES
+    # As on a Mac; the torch of this environment is hidden.
+    laptop = as_a_laptop(python, tmp_path / "laptop", "--without", "torch", "--mac")
+    assert laptop_problems(laptop, tmp_path / "laptop") == []
+    assert {each["code"] for each in laptop["commands"]} == {0, 5}, "some plan, some need torch"
 
 
 def test_the_editable_install_finds_the_profiles_beside_the_package(
-    build: Callable[[str, Path], Path],
-    bare_python: Callable[[Path], Path],
-    source: Path,
-    tmp_path: Path,
+    bare_python: Callable[[Path], Path], source: Path, tmp_path: Path
 ) -> None:
-    python = bare_python(build("build_editable", tmp_path))
+    python = bare_python(built("build_editable", source=source, folder=tmp_path))
     where, folder, names = run(python, "-c", LIST_PROFILES, cwd=tmp_path).splitlines()
     assert Path(where) == source / "fsdpplan" / "__init__.py"
     assert Path(folder) == source / "hardware_profiles"
     assert set(names.split()) == PROFILES
 
 
-def test_the_wheel_is_typed_licensed_and_brings_the_command(
-    build: Callable[[str, Path], Path], tmp_path: Path
-) -> None:
-    with zipfile.ZipFile(build("build_wheel", tmp_path)) as wheel:
-        names = wheel.namelist()
-        info = next(name for name in names if name.endswith("METADATA")).rpartition("/")[0]
-        metadata = email.message_from_bytes(wheel.read(f"{info}/METADATA"))
-        scripts = wheel.read(f"{info}/entry_points.txt").decode()
-    assert "fsdpplan/py.typed" in names
-    assert f"{info}/licenses/LICENSE" in names
-    assert metadata["License-Expression"] == "Apache-2.0"
-    assert "fsdpplan = fsdpplan.__main__:main" in scripts
-    assert {name.split("/")[0] for name in names} == {"fsdpplan", info}
+def test_the_wheel_says_what_it_is_and_has_all_of_the_package(wheel: Path, source: Path) -> None:
+    found = contents(wheel)
+    info = next(name for name in found if name.endswith("METADATA")).rpartition("/")[0]
+    assert "fsdpplan/py.typed" in found
+    assert f"{info}/licenses/LICENSE" in found
+    assert "fsdpplan = fsdpplan.__main__:main" in found[f"{info}/entry_points.txt"].decode()
+    assert {name.split("/")[0] for name in found} == {"fsdpplan", info}
+    assert metadata_problems(metadata(wheel)) == []
+    assert missing_from_wheel(wheel, source) == []
+    assert not [name for name in found if "__pycache__" in name]
 
 
-def test_the_source_archive_builds_the_same_wheel(
-    build: Callable[[str, Path], Path], source: Path, tmp_path: Path
+def test_the_source_archive_builds_the_same_wheel_and_has_what_its_tests_read(
+    wheel: Path, tmp_path: Path
 ) -> None:
-    run("tar", "-xzf", build("build_sdist", tmp_path), cwd=tmp_path)
-    (unpacked,) = (path for path in tmp_path.iterdir() if path.is_dir())
-    code = f"from hatchling import build; print(build.build_wheel({str(tmp_path)!r}))"
-    again = tmp_path / run(sys.executable, "-c", code, cwd=unpacked).split()[-1]
-    (tmp_path / "first").mkdir()
-    first = build("build_wheel", tmp_path / "first")
-    with zipfile.ZipFile(first) as one, zipfile.ZipFile(again) as other:
-        assert sorted(one.namelist()) == sorted(other.namelist())
+    archive = built("build_sdist", source=ROOT, folder=tmp_path)
+    there = unpacked(archive, tmp_path / "source")
+    again = built("build_wheel", source=there, folder=tmp_path / "again")
+    assert contents(again) == contents(wheel)
+    assert missing_from_archive(archive) == []
+
+
+def test_the_page_about_installing_lists_what_planning_needs() -> None:
+    page = (ROOT / "docs/guides/install.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^pip install (\".*)$", page, re.M)
+    assert line == " ".join(f'"{name}"' for name in light_requirements())
+    assert claimed_pythons() == ["3.11", "3.12", "3.13"]
 
 
 def test_the_constraints_pin_every_dependency_and_no_local_build() -> None:
@@ -136,12 +131,5 @@ def test_the_constraints_pin_every_dependency_and_no_local_build() -> None:
             distribution, _, version = line.partition("==")
             pinned[distribution.lower().replace("_", "-")] = version
     assert all(version and "+" not in version for version in pinned.values())
-    declared = run(
-        sys.executable,
-        "-c",
-        "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project'];"
-        "print(*p['dependencies'], *p['optional-dependencies']['dev'])",
-        cwd=ROOT,
-    )
-    for requirement in declared.split():
+    for requirement in (*project()["dependencies"], *project()["optional-dependencies"]["dev"]):
         assert requirement.partition(">=")[0].lower() in pinned, requirement

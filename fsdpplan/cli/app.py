@@ -15,7 +15,13 @@ from fsdpplan.cli import process
 from fsdpplan.cli.commands import SETTINGS, Program
 from fsdpplan.cli.views.render import PROGRAM, tell
 from fsdpplan.emit.safe_text import printable, redacted, secret_values, without_values
-from fsdpplan.errors import FsdpPlanError, NoFeasibleLayout, ProbeError, SpecError
+from fsdpplan.errors import (
+    FsdpPlanError,
+    LaunchError,
+    NoFeasibleLayout,
+    ProbeError,
+    SpecError,
+)
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
@@ -91,6 +97,13 @@ def _run(words: list[str]) -> int:
         return _report(redacted(message), "UsageError", BAD_INPUT, words)
     except BrokenPipeError:
         raise
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "torch":
+            raise
+        from fsdpplan.topology.probe import without_torch
+
+        code = LaunchError.exit_code
+        return _report(without_torch("this"), LaunchError.__name__, code, words)
     except OSError as error:
         refused = _refused(error)
         return _report(str(refused), type(refused).__name__, refused.exit_code, words)

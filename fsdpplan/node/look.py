@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -27,6 +28,8 @@ IMEX_NOT_READY = (
 )
 """What nvidia-imex-ctl -q says of a daemon that does not serve yet, or any more. Source: NVIDIA
 DCGM, dcgm_fields.h, DCGM_FI_IMEX_DAEMON_STATUS. Any other answer may be that nobody may ask."""
+MOUNT_SECONDS = 60.0
+"""How long a disk may take to be mounted, as after a restart of the node."""
 OTHERWISE = "plan again with what fsdpplan detect --nodes finds, or leave the node out by --exclude"
 
 
@@ -221,6 +224,9 @@ def release(version: str) -> tuple[int, ...]:
 
 def folder_problem(folder: str) -> str:
     """Whether something can be written there."""
+    gone = gone_problem(folder)
+    if gone:
+        return gone
     trial = os.path.join(folder, f".fsdpplan-{socket.gethostname()}-{os.getpid()}")
     try:
         os.makedirs(folder, exist_ok=True)
@@ -238,6 +244,47 @@ def folder_problem(folder: str) -> str:
             "with room that every node may write to"
         )
     return ""
+
+
+def gone_problem(folder: str) -> str:
+    """Whether this run has saved in a folder that has nothing saved here: where its disk is not
+    mounted, a folder made in its place would have the run begin anew. It may be about to be."""
+    run = os.environ.get("FSDPPLAN_RUN_FOLDER", "")
+    saves = os.path.join(run, "saves.jsonl")
+    end = time.monotonic() + MOUNT_SECONDS
+    while True:
+        name = last_saved(saves, os.path.abspath(folder)) if run else ""
+        if not name or has_checkpoint(folder):
+            return ""
+        if time.monotonic() > end:
+            break
+        time.sleep(1)
+    return (
+        f"this run has saved {name} in {folder}, where no checkpoint is now: its disk is not "
+        "mounted here, or it was deleted; put it back and start the run again, or, to begin anew, "
+        f"remove {saves}"
+    )
+
+
+def last_saved(saves: str, folder: str) -> str:
+    """What the run saved last in a folder, as its own folder says; or nothing."""
+    last = ""
+    for line in text(saves).splitlines():
+        try:
+            said = json.loads(line)
+            last = said["checkpoint"] if said["folder"] == folder else last
+        except (ValueError, TypeError, KeyError):
+            continue  # cut short by a full disk
+    return last
+
+
+def has_checkpoint(folder: str) -> bool:
+    """Whether something saved is there, whole or not: the trainer looks at it itself."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return False
+    return any(name == "latest" or name.startswith("step-") for name in names)
 
 
 def adapter_problem(variable: str, name: str) -> str:

@@ -10,6 +10,7 @@ from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import plan_json
 from fsdpplan.spec.plan import Plan
+from fsdpplan.topology.probe import require_torch
 
 OPTIONS = {"eps": "adam_eps", "betas": "", "groups": "param_group", "optimizer": "", "adamw": ""}
 """Part of a recorded recipe -> the trainer's option, where they differ; empty: it has none of its
@@ -39,6 +40,7 @@ def standing(folder: Path, plan: Plan) -> Standing:
 
     Raises SpecError where there is none, or the trainer would refuse it whatever the options.
     """
+    require_torch("reading where a checkpoint stands")
     from fsdpplan.trainer.checkpoint.files import read_manifest, resumable
     from fsdpplan.trainer.checkpoint.progress import read_progress, resumed_otherwise
     from fsdpplan.trainer.config import parse_plan

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from fsdpplan.errors import LaunchError, SpecError
+from fsdpplan.topology.probe import require_torch
 
 
 def export_checkpoint(checkpoints: Path, out: Path, like: Path | None) -> str:
@@ -15,6 +16,7 @@ def export_checkpoint(checkpoints: Path, out: Path, like: Path | None) -> str:
 
     Raises SpecError where there is none, or no published architecture is its model.
     """
+    require_torch("the export")
     words = [sys.executable, "-m", "fsdpplan.trainer.export"]
     words += [f"--checkpoint-dir={checkpoints}", f"--out={out}"]
     words += [f"--init-from={like}"] if like is not None else []

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpplan import __version__
-from fsdpplan.errors import ProbeError, SpecError
+from fsdpplan.errors import LaunchError, ProbeError, SpecError
 from fsdpplan.spec.training import TorchRelease, release_of_image, torch_release
 from fsdpplan.topology.read.nvml import Facts, gpu_names, gpu_text, nvml_facts, visible_indices
 from fsdpplan.topology.read.reading import host_files, host_links
@@ -274,6 +274,20 @@ def installed_torch() -> TorchRelease | None:
         return None
     version = _VERSION.search(text)
     return None if version is None else _release(version[1], where="the torch installed here")
+
+
+def require_torch(what: str) -> None:
+    """Raise LaunchError where this program's Python has no torch, which `what` needs."""
+    if find_spec("torch") is None:
+        raise LaunchError(without_torch(what))
+
+
+def without_torch(what: str) -> str:
+    """That `what` needs torch, which planning does without, and what to do."""
+    return (
+        f"{what} needs PyTorch, and {sys.executable} has none: pip install torch there (the CPU "
+        "build does), or type this where it is installed; planning needs none"
+    )
 
 
 def torch_of_python(python: str) -> TorchRelease:

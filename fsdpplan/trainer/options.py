@@ -133,7 +133,7 @@ class Options:
     preflight_seconds: float
     """Most that ranks wait for each other meanwhile."""
     run_folder: Path | None
-    """Shared folder for what is found."""
+    """Shared folder for what is found, and for what was saved."""
     rehearse: tuple[int, ...]
     """Ranks to rehearse instead of training."""
     report: Path | None
@@ -519,7 +519,8 @@ def make_parser() -> argparse.ArgumentParser:
         "--run-folder",
         type=Path,
         metavar="DIR",
-        help="shared folder for what --preflight finds: preflight.json, bad-nodes",
+        help="shared folder for what --preflight finds (preflight.json, bad-nodes), and for what "
+        "was saved (saves.jsonl): without the one, no run begins anew that has saved",
     )
     add(
         "--rehearse",

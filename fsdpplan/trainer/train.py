@@ -302,6 +302,7 @@ def open_checkpoints(plan: PlanConfig, options: Options) -> Checkpoints | None:
         plan,
         keep=options.checkpoint_keep,
         background=options.checkpoint_async,
+        run_folder=options.run_folder,
     )
 
 

@@ -179,6 +179,26 @@ def test_what_slurm_starts_again_counts_where_nothing_was_saved(
     assert (begun["attempt"], begun["restart"], begun["used"]) == (2, 1, used)
 
 
+def test_what_was_saved_counts_where_its_folder_is_not_seen(bench: Path) -> None:
+    saves = """echo '{"checkpoint": "step-00000001", "folder": "/saved"}' >>run/saves.jsonl; """
+    ran = played(bench, saving(), saves + FAILS)
+    assert (ran.code, nexts(ran)) == (7, ["retry", "end"])
+    begun = [note["checkpoint"] for note in ran.notes if note["event"] == "attempt"]
+    assert begun == ["", "step-00000001"]
+    assert all(f"--run-folder={bench}/run" in words for words in ran.torchrun)
+
+
+def test_a_job_that_comes_back_to_a_node_without_its_disks_says_so(bench: Path) -> None:
+    nowhere = {"SLURM_RESTART_COUNT": "1", "SLURM_SUBMIT_DIR": str(bench / "not mounted")}
+    ran = played(bench, saving(), "true", **nowhere)
+    assert (ran.code, ran.torchrun) == (5, [])
+    assert "came back, and neither" in ran.said
+    assert "submit it again" in ran.said
+    assert not (bench / "run").exists()
+    assert played(bench, Job(), "true", **nowhere).code == 0
+    assert played(bench, saving(), "true", **nowhere | {"SLURM_RESTART_COUNT": "0"}).code == 0
+
+
 ONCE = {"retries": 0, "requeue": False}
 
 

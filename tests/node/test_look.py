@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -10,7 +11,10 @@ import pytest
 
 from fsdpplan import __version__
 from fsdpplan.emit.slurm.node_check import node_check
+from fsdpplan.node import look
 from fsdpplan.node.look import driver_in, folder_problem, versions
+from fsdpplan.trainer.checkpoint.owner import note_saved, require_kept
+from fsdpplan.trainer.errors import TrainerError
 
 PROGRAM = node_check(several=True)
 ROOT = str(Path(__file__).resolve().parents[2])
@@ -233,6 +237,35 @@ def test_a_folder_for_checkpoints_is_made_tried_and_left_empty(tmp_path: Path) -
     assert list((tmp_path / "a/b").iterdir()) == []
     (tmp_path / "file").write_text("")
     assert "cannot be written here" in folder_problem(str(tmp_path / "file"))
+
+
+def test_a_folder_in_which_the_run_has_saved_is_waited_for_and_not_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, saved = tmp_path / "run", tmp_path / "saved"
+    run.mkdir()
+    monkeypatch.setenv("FSDPPLAN_RUN_FOLDER", str(run))
+    note_saved(run, saved / "step-00000005")
+    pauses: list[float] = []
+
+    def mounted_at_the_third(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            (saved / "step-00000005").mkdir(parents=True)
+
+    monkeypatch.setattr(look.time, "sleep", mounted_at_the_third)
+    assert folder_problem(str(saved)) == ""
+    assert len(pauses) == 3
+    shutil.rmtree(saved)
+    monkeypatch.setattr(look, "MOUNT_SECONDS", 0.0)
+    said = folder_problem(str(saved))
+    assert "this run has saved step-00000005" in said
+    assert f"to begin anew, remove {run / 'saves.jsonl'}" in said
+    assert not saved.exists()
+    assert folder_problem(str(tmp_path / "another")) == ""
+    with pytest.raises(TrainerError) as refused:
+        require_kept(run, saved)
+    assert str(refused.value) == said
 
 
 def test_what_a_node_has_is_told_without_importing_it() -> None:

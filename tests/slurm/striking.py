@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from fsdpplan.trainer.checkpoint.owner import SAVES
 from tests.slurm import breaking
 from tests.slurm.drawing import ENDING, Fault, Kind, Story, Strike
 from tests.slurm.saved import corrupt_newest, newest_sound
@@ -208,6 +209,7 @@ class Player:
         if not newest_sound(self.scene.saved):
             # All were corrupted, and the trainer does not decide to begin anew: a person does.
             shutil.rmtree(self.scene.saved, ignore_errors=True)
+            (self.scene.user.run_folder / SAVES).unlink(missing_ok=True)
         self.run = self.scene.user.run("--resume")
         self.job_id = self.scene.user.submitted(self.run)
 

@@ -3,6 +3,7 @@ checkpoint is lost but the one being written.
 
     FSDPPLAN_FAULTS=100 pytest tests/slurm/test_faults.py     # how many in place of 24
     FSDPPLAN_FAULTS_SEED=7                                    # other ones
+    FSDPPLAN_FAULTS_A_JOB=2                                   # of longer or shorter stories
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(3000)]
 
 NUM_FAULTS = int(os.environ.get("FSDPPLAN_FAULTS", "24"))
 FIRST_SEED = 1000 * int(os.environ.get("FSDPPLAN_FAULTS_SEED", "1"))
-FAULTS_A_JOB = 4
+FAULTS_A_JOB = int(os.environ.get("FSDPPLAN_FAULTS_A_JOB", "4"))
 AT_ONCE = 3
 
 SIZES = [min(FAULTS_A_JOB, NUM_FAULTS - begun) for begun in range(0, NUM_FAULTS, FAULTS_A_JOB)]

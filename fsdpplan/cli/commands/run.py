@@ -58,6 +58,7 @@ def run(
             tell(remark)
         typer.echo(f"would run: {' '.join(started.command)}", err=True)
         return
+    started.require_torch()
     attempts = follow(started, launch.manner_of(options), fallback=options.fallback or 0)
     if json:
         typer.echo(outcome_json(attempts))

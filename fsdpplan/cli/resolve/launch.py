@@ -35,6 +35,7 @@ from fsdpplan.run.launch import Launch, emit_script, is_plan, read_launch, resol
 from fsdpplan.run.outcome import Manner
 from fsdpplan.run.rehearse.smoke import smoke_plan
 from fsdpplan.run.session import command_words
+from fsdpplan.topology import probe
 
 SMOKE_STEPS = 10
 
@@ -48,6 +49,8 @@ class Started:
     folder: Path
     job: Job | None = None
     """What the script was emitted for; None for one that stands there."""
+    python: str | None = None
+    """What runs it, where that was chosen now."""
     again: RecordedRun | None = None
     """The run that is come back to, or resumed."""
     attaches: bool = False
@@ -59,6 +62,11 @@ class Started:
     def command(self) -> tuple[str, ...]:
         """The command that starts it."""
         return command_words(self.target, Path(self.launch.file_name))
+
+    def require_torch(self) -> None:
+        """Raise LaunchError where the job would run here, by a Python that has no torch."""
+        if self.target == "here" and self.python == sys.executable:
+            probe.require_torch("a job on this machine")
 
 
 def job_given(
@@ -101,7 +109,10 @@ def prepare(plan: str, options: RunOptions, job: Job | None, *, file: str = "") 
                 "leave it out"
             )
         remarks = (*launch.plan.warnings, *launch.plan.assumptions)
-        return Started(launch=launch, target="here", folder=folder, remarks=remarks)
+        python = sys.executable if job is None else job.python
+        return Started(
+            launch=launch, target="here", folder=folder, python=python, remarks=remarks
+        )
     emits = options.source == "plan" or not os.path.exists(folder / SCRIPT_NAME)
     asked = job or (Job(python=sys.executable) if emits else None)
     saves = ""
@@ -132,6 +143,7 @@ def prepare(plan: str, options: RunOptions, job: Job | None, *, file: str = "") 
         target=target,
         folder=folder,
         job=emitted_for,
+        python=None if emitted_for is None else emitted_for.python,
         remarks=(*otherwise, *filter(None, [saves]), *(() if gap is None else (gap.sentences,))),
     )
 

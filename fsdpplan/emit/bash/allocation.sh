@@ -29,6 +29,13 @@ enter_allocation() {
   # An interactive shell may run this more than once in a job.
   job_key=$SLURM_JOB_ID
   if [ "${SLURM_TASK_PID:-}" != $$ ]; then job_key+=.$$; fi
+  # A job that comes back knows from its folder what it has saved, wherever that is now.
+  if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] && [ -n "$saves_to" ] && [ ! -e "$saves_to/latest" ] &&
+    [ ! -d "${SLURM_SUBMIT_DIR:-/}" ]; then
+    refuse "job $SLURM_JOB_ID came back, and neither $SLURM_SUBMIT_DIR nor a checkpoint in" \
+      "$saves_to is on ${SLURMD_NODENAME:-$HOSTNAME}: have their disks mounted there, or leave" \
+      "the node out by --exclude, and submit it again"
+  fi
   # A folder that cannot be made is no reason to end: the job goes on without what lies in it.
   if ! mkdir -p "$FSDPPLAN_RUN_FOLDER" 2>/dev/null; then
     case "${FSDPPLAN_METRICS:-}" in "$FSDPPLAN_RUN_FOLDER"/*) unset FSDPPLAN_METRICS ;; esac

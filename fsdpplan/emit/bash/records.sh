@@ -23,6 +23,7 @@ note_start() {
   note attempt "$fields"
   # Over NFS, what another node adds to a file that is there is seen at once; a new one is not.
   { : >>"$FSDPPLAN_RUN_FOLDER/bad-nodes"; } 2>/dev/null || true
+  [ -z "$saves_to" ] || { : >>"$FSDPPLAN_RUN_FOLDER/saves.jsonl"; } 2>/dev/null || true
 }
 
 # note_end NEXT REASON [true]: how the start ended; true where `used` counts it already.
@@ -48,10 +49,14 @@ job_says() {
     sed -n "/^JobId=/d; s/^\(.* \)*$1=\([^ ]*\).*/\2/p" | head -n 1 || true
 }
 
-# The newest whole checkpoint, or nothing.
+# The newest whole checkpoint, or nothing. Where its folder is not seen, the run knows.
 newest() {
   local name=''
-  [ -z "$saves_to" ] || read -r name 2>/dev/null <"$saves_to/latest" || true
+  if [ -n "$saves_to" ]; then
+    read -r name 2>/dev/null <"$saves_to/latest" || true
+    [ -n "$name" ] ||
+      name=$(field checkpoint "$(tail -n 1 "$FSDPPLAN_RUN_FOLDER/saves.jsonl" 2>/dev/null)")
+  fi
   case "$name" in
     step-*[!0-9]*) ;;
     step-?*) printf '%s' "$name" ;;

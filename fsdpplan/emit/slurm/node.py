@@ -8,7 +8,7 @@ and shellcheck reads them like the rest of the script.
 from __future__ import annotations
 
 from fsdpplan.emit.container import missing_lines, prefix_words
-from fsdpplan.emit.job import Job, tries_first
+from fsdpplan.emit.job import Job, saves_to, tries_first
 from fsdpplan.emit.nccl.cloud import CloudScript, cloud_scripts
 from fsdpplan.emit.nccl.rules import library_of
 from fsdpplan.emit.safe_text import paragraph, shell_word, shell_words
@@ -285,7 +285,9 @@ def _program(*, plan: Plan, job: Job) -> list[str]:
             trial = f"-m fsdpplan.trainer.preflight {folder}"
             lines.append(f'if [ "${{3:-}}" = preflight ]; then program=({trial}); fi')
         return lines
-    tried = f"--preflight {folder} " if first else ""
+    tried = "--preflight " if first else ""
+    if first or saves_to(job) is not None:
+        tried += f"{folder} "
     metrics = '${FSDPPLAN_METRICS:+--metrics="$FSDPPLAN_METRICS"}'
     return [f"local program=({words}", f"  {tried}{metrics})"]
 

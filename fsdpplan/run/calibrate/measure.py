@@ -40,6 +40,7 @@ from fsdpplan.topology.measure.settings import (
     Shape,
     words,
 )
+from fsdpplan.topology.probe import require_torch
 
 MODULE = "fsdpplan.topology.measure"
 
@@ -280,6 +281,7 @@ def measure(
     start or failed, KeyboardInterrupt after Ctrl-C; the rows up to there are in the log.
     """
     _require_allocation(ranks)
+    require_torch("measuring")
     out = out.absolute()
     console = out.with_suffix(".log")
     _make_empty(out, console)

@@ -5,10 +5,16 @@
 Two runs in one folder would each go on from the other's checkpoints. A run that still goes on is
 found at the start of the next one, before anything of it is touched. Where nobody can be asked, on
 another host without Slurm, it is found at the next save of the one that began earlier.
+
+A run that has saved notes that outside of the folder, too, in its own one: where the folder's disk
+is not mounted, an empty one in its place would have the run begin anew, and nobody be told.
+
+    {"checkpoint": "step-00000100", "folder": "/shared/saved"}
 """
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -17,13 +23,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import TrainerError
-from .whole_file import read_small, write_durably
+from .whole_file import read_small, sync, write_durably
 
 OWNER = ".run"
 """Names the run that began last in this folder."""
 OWNER_BYTES = 400
 ASK_SECONDS = 20.0
 """Slurm's controller may be busy; no answer is none against anybody."""
+
+SAVES = "saves.jsonl"
+"""In the run's own folder: what it has saved, and where."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +91,49 @@ def require_free(folder: Path) -> None:
             f"{found.end_words}, or give this one another --checkpoint-dir; follow it by fsdpplan "
             "status"
         )
+
+
+def note_saved(run_folder: Path | None, path: Path) -> None:
+    """Note in the run's own folder, where it has one, that it has the checkpoint `path`. It is no
+    reason to end where that cannot be written: the checkpoint is whole."""
+    if run_folder is None or not run_folder.is_dir():
+        return
+    line = {"checkpoint": path.name, "folder": os.path.abspath(path.parent)}
+    try:
+        # Never a new file in the old one's place: other nodes see at once what is added to one.
+        with (run_folder / SAVES).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+            sync(file)
+    except OSError:
+        return
+
+
+def require_kept(run_folder: Path | None, folder: Path) -> None:
+    """Raise TrainerError where `folder`, which has no checkpoint, is one in which this run has
+    saved: it would begin anew in the place of what it has trained."""
+    name = "" if run_folder is None else _last_saved(run_folder / SAVES, os.path.abspath(folder))
+    if name and run_folder is not None:
+        raise TrainerError(
+            f"this run has saved {name} in {folder}, where no checkpoint is now: its disk is not "
+            "mounted here, or it was deleted; put it back and start the run again, or, to begin "
+            f"anew, remove {run_folder / SAVES}"
+        )
+
+
+def _last_saved(saves: Path, folder: str) -> str:
+    """The name of what a run saved last in `folder`; "" where it has saved nothing there."""
+    last = ""
+    try:
+        lines = read_small(saves).splitlines()
+    except (OSError, ValueError):
+        return last
+    for line in lines:
+        try:
+            said = json.loads(line)
+            last = str(said["checkpoint"]) if said["folder"] == folder else last
+        except (ValueError, TypeError, KeyError, RecursionError):
+            continue  # cut short by a full disk
+    return last
 
 
 def parsed(text: str) -> Owner | None:

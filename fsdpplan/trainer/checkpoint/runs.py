@@ -6,6 +6,7 @@ reads what any other wrote. DIR must be one that all nodes share.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -39,7 +40,7 @@ from .files import (
     remove,
     resumable,
 )
-from .owner import leave_folder, require_free, take_folder
+from .owner import leave_folder, note_saved, require_free, require_kept, take_folder
 from .progress import (
     SCHEMA_VERSION,
     Progress,
@@ -102,9 +103,18 @@ class Checkpoints:
     at the next one. The last good checkpoint stays until another one is published.
     """
 
-    def __init__(self, folder: Path, plan: PlanConfig, *, keep: int, background: bool) -> None:
-        """All ranks call this."""
+    def __init__(
+        self,
+        folder: Path,
+        plan: PlanConfig,
+        *,
+        keep: int,
+        background: bool,
+        run_folder: Path | None = None,
+    ) -> None:
+        """All ranks call this. In `run_folder` the run notes what it has saved."""
         self.folder = folder
+        self.run_folder = run_folder
         self.plan = plan
         self.keep = keep
         self.group = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
@@ -134,7 +144,12 @@ class Checkpoints:
         path = checkpoint_path(self.folder, progress.step)
         document = {"schema_version": SCHEMA_VERSION, **asdict(progress), **written_by(self.plan)}
         partial = partial_path(path)
-        writer = PublishingWriter(partial, path, document, keep=self.keep, owner=self.owner)
+        writer = PublishingWriter(
+            *(partial, path, document),
+            keep=self.keep,
+            owner=self.owner,
+            run_folder=self.run_folder,
+        )
         held = time.perf_counter() - began
 
         def write() -> Saved:
@@ -204,6 +219,8 @@ class Checkpoints:
         """
         self._on_first_rank(lambda: require_free(self.folder))
         paths = self._on_first_rank(lambda: resumable(self.folder))
+        if not paths:
+            self._on_first_rank(lambda: require_kept(self.run_folder, self.folder))
         if resume == "never" and paths:
             raise TrainerError(
                 f"{self.folder} has a checkpoint already: take another --checkpoint-dir"
@@ -224,6 +241,7 @@ class Checkpoints:
                 remarks += changes(path, progress, self.plan, recipe, allowed=allow_changes)
             remarks += self._load(path, model, optimizer, progress)
             self.good_step = progress.step
+            self._on_first_rank(functools.partial(note_saved, self.run_folder, path))
             return progress, remarks
         if paths:
             raise TrainerError(

@@ -53,6 +53,7 @@ from .files import (
     require_own,
     retire,
 )
+from .owner import note_saved
 from .state import written_values
 from .whole_file import is_plain, require_file
 
@@ -155,10 +156,18 @@ class PublishingWriter(FileSystemWriter):
     """
 
     def __init__(
-        self, partial: Path, path: Path, progress: dict[str, Any], *, keep: int, owner: str
+        self,
+        partial: Path,
+        path: Path,
+        progress: dict[str, Any],
+        *,
+        keep: int,
+        owner: str,
+        run_folder: Path | None = None,
     ) -> None:
         super().__init__(partial)
         self.owner = owner
+        self.run_folder = run_folder
         self.fs: SummedFiles = SummedFiles()
         self.partial = partial
         self.published = path
@@ -198,6 +207,7 @@ class PublishingWriter(FileSystemWriter):
         super().finish(metadata, [tensors])
         require_own(self.published.parent, self.owner)
         publish(self.partial, self.published, records, self.progress)
+        note_saved(self.run_folder, self.published)
         retire(self.published, keep=self.keep)
 
 

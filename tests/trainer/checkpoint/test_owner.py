@@ -11,7 +11,16 @@ from pathlib import Path
 import pytest
 
 from fsdpplan.trainer.checkpoint import owner as owners
-from fsdpplan.trainer.checkpoint.owner import OWNER, leave_folder, parsed, require_free, take_folder
+from fsdpplan.trainer.checkpoint.owner import (
+    OWNER,
+    SAVES,
+    leave_folder,
+    note_saved,
+    parsed,
+    require_free,
+    require_kept,
+    take_folder,
+)
 from fsdpplan.trainer.errors import TrainerError
 
 WRITES = (
@@ -110,3 +119,27 @@ def test_a_run_that_has_ended_takes_back_what_is_its_own(tmp_path: Path) -> None
     leave_folder(tmp_path, second)
     assert not (tmp_path / OWNER).exists()
     leave_folder(tmp_path / "gone", second)
+
+
+def test_what_a_run_has_saved_is_known_where_its_folder_is_gone(tmp_path: Path) -> None:
+    run, saved = tmp_path / "run", tmp_path / "not mounted/saved"
+    require_kept(None, saved)
+    require_kept(run, saved)
+    note_saved(run, saved / "step-00000005")  # no folder of a run, and none is made
+    assert not run.exists()
+    run.mkdir()
+    note_saved(run, saved / "step-00000005")
+    note_saved(run, saved / "step-00000010")
+    with (run / SAVES).open("a") as notes:
+        notes.write('{"checkpoint": "step-0')  # the disk was full
+    with pytest.raises(TrainerError, match=r"saved step-00000010 in .*put it back.*or, to begin"):
+        require_kept(run, saved)
+    require_kept(run, tmp_path / "another")
+    (run / SAVES).unlink()
+    require_kept(run, saved)
+
+
+def test_a_note_that_cannot_be_written_is_no_reason_to_end(tmp_path: Path) -> None:
+    (tmp_path / SAVES).mkdir()
+    note_saved(tmp_path, tmp_path / "step-00000005")
+    require_kept(tmp_path, tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import resource
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,7 +45,13 @@ class Training:
     """One process that trains, and its checkpoints."""
 
     def __init__(
-        self, folder: Path, *, keep: int = 9, background: bool = True, **plan: Any
+        self,
+        folder: Path,
+        *,
+        keep: int = 9,
+        background: bool = True,
+        run_folder: Path | None = None,
+        **plan: Any,
     ) -> None:
         model = SMALL | plan.pop("model", {})
         self.plan: PlanConfig = parse_plan(plans.plan_text(model=model, **plan))
@@ -54,7 +61,9 @@ class Training:
         )
         self.sequences = open_sequences(self.plan, None, seed=0)
         self.progress = PROGRESS
-        self.checkpoints = Checkpoints(folder, self.plan, keep=keep, background=background)
+        self.checkpoints = Checkpoints(
+            folder, self.plan, keep=keep, background=background, run_folder=run_folder
+        )
 
     @property
     def model(self) -> nn.Module:
@@ -432,3 +441,31 @@ def test_retention_keeps_the_newest(tmp_path: Path) -> None:
     trained(tmp_path, saves=4, keep=2)
     kept = sorted(path.name for path in tmp_path.iterdir())
     assert kept == [".run", "latest", "step-00000003", "step-00000004"]
+
+
+def test_a_run_that_has_saved_does_not_begin_anew_where_its_folder_is_not_mounted(
+    tmp_path: Path,
+) -> None:
+    run, saved = tmp_path / "run", tmp_path / "saved"
+    run.mkdir()
+    first = Training(saved, background=False, run_folder=run)
+    first.begin()
+    first.step()
+    assert first.save_now() == ""
+    first.checkpoints.leave()
+    saved.rename(tmp_path / "elsewhere")
+    again = Training(saved, run_folder=run)
+    with pytest.raises(TrainerError, match=r"has saved step-00000001 in .*not mounted"):
+        again.begin()
+    assert not saved.exists(), "nothing may lie where the disk is mounted later"
+    assert Training(saved, run_folder=tmp_path / "of another run").begin() == []
+    # One that went on from a checkpoint, and has saved nothing itself yet, knows it, too.
+    shutil.rmtree(saved)
+    (tmp_path / "elsewhere").rename(saved)
+    (run / "saves.jsonl").unlink()
+    later = Training(saved, run_folder=run)
+    later.begin()
+    later.checkpoints.leave()
+    shutil.rmtree(saved)
+    with pytest.raises(TrainerError, match="this run has saved step-00000001"):
+        Training(saved, run_folder=run).begin()
