@@ -58,10 +58,11 @@ where there are chats)."""
 
 CLI_MAY_IMPORT = {
     "process": set(),
+    "working": {"process"},
     "options": set(),
-    "resolve": {"options"},
-    "views": {"options", "resolve"},
-    "commands": {"options", "resolve", "views"},
+    "resolve": {"options", "working"},
+    "views": {"options", "resolve", "working"},
+    "commands": {"options", "resolve", "views", "working"},
     "app": {"process", "commands", "views"},
 }
 """Part of the command line -> others that it may import; a command imports no other command."""

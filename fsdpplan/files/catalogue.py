@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from fsdpplan.errors import ProfileNotFound, SpecError
+from fsdpplan.errors import ProfileNotFound, SpecError, nearest
 from fsdpplan.files.table import short
 from fsdpplan.spec.model import Experts, LatentAttention, Model, RopeScaling, Router
 
@@ -103,4 +103,5 @@ def _find(name: str) -> str:
 
 
 def _near(name: str) -> list[str]:
-    return difflib.get_close_matches(name[:100], model_names(), n=3, cutoff=0.4)
+    names = model_names()
+    return nearest(name, names) or difflib.get_close_matches(name[:100], names, n=3, cutoff=0.4)

@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from fsdpplan.cli.options.expand import GroupedCommand, OwnParsing, expanded
+from fsdpplan.cli.working import watching
 
 SUMMARIES = {
     "recommend": "Search, rank, explain on one screen, save the plan.",
@@ -41,6 +42,24 @@ SUMMARIES = {
 """Command -> its line on the first help page, which is the first sentence of its docstring: that
 page imports no command. In the order of the page."""
 
+AT_WORK = {
+    **dict.fromkeys(
+        ("recommend", "estimate", "explain", "what-if", "compare", "sweep", "replan"),
+        "searching layouts",
+    ),
+    **dict.fromkeys(("status", "cancel"), "asking the scheduler"),
+    **dict.fromkeys(("emit-launch", "run", "check"), "preparing"),
+    "rehearse": "rehearsing",
+    "verify": "reading the run",
+    "export": "writing the model",
+    "learn": "reading the runs",
+    "detect": "looking at this machine",
+    "calibrate": "preparing",
+    "validate": "predicting the runs",
+}
+"""Command -> what is said of it once it takes long, until it says more itself; the others only
+read."""
+
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
 
 
@@ -65,7 +84,8 @@ def _command(name: str) -> Any:
     function = getattr(import_module(f"fsdpplan.cli.commands.{word}"), word)
     # rich's help costs 50 ms, and draws boxes into pipes
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-    alone.command(name=name, cls=GroupedCommand, context_settings=SETTINGS)(expanded(function))
+    command = watching(expanded(function), AT_WORK.get(name, ""))
+    alone.command(name=name, cls=GroupedCommand, context_settings=SETTINGS)(command)
     return get_command(alone)
 
 

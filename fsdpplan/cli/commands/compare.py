@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fsdpplan.cli import working
 from fsdpplan.cli.options.expand import Each, Lists
 from fsdpplan.cli.options.files import EvidenceOptions, Json
 from fsdpplan.cli.options.layout import LayoutOptions
@@ -120,6 +121,7 @@ def _of_plans(
 
 
 def _of_question(inputs: Inputs, index: int) -> Entry:
+    working.say(f"searching: layouts of {_letter(index)}")
     found = searched(inputs)
     if not found.result.ranked:
         problem = str(nothing_fits(inputs, found.result))

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fsdpplan.cli import working
 from fsdpplan.cli.options.expand import Each, Lists
 from fsdpplan.cli.options.files import EvidenceOptions, Json
 from fsdpplan.cli.options.layout import LayoutOptions
@@ -25,7 +26,7 @@ from fsdpplan.cli.resolve.found import best_of, searched
 from fsdpplan.cli.resolve.inputs import Inputs, Known, resolve_around
 from fsdpplan.cli.resolve.model import resolve_model
 from fsdpplan.cli.resolve.torch import resolve_torch
-from fsdpplan.cli.views.render import columns, progress, tell
+from fsdpplan.cli.views.render import columns, tell
 from fsdpplan.cli.views.scaling import Curve, Point
 from fsdpplan.cli.views.side_by_side import sweep_csv, sweep_json, sweep_screen
 from fsdpplan.cli.views.unfit import why_nothing_fits
@@ -80,11 +81,11 @@ def sweep(
     )
     batch = _batch(ask, machines, points, most)
     kinds = ("strong", "weak") if options.scaling in (None, "both") else (options.scaling,)
-    say, number = progress(), sum(map(len, points.values())) * len(kinds)
+    number = sum(map(len, points.values())) * len(kinds)
     turn = count(1)
 
     def point(name: str, gpus: int, kind: str) -> Point:
-        say(f"{name}, {gpus:,} GPUs, {kind} ({next(turn)} of {number})")
+        working.say(f"searching: {name}, {gpus:,} GPUs, {kind} ({next(turn)} of {number})")
         return ask.point(machines[name], gpus, *_share(batch, gpus, most, kind))
 
     curves = [

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, get_args
 
 from fsdpplan.emit.safe_text import looks_secret, redacted
-from fsdpplan.errors import SpecError
+from fsdpplan.errors import SpecError, did_you_mean
 from fsdpplan.spec.layout import CheckpointBlocks, Reshard
 from fsdpplan.spec.nodes import expand_host_list
 from fsdpplan.spec.training import TorchRelease, torch_release
@@ -87,7 +87,10 @@ def choice(literal: Any, synonyms: Mapping[str, str] | None = None) -> Parser:
     def parse(text: str, *, name: str) -> str:
         word: str | None = known.get(_plain(text))
         if word is None:
-            raise SpecError(f"{name}: {shown(text)} is not known; type {either(allowed)}")
+            raise SpecError(
+                f"{name}: {shown(text)} is not known{did_you_mean(text, allowed)}; type "
+                f"{either(allowed)}"
+            )
         return word
 
     return parse

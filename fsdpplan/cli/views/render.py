@@ -14,10 +14,10 @@ import re
 import shutil
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from fsdpplan.cli import working
 from fsdpplan.emit.safe_text import printable
 
 MOST_COLUMNS = 80
@@ -148,26 +148,17 @@ _JOINT = "\u00a0"
 
 def tell(sentence: str) -> None:
     """Say `sentence` on stderr, with the program's name before it."""
-    text = printable(f"{PROGRAM}: {sentence}")
+    note(f"{PROGRAM}: {sentence}")
+
+
+def note(sentence: str) -> None:
+    """Say on stderr what was done, such as where something is saved."""
+    text = printable(sentence)
     columns = _columns()
     if columns is not None:
         text = "\n".join(broken(line, columns) for line in text.splitlines())
+    working.hide()
     print(text, file=sys.stderr, flush=True)
-
-
-QUIET_SECONDS = 1.0
-"""So long nothing is said of a search that goes on."""
-
-
-def progress() -> Callable[[str], None]:
-    """What says on stderr what is searched, once it takes long."""
-    started = time.monotonic()
-
-    def say(what: str) -> None:
-        if time.monotonic() - started > QUIET_SECONDS:
-            tell(f"searching: {what}")
-
-    return say
 
 
 def broken(text: str, columns: int) -> str:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fsdpplan.errors import ProfileNotFound, SpecError
+from fsdpplan.errors import ProfileNotFound, SpecError, nearest
 from fsdpplan.files.profiles.catalogue import (
     Profile,
     ProfileKind,
@@ -111,7 +111,8 @@ def _searched(entry: Entry, entries: Mapping[str, Entry]) -> str:
 
 def _nothing(words: Sequence[str]) -> str:
     names = profile_names()
-    near = difflib.get_close_matches(" ".join(words).lower()[:100], names, n=3, cutoff=0.5)
+    plain = " ".join(words).lower()[:100]
+    near = nearest(plain, names) or difflib.get_close_matches(plain, names, n=3, cutoff=0.5)
     nearest = f"nearest: {', '.join(near)}; " if near else ""
     return (
         f"no hardware profile matches {_phrase(words)}; {nearest}`fsdpplan profiles` lists all, "
