@@ -81,9 +81,11 @@ def outputs(page: str, folder: Path) -> str:
 
 def cli_page() -> str:
     """The help of every command."""
+    from fsdpplan.cli.commands import SUMMARIES
+
     with tempfile.TemporaryDirectory() as folder:
         top = shell("fsdpplan --help", Path(folder)).stdout
-        names = re.findall(r"^  ([a-z-]+)  ", top.partition("\nCommands:\n")[2], re.M)
+        names = list(SUMMARIES)
         sections = [f"```text\n{top.rstrip()}\n```\n"]
         for name in names:
             text = shell(f"fsdpplan {name} --help", Path(folder)).stdout.rstrip()

@@ -60,6 +60,8 @@ class GateFailed(FsdpPlanError):
     exit_code = 6
 
 
+_SLIP, _ANOTHER = 2, 3
+
 MOST_NEAR = 4
 """So many words are offered in the place of one that is not known."""
 
@@ -71,7 +73,7 @@ def nearest(word: str, known: Iterable[str]) -> list[str]:
     A slip is a letter too many, too few, another one, or two in the wrong order.
     """
     typed = _letters(word[:100])
-    most = max(1, len(typed) // 3)
+    most = _ANOTHER * max(1, len(typed) // 3)
     found = [(_slips(typed, _letters(one), most), one) for one in dict.fromkeys(known)]
     near = sorted((slips, len(one), one) for slips, one in found if slips <= most)
     return [one for slips, _, one in near if slips <= near[0][0] + 1][:MOST_NEAR]
@@ -91,18 +93,19 @@ def _letters(word: str) -> str:
 
 
 def _slips(typed: str, word: str, most: int) -> int:
-    """Optimal string alignment distance (Damerau 1964, each part changed once); above `most`
-    any number that is."""
-    if abs(len(typed) - len(word)) > most:
+    """Optimal string alignment distance (Damerau 1964, each part changed once), in which another
+    letter costs more than one too many; above `most` any number that is."""
+    if _SLIP * abs(len(typed) - len(word)) > most:
         return most + 1
     before: list[int] = []
-    row = list(range(len(word) + 1))
+    row = [_SLIP * j for j in range(len(word) + 1)]
     for i, letter in enumerate(typed, start=1):
-        above, row = row, [i]
+        above, row = row, [_SLIP * i]
         for j, other in enumerate(word, start=1):
-            least = min(above[j] + 1, row[j - 1] + 1, above[j - 1] + (letter != other))
+            other_letter = above[j - 1] + _ANOTHER * (letter != other)
+            least = min(above[j] + _SLIP, row[j - 1] + _SLIP, other_letter)
             if i > 1 and j > 1 and letter == word[j - 2] and typed[i - 2] == other:
-                least = min(least, before[j - 2] + 1)
+                least = min(least, before[j - 2] + _SLIP)
             row.append(least)
         before = above
     return row[-1]

@@ -15,7 +15,13 @@ from fsdpplan.cli import process
 from fsdpplan.cli.commands import SETTINGS, Program
 from fsdpplan.cli.views.render import PROGRAM, tell
 from fsdpplan.emit.safe_text import printable, redacted, secret_values, without_values
-from fsdpplan.errors import FsdpPlanError, NoFeasibleLayout, ProbeError, SpecError
+from fsdpplan.errors import (
+    FsdpPlanError,
+    NoFeasibleLayout,
+    ProbeError,
+    SpecError,
+    did_you_mean,
+)
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
@@ -87,7 +93,7 @@ def _run(words: list[str]) -> int:
         return _report(str(error), type(error).__name__, error.exit_code, words, more)
     except USAGE_ERROR as error:
         where = _help_command(error, words)
-        message = f"{error.format_message().rstrip('.')}; type {where} for its options"
+        message = f"{_misused(error)}; type {where} for its options"
         return _report(redacted(message), "UsageError", BAD_INPUT, words)
     except BrokenPipeError:
         raise
@@ -128,6 +134,15 @@ def _report(
         error = {"kind": kind, "message": message, "exit_code": code, **(more or {})}
         typer.echo(json.dumps({"error": error}, indent=2))
     return code
+
+
+def _misused(error: Any) -> str:
+    """What was wrong with the words, with the nearest option that there is."""
+    option = getattr(error, "option_name", None)
+    if type(error).__name__ != "NoSuchOption" or error.ctx is None or not isinstance(option, str):
+        return str(error.format_message()).rstrip(".")
+    known = (name for one in error.ctx.command.params for name in (*one.opts, *one.secondary_opts))
+    return f"there is no option {option}{did_you_mean(option, known)}"
 
 
 def _help_command(error: Any, words: list[str]) -> str:

@@ -88,8 +88,8 @@ def _find(name: str) -> str:
             f"{', '.join(within[:MOST_NAMED])}{' ...' if len(within) > MOST_NAMED else ''}; "
             f"`fsdpplan models {last}` lists them"
         )
-    nearest = _near(last)
-    hint = f"nearest: {', '.join(nearest)}; " if nearest else ""
+    near = _near(last)
+    hint = f"nearest: {', '.join(near)}; " if near else ""
     if _MIXTURE_NAMES.search(plain):
         raise SpecError(
             f"no model is called {short(name)}, which sounds like a mixture of experts; {hint}"

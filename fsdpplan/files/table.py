@@ -195,8 +195,9 @@ class Table:
         allowed = sorted(known)
         for key in self.values:
             if key not in allowed:
+                meant = did_you_mean(key, allowed)
                 raise SpecError(
-                    f"{self.where}: unknown key {short(self.prefix + key)}{did_you_mean(key, allowed)}; "
+                    f"{self.where}: unknown key {short(self.prefix + key)}{meant}; "
                     f"remove it, or use one of {', '.join(allowed)}"
                 )
 

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from fsdpplan.cli.options.expand import GroupedCommand, OwnParsing, expanded
+from fsdpplan.cli.options.expand import GroupedCommand, OwnParsing, expanded, write_examples
 from fsdpplan.cli.working import watching
 
 SUMMARIES = {
@@ -42,6 +42,15 @@ SUMMARIES = {
 """Command -> its line on the first help page, which is the first sentence of its docstring: that
 page imports no command. In the order of the page."""
 
+SECTIONS = {
+    "recommend": "Plan",
+    "what-if": "Ask what follows",
+    "emit-launch": "Launch and run",
+    "verify": "After the run",
+    "detect": "Machines, models and measurements",
+}
+"""Command -> the heading before it on the first help page."""
+
 AT_WORK = {
     **dict.fromkeys(
         ("recommend", "estimate", "explain", "what-if", "compare", "sweep", "replan"),
@@ -60,7 +69,10 @@ AT_WORK = {
 """Command -> what is said of it once it takes long, until it says more itself; the others only
 read."""
 
-SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
+MOST_COLUMNS = 100
+
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": MOST_COLUMNS}
+"""Lines of help are no longer than can be read."""
 
 
 class Commands(Mapping[str, Any]):
@@ -101,6 +113,23 @@ class Program(OwnParsing, TyperGroup):
         return list(self.commands)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the first page's section of commands; none is imported."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(SUMMARIES.items()))
+        """Write the first page's sections of commands; none is imported."""
+        sections: list[tuple[str, list[tuple[str, str]]]] = []
+        for name, summary in SUMMARIES.items():
+            if name in SECTIONS:
+                sections.append((SECTIONS[name], []))
+            sections[-1][1].append((name, summary))
+        longest = max(map(len, SUMMARIES))
+        for heading, lines in sections:
+            with formatter.section(heading):
+                formatter.write_dl([(f"{name:<{longest}}", summary) for name, summary in lines])
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """What to type first."""
+        write_examples("", formatter)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """`help COMMAND` is `COMMAND --help`."""
+        if args[:1] == ["help"]:
+            args = [*args[1:2], "--help"]
+        return list(super().parse_args(ctx, args))

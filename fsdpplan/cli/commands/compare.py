@@ -32,7 +32,7 @@ MOST = 8
 Plans = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[PLAN...]",
+        metavar="PLAN",
         help="Two or more saved plans; without, options with several values.",
         show_default=False,
     ),

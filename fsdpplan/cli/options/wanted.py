@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, get_args, get_type_hints
 
 from fsdpplan.cli.options import synonyms
@@ -174,6 +175,7 @@ def _longest(words: list[str]) -> tuple[str, int]:
     return "", 0
 
 
+@cache
 def _flags() -> dict[str, Flag]:
     hints = get_type_hints(LayoutOptions, include_extras=True)
     return {

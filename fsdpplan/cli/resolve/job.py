@@ -24,10 +24,10 @@ from fsdpplan.emit.pods import Pods
 from fsdpplan.emit.slurm.survival import Survival
 from fsdpplan.emit.trainer_program import DASHBOARDS, Trainer, data_share, require_meaning
 from fsdpplan.errors import SpecError
-from fsdpplan.files.table import beside
 from fsdpplan.files.huggingface.chats import require_chats
 from fsdpplan.files.huggingface.config import read_hf_config
 from fsdpplan.files.plans import plan_json
+from fsdpplan.files.table import beside
 from fsdpplan.run.plans import read_plan
 from fsdpplan.search.advice.field_rules import broken_rules
 from fsdpplan.spec.model import Model
@@ -40,8 +40,8 @@ def saved_plan(path: str) -> Plan:
     """The plan in a file, or what to type where there is none."""
     if not os.path.exists(Path(path)):
         raise SpecError(
-            f"there is no plan {path}{beside(Path(path))}: type fsdpplan recommend --params 8e9 --gpus 8 first, which "
-            f"saves one, or name another"
+            f"there is no plan {path}{beside(Path(path))}: type fsdpplan recommend --params 8e9 "
+            "--gpus 8 first, which saves one, or name another"
         )
     return read_plan(path)
 

@@ -244,8 +244,8 @@ def _hint(typed: str, kinds: tuple[ProfileKind, ...]) -> str:
     plain = typed.strip().lower()[:100]
     near = _within(typed, kinds) or nearest(plain, names)
     near = near or difflib.get_close_matches(plain, names, n=3, cutoff=0.3)
-    nearest = f"nearest: {', '.join(near)}; " if near else ""
-    return f"{nearest}`fsdpplan profiles` lists all; or give the path of a TOML file"
+    hint_words = f"nearest: {', '.join(near)}; " if near else ""
+    return f"{hint_words}`fsdpplan profiles` lists all; or give the path of a TOML file"
 
 
 def load_node(name_or_path: str, *, beside: Path | None = None) -> NodeProfile:

@@ -113,9 +113,9 @@ def _nothing(words: Sequence[str]) -> str:
     names = profile_names()
     plain = " ".join(words).lower()[:100]
     near = nearest(plain, names) or difflib.get_close_matches(plain, names, n=3, cutoff=0.5)
-    nearest = f"nearest: {', '.join(near)}; " if near else ""
+    hint_words = f"nearest: {', '.join(near)}; " if near else ""
     return (
-        f"no hardware profile matches {_phrase(words)}; {nearest}`fsdpplan profiles` lists all, "
+        f"no hardware profile matches {_phrase(words)}; {hint_words}`fsdpplan profiles` lists all, "
         "and a path to a TOML file works too"
     )
 
