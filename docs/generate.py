@@ -149,7 +149,11 @@ def written_page(path: Path) -> str:
 
 
 def main() -> None:
-    """Write every page that differs."""
+    """Write every page that differs, and what shells complete."""
+    from docs.completion_table import completion_json
+    from fsdpplan.cli.complete import TABLE
+
+    TABLE.write_text(completion_json(), encoding="utf-8")
     for path in sorted({*PAGES, CLI_PAGE}):
         old = path.read_text(encoding="utf-8") if path.exists() else ""
         new = written_page(path)

@@ -107,5 +107,7 @@ def _slips(typed: str, word: str, most: int) -> int:
             if i > 1 and j > 1 and letter == word[j - 2] and typed[i - 2] == other:
                 least = min(least, before[j - 2] + _SLIP)
             row.append(least)
+        if min(row) > most and min(above) > most:
+            return most + 1
         before = above
     return row[-1]

@@ -114,7 +114,7 @@ def test_columns_of_a_table_and_quantities_of_a_plan(tmp_path: Path) -> None:
 
     _named(read, sorted(COLUMNS), every=3)
     quantities = plan_quantities(make_plan("cuda", nodes=2, per_node=4))
-    _named(lambda name: condition(f"{name} > 1", quantities), sorted(quantities)[::7])
+    _named(lambda name: condition(f"{name} > 1", quantities), sorted(quantities)[::29])
 
 
 def test_keys_of_a_profile_and_of_a_plan() -> None:

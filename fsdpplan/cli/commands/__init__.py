@@ -38,6 +38,7 @@ SUMMARIES = {
     "validate": "Predict a table of measured runs, and report the errors.",
     "profiles": "Hardware profiles: list or search them, or show one.",
     "models": "Catalogue of models: list it, or show one.",
+    "completion": "Complete commands, options, models and profiles by Tab.",
 }
 """Command -> its line on the first help page, which is the first sentence of its docstring: that
 page imports no command. In the order of the page."""
@@ -48,6 +49,7 @@ SECTIONS = {
     "emit-launch": "Launch and run",
     "verify": "After the run",
     "detect": "Machines, models and measurements",
+    "completion": "Your shell",
 }
 """Command -> the heading before it on the first help page."""
 

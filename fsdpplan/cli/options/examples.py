@@ -136,6 +136,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("models qwen3", "those with that in their names"),
         ("models llama-3.1-70b --json", ""),
     ),
+    "completion": (
+        ("completion --install", "for the shell that it is typed into"),
+        ("completion zsh > _fsdpplan", "the script, to put it somewhere yourself"),
+    ),
 }
 """Command (empty: the program itself) -> what is typed after `fsdpplan`, and what that does."""
 

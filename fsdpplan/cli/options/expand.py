@@ -18,6 +18,7 @@ from typer.core import TyperCommand
 
 from fsdpplan.cli.options.examples import example_lines
 from fsdpplan.cli.options.parse import (
+    Choice,
     Parser,
     choice,
     line,
@@ -126,6 +127,20 @@ def expanded(function: Callable[..., None]) -> Callable[..., None]:
     command.__name__ = function.__name__
     command.__doc__ = function.__doc__
     return command
+
+
+def choices_of(function: Callable[..., None]) -> dict[str, tuple[str, ...]]:
+    """The words that each flag of a command takes, of those that take some words only."""
+    found: dict[str, tuple[str, ...]] = {}
+    for hint in get_type_hints(function, include_extras=True).values():
+        groups = [hint] if is_dataclass(hint) else [one.group for one in _marks(hint)]
+        for group in groups:
+            for name, of in get_type_hints(group, include_extras=True).items():
+                marks = [mark for mark in get_args(of)[1:] if isinstance(mark, Flag | Option)]
+                parse = _flag(name, of).parse if marks else None
+                if isinstance(parse, Choice):
+                    found[flag_of(name, _flag(name, of))] = parse.allowed
+    return found
 
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
