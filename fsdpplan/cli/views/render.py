@@ -1,4 +1,6 @@
-"""Text blocks for a terminal: wrapped lines, tables, lists. No colour, at most 80 columns.
+"""Text blocks for a terminal: wrapped lines, tables, lists. No colour.
+
+Tables and what stands side by side take the terminal's width, sentences no more than can be read.
 
 What the program says of itself on stderr: the one place where such a sentence is printed.
 
@@ -20,24 +22,43 @@ from typing import Any
 from fsdpplan.cli import working
 from fsdpplan.emit.safe_text import printable
 
-MOST_COLUMNS = 80
+MOST_COLUMNS = 200
 LEAST_COLUMNS = 40
+
+PROSE_COLUMNS = 100
+"""Lines of words are no longer: the eye would lose the next one."""
+
+
+_JOINT = "\u00a0"
+"""A space at which no line breaks; none is in what is said, which was made printable before."""
+
+_AMOUNT = re.compile(
+    r"(?<=\d) (?=(?:%|[KMGTP]?i?B(?:/s)?|[KMBT]|Gb/s|[munp]?s|min|h|d|days?|hours?|[kM]?Wh?|"
+    r"[KMGTP]?FLOP/s|GPUs?|nodes?|ranks?|pts)(?![\w/%-]))"
+)
+"""The space between a number and its unit."""
 
 
 def columns() -> int:
-    """How wide to write: the terminal, or 80 where there is none or it is wider."""
+    """How wide to write: the terminal, or 80 columns where there is none."""
     return min(MOST_COLUMNS, max(LEAST_COLUMNS, shutil.get_terminal_size((80, 24)).columns))
 
 
 def wrapped(text: str, *, width: int, first: str = "", then: str | None = None) -> str:
-    """`text` in lines of at most `width`, the first led by `first`, the others by `then`."""
-    return textwrap.fill(
-        printable(text),
-        width=width,
+    """`text` in lines of at most `width`, the first led by `first`, the others by `then`. A number
+    stays with its unit."""
+    return _filled(printable(text), width=width, first=first, then=then)
+
+
+def _filled(text: str, *, width: int, first: str, then: str | None = None) -> str:
+    filled = textwrap.fill(
+        _AMOUNT.sub(_JOINT, text),
+        width=min(width, PROSE_COLUMNS),
         initial_indent=first,
         subsequent_indent=" " * len(first) if then is None else then,
         break_on_hyphens=False,
     )
+    return filled.replace(_JOINT, " ")
 
 
 def listed(heading: str, items: Iterable[str], *, width: int) -> str:
@@ -87,10 +108,16 @@ def table(
 
 
 def _record(headers: Sequence[str], row: Sequence[str], width: int) -> str:
-    named = (
+    named = [
         f"{name} {value}".strip() for name, value in zip(headers[1:], row[1:], strict=True) if value
-    )
-    return wrapped(f"{row[0]}: {', '.join(named)}", width=width, first="  - ")
+    ]
+    # a value stays with its name, where that leaves no hole at the end of a line
+    named = [one.replace(" ", _JOINT) if len(one) <= MOST_JOINED else one for one in named]
+    return _filled(f"{row[0]}: {', '.join(named)}", width=width, first="  - ")
+
+
+MOST_JOINED = 20
+"""Letters of a name and a value between which no line breaks."""
 
 
 def beside(left: str, right: str, *, width: int) -> str:
@@ -142,8 +169,6 @@ _TOGETHER = re.compile(
     r"|--?[a-z][-\w]*[= ](?:'[^']*'|[^\s,;:()]+)"  # an option and its value
     r"|'[^']*'"  # a name in quotes
 )
-_JOINT = "\u00a0"
-"""A space at which no line breaks; none is in what is said, which was made printable before."""
 
 
 def tell(sentence: str) -> None:
@@ -163,7 +188,8 @@ def note(sentence: str) -> None:
 
 def broken(text: str, columns: int) -> str:
     """`text` in lines of `columns`; what is to be typed stays whole, and then may be longer."""
-    whole = _TOGETHER.sub(lambda found: found[0].replace(" ", _JOINT), text)
+    whole = _AMOUNT.sub(_JOINT, text)
+    whole = _TOGETHER.sub(lambda found: found[0].replace(" ", _JOINT), whole)
     lines = textwrap.wrap(
         whole,
         width=columns,
@@ -182,4 +208,4 @@ def _columns() -> int | None:
         terminal = os.get_terminal_size(sys.stderr.fileno()).columns
     except (OSError, ValueError):  # nobody says how wide it is
         return None
-    return min(MOST_COLUMNS, max(LEAST_COLUMNS, terminal))
+    return min(PROSE_COLUMNS, max(LEAST_COLUMNS, terminal))
