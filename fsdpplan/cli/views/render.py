@@ -58,7 +58,8 @@ def _filled(text: str, *, width: int, first: str, then: str | None = None) -> st
         subsequent_indent=" " * len(first) if then is None else then,
         break_on_hyphens=False,
     )
-    return filled.replace(_JOINT, " ")
+    # textwrap leaves the space before a word that it had to cut
+    return "\n".join(line.rstrip() for line in filled.replace(_JOINT, " ").split("\n"))
 
 
 def listed(heading: str, items: Iterable[str], *, width: int) -> str:
