@@ -221,7 +221,7 @@ class Table:
         value, allowed = self.require(key), tuple(choices)
         if value not in allowed:
             near = did_you_mean(value, allowed) if isinstance(value, str) else ""
-            raise SpecError(f"{self.wrong(key, 'one of ' + ', '.join(allowed))}{near}")
+            raise self.wrong(key, f"one of {', '.join(allowed)}", near)
         return str(value)
 
     def integer(self, key: str, *, lowest: int = 1) -> int:
@@ -256,7 +256,7 @@ class Table:
             raise self.wrong(key, "a table")
         return Table(where=self.where, values=value, prefix=f"{self.prefix}{key}.")
 
-    def wrong(self, key: str, wanted: str) -> SpecError:
-        """The error for a value that is not what was `wanted`."""
+    def wrong(self, key: str, wanted: str, meant: str = "") -> SpecError:
+        """The error for a value that is not what was `wanted`, but perhaps what was `meant`."""
         value = self.values.get(key)
-        return SpecError(f"{self.field(key)} must be {wanted}, not {short(value)}")
+        return SpecError(f"{self.field(key)} must be {wanted}, not {short(value)}{meant}")

@@ -136,4 +136,4 @@ def test_help_of_a_command_is_the_same_both_ways(capsys: pytest.CaptureFixture[s
     one, other = capsys.readouterr().out.split("Usage:")[1:]
     assert one == other
     assert exit_code_of(["help", "chek"]) == 2
-    assert "'check'" in capsys.readouterr().err
+    assert "did you mean check?" in capsys.readouterr().err

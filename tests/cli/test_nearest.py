@@ -157,7 +157,7 @@ def test_commands(capsys: pytest.CaptureFixture[str]) -> None:
     for name in Commands():
         for typed in some_slips(name, known={*Commands()}):
             assert exit_code_of([typed]) == 2
-            assert f"'{name}'" in capsys.readouterr().err
+            assert name in capsys.readouterr().err.partition("did you mean")[2]
 
 
 def test_files(tmp_path: Path) -> None:

@@ -27,7 +27,6 @@ from fsdpplan.errors import SpecError
 from fsdpplan.files.huggingface.chats import require_chats
 from fsdpplan.files.huggingface.config import read_hf_config
 from fsdpplan.files.plans import plan_json
-from fsdpplan.files.table import beside
 from fsdpplan.run.plans import read_plan
 from fsdpplan.search.advice.field_rules import broken_rules
 from fsdpplan.spec.model import Model
@@ -36,19 +35,9 @@ from fsdpplan.spec.training import program_named
 from fsdpplan.topology.probe import lacking_packages
 
 
-def saved_plan(path: str) -> Plan:
-    """The plan in a file, or what to type where there is none."""
-    if not os.path.exists(Path(path)):
-        raise SpecError(
-            f"there is no plan {path}{beside(Path(path))}: type fsdpplan recommend --params 8e9 "
-            "--gpus 8 first, which saves one, or name another"
-        )
-    return read_plan(path)
-
-
 def ranked(path: str, rank: int | None, *, own_program: bool) -> Plan:
     """The plan in a file, with another layout of its list where `rank` asks for one."""
-    plan = saved_plan(path)
+    plan = read_plan(path)
     if rank is not None:
         plan = _with_rank(plan, rank, path)
     program = plan.training.program

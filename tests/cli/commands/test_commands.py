@@ -29,5 +29,5 @@ def test_a_name_that_is_none_is_refused_with_the_nearest(
     assert Commands().get("recomend") is None
     assert exit_code_of(["recomend", "--gpus", "8"]) == 2
     said = capsys.readouterr().err
-    assert "No such command 'recomend'. Did you mean 'recommend'?" in said
+    assert "there is no command recomend (did you mean recommend?)" in said
     assert "type `fsdpplan --help`" in said
