@@ -81,9 +81,11 @@ def outputs(page: str, folder: Path) -> str:
 
 def cli_page() -> str:
     """The help of every command."""
+    from fsdpplan.cli.commands import SUMMARIES
+
     with tempfile.TemporaryDirectory() as folder:
         top = shell("fsdpplan --help", Path(folder)).stdout
-        names = re.findall(r"^  ([a-z-]+)  ", top.partition("\nCommands:\n")[2], re.M)
+        names = list(SUMMARIES)
         sections = [f"```text\n{top.rstrip()}\n```\n"]
         for name in names:
             text = shell(f"fsdpplan {name} --help", Path(folder)).stdout.rstrip()
@@ -147,7 +149,11 @@ def written_page(path: Path) -> str:
 
 
 def main() -> None:
-    """Write every page that differs."""
+    """Write every page that differs, and what shells complete."""
+    from docs.completion_table import completion_json
+    from fsdpplan.cli.complete import TABLE
+
+    TABLE.write_text(completion_json(), encoding="utf-8")
     for path in sorted({*PAGES, CLI_PAGE}):
         old = path.read_text(encoding="utf-8") if path.exists() else ""
         new = written_page(path)

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from fsdpplan.cli import working
+
 # How long an example takes says how busy the machine is.
 _NO_CLOCK = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # The same examples each time: what fails is what was changed. `--whole` draws new ones.
@@ -58,6 +60,8 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("whole")
     # The tiny step before each job has tests of its own, which ask for it.
     os.environ.setdefault("FSDPPLAN_NUMBERS", "0")
+    # Nor does a busy machine change what a command says.
+    working.QUIET_SECONDS = 3600.0
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -59,16 +59,22 @@ where there are chats)."""
 
 CLI_MAY_IMPORT = {
     "process": set(),
+    "working": {"process"},
+    "complete": set(),
     "options": set(),
-    "resolve": {"options"},
-    "views": {"options", "resolve"},
-    "commands": {"options", "resolve", "views"},
+    "resolve": {"options", "working"},
+    "views": {"options", "resolve", "working"},
+    "commands": {"options", "resolve", "views", "working"},
     "app": {"process", "commands", "views"},
 }
 """Part of the command line -> others that it may import; a command imports no other command."""
 
 WAITS = {
     "cli/app.py": {"files.table": "for an error only: it would delay every command"},
+    "cli/complete.py": {
+        "files.catalogue": "where models are completed: a shell asks with each press of Tab",
+        "files.profiles.catalogue": "the same of machines",
+    },
     "cli/process.py": {"emit.safe_text": "its patterns take longer than all else before signals"},
     "cli/commands/estimate.py": {
         "cli.resolve.goal": "where time, money or energy is asked for, as what follows",

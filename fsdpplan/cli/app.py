@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NoReturn
@@ -12,7 +13,7 @@ from typer.main import get_command
 
 from fsdpplan import __version__
 from fsdpplan.cli import process
-from fsdpplan.cli.commands import SETTINGS, Program
+from fsdpplan.cli.commands import SETTINGS, SUMMARIES, Program
 from fsdpplan.cli.views.render import PROGRAM, tell
 from fsdpplan.emit.safe_text import printable, redacted, secret_values, without_values
 from fsdpplan.errors import (
@@ -21,6 +22,7 @@ from fsdpplan.errors import (
     NoFeasibleLayout,
     ProbeError,
     SpecError,
+    did_you_mean,
 )
 
 INTERRUPTED = 130
@@ -30,6 +32,8 @@ BAD_INPUT = 2
 
 USAGE_ERROR: Any = typer.BadParameter.__base__
 """click's UsageError: newer releases of Typer carry a click of their own."""
+
+_NO_COMMAND = re.compile(r"No such command '(.*?)'(?:\.|$)", re.S)
 
 app = typer.Typer(
     name=PROGRAM,
@@ -93,7 +97,7 @@ def _run(words: list[str]) -> int:
         return _report(str(error), type(error).__name__, error.exit_code, words, more)
     except USAGE_ERROR as error:
         where = _help_command(error, words)
-        message = f"{error.format_message().rstrip('.')}; type {where} for its options"
+        message = f"{_misused(error)}; type {where} for its options"
         return _report(redacted(message), "UsageError", BAD_INPUT, words)
     except BrokenPipeError:
         raise
@@ -141,6 +145,18 @@ def _report(
         error = {"kind": kind, "message": message, "exit_code": code, **(more or {})}
         typer.echo(json.dumps({"error": error}, indent=2))
     return code
+
+
+def _misused(error: Any) -> str:
+    """What was wrong with the words, with the nearest command or option that there is."""
+    said = str(error.format_message()).rstrip(".")
+    if found := _NO_COMMAND.match(said):
+        return f"there is no command {found[1]}{did_you_mean(found[1], SUMMARIES)}"
+    option = getattr(error, "option_name", None)
+    if type(error).__name__ != "NoSuchOption" or error.ctx is None or not isinstance(option, str):
+        return said
+    known = (name for one in error.ctx.command.params for name in (*one.opts, *one.secondary_opts))
+    return f"there is no option {option}{did_you_mean(option, known)}"
 
 
 def _help_command(error: Any, words: list[str]) -> str:

@@ -12,11 +12,16 @@ import sys
 
 TYPE_CHECKING = False  # typing takes longer to import than all else before signals are heard
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
     from typing import Any, NoReturn
 
 LEAVES = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a program to end: Ctrl-C, `kill`, a terminal that is closed."""
+
+
+before_output: Callable[[], None] | None = None
+"""What is done before anything is written to standard output."""
 
 
 class Left(KeyboardInterrupt):
@@ -111,6 +116,8 @@ class _Output(io.TextIOWrapper):
         """Write `text`."""
         from fsdpplan.emit.safe_text import harmless  # its patterns take longer than all else here
 
+        if before_output is not None:
+            before_output()
         try:
             return super().write(harmless(text))
         except OSError as error:

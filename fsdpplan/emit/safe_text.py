@@ -133,6 +133,13 @@ def harmless(text: str) -> str:
     return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
+def may_move(is_terminal: bool, environment: Mapping[str, str]) -> bool:
+    """Whether lines may be written over, and bars drawn: on a terminal that can, where nobody asks
+    for plain text (https://no-color.org)."""
+    is_dumb = environment.get("TERM") in ("dumb", "unknown")
+    return is_terminal and not is_dumb and not environment.get("NO_COLOR")
+
+
 def log_line(line: str) -> str:
     """A line of a log as it would stand on a terminal: what carriage returns overwrote is gone, and
     so are colours; what else could move the terminal is written as an escape."""

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from fsdpplan.errors import ProfileNotFound, SpecError
+from fsdpplan.errors import ProfileNotFound, SpecError, nearest
 from fsdpplan.files.table import short
 from fsdpplan.spec.model import (
     DeltaRule,
@@ -109,8 +109,8 @@ def _find(name: str) -> str:
             f"{', '.join(within[:MOST_NAMED])}{' ...' if len(within) > MOST_NAMED else ''}; "
             f"`fsdpplan models {last}` lists them"
         )
-    nearest = _near(last)
-    hint = f"nearest: {', '.join(nearest)}; " if nearest else ""
+    near = _near(last)
+    hint = f"nearest: {', '.join(near)}; " if near else ""
     if _MIXTURE_NAMES.search(plain):
         raise SpecError(
             f"no model is called {short(name)}, which sounds like a mixture of experts; {hint}"
@@ -124,4 +124,5 @@ def _find(name: str) -> str:
 
 
 def _near(name: str) -> list[str]:
-    return difflib.get_close_matches(name[:100], model_names(), n=3, cutoff=0.4)
+    names = model_names()
+    return nearest(name, names) or difflib.get_close_matches(name[:100], names, n=3, cutoff=0.4)

@@ -8,11 +8,13 @@ Two traps, both seen: a bare `TypeAdapter(dataclass)` drops unknown keys in sile
 from __future__ import annotations
 
 import json
-from typing import Any, Literal, TypeVar
+from collections.abc import Sequence
+from dataclasses import is_dataclass
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from fsdpplan.errors import SpecError
+from fsdpplan.errors import SpecError, did_you_mean
 from fsdpplan.files.table import short
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import Layout
@@ -89,10 +91,10 @@ def _validate(kind: type[Document], values: dict[str, Any]) -> Document:
     try:
         return kind.model_validate_json(json.dumps(values, allow_nan=False))
     except ValidationError as error:
-        raise SpecError(_first_problem(error, values)) from error
+        raise SpecError(_first_problem(error, values, kind)) from error
 
 
-def _first_problem(error: ValidationError, values: dict[str, Any]) -> str:
+def _first_problem(error: ValidationError, values: dict[str, Any], kind: type[BaseModel]) -> str:
     """The first problem as one line with the path of its field.
 
     A field that may be one of several things has a problem for each: they are joined.
@@ -103,12 +105,25 @@ def _first_problem(error: ValidationError, values: dict[str, Any]) -> str:
         case "missing":
             return f"{path} is missing: add it"
         case "extra_forbidden" | "unexpected_keyword_argument":
-            return f"unknown key {path}: remove it"
+            *above, key = problems[0]["loc"]
+            return f"unknown key {path}{did_you_mean(str(key), _keys(kind, above))}: remove it"
         case "value_error":
             return f"{path}: {problems[0]['msg'].removeprefix('Value error, ')}"
     same = [problem["msg"] for problem in problems if _path(problem["loc"], values) == path]
     wanted = " or ".join(message.removeprefix("Input should be ") for message in same)
     return f"{path} must be {wanted}, not {short(problems[0]['input'])}"
+
+
+def _keys(kind: Any, steps: Sequence[int | str]) -> set[str]:
+    """The keys of the table at `steps` within a `kind`; none where that is no class of ours."""
+    if not isinstance(kind, type):  # tuple[Stage, ...], Stage | None
+        return {key for one in get_args(kind) for key in _keys(one, steps)}
+    hints = get_type_hints(kind) if is_dataclass(kind) or issubclass(kind, BaseModel) else {}
+    if not steps:
+        return {*hints} - {"model_config"}
+    if not hints or isinstance(steps[0], int):
+        return set()
+    return _keys(hints.get(str(steps[0])), [step for step in steps[1:] if isinstance(step, str)])
 
 
 def _path(location: tuple[int | str, ...], values: Any) -> str:

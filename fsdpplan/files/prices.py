@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import date
 from functools import cache
 
-from fsdpplan.errors import SpecError
+from fsdpplan.errors import SpecError, did_you_mean
 from fsdpplan.files.profiles.catalogue import profiles_folder
 from fsdpplan.files.table import read_text
 
@@ -77,8 +77,9 @@ def price_of(provider: str, device: str) -> Price:
     """What a GPU of that profile costs there. Raises SpecError where no row says it."""
     known = sorted({row.provider for row in prices()})
     if provider not in known:
+        near = did_you_mean(provider, known)
         raise SpecError(
-            f"--provider: no price of {provider[:40]!r} is known here; type "
+            f"--provider: no price of {provider[:40]!r} is known here{near}; type "
             f"{', '.join(known[:-1])} or {known[-1]}, or the price itself: --price 2.10"
         )
     for row in prices():

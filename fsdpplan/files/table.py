@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fsdpplan.errors import SpecError
+from fsdpplan.errors import SpecError, did_you_mean, nearest
 
 MAX_INTEGER = 2**63 - 1
 UNREADABLE = "it holds a number of thousands of digits, or brackets in brackets without end"
@@ -34,7 +34,7 @@ def read_data(path: Path, *, limit_bytes: int, what: str) -> bytes:
     try:
         data = _read_at_most(path, limit_bytes + 1)
     except FileNotFoundError as error:
-        raise SpecError(f"{what} {shown} does not exist; check the path") from error
+        raise SpecError(f"{what} {shown} does not exist{beside(path)}; check the path") from error
     except _NoFile as error:
         raise SpecError(f"{what} {shown} is not a file, but {error}") from error
     except (OSError, ValueError) as error:
@@ -48,6 +48,22 @@ def read_data(path: Path, *, limit_bytes: int, what: str) -> bytes:
             "check the path"
         )
     return data
+
+
+def beside(path: Path) -> str:
+    """` (did you mean fsdpplan.json?)`: files in the folder of one that is not there, whose name
+    is nearly its own."""
+    try:
+        with os.scandir(path.parent) as entries:
+            names = [entry.name for entry, _ in zip(entries, range(MOST_LOOKED_AT), strict=False)]
+    except (OSError, ValueError):
+        return ""
+    near = [str(path.with_name(one)) for one in nearest(path.name, names) if one.isprintable()]
+    return f" (did you mean {' or '.join(near)}?)" if near else ""
+
+
+MOST_LOOKED_AT = 1000
+"""Files of a folder that are compared with a name that is not there."""
 
 
 def text_of(path: Path, *, limit_bytes: int) -> str:
@@ -179,8 +195,9 @@ class Table:
         allowed = sorted(known)
         for key in self.values:
             if key not in allowed:
+                meant = did_you_mean(key, allowed)
                 raise SpecError(
-                    f"{self.where}: unknown key {short(self.prefix + key)}; "
+                    f"{self.where}: unknown key {short(self.prefix + key)}{meant}; "
                     f"remove it, or use one of {', '.join(allowed)}"
                 )
 
@@ -203,7 +220,8 @@ class Table:
         """One of `choices`."""
         value, allowed = self.require(key), tuple(choices)
         if value not in allowed:
-            raise self.wrong(key, f"one of {', '.join(allowed)}")
+            near = did_you_mean(value, allowed) if isinstance(value, str) else ""
+            raise self.wrong(key, f"one of {', '.join(allowed)}", near)
         return str(value)
 
     def integer(self, key: str, *, lowest: int = 1) -> int:
@@ -238,7 +256,7 @@ class Table:
             raise self.wrong(key, "a table")
         return Table(where=self.where, values=value, prefix=f"{self.prefix}{key}.")
 
-    def wrong(self, key: str, wanted: str) -> SpecError:
-        """The error for a value that is not what was `wanted`."""
+    def wrong(self, key: str, wanted: str, meant: str = "") -> SpecError:
+        """The error for a value that is not what was `wanted`, but perhaps what was `meant`."""
         value = self.values.get(key)
-        return SpecError(f"{self.field(key)} must be {wanted}, not {short(value)}")
+        return SpecError(f"{self.field(key)} must be {wanted}, not {short(value)}{meant}")

@@ -11,7 +11,7 @@ from fsdpplan.errors import SpecError
 from fsdpplan.files.job_records import read_record
 from fsdpplan.files.ledger import read_rows, row_of_document
 from fsdpplan.files.runs.table import read_cells, read_runs
-from fsdpplan.files.table import parse_json_object, path_text, read_text
+from fsdpplan.files.table import beside, parse_json_object, path_text, read_text
 from fsdpplan.run.follow.jobs import RUNS_FOLDER
 from fsdpplan.run.launch import FILE_NAMES
 from fsdpplan.run.ledger import finished_row
@@ -50,8 +50,8 @@ def evidence_at(path: Path) -> Evidence:
     """All runs at `path` as rows of the ledger, to keep. Raises SpecError where there are none."""
     if not os.path.exists(path):
         raise SpecError(
-            f"{path_text(path)} does not exist: name a table of measured runs, a run's folder, or "
-            "what fsdpplan ledger --export wrote"
+            f"{path_text(path)} does not exist{beside(path)}: name a table of measured "
+            "runs, a run's folder, or what fsdpplan ledger --export wrote"
         )
     if os.path.isdir(path):
         return _folders(path)

@@ -6,6 +6,7 @@ have no rule of their own: all that reads a plan reads it here. A new plan is na
 
 from __future__ import annotations
 
+import os
 import platform
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from fsdpplan.cost.schedule.stages import named_stages
 from fsdpplan.cost.step import estimate
 from fsdpplan.errors import SpecError
 from fsdpplan.files import plans
-from fsdpplan.files.table import path_text
+from fsdpplan.files.table import beside, path_text
 from fsdpplan.search.advice.field_rules import broken_rules
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.model import Model
@@ -25,6 +26,11 @@ from fsdpplan.spec.training import Training
 
 def read_plan(path: Path | str) -> Plan:
     """The plan in a file, its stages named. Raises SpecError in one line when it is not sound."""
+    if not os.path.exists(path):
+        raise SpecError(
+            f"there is no plan {path_text(path)}{beside(Path(path))}: type fsdpplan recommend "
+            "--params 8e9 --gpus 8 first, which saves one, or name another"
+        )
     return _named(plans.read_plan(path), where=path_text(path))
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
-from fsdpplan.errors import SpecError
+from fsdpplan.errors import SpecError, did_you_mean
 
 RuntimeName = Literal[
     "fsdp2",
@@ -445,4 +445,5 @@ def runtime_named(name: str) -> Runtime:
         if runtime.name == name:
             return runtime
     names = ", ".join(runtime.name for runtime in RUNTIMES)
-    raise SpecError(f"there is no runtime {name!r}: use one of {names}")
+    meant = did_you_mean(name, (runtime.name for runtime in RUNTIMES))
+    raise SpecError(f"there is no runtime {name!r}{meant}: use one of {names}")

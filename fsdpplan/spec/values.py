@@ -12,7 +12,7 @@ from functools import cache
 from operator import attrgetter
 from typing import ClassVar
 
-from fsdpplan.errors import SpecError
+from fsdpplan.errors import SpecError, did_you_mean
 
 
 def require_positive_int(**fields: int) -> None:
@@ -41,7 +41,10 @@ def require_fraction(**fields: float) -> None:
 def require_choice(name: str, value: object, choices: Collection[object]) -> None:
     """Raise unless `value` is one of `choices`."""
     if value not in choices:
-        raise SpecError(f"{name} must be one of {', '.join(map(str, choices))}, not {value!r}")
+        near = did_you_mean(value, map(str, choices)) if isinstance(value, str) else ""
+        raise SpecError(
+            f"{name} must be one of {', '.join(map(str, choices))}, not {value!r}{near}"
+        )
 
 
 class RemembersHash:

@@ -60,12 +60,12 @@ def test_help_fits_the_screen_and_names_every_command(capsys: pytest.CaptureFixt
         assert exit_code_of([command, "--help"]) == 0
         page = capsys.readouterr().out
         assert max(map(len, page.splitlines())) <= 80, command
-    assert "..." not in top.partition("Commands:")[2], "a short help is whole"
+    assert "..." not in top.partition("COMMAND [ARGS]...")[2], "a short help is whole"
 
 
 def test_no_arguments_is_a_question_for_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code_of([]) == 0
-    assert "Commands:" in capsys.readouterr().out
+    assert "\nPlan:\n" in capsys.readouterr().out
 
 
 def test_version_is_said_by_the_process() -> None:

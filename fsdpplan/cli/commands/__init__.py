@@ -10,7 +10,8 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from fsdpplan.cli.options.expand import GroupedCommand, OwnParsing, expanded
+from fsdpplan.cli.options.expand import GroupedCommand, OwnParsing, expanded, write_examples
+from fsdpplan.cli.working import watching
 
 SUMMARIES = {
     "recommend": "Search, rank, explain on one screen, save the plan.",
@@ -38,11 +39,43 @@ SUMMARIES = {
     "validate": "Predict a table of measured runs, and report the errors.",
     "profiles": "Hardware profiles: list or search them, or show one.",
     "models": "Catalogue of models: list or search it, or show one.",
+    "completion": "Complete commands, options, models and profiles by Tab.",
 }
 """Command -> its line on the first help page, which is the first sentence of its docstring: that
 page imports no command. In the order of the page."""
 
-SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
+SECTIONS = {
+    "recommend": "Plan",
+    "what-if": "Ask what follows",
+    "emit-launch": "Launch and run",
+    "verify": "After the run",
+    "detect": "Machines, models and measurements",
+    "completion": "Your shell",
+}
+"""Command -> the heading before it on the first help page."""
+
+AT_WORK = {
+    **dict.fromkeys(
+        ("recommend", "estimate", "explain", "what-if", "compare", "sweep", "replan"),
+        "searching layouts",
+    ),
+    **dict.fromkeys(("status", "cancel"), "asking the scheduler"),
+    **dict.fromkeys(("emit-launch", "run", "check"), "preparing"),
+    "rehearse": "rehearsing",
+    "verify": "reading the run",
+    "export": "writing the model",
+    "learn": "reading the runs",
+    "detect": "looking at this machine",
+    "calibrate": "preparing",
+    "validate": "predicting the runs",
+}
+"""Command -> what is said of it once it takes long, until it says more itself; the others only
+read."""
+
+MOST_COLUMNS = 100
+
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": MOST_COLUMNS}
+"""Lines of help are no longer than can be read."""
 
 
 class Commands(Mapping[str, Any]):
@@ -66,7 +99,8 @@ def _command(name: str) -> Any:
     function = getattr(import_module(f"fsdpplan.cli.commands.{word}"), word)
     # rich's help costs 50 ms, and draws boxes into pipes
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-    alone.command(name=name, cls=GroupedCommand, context_settings=SETTINGS)(expanded(function))
+    command = watching(expanded(function), AT_WORK.get(name, ""))
+    alone.command(name=name, cls=GroupedCommand, context_settings=SETTINGS)(command)
     return get_command(alone)
 
 
@@ -82,6 +116,23 @@ class Program(OwnParsing, TyperGroup):
         return list(self.commands)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the first page's section of commands; none is imported."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(SUMMARIES.items()))
+        """Write the first page's sections of commands; none is imported."""
+        sections: list[tuple[str, list[tuple[str, str]]]] = []
+        for name, summary in SUMMARIES.items():
+            if name in SECTIONS:
+                sections.append((SECTIONS[name], []))
+            sections[-1][1].append((name, summary))
+        longest = max(map(len, SUMMARIES))
+        for heading, lines in sections:
+            with formatter.section(heading):
+                formatter.write_dl([(f"{name:<{longest}}", summary) for name, summary in lines])
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """What to type first."""
+        write_examples("", formatter)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """`help COMMAND` is `COMMAND --help`."""
+        if args[:1] == ["help"]:
+            args = [*args[1:2], "--help"]
+        return list(super().parse_args(ctx, args))

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar
 
 import typer
 
+from fsdpplan.cli import working
 from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.files import Json
 from fsdpplan.cli.options.parse import fraction, line, path, positive, whole
@@ -24,7 +25,7 @@ from fsdpplan.cli.resolve.calibration import (
     visible_devices,
 )
 from fsdpplan.cli.views import calibration as views
-from fsdpplan.cli.views.render import columns, tell
+from fsdpplan.cli.views.render import columns, note, tell
 from fsdpplan.errors import SpecError
 from fsdpplan.files.clusters import Flags, cluster_of
 from fsdpplan.files.runs.measurements import read_measurements
@@ -146,7 +147,7 @@ def calibrate(*, measuring: MeasuringOptions, profile: ProfileOptions, json: Jso
         typer.echo(views.calibration_json(fitted))
     else:
         typer.echo(views.calibration_screen(fitted, width=columns()))
-    typer.echo(calibration.next_words(fitted), err=True)
+    note(calibration.next_words(fitted))
 
 
 def refuse_contradictions(measuring: MeasuringOptions, profile: ProfileOptions) -> None:
@@ -170,6 +171,7 @@ def measure(measuring: MeasuringOptions, profile: ProfileOptions) -> Measured:
         log = measuring.log
     else:
         start = named_start(profile.hardware) or detected_start()
+        working.stop()  # measuring has a display of its own
         log = _measured_log(measuring, profile, start)
         rows = read_measurements(log)
         machine = machine_of(rows)

@@ -13,6 +13,7 @@ import typer
 from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.files import Json
 from fsdpplan.cli.options.parse import line
+from fsdpplan.cli.views.render import columns, wrapped
 from fsdpplan.errors import SpecError
 from fsdpplan.run.follow.cancel import Cancelled, cancel_run, goes_on
 from fsdpplan.run.follow.jobs import RecordedRun, chosen_run, runs_of
@@ -40,7 +41,7 @@ def cancel(*, options: CancelOptions, json: Json = False) -> None:
         typer.echo(cancelled_json(done))
         return
     for each in done:
-        typer.echo(each.words)
+        typer.echo(wrapped(each.words, width=columns()))
 
 
 def cancelled(options: CancelOptions) -> list[Cancelled]:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fsdpplan.cli import working
 from fsdpplan.cli.options.expand import Each, Lists
 from fsdpplan.cli.options.files import EvidenceOptions, Json, Plot, refuse_plot
 from fsdpplan.cli.options.layout import LayoutOptions
@@ -39,7 +40,7 @@ MOST = 8
 Plans = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[PLAN...]",
+        metavar="PLAN",
         help="Two or more saved plans; without, options with several values.",
         show_default=False,
     ),
@@ -137,6 +138,7 @@ def _of_plans(
 
 
 def _of_question(inputs: Inputs, index: int) -> Entry:
+    working.say(f"searching: layouts of {_letter(index)}")
     found = searched(inputs)
     if not found.result.ranked:
         problem = str(nothing_fits(inputs, found.result))

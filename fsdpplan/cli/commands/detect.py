@@ -16,7 +16,7 @@ from fsdpplan.cli.options.files import Json
 from fsdpplan.cli.options.parse import line, path
 from fsdpplan.cli.views.hosts import findings_block, hosts_blocks
 from fsdpplan.cli.views.profiles import profile_document
-from fsdpplan.cli.views.render import blocks, columns, tell, wrapped
+from fsdpplan.cli.views.render import blocks, columns, note, tell, wrapped
 from fsdpplan.errors import FsdpPlanError, SpecError
 from fsdpplan.files.profiles.nodes import NodeProfile
 from fsdpplan.files.profiles.saved import node_text
@@ -75,7 +75,7 @@ def detect(*, options: DetectOptions, json: Json = False) -> None:
     else:
         typer.echo(detect_screen(seen, width=columns()))
     for sentence in said:
-        typer.echo(sentence, err=True)
+        note(sentence)
     if options.save is not None and seen.problem is not None:
         tell(f"nothing is saved in {options.save}: {seen.problem}")
         raise typer.Exit(seen.problem.exit_code)

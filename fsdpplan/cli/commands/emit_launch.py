@@ -35,7 +35,7 @@ from fsdpplan.cli.resolve.job import (
     with_this_python,
 )
 from fsdpplan.cli.resolve.torch import settled_plan, torch_of_job
-from fsdpplan.cli.views.render import tell
+from fsdpplan.cli.views.render import note, tell
 from fsdpplan.emit.alerts import alert_rules
 from fsdpplan.emit.folder import SCRIPT_NAME
 from fsdpplan.emit.job import Job, excluded_hosts, left_out, trial_words
@@ -141,12 +141,12 @@ def emit_launch(
         require_rehearsed(chosen, own_program=own_program, python=python)
     if emit.alerts is not None:
         write_alerts(emit.alerts, chosen)
-        typer.echo(f"wrote {emit.alerts}, for a run with --prometheus", err=True)
+        note(f"wrote {emit.alerts}, for a run with --prometheus")
     text = launch_text(target, plan=chosen, job=asked, pods=pods_of(pods))
     if emit.out is not None:
         write_job_folder(emit.out, plan=chosen, job=asked)
         text = (emit.out / SCRIPT_NAME).read_text(encoding="utf-8")
-        typer.echo(f"wrote {emit.out}; next: sbatch {emit.out / SCRIPT_NAME}", err=True)
+        note(f"wrote {emit.out}; next: sbatch {emit.out / SCRIPT_NAME}")
     if saves:
         tell(saves)
     if target not in OTHER_TRAINERS and (trial := trial_sentence(asked)):

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
+from fsdpplan.cli import working
 from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.failures import GoodputOptions, is_asked
 from fsdpplan.cli.options.files import DEFAULT_PLAN, EvidenceOptions, Json, LedgerOptions, PlanFile
@@ -27,7 +28,7 @@ from fsdpplan.cli.views.explained import (
     explained_screen,
     runners_up,
 )
-from fsdpplan.cli.views.render import blocks, columns, facts, listed, progress, tell, wrapped
+from fsdpplan.cli.views.render import blocks, columns, facts, listed, tell, wrapped
 from fsdpplan.cli.views.screen import MOST_RUNNERS_UP, estimate_screen
 from fsdpplan.cli.views.why import why_json, why_screen
 from fsdpplan.cost.explained import explained_step, learned_term
@@ -167,7 +168,7 @@ def why_text(plan: Plan, asked_for: Wanted, evidence: EvidenceOptions, *, as_jso
         replace(asked, pins=asked_for.freed(asked.pins)),
         asked_for,
         resized=machines_of(plan, inputs),
-        say=progress(),
+        say=lambda what: working.say(f"searching: {what}"),
     )
     if answer is None:
         raise NoFeasibleLayout(

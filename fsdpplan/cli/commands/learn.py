@@ -24,7 +24,7 @@ MOST_REFUSED = 12
 Places = Annotated[
     list[str],
     typer.Argument(
-        metavar="FILE...",
+        metavar="FILE",
         help="Tables of measured runs (docs/reference/runs.md), folders of runs, what fsdpplan "
         "ledger --export wrote, other ledgers.",
         show_default=False,
@@ -46,6 +46,8 @@ def learn(*, places: Places, options: LearnOptions, json: Json = False) -> None:
 
     A run that is there already is not added again.
     """
+    if not places:  # one that was not typed arrives as None
+        raise SpecError("learn takes measured runs: type fsdpplan learn my_runs.csv")
     found = taken([Path(place) for place in places], options.ledger)
     typer.echo(taken_json(found) if json else taken_screen(found, width=columns()))
 

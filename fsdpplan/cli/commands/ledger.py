@@ -14,7 +14,7 @@ import typer
 from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.files import Json, LedgerFile
 from fsdpplan.cli.options.parse import line, path
-from fsdpplan.cli.views.render import blocks, columns, listed, table, wrapped
+from fsdpplan.cli.views.render import blocks, columns, listed, note, table, wrapped
 from fsdpplan.errors import SpecError
 from fsdpplan.files.ledger import ledger_path, read_rows, row_document
 from fsdpplan.files.writing import write_text_atomically
@@ -51,7 +51,7 @@ def ledger(*, options: LedgerViewOptions, json: Json = False) -> None:
     """Show finished runs and how far their plans were off."""
     found = view(options)
     if options.export is not None:
-        typer.echo(export(found, options.export), err=True)
+        note(export(found, options.export))
     if json:
         typer.echo(view_json(found))
     else:

@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar
 
 import typer
 
+from fsdpplan.cli import working
 from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.files import Json
 from fsdpplan.cli.options.parse import line, whole
@@ -50,6 +51,7 @@ def logs(*, options: LogOptions, json: Json = False) -> None:
     if json:
         typer.echo(printed_json(log, list(lines)))
         return
+    working.stop()
     for text in lines:
         typer.echo(log_line(text))
 

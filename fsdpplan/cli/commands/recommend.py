@@ -40,7 +40,7 @@ from fsdpplan.cli.resolve.fewest import on_the_fewest
 from fsdpplan.cli.resolve.found import Found, advised, best_of, plan_of, searched
 from fsdpplan.cli.resolve.inputs import Inputs, OneLayout, resolve
 from fsdpplan.cli.views.answer import goodput_said, recommend_json
-from fsdpplan.cli.views.render import blocks, columns, progress
+from fsdpplan.cli.views.render import blocks, columns, note
 from fsdpplan.cli.views.screen import recommend_screen
 from fsdpplan.cli.views.unfit import nothing_fits
 from fsdpplan.cost.memory.peak import available_bytes
@@ -129,7 +129,7 @@ def recommend(
         screen = recommend_screen(inputs, found.result, width=columns(), more=lines, others=others)
         charts = _charts(inputs, found, shown.get("answer")) if plot else ""
         typer.echo(blocks(screen, outlook.screen, charts))
-    typer.echo(said, err=True)
+    note(said)
 
 
 def by_goal(
@@ -163,7 +163,7 @@ def by_goal(
         raise SpecError("--min-gpus asks how many, and --gpus says it: leave one of them out")
     exact = goal.objective == "fewest-gpus" and bill.deadline is None and counts is None
     if is_open and not exact:
-        answer = goals.on_the_best(goal, counts, say=progress(), **question)
+        answer = goals.on_the_best(goal, counts, **question)
     else:
         inputs = (on_the_fewest if is_fewest or exact else resolve)(**question)
         answer = goals.answered(goal, inputs, search(inputs))

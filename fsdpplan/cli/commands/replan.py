@@ -17,7 +17,7 @@ from fsdpplan.cli.resolve.again import as_planned
 from fsdpplan.cli.resolve.found import advised, best_of, plan_of, priced, searched
 from fsdpplan.cli.resolve.inputs import Inputs
 from fsdpplan.cli.resolve.other_gpus import cannot_keep, inputs_elsewhere, nearest_batch
-from fsdpplan.cli.views.render import columns
+from fsdpplan.cli.views.render import columns, note
 from fsdpplan.cli.views.replan import Other, Replanned, replan_json, replan_screen
 from fsdpplan.cli.views.unfit import nothing_fits
 from fsdpplan.cost.reshard import moved
@@ -88,7 +88,7 @@ def replan(
         place=str(place),
     )
     typer.echo(replan_json(answer) if json else replan_screen(answer, width=columns()))
-    typer.echo(f"saved as {shlex.quote(str(place))}", err=True)
+    note(f"saved as {shlex.quote(str(place))}")
 
 
 def _beside(plan: str, new: Plan) -> Path:

@@ -9,13 +9,14 @@ from typing import Annotated, ClassVar
 
 import typer
 
+from fsdpplan.cli import working
 from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.files import DEFAULT_PLAN, EvidenceOptions, Json, PlanFile
 from fsdpplan.cli.options.goal import BillOptions
 from fsdpplan.cli.options.parse import line, path
 from fsdpplan.cli.options.report import ContentOptions
 from fsdpplan.cli.resolve.reported import content as content_of
-from fsdpplan.cli.views.render import progress, tell
+from fsdpplan.cli.views.render import tell
 from fsdpplan.errors import SpecError
 from fsdpplan.files.table import path_text
 from fsdpplan.files.writing import write_text_atomically
@@ -62,7 +63,12 @@ def report(
     if json and out == STDOUT:
         raise SpecError("--out - and --json both want standard output: leave one of them out")
     found = content_of(
-        place, content, bill, evidence, named=bool(plan or options.named), say=progress()
+        place,
+        content,
+        bill,
+        evidence,
+        named=bool(plan or options.named),
+        say=lambda what: working.say(f"searching: {what}"),
     )
     made = plan_report(found.plan, about=found.about, came_of=found.came_of, more=found.more)
     text = page(made)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import typer
 
+from fsdpplan.cli import working
 from fsdpplan.cli.options.files import DEFAULT_PLAN, Json, LedgerOptions, PlanFile
 from fsdpplan.cli.options.job import ContainerOptions, JobOptions, ProgramOptions, SurvivalOptions
 from fsdpplan.cli.options.run import AgainOptions, LaunchFile, RunOptions
@@ -16,7 +17,7 @@ from fsdpplan.cli.resolve import launch
 from fsdpplan.cli.resolve.evidence import ledger_file
 from fsdpplan.cli.resolve.launch import Started
 from fsdpplan.cli.views.outcome import outcome_json, outcome_table
-from fsdpplan.cli.views.render import columns, tell
+from fsdpplan.cli.views.render import columns, note, tell
 from fsdpplan.emit.safe_text import log_line
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
@@ -56,16 +57,17 @@ def run(
         typer.echo(dry_run_json(started) if json else started.launch.script, nl=json)
         for remark in started.remarks:
             tell(remark)
-        typer.echo(f"would run: {' '.join(started.command)}", err=True)
+        note(f"would run: {' '.join(started.command)}")
         return
     started.require_torch()
+    working.stop()  # following a job has a display of its own
     attempts = follow(started, launch.manner_of(options), fallback=options.fallback or 0)
     if json:
         typer.echo(outcome_json(attempts))
     else:
         typer.echo(outcome_table(attempts, width=columns()))
     if remembered is not None:
-        typer.echo(recorded(started, attempts, remembered), err=True)
+        note(recorded(started, attempts, remembered))
     raise typer.Exit(attempts[-1].outcome.exit_code)
 
 

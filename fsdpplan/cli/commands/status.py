@@ -35,7 +35,8 @@ def standings_json(found: Sequence[Standing]) -> str:
 def standings_screen(found: Sequence[Standing], *, width: int) -> str:
     """A row a run, and why those wait that do."""
     if not found:
-        return "Nothing was launched from this folder: type fsdpplan run first."
+        nothing = "Nothing was launched from this folder: type fsdpplan run first."
+        return wrapped(nothing, width=width)
     going = [each for each in found if not each.ended]
     ended = [each for each in found if each.ended]
     shown = sorted([*going, *ended[:MOST_ENDED]], key=found.index)
@@ -49,7 +50,9 @@ def standings_screen(found: Sequence[Standing], *, width: int) -> str:
     return blocks(
         rows,
         *(wrapped(text, width=width) for each in shown if (text := _remark(each))),
-        f"{more} older runs: fsdpplan status --json lists all." if more else "",
+        wrapped(f"{more} older runs: fsdpplan status --json lists all.", width=width)
+        if more
+        else "",
     )
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fsdpplan.cli import working
 from fsdpplan.cli.options.expand import Each, Lists
 from fsdpplan.cli.options.files import EvidenceOptions, Json, Plot, refuse_plot
 from fsdpplan.cli.options.layout import LayoutOptions
@@ -28,7 +29,7 @@ from fsdpplan.cli.resolve.model import resolve_model
 from fsdpplan.cli.resolve.torch import resolve_torch
 from fsdpplan.cli.views.page import written_report
 from fsdpplan.cli.views.plots import sweep_plot
-from fsdpplan.cli.views.render import blocks, columns, progress, tell
+from fsdpplan.cli.views.render import blocks, columns, tell
 from fsdpplan.cli.views.side_by_side import sweep_csv, sweep_json, sweep_screen
 from fsdpplan.cli.views.unfit import why_nothing_fits
 from fsdpplan.errors import NoFeasibleLayout, SpecError
@@ -86,11 +87,11 @@ def sweep(
     )
     batch = _batch(ask, machines, points, most)
     kinds = ("strong", "weak") if options.scaling in (None, "both") else (options.scaling,)
-    say, number = progress(), sum(map(len, points.values())) * len(kinds)
+    number = sum(map(len, points.values())) * len(kinds)
     turn = count(1)
 
     def point(name: str, gpus: int, kind: str) -> Point:
-        say(f"{name}, {gpus:,} GPUs, {kind} ({next(turn)} of {number})")
+        working.say(f"searching: {name}, {gpus:,} GPUs, {kind} ({next(turn)} of {number})")
         return ask.point(machines[name], gpus, *_share(batch, gpus, most, kind))
 
     curves = [

@@ -38,7 +38,7 @@ from fsdpplan.validate.learn.validated import (
 Runs = Annotated[
     str | None,
     typer.Argument(
-        metavar="[RUNS.csv]",
+        metavar="RUNS.csv",
         help="A table of measured runs (docs/reference/runs.md); without, the published runs that "
         "come with the repository.",
         show_default=False,

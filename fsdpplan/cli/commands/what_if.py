@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
 import typer
 
+from fsdpplan.cli import working
 from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.files import (
     DEFAULT_PLAN,
@@ -39,7 +39,7 @@ from fsdpplan.cli.resolve.inputs import Inputs, case_of
 from fsdpplan.cli.views.difference import WhatIf, what_if_json, what_if_screen
 from fsdpplan.cli.views.gains import Gains, gains_json, gains_screen
 from fsdpplan.cli.views.plots import sensitivity_plot, what_if_plot
-from fsdpplan.cli.views.render import blocks, columns, tell
+from fsdpplan.cli.views.render import blocks, columns, note, tell
 from fsdpplan.cli.views.sensitivity import Followed, sensitivity_json, sensitivity_screen
 from fsdpplan.cli.views.unfit import nothing_fits
 from fsdpplan.errors import NoFeasibleLayout, SpecError
@@ -158,7 +158,7 @@ def what_if(
         raise typer.Exit(NoFeasibleLayout.exit_code)
     if options.save is not None:
         write_plan(plan_of(then, found.result, found.result.ranked[0]), options.save)
-        typer.echo(f"saved as {options.save}", err=True)
+        note(f"saved as {options.save}")
 
 
 def _refuse_contradictions(options: WhatIfOptions) -> None:
@@ -194,8 +194,7 @@ def _gains(saved: Plan, asked: Asked, place: str, gain_fraction: float) -> Gains
 
     def say(words: str) -> None:
         said.append(words)
-        if sys.stderr.isatty():
-            tell(f"planning with {words}")
+        working.say(f"planning with {words}")
 
     _, before = _subject(saved, asked)
     trial = Trial(plan=saved, asked=asked, before=before, gain_fraction=gain_fraction, say=say)

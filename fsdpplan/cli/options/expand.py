@@ -7,6 +7,7 @@ kind of error, which names the flag and what to type.
 from __future__ import annotations
 
 import inspect
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
@@ -15,7 +16,9 @@ from typing import Annotated, Any, Generic, TypeVar, get_args, get_type_hints
 import typer
 from typer.core import TyperCommand
 
+from fsdpplan.cli.options.examples import example_lines
 from fsdpplan.cli.options.parse import (
+    Choice,
     Parser,
     choice,
     line,
@@ -124,6 +127,20 @@ def expanded(function: Callable[..., None]) -> Callable[..., None]:
     command.__name__ = function.__name__
     command.__doc__ = function.__doc__
     return command
+
+
+def choices_of(function: Callable[..., None]) -> dict[str, tuple[str, ...]]:
+    """The words that each flag of a command takes, of those that take some words only."""
+    found: dict[str, tuple[str, ...]] = {}
+    for hint in get_type_hints(function, include_extras=True).values():
+        groups = [hint] if is_dataclass(hint) else [one.group for one in _marks(hint)]
+        for group in groups:
+            for name, of in get_type_hints(group, include_extras=True).items():
+                marks = [mark for mark in get_args(of)[1:] if isinstance(mark, Flag | Option)]
+                parse = _flag(name, of).parse if marks else None
+                if isinstance(parse, Choice):
+                    found[flag_of(name, _flag(name, of))] = parse.allowed
+    return found
 
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
@@ -246,17 +263,46 @@ def _as_typed(parameter: Any, context: Any, value: Any) -> Any:
 class GroupedCommand(OwnParsing, TyperCommand):
     """A command whose plain help lists the options under the headings of their groups."""
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The arguments as they are typed, in brackets where they may be left out."""
+        arguments = (one for one in self.get_params(ctx) if one.param_type_name == "argument")
+        return [self.options_metavar or "", *(_usage_of(one) for one in arguments)]
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write one section a group, in the order of the signature."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
+            record = _record(parameter, ctx)
             if record is not None:
                 heading = getattr(parameter, "rich_help_panel", None) or _heading(parameter)
                 sections.setdefault(heading, []).append(record)
         for heading, records in sections.items():
-            with formatter.section(heading):
+            with formatter.section(textwrap.fill(heading, formatter.width - 1)):
                 formatter.write_dl(records, col_max=34)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """What can be typed."""
+        write_examples(self.name or "", formatter)
+
+
+def write_examples(command: str, formatter: Any) -> None:
+    """The examples of a command; none of one that has none."""
+    if lines := example_lines(command, width=formatter.width):
+        formatter.write(f"\nExamples:\n{lines}\n")
+
+
+def _usage_of(argument: Any) -> str:
+    name = argument.metavar or argument.name.upper()
+    many = "..." if argument.nargs == -1 else ""
+    return f"{name}{many}" if argument.required else f"[{name}{many}]"
+
+
+def _record(parameter: Any, ctx: Any) -> tuple[str, str] | None:
+    """What is typed, and what it means."""
+    if parameter.param_type_name != "argument":
+        record: tuple[str, str] | None = parameter.get_help_record(ctx)
+        return record
+    return None if parameter.hidden else (_usage_of(parameter), parameter.help or "")
 
 
 def _heading(parameter: Any) -> str:

@@ -105,10 +105,11 @@ class ObjectiveOptions:
     objective: Annotated[
         ObjectiveName | None,
         Flag(
-            metavar="throughput|goodput|cost|energy|fewest-gpus|headroom",
+            metavar="NAME",
             parse=choice(ObjectiveName),
-            help="What is to be best. Of a range or a list of --gpus it chooses the number, and "
-            "cost, energy and fewest-gpus also where --gpus is left out. Default: throughput; with "
-            "--deadline cost, or without a price fewest-gpus.",
+            help="What is to be best: throughput, goodput, cost, energy, fewest-gpus or headroom. "
+            "Of a range or list of --gpus it chooses the number, and cost, energy and fewest-gpus "
+            "also where --gpus is left out. Default: throughput; with --deadline cost, or without "
+            "a price fewest-gpus.",
         ),
     ] = None

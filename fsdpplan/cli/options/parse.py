@@ -7,11 +7,12 @@ import math
 import re
 import shlex
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, get_args
 
 from fsdpplan.emit.safe_text import looks_secret, redacted
-from fsdpplan.errors import SpecError
+from fsdpplan.errors import SpecError, did_you_mean
 from fsdpplan.spec.layout import CheckpointBlocks, Reshard
 from fsdpplan.spec.nodes import expand_host_list
 from fsdpplan.spec.training import TorchRelease, torch_release
@@ -77,20 +78,30 @@ def size(*, example: str) -> Parser:
     return parse
 
 
-def choice(literal: Any, synonyms: Mapping[str, str] | None = None) -> Parser:
-    """A parser of one of the words of a `Literal`, or of what others call them; capitals, dashes
-    and underscores do not matter."""
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A parser of one of some words, or of what others call them; capitals, dashes and underscores
+    do not matter."""
+
+    allowed: tuple[str, ...]
+    known: Mapping[str, str]
+
+    def __call__(self, text: str, *, name: str) -> str:
+        word = self.known.get(_plain(text))
+        if word is None:
+            raise SpecError(
+                f"{name}: {shown(text)} is not known{did_you_mean(text, self.allowed)}; type "
+                f"{either(self.allowed)}"
+            )
+        return word
+
+
+def choice(literal: Any, synonyms: Mapping[str, str] | None = None) -> Choice:
+    """A parser of one of the words of a `Literal`."""
     allowed = get_args(literal)
     known = {_plain(word): word for word in allowed}
     known |= {_plain(word): meant for word, meant in (synonyms or {}).items()}
-
-    def parse(text: str, *, name: str) -> str:
-        word: str | None = known.get(_plain(text))
-        if word is None:
-            raise SpecError(f"{name}: {shown(text)} is not known; type {either(allowed)}")
-        return word
-
-    return parse
+    return Choice(allowed, known)
 
 
 def _plain(word: str) -> str:
@@ -169,7 +180,7 @@ def reshard(text: str, *, name: str) -> Reshard:
     ranks = _digits(text)
     if ranks is None or ranks < 2:
         raise SpecError(
-            f"{name}: {shown(text)} is not known; "
+            f"{name}: {shown(text)} is not known{did_you_mean(text, ('always', 'never'))}; "
             "type always, never or a whole number of at least 2"
         )
     return ranks
@@ -182,7 +193,8 @@ def checkpoint_blocks(text: str, *, name: str) -> CheckpointBlocks:
     number = _digits(text)
     if number is None or number < 1:
         raise SpecError(
-            f"{name}: {shown(text)} is not known; type all or a whole number of at least 1 "
+            f"{name}: {shown(text)} is not known{did_you_mean(text, ('all',))}; type all or a "
+            "whole number of at least 1 "
             "(--activation-checkpointing none recomputes no block)"
         )
     return number

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, get_args, get_type_hints
 
 from fsdpplan.cli.options import synonyms
 from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.layout import LayoutOptions
 from fsdpplan.cli.options.parse import shown
-from fsdpplan.errors import SpecError
+from fsdpplan.errors import SpecError, did_you_mean
 from fsdpplan.search.advice.why import Wanted
 from fsdpplan.search.pins import Pins
 from fsdpplan.spec.layout import MESH_AXES, CpAttention, Schedule, Sharding
@@ -101,6 +102,13 @@ def wanted(text: str, *, name: str) -> Wanted:
     )
 
 
+def layout_words() -> list[str]:
+    """Every word that may begin a part of a layout: fields, what people call them, values that are
+    said without their name."""
+    values = [word for kind, _, _ in _VALUES for word in get_args(kind) if word != "none"]
+    return list(dict.fromkeys([*_DEGREES, "hsdp", "eager", "no", *values, *_flags(), *_NAMES]))
+
+
 def _unglued(word: str) -> tuple[str, ...]:
     found = _GLUED.fullmatch(word.lower())
     return found.groups() if found else (word,)
@@ -150,8 +158,9 @@ def _field(words: list[str], name: str) -> tuple[str, int]:
     """(field, how many words name it), the longest name that there is."""
     field, taken = _longest(words)
     if not taken:
+        meant = did_you_mean(words[0], layout_words())
         raise SpecError(
-            f"{name}: {shown(words[0])} is no part of a layout; type such as {EXAMPLES}"
+            f"{name}: {shown(words[0])} is no part of a layout{meant}; type such as {EXAMPLES}"
         )
     return field, taken
 
@@ -166,6 +175,7 @@ def _longest(words: list[str]) -> tuple[str, int]:
     return "", 0
 
 
+@cache
 def _flags() -> dict[str, Flag]:
     hints = get_type_hints(LayoutOptions, include_extras=True)
     return {

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
+from fsdpplan.cli import working
 from fsdpplan.cli.options.files import EvidenceOptions
 from fsdpplan.cli.options.layout import LayoutOptions
 from fsdpplan.cli.options.question import (
@@ -61,6 +62,7 @@ def on_the_fewest(
     refused: SpecError | None = None
     for gpus in node_counts(node_gpus(machines) or 1, most=MOST_GPUS):
         options = replace(machines, gpus=gpus)
+        working.say(f"searching: whether anything fits on {gpus:,} GPUs")
         try:
             inputs = resolve_around(
                 Known(

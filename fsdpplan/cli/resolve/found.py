@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
+from fsdpplan.cli import working
 from fsdpplan.cli.resolve.inputs import Inputs, case_of, refuse_question, slower_words
 from fsdpplan.cost.memory.peak import available_bytes
 from fsdpplan.cost.step import estimate
@@ -44,6 +45,7 @@ def searched(inputs: Inputs) -> Found:
 def advised(inputs: Inputs, found: Found) -> Inputs:
     """`inputs` with what the best layout assumes, and warnings on machines that cost more than they
     bring."""
+    working.say("looking at what other machines would bring")
     chosen = found.result.ranked[0]
     job = RecommendedPlan(
         model=inputs.model, cluster=inputs.cluster, training=inputs.training, best=chosen

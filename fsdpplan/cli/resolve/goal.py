@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import date
 from functools import cache
 
+from fsdpplan.cli import working
 from fsdpplan.cli.options.files import EvidenceOptions, LedgerOptions
 from fsdpplan.cli.options.goal import DEFAULT_CHANCE, BillOptions
 from fsdpplan.cli.options.layout import LayoutOptions
@@ -366,12 +367,11 @@ def on_the_best(
     layout: LayoutOptions,
     torch: TorchOptions,
     evidence: EvidenceOptions,
-    say: Callable[[str], None],
 ) -> Answer:
     """On the best of several numbers of GPUs: those of a list, or powers of two of whole nodes.
 
-    The global batch is one for all, that of the least number, so that all train the same. `say` is
-    told what is searched. Raises NoFeasibleLayout where nothing fits.
+    The global batch is one for all, that of the least number, so that all train the same.
+    Raises NoFeasibleLayout where nothing fits.
     """
     the_model = resolve_model(model)
 
@@ -409,7 +409,7 @@ def on_the_best(
             if gpus < numbers[-1] and _cannot_end(goal, inputs):
                 left_out.append((gpus, "too late even at the peak rate of its GPUs"))
                 continue
-            say(f"{gpus:,} GPUs ({numbers.index(gpus) + 1} of {len(numbers)})")
+            working.say(f"searching: {gpus:,} GPUs ({numbers.index(gpus) + 1} of {len(numbers)})")
             found = searched(inputs)
         except SpecError as error:
             refused = refused or error

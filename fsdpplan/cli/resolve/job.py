@@ -36,19 +36,9 @@ from fsdpplan.spec.training import program_named
 from fsdpplan.topology.probe import lacking_packages
 
 
-def saved_plan(path: str) -> Plan:
-    """The plan in a file, or what to type where there is none."""
-    if not os.path.exists(Path(path)):
-        raise SpecError(
-            f"there is no plan {path}: type fsdpplan recommend --params 8e9 --gpus 8 first, which "
-            f"saves one, or name another"
-        )
-    return read_plan(path)
-
-
 def ranked(path: str, rank: int | None, *, own_program: bool) -> Plan:
     """The plan in a file, with another layout of its list where `rank` asks for one."""
-    plan = saved_plan(path)
+    plan = read_plan(path)
     if rank is not None:
         plan = _with_rank(plan, rank, path)
     program = plan.training.program

@@ -19,7 +19,6 @@ from fsdpplan.cli.resolve.job import (
     require_its_libraries,
     require_its_recipe,
     require_its_weights,
-    saved_plan,
     with_this_python,
 )
 from fsdpplan.cost.step import estimate
@@ -33,6 +32,7 @@ from fsdpplan.run.follow.jobs import RecordedRun, chosen_run
 from fsdpplan.run.known import with_best_interval
 from fsdpplan.run.launch import Launch, emit_script, is_plan, read_launch, resolve_launch
 from fsdpplan.run.outcome import Manner
+from fsdpplan.run.plans import read_plan
 from fsdpplan.run.rehearse.smoke import smoke_plan
 from fsdpplan.run.session import command_words
 from fsdpplan.topology import probe
@@ -110,16 +110,12 @@ def prepare(plan: str, options: RunOptions, job: Job | None, *, file: str = "") 
             )
         remarks = (*launch.plan.warnings, *launch.plan.assumptions)
         python = sys.executable if job is None else job.python
-        return Started(
-            launch=launch, target="here", folder=folder, python=python, remarks=remarks
-        )
+        return Started(launch=launch, target="here", folder=folder, python=python, remarks=remarks)
     emits = options.source == "plan" or not os.path.exists(folder / SCRIPT_NAME)
     asked = job or (Job(python=sys.executable) if emits else None)
     saves = ""
     if emits and asked is not None and saves_to(asked) is not None:
-        asked, saves = with_best_interval(
-            asked, saved_plan(plan), measured=runs_of(LedgerOptions())
-        )
+        asked, saves = with_best_interval(asked, read_plan(plan), measured=runs_of(LedgerOptions()))
     launch = resolve_launch(
         folder,
         plan_file=None if plan == DEFAULT_PLAN else Path(plan),
@@ -232,7 +228,7 @@ def _smoke(plan: str, options: RunOptions, job: Job | None) -> Launch:
     asked = job or Job(python=sys.executable)
     if isinstance(asked.program, Trainer) and asked.program.steps is None:
         asked = replace(asked, program=replace(asked.program, steps=SMOKE_STEPS))
-    small = smoke_plan(plan=saved_plan(plan), estimate=estimate)
+    small = smoke_plan(plan=read_plan(plan), estimate=estimate)
     return Launch(script=emit_script(small, asked), plan=small, origin=f"smoke run of {plan}")
 
 

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from fsdpplan.cli.views.render import blocks, facts, flat_pairs, table, wrapped
 from fsdpplan.cost.kernels.rates import Achieved, achieved_rates
-from fsdpplan.errors import SpecError
+from fsdpplan.errors import SpecError, did_you_mean
 from fsdpplan.files.profiles.catalogue import Profile, ProfileKind
 from fsdpplan.files.profiles.devices import DeviceProfile, PhysicsProfile
 from fsdpplan.files.profiles.levels import LevelProfile
@@ -28,7 +28,10 @@ def profile_kind(text: str | None) -> ProfileKind | None:
     kinds: tuple[ProfileKind, ...] = get_args(ProfileKind)
     if text is None or text in kinds:
         return next((kind for kind in kinds if kind == text), None)
-    raise SpecError(f"--kind: {short(text)} is not known; type {', '.join(kinds[:-1])} or physics")
+    raise SpecError(
+        f"--kind: {short(text)} is not known{did_you_mean(text, kinds)}; type "
+        f"{', '.join(kinds[:-1])} or physics"
+    )
 
 
 def profiles_table(entries: Sequence[Entry], *, width: int) -> str:

@@ -1,4 +1,6 @@
-"""Text blocks for a terminal: wrapped lines, tables, lists. No colour, at most 80 columns.
+"""Text blocks for a terminal: wrapped lines, tables, lists. No colour.
+
+Tables and what stands side by side take the terminal's width, sentences no more than can be read.
 
 What the program says of itself on stderr: the one place where such a sentence is printed.
 
@@ -14,30 +16,50 @@ import re
 import shutil
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from fsdpplan.cli import working
 from fsdpplan.emit.safe_text import printable
 
-MOST_COLUMNS = 80
+MOST_COLUMNS = 200
 LEAST_COLUMNS = 40
+
+PROSE_COLUMNS = 100
+"""Lines of words are no longer: the eye would lose the next one."""
+
+
+_JOINT = "\u00a0"
+"""A space at which no line breaks; none is in what is said, which was made printable before."""
+
+_AMOUNT = re.compile(
+    r"(?<=\d) (?=(?:%|[KMGTP]?i?B(?:/s)?|[KMBT]|Gb/s|[munp]?s|min|h|d|days?|hours?|[kM]?Wh?|"
+    r"[KMGTP]?FLOP/s|GPUs?|nodes?|ranks?|pts)(?![\w/%-]))"
+)
+"""The space between a number and its unit."""
 
 
 def columns() -> int:
-    """How wide to write: the terminal, or 80 where there is none or it is wider."""
+    """How wide to write: the terminal, or 80 columns where there is none."""
     return min(MOST_COLUMNS, max(LEAST_COLUMNS, shutil.get_terminal_size((80, 24)).columns))
 
 
 def wrapped(text: str, *, width: int, first: str = "", then: str | None = None) -> str:
-    """`text` in lines of at most `width`, the first led by `first`, the others by `then`."""
-    return textwrap.fill(
-        printable(text),
-        width=width,
+    """`text` in lines of at most `width`, the first led by `first`, the others by `then`. A number
+    stays with its unit."""
+    return _filled(printable(text), width=width, first=first, then=then)
+
+
+def _filled(text: str, *, width: int, first: str, then: str | None = None) -> str:
+    filled = textwrap.fill(
+        _AMOUNT.sub(_JOINT, text),
+        width=min(width, PROSE_COLUMNS),
         initial_indent=first,
         subsequent_indent=" " * len(first) if then is None else then,
         break_on_hyphens=False,
     )
+    # textwrap leaves the space before a word that it had to cut
+    return "\n".join(line.rstrip() for line in filled.replace(_JOINT, " ").split("\n"))
 
 
 def listed(heading: str, items: Iterable[str], *, width: int) -> str:
@@ -87,10 +109,16 @@ def table(
 
 
 def _record(headers: Sequence[str], row: Sequence[str], width: int) -> str:
-    named = (
+    named = [
         f"{name} {value}".strip() for name, value in zip(headers[1:], row[1:], strict=True) if value
-    )
-    return wrapped(f"{row[0]}: {', '.join(named)}", width=width, first="  - ")
+    ]
+    # a value stays with its name, where that leaves no hole at the end of a line
+    named = [one.replace(" ", _JOINT) if len(one) <= MOST_JOINED else one for one in named]
+    return _filled(f"{row[0]}: {', '.join(named)}", width=width, first="  - ")
+
+
+MOST_JOINED = 20
+"""Letters of a name and a value between which no line breaks."""
 
 
 def beside(left: str, right: str, *, width: int) -> str:
@@ -142,37 +170,27 @@ _TOGETHER = re.compile(
     r"|--?[a-z][-\w]*[= ](?:'[^']*'|[^\s,;:()]+)"  # an option and its value
     r"|'[^']*'"  # a name in quotes
 )
-_JOINT = "\u00a0"
-"""A space at which no line breaks; none is in what is said, which was made printable before."""
 
 
 def tell(sentence: str) -> None:
     """Say `sentence` on stderr, with the program's name before it."""
-    text = printable(f"{PROGRAM}: {sentence}")
+    note(f"{PROGRAM}: {sentence}")
+
+
+def note(sentence: str) -> None:
+    """Say on stderr what was done, such as where something is saved."""
+    text = printable(sentence)
     columns = _columns()
     if columns is not None:
         text = "\n".join(broken(line, columns) for line in text.splitlines())
+    working.hide()
     print(text, file=sys.stderr, flush=True)
-
-
-QUIET_SECONDS = 1.0
-"""So long nothing is said of a search that goes on."""
-
-
-def progress() -> Callable[[str], None]:
-    """What says on stderr what is searched, once it takes long."""
-    started = time.monotonic()
-
-    def say(what: str) -> None:
-        if time.monotonic() - started > QUIET_SECONDS:
-            tell(f"searching: {what}")
-
-    return say
 
 
 def broken(text: str, columns: int) -> str:
     """`text` in lines of `columns`; what is to be typed stays whole, and then may be longer."""
-    whole = _TOGETHER.sub(lambda found: found[0].replace(" ", _JOINT), text)
+    whole = _AMOUNT.sub(_JOINT, text)
+    whole = _TOGETHER.sub(lambda found: found[0].replace(" ", _JOINT), whole)
     lines = textwrap.wrap(
         whole,
         width=columns,
@@ -191,4 +209,4 @@ def _columns() -> int | None:
         terminal = os.get_terminal_size(sys.stderr.fileno()).columns
     except (OSError, ValueError):  # nobody says how wide it is
         return None
-    return min(MOST_COLUMNS, max(LEAST_COLUMNS, terminal))
+    return min(PROSE_COLUMNS, max(LEAST_COLUMNS, terminal))

@@ -11,7 +11,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Literal, get_args
 
-from fsdpplan.errors import ProfileNotFound, SpecError
+from fsdpplan.errors import ProfileNotFound, SpecError, nearest
 from fsdpplan.files.profiles.devices import (
     DEVICE_KEYS,
     DeviceProfile,
@@ -242,9 +242,10 @@ def _hint(typed: str, kinds: tuple[ProfileKind, ...]) -> str:
         return f"type {typed}.toml for the file here"
     names = sorted(name for kind in kinds for name in profile_names(kind))
     plain = typed.strip().lower()[:100]
-    near = _within(typed, kinds) or difflib.get_close_matches(plain, names, n=3, cutoff=0.3)
-    nearest = f"nearest: {', '.join(near)}; " if near else ""
-    return f"{nearest}`fsdpplan profiles` lists all; or give the path of a TOML file"
+    near = _within(typed, kinds) or nearest(plain, names)
+    near = near or difflib.get_close_matches(plain, names, n=3, cutoff=0.3)
+    hint_words = f"nearest: {', '.join(near)}; " if near else ""
+    return f"{hint_words}`fsdpplan profiles` lists all; or give the path of a TOML file"
 
 
 def load_node(name_or_path: str, *, beside: Path | None = None) -> NodeProfile:

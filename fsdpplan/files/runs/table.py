@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from fsdpplan.errors import SpecError
+from fsdpplan.errors import SpecError, nearest
 from fsdpplan.files.runs.columns import COLUMNS as COLUMNS
 from fsdpplan.files.runs.columns import REQUIRED as REQUIRED
 from fsdpplan.files.runs.columns import Cell, cell_value
@@ -205,8 +205,8 @@ def _header(fields: list[str], where: str) -> list[str]:
             )
     for name in names:
         if name not in COLUMNS:
-            near = difflib.get_close_matches(name[:40], COLUMNS, n=1)
-            meant = f"write {near[0]}," if near else f"use {', '.join(REQUIRED)},"
+            near = nearest(name, COLUMNS) or difflib.get_close_matches(name[:40], COLUMNS, n=1)
+            meant = f"write {' or '.join(near)}," if near else f"use {', '.join(REQUIRED)},"
             raise SpecError(
                 f"{where}: the header has an unknown column {short(name)}; {meant} "
                 "or another of docs/reference/runs.md"

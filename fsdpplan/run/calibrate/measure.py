@@ -24,7 +24,7 @@ from fsdpplan.cost.kernels.attention import head_channels
 from fsdpplan.cost.kernels.operators import Product, block_products
 from fsdpplan.cost.network.placement import shard_group
 from fsdpplan.cost.overlap.timing import block_work
-from fsdpplan.emit.safe_text import shell_word, shell_words
+from fsdpplan.emit.safe_text import may_move, shell_word, shell_words
 from fsdpplan.errors import LaunchError
 from fsdpplan.run.engines.local import run_here
 from fsdpplan.run.follow.follow import Follower
@@ -247,7 +247,7 @@ class LiveMeasuring(LiveDisplay):
 
 def measuring_display(stream: TextIO) -> Display:
     """A moving line where a person looks, plain lines otherwise."""
-    return LiveMeasuring() if stream.isatty() else PlainMeasuring(stream)
+    return LiveMeasuring() if may_move(stream.isatty(), os.environ) else PlainMeasuring(stream)
 
 
 def reason_in(console: str) -> str | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from fsdpplan.emit.safe_text import log_line
+from fsdpplan.emit.safe_text import log_line, may_move
 from fsdpplan.run.follow.metrics import Measured
 from fsdpplan.units import format_percent, format_seconds
 
@@ -114,7 +115,7 @@ class LiveDisplay(Display):
 
 def display_for(stream: TextIO, *, planned_mfu_fraction: float | None = None) -> Display:
     """A moving line where a person looks, plain lines otherwise."""
-    if stream.isatty():
+    if may_move(stream.isatty(), os.environ):
         return LiveDisplay(planned_mfu_fraction=planned_mfu_fraction)
     return PlainDisplay(stream)
 

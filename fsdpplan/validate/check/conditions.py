@@ -22,6 +22,7 @@ from fractions import Fraction
 from functools import partial
 from typing import Literal
 
+from fsdpplan import errors
 from fsdpplan.errors import SpecError
 from fsdpplan.units import format_bandwidth, format_gib, format_seconds
 
@@ -404,7 +405,7 @@ def nearest(name: str, quantities: Mapping[str, Quantity]) -> list[str]:
     """Names of quantities that `name` may mean, best first."""
     plain = name.lower()[:100]
     lower = {known.lower(): known for known in sorted(quantities, key=len, reverse=True)}
-    close = difflib.get_close_matches(plain, lower, n=3, cutoff=0.6)
+    close = errors.nearest(plain, lower) or difflib.get_close_matches(plain, lower, n=3)
     within = sorted((one for one in lower if plain in one), key=len)[:3]
     return [lower[one] for one in dict.fromkeys((*close, *within))][:3]
 

@@ -196,7 +196,8 @@ def test_without_numbers_it_goes_from_one_gpu_to_many_nodes(
 def test_what_is_searched_is_said_where_it_takes_long(
     command: str, last: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("fsdpplan.cli.views.render.QUIET_SECONDS", -1.0)
+    monkeypatch.setattr("fsdpplan.cli.working.QUIET_SECONDS", 0.0)
+    monkeypatch.setattr("fsdpplan.cli.working.LINES_SECONDS", 0.0)
     given = f"{command} {QUESTION} {QUICK} --gpus 2,4 --hardware dgx-h100 --global-batch 8"
     assert exit_code_of(words(given)) == 0
     said = [line for line in capsys.readouterr().err.splitlines() if "searching: " in line]

@@ -590,6 +590,8 @@ ELSEWHERE = {
     "--keep-global-batch": "cli/commands/test_replan.py",
     "--storage-bw": "cli/commands/test_replan.py",
     "--from-slurm": "cli/commands/test_from_slurm.py",
+    "--install": "cli/test_completion.py",
+    "--uninstall": "cli/test_completion.py",
 }
 """Options that other tests show to change what is done."""
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from fsdpplan.cli.views.render import (
     LEAST_COLUMNS,
     MOST_COLUMNS,
+    PROSE_COLUMNS,
     beside,
     blocks,
     columns,
@@ -50,6 +51,33 @@ def test_a_table_that_is_too_wide_names_each_value() -> None:
     assert widest(narrow) <= 40
 
 
+UNITS = ("%", "GiB", "GB/s", "Gb/s", "s", "ms", "us", "M", "B", "T", "days", "TFLOP/s", "GPUs")
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 99_999), st.sampled_from((*UNITS, "and", "of"))), min_size=1),
+    WIDTHS,
+)
+def test_a_number_stays_with_its_unit(parts: list[tuple[int, str]], width: int) -> None:
+    text = "; ".join(f"{number:,} {unit}" for number, unit in parts)
+    lines = wrapped(text, width=width).splitlines()
+    assert " ".join(lines) == text
+    ends = [line for line in lines[:-1] if line[-1].isdigit()]
+    assert all(
+        after.split(";")[0] in ("and", "of")
+        for after, line in zip(lines[1:], lines, strict=False)
+        if line in ends
+    )
+
+
+def test_words_are_no_wider_than_can_be_read() -> None:
+    text = " ".join(["word"] * 100)
+    assert widest(wrapped(text, width=MOST_COLUMNS)) <= PROSE_COLUMNS
+    rows = [("a" * 40, "b" * 40, "c" * 40, "d" * 40)]
+    headers, align = ("1", "2", "3", "4"), ("left",) * 4
+    assert widest(table(rows, headers=headers, align=align, width=MOST_COLUMNS)) > 160
+
+
 def test_blocks_stand_beside_each_other_where_both_fit() -> None:
     assert beside("a\nb", "c", width=80) == "a   c\nb"
     assert beside("a" * 30, "c" * 30, width=60) == f"{'a' * 30}\n\n{'c' * 30}"
@@ -60,8 +88,10 @@ def test_empty_blocks_leave_no_gap() -> None:
     assert listed("Heading", [], width=80) == ""
 
 
-@pytest.mark.parametrize(("asked", "width"), [("200", 80), ("60", 60), ("10", 40), ("0", 80)])
-def test_a_screen_is_between_40_and_80_columns(
+@pytest.mark.parametrize(
+    ("asked", "width"), [("300", 200), ("120", 120), ("60", 60), ("10", 40), ("0", 80)]
+)
+def test_a_screen_is_as_wide_as_the_terminal_up_to_what_can_be_read(
     monkeypatch: pytest.MonkeyPatch, asked: str, width: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", asked)

@@ -78,5 +78,5 @@ def test_on_a_terminal_it_has_the_width_of_the_terminal(columns: int, tmp_path: 
     assert ended.returncode == 2
     lines = said.splitlines()
     assert len(lines) > 1
-    assert max(map(len, lines)) <= min(columns, 80)
+    assert max(map(len, lines)) <= min(columns, 100)
     assert " ".join(said.split()) == f"fsdpplan: {LONG}"
