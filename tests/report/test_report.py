@@ -30,7 +30,7 @@ from fsdpplan.spec.plan import Plan
 from tests.report.plans import SIZES, plan_of, plan_with, report_of
 
 PLANS = Path(__file__).parents[1] / "recordings" / "0.1.0" / "plans"
-RECORDED = ("corrected", "fp8", "mixture", "offload", "pieces", "pipeline", "reshard", "weak")
+RECORDED = ("corrected", "fp8", "mixture", "offload", "pipeline", "reshard", "weak")
 """Plans of an earlier version, which predicted otherwise."""
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&'\"\u2028$policy ${title}"
