@@ -90,9 +90,32 @@ def topology_section(plan: Plan) -> Section:
                 f"node{'' if cluster.nodes == 1 else 's'} of {cluster.gpus_per_node}",
                 says=_seen(cluster, layout),
                 data=topology_data(plan),
+                table=_groups_table(cluster, layout),
             ),
             _levels_table(cluster),
         ),
+    )
+
+
+def _groups_table(cluster: Cluster, layout: Layout) -> Table:
+    return Table(
+        caption="Groups on each axis, in numbers",
+        columns=("axis", "groups", "ranks in each", "every", "widest level", "a ring gets"),
+        rows=tuple(_group_row(one, cluster) for one in groups(layout)),
+        folded=True,
+    )
+
+
+def _group_row(group: Group, cluster: Cluster) -> tuple[Cell | str, ...]:
+    placed = group_placement(cluster=cluster, ranks=group.ranks, stride=group.stride)
+    rate = placed.bandwidth_bytes_per_second
+    return (
+        group.axis,
+        cell(cluster.gpus // group.ranks, "whole"),
+        cell(group.ranks, "whole"),
+        Cell("rank" if group.stride == 1 else f"{group.stride:,}th rank", group.stride),
+        level_words(placed.level_name),
+        Cell(format_bandwidth(rate), rate),
     )
 
 
@@ -157,7 +180,7 @@ def _axis(group: Group, plan: Plan) -> dict[str, Any]:
     return {
         "name": group.axis,
         "words": _axis_words(group.axis, plan.layout),
-        "color": _COLORS.get(group.axis, "shard" if group.axis[:8] == "dp_shard" else "other"),
+        "color": _COLORS.get(group.axis, _color(group.axis)),
         "ranks": group.ranks,
         "stride": group.stride,
         "level": level_words(placed.level_name),
@@ -173,6 +196,10 @@ def _axis(group: Group, plan: Plan) -> dict[str, Any]:
             for one in traffic_of(group, plan)
         ],
     }
+
+
+def _color(axis: str) -> str:
+    return "shard" if axis.startswith("dp_shard") and "/" not in axis else "other"
 
 
 def _axis_words(axis: str, layout: Layout) -> str:
@@ -205,12 +232,15 @@ def _levels_table(cluster: Cluster) -> Table:
 def _level_row(level: Level, at: int, cluster: Cluster) -> tuple[Cell | str, ...]:
     unit = _unit(cluster)
     inner = 1 if at == 0 else cluster.levels[at - 1].domain_gpus
-    below = unit if at == 0 else "node" if inner == cluster.gpus_per_node else f"{inner:,} {unit}s"
+    below = (
+        unit if at == 0 else "node" if inner == cluster.gpus_per_node else f"domain of {inner:,}"
+    )
     gpus = min(level.domain_gpus, cluster.gpus)
+    rate = format_bandwidth(level.port_bandwidth_bytes_per_second)
     return (
         level_words(level.name),
         Cell(f"{gpus:,} {unit}{'' if gpus == 1 else 'es' if unit == 'process' else 's'}", gpus),
-        f"{level.ports} × {format_bandwidth(level.port_bandwidth_bytes_per_second)} a {below}",
+        f"{level.ports} × {rate} of each {below}",
         cell(level.latency_seconds, "seconds"),
         "yes" if level.gpudirect else "no",
     )
