@@ -31,7 +31,7 @@ TESTS ?= tests/trainer tests/ground_truth tests/run/rehearse/test_rehearse.py te
 # Pythons of all releases that are installed, which exchange checkpoints.
 TORCH_PYTHONS = $(wildcard .torch/*/bin/python)
 
-.PHONY: help demo test quick test-whole test-torch lint types numbers bench brute fuzz rehearse-many docs fit clean
+.PHONY: help demo test quick test-whole test-torch lint types numbers bench brute fuzz browser rehearse-many docs fit clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 8
@@ -76,6 +76,9 @@ fuzz: $(VENV)/.dev  ## 1,500 bad inputs and 200 signals at random moments, in a 
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.safety.fuzz --cases $(CASES) --seed $(SEED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.safety.fuzz --cases 150 --seed $(SEED) --as nobody
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.safety.signals --signals 200 --seed $(SEED)
+
+browser: $(VENV)/.dev  ## open reports of all sizes in Chromium, at all widths, light and dark
+	$(BIN)/python -m pytest -n 0 --whole tests/report
 
 rehearse-many: $(VENV)/.dev  ## rehearse a hundred recommended plans, in about half an hour
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.rehearse_many --plans $(PLANS) --seed $(SEED)

@@ -20,7 +20,8 @@ def watch_section(plan: Plan) -> Section:
         *(Note(text=one, tone="watch") for one in plan.warnings),
     )
     held = len(RULES) - len(plan.rules)
-    words = f"Looked at {len(RULES)} rules of those who train large models; {held} are kept."
+    kept = "all" if held == len(RULES) else f"{held}"
+    words = f"Looked at {len(RULES)} rules of those who train large models; {kept} are kept."
     if not notes:
         return Section(
             name="watch",

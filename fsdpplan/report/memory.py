@@ -98,21 +98,23 @@ def rank_memories(plan: Plan) -> tuple[RankMemory, ...]:
         ]
         if tuple(one.peak_device_bytes for one in found) == tuple(peaks):
             return tuple(
-                RankMemory(name=_name(at, len(peaks)), terms=tuple(one.terms.items()))
+                RankMemory(name=_name(at, len(peaks), plan), terms=tuple(one.terms.items()))
                 for at, one in enumerate(found)
             )
     fullest = peaks.index(max(peaks))
     return tuple(
         RankMemory(
-            name=_name(at, len(peaks)),
+            name=_name(at, len(peaks), plan),
             terms=tuple(saved.terms.items()) if at == fullest else (("all of it", peak),),
         )
         for at, peak in enumerate(peaks)
     )
 
 
-def _name(at: int, ranks: int) -> str:
-    return "each GPU" if ranks == 1 else f"stage {at + 1}"
+def _name(at: int, ranks: int, plan: Plan) -> str:
+    if ranks > 1:
+        return f"stage {at + 1}"
+    return "each process" if plan.cluster.device.kind == "cpu" else "each GPU"
 
 
 def _fullest_part(plan: Plan) -> Case | None:
@@ -199,28 +201,32 @@ _HELD = {
 
 def _over_the_step(plan: Plan, laid: LaidOut | None) -> tuple[Chart, ...]:
     """What tensors take over the step, on a rank of each stage."""
-    if laid is None or not laid.passes.memory:
+    if laid is None or not laid.line.memory:
         return ()
     by_rank: dict[int, list[MemoryPoint]] = {}
-    for point in laid.passes.memory:
+    for point in laid.line.memory:
         by_rank.setdefault(point.rank, []).append(point)
-    most = min(MOST_POINTS, MOST_POINTS_IN_ALL // len(by_rank))
     peaks = {rank: max(one.allocated_bytes for one in by_rank[rank]) for rank in by_rank}
     fullest = max(peaks, key=lambda rank: peaks[rank])
-    end = laid.passes.step_seconds
-    choices = [
-        {
-            "name": f"Stage {rank + 1}" + (", the fullest" if rank == fullest else ""),
-            **_held(thinned(points, most), end, plan.cluster.device.memory_bytes),
-        }
-        for rank, points in by_rank.items()
-    ]
+    end, device = laid.line.step_seconds, plan.cluster.device.memory_bytes
+    if len(by_rank) == 1:
+        choices, chosen = _parts(by_rank[fullest], laid, device)
+    else:
+        most = min(MOST_POINTS, MOST_POINTS_IN_ALL // len(by_rank))
+        chosen = fullest
+        choices = [
+            {
+                "name": f"Stage {rank + 1}" + (", the fullest" if rank == fullest else ""),
+                **_held(thinned(points, most), end, device),
+            }
+            for rank, points in by_rank.items()
+        ]
     at_peak = max(by_rank[fullest], key=lambda one: one.allocated_bytes)
     says = (
         f"What tensors take goes up to {format_gib(peaks[fullest])} in {at_peak.phase}, "
         f"{format_seconds(at_peak.start_seconds)} from the beginning of the step."
     )
-    data = choices[0] if len(choices) == 1 else {"choices": choices, "chosen": fullest}
+    data = choices[0] if len(choices) == 1 else {"choices": choices, "chosen": chosen}
     return (
         Chart(
             name="held",
@@ -228,9 +234,36 @@ def _over_the_step(plan: Plan, laid: LaidOut | None) -> tuple[Chart, ...]:
             title="Memory over the step" + (" of each stage" if len(choices) > 1 else ""),
             says=says,
             data=data,
-            table=_phases_table(by_rank),
+            table=_phases_table(plan, by_rank),
         ),
     )
+
+
+def _parts(
+    points: list[MemoryPoint], laid: LaidOut, device_bytes: int
+) -> tuple[list[dict[str, Any]], int]:
+    """The whole step where it is short; of one of many micro-batches its beginning, too, and that
+    first where it has the peak."""
+    end = laid.line.step_seconds
+    whole = {"name": "The whole step", **_held(thinned(points, MOST_POINTS), end, device_bytes)}
+    if len(points) <= MOST_POINTS:
+        return [whole], 0
+    second = max(
+        one.end_seconds
+        for one in laid.line.events
+        if one.micro_batch is not None and one.micro_batch < 2
+    )
+    first = [one for one in points if one.start_seconds < second]
+    has_peak = max(map(_allocated, first)) == max(map(_allocated, points))
+    beginning = {
+        "name": "The first two micro-batches",
+        **_held(thinned(first, MOST_POINTS), second, device_bytes),
+    }
+    return [beginning, whole], 0 if has_peak else 1
+
+
+def _allocated(point: MemoryPoint) -> int:
+    return point.allocated_bytes
 
 
 def thinned(points: list[MemoryPoint], most: int) -> list[MemoryPoint]:
@@ -265,14 +298,14 @@ def _held(points: list[MemoryPoint], end: float, device_bytes: int) -> dict[str,
     }
 
 
-def _phases_table(by_rank: dict[int, list[MemoryPoint]]) -> Table:
+def _phases_table(plan: Plan, by_rank: dict[int, list[MemoryPoint]]) -> Table:
     phases = list(dict.fromkeys(one.phase for points in by_rank.values() for one in points))
     return Table(
         caption="Most that tensors take in each phase",
         columns=("", *phases),
         rows=tuple(
             (
-                _name(rank, len(by_rank)),
+                _name(rank, len(by_rank), plan),
                 *(
                     cell(
                         max(

@@ -157,7 +157,7 @@ def _axis(group: Group, plan: Plan) -> dict[str, Any]:
     return {
         "name": group.axis,
         "words": _axis_words(group.axis, plan.layout),
-        "color": _COLORS.get(group.axis, "shard" if group.axis[:8] == "dp_shard" else "other"),
+        "color": _COLORS.get(group.axis, _color(group.axis)),
         "ranks": group.ranks,
         "stride": group.stride,
         "level": level_words(placed.level_name),
@@ -173,6 +173,10 @@ def _axis(group: Group, plan: Plan) -> dict[str, Any]:
             for one in traffic_of(group, plan)
         ],
     }
+
+
+def _color(axis: str) -> str:
+    return "shard" if axis.startswith("dp_shard") and "/" not in axis else "other"
 
 
 def _axis_words(axis: str, layout: Layout) -> str:
@@ -205,12 +209,15 @@ def _levels_table(cluster: Cluster) -> Table:
 def _level_row(level: Level, at: int, cluster: Cluster) -> tuple[Cell | str, ...]:
     unit = _unit(cluster)
     inner = 1 if at == 0 else cluster.levels[at - 1].domain_gpus
-    below = unit if at == 0 else "node" if inner == cluster.gpus_per_node else f"{inner:,} {unit}s"
+    below = (
+        unit if at == 0 else "node" if inner == cluster.gpus_per_node else f"domain of {inner:,}"
+    )
     gpus = min(level.domain_gpus, cluster.gpus)
+    rate = format_bandwidth(level.port_bandwidth_bytes_per_second)
     return (
         level_words(level.name),
         Cell(f"{gpus:,} {unit}{'' if gpus == 1 else 'es' if unit == 'process' else 's'}", gpus),
-        f"{level.ports} × {format_bandwidth(level.port_bandwidth_bytes_per_second)} a {below}",
+        f"{level.ports} × {rate} of each {below}",
         cell(level.latency_seconds, "seconds"),
         "yes" if level.gpudirect else "no",
     )

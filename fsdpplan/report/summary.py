@@ -63,6 +63,9 @@ def _sentence(plan: Plan) -> str:
         "fitted": "It rests on published runs of such hardware, not on measurements of yours.",
         "datasheet": "It rests on the hardware's datasheet alone: measure before you rely on it.",
     }[cluster.device.evidence]
+    learned = plan.estimate.learned
+    if learned is not None and learned.runs:
+        sure = f"It rests on {learned.runs} of your own runs, which are like it."
     where = "process" if cluster.device.kind == "cpu" else "GPU"
     return (
         f"One step of {plan.model.name} ({_parameters(plan.model)}) on {cluster.gpus:,} {where}"
@@ -205,14 +208,20 @@ def time_terms(found: Estimate) -> dict[str, float]:
 
 def _where_time_goes(found: Estimate) -> Chart:
     terms = time_terms(found)
-    step = found.step_seconds.expected
+    step, worked_out = found.step_seconds.expected, found.time.total_seconds
     largest = max(terms, key=lambda name: terms[name])
+    title = f"Where a step of {format_seconds(step)} goes"
+    if abs(worked_out - step) > 1e-6 * step:
+        title = (
+            f"Where a step of {format_seconds(worked_out)} goes, which your runs make "
+            f"{format_seconds(step)}"
+        )
     return Chart(
         name="step",
         kind="bars",
-        title=f"Where a step of {format_seconds(step)} goes",
+        title=title,
         says=f"Most of it is {largest}: {format_seconds(terms[largest])}, "
-        f"{format_percent(terms[largest] / step)}.",
+        f"{format_percent(terms[largest] / worked_out)}.",
         data={
             "unit": "seconds",
             "categories": ["one step"],

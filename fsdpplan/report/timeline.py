@@ -64,10 +64,9 @@ class LaidOut:
 
     case: Case
     """The plan's, or its first part where the precision changes in mid-run."""
-    passes: Timeline
-    """Pass by pass, on a rank of each stage."""
-    blocks: Timeline | None = None
-    """Block by block in the first micro-batch; None in a pipeline, where that is too much."""
+    line: Timeline
+    """On a rank of each stage: pass by pass, and without a pipeline block by block in the first
+    micro-batch."""
     note: Note | None = None
     """What stands between it and the plan's numbers."""
 
@@ -76,11 +75,10 @@ def laid_out(plan: Plan) -> LaidOut | None:
     """The plan's step; None where its layout is not one that is laid out."""
     case = plan.case if plan.training.precision_switch == "none" else plan.case.phases[0][1]
     try:
-        passes = step_timeline(case, detail="passes", detailed=1)
-        blocks = step_timeline(case, detail="blocks", detailed=1) if case.layout.pp == 1 else None
+        line = step_timeline(case, detail="blocks" if case.layout.pp == 1 else "passes", detailed=1)
     except SpecError:  # a layout that no rule allows, of a table or another program
         return None
-    return LaidOut(case=case, passes=passes, blocks=blocks, note=_note(plan, passes.step_seconds))
+    return LaidOut(case=case, line=line, note=_note(plan, line.step_seconds))
 
 
 def _note(plan: Plan, predicted: float) -> Note | None:
@@ -118,7 +116,7 @@ def timeline_sections(laid: LaidOut | None) -> tuple[Section, ...]:
 
 
 def _schedule_section(laid: LaidOut) -> Section:
-    layout, line = laid.case.layout, laid.passes
+    layout, line = laid.case.layout, laid.line
     bubbles = [
         line.term_seconds(rank).get("bubble", 0.0) / line.step_seconds for rank in range(layout.pp)
     ]
@@ -144,7 +142,7 @@ def _notes(laid: LaidOut) -> tuple[Block, ...]:
 
 
 def _schedule_chart(laid: LaidOut) -> Chart:
-    line, layout = laid.passes, laid.case.layout
+    line, layout = laid.line, laid.case.layout
     lanes = [
         _lane(f"stage {rank + 1}", line.of(rank, COMPUTE), line.step_seconds)
         for rank in range(layout.pp)
@@ -201,7 +199,7 @@ def _streams_section(laid: LaidOut) -> Section:
 
 
 def _streams_chart(laid: LaidOut) -> tuple[Chart, str]:
-    line, layout = laid.passes, laid.case.layout
+    line, layout = laid.line, laid.case.layout
     own = [
         (_STREAMS.get(stream, stream), line.of(line.rank, stream))
         for stream in _used(line, line.rank)
@@ -243,13 +241,13 @@ def _busy(events: Iterable[Event]) -> float:
 def _choices(laid: LaidOut) -> dict[str, Any]:
     """Drawings to choose from: of a pipeline a rank of each stage, else a micro-batch block by
     block and the whole step."""
-    layout, line = laid.case.layout, laid.passes
-    if laid.blocks is None:
+    layout, line = laid.case.layout, laid.line
+    if layout.pp > 1:
         ranks = _spread(layout.pp, line.rank)
         drawings = [_choice(laid, rank, most=MOST_STREAM_SPANS // len(ranks)) for rank in ranks]
         return {"choices": drawings, "chosen": ranks.index(line.rank)}
-    first = max(one.end_seconds for one in laid.blocks.events if one.micro_batch == 0)
-    one_batch = _lanes(laid.blocks, 0)
+    first = max(one.end_seconds for one in line.events if one.micro_batch == 0)
+    one_batch = _lanes(line, 0, by_block=True)
     words = "The first micro-batch" if layout.num_microbatches > 1 else "The step"
     blocks = {"name": f"{words}, block by block", **_drawn(one_batch, first)}
     return {"choices": [blocks, _choice(laid, 0, most=MOST_STREAM_SPANS // 2)], "chosen": 0}
@@ -264,7 +262,7 @@ def _spread(stages: int, main: int) -> list[int]:
 
 
 def _choice(laid: LaidOut, rank: int, *, most: int) -> dict[str, Any]:
-    line = laid.passes
+    line = laid.line
     lanes = _lanes(line, rank)
     end = _end(lanes, line.step_seconds, most=most)
     words = ["The whole step, pass by pass"]
@@ -305,22 +303,30 @@ def _used(line: Timeline, rank: int) -> list[str]:
     return sorted(used, key=lambda one: (order.index(one) if one in order else len(order), one))
 
 
-def _lanes(line: Timeline, rank: int) -> list[_Lane]:
+def _lanes(line: Timeline, rank: int, *, by_block: bool = False) -> list[_Lane]:
     return [
-        _lane(_STREAMS.get(stream, stream), line.of(rank, stream), line.step_seconds)
+        _lane(
+            _STREAMS.get(stream, stream),
+            line.of(rank, stream),
+            line.step_seconds,
+            by_block=by_block,
+        )
         for stream in _used(line, rank)
     ]
 
 
-def _lane(name: str, events: Sequence[Event], step_seconds: float) -> _Lane:
-    """Events as spans: of one pass those that follow one another are one."""
+def _lane(
+    name: str, events: Sequence[Event], step_seconds: float, *, by_block: bool = False
+) -> _Lane:
+    """Events as spans; those of one pass, or of a block in it, that follow one another are one."""
     spans: list[_Span] = []
     names: list[str] = []
     key: tuple[object, ...] = ()
     for event in events:
         kind = _kind(event)
         short = kind == _WAITS and event.seconds < SHORT_FRACTION * step_seconds
-        of_pass = (event.micro_batch, event.stage, event.block, event.direction)
+        block = event.block if by_block else None
+        of_pass = (event.micro_batch, event.stage, block, event.direction)
         follows = bool(spans) and event.start_seconds - spans[-1].end < 1e-5 * step_seconds
         if follows and key[1:] == of_pass and event.micro_batch is not None:
             last = spans[-1]

@@ -40,6 +40,7 @@ def test_help_fits_the_screen_and_names_every_command(capsys: pytest.CaptureFixt
         "check",
         "replan",
         "diff",
+        "report",
         "detect",
         "calibrate",
         "emit-launch",

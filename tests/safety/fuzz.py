@@ -195,6 +195,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "compare": ("fsdpplan.json", "fsdpplan.json", "--no-ledger"),
     "check": ("--assert=mfu > 0", "--lock=plan.lock"),
     "diff": ("fsdpplan.json", "fsdpplan.json"),
+    "report": (),
     "replan": ("--gpus=4", "--hardware=cpu", "--no-ledger"),
     "run": ("--dry-run",),
     "verify": (),
@@ -222,7 +223,7 @@ OPTIONS = (
 def plans(index: int, chance: random.Random, documents: Documents, place: Path) -> Case:
     """A saved plan that was damaged or edited."""
     broken(chance, place / "plan.json", documents.plan)
-    command = chance.choice(("emit-launch", "explain", "run"))
+    command = chance.choice(("emit-launch", "explain", "run", "report"))
     more = ("--dry-run",) if command == "run" else ()
     if command == "emit-launch" and chance.random() < 0.5:
         more = (f"{chance.choice(('--out', '--alerts'))}={hostile_word(chance, place)}",)

@@ -189,7 +189,7 @@ const charts = (() => {
       const limits = (data.limits || []).map((one) => ({axis: "x", side: "start", value: one.value, name: `${one.name} ${written(one.value, data.unit)}`}));
       const above = limits.length ? 18 : 4;
       const small = look.width < 480;
-      const longest = Math.max(...data.categories.map((one) => one.length)) * 6.8 + 4;
+      const longest = Math.max(...data.categories.map((one) => one.length)) * 7 + 12;
       const label = Math.min(longest, small ? look.width * 0.36 : Math.min(270, look.width * 0.32));
       const long = longest > label;
       const row = data.categories.length > 24 ? 17 : data.categories.length > 12 ? 21 : small && long ? 38 : 30;

@@ -170,11 +170,13 @@ charts.drawings = {};
       const axes = data.axes.filter((axis) => state.only === null || axis.name === state.only);
       for (const axis of [...axes].sort((one, other) => other.ranks - one.ranks)) {
         to.fillStyle = colorOf(axis);
+        to.globalAlpha = axis.ranks > data.gpus / 2 && data.gpus > 16 ? 0.45 : 1; // all of them would shout
         for (const rank of members(state.rank, axis)) {
           const {x, y, size} = place.cell(rank);
           to.fillRect(x - swollen, y - swollen, size + 2 * swollen, size + 2 * swollen);
         }
       }
+      to.globalAlpha = 1;
       const {x, y, size} = place.cell(state.rank);
       to.fillStyle = look.ink;
       to.fillRect(x, y, size, size);
@@ -213,9 +215,12 @@ charts.drawings = {};
       const say = (x, y, words, more = {}) => { drawn("text", {x, y, fill: look.quiet, ...more}, svg).textContent = words; };
       if (outer) {
         drawn("rect", {x: 0, y: 18, width: span, height: 5, rx: 2.5, fill: look.quiet}, svg);
-        say(0, 12, `${outer.name}: ${outer.ports} × ${charts.written(outer.bandwidth, "wire_bytes")}/s out of ` +
-          (data.levels[data.levels.indexOf(outer) - 1].gpus === count ? `node ${node}` : "each domain") + `, joins ${outer.gpus.toLocaleString("en-US")} ${data.unit}s`);
-        const ports = Math.min(outer.ports, 16);
+        // Of the ports of a domain that is larger than a node, those that are this node's.
+        const domain = data.levels[data.levels.indexOf(outer) - 1].gpus;
+        const own = Math.max(1, Math.round(outer.ports * Math.min(1, count / domain)));
+        const rate = charts.written(outer.bandwidth, "wire_bytes");
+        say(0, 12, `${outer.name}: ${own} × ${rate}/s out of node ${node}, joins ${outer.gpus.toLocaleString("en-US")}`);
+        const ports = Math.min(own, Math.max(1, Math.floor(span / 26)));
         for (let port = 0; port < ports; port += 1) {
           const x = (port + 0.5) * span / ports;
           drawn("line", {x1: x, y1: 23, x2: x, y2: 40, stroke: look.quiet, "stroke-width": 2}, svg);
