@@ -90,9 +90,32 @@ def topology_section(plan: Plan) -> Section:
                 f"node{'' if cluster.nodes == 1 else 's'} of {cluster.gpus_per_node}",
                 says=_seen(cluster, layout),
                 data=topology_data(plan),
+                table=_groups_table(cluster, layout),
             ),
             _levels_table(cluster),
         ),
+    )
+
+
+def _groups_table(cluster: Cluster, layout: Layout) -> Table:
+    return Table(
+        caption="Groups on each axis, in numbers",
+        columns=("axis", "groups", "ranks in each", "every", "widest level", "a ring gets"),
+        rows=tuple(_group_row(one, cluster) for one in groups(layout)),
+        folded=True,
+    )
+
+
+def _group_row(group: Group, cluster: Cluster) -> tuple[Cell | str, ...]:
+    placed = group_placement(cluster=cluster, ranks=group.ranks, stride=group.stride)
+    rate = placed.bandwidth_bytes_per_second
+    return (
+        group.axis,
+        cell(cluster.gpus // group.ranks, "whole"),
+        cell(group.ranks, "whole"),
+        Cell("rank" if group.stride == 1 else f"{group.stride:,}th rank", group.stride),
+        level_words(placed.level_name),
+        Cell(format_bandwidth(rate), rate),
     )
 
 

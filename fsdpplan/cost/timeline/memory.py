@@ -91,9 +91,10 @@ def memory_points(
             line = [at for each in passes for at in fill(rank, each, len(passes))]
         else:
             line = _pipeline(rank, actions[number])
-        line = [(when, _at_most(phase, rank.peak)) for when, phase in line if when < update]
+        peak = rank.peak  # once: a step has thousands of moments
+        line = [(when, _at_most(phase, peak)) for when, phase in line if when < update]
         line.append((update, rank.phases[-1]))
-        found += _points(rank, _with_peak(line, rank.peak))
+        found += _points(rank, _with_peak(line, peak))
     return tuple(found)
 
 
