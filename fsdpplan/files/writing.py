@@ -10,6 +10,7 @@ What the path leads to decides:
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -34,6 +35,21 @@ def write_text_atomically(path: Path, text: str, *, advice: str = "choose anothe
             return
         _require_file(target, status)
         _write_beside(target, text, status)
+
+
+def require_place(path: Path, *, advice: str = "choose another place") -> None:
+    """Raise SpecError where a file cannot be written to `path`, before whatever it holds is worked
+    out."""
+    with _explained(path, advice):
+        target = _target(path)
+        status = _status(target)
+        if _takes_a_stream(target, status):
+            return
+        _require_file(target, status)
+        if not target.parent.is_dir():
+            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+        if not os.access(target.parent, os.W_OK | os.X_OK):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def write_folder_at_once(

@@ -210,7 +210,8 @@ def test_curves_are_what_sweep_says(made: Made) -> None:
         ("report --price 2 --provider aws --no-ledger", "contradict"),
         ("report --quick --deadline-chance 80%", "--deadline"),
         ("report nothing.json --quick", "nothing.json"),
-        ("compare fsdpplan.json fsdpplan.json --report .", "choose another"),
+        ("compare fsdpplan.json fsdpplan.json --report .", "choose another --report"),
+        ("sweep --params 1e9 --gpus 8 --report gone/sweep.html", "choose another --report"),
     ],
 )
 def test_bad_input_is_one_sentence_and_writes_nothing(

@@ -27,7 +27,7 @@ from fsdpplan.cli.views.comparison import (
     compare_screen,
     compared_report,
 )
-from fsdpplan.cli.views.page import written_report
+from fsdpplan.cli.views.page import require_report_place, written_report
 from fsdpplan.cli.views.plots import compare_plot
 from fsdpplan.cli.views.render import blocks, columns, tell
 from fsdpplan.cli.views.unfit import nothing_fits
@@ -66,6 +66,7 @@ def compare(
     512,256 are two. An option with one value has it in all of them.
     """
     refuse_plot(plot, json=json)
+    require_report_place(page.report)
     lists = (model, cluster, training, layout)
     if plans:
         entries = _of_plans(plans, lists, training, evidence)

@@ -19,7 +19,7 @@ from fsdpplan.cli.resolve.reported import content as content_of
 from fsdpplan.cli.views.render import tell
 from fsdpplan.errors import SpecError
 from fsdpplan.files.table import path_text
-from fsdpplan.files.writing import write_text_atomically
+from fsdpplan.files.writing import require_place, write_text_atomically
 from fsdpplan.report.of_plan import plan_report
 from fsdpplan.report.page import page
 from fsdpplan.report.values import Report
@@ -62,6 +62,8 @@ def report(
     out = options.out or DEFAULT_OUT
     if json and out == STDOUT:
         raise SpecError("--out - and --json both want standard output: leave one of them out")
+    if out != STDOUT:
+        require_place(out, advice="choose another --out")
     found = content_of(
         place,
         content,

@@ -27,7 +27,7 @@ from fsdpplan.cli.resolve.found import best_of, searched
 from fsdpplan.cli.resolve.inputs import Inputs, Known, resolve_around
 from fsdpplan.cli.resolve.model import resolve_model
 from fsdpplan.cli.resolve.torch import resolve_torch
-from fsdpplan.cli.views.page import written_report
+from fsdpplan.cli.views.page import require_report_place, written_report
 from fsdpplan.cli.views.plots import sweep_plot
 from fsdpplan.cli.views.render import blocks, columns, tell
 from fsdpplan.cli.views.side_by_side import sweep_csv, sweep_json, sweep_screen
@@ -71,6 +71,7 @@ def sweep(
     if options.csv and json:
         raise SpecError("--csv and --json contradict each other: give one of them")
     refuse_plot(plot, json=json, csv=options.csv)
+    require_report_place(page.report)
     machines = _machines(cluster)
     prices = _prices(options.price, machines)
     given: tuple[Counts, ...] = cluster.values.get("gpus", ())

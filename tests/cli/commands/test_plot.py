@@ -15,6 +15,7 @@ from tests.cli.small import DEMO, answer, on_a_machine_without_gpus, show, words
 from tests.run.test_verify import ON_GPUS, a_run
 
 QUESTION = "--model llama-3.2-1b --gpus 16 --hardware dgx-h100 --no-ledger"
+PINNED = "--pp 1 --cp 1 --micro-batch 1 --wrap-blocks 1"
 ONE = words(f"estimate {QUESTION} --dp-shard 8 --plot")
 
 
@@ -50,7 +51,7 @@ def test_estimates_are_drawn_by_the_numbers_of_their_json(
 
 
 def test_a_search_is_drawn_with_all_that_it_priced(capsys: pytest.CaptureFixture[str]) -> None:
-    given = words(f"recommend {QUESTION} --pp 1 --cp 1 --micro-batch 1")
+    given = words(f"recommend {QUESTION} {PINNED} --loss-chunks 1")
     found = answer(capsys, *given, "--no-save")
     out = show(capsys, *given, "--plot")
     drawn = charts(out, "that were priced.")
@@ -67,8 +68,8 @@ def test_a_search_is_drawn_with_all_that_it_priced(capsys: pytest.CaptureFixture
 def test_other_numbers_of_gpus_are_drawn_where_they_were_looked_at(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    asked = QUESTION.replace("--gpus 16", "--gpus 8:32") + " --sharding ddp --micro-batch 1 --tp 1"
-    out = show(capsys, *words(f"recommend {asked} --pp 1 --cp 1 --wrap-blocks 1 --plot --no-save"))
+    asked = QUESTION.replace("--gpus 16", "--gpus 8:32") + " --sharding ddp --tp 1"
+    out = show(capsys, *words(f"recommend {asked} {PINNED} --loss-chunks 1 --plot --no-save"))
     drawn = charts(out, "The numbers of GPUs that were looked at")
     assert sum(line.partition("|")[2].count("o") for line in drawn) == 2
     assert sum(line.partition("|")[2].count("#") for line in drawn) == 1

@@ -23,7 +23,7 @@ def in_a_folder_with_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_it_writes_one_page_and_says_where(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code_of(["report"]) == 0
+    assert exit_code_of(["report", "--quick"]) == 0
     out, err = capsys.readouterr()
     assert out == ""
     page = Path("report.html").read_text(encoding="utf-8")
@@ -31,7 +31,7 @@ def test_it_writes_one_page_and_says_where(capsys: pytest.CaptureFixture[str]) -
     assert "wrote report.html, 1." in err
     assert set(os.listdir()) == {"fsdpplan.json", "other.json", "report.html"}
     assert "from fsdpplan.json" in page
-    document = answer(capsys, *words("report other.json --out there.html"))
+    document = answer(capsys, *words("report other.json --quick --out there.html"))
     assert document["bytes"] == Path("there.html").stat().st_size
     names = [one["name"] for one in document["sections"]]
     assert names[0] == "summary"
@@ -40,7 +40,7 @@ def test_it_writes_one_page_and_says_where(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_the_page_goes_to_stdout_where_it_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code_of(words("report --plan other.json --out -")) == 0
+    assert exit_code_of(words("report --plan other.json --quick --out -")) == 0
     out, err = capsys.readouterr()
     assert out.startswith("<!doctype html>")
     assert out.rstrip().endswith("</html>")
