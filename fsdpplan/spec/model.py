@@ -232,7 +232,9 @@ class DeltaRule:
     value_heads: int
     """Heads of values, and states: a multiple of `key_heads`."""
     key_head_dim: int
+    """Width of one head of queries or of keys."""
     value_head_dim: int
+    """Width of one head of values."""
     convolution: int = 4
     """Tokens that the convolution before it spans."""
 
@@ -267,7 +269,9 @@ class Mamba2:
     arXiv 2405.21060)."""
 
     heads: int
+    """Heads, of a state each."""
     head_dim: int
+    """Channels of one."""
     groups: int
     """Heads of a group share what writes to the state and what reads of it."""
     state: int
@@ -275,6 +279,7 @@ class Mamba2:
     convolution: int = 4
     """Tokens that the convolution before it spans."""
     convolution_bias: bool = True
+    """That convolution has a bias."""
     bias: bool = False
     """The projections in and out have biases."""
     chunk: int = 128
