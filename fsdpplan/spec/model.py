@@ -458,7 +458,7 @@ class Model(RemembersHash):
             strange = sorted(set(letters) - set(known))
             if strange:
                 words = ", ".join(f"{letter} ({what})" for letter, what in known.items())
-                raise SpecError(f"{name} has letters {''.join(strange)!r}: those known are {words}")
+                raise SpecError(f"{name} has letters {''.join(strange)!r}: use {words}")
             if len(letters) > self.layers:
                 raise SpecError(
                     f"{name} has {len(letters)} letters for {self.layers} blocks: type a letter "
@@ -474,7 +474,9 @@ class Model(RemembersHash):
                     f"{'delta' if letter == 'D' else 'mamba'} is given: give both or neither"
                 )
         if (self.experts is not None) is not any(network == "E" for _, network in kinds):
-            raise SpecError("networks has blocks E just where experts are given: both or neither")
+            raise SpecError(
+                "networks has blocks E just where experts are given: give both or neither"
+            )
         if self.networks and self.experts and self.experts.dense_layers:
             raise SpecError("dense_layers must be 0 where networks say which blocks have experts")
 
