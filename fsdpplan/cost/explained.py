@@ -324,7 +324,9 @@ def _attention(case: Case, kind: _Kind) -> Explained:
                 symbol="A",
                 value=flops,
                 unit="FLOP",
-                words=f"of a token's scores and sums here (heads of {query} and {values})",
+                words=f"of a token's scores and sums here (heads of {query} and {values})"
+                if kind.case.model.mixer == "A"
+                else "of a token's share of the states of its chunk here",
             ),
             Input(
                 symbol="P",

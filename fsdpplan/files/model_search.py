@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 
 from fsdpplan.errors import ProfileNotFound
-from fsdpplan.files.catalogue import load_model, model_names, model_source, published_parameters
+from fsdpplan.files import catalogue
 from fsdpplan.files.search import having_all, nothing_found, split_words
 from fsdpplan.spec.model import Model
 
@@ -29,6 +29,10 @@ TRAITS: dict[str, Callable[[Model], bool]] = {
     "mqa": lambda model: model.latent is None and model.kv_heads == 1 < model.heads,
     "mla": lambda model: model.latent is not None,
     "windows": lambda model: model.windowed_blocks > 0,
+    "hybrid": lambda model: bool(set(model.mixers) & set("DM")),
+    "delta": lambda model: model.delta is not None,
+    "mamba": lambda model: model.mamba is not None,
+    "sparse": lambda model: bool(model.latent and model.latent.indexer),
     "sinks": lambda model: model.attention_sinks,
     "shared-expert": lambda model: bool(model.experts and model.experts.shared_hidden),
     "qk-norm": lambda model: model.qk_norm,
@@ -57,16 +61,14 @@ def find_models(words: Sequence[str]) -> tuple[str, ...]:
     if named is not None:
         return (named,)
     asked = split_words(words)
-    found = having_all(asked, model_names(), _has)
+    found = having_all(asked, catalogue.model_names(), _has)
     if not found:
-        raise ProfileNotFound(nothing_found("model", words, model_names(), has=_has, advice=ADVICE))
+        said = nothing_found("model", words, catalogue.model_names(), has=_has)
+        raise ProfileNotFound(
+            f"{said}; type a part of a name (qwen3), a size (70b, 7b..14b) or a trait "
+            f"({', '.join(list(TRAITS)[:7])}); `fsdpplan models` lists all"
+        )
     return tuple(found)
-
-
-ADVICE = (
-    "type a part of a name (qwen3), a size (70b, 7b..14b) or a trait "
-    f"({', '.join(list(TRAITS)[:7])}); `fsdpplan models` lists all"
-)
 
 
 def _exact(words: Sequence[str]) -> str | None:
@@ -74,22 +76,26 @@ def _exact(words: Sequence[str]) -> str | None:
     if len(words) != 1:
         return None
     plain = words[0].strip().lower()
-    named = {plain} if plain in model_names() else set()
+    named = {plain} if plain in catalogue.model_names() else set()
     if "/" in plain:
-        named |= {name for name in model_names() if f" {plain} " in f"{_published(name)} "}
+        named |= {
+            name for name in catalogue.model_names() if f" {plain} " in f"{_published(name)} "
+        }
     return named.pop() if len(named) == 1 else None
 
 
 def _published(name: str) -> str:
-    return re.sub(r"[;,]", " ", model_source(name)).lower()
+    return re.sub(r"[;,]", " ", catalogue.model_source(name)).lower()
 
 
 def _has(name: str, word: str) -> bool:
     sizes = _sizes(word)
     if sizes is not None:
         least, most = sizes
-        return least <= published_parameters(name) <= most or word in re.split(r"[-_/ ]", name)
-    if word in TRAITS and TRAITS[word](load_model(name)):
+        return least <= catalogue.published_parameters(name) <= most or word in re.split(
+            r"[-_/ ]", name
+        )
+    if word in TRAITS and TRAITS[word](catalogue.load_model(name)):
         return True
     return word in name or word in _published(name) or _plain(word) in _plain(name)
 

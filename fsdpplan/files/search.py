@@ -37,10 +37,9 @@ def nothing_found(
     names: Sequence[str],
     *,
     has: Callable[[str, str], bool],
-    advice: str,
 ) -> str:
-    """What a search that found nothing says: which word is to blame, what is spelled like it, and
-    what to type."""
+    """What a search that found nothing says: which word is to blame, and what is spelled like it.
+    What to type instead the caller adds."""
     asked = split_words(words)
     strange = [word for word in asked if not having_all([word], names, has)]
     near = nearest_names(words, names) or nearest_names(strange, names)
@@ -51,4 +50,4 @@ def nothing_found(
         parts.append(f"nothing has {short(' '.join(strange))}")
     if near:
         parts.append(f"nearest: {', '.join(near)}")
-    return "; ".join([*parts, advice])
+    return "; ".join(parts)

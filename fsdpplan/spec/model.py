@@ -232,7 +232,9 @@ class DeltaRule:
     value_heads: int
     """Heads of values, and states: a multiple of `key_heads`."""
     key_head_dim: int
+    """Width of one head of queries or of keys."""
     value_head_dim: int
+    """Width of one head of values."""
     convolution: int = 4
     """Tokens that the convolution before it spans."""
 
@@ -267,7 +269,9 @@ class Mamba2:
     arXiv 2405.21060)."""
 
     heads: int
+    """Heads, of a state each."""
     head_dim: int
+    """Channels of one."""
     groups: int
     """Heads of a group share what writes to the state and what reads of it."""
     state: int
@@ -275,6 +279,7 @@ class Mamba2:
     convolution: int = 4
     """Tokens that the convolution before it spans."""
     convolution_bias: bool = True
+    """That convolution has a bias."""
     bias: bool = False
     """The projections in and out have biases."""
     chunk: int = 128
@@ -453,7 +458,7 @@ class Model(RemembersHash):
             strange = sorted(set(letters) - set(known))
             if strange:
                 words = ", ".join(f"{letter} ({what})" for letter, what in known.items())
-                raise SpecError(f"{name} has letters {''.join(strange)!r}: those known are {words}")
+                raise SpecError(f"{name} has letters {''.join(strange)!r}: use {words}")
             if len(letters) > self.layers:
                 raise SpecError(
                     f"{name} has {len(letters)} letters for {self.layers} blocks: type a letter "
@@ -469,7 +474,9 @@ class Model(RemembersHash):
                     f"{'delta' if letter == 'D' else 'mamba'} is given: give both or neither"
                 )
         if (self.experts is not None) is not any(network == "E" for _, network in kinds):
-            raise SpecError("networks has blocks E just where experts are given: both or neither")
+            raise SpecError(
+                "networks has blocks E just where experts are given: give both or neither"
+            )
         if self.networks and self.experts and self.experts.dense_layers:
             raise SpecError("dense_layers must be 0 where networks say which blocks have experts")
 

@@ -361,7 +361,8 @@ def _nemotron_pattern(table: Table) -> str:
     if strange or not pattern:
         raise SpecError(
             f"{table.field('hybrid_override_pattern')} has {short(''.join(strange))}: the kinds of "
-            "blocks that are planned are M (Mamba-2), * (attention), - (network) and E (experts)"
+            "blocks that are planned are M (Mamba-2), * (attention), - (network) and E (experts); "
+            "give the size of another model by --params"
         )
     return pattern
 

@@ -92,9 +92,9 @@ def _matches(words: Sequence[str]) -> list[Entry]:
 
     found = having_all(split_words(words), list(entries), has)
     if words and not found:
-        advice = "`fsdpplan profiles` lists all, and a path to a TOML file works too"
+        said = nothing_found("hardware profile", words, list(entries), has=has)
         raise ProfileNotFound(
-            nothing_found("hardware profile", words, list(entries), has=has, advice=advice)
+            f"{said}; `fsdpplan profiles` lists all, and a path to a TOML file works too"
         )
     return [entries[name] for name in found]
 
