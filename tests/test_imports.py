@@ -67,7 +67,11 @@ CLI_MAY_IMPORT = {
 """Part of the command line -> others that it may import; a command imports no other command."""
 
 WAITS = {
-    "cli/app.py": {"files.table": "for an error only: it would delay every command"},
+    "cli/app.py": {
+        "files.table": "for an error only: it would delay every command",
+        "run.crash": "the same",
+        "topology.probe": "the same",
+    },
     "cli/process.py": {"emit.safe_text": "its patterns take longer than all else before signals"},
     "cli/commands/estimate.py": {
         "cli.resolve.goal": "where time, money or energy is asked for, as what follows",

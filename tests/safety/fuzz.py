@@ -204,6 +204,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "cancel": (),
     "profiles": (),
     "models": (),
+    "bug-report": (),
     "export": ("--checkpoint-dir", "nothing", "--out", "model"),
     "validate": ("nothing.csv",),
     "learn": ("nothing",),

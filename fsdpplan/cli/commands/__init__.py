@@ -35,6 +35,7 @@ SUMMARIES = {
     "detect": "What this machine and its network are, and their profile.",
     "calibrate": "Measure this machine: write its profile, or check it.",
     "validate": "Predict a table of measured runs, and report the errors.",
+    "bug-report": "What helps to mend a fault, without secrets and names.",
     "profiles": "Hardware profiles: list or search them, or show one.",
     "models": "Catalogue of models: list it, or show one.",
 }

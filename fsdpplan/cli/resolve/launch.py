@@ -110,9 +110,7 @@ def prepare(plan: str, options: RunOptions, job: Job | None, *, file: str = "") 
             )
         remarks = (*launch.plan.warnings, *launch.plan.assumptions)
         python = sys.executable if job is None else job.python
-        return Started(
-            launch=launch, target="here", folder=folder, python=python, remarks=remarks
-        )
+        return Started(launch=launch, target="here", folder=folder, python=python, remarks=remarks)
     emits = options.source == "plan" or not os.path.exists(folder / SCRIPT_NAME)
     asked = job or (Job(python=sys.executable) if emits else None)
     saves = ""
