@@ -80,15 +80,14 @@ def report_of(options: BugReportOptions) -> Report:
     if options.no_plan and options.plan_file is not None:
         raise SpecError("--plan names a plan, and --no-plan leaves it out: give one of them")
     plan = options.plan_file or Path(DEFAULT_PLAN)
-    if not plan.is_file():
-        if options.plan_file is not None:
-            raise SpecError(f"there is no plan {path_text(plan)}: check the path, or --no-plan")
-        plan = None
+    if options.plan_file is not None and not plan.is_file():
+        raise SpecError(f"there is no plan {path_text(plan)}: check the path, or --no-plan")
+    has_plan = plan.is_file() and not options.no_plan
     run = None
     if options.run is not None:
         run = chosen_run(Path.cwd(), None if options.run == NEWEST else options.run)
     machine = blocks(*hosts_blocks(survey_of_recordings([this_host()]), width=WIDTH))
-    return gathered(plan=None if options.no_plan else plan, run=run, machine=machine)
+    return gathered(plan=plan if has_plan else None, run=run, machine=machine)
 
 
 def report_json(report: Report) -> str:
