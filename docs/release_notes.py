@@ -32,8 +32,8 @@ def release_notes(changelog: str, version: str, *, declared: str, base: str = ""
     at = next((i for i, head in enumerate(heads) if head["version"] == version), None)
     if at is None:
         raise ValueError(
-            f"CHANGELOG.md has no section {version}: name the unreleased one so, with its date, as in "
-            f"'## {version} ({date.today().isoformat()})'"
+            f"CHANGELOG.md has no section {version}: name the unreleased one so, with its date, as "
+            f"in '## {version} ({date.today().isoformat()})'"
         )
     head = heads[at]
     try:
