@@ -31,7 +31,7 @@ TESTS ?= tests/trainer tests/ground_truth tests/run/rehearse/test_rehearse.py te
 # Pythons of all releases that are installed, which exchange checkpoints.
 TORCH_PYTHONS = $(wildcard .torch/*/bin/python)
 
-.PHONY: help demo test quick test-whole test-torch lint types numbers bench brute fuzz browser rehearse-many docs fit clean
+.PHONY: help demo test quick test-whole test-torch lint types numbers bench brute fuzz browser rehearse-many docs fit package release-notes clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 8
@@ -85,6 +85,9 @@ rehearse-many: $(VENV)/.dev  ## rehearse a hundred recommended plans, in about h
 
 package: $(VENV)/.dev  ## build the wheel and the source archive, and try both in clean environments
 	$(BIN)/python -m tests.packages --out dist
+
+release-notes: $(VENV)/.dev  ## print the notes of a release: make VERSION=0.2.0 release-notes
+	@$(BIN)/python docs/release_notes.py $(VERSION) $(LINKS)
 
 docs: $(VENV)/.dev  ## write the generated pages and outputs again
 	$(BIN)/python docs/validation.py

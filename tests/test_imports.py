@@ -70,7 +70,11 @@ CLI_MAY_IMPORT = {
 """Part of the command line -> others that it may import; a command imports no other command."""
 
 WAITS = {
-    "cli/app.py": {"files.table": "for an error only: it would delay every command"},
+    "cli/app.py": {
+        "files.table": "for an error only: it would delay every command",
+        "run.crash": "the same",
+        "topology.probe": "the same",
+    },
     "cli/complete.py": {
         "files.catalogue": "where models are completed: a shell asks with each press of Tab",
         "files.profiles.catalogue": "the same of machines",

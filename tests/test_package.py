@@ -119,8 +119,8 @@ def test_the_source_archive_builds_the_same_wheel_and_has_what_its_tests_read(
 
 def test_the_page_about_installing_lists_what_planning_needs() -> None:
     page = (ROOT / "docs/guides/install.md").read_text(encoding="utf-8")
-    (line,) = re.findall(r"^pip install (\".*)$", page, re.M)
-    assert line == " ".join(f'"{name}"' for name in light_requirements())
+    (line,) = re.findall(r"^pip install ('.*)$", page, re.M)
+    assert line == " ".join(f"'{name}'" for name in light_requirements())
     assert claimed_pythons() == ["3.11", "3.12", "3.13"]
 
 

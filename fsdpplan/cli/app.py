@@ -29,6 +29,8 @@ INTERRUPTED = 130
 BROKEN_PIPE = 141
 """What a shell shows for a program that the closing of its pipe ended."""
 BAD_INPUT = 2
+FAULT = 1
+"""Of this program; also Python's own."""
 
 USAGE_ERROR: Any = typer.BadParameter.__base__
 """click's UsageError: newer releases of Typer carry a click of their own."""
@@ -65,7 +67,25 @@ def main() -> NoReturn:
     except KeyboardInterrupt as error:  # in the moments before all is heard, and after all is said
         process.be_deaf()
         code = process.exit_code_of_signal(error)
+    except Exception as error:
+        code = _crashed(error, sys.argv[1:])
     sys.exit(code)
+
+
+def _crashed(error: Exception, words: list[str]) -> int:
+    """Say that this is a fault of this program, and how to tell those who can mend it."""
+    import traceback
+
+    from fsdpplan.run.crash import note_crash
+
+    traceback.print_exception(error)
+    noted = note_crash(words, error)
+    lost = "" if noted else ", with what stands above"
+    message = (
+        f"that is a fault of {PROGRAM}, not of yours: {PROGRAM} bug-report --out report.md writes "
+        f"down what helps to mend it{lost}; read that before you pass it on"
+    )
+    return _report(message, type(error).__name__, FAULT, words)
 
 
 def exit_code_of(words: Sequence[str]) -> int:

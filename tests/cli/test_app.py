@@ -51,6 +51,7 @@ def test_help_fits_the_screen_and_names_every_command(capsys: pytest.CaptureFixt
         "cancel",
         "export",
         "validate",
+        "bug-report",
         "profiles",
         "models",
     )

@@ -206,6 +206,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "profiles": (),
     "models": (),
     "completion": ("bash",),
+    "bug-report": (),
     "export": ("--checkpoint-dir", "nothing", "--out", "model"),
     "validate": ("nothing.csv",),
     "learn": ("nothing",),

@@ -37,6 +37,7 @@ SUMMARIES = {
     "detect": "What this machine and its network are, and their profile.",
     "calibrate": "Measure this machine: write its profile, or check it.",
     "validate": "Predict a table of measured runs, and report the errors.",
+    "bug-report": "What helps to mend a fault, without secrets and names.",
     "profiles": "Hardware profiles: list or search them, or show one.",
     "models": "Catalogue of models: list or search it, or show one.",
     "completion": "Complete commands, options, models and profiles by Tab.",
