@@ -90,8 +90,8 @@ def _named(load: Callable[[str], Any], names: list[str], every: int = 1) -> None
 
 
 def test_models_and_profiles() -> None:
-    _named(catalogue.load_model, catalogue.model_names(), every=4)
-    _named(load_node, sorted(profile_names("node")), every=3)
+    _named(catalogue.load_model, catalogue.model_names(), every=12)
+    _named(load_node, sorted(profile_names("node")), every=9)
 
 
 def test_providers_and_kinds_of_profiles() -> None:
@@ -112,7 +112,7 @@ def test_columns_of_a_table_and_quantities_of_a_plan(tmp_path: Path) -> None:
         (tmp_path / "runs.csv").write_text(f"{name},x\n1,2\n")
         read_runs(tmp_path / "runs.csv")
 
-    _named(read, sorted(COLUMNS), every=3)
+    _named(read, sorted(COLUMNS), every=9)
     quantities = plan_quantities(make_plan("cuda", nodes=2, per_node=4))
     _named(lambda name: condition(f"{name} > 1", quantities), sorted(quantities)[::29])
 
@@ -137,7 +137,7 @@ def test_keys_of_a_profile_and_of_a_plan() -> None:
                 assert "unknown key" not in said or key in said, said
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", Commands())
 def test_options_of_a_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     command = Commands()[name]

@@ -108,7 +108,7 @@ def test_every_command_has_a_screen_here_or_a_reason() -> None:
     assert {one.split()[0] for one in SCREENS} | NO_SCREEN.keys() == {*Commands()}
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("command", SCREENS)
 def test_a_screen_fits_the_terminal(
     command: str,

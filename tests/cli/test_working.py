@@ -18,6 +18,8 @@ from fsdpplan.cli import working
 from fsdpplan.cli.app import exit_code_of
 from fsdpplan.cli.commands import AT_WORK, Commands
 from fsdpplan.emit.safe_text import may_move
+from fsdpplan.run.calibrate.measure import measuring_display
+from fsdpplan.run.follow.show import LiveDisplay, PlainDisplay, display_for
 from fsdpplan.search import recommend as search
 
 SMALL = "--params 125e6 --gpus 2 --hardware dgx-h100 --seq-len 512 --no-ledger"
@@ -162,6 +164,20 @@ def test_lines_are_written_over_on_terminals_that_can(
     is_terminal: bool, environment: dict[str, str], moves: bool
 ) -> None:
     assert may_move(is_terminal, environment) is moves
+
+
+def test_a_job_is_followed_without_bars_where_nothing_may_move(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for variable in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(variable, raising=False)
+    assert isinstance(display_for(Terminal()), LiveDisplay)
+    assert isinstance(measuring_display(Terminal()), LiveDisplay)
+    for variable, value in (("NO_COLOR", "1"), ("TERM", "dumb")):
+        monkeypatch.setenv(variable, value)
+        assert isinstance(display_for(Terminal()), PlainDisplay)
+        assert isinstance(measuring_display(Terminal()), PlainDisplay)
+        monkeypatch.delenv(variable)
 
 
 def test_the_answer_takes_the_moving_line_away(tmp_path: Path) -> None:

@@ -98,6 +98,8 @@ SCRIPTS: dict[Shell, str] = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 BEGIN = "# >>> fsdpplan completion >>>"
 END = "# <<< fsdpplan completion <<<"
 
+NOTHING = "nothing to do"
+
 MOST_BYTES = 4 << 20
 """Of a file that a shell reads when it starts."""
 
@@ -121,7 +123,7 @@ def completion(*, shell: ShellName = None, options: CompletionOptions, json: Jso
         return
     for sentence in done:
         note(sentence)
-    if options.install:
+    if options.install and not done[0].startswith(NOTHING):
         note(f"next: open a new {name}, and press Tab behind fsdpplan")
 
 
@@ -167,7 +169,7 @@ def installed(shell: Shell) -> list[str]:
         if block not in old:
             _write(start, f"{_without_block(old)}{block}")
             done.append(f"{path_text(start)} reads it now, by the lines at its end")
-    return done or [f"nothing to do: {path_text(script)} is there, and {shell} reads it"]
+    return done or [f"{NOTHING}: {path_text(script)} is there, and {shell} reads it"]
 
 
 def uninstalled(shell: Shell) -> list[str]:
@@ -180,7 +182,7 @@ def uninstalled(shell: Shell) -> list[str]:
     if script.is_file():
         script.unlink()
         done.append(f"removed {path_text(script)}")
-    return done or [f"nothing to do: {shell} has no completion of fsdpplan from here"]
+    return done or [f"{NOTHING}: {shell} has no completion of fsdpplan from here"]
 
 
 def _write(place: Path, text: str) -> bool:

@@ -166,7 +166,8 @@ _TOGETHER = re.compile(
     r"`[^`]*`"  # what is marked as code
     # a command: the name of a program, a word that is no other word's end, its options
     rf"|\b(?:{_PROGRAMS}) [-a-z]+(?: [A-Z]+\b)?(?: -[-\w]+(?:[= ](?:'[^']*'|[^\s,;:()]+))?)+"
-    rf"|\b(?:{_PROGRAMS}) (?:-[-\w]+ )*[-a-z]+"
+    # one with the file that it takes, or writes into
+    rf"|\b(?:{_PROGRAMS}) (?:-[-\w]+ )*[-a-z]+(?: [-\w./]+\.json\b)?(?: > [-\w./]+)?"
     r"|--?[a-z][-\w]*[= ](?:'[^']*'|[^\s,;:()]+)"  # an option and its value
     r"|'[^']*'"  # a name in quotes
 )

@@ -15,6 +15,7 @@ from fsdpplan.cli.app import exit_code_of
 from fsdpplan.cli.commands.explain import nccl_json
 from fsdpplan.cli.options.job import JobOptions
 from fsdpplan.cli.resolve import launch
+from fsdpplan.cli.views.render import columns
 from fsdpplan.cost.network.placement import group_placement
 from fsdpplan.emit.folder import SCRIPT_NAME
 from fsdpplan.emit.slurm.header import read_plan_json
@@ -69,7 +70,7 @@ def said(capsys: pytest.CaptureFixture[str], text: str) -> str:
     assert exit_code_of(words(text)) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    assert "--json" in text or max(map(len, out.splitlines())) <= 80
+    assert "--json" in text or max(map(len, out.splitlines())) <= columns()
     return out
 
 
@@ -112,7 +113,7 @@ def test_it_keeps_to_the_width_of_the_terminal(
     monkeypatch.setenv("COLUMNS", str(width))
     out = said(capsys, "explain")
     terms = out[out.index("How the step is made up") : out.index("Where the inputs")]
-    assert max(map(len, terms.splitlines())) <= min(width, 80)
+    assert max(map(len, terms.splitlines())) <= width
 
 
 INPUT = re.compile(

@@ -46,6 +46,8 @@ def test_lines_are_no_wider_than_the_terminal() -> None:
         ),
         ("a node in it may be bad: sbatch --exclude=node1 job.sbatch", "sbatch --exclude=node1"),
         ("use another, such as kubectl get pods", "kubectl get"),
+        ("saved as a.json; next: fsdpplan emit-launch > job.sbatch, or", "launch > job.sbatch"),
+        ("it goes on: fsdpplan emit-launch a.json > b.sh", "fsdpplan emit-launch a.json > b.sh"),
     ],
 )
 def test_a_command_stays_in_one_piece(sentence: str, command: str) -> None:
