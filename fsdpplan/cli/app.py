@@ -37,6 +37,8 @@ USAGE_ERROR: Any = typer.BadParameter.__base__
 
 _NO_COMMAND = re.compile(r"No such command '(.*?)'(?:\.|$)", re.S)
 
+_NO_ARGUMENT = re.compile(r"Got unexpected extra arguments?(?:\(s\))? \((.+)\)", re.S)
+
 app = typer.Typer(
     name=PROGRAM,
     cls=Program,
@@ -172,10 +174,16 @@ def _misused(error: Any) -> str:
     said = str(error.format_message()).rstrip(".")
     if found := _NO_COMMAND.match(said):
         return f"there is no command {found[1]}{did_you_mean(found[1], SUMMARIES)}"
-    option = getattr(error, "option_name", None)
-    if type(error).__name__ != "NoSuchOption" or error.ctx is None or not isinstance(option, str):
+    if error.ctx is None:
         return said
-    known = (name for one in error.ctx.command.params for name in (*one.opts, *one.secondary_opts))
+    options = (one for one in error.ctx.command.params if one.param_type_name == "option")
+    known = [name for one in options for name in (*one.opts, *one.secondary_opts)]
+    if found := _NO_ARGUMENT.match(said):  # such as `recommend tp 4`
+        word = found[1].split(" ")[0]
+        return f"{error.ctx.info_name} takes no word {word}{did_you_mean(word, known)}"
+    option = getattr(error, "option_name", None)
+    if type(error).__name__ != "NoSuchOption" or not isinstance(option, str):
+        return said
     return f"there is no option {option}{did_you_mean(option, known)}"
 
 

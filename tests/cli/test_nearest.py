@@ -160,6 +160,13 @@ def test_commands(capsys: pytest.CaptureFixture[str]) -> None:
             assert name in capsys.readouterr().err.partition("did you mean")[2]
 
 
+def test_a_word_that_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code_of(["recommend", "tp", "4"]) == 2
+    assert "recommend takes no word tp (did you mean --tp" in capsys.readouterr().err
+    assert exit_code_of(["explain", "plan.json", "whyy"]) == 2
+    assert "did you mean --why?" in capsys.readouterr().err
+
+
 def test_files(tmp_path: Path) -> None:
     (tmp_path / "fsdpplan.json").write_text("{}")
     (tmp_path / "other.toml").write_text("")
