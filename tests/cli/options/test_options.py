@@ -586,6 +586,8 @@ ELSEWHERE = {
     "--keep-global-batch": "cli/commands/test_replan.py",
     "--storage-bw": "cli/commands/test_replan.py",
     "--from-slurm": "cli/commands/test_from_slurm.py",
+    "--no-plan": "cli/commands/test_bug_report.py",
+    "--run": "cli/commands/test_bug_report.py",
 }
 """Options that other tests show to change what is done."""
 
