@@ -105,6 +105,7 @@ def test_the_wheel_says_what_it_is_and_has_all_of_the_package(wheel: Path, sourc
     assert metadata_problems(metadata(wheel)) == []
     assert missing_from_wheel(wheel, source) == []
     assert not [name for name in found if "__pycache__" in name]
+    assert len({name.lower() for name in found}) == len(found), "a Mac takes these for one"
 
 
 def test_the_source_archive_builds_the_same_wheel_and_has_what_its_tests_read(

@@ -65,7 +65,7 @@ _DOMAIN = re.compile(
     r"cluster|example|[a-z]{2}\.[a-z]{2}|ac|uk|de|fr|ch|at|it|es|nl|be|se|no|fi|dk|cz|eu|us|ca|au|"
     r"jp|cn|kr|tw|hk|sg|in|br|mx|ru|ua|il|za|nz)(?![\w-]|\.\w)"
 )
-_LONG = re.compile(r"(?<![\w+/=.~-])[\w+/=-]{24,}(?![\w+/=-])")
+_LONG = re.compile(r"(?<![\w+/=.~-])(?!/)[\w+/=-]{24,}(?![\w+/=-])")
 _SEGMENT = re.compile(r"(?<=/)[\w+=-]{20,}(?![\w+=-])")
 _RUN = re.compile(r"[A-Za-z0-9]{16,}")
 _OPEN = frozenset({"127.0.0.1", "0.0.0.0", "::", "::1"})

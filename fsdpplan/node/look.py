@@ -251,13 +251,21 @@ def gone_problem(folder: str) -> str:
     mounted, a folder made in its place would have the run begin anew. It may be about to be."""
     run = os.environ.get("FSDPPLAN_RUN_FOLDER", "")
     saves = os.path.join(run, "saves.jsonl")
-    end = time.monotonic() + MOUNT_SECONDS
+    end, waits = time.monotonic() + MOUNT_SECONDS, False
     while True:
         name = last_saved(saves, os.path.abspath(folder)) if run else ""
         if not name or has_checkpoint(folder):
             return ""
         if time.monotonic() > end:
             break
+        if not waits:
+            waits = True
+            print(
+                f"fsdpplan: {socket.gethostname()}: waits {MOUNT_SECONDS:.0f} s for {folder}, in "
+                f"which this run has saved {name}",
+                file=sys.stderr,
+                flush=True,
+            )
         time.sleep(1)
     return (
         f"this run has saved {name} in {folder}, where no checkpoint is now: its disk is not "

@@ -128,7 +128,11 @@ def plan_of(path: Path) -> Any:
         return f"cannot be read: {error}"
     if not isinstance(document, dict):
         return "is no plan"
-    return {name: value for name, value in document.items() if name not in LEFT_OUT_OF_PLAN}
+    kept = {name: value for name, value in document.items() if name not in LEFT_OUT_OF_PLAN}
+    if isinstance(sources := kept.get("sources"), dict):
+        # A profile's name says where each of its numbers is from.
+        kept["sources"] = {name: text for name, text in sources.items() if name.count(".") < 2}
+    return kept
 
 
 def run_of(run: RecordedRun) -> dict[str, Any]:

@@ -124,6 +124,7 @@ def test_what_stands_for_one_is_the_same_everywhere_and_all_else_stays() -> None
         "NCCL 2.27.5+cuda12.9, driver 570.124.06",
         "fsdpplan-0.2.0-py3-none-any.whl",
         "step-00000400 of 2000, 2026-11-26T04:49:54.781889+00:00",
+        "https:///NVIDIA/nccl/blob/v2.29.2-1/src/graph/tuning.cc",
         "--tokens 4096 --model llama-3.1-8b --tp 4",
     ],
 )

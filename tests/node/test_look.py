@@ -240,7 +240,7 @@ def test_a_folder_for_checkpoints_is_made_tried_and_left_empty(tmp_path: Path) -
 
 
 def test_a_folder_in_which_the_run_has_saved_is_waited_for_and_not_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, saved = tmp_path / "run", tmp_path / "saved"
     run.mkdir()
@@ -256,6 +256,7 @@ def test_a_folder_in_which_the_run_has_saved_is_waited_for_and_not_made_anew(
     monkeypatch.setattr(look.time, "sleep", mounted_at_the_third)
     assert folder_problem(str(saved)) == ""
     assert len(pauses) == 3
+    assert capsys.readouterr().err.count(f"waits 60 s for {saved}, in which this run has") == 1
     shutil.rmtree(saved)
     monkeypatch.setattr(look, "MOUNT_SECONDS", 0.0)
     said = folder_problem(str(saved))

@@ -117,7 +117,7 @@ def report_page(report: Report) -> str:
 
 def left_out_words(left_out: Mapping[str, int]) -> str:
     """A sentence for who is about to pass the report on."""
-    found = ", ".join(f"{count} {kind}" for kind, count in left_out.items() if count)
+    found = ", ".join(f"{kind} ({count})" for kind, count in left_out.items() if count)
     return f"left out or replaced: {found or 'nothing'}; read it before you pass it on"
 
 

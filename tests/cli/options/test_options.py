@@ -592,6 +592,8 @@ ELSEWHERE = {
     "--from-slurm": "cli/commands/test_from_slurm.py",
     "--install": "cli/test_completion.py",
     "--uninstall": "cli/test_completion.py",
+    "--no-plan": "cli/commands/test_bug_report.py",
+    "--run": "cli/commands/test_bug_report.py",
 }
 """Options that other tests show to change what is done."""
 
