@@ -18,6 +18,9 @@ from fsdpplan.units import format_gb, format_percent, format_seconds
 MOST_DIFFERENCES = 12
 """Kinds that a screen shows."""
 
+MOST_LEFT = 0.5
+"""Share of all differences that an input may leave and still be called an explanation."""
+
 LEAST_FRACTION = 0.001
 """Of the longer step: smaller differences are not shown."""
 
@@ -136,12 +139,16 @@ def _slowest(large: list[Difference]) -> list[str]:
 
 def _explained(found: Overlay) -> list[str]:
     """The inputs, each by itself."""
-    if not found.explanations:
+    good = [one for one in found.explanations if one.left_fraction <= MOST_LEFT]
+    if not good:
         largest = max((abs(one.seconds) for one in found.differences), default=0.0)
         if largest <= LEAST_FRACTION * found.predicted.seconds:
             return []
-        return ["No single input of the cost model explains what differs."]
-    first, *others = found.explanations
+        best = ""
+        if found.explanations:
+            best = f" The best of them would be {_explanation(found.explanations[0])}."
+        return [f"No single input of the cost model explains most of what differs.{best}"]
+    first, *others = good
     said = [f"Explained best by {_explanation(first)}."]
     if first.also:
         words = ", ".join(field_words(field) for field in first.also)

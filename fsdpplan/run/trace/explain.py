@@ -44,7 +44,12 @@ TRIED = 10
 
 _GRID = 13
 _GOLDEN = 18
+_PLATEAU = 1e-3
+"""Of all differences: what leaves as little more explains as much."""
 """Narrowings of the best stretch of the grid, each to 0.618 of it."""
+
+ROUNDING = 1e-6
+"""Share of a step below which nothing differs: traces have numbers in microseconds."""
 
 ALIKE = 0.01
 """Inputs that leave no more than this share of all differences beyond the best one explain as
@@ -153,7 +158,7 @@ def explanations(
         case=case, rank=rank, predicted=predicted, measured=measured, base=step_kinds(case, rank)
     )
     whole = of.left_seconds(predicted)
-    if whole <= 1e-12 * sum(predicted.values()):
+    if whole <= ROUNDING * sum(predicted.values()):
         return []
     found = []
     say("the input that explains them best")
@@ -240,5 +245,23 @@ def _best_factor(of: Differences, field: str, value: float, straight: float) -> 
             low, one, of_one = one, other, of_other
             other = low + share * (high - low)
             of_other = left(other)
-    best = min(((of_one, one), (of_other, other), (lefts[at], places[at])))
-    return exp(best[1]), best[0]
+    least, best = min(((of_one, one), (of_other, other), (lefts[at], places[at])))
+    # where more of it changes nothing any more, the least that does it
+    enough = least + _PLATEAU * lefts[places.index(0.0)]
+    far, near = best, 0.0
+    for _ in range(_GOLDEN):
+        between = (far + near) / 2
+        if left(between) <= enough:
+            far = between
+        else:
+            near = between
+        if abs(far - near) < 1e-3:
+            break
+    return (
+        (exp(far), left(far))
+        if left(far) <= enough and abs(far - best) > 0.05
+        else (
+            exp(best),
+            least,
+        )
+    )
