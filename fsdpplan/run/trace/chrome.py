@@ -139,6 +139,7 @@ def trace_events(
         for event in events:
             yield _event(event, pid, start_us)
         yield from _passes(events, pid, start_us)
+    yield from _messages(by_rank, layout, start_us)
     for point in timeline.memory:
         if point.rank in wanted:
             yield _memory(point, stage_rank(layout, point.rank), start_us)
@@ -256,6 +257,40 @@ def _passes(events: Sequence[Event], pid: int, start_us: float) -> Iterator[Trac
             last, begin = key, event.start_seconds
         end = event.end_seconds
     yield from closed()
+
+
+def _messages(
+    by_rank: Mapping[int, Sequence[Event]], layout: Layout, start_us: float
+) -> Iterator[TraceEvent]:
+    """Arrows of a pipeline: from each message to the pass of another rank that needs it."""
+    begins: dict[tuple[int, int, bool], Event] = {}
+    messages: list[tuple[int, int, Event]] = []
+    for events in by_rank.values():
+        for event in events:
+            if event.stage is None or event.micro_batch is None:
+                continue
+            is_forward = event.direction == "forward"
+            if event.stream.startswith("pp_"):
+                messages.append((event.stage, event.micro_batch, event))
+            elif event.stream == COMPUTE and event.term == "compute":
+                begins.setdefault((event.stage, event.micro_batch, is_forward), event)
+    for number, (stage, micro_batch, message) in enumerate(messages):
+        is_forward = message.direction == "forward"
+        taker = stage + (1 if is_forward else -1)
+        begun = begins.get((taker, micro_batch, is_forward))
+        if begun is None:
+            continue
+        for phase, at in (("s", message), ("f", begun)):
+            yield {
+                "ph": phase,
+                "id": number,
+                "cat": "message",
+                "name": message.name,
+                "pid": stage_rank(layout, at.rank),
+                "tid": _tid(at.stream),
+                "ts": start_us + at.start_seconds * 1e6,
+                **({"bp": "e"} if phase == "f" else {}),
+            }
 
 
 def _memory(point: MemoryPoint, pid: int, start_us: float) -> TraceEvent:

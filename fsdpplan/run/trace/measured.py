@@ -163,8 +163,8 @@ def _of_device(
         own, span = _members(events, on_device, window)
         if not own:
             raise SpecError(
-                f"the trace has no kernel in {window.name}: profile more than one step, or with "
-                "ProfilerActivity.CUDA"
+                f"the trace has no kernel in {window.name}: give one of more steps, or one made "
+                "with ProfilerActivity.CUDA"
             )
     begin = min(_start(event) for event in own) if span is None else span[0]
     end = max(_span(event)[1] for event in own) if span is None else span[1]

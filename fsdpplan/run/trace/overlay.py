@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fsdpplan.cost.schedule.stages import pipeline_ranks
@@ -66,11 +66,11 @@ class Overlay:
     measured: MeasuredStep
     differences: tuple[Difference, ...]
     """The largest first."""
-    explanations: tuple[Explanation, ...]
-    """Inputs that explain them, the best first."""
     timeline: Timeline
     stages: int
     """Of the pipeline."""
+    explanations: tuple[Explanation, ...] = ()
+    """Inputs that explain them, the best first; empty: none, or it was not asked."""
 
 
 def axis_groups(case: Case, stage: int) -> dict[str, tuple[int, ...]]:
@@ -100,9 +100,29 @@ def overlaid(
     rank: int | None = None,
     say: Callable[[str], None] = lambda what: None,
 ) -> Overlay:
-    """The measured step of a trace beside the predicted one; `rank`: whose trace it is, where that
-    does not say."""
+    """The measured step of a trace beside the predicted one, with what explains the differences;
+    `rank`: whose trace it is, where that does not say."""
+    found = compared(case, trace, rank=rank, say=say)
+    explained = explanations(
+        case,
+        found.stage,
+        predicted=_kinds(found.predicted),
+        measured=_kinds(found.measured),
+        say=say,
+    )
+    return replace(found, explanations=tuple(explained))
+
+
+def compared(
+    case: Case,
+    trace: Mapping[str, Any],
+    *,
+    rank: int | None = None,
+    say: Callable[[str], None] = lambda what: None,
+) -> Overlay:
+    """The same without a search for what explains them."""
     of = _rank(case, trace, rank)
+    _require_kernels(trace)
     stage = of // (case.layout.world // case.layout.pp)
     say("the predicted step")
     timeline = step_timeline(case, detailed=ALL_MICROBATCHES)
@@ -115,22 +135,18 @@ def overlaid(
         if row.axis:
             axes.setdefault(row.kind, []).append(row.axis)
     say("the measured step")
-    own = _own_pid(trace, of, case)
-    _require_kernels(trace)
     measured = measured_step(
-        trace, axis_of=_axis_of(trace, groups, axes), expected_calls=calls, pid=own
-    )
-    differences = _differences(predicted, measured)
-    found = explanations(
-        case, stage, predicted=_kinds(predicted), measured=_kinds(measured), say=say
+        trace,
+        axis_of=_axis_of(trace, groups, axes),
+        expected_calls=calls,
+        pid=_own_pid(trace, of, case),
     )
     return Overlay(
         rank=of,
         stage=stage,
         predicted=predicted,
         measured=measured,
-        differences=differences,
-        explanations=tuple(found),
+        differences=_differences(predicted, measured),
         timeline=timeline,
         stages=case.layout.pp,
     )

@@ -13,6 +13,8 @@ REQUIRED = {
     "X": {"name", "cat", "pid", "tid", "ts", "dur", "args"},
     "M": {"name", "pid", "args"},
     "C": {"name", "pid", "ts", "args"},
+    "s": {"id", "name", "cat", "pid", "tid", "ts"},
+    "f": {"id", "name", "cat", "pid", "tid", "ts", "bp"},
 }
 METADATA = {
     "process_name": "name",
@@ -32,6 +34,7 @@ def problems(document: dict[str, Any]) -> list[str]:
     named: set[tuple[Any, Any]] = set()
     processes: set[Any] = set()
     spans: dict[tuple[Any, Any], list[dict[str, Any]]] = defaultdict(list)
+    arrows: dict[tuple[Any, Any], dict[str, dict[str, Any]]] = defaultdict(dict)
     for event in events:
         if missing := REQUIRED.get(event["ph"], {"ph unknown"}) - event.keys():
             found.append(f"{event} lacks {missing}")
@@ -47,6 +50,8 @@ def problems(document: dict[str, Any]) -> list[str]:
             case "C":
                 if not all(isinstance(value, int | float) for value in event["args"].values()):
                     found.append(f"counter {event}")
+            case "s" | "f":
+                arrows[event["cat"], event["id"]][event["ph"]] = event
             case "X":
                 if event["dur"] < 0:
                     found.append(f"negative {event}")
@@ -55,6 +60,9 @@ def problems(document: dict[str, Any]) -> list[str]:
         if key not in named or key[0] not in processes:
             found.append(f"no name for row {key}")
         found += _nesting(own)
+    for key, ends in arrows.items():
+        if ends.keys() != {"s", "f"} or ends["f"]["ts"] < ends["s"]["ts"] - ROUNDING_US:
+            found.append(f"arrow {key} has no end, or ends before it begins")
     return found
 
 

@@ -103,6 +103,8 @@ def test_stages_are_processes_by_the_first_rank_of_each() -> None:
         "rank 0, pipeline stage 0 (predicted)",
         "rank 4, pipeline stage 1 (predicted)",
     ]
+    arrows = [e for e in document["traceEvents"] if e["ph"] == "f"]  # type: ignore[attr-defined]
+    assert len(arrows) == 2 * CASES["1f1b"].layout.num_microbatches
 
 
 def test_the_validator_finds_what_is_broken() -> None:

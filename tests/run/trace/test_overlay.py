@@ -24,6 +24,7 @@ from fsdpplan.run.trace.overlay import (
     IDLE,
     Overlay,
     axis_groups,
+    compared,
     overlaid,
     overlay_document,
 )
@@ -135,7 +136,7 @@ def cuda_trace(of: Case, change: Callable[[dict[str, Any]], float] = lambda even
 
 
 def test_kernels_of_a_cuda_device_are_known_by_their_names() -> None:
-    found = overlaid(SHARDED, cuda_trace(SHARDED))
+    found = compared(SHARDED, cuda_trace(SHARDED))
     assert "ProfilerStep#1, the median of 3" in found.measured.chosen
     for one in found.differences:
         assert abs(one.seconds) <= 0.01 * found.predicted.seconds, one
@@ -148,7 +149,7 @@ def test_kernels_that_were_slowed_are_the_largest_difference(kind: str) -> None:
     def change(event: dict[str, Any]) -> float:
         return 3.0 if event["args"]["kind"] == kind else 1.0
 
-    found = overlaid(SHARDED, cuda_trace(SHARDED, change))
+    found = compared(SHARDED, cuda_trace(SHARDED, change))
     assert found.differences[0].name == kind
     assert found.differences[0].measured_seconds == pytest.approx(
         3 * found.differences[0].predicted_seconds
@@ -161,7 +162,7 @@ def test_one_slow_call_among_many_is_named() -> None:
         is_one = about.get("for") == "FSDP::post_backward_reduce (layers.3)"
         return 30.0 if is_one and about["micro_batch"] == 1 else 1.0
 
-    found = overlaid(SHARDED, cuda_trace(SHARDED, change))
+    found = compared(SHARDED, cuda_trace(SHARDED, change))
     (slow,) = (one for one in found.differences if one.name == "reduce_scatter over dp_shard")
     assert slow.seconds > 0
     assert "FSDP::post_backward_reduce (layers.3)" in slow.slowest
@@ -205,7 +206,7 @@ TOPS = {
 @pytest.mark.parametrize("slowed", TOPS)
 def test_what_was_slowed_in_a_run_is_the_largest_difference(traces: Path, slowed: str) -> None:
     trace = read_trace(traces / f"{slowed}.json")
-    found = overlaid(GLOO, trace)
+    found = compared(GLOO, trace)
     tops = TOPS[slowed]
     assert {one.name for one in found.differences[: len(tops)]} == tops
     adds_up(found)
@@ -221,7 +222,7 @@ def adds_up(found: Overlay) -> None:
 @pytest.mark.gloo
 def test_both_steps_are_on_one_time_axis(traces: Path) -> None:
     trace = read_trace(traces / "as_it_is.json")
-    found = overlaid(GLOO, trace)
+    found = compared(GLOO, trace)
     assert "step 2 of the trace" in found.measured.chosen or "median of 3" in found.measured.chosen
     calls = {one.name: one.measured_calls for one in found.differences}
     assert calls["reduce_scatter over dp_shard"] == 4  # gloo carries it as an all-reduce
@@ -235,15 +236,15 @@ def test_both_steps_are_on_one_time_axis(traces: Path) -> None:
 
 def test_a_trace_of_another_job_is_refused() -> None:
     with pytest.raises(SpecError, match="of a job of 2 ranks"):
-        overlaid(SHARDED, {"distributedInfo": {"world_size": 2}, "traceEvents": []})
+        compared(SHARDED, {"distributedInfo": {"world_size": 2}, "traceEvents": []})
     with pytest.raises(SpecError, match="no kernel and no operator"):
-        overlaid(SHARDED, {"traceEvents": [{"ph": "M"}]})
+        compared(SHARDED, {"traceEvents": [{"ph": "M"}]})
     with pytest.raises(SpecError, match="rank 99"):
-        overlaid(SHARDED, {"traceEvents": []}, rank=99)
+        compared(SHARDED, {"traceEvents": []}, rank=99)
     coarse = step_timeline(replace(SHARDED), detailed=1, detail="passes")
     written = trace_document(coarse, SHARDED.layout, name="x", groups={})
     with pytest.raises(SpecError, match="--micro-batches"):
-        overlaid(SHARDED, written)
+        compared(SHARDED, written)
 
 
 def test_without_marks_steps_are_counted_by_their_collectives() -> None:
