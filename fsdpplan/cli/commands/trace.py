@@ -90,10 +90,17 @@ def trace(*, plan: PlanFile = DEFAULT_PLAN, options: TraceOptions, json: Json = 
         raise SpecError(
             "--overlay shows every micro-batch kernel by kernel: leave out --micro-batches"
         )
-    case, share = _case(plan)
+    saved = ranked(plan, None, own_program=True)
+    share, case = max(saved.case.phases, key=lambda phase: phase[0])  # the part with most steps
     if options.overlay is None:
         assert options.out is not None
-        written = _write(case, options.out, options.microbatches, share)
+        written = _write(
+            case,
+            options.out,
+            options.microbatches,
+            share=share,
+            expected_seconds=saved.estimate.step_seconds.expected,
+        )
         typer.echo(written_json(written) if json else written_screen(written, width=columns()))
         return
     measured = read_trace(options.overlay)
@@ -106,14 +113,9 @@ def trace(*, plan: PlanFile = DEFAULT_PLAN, options: TraceOptions, json: Json = 
         typer.echo(overlay_screen(found, options.out, width=columns()))
 
 
-def _case(plan: str) -> tuple[Case, float]:
-    """The plan's case; of a run whose precision changes the part with most steps, and its share."""
-    phases = ranked(plan, None, own_program=True).case.phases
-    share, case = max(phases, key=lambda phase: phase[0])
-    return case, share
-
-
-def _write(case: Case, out: Path, microbatches: int | None, share: float) -> Written:
+def _write(
+    case: Case, out: Path, microbatches: int | None, *, share: float, expected_seconds: float
+) -> Written:
     shown = DETAILED_MICROBATCHES if microbatches is None else microbatches
     timeline = step_timeline(case, detailed=shown)
     document = trace_document(
@@ -128,4 +130,5 @@ def _write(case: Case, out: Path, microbatches: int | None, share: float) -> Wri
         case=case,
         shown_microbatches=min(shown, case.layout.num_microbatches),
         share=share,
+        expected_seconds=expected_seconds,
     )

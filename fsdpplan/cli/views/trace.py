@@ -37,6 +37,8 @@ class Written:
     shown_microbatches: int
     share: float
     """Of the run's steps, that are as this one."""
+    expected_seconds: float
+    """What the plan expects of a step."""
 
 
 def written_screen(one: Written, *, width: int) -> str:
@@ -63,6 +65,13 @@ def _left_out(one: Written) -> list[str]:
         said.append(
             f"Of {number} micro-batches the first {one.shown_microbatches} and the last are shown "
             "kernel by kernel, the others pass by pass (--micro-batches)."
+        )
+    step = one.timeline.step_seconds
+    if one.share == 1 and abs(one.expected_seconds / step - 1) > LEAST_FRACTION:
+        said.append(
+            f"The plan expects {format_seconds(one.expected_seconds, beside=step)}, by measured "
+            "runs or as another version predicted it; the events are what the cost model says "
+            "today."
         )
     if one.share < 1:
         said.append(

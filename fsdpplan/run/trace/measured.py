@@ -271,8 +271,9 @@ def _step(
         row.exposed_seconds += outside(Interval(start, end), busy)
     both = union([*busy, *(Interval(*one) for _, one in collectives)])
     whole = Interval(*span)
-    idle = outside(whole, both)
-    exposed = outside(whole, busy) - idle
+    rounding = 1e-9 * (span[1] - span[0])
+    idle = _some(outside(whole, both), rounding)
+    exposed = _some(outside(whole, busy) - idle, rounding)
     if steps > 1:
         chosen = f"the mean of {steps} steps, by how often collectives are called"
         for row in rows.values():
@@ -288,6 +289,10 @@ def _step(
         idle_seconds=idle / steps,
         steps=steps,
     )
+
+
+def _some(seconds: float, rounding: float) -> float:
+    return seconds if seconds > rounding else 0.0
 
 
 _INHERITED = ("optimizer", "attention", "matmul", "copy", "collective")
