@@ -28,13 +28,22 @@ _MOST_LINKS = 40
 def write_text_atomically(path: Path, text: str, *, advice: str = "choose another place") -> None:
     """Write `text` to `path`. Raises SpecError, which ends in `advice`, where that cannot be."""
     with _explained(path, advice):
+        data = text.encode("utf-8")
+    write_bytes_atomically(path, data, advice=advice)
+
+
+def write_bytes_atomically(
+    path: Path, data: bytes, *, advice: str = "choose another place"
+) -> None:
+    """The same of what is no text."""
+    with _explained(path, advice):
         target = _target(path)
         status = _status(target)
         if _takes_a_stream(target, status):
-            _write_into(target, text)
+            _write_into(target, data)
             return
         _require_file(target, status)
-        _write_beside(target, text, status)
+        _write_beside(target, data, status)
 
 
 def require_place(path: Path, *, advice: str = "choose another place") -> None:
@@ -70,7 +79,7 @@ def write_folder_at_once(
                 file = temporary / name
                 file.parent.mkdir(parents=True, exist_ok=True)
                 with file.open("x", encoding="utf-8", newline="\n") as opened:
-                    _write_through(opened.fileno(), text)
+                    _write_through(opened.fileno(), text.encode("utf-8"))
             for made, _, _ in os.walk(temporary):
                 _sync_folder(Path(made))
             os.replace(temporary, target)
@@ -147,7 +156,7 @@ def _require_file(target: Path, status: os.stat_result | None) -> None:
         raise SpecError("it is protected against writing")
 
 
-def _write_into(target: Path, text: str) -> None:
+def _write_into(target: Path, data: bytes) -> None:
     # Without O_NONBLOCK, a pipe that nobody reads would hold us for ever.
     flags = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK
     try:
@@ -158,7 +167,7 @@ def _write_into(target: Path, text: str) -> None:
         raise
     try:
         os.set_blocking(descriptor, True)
-        _write_all(descriptor, text)
+        _write_all(descriptor, data)
     finally:
         os.close(descriptor)
 
@@ -168,15 +177,15 @@ def _is_unread_pipe(target: Path) -> bool:
     return status is not None and stat.S_ISFIFO(status.st_mode)
 
 
-def _write_beside(target: Path, text: str, replaced: os.stat_result | None) -> None:
+def _write_beside(target: Path, data: bytes, replaced: os.stat_result | None) -> None:
     # A name that nobody foresees, and never through a link that lies there: a folder may be
     # shared. Not mkstemp, whose files are private: the user's umask decides.
     new = target.parent / _temporary_name(target)
     temporary: Path | None = None
     try:
-        with new.open("x", encoding="utf-8") as file:
+        with new.open("xb") as file:
             temporary = new
-            _write_through(file.fileno(), text)
+            _write_through(file.fileno(), data)
             if replaced is not None:
                 _take_after(file.fileno(), replaced)
         os.replace(temporary, target)
@@ -201,16 +210,16 @@ def _take_after(descriptor: int, replaced: os.stat_result) -> None:
     os.fchmod(descriptor, stat.S_IMODE(replaced.st_mode))
 
 
-def _write_through(descriptor: int, text: str) -> None:
-    """Write all of `text`, and wait until the disk has it: a name must not come before its data."""
-    _write_all(descriptor, text)
+def _write_through(descriptor: int, data: bytes) -> None:
+    """Write all of `data`, and wait until the disk has it: a name must not come before its data."""
+    _write_all(descriptor, data)
     os.fsync(descriptor)
 
 
-def _write_all(descriptor: int, text: str) -> None:
-    data = memoryview(text.encode("utf-8"))
-    while data:
-        data = data[os.write(descriptor, data) :]
+def _write_all(descriptor: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(descriptor, left) :]
 
 
 def _sync_folder(folder: Path) -> None:

@@ -30,6 +30,7 @@ SUMMARIES = {
     "status": "Show how the runs of this folder stand.",
     "logs": "Print what a run has printed, on all nodes.",
     "cancel": "End a run of this folder.",
+    "trace": "The predicted step as a trace, beside a measured one.",
     "verify": "Compare a finished run with its plan; gates.",
     "export": "Write a checkpoint as transformers loads it.",
     "learn": "Take measured runs into the ledger, for plans to learn from.",

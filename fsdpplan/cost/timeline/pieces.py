@@ -121,6 +121,16 @@ _PLACES = ("attention_in", "attention", "attention_out", "ffn_in", "ffn_out")
 """What a block does, in the order of forward."""
 
 
+_STREAMED = {
+    "attention_in": "first norm",
+    "attention": "rotation",
+    "attention_out": "stream",
+    "ffn_in": "second norm",
+    "ffn_out": "activation",
+}
+"""Element-wise kernels by what they stand beside, as most of them are."""
+
+
 def _place(product: str) -> str:
     """Where in its block a product stands, by the name of its weight."""
     last = product.rpartition(".")[2]
@@ -266,7 +276,7 @@ def _in_order(
         if place == "attention" and attention:
             own.append(Piece("attention", "attention", attention, direction))
         streamed = (
-            [Piece(f"{place} element-wise", "elementwise", beside[place], direction)]
+            [Piece(_STREAMED[place], "elementwise", beside[place], direction)]
             if beside.get(place)
             else []
         )

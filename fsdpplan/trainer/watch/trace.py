@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from .kinds import is_gloo, is_nccl
+
 UNKNOWN_AXIS = "unknown"
 
 COLLECTIVES = {
@@ -139,11 +141,11 @@ def _operators(events: Sequence[Mapping[str, Any]]) -> list[Interval]:
 
 
 def _is_nccl(event: Mapping[str, Any]) -> bool:
-    return str(event["name"]).startswith("nccl")
+    return is_nccl(str(event["name"]))
 
 
 def _is_gloo(event: Mapping[str, Any]) -> bool:
-    return str(event["name"]).startswith("gloo:")
+    return is_gloo(str(event["name"]))
 
 
 def _interval(event: Mapping[str, Any]) -> Interval:

@@ -519,6 +519,8 @@ ELSEWHERE = {
     "--why": "cli/commands/test_explain.py, search/advice/test_why.py",
     "--rules": "cli/commands/test_rules.py",
     "--record": "cli/commands/test_detect.py",
+    "--overlay": "cli/commands/test_trace.py, run/trace/test_overlay.py",
+    "--micro-batches": "cli/commands/test_trace.py",
     "--processes": "cli/commands/test_calibrate.py",
     "--seconds": "cli/commands/test_calibrate.py",
     "--plan": "cli/commands/test_calibrate.py",

@@ -1,0 +1,1 @@
+"""Traces: a predicted step beside a measured one."""
