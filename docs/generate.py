@@ -10,6 +10,7 @@
 * Every table under a comment `<!-- torch: NAME -->`: see `docs/torch_table.py`.
 * Every table under a comment `<!-- held out: NAME -->`: see `docs/held_out_table.py`.
 * Every table under a comment `<!-- field rules: NAME -->`: see `docs/field_rules_table.py`.
+* Every list under a comment `<!-- pages: NAME ... -->`: see `docs/page_index.py`.
 
 `tests/test_docs.py` fails when a page differs from what this writes.
 """
@@ -39,6 +40,8 @@ TABLE = re.compile(
 )
 
 CLI_HEAD = """# Commands
+
+<!-- about: The help of every command. -->
 
 Generated from the program by `make docs`. What `--json` prints is in [the JSON page](json.md), exit
 codes are in [the errors page](errors.md).
@@ -141,7 +144,10 @@ def written_page(path: Path) -> str:
     """What `path` should hold."""
     if path == CLI_PAGE:
         return cli_page()
+    from docs.page_index import page_lists
+
     page = tables(field_tables(path.read_text(encoding="utf-8")))
+    page = page_lists(page, path.parent)
     with tempfile.TemporaryDirectory() as folder:
         return outputs(page, Path(folder))
 

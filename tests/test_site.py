@@ -1,0 +1,104 @@
+"""The documentation as a site: every page is in an index, and none is left out of the sidebar.
+
+The whole site is built where Sphinx is installed (`make site` does so) and `--whole` asks for it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+FOLDERS = sorted(path for path in DOCS.iterdir() if path.is_dir() and any(path.glob("*.md")))
+
+
+@cache
+def settings() -> Any:
+    """`docs/conf.py`, which Sphinx reads."""
+    spec = importlib.util.spec_from_file_location("conf", DOCS / "conf.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
+def test_every_page_is_in_the_index_of_its_folder(folder: Path) -> None:
+    index = folder / "README.md"
+    assert index.exists(), f"docs/{folder.name} has no README.md, the index of its pages"
+    linked = set(re.findall(r"\]\(([\w.-]+\.md)", index.read_text(encoding="utf-8")))
+    for page in sorted(path.name for path in folder.glob("*.md") if path != index):
+        assert page in linked, (
+            f"docs/{folder.name}/{page} is in no list of docs/{folder.name}/README.md: type "
+            "`make docs`, or name it under a heading there, <!-- pages: ... -->"
+        )
+
+
+def test_the_sidebar_has_every_page_once() -> None:
+    indexes = [DOCS / "README.md", *(folder / "README.md" for folder in FOLDERS)]
+    pages = [
+        (index.parent / f"{name}.md").resolve()
+        for index in indexes
+        for name in settings().contents(index)
+    ]
+    assert len(pages) == len(set(pages))
+    beside = {ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")}
+    assert {*pages, DOCS / "README.md"} == {*DOCS.rglob("*.md"), *beside}
+
+
+def test_a_page_says_what_it_is_about() -> None:
+    from docs.page_index import about
+
+    assert about("# T\n\n```bash\nls\n```\n\nSee [x](y.md): so.\n") == "See x."
+    assert about("# T\n\n<!-- about: All\nof it. -->\n\nMore.\n") == "All of it."
+    assert about("# T\n\nHow far off?\n") == "How far off?"
+    for page in {*DOCS.glob("*/*.md")} - {*DOCS.glob("*/README.md")}:
+        text = about(page.read_text(encoding="utf-8"))
+        assert 10 < len(text) < 200, f"{page}: put <!-- about: ... --> below its title: {text!r}"
+
+
+@pytest.fixture(scope="module")
+def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not request.config.getoption("--whole"):
+        pytest.skip("a site takes ten seconds: --whole builds it, as `make site` does")
+    pytest.importorskip("sphinx", reason="the extra `docs` is not installed")
+    place = tmp_path_factory.mktemp("site")
+    words = ["--fail-on-warning", "--keep-going", "--quiet", "--conf-dir", str(DOCS)]
+    built = subprocess.run(
+        [sys.executable, "-m", "sphinx", *words, "-d", str(place / "cache"), ".", str(place)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    return place
+
+
+def test_the_site_is_built_without_a_warning_and_fetches_nothing(site: Path) -> None:
+    pages = [path.read_text(encoding="utf-8") for path in site.rglob("*.html")]
+    assert len(pages) > 100
+    for page in pages:
+        loaded = re.findall(r"<(?:script|img|iframe|link)\b[^>]*?(?:src|href)=\"([^\"]+)\"", page)
+        assert not [url for url in loaded if re.match(r"(https?:)?//", url)]
+    for style in site.rglob("*.css"):
+        assert not re.search(r"url\(['\"]?(https?:)?//", style.read_text(encoding="utf-8"))
+    assert "docs/README.html" in (site / "index.html").read_text(encoding="utf-8")
+
+
+def test_the_search_finds_pages_by_their_words(site: Path) -> None:
+    text = (site / "searchindex.js").read_text(encoding="utf-8")
+    index = json.loads(text.removeprefix("Search.setIndex(").removesuffix(")"))
+    assert "docs/guides/network" in index["docnames"]
+    found = {index["docnames"][number] for number in index["terms"]["oversubscript"]}
+    assert "docs/reference/clusters" in found
