@@ -18,11 +18,14 @@
 from __future__ import annotations
 
 import ast
+import io
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,16 +51,33 @@ codes are in [the errors page](errors.md).
 """
 
 
+PLANNING = ("recommend", "estimate", "explain", "what-if", "compare", "sweep", "replan", "check")
+PLANNING += ("diff", "emit-launch", "models", "profiles", "validate", "learn", "ledger")
+"""Commands that start no processes and keep nothing: they may share one."""
+
+PLAIN = re.compile(
+    r"fsdpplan (?P<command>[a-z-]+)[^|&;<>$`#\n]*(?P<told>2>&1)? *"
+    r"(?:> ?(?P<file>[\w.-]+)|\| (?P<filter>(?:sed|head|tail|grep) (?:(?!fsdpplan ).)+))? *"
+    r"(?P<may_fail>\|\| true)?"
+)
+"""A command that is the same with a shell and without; what comes behind a pipe is the shell's."""
+
+
 def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run `command` in `folder` by bash, where `fsdpplan` is this checkout's."""
+    """Run `command` in `folder` by bash, where `fsdpplan` is this checkout's; what are commands of
+    its own only run in this process, which has started it already."""
     tools = folder / ".tools"
     tools.mkdir(exist_ok=True)
-    program = tools / "fsdpplan"
-    program.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m fsdpplan "$@"\n')
-    program.chmod(0o755)
     # What is printed must not depend on the GPUs of the machine that prints it, nor on past runs.
     same = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb", "CUDA_VISIBLE_DEVICES": ""}
     same["FSDPPLAN_LEDGER"] = str(tools / "ledger.sqlite")
+    lines = [line for line in command.replace("\\\n", " ").splitlines() if line.strip()]
+    plain = [PLAIN.fullmatch(line.strip()) for line in lines]
+    if all(one is not None and (one["command"] in PLANNING or "--help" in one[0]) for one in plain):
+        return _here([one for one in plain if one is not None], folder, same)
+    program = tools / "fsdpplan"
+    program.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m fsdpplan "$@"\n')
+    program.chmod(0o755)
     search = os.pathsep.join([str(tools), str(Path(sys.executable).parent), os.environ["PATH"]])
     return subprocess.run(
         ["bash", "-euo", "pipefail", "-c", command],
@@ -69,6 +89,48 @@ def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+def _here(
+    commands: list[re.Match[str]], folder: Path, environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Run commands of fsdpplan one after another until one fails, as bash would."""
+    from fsdpplan.cli.app import exit_code_of
+
+    said, told, code = io.StringIO(), io.StringIO(), 0
+    before, place = dict(os.environ), Path.cwd()
+    try:
+        os.environ.update(environment)
+        os.chdir(folder)
+        for command in commands:
+            out = io.StringIO()
+            with redirect_stdout(out), redirect_stderr(out if command["told"] else told):
+                code = exit_code_of(_words(command))
+            if command["may_fail"] or (command["filter"] or "").endswith("|| true"):
+                code = 0
+            if command["file"]:
+                Path(command["file"]).write_text(out.getvalue(), encoding="utf-8")
+            elif command["filter"]:
+                shown = ["bash", "-c", command["filter"]]
+                said.write(subprocess.check_output(shown, input=out.getvalue(), text=True))
+            else:
+                said.write(out.getvalue())
+            if code:
+                break
+    finally:
+        os.chdir(place)
+        os.environ.clear()
+        os.environ.update(before)
+    return subprocess.CompletedProcess(
+        [match[0] for match in commands], code, said.getvalue(), told.getvalue()
+    )
+
+
+def _words(command: re.Match[str]) -> list[str]:
+    """The words behind `fsdpplan`, before what the shell does with its output."""
+    ends = [command.start(name) for name in ("told", "file", "filter", "may_fail") if command[name]]
+    text = command.string[command.start() : min(ends, default=command.end())]
+    return shlex.split(text.rstrip("|> "))[1:]
+
+
 def outputs(page: str, folder: Path) -> str:
     """`page` with the text of each output block as the program prints it now."""
 
@@ -76,7 +138,7 @@ def outputs(page: str, folder: Path) -> str:
         result = shell(match["command"], folder)
         if result.returncode:
             raise SystemExit(f"{match['command']}: exit {result.returncode}\n{result.stderr}")
-        text = "\n".join(line.rstrip() for line in result.stdout.splitlines())
+        text = "\n".join(line.rstrip() for line in result.stdout.rstrip("\n").splitlines())
         return f"<!-- output: {match['command']} -->\n```text\n{text}\n```"
 
     return OUTPUT.sub(block, page)
