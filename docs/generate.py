@@ -10,6 +10,8 @@
 * Every table under a comment `<!-- torch: NAME -->`: see `docs/torch_table.py`.
 * Every table under a comment `<!-- held out: NAME -->`: see `docs/held_out_table.py`.
 * Every table under a comment `<!-- field rules: NAME -->`: see `docs/field_rules_table.py`.
+* `docs/reference/schemas/`: JSON Schemas, see `docs/json_schemas.py`.
+* `docs/reference/python-api.md`: all public names, see `docs/python_api.py`.
 * Every list under a comment `<!-- pages: NAME ... -->`: see `docs/page_index.py`.
 
 `tests/test_docs.py` fails when a page differs from what this writes.
@@ -26,12 +28,14 @@ import subprocess
 import sys
 import tempfile
 from contextlib import redirect_stderr, redirect_stdout
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 CLI_PAGE = ROOT / "docs" / "reference" / "cli.md"
+API_PAGE = ROOT / "docs" / "reference" / "python-api.md"
 OUTPUT = re.compile(
     r"^<!-- output: (?P<command>[^\n]+) -->\n```text\n(?P<text>.*?)^```$", re.M | re.S
 )
@@ -156,9 +160,15 @@ def cli_page() -> str:
     return "\n".join([CLI_HEAD, *sections])
 
 
+@cache
+def parsed(module: str) -> ast.Module:
+    """The source of a module of fsdpplan, `spec/plan`."""
+    return ast.parse((ROOT / "fsdpplan" / f"{module}.py").read_text(encoding="utf-8"))
+
+
 def documented_fields(module: str, name: str, properties: list[str]) -> list[tuple[str, str, str]]:
     """(name, type, docstring) of the fields of class `name`, then of `properties`."""
-    tree = ast.parse((ROOT / "fsdpplan" / f"{module}.py").read_text(encoding="utf-8"))
+    tree = parsed(module)
     body = next(n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == name)
     rows = []
     for node, after in zip(body, [*body[1:], None], strict=True):
@@ -206,6 +216,10 @@ def written_page(path: Path) -> str:
     """What `path` should hold."""
     if path == CLI_PAGE:
         return cli_page()
+    if path == API_PAGE:
+        from docs.python_api import api_page
+
+        return api_page()
     from docs.page_index import page_lists
 
     page = tables(field_tables(path.read_text(encoding="utf-8")))
@@ -215,10 +229,12 @@ def written_page(path: Path) -> str:
 
 
 def main() -> None:
-    """Write every page that differs."""
-    for path in sorted({*PAGES, CLI_PAGE}):
+    """Write every page and schema that differs."""
+    from docs.json_schemas import schema_texts
+
+    wanted = {path: written_page(path) for path in sorted({*PAGES, CLI_PAGE, API_PAGE})}
+    for path, new in {**wanted, **schema_texts()}.items():
         old = path.read_text(encoding="utf-8") if path.exists() else ""
-        new = written_page(path)
         if new != old:
             path.write_text(new, encoding="utf-8")
             print(f"wrote {path.relative_to(ROOT)}")

@@ -67,6 +67,20 @@ def test_a_page_says_what_it_is_about() -> None:
         assert 10 < len(text) < 200, f"{page}: put <!-- about: ... --> below its title: {text!r}"
 
 
+def test_the_page_of_python_says_what_every_name_is_and_raises() -> None:
+    import fsdpplan
+    from docs.python_api import api_page
+
+    page = api_page()
+    for name in fsdpplan.__all__:
+        one = getattr(fsdpplan, name)
+        assert f"### `{name}`\n" in page
+        says = "Raises" in (one.__doc__ or "") or name in ("compare", "rules", "sensitivities")
+        assert isinstance(one, type) or says, f"{name}: say what it raises"
+    unsaid = re.findall(r"^\| `(\w+)` \| .* \|  \|$", page, re.M)
+    assert not unsaid, f"put a docstring under {', '.join(unsaid)}"
+
+
 @pytest.fixture(scope="module")
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not request.config.getoption("--whole"):
