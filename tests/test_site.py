@@ -81,6 +81,38 @@ def test_the_page_of_python_says_what_every_name_is_and_raises() -> None:
     assert not unsaid, f"put a docstring under {', '.join(unsaid)}"
 
 
+CHAPTER = re.compile(r"^\| \[[^\]]+\]\((?P<page>[\w-]+\.md)\) \|.*\| (?P<code>`.+`)? ?\|$", re.M)
+BEATS = ("Notation", "The claim", "How it follows", "A number by hand", "Where this is wrong")
+
+
+def chapters() -> dict[str, list[str]]:
+    """Chapters of the cost model -> folders and modules of `fsdpplan/cost/` that they are about."""
+    page = (DOCS / "explanation" / "cost-model.md").read_text(encoding="utf-8")
+    return {m["page"]: re.findall(r"`([\w.]+)`", m["code"] or "") for m in CHAPTER.finditer(page)}
+
+
+def test_every_folder_of_the_cost_model_has_a_chapter() -> None:
+    cost = ROOT / "fsdpplan" / "cost"
+    told = {code for codes in chapters().values() for code in codes}
+    folders = {path.name for path in cost.iterdir() if (path / "__init__.py").exists()}
+    assert folders <= told, f"no chapter of docs/explanation/cost-model.md is of {folders - told}"
+    assert all((cost / code).exists() for code in told)
+
+
+def test_a_chapter_has_its_five_beats_and_says_where_it_is_wrong() -> None:
+    about_code = [page for page, codes in chapters().items() if codes]
+    assert len(about_code) >= 9
+    for page in about_code:
+        text = (DOCS / "explanation" / page).read_text(encoding="utf-8")
+        headings = re.findall(r"^## (.+)$", text, re.M)
+        assert [beat for beat in BEATS if beat in headings] == list(BEATS), page
+        places = [headings.index(beat) for beat in BEATS]
+        assert places == sorted(places), f"{page}: its beats are out of order"
+        assert re.search(r"^> \*\*", text, re.M), f"{page} has no box to remember"
+        wrong = text.partition("## Where this is wrong")[2]
+        assert wrong.count("\n- ") >= 3, f"{page} says too little of where it is wrong"
+
+
 @pytest.fixture(scope="module")
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not request.config.getoption("--whole"):
