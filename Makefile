@@ -31,7 +31,7 @@ TESTS ?= tests/trainer tests/ground_truth tests/run/rehearse/test_rehearse.py te
 # Pythons of all releases that are installed, which exchange checkpoints.
 TORCH_PYTHONS = $(wildcard .torch/*/bin/python)
 
-.PHONY: help demo test quick test-whole test-torch lint types numbers bench brute fuzz browser rehearse-many docs fit package release-notes clean
+.PHONY: help demo test quick test-whole test-torch lint types numbers bench brute fuzz browser rehearse-many docs site fit package release-notes clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 8
@@ -94,6 +94,11 @@ docs: $(VENV)/.dev  ## write the generated pages and outputs again
 	$(BIN)/python docs/recipes.py
 	$(BIN)/python docs/generate.py
 
+site: $(VENV)/.docs  ## make the documentation a site in build/site, searchable and without a network
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --jobs 2 \
+		--conf-dir docs -d build/site-cache . build/site
+	@echo 'site: open build/site/index.html'
+
 recipes: $(VENV)/.dev  ## search for the recipes' questions again, in two minutes
 	$(BIN)/python docs/recipes.py --search
 
@@ -122,6 +127,10 @@ $(VENV)/.runtime: pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.runtime
 	$(PIP) install --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.runtime
+	$(PIP) install --constraint constraints.txt --editable '.[docs]'
 	@touch $@
 
 # An environment of its own for a release of torch, with the torchao that it takes.

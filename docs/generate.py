@@ -10,6 +10,9 @@
 * Every table under a comment `<!-- torch: NAME -->`: see `docs/torch_table.py`.
 * Every table under a comment `<!-- held out: NAME -->`: see `docs/held_out_table.py`.
 * Every table under a comment `<!-- field rules: NAME -->`: see `docs/field_rules_table.py`.
+* `docs/reference/schemas/`: JSON Schemas, see `docs/json_schemas.py`.
+* `docs/reference/python-api.md`: all public names, see `docs/python_api.py`.
+* Every list under a comment `<!-- pages: NAME ... -->`: see `docs/page_index.py`.
 
 `tests/test_docs.py` fails when a page differs from what this writes.
 """
@@ -17,17 +20,22 @@
 from __future__ import annotations
 
 import ast
+import io
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
+from contextlib import redirect_stderr, redirect_stdout
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 CLI_PAGE = ROOT / "docs" / "reference" / "cli.md"
+API_PAGE = ROOT / "docs" / "reference" / "python-api.md"
 OUTPUT = re.compile(
     r"^<!-- output: (?P<command>[^\n]+) -->\n```text\n(?P<text>.*?)^```$", re.M | re.S
 )
@@ -40,21 +48,40 @@ TABLE = re.compile(
 
 CLI_HEAD = """# Commands
 
+<!-- about: The help of every command. -->
+
 Generated from the program by `make docs`. What `--json` prints is in [the JSON page](json.md), exit
 codes are in [the errors page](errors.md).
 """
 
 
+PLANNING = ("recommend", "estimate", "explain", "what-if", "compare", "sweep", "replan", "check")
+PLANNING += ("diff", "emit-launch", "models", "profiles", "validate", "learn", "ledger")
+"""Commands that start no processes and keep nothing: they may share one."""
+
+PLAIN = re.compile(
+    r"fsdpplan (?P<command>[a-z-]+)[^|&;<>$`#\n]*(?P<told>2>&1)? *"
+    r"(?:> ?(?P<file>[\w.-]+)|\| (?P<filter>(?:sed|head|tail|grep) (?:(?!fsdpplan ).)+))? *"
+    r"(?P<may_fail>\|\| true)?"
+)
+"""A command that is the same with a shell and without; what comes behind a pipe is the shell's."""
+
+
 def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run `command` in `folder` by bash, where `fsdpplan` is this checkout's."""
+    """Run `command` in `folder` by bash, where `fsdpplan` is this checkout's; what are commands of
+    its own only run in this process, which has started it already."""
     tools = folder / ".tools"
     tools.mkdir(exist_ok=True)
-    program = tools / "fsdpplan"
-    program.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m fsdpplan "$@"\n')
-    program.chmod(0o755)
     # What is printed must not depend on the GPUs of the machine that prints it, nor on past runs.
     same = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb", "CUDA_VISIBLE_DEVICES": ""}
     same["FSDPPLAN_LEDGER"] = str(tools / "ledger.sqlite")
+    lines = [line for line in command.replace("\\\n", " ").splitlines() if line.strip()]
+    plain = [PLAIN.fullmatch(line.strip()) for line in lines]
+    if all(one is not None and (one["command"] in PLANNING or "--help" in one[0]) for one in plain):
+        return _here([one for one in plain if one is not None], folder, same)
+    program = tools / "fsdpplan"
+    program.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m fsdpplan "$@"\n')
+    program.chmod(0o755)
     search = os.pathsep.join([str(tools), str(Path(sys.executable).parent), os.environ["PATH"]])
     return subprocess.run(
         ["bash", "-euo", "pipefail", "-c", command],
@@ -66,6 +93,48 @@ def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+def _here(
+    commands: list[re.Match[str]], folder: Path, environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Run commands of fsdpplan one after another until one fails, as bash would."""
+    from fsdpplan.cli.app import exit_code_of
+
+    said, told, code = io.StringIO(), io.StringIO(), 0
+    before, place = dict(os.environ), Path.cwd()
+    try:
+        os.environ.update(environment)
+        os.chdir(folder)
+        for command in commands:
+            out = io.StringIO()
+            with redirect_stdout(out), redirect_stderr(out if command["told"] else told):
+                code = exit_code_of(_words(command))
+            if command["may_fail"] or (command["filter"] or "").endswith("|| true"):
+                code = 0
+            if command["file"]:
+                Path(command["file"]).write_text(out.getvalue(), encoding="utf-8")
+            elif command["filter"]:
+                shown = ["bash", "-c", command["filter"]]
+                said.write(subprocess.check_output(shown, input=out.getvalue(), text=True))
+            else:
+                said.write(out.getvalue())
+            if code:
+                break
+    finally:
+        os.chdir(place)
+        os.environ.clear()
+        os.environ.update(before)
+    return subprocess.CompletedProcess(
+        [match[0] for match in commands], code, said.getvalue(), told.getvalue()
+    )
+
+
+def _words(command: re.Match[str]) -> list[str]:
+    """The words behind `fsdpplan`, before what the shell does with its output."""
+    ends = [command.start(name) for name in ("told", "file", "filter", "may_fail") if command[name]]
+    text = command.string[command.start() : min(ends, default=command.end())]
+    return shlex.split(text.rstrip("|> "))[1:]
+
+
 def outputs(page: str, folder: Path) -> str:
     """`page` with the text of each output block as the program prints it now."""
 
@@ -73,7 +142,7 @@ def outputs(page: str, folder: Path) -> str:
         result = shell(match["command"], folder)
         if result.returncode:
             raise SystemExit(f"{match['command']}: exit {result.returncode}\n{result.stderr}")
-        text = "\n".join(line.rstrip() for line in result.stdout.splitlines())
+        text = "\n".join(line.rstrip() for line in result.stdout.rstrip("\n").splitlines())
         return f"<!-- output: {match['command']} -->\n```text\n{text}\n```"
 
     return OUTPUT.sub(block, page)
@@ -93,9 +162,15 @@ def cli_page() -> str:
     return "\n".join([CLI_HEAD, *sections])
 
 
+@cache
+def parsed(module: str) -> ast.Module:
+    """The source of a module of fsdpplan, `spec/plan`."""
+    return ast.parse((ROOT / "fsdpplan" / f"{module}.py").read_text(encoding="utf-8"))
+
+
 def documented_fields(module: str, name: str, properties: list[str]) -> list[tuple[str, str, str]]:
     """(name, type, docstring) of the fields of class `name`, then of `properties`."""
-    tree = ast.parse((ROOT / "fsdpplan" / f"{module}.py").read_text(encoding="utf-8"))
+    tree = parsed(module)
     body = next(n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == name)
     rows = []
     for node, after in zip(body, [*body[1:], None], strict=True):
@@ -143,20 +218,28 @@ def written_page(path: Path) -> str:
     """What `path` should hold."""
     if path == CLI_PAGE:
         return cli_page()
+    if path == API_PAGE:
+        from docs.python_api import api_page
+
+        return api_page()
+    from docs.page_index import page_lists
+
     page = tables(field_tables(path.read_text(encoding="utf-8")))
+    page = page_lists(page, path.parent)
     with tempfile.TemporaryDirectory() as folder:
         return outputs(page, Path(folder))
 
 
 def main() -> None:
-    """Write every page that differs, and what shells complete."""
+    """Write every page and schema that differs, and what shells complete."""
     from docs.completion_table import completion_json
+    from docs.json_schemas import schema_texts
     from fsdpplan.cli.complete import TABLE
 
     TABLE.write_text(completion_json(), encoding="utf-8")
-    for path in sorted({*PAGES, CLI_PAGE}):
+    wanted = {path: written_page(path) for path in sorted({*PAGES, CLI_PAGE, API_PAGE})}
+    for path, new in {**wanted, **schema_texts()}.items():
         old = path.read_text(encoding="utf-8") if path.exists() else ""
-        new = written_page(path)
         if new != old:
             path.write_text(new, encoding="utf-8")
             print(f"wrote {path.relative_to(ROOT)}")

@@ -87,7 +87,9 @@ class Comparison(Shown):
     """Two priced layouts, which may be of two questions."""
 
     before: Priced
+    """The first plan, predicted again."""
     after: Priced
+    """The second one."""
 
     @property
     def difference(self) -> Difference:
@@ -164,6 +166,7 @@ class Sweep(Shown):
     name: str
     """The model and the machines."""
     points: tuple[Point, ...]
+    """One a number of GPUs, the fewest first."""
 
     @property
     def knee(self) -> Knee | None:
@@ -204,6 +207,7 @@ class Replanned(Shown):
     before: Priced
     """The old plan, predicted by this version."""
     plan: Plan
+    """For the other GPUs."""
     moved: Moved
     """What saving and reading the checkpoint moves; `moved.seconds(20e9)`: at 20 GB/s storage."""
 
@@ -228,6 +232,7 @@ class Check(Shown):
     """A plan held against conditions and its lock; true where all hold."""
 
     conditions: tuple[Checked, ...]
+    """Each with its values, and whether it holds."""
     differs: tuple[Differs, ...]
     """From the lock; what one side does not know is among it."""
 
@@ -297,7 +302,9 @@ class Sensitivities(Shown):
     """How the step and the peak of a plan's layout follow each input."""
 
     case: Case
+    """What was followed."""
     found: tuple[Sensitivity, ...]
+    """Each input, from both sides."""
     measurements: tuple[Measurement, ...]
     """What deserves to be measured, the worthiest first."""
 
@@ -374,6 +381,7 @@ class Goodput(Shown, goodputs.Goodput):
     """What failures leave of a run's time, and how often to save."""
 
     reliability: goodputs.Reliability
+    """How its machines fail, as it was taken."""
     sources: tuple[tuple[str, str], ...]
     """(`mtbf`, `storage`, `save` or `restart`; what says it)."""
 

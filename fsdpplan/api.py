@@ -78,7 +78,8 @@ def load_cluster(hardware: str | Path, *, gpus: int | None = None, **flags: Any)
 
     `flags` lie over it: `gpus_per_node`, `domain_gpus` (of each NVLink domain that joins nodes),
     `device`, `intra_bandwidth_bytes_per_second` and `inter_bandwidth_bytes_per_second`, per GPU and
-    one direction.
+    one direction. Raises ProfileNotFound, with the nearest names, and SpecError for a size that the
+    machines cannot have.
     """
     return clusters.load_cluster(str(hardware), gpus=gpus, **flags).cluster
 
@@ -137,7 +138,8 @@ def load_plan(path: str | Path) -> Plan:
 
 
 def save_plan(plan: Plan, path: str | Path) -> None:
-    """Write `plan` as JSON, whole or not at all: what `emit-launch`, `run` and `explain` read."""
+    """Write `plan` as JSON, whole or not at all: what `emit-launch`, `run` and `explain` read.
+    Raises SpecError where it cannot be written."""
     write_plan(plan, path)
 
 
@@ -178,7 +180,8 @@ def what_if(
     **pins: Any,
 ) -> WhatIf:
     """A plan under other inputs: its own layout then, and the best one. `gpus` are as many of the
-    profile that its machines are of."""
+    profile that its machines are of. Raises SpecError for inputs that no layout can obey; where
+    nothing fits, that is an answer."""
     machines = _machines(plan, gpus) if cluster is None else cluster
     asked = replace(plan.case, cluster=machines)
     asked = replace(asked, model=model or plan.model, training=training or plan.training)
@@ -201,7 +204,8 @@ def sweep(
     **pins: Any,
 ) -> Sweep:
     """The best plan on each number of GPUs. `strong`: the global batch stays; `weak`: it is that of
-    the most GPUs, and the others have their share."""
+    the most GPUs, and the others have their share. Raises nothing for a number that cannot be
+    planned: its point says why."""
     numbers = sorted(set(gpus))
     points = []
     for number in numbers:
@@ -243,7 +247,8 @@ def check(
     plan: Plan, *conditions: str, lock: str | Path | None = None, write_lock: bool = False
 ) -> Check:
     """Hold a plan against conditions such as "mfu >= 0.38 and peak_reserved <= 72GiB", and against
-    its lock. `write_lock` writes that anew where the conditions hold."""
+    its lock. `write_lock` writes that anew where the conditions hold. Raises SpecError for a
+    condition or a lock that cannot be read; one that does not hold is an answer."""
     quantities = plan_quantities(plan)
     held = tuple(condition(text, quantities) for text in conditions)
     if lock is None:

@@ -87,6 +87,15 @@ WAITS = {
         "cli.views.unfit": "a search, where the layout does not fit",
         "cost.bill": "the same",
     },
+    "cli/commands/profiles.py": {
+        "cli.views.findings": "with --check only",
+        "files.profiles.check": "with --check only",
+    },
+    "cli/commands/validate.py": {
+        "cli.views.findings": "with --check only",
+        "files.runs.check": "with --check only",
+        "validate.compare.doubts": "with --check only",
+    },
     "cli/commands/recommend.py": {
         "cli.resolve.goal": "where an objective, time, money or energy is asked for",
         "cli.resolve.idle": "where Slurm is asked what is idle",

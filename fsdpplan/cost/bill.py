@@ -82,14 +82,19 @@ class Bill:
     """Of a whole training; what was not asked is None."""
 
     gpus: int
+    """That are paid for all of the time."""
     steps: int
+    """Optimizer steps of the training."""
     seconds: Interval
+    """The time to train."""
     gpu_hours: Interval
+    """GPUs times hours."""
     cost: Interval | None
     """In the currency of the price."""
     energy_kwh: Interval | None
     """Of the site."""
     co2_kg: Interval | None
+    """None: not asked."""
     deadline_chance: float | None
     """That it ends in time."""
 

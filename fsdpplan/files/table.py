@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fsdpplan.errors import SpecError, did_you_mean, nearest
 
@@ -260,3 +260,19 @@ class Table:
         """The error for a value that is not what was `wanted`, but perhaps what was `meant`."""
         value = self.values.get(key)
         return SpecError(f"{self.field(key)} must be {wanted}, not {short(value)}{meant}")
+
+
+FindingKind = Literal["wrong", "missing", "unsourced", "implausible"]
+"""`wrong` and `missing`: the file cannot be read so; `unsourced`: nobody can look it up;
+`implausible`: it can be, and most often is a slip."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that is to be seen to in a file that somebody wrote."""
+
+    kind: FindingKind
+    where: str
+    """Field, or row and column."""
+    what: str
+    """What is wrong, and what would be right."""

@@ -275,8 +275,11 @@ class Estimate:
     """
 
     step_seconds: Interval
+    """An optimizer step, with its 80 % band."""
     tokens_per_second: float
+    """Of all GPUs together."""
     tokens_per_second_per_gpu: float
+    """Of one of them."""
     mfu_fraction: float
     """Useful FLOPs over the dense peak of the precision; recomputation does not count."""
     hfu_fraction: float
@@ -286,8 +289,11 @@ class Estimate:
     runnable: bool
     """Today's trainer can run this layout."""
     time: TimeBreakdown
+    """The parts of the step."""
     memory: MemoryBreakdown
+    """Of the fullest rank at its peak."""
     communication: tuple[CollectiveCost, ...]
+    """Each collective on each axis of the mesh, a rank and step."""
     learned: LearnedStep | None = None
     """What the user's runs changed; None: nothing. The parts of the time are without them."""
     phases: tuple[PhaseEstimate, ...] = ()
@@ -414,8 +420,11 @@ class Plan:
     """All that emitting, running and checking need: they never plan again."""
 
     model: Model
+    """What is trained."""
     cluster: Cluster
+    """On what."""
     training: Training
+    """How much of it, and in which formats."""
     layout: Layout
     """The layout to run."""
     estimate: Estimate

@@ -218,7 +218,7 @@ OPTIONS = (
     *("--export", "--plan", "--rank", "--target", "--max-memory", "--job", "--node", "--tail"),
     *("--checkpoint-dir", "--torch", "--headroom", "--stage-blocks", "--nonsense", "--json"),
     *("--init-from", "--export-hf", "--sft", "--chat-template", "--eval-data", "--eval-tokens"),
-    *("--why", "--assert", "--lock"),
+    *("--why", "--assert", "--lock", "--check"),
 )
 
 

@@ -30,18 +30,18 @@ SUMMARIES = {
     "status": "Show how the runs of this folder stand.",
     "logs": "Print what a run has printed, on all nodes.",
     "cancel": "End a run of this folder.",
-    "trace": "The predicted step as a trace, beside a measured one.",
     "verify": "Compare a finished run with its plan; gates.",
+    "trace": "The predicted step as a trace, beside a measured one.",
     "export": "Write a checkpoint as transformers loads it.",
     "learn": "Take measured runs into the ledger, for plans to learn from.",
     "ledger": "Show finished runs and how far their plans were off.",
     "detect": "What this machine and its network are, and their profile.",
     "calibrate": "Measure this machine: write its profile, or check it.",
     "validate": "Predict a table of measured runs, and report the errors.",
-    "bug-report": "What helps to mend a fault, without secrets and names.",
     "profiles": "Hardware profiles: list or search them, or show one.",
     "models": "Catalogue of models: list or search it, or show one.",
     "completion": "Complete commands, options, models and profiles by Tab.",
+    "bug-report": "What helps to mend a fault, without secrets and names.",
 }
 """Command -> its line on the first help page, which is the first sentence of its docstring: that
 page imports no command. In the order of the page."""
@@ -52,7 +52,7 @@ SECTIONS = {
     "emit-launch": "Launch and run",
     "verify": "After the run",
     "detect": "Machines, models and measurements",
-    "completion": "Your shell",
+    "completion": "The program itself",
 }
 """Command -> the heading before it on the first help page."""
 
@@ -65,6 +65,9 @@ AT_WORK = {
     **dict.fromkeys(("emit-launch", "run", "check"), "preparing"),
     "rehearse": "rehearsing",
     "verify": "reading the run",
+    "report": "drawing the plan",
+    "trace": "playing the step",
+    "bug-report": "looking at this machine",
     "export": "writing the model",
     "learn": "reading the runs",
     "detect": "looking at this machine",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,6 +17,7 @@ from fsdpplan.cli.views.profiles import (
     profiles_table,
 )
 from fsdpplan.cli.views.render import columns
+from fsdpplan.errors import SpecError
 from fsdpplan.files.profiles.search import find_entries
 
 # hidden: the list of arguments would show its Python type, so the command's text says what it is
@@ -27,12 +30,27 @@ Kind = Annotated[
 ]
 
 
-def profiles(*, words: Words = None, kind: Kind = None, json: Json = False) -> None:
+Check = Annotated[
+    bool,
+    typer.Option(
+        "--check",
+        help="List all that is to be seen to in the profile at PATH: code 2 where it cannot be "
+        "read, 6 where a source or a number is doubtful.",
+    ),
+]
+
+
+def profiles(
+    *, words: Words = None, kind: Kind = None, check: Check = False, json: Json = False
+) -> None:
     """Hardware profiles: list or search them, or show one.
 
     A NAME or PATH shows that profile. WORDS list those that have them all in their name, their
     description or their device, and show it where there is only one.
     """
+    if check:
+        _check(words or [], as_json=json)
+        return
     width = columns()
     found = find_entries(words or (), profile_kind(kind))
     if not words or len(found) > 1:
@@ -42,3 +60,20 @@ def profiles(*, words: Words = None, kind: Kind = None, json: Json = False) -> N
     else:
         text = profile_page(found[0], width=width)
     typer.echo(text)
+
+
+def _check(words: list[str], *, as_json: bool) -> None:
+    """One file of the user's."""
+    from fsdpplan.cli.views.findings import conclude  # only where it is asked for
+    from fsdpplan.files.profiles.check import check_profile
+
+    if len(words) != 1:
+        raise SpecError("--check is of one file: type fsdpplan profiles --check my-node.toml")
+    found = check_profile(Path(words[0]))
+    conclude(
+        words[0],
+        found.findings,
+        counts={"numbers": found.numbers},
+        after=f"next: fsdpplan profiles {shlex.quote(words[0])} shows what the model makes of it",
+        as_json=as_json,
+    )

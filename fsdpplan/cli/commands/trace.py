@@ -8,11 +8,12 @@ from typing import Annotated, ClassVar
 
 import typer
 
+from fsdpplan.cli import working
 from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.files import DEFAULT_PLAN, Json, PlanFile
 from fsdpplan.cli.options.parse import path, whole
 from fsdpplan.cli.resolve.job import ranked
-from fsdpplan.cli.views.render import columns, progress
+from fsdpplan.cli.views.render import columns
 from fsdpplan.cli.views.trace import (
     Written,
     overlay_json,
@@ -104,7 +105,7 @@ def trace(*, plan: PlanFile = DEFAULT_PLAN, options: TraceOptions, json: Json = 
         typer.echo(written_json(written) if json else written_screen(written, width=columns()))
         return
     measured = read_trace(options.overlay)
-    found = overlaid(case, measured, rank=options.rank, say=progress())
+    found = overlaid(case, measured, rank=options.rank, say=working.say)
     if options.out is not None:
         write_trace(options.out, overlay_document(found, case, measured))
     if json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -89,15 +90,33 @@ class ValidateOptions:
     ] = None
 
 
+Check = Annotated[
+    bool,
+    typer.Option(
+        "--check",
+        help="List all that is to be seen to in RUNS.csv before others use it: code 2 where it "
+        "cannot be read, 6 where something is left.",
+    ),
+]
+
+
 def validate(
     *,
     table: Runs = None,
     collectives: Collectives = None,
     matmuls: Matmuls = None,
     options: ValidateOptions,
+    check: Check = False,
     json: Json = False,
 ) -> None:
     """Predict a table of measured runs, and report the errors."""
+    if check:
+        if collectives or matmuls or options.runs or options.leave_one_out or table is None:
+            raise SpecError(
+                "--check is of one table of runs: type fsdpplan validate my_runs.csv --check"
+            )
+        _check(table, as_json=json)
+        return
     if collectives is not None or matmuls is not None:
         learns = options.runs is not None or options.leave_one_out
         _kernels(table, collectives, matmuls, learns=bool(learns), as_json=json)
@@ -108,6 +127,23 @@ def validate(
         typer.echo(report_json(result, after))
     else:
         typer.echo(report_screen(result, after, width=columns()))
+
+
+def _check(table: str, *, as_json: bool) -> None:
+    """One table of the user's: its form, then rows that cannot be predicted, or lie far off."""
+    from fsdpplan.cli.views.findings import conclude  # only where it is asked for
+    from fsdpplan.files.runs.check import check_runs
+    from fsdpplan.validate.compare.doubts import doubts
+
+    checked = check_runs(Path(table))
+    found = [*checked.findings, *(doubts(Path(table)) if checked.is_readable else ())]
+    conclude(
+        table,
+        found,
+        counts={"rows": checked.rows},
+        after=f"next: fsdpplan validate {shlex.quote(table)} says how far off each source is",
+        as_json=as_json,
+    )
 
 
 def learned(report: Report, runs: Path | None, *, leave_one_out: bool) -> LearnedReport | None:

@@ -69,6 +69,14 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("check plan.json --assert 'mfu >= 0.38 and peak_reserved <= 72GiB'", "code 6 if false"),
         ("check plan.json --lock plan.lock --write-lock", ""),
     ),
+    "report": (
+        ("report", "fsdpplan.json as report.html"),
+        (
+            "report plan.json --gpus 8:512 --tokens 2T --out plan.html",
+            "how it scales and what it takes, too",
+        ),
+        ("report --run runs/last --out run.html", "predicted beside measured"),
+    ),
     "emit-launch": (
         ("emit-launch > job.sbatch", "of fsdpplan.json; sbatch takes it, and bash"),
         ("emit-launch plan.json --out job --steps 1000 --checkpoint-dir /shared/run", "a folder"),
@@ -106,6 +114,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
             "with the config and tokenizer that the run began with",
         ),
     ),
+    "trace": (
+        ("trace --out plan.trace.json", "fsdpplan.json, for Perfetto"),
+        ("trace --overlay real_trace.json --out both.json.gz", "and where a profile differs most"),
+    ),
     "learn": (
         ("learn my_runs.csv", "a table of measured runs, of any software"),
         ("learn fsdpplan-runs/20260101-120000 --ledger ours.sqlite", "a run's folder"),
@@ -133,8 +145,12 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "models": (
         ("models", "all of them"),
-        ("models qwen3", "those with that in their names"),
+        ("models moe 100b..500b", "mixtures of that size"),
         ("models llama-3.1-70b --json", ""),
+    ),
+    "bug-report": (
+        ("bug-report --out report.md", "to read before you send it"),
+        ("bug-report --plan plan.json --run newest", "with the end of that run"),
     ),
     "completion": (
         ("completion --install", "for the shell that it is typed into"),

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from fsdpplan.cli.views.render import blocks, facts, table, wrapped
-from fsdpplan.cli.views.sensitivity import field_words, value_words
 from fsdpplan.cost.timeline.events import Timeline
 from fsdpplan.run.trace.explain import Explanation
 from fsdpplan.run.trace.overlay import Difference, Overlay
+from fsdpplan.search.advice.sensitivity import field_words, value_words
 from fsdpplan.spec.plan import Case
 from fsdpplan.units import format_gb, format_percent, format_seconds
 

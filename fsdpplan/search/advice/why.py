@@ -463,9 +463,11 @@ class Why:
     """Why a layout that has what was asked for is not the one that is recommended, or why it is."""
 
     wanted: Wanted
+    """What was asked for."""
     first: Priced
     """What is recommended, whatever it has."""
     with_it: With
+    """The best that has it, or why there is none."""
     turned: tuple[Turned, ...]
     """Inputs by themselves; empty where none was asked for."""
 

@@ -16,7 +16,7 @@ from fsdpplan.cost.step import step_time
 from fsdpplan.errors import FsdpPlanError, SpecError
 from fsdpplan.files.profiles.catalogue import load_device, profile_names
 from fsdpplan.search.advice.words import degrees
-from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.cluster import Cluster, DeviceKind
 from fsdpplan.spec.ledger import LedgerRow, Machines, Widths, Workload
 from fsdpplan.spec.plan import Case, TimeBreakdown
 from fsdpplan.validate.compare.predict import Prediction, predict
@@ -96,8 +96,11 @@ def _away(stack: Stack, asked: Stack) -> tuple[bool, int]:
 
 
 def priced_run(run: Told, cluster: Cluster | None = None) -> PricedRun | None:
-    """A run beside its prediction; None where the cost model cannot take it."""
+    """A run beside its prediction; None where the cost model cannot take it, or where it was on CPU
+    processes, which share their cores, and `cluster` has GPUs, or the other way round."""
     try:
+        if cluster is not None and _kind(run, cluster) != cluster.device.kind:
+            return None
         job, gpus, time = (
             _row_priced(run.source, cluster)
             if isinstance(run.source, LedgerRow)
@@ -106,6 +109,13 @@ def priced_run(run: Told, cluster: Cluster | None = None) -> PricedRun | None:
     except FsdpPlanError:
         return None
     return as_priced(job, gpus=gpus, time=time, stack=run.stack, step_seconds=run.step_seconds)
+
+
+def _kind(run: Told, cluster: Cluster) -> DeviceKind:
+    """What torch calls the devices of a run."""
+    if isinstance(run.source, LedgerRow):
+        return machines_of(run.source, cluster).device.kind
+    return load_request(run.source.cluster_request).device.kind
 
 
 def as_priced(

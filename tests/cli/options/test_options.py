@@ -595,7 +595,6 @@ ELSEWHERE = {
     "--install": "cli/test_completion.py",
     "--uninstall": "cli/test_completion.py",
     "--no-plan": "cli/commands/test_bug_report.py",
-    "--run": "cli/commands/test_bug_report.py",
 }
 """Options that other tests show to change what is done."""
 
