@@ -56,7 +56,7 @@ def test_the_page_goes_to_stdout_where_it_is_asked_for(capsys: pytest.CaptureFix
         ("report --out - --json", "leave one of them out"),
         ("report --out .", "a folder, not a file"),
         ("report --out gone/report.html", "choose another --out"),
-        ("report --format pdf", "No such option"),
+        ("report --format pdf", "there is no option --format"),
     ],
 )
 def test_what_cannot_be_is_refused_and_nothing_is_written(
