@@ -88,10 +88,10 @@ def measured_step(
 ) -> MeasuredStep:
     """One step of a trace: of marked ones that with the median length; without marks all of it, as
     so many steps as its collectives are more than the `expected_calls` of one."""
-    from fsdpplan.trainer.watch.trace import ON_DEVICE
+    from fsdpplan.trainer.watch.trace import ON_DEVICE, with_groups
 
     events = [event for event in spans_of(document) if pid is None or event.get("pid") == pid]
-    events = _with_groups(document, events)
+    events = with_groups(document, events)
     on_device = [event for event in events if event.get("cat") in ON_DEVICE]
     if on_device:
         return _of_device(events, on_device, axis_of, expected_calls or {})
@@ -416,43 +416,6 @@ def _segments(events: Sequence[TraceEvent]) -> list[tuple[str, str, float, float
         stack.append((end, kind, name))
     until(float("inf"))
     return [one for one in found if one[3] != float("inf")]
-
-
-def _with_groups(document: Mapping[str, Any], events: list[TraceEvent]) -> list[TraceEvent]:
-    """Gloo's spans with the group that they are of, as NCCL's kernels say theirs.
-
-    Each group has threads of its own, made right behind one another, in the order of the groups.
-    Where there are not as many such bundles as groups nothing is said.
-    Source: torch 2.13 ProcessGroupGloo.cpp, whose constructor starts its threads.
-    """
-    from fsdpplan.trainer.watch.kinds import is_gloo
-
-    config = document.get("distributedInfo", {}).get("pg_config", ())
-    tids = {event["tid"] for event in events if is_gloo(str(event.get("name", "")))}
-    if not tids or not all(isinstance(tid, int) for tid in tids):
-        return events
-    bundles: list[list[int]] = []
-    for tid in sorted(tids):
-        if bundles and tid - bundles[-1][-1] <= 1:
-            bundles[-1].append(tid)
-        else:
-            bundles.append([tid])
-    if len(bundles) != len(config):
-        return events
-    of = {
-        tid: {
-            "Process Group Name": str(one.get("pg_name", "")),
-            "Process Group Description": str(one.get("pg_desc", "")),
-        }
-        for bundle, one in zip(bundles, config, strict=True)
-        for tid in bundle
-    }
-    return [
-        {**event, "args": {**event.get("args", {}), **of[event["tid"]]}}
-        if is_gloo(str(event.get("name", "")))
-        else event
-        for event in events
-    ]
 
 
 def group_axes(

@@ -196,6 +196,8 @@ def _axis_of(
     axes: Mapping[str, Sequence[str]],
 ) -> AxisOf:
     """By the group that an event names; without one by what collectives are predicted."""
+    from fsdpplan.trainer.watch.trace import NOT_OF_A_STEP
+
     known = group_axes(trace, groups)
     described = {
         str(one.get("pg_name", "")): str(one.get("pg_desc", ""))
@@ -219,11 +221,6 @@ def _axis_of(
         return wanted[0] if len(wanted) == 1 else "unknown"
 
     return axis_of
-
-
-NOT_OF_A_STEP = frozenset({"stop votes"})
-"""Groups of the trainer's whose collectives run beside steps and are waited for by none: votes to
-stop (trainer/watch)."""
 
 
 def _kinds(step: MeasuredStep) -> Kinds:

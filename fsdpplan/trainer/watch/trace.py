@@ -89,17 +89,19 @@ def communications(
     """The collectives of a Chrome trace of torch's profiler, summed.
 
     Those of NCCL are kernels, named by their group, and exposed where no other kernel runs. Those
-    of gloo are spans of its threads without a group: `axes_of_gloo` has the axes that use one, and
-    only a single one is named. What hides them are operators of the thread that trains.
+    of gloo are spans of its threads, which tell their group or nothing: `axes_of_gloo` has the axes
+    that use a collective, and only a single one is named then. What hides them are operators of the
+    thread that trains.
     """
-    events = _spans(trace)
+    events = with_groups(trace, _spans(trace))
     kernels = [event for event in events if event.get("cat") == "kernel"]
     nccl = [event for event in kernels if _is_nccl(event)]
     if nccl:
         compute = union(_interval(event) for event in kernels if not _is_nccl(event))
         return _summed(_of_nccl(event, compute, axis_of_group) for event in nccl)
     operators = union(_operators(events))
-    return _summed(_of_gloo(event, operators, axes_of_gloo) for event in events if _is_gloo(event))
+    gloo = [event for event in events if _is_gloo(event) and not _is_beside(event)]
+    return _summed(_of_gloo(event, operators, axis_of_group, axes_of_gloo) for event in gloo)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +150,48 @@ def _is_gloo(event: Mapping[str, Any]) -> bool:
     return is_gloo(str(event["name"]))
 
 
+def with_groups(
+    document: Mapping[str, Any], events: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """Gloo's spans with the group that they are of, as NCCL's kernels say theirs.
+
+    Each group has threads of its own, made right behind one another, in the order of the groups.
+    Where there are not as many such bundles as groups nothing is said.
+    Source: torch 2.13 ProcessGroupGloo.cpp, whose constructor starts its threads.
+    """
+    config = document.get("distributedInfo", {}).get("pg_config", ())
+    tids = {event.get("tid") for event in events if is_gloo(str(event.get("name", "")))}
+    numbers = sorted(tid for tid in tids if isinstance(tid, int))
+    if not numbers or len(numbers) != len(tids):
+        return list(events)
+    bundles: list[list[int]] = []
+    for tid in numbers:
+        if bundles and tid - bundles[-1][-1] <= 1:
+            bundles[-1].append(tid)
+        else:
+            bundles.append([tid])
+    if len(bundles) != len(config):
+        return list(events)
+    of = {
+        tid: {
+            "Process Group Name": str(one.get("pg_name", "")),
+            "Process Group Description": str(one.get("pg_desc", "")),
+        }
+        for bundle, one in zip(bundles, config, strict=True)
+        for tid in bundle
+    }
+    return [
+        {**event, "args": {**event.get("args", {}), **of[event["tid"]]}}
+        if is_gloo(str(event.get("name", "")))
+        else event
+        for event in events
+    ]
+
+
+NOT_OF_A_STEP = frozenset({"stop votes"})
+"""Descriptions of groups whose collectives run beside steps, and are waited for by none."""
+
+
 def _interval(event: Mapping[str, Any]) -> Interval:
     """In seconds; traces have microseconds."""
     start, duration = float(event["ts"]) * 1e-6, float(event["dur"]) * 1e-6
@@ -172,16 +216,23 @@ def _of_nccl(
     )
 
 
+def _is_beside(event: Mapping[str, Any]) -> bool:
+    return event.get("args", {}).get("Process Group Description") in NOT_OF_A_STEP
+
+
 def _of_gloo(
     event: Mapping[str, Any],
     operators: Sequence[Interval],
+    axis_of_group: Mapping[str, str],
     axes_of_gloo: Mapping[str, set[str]],
 ) -> Communication:
     interval = _interval(event)
     collective = str(event["name"]).partition(":")[2]
     axes = axes_of_gloo.get(collective, set())
+    lone = next(iter(axes)) if len(axes) == 1 else UNKNOWN_AXIS
+    group = str(event.get("args", {}).get("Process Group Name", ""))
     return Communication(
-        axis=next(iter(axes)) if len(axes) == 1 else UNKNOWN_AXIS,
+        axis=axis_of_group.get(group, lone),
         collective=collective,
         seconds=interval.end - interval.start,
         exposed_seconds=outside(interval, operators) if operators else None,

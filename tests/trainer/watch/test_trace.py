@@ -99,6 +99,28 @@ def test_gloo_says_how_long_and_only_a_lone_axis() -> None:
     ]
 
 
+def test_gloo_tells_its_group_by_its_threads() -> None:
+    """Two threads a group, in the order of the groups; votes to stop are no part of a step."""
+    groups = [
+        {"pg_name": "0", "pg_desc": "default_pg"},
+        {"pg_name": "1", "pg_desc": "stop votes"},
+    ]
+    trace = {
+        "distributedInfo": {"pg_config": groups},
+        "traceEvents": [
+            {**gloo("all_reduce"), "tid": 41},
+            {**gloo("all_reduce"), "tid": 42},
+            {**gloo("all_reduce"), "tid": 76},
+        ],
+    }
+    axes = {"all_reduce": {"dp_shard", "unknown"}}
+    (row,) = communications(trace, axis_of_group={"0": "dp_shard"}, axes_of_gloo=axes)
+    assert (row.axis, row.count) == ("dp_shard", 2)
+    trace["distributedInfo"]["pg_config"] = groups[:1]  # type: ignore[index]
+    (row,) = communications(trace, axis_of_group={"0": "dp_shard"}, axes_of_gloo=axes)
+    assert (row.axis, row.count) == ("unknown", 3)
+
+
 def test_an_event_is_of_one_step() -> None:
     trace = {"traceEvents": [gather(0.0, 2.0), gather(2.0, 2.0)]}
     (row,) = communications(trace, axis_of_group={"3": "dp_shard"}, axes_of_gloo={})
