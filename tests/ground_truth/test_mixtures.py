@@ -15,6 +15,9 @@ from tests.ground_truth.fsdp_step import as_messages, case_of, measured_step, su
 from tests.ground_truth.shapes import LLAMA_SMALL_VOCAB
 
 TOLERANCE_FRACTION = 0.05
+PATTERN_TOLERANCE_FRACTION = 0.07
+"""Where kinds of blocks take turns, what the larger one gathers and what the other one needs beside
+that are taken together; in four blocks that weighs more than in forty."""
 
 ROUTED = replace(
     LLAMA_SMALL_VOCAB,
@@ -30,6 +33,12 @@ BIASED = replace(
     ROUTED,
     experts=Experts(experts=8, active=2, hidden=2048, shared_hidden=0, router_bias=True, bias=True),
 )
+SECOND = replace(
+    ROUTED,
+    networks="FE",
+    experts=Experts(experts=8, active=1, hidden=2048, shared_hidden=2048),
+)
+"""Experts in every second block, as Llama 4 Maverick has them."""
 SPLIT = Layout(compile=False, dp_shard=4, tp=2, ep=4, sequence_parallel=True, loss_parallel=True)
 PIPED = replace(
     SPLIT,
@@ -52,6 +61,9 @@ CASES = {
         replace(SPLIT, activation_checkpointing="op", num_microbatches=2),
         0,
     ),
+    "every second": (SECOND, SPLIT, 0),
+    "every second, op": (SECOND, replace(SPLIT, activation_checkpointing="op"), 0),
+    "piped, every second": (SECOND, replace(PIPED, ep=1), 1),
     "piped": (SHARED, PIPED, 0),
     "piped, last, full": (ROUTED, replace(PIPED, activation_checkpointing="full"), 1),
     "piped, no ranks of experts": (SHARED, replace(PIPED, ep=1, loss_chunks=2), 1),
@@ -77,4 +89,5 @@ def test_calls_and_peak_equal_those_of_torch(model: Model, layout: Layout, pp_ra
         return  # rows under way between ranks are not counted where a forward pass leads
     in_flight = in_flight_blocks(model=model, layout=layout)[pp_rank]
     peak = stage_memory(case, stage, in_flight_blocks=in_flight).peak_allocated_bytes
-    assert peak == pytest.approx(measured.peak_bytes, rel=TOLERANCE_FRACTION)
+    tolerance = PATTERN_TOLERANCE_FRACTION if model.is_patterned else TOLERANCE_FRACTION
+    assert peak == pytest.approx(measured.peak_bytes, rel=tolerance)

@@ -79,8 +79,7 @@ def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
     is_fsdp = layout.sharding == "fsdp"
     shard_ranks = layout.shard_ranks if is_fsdp else 1
     has_buffers = is_fsdp and shard_ranks > 1 and not training.traits.flat_parameters
-    kinds = block_kinds(model=model, stage=stage)
-    block_model = kinds[-1][0] if stage.blocks else kind_views(model)[-1]
+    block_model = _largest_kind(case, stage, shard_ranks=shard_ranks)
     unit, shard_block = _block_unit(block_model, layout=layout, shard_ranks=shard_ranks)
     ways = {"tp": layout.tp, "shard_ranks": shard_ranks}
     root = stage_root_size(model=model, stage=stage, **ways)
@@ -98,6 +97,7 @@ def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
     # a pipeline gathers all blocks at once, else the larger kind decides
     gathered = mean if layout.pp > 1 else unit
     gathered_block_bytes = gathered.padded_elements * of.gathered_matrix
+    prefetched = mean if model.is_patterned else gathered  # mostly of another kind
     copies = weight_gradient_bytes(
         model=block_model, tp=layout.tp, element_bytes=of.computed, ep=layout.ep
     )
@@ -125,7 +125,9 @@ def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
         gathers_in_place=is_fsdp and training.traits.flat_parameters,
         gathered_block_bytes=gathered_block_bytes,
         buffer_block_bytes=gathered_block_bytes if has_buffers else 0,
-        prefetched_block_bytes=gathered_block_bytes if shard_ranks > 1 else 0,
+        prefetched_block_bytes=prefetched.padded_elements * of.gathered_matrix
+        if shard_ranks > 1
+        else 0,
         copies_block_bytes=copies_block_bytes,
         copies_root_bytes=copies_root_bytes,
         kept_block_bytes=_kept_block_bytes(
@@ -285,6 +287,21 @@ def _experts_apart(model: Model, *, layout: Layout, shard_ranks: int) -> UnitSiz
     return expert_size(
         model=model, tp=layout.tp, shard_ranks=shard_ranks, ep=layout.ep if is_apart else 1
     )
+
+
+def _largest_kind(case: Case, stage: Stage, *, shard_ranks: int) -> Model:
+    """The kind of block whose unit decides: the last, which has experts where some have; of a
+    pattern's kinds the largest on a rank, which with expert parallelism may be one without."""
+    kinds = [kind for kind, _ in block_kinds(model=case.model, stage=stage)]
+    if not kinds:
+        return kind_views(case.model)[-1]
+    if not case.model.is_patterned:
+        return kinds[-1]
+
+    def elements(kind: Model) -> int:
+        return _block_unit(kind, layout=case.layout, shard_ranks=shard_ranks)[0].padded_elements
+
+    return max(kinds, key=elements)
 
 
 def _mean_block_unit(case: Case, stage: Stage, *, shard_ranks: int) -> UnitSize:

@@ -147,12 +147,19 @@ def smoke_model(model: Model, layout: Layout) -> Model:
         head_dim=HEAD_DIM,
         vocab=256,
         max_positions=SEQ_LEN,
-        sliding_window=WINDOW if model.sliding_window else 0,
+        sliding_window=_smoke_window(model),
         networks="".join(sorted(set(model.networks))),
         full_attention_every=min(model.full_attention_every, 2),
         experts=None if model.experts is None else _smoke_experts(model.experts),
         latent=None if model.latent is None else _smoke_latent(model.latent),
     )
+
+
+def _smoke_window(model: Model) -> int:
+    """Shorter than a sequence; chunks, of which the trainer takes one, are as long."""
+    if not model.sliding_window:
+        return 0
+    return SEQ_LEN if model.window_kind == "chunked" else WINDOW
 
 
 def _smoke_experts(experts: Experts) -> Experts:

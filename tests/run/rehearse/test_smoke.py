@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from fsdpplan.cost.step import trainer_builds
 from fsdpplan.errors import LaunchError
-from fsdpplan.run.rehearse.smoke import smoke_layout, smoke_plan
+from fsdpplan.run.rehearse.smoke import SEQ_LEN, smoke_layout, smoke_plan
 from fsdpplan.spec.model import Experts
 from fsdpplan.spec.plan import Case, Estimate, Plan
 from tests.emit.plans import make_estimate, make_plan
@@ -104,6 +105,23 @@ def test_experts_stay_apart_and_sharded_as_they_are(
     assert experts is not None
     assert experts.shared_hidden > 0
     assert 0 < experts.dense_layers < shrunk.model.layers
+
+
+def test_a_pattern_of_blocks_stays_and_its_chunks_hold_a_sequence() -> None:
+    plan = make_plan("cuda", per_node=8, dp_shard=8)
+    mixture = Experts(experts=64, active=1, hidden=768, shared_hidden=512)
+    changes = {"networks": "FE", "window_kind": "chunked", "sliding_window": 8192}
+    plan = replace(plan, model=replace(plan.model, layers=8, experts=mixture, **changes))
+    small = smoke(plan).model
+    assert {network for _, network in small.block_kinds} == {"E", "F"}
+    assert trainer_builds(model=small, seq_len=SEQ_LEN)
+
+
+def test_blocks_that_the_trainer_lacks_are_refused() -> None:
+    plan = make_plan("cuda", per_node=8)
+    plan = replace(plan, model=replace(plan.model, attention_gate=True))
+    with pytest.raises(LaunchError, match="cannot build a gate behind attention"):
+        smoke(plan)
 
 
 def test_number_formats_that_need_a_gpu_are_left_out_and_said() -> None:
