@@ -18,8 +18,12 @@ that `assets/charts.js` draws by ECharts:
     lines   {x: {name, unit, log}, y: {name, unit, log}, series: [{name, points: [[x, y]], band:
             [[x, lower, upper]], area, step}], marks: [{axis, value, name}]}; an area series stacks
     points  {x, y, series: [{name, points: [{x, y, lower, upper, name, details}]}], marks}
-    spans   {unit, lanes: [name], kinds: [name], spans: [[lane, start, length, kind, name]]}: what
-            is done when
+    spans   {unit, tick, lanes: [name], kinds: [name], colors, names, spans: [[lane, start, length,
+            kind, name, micro-batch, stage]]}: what is done when, in whole ticks
+    held    {x, y, tick, scale, at: [tick], series: [{name, values}]}: what is held when, stacked
+    topology {gpus, perNode, axes, ...}: `network.topology_data`, drawn by `assets/topology.js`
+
+Data of several drawings of which one is shown are `{choices: [{name, ...}], chosen}`.
 
 Another kind is one function there, `kinds.NAME = function (data, look) { return option }`, with
 colours and fonts taken from `look`, so that it is right in the dark and on paper. Numbers are

@@ -231,7 +231,7 @@ def _over_the_step(plan: Plan, laid: LaidOut | None) -> tuple[Chart, ...]:
         Chart(
             name="held",
             kind="held",
-            title="Memory over the step" + (" of each stage" if len(choices) > 1 else ""),
+            title="Memory over the step" + (" of each stage" if len(by_rank) > 1 else ""),
             says=says,
             data=data,
             table=_phases_table(plan, by_rank),

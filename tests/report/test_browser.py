@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from fsdpplan.report.network import groups
 from fsdpplan.report.of_plan import plan_report
 from fsdpplan.report.page import page as page_of
-from fsdpplan.report.values import written
+from fsdpplan.report.values import Unit, written
 from tests.report.browser import WIDTHS, Opened, browser, show
 from tests.report.plans import SIZES, plan_of, report_of
 from tests.report.test_report import HOSTILE, hostile, mesh_groups
@@ -189,6 +191,27 @@ def test_what_is_hovered_over_says_its_numbers(chromium: Opened, files: dict[int
     )
     assert chromium.script(chosen) == "Stage 1" != before
     assert chromium.complaints() == []
+
+
+MOST = {"bytes": 1e14, "wire_bytes": 1e15, "count": 1e15}
+"""Numbers up to which a unit is tried; others up to a billion."""
+
+
+def test_the_browser_writes_numbers_as_python_does(
+    chromium: Opened, files: dict[int, Path]
+) -> None:
+    show(chromium, report_file(files, 8))
+    chance = random.Random(0)
+    numbers = [10 ** chance.uniform(-4, 14) for _ in range(300)]
+    numbers += [999.4, 999.6, 99.94, 99.96, 9.994, 9.996, 0.9994, 0.9996, 119.9, 120, 7200, 172800]
+    for unit in get_args(Unit):
+        own = [one for one in numbers if one <= MOST.get(unit, 1e9)]
+        if "bytes" in unit:
+            own = [round(one) for one in own]
+        said = chromium.script(
+            "return arguments[0].map((one) => charts.written(one, arguments[1]))", own, unit
+        )
+        assert said == [written(one, unit) for one in own], unit
 
 
 def test_the_button_changes_the_look_and_drawings_follow(

@@ -29,10 +29,11 @@ const charts = (() => {
   }
   const grouped = (value, digits) =>
     value.toLocaleString("en-US", {minimumFractionDigits: digits, maximumFractionDigits: digits});
-  function scaled(value, scales, last, digits) {
+  function scaled(value, scales, last, digits, lastDigits = digits) {
     for (const [scale, unit] of scales) if (Math.abs(value) >= scale) return digits(value / scale) + unit;
-    return digits(value) + last;
+    return lastDigits(value) + last;
   }
+  const wholly = (value) => value.toFixed(0);
   const WRITTEN = {
     seconds(value) {
       if (value < 0) return "-" + WRITTEN.seconds(-value);
@@ -44,9 +45,9 @@ const charts = (() => {
       return significant(value / 86400) + " days";
     },
     bytes: (value) =>
-      scaled(value, [[2 ** 30, " GiB"], [2 ** 20, " MiB"], [2 ** 10, " KiB"]], " B", (one) => grouped(one, 1)),
+      scaled(value, [[2 ** 30, " GiB"], [2 ** 20, " MiB"], [2 ** 10, " KiB"]], " B", (one) => grouped(one, 1), wholly),
     wire_bytes: (value) =>
-      scaled(value, [[1e12, " TB"], [1e9, " GB"], [1e6, " MB"], [1e3, " kB"]], " B", significant),
+      scaled(value, [[1e12, " TB"], [1e9, " GB"], [1e6, " MB"], [1e3, " kB"]], " B", significant, wholly),
     fraction: (value) => (value * 100).toFixed(1) + " %",
     count: (value) =>
       scaled(value, [[0.9995e12, " T"], [0.9995e9, " B"], [0.9995e6, " M"], [999.5, " K"]], "", significant)
