@@ -2,7 +2,7 @@
 no other one beats in both.
 
 A search prices what may be among the fastest. So that the chart has more than those, it lists the
-fastest of many ways to spread the ranks, and is asked again with a tenth less memory each time
+fastest of many ways to spread the ranks, and is asked again with a quarter less memory each time
 (`search.objective.leaner`), until a step takes twice that of the fastest.
 """
 
@@ -22,13 +22,16 @@ from fsdpplan.search.question import Question, SearchResult
 from fsdpplan.search.recommend import difference_of, recommend
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.plan import Estimate, Plan
-from fsdpplan.units import format_percent, format_seconds
+from fsdpplan.units import format_gib, format_percent, format_seconds
 
 LISTED = 64
 """Ways to spread the ranks of which the fastest is priced."""
 
 SLOWEST = 2.0
 """Times the fastest: what takes longer is not drawn."""
+
+ROOM_STEP = 0.25
+"""Of the device's memory, that is left free in steps: each takes a search."""
 
 MOST_ROWS = 24
 """Of the table."""
@@ -114,12 +117,14 @@ def _leaner(
 ) -> Iterator[SearchResult]:
     fastest = first.fastest_seconds
     assert fastest is not None
-    say("layouts that need less memory")
-    for found in leaner(question, first):
-        if found.ranked[0].estimate.step_seconds.expected > SLOWEST * fastest:
+    peak = first.ranked[0].estimate.memory.peak_device_bytes
+    say(f"layouts that need less than {format_gib(peak)}")
+    for found in leaner(question, first, step=ROOM_STEP):
+        best = found.ranked[0].estimate
+        if best.step_seconds.expected > SLOWEST * fastest:
             return
         yield found
-        say("layouts that need less memory")
+        say(f"layouts that need less than {format_gib(best.memory.peak_device_bytes)}")
 
 
 def _ranked(result: SearchResult) -> Iterator[Entry]:

@@ -170,24 +170,26 @@ ROOM_STEP = 0.1
 """Of the device's memory: in such steps layouts with more of it free are looked for."""
 
 
-def leaner(asked: Question, first: SearchResult) -> Iterator[SearchResult]:
+def leaner(
+    asked: Question, first: SearchResult, *, step: float = ROOM_STEP
+) -> Iterator[SearchResult]:
     """What a search finds with less and less memory to fill than `first` takes, each time another
     one with a lower peak, down to the least that any layout with the usual settings needs.
 
-    The next is the best with one more tenth of the device's memory free. Where nothing fits in
+    The next is the best with one more `step` of the device's memory free. Where nothing fits in
     that, it is the best with as much as the nearest miss needs; and at last, with less than that,
     nothing.
     """
     peak = first.ranked[0].estimate.memory.peak_device_bytes
-    while (found := _next_leaner(asked, peak)) is not None:
+    while (found := _next_leaner(asked, peak, step)) is not None:
         yield found
         peak = found.ranked[0].estimate.memory.peak_device_bytes
 
 
-def _next_leaner(asked: Question, peak: int) -> SearchResult | None:
+def _next_leaner(asked: Question, peak: int, step: float) -> SearchResult | None:
     memory = asked.cluster.device.memory_bytes / peak_factor(asked.cluster.device)
-    tenths = ceil(round(peak / memory / ROOM_STEP, 9)) - 1
-    for limit in dict.fromkeys((min(peak - 1, int(tenths * ROOM_STEP * memory)), peak - 1)):
+    steps = ceil(round(peak / memory / step, 9)) - 1
+    for limit in dict.fromkeys((min(peak - 1, int(steps * step * memory)), peak - 1)):
         found = _within(asked, limit)
         miss = found.nearest_miss
         if miss is not None and miss.needed_bytes < peak:

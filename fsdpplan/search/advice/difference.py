@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from math import exp
 
 from fsdpplan.cost.band import NORMAL_80, Step, faster_chance, ratio_log_error
+from fsdpplan.errors import SpecError
 from fsdpplan.search.rules.legality import legal_layout_problem
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.plan import Case, CollectiveCost, Estimate
@@ -200,7 +201,10 @@ def kept_layout(before: Case, question: Case) -> Kept:
     ranks, left = divmod(gpus, inner)
     if left:
         return Kept(problem=f"its pp x cp x tp = {inner} does not divide {gpus} GPUs")
-    spread = _spread(layout, ranks)
+    try:
+        spread = _spread(layout, ranks)
+    except SpecError as error:  # no such layout: experts that do not divide the shards
+        return Kept(problem=str(error))
     if spread is None:
         return Kept(
             problem=f"its copies of {layout.dp_shard * inner} ranks do not fill {gpus} GPUs evenly"

@@ -151,6 +151,14 @@ def test_data_parallelism_takes_what_comes_and_goes(
     assert (kept.layout.world, kept.layout.global_batch) == (gpus, 64)
 
 
+def test_experts_that_do_not_divide_other_shards_cannot_be_kept() -> None:
+    one = case(dp_shard=16, ep=16, sharding="fsdp", reshard_after_forward="always")
+    more = load_cluster("dgx-h100", gpus=24).cluster
+    kept = kept_layout(one, replace(one, cluster=more))
+    assert kept.layout is None
+    assert "ep 16 must divide dp_shard * cp = 24" in kept.problem
+
+
 def test_what_cannot_be_kept_says_why() -> None:
     one = case(dp_replicate=2, dp_shard=8, sharding="fsdp", reshard_after_forward="always")
     three = load_cluster("dgx-h100", gpus=24, gpus_per_node=4).cluster
