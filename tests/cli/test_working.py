@@ -187,8 +187,8 @@ def test_the_answer_takes_the_moving_line_away(tmp_path: Path) -> None:
     program = (
         "from fsdpplan.cli import working\nworking.QUIET_SECONDS = 0.0\n"
         "import sys; sys.argv = ['fsdpplan', 'models', 'gpt2']\n"
-        "from fsdpplan.files import catalogue\nreal = catalogue.names_with\n"
-        "catalogue.names_with = lambda name: (working.say('reading'), real(name))[1]\n"
+        "from fsdpplan.files import catalogue\nreal = catalogue.model_names\n"
+        "catalogue.model_names = lambda: (working.say('reading'), real())[1]\n"
         "from fsdpplan.__main__ import main\nmain()\n"
     )
     environment = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
