@@ -41,9 +41,9 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_importing_the_trainer_imports_nothing_else_of_ours() -> None:
+def test_importing_the_trainer_imports_nothing_else_of_ours_and_leaves_garbage_collected() -> None:
     code = (
-        "import sys, fsdpplan.trainer.train; "
+        "import gc, sys, fsdpplan.trainer.train; assert gc.isenabled(); "
         "print(sorted(m for m in sys.modules if m.startswith('fsdpplan.') "
         "and not m.startswith('fsdpplan.trainer')))"
     )

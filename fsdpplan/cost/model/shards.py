@@ -21,7 +21,7 @@ FSDP units of a stage: their sizes, and how many there are of each, in the order
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
@@ -35,7 +35,7 @@ from fsdpplan.cost.model.params import (
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Case
-from fsdpplan.spec.values import RemembersHash, remembered_hash
+from fsdpplan.spec.values import RemembersHash, remembered_hash, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ looked at in full.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from fsdpplan.cost.memory.ledger import rank_state, weight_gradients_of
@@ -43,6 +43,7 @@ from fsdpplan.search.bounds.flight import Flight, flights, graded_when_interleav
 from fsdpplan.search.question import Question
 from fsdpplan.spec.layout import ActivationCheckpointing, Layout
 from fsdpplan.spec.model import Model
+from fsdpplan.spec.values import replace
 
 MODES: tuple[ActivationCheckpointing, ...] = ("none", "attention", "op", "full")
 
