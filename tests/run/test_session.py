@@ -150,31 +150,24 @@ def processes_that_mention(text: str) -> list[int]:
     return found
 
 
-def test_a_run_of_one_host_forgets_the_allocation_around_it(
+def test_runs_of_one_host_forget_the_allocation_around_them_and_share_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
     plan = make_plan("cpu", per_node=1)
-    outcome, display = run(tmp_path, plan, own_program(tmp_path, "print('ran')"))
-    assert (outcome.exit_code, outcome.ended, outcome.job_id) == (0, True, None)
+    first, display = run(tmp_path, plan, own_program(tmp_path, "print('ran')"))
+    assert (first.exit_code, first.ended, first.job_id) == (0, True, None)
     assert "ran" in display.lines
-
-
-def test_runs_do_not_share_a_folder(tmp_path: Path) -> None:
-    plan, asked = make_plan("cpu", per_node=1), own_program(tmp_path, "")
-    first, second = (run(tmp_path, plan, asked)[0] for _ in range(2))
-    assert first.run_folder != second.run_folder
-
-
-def test_metrics_named_by_the_script_are_followed(tmp_path: Path) -> None:
     asked = own_program(
         tmp_path,
         "import os; print('{\"step\": 5}', file=open(os.environ['FSDPPLAN_METRICS'], 'a'))",
     )
     (tmp_path / "mine.jsonl").write_text('{"step": 1}\n')
     asked = Job(python=asked.python, program=asked.program, metrics="mine.jsonl")
-    assert run(tmp_path, make_plan("cpu", per_node=1), asked)[1].steps == [5]
+    second, display = run(tmp_path, plan, asked)
+    assert display.steps == [5]  # in the metrics that the script names, and new there
+    assert first.run_folder != second.run_folder
 
 
 def test_a_folder_that_cannot_be_written_is_said_in_words(tmp_path: Path) -> None:
