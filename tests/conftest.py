@@ -91,6 +91,7 @@ gc.disable()
 def pytest_collection_finish() -> None:
     """What was imported and collected stays: no collection of garbage looks through it again."""
     gc.freeze()
+    gc.set_threshold(50_000, 20, 50)  # tests end soon: to look for garbage often takes a twentieth
     gc.enable()
 
 
