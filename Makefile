@@ -12,7 +12,9 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	&& { echo $$python; break; }; done)
 VENV ?= .venv
 BIN := $(VENV)/bin
+# What is imported is compiled then: of all that is installed that is a tenth.
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+INSTALL := $(PIP) install --no-compile --constraint constraints.txt
 # numpy is no need of ours: torch warns on import where it is missing.
 TORCH := $(shell grep -E '^(torch|numpy)==' constraints.txt)
 RUNS ?= 15
@@ -115,22 +117,26 @@ clean:  ## remove what make made
 	rm -rf $(VENV) .torch demo dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # torch first and by itself: where a build for this machine is at hand, pip takes that one.
-$(VENV)/.runtime: pyproject.toml constraints.txt
+$(VENV)/.torch: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo 'make: no Python 3.11 or newer on PATH; install one, or' \
 		'name it: make PYTHON=/path/to/python3.11' >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "make: $(PYTHON) cannot make virtual" \
 		'environments; on Debian: apt-get install python3-venv' >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --constraint constraints.txt $(TORCH)
-	$(PIP) install --constraint constraints.txt --editable .
+	$(INSTALL) $(TORCH)
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.runtime
-	$(PIP) install --constraint constraints.txt --editable '.[dev]'
+$(VENV)/.runtime: $(VENV)/.torch
+	$(INSTALL) --editable .
 	@touch $@
+
+$(VENV)/.dev: $(VENV)/.torch
+	$(INSTALL) --editable '.[dev]'
+	@$(BIN)/python -c 'import fsdpplan.trainer.train'  # compiled once, not by each worker
+	@touch $(VENV)/.runtime $@
 
 $(VENV)/.docs: $(VENV)/.runtime
-	$(PIP) install --constraint constraints.txt --editable '.[docs]'
+	$(INSTALL) --editable '.[docs]'
 	@touch $@
 
 # An environment of its own for a release of torch, with the torchao that it takes.

@@ -56,6 +56,9 @@ def pytest_configure(config: pytest.Config) -> None:
         "sampled(cases): so many of the cases, by a seed, unless --whole asks for all; tests of one"
         " file that have the same cases get the same, which may be measured together",
     )
+    config.addinivalue_line(
+        "markers", "together(name): one worker has all tests of that name, and what they cache"
+    )
     if config.getoption("--whole"):
         settings.load_profile("whole")
     # The tiny step before each job has tests of its own, which ask for it.
@@ -77,16 +80,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         loads = any(item.get_closest_marker(mark) for mark in ONE_AT_A_TIME)
         alone = loads and not item.path.is_relative_to(TRAINING)
         by_file = item.path.relative_to(TESTS).with_suffix("").as_posix()
+        if mark := item.get_closest_marker("together"):
+            by_file = mark.args[0]
         shared = "slurm" if item.get_closest_marker("slurm") else "machine"
         item.add_marker(pytest.mark.xdist_group(shared if alone else by_file))
     if hasattr(config, "workerinput"):
         items.sort(key=_turn)
 
 
+gc.disable()
+"""Until all is imported and collected, which stays."""
+
+
 def pytest_collection_finish() -> None:
     """What was imported and collected stays: no collection of garbage looks through it again."""
-    gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 50)  # tests end soon: to look for garbage often takes a twentieth
+    gc.enable()
 
 
 def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -218,6 +218,7 @@ def runnable_bash(*, trains: bool) -> list[Any]:
     ]
 
 
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize(("path", "block"), runnable_bash(trains=False))
 def test_a_marked_bash_block_runs(path: Path, block: Block, tmp_path: Path) -> None:
     result = generator().shell(block.text, tmp_path)
@@ -235,6 +236,7 @@ def programs() -> list[Path]:
     return [path for path in pages_with("python") if PROGRAM.search(text_of(path))]
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(
     "path", [path for path in pages_with("python") if path not in programs()], ids=page_id
 )

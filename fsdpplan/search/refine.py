@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import count, product
 from math import inf
@@ -25,6 +25,7 @@ from fsdpplan.search.rules.legality import piece_counts
 from fsdpplan.search.space import Space, entry_of
 from fsdpplan.search.variants import buckets, changed, restaged
 from fsdpplan.spec.layout import ActivationCheckpointing, Layout
+from fsdpplan.spec.values import replace
 
 NEAR = 1.1
 """Times the fastest that a layout may take for changes of it to be tried."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from fsdpplan.cost.schedule.stages import layout_stage_blocks, most_stages
 from fsdpplan.search.enumerate import LOOPED_SCHEDULES, V_SCHEDULES, divisors
@@ -11,6 +10,7 @@ from fsdpplan.search.question import Question
 from fsdpplan.search.rules.legality import piece_counts
 from fsdpplan.search.splits import stage_splits
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, GradientSync, Layout, Reshard
+from fsdpplan.spec.values import replace
 
 DDP_BUCKETS_BYTES = (100 * 2**20, 400 * 2**20)
 """Buckets of DDP beside its default."""

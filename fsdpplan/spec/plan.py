@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from fsdpplan.errors import SpecError
@@ -10,7 +10,7 @@ from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import MESH_AXES, Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import TorchRelease, Training
-from fsdpplan.spec.values import RemembersHash, remembered_hash, require_positive
+from fsdpplan.spec.values import RemembersHash, remembered_hash, replace, require_positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

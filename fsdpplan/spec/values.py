@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
+from dataclasses import fields
 from functools import cache
 from operator import attrgetter
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from fsdpplan.errors import SpecError, did_you_mean
+
+Value = TypeVar("Value")
 
 
 def require_positive_int(**fields: int) -> None:
@@ -64,6 +67,34 @@ def remembered_hash(self: RemembersHash) -> int:
         value = hash(_all_fields(type(self))(self))  # type: ignore[arg-type]
         object.__setattr__(self, "_hash", value)
         return value
+
+
+def replace(value: Value, /, **changes: object) -> Value:
+    """`dataclasses.replace` of a frozen value, checks included, in half the time: a search makes
+    tens of thousands."""
+    kind: Any = type(value)
+    names, known, read = _fields(kind)
+    if not changes.keys() <= known:
+        kind(**changes)  # which says what it does not know
+    new: Value = object.__new__(kind)
+    put = object.__setattr__
+    for name, kept in zip(names, read(value), strict=True):
+        put(new, name, kept)
+    for name, changed in changes.items():
+        put(new, name, changed)
+    check = getattr(new, "__post_init__", None)
+    if check is not None:
+        check()
+    return new
+
+
+@cache
+def _fields(
+    kind: Any,
+) -> tuple[tuple[str, ...], frozenset[str], Callable[[Any], tuple[object, ...]]]:
+    """(names, their set, what reads all of them at once) of a dataclass of two fields or more."""
+    names = tuple(field.name for field in fields(kind))
+    return names, frozenset(names), attrgetter(*names)
 
 
 @cache

@@ -10,6 +10,11 @@ The folder works wherever it is copied: `torchrun -m trainer`, or `torchrun trai
 
 from __future__ import annotations
 
+import gc
+
+_collects = gc.isenabled()
+gc.disable()  # no module is garbage; to look for it would take a quarter of the imports' time
+
 from . import floor as floor  # first: it ends where torch lacks what the others import
 from .config import PlanConfig, load_plan
 from .errors import TrainerError
@@ -21,6 +26,9 @@ from .user.mistakes import check_optimizer
 from .user.model import clip_grad_norm, materialise, sampler_arguments
 from .user.pipeline import forward_backward
 from .user.safetensors_load import load_safetensors
+
+if _collects:
+    gc.enable()
 
 __all__ = [
     "PlanConfig",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import time
@@ -66,6 +67,7 @@ from .watch.watch import Watch
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and end the process."""
     options = parse_options(arguments)
+    gc.freeze()  # what was imported stays: no collection looks through it
     quiet()
     try:
         run_training(options)

@@ -24,7 +24,7 @@ case $device in
     calibrate_seconds=90 calibrate_device=() case_device=()
     ;;
   cpu)
-    calibrate_seconds=15 calibrate_device=(--hardware cpu --processes 1)
+    calibrate_seconds=5 calibrate_device=(--hardware cpu --processes 1)
     case_device=(--models tests/gpu/tiny/config.json:2 --kernels eager --checkpointing none
       --precision fp32 --seq-len 64 --steps 6)
     ;;

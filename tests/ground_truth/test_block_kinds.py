@@ -113,6 +113,7 @@ WHOLE = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.skipif(RELEASE < (2, 12), reason="torch has no kernel for windows, or none for groups")
 @pytest.mark.parametrize(
     ("model", "layout", "seq_len", "pp_rank", "within"), WHOLE.values(), ids=WHOLE.keys()

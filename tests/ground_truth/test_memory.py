@@ -352,6 +352,7 @@ START_CASES: dict[str, tuple[Model, Layout, ParamDtype]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("model", "layout", "param_dtype"), START_CASES.values(), ids=START_CASES.keys()
 )

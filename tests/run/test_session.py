@@ -50,36 +50,28 @@ def own_program(folder: Path, text: str, *args: str) -> Job:
 
 
 @pytest.mark.gloo
-def test_an_emitted_script_trains_a_plan_of_two_nodes_on_this_host(tmp_path: Path) -> None:
-    outcome, display = run(tmp_path, HSDP, job(steps=6, seed=1))
-    assert outcome.exit_code == 0, display.lines
-    assert outcome.measured.summary is not None
-    assert outcome.measured.summary.world == 4
-    assert display.steps == [1, 2, 3, 4, 5, 6]
-    assert any("all 4 ranks of the 2 planned nodes" in line for line in display.lines)
-    assert (outcome.run_folder / "job.sbatch").exists()
-
-
-@pytest.mark.gloo
-def test_a_job_folder_trains_with_its_own_trainer(tmp_path: Path) -> None:
+def test_a_job_folder_of_two_nodes_trains_on_this_host_with_its_own_trainer(tmp_path: Path) -> None:
     folder = tmp_path / "job folder"
-    write_job_folder(folder, plan=PAIR, job=Job(python=sys.executable, program=Trainer(steps=9)))
+    write_job_folder(folder, plan=HSDP, job=Job(python=sys.executable, program=Trainer(steps=9)))
     own = folder / "trainer/__main__.py"
-    # a line in one write: both ranks say it
+    # a line in one write: all ranks say it
     said = 'import os\nos.write(1, b"changed by its owner\\n")\n'
     own.write_text(said + own.read_text())
     launch, display = resolve_launch(folder), Remembers()
     outcome = run_launch(launch, folder=tmp_path, target="here", display=display)
     assert outcome.exit_code == 0, display.lines
     assert "changed by its owner" in display.lines
-    assert display.steps[-1] == 9
+    assert display.steps == list(range(1, 10))
+    assert outcome.measured.summary is not None
+    assert outcome.measured.summary.world == 4
+    assert any("all 4 ranks of the 2 planned nodes" in line for line in display.lines)
     # What the run was is known without the folder.
     shutil.rmtree(folder)
-    assert read_launch(outcome.run_folder / "job.sbatch").plan == PAIR
-    assert finished_run(outcome.run_folder, plan_file=None, folder=tmp_path).plan == PAIR
+    assert read_launch(outcome.run_folder / "job.sbatch").plan == HSDP
+    assert finished_run(outcome.run_folder, plan_file=None, folder=tmp_path).plan == HSDP
     of_run = chosen_run(tmp_path, None)
     assert of_run.record.plan_sha256 == script_digest(launch.script)
-    assert standing(of_run).planned_mfu_fraction == PAIR.estimate.mfu_fraction
+    assert standing(of_run).planned_mfu_fraction == HSDP.estimate.mfu_fraction
 
 
 @pytest.mark.gloo
@@ -158,31 +150,24 @@ def processes_that_mention(text: str) -> list[int]:
     return found
 
 
-def test_a_run_of_one_host_forgets_the_allocation_around_it(
+def test_runs_of_one_host_forget_the_allocation_around_them_and_share_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
     plan = make_plan("cpu", per_node=1)
-    outcome, display = run(tmp_path, plan, own_program(tmp_path, "print('ran')"))
-    assert (outcome.exit_code, outcome.ended, outcome.job_id) == (0, True, None)
+    first, display = run(tmp_path, plan, own_program(tmp_path, "print('ran')"))
+    assert (first.exit_code, first.ended, first.job_id) == (0, True, None)
     assert "ran" in display.lines
-
-
-def test_runs_do_not_share_a_folder(tmp_path: Path) -> None:
-    plan, asked = make_plan("cpu", per_node=1), own_program(tmp_path, "")
-    first, second = (run(tmp_path, plan, asked)[0] for _ in range(2))
-    assert first.run_folder != second.run_folder
-
-
-def test_metrics_named_by_the_script_are_followed(tmp_path: Path) -> None:
     asked = own_program(
         tmp_path,
         "import os; print('{\"step\": 5}', file=open(os.environ['FSDPPLAN_METRICS'], 'a'))",
     )
     (tmp_path / "mine.jsonl").write_text('{"step": 1}\n')
     asked = Job(python=asked.python, program=asked.program, metrics="mine.jsonl")
-    assert run(tmp_path, make_plan("cpu", per_node=1), asked)[1].steps == [5]
+    second, display = run(tmp_path, plan, asked)
+    assert display.steps == [5]  # in the metrics that the script names, and new there
+    assert first.run_folder != second.run_folder
 
 
 def test_a_folder_that_cannot_be_written_is_said_in_words(tmp_path: Path) -> None:

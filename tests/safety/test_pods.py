@@ -73,12 +73,13 @@ def strings(found: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("field", FIELDS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(text=WORDS)
 def test_a_string_stays_one_string_or_is_refused(field: str, text: str) -> None:
     require_one_string("jobset", field, text)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("field", FIELDS)
 def test_each_piece(field: str) -> None:
     for piece in PIECES:

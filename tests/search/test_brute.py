@@ -7,7 +7,7 @@ import pytest
 from tests.search.brute import IN_CI, fastest
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", IN_CI)
 def test_nothing_is_faster_than_what_the_search_finds(name: str) -> None:
     asked = IN_CI[name]

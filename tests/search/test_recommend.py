@@ -44,6 +44,7 @@ SMALL_QUESTIONS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("asked", SMALL_QUESTIONS.values(), ids=SMALL_QUESTIONS.keys())
 def test_the_list_is_that_of_pricing_all_with_usual_settings(asked: Question) -> None:
     """Or it begins with what is faster than all of them."""
@@ -217,6 +218,7 @@ def test_a_split_of_more_stages_a_rank_is_found_without_a_pin() -> None:
     assert fastest_seconds(free) <= fastest_seconds(pinned) * (1 + 1e-9)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("gpus", [4, 8])
 @pytest.mark.parametrize("tp", [None, 2, 4])
 @pytest.mark.parametrize("spread", [True, False])
@@ -284,6 +286,7 @@ def fastest_seconds(asked: Question) -> float:
     return asked.answer().fastest_seconds or float("inf")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("change", FASTER)
 @settings(
     max_examples=6,
@@ -337,6 +340,7 @@ def test_1b_on_8_gpus_is_ddp_where_memory_does_not_need_shards() -> None:
     assert winner.layout.dp_replicate == 8
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("profile", ["dgx-h100", "dgx-a100-80g-hdr", "dgx-h200"])
 def test_1b_is_sharded_only_for_a_gain_that_is_told_apart(profile: str) -> None:
     asked = question(infer_model(10**9), 8, profile)
@@ -348,6 +352,7 @@ def test_1b_is_sharded_only_for_a_gain_that_is_told_apart(profile: str) -> None:
     assert first == ddp or is_faster
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("gpus", "profile"), [(48, "dgx-h100"), (24, "dgx-a100-80g-hdr1")])
 def test_numbers_of_nodes_that_are_no_power_of_two(gpus: int, profile: str) -> None:
     result = question("llama-3.1-8b", gpus, profile).answer()

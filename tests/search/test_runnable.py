@@ -66,7 +66,7 @@ QUESTIONS: dict[str, tuple[str, int, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_the_trainer_takes_every_layout_of_the_search(name: str) -> None:
     model, gpus, settings = QUESTIONS[name]

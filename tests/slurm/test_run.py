@@ -17,7 +17,8 @@ import pytest
 from fsdpplan.emit.job import Job, UserProgram
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import LaunchError
-from fsdpplan.run.launch import Launch, emit_script
+from fsdpplan.run.follow.jobs import chosen_run
+from fsdpplan.run.launch import Launch, emit_script, read_launch
 from fsdpplan.run.outcome import Outcome
 from fsdpplan.run.session import run_launch
 from tests.emit.plans import make_plan
@@ -53,8 +54,8 @@ def own(folder: Path, text: str) -> Job:
     return Job(python=sys.executable, program=UserProgram(script=str(folder / "own.py")))
 
 
-def test_a_job_is_submitted_and_followed_to_its_end(
-    run: Callable[[Job], tuple[Outcome, Remembers]],
+def test_a_job_is_submitted_as_it_is_and_followed_to_its_end(
+    run: Callable[[Job], tuple[Outcome, Remembers]], tmp_path: Path
 ) -> None:
     outcome, display = run(Job(python=sys.executable, env=HERE, program=Trainer(steps=4)))
     assert (outcome.exit_code, outcome.ended) == (0, True), display.lines
@@ -64,22 +65,33 @@ def test_a_job_is_submitted_and_followed_to_its_end(
     assert display.steps == [1, 2, 3, 4]
     assert any("RUNNING on node[" in state for state in display.states)
     assert sum("is ready" in line for line in display.lines) == 2
+    assert any("4 processes" in line for line in display.lines)
+    of_run = chosen_run(tmp_path, outcome.job_id)
+    assert of_run.measured.last_step == 4
+    assert read_launch(outcome.run_folder / "job.sbatch").plan == HSDP
+    metrics = (outcome.run_folder / "metrics.jsonl").read_text()
+    events = [json.loads(line) for line in metrics.splitlines()]
+    assert [event["step"] for event in events if event["event"] == "step"] == [1, 2, 3, 4]
 
 
-def test_the_exit_code_is_the_jobs(
+def test_a_failing_rank_ends_the_others_and_the_exit_code_is_the_jobs(
     run: Callable[[Job], tuple[Outcome, Remembers]], tmp_path: Path
 ) -> None:
-    outcome, _ = run(own(tmp_path, "raise SystemExit(9)"))
+    text = "import os, sys, time\nif os.environ['RANK'] == '3': sys.exit(9)\ntime.sleep(300)\n"
+    began = time.monotonic()
+    outcome, display = run(own(tmp_path, text))
     assert outcome.exit_code == 1  # torchrun's
     assert outcome.ended
+    assert time.monotonic() - began < 100
+    assert any("exitcode  : 9" in line for line in display.lines)
 
 
-def test_an_interrupt_leaves_the_job_running(
+def test_an_interrupt_leaves_the_job_running_and_a_cancelled_one_leaves_no_rank(
     run: Callable[[Job], tuple[Outcome, Remembers]], slurm: SlurmCluster, tmp_path: Path
 ) -> None:
     def interrupt() -> None:
         deadline = time.monotonic() + 60
-        while not list(tmp_path.glob("up*")) and time.monotonic() < deadline:
+        while len(list(tmp_path.glob("up*"))) < 4 and time.monotonic() < deadline:
             time.sleep(0.2)
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -94,7 +106,26 @@ def test_an_interrupt_leaves_the_job_running(
     assert any("fsdpplan cancel" in state for state in display.states)
     assert outcome.job_id is not None
     assert outcome.job_id in slurm.run("squeue", "--noheader", cwd=tmp_path).stdout
+    assert len(ranks_of(tmp_path)) >= 4
     slurm.run("scancel", outcome.job_id, cwd=tmp_path)
+
+    def shown() -> str:
+        return slurm.run("scontrol", "show", "job", str(outcome.job_id), cwd=tmp_path).stdout
+
+    until(lambda: "JobState=CANCELLED" in shown(), what="the end of the job")
+    until(lambda: not ranks_of(tmp_path), what="the end of its ranks")
+
+
+def ranks_of(folder: Path) -> list[str]:
+    """Processes that run the folder's program."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(folder / "own.py").encode() in (process / "cmdline").read_bytes():
+                found.append(process.name)
+        except OSError:
+            continue
+    return found
 
 
 def test_a_job_that_slurm_refuses_is_not_started(

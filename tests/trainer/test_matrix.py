@@ -39,7 +39,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("world", "kind", "name"), CASES)
 def test_axes_that_meet_lose_as_one_process(
     measured: dict[int, Results], world: int, kind: str, name: str

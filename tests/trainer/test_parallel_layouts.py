@@ -34,7 +34,7 @@ def expected(of: Measure, which: str, name: str) -> dict[str, list[float]]:
     return found
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.gloo
 @pytest.mark.parametrize(("which", "name"), FP32)
 def test_a_layout_loses_as_one_process(of: Measure, which: str, name: str) -> None:
@@ -56,7 +56,7 @@ def test_bf16_begins_as_fp32_does(of: Measure, which: str, name: str) -> None:
 PADDED = [case for case in [*FP32, *BF16] if "padded" in case[1]]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.gloo
 @pytest.mark.parametrize(("which", "name"), PADDED)
 def test_padded_rows_never_learn(of: Measure, which: str, name: str) -> None:
@@ -65,7 +65,7 @@ def test_padded_rows_never_learn(of: Measure, which: str, name: str) -> None:
     assert set(padding.values()) == {0.0}  # after steps with weight decay
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.gloo
 @pytest.mark.parametrize(("which", "name"), [*FP32, *BF16])
 def test_calls_and_bytes_are_those_predicted(of: Measure, which: str, name: str) -> None:

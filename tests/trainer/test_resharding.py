@@ -45,7 +45,7 @@ def losses(folder: Path, name: str) -> list[float]:
     return values
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("pair", resharding.PAIRS)
 def test_what_one_layout_saved_another_goes_on_with(measured: Path, pair: str) -> None:
     source, target = resharding.PAIRS[pair]

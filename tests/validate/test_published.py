@@ -14,6 +14,8 @@ import pytest
 from fsdpplan.files.runs.table import bundled_runs, read_runs
 from fsdpplan.validate.runs.express import Expressed, express
 
+pytestmark = pytest.mark.together("validate/published")  # predicts all rows
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

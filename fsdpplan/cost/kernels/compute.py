@@ -37,7 +37,7 @@ and common/transpose/cast_transpose.cu.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from fsdpplan.cost.kernels.attention import attention_backward_seconds, attention_forward_seconds
@@ -52,6 +52,7 @@ from fsdpplan.cost.kernels.operators import (
 from fsdpplan.cost.kernels.rates import BlockSeconds, BlockWork, memory_bytes_per_second
 from fsdpplan.cost.model.params import block_tensors
 from fsdpplan.spec.cluster import Device
+from fsdpplan.spec.values import replace
 
 COMPILED_OPERATOR_FRACTION = 12 / 32
 """Share of an eager block's operators that remain when the block is compiled: seven matmuls and

@@ -37,7 +37,7 @@ from fsdpplan.cost.model.params import (
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Case
-from fsdpplan.spec.values import RemembersHash, remembered_hash
+from fsdpplan.spec.values import RemembersHash, remembered_hash, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

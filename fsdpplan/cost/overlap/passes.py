@@ -5,7 +5,7 @@ FSDP timing: what one unit computes, copies and communicates in a micro-batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter, mul
 
@@ -52,6 +52,7 @@ from fsdpplan.spec.cluster import Cluster, Device
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.plan import Case, Collective
 from fsdpplan.spec.training import DTYPE_BYTES, Training
+from fsdpplan.spec.values import replace
 
 
 def copy_seconds(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import itemgetter
 
 from fsdpplan.cost.memory.peak import stage_memory
@@ -27,6 +27,7 @@ from fsdpplan.search.question import Question
 from fsdpplan.search.rules.legality import first_problem, in_pieces, most_saved_bytes
 from fsdpplan.search.rules.rule import Problem
 from fsdpplan.spec.layout import ActivationCheckpointing, Layout
+from fsdpplan.spec.values import replace
 
 TOO_LARGE = "does not fit in device memory"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 from typing import TypedDict
 
@@ -48,6 +48,7 @@ from fsdpplan.spec.layout import (
     Layout,
     Schedule,
 )
+from fsdpplan.spec.values import replace
 
 
 class _Pipeline(TypedDict):
@@ -201,7 +202,7 @@ class Floors:
         least = passing
         if layout.pp == 1 and layout.sharding == "fsdp" and least < inf:
             seldom = {"reshard_after_forward": "never", "gradient_sync": "last"}
-            widest = replace(layout, wrap_blocks=self.asked.model.layers, **seldom)  # type: ignore[arg-type]
+            widest = replace(layout, wrap_blocks=self.asked.model.layers, **seldom)
             least = max(least, self._moving_seconds(widest))
         least += (self._update_seconds(layout) + self._gradient_seconds(layout)) / layout.pp
         return self.asked.least_factor * least

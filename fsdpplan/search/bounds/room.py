@@ -44,6 +44,7 @@ from fsdpplan.search.bounds.flight import Flight, flights, graded_when_interleav
 from fsdpplan.search.question import Question
 from fsdpplan.spec.layout import ActivationCheckpointing, Layout
 from fsdpplan.spec.model import Model
+from fsdpplan.spec.values import replace
 
 MODES: tuple[ActivationCheckpointing, ...] = ("none", "attention", "op", "full")
 

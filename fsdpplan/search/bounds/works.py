@@ -7,7 +7,7 @@ so a few of these say what any stage of any layout computes.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fsdpplan.cost.least import Pair, stage_waits
@@ -20,6 +20,7 @@ from fsdpplan.search.question import Question
 from fsdpplan.search.variants import overlapped
 from fsdpplan.spec.layout import ActivationCheckpointing, Layout
 from fsdpplan.spec.model import Model
+from fsdpplan.spec.values import replace
 
 
 class Work(NamedTuple):

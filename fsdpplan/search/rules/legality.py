@@ -11,7 +11,6 @@ It costs next to nothing, but is one setting more; and the fewer pieces, the les
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from fsdpplan.cost.model.formats import local_tokens
 from fsdpplan.cost.schedule.stages import layout_stage_blocks
@@ -24,6 +23,7 @@ from fsdpplan.spec.model import MIXERS, Model
 from fsdpplan.spec.plan import Case
 from fsdpplan.spec.torch_features import lacking
 from fsdpplan.spec.training import DTYPE_BYTES, Training, program_named
+from fsdpplan.spec.values import replace
 
 PIECE_TOKENS = 1024
 """Tokens of a piece at the most: enough rows for matmuls at full rate."""

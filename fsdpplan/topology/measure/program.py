@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -41,9 +42,12 @@ def main() -> NoReturn:
     # the log.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
+    gc.disable()  # until torch is imported, of which nothing is garbage
     try:
         settings, out = parse(sys.argv[1:])
         ranks = join(settings.device)
+        gc.freeze()
+        gc.enable()
         log = Log(out) if ranks.rank == 0 else None
     except FsdpPlanError as error:
         print(f"measure: {error}", file=sys.stderr, flush=True)

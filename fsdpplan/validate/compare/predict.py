@@ -163,6 +163,7 @@ class Price:
     memory: MemoryBreakdown
 
 
+@lru_cache(maxsize=4096)
 def _price(expressed: Expressed, cluster: Cluster, layout: Layout) -> Price:
     """Time and memory of `layout`; in proportion where only a share of the blocks recomputes."""
     whole = estimate(_case(expressed, cluster, layout))

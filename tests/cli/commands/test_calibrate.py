@@ -12,6 +12,7 @@ import pytest
 
 from fsdpplan.cli.app import exit_code_of
 from fsdpplan.files.clusters import load_cluster
+from fsdpplan.files.runs.measurements import read_measurements
 from fsdpplan.spec.measurement import Measurement
 from tests.cli.small import on_a_machine_without_gpus, words
 from tests.cost.clusters import cluster
@@ -209,8 +210,9 @@ def test_a_log_of_gpus_does_not_fit_a_profile_of_processes(
 def test_two_processes_of_this_machine_are_measured_and_checked(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run(capsys, "calibrate --hardware cpu --processes 2 --seconds 8 --save here.toml")
-    assert Path("here.jsonl").exists()
+    run(capsys, "calibrate --hardware cpu --processes 2 --seconds 5 --save here.toml")
+    assert len(read_measurements(Path("here.jsonl"))) > 10
+    assert "measure: 1/" in Path("here.log").read_text()
     found = load_cluster("here.toml", gpus=2).cluster
     assert found.device.kind == "cpu"
     assert found.levels[0] != load_cluster("cpu", gpus=2).cluster.levels[0]

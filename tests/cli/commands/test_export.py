@@ -10,6 +10,7 @@ import pytest
 from fsdpplan.cli.app import exit_code_of
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("words", "said"),
     [

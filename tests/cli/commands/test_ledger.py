@@ -137,15 +137,23 @@ def test_without_a_ledger_it_says_what_makes_one(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.gloo
-def test_a_run_is_added_and_verified(
+def test_a_run_ends_with_predicted_against_measured_is_added_and_verified(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[3]))
     assert exit_code_of(SMALLEST) == 0
     capsys.readouterr()
+    monkeypatch.setenv("COLUMNS", "80")
     assert exit_code_of(words("run --target here --steps 10")) == 0
-    assert "next: fsdpplan verify" in capsys.readouterr().err
+    out, err = capsys.readouterr()
+    assert "predicted" in out
+    assert "measured" in out
+    assert "after 10 steps" in out
+    assert max(map(len, out.splitlines())) <= 80
+    trial = "10 steps on made-up tokens, without checkpoints, so it starts once"
+    assert f"fsdpplan.json: trains {trial}; log and metrics in " in err.splitlines()[0]
+    assert "next: fsdpplan verify" in err
     (row,) = answer(capsys, "ledger")["runs"]
     assert row["observed"]["exit_code"] == 0
     verified = answer(capsys, "verify")

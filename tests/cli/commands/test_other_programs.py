@@ -60,7 +60,7 @@ def asked(question: str, program: str, *, command: str = "recommend") -> int:
     return exit_code_of([command, "--model", *question.split(), "--program", program])
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("question", "program"), CASES)
 def test_what_is_recommended_the_target_takes_as_it_is(
     question: str, program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -37,6 +37,7 @@ def test_a_plan_for_a_program_says_so_and_its_next_step_works(
     assert exit_code_of(step.removesuffix(" > job.sbatch").split()) == 0
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("pins", "said"),
     [

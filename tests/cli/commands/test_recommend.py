@@ -235,6 +235,7 @@ def test_what_is_not_told_apart_from_the_fastest_is_named(
     assert f"Ranks 1 to {ranks[-1]} are not told apart from the fastest by step time" in flat
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "asked",
     [

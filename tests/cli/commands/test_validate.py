@@ -159,6 +159,7 @@ def test_a_bad_table_is_one_line_and_a_json_error(
     assert json.loads(out)["error"]["exit_code"] == 2
 
 
+@pytest.mark.together("validate/published")
 def test_without_a_table_it_takes_the_published_runs(capsys: pytest.CaptureFixture[str]) -> None:
     document: dict[str, Any] = json.loads(show(capsys, "validate", "--json"))
     assert len(document["rows"]) == 2686

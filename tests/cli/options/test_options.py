@@ -112,6 +112,7 @@ def replaced(base: tuple[str, ...], change: tuple[str, ...]) -> tuple[str, ...]:
     return (*kept, *change)
 
 
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("flag", PLANNING)
 def test_an_option_of_planning_changes_the_estimate(
     flag: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -170,6 +171,7 @@ PINS = {
 }
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("pin", PINS)
 def test_a_pin_is_kept_by_every_layout(
     pin: str, capsys: pytest.CaptureFixture[str], tmp_path: Path

@@ -44,6 +44,7 @@ FEW = settings(max_examples=3, phases=(Phase.explicit, Phase.generate))
 OWN = Job(program=UserProgram(script="t.py", args=("$x",)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "job"),
     [

@@ -112,18 +112,6 @@ def test_what_is_given_reaches_the_program_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.gloo
-def test_two_processes_are_measured_here(tmp_path: Path) -> None:
-    display = Remembers()
-    out = tmp_path / "measured.jsonl"
-    ranks = Ranks(device="cpu", processes=2)
-    assert measure(SHORT, ranks=ranks, out=out, display=display) == out
-    rows = read_measurements(out)
-    assert len(rows) > 10
-    assert any(line.startswith("measure: 1/") for line in display.lines)
-    assert "measure: 1/" in (tmp_path / "measured.log").read_text()
-
-
-@pytest.mark.gloo
 def test_what_fails_is_one_sentence_with_the_programs_own_reason(tmp_path: Path) -> None:
     ranks = Ranks(device="cuda", processes=1)
     with pytest.raises(LaunchError, match=r"failed with exit code 1: .* has no GPU.*measured\.log"):

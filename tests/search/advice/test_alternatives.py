@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from fsdpplan.files.catalogue import load_model
@@ -22,6 +24,7 @@ from fsdpplan.spec.weak import weakened
 DENSE_8B = load_model("llama-3.1-8b")
 
 
+@cache
 def job(cluster: Cluster, model: Model = DENSE_8B, batch: int = 256) -> RecommendedPlan:
     asked = Training(seq_len=4096, global_batch=batch)
     found = recommend(model=model, cluster=cluster, training=asked, pins=Pins(pp=1), limit=1)

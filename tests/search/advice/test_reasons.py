@@ -143,6 +143,7 @@ REAL = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", REAL)
 def test_no_reason_is_false_of_real_rows(name: str) -> None:
     model, gpus, profile, settings = REAL[name]

@@ -133,6 +133,7 @@ ROOMY = {
 """Questions, and the softwares that can train them."""
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("name", "runtime"), [(name, one) for name, (_, those) in ROOMY.items() for one in those]
 )

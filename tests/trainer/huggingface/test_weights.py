@@ -347,7 +347,7 @@ PAIRS = [
 
 
 @pytest.mark.gloo
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("name", "layout"), PAIRS)
 def test_every_layout_trains_published_weights_as_one_process_does(
     name: str, layout: str, tmp_path: Path

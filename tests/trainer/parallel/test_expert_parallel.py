@@ -31,7 +31,7 @@ def measured(
     return jobs.measured(4, "tests.trainer.expert_layouts:measure_all", out, asked=asked("name"))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", FP32)
 def test_losses_and_norms_are_those_of_one_process(measured: dict[str, Any], name: str) -> None:
     found, expected = measured[name], measured[LAYOUTS[name][0]]

@@ -67,7 +67,7 @@ FP32_CASES = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @gloo
 @pytest.mark.parametrize(("world", "model", "name"), FP32_CASES)
 def test_a_pipeline_loses_as_one_process(

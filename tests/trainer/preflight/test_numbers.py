@@ -74,7 +74,7 @@ def said_of_faults(
 
 
 @pytest.mark.gloo
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", FAULTS)
 def test_each_fault_is_named(said_of_faults: dict[str, str], name: str) -> None:
     for words in FAULTS[name].words:

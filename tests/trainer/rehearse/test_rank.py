@@ -40,7 +40,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return jobs.measured(4, "tests.trainer.rehearsals:count_all", out)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.gloo
 @pytest.mark.parametrize("name", [*rehearsals.LAYOUTS, *rehearsals.WITH_EXPERTS])
 def test_a_rank_calls_what_it_calls_on_real_processes(real: dict[str, Any], name: str) -> None:
@@ -95,6 +95,7 @@ def test_ranks_that_do_the_same_match(tmp_path: Path) -> None:
     assert [rank["place"]["pp"] for rank in report["ranks"]] == [0, 0, 1]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("kept", [2, 4])
 def test_ranks_that_keep_parameters_in_groups_match(tmp_path: Path, kept: int) -> None:

@@ -224,6 +224,7 @@ def peak_bytes(**layout: Any) -> int:
     return peak
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", [TP2 | SHARD2, PP | SHARD2])
 def test_pieces_take_less_memory_than_all_logits(layout: dict[str, Any]) -> None:
     """In fake tensors; more than once all logits in fp32."""

@@ -33,6 +33,8 @@ from fsdpplan.validate.learn.known import PricedRun, jobs_among
 from fsdpplan.validate.learn.process import process
 from fsdpplan.validate.runs.projects import POORLY_TUNED
 
+pytestmark = pytest.mark.together("validate/published")  # predicts all rows
+
 ROOT = Path(__file__).resolve().parents[3]
 ALL = {1: 0.064, 3: 0.048, 10: 0.04}
 """After so many runs: 6.1, 4.6 and 3.9 % were reached on 2026-11-25 with widths fitted without the
