@@ -21,7 +21,7 @@ FSDP units of a stage: their sizes, and how many there are of each, in the order
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 

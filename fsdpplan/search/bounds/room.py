@@ -13,7 +13,7 @@ looked at in full.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from fsdpplan.cost.memory.ledger import rank_state, weight_gradients_of
