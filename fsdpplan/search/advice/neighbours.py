@@ -4,14 +4,14 @@ what the best of them brings. Rules of the field try them before they say what t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 
 from fsdpplan.cost.memory.peak import available_bytes, rank_memory
 from fsdpplan.cost.step import step_time
 from fsdpplan.errors import SpecError
 from fsdpplan.search.pins import Pins, changed_pins
-from fsdpplan.search.rules.legality import in_pieces, legal_layout_problem
+from fsdpplan.search.rules.legality import first_problem, in_pieces, problems
 from fsdpplan.spec.plan import Case, Estimate
 from fsdpplan.units import format_percent
 
@@ -52,18 +52,24 @@ def fits(other: Case, case: Case, estimate: Estimate) -> bool:
 def best(case: Case, estimate: Estimate, *groups: Iterable[Case | None]) -> Remedy | None:
     """The best of the first group in which one is legal, fits and gains."""
     token_seconds = estimate.time.total_seconds / case.training.tokens_per_step
-    # a published layout may break a rule of legality that is our own program's
-    allowed = (None, legal_layout_problem(case))
+    broken = {problem.reason for problem in problems(case)}
     for group in groups:
         gains: list[tuple[float, Case]] = []
         for other in dict.fromkeys(one for one in group if one is not None and one != case):
-            if legal_layout_problem(other) in allowed and fits(other, case, estimate):
+            if _breaks_no_more(other, broken) and fits(other, case, estimate):
                 after = seconds(other) / other.training.tokens_per_step
                 gains.append((1 - after / token_seconds, other))
         gain, found = max(gains, key=lambda pair: pair[0], default=(0.0, case))
         if gain >= CLAIMED_FRACTION:
             return Remedy(case=found, change=typed_change(case, found), gain_fraction=gain)
     return None
+
+
+def _breaks_no_more(other: Case, broken: Set[str]) -> bool:
+    """Whether it is legal but for what a published layout `broken` itself: rules of our program."""
+    if not broken:
+        return first_problem(other) is None
+    return {problem.reason for problem in problems(other)} <= broken
 
 
 def typed_change(case: Case, other: Case) -> str:

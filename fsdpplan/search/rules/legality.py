@@ -151,12 +151,20 @@ def legal_layout_problem(case: Case) -> str | None:
 
 def first_problem(case: Case) -> Problem | None:
     """The first rule that the case breaks, in any part of its run."""
+    return next(problems(case), None)
+
+
+def problems(case: Case) -> Iterator[Problem]:
+    """The rules that the case breaks, in any part of its run; rules after the first may be asked
+    about what an earlier one forbids."""
     if case.training.precision_switch != "none":
         unknown = next(_switch(case.cluster, case.training), None)
         if unknown is not None:
-            return unknown
-        found = (first_problem(each) for _, each in case.phases)
-        return next((problem for problem in found if problem is not None), None)
+            yield unknown
+            return
+        for _, each in case.phases:
+            yield from problems(each)
+        return
     model, cluster, training, layout = case.model, case.cluster, case.training, case.layout
     rules = (
         _question(model, cluster, training),
@@ -173,7 +181,8 @@ def first_problem(case: Case) -> Problem | None:
         torch_problems(case),
         program_problems(case),
     )
-    return next((problem for rule in rules for problem in rule), None)
+    for rule in rules:
+        yield from rule
 
 
 def degrees_problem(case: Case) -> Problem | None:

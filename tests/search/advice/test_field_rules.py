@@ -343,3 +343,28 @@ def test_a_change_names_what_is_different_and_nothing_else() -> None:
     layout = replace(case.layout, micro_batch=2)
     other = replace(case, training=training, layout=layout)
     assert typed_change(case, other) == "--micro-batch 2 --global-batch 8 --reduce-dtype bf16"
+
+
+def test_a_neighbour_may_break_what_a_published_layout_breaks_and_nothing_else() -> None:
+    # its own breach is judged before the pipeline's, and hid that 256 stages are too many
+    layout = Layout(
+        pp=16,
+        virtual_stages=8,
+        schedule="interleaved_1f1b",
+        tp=8,
+        dp_shard=16,
+        num_microbatches=16,
+        loss_parallel=True,
+    )
+    case = Case(
+        model=load_model("llama-3.1-405b"),
+        cluster=load_cluster("dgx-h100", gpus=2048).cluster,
+        training=Training(seq_len=8192, global_batch=256),
+        layout=layout,
+    )
+    assert legal_layout_problem(case) is not None
+    predicted = estimate(case)
+    assert neighbours.best(case, predicted, neighbours.interleaved(case)) is None
+    for own in neighbours.interleaved(case):
+        assert own is not None
+        assert legal_layout_problem(own) == legal_layout_problem(case)
