@@ -100,6 +100,9 @@ def _find(name: str) -> str:
     last = plain.rsplit("/", 1)[-1]
     if last in _entries():
         return last
+    variant = _base_of(last)
+    if variant:
+        return variant
     within = names_with(last)
     if len(within) == 1:
         return within[0]
@@ -120,6 +123,31 @@ def _find(name: str) -> str:
     raise ProfileNotFound(
         f"no model is called {short(name)}; {hint}`fsdpplan models` lists all, --config takes a "
         "Hugging Face config.json and --params a number such as 7B"
+    )
+
+
+_VARIANTS = frozenset({"base", "instruct", "chat", "it", "thinking", "hf", "bf16", "fp8"})
+"""Words that hubs put into the names of what was trained further, or stored otherwise: the shape
+stays."""
+
+
+def _base_of(name: str) -> str:
+    """The model that a hub's `name` is a variant of, the empty text if there is none or several."""
+    base = _base_name(name)
+    if base in _entries():
+        return base
+    found = {
+        key
+        for key, entry in _entries().items()
+        if base == _base_name(str(entry.get("source", "")).lower().rsplit("/", 1)[-1])
+    }
+    return found.pop() if len(found) == 1 else ""
+
+
+def _base_name(name: str) -> str:
+    parts = name.split("-")
+    return "-".join(
+        part for part in parts if part not in _VARIANTS and not re.fullmatch(r"\d{4}", part)
     )
 
 

@@ -135,3 +135,34 @@ def test_an_unknown_mixture_of_experts_is_refused_with_the_other_ways(typed: str
         SpecError, match=r"mixture of experts; .*--config, .*--params 235e9 --active-params 22e9"
     ):
         load_model(typed)
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("google/gemma-3-27b-it", "gemma-3-27b"),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b-v0.3"),
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "llama-4-scout-17b-16e"),
+        ("Qwen/Qwen3-30B-A3B-Thinking-2507", "qwen3-30b-a3b"),
+        ("deepseek-ai/DeepSeek-R1-0528", "deepseek-r1"),
+        ("zai-org/GLM-4.5-Air-FP8", "glm-4.5-air"),
+        ("moonshotai/Kimi-K2-Thinking", "kimi-k2-thinking"),
+        ("meta-llama/Llama-2-7b-chat-hf", "llama-2-7b"),
+    ],
+)
+def test_what_was_trained_further_has_the_shape_of_its_base(typed: str, name: str) -> None:
+    assert load_model(typed).name == name
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_a_model_of_the_catalogue_and_its_variants_are_that_model(name: str) -> None:
+    assert load_model(name).name == name
+    if not name.endswith("-thinking"):  # one that was trained further and is listed itself
+        assert load_model(f"{name}-instruct").name == name
+
+
+@pytest.mark.parametrize("typed", ["deepseek-r1-distill-qwen-7b", "llama-3.1-9b-instruct"])
+def test_a_distilled_or_unknown_model_is_nobodys_variant(typed: str) -> None:
+    with pytest.raises(SpecError):
+        load_model(typed)

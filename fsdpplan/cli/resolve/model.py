@@ -11,6 +11,7 @@ from fsdpplan.cost.model.params import active_parameter_count, parameter_count
 from fsdpplan.cost.model.shape import infer_mixture, infer_model, model_from_shape
 from fsdpplan.errors import SpecError
 from fsdpplan.files.catalogue import load_model, model_source
+from fsdpplan.files.table import short
 from fsdpplan.spec.model import Experts, Model
 from fsdpplan.spec.training import Dropout
 from fsdpplan.units import format_count
@@ -109,9 +110,14 @@ def _shape(model: Model) -> str:
 
 
 def _from_catalogue(name: str) -> Resolved[Model]:
-    model = load_model(name)
+    model, source = load_model(name), model_source(name)
+    typed = name.strip().lower().rsplit("/", 1)[-1]
+    is_itself = typed == model.name or typed in source.lower()
+    taken = f"{short(name)} is taken as {model.name} of the catalogue (--config for another shape)"
     return Resolved(
-        value=model, sources=(("model", f"catalogue {model.name}: {model_source(name)}"),)
+        value=model,
+        sources=(("model", f"catalogue {model.name}: {source}"),),
+        assumptions=() if is_itself else (taken,),
     )
 
 
