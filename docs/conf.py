@@ -37,7 +37,7 @@ copybutton_selector = "div:not(.highlight-text) > div.highlight > pre"
 
 html_theme = "furo"
 html_title = f"fsdpplan {__version__}"
-html_copy_source = html_show_sourcelink = False
+html_copy_source = html_show_sourcelink = html_show_copyright = False
 html_extra_path = ["site/index.html"]
 html_static_path = ["site/static"]
 html_js_files = [("search.js", {"priority": 600})]  # after the options that it changes
