@@ -43,7 +43,9 @@ def unsaid(value: Any, of: Any, name: str = "output", where: str = "$") -> Itera
         said = [list(unsaid(value, arm, name, where)) for arm in of["anyOf"]]
         yield from min(said, key=len)
         return
-    if isinstance(value, dict) and of:
+    if not of.keys() - {"description"}:
+        return  # anything
+    if isinstance(value, dict):
         fields, others = of.get("properties", {}), of.get("additionalProperties")
         for key, item in value.items():
             if key not in fields and others is None:
@@ -51,7 +53,7 @@ def unsaid(value: Any, of: Any, name: str = "output", where: str = "$") -> Itera
             else:
                 yield from unsaid(item, fields.get(key, others), name, f"{where}.{key}")
     if isinstance(value, list):
-        if of and not {"items", "prefixItems"} & of.keys():
+        if not {"items", "prefixItems"} & of.keys():
             yield where
         for number, item in enumerate(value):
             parts = of.get("prefixItems", ())

@@ -108,6 +108,18 @@ def test_a_saved_plan_has_nothing_that_is_unsaid(
         assert not list(unsaid(document, schema("plan"), "plan")), place
 
 
+def test_what_is_printed_otherwise_is_found(printed: dict[str, list[tuple[str, Any]]]) -> None:
+    _, check = printed["check"][0]
+    for wrong in (
+        {**check, "plna": ""},
+        {**check, "lock_written": "no"},
+        {key: value for key, value in check.items() if key != "plan"},
+        {**check, "differences": [{"part": "plan", "nmae": "x"}]},
+    ):
+        with pytest.raises(AssertionError):
+            obeys("check", wrong)
+
+
 def test_every_command_with_json_has_a_schema_that_is_held_against_what_it_prints() -> None:
     """Here, or by `obeys` in the tests of its own."""
     entries = {name for name in schema("output")["$defs"] if re.fullmatch("[a-z_]+", name)}
