@@ -32,6 +32,11 @@ COMMANDS = (
     ),
     ("recommend", f"recommend {TINY} --precision fp32 --hardware cpu --gpus 4 --json"),
     (
+        "recommend",
+        "recommend --model llama-3.2-1b --gpus 16,32 --tokens 1T --price 2 --goodput --no-save "
+        f"--dp-shard 16 {PINNED}",
+    ),
+    (
         "estimate",
         "estimate --params 1e9 --gpus 8 --hardware gb200-nvl72 --dp-shard 8 --json",
     ),
@@ -40,6 +45,7 @@ COMMANDS = (
         f"estimate --params 1e9 --gpus 8 --dp-shard 8 --precision-switch fp8@80% {PINNED}",
     ),
     ("explain", "explain a.json --json"),
+    ("explain", "explain a.json --goodput --mtbf-node 500h --json"),
     ("explain_rules", "explain a.json --rules --json"),
     ("explain_nccl", "explain a.json --nccl --json"),
     ("what_if", "what-if a.json --inter-bw 100Gb/s --json"),
