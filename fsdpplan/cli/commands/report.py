@@ -45,6 +45,22 @@ class ReportOptions:
     ] = None
 
 
+class SectionJson(TypedDict):
+    """A section of the page."""
+
+    name: str
+    """Its anchor."""
+    title: str
+
+
+class ReportJson(TypedDict):
+    """What `report --json` prints."""
+
+    out: str
+    bytes: int
+    sections: list[SectionJson]
+
+
 def report(
     *,
     plan: PlanFile = "",
@@ -91,22 +107,6 @@ def place_of(argument: str, option: str | None) -> str:
             f"PLAN is {path_text(argument)} and --plan {path_text(option)}: leave one of them out"
         )
     return option or argument or DEFAULT_PLAN
-
-
-class SectionJson(TypedDict):
-    """A section of the page."""
-
-    name: str
-    """Its anchor."""
-    title: str
-
-
-class ReportJson(TypedDict):
-    """What `report --json` prints."""
-
-    out: str
-    bytes: int
-    sections: list[SectionJson]
 
 
 def report_json(made: Report, out: Path, text: str) -> str:
