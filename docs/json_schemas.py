@@ -1,5 +1,5 @@
-"""JSON Schemas of what fsdpplan writes and reads, from the dataclasses that hold it: their fields,
-types and docstrings.
+"""JSON Schemas of what fsdpplan writes and reads, from the types that hold it: the fields, types
+and docstrings of dataclasses and of TypedDicts.
 
 `docs/reference/schemas/` has one file for saved plans, one for what commands print with `--json`,
 and one for profiles and cluster files (`docs/profile_schema.py`). What is printed may gain fields,
@@ -8,13 +8,25 @@ so unknown ones are allowed there; what is read is as strict as the reader.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
+import sys
 import types
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NotRequired,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 SCHEMAS = Path(__file__).resolve().parent / "reference" / "schemas"
@@ -41,17 +53,25 @@ SINCE = {"Device": ("error",), "DeviceFit": ("attention_backward_ratio",)}
 
 
 def shape(kind: Any, defs: dict[str, Schema]) -> Schema:
-    """The schema of values of the type `kind`; dataclasses go to `defs`, each once."""
+    """The schema of values of the type `kind`; dataclasses and TypedDicts go to `defs`, each
+    once."""
     if kind in PLAIN:
         return dict(PLAIN[kind])
-    if dataclasses.is_dataclass(kind):
-        name = kind.__name__
+    if has_fields(kind):
+        name = OTHER_NAMES.get(f"{kind.__module__}.{kind.__name__}", kind.__name__)
+        if _NAMED.setdefault(name, kind) is not kind:
+            raise TypeError(f"{_NAMED[name]} and {kind} would be one definition: see OTHER_NAMES")
         if name not in defs:
             defs[name] = {}  # it may hold itself
-            defs[name] = dataclass_shape(kind, defs)
-        return {"$ref": f"#/$defs/{name}"}
+            defs[name] = fields_shape(kind, defs)
+        return ref(name)
     parts = get_args(kind)
     match get_origin(kind):
+        case origin if origin is Annotated:  # `Annotated[dict[str, Any], Layout]`: its asdict()
+            said = kind.__metadata__
+            return shape(said[0], defs) if len(said) == 1 else merged(said, defs)
+        case origin if origin is NotRequired:
+            return shape(parts[0], defs)
         case origin if origin is Literal:
             return {"enum": list(parts)}
         case origin if origin in (Union, types.UnionType):
@@ -64,6 +84,70 @@ def shape(kind: Any, defs: dict[str, Schema]) -> Schema:
         case origin if origin in (dict, Mapping):
             return {"type": "object", "additionalProperties": shape(parts[1], defs)}
     raise TypeError(f"no schema is known for {kind}")
+
+
+_NAMED: dict[str, Any] = {}
+"""Which type a definition is of."""
+
+
+OTHER_NAMES = {"fsdpplan.files.table.Finding": "FindingInFile"}
+"""Types whose definition is not called as they are: another one is."""
+
+
+def has_fields(kind: Any) -> bool:
+    """Whether it is a dataclass or a TypedDict."""
+    return dataclasses.is_dataclass(kind) or is_typeddict(kind)
+
+
+def fields_shape(kind: Any, defs: dict[str, Schema]) -> Schema:
+    """An object with the fields of `kind`."""
+    return (typed_shape if is_typeddict(kind) else dataclass_shape)(kind, defs)
+
+
+def merged(kinds: tuple[Any, ...], defs: dict[str, Schema]) -> Schema:
+    """An object with the fields of all `kinds`; of those of one name the last one's."""
+    from fsdpplan.files.plans import EACH_MAY_BE_NULL
+
+    found: Schema = {"type": "object", "properties": {}, "required": []}
+    for kind in kinds:
+        if kind == EACH_MAY_BE_NULL:
+            old = found["properties"]
+            found["properties"] = {name: maybe(field) for name, field in old.items()}
+            continue
+        one = fields_shape(kind, defs)
+        found.setdefault("description", one["description"])
+        found["properties"] |= one["properties"]
+        found["required"] = [*dict.fromkeys([*found["required"], *one["required"]])]
+    return found
+
+
+def lineage(kind: Any) -> list[Any]:
+    """A TypedDict and those that it is made from, which it does not know itself, itself last."""
+    from docs.generate import parsed
+
+    module = sys.modules[kind.__module__]
+    classes = (node for node in parsed(source_of(kind)).body if isinstance(node, ast.ClassDef))
+    own = next(node for node in classes if node.name == kind.__name__)
+    bases = (getattr(module, base.id) for base in own.bases if isinstance(base, ast.Name))
+    return [*(one for base in bases if is_typeddict(base) for one in lineage(base)), kind]
+
+
+def typed_shape(kind: Any, defs: dict[str, Schema]) -> Schema:
+    """An object with the keys of a TypedDict."""
+    hints = get_type_hints(kind, include_extras=True)
+    told = {name: text for one in lineage(kind) for name, text in field_words(one).items()}
+    properties = {}
+    for name, hint in hints.items():
+        words = {"description": told[name]} if told.get(name) else {}
+        properties[name] = {**words, **shape(hint, defs)}
+    needed = [name for name, hint in hints.items() if get_origin(hint) is not NotRequired]
+    summary = " ".join((kind.__doc__ or "").split("\n\n")[0].split())
+    return {
+        "type": "object",
+        "description": summary,
+        "properties": properties,
+        "required": needed if kind.__total__ else [],
+    }
 
 
 def dataclass_shape(kind: Any, defs: dict[str, Schema]) -> Schema:
@@ -85,13 +169,18 @@ def dataclass_shape(kind: Any, defs: dict[str, Schema]) -> Schema:
     return {"type": "object", "description": summary, "properties": properties, "required": needed}
 
 
+def source_of(kind: Any) -> str:
+    """The module of a type, as `docs.generate` names it: `spec/plan`."""
+    module: str = kind.__module__
+    return module.removeprefix("fsdpplan.").replace(".", "/")
+
+
 @cache
 def field_words(kind: Any) -> dict[str, str]:
     """What stands under each field of a dataclass."""
     from docs.generate import documented_fields
 
-    module = kind.__module__.removeprefix("fsdpplan.").replace(".", "/")
-    rows = documented_fields(module, kind.__name__, [])
+    rows = documented_fields(source_of(kind), kind.__name__, [])
     return {name: " ".join(told.split()) for name, _, told in rows}
 
 
@@ -169,31 +258,33 @@ def plan_schema() -> Schema:
 
 
 def output_schema() -> Schema:
-    """What each planning command prints with `--json`, under `$defs`."""
-    from fsdpplan.search.advice.difference import Changed
+    """What each command prints with `--json`, under `$defs`."""
+    from docs.command_schemas import printed_schemas
+    from fsdpplan.cli.views.check import DiffersJson
+    from fsdpplan.cli.views.difference import ComparedJson, DifferenceJson, PricedJson
+    from fsdpplan.cli.views.failures import GoodputJson
+    from fsdpplan.cli.views.goal import GoalJson
+    from fsdpplan.emit.nccl.rules import Kind
+    from fsdpplan.errors import ErrorJson
+    from fsdpplan.search.advice.difference import Changed, Term
+    from fsdpplan.search.question import NextRun
+    from fsdpplan.search.scaling import Knee
 
     defs = nouns()
-    shape(Changed, defs)
     nouns_asked = {"model": ref("Model"), "cluster": ref("Cluster"), "training": ref("Training")}
     question = {"schema_version": {"const": 1}, **nouns_asked}
     said = {"assumptions": TEXTS, "warnings": TEXTS}
     told = {"sources": values(TEXT), **said}
     whole = {**told, "rules": rows(ref("BrokenRule"))}
-    seconds = {"seconds_to_train": maybe(NUMBER), "gpu_seconds_to_train": maybe(NUMBER)}
-    priced = {"layout": ref("Layout"), "estimate": ref("Estimate"), **seconds}
-    unpriced = {"layout": maybe(ref("Layout")), "estimate": maybe(ref("Estimate"))}
-    term = table({"name": TEXT, "before": NUMBER, "after": NUMBER, "change": NUMBER})
-    difference = {
-        "time_seconds": rows(term),
-        "memory_bytes": rows(term),
-        "ratio": NUMBER,
-        "error_fraction": NUMBER,
-        "faster_chance": NUMBER,
-        "told_apart": FLAG,
-        "first": TEXT,
-    }
-    compared = table({**priced, "difference": table(difference)})
+    priced = typed_shape(PricedJson, defs)["properties"]
+    unpriced = {name: maybe(field) for name, field in priced.items()}
+    may_fit = tuple(name for name in priced if name not in ("layout", "estimate"))
+    compared = shape(ComparedJson, defs)
+    difference = typed_shape(DifferenceJson, defs)["properties"]
+    terms = rows(shape(Term, defs))
     estimate = {**defs["Estimate"]["properties"]}
+    asked = {"goal": shape(GoalJson, defs), "goodput": shape(GoodputJson, defs)}
+    if_asked = tuple(asked)
     one = {
         **question,
         "layout": ref("Layout"),
@@ -202,6 +293,7 @@ def output_schema() -> Schema:
         "available_bytes": WHOLE,
         "fits": FLAG,
         **whole,
+        **asked,
     }
     formula = table(
         {
@@ -213,14 +305,13 @@ def output_schema() -> Schema:
             "source": TEXT,
         }
     )
-    differs = rows(table({"is_unknown": FLAG}))
-    condition = table({"condition": TEXT, "holds": maybe(FLAG), "compared": rows(table({}))})
+    changed = rows(shape(Changed, defs))
+    differs = rows(shape(DiffersJson, defs))
     model = {
         **defs["Model"]["properties"],
         "parameters": WHOLE,
         "active_parameters": WHOLE,
     }
-    profile = table({"kind": TEXT, "name": TEXT, "description": TEXT, "sources": values(TEXT)})
     commands: dict[str, Schema] = {
         "recommend": table(
             {
@@ -240,7 +331,7 @@ def output_schema() -> Schema:
                 ),
                 "fastest_rank": WHOLE,
                 "not_told_apart": rows(WHOLE),
-                "next_run": maybe(table({})),
+                "next_run": maybe(shape(NextRun, defs)),
                 "search": table(
                     {
                         "candidates": WHOLE,
@@ -252,16 +343,21 @@ def output_schema() -> Schema:
                     }
                 ),
                 **whole,
-            }
+                **asked,
+            },
+            may_lack=if_asked,
         ),
-        "estimate": table(one),
+        "estimate": table(one, may_lack=if_asked),
         "explain": table(
             {
                 **one,
                 "step_terms": rows(formula),
                 "memory_terms": rows(formula),
-                "runners_up": rows(table({"rank": WHOLE, **difference})),
-            }
+                "runners_up": rows(
+                    table({"rank": WHOLE, "lost": terms, "won": terms, **difference})
+                ),
+            },
+            may_lack=if_asked,
         ),
         "explain_rules": table({"rules": rows(ref("BrokenRule"))}),
         "explain_nccl": table(
@@ -277,9 +373,21 @@ def output_schema() -> Schema:
                             "value": TEXT,
                             "literal": FLAG,
                             "where": {"enum": ["node", "script"]},
+                            "kind": {"enum": list(get_args(Kind))},
                             "reason": TEXT,
                             "versions": TEXT,
                             "source": TEXT,
+                        }
+                    )
+                ),
+                "scripts": rows(
+                    table(
+                        {
+                            "path": TEXT,
+                            "reason": TEXT,
+                            "versions": TEXT,
+                            "source": TEXT,
+                            "required": FLAG,
                         }
                     )
                 ),
@@ -289,7 +397,7 @@ def output_schema() -> Schema:
         "what_if": table(
             {
                 **question,
-                "changed": rows(ref("Changed")),
+                "changed": changed,
                 "plan": table(priced),
                 "same_layout": maybe(compared),
                 "same_layout_problem": maybe(TEXT),
@@ -302,14 +410,24 @@ def output_schema() -> Schema:
             {
                 "schema_version": {"const": 1},
                 "compared": rows(
-                    table({"name": TEXT, "file": maybe(TEXT), **nouns_asked, **unpriced, **whole})
+                    table(
+                        {
+                            "name": TEXT,
+                            "file": maybe(TEXT),
+                            **nouns_asked,
+                            **unpriced,
+                            "problem": maybe(TEXT),
+                            **whole,
+                        },
+                        may_lack=may_fit,
+                    )
                 ),
                 "differences": rows(
                     table(
                         {
                             "from": TEXT,
                             "to": TEXT,
-                            "changed": rows(ref("Changed")),
+                            "changed": changed,
                             **difference,
                         }
                     )
@@ -326,16 +444,21 @@ def output_schema() -> Schema:
                             "hardware": TEXT,
                             "scaling": {"enum": ["strong", "weak"]},
                             "price_per_gpu_hour": maybe(NUMBER),
-                            "knee": maybe(table({})),
+                            "knee": maybe(shape(Knee, defs)),
                             "points": rows(
                                 table(
                                     {
                                         "gpus": WHOLE,
                                         "global_batch": WHOLE,
+                                        "training": maybe(ref("Training")),
                                         **unpriced,
                                         "efficiency_fraction": maybe(NUMBER),
+                                        "efficiency_error_fraction": maybe(NUMBER),
+                                        "price_to_train": maybe(NUMBER),
+                                        "over_first": maybe(shape(DifferenceJson, defs)),
                                         "problem": maybe(TEXT),
-                                    }
+                                    },
+                                    may_lack=may_fit,
                                 )
                             ),
                         }
@@ -367,17 +490,6 @@ def output_schema() -> Schema:
                 **told,
             }
         ),
-        "check": table(
-            {
-                "schema_version": {"const": 1},
-                "plan": TEXT,
-                "predicted_again": FLAG,
-                "conditions": rows(condition),
-                "lock": maybe(TEXT),
-                "lock_written": FLAG,
-                "differences": maybe(differs),
-            }
-        ),
         "diff": table(
             {
                 "schema_version": {"const": 1},
@@ -400,80 +512,39 @@ def output_schema() -> Schema:
                 "checkpoint_every_reason": maybe(TEXT),
             }
         ),
-        "validate": table(
-            {
-                "rows": rows(
-                    table(
-                        {
-                            "row": WHOLE,
-                            "source_id": TEXT,
-                            "status": {"enum": ["predicted", "skipped"]},
-                            "reason": maybe(TEXT),
-                            "measured_step_seconds": maybe(NUMBER),
-                            "predicted_step_seconds": maybe(ref("Interval")),
-                            "measured_peak_memory_bytes": maybe(WHOLE),
-                            "memory_kind": maybe(TEXT),
-                            "predicted_peak_memory_bytes": maybe(WHOLE),
-                            "predicted_fits": maybe(FLAG),
-                            "layout": maybe(ref("Layout")),
-                            "assumptions": TEXTS,
-                        }
-                    )
-                ),
-                "sources": rows(
-                    table(
-                        {
-                            "source_id": TEXT,
-                            "rows": WHOLE,
-                            "predicted": WHOLE,
-                            "median_abs_error_fraction": maybe(NUMBER),
-                            "mean_abs_error_fraction": maybe(NUMBER),
-                            "bias_fraction": maybe(NUMBER),
-                            "coverage_fraction": maybe(NUMBER),
-                        }
-                    )
-                ),
-            }
-        ),
-        "models": table({"models": rows(table(model))}),
-        "profiles": {"anyOf": [profile, table({"profiles": rows(profile)})]},
-        "learn": table(
-            {
-                "ledger": TEXT,
-                "runs": WHOLE,
-                "added": WHOLE,
-                "known_before": WHOLE,
-                "stacks": rows(
-                    table({"software": TEXT, "precision": TEXT, "device": TEXT, "runs": WHOLE})
-                ),
-                "refused": rows(table({"where": TEXT, "why": TEXT})),
-            }
-        ),
-        "ledger": table(
-            {
-                "ledger": TEXT,
-                "clusters": rows(table({})),
-                "runs": rows(table({})),
-                "unread_rows": WHOLE,
-            }
-        ),
-        "error": table(
-            {
-                "error": table(
-                    {"kind": TEXT, "message": TEXT, "exit_code": {"enum": [2, 3, 4, 5, 6]}}
-                )
-            }
-        ),
+        "models": {
+            "anyOf": [
+                table({**model, "source": TEXT}),
+                table({"models": rows(table(model))}),
+            ]
+        },
+        **printed_schemas(defs),
+        "error": table({"error": shape(ErrorJson, defs)}),
     }
     words = (
         "What fsdpplan prints with --json: under $defs an entry for each command, such as "
         "#/$defs/recommend. Fields are added, never renamed: ignore those that are not here."
     )
+    used = {*nouns(), *named_in(list(commands.values()), defs)}
     return {
         **head("output", "What fsdpplan prints with --json", words),
         "anyOf": [ref(name) for name in commands],
-        "$defs": {**commands, **defs},
+        "$defs": {**commands, **{name: defs[name] for name in defs if name in used}},
     }
+
+
+def named_in(schema: Any, defs: dict[str, Schema], found: set[str] | None = None) -> set[str]:
+    """The definitions that a schema needs, and those that they need."""
+    found = set() if found is None else found
+    if isinstance(schema, dict):
+        name = str(schema.get("$ref", "")).rpartition("/")[2]
+        if name and name not in found:
+            found.add(name)
+            named_in(defs[name], defs, found)
+    parts = schema.values() if isinstance(schema, dict) else schema
+    for part in parts if isinstance(schema, dict | list) else ():
+        named_in(part, defs, found)
+    return found
 
 
 def head(name: str, title: str, words: str) -> Schema:

@@ -14,12 +14,29 @@ A message says what was wrong with the values, what would be right, and what to 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import NotRequired, TypedDict
 
 
 class FsdpPlanError(Exception):
     """Base of all errors that are the user's to read; `exit_code` is the process's exit code."""
 
     exit_code = 1
+
+
+class ErrorJson(TypedDict):
+    """What failed, under `error` in JSON."""
+
+    kind: str
+    """Such as `SpecError`."""
+    message: str
+    exit_code: int
+    rejected: NotRequired[dict[str, int]]
+    """Of `NoFeasibleLayout`: reason -> layouts that it ruled out."""
+
+
+def error_document(error: FsdpPlanError) -> ErrorJson:
+    """`error` as JSON has it."""
+    return {"kind": type(error).__name__, "message": str(error), "exit_code": error.exit_code}
 
 
 class SpecError(FsdpPlanError, ValueError):

@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from docs.generate import shell
-from docs.json_schemas import SCHEMAS, schema_texts
+from docs.json_schemas import schema_texts
+from fsdpplan.cli.commands import SUMMARIES
+from tests.schemas import obeys, problems, schema, unsaid
 
 jsonschema = pytest.importorskip("jsonschema")
 
 ROOT = Path(__file__).resolve().parent.parent
+COMMAND_FILES = ROOT / "fsdpplan" / "cli" / "commands"
 RECORDINGS = ROOT / "tests" / "recordings"
 OLD_PLANS = [RECORDINGS / "plan_0.1.0.json", *sorted((RECORDINGS / "0.1.0/plans").glob("*.json"))]
 PINNED = "--hardware dgx-h100 --pp 1 --cp 1 --tp 1 --micro-batch 1 --json"
@@ -31,6 +32,11 @@ COMMANDS = (
     ),
     ("recommend", f"recommend {TINY} --precision fp32 --hardware cpu --gpus 4 --json"),
     (
+        "recommend",
+        "recommend --model llama-3.2-1b --gpus 16,32 --tokens 1T --price 2 --goodput --no-save "
+        f"--dp-shard 16 {PINNED}",
+    ),
+    (
         "estimate",
         "estimate --params 1e9 --gpus 8 --hardware gb200-nvl72 --dp-shard 8 --json",
     ),
@@ -39,6 +45,7 @@ COMMANDS = (
         f"estimate --params 1e9 --gpus 8 --dp-shard 8 --precision-switch fp8@80% {PINNED}",
     ),
     ("explain", "explain a.json --json"),
+    ("explain", "explain a.json --goodput --mtbf-node 500h --json"),
     ("explain_rules", "explain a.json --rules --json"),
     ("explain_nccl", "explain a.json --nccl --json"),
     ("what_if", "what-if a.json --inter-bw 100Gb/s --json"),
@@ -50,6 +57,7 @@ COMMANDS = (
     ("emit_launch", "emit-launch a.json --json"),
     ("validate", "validate runs.csv --json"),
     ("models", "models --json"),
+    ("models", "models llama-3.2-1b --json"),
     ("profiles", "profiles dgx-h100 --kind node --json"),
     ("profiles", "profiles h200 --json"),
     ("learn", "learn runs.csv --ledger here.sqlite --json"),
@@ -63,17 +71,6 @@ COLUMNS = "source_id,framework,model_name,layers,hidden,ffn_hidden,heads,kv_head
 COLUMNS += "dtype,seq_len,zero_stage,micro_batch,global_batch,act_ckpt,compile,step_time_s,notes"
 SHAPE = "mine,torchtitan,llama-3.1-8b,32,4096,14336,32,8,128256,H100-80GB,64,bf16,8192,3,1,64,op,n"
 RUNS = f"{COLUMNS}\n{SHAPE},1.33,\n{SHAPE},,\n"
-
-
-@cache
-def schema(name: str) -> Any:
-    return json.loads((SCHEMAS / f"{name}.schema.json").read_text(encoding="utf-8"))
-
-
-def problems(found: Any, of: Any) -> list[str]:
-    """Where `found` does not obey the schema."""
-    faults = jsonschema.Draft202012Validator(of).iter_errors(found)
-    return [f"{fault.json_path}: {fault.message[:200]}" for fault in faults]
 
 
 @pytest.fixture(scope="module")
@@ -102,41 +99,43 @@ def test_the_published_files_are_the_codes() -> None:
 
 
 def test_what_is_printed_obeys_its_schema(printed: dict[str, list[tuple[str, Any]]]) -> None:
-    output = schema("output")
     for entry, answers in printed.items():
-        of = (
-            schema("plan")
-            if entry == "plan"
-            else {**output["$defs"][entry], "$defs": output["$defs"]}
-        )
         for command, document in answers:
-            assert not problems(document, of), f"{entry}: {command}"
-    assert set(printed) - {"plan"} == {
-        name for name in output["$defs"] if re.fullmatch("[a-z_]+", name)
-    }
+            if entry == "plan":
+                assert not problems(document, schema("plan")), command
+            else:
+                obeys(entry, document)
 
 
-def test_nothing_that_is_printed_of_the_nouns_is_unsaid(
+def test_a_saved_plan_has_nothing_that_is_unsaid(
     printed: dict[str, list[tuple[str, Any]]],
 ) -> None:
-    """A field that the program has and the schema has not is one that nobody can look up."""
+    for place, document in printed["plan"]:
+        assert not list(unsaid(document, schema("plan"), "plan")), place
 
-    def unsaid(value: Any, of: Any, where: str) -> Iterator[str]:
-        while "$ref" in of:
-            of = schema("output")["$defs"][of["$ref"].rpartition("/")[2]]
-        if isinstance(value, dict) and "properties" in of:
-            for key, item in value.items():
-                if key not in of["properties"]:
-                    yield f"{where}.{key}"
-                yield from unsaid(item, of["properties"].get(key, {}), f"{where}.{key}")
-        for item in value if isinstance(value, list) else ():
-            yield from unsaid(item, of.get("items") or {}, f"{where}[]")
 
-    defs = schema("output")["$defs"]
-    for entry in ("estimate", "plan"):
-        for command, document in printed[entry]:
-            of = schema("plan") if entry == "plan" else defs[entry]
-            assert not list(unsaid(document, of, "$")), command
+def test_what_is_printed_otherwise_is_found(printed: dict[str, list[tuple[str, Any]]]) -> None:
+    _, check = printed["check"][0]
+    for wrong in (
+        {**check, "plna": ""},
+        {**check, "lock_written": "no"},
+        {key: value for key, value in check.items() if key != "plan"},
+        {**check, "differences": [{"part": "plan", "nmae": "x"}]},
+    ):
+        with pytest.raises(AssertionError):
+            obeys("check", wrong)
+
+
+def test_every_command_with_json_has_a_schema_that_is_held_against_what_it_prints() -> None:
+    """Here, or by `obeys` in the tests of its own."""
+    entries = {name for name in schema("output")["$defs"] if re.fullmatch("[a-z_]+", name)}
+    for name in SUMMARIES:
+        source = (COMMAND_FILES / f"{name.replace('-', '_')}.py").read_text(encoding="utf-8")
+        assert name.replace("-", "_") in entries or "json: Json" not in source, name
+    held = {entry for entry, _ in COMMANDS} | {"profiles_check", "validate_check"}
+    for path in (ROOT / "tests" / "cli").rglob("test_*.py"):
+        held |= set(re.findall(r'obeys\("([a-z_]+)"', path.read_text(encoding="utf-8")))
+    assert held == entries
 
 
 @pytest.mark.parametrize("path", OLD_PLANS, ids=lambda path: path.name)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from math import log
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from fsdpplan.errors import SpecError
 from fsdpplan.files.table import MAX_INTEGER, parse_json_object, path_text, read_text, short
@@ -125,6 +125,17 @@ LIMIT_BYTES = 8 * 1024 * 1024
 _AGREEMENT_FRACTION = 1e-3
 _MEMORY_TOTALS = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_device_bytes")
 _AGAIN = "plan again with `fsdpplan recommend`, or undo the edit"
+
+
+EACH_MAY_BE_NULL = "each may be null"
+"""Behind a value's type in what stands for its JSON: it is also of what is not known."""
+
+ModelJson = Annotated[dict[str, Any], Model]
+"""What `model_document` returns, and so on: a value's fields, as schemas of JSON read it."""
+ClusterJson = Annotated[dict[str, Any], Cluster]
+TrainingJson = Annotated[dict[str, Any], Training]
+LayoutJson = Annotated[dict[str, Any], Layout]
+EstimateJson = Annotated[dict[str, Any], Estimate]
 
 
 def model_document(model: Model) -> dict[str, Any]:

@@ -12,15 +12,15 @@ import platform
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from fsdpplan import __version__
 from fsdpplan.emit.anonymous import Known, Scrubber, secrets_of
 from fsdpplan.emit.safe_text import log_line
 from fsdpplan.errors import SpecError
-from fsdpplan.files.job_records import read_bad_nodes
+from fsdpplan.files.job_records import Ending, read_bad_nodes
 from fsdpplan.files.table import text_of
 from fsdpplan.run.crash import allowed, last_crash
 from fsdpplan.run.detect import software_here
@@ -41,11 +41,51 @@ _USERS = ("USER", "LOGNAME", "USERNAME", "SUDO_USER", "SLURM_JOB_USER", "SLURM_J
 _HOSTS = ("HOSTNAME", "SLURMD_NODENAME", "SLURM_SUBMIT_HOST", "SLURM_TOPOLOGY_ADDR")
 
 
+class RunEndsJson(TypedDict):
+    """How a run stands, and the ends of what it wrote, a line each."""
+
+    engine: str
+    jobs: tuple[str, ...]
+    submitted_at: str
+    ending: Ending | None
+    is_cancelled: bool
+    attempts: list[str]
+    bad_nodes: dict[str, str]
+    """Node -> why it must not be used again."""
+    saves: list[str]
+    metrics: list[str]
+    log: list[str]
+
+
+class GatheredJson(TypedDict):
+    """What is gathered, before it is looked through for secrets."""
+
+    schema_version: int
+    versions: dict[str, str | None]
+    """Of fsdpplan, Python, the system, packages and the driver."""
+    environment: dict[str, str]
+    """Variables that may be shown."""
+    machine: list[str]
+    """What `detect` says, a line each."""
+    plan: Any
+    """The saved plan without its runners-up, or why it cannot be read; null: none."""
+    crash: Any
+    """The last error of fsdpplan itself; null: none."""
+    run: RunEndsJson | None
+
+
+class BugReportJson(GatheredJson):
+    """What helps somebody else to see what happened here, without secrets and names."""
+
+    left_out: dict[str, int]
+    """What was left out or replaced, and how many."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What may be passed on, and what was left out of it."""
 
-    document: dict[str, Any]
+    document: BugReportJson
     left_out: dict[str, int]
     """What -> how many."""
 
@@ -60,7 +100,7 @@ def bug_report(
     """The report of this machine, of a plan's file and of a run, where they are given; `machine` is
     what detect says in words."""
     shown = allowed(environment)
-    raw = {
+    raw: GatheredJson = {
         "schema_version": SCHEMA_VERSION,
         "versions": versions(),
         "environment": shown,
@@ -70,7 +110,7 @@ def bug_report(
         "run": None if run is None else run_of(run),
     }
     scrubber = Scrubber(known_here(environment, run))
-    document = scrubber.value(raw)
+    document: GatheredJson = scrubber.value(raw)
     left_out = {
         "variables of the environment": len(environment) - len(shown),
         **scrubber.counts(),
@@ -135,12 +175,15 @@ def plan_of(path: Path) -> Any:
     return kept
 
 
-def run_of(run: RecordedRun) -> dict[str, Any]:
+def run_of(run: RecordedRun) -> RunEndsJson:
     """How a run stands, and the ends of what it wrote."""
     folder, record = run.run_folder, run.record
-    names = ("engine", "jobs", "submitted_at", "ending", "is_cancelled")
     return {
-        **{name: value for name, value in asdict(record).items() if name in names},
+        "engine": record.engine,
+        "jobs": record.jobs,
+        "submitted_at": record.submitted_at,
+        "ending": record.ending,
+        "is_cancelled": record.is_cancelled,
         "attempts": tail(folder / "attempts.jsonl", lines=NOTE_LINES),
         "bad_nodes": read_bad_nodes(folder),
         "saves": tail(folder / "saves.jsonl", lines=1),

@@ -18,6 +18,7 @@ from fsdpplan.cli.app import exit_code_of
 from fsdpplan.cli.commands import Commands, completion
 from fsdpplan.files.catalogue import model_names
 from fsdpplan.spec.layout import Schedule
+from tests.schemas import obeys
 
 ROOT = Path(__file__).resolve().parents[2]
 SHELLS = ("bash", "zsh", "fish")
@@ -236,8 +237,10 @@ def test_it_is_installed_once_and_can_be_taken_back(
     assert exit_code_of(["completion", shell, "--uninstall"]) == 0
     assert start.read_text() == "alias ours=theirs\nalias later=too\n"
     assert not script.exists()
-    assert exit_code_of(["completion", shell, "--uninstall"]) == 0
-    assert "nothing to do" in capsys.readouterr().err
+    assert exit_code_of(["completion", shell, "--uninstall", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    obeys("completion", document)
+    assert "nothing to do" in document["done"][0]
 
 
 def test_a_start_file_behind_a_link_stays_a_link(home: Path) -> None:
@@ -263,6 +266,10 @@ def test_what_cannot_be_done_is_said(
     monkeypatch.setenv("SHELL", "/usr/bin/fish")
     assert exit_code_of(["completion"]) == 0
     assert capsys.readouterr().out == completion.FISH
+    assert exit_code_of(["completion", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    obeys("completion", document)
+    assert document["script"] == completion.FISH
     (home / ".local").write_text("")
     assert exit_code_of(["completion", "bash", "--install"]) == 2
     assert "type fsdpplan completion" in capsys.readouterr().err

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar, TypedDict
 
 import typer
 
@@ -49,9 +49,16 @@ def cancelled(options: CancelOptions) -> list[Cancelled]:
     return [cancel_run(run) for run in _chosen(options)]
 
 
+class CancelJson(TypedDict):
+    """What `cancel --json` prints."""
+
+    cancelled: list[Annotated[dict[str, Any], Cancelled]]
+
+
 def cancelled_json(done: Sequence[Cancelled]) -> str:
     """What `cancel --json` prints."""
-    return json.dumps({"cancelled": [asdict(each) for each in done]}, indent=2)
+    document: CancelJson = {"cancelled": [asdict(each) for each in done]}
+    return json.dumps(document, indent=2)
 
 
 def _chosen(options: CancelOptions) -> list[RecordedRun]:

@@ -6,7 +6,7 @@ import json as jsons
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal, NotRequired, TypedDict, get_args
 
 import typer
 
@@ -39,6 +39,16 @@ class CompletionOptions:
     uninstall: Annotated[
         bool | None, Flag(name="--uninstall", help="Take back what --install has done.")
     ] = None
+
+
+class CompletionJson(TypedDict):
+    """What `completion --json` prints."""
+
+    shell: Shell
+    script: NotRequired[str]
+    """Without --install and --uninstall."""
+    done: NotRequired[list[str]]
+    """With one of them: what was done, in sentences."""
 
 
 BASH = """\
@@ -115,11 +125,13 @@ def completion(*, shell: ShellName = None, options: CompletionOptions, json: Jso
     name = _shell(shell)
     if not (options.install or options.uninstall):
         script = SCRIPTS[name]
-        typer.echo(jsons.dumps({"shell": name, "script": script}) if json else script, nl=json)
+        printed: CompletionJson = {"shell": name, "script": script}
+        typer.echo(jsons.dumps(printed) if json else script, nl=json)
         return
     done = installed(name) if options.install else uninstalled(name)
     if json:
-        typer.echo(jsons.dumps({"shell": name, "done": done}, indent=2))
+        document: CompletionJson = {"shell": name, "done": done}
+        typer.echo(jsons.dumps(document, indent=2))
         return
     for sentence in done:
         note(sentence)

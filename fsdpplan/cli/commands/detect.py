@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypedDict
 
 import typer
 
@@ -24,6 +24,8 @@ from fsdpplan.files.table import path_text
 from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.run import detect as reading
 from fsdpplan.run.engines.allocation import survey_of_allocation
+from fsdpplan.spec.machine import Machine
+from fsdpplan.spec.topology import Finding, Topology
 from fsdpplan.topology.read.recording import Recording, recording_json
 from fsdpplan.topology.survey import Survey
 
@@ -172,11 +174,30 @@ def _place(save: str) -> Path:
     return place
 
 
+class HostJson(TypedDict):
+    """One host: what was read, and what follows."""
+
+    machine: Annotated[dict[str, Any], Machine]
+    topology: Annotated[dict[str, Any], Topology]
+
+
+class FollowsFromJson(TypedDict):
+    """What `detect --json` prints beside the fields of a node's profile."""
+
+    profile_problem: str | None
+    """Why there is no profile: its fields are null, or empty."""
+    typical_host: str
+    """The host that the profile is of."""
+    left_out: list[str]
+    """Hosts whose GPUs are others."""
+    hosts: list[HostJson]
+    findings: list[Annotated[dict[str, Any], Finding]]
+
+
 def detect_json(seen: Seen) -> str:
     """What `detect --json` prints: the node profile, and beside it what it follows from."""
     survey = seen.survey
-    document = {
-        **_profile(seen.profile),
+    document: FollowsFromJson = {
         "profile_problem": None if seen.problem is None else str(seen.problem),
         "typical_host": survey.machines[survey.typical].host.name,
         "left_out": list(survey.left_out),
@@ -186,7 +207,7 @@ def detect_json(seen: Seen) -> str:
         ],
         "findings": [asdict(finding) for finding in survey.findings],
     }
-    return json.dumps(document, indent=2, allow_nan=False)
+    return json.dumps({**_profile(seen.profile), **document}, indent=2, allow_nan=False)
 
 
 def _profile(profile: NodeProfile | None) -> Mapping[str, Any]:

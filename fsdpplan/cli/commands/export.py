@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, TypedDict
 
 import typer
 
@@ -60,6 +60,16 @@ def export(*, options: ExportOptions, json: Json = False) -> None:
         tell(said)
 
 
+class ExportJson(TypedDict):
+    """What `export --json` prints."""
+
+    out: str
+    """The folder of the model."""
+    said: str
+    """What was written, in a sentence."""
+
+
 def exported_json(out: Path, said: str) -> str:
     """What `export --json` prints."""
-    return json.dumps({"out": str(out), "said": said}, indent=2)
+    document: ExportJson = {"out": str(out), "said": said}
+    return json.dumps(document, indent=2)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar, TypedDict
 
 import typer
 
@@ -79,22 +79,41 @@ def taken(places: Sequence[Path], ledger: Path | None) -> Taken:
     return Taken(ledger=file, rows=rows, added=add_rows(file, rows), refused=refused)
 
 
+class StackJson(TypedDict):
+    """How many runs are of one software, number format and device."""
+
+    software: str
+    precision: str
+    device: str
+    runs: int
+
+
+class LearnJson(TypedDict):
+    """What `learn --json` prints."""
+
+    ledger: str
+    """The file."""
+    runs: int
+    added: int
+    known_before: int
+    stacks: list[StackJson]
+    refused: list[Annotated[dict[str, Any], Refused]]
+
+
 def taken_json(found: Taken) -> str:
     """What `learn --json` prints."""
-    return json.dumps(
-        {
-            "ledger": str(found.ledger),
-            "runs": len(found.rows),
-            "added": found.added,
-            "known_before": len(found.rows) - found.added,
-            "stacks": [
-                {"software": software, "precision": precision, "device": device, "runs": runs}
-                for (software, precision, device), runs in _stacks(found.rows).items()
-            ],
-            "refused": [asdict(one) for one in found.refused],
-        },
-        indent=2,
-    )
+    document: LearnJson = {
+        "ledger": str(found.ledger),
+        "runs": len(found.rows),
+        "added": found.added,
+        "known_before": len(found.rows) - found.added,
+        "stacks": [
+            {"software": software, "precision": precision, "device": device, "runs": runs}
+            for (software, precision, device), runs in _stacks(found.rows).items()
+        ],
+        "refused": [asdict(one) for one in found.refused],
+    }
+    return json.dumps(document, indent=2)
 
 
 def taken_screen(found: Taken, *, width: int) -> str:

@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypedDict
 
 import typer
 
@@ -90,21 +90,50 @@ def export(found: View, path: Path) -> str:
     return f"wrote {len(found.rows)} runs to {path}"
 
 
+class SoftwareJson(TypedDict):
+    """Beside the errors of a cluster."""
+
+    software: dict[str, int]
+    """Software -> runs that tell of speed: what plans learn from."""
+
+
+class ScoredJson(TypedDict):
+    """Beside the fields of a run."""
+
+    run_folder: str | None
+    """Null in what --export writes."""
+    versions: dict[str, str]
+    cells: dict[str, str]
+    """Column -> text of the row that it was learned from; empty: of no table."""
+    error_fraction: float | None
+    """Of the predicted step time; null: there were too few steps to compare."""
+    inside_band: bool | None
+
+
+class LedgerJson(TypedDict):
+    """What `ledger --json` prints."""
+
+    ledger: str
+    """The file."""
+    clusters: list[Annotated[dict[str, Any], ClusterErrors, SoftwareJson]]
+    runs: list[Annotated[dict[str, Any], LedgerRow, ScoredJson]]
+    """Oldest first."""
+    unread_rows: int
+    """Rows that another fsdpplan wrote."""
+
+
 def view_json(found: View) -> str:
     """What `ledger --json` prints."""
-    return json.dumps(
-        {
-            "ledger": str(found.path),
-            "clusters": [
-                asdict(errors) | {"software": _software(found, errors)}
-                for errors in cluster_errors(found.rows)
-            ],
-            "runs": [_row_document(row, with_folder=True) for row in found.rows],
-            "unread_rows": found.unread,
-        },
-        indent=2,
-        allow_nan=False,
-    )
+    document: LedgerJson = {
+        "ledger": str(found.path),
+        "clusters": [
+            asdict(errors) | {"software": _software(found, errors)}
+            for errors in cluster_errors(found.rows)
+        ],
+        "runs": [_row_document(row, with_folder=True) for row in found.rows],
+        "unread_rows": found.unread,
+    }
+    return json.dumps(document, indent=2, allow_nan=False)
 
 
 def _software(found: View, errors: ClusterErrors) -> dict[str, int]:

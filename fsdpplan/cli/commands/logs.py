@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, TypedDict
 
 import typer
 
@@ -56,15 +56,26 @@ def logs(*, options: LogOptions, json: Json = False) -> None:
         typer.echo(log_line(text))
 
 
+class LogsJson(TypedDict):
+    """What `logs --json` prints."""
+
+    run: str
+    job: str | None
+    """Null: no engine but this host ran it."""
+    log: str | None
+    """The file; null: the output is in none."""
+    hosts: list[str]
+    """Of the tasks of a job on several nodes."""
+    lines: list[str]
+
+
 def printed_json(log: JobLog, lines: Sequence[str]) -> str:
     """The lines, and where they are from."""
-    return json.dumps(
-        {
-            "run": log.run.shown_id,
-            "job": log.job_id,
-            "log": None if log.path is None else str(log.path),
-            "hosts": list(log.hosts),
-            "lines": list(lines),
-        },
-        indent=2,
-    )
+    document: LogsJson = {
+        "run": log.run.shown_id,
+        "job": log.job_id,
+        "log": None if log.path is None else str(log.path),
+        "hosts": list(log.hosts),
+        "lines": list(lines),
+    }
+    return json.dumps(document, indent=2)

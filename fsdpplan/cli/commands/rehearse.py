@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, NotRequired, TypedDict
 
 import typer
 
@@ -15,7 +15,13 @@ from fsdpplan.cli.options.question import Torch
 from fsdpplan.cli.resolve.job import ranked
 from fsdpplan.cli.resolve.torch import given_torch, settled_plan
 from fsdpplan.cli.views.render import blocks, columns, listed, table, tell, wrapped
-from fsdpplan.errors import FsdpPlanError, GateFailed, LaunchError
+from fsdpplan.errors import (
+    ErrorJson,
+    FsdpPlanError,
+    GateFailed,
+    LaunchError,
+    error_document,
+)
 from fsdpplan.run.rehearse import rehearse as program
 from fsdpplan.run.rehearse.compare import ComparedCalls, ComparedRank
 from fsdpplan.run.rehearse.ranks import DEFAULT_RANKS, chosen_ranks
@@ -119,15 +125,48 @@ def verdict(found: Rehearsal) -> str:
     )
 
 
+class CallAgreementJson(TypedDict):
+    """Beside the fields of a rank's calls of one kind."""
+
+    agrees: bool
+
+
+class RankAgreementJson(TypedDict):
+    """Beside the fields of a rank."""
+
+    calls: list[Annotated[dict[str, Any], ComparedCalls, CallAgreementJson]]
+    peak_error_fraction: float | None
+    """Null: the peak is not predicted."""
+    peak_agrees: bool
+
+
+class AgreementJson(TypedDict):
+    """What `rehearse --json` prints beside the fields of the rehearsal."""
+
+    ranks: list[Annotated[dict[str, Any], ComparedRank, RankAgreementJson]]
+    agrees: bool
+    problems: list[str]
+    """What does not agree, in sentences."""
+    other_torch: str | None
+    """Why this says nothing of the plan's own torch; null where it does."""
+    verdict: str
+    error: NotRequired[ErrorJson]
+    """Where the exit code is not 0."""
+
+
+def _rank_document(rank: ComparedRank) -> dict[str, Any]:
+    said: RankAgreementJson = {
+        "calls": [asdict(call) | {"agrees": call.agrees} for call in rank.calls],
+        "peak_error_fraction": rank.peak_error_fraction,
+        "peak_agrees": rank.peak_agrees,
+    }
+    return asdict(rank) | said
+
+
 def rehearsal_json(found: Rehearsal) -> str:
     """The rehearsal as JSON: docs/reference/json.md."""
-    document = asdict(found)
-    for rank, compared in zip(document["ranks"], found.ranks, strict=True):
-        rank["peak_error_fraction"] = compared.peak_error_fraction
-        rank["peak_agrees"] = compared.peak_agrees
-        for call, compared_call in zip(rank["calls"], compared.calls, strict=True):
-            call["agrees"] = compared_call.agrees
-    agreement: dict[str, Any] = {
+    agreement: AgreementJson = {
+        "ranks": [_rank_document(rank) for rank in found.ranks],
         "agrees": found.agrees,
         "problems": list(found.problems),
         "other_torch": found.other_torch,
@@ -135,12 +174,8 @@ def rehearsal_json(found: Rehearsal) -> str:
     }
     failed = failure(found)
     if failed is not None:
-        agreement["error"] = {
-            "kind": type(failed).__name__,
-            "message": str(failed),
-            "exit_code": failed.exit_code,
-        }
-    return json.dumps({**document, **agreement}, indent=2)
+        agreement["error"] = error_document(failed)
+    return json.dumps({**asdict(found), **agreement}, indent=2)
 
 
 def rehearsal_screen(found: Rehearsal, *, width: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as jsons
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, TypedDict
 
 import typer
 
@@ -43,6 +43,22 @@ class ReportOptions:
         Path | None,
         Flag(metavar="FILE", parse=path, help="Default: report.html; - is standard output."),
     ] = None
+
+
+class SectionJson(TypedDict):
+    """A section of the page."""
+
+    name: str
+    """Its anchor."""
+    title: str
+
+
+class ReportJson(TypedDict):
+    """What `report --json` prints."""
+
+    out: str
+    bytes: int
+    sections: list[SectionJson]
 
 
 def report(
@@ -95,11 +111,9 @@ def place_of(argument: str, option: str | None) -> str:
 
 def report_json(made: Report, out: Path, text: str) -> str:
     """What `report --json` prints."""
-    return jsons.dumps(
-        {
-            "out": str(out),
-            "bytes": len(text.encode()),
-            "sections": [{"name": one.name, "title": one.title} for one in made.sections],
-        },
-        indent=2,
-    )
+    document: ReportJson = {
+        "out": str(out),
+        "bytes": len(text.encode()),
+        "sections": [{"name": one.name, "title": one.title} for one in made.sections],
+    }
+    return jsons.dumps(document, indent=2)

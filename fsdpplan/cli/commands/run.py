@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypedDict
 
 import typer
 
@@ -92,17 +93,25 @@ def follow(started: Started, manner: Manner, *, fallback: int = 0) -> tuple[Atte
     return run_with_fallback(started.launch, job=started.job, most=fallback, run=attempt, say=say)
 
 
+class DryRunJson(TypedDict):
+    """What `run --dry-run --json` prints."""
+
+    command: list[str]
+    target: str
+    origin: str
+    """What the script was made of."""
+    script: str
+
+
 def dry_run_json(started: Started) -> str:
     """What `run --dry-run --json` prints."""
-    return json.dumps(
-        {
-            "command": list(started.command),
-            "target": started.target,
-            "origin": started.launch.origin,
-            "script": started.launch.script,
-        },
-        indent=2,
-    )
+    document: DryRunJson = {
+        "command": list(started.command),
+        "target": started.target,
+        "origin": started.launch.origin,
+        "script": started.launch.script,
+    }
+    return json.dumps(document, indent=2)
 
 
 def ledger_wanted(options: LedgerOptions, *, is_smoke: bool) -> Path | None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated, Any, TypedDict
 
 import typer
 
@@ -27,9 +28,16 @@ def status(*, json: Json = False) -> None:
     typer.echo(standings_json(found) if json else standings_screen(found, width=columns()))
 
 
+class StatusJson(TypedDict):
+    """What `status --json` prints."""
+
+    runs: list[Annotated[dict[str, Any], Standing]]
+
+
 def standings_json(found: Sequence[Standing]) -> str:
     """What `status --json` prints."""
-    return json.dumps({"runs": [asdict(each) for each in found]}, indent=2)
+    document: StatusJson = {"runs": [asdict(each) for each in found]}
+    return json.dumps(document, indent=2)
 
 
 def standings_screen(found: Sequence[Standing], *, width: int) -> str:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import typer
 
@@ -225,12 +225,40 @@ def _kernels_block(report: KernelReport, width: int) -> str:
     )
 
 
+class KernelJson(TypedDict):
+    """One row of a table of kernels."""
+
+    row: int
+    status: Literal["predicted", "skipped"]
+    reason: str | None
+    measured_seconds: float | None
+    predicted_seconds: float | None
+    error_fraction: float | None
+    counts: bool
+    """The errors are over it."""
+
+
+class KernelsJson(TypedDict):
+    """A table of kernels."""
+
+    rows: list[KernelJson]
+    groups: list[dict[str, Any]]
+    """The errors of each group, beside what it is of, by column."""
+
+
+class ValidateKernelsJson(TypedDict, total=False):
+    """What `validate --collectives --matmuls --json` prints: what was asked for."""
+
+    matmuls: KernelsJson
+    collectives: KernelsJson
+
+
 def kernels_json(reports: Sequence[KernelReport]) -> str:
     """Each table under its kind: its rows, and the errors of its groups."""
     return json.dumps({KERNELS[one.kind]: _kernels_document(one) for one in reports}, indent=2)
 
 
-def _kernels_document(report: KernelReport) -> dict[str, Any]:
+def _kernels_document(report: KernelReport) -> KernelsJson:
     return {
         "rows": [_kernel_document(row) for row in report.rows],
         "groups": [
@@ -243,7 +271,7 @@ def _kernels_document(report: KernelReport) -> dict[str, Any]:
     }
 
 
-def _kernel_document(row: ScoredKernel) -> dict[str, Any]:
+def _kernel_document(row: ScoredKernel) -> KernelJson:
     return {
         "row": row.row,
         "status": "predicted" if row.skipped is None else "skipped",

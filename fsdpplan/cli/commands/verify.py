@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, NotRequired
 
 import typer
 
@@ -13,6 +13,8 @@ from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.files import Json, Plot, refuse_plot
 from fsdpplan.cli.options.parse import fraction, path
 from fsdpplan.cli.views.outcome import (
+    QuantityJson,
+    WaitsJson,
     comparison_table,
     row_document,
     waits_document,
@@ -20,8 +22,8 @@ from fsdpplan.cli.views.outcome import (
 )
 from fsdpplan.cli.views.plots import verify_plot
 from fsdpplan.cli.views.render import blocks, columns, listed, table, tell, wrapped
-from fsdpplan.errors import GateFailed
-from fsdpplan.files.plans import estimate_document, layout_document
+from fsdpplan.errors import ErrorJson, GateFailed, error_document
+from fsdpplan.files.plans import EstimateJson, LayoutJson, estimate_document, layout_document
 from fsdpplan.run import verify as finished
 from fsdpplan.run.compare import AxisComparison
 from fsdpplan.run.verify import FinishedRun, Gate, Limits
@@ -146,11 +148,30 @@ def failure(found: Verified) -> GateFailed | None:
     )
 
 
+class VerifyJson(WaitsJson):
+    """What `verify --json` prints."""
+
+    metrics: str
+    """The file of the run."""
+    plan_sha256: str
+    layout: LayoutJson
+    predicted: EstimateJson
+    measured: dict[str, float | None]
+    """By quantity, and the `steps` that were measured."""
+    comparison: list[QuantityJson]
+    communication: list[Annotated[dict[str, Any], AxisComparison]]
+    gates: list[Annotated[dict[str, Any], Gate]]
+    warnings: list[str]
+    error: NotRequired[ErrorJson]
+    """Where a gate fails."""
+
+
 def verified_json(found: Verified, failed: GateFailed | None) -> str:
     """What `verify --json` prints."""
     run = found.run
     rows = finished.comparison(run)
-    document: dict[str, Any] = {
+    waits = waits_document(finished.communication(run), run.measured.profiled)
+    document: VerifyJson = {
         "metrics": str(run.metrics),
         "plan_sha256": run.plan_sha256,
         "layout": layout_document(run.plan.layout),
@@ -159,16 +180,14 @@ def verified_json(found: Verified, failed: GateFailed | None) -> str:
         | {"steps": run.measured.measured_steps},
         "comparison": [row_document(row) for row in rows],
         "communication": [asdict(one) for one in finished.communication(run)],
-        **waits_document(finished.communication(run), run.measured.profiled),
+        "overlap": waits["overlap"],
+        "waits": waits["waits"],
+        "idle_seconds": waits["idle_seconds"],
         "gates": [asdict(gate) for gate in found.gates],
         "warnings": list(run.notes),
     }
     if failed is not None:
-        document["error"] = {
-            "kind": type(failed).__name__,
-            "message": str(failed),
-            "exit_code": failed.exit_code,
-        }
+        document["error"] = error_document(failed)
     return json.dumps(document, indent=2, allow_nan=False)
 
 

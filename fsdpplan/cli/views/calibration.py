@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
 
 from fsdpplan.cli.resolve.calibration import Checked, Fitted, machine_words
 from fsdpplan.cli.views.render import blocks, listed, table, wrapped
-from fsdpplan.errors import GateFailed
-from fsdpplan.spec.cluster import Device
+from fsdpplan.errors import ErrorJson, GateFailed, error_document
+from fsdpplan.spec.cluster import Device, Evidence, StepError
+from fsdpplan.spec.measurement import MeasuredMachine
 from fsdpplan.units import (
     format_bandwidth,
     format_count,
@@ -20,7 +21,7 @@ from fsdpplan.units import (
 from fsdpplan.validate.calibrate.levels import LevelFit
 from fsdpplan.validate.calibrate.peaks import DeviceNumber
 from fsdpplan.validate.compare.alpha_beta import CallFit
-from fsdpplan.validate.compare.gates import Gate
+from fsdpplan.validate.compare.gates import Against, Gate, GateKind
 
 NAMES = {
     "memory_bytes": "memory",
@@ -188,35 +189,84 @@ def _share(gate: Gate) -> float:
     return gate.factor / gate.limit
 
 
+class BeforeJson(TypedDict):
+    """Beside a number of the device that was measured."""
+
+    before: float
+    """What the profile had that it started from."""
+
+
+class LevelNumberJson(TypedDict):
+    """A number of a level."""
+
+    value: float
+    error_fraction: float
+    """Standard error of its logarithm."""
+
+
+class MeasuredLevelJson(TypedDict):
+    """What was measured of one level."""
+
+    numbers: dict[str, LevelNumberJson]
+    """By field of a level."""
+    port_bandwidth_bytes_per_second: float
+    residual_fraction: float
+    rows: int
+    largest_bytes: int
+
+
+class LevelJson(TypedDict):
+    """A level of the cluster; null: it was not measured."""
+
+    name: str
+    measured: MeasuredLevelJson | None
+
+
+class CalibrationJson(TypedDict):
+    """What `calibrate --json` prints."""
+
+    machine: Annotated[dict[str, Any], MeasuredMachine]
+    start: str
+    """The profile that it started from."""
+    device: dict[str, Annotated[dict[str, Any], DeviceNumber, BeforeJson]]
+    """By field of a device, or of its fit."""
+    evidence: Evidence
+    errors: Annotated[dict[str, Any], StepError]
+    levels: list[LevelJson]
+    """Innermost first."""
+    calls: list[Annotated[dict[str, Any], CallFit]]
+    notes: list[str]
+    profile: str
+    """The file that was written."""
+    log: str
+
+
 def calibration_json(fitted: Fitted) -> str:
     """The measured numbers with their errors, and where they were written."""
     calibration = fitted.calibration
     before = fitted.measured.loaded.cluster.device
-    return json.dumps(
-        {
-            "machine": asdict(calibration.machine),
-            "start": fitted.measured.start.words,
-            "device": {
-                field: {**asdict(number), "before": had(before, field)}
-                for field, number in calibration.device.numbers.items()
-            },
-            "evidence": calibration.cluster.device.evidence,
-            "errors": asdict(calibration.cluster.device.error),
-            "levels": [
-                {"name": level.name, "measured": None if fit is None else _level_document(fit)}
-                for level, fit in zip(calibration.cluster.levels, calibration.levels, strict=True)
-            ],
-            "calls": [asdict(call) for call in calibration.calls],
-            "notes": list(calibration.notes),
-            "profile": str(fitted.place),
-            "log": str(fitted.measured.log),
+    document: CalibrationJson = {
+        "machine": asdict(calibration.machine),
+        "start": fitted.measured.start.words,
+        "device": {
+            field: {**asdict(number), "before": had(before, field)}
+            for field, number in calibration.device.numbers.items()
         },
-        indent=2,
-        allow_nan=False,
-    )
+        "evidence": calibration.cluster.device.evidence,
+        "errors": asdict(calibration.cluster.device.error),
+        "levels": [
+            {"name": level.name, "measured": None if fit is None else _level_document(fit)}
+            for level, fit in zip(calibration.cluster.levels, calibration.levels, strict=True)
+        ],
+        "calls": [asdict(call) for call in calibration.calls],
+        "notes": list(calibration.notes),
+        "profile": str(fitted.place),
+        "log": str(fitted.measured.log),
+    }
+    return json.dumps(document, indent=2, allow_nan=False)
 
 
-def _level_document(fit: LevelFit) -> dict[str, Any]:
+def _level_document(fit: LevelFit) -> MeasuredLevelJson:
     return {
         "numbers": {
             name: {"value": getattr(fit.level, name), "error_fraction": found.error_fraction}
@@ -229,9 +279,36 @@ def _level_document(fit: LevelFit) -> dict[str, Any]:
     }
 
 
+class GateJson(TypedDict):
+    """What one part took over what was expected of it."""
+
+    name: str
+    kind: GateKind
+    against: Against
+    """Whose time is expected: the profile's, or that of its healthy equals."""
+    value: float
+    limit: float
+    passed: bool
+    rows: int
+
+
+class CalibrateCheckJson(TypedDict):
+    """What `calibrate --check --json` prints."""
+
+    machine: Annotated[dict[str, Any], MeasuredMachine]
+    profile: str
+    tolerance: float
+    gates: list[GateJson]
+    slow: list[GateJson]
+    """Those that did not pass, without what follows from others."""
+    log: str
+    error: NotRequired[ErrorJson]
+    """Where something is slow."""
+
+
 def check_json(checked: Checked, failure: GateFailed | None) -> str:
     """Every comparison, and what is slow."""
-    document: dict[str, Any] = {
+    document: CalibrateCheckJson = {
         "machine": asdict(checked.measured.machine),
         "profile": checked.measured.start.words,
         "tolerance": checked.tolerance,
@@ -240,15 +317,11 @@ def check_json(checked: Checked, failure: GateFailed | None) -> str:
         "log": str(checked.measured.log),
     }
     if failure is not None:
-        document["error"] = {
-            "kind": type(failure).__name__,
-            "message": str(failure),
-            "exit_code": failure.exit_code,
-        }
+        document["error"] = error_document(failure)
     return json.dumps(document, indent=2, allow_nan=False)
 
 
-def _gate_document(gate: Gate) -> dict[str, Any]:
+def _gate_document(gate: Gate) -> GateJson:
     return {
         "name": f"{gate.where}: {gate.what}",
         "kind": gate.kind,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
 
 from fsdpplan.cli.views.render import aligned, blocks, listed, wrapped
-from fsdpplan.errors import GateFailed
+from fsdpplan.errors import ErrorJson, GateFailed, error_document
 from fsdpplan.files.plans import SCHEMA_VERSION
 from fsdpplan.spec.plan import Plan
 from fsdpplan.validate.check.conditions import Checked, Compared, Quantity, value_words
@@ -145,7 +145,7 @@ def quantities_screen(answer: PlanCheck, *, width: int) -> str:
 
 def check_json(answer: PlanCheck, failed: GateFailed | None) -> str:
     """What `check --json` prints."""
-    document: dict[str, Any] = {
+    document: CheckJson = {
         "schema_version": SCHEMA_VERSION,
         "plan": answer.place,
         "predicted_again": answer.again,
@@ -157,15 +157,11 @@ def check_json(answer: PlanCheck, failed: GateFailed | None) -> str:
     if answer.quantities:
         document["quantities"] = {name: one.value for name, one in answer.quantities.items()}
     if failed is not None:
-        document["error"] = {
-            "kind": type(failed).__name__,
-            "message": str(failed),
-            "exit_code": failed.exit_code,
-        }
+        document["error"] = error_document(failed)
     return json.dumps(document, indent=2, allow_nan=False)
 
 
-def _condition_document(one: Checked) -> dict[str, Any]:
+def _condition_document(one: Checked) -> CheckedJson:
     return {
         "condition": one.text,
         "holds": one.holds,
@@ -178,6 +174,51 @@ def _condition_document(one: Checked) -> dict[str, Any]:
             for part in one.compared
         ],
     }
+
+
+class IsUnknownJson(TypedDict):
+    """Beside the fields of a difference."""
+
+    is_unknown: bool
+    """One side does not know the value."""
+
+
+class ConditionJson(TypedDict):
+    """A comparison, and whether it holds; null: it could not be decided."""
+
+    condition: str
+    holds: bool | None
+    values: dict[str, Any]
+    """Quantity -> its value in the plan."""
+
+
+class CheckedJson(TypedDict):
+    """A condition as it was typed."""
+
+    condition: str
+    holds: bool | None
+    compared: list[ConditionJson]
+
+
+DiffersJson = Annotated[dict[str, Any], Differs, IsUnknownJson]
+
+
+class CheckJson(TypedDict):
+    """What `check --json` prints."""
+
+    schema_version: int
+    plan: str
+    predicted_again: bool
+    conditions: list[CheckedJson]
+    lock: str | None
+    """Its file; null: there is none to look at."""
+    lock_written: bool
+    differences: list[DiffersJson] | None
+    """From the lock as it was; null: there was none."""
+    quantities: NotRequired[dict[str, Any]]
+    """With --list: name -> value."""
+    error: NotRequired[ErrorJson]
+    """Where the exit code is not 0."""
 
 
 def differs_document(found: Sequence[Differs]) -> list[dict[str, Any]]:

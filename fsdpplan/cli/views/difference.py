@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 from fsdpplan.cli.resolve.inputs import Inputs
 from fsdpplan.cli.views.render import aligned, blocks, listed, wrapped
 from fsdpplan.cost.schedule.stages import named_stages
 from fsdpplan.files.plans import (
     SCHEMA_VERSION,
+    EstimateJson,
+    LayoutJson,
     cluster_document,
     estimate_document,
     layout_document,
@@ -298,7 +300,7 @@ def what_if_json(answer: WhatIf) -> str:
     )
 
 
-def _compared(before: Priced, after: Priced | None) -> dict[str, Any] | None:
+def _compared(before: Priced, after: Priced | None) -> ComparedJson | None:
     if after is None:
         return None
     return {
@@ -307,7 +309,49 @@ def _compared(before: Priced, after: Priced | None) -> dict[str, Any] | None:
     }
 
 
-def priced_document(one: Priced) -> dict[str, Any]:
+class PricedJson(TypedDict):
+    """A layout and its prediction."""
+
+    layout: LayoutJson
+    estimate: EstimateJson
+    seconds_to_train: float | None
+    """Null: the tokens to train are not known."""
+    gpu_seconds_to_train: float | None
+
+
+class ChangeOfTermJson(TypedDict):
+    """Beside the fields of a term."""
+
+    change: float
+
+
+TermJson = Annotated[dict[str, Any], Term, ChangeOfTermJson]
+
+
+class DifferenceJson(TypedDict):
+    """What another layout, or another input, changes."""
+
+    time_seconds: list[TermJson]
+    memory_bytes: list[TermJson]
+    ratio: float
+    """Time of a token after over that before: below 1 is faster."""
+    error_fraction: float
+    """80 % half-width of that ratio."""
+    faster_chance: float
+    """That the second takes less time for a token than the first."""
+    told_apart: bool
+    """The model can tell which is the faster."""
+    first: str
+    """The part of the step that changes most."""
+
+
+class ComparedJson(PricedJson):
+    """The same beside another."""
+
+    difference: DifferenceJson
+
+
+def priced_document(one: Priced) -> PricedJson:
     """A layout and its prediction."""
     tokens = one.case.training.tokens
     layout = named_stages(model=one.case.model, layout=one.case.layout)
@@ -319,7 +363,7 @@ def priced_document(one: Priced) -> dict[str, Any]:
     }
 
 
-def difference_document(found: Difference) -> dict[str, Any]:
+def difference_document(found: Difference) -> DifferenceJson:
     """A difference as JSON has it."""
     return {
         "time_seconds": [_term(term) for term in found.time],

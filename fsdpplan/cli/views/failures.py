@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from math import inf
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 from fsdpplan.cli.resolve.failures import Outlook
 from fsdpplan.cli.views.render import blocks, facts, listed
-from fsdpplan.cost.goodput import Goodput
+from fsdpplan.cost.goodput import Goodput, Reliability
+from fsdpplan.files.plans import EACH_MAY_BE_NULL
 from fsdpplan.spec.plan import Estimate
 from fsdpplan.spec.training import Training
 from fsdpplan.units import format_bandwidth, format_gb, format_percent, format_seconds
@@ -127,6 +128,20 @@ def _spares(found: Outlook) -> list[tuple[str, str]]:
     ]
 
 
+class OutlookJson(TypedDict):
+    """Beside the fields of a goodput; null is what is infinite."""
+
+    mtbf_seconds: float | None
+    every_steps_given: bool
+    """Somebody said how often to save."""
+    reliability: Annotated[dict[str, Any], Reliability, EACH_MAY_BE_NULL]
+    sources: dict[str, str]
+    """Where the numbers of the reliability come from."""
+
+
+GoodputJson = Annotated[dict[str, Any], Goodput, OutlookJson]
+
+
 def outlook_document(found: Outlook) -> dict[str, Any]:
     """Under `goodput` in JSON; what is infinite is null."""
     document = asdict(found.goodput)
@@ -135,9 +150,10 @@ def outlook_document(found: Outlook) -> dict[str, Any]:
         for name, value in holder.items():
             if value == inf:
                 holder[name] = None
-    return {
-        **document,
+    said: OutlookJson = {
+        "mtbf_seconds": document["mtbf_seconds"],
         "every_steps_given": found.is_given,
         "reliability": known,
         "sources": dict(found.reliability.sources),
     }
+    return {**document, **said}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import typer
 
 from fsdpplan.cli.views.render import blocks, columns, listed, tell, wrapped
-from fsdpplan.errors import FsdpPlanError, GateFailed, SpecError
+from fsdpplan.errors import ErrorJson, FsdpPlanError, GateFailed, SpecError, error_document
 from fsdpplan.files.table import Finding, FindingKind
 
 HEADINGS: Mapping[FindingKind, str] = {
@@ -58,6 +58,17 @@ def failure(what: str, findings: Sequence[Finding]) -> FsdpPlanError | None:
     return None
 
 
+class FindingsJson(TypedDict):
+    """What a check of a file prints with `--json`; beside these, how many of what were read."""
+
+    file: str
+    whole: bool
+    """Nothing is left to see to that makes it fail."""
+    findings: list[Annotated[dict[str, Any], Finding]]
+    error: NotRequired[ErrorJson]
+    """Where the exit code is not 0."""
+
+
 def findings_json(
     what: str,
     findings: Sequence[Finding],
@@ -65,12 +76,14 @@ def findings_json(
     failed: FsdpPlanError | None,
 ) -> str:
     """The same with every finding."""
-    document: dict[str, Any] = {"file": what, **counts, "whole": failed is None}
-    document["findings"] = [asdict(one) for one in findings]
+    document: FindingsJson = {
+        "file": what,
+        "whole": failed is None,
+        "findings": [asdict(one) for one in findings],
+    }
     if failed is not None:
-        kind, code = type(failed).__name__, failed.exit_code
-        document["error"] = {"kind": kind, "message": str(failed), "exit_code": code}
-    return json.dumps(document, indent=2)
+        document["error"] = error_document(failed)
+    return json.dumps({"file": what, **counts, **document}, indent=2)
 
 
 def findings_screen(

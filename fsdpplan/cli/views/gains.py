@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 from fsdpplan.cli.resolve.gains import Kind, Tried
-from fsdpplan.cli.views.difference import difference_document, priced_document
+from fsdpplan.cli.views.difference import (
+    DifferenceJson,
+    PricedJson,
+    difference_document,
+    priced_document,
+)
 from fsdpplan.cli.views.render import blocks, listed, wrapped
 from fsdpplan.files.plans import SCHEMA_VERSION
 from fsdpplan.search.advice.difference import Priced
@@ -103,23 +108,48 @@ def _less(one: Tried) -> str:
     return f"{words}: {sign}{format_percent(abs(one.gain_fraction))}"
 
 
+class ChangeJson(TypedDict):
+    """A change that was planned again."""
+
+    change: str
+    """What to type after `fsdpplan what-if PLAN`; empty: the best layout of the same question."""
+    kind: Kind
+    relative: float
+    """Of what hardware grows: so many times as much; 1: nothing is bought."""
+    gain_fraction: float | None
+    best: PricedJson | None
+    """Null: nothing fits."""
+    difference: DifferenceJson | None
+    problem: str | None
+
+
+class GainsJson(TypedDict):
+    """What `what-if --gain --json` prints."""
+
+    schema_version: int
+    plan: PricedJson
+    wanted_fraction: float
+    """More tokens a second than the plan's."""
+    enough: list[ChangeJson]
+    """The cheapest first."""
+    others: list[ChangeJson]
+    searches: int
+
+
 def gains_json(answer: Gains) -> str:
     """What `what-if --gain --json` prints."""
-    return json.dumps(
-        {
-            "schema_version": SCHEMA_VERSION,
-            "plan": priced_document(answer.before),
-            "wanted_fraction": answer.wanted_fraction,
-            "enough": [_document(one) for one in answer.enough],
-            "others": [_document(one) for one in answer.others],
-            "searches": answer.searches,
-        },
-        indent=2,
-        allow_nan=False,
-    )
+    document: GainsJson = {
+        "schema_version": SCHEMA_VERSION,
+        "plan": priced_document(answer.before),
+        "wanted_fraction": answer.wanted_fraction,
+        "enough": [_document(one) for one in answer.enough],
+        "others": [_document(one) for one in answer.others],
+        "searches": answer.searches,
+    }
+    return json.dumps(document, indent=2, allow_nan=False)
 
 
-def _document(one: Tried) -> dict[str, Any]:
+def _document(one: Tried) -> ChangeJson:
     found = None if one.found is None else difference_document(one.found)
     return {
         "change": one.change.words,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
 
 from fsdpplan.cli.resolve.goal import Answer, Goal, Tried, bill_of
 from fsdpplan.cli.views.render import blocks, listed, table, wrapped
 from fsdpplan.cost.bill import Bill, Terms, chance_in_time, seconds_of_chance
 from fsdpplan.errors import NoFeasibleLayout
-from fsdpplan.files.plans import layout_document
+from fsdpplan.files.plans import LayoutJson, layout_document
 from fsdpplan.search.advice.words import chance_words, degrees, differences
 from fsdpplan.search.objective import meets
 from fsdpplan.spec.plan import Interval
@@ -243,7 +243,52 @@ def _days(seconds: float) -> str:
     return f"{math.ceil(seconds / DAY_SECONDS * 10) / 10:g}d"
 
 
-def bills_document(goal: Goal, terms: Terms, bills: Sequence[Bill | None]) -> dict[str, Any]:
+BillJson = Annotated[dict[str, Any], Bill]
+
+
+class BillsJson(TypedDict):
+    """What is known, and what the training takes with each layout."""
+
+    objective: str
+    deadline_chance_asked: float | None
+    """Null: no deadline was given."""
+    terms: Annotated[dict[str, Any], Terms]
+    bills: list[BillJson | None]
+    """One a plan, in the same order."""
+
+
+class TriedJson(TypedDict):
+    """A number of GPUs that was looked at."""
+
+    gpus: int
+    layout: LayoutJson
+    step_seconds: Annotated[dict[str, Any], Interval]
+    tokens_per_second: float
+    free_bytes: float
+    kept_fraction: float | None
+    bill: BillJson | None
+    in_time: bool
+    is_best: bool
+    is_beaten: bool
+    """Another one is better in all that counts."""
+
+
+class LeftOutJson(TypedDict):
+    """A number of GPUs that cannot be had."""
+
+    gpus: int
+    problem: str
+
+
+class GoalJson(BillsJson):
+    """The same of the best answer, and all that were looked at."""
+
+    tried: NotRequired[list[TriedJson]]
+    """Of `recommend`."""
+    left_out: NotRequired[list[LeftOutJson]]
+
+
+def bills_document(goal: Goal, terms: Terms, bills: Sequence[Bill | None]) -> BillsJson:
     """What is known, and what the training takes with each layout."""
     return {
         "objective": goal.name,
@@ -253,7 +298,7 @@ def bills_document(goal: Goal, terms: Terms, bills: Sequence[Bill | None]) -> di
     }
 
 
-def answer_document(answer: Answer) -> dict[str, Any]:
+def answer_document(answer: Answer) -> GoalJson:
     """The same of the best answer, and all that were looked at."""
     best = answer.best
     return {

@@ -5,19 +5,35 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 from fsdpplan.cli.resolve.torch import other_torch
 from fsdpplan.cli.views.render import blocks, table, wrapped
-from fsdpplan.files.plans import estimate_document, layout_document
-from fsdpplan.run.compare import AxisComparison, Comparison, collectives, compare, overlap, waits
+from fsdpplan.files.plans import EstimateJson, LayoutJson, estimate_document, layout_document
+from fsdpplan.run.compare import (
+    AxisComparison,
+    Comparison,
+    Overlap,
+    Waits,
+    collectives,
+    compare,
+    overlap,
+    waits,
+)
 from fsdpplan.run.fallback import Attempt
 from fsdpplan.run.follow.metric_events import OutOfMemory, Profiled
 from fsdpplan.run.ledger import ran_out_of_memory
 from fsdpplan.run.outcome import Outcome
 from fsdpplan.run.plans import in_precision
 from fsdpplan.spec.plan import Plan
-from fsdpplan.topology.read.nccl_report import NcclReport, nccl_ways, nccl_words, rank_pair
+from fsdpplan.topology.read.nccl_report import (
+    Adapter,
+    Complaint,
+    NcclReport,
+    nccl_ways,
+    nccl_words,
+    rank_pair,
+)
 from fsdpplan.units import format_gib, format_percent, format_seconds
 
 PARTS = {
@@ -29,34 +45,168 @@ PARTS = {
 """Part of a prediction, as a post-mortem names it -> words."""
 
 
+class QuantityJson(TypedDict):
+    """A quantity as it was predicted and measured."""
+
+    quantity: str
+    predicted: float
+    lower: float | None
+    upper: float | None
+    """Ends of the 80 % band; null: it has none."""
+    measured: float | None
+    error_fraction: float | None
+    inside_band: bool | None
+    note: str | None
+    """What stands between the two numbers, if anything does."""
+
+
+class WaitsJson(TypedDict):
+    """What profiled steps say; null, or empty, is what no profile says."""
+
+    overlap: Annotated[dict[str, Any], Overlap] | None
+    waits: list[Annotated[dict[str, Any], Waits]]
+    idle_seconds: float | None
+
+
+class TorchJson(TypedDict):
+    """The release that was planned for, and the version that ran; null where nobody said."""
+
+    planned: str | None
+    ran: str | None
+
+
+class TransportJson(TypedDict):
+    """Pairs of ranks that NCCL joined in one way."""
+
+    transport: str
+    between_hosts: bool
+    gpudirect: bool | None
+    pairs: int
+    channels: int
+
+
+class ChannelsJson(TypedDict):
+    """The most of any communicator."""
+
+    collective: int | None
+    nvls: int | None
+    point_to_point: int | None
+    tree: int | None
+
+
+class NvlsJson(TypedDict):
+    """Whether the switch reduces."""
+
+    multicast: bool | None
+    connected: bool
+
+
+class VariableJson(TypedDict):
+    """A variable that NCCL took from its environment."""
+
+    name: str
+    value: str
+
+
+class NcclJson(TypedDict):
+    """What NCCL did; null is what its log does not say."""
+
+    versions: list[str]
+    networks: list[str]
+    libfabric_providers: list[str]
+    bootstrap_interfaces: list[str]
+    socket_interfaces: list[str]
+    ranks: int | None
+    nodes: int | None
+    hosts: list[str]
+    transports: list[TransportJson]
+    adapters: list[Annotated[dict[str, Any], Adapter]]
+    channels: ChannelsJson
+    rings: list[list[int]]
+    nvls: NvlsJson
+    mnnvl: bool | None
+    collnet: list[str]
+    variables: list[VariableJson]
+    complaints: list[Annotated[dict[str, Any], Complaint]]
+
+
+class LackingJson(TypedDict):
+    """What a post-mortem says, in place of pairs."""
+
+    beyond_prediction: dict[str, int]
+    """Part of the prediction -> bytes that it was too low by, the largest first."""
+
+
+class MemoryJson(TypedDict):
+    """What is known of an attempt that ran out of memory, and what to try next."""
+
+    postmortem: Annotated[dict[str, Any], OutOfMemory, LackingJson] | None
+    next_layout: LayoutJson | None
+    next_options: str | None
+
+
+class AttemptJson(TypedDict):
+    """One attempt in short."""
+
+    origin: str
+    layout: LayoutJson
+    run_folder: str
+    job_exit_code: int
+    ran_out_of_memory: bool
+    steps: int
+
+
+class RunJson(WaitsJson):
+    """What `run --json` prints: of the last attempt, and the others in short."""
+
+    job_exit_code: int
+    job_id: str | None
+    """Of the engine; null: it ran on this host."""
+    ended: bool
+    """False: it was left running."""
+    steps: int
+    seconds: float | None
+    stopped: str | None
+    """Why `run` ended the job itself."""
+    run_folder: str
+    torch: TorchJson
+    layout: LayoutJson
+    predicted: EstimateJson
+    measured: dict[str, float | None]
+    """By quantity."""
+    comparison: list[QuantityJson]
+    nccl: NcclJson | None
+    warnings: list[str]
+    out_of_memory: MemoryJson | None
+    attempts: list[AttemptJson]
+
+
 def outcome_json(attempts: Sequence[Attempt]) -> str:
     """What `run --json` prints: of the last attempt, and the others in short."""
     last = attempts[-1]
     outcome = last.outcome
     plan = in_precision(last.launch.plan, outcome.measured.precision)
     rows = compare(estimate=plan.estimate, measured=outcome.measured)
-    return json.dumps(
-        {
-            "job_exit_code": outcome.exit_code,
-            "job_id": outcome.job_id,
-            "ended": outcome.ended,
-            "steps": outcome.steps_done,
-            "seconds": outcome.seconds,
-            "stopped": outcome.stopped,
-            "run_folder": str(outcome.run_folder),
-            "torch": {"planned": plan.training.torch, "ran": _torch_that_ran(outcome)},
-            "layout": layout_document(plan.layout),
-            "predicted": estimate_document(plan.estimate),
-            "measured": {row.quantity: row.measured for row in rows},
-            "comparison": [row_document(row) for row in rows],
-            **waits_document(_collectives(plan, outcome), outcome.measured.profiled),
-            "nccl": None if outcome.nccl is None else nccl_document(outcome.nccl),
-            "warnings": list(outcome.warnings),
-            "out_of_memory": memory_document(last),
-            "attempts": [attempt_document(each) for each in attempts],
-        },
-        indent=2,
-    )
+    document: RunJson = {
+        "job_exit_code": outcome.exit_code,
+        "job_id": outcome.job_id,
+        "ended": outcome.ended,
+        "steps": outcome.steps_done,
+        "seconds": outcome.seconds,
+        "stopped": outcome.stopped,
+        "run_folder": str(outcome.run_folder),
+        "torch": {"planned": plan.training.torch, "ran": _torch_that_ran(outcome)},
+        "layout": layout_document(plan.layout),
+        "predicted": estimate_document(plan.estimate),
+        "measured": {row.quantity: row.measured for row in rows},
+        "comparison": [row_document(row) for row in rows],
+        **waits_document(_collectives(plan, outcome), outcome.measured.profiled),
+        "nccl": None if outcome.nccl is None else nccl_document(outcome.nccl),
+        "warnings": list(outcome.warnings),
+        "out_of_memory": memory_document(last),
+        "attempts": [attempt_document(each) for each in attempts],
+    }
+    return json.dumps(document, indent=2)
 
 
 def outcome_table(attempts: Sequence[Attempt], *, width: int) -> str:
@@ -99,7 +249,7 @@ def _ending(outcome: Outcome) -> str:
     )
 
 
-def row_document(row: Comparison) -> dict[str, Any]:
+def row_document(row: Comparison) -> QuantityJson:
     """One row as JSON has it."""
     return {
         "quantity": row.quantity,
@@ -168,7 +318,7 @@ def waits_words(rows: Sequence[AxisComparison], profiled: Profiled | None, *, wi
     return table(pairs, headers=headers, align=("left", "right", "right"), width=width)
 
 
-def waits_document(rows: Sequence[AxisComparison], profiled: Profiled | None) -> dict[str, Any]:
+def waits_document(rows: Sequence[AxisComparison], profiled: Profiled | None) -> WaitsJson:
     """`overlap`, `waits` and `idle_seconds` as JSON has them; null is what no profile says."""
     hidden = overlap(rows)
     return {
@@ -186,7 +336,7 @@ def _seconds(value: float | None) -> str:
     return "unknown" if value is None else format_seconds(value)
 
 
-def memory_document(attempt: Attempt) -> dict[str, Any] | None:
+def memory_document(attempt: Attempt) -> MemoryJson | None:
     """The post-mortem of an attempt and what to try next; None where memory did not run out."""
     if not ran_out_of_memory(attempt.outcome):
         return None
@@ -201,7 +351,7 @@ def memory_document(attempt: Attempt) -> dict[str, Any] | None:
     }
 
 
-def attempt_document(attempt: Attempt) -> dict[str, Any]:
+def attempt_document(attempt: Attempt) -> AttemptJson:
     """One attempt in short."""
     return {
         "origin": attempt.launch.origin,
@@ -260,7 +410,7 @@ def _next(last: Attempt) -> str:
     )
 
 
-def nccl_document(report: NcclReport) -> dict[str, Any]:
+def nccl_document(report: NcclReport) -> NcclJson:
     """Under `nccl` in what `run --json` prints; null is what the log does not say."""
     return {
         "versions": list(report.versions),
@@ -281,17 +431,7 @@ def nccl_document(report: NcclReport) -> dict[str, Any]:
             }
             for (transport, between, gpudirect), group in nccl_ways(report)
         ],
-        "adapters": [
-            {
-                "host": one.host,
-                "name": one.name,
-                "port": one.port,
-                "link_layer": one.link_layer,
-                "gpudirect": one.gpudirect,
-                "used": one.used,
-            }
-            for one in report.adapters
-        ],
+        "adapters": [asdict(one) for one in report.adapters],
         "channels": {
             "collective": report.coll_channels,
             "nvls": report.nvls_channels,
@@ -303,8 +443,5 @@ def nccl_document(report: NcclReport) -> dict[str, Any]:
         "mnnvl": report.mnnvl,
         "collnet": list(report.collnet),
         "variables": [{"name": name, "value": value} for name, value in report.variables],
-        "complaints": [
-            {"kind": one.kind, "text": one.text, "hosts": list(one.hosts), "count": one.count}
-            for one in report.complaints
-        ],
+        "complaints": [asdict(one) for one in report.complaints],
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, get_args
+from typing import Annotated, Any, TypedDict, get_args
 
 from fsdpplan.cli.views.render import blocks, facts, flat_pairs, table, wrapped
 from fsdpplan.cost.kernels.rates import Achieved, achieved_rates
@@ -16,7 +16,7 @@ from fsdpplan.files.profiles.levels import LevelProfile
 from fsdpplan.files.profiles.nodes import ClusterProfile, NodeProfile
 from fsdpplan.files.profiles.search import Entry, kind_of
 from fsdpplan.files.table import short
-from fsdpplan.spec.cluster import Device
+from fsdpplan.spec.cluster import Device, Level, StepError
 from fsdpplan.units import format_bandwidth, format_gib, format_percent
 
 LEAST_VALUE = 24
@@ -130,6 +130,54 @@ def profiles_json(entries: Sequence[Entry]) -> str:
 def profile_json(entry: Entry) -> str:
     """One profile with its sources."""
     return json.dumps(_document(entry), indent=2)
+
+
+class OpenPortsJson(TypedDict):
+    """Beside the fields of a level: null where they follow from those of the level below."""
+
+    ports: int | None
+    port_bandwidth_bytes_per_second: float | None
+
+
+class LevelJson(TypedDict):
+    """Beside the fields of a profile's level."""
+
+    level: Annotated[dict[str, Any], Level, OpenPortsJson]
+
+
+class ProfileJson(TypedDict):
+    """Beside the fields of a profile."""
+
+    kind: ProfileKind
+    name: str
+    sources: dict[str, str]
+    """Where each number comes from."""
+
+
+class DeviceJson(ProfileJson):
+    """Beside the fields of a device's profile."""
+
+    achieved: list[Annotated[dict[str, Any], Achieved]]
+
+
+class PhysicsJson(ProfileJson):
+    """Beside the fields of what all devices share."""
+
+    fit: dict[str, float]
+    errors: dict[str, Annotated[dict[str, Any], StepError]]
+
+
+class LinksJson(ProfileJson):
+    """Beside the fields of a node's or a cluster's profile."""
+
+    levels: list[Annotated[dict[str, Any], LevelProfile, LevelJson]]
+    """Innermost first."""
+
+
+class DescribedJson(TypedDict):
+    """Beside the fields of a profile that is listed."""
+
+    description: str
 
 
 def profile_document(profile: Profile) -> dict[str, Any]:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 from fsdpplan.cli.resolve.inputs import Inputs
-from fsdpplan.cli.views.difference import priced_document
+from fsdpplan.cli.views.difference import PricedJson, priced_document
 from fsdpplan.cli.views.render import blocks, listed, table, wrapped
 from fsdpplan.cost.memory.peak import available_bytes
 from fsdpplan.files.plans import (
     SCHEMA_VERSION,
+    ClusterJson,
+    ModelJson,
+    TrainingJson,
     cluster_document,
     model_document,
     training_document,
@@ -20,6 +23,7 @@ from fsdpplan.files.plans import (
 from fsdpplan.search.advice.difference import Priced
 from fsdpplan.search.advice.measurement import Means, Measurement, band_fraction
 from fsdpplan.search.advice.sensitivity import (
+    Evidence,
     Moved,
     Sensitivity,
     evidence_of,
@@ -291,34 +295,104 @@ def command_of(means: Means, plan: str) -> str:
             return f"fsdpplan run {plan}, which the next plan learns from"
 
 
+class SideJson(TypedDict):
+    """What another value of an input makes of the layout."""
+
+    factor: float
+    """Of the input."""
+    step_elasticity: float
+    token_elasticity: float
+    peak_elasticity: float
+    step_factor: float
+    peak_factor: float
+
+
+class SensitivityJson(TypedDict):
+    """Of the layout to one input; null: there cannot be more, or less, of it."""
+
+    field: str
+    """As in a plan's sources: `cluster.levels.nvlink.latency_seconds`."""
+    value: float
+    counted: bool
+    """It moves by whole steps."""
+    evidence: Evidence
+    source: str | None
+    more: SideJson | None
+    less: SideJson | None
+    far_more: SideJson | None
+    far_less: SideJson | None
+    kink: bool
+    """Its two sides differ by more than a curve makes of them."""
+
+
+class MeasurementJson(TypedDict):
+    """What measuring an unknown would bring."""
+
+    name: str
+    error: str
+    """Field of `StepError` that says how well it is known."""
+    fields: list[str]
+    """Inputs that say it; empty: it scales the whole step."""
+    error_fraction: float
+    measured_error_fraction: float
+    moves_fraction: float
+    gain: float
+    band_fraction: float
+    """80 % half-width of the step once it is measured."""
+    command: str
+
+
+class MeansJson(TypedDict):
+    """A command that measures, and the band of the step after it."""
+
+    command: str
+    band_fraction: float
+
+
+class SensitivitiesJson(PricedJson):
+    """What `what-if --sensitivities --json` prints."""
+
+    schema_version: int
+    model: ModelJson
+    cluster: ClusterJson
+    training: TrainingJson
+    available_bytes: int
+    sensitivities: list[SensitivityJson]
+    held_fraction: float
+    """Share of the step that goes by times and rates that are no inputs."""
+    band_fraction: float
+    """80 % half-width of the step as it is known now."""
+    measurements: list[MeasurementJson]
+    """The best first."""
+    measured_by: list[MeansJson]
+    warnings: list[str]
+
+
 def sensitivity_json(answer: Followed) -> str:
     """What `what-if --sensitivities --json` prints."""
     inputs = answer.inputs
     case = answer.subject.case
-    return json.dumps(
-        {
-            "schema_version": SCHEMA_VERSION,
-            "model": model_document(inputs.model),
-            "cluster": cluster_document(inputs.cluster),
-            "training": training_document(inputs.training),
-            **priced_document(answer.subject),
-            "available_bytes": available_bytes(cluster=case.cluster, training=case.training),
-            "sensitivities": [_document(one, answer.sources) for one in answer.found],
-            "held_fraction": held_fraction(answer.found),
-            "band_fraction": band_fraction(case),
-            "measurements": [_measurement(one, answer) for one in answer.measurements],
-            "measured_by": [
-                {"command": command_of(means, answer.plan), "band_fraction": band}
-                for means, band in by_means(answer)
-            ],
-            "warnings": list(inputs.warnings),
-        },
-        indent=2,
-        allow_nan=False,
-    )
+    document: SensitivitiesJson = {
+        "schema_version": SCHEMA_VERSION,
+        "model": model_document(inputs.model),
+        "cluster": cluster_document(inputs.cluster),
+        "training": training_document(inputs.training),
+        **priced_document(answer.subject),
+        "available_bytes": available_bytes(cluster=case.cluster, training=case.training),
+        "sensitivities": [_document(one, answer.sources) for one in answer.found],
+        "held_fraction": held_fraction(answer.found),
+        "band_fraction": band_fraction(case),
+        "measurements": [_measurement(one, answer) for one in answer.measurements],
+        "measured_by": [
+            {"command": command_of(means, answer.plan), "band_fraction": band}
+            for means, band in by_means(answer)
+        ],
+        "warnings": list(inputs.warnings),
+    }
+    return json.dumps(document, indent=2, allow_nan=False)
 
 
-def _document(one: Sensitivity, sources: dict[str, str]) -> dict[str, Any]:
+def _document(one: Sensitivity, sources: dict[str, str]) -> SensitivityJson:
     source = sources.get(one.field)
     return {
         "field": one.field,
@@ -334,7 +408,7 @@ def _document(one: Sensitivity, sources: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _side(side: Moved | None) -> dict[str, float] | None:
+def _side(side: Moved | None) -> SideJson | None:
     if side is None:
         return None
     return {
@@ -347,7 +421,7 @@ def _side(side: Moved | None) -> dict[str, float] | None:
     }
 
 
-def _measurement(one: Measurement, answer: Followed) -> dict[str, Any]:
+def _measurement(one: Measurement, answer: Followed) -> MeasurementJson:
     return {
         "name": one.unknown.name,
         "error": one.unknown.kind,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from fsdpplan.cli.views.render import blocks, facts, table, wrapped
 from fsdpplan.cost.timeline.events import Timeline
@@ -81,9 +81,25 @@ def _left_out(one: Written) -> list[str]:
     return said
 
 
+class TraceJson(TypedDict):
+    """What `trace --out --json` prints."""
+
+    out: str
+    bytes: int
+    events: int
+    step_seconds: float
+    pipeline_rank: int
+    """Whose terms are listed."""
+    terms_seconds: dict[str, float]
+    """What its events add up to, by term of the estimate."""
+    micro_batches: int
+    micro_batches_by_kernel: int
+    """The first so many, and the last, are shown kernel by kernel."""
+
+
 def written_json(one: Written) -> str:
     """The same for programs."""
-    document = {
+    document: TraceJson = {
         "out": str(one.out),
         "bytes": one.size_bytes,
         "events": one.events,
@@ -173,9 +189,55 @@ def _explanation(one: Explanation) -> str:
     return f"{field_words(one.field)}: {would}, not {has}; {left} of all differences is left"
 
 
+class DifferenceOfKindJson(TypedDict):
+    """One kind of a step's parts, predicted and measured."""
+
+    what: str
+    predicted_seconds: float
+    measured_seconds: float
+    difference_seconds: float
+    """Measured less predicted."""
+    predicted_calls: int
+    measured_calls: int
+    predicted_exposed_seconds: float
+    measured_exposed_seconds: float
+    slowest_call: str
+    """The call that is far behind the others; empty: none is."""
+
+
+class ExplanationJson(TypedDict):
+    """An input with another value, which would predict what was measured."""
+
+    input: str
+    value: float
+    """What the plan has."""
+    explaining_value: float
+    left_fraction: float
+    """Share of all differences that it leaves."""
+    also: list[str]
+    """Inputs that explain as much."""
+
+
+class OverlayJson(TypedDict):
+    """What `trace --overlay --json` prints."""
+
+    rank: int
+    stage: int
+    step: str
+    """Which of the trace's steps was taken."""
+    predicted_step_seconds: float
+    measured_step_seconds: float
+    differences: list[DifferenceOfKindJson]
+    """The largest first."""
+    explanations: list[ExplanationJson]
+    """The best first."""
+    out: str | None
+    """Where both were written; null: nowhere."""
+
+
 def overlay_json(found: Overlay, out: Path | None) -> str:
     """The same for programs, nothing left out."""
-    document: dict[str, Any] = {
+    document: OverlayJson = {
         "rank": found.rank,
         "stage": found.stage,
         "step": found.measured.chosen,

@@ -6,15 +6,18 @@ import json
 from collections import Counter
 from dataclasses import asdict
 from statistics import median
-from typing import Any
+from typing import Annotated, Any, Literal, TypedDict
 
 from fsdpplan.cli.views.render import blocks, listed, table, wrapped
+from fsdpplan.files.plans import EACH_MAY_BE_NULL, LayoutJson
+from fsdpplan.files.runs.table import Outcome
+from fsdpplan.spec.plan import Interval, TimeBreakdown
 from fsdpplan.validate.compare.compared import ComparedRun
 from fsdpplan.validate.compare.errors import Errors
-from fsdpplan.validate.compare.pairs import Pair
-from fsdpplan.validate.compare.ranking import RankingErrors, ranking_errors
+from fsdpplan.validate.compare.pairs import Change, Pair
+from fsdpplan.validate.compare.ranking import RankedGroup, RankingErrors, ranking_errors
 from fsdpplan.validate.compare.report import Report, SourceReport
-from fsdpplan.validate.compare.room import FitCounts, MemoryErrors
+from fsdpplan.validate.compare.room import FitCounts, KindErrors, MemoryErrors
 from fsdpplan.validate.learn.validated import LearnedReport
 from fsdpplan.validate.runs.skipped import Skipped
 
@@ -175,11 +178,92 @@ def _assumed(report: Report) -> list[str]:
     return [*said, f"{more} more, row by row with --json"] if more else said
 
 
+IntervalJson = Annotated[dict[str, Any], Interval]
+
+
+class RowJson(TypedDict):
+    """One row of the table beside its prediction; null: not measured, or not predicted."""
+
+    row: int
+    source_id: str
+    status: Literal["predicted", "skipped"]
+    reason: str | None
+    """Why it was skipped."""
+    measured_step_seconds: float | None
+    predicted_step_seconds: IntervalJson | None
+    without_runs_step_seconds: IntervalJson | None
+    """As predicted without learning."""
+    measured_peak_memory_bytes: int | None
+    memory_kind: str | None
+    predicted_peak_memory_bytes: int | None
+    predicted_peak_memory_band_bytes: IntervalJson | None
+    predicted_fits: bool | None
+    predicted_fits_fraction: float | None
+    predicted_least_device_bytes: int | None
+    outcome: Outcome
+    is_timed: bool
+    error_fraction: float | None
+    memory_error_fraction: float | None
+    layout: LayoutJson | None
+    time: Annotated[dict[str, Any], TimeBreakdown] | None
+    assumptions: list[str]
+
+
+ErrorsJson = Annotated[dict[str, float | None], Errors, EACH_MAY_BE_NULL]
+
+
+class SourceJson(TypedDict):
+    """The rows of one source, beside their errors."""
+
+    source_id: str
+    rows: int
+    predicted: int
+    timed: int
+    compared: int
+    skipped: dict[str, int]
+    """Reason -> rows."""
+
+
+class PairJson(TypedDict):
+    """Two runs that differ in one thing."""
+
+    change: Change
+    source_id: str
+    row_without: int
+    row_with: int
+    measured_gain: float
+    predicted_gain: float
+    error_fraction: float
+
+
+class LearnedJson(TypedDict):
+    """What learning from runs changes."""
+
+    runs: int
+    as_shipped: ErrorsJson
+    after_learning: ErrorsJson
+
+
+class ValidateJson(TypedDict):
+    """What `validate --json` prints."""
+
+    rows: list[RowJson]
+    sources: list[Annotated[dict[str, Any], Errors, EACH_MAY_BE_NULL, SourceJson]]
+    mean_over_sources: ErrorsJson
+    memory: list[Annotated[dict[str, Any], MemoryErrors]]
+    memory_kinds: list[Annotated[dict[str, Any], KindErrors]]
+    fits: Annotated[dict[str, Any], FitCounts]
+    pairs: list[PairJson]
+    ranking: Annotated[dict[str, Any], RankingErrors] | None
+    groups: list[Annotated[dict[str, Any], RankedGroup]]
+    learned: LearnedJson | None
+
+
 def report_json(before: Report, learned: LearnedReport | None = None) -> str:
     """Every row, the sources, and what is made of both; after learning where there was any."""
     report = before if learned is None else learned.report
     ranking = ranking_errors("all", report.groups)
-    document = {
+    document: ValidateJson = {
         "rows": [
             _row_document(row, without)
             for row, without in zip(report.rows, before.rows, strict=True)
@@ -197,7 +281,7 @@ def report_json(before: Report, learned: LearnedReport | None = None) -> str:
     return json.dumps(document, indent=2)
 
 
-def _learned_document(learned: LearnedReport) -> dict[str, Any]:
+def _learned_document(learned: LearnedReport) -> LearnedJson:
     return {
         "runs": learned.runs,
         "as_shipped": _errors_document(learned.before_errors),
@@ -205,7 +289,7 @@ def _learned_document(learned: LearnedReport) -> dict[str, Any]:
     }
 
 
-def _row_document(row: ComparedRun, without: ComparedRun) -> dict[str, Any]:
+def _row_document(row: ComparedRun, without: ComparedRun) -> RowJson:
     skipped = row.outcome if isinstance(row.outcome, Skipped) else None
     prediction = row.prediction
     memory_band = row.peak_memory_band_bytes
@@ -239,22 +323,22 @@ def _row_document(row: ComparedRun, without: ComparedRun) -> dict[str, Any]:
 
 
 def _source_document(source: SourceReport) -> dict[str, Any]:
-    return {
+    said: SourceJson = {
         "source_id": source.source_id,
         "rows": source.rows,
         "predicted": source.predicted,
-        **_errors_document(source.errors),
         "timed": source.timed,
         "compared": source.compared,
         "skipped": dict(source.skipped),
     }
+    return {**said, **_errors_document(source.errors)}
 
 
 def _errors_document(errors: Errors | None) -> dict[str, float | None]:
     return dict.fromkeys(Errors.__dataclass_fields__) if errors is None else asdict(errors)
 
 
-def _pair_document(pair: Pair) -> dict[str, Any]:
+def _pair_document(pair: Pair) -> PairJson:
     return {
         "change": pair.change,
         "source_id": pair.without.run.source_id,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from fsdpplan.cli.resolve.inputs import Inputs
 from fsdpplan.cli.views.difference import (
+    DifferenceJson,
+    PricedJson,
     difference_document,
     priced_document,
     side_by_side,
@@ -17,6 +19,10 @@ from fsdpplan.cost.band import tie_fraction
 from fsdpplan.cost.schedule.stages import named_stages
 from fsdpplan.files.plans import (
     SCHEMA_VERSION,
+    ClusterJson,
+    LayoutJson,
+    ModelJson,
+    TrainingJson,
     cluster_document,
     layout_document,
     model_document,
@@ -65,8 +71,11 @@ def why_screen(answer: Why, inputs: Inputs, *, width: int) -> str:
     )
 
 
-def kind(answer: Why) -> str:
-    """How it stands: `first`, `tie`, `slower`, `does not fit` or `not legal`."""
+Verdict = Literal["first", "tie", "slower", "does not fit", "not legal"]
+
+
+def kind(answer: Why) -> Verdict:
+    """How it stands."""
     having = answer.with_it
     if answer.has_it:
         return "first"
@@ -171,39 +180,96 @@ def _side_words(answer: Why, knob: Knob, found: Threshold) -> str:
     return words
 
 
+class SideOfThresholdJson(TypedDict):
+    """The answer at one value of an input."""
+
+    value: float
+    has_it: bool
+    layout: LayoutJson | None
+    """The first then; null: nothing fits."""
+
+
+class ThresholdJson(TypedDict):
+    """Where the answer changes."""
+
+    way: Literal["up", "down"]
+    lasts: bool | None
+    """Whether the answer at the end of the range is that of the far side; null: not asked."""
+    near: SideOfThresholdJson
+    """The side of the present value."""
+    far: SideOfThresholdJson
+
+
+class TurnedJson(TypedDict):
+    """What turning one input by itself does."""
+
+    input: str
+    unit: str | None
+    now: float
+    least: float
+    most: float
+    """Ends of the range that was looked at."""
+    thresholds: list[ThresholdJson]
+    """Empty: the answer stays as it is."""
+    searches: int
+
+
+class WhyJson(TypedDict):
+    """What `explain --why --json` prints."""
+
+    schema_version: int
+    model: ModelJson
+    cluster: ClusterJson
+    training: TrainingJson
+    why: str
+    """What was asked for."""
+    pins: dict[str, Any]
+    """Field of a layout -> the value that was asked for."""
+    more_than_one_rank: list[str]
+    """Axes that were asked for without a number."""
+    verdict: Verdict
+    words: str
+    recommended: PricedJson
+    with_it: PricedJson | None
+    """The best layout that has it; null: there is none."""
+    difference: DifferenceJson | None
+    problem: str | None
+    """Why there is none."""
+    needed_bytes: int | None
+    available_bytes: int | None
+    inputs: list[TurnedJson]
+    assumptions: list[str]
+    warnings: list[str]
+
+
 def why_json(answer: Why, inputs: Inputs) -> str:
     """What `explain --why --json` prints."""
     having = answer.with_it
     best = having.best
-    return json.dumps(
-        {
-            "schema_version": SCHEMA_VERSION,
-            "model": model_document(inputs.model),
-            "cluster": cluster_document(inputs.cluster),
-            "training": training_document(inputs.training),
-            "why": answer.wanted.words,
-            "pins": answer.wanted.pins.given(),
-            "more_than_one_rank": list(answer.wanted.split),
-            "verdict": kind(answer),
-            "words": verdict_words(answer),
-            "recommended": priced_document(answer.first),
-            "with_it": None if best is None else priced_document(best),
-            "difference": None
-            if best is None
-            else difference_document(difference(answer.first, best)),
-            "problem": having.problem or None,
-            "needed_bytes": having.needed_bytes,
-            "available_bytes": having.available_bytes,
-            "inputs": [_turned(one) for one in answer.turned],
-            "assumptions": list(inputs.assumptions),
-            "warnings": list(inputs.warnings),
-        },
-        indent=2,
-        allow_nan=False,
-    )
+    document: WhyJson = {
+        "schema_version": SCHEMA_VERSION,
+        "model": model_document(inputs.model),
+        "cluster": cluster_document(inputs.cluster),
+        "training": training_document(inputs.training),
+        "why": answer.wanted.words,
+        "pins": answer.wanted.pins.given(),
+        "more_than_one_rank": list(answer.wanted.split),
+        "verdict": kind(answer),
+        "words": verdict_words(answer),
+        "recommended": priced_document(answer.first),
+        "with_it": None if best is None else priced_document(best),
+        "difference": None if best is None else difference_document(difference(answer.first, best)),
+        "problem": having.problem or None,
+        "needed_bytes": having.needed_bytes,
+        "available_bytes": having.available_bytes,
+        "inputs": [_turned(one) for one in answer.turned],
+        "assumptions": list(inputs.assumptions),
+        "warnings": list(inputs.warnings),
+    }
+    return json.dumps(document, indent=2, allow_nan=False)
 
 
-def _turned(one: Turned) -> dict[str, Any]:
+def _turned(one: Turned) -> TurnedJson:
     knob = one.knob
     least, most = knob.range
     return {
@@ -225,7 +291,7 @@ def _turned(one: Turned) -> dict[str, Any]:
     }
 
 
-def _side(side: Side) -> dict[str, Any]:
+def _side(side: Side) -> SideOfThresholdJson:
     first = side.first
     layout = None
     if first is not None:

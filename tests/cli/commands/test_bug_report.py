@@ -16,6 +16,7 @@ from fsdpplan.files.job_records import RunRecord, write_record
 from fsdpplan.files.plans import plan_json
 from fsdpplan.run.crash import allowed, crash_path, last_crash, note_crash
 from tests.emit.plans import make_plan
+from tests.schemas import obeys
 
 ENVIRONMENT = {
     "USER": "qxuser",
@@ -90,6 +91,7 @@ def test_it_has_what_helps_and_no_secret_user_host_or_address(
         found = [word for word in PRIVATE if word in text.lower()]
         assert found == []
     report = json.loads(printed.out)
+    obeys("bug_report", report)
     assert report["environment"] == allowed(os.environ) | {
         "NCCL_CONF_FILE": "~/nccl.conf",
         "TORCH_DISTRIBUTED_DEBUG": "***",
@@ -116,6 +118,7 @@ def test_a_plan_that_is_none_is_said_and_other_options_are_obeyed(
     (launched / "fsdpplan.json").write_text("{nothing")
     assert exit_code_of(["bug-report", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
+    obeys("bug_report", report)
     assert report["plan"].startswith("cannot be read: ")
     assert report["run"] is None
     assert exit_code_of(["bug-report", "--json", "--no-plan"]) == 0

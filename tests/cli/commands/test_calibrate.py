@@ -16,6 +16,7 @@ from fsdpplan.files.runs.measurements import read_measurements
 from fsdpplan.spec.measurement import Measurement
 from tests.cli.small import on_a_machine_without_gpus, words
 from tests.cost.clusters import cluster
+from tests.schemas import obeys
 from tests.validate.artificial import SIZES, Clock, Faults, log_of
 
 
@@ -83,6 +84,7 @@ def test_a_plan_can_be_made_with_what_was_measured(capsys: pytest.CaptureFixture
 def test_cpu_processes_start_from_their_own_profile(capsys: pytest.CaptureFixture[str]) -> None:
     write(log_of(cluster("cpu", gpus=4), sizes=SIZES[:8]))
     found = document(capsys, "calibrate --from log.jsonl --save here.toml")
+    obeys("calibrate", found)
     assert found["start"] == "profile cpu"
     assert found["profile"] == "here.toml"
     assert found["evidence"] == "measured"
@@ -143,6 +145,7 @@ def test_a_slow_gpu_fails_the_check_by_name(capsys: pytest.CaptureFixture[str]) 
 def test_the_failure_stands_in_the_json_too(capsys: pytest.CaptureFixture[str]) -> None:
     write(log_of(cluster(gpus=16), faults=Faults(levels={"infiniband": 9.0})))
     found = document(capsys, "calibrate --check --from log.jsonl", code=6)
+    obeys("calibrate_check", found)
     assert found["error"]["kind"] == "GateFailed"
     assert "fsdpplan detect says what is degraded" in found["error"]["message"]
     assert found["error"]["exit_code"] == 6
@@ -193,6 +196,7 @@ def test_a_log_of_unknown_gpus_asks_where_to_start(capsys: pytest.CaptureFixture
 def test_a_start_of_another_name_is_pointed_out(capsys: pytest.CaptureFixture[str]) -> None:
     write(log_of(cluster(gpus=8)))
     same = document(capsys, "calibrate --from log.jsonl --hardware dgx-h100")
+    obeys("calibrate", same)
     other = document(capsys, "calibrate --from log.jsonl --hardware dgx-h200")
     assert not any("name the right one" in note for note in same["notes"])
     assert any("but profile dgx-h200 is of NVIDIA H200" in note for note in other["notes"])

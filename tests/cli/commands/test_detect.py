@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from fsdpplan.cli.app import exit_code_of
 from fsdpplan.files.profiles.catalogue import load_node
 from fsdpplan.topology.read.recording import Recording, recording_from_json, recording_json
+from tests.schemas import obeys
 from tests.topology.found import machine
 from tests.topology.recorded import FOLDER, NAMES, recorded
 
@@ -109,6 +110,7 @@ def test_json_is_one_object_with_the_same_names_for_every_machine(
     document = detect_json(capsys, "--from", path(name))
     (example,) = re.findall(r"```json\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
     assert list(document) == list(json.loads(example))
+    obeys("detect", document)
     assert document["kind"] == "node"
     (host,) = document["hosts"]
     assert set(host) == {"machine", "topology"}

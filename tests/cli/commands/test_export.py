@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fsdpplan.cli.app import exit_code_of
+from tests.schemas import obeys
 
 
 @pytest.mark.sampled(1)
@@ -24,6 +25,17 @@ def test_what_is_missing_is_told(
 ) -> None:
     assert exit_code_of(["export", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_what_was_written_is_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fsdpplan.cli.commands.export.export_checkpoint", lambda *_: "wrote it")
+    given = ["export", "--checkpoint-dir", str(tmp_path), "--out", "model", "--json"]
+    assert exit_code_of(given) == 0
+    document = json.loads(capsys.readouterr().out)
+    obeys("export", document)
+    assert document == {"out": "model", "said": "wrote it"}
 
 
 def test_weights_of_another_model_are_told_before_the_queue(

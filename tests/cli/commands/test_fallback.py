@@ -11,6 +11,7 @@ import yaml
 
 from fsdpplan.cli.app import exit_code_of
 from tests.cli.small import DEMO, on_a_machine_without_gpus, words
+from tests.schemas import obeys
 
 PROGRAM = """
 import json, os, sys, time
@@ -48,6 +49,7 @@ def test_it_tries_leaner_layouts_and_says_which_one_ran(
     assert run("--fallback", "60", "--json") == 0
     out, err = capsys.readouterr()
     document = json.loads(out)
+    obeys("run", document)
     *failed, last = document["attempts"]
     assert all(each["ran_out_of_memory"] for each in failed)
     assert document["layout"] == last["layout"]

@@ -10,6 +10,7 @@ import pytest
 from docs.generate import shell
 from fsdpplan.files.profiles.catalogue import profile_text
 from tests.files.runs.test_check import HEADER, ROW
+from tests.schemas import obeys
 
 FILES = {
     "good.toml": profile_text("dgx-h100"),
@@ -33,6 +34,7 @@ def test_the_code_says_whether_it_is_whole(
     assert plain.stderr.count("\n") == 1
     assert ("next: fsdpplan" in plain.stderr) is (code == 0)
     answer = json.loads(shell(f"fsdpplan {command.format(name)} --json", tmp_path).stdout)
+    obeys(f"{command.split()[0]}_check", answer)
     assert answer["whole"] is (code == 0)
     assert bool(answer["findings"]) is (code != 0)
     assert answer.get("error", {}).get("exit_code", 0) == code

@@ -9,6 +9,7 @@ import pytest
 
 from fsdpplan.cli.app import exit_code_of
 from tests.cli.small import answer, on_a_machine_without_gpus, words
+from tests.schemas import obeys
 
 QUESTION = (
     "--model llama-3.2-1b --gpus 16 --hardware dgx-h100 --inter-bw 20Gb/s --global-batch 192 "
@@ -42,6 +43,7 @@ def what_if(capsys: pytest.CaptureFixture[str], options: str) -> dict[str, Any]:
 
 def test_each_change_brings_its_claim(capsys: pytest.CaptureFixture[str]) -> None:
     found = what_if(capsys, "--gain 10%")
+    obeys("what_if_gain", found)
     enough = found["enough"]
     assert enough
     costs = [(ORDER.index(one["kind"]), one["relative"]) for one in enough]

@@ -10,6 +10,7 @@ import pytest
 from fsdpplan.cli.app import exit_code_of
 from fsdpplan.files.profiles.catalogue import load_device, profile_names
 from tests.cli.small import show
+from tests.schemas import obeys
 
 ROOT = Path(__file__).parents[3]
 
@@ -23,7 +24,9 @@ def test_the_list_has_every_name_and_fits_the_screen(
     assert max(map(len, out.splitlines())) <= columns
     for name in profile_names():
         assert f" {name}" in out
-    listed = json.loads(show(capsys, "profiles", "--json"))["profiles"]
+    document = json.loads(show(capsys, "profiles", "--json"))
+    obeys("profiles", document)
+    listed = document["profiles"]
     assert len(listed) == len(profile_names())
 
 

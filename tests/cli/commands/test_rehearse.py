@@ -13,6 +13,7 @@ from fsdpplan.cli.app import exit_code_of
 from fsdpplan.run.rehearse.compare import ComparedCalls, ComparedRank
 from fsdpplan.run.rehearse.rehearse import Rehearsal
 from tests.cli.small import DEMO, on_a_machine_without_gpus, words
+from tests.schemas import obeys
 
 ROOT = Path(__file__).resolve().parents[3]
 AGREED = ComparedCalls(
@@ -86,6 +87,7 @@ def outcome(monkeypatch: pytest.MonkeyPatch, found: Rehearsal) -> list[dict[str,
 def test_a_plan_is_rehearsed_by_its_own_program(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code_of(["rehearse", "--json"]) == 0, capsys.readouterr()
     found = json.loads(capsys.readouterr().out)
+    obeys("rehearse", found)
     assert found["agrees"]
     assert found["world"] == 4
     assert [rank["rank"] for rank in found["ranks"]] == [0, 3]
@@ -168,6 +170,7 @@ def test_it_does_not_vouch_for_another_torch(
     assert "Every collective" not in said
     assert exit_code_of(("rehearse", "--json")) == 6
     document = json.loads(capsys.readouterr().out)
+    obeys("rehearse", document)
     assert document["error"]["kind"] == "GateFailed"
     assert document["planned_torch"] == "2.9"
     assert document["other_torch"].startswith("rehearsed under torch 2.13")

@@ -11,6 +11,7 @@ import pytest
 
 from fsdpplan.cli.app import exit_code_of
 from tests.cli.small import answer, words
+from tests.schemas import obeys
 
 RECORDED = Path(__file__).parents[2] / "recordings" / "0.1.0" / "plans"
 
@@ -32,6 +33,7 @@ def test_it_writes_one_page_and_says_where(capsys: pytest.CaptureFixture[str]) -
     assert set(os.listdir()) == {"fsdpplan.json", "other.json", "report.html"}
     assert "from fsdpplan.json" in page
     document = answer(capsys, *words("report other.json --quick --out there.html"))
+    obeys("report", document)
     assert document["bytes"] == Path("there.html").stat().st_size
     names = [one["name"] for one in document["sections"]]
     assert names[0] == "summary"

@@ -13,6 +13,7 @@ from fsdpplan.cli.resolve import launch as which
 from fsdpplan.run.launch import Launch
 from tests.cli.small import DEMO, on_a_machine_without_gpus, words
 from tests.emit.plans import make_plan
+from tests.schemas import obeys
 
 ROOT = Path(__file__).resolve().parents[3]
 GPU_PLAN = words("recommend --model llama-3.2-1b --gpus 8 --hardware dgx-h100 --dp-shard 8 --tp 1")
@@ -78,6 +79,10 @@ def test_a_dry_run_shows_the_script_and_runs_nothing(
     out, err = capsys.readouterr()
     assert out.startswith("#!/bin/bash\n")
     assert "bash job.sbatch" in err
+    assert exit_code_of(words("run --dry-run --target here --json")) == 0
+    document = json.loads(capsys.readouterr().out)
+    obeys("run_dry_run", document)
+    assert document["script"] == out
     assert [path.name for path in tmp_path.iterdir()] == ["fsdpplan.json"]
 
 
@@ -101,6 +106,7 @@ def test_a_smoke_run_trains_and_compares(capsys: pytest.CaptureFixture[str]) -> 
     assert code == 0, err
     assert "not how fast it will" in err
     document = json.loads(out)
+    obeys("run", document)
     assert document["job_exit_code"] == 0
     assert document["measured"]["step_seconds"] > 0
     assert document["predicted"]["step_seconds"]["expected"] > 0
@@ -187,7 +193,9 @@ def test_what_nccl_did_is_one_line_and_one_object(
         "4 channels, NVLS."
     ) in " ".join(out.split())
     assert exit_code_of(words("run --json")) == 0
-    nccl = json.loads(capsys.readouterr().out)["nccl"]
+    document = json.loads(capsys.readouterr().out)
+    obeys("run", document)
+    nccl = document["nccl"]
     assert nccl["hosts"] == ["n01", "n02"]
     assert nccl["channels"] == {"collective": 4, "nvls": 16, "point_to_point": 4, "tree": 4}
     assert nccl["nvls"] == {"multicast": True, "connected": True}

@@ -14,6 +14,7 @@ from fsdpplan.errors import SpecError
 from fsdpplan.run.engines.slurm import Slurm
 from tests.cli.on_slurm import OnSlurm
 from tests.cli.small import words
+from tests.schemas import obeys
 
 
 @pytest.fixture
@@ -74,6 +75,7 @@ def test_who_leaves_comes_back_by_attach(
     slurm.play("running")  # nobody is asked any more
     assert exit_code_of(words("run --attach --no-ledger --job 77 --json")) == 0
     document = json.loads(capsys.readouterr().out)
+    obeys("run", document)
     assert (document["job_exit_code"], document["seconds"]) == (0, None)
     assert document["measured"]["step_seconds"] == pytest.approx(0.5)
 

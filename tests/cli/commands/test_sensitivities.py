@@ -12,6 +12,7 @@ from fsdpplan.cost.step import estimate
 from fsdpplan.files.plans import read_plan
 from fsdpplan.search.advice.sensitivity import with_value
 from tests.cli.small import answer, on_a_machine_without_gpus, words
+from tests.schemas import obeys
 
 QUESTION = (
     "--model llama-3.2-1b --gpus 16 --hardware dgx-h100 --inter-bw 100Gb/s --cp 1 --pp 1 --tp 1 "
@@ -44,6 +45,7 @@ def followed(capsys: pytest.CaptureFixture[str], options: str = "") -> dict[str,
 
 def test_it_is_of_the_saved_plan(capsys: pytest.CaptureFixture[str]) -> None:
     found, plan = followed(capsys), read_plan(PLAN)
+    obeys("what_if_sensitivities", found)
     assert found["estimate"]["step_seconds"]["expected"] == plan.estimate.step_seconds.expected
     by_field = {one["field"]: one for one in found["sensitivities"]}
     field = "cluster.levels.infiniband.port_bandwidth_bytes_per_second"

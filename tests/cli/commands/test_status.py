@@ -16,6 +16,7 @@ from fsdpplan.run.engines.local import RUN_ID
 from fsdpplan.run.follow import logs
 from tests.cli.on_slurm import OnSlurm
 from tests.cli.small import words
+from tests.schemas import obeys
 
 
 @pytest.fixture
@@ -71,7 +72,9 @@ def test_a_running_job_is_a_row_with_its_pace_and_its_plan(
     assert row.endswith("15.0 s")
     assert "40.0 %" in row
     assert "77: RUNNING on node[1-2]" in out
-    (run,) = json.loads(answer(capsys, "status --json"))["runs"]
+    found = json.loads(answer(capsys, "status --json"))
+    obeys("status", found)
+    (run,) = found["runs"]
     assert (run["step"], run["steps"], run["left_seconds"]) == (10, 40, pytest.approx(15.0))
     assert run["planned_mfu_fraction"] > 0
 
@@ -90,7 +93,9 @@ def test_an_end_is_asked_for_once(slurm: OnSlurm, capsys: pytest.CaptureFixture[
     record(slurm, "a")
     assert "FAILED (7)" in answer(capsys, "status")
     slurm.play("running")
-    (run,) = json.loads(answer(capsys, "status --json"))["runs"]
+    found = json.loads(answer(capsys, "status --json"))
+    obeys("status", found)
+    (run,) = found["runs"]
     assert (run["state"], run["exit_code"], run["ended"]) == ("FAILED", 7, True)
 
 
@@ -191,6 +196,7 @@ def test_lines_have_the_names_of_their_nodes(
 ) -> None:
     assert answer(capsys, f"logs {options}").splitlines() == lines
     document = json.loads(answer(capsys, f"logs --json {options}"))
+    obeys("logs", document)
     assert (document["lines"], document["job"]) == (lines, "77")
 
 
@@ -236,7 +242,9 @@ def test_the_run_that_goes_on_is_cancelled(
     record(slurm, "a", jobs=("77", "78"))
     assert answer(capsys, "cancel").split() == ["cancelled", "job", "77,", "78"]
     assert slurm.commands.arguments("scancel") == ["78", "77"]
-    assert json.loads(answer(capsys, "cancel --json"))["cancelled"][0]["jobs"] == ["77", "78"]
+    found = json.loads(answer(capsys, "cancel --json"))
+    obeys("cancel", found)
+    assert found["cancelled"][0]["jobs"] == ["77", "78"]
 
 
 def test_of_several_that_go_on_one_must_be_named(

@@ -12,6 +12,7 @@ from fsdpplan.cli.app import exit_code_of
 from fsdpplan.files.plans import read_plan
 from tests.cli.small import answer, on_a_machine_without_gpus, words
 from tests.run.trace.format_rules import problems
+from tests.schemas import obeys
 
 QUESTION = (
     "--model llama-3.2-1b --gpus 16 --hardware dgx-h100 --cp 1 --pp 2 --tp 1 --micro-batch 4 "
@@ -38,6 +39,7 @@ def in_its_folder(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_writes_a_trace_of_the_saved_plan(capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     found = answer(capsys, *words(f"trace {PLAN} --out step.json --micro-batches 1"))
+    obeys("trace", found)
     plan = read_plan(PLAN)
     assert found["step_seconds"] == plan.estimate.step_seconds.expected
     assert sum(found["terms_seconds"].values()) == pytest.approx(found["step_seconds"])
@@ -61,6 +63,7 @@ def test_over_its_own_trace_nothing_differs(capsys: pytest.CaptureFixture[str]) 
     assert {event["pid"] < 1_000_000 for event in both} == {True, False}
     capsys.readouterr()
     found = answer(capsys, *words(f"trace {PLAN} --overlay whole.json"))
+    obeys("trace_overlay", found)
     assert max(abs(one["difference_seconds"]) for one in found["differences"]) < 1e-9
     assert found["explanations"] == []
 

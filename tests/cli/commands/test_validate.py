@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fsdpplan.cli.app import exit_code_of
+from tests.schemas import obeys
 from tests.validate.tables import GPT_PIPELINE, LLAMA_8B, table
 
 ROW = {
@@ -73,6 +74,7 @@ def test_the_screen_shows_sources_skips_and_assumptions(
 
 def test_the_json_keeps_its_contract(runs: str, capsys: pytest.CaptureFixture[str]) -> None:
     document = report(capsys, runs)
+    obeys("validate", document)
     assert [row["row"] for row in document["rows"]] == [0, 1, 2]
     assert all(row.keys() >= ROW for row in document["rows"])
     assert all(source.keys() >= SOURCE for source in document["sources"])
@@ -201,6 +203,7 @@ def test_tables_of_kernels_are_scored(capsys: pytest.CaptureFixture[str], tmp_pa
     assert "1 timed matmuls, 1 predicted" in said
     assert "no hardware profile for the GPU (1)" in said
     document = json.loads(show(capsys, *words, "--json"))
+    obeys("validate_kernels", document)
     groups = document["collectives"]["groups"]
     assert [group["span"] for group in groups] == ["one node", "across nodes"]
     assert groups[0]["rows"] == 1

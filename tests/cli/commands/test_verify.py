@@ -10,6 +10,7 @@ import pytest
 from fsdpplan.cli.app import exit_code_of
 from tests.cli.small import words
 from tests.run.test_verify import ON_GPUS, PLAN, a_run
+from tests.schemas import obeys
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +26,7 @@ def test_a_run_within_its_limits_is_success(capsys: pytest.CaptureFixture[str]) 
     given = words("verify --min-mfu 20% --max-reserved 75GiB --max-error 25%")
     assert exit_code_of([*given, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
+    obeys("verify", document)
     assert document["predicted"]["step_seconds"]["expected"] == 0.2
     assert document["measured"]["step_seconds"] == 0.25
     assert document["communication"][-1]["measured"]["seconds"] == 0.05
@@ -39,6 +41,7 @@ def test_a_failed_gate_is_exit_code_6_and_one_document(capsys: pytest.CaptureFix
     assert exit_code_of(words("verify --min-mfu 0.4 --max-error 15% --json")) == 6
     out, err = capsys.readouterr()
     document = json.loads(out)
+    obeys("verify", document)
     assert [gate["passed"] for gate in document["gates"]] == [False, False]
     assert document["error"]["exit_code"] == 6
     assert err.count("\n") == 1

@@ -17,6 +17,7 @@ from fsdpplan.search.advice.why import Side, Threshold, Turned, Why, With, knobs
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.question import Question
 from fsdpplan.spec.training import Training
+from tests.schemas import obeys
 
 QUESTION = Question(
     model=api.load_model("llama-3.2-1b"),
@@ -97,6 +98,7 @@ def module_terms(first: Priced, other: Priced) -> tuple[list[float], list[float]
 
 def test_json_has_both_sides_of_each_threshold(slower: Why) -> None:
     document = json.loads(why_json(slower, INPUTS))
+    obeys("explain_why", document)
     assert document["verdict"] == "slower"
     assert document["pins"] == {"tp": 4}
     assert document["with_it"]["layout"]["tp"] == 4
@@ -144,7 +146,9 @@ def test_bounds_that_are_broken_are_named(slower: Why) -> None:
     broken = replace(slower, with_it=With(best=None, problem="8 heads do not split over 3 ranks"))
     assert kind(broken) == "not legal"
     assert "8 heads do not split over 3 ranks" in why_screen(broken, INPUTS, width=80)
-    assert json.loads(why_json(broken, INPUTS))["with_it"] is None
+    document = json.loads(why_json(broken, INPUTS))
+    obeys("explain_why", document)
+    assert document["with_it"] is None
     large = With(
         best=None,
         needed_bytes=90 * 2**30,
