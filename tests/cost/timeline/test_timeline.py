@@ -13,7 +13,7 @@ from fsdpplan.cost.memory.peak import stage_memory
 from fsdpplan.cost.overlap.exposed import ExposedSeconds, collective_costs
 from fsdpplan.cost.schedule.stages import in_flight_blocks, pipeline_ranks
 from fsdpplan.cost.step import step_time
-from fsdpplan.cost.timeline.events import COMPUTE, Timeline, streams
+from fsdpplan.cost.timeline.events import COMPUTE, Timeline
 from fsdpplan.cost.timeline.timeline import step_timeline
 from fsdpplan.cost.traffic.rank import step_calls
 from tests.cost.problems import Case, cases
@@ -40,8 +40,13 @@ def holds(case: Case, timeline: Timeline) -> None:
             terms,
             time,
         )
-    for rank, stream in streams(timeline.events):
-        events = timeline.of(rank, stream)
+    own = [
+        (rank, stream, events)
+        for rank in range(case.layout.pp)
+        for stream, events in timeline.streams(rank).items()
+    ]
+    assert sum(len(events) for _, _, events in own) == len(timeline.events)
+    for rank, stream, events in own:
         for one, other in pairwise(events):
             assert other.start_seconds >= one.end_seconds - 1e-9 * whole, (rank, stream)
         assert events[0].start_seconds >= -1e-9 * whole, (rank, stream)
