@@ -67,16 +67,11 @@ AxisOf = Callable[[str, TraceEvent], str | None]
 
 def spans_of(document: Mapping[str, Any]) -> list[TraceEvent]:
     """The events of a trace that last, with numbers for when."""
-    found = []
-    for event in document["traceEvents"]:
-        if event.get("ph") != "X":
-            continue
-        try:
-            float(event["ts"]), float(event["dur"])
-        except (KeyError, TypeError, ValueError):
-            continue
-        found.append(event)
-    return found
+    return [
+        event
+        for event in document["traceEvents"]
+        if event.get("ph") == "X" and "ts" in event and "dur" in event
+    ]
 
 
 def measured_step(
@@ -127,7 +122,8 @@ def _windows(events: Sequence[TraceEvent]) -> list[_Window]:
     )
     if not updates:
         return []
-    first = min(_start(e) for e in events if e.get("cat") in ("cpu_op", "user_annotation"))
+    begun = [_start(e) for e in events if e.get("cat") in ("cpu_op", "user_annotation")]
+    first = min(begun, default=updates[0][0])
     ends = [first, *(end for _, end in updates)]
     return [
         _Window(f"step {number} of the trace", begin, end)
@@ -221,17 +217,22 @@ def _members(
     """The kernels of a step. A device is behind its host: where the mark is the host's, they are
     those whose launches are in it."""
     launched = {
-        event["args"]["correlation"]: _start(event)
+        _correlation(event): _start(event)
         for event in events
-        if event.get("cat") in ("cuda_runtime", "cuda_driver")
-        and "correlation" in event.get("args", {})
+        if event.get("cat") in ("cuda_runtime", "cuda_driver") and _correlation(event) is not None
     }
     found = []
     for event in on_device:
-        when = launched.get(event.get("args", {}).get("correlation"), _start(event))
+        when = launched.get(_correlation(event), _start(event))
         if window.begin - 1e-9 <= when < window.end - 1e-9:
             found.append(event)
     return found, None if launched else (window.begin, window.end)
+
+
+def _correlation(event: TraceEvent) -> int | None:
+    """What a kernel and its launch have in common."""
+    found = event.get("args", {}).get("correlation")
+    return found if isinstance(found, int) else None
 
 
 def _row(rows: dict[str, Row], kind: str, axis: str = "") -> Row:

@@ -212,7 +212,8 @@ def _axis_of(
         if words in NOT_OF_A_STEP:
             return None
         wanted = axes.get(collective, ())
-        candidates = known.get(name) or by_size.get(about.get("Group size", 0), [])
+        size = about.get("Group size")
+        candidates = known.get(name) or by_size.get(size if isinstance(size, int) else 0, [])
         both = [axis for axis in candidates if axis in wanted] or list(candidates)
         if len(both) == 1 or known.get(name):
             return both[0]
