@@ -17,6 +17,7 @@ from statistics import median_low
 from typing import Any
 
 from fsdpplan.errors import SpecError
+from fsdpplan.run.trace.chrome import group_description
 
 TraceEvent = Mapping[str, Any]
 Span = tuple[float, float]
@@ -431,14 +432,8 @@ def group_axes(
     for one in document.get("distributedInfo", {}).get("pg_config", ()):
         name, ranks = str(one.get("pg_name", "")), tuple(one.get("ranks") or ())
         described = str(one.get("pg_desc", ""))
-        named = [axis for axis in groups if described == _description(axis)]
+        named = [axis for axis in groups if described == group_description(axis)]
         axes = named or by_ranks.get(ranks, [])
         if axes:
             found[name] = axes
     return found
-
-
-def _description(axis: str) -> str:
-    from fsdpplan.run.trace.chrome import group_description
-
-    return group_description(axis)
