@@ -236,10 +236,11 @@ def fsdp_lanes(case: Case, stage: Stage, *, detail: Detail, detailed: int) -> La
         lanes.take(part if index < detailed and detail != "passes" else part.by_pass())
     advance = clocks.compute - before.compute
     later = clocks.replicate - before.replicate
+    if number > 3:
+        whole, in_passes = part, part.by_pass()
     for index in range(2, number - 1):
         again = index - 1
-        is_whole = index < detailed and detail != "passes"
-        copied = part if is_whole else part.by_pass()
+        copied = whole if index < detailed and detail != "passes" else in_passes
         lanes.take(copied.later(index, again * advance, {"all_reduce": again * later}))
     repeated = max(0, number - 3)
     clocks.compute += repeated * advance

@@ -223,6 +223,7 @@ class Lanes:
     def by_pass(self) -> Lanes:
         """The same with all of a pass that is alike as one."""
         main: dict[tuple[object, ...], Stretch] = {}
+        sent: dict[tuple[object, ...], list[Sent]] = {}
         for one in self.main:
             way: Direction = "forward" if one.mark.direction == "forward" else "backward"
             is_kernel = one.term == "compute"
@@ -235,14 +236,15 @@ class Lanes:
                     name=str(kind) if is_kernel else one.name,
                     kind=kind,
                     mark=replace(mark, direction=one.mark.direction or way),
-                    sent=(),
                     raw_seconds=0.0,
                     added_seconds=0.0,
                 )
             held = main[key]
             held.raw_seconds += one.raw_seconds
             held.added_seconds += one.added_seconds
-            held.sent = _summed((*held.sent, *one.sent))
+            sent.setdefault(key, []).extend(one.sent)
+        for of, sents in sent.items():
+            main[of].sent = _summed(sents)
         order = {"forward": 0, "recompute": 1, "backward": 1}
         stretches = sorted(main.values(), key=lambda one: order.get(one.mark.direction, 1))
         return Lanes(main=stretches, beside=_beside_by_pass(self.beside), clock=self.clock)
