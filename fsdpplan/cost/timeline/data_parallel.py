@@ -57,7 +57,7 @@ from fsdpplan.cost.traffic.data_parallel import (
     reductions,
     root_gathered_dtype,
 )
-from fsdpplan.cost.traffic.rank import tp_pass_calls
+from fsdpplan.cost.traffic.rank import tp_gradient_calls, tp_pass_calls
 from fsdpplan.spec.plan import Case, Collective
 from fsdpplan.spec.training import DTYPE_BYTES
 
@@ -269,6 +269,20 @@ def ends_sent(case: Case, stage: Stage) -> tuple[tuple[Sent, ...], tuple[Sent, .
                 name = f"{calls.collective} (embedding, head, loss)"
                 found.append(sent_calls(calls, case.cluster, count=number, stream="tp", name=name))
     return tuple(forward), tuple(backward)
+
+
+def tp_gradient_sent(case: Case, stage: Stage) -> tuple[Sent, ...]:
+    """Gradients of norms, reduced over tensor parallelism behind all passes."""
+    return tuple(
+        sent_calls(
+            calls,
+            case.cluster,
+            stream="tp",
+            name=f"{calls.collective} (gradients of norms)",
+            count=calls.count,
+        )
+        for calls in tp_gradient_calls(case, stage)
+    )
 
 
 def _micro_batch(
