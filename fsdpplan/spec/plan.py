@@ -71,6 +71,14 @@ class Interval:
             lower=self.lower * factor, expected=self.expected * factor, upper=self.upper * factor
         )
 
+    def inverse(self, expected: float) -> Interval:
+        """What goes by the inverse of this, as a rate does by its time: the band turned round."""
+        return Interval(
+            lower=expected * (self.expected / self.upper),
+            expected=expected,
+            upper=expected * (self.expected / self.lower),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeBreakdown:
