@@ -114,7 +114,7 @@ def rank_memories(plan: Plan) -> tuple[RankMemory, ...]:
 def _name(at: int, ranks: int, plan: Plan) -> str:
     if ranks > 1:
         return f"stage {at + 1}"
-    return "each process" if plan.cluster.device.kind == "cpu" else "each GPU"
+    return f"each {plan.cluster.device.unit}"
 
 
 def _fullest_part(plan: Plan) -> Case | None:

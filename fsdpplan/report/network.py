@@ -76,7 +76,7 @@ def groups(layout: Layout) -> tuple[Group, ...]:
 def topology_section(plan: Plan) -> Section:
     """Where ranks are, and who talks to whom."""
     cluster, layout = plan.cluster, plan.layout
-    unit = _unit(cluster)
+    unit = cluster.device.unit
     return Section(
         name="topology",
         title="Where the ranks are",
@@ -119,10 +119,6 @@ def _group_row(group: Group, cluster: Cluster) -> tuple[Cell | str, ...]:
     )
 
 
-def _unit(cluster: Cluster) -> str:
-    return "process" if cluster.device.kind == "cpu" else "GPU"
-
-
 def _seen(cluster: Cluster, layout: Layout) -> str:
     parts = [
         f"{one.axis}: groups of {one.ranks:,}, {_span(one, cluster)}" for one in groups(layout)
@@ -141,7 +137,7 @@ def topology_data(plan: Plan) -> dict[str, Any]:
     return {
         "gpus": cluster.gpus,
         "perNode": cluster.gpus_per_node,
-        "unit": _unit(cluster),
+        "unit": cluster.device.unit,
         "islandNodes": island_nodes(cluster),
         "rails": None if cluster.network is None else cluster.network.rails,
         "stages": layout.pp,
@@ -230,7 +226,7 @@ def _levels_table(cluster: Cluster) -> Table:
 
 
 def _level_row(level: Level, at: int, cluster: Cluster) -> tuple[Cell | str, ...]:
-    unit = _unit(cluster)
+    unit = cluster.device.unit
     inner = 1 if at == 0 else cluster.levels[at - 1].domain_gpus
     below = (
         unit if at == 0 else "node" if inner == cluster.gpus_per_node else f"domain of {inner:,}"
@@ -239,7 +235,7 @@ def _level_row(level: Level, at: int, cluster: Cluster) -> tuple[Cell | str, ...
     rate = format_bandwidth(level.port_bandwidth_bytes_per_second)
     return (
         level_words(level.name),
-        Cell(f"{gpus:,} {unit}{'' if gpus == 1 else 'es' if unit == 'process' else 's'}", gpus),
+        Cell(cluster.device.counted(gpus), gpus),
         f"{level.ports} × {rate} of each {below}",
         cell(level.latency_seconds, "seconds"),
         "yes" if level.gpudirect else "no",
