@@ -35,7 +35,9 @@ _WORDS = {
     "pp": "pipeline",
     "dp_replicate": "copies of a shard",
 }
-_COLORS = {"tp": "tp", "cp": "cp", "ep": "ep", "pp": "pp", "dp_replicate": "replicate"}
+_COLORS = {"tp": 0, "cp": 2, "ep": 6, "pp": 5, "dp_replicate": 3}
+_SHARDS_COLOR, _OTHER_COLOR = 1, 4
+"""Numbers of the page's palette, of what is not by its own name there."""
 _LEVELS = {
     "nvlink": "NVLink",
     "infiniband": "InfiniBand",
@@ -176,7 +178,7 @@ def _axis(group: Group, plan: Plan) -> dict[str, Any]:
     return {
         "name": group.axis,
         "words": _axis_words(group.axis, plan.layout),
-        "color": _COLORS.get(group.axis, _color(group.axis)),
+        "color": _color(group.axis),
         "ranks": group.ranks,
         "stride": group.stride,
         "level": level_words(placed.level_name),
@@ -194,8 +196,9 @@ def _axis(group: Group, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _color(axis: str) -> str:
-    return "shard" if axis.startswith("dp_shard") and "/" not in axis else "other"
+def _color(axis: str) -> int:
+    is_shards = axis.startswith("dp_shard") and "/" not in axis
+    return _COLORS.get(axis, _SHARDS_COLOR if is_shards else _OTHER_COLOR)
 
 
 def _axis_words(axis: str, layout: Layout) -> str:
