@@ -37,18 +37,8 @@ def read_trace(path: Path) -> dict[str, Any]:
     type than the format says. Raises SpecError for what is none."""
     where = path_text(path)
     try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise SpecError(f"{where} cannot be read: {error.strerror or error}; {ADVICE}") from error
-    try:
-        if raw[:2] == b"\x1f\x8b":
-            raw = gzip.decompress(raw)
-        found = json.loads(raw, parse_constant=lambda word: None)  # NaN is no number
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise SpecError(
-            f"{where} ends within its compressed data or is damaged: {error}; copy it again, or "
-            f"{ADVICE}"
-        ) from error
+        # NaN is no number; the file's bytes are kept by nobody while it is parsed
+        found = json.loads(_content(path, where), parse_constant=lambda word: None)
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SpecError(
             f"{where} is no whole JSON document: {error}; a profiler that was killed leaves half "
@@ -64,6 +54,21 @@ def read_trace(path: Path) -> dict[str, Any]:
         raise SpecError(f"{where} is a trace without events; {ADVICE}")
     about = {name: _job(found[name]) for name in found if name == "distributedInfo"}
     return {**found, **about, "traceEvents": kept}
+
+
+def _content(path: Path, where: str) -> bytes:
+    """What stands in a file, unpacked."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise SpecError(f"{where} cannot be read: {error.strerror or error}; {ADVICE}") from error
+    try:
+        return gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise SpecError(
+            f"{where} ends within its compressed data or is damaged: {error}; copy it again, or "
+            f"{ADVICE}"
+        ) from error
 
 
 def _plain(event: dict[str, Any]) -> dict[str, Any]:
