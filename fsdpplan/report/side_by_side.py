@@ -28,7 +28,7 @@ from fsdpplan.report.values import (
 from fsdpplan.search.advice.difference import Priced, changed_inputs, step_terms
 from fsdpplan.search.advice.words import chance_words, degrees, policy
 from fsdpplan.search.scaling import Curve, efficiency, knee_words, pairs
-from fsdpplan.units import format_gib, format_percent, format_seconds
+from fsdpplan.units import format_count, format_gib, format_percent, format_seconds
 
 MILLION = 10**6
 
@@ -308,7 +308,7 @@ def sweep_report(model: str, curves: Sequence[Curve], *, assumptions: Sequence[s
 def _sweep_in_short(model: str, curves: Sequence[Curve]) -> Section:
     """What more GPUs bring, in words, and what most of them do."""
     fitting = [curve for curve in curves if curve.rates]
-    words = [_curve_sentence(model, curve) for curve in fitting]
+    words = [f"{_curve_sentence(model, curve)}{_training_sentence(curve)}" for curve in fitting]
     words += [
         sentence(f"nothing fits on {curve_name(curve)}: {curve.points[-1].problem}")
         for curve in curves
@@ -341,6 +341,21 @@ def _curve_sentence(model: str, curve: Curve) -> str:
         f"{last.tokens_per_second:,.0f}: each GPU keeps "
         f"{format_percent(efficiency(first, last))} of what it does among the fewest."
     )
+
+
+def _training_sentence(curve: Curve) -> str:
+    """What the whole training takes on the fewest and on the most; empty where its tokens are not
+    said."""
+    found = [(point, point.priced) for point in curve.points if point.priced is not None]
+    tokens = found[0][1].case.training.tokens
+    if tokens is None:
+        return ""
+    parts = []
+    for point, priced in (found[0], *found[1:][-1:]):
+        price = curve.price(point, tokens)
+        dear = "" if price is None else f", for {price:,.0f}"
+        parts.append(f"{format_seconds(priced.seconds_for(tokens))} on {point.gpus:,} GPUs{dear}")
+    return f" {format_count(tokens)} tokens take {'; '.join(parts)}."
 
 
 def _most(curve: Curve) -> Fact:

@@ -209,6 +209,9 @@ def test_a_sweep_says_in_words_what_more_gpus_bring(made: Made) -> None:
         first, last = (curve["points"][at]["estimate"]["tokens_per_second"] for at in (0, -1))
         assert f"grow {last / first:.3g} times, from {first:,.0f} to {last:,.0f}" in short
         assert f"{50 * last / first:.1f} % of what it does" in short
+        prices = [f", for {point['price_to_train']:,.0f}" for point in curve["points"]]
+        assert "1.00 T tokens take" in short
+        assert all(price in short for price in prices)
 
 
 def test_a_sweep_of_which_nothing_fits_says_so(made: Made, tmp_path: Path) -> None:
