@@ -58,7 +58,5 @@ def test_each_pattern_says_where_its_names_are_from(pattern: object) -> None:
 def test_what_a_kernel_of_nccl_carries_is_in_its_name() -> None:
     found = [nccl_collective(name) for name, kind in KERNELS.items() if kind == "collective"]
     assert found == ["all_gather", "reduce_scatter"]
-    assert (
-        nccl_collective("ncclDevKernel_SendRecv(...)") == "send_recv"
-    )
+    assert nccl_collective("ncclDevKernel_SendRecv(...)") == "send_recv"
     assert nccl_collective("ncclDevKernel_Generic") is None
