@@ -6,8 +6,9 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from fsdpplan.errors import SpecError
 from fsdpplan.files.table import path_text
@@ -19,22 +20,25 @@ ADVICE = (
 )
 
 
+_FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = {
+    "name": str,
+    "cat": str,
+    "pid": (int, str),
+    "tid": (int, str),
+    "ts": (int, float),
+    "dur": (int, float),
+    "args": dict,
+}
+"""What an event has by the trace event format, where it has that."""
+
+
 def read_trace(path: Path) -> dict[str, Any]:
-    """A trace, whose events are dictionaries with a phase. Raises SpecError for what is none."""
+    """A trace, whose events are dictionaries with a phase and a name, and have nothing of another
+    type than the format says. Raises SpecError for what is none."""
     where = path_text(path)
     try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise SpecError(f"{where} cannot be read: {error.strerror or error}; {ADVICE}") from error
-    try:
-        if raw[:2] == b"\x1f\x8b":
-            raw = gzip.decompress(raw)
-        found = json.loads(raw)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise SpecError(
-            f"{where} ends within its compressed data or is damaged: {error}; copy it again, or "
-            f"{ADVICE}"
-        ) from error
+        # NaN is no number; the file's bytes are kept by nobody while it is parsed
+        found = json.loads(_content(path, where), parse_constant=lambda word: None)
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SpecError(
             f"{where} is no whole JSON document: {error}; a profiler that was killed leaves half "
@@ -45,10 +49,53 @@ def read_trace(path: Path) -> dict[str, Any]:
     events = found.get("traceEvents") if isinstance(found, dict) else None
     if not isinstance(events, list):
         raise SpecError(f"{where} is JSON, but no trace: it has no list traceEvents; {ADVICE}")
-    kept = [each for each in events if isinstance(each, dict) and "ph" in each]
+    kept = [_plain(each) for each in events if isinstance(each, dict) and "ph" in each]
     if not kept:
         raise SpecError(f"{where} is a trace without events; {ADVICE}")
-    return {**found, "traceEvents": kept}
+    about = {name: _job(found[name]) for name in found if name == "distributedInfo"}
+    return {**found, **about, "traceEvents": kept}
+
+
+def _content(path: Path, where: str) -> bytes:
+    """What stands in a file, unpacked."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise SpecError(f"{where} cannot be read: {error.strerror or error}; {ADVICE}") from error
+    try:
+        return gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise SpecError(
+            f"{where} ends within its compressed data or is damaged: {error}; copy it again, or "
+            f"{ADVICE}"
+        ) from error
+
+
+def _plain(event: dict[str, Any]) -> dict[str, Any]:
+    """An event without what is of another type."""
+    wrong = {key for key, of in _FIELDS.items() if key in event and not isinstance(event[key], of)}
+    wrong |= {key for key in ("ts", "dur") if key in event and not _is_number(event[key])}
+    if not wrong and "name" in event:
+        return event
+    return {"name": "", **{key: value for key, value in event.items() if key not in wrong}}
+
+
+def _is_number(value: object) -> bool:
+    """A moment or a length; no whole number beyond all floats is."""
+    return isinstance(value, int | float) and abs(value) < 1e18
+
+
+def _job(about: object) -> dict[str, Any]:
+    """What a trace says of its job; of groups ranks that are no numbers are left out."""
+    if not isinstance(about, dict):
+        return {}
+    groups = about.get("pg_config")
+    kept = [one for one in groups if isinstance(one, dict)] if isinstance(groups, list) else []
+    return {**about, "pg_config": [{**one, "ranks": _ranks(one.get("ranks"))} for one in kept]}
+
+
+def _ranks(found: object) -> list[int]:
+    return [rank for rank in found if isinstance(rank, int)] if isinstance(found, list) else []
 
 
 def write_trace(path: Path, document: dict[str, Any]) -> int:

@@ -6,16 +6,21 @@ are made by torch's profiler.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fsdpplan.cost.timeline.timeline import step_timeline
 from fsdpplan.errors import SpecError
-from fsdpplan.files.traces import read_trace
+from fsdpplan.files.traces import read_trace, write_trace
 from fsdpplan.run.trace.chrome import trace_document
 from fsdpplan.run.trace.measured import measured_step
 from fsdpplan.run.trace.overlay import (
@@ -31,7 +36,7 @@ from fsdpplan.run.trace.overlay import (
 from fsdpplan.search.advice.sensitivity import rates_and_constants, with_value
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Case
-from tests.cost.problems import case
+from tests.cost.problems import SMALL, case
 from tests.run.trace.format_rules import problems
 from tests.trainer import jobs
 
@@ -133,6 +138,70 @@ def cuda_trace(of: Case, change: Callable[[dict[str, Any]], float] = lambda even
         mark = {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{number}"}
         events.append({**mark, "pid": 77, "tid": 77, "ts": ts, "dur": dur, "args": {}})
     return {"distributedInfo": document["distributedInfo"], "traceEvents": events}
+
+
+TINY = case(replace(SMALL, layers=1), dp_shard=2)
+
+
+def host_trace() -> dict[str, Any]:
+    """A step as a profile of CPUs has it."""
+    span = {"ph": "X", "cat": "cpu_op", "pid": 1, "tid": 1, "ts": 1.0, "dur": 9.0, "args": {}}
+    mark = {"cat": "user_annotation", "name": "Optimizer.step#AdamW.step", "ts": 20.0}
+    gloo = {"name": "gloo:_allgather_base", "tid": 5, "ts": 3.0, "dur": 4.0}
+    named = [{"name": "aten::mm"}, {"name": "c10d::_allgather_base_", "ts": 2.0, "dur": 1.0}]
+    groups = [{"pg_name": "0", "pg_desc": "default_pg", "ranks": [0, 1]}]
+    return {
+        "distributedInfo": {"rank": 0, "world_size": 2, "pg_config": groups},
+        "traceEvents": [{**span, **each} for each in (*named, gloo, mark)],
+    }
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+PLACES = (
+    *((name,) for name in ("ph", "name", "cat", "pid", "tid", "ts", "dur", "args")),
+    *(("args", name) for name in ("correlation", "Collective name", "Group size", "dtype")),
+    *(("args", name) for name in ("Process Group Name", "Process Group Description")),
+)
+ABOUT = ((), ("rank",), ("world_size",), *(("pg_config", 0, "ranks")[:to] for to in (1, 2, 3)))
+
+
+@given(
+    is_host=st.booleans(),
+    at=st.integers(0, 99),
+    place=st.sampled_from([*(("traceEvents", *one) for one in PLACES), *ABOUT]),
+    junk=JUNK,
+)
+def test_a_trace_with_anything_anywhere_is_read_or_refused_in_words(
+    is_host: bool, at: int, place: tuple[Any, ...], junk: object
+) -> None:
+    trace = host_trace() if is_host else json.loads(tiny_trace())
+    inside: Any = trace
+    way: tuple[Any, ...] = ("distributedInfo", *place)
+    if place[:1] == ("traceEvents",):
+        way = ("traceEvents", at % len(trace["traceEvents"]), *place[1:])
+    for step in way[:-1]:
+        inside = inside[step]
+    inside[way[-1]] = junk
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        path.write_text(json.dumps(trace))
+        try:
+            found = compared(TINY, read := read_trace(path))
+            write_trace(path, overlay_document(found, TINY, read))
+        except SpecError:
+            return
+        assert found.measured.seconds >= 0
+
+
+@cache
+def tiny_trace() -> str:
+    return json.dumps(cuda_trace(TINY))
 
 
 def test_kernels_of_a_cuda_device_are_known_by_their_names() -> None:
