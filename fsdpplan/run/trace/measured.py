@@ -193,23 +193,14 @@ def _of_device(
 
 
 def _collective_of(event: TraceEvent) -> str:
+    from fsdpplan.trainer.watch.kinds import nccl_collective
     from fsdpplan.trainer.watch.trace import COLLECTIVES
 
     about = event.get("args", {})
     named = str(about.get("Collective name", "")).removesuffix("_")
     if named in COLLECTIVES:
         return COLLECTIVES[named]
-    kernel = str(event["name"]).lower()
-    for word, collective in (
-        ("allgather", "all_gather"),
-        ("reducescatter", "reduce_scatter"),
-        ("allreduce", "all_reduce"),
-        ("broadcast", "broadcast"),
-        ("sendrecv", "send_recv"),
-    ):
-        if word in kernel:
-            return collective
-    return "collective"
+    return nccl_collective(str(event["name"])) or "collective"
 
 
 def _members(
