@@ -24,6 +24,7 @@ from fsdpplan.cli.views.trace import (
 from fsdpplan.cost.timeline.timeline import DETAILED_MICROBATCHES, step_timeline
 from fsdpplan.errors import SpecError
 from fsdpplan.files.traces import read_trace, write_trace
+from fsdpplan.files.writing import require_place
 from fsdpplan.run.trace.chrome import trace_document
 from fsdpplan.run.trace.overlay import axis_groups, overlaid, overlay_document
 from fsdpplan.spec.plan import Case
@@ -91,6 +92,8 @@ def trace(*, plan: PlanFile = DEFAULT_PLAN, options: TraceOptions, json: Json = 
         raise SpecError(
             "--overlay shows every micro-batch kernel by kernel: leave out --micro-batches"
         )
+    if options.out is not None:
+        require_place(options.out, advice="choose another --out")
     saved = ranked(plan, None, own_program=True)
     share, case = max(saved.case.phases, key=lambda phase: phase[0])  # the part with most steps
     if options.overlay is None:

@@ -73,7 +73,8 @@ def test_over_its_own_trace_nothing_differs(capsys: pytest.CaptureFixture[str]) 
         ("--overlay none.json", "none.json cannot be read"),
         ("--overlay plan.json", "no list traceEvents"),
         ("--overlay none.json --micro-batches 2", "leave out --micro-batches"),
-        ("--out none/x.json", "cannot be written"),
+        ("--out none/x.json", "choose another --out"),
+        ("--overlay none.json --out none/x.json", "choose another --out"),
         ("--out x.json --micro-batches 0", "--micro-batches"),
     ],
 )
