@@ -97,9 +97,6 @@ def timeline_sections(laid: LaidOut | None) -> tuple[Section, ...]:
     return (*schedule, _streams_section(laid))
 
 
-# ---- All stages beside each other
-
-
 def _schedule_section(laid: LaidOut) -> Section:
     layout, line = laid.case.layout, laid.line
     bubbles = [
@@ -167,9 +164,6 @@ def _terms_table(line: Timeline, ranks: Sequence[tuple[str, int]]) -> Table:
         ),
         folded=True,
     )
-
-
-# ---- The streams of one rank
 
 
 def _streams_section(laid: LaidOut) -> Section:
@@ -253,9 +247,6 @@ def _choice(laid: LaidOut, rank: int, *, most: int) -> dict[str, Any]:
     if end < line.step_seconds:
         words.append(_part(end, line.step_seconds))
     return {"name": ": ".join(words), **_drawn(lanes, end)}
-
-
-# ---- Events as spans
 
 
 @dataclass(frozen=True, slots=True)
