@@ -423,12 +423,12 @@ def group_axes(
 ) -> dict[str, list[str]]:
     """Process group, by its name in a trace, to the axes of a plan with the same ranks, or, where
     the trace does not list them, with the name that a device mesh gives."""
-    by_ranks: dict[tuple[int, ...], list[str]] = {}
+    by_ranks: dict[tuple[str, ...], list[str]] = {}
     for axis, ranks in groups.items():
-        by_ranks.setdefault(tuple(ranks), []).append(axis)
+        by_ranks.setdefault(tuple(map(str, ranks)), []).append(axis)
     found: dict[str, list[str]] = {}
     for one in document.get("distributedInfo", {}).get("pg_config", ()):
-        name, ranks = str(one.get("pg_name", "")), tuple(one.get("ranks") or ())
+        name, ranks = str(one.get("pg_name", "")), tuple(map(str, one.get("ranks") or ()))
         described = str(one.get("pg_desc", ""))
         named = [axis for axis in groups if described == _description(axis)]
         axes = named or by_ranks.get(ranks, [])

@@ -6,7 +6,11 @@ are made by torch's profiler.
 
 from __future__ import annotations
 
+import json
+import random
 from collections.abc import Callable
+from contextlib import suppress
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -245,6 +249,30 @@ def test_a_trace_of_another_job_is_refused() -> None:
     written = trace_document(coarse, SHARDED.layout, name="x", groups={})
     with pytest.raises(SpecError, match="--micro-batches"):
         compared(SHARDED, written)
+
+
+JUNK = (None, "x", [], [[]], {}, {"a": []}, -1, 1e308, float("nan"), True)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("seed", range(40))
+def test_a_damaged_trace_is_answered_or_refused_in_words(seed: int, tmp_path: Path) -> None:
+    draw = random.Random(seed)
+    trace = cuda_trace(HOSTED) if seed % 2 else predicted_trace(HOSTED)
+    events, job = trace["traceEvents"], trace["distributedInfo"]
+    of_the_job = [trace, job, *job["pg_config"]]
+    for _ in range(draw.choice((1, 5, 200))):
+        about = draw.choice(of_the_job if draw.random() < 0.2 else events)
+        if draw.random() < 0.5 and isinstance(about.get("args"), dict):
+            about = about["args"]
+        keys = [key for key in about if key != "traceEvents"]
+        if keys:
+            about[draw.choice(keys)] = deepcopy(draw.choice(JUNK))
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(trace), encoding="utf-8")
+    with suppress(SpecError):
+        read = read_trace(path)
+        overlay_document(compared(HOSTED, read), HOSTED, read)
 
 
 def test_without_marks_steps_are_counted_by_their_collectives() -> None:
