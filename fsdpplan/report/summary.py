@@ -11,6 +11,9 @@ from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Estimate, MemoryBreakdown, Plan
 from fsdpplan.units import format_count, format_gib, format_percent, format_seconds
 
+WIDE_FACTOR = 1.5
+"""An end of the band that far off is told as a factor: a share less might be below nothing."""
+
 SURE_FRACTION = 0.9
 """A chance to fit from which it is said to."""
 
@@ -106,10 +109,13 @@ def _sure(plan: Plan) -> Fact:
     if learned is not None:
         note = f"{learned.runs} of your runs are like it" if learned.runs else note
     off = (step.upper - step.lower) / 2 / step.expected
+    factor = max(step.upper / step.expected, step.expected / step.lower)
+    narrow = factor < WIDE_FACTOR
+    of = "half the width" if narrow else "either way, by the ends"
     return Fact(
         name="How sure",
-        value=f"± {off * 100:.0f} %",
-        note=f"half the width of the 80 % band; {note}",
+        value=f"± {off * 100:.0f} %" if narrow else f"a factor of {factor:.1f}",
+        note=f"{of} of the 80 % band; {note}",
         tone="watch" if evidence == "datasheet" else "plain",
     )
 
