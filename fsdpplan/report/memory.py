@@ -25,7 +25,7 @@ COLORS = {
     "logits and loss": 6,
     "temporaries": 9,
     "allocator reserve": 8,
-    "CUDA and NCCL": 7,
+    "driver and libraries": 7,
 }
 """A colour for each part, the same in all charts: numbers of the page's palette."""
 

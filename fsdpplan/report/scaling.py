@@ -97,7 +97,7 @@ def scaling_section(curves: Sequence[Curve], *, price_unit: Unit = "dollars") ->
     return Section(
         name="scaling",
         title="How it scales",
-        says=knee_words(fitting[0]) if alone else "",
+        says=knee_words(fitting[0]) if alone and len(fitting[0].rates) > 1 else "",
         blocks=tuple(blocks),
     )
 

@@ -14,6 +14,9 @@ from fsdpplan.units import format_count, format_gib, format_percent, format_seco
 WIDE_FACTOR = 1.5
 """An end of the band that far off is told as a factor: a share less might be below nothing."""
 
+UNNAMED = "custom"
+"""What a model is called whose shapes were typed."""
+
 SURE_FRACTION = 0.9
 """A chance to fit from which it is said to."""
 
@@ -21,10 +24,12 @@ SURE_FRACTION = 0.9
 def subtitle(plan: Plan) -> str:
     """The question in a line."""
     cluster, training = plan.cluster, plan.training
-    unit = "process" if cluster.device.kind == "cpu" else cluster.device.name
+    unit = f"× {cluster.device.name}"
+    if cluster.device.kind == "cpu":
+        unit = "process" if cluster.gpus == 1 else "processes"
     nodes = "one node" if cluster.nodes == 1 else f"{cluster.nodes:,} nodes"
     return (
-        f"{cluster.gpus:,} × {unit} on {nodes} of {cluster.name}; "
+        f"{cluster.gpus:,} {unit} on {nodes} of {cluster.name}; "
         f"{training.global_batch:,} sequences of {training.seq_len:,} tokens a step, "
         f"{training.precision}"
     )
@@ -32,7 +37,7 @@ def subtitle(plan: Plan) -> str:
 
 def title(plan: Plan) -> str:
     """What is trained."""
-    return f"Training {plan.model.name}"
+    return f"Training {_model_name(plan.model)}"
 
 
 def summary_section(plan: Plan) -> Section:
@@ -71,11 +76,16 @@ def _sentence(plan: Plan) -> str:
         sure = f"It rests on {learned.runs} of your own runs, which are like it."
     where = "process" if cluster.device.kind == "cpu" else "GPU"
     return (
-        f"One step of {plan.model.name} ({_parameters(plan.model)}) on {cluster.gpus:,} {where}"
+        f"One step of {_model_name(plan.model)} ({_parameters(plan.model)}) on {cluster.gpus:,} {where}"
         f"{'' if cluster.gpus == 1 else 'es' if where == 'process' else 's'} is predicted to take "
         f"{format_seconds(step.expected)}; in four cases of five it takes between {lower} and "
         f"{upper}. {sure}"
     )
+
+
+def _model_name(model: Model) -> str:
+    """Its name; of shapes that were typed, that it has none."""
+    return "a model of your own" if model.name == UNNAMED else model.name
 
 
 def _parameters(model: Model) -> str:

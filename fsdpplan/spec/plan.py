@@ -173,7 +173,7 @@ class MemoryBreakdown:
             "logits and loss": self.logits_bytes,
             "temporaries": self.temporaries_bytes,
             "allocator reserve": self.reserved_overhead_bytes,
-            "CUDA and NCCL": self.context_bytes,
+            "driver and libraries": self.context_bytes,
         }
 
     @property
