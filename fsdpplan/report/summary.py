@@ -74,12 +74,12 @@ def _sentence(plan: Plan) -> str:
     learned = plan.estimate.learned
     if learned is not None and learned.runs:
         sure = f"It rests on {learned.runs} of your own runs, which are like it."
-    where = "process" if cluster.device.kind == "cpu" else "GPU"
+    one, many = ("process", "processes") if cluster.device.kind == "cpu" else ("GPU", "GPUs")
     return (
-        f"One step of {_model_name(plan.model)} ({_parameters(plan.model)}) on {cluster.gpus:,} {where}"
-        f"{'' if cluster.gpus == 1 else 'es' if where == 'process' else 's'} is predicted to take "
-        f"{format_seconds(step.expected)}; in four cases of five it takes between {lower} and "
-        f"{upper}. {sure}"
+        f"One step of {_model_name(plan.model)} ({_parameters(plan.model)}) on {cluster.gpus:,} "
+        f"{one if cluster.gpus == 1 else many} is predicted to take "
+        f"{format_seconds(step.expected)}; "
+        f"in four cases of five it takes between {lower} and {upper}. {sure}"
     )
 
 

@@ -425,13 +425,13 @@ def group_axes(
     the trace does not list them, with the name that a device mesh gives."""
     by_ranks: dict[tuple[str, ...], list[str]] = {}
     for axis, ranks in groups.items():
-        by_ranks.setdefault(tuple(map(str, ranks)), []).append(axis)
+        by_ranks.setdefault(tuple(str(rank) for rank in ranks), []).append(axis)
     found: dict[str, list[str]] = {}
     for one in document.get("distributedInfo", {}).get("pg_config", ()):
-        name, ranks = str(one.get("pg_name", "")), tuple(map(str, one.get("ranks") or ()))
+        name, ranks = str(one.get("pg_name", "")), one.get("ranks") or ()
         described = str(one.get("pg_desc", ""))
         named = [axis for axis in groups if described == _description(axis)]
-        axes = named or by_ranks.get(ranks, [])
+        axes = named or by_ranks.get(tuple(str(rank) for rank in ranks), [])
         if axes:
             found[name] = axes
     return found
