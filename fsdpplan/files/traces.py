@@ -35,8 +35,8 @@ def read_trace(path: Path) -> dict[str, Any]:
                 raw = packed.read(LIMIT_BYTES + 1)
             if len(raw) > LIMIT_BYTES:
                 raise SpecError(
-                    f"{where} is larger than {format_gb(LIMIT_BYTES)} when it is unpacked: profile "
-                    "fewer steps, such as run --profile 20:3"
+                    f"{where} is larger than {format_gb(LIMIT_BYTES)} when it is unpacked: give "
+                    "one of fewer steps, as fsdpplan run --profile 20:3 leaves it"
                 )
         found = json.loads(raw)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:

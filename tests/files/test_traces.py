@@ -63,5 +63,7 @@ def test_what_unpacks_to_too_much_is_refused(
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(b" " * 100_000 + b'{"traceEvents": []}'))
     monkeypatch.setattr("fsdpplan.files.traces.LIMIT_BYTES", 10_000)
-    with pytest.raises(SpecError, match=r"larger than 10.0 kB when it is unpacked: profile fewer"):
+    with pytest.raises(
+        SpecError, match=r"larger than 10.0 kB when it is unpacked: give one of fewer"
+    ):
         read_trace(path)

@@ -19,11 +19,12 @@ from hypothesis import strategies as st
 from fsdpplan.cost.network.placement import Group
 from fsdpplan.cost.timeline.events import MemoryPoint
 from fsdpplan.files.plans import estimate_document
-from fsdpplan.report.memory import thinned
+from fsdpplan.report.memory import memory_section, thinned
 from fsdpplan.report.network import groups, topology_data, traffic_of
 from fsdpplan.report.of_plan import plan_report
 from fsdpplan.report.page import ECHARTS_SHA256, ECHARTS_VERSION, asset, json_in_html, page
 from fsdpplan.report.summary import subtitle, summary_section, title
+from fsdpplan.report.timeline import laid_out
 from fsdpplan.report.values import Cell, Chart, Facts, Notes, Report, Table, written
 from fsdpplan.run.plans import read_plan
 from fsdpplan.spec.layout import MESH_AXES, Layout
@@ -281,6 +282,9 @@ def test_the_summary_says_what_a_person_would() -> None:
         assert found["How sure"].startswith(sure)
     assert subtitle(typed).startswith("8 processes on one node of dgx-h100; ")
     assert title(typed) == "Training a model of your own"
+    said = str(memory_section(typed, laid_out(typed)))
+    assert "nvidia-smi" not in said
+    assert "torch.cuda" not in said
 
 
 @pytest.mark.parametrize("gpus", SIZES)
