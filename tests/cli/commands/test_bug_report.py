@@ -47,7 +47,7 @@ PRIVATE = (*SECRET, "qxproject", "10.7.0.12", "me@team", "example.com")
 def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a plan and a run that has failed."""
     for name in os.environ:
-        if name.startswith(("SLURM", "NCCL")):
+        if name.startswith(("SLURM", "NCCL", "TORCH", "CUDA")):
             monkeypatch.delenv(name)
     for name, value in {**ENVIRONMENT, "XDG_STATE_HOME": str(tmp_path / "state")}.items():
         monkeypatch.setenv(name, value)
