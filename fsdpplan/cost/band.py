@@ -211,6 +211,11 @@ def peak_factor(device: Device) -> float:
     return 1.0 if device.learned_peaks is None else exp(device.learned_peaks.shift_log)
 
 
+def expected_peak_bytes(memory: MemoryBreakdown, device: Device) -> float:
+    """Of the fullest device, as measured runs say where there are some."""
+    return peak_factor(device) * memory.peak_device_bytes
+
+
 def fits_fraction(*, peak_bytes: float, device: Device, unknown_log_error: float = 0.0) -> float:
     """Chance that a peak which is predicted to be `peak_bytes` stays within the memory of a device
     whose error is known."""

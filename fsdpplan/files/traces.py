@@ -6,10 +6,10 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import math
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from fsdpplan.errors import SpecError
 from fsdpplan.files.table import path_text, read_data
@@ -24,26 +24,25 @@ ADVICE = (
 LIMIT_BYTES = 2_000_000_000
 """Larger ones fit no memory once they are Python's values."""
 
+_FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = {
+    "name": str,
+    "cat": str,
+    "pid": (int, str),
+    "tid": (int, str),
+    "ts": (int, float),
+    "dur": (int, float),
+    "args": dict,
+}
+"""What an event has by the trace event format, where it has that."""
+
 
 def read_trace(path: Path) -> dict[str, Any]:
-    """A trace, whose events are dictionaries with a phase. Raises SpecError for what is none."""
+    """A trace, whose events are dictionaries with a phase and a name, and have nothing of another
+    type than the format says. Raises SpecError for what is none."""
     where = path_text(path)
-    raw = read_data(path, limit_bytes=LIMIT_BYTES, what="trace")
     try:
-        if raw[:2] == b"\x1f\x8b":
-            with gzip.open(io.BytesIO(raw)) as packed:
-                raw = packed.read(LIMIT_BYTES + 1)
-            if len(raw) > LIMIT_BYTES:
-                raise SpecError(
-                    f"{where} is larger than {format_gb(LIMIT_BYTES)} when it is unpacked: give "
-                    "one of fewer steps, as fsdpplan run --profile 20:3 leaves it"
-                )
-        found = json.loads(raw)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise SpecError(
-            f"{where} ends within its compressed data or is damaged: {error}; copy it again, or "
-            f"{ADVICE}"
-        ) from error
+        # NaN is no number; the file's bytes are kept by nobody while it is parsed
+        found = json.loads(_content(path, where), parse_constant=lambda word: None)
     except SpecError:
         raise
     except (ValueError, RecursionError) as error:
@@ -56,68 +55,59 @@ def read_trace(path: Path) -> dict[str, Any]:
     events = found.get("traceEvents") if isinstance(found, dict) else None
     if not isinstance(events, list):
         raise SpecError(f"{where} is JSON, but no trace: it has no list traceEvents; {ADVICE}")
-    kept = [_sound(each) for each in events if isinstance(each, dict) and "ph" in each]
-    if not any(kept):
+    kept = [_plain(each) for each in events if isinstance(each, dict) and "ph" in each]
+    if not kept:
         raise SpecError(f"{where} is a trace without events; {ADVICE}")
-    return {
-        **found,
-        "traceEvents": [each for each in kept if each is not None],
-        **({"distributedInfo": _sound_job(found["distributedInfo"])} if _JOB in found else {}),
-    }
+    about = {name: _job(found[name]) for name in found if name == "distributedInfo"}
+    return {**found, **about, "traceEvents": kept}
 
 
-_JOB = "distributedInfo"
-_COUNTED = ("correlation", "Group size")
-"""Arguments that stand for one number each."""
-
-
-def _sound(event: dict[str, Any]) -> dict[str, Any] | None:
-    """An event whose fields have the types of the format; None of one that has no time, though it
-    lasts."""
-    if event["ph"] == "X" and not (_is_time(event.get("ts")) and _is_time(event.get("dur"), 0)):
-        return None
-    fixed: dict[str, Any] = {}
-    if not isinstance(event.get("name"), str):
-        fixed["name"] = str(event.get("name", ""))
-    fixed |= {
-        key: str(event[key])
-        for key in ("ph", "pid", "tid", "cat")
-        if isinstance(event.get(key), dict | list)
-    }
-    about = event.get("args", {})
-    if not isinstance(about, dict):
-        fixed["args"] = {}
-    elif any(isinstance(about.get(key), dict | list) for key in _COUNTED):
-        fixed["args"] = {key: value for key, value in about.items() if key not in _COUNTED}
-    return {**event, **fixed} if fixed else event
-
-
-def _is_time(value: Any, least: float = -math.inf) -> bool:
+def _content(path: Path, where: str) -> bytes:
+    """What stands in a file, unpacked."""
+    raw = read_data(path, limit_bytes=LIMIT_BYTES, what="trace")
+    if raw[:2] != b"\x1f\x8b":
+        return raw
     try:
-        return math.isfinite(number := float(value)) and number >= least
-    except (TypeError, ValueError, OverflowError):
-        return False
+        with gzip.open(io.BytesIO(raw)) as packed:
+            found = packed.read(LIMIT_BYTES + 1)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise SpecError(
+            f"{where} ends within its compressed data or is damaged: {error}; copy it again, or "
+            f"{ADVICE}"
+        ) from error
+    if len(found) > LIMIT_BYTES:
+        raise SpecError(
+            f"{where} is larger than {format_gb(LIMIT_BYTES)} when it is unpacked: give one of "
+            "fewer steps, as fsdpplan run --profile 20:3 leaves it"
+        )
+    return found
 
 
-def _sound_job(about: Any) -> dict[str, Any]:
-    """What a trace says of its job, as far as it has the types that torch writes."""
+def _plain(event: dict[str, Any]) -> dict[str, Any]:
+    """An event without what is of another type."""
+    wrong = {key for key, of in _FIELDS.items() if key in event and not isinstance(event[key], of)}
+    wrong |= {key for key in ("ts", "dur") if key in event and not _is_number(event[key])}
+    if not wrong and "name" in event:
+        return event
+    return {"name": "", **{key: value for key, value in event.items() if key not in wrong}}
+
+
+def _is_number(value: object) -> bool:
+    """A moment or a length; no whole number beyond all floats is."""
+    return isinstance(value, int | float) and abs(value) < 1e18
+
+
+def _job(about: object) -> dict[str, Any]:
+    """What a trace says of its job; of groups ranks that are no numbers are left out."""
     if not isinstance(about, dict):
         return {}
-    numbers = ("rank", "world_size")
-    kept = {
-        key: value
-        for key, value in about.items()
-        if key != "pg_config" and not (key in numbers and type(value) is not int)
-    }
     groups = about.get("pg_config")
-    return {
-        **kept,
-        "pg_config": [
-            {**one, "ranks": ranks if isinstance(ranks := one.get("ranks"), list) else []}
-            for one in (groups if isinstance(groups, list) else [])
-            if isinstance(one, dict)
-        ],
-    }
+    kept = [one for one in groups if isinstance(one, dict)] if isinstance(groups, list) else []
+    return {**about, "pg_config": [{**one, "ranks": _ranks(one.get("ranks"))} for one in kept]}
+
+
+def _ranks(found: object) -> list[int]:
+    return [rank for rank in found if isinstance(rank, int)] if isinstance(found, list) else []
 
 
 def write_trace(path: Path, document: dict[str, Any]) -> int:

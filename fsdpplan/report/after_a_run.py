@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -118,9 +119,9 @@ def _ratios(rows: Sequence[Comparison]) -> Chart:
             "rows": [
                 {
                     "name": WORDS[row.quantity],
-                    "lower": (row.lower or row.predicted) / row.predicted,
-                    "expected": 1.0,
-                    "upper": (row.upper or row.predicted) / row.predicted,
+                    "lower": row.band_ratio.lower,
+                    "expected": row.band_ratio.expected,
+                    "upper": row.band_ratio.upper,
                     "measured": (row.measured or 0.0) / row.predicted,
                     "details": [
                         ["was predicted", written(row.predicted, UNITS[row.unit])],
@@ -223,8 +224,7 @@ def _steps(left: Aftermath) -> Section | None:
     """Loss, step, MFU and memory over the steps of all starts."""
     estimate = left.run.plan.estimate
     step = estimate.step_seconds
-    slow, fast = step.expected / step.upper, step.expected / step.lower
-    mfu = estimate.mfu_fraction
+    mfu = step.inverse(estimate.mfu_fraction)
     charts = (
         _curve(left, "loss", "Loss", "loss", "plain"),
         _curve(left, "step_seconds", "Time of a step", "a step", "seconds", predicted=step),
@@ -234,7 +234,7 @@ def _steps(left: Aftermath) -> Section | None:
             "MFU: useful work over the peak of the hardware",
             "MFU",
             "fraction",
-            predicted=Interval(lower=mfu * slow, expected=mfu, upper=min(1.0, mfu * fast)),
+            predicted=replace(mfu, upper=min(1.0, mfu.upper)),
         ),
         _memory(left),
     )

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fsdpplan.cost.band import peak_factor
+from fsdpplan.cost.band import expected_peak_bytes
 from fsdpplan.cost.schedule.stages import named_stages
-from fsdpplan.report.values import Cell, Chart, Section, Table, cell
+from fsdpplan.report.values import Cell, Chart, Section, Table, band_words, cell
 from fsdpplan.search.advice.words import chance_words, degrees, name, policy
 from fsdpplan.search.objective import leaner
 from fsdpplan.search.order import Entry, is_tied, seconds
@@ -135,14 +135,13 @@ def _drawn(
     entries: list[Entry], fastest: Entry, plan: Plan, question: Question
 ) -> tuple[Drawn, ...]:
     difference = difference_of(question.cluster, question.learner)
-    factor = peak_factor(question.cluster.device)
     found = [
         Drawn(
             layout=entry[0],
             estimate=entry[1],
-            peak_bytes=factor * entry[1].memory.peak_device_bytes,
+            peak_bytes=expected_peak_bytes(entry[1].memory, question.cluster.device),
             is_chosen=entry[0] == plan.layout,
-            is_tied=entry is fastest or is_tied(entry, fastest, difference),
+            is_tied=is_tied(entry, fastest, difference),
         )
         for entry in entries
     ]
@@ -252,7 +251,7 @@ def _point(one: Drawn) -> dict[str, Any]:
         **band,
         "name": f"{name(one.layout)}: {degrees(one.layout)}",
         "details": [
-            ["80 % band", f"{format_seconds(step.lower)} to {format_seconds(step.upper)}"],
+            ["80 % band", band_words(step)],
             ["tokens a second", f"{one.estimate.tokens_per_second:,.0f}"],
             ["MFU", format_percent(one.estimate.mfu_fraction)],
             *([["fits", fits]] if (fits := _fits(one.estimate)) else []),
@@ -291,7 +290,7 @@ def _row(one: Drawn) -> tuple[Cell | str, ...]:
     return (
         f"{degrees(one.layout)}; {policy(one.layout)}",
         cell(step.expected, "seconds"),
-        f"{format_seconds(step.lower)} to {format_seconds(step.upper)}",
+        band_words(step),
         cell(one.peak_bytes, "bytes"),
         Cell(_fits(one.estimate), one.estimate.memory.fits_fraction),
         cell(one.estimate.mfu_fraction, "fraction"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from fsdpplan.report.values import Block, Note, Notes, Section, Table, Words
+from fsdpplan.report.values import Block, Note, Notes, Section, Table, Words, sentence
 from fsdpplan.search.advice.field_rules import RULES
 from fsdpplan.search.advice.words import EVIDENCE
 from fsdpplan.spec.plan import BrokenRule, Plan
@@ -35,8 +35,8 @@ def _rule_note(rule: BrokenRule) -> Note:
     typed = f" Type: {rule.change}." if rule.change and rule.change not in rule.advice else ""
     return Note(
         title=_title(rule.rule),
-        text=f"{_sentence(rule.says)}",
-        advice=f"{_sentence(rule.advice)}{typed}" if rule.advice else "",
+        text=sentence(rule.says),
+        advice=f"{sentence(rule.advice)}{typed}" if rule.advice else "",
         source=f"Rule: {rule.source}" if rule.source else "",
         tone="bad" if rule.risks_run else "watch",
     )
@@ -45,11 +45,6 @@ def _rule_note(rule: BrokenRule) -> Note:
 def _title(name: str) -> str:
     """`few-micro-batches` in words."""
     return name.replace("-", " ").replace("micro batch", "micro-batch").capitalize() + "."
-
-
-def _sentence(words: str) -> str:
-    """With a capital, and a stop."""
-    return words[:1].upper() + words[1:] + ("" if words.endswith(".") else ".")
 
 
 def grounds_section(plan: Plan) -> Section:

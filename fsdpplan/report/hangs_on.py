@@ -9,6 +9,7 @@ from fsdpplan.report.values import Block, Cell, Chart, Section, Table, cell
 from fsdpplan.search.advice.difference import Priced
 from fsdpplan.search.advice.measurement import Means, Measurement, band_fraction
 from fsdpplan.search.advice.sensitivity import (
+    LEAST_ELASTICITY,
     Evidence,
     Sensitivity,
     evidence_of,
@@ -18,8 +19,6 @@ from fsdpplan.search.advice.sensitivity import (
 from fsdpplan.units import format_percent
 
 MOST_BARS = 16
-LEAST = 5e-3
-"""Elasticity of what has a line: 1 % of it changes the step by 0.005 %."""
 
 MEANS: Mapping[Means, str] = {
     "calibrate": "fsdpplan calibrate",
@@ -51,7 +50,7 @@ class Followed:
 def hangs_on_section(followed: Followed) -> Section | None:
     """The section; None where the step follows nothing."""
     strongest = sorted(
-        (one for one in followed.found if not one.counted and abs(one.step) >= LEAST),
+        (one for one in followed.found if not one.counted and abs(one.step) >= LEAST_ELASTICITY),
         key=lambda one: (-abs(one.step), one.field),
     )
     if not strongest:

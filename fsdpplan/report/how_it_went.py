@@ -13,6 +13,7 @@ from fsdpplan.report.values import (
     Notes,
     Section,
     Table,
+    band_words,
     cell,
     sentence,
 )
@@ -238,9 +239,7 @@ def learnt_section(left: Aftermath, learnt: Learnt | None) -> Section | None:
 
 
 def _interval_words(value: Interval) -> str:
-    ends = (format_seconds(end, beside=value.expected) for end in (value.lower, value.upper))
-    lower, upper = ends
-    return f"{format_seconds(value.expected)} ({lower} to {upper})"
+    return f"{format_seconds(value.expected)} ({band_words(value)})"
 
 
 def _width(value: Interval) -> float:

@@ -13,7 +13,7 @@ from fsdpplan.cost.timeline.events import MemoryPoint
 from fsdpplan.report.timeline import TICKS, LaidOut
 from fsdpplan.report.values import Chart, Fact, Facts, Section, Table, cell
 from fsdpplan.spec.plan import Case, MemoryBreakdown, Plan
-from fsdpplan.units import format_gib, format_seconds
+from fsdpplan.units import MIB, format_gib, format_seconds
 
 COLORS = {
     "parameters": 0,
@@ -128,7 +128,7 @@ def rank_memories(plan: Plan) -> tuple[RankMemory, ...]:
 def _name(at: int, ranks: int, plan: Plan) -> str:
     if ranks > 1:
         return f"stage {at + 1}"
-    return "each process" if plan.cluster.device.kind == "cpu" else "each GPU"
+    return f"each {plan.cluster.device.unit}"
 
 
 def _fullest_part(plan: Plan) -> Case | None:
@@ -199,18 +199,6 @@ def _chart(plan: Plan, ranks: tuple[RankMemory, ...]) -> Chart:
 MOST_POINTS = 240
 """Of a rank over the step; all ranks share `MOST_POINTS_IN_ALL`."""
 MOST_POINTS_IN_ALL = 1600
-_MIB = 2**20
-_HELD = {
-    "parameters": "parameters_bytes",
-    "optimizer state": "optimizer_bytes",
-    "gradients": "gradients_bytes",
-    "gathered parameters": "unsharded_parameters_bytes",
-    "unreduced gradients": "unsharded_gradients_bytes",
-    "activations": "activations_bytes",
-    "logits and loss": "logits_bytes",
-    "temporaries": "temporaries_bytes",
-}
-"""Parts of what tensors take, from what stays to what goes, and the fields that they are in."""
 
 
 def _over_the_step(plan: Plan, laid: LaidOut | None) -> tuple[Chart, ...]:
@@ -295,14 +283,13 @@ def thinned(points: list[MemoryPoint], most: int) -> list[MemoryPoint]:
 def _held(points: list[MemoryPoint], end: float, device_bytes: int) -> dict[str, Any]:
     """Columns of whole MiB; what is always there is one number of them all."""
     tick = end / TICKS
-    columns = {
-        name: [round(getattr(one, field) / _MIB) for one in points] for name, field in _HELD.items()
-    }
+    terms = [one.terms for one in points]
+    columns = {name: [round(one[name] / MIB) for one in terms] for name in terms[0]}
     return {
         "x": {"name": "time in the step", "unit": "seconds", "min": 0, "max": end},
         "y": {"name": "allocated", "unit": "bytes", "min": 0, "max": device_bytes},
         "tick": tick,
-        "scale": _MIB,
+        "scale": MIB,
         # the last value holds to the end
         "at": [round(one.start_seconds / tick) for one in points] + [TICKS],
         "series": [
@@ -321,16 +308,7 @@ def _phases_table(plan: Plan, by_rank: dict[int, list[MemoryPoint]]) -> Table:
         rows=tuple(
             (
                 _name(rank, len(by_rank), plan),
-                *(
-                    cell(
-                        max(
-                            (one.allocated_bytes for one in points if one.phase == phase),
-                            default=None,
-                        ),
-                        "bytes",
-                    )
-                    for phase in phases
-                ),
+                *(cell(_most(points, phase), "bytes") for phase in phases),
             )
             for rank, points in by_rank.items()
         ),

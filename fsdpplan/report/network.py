@@ -35,7 +35,9 @@ _WORDS = {
     "pp": "pipeline",
     "dp_replicate": "copies of a shard",
 }
-_COLORS = {"tp": "tp", "cp": "cp", "ep": "ep", "pp": "pp", "dp_replicate": "replicate"}
+_COLORS = {"tp": 0, "cp": 2, "ep": 6, "pp": 5, "dp_replicate": 3}
+_SHARDS_COLOR, _OTHER_COLOR = 1, 4
+"""Numbers of the page's palette, of what is not by its own name there."""
 _LEVELS = {
     "nvlink": "NVLink",
     "infiniband": "InfiniBand",
@@ -76,7 +78,7 @@ def groups(layout: Layout) -> tuple[Group, ...]:
 def topology_section(plan: Plan) -> Section:
     """Where ranks are, and who talks to whom."""
     cluster, layout = plan.cluster, plan.layout
-    unit = _unit(cluster)
+    unit = cluster.device.unit
     return Section(
         name="topology",
         title="Where the ranks are",
@@ -119,10 +121,6 @@ def _group_row(group: Group, cluster: Cluster) -> tuple[Cell | str, ...]:
     )
 
 
-def _unit(cluster: Cluster) -> str:
-    return "process" if cluster.device.kind == "cpu" else "GPU"
-
-
 def _seen(cluster: Cluster, layout: Layout) -> str:
     parts = [
         f"{one.axis}: groups of {one.ranks:,}, {_span(one, cluster)}" for one in groups(layout)
@@ -141,7 +139,7 @@ def topology_data(plan: Plan) -> dict[str, Any]:
     return {
         "gpus": cluster.gpus,
         "perNode": cluster.gpus_per_node,
-        "unit": _unit(cluster),
+        "unit": cluster.device.unit,
         "islandNodes": island_nodes(cluster),
         "rails": None if cluster.network is None else cluster.network.rails,
         "stages": layout.pp,
@@ -180,7 +178,7 @@ def _axis(group: Group, plan: Plan) -> dict[str, Any]:
     return {
         "name": group.axis,
         "words": _axis_words(group.axis, plan.layout),
-        "color": _COLORS.get(group.axis, _color(group.axis)),
+        "color": _color(group.axis),
         "ranks": group.ranks,
         "stride": group.stride,
         "level": level_words(placed.level_name),
@@ -198,8 +196,9 @@ def _axis(group: Group, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _color(axis: str) -> str:
-    return "shard" if axis.startswith("dp_shard") and "/" not in axis else "other"
+def _color(axis: str) -> int:
+    is_shards = axis.startswith("dp_shard") and "/" not in axis
+    return _COLORS.get(axis, _SHARDS_COLOR if is_shards else _OTHER_COLOR)
 
 
 def _axis_words(axis: str, layout: Layout) -> str:
@@ -230,7 +229,7 @@ def _levels_table(cluster: Cluster) -> Table:
 
 
 def _level_row(level: Level, at: int, cluster: Cluster) -> tuple[Cell | str, ...]:
-    unit = _unit(cluster)
+    unit = cluster.device.unit
     inner = 1 if at == 0 else cluster.levels[at - 1].domain_gpus
     below = (
         unit if at == 0 else "node" if inner == cluster.gpus_per_node else f"domain of {inner:,}"
@@ -239,7 +238,7 @@ def _level_row(level: Level, at: int, cluster: Cluster) -> tuple[Cell | str, ...
     rate = format_bandwidth(level.port_bandwidth_bytes_per_second)
     return (
         level_words(level.name),
-        Cell(f"{gpus:,} {unit}{'' if gpus == 1 else 'es' if unit == 'process' else 's'}", gpus),
+        Cell(cluster.device.counted(gpus), gpus),
         f"{level.ports} × {rate} of each {below}",
         cell(level.latency_seconds, "seconds"),
         "yes" if level.gpudirect else "no",

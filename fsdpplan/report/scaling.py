@@ -20,13 +20,14 @@ from fsdpplan.report.values import (
     Section,
     Table,
     Unit,
+    band_words,
     cell,
     written,
 )
 from fsdpplan.search.advice.words import degrees
-from fsdpplan.search.scaling import Curve, Point, knee_words
+from fsdpplan.search.scaling import Curve, Point
 from fsdpplan.spec.plan import Interval
-from fsdpplan.units import format_count, format_percent, format_seconds
+from fsdpplan.units import format_count, format_percent
 
 BILLION = 10**9
 
@@ -84,9 +85,7 @@ def scaling_section(curves: Sequence[Curve], *, price_unit: Unit = "dollars") ->
     fitting = [curve for curve in curves if curve.rates]
     if not fitting:
         return None
-    alone = len(fitting) == 1
-    blocks: list[Block] = [] if alone else [Facts(tuple(map(_most, fitting)))]
-    blocks.append(_rates(fitting))
+    blocks: list[Block] = [_rates(fitting)]
     if any(len(curve.rates) > 1 for curve in fitting):
         blocks.append(_efficiencies(fitting))
     blocks += _whole(fitting, price_unit)
@@ -94,23 +93,7 @@ def scaling_section(curves: Sequence[Curve], *, price_unit: Unit = "dollars") ->
     missing = tuple(_misses(curves))
     if missing:
         blocks.append(Notes(missing))
-    return Section(
-        name="scaling",
-        title="How it scales",
-        says=knee_words(fitting[0]) if alone and len(fitting[0].rates) > 1 else "",
-        blocks=tuple(blocks),
-    )
-
-
-def _most(curve: Curve) -> Fact:
-    """Its last point, and its knee."""
-    last = curve.rates[-1]
-    return Fact(
-        name=f"{curve_name(curve)}, {last.gpus:,} GPUs",
-        value=f"{last.tokens_per_second:,.0f} tokens/s",
-        exact=last.tokens_per_second,
-        note=knee_words(curve),
-    )
+    return Section(name="scaling", title="How it scales", blocks=tuple(blocks))
 
 
 def _fitting(curve: Curve) -> list[Point]:
@@ -118,14 +101,10 @@ def _fitting(curve: Curve) -> list[Point]:
 
 
 def _interval(point: Point) -> Interval:
-    """Tokens a second: the band of the step turned round."""
+    """Tokens a second."""
     assert point.priced is not None
-    step, rate = point.priced.estimate.step_seconds, point.priced.estimate.tokens_per_second
-    return Interval(
-        lower=rate * step.expected / step.upper,
-        expected=rate,
-        upper=rate * step.expected / step.lower,
-    )
+    found = point.priced.estimate
+    return found.step_seconds.inverse(found.tokens_per_second)
 
 
 def _gpus_axis(curves: Sequence[Curve]) -> dict[str, Any]:
@@ -245,9 +224,7 @@ def _whole(curves: Sequence[Curve], price_unit: Unit) -> list[Block]:
             "price",
             f"{what[0].upper()}{what[1:]} of {format_count(tokens)} tokens",
             (what, unit),
-            lambda curve, point: (
-                _price(curve, point, tokens) if has_price else _hours(point, tokens)
-            ),
+            dear,
         )
     )
     return charts
@@ -318,8 +295,7 @@ def _points(curves: Sequence[Curve]) -> Table:
             cell(point.gpus, "whole"),
             cell(point.global_batch, "whole"),
             cell(point.priced.estimate.step_seconds.expected, "seconds"),
-            f"{format_seconds(point.priced.estimate.step_seconds.lower)} to "
-            f"{format_seconds(point.priced.estimate.step_seconds.upper)}",
+            band_words(point.priced.estimate.step_seconds),
             cell(point.priced.estimate.tokens_per_second, "whole"),
             cell(point.priced.estimate.mfu_fraction, "fraction"),
             _kept(curve, point),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fsdpplan import __version__
-from fsdpplan.cost.band import peak_factor
+from fsdpplan.cost.band import expected_peak_bytes
 from fsdpplan.report.scaling import curve_name, scaling_section
 from fsdpplan.report.values import (
     Block,
@@ -22,12 +22,13 @@ from fsdpplan.report.values import (
     Table,
     Words,
     cell,
+    sentence,
     written,
 )
 from fsdpplan.search.advice.difference import Priced, changed_inputs, step_terms
 from fsdpplan.search.advice.words import chance_words, degrees, policy
-from fsdpplan.search.scaling import Curve, pairs
-from fsdpplan.units import format_gib, format_percent, format_seconds
+from fsdpplan.search.scaling import Curve, efficiency, knee_words, pairs
+from fsdpplan.units import format_count, format_gib, format_percent, format_seconds
 
 MILLION = 10**6
 
@@ -100,13 +101,14 @@ def _fact(one: Compared) -> Fact:
 def _rates(fitting: Sequence[tuple[str, Priced]]) -> Chart:
     rows = []
     for name, one in fitting:
-        rate, step = one.estimate.tokens_per_second, one.estimate.step_seconds
+        step = one.estimate.step_seconds
+        rate = step.inverse(one.estimate.tokens_per_second)
         rows.append(
             {
                 "name": name,
-                "lower": rate * step.expected / step.upper,
-                "expected": rate,
-                "upper": rate * step.expected / step.lower,
+                "lower": rate.lower,
+                "expected": rate.expected,
+                "upper": rate.upper,
                 "details": [
                     ["layout", degrees(one.case.layout)],
                     ["a step", format_seconds(step.expected)],
@@ -155,7 +157,7 @@ def _table(fitting: Sequence[tuple[str, Priced]]) -> Table:
 
 
 def _peak_bytes(one: Priced) -> float:
-    return one.estimate.memory.peak_device_bytes * peak_factor(one.case.cluster.device)
+    return expected_peak_bytes(one.estimate.memory, one.case.cluster.device)
 
 
 def _chance(one: Priced) -> Cell:
@@ -288,7 +290,7 @@ def _grounds(assumptions: Sequence[str], warnings: Sequence[str]) -> Section:
 def sweep_report(model: str, curves: Sequence[Curve], *, assumptions: Sequence[str]) -> Report:
     """A page of curves over numbers of GPUs."""
     section = scaling_section(curves, price_unit="count")
-    sections = [] if section is None else [section]
+    sections = [_sweep_in_short(model, curves), *([] if section is None else [section])]
     machines = _machines(curves)
     if machines is not None:
         sections.append(machines)
@@ -300,6 +302,70 @@ def sweep_report(model: str, curves: Sequence[Curve], *, assumptions: Sequence[s
         sections=tuple(sections),
         made_by=f"fsdpplan {__version__}",
         about="fsdpplan sweep",
+    )
+
+
+def _sweep_in_short(model: str, curves: Sequence[Curve]) -> Section:
+    """What more GPUs bring, in words, and what most of them do."""
+    fitting = [curve for curve in curves if curve.rates]
+    words = [f"{_curve_sentence(model, curve)}{_training_sentence(curve)}" for curve in fitting]
+    words += [
+        sentence(f"nothing fits on {curve_name(curve)}: {curve.points[-1].problem}")
+        for curve in curves
+        if not curve.rates
+    ]
+    facts = tuple(map(_most, fitting))
+    return Section(
+        name="summary",
+        title="In short",
+        blocks=(Words(tuple(words)), *([Facts(facts)] if facts else [])),
+    )
+
+
+def _curve_sentence(model: str, curve: Curve) -> str:
+    """From the fewest GPUs that do to the most."""
+    first, last = curve.rates[0], curve.rates[-1]
+    kept = "the global batch stays"
+    if curve.scaling == "weak":
+        kept = "the batch of each GPU stays"
+    begins = f"Training {model} on {curve.hardware}, where {kept}"
+    if first.gpus == last.gpus:
+        return (
+            f"{begins}: {first.gpus:,} GPUs do {first.tokens_per_second:,.0f} tokens a second; no "
+            "other number of these fits."
+        )
+    times = last.tokens_per_second / first.tokens_per_second
+    return (
+        f"{begins}: from {first.gpus:,} to {last.gpus:,} GPUs, {last.gpus / first.gpus:.3g} times "
+        f"as many, tokens a second grow {times:.3g} times, from {first.tokens_per_second:,.0f} to "
+        f"{last.tokens_per_second:,.0f}: each GPU keeps "
+        f"{format_percent(efficiency(first, last))} of what it does among the fewest."
+    )
+
+
+def _training_sentence(curve: Curve) -> str:
+    """What the whole training takes on the fewest and on the most; empty where its tokens are not
+    said."""
+    found = [(point, point.priced) for point in curve.points if point.priced is not None]
+    tokens = found[0][1].case.training.tokens
+    if tokens is None:
+        return ""
+    parts = []
+    for point, priced in (found[0], *found[1:][-1:]):
+        price = curve.price(point, tokens)
+        dear = "" if price is None else f", for {price:,.0f}"
+        parts.append(f"{format_seconds(priced.seconds_for(tokens))} on {point.gpus:,} GPUs{dear}")
+    return f" {format_count(tokens)} tokens take {'; '.join(parts)}."
+
+
+def _most(curve: Curve) -> Fact:
+    """Its last point, and its knee."""
+    last = curve.rates[-1]
+    return Fact(
+        name=f"{curve_name(curve)}, {last.gpus:,} GPUs",
+        value=f"{last.tokens_per_second:,.0f} tokens/s",
+        exact=last.tokens_per_second,
+        note=knee_words(curve),
     )
 
 

@@ -3,9 +3,9 @@ somebody who decides."""
 
 from __future__ import annotations
 
-from fsdpplan.cost.band import peak_factor
+from fsdpplan.cost.band import expected_peak_bytes
 from fsdpplan.cost.model.params import active_parameter_count, parameter_count
-from fsdpplan.report.values import Chart, Fact, Facts, Section, Table, Words, cell
+from fsdpplan.report.values import Chart, Fact, Facts, Section, Table, Tone, Words, band_words, cell
 from fsdpplan.search.advice.words import EVIDENCE, chance_words, degrees, describe
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Estimate, MemoryBreakdown, Plan
@@ -24,12 +24,13 @@ SURE_FRACTION = 0.9
 def subtitle(plan: Plan) -> str:
     """The question in a line."""
     cluster, training = plan.cluster, plan.training
-    unit = f"× {cluster.device.name}"
-    if cluster.device.kind == "cpu":
-        unit = "process" if cluster.gpus == 1 else "processes"
+    device = cluster.device
+    where = f"{cluster.gpus:,} × {device.name}"
+    if device.kind == "cpu":
+        where = device.counted(cluster.gpus)
     nodes = "one node" if cluster.nodes == 1 else f"{cluster.nodes:,} nodes"
     return (
-        f"{cluster.gpus:,} {unit} on {nodes} of {cluster.name}; "
+        f"{where} on {nodes} of {cluster.name}; "
         f"{training.global_batch:,} sequences of {training.seq_len:,} tokens a step, "
         f"{training.precision}"
     )
@@ -65,7 +66,6 @@ def summary_section(plan: Plan) -> Section:
 
 def _sentence(plan: Plan) -> str:
     step, cluster = plan.estimate.step_seconds, plan.cluster
-    lower, upper = (format_seconds(end, beside=step.expected) for end in (step.lower, step.upper))
     sure = {
         "measured": "It rests on measurements of this very hardware.",
         "fitted": "It rests on published runs of such hardware, not on measurements of yours.",
@@ -74,12 +74,11 @@ def _sentence(plan: Plan) -> str:
     learned = plan.estimate.learned
     if learned is not None and learned.runs:
         sure = f"It rests on {learned.runs} of your own runs, which are like it."
-    one, many = ("process", "processes") if cluster.device.kind == "cpu" else ("GPU", "GPUs")
     return (
-        f"One step of {_model_name(plan.model)} ({_parameters(plan.model)}) on {cluster.gpus:,} "
-        f"{one if cluster.gpus == 1 else many} is predicted to take "
-        f"{format_seconds(step.expected)}; "
-        f"in four cases of five it takes between {lower} and {upper}. {sure}"
+        f"One step of {_model_name(plan.model)} ({_parameters(plan.model)}) on "
+        f"{cluster.device.counted(cluster.gpus)} is predicted to take "
+        f"{format_seconds(step.expected)}; in four cases of five it takes {band_words(step)}. "
+        f"{sure}"
     )
 
 
@@ -103,12 +102,11 @@ def _layout_sentence(plan: Plan) -> str:
 
 def _step(plan: Plan) -> Fact:
     step = plan.estimate.step_seconds
-    lower, upper = (format_seconds(end, beside=step.expected) for end in (step.lower, step.upper))
     return Fact(
         name="One step",
         value=format_seconds(step.expected),
         exact=step.expected,
-        note=f"{lower} to {upper} in four cases of five",
+        note=f"{band_words(step)} in four cases of five",
     )
 
 
@@ -136,15 +134,12 @@ def _whole(plan: Plan) -> tuple[Fact, ...]:
     if tokens is None or steps is None:
         return ()
     whole = plan.estimate.step_seconds.scaled(steps)
-    lower, upper = (
-        format_seconds(end, beside=whole.expected) for end in (whole.lower, whole.upper)
-    )
     return (
         Fact(
             name="The whole training",
             value=format_seconds(whole.expected),
             exact=whole.expected,
-            note=f"{format_count(tokens)} tokens in {steps:,} steps; {lower} to {upper}, without "
+            note=f"{format_count(tokens)} tokens in {steps:,} steps; {band_words(whole)}, without "
             "failures",
         ),
     )
@@ -163,9 +158,9 @@ def _throughput(plan: Plan) -> Fact:
 
 def _fits(plan: Plan) -> Fact:
     memory, device = plan.estimate.memory, plan.cluster.device
-    needed = round(peak_factor(device) * memory.peak_device_bytes)
+    needed = round(expected_peak_bytes(memory, device))
     chance = memory.fits_fraction
-    tone = "good" if needed <= device.memory_bytes else "bad"
+    tone: Tone = "good" if needed <= device.memory_bytes else "bad"
     if chance is not None:
         tone = "good" if chance >= SURE_FRACTION else "watch" if chance >= 0.5 else "bad"
     return Fact(
@@ -174,7 +169,7 @@ def _fits(plan: Plan) -> Fact:
         exact=chance,
         note=f"{format_gib(needed)} of {format_gib(device.memory_bytes)} on the fullest, in "
         f"{memory.peak_phase}",
-        tone=tone,  # type: ignore[arg-type]
+        tone=tone,
     )
 
 
@@ -213,11 +208,11 @@ def time_terms(found: Estimate) -> dict[str, float]:
     time = found.time
     terms = {
         "compute": time.compute_seconds,
-        "communication that waits": time.exposed_communication_seconds,
+        "waits for communication": time.exposed_communication_seconds,
         "pipeline bubble": time.bubble_seconds,
         "optimizer": time.optimizer_seconds,
-        "host": time.host_seconds,
-        "as your runs say": found.step_seconds.expected - time.total_seconds,
+        "host copies": time.host_seconds,
+        "your runs": found.step_seconds.expected - time.total_seconds,
     }
     return {name: value for name, value in terms.items() if abs(value) > 1e-12}
 

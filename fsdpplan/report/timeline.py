@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fsdpplan.cost.timeline.events import COMPUTE, Event, Timeline
+from fsdpplan.cost.timeline.events import COMPUTE, STREAMS, Event, Timeline
 from fsdpplan.cost.timeline.timeline import step_timeline
 from fsdpplan.errors import SpecError
 from fsdpplan.report.values import Block, Chart, Note, Notes, Section, Table, cell
@@ -41,21 +41,6 @@ _KINDS = (
 )
 """What a span is, and its colour."""
 _FORWARD, _RECOMPUTE, _BACKWARD, _WAITS, _BUBBLE, _COMMUNICATION, _REST = range(len(_KINDS))
-
-_STREAMS = {
-    COMPUTE: "compute",
-    "all_gather": "all-gather",
-    "reduce_scatter": "reduce-scatter",
-    "all_reduce": "all-reduce",
-    "tp": "tensor parallel",
-    "cp": "context parallel",
-    "ep": "expert parallel",
-    "pp_next": "to next stage",
-    "pp_previous": "to previous stage",
-    "pp": "pipeline",
-    "upload": "from the host",
-    "download": "to the host",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +97,6 @@ def timeline_sections(laid: LaidOut | None) -> tuple[Section, ...]:
     return (*schedule, _streams_section(laid))
 
 
-# ---- All stages beside each other
-
-
 def _schedule_section(laid: LaidOut) -> Section:
     layout, line = laid.case.layout, laid.line
     bubbles = [
@@ -168,7 +150,7 @@ def _terms_table(line: Timeline, ranks: Sequence[tuple[str, int]]) -> Table:
     terms = ("compute", "exposed", "bubble", "optimizer", "host")
     sums = [(name, line.term_seconds(rank)) for name, rank in ranks]
     used = [term for term in terms if any(one.get(term) for _, one in sums)]
-    words = {"exposed": "waits for communication"}
+    words = {"exposed": "waits for communication", "host": "host copies"}
     return Table(
         caption="What each stage does in a step, in numbers",
         columns=("", *(words.get(term, term) for term in used), "bubble of the step"),
@@ -184,9 +166,6 @@ def _terms_table(line: Timeline, ranks: Sequence[tuple[str, int]]) -> Table:
     )
 
 
-# ---- The streams of one rank
-
-
 def _streams_section(laid: LaidOut) -> Section:
     chart, hidden = _streams_chart(laid)
     return Section(
@@ -200,10 +179,7 @@ def _streams_section(laid: LaidOut) -> Section:
 
 def _streams_chart(laid: LaidOut) -> tuple[Chart, str]:
     line, layout = laid.line, laid.case.layout
-    own = [
-        (_STREAMS.get(stream, stream), line.of(line.rank, stream))
-        for stream in _used(line, line.rank)
-    ]
+    own = [(STREAMS[stream], events) for stream, events in line.streams(line.rank).items()]
     busy = sum(event.seconds for _, events in own[1:] for event in events)
     waits = line.term_seconds().get("exposed", 0.0)
     hidden = "It sends nothing."
@@ -273,9 +249,6 @@ def _choice(laid: LaidOut, rank: int, *, most: int) -> dict[str, Any]:
     return {"name": ": ".join(words), **_drawn(lanes, end)}
 
 
-# ---- Events as spans
-
-
 @dataclass(frozen=True, slots=True)
 class _Span:
     """What is drawn as one: a pass, a wait, a collective."""
@@ -296,22 +269,10 @@ class _Lane:
     spans: tuple[_Span, ...]
 
 
-def _used(line: Timeline, rank: int) -> list[str]:
-    """The streams of a rank that have anything, the compute stream first."""
-    order = list(_STREAMS)
-    used = {event.stream for event in line.events if event.rank == rank}
-    return sorted(used, key=lambda one: (order.index(one) if one in order else len(order), one))
-
-
 def _lanes(line: Timeline, rank: int, *, by_block: bool = False) -> list[_Lane]:
     return [
-        _lane(
-            _STREAMS.get(stream, stream),
-            line.of(rank, stream),
-            line.step_seconds,
-            by_block=by_block,
-        )
-        for stream in _used(line, rank)
+        _lane(STREAMS[stream], events, line.step_seconds, by_block=by_block)
+        for stream, events in line.streams(rank).items()
     ]
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from fsdpplan.spec.plan import Interval
 from fsdpplan.units import (
     format_count,
     format_gb,
@@ -66,6 +67,14 @@ def written(number: Number, unit: Unit) -> str:
 def sentence(words: str) -> str:
     """`words` from their capital to their full stop."""
     return f"{words[:1].upper()}{words[1:]}{'' if words.endswith('.') else '.'}"
+
+
+def band_words(seconds: Interval) -> str:
+    """The ends of a band, in the unit of what is expected."""
+    lower, upper = (
+        format_seconds(end, beside=seconds.expected) for end in (seconds.lower, seconds.upper)
+    )
+    return f"{lower} to {upper}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,11 +41,6 @@ class Aftermath:
     nccl_warnings: tuple[str, ...]
 
     @property
-    def is_over(self) -> bool:
-        """Whether it has ended, in whichever way."""
-        return self.ending is not None or self.run.measured.summary is not None
-
-    @property
     def notes(self) -> tuple[str, ...]:
         """Sentences on what stands between the numbers."""
         steps = len(self.run.measured.steps)

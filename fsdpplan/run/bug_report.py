@@ -158,6 +158,8 @@ def tail(path: Path, *, lines: int) -> list[str]:
             text = file.read(TAIL_BYTES).decode(errors="replace")
     except OSError:
         return []
+    if size > TAIL_BYTES:  # of a line that is cut, a secret may be cut, and not be known any more
+        text = text.partition("\n")[2]
     found = [log_line(line) for line in text.splitlines()]
     return [line for line in found if line.strip()][-lines:]
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from fsdpplan.run.follow.metric_events import Communication
 from fsdpplan.run.follow.metrics import Measured
-from fsdpplan.spec.plan import CollectiveCost, Estimate
+from fsdpplan.spec.plan import CollectiveCost, Estimate, Interval
 
 RESIDENT_NOTE = "memory is the growth of the process since torch was loaded: a CPU has no allocator"
 """Where the trainer reports resident memory; there is nothing reserved to compare then."""
@@ -40,6 +40,13 @@ class Comparison:
         return (self.predicted - self.measured) / self.measured
 
     @property
+    def band_ratio(self) -> Interval:
+        """The band over what was predicted, which is not 0; of no width where there is none."""
+        ends = (self.lower or self.predicted, self.predicted, self.upper or self.predicted)
+        lower, expected, upper = (end / self.predicted for end in ends)
+        return Interval(lower=lower, expected=expected, upper=upper)
+
+    @property
     def inside_band(self) -> bool | None:
         """Whether the measured value lies in the band; None where that cannot be said."""
         if self.measured is None or self.lower is None or self.upper is None:
@@ -56,8 +63,7 @@ def compare(*, estimate: Estimate, measured: Measured) -> tuple[Comparison, ...]
     allocated = summary.peak_allocated_bytes if summary else measured.peak("allocated_bytes")
     reserved = summary.peak_reserved_bytes if summary else measured.peak("reserved_bytes")
     resident = summary is not None and summary.memory_kind == "resident"
-    # Rates are inversely proportional to the step, so its band turns into theirs.
-    slowest, fastest = step.expected / step.upper, step.expected / step.lower
+    rate, useful = step.inverse(estimate.tokens_per_second), step.inverse(estimate.mfu_fraction)
     return (
         Comparison(
             quantity="step_seconds",
@@ -70,17 +76,17 @@ def compare(*, estimate: Estimate, measured: Measured) -> tuple[Comparison, ...]
         Comparison(
             quantity="tokens_per_second",
             unit="tokens_per_second",
-            predicted=estimate.tokens_per_second,
-            lower=estimate.tokens_per_second * slowest,
-            upper=estimate.tokens_per_second * fastest,
+            predicted=rate.expected,
+            lower=rate.lower,
+            upper=rate.upper,
             measured=tokens,
         ),
         Comparison(
             quantity="mfu_fraction",
             unit="fraction",
-            predicted=estimate.mfu_fraction,
-            lower=estimate.mfu_fraction * slowest,
-            upper=min(1.0, estimate.mfu_fraction * fastest),
+            predicted=useful.expected,
+            lower=useful.lower,
+            upper=min(1.0, useful.upper),
             measured=mfu,
         ),
         *(

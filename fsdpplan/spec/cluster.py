@@ -264,6 +264,16 @@ class Device(RemembersHash):
     skypilot_name: str | None = None
     """What SkyPilot calls it; None: no cloud rents it by that, or it is not known."""
 
+    @property
+    def unit(self) -> str:
+        """What people call one of it."""
+        return "GPU" if self.kind == "cuda" else "process"
+
+    def counted(self, number: int) -> str:
+        """`8 GPUs`, `1 process`."""
+        many = {"GPU": "GPUs", "process": "processes"}
+        return f"{number:,} {self.unit if number == 1 else many[self.unit]}"
+
     def __post_init__(self) -> None:
         require_choice("kind", self.kind, get_args(DeviceKind))
         require_choice("vendor", self.vendor, get_args(Vendor))

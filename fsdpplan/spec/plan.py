@@ -71,6 +71,14 @@ class Interval:
             lower=self.lower * factor, expected=self.expected * factor, upper=self.upper * factor
         )
 
+    def inverse(self, expected: float) -> Interval:
+        """What goes by the inverse of this, as a rate does by its time: the band turned round."""
+        return Interval(
+            lower=expected * (self.expected / self.upper),
+            expected=expected,
+            upper=expected * (self.expected / self.lower),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeBreakdown:
@@ -114,6 +122,21 @@ class TimeBreakdown:
             + self.optimizer_seconds
             + self.host_seconds
         )
+
+
+MEMORY_WORDS = {
+    "parameters_bytes": "parameters",
+    "gradients_bytes": "gradients",
+    "optimizer_bytes": "optimizer state",
+    "unsharded_parameters_bytes": "gathered parameters",
+    "unsharded_gradients_bytes": "unreduced gradients",
+    "activations_bytes": "activations",
+    "logits_bytes": "logits and loss",
+    "temporaries_bytes": "temporaries",
+    "reserved_overhead_bytes": "allocator reserve",
+    "context_bytes": "driver and libraries",
+}
+"""The parts of a peak, and how people read them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,18 +186,7 @@ class MemoryBreakdown:
     @property
     def terms(self) -> dict[str, int]:
         """The parts of the peak on the device, in bytes, by the names that people read."""
-        return {
-            "parameters": self.parameters_bytes,
-            "gradients": self.gradients_bytes,
-            "optimizer state": self.optimizer_bytes,
-            "gathered parameters": self.unsharded_parameters_bytes,
-            "unreduced gradients": self.unsharded_gradients_bytes,
-            "activations": self.activations_bytes,
-            "logits and loss": self.logits_bytes,
-            "temporaries": self.temporaries_bytes,
-            "allocator reserve": self.reserved_overhead_bytes,
-            "driver and libraries": self.context_bytes,
-        }
+        return {words: getattr(self, field) for field, words in MEMORY_WORDS.items()}
 
     @property
     def peak_allocated_bytes(self) -> int:

@@ -202,6 +202,25 @@ def test_curves_are_what_sweep_says(made: Made) -> None:
     assert prices == pytest.approx(told)
 
 
+def test_a_sweep_says_in_words_what_more_gpus_bring(made: Made) -> None:
+    text = (made.folder / "sweep.html").read_text(encoding="utf-8")
+    short = text[text.index('<section id="summary"') : text.index('<section id="scaling"')]
+    for curve in made.answers["sweep"]["curves"]:
+        first, last = (curve["points"][at]["estimate"]["tokens_per_second"] for at in (0, -1))
+        assert f"grow {last / first:.3g} times, from {first:,.0f} to {last:,.0f}" in short
+        assert f"{50 * last / first:.1f} % of what it does" in short
+        prices = [f", for {point['price_to_train']:,.0f}" for point in curve["points"]]
+        assert "1.00 T tokens take" in short
+        assert all(price in short for price in prices)
+
+
+def test_a_sweep_of_which_nothing_fits_says_so(made: Made, tmp_path: Path) -> None:
+    page = tmp_path / "none.html"
+    asked = "sweep --model llama-3.1-405b --hardware dgx-h100 --gpus 1,2 --no-ledger"
+    assert exit_code_of([*words(f"{asked} --report"), str(page)]) == 3
+    assert "Nothing fits on dgx-h100" in page.read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [

@@ -24,6 +24,7 @@ from fsdpplan.cli.options.scaling import GPU_COUNTS, Counts, SweepOptions
 from fsdpplan.cli.resolve import Resolved
 from fsdpplan.cli.resolve.cluster import DEFAULT_HARDWARE, node_gpus, resolve_cluster
 from fsdpplan.cli.resolve.found import best_of, searched
+from fsdpplan.cli.resolve.goal import numbers_of
 from fsdpplan.cli.resolve.inputs import Inputs, Known, resolve_around
 from fsdpplan.cli.resolve.model import resolve_model
 from fsdpplan.cli.resolve.torch import resolve_torch
@@ -34,7 +35,7 @@ from fsdpplan.cli.views.side_by_side import sweep_csv, sweep_json, sweep_screen
 from fsdpplan.cli.views.unfit import why_nothing_fits
 from fsdpplan.errors import NoFeasibleLayout, SpecError
 from fsdpplan.report.side_by_side import sweep_report
-from fsdpplan.search.scaling import Curve, Point, doublings
+from fsdpplan.search.scaling import Curve, Point
 from fsdpplan.spec.model import Model
 from fsdpplan.units import format_bandwidth
 
@@ -184,16 +185,7 @@ def _prices(
 
 def _points(asked: Counts, machines: ClusterOptions) -> tuple[int, ...]:
     node = node_gpus(machines) or 1  # a name that nothing has is refused here
-    if not asked.is_range:
-        return asked.numbers
-    least, most = asked.numbers
-    found = doublings(least, most, node)
-    if not found:
-        raise SpecError(
-            f"--gpus {least}:{most} holds no power of two of the {node} GPUs of a node of "
-            f"{machines.hardware}: type a wider range, or the numbers themselves"
-        )
-    return found
+    return numbers_of(asked, node, machines.hardware or "")
 
 
 def _of_use(machines: ClusterOptions, most: int) -> ClusterOptions:

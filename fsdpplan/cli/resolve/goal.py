@@ -446,12 +446,21 @@ def _numbers(counts: Counts | None, cluster: ClusterOptions) -> tuple[int, ...]:
     if counts is not None and not counts.is_range:
         return counts.numbers
     here = len(probe.visible_gpus()) if cluster.hardware is None else 0
-    node = here or node_gpus(cluster) or 1
-    least, most = (1, MOST_GPUS) if counts is None else counts.numbers
+    asked = counts or Counts(numbers=(1, MOST_GPUS), is_range=True)
+    return numbers_of(asked, here or node_gpus(cluster) or 1)
+
+
+def numbers_of(asked: Counts, node: int, machine: str = "") -> tuple[int, ...]:
+    """The numbers of GPUs of a list, or of a range on nodes of so many GPUs; `machine` names these
+    where there are several kinds. Raises SpecError for a range without any."""
+    if not asked.is_range:
+        return asked.numbers
+    least, most = asked.numbers
     found = doublings(least, most, node)
     if not found:
+        of = f" of {machine}" if machine else ""
         raise SpecError(
-            f"--gpus {least}:{most} holds no power of two of the {node} GPUs of a node: type a "
+            f"--gpus {least}:{most} holds no power of two of the {node} GPUs of a node{of}: type a "
             "wider range, or the numbers themselves"
         )
     return found

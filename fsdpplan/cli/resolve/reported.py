@@ -17,11 +17,10 @@ from fsdpplan.cli.options.question import (
     TrainingOptions,
 )
 from fsdpplan.cli.options.report import ContentOptions
-from fsdpplan.cli.options.scaling import Counts
 from fsdpplan.cli.resolve.again import Asked, as_planned, asked_again, machines_by_number
 from fsdpplan.cli.resolve.evidence import kept_rows, own_runs
 from fsdpplan.cli.resolve.found import best_of, priced, searched
-from fsdpplan.cli.resolve.goal import Goal, require_whole, terms_of
+from fsdpplan.cli.resolve.goal import Goal, numbers_of, require_whole, terms_of
 from fsdpplan.cli.resolve.inputs import Inputs, question_of
 from fsdpplan.cost.bill import bill
 from fsdpplan.cost.step import estimate
@@ -41,7 +40,7 @@ from fsdpplan.search.advice.measurement import measurements
 from fsdpplan.search.advice.sensitivity import sensitivities
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.question import Question
-from fsdpplan.search.scaling import Curve, Point, doublings
+from fsdpplan.search.scaling import Curve, Point, knee_words
 from fsdpplan.spec.ledger import LEAST_STEPS, LedgerRow
 from fsdpplan.spec.plan import Estimate, Plan
 from fsdpplan.units import format_percent
@@ -119,12 +118,12 @@ def _others(plan: Plan, inputs: Inputs, say: Callable[[str], None]) -> Iterator[
     """Other layouts of the plan's question, and what the plan hangs on."""
     found = explored(plan, question_of(inputs), say=say)
     section = frontier_section(plan, found)
+    subject = priced(inputs, plan.layout)
     if section is not None:
-        today = priced(inputs, plan.layout).estimate
-        yield replace(section, says=f"{section.says}{_other_today(plan.estimate, today)}")
+        other = _other_today(plan.estimate, subject.estimate)
+        yield replace(section, says=f"{section.says}{other}")
     say("what each input changes")
     device = plan.cluster.device
-    subject = priced(inputs, plan.layout)
     hangs_on = hangs_on_section(
         Followed(
             subject=subject,
@@ -165,7 +164,7 @@ def _scaling(
     if options.gpus is None:
         return
     points = []
-    for gpus in _numbers(plan, options.gpus):
+    for gpus in numbers_of(options.gpus, plan.cluster.gpus_per_node):
         say(f"{gpus:,} GPUs")
         points.append(_point(plan, gpus, evidence))
     curve = Curve(
@@ -179,20 +178,7 @@ def _scaling(
         raise SpecError(
             f"nothing fits on any of these numbers of GPUs; {points[-1].problem}: type other --gpus"
         )
-    yield section
-
-
-def _numbers(plan: Plan, asked: Counts) -> tuple[int, ...]:
-    if not asked.is_range:
-        return asked.numbers
-    least, most = asked.numbers
-    found = doublings(least, most, plan.cluster.gpus_per_node)
-    if not found:
-        raise SpecError(
-            f"--gpus {least}:{most} holds no power of two of the {plan.cluster.gpus_per_node} GPUs "
-            "of a node: type a wider range, or the numbers themselves"
-        )
-    return found
+    yield replace(section, says=knee_words(curve))
 
 
 def _point(plan: Plan, gpus: int, evidence: EvidenceOptions) -> Point:

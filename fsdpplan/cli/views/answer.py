@@ -56,7 +56,7 @@ def answer_lines(
         (
             "tokens/s",
             f"{estimate.tokens_per_second:,.0f} "
-            f"({estimate.tokens_per_second_per_gpu:,.0f} per {unit(inputs)})",
+            f"({estimate.tokens_per_second_per_gpu:,.0f} per {inputs.cluster.device.unit})",
         ),
         (
             "MFU",
@@ -92,7 +92,7 @@ def _memory_needed(inputs: Inputs, memory: MemoryBreakdown) -> str:
     chance = fits_words(memory)
     words = (
         f"{f'{chance}: ' if chance else ''}{format_gib(needed)}{_peak_band(memory)} of "
-        f"{format_gib(device_bytes)} per {unit(inputs)}, of which "
+        f"{format_gib(device_bytes)} per {inputs.cluster.device.unit}, of which "
         f"{format_gib(usable)} are planned with; "
         f"{format_gib(memory.peak_allocated_bytes)} allocated, "
         f"{format_gib(memory.peak_reserved_bytes)} reserved"
@@ -188,11 +188,6 @@ def _time_to_train(inputs: Inputs, estimate: Estimate) -> list[tuple[str, str]]:
 def _batch(layout: Layout) -> str:
     passes = f"{layout.num_microbatches} forward pass{'es' if layout.num_microbatches > 1 else ''}"
     return f"micro-batch {layout.micro_batch} x {passes} x {layout.data_parallel} data-parallel"
-
-
-def unit(inputs: Inputs) -> str:
-    """What one rank runs on."""
-    return "GPU" if inputs.cluster.device.kind == "cuda" else "process"
 
 
 def rejections(rejected: tuple[tuple[str, int], ...]) -> str:

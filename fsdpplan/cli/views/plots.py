@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fsdpplan.cli.views.charts import Axis, Band, Bar, Mark, bands, bars, changes, marks
 from fsdpplan.cli.views.render import blocks, wrapped
 from fsdpplan.cli.views.side_by_side import LETTERS, gpus_axis
-from fsdpplan.cost.band import peak_factor
+from fsdpplan.cost.band import expected_peak_bytes, peak_factor
 from fsdpplan.run.curves import Quantity, curve
 from fsdpplan.search.advice.difference import Priced, difference, step_terms
 from fsdpplan.search.advice.sensitivity import field_words
@@ -102,7 +102,11 @@ def frontier_plot(result: SearchResult, device: Device, *, width: int) -> str:
     listed = [(one.layout, one.estimate) for one in result.ranked]
     others = [one for one in result.explored if one[0] not in ranks]
     points = [
-        Mark(one.step_seconds.expected, _peak_bytes(one, device) / GIB, _rank(ranks.get(layout)))
+        Mark(
+            one.step_seconds.expected,
+            expected_peak_bytes(one.memory, device) / GIB,
+            _rank(ranks.get(layout)),
+        )
         for layout, one in (*listed, *others)
     ]
     slowest = max(point.x for point in points)
@@ -137,10 +141,6 @@ def frontier_words(result: SearchResult) -> str:
 
 def _rank(rank: int | None) -> str:
     return "." if rank is None or rank > len(RANKS) else RANKS[rank - 1]
-
-
-def _peak_bytes(estimate: Estimate, device: Device) -> float:
-    return estimate.memory.peak_device_bytes * peak_factor(device)
 
 
 def tried_plot(answer: Answer, *, width: int) -> str:
@@ -201,20 +201,20 @@ def rates_plot(found: Sequence[tuple[str, Priced]], width: int) -> str:
 
 
 def rate_band(name: str, one: Priced) -> Band:
-    """Tokens a second: the band of the step turned round."""
-    rate, step = one.estimate.tokens_per_second, one.estimate.step_seconds
+    """Tokens a second."""
+    rate = one.estimate.step_seconds.inverse(one.estimate.tokens_per_second)
     return Band(
         name=name,
-        lower=rate * step.expected / step.upper,
-        expected=rate,
-        upper=rate * step.expected / step.lower,
-        words=f"{rate:,.0f}",
+        lower=rate.lower,
+        expected=rate.expected,
+        upper=rate.upper,
+        words=f"{rate.expected:,.0f}",
     )
 
 
 def _memory_bar(name: str, one: Priced) -> Bar:
     device = one.case.cluster.device
-    peak = _peak_bytes(one.estimate, device)
+    peak = expected_peak_bytes(one.estimate.memory, device)
     return Bar(
         name=name,
         value=peak,
@@ -267,9 +267,9 @@ def verify_plot(rows: Sequence[Comparison], measured: Measured, *, width: int) -
     found = [
         Band(
             name=row.quantity.replace("_", " "),
-            lower=(row.lower or row.predicted) / row.predicted,
-            expected=1.0,
-            upper=(row.upper or row.predicted) / row.predicted,
+            lower=row.band_ratio.lower,
+            expected=row.band_ratio.expected,
+            upper=row.band_ratio.upper,
             measured=row.measured / row.predicted,
             words=f"{row.measured / row.predicted:.2f}",
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fsdpplan.cli.resolve.inputs import Inputs, OneLayout
-from fsdpplan.cli.views.answer import answer_lines, fits_words, rejections, unit
+from fsdpplan.cli.views.answer import answer_lines, fits_words, rejections
 from fsdpplan.cli.views.render import aligned, beside, blocks, listed, table, wrapped
 from fsdpplan.cost.model.params import active_parameter_count, parameter_count
 from fsdpplan.search.advice.field_rules import shown
@@ -205,7 +205,8 @@ def _memory(inputs: Inputs, estimate: Estimate, width: int) -> str:
     shown = [*ordered[:MOST_TERMS], ("all else", rest)]
     rows = [(name, format_gib(size)) for name, size in shown if size > 0]
     heading = wrapped(
-        f"Memory of the fullest {unit(inputs)} (peak in {memory.peak_phase})", width=width
+        f"Memory of the fullest {inputs.cluster.device.unit} (peak in {memory.peak_phase})",
+        width=width,
     )
     return f"{heading}\n{aligned(rows, align=('left', 'right'))}"
 

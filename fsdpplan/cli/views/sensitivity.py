@@ -20,6 +20,7 @@ from fsdpplan.files.plans import (
 from fsdpplan.search.advice.difference import Priced
 from fsdpplan.search.advice.measurement import Means, Measurement, band_fraction
 from fsdpplan.search.advice.sensitivity import (
+    LEAST_ELASTICITY,
     Moved,
     Sensitivity,
     evidence_of,
@@ -29,9 +30,6 @@ from fsdpplan.search.advice.sensitivity import (
 )
 from fsdpplan.search.advice.words import degrees, policy
 from fsdpplan.units import format_gib, format_percent, format_seconds
-
-LEAST = 5e-3
-"""Elasticity of what has a line of its own: 1 % of it changes the step by 0.005 %."""
 
 HIDDEN = 2.0
 """Times what its slope says that an unknown moves the step where that is not all it may do."""
@@ -94,8 +92,8 @@ def _summary(one: Priced) -> str:
 def _smooth(answer: Followed, width: int) -> str:
     """What 1 % of each input changes, the most telling first: of the step, and of the peak."""
     smooth = sorted((one for one in answer.found if not one.counted), key=_order)
-    steps = [one for one in smooth if _strength(one) >= LEAST]
-    peaks = [one for one in smooth if abs(one.memory) >= LEAST]
+    steps = [one for one in smooth if _strength(one) >= LEAST_ELASTICITY]
+    peaks = [one for one in smooth if abs(one.memory) >= LEAST_ELASTICITY]
     held = held_fraction(answer.found)
     left = len(smooth) - len({one.field for one in (*steps, *peaks)})
     said = f"{left} others change step and peak by less than 0.005 % each."
@@ -153,7 +151,7 @@ def _kinks(answer: Followed, width: int) -> str:
     """Inputs whose slope is another one within 10 % of them, the largest differences first."""
     lines: list[tuple[float, str]] = []
     for one in answer.found:
-        if one.counted or _strength(one) < LEAST:
+        if one.counted or _strength(one) < LEAST_ELASTICITY:
             continue
         name = field_words(one.field)
         if one.has_kink and one.more is not None and one.less is not None:
@@ -177,7 +175,7 @@ def _kinks(answer: Followed, width: int) -> str:
 
 def _bends(near: float, far: float) -> bool:
     """By more than the curve of a step that is a part of the input and a rest."""
-    return abs(far - near) > 0.2 * max(abs(near), abs(far)) and abs(far - near) > LEAST
+    return abs(far - near) > 0.2 * max(abs(near), abs(far)) and abs(far - near) > LEAST_ELASTICITY
 
 
 def _counted(answer: Followed, width: int) -> str:

@@ -117,7 +117,7 @@ def overlay_screen(found: Overlay, out: Path | None, *, width: int) -> str:
             width=width,
         )
         if rows
-        else "  No kind differs by more than 0.1 % of the step."
+        else f"  No kind differs by more than {format_percent(LEAST_FRACTION)} of the step."
     )
     return blocks(
         facts(head, width=width),

@@ -137,7 +137,7 @@ def joined(several: Iterable[Moments]) -> Moments:
     )
 
 
-class Seen(Protocol):
+class _Seen(Protocol):
     """Where moments of one kind go."""
 
     def add(self, numbers: _Numbers, /) -> None:
@@ -154,45 +154,38 @@ def moments_of_rank(
     pipeline, `kept` those of each, the last, that keep everything though the layout recomputes
     (empty: none)."""
     found = {kind: set[_Numbers]() for kind in KINDS}
-    see_moments(actions, weights, kept, found)
+    for _ in _each_action(actions, weights, kept, found):
+        pass
     return Moments(**{kind: _highest(moments) for kind, moments in found.items()})
-
-
-class _Watched(tuple[Action, ...]):
-    """Actions that know how far whoever goes through them has come."""
-
-    at = 0
-
-    def __iter__(self) -> Iterator[Action]:
-        for self.at, action in enumerate(super().__iter__()):
-            yield action
 
 
 def moments_in_turn(
     actions: Sequence[Action], weights: Sequence[int], kept: Sequence[int] = ()
 ) -> list[Moments]:
     """The moments of each of a rank's actions, none left out."""
-    watched = _Watched(actions)
-    found: list[dict[str, list[Moment]]] = [{kind: [] for kind in KINDS} for _ in actions]
-
-    class Recorder:
-        def __init__(self, kind: str) -> None:
-            self.kind = kind
-
-        def add(self, numbers: _Numbers, /) -> None:
-            found[watched.at][self.kind].append(Moment._make(numbers))
-
-    see_moments(watched, weights, kept, {kind: Recorder(kind) for kind in KINDS})
-    return [Moments(**{kind: tuple(own) for kind, own in each.items()}) for each in found]
+    found = {kind: _Listed() for kind in KINDS}
+    each: list[Moments] = []
+    for _ in _each_action(actions, weights, kept, found):
+        each.append(Moments(**{kind: tuple(map(Moment._make, own)) for kind, own in found.items()}))
+        for own in found.values():
+            own.clear()
+    return each
 
 
-def see_moments(
+class _Listed(list[_Numbers]):
+    """A list to which moments are added as to a set."""
+
+    add = list[_Numbers].append
+
+
+def _each_action(
     actions: Sequence[Action],
     weights: Sequence[int],
     kept: Sequence[int],
-    seen: Mapping[str, Seen],
-) -> None:
-    """Go through `actions`, and add the moments of each kind to what `seen` has for it."""
+    seen: Mapping[str, _Seen],
+) -> Iterator[None]:
+    """Go through `actions`, and add the moments of each kind to what `seen` has for it; yields
+    behind each action."""
     last = len(weights) - 1
     graded: set[int] = set()
     fresh: dict[int, int] = {}
@@ -251,6 +244,7 @@ def see_moments(
                 forward_kept.add(now())
             if stage == last:
                 loss.add(now())
+            yield
             continue
         is_half = kind != BACKWARD and stage > 0  # the first stage has no input to differentiate by
         if kind == BACKWARD_INPUT:
@@ -268,6 +262,7 @@ def see_moments(
                     grade(stage, blocks)
             if is_half:
                 (sums if is_first else between).add(now())
+            yield
             continue
         if is_half:
             between.add(now())
@@ -304,6 +299,7 @@ def see_moments(
             if stage in (0, last):
                 root.add(now())
             graded.discard(stage)
+        yield
 
 
 def _dropped(actions: Sequence[Action], weights: Sequence[int]) -> Iterable[tuple[int, int]]:

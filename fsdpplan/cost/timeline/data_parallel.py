@@ -57,7 +57,7 @@ from fsdpplan.cost.traffic.data_parallel import (
     reductions,
     root_gathered_dtype,
 )
-from fsdpplan.cost.traffic.rank import tp_pass_calls
+from fsdpplan.cost.traffic.rank import tp_gradient_calls, tp_pass_calls
 from fsdpplan.spec.plan import Case, Collective
 from fsdpplan.spec.training import DTYPE_BYTES
 
@@ -229,19 +229,16 @@ def fsdp_lanes(case: Case, stage: Stage, *, detail: Detail, detailed: int) -> La
         gradients=GradientSeconds.of(case, (stage,)),
         on_host=tuple(unit.upload for unit in (*batch.units, batch.root)),
     )
-    lanes, clocks, before = Lanes(), _Clocks(), _Clocks()
+    lanes, part, clocks, before = Lanes(), Lanes(), _Clocks(), _Clocks()
     for index in range(min(2, number - 1)):
         before = replace(clocks)
         part = _micro_batch(shape, early, clocks, index, is_last=False)
         lanes.take(part if index < detailed and detail != "passes" else part.by_pass())
     advance = clocks.compute - before.compute
     later = clocks.replicate - before.replicate
-    for index in range(2, number - 1):
-        again = index - 1
-        is_whole = index < detailed and detail != "passes"
-        copied = part if is_whole else part.by_pass()
-        lanes.take(copied.later(index, again * advance, {"all_reduce": again * later}))
     repeated = max(0, number - 3)
+    whole = detailed if detail != "passes" else 0
+    lanes.repeat(part, range(2, number - 1), advance, whole=whole, others={"all_reduce": later})
     clocks.compute += repeated * advance
     if repeated:
         clocks.shard += repeated * advance
@@ -268,6 +265,20 @@ def ends_sent(case: Case, stage: Stage) -> tuple[tuple[Sent, ...], tuple[Sent, .
                 name = f"{calls.collective} (embedding, head, loss)"
                 found.append(sent_calls(calls, case.cluster, count=number, stream="tp", name=name))
     return tuple(forward), tuple(backward)
+
+
+def tp_gradient_sent(case: Case, stage: Stage) -> tuple[Sent, ...]:
+    """Gradients of norms, reduced over tensor parallelism behind all passes."""
+    return tuple(
+        sent_calls(
+            calls,
+            case.cluster,
+            stream="tp",
+            name=f"{calls.collective} (gradients of norms)",
+            count=calls.count,
+        )
+        for calls in tp_gradient_calls(case, stage)
+    )
 
 
 def _micro_batch(
@@ -420,7 +431,8 @@ def replica_lanes(case: Case, stage: Stage, *, detail: Detail, detailed: int) ->
     gathering = gather_waiting_seconds(times, training=training, forward_seconds=forward)
     lanes = Lanes()
     gathers, gradients = parameter_sent(case, stage), GradientSeconds.of(case, (stage,))
-    for index in range(number):
+    whole = detailed if detail != "passes" else 0
+    for index in sorted({0, min(1, number - 1), number - 1}):
         part = Lanes(clock=lanes.clock)
         mark = Mark(direction="forward", micro_batch=index)
         if index == 0 and gathers:
@@ -446,8 +458,11 @@ def replica_lanes(case: Case, stage: Stage, *, detail: Detail, detailed: int) ->
             part.wait((1 - share) * once, "all_reduce", mark=mark)
         for sent in ends[1]:
             part.insert_wait(sent, "tp", mark=mark)
-        is_whole = detail != "passes" and (index < detailed or index == number - 1)
+        is_whole = index < whole or (index == number - 1 and detail != "passes")
         lanes.take(part if is_whole else part.by_pass())
+        if index == 1:  # those between the second and the last are as the second
+            lanes.repeat(part, range(2, number - 1), part.clock - lanes.clock, whole=whole)
+            part.clock += max(0, number - 3) * (part.clock - lanes.clock)
         lanes.clock = part.clock
     return lanes
 

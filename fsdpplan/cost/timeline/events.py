@@ -1,22 +1,17 @@
 """Events: a predicted step as a list of what runs when, on which stream of which pipeline rank.
 
-`step_timeline` in `timeline` makes one. Streams of one rank:
-
-    compute         kernels, and what stands in their way: waits, bubbles, the optimizer
-    all_gather reduce_scatter all_reduce    data parallelism's collectives
-    tp cp ep pp     collectives inside blocks, and messages between pipeline stages
-    upload download copies from and to the host, with offload
-
-The events of a stream do not overlap. Those of the compute stream follow one another from 0 to the
-end of the step, each with the term of the estimate that it is counted in; those of other streams
-run beside it and are in no term, but in the rows of the estimate's communication.
+`step_timeline` in `timeline` makes one. The events of a stream do not overlap. Those of the compute
+stream follow one another from 0 to the end of the step, each with the term of the estimate that it
+is counted in; those of other streams run beside it and are in no term, but in the rows of the
+estimate's communication.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
+
+from fsdpplan.spec.plan import MEMORY_WORDS
 
 Term = Literal["compute", "exposed", "bubble", "host", "optimizer", "beside"]
 """What an event is counted in: a part of the step, or none, as it runs beside."""
@@ -47,7 +42,26 @@ Detail = Literal["kernels", "blocks", "passes"]
 """How finely computation is shown: each kernel, each block, or each micro-batch."""
 
 COMPUTE = "compute"
-"""The stream of kernels."""
+"""The stream of kernels, and of what stands in their way: waits, bubbles, the optimizer."""
+
+STREAMS = {
+    COMPUTE: "compute",
+    "all_gather": "all-gather",
+    "reduce_scatter": "reduce-scatter",
+    "all_reduce": "all-reduce",
+    "all_to_all": "all-to-all",
+    "tp": "tensor parallel",
+    "cp": "context parallel",
+    "ep": "expert parallel",
+    "pp": "pipeline",
+    "pp_next": "to next stage",
+    "pp_previous": "to previous stage",
+    "upload": "from the host",
+    "download": "to the host",
+}
+"""All streams of a rank, in the order in which they are shown, and how people read them: data
+parallelism's by its collectives, those inside of blocks by their axis, messages between stages of a
+pipeline and its other collectives, copies with offload."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,18 +135,17 @@ class MemoryPoint:
     temporaries_bytes: int
 
     @property
+    def terms(self) -> dict[str, int]:
+        """The parts by the names that people read, from what stays to what goes."""
+        return {MEMORY_WORDS[field]: getattr(self, field) for field in _ALLOCATED}
+
+    @property
     def allocated_bytes(self) -> int:
         """All of it."""
-        return (
-            self.parameters_bytes
-            + self.optimizer_bytes
-            + self.gradients_bytes
-            + self.unsharded_parameters_bytes
-            + self.unsharded_gradients_bytes
-            + self.activations_bytes
-            + self.logits_bytes
-            + self.temporaries_bytes
-        )
+        return sum(self.terms.values())
+
+
+_ALLOCATED = tuple(one.name for one in fields(MemoryPoint) if one.name in MEMORY_WORDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +164,14 @@ class Timeline:
         """The events of one stream, in order."""
         return tuple(e for e in self.events if e.rank == rank and e.stream == stream)
 
+    def streams(self, rank: int) -> dict[str, list[Event]]:
+        """The events of each stream that a rank has anything on, in the order of `STREAMS`."""
+        found: dict[str, list[Event]] = {stream: [] for stream in STREAMS}
+        for event in self.events:
+            if event.rank == rank:
+                found[event.stream].append(event)
+        return {stream: events for stream, events in found.items() if events}
+
     def term_seconds(self, rank: int | None = None) -> dict[str, float]:
         """Sum of the events by term, on the rank of the estimate or on another one."""
         sums: dict[str, float] = {}
@@ -158,8 +179,3 @@ class Timeline:
             if event.rank == (self.rank if rank is None else rank) and event.term != "beside":
                 sums[event.term] = sums.get(event.term, 0.0) + event.seconds
         return sums
-
-
-def streams(events: Iterable[Event]) -> list[tuple[int, str]]:
-    """(rank, stream) of all that there are, in order."""
-    return list(dict.fromkeys((event.rank, event.stream) for event in events))

@@ -12,7 +12,7 @@ own seconds and ends when it ended.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -203,7 +203,7 @@ class Lanes:
         self.main += part.main
         self.beside += part.beside
 
-    def later(self, micro_batch: int, seconds: float, others: dict[str, float]) -> Lanes:
+    def later(self, micro_batch: int, seconds: float, others: Mapping[str, float]) -> Lanes:
         """The same for another micro-batch, so much later; `others`: of some streams by as much."""
         return Lanes(
             main=[
@@ -220,9 +220,27 @@ class Lanes:
             clock=self.clock + seconds,
         )
 
+    def repeat(
+        self,
+        part: Lanes,
+        micro_batches: range,
+        seconds: float,
+        *,
+        whole: int,
+        others: Mapping[str, float] | None = None,
+    ) -> None:
+        """`part` again for each of `micro_batches`, each so much later than the one before it, and
+        pass by pass from number `whole` on; `others`: of some streams by as much."""
+        in_passes = part.by_pass() if micro_batches else part
+        for again, number in enumerate(micro_batches, start=1):
+            own = {stream: again * each for stream, each in (others or {}).items()}
+            of = part if number < whole else in_passes
+            self.take(of.later(number, again * seconds, own))
+
     def by_pass(self) -> Lanes:
         """The same with all of a pass that is alike as one."""
         main: dict[tuple[object, ...], Stretch] = {}
+        sent: dict[tuple[object, ...], list[Sent]] = {}
         for one in self.main:
             way: Direction = "forward" if one.mark.direction == "forward" else "backward"
             is_kernel = one.term == "compute"
@@ -235,14 +253,15 @@ class Lanes:
                     name=str(kind) if is_kernel else one.name,
                     kind=kind,
                     mark=replace(mark, direction=one.mark.direction or way),
-                    sent=(),
                     raw_seconds=0.0,
                     added_seconds=0.0,
                 )
             held = main[key]
             held.raw_seconds += one.raw_seconds
             held.added_seconds += one.added_seconds
-            held.sent = _summed((*held.sent, *one.sent))
+            sent.setdefault(key, []).extend(one.sent)
+        for of, sents in sent.items():
+            main[of].sent = _summed(sents)
         order = {"forward": 0, "recompute": 1, "backward": 1}
         stretches = sorted(main.values(), key=lambda one: order.get(one.mark.direction, 1))
         return Lanes(main=stretches, beside=_beside_by_pass(self.beside), clock=self.clock)

@@ -116,7 +116,14 @@ EMBEDDING = "tok_embeddings"
 """The embedding's piece of a pass."""
 
 
-_INTO = ("wq", "wk", "wv", "wq_a", "wq_b", "wkv_a", "wkv_b")
+_INTO = frozenset(
+    {
+        *("wq", "wk", "wv", "wg", "wq_a", "wq_b", "wkv_a", "wkv_b"),
+        *("wqkvz", "wba", "w_in"),
+        *("indexer.queries", "indexer.keys", "indexer.weights"),
+    }
+)
+"""Weights before attention, or before what mixes tokens in its place."""
 _PLACES = ("attention_in", "attention", "attention_out", "ffn_in", "ffn_out")
 """What a block does, in the order of forward."""
 
@@ -133,9 +140,9 @@ _STREAMED = {
 
 def _place(product: str) -> str:
     """Where in its block a product stands, by the name of its weight."""
-    last = product.rpartition(".")[2]
-    if last in _INTO:
+    if product in _INTO:
         return "attention_in"
+    last = product.rpartition(".")[2]
     return {"wo": "attention_out", "w2": "ffn_out"}.get(last, "ffn_in")
 
 

@@ -43,6 +43,7 @@ from fsdpplan.cost.timeline.data_parallel import (
     parameter_sent,
     stage_passes,
     stage_units,
+    tp_gradient_sent,
 )
 from fsdpplan.cost.timeline.events import Detail
 from fsdpplan.cost.timeline.lanes import Lanes, Mark, Sent, relabel, sent_calls
@@ -53,7 +54,6 @@ from fsdpplan.cost.traffic.rank import (
     message_bytes,
     table_calls,
     table_seconds,
-    tp_gradient_calls,
 )
 from fsdpplan.spec.plan import Case
 
@@ -125,19 +125,7 @@ def pipeline_lanes(case: Case, *, detail: Detail, detailed: int) -> tuple[int, l
         for rank in range(layout.pp)
     ]
     _first_waits(lanes[parts.rank], parts.exposed.all_gather)
-    after = [
-        [
-            sent_calls(
-                calls,
-                case.cluster,
-                stream="tp",
-                name=f"{calls.collective} (gradients of norms)",
-                count=calls.count,
-            )
-            for calls in tp_gradient_calls(case, stage)
-        ]
-        for stage in held
-    ]
+    after = [tp_gradient_sent(case, stage) for stage in held]
     most = max(sum(sent.seconds for sent in sents) for sents in after)
     for rank, (one, stage) in enumerate(zip(lanes, held, strict=True)):
         _gathers(shape, played[rank], rank, one, begun)
@@ -150,7 +138,7 @@ def pipeline_lanes(case: Case, *, detail: Detail, detailed: int) -> tuple[int, l
         )
         seconds = table_seconds(case)
         one.insert(seconds, "waits for pp", "wait", "exposed", cause="pp", sent=tables)
-        one.insert(most, "waits for tp", "wait", "exposed", cause="tp", sent=tuple(after[rank]))
+        one.insert(most, "waits for tp", "wait", "exposed", cause="tp", sent=after[rank])
     return parts.rank, lanes
 
 

@@ -14,7 +14,11 @@ from collections.abc import Iterator
 from fsdpplan.cost.model.shards import Stage
 from fsdpplan.cost.schedule.stages import pipeline_ranks
 from fsdpplan.cost.step import step_time
-from fsdpplan.cost.timeline.data_parallel import fsdp_lanes, replica_lanes
+from fsdpplan.cost.timeline.data_parallel import (
+    fsdp_lanes,
+    replica_lanes,
+    tp_gradient_sent,
+)
 from fsdpplan.cost.timeline.events import COMPUTE, Detail, Event, Timeline
 from fsdpplan.cost.timeline.lanes import (
     Lanes,
@@ -30,7 +34,7 @@ from fsdpplan.cost.timeline.lanes import (
 from fsdpplan.cost.timeline.memory import memory_points
 from fsdpplan.cost.timeline.pipeline import pipeline_lanes
 from fsdpplan.cost.traffic.data_parallel import norm_calls, scale_calls
-from fsdpplan.cost.traffic.rank import optimizer_calls, tp_gradient_calls
+from fsdpplan.cost.traffic.rank import optimizer_calls
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.plan import Case, TimeBreakdown
 
@@ -98,9 +102,7 @@ def _behind_passes(case: Case, stage: Stage, lanes: Lanes, time: TimeBreakdown) 
     """What a rank does when all passes are over: exchanges that the optimizer needs, and the
     optimizer, with the gradient norm's collectives beside it."""
     if case.layout.pp == 1:
-        for calls in tp_gradient_calls(case, stage):
-            name = f"{calls.collective} (gradients of norms)"
-            sent = sent_calls(calls, case.cluster, stream="tp", name=name, count=calls.count)
+        for sent in tp_gradient_sent(case, stage):
             lanes.insert_wait(sent, "tp")
     for calls in optimizer_calls(case, stage):
         sent = sent_calls(

@@ -76,7 +76,7 @@ def header_lines(*, plan: Plan, plan_json: str, version: str, job: Job | None = 
     where that program is neither fsdpplan's nor the user's."""
     cluster, estimate = plan.cluster, plan.estimate
     step = estimate.step_seconds
-    device = "GPU" if cluster.device.kind == "cuda" else "process"
+    device = cluster.device.unit
     return [
         f"# fsdpplan job script, format 1: fsdpplan {version}, "
         f"plan sha256 {plan_digest(plan_json)}",

@@ -166,18 +166,28 @@ def groups_of(table: Table, key: str, default: int) -> int:
     return 1 if table.values.get(key, default) is None else optional_integer(table, key, default)
 
 
+def grouped_sigmoid(table: Table, *, scaling: float, groups: int, chosen: int) -> Router:
+    """Sigmoid scores; of groups of experts those are chosen whose two best are highest. The numbers
+    are what absent keys mean."""
+    number = groups_of(table, "n_group", groups)
+    return Router(
+        scores="sigmoid",
+        normalised=optional_flag(table, "norm_topk_prob", True),
+        scaling=optional_number(table, "routed_scaling_factor", scaling),
+        groups=number,
+        groups_chosen=groups_of(table, "topk_group", chosen),
+        group_best=2 if number > 1 else 1,
+    )
+
+
+SECOND_TOKEN = "the layer that predicts a second token is left out, as transformers does"
+
+
 def deepseek_v3(table: Table, notes: list[str]) -> Fields:
     """DeepSeek-V3 and R1, without the extra layer that predicts a second token."""
     if optional_integer(table, "num_nextn_predict_layers", 0, lowest=0):
-        notes.append("the layer that predicts a second token is left out, as transformers does")
-    router = Router(
-        scores="sigmoid",
-        normalised=optional_flag(table, "norm_topk_prob", True),
-        scaling=optional_number(table, "routed_scaling_factor", 2.5),
-        groups=groups_of(table, "n_group", 8),
-        groups_chosen=groups_of(table, "topk_group", 4),
-        group_best=2 if groups_of(table, "n_group", 8) > 1 else 1,
-    )
+        notes.append(SECOND_TOKEN)
+    router = grouped_sigmoid(table, scaling=2.5, groups=8, chosen=4)
     return _deepseek(table, notes, dense_layers=3, shared=1, router=router)
 
 

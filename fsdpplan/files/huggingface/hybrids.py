@@ -6,12 +6,15 @@ widths of experts, and of states, must be written.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fsdpplan.errors import SpecError
 from fsdpplan.files.huggingface.experts import (
+    SECOND_TOKEN,
     deepseek_v3,
     dense_at_start,
     experts_of,
-    groups_of,
+    grouped_sigmoid,
     qwen3_moe,
     require_every_block,
 )
@@ -31,8 +34,6 @@ from fsdpplan.files.huggingface.llama import Fields, attention_bias, decoder, qw
 from fsdpplan.files.table import Table, short
 from fsdpplan.spec.model import DeltaRule, Experts, Indexer, LatentAttention, Mamba2, Router
 
-SECOND_TOKEN = "the layer that predicts a second token is left out, as transformers does"
-
 
 def text_of(table: Table, notes: list[str]) -> Table:
     """The text model of a config that has a vision tower too."""
@@ -43,7 +44,7 @@ def text_of(table: Table, notes: list[str]) -> Table:
     values = dict(text.values)
     if table.values.get("tie_word_embeddings") is not None:
         values.setdefault("tie_word_embeddings", table.values["tie_word_embeddings"])
-    return Table(where=text.where, values=values, prefix=text.prefix)
+    return replace(text, values=values)
 
 
 def letters(table: Table, key: str, layers: int, words: dict[str, str]) -> str:
@@ -76,7 +77,7 @@ def llama4(table: Table, notes: list[str]) -> Fields:
     layers = table.integer("num_hidden_layers")
     plain = {k: v for k, v in table.values.items() if k not in ("rope_scaling", "rope_parameters")}
     fields = decoder(
-        Table(where=table.where, values=plain, prefix=table.prefix),
+        replace(table, values=plain),
         notes,
         kv_heads=8,
         max_positions=131072,
@@ -146,7 +147,6 @@ def glm4_moe(table: Table, notes: list[str]) -> Fields:
     rotated = optional_number(table, "partial_rotary_factor", 0.5)
     if rotated != 1.0 and "partial_rotary_factor" not in table.values:
         note_partial(notes, f"partial_rotary_factor {rotated:g}")
-    groups = groups_of(table, "n_group", 1)
     width = table.integer("moe_intermediate_size")
     experts = Experts(
         experts=experts_of(table),
@@ -154,14 +154,7 @@ def glm4_moe(table: Table, notes: list[str]) -> Fields:
         hidden=width,
         shared_hidden=width * optional_integer(table, "n_shared_experts", 1, lowest=0),
         dense_layers=optional_integer(table, "first_k_dense_replace", 1, lowest=0),
-        router=Router(
-            scores="sigmoid",
-            normalised=optional_flag(table, "norm_topk_prob", True),
-            scaling=optional_number(table, "routed_scaling_factor", 1.0),
-            groups=groups,
-            groups_chosen=groups_of(table, "topk_group", 1),
-            group_best=2 if groups > 1 else 1,
-        ),
+        router=grouped_sigmoid(table, scaling=1.0, groups=1, chosen=1),
     )
     return decoder(table, notes, kv_heads=8, max_positions=131072, epsilon=1e-5, partial=True) | {
         "head_dim": head_dim(table),
@@ -202,15 +195,7 @@ def deepseek_v32(table: Table, notes: list[str]) -> Fields:
         keys=table.integer("index_topk"),
     )
     assert isinstance(latent, LatentAttention)
-    return fields | {
-        "latent": LatentAttention(
-            kv_rank=latent.kv_rank,
-            rope_head_dim=latent.rope_head_dim,
-            value_head_dim=latent.value_head_dim,
-            query_rank=latent.query_rank,
-            indexer=indexer,
-        )
-    }
+    return fields | {"latent": replace(latent, indexer=indexer)}
 
 
 LINEAR_OR_FULL = {"linear_attention": "D", "full_attention": "A"}
@@ -281,7 +266,7 @@ def qwen3_5_moe(table: Table, notes: list[str]) -> Fields:
     values = dict(table.values)
     experts = _qwen_experts(table, normalised=True)
     values.setdefault("intermediate_size", experts.hidden)  # no block has a dense network
-    table = Table(where=table.where, values=values, prefix=table.prefix)
+    table = replace(table, values=values)
     return (
         decoder(table, notes, kv_heads=2, max_positions=32768, partial=True)
         | _gated_delta(table, notes)
@@ -347,7 +332,7 @@ def _plain_nemotron(table: Table) -> Table:
     for old, new in older.items():
         if old in values:
             values.setdefault(new, values[old])
-    return Table(where=table.where, values=values, prefix=table.prefix)
+    return replace(table, values=values)
 
 
 def _nemotron_pattern(table: Table) -> str:
@@ -386,21 +371,13 @@ def _nemotron_mamba(table: Table) -> Mamba2:
 
 
 def _nemotron_experts(table: Table) -> Experts:
-    groups = groups_of(table, "n_group", 1)
     require_flag(table, "mlp_bias", False, "experts are planned without biases")
     return Experts(
         experts=experts_of(table),
         active=table.integer("num_experts_per_tok"),
         hidden=table.integer("moe_intermediate_size"),
         shared_hidden=table.integer("moe_shared_expert_intermediate_size"),
-        router=Router(
-            scores="sigmoid",
-            normalised=optional_flag(table, "norm_topk_prob", True),
-            scaling=optional_number(table, "routed_scaling_factor", 1.0),
-            groups=groups,
-            groups_chosen=groups_of(table, "topk_group", 1),
-            group_best=2 if groups > 1 else 1,
-        ),
+        router=grouped_sigmoid(table, scaling=1.0, groups=1, chosen=1),
     )
 
 
@@ -409,10 +386,9 @@ def smollm3(table: Table, notes: list[str]) -> Fields:
     require_flag(table, "use_sliding_window", False, "it is planned without windows")
     if optional_integer(table, "no_rope_layer_interval", 4) or table.values.get("no_rope_layers"):
         notes.append("blocks without positions are planned and trained with rotary ones")
-    tied = {"tie_word_embeddings": True, **table.values}
-    values = Table(where=table.where, values=tied, prefix=table.prefix)
+    tied = replace(table, values={"tie_word_embeddings": True, **table.values})
     return (
-        decoder(values, notes, kv_heads=4, max_positions=32768)
+        decoder(tied, notes, kv_heads=4, max_positions=32768)
         | attention_bias(table)
         | {"head_dim": head_dim(table), "mlp_bias": optional_flag(table, "mlp_bias", False)}
     )

@@ -29,8 +29,9 @@ const charts = (() => {
   }
   const grouped = (value, digits) =>
     value.toLocaleString("en-US", {minimumFractionDigits: digits, maximumFractionDigits: digits});
-  function scaled(value, scales, last, digits, lastDigits = digits) {
-    for (const [scale, unit] of scales) if (Math.abs(value) >= scale) return digits(value / scale) + unit;
+  // By the first of the scales that a number reaches; what is written as 1,000 of one is 1 of the next.
+  function scaled(value, scales, last, digits, lastDigits = digits, reached = 1) {
+    for (const [scale, unit] of scales) if (Math.abs(value) >= scale * reached) return digits(value / scale) + unit;
     return lastDigits(value) + last;
   }
   const wholly = (value) => value.toFixed(0);
@@ -50,15 +51,12 @@ const charts = (() => {
       scaled(value, [[1e12, " TB"], [1e9, " GB"], [1e6, " MB"], [1e3, " kB"]], " B", significant, wholly),
     fraction: (value) => (value * 100).toFixed(1) + " %",
     count: (value) =>
-      scaled(value, [[0.9995e12, " T"], [0.9995e9, " B"], [0.9995e6, " M"], [999.5, " K"]], "", significant)
-        .replace(/^([\d.]+) ([TBMK])$/, (_, number, unit) =>
-          significant(value / {T: 1e12, B: 1e9, M: 1e6, K: 1e3}[unit]) + " " + unit),
+      scaled(value, [[1e12, " T"], [1e9, " B"], [1e6, " M"], [1e3, " K"]], "", significant, significant, 0.9995),
     whole: (value) => grouped(value, 0),
     percent_change: (value) => (value < 0 ? "" : "+") + value.toFixed(3) + " %",
     ratio: (value) => value.toFixed(2),
     plain: (value) => String(Number(value.toPrecision(4))),
-    kwh: (value) => scaled(value, [[999500, " GWh"], [999.5, " MWh"]], " kWh", significant)
-      .replace(/^([\d.]+) ([GM])/, (_, number, unit) => significant(value / {G: 1e6, M: 1e3}[unit]) + " " + unit),
+    kwh: (value) => scaled(value, [[1e6, " GWh"], [1e3, " MWh"]], " kWh", significant, significant, 0.9995),
     dollars: (value) =>
       value >= 0.9995e9 ? "$" + significant(value / 1e9) + " B"
         : value >= 0.9995e6 ? "$" + significant(value / 1e6) + " M" : "$" + grouped(value, value >= 99.5 ? 0 : 2),

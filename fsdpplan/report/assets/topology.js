@@ -82,7 +82,7 @@ charts.drawings = {};
   // ---- Drawing.
 
   const states = new WeakMap();
-  const COLORS = {tp: 0, cp: 2, ep: 6, shard: 1, replicate: 3, pp: 5, other: 4};
+  const DEEP = [0, 2, 5]; // colours of the light palette on which white is read
 
   function element(name, attributes, parent, words) {
     const made = document.createElement(name);
@@ -156,8 +156,8 @@ charts.drawings = {};
       }
     }
 
-    const colorOf = (axis) => look.colors[COLORS[axis.color]];
-    const inkOn = (axis) => look.dark ? "#10151c" : ["tp", "cp", "pp"].includes(axis.color) ? "#ffffff" : "#1d2430";
+    const colorOf = (axis) => look.colors[axis.color];
+    const inkOn = (axis) => look.dark ? "#10151c" : DEEP.includes(axis.color) ? "#ffffff" : "#1d2430";
     const swollen = place.size < 6 ? 1 : 0; // so that a few among thousands are seen
 
     function paint() {
@@ -238,7 +238,7 @@ charts.drawings = {};
           .sort((one, other) => one.ranks - other.ranks).find((one) => firstOf(rank, one) === firstOf(state.rank, one));
         const group = drawn("g", {style: "cursor:pointer"}, svg);
         drawn("rect", {x: local * step, y: top, width: size, height: size * 0.72, rx: 5,
-          fill: rank === state.rank ? look.ink : axis ? colorOf(axis) : look.dark ? "#3b4656" : "#d3d9e1"}, group);
+          fill: rank === state.rank ? look.ink : axis ? colorOf(axis) : tints[0]}, group);
         say(local * step + size / 2, top + size * 0.36 + 4, String(rank), {"text-anchor": "middle", "font-size": size > 44 ? 12 : 10,
           "pointer-events": "none", fill: rank === state.rank ? look.card : axis ? inkOn(axis) : look.ink});
         group.addEventListener("click", () => go(rank, true));
@@ -291,7 +291,7 @@ charts.drawings = {};
     }
 
     function update() {
-      field.value = state.rank;
+      if (Number(field.value) !== state.rank) field.value = state.rank; // what is typed stays
       paint();
       nearby();
       describe();
@@ -342,13 +342,7 @@ charts.drawings = {};
     });
     field.addEventListener("input", () => {
       const rank = Number(field.value);
-      if (field.value === "" || !Number.isInteger(rank) || rank < 0 || rank >= data.gpus) return;
-      state.pinned = rank;
-      if (rank === state.rank) return;
-      state.rank = rank;
-      paint();
-      nearby();
-      describe();
+      if (field.value !== "" && Number.isInteger(rank) && rank >= 0 && rank < data.gpus) go(rank, true);
     });
     canvas.addEventListener("keydown", (event) => {
       const row = place.nodesAcross * data.perNode;

@@ -14,28 +14,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from fsdpplan.cost.timeline.events import COMPUTE, Event, MemoryPoint, Timeline
+from fsdpplan.cost.network.placement import pp_group
+from fsdpplan.cost.timeline.events import COMPUTE, STREAMS, Event, MemoryPoint, Timeline
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.training import DTYPE_BYTES
 
 TraceEvent = dict[str, Any]
 
-_STREAMS: Final = (
-    COMPUTE,
-    "all_gather",
-    "reduce_scatter",
-    "all_reduce",
-    "all_to_all",
-    "tp",
-    "cp",
-    "ep",
-    "pp",
-    "pp_next",
-    "pp_previous",
-    "upload",
-    "download",
-)
-_FIRST_TID = 7
+_TIDS: Final = {stream: 7 + place for place, stream in enumerate(STREAMS)}
 """Streams that torch makes have numbers from 7 on."""
 _WAITS_TID = 90
 _STEP_TID = 1
@@ -71,7 +57,12 @@ _KERNELS: Final = {
 
 def stage_rank(layout: Layout, stage: int) -> int:
     """The job's first rank that has a pipeline stage: pipelines are outermost in the mesh."""
-    return stage * (layout.world // layout.pp)
+    return stage * pp_group(layout).stride
+
+
+def rank_stage(layout: Layout, rank: int) -> int:
+    """The pipeline stage that a rank of the job has."""
+    return rank // pp_group(layout).stride
 
 
 def trace_document(
@@ -145,13 +136,10 @@ def trace_events(
             yield _memory(point, stage_rank(layout, point.rank), start_us)
 
 
-def _tid(stream: str) -> int:
-    return _FIRST_TID + _STREAMS.index(stream)
-
-
 def _names(pid: int, name: str, events: Iterable[Event]) -> Iterator[TraceEvent]:
     rows = {_STEP_TID: "step", _WAITS_TID: "waits"}
-    rows |= {_tid(event.stream): f"stream {_tid(event.stream)} {event.stream}" for event in events}
+    used = {_TIDS[event.stream]: event.stream for event in events}
+    rows |= {tid: f"stream {tid} {stream}" for tid, stream in used.items()}
     yield _metadata("process_name", pid, 0, {"name": name})
     yield _metadata("process_labels", pid, 0, {"labels": "GPU 0"})
     yield _metadata("process_sort_index", pid, 0, {"sort_index": pid})
@@ -194,17 +182,17 @@ def _event(event: Event, pid: int, start_us: float) -> TraceEvent:
             about[word] = value
     if event.traffic is not None:
         name, args = _collective(event)
-        return _span(name, "kernel", pid, _tid(event.stream), ts, event.seconds, {**args, **about})
+        return _span(name, "kernel", pid, _TIDS[event.stream], ts, event.seconds, {**args, **about})
     if event.kind in ("upload", "download"):
         way = "HtoD (Pinned -> Device)" if event.kind == "upload" else "DtoH (Device -> Pinned)"
         about["unit"] = event.name
-        tid = _tid(event.stream)
+        tid = _TIDS[event.stream]
         return _span(f"Memcpy {way}", "gpu_memcpy", pid, tid, ts, event.seconds, about)
     if event.kind in ("wait", "bubble", "launch", "host"):
         return _span(event.name, "wait", pid, _WAITS_TID, ts, event.seconds, about)
     words = _KERNELS.get(event.kind, "")
     name = f"{words} {event.name}".strip()
-    return _span(name, "kernel", pid, _tid(event.stream), ts, event.seconds, about)
+    return _span(name, "kernel", pid, _TIDS[event.stream], ts, event.seconds, about)
 
 
 def _collective(event: Event) -> tuple[str, dict[str, Any]]:
@@ -238,7 +226,7 @@ def _passes(events: Sequence[Event], pid: int, start_us: float) -> Iterator[Trac
     """Passes through blocks, as spans around their kernels."""
     last: tuple[Any, ...] | None = None
     begin = end = 0.0
-    tid = _tid(COMPUTE)
+    tid = _TIDS[COMPUTE]
 
     def closed() -> Iterator[TraceEvent]:
         if last is not None:
@@ -287,7 +275,7 @@ def _messages(
                 "cat": "message",
                 "name": message.name,
                 "pid": stage_rank(layout, at.rank),
-                "tid": _tid(at.stream),
+                "tid": _TIDS[at.stream],
                 "ts": start_us + at.start_seconds * 1e6,
                 **({"bp": "e"} if phase == "f" else {}),
             }
@@ -302,14 +290,5 @@ def _memory(point: MemoryPoint, pid: int, start_us: float) -> TraceEvent:
         "pid": pid,
         "tid": 0,
         "ts": start_us + point.start_seconds * 1e6,
-        "args": {
-            "parameters": point.parameters_bytes,
-            "optimizer state": point.optimizer_bytes,
-            "gradients": point.gradients_bytes,
-            "gathered parameters": point.unsharded_parameters_bytes,
-            "unreduced gradients": point.unsharded_gradients_bytes,
-            "activations": point.activations_bytes,
-            "logits and loss": point.logits_bytes,
-            "temporaries": point.temporaries_bytes,
-        },
+        "args": point.terms,
     }

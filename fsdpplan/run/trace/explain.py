@@ -43,10 +43,11 @@ TRIED = 10
 """Inputs that are looked at closely, of those that a straight line says explain most."""
 
 _GRID = 13
+"""Values of an input that are tried, closer to each other near the one that it has."""
 _GOLDEN = 18
+"""Narrowings of the best stretch of the grid, each to 0.618 of it."""
 _PLATEAU = 1e-3
 """Of all differences: what leaves as little more explains as much."""
-"""Narrowings of the best stretch of the grid, each to 0.618 of it."""
 
 ROUNDING = 1e-6
 """Share of a step below which nothing differs: traces have numbers in microseconds."""
@@ -219,7 +220,8 @@ def _promising(of: Differences) -> list[tuple[str, float, float]]:
 
 
 def _best_factor(of: Differences, field: str, value: float, straight: float) -> tuple[float, float]:
-    """(factor, what is left) of the value that explains most, by a grid and golden sections."""
+    """(factor, what is left) of the value that explains most, by a grid and golden sections; where
+    more of it changes nothing any more, of the least that does it."""
 
     def left(place: float) -> float:
         try:
@@ -233,6 +235,16 @@ def _best_factor(of: Differences, field: str, value: float, straight: float) -> 
     lefts = [left(place) for place in places]
     at = min(range(len(places)), key=lambda index: lefts[index])
     low, high = places[max(0, at - 1)], places[min(len(places) - 1, at + 1)]
+    least, best = min(_lowest(left, low, high), (lefts[at], places[at]))
+    enough = least + _PLATEAU * lefts[places.index(0.0)]
+    near = _nearest(left, best, enough)
+    if abs(near - best) > 0.05 and (left_near := left(near)) <= enough:
+        return exp(near), left_near
+    return exp(best), least
+
+
+def _lowest(left: Callable[[float], float], low: float, high: float) -> tuple[float, float]:
+    """(what is left, place) of the lowest place between two, by golden sections."""
     share = (5**0.5 - 1) / 2
     one, other = high - share * (high - low), low + share * (high - low)
     of_one, of_other = left(one), left(other)
@@ -245,9 +257,11 @@ def _best_factor(of: Differences, field: str, value: float, straight: float) -> 
             low, one, of_one = one, other, of_other
             other = low + share * (high - low)
             of_other = left(other)
-    least, best = min(((of_one, one), (of_other, other), (lefts[at], places[at])))
-    # where more of it changes nothing any more, the least that does it
-    enough = least + _PLATEAU * lefts[places.index(0.0)]
+    return min((of_one, one), (of_other, other))
+
+
+def _nearest(left: Callable[[float], float], best: float, enough: float) -> float:
+    """The place nearest to what the input is that leaves no more than `enough`, by halves."""
     far, near = best, 0.0
     for _ in range(_GOLDEN):
         between = (far + near) / 2
@@ -257,11 +271,4 @@ def _best_factor(of: Differences, field: str, value: float, straight: float) -> 
             near = between
         if abs(far - near) < 1e-3:
             break
-    return (
-        (exp(far), left(far))
-        if left(far) <= enough and abs(far - best) > 0.05
-        else (
-            exp(best),
-            least,
-        )
-    )
+    return far

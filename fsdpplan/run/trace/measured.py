@@ -17,6 +17,7 @@ from statistics import median_low
 from typing import Any
 
 from fsdpplan.errors import SpecError
+from fsdpplan.run.trace.chrome import group_description
 
 TraceEvent = Mapping[str, Any]
 Span = tuple[float, float]
@@ -67,16 +68,11 @@ AxisOf = Callable[[str, TraceEvent], str | None]
 
 def spans_of(document: Mapping[str, Any]) -> list[TraceEvent]:
     """The events of a trace that last, with numbers for when."""
-    found = []
-    for event in document["traceEvents"]:
-        if event.get("ph") != "X":
-            continue
-        try:
-            float(event["ts"]), float(event["dur"])
-        except (KeyError, TypeError, ValueError):
-            continue
-        found.append(event)
-    return found
+    return [
+        event
+        for event in document["traceEvents"]
+        if event.get("ph") == "X" and "ts" in event and "dur" in event
+    ]
 
 
 def measured_step(
@@ -127,7 +123,8 @@ def _windows(events: Sequence[TraceEvent]) -> list[_Window]:
     )
     if not updates:
         return []
-    first = min(_start(e) for e in events if e.get("cat") in ("cpu_op", "user_annotation"))
+    begun = [_start(e) for e in events if e.get("cat") in ("cpu_op", "user_annotation")]
+    first = min(begun, default=updates[0][0])
     ends = [first, *(end for _, end in updates)]
     return [
         _Window(f"step {number} of the trace", begin, end)
@@ -196,23 +193,14 @@ def _of_device(
 
 
 def _collective_of(event: TraceEvent) -> str:
+    from fsdpplan.trainer.watch.kinds import nccl_collective
     from fsdpplan.trainer.watch.trace import COLLECTIVES
 
     about = event.get("args", {})
     named = str(about.get("Collective name", "")).removesuffix("_")
     if named in COLLECTIVES:
         return COLLECTIVES[named]
-    kernel = str(event["name"]).lower()
-    for word, collective in (
-        ("allgather", "all_gather"),
-        ("reducescatter", "reduce_scatter"),
-        ("allreduce", "all_reduce"),
-        ("broadcast", "broadcast"),
-        ("sendrecv", "send_recv"),
-    ):
-        if word in kernel:
-            return collective
-    return "collective"
+    return nccl_collective(str(event["name"])) or "collective"
 
 
 def _members(
@@ -221,17 +209,22 @@ def _members(
     """The kernels of a step. A device is behind its host: where the mark is the host's, they are
     those whose launches are in it."""
     launched = {
-        event["args"]["correlation"]: _start(event)
+        _correlation(event): _start(event)
         for event in events
-        if event.get("cat") in ("cuda_runtime", "cuda_driver")
-        and "correlation" in event.get("args", {})
+        if event.get("cat") in ("cuda_runtime", "cuda_driver") and _correlation(event) is not None
     }
     found = []
     for event in on_device:
-        when = launched.get(event.get("args", {}).get("correlation"), _start(event))
+        when = launched.get(_correlation(event), _start(event))
         if window.begin - 1e-9 <= when < window.end - 1e-9:
             found.append(event)
     return found, None if launched else (window.begin, window.end)
+
+
+def _correlation(event: TraceEvent) -> int | None:
+    """What a kernel and its launch have in common."""
+    found = event.get("args", {}).get("correlation")
+    return found if isinstance(found, int) else None
 
 
 def _row(rows: dict[str, Row], kind: str, axis: str = "") -> Row:
@@ -423,21 +416,15 @@ def group_axes(
 ) -> dict[str, list[str]]:
     """Process group, by its name in a trace, to the axes of a plan with the same ranks, or, where
     the trace does not list them, with the name that a device mesh gives."""
-    by_ranks: dict[tuple[str, ...], list[str]] = {}
+    by_ranks: dict[tuple[int, ...], list[str]] = {}
     for axis, ranks in groups.items():
-        by_ranks.setdefault(tuple(str(rank) for rank in ranks), []).append(axis)
+        by_ranks.setdefault(tuple(ranks), []).append(axis)
     found: dict[str, list[str]] = {}
     for one in document.get("distributedInfo", {}).get("pg_config", ()):
-        name, ranks = str(one.get("pg_name", "")), one.get("ranks") or ()
+        name, ranks = str(one.get("pg_name", "")), tuple(one.get("ranks") or ())
         described = str(one.get("pg_desc", ""))
-        named = [axis for axis in groups if described == _description(axis)]
-        axes = named or by_ranks.get(tuple(str(rank) for rank in ranks), [])
+        named = [axis for axis in groups if described == group_description(axis)]
+        axes = named or by_ranks.get(ranks, [])
         if axes:
             found[name] = axes
     return found
-
-
-def _description(axis: str) -> str:
-    from fsdpplan.run.trace.chrome import group_description
-
-    return group_description(axis)

@@ -11,7 +11,7 @@ from fsdpplan.cost.timeline.events import Timeline
 from fsdpplan.cost.timeline.timeline import step_timeline
 from fsdpplan.cost.traffic.rank import step_calls
 from fsdpplan.errors import SpecError
-from fsdpplan.run.trace.chrome import stage_rank, trace_document, trace_events
+from fsdpplan.run.trace.chrome import rank_stage, stage_rank, trace_document, trace_events
 from fsdpplan.run.trace.explain import WAITING, Explanation, Kinds, explanations
 from fsdpplan.run.trace.measured import (
     AxisOf,
@@ -75,9 +75,7 @@ class Overlay:
 
 def axis_groups(case: Case, stage: int) -> dict[str, tuple[int, ...]]:
     """For each axis that calls collectives, the ranks of the group of the stage's first rank."""
-    layout = case.layout
-    rank = stage_rank(layout, stage)
-    return groups_of_rank(case, stage, rank)
+    return groups_of_rank(case, stage, stage_rank(case.layout, stage))
 
 
 def groups_of_rank(case: Case, stage: int, rank: int) -> dict[str, tuple[int, ...]]:
@@ -123,7 +121,7 @@ def compared(
     """The same without a search for what explains them."""
     of = _rank(case, trace, rank)
     _require_kernels(trace)
-    stage = of // (case.layout.world // case.layout.pp)
+    stage = rank_stage(case.layout, of)
     say("the predicted step")
     timeline = step_timeline(case, detailed=ALL_MICROBATCHES)
     groups = groups_of_rank(case, stage, of)
@@ -175,7 +173,7 @@ def _own_pid(trace: Mapping[str, Any], rank: int, case: Case) -> Any:
     """The process of a rank in a trace of several, which are predictions; None: there is one."""
     if not trace.get("predicted"):
         return None
-    return stage_rank(case.layout, rank // (case.layout.world // case.layout.pp))
+    return stage_rank(case.layout, rank_stage(case.layout, rank))
 
 
 def _require_kernels(trace: Mapping[str, Any]) -> None:
@@ -214,7 +212,8 @@ def _axis_of(
         if words in NOT_OF_A_STEP:
             return None
         wanted = axes.get(collective, ())
-        candidates = known.get(name) or by_size.get(about.get("Group size", 0), [])
+        size = about.get("Group size")
+        candidates = known.get(name) or by_size.get(size if isinstance(size, int) else 0, [])
         both = [axis for axis in candidates if axis in wanted] or list(candidates)
         if len(both) == 1 or known.get(name):
             return both[0]

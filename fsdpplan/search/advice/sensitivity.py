@@ -38,6 +38,9 @@ rounding leaves is a thousandth of that."""
 FAR_FRACTION = 0.1
 """By which it is moved to see whether a kink is near."""
 
+LEAST_ELASTICITY = 5e-3
+"""Of what is shown by itself: 1 % of it changes the step by 0.005 %."""
+
 SMOOTH = 1e-3
 """By less than this share of an elasticity both sides differ where there is no kink."""
 

@@ -82,6 +82,23 @@ def is_nccl(name: str) -> bool:
     return name.startswith("nccl")
 
 
+NCCL_CARRIES: Final = {
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "allreduce": "all_reduce",
+    "broadcast": "broadcast",
+    "sendrecv": "send_recv",
+}
+"""What a kernel of NCCL's is, by a word of its name, whatever its case: ncclDevKernel_AllGather_*,
+of older releases ncclKernel_AllGather_*."""
+
+
+def nccl_collective(name: str) -> str | None:
+    """What a kernel of NCCL's is; None: its name does not say."""
+    plain = name.lower()
+    return next((is_of for word, is_of in NCCL_CARRIES.items() if word in plain), None)
+
+
 def is_gloo(name: str) -> bool:
     """Whether it is a collective on a thread of gloo's."""
     return name.startswith("gloo:")

@@ -14,6 +14,7 @@ import pytest
 from fsdpplan.cli.app import exit_code_of
 from fsdpplan.files.job_records import RunRecord, write_record
 from fsdpplan.files.plans import plan_json
+from fsdpplan.run.bug_report import TAIL_BYTES, tail
 from fsdpplan.run.crash import allowed, crash_path, last_crash, note_crash
 from tests.emit.plans import make_plan
 
@@ -47,7 +48,9 @@ PRIVATE = (*SECRET, "qxproject", "10.7.0.12", "me@team", "example.com")
 def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a plan and a run that has failed."""
     for name in os.environ:
-        if name.startswith(("SLURM", "NCCL", "TORCH", "CUDA")):
+        if name.startswith(
+            ("SLURM", "NCCL", "TORCH", "CUDA")
+        ):  # torch sets some, for tests before this
             monkeypatch.delenv(name)
     for name, value in {**ENVIRONMENT, "XDG_STATE_HOME": str(tmp_path / "state")}.items():
         monkeypatch.setenv(name, value)
@@ -144,3 +147,13 @@ def test_a_fault_of_ours_names_the_report_and_is_kept_for_it(launched: Path) -> 
     assert crash_path().stat().st_mode & 0o077 == 0
     crash_path().write_text("[")
     assert last_crash() is None
+
+
+def test_of_a_long_log_no_part_of_a_line_is_taken(tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    last = "the last line\n"
+    cut = f"HF_TOKEN=zqtokenvalue1 {'.' * (TAIL_BYTES - len(last) - 10)}\n"
+    log.write_text(f"{cut}{last}")
+    assert tail(log, lines=9) == ["the last line"]
+    log.write_text(last)
+    assert tail(log, lines=9) == ["the last line"]

@@ -10,13 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.cost.memory.peak import stage_memory
+from fsdpplan.cost.model.mixers import indexer_tensors, mixer_tensors
 from fsdpplan.cost.overlap.exposed import ExposedSeconds, collective_costs
 from fsdpplan.cost.schedule.stages import in_flight_blocks, pipeline_ranks
 from fsdpplan.cost.step import step_time
-from fsdpplan.cost.timeline.events import COMPUTE, Timeline, streams
+from fsdpplan.cost.timeline.events import COMPUTE, Timeline
+from fsdpplan.cost.timeline.pieces import block_pieces, own_blocks
 from fsdpplan.cost.timeline.timeline import step_timeline
 from fsdpplan.cost.traffic.rank import step_calls
-from tests.cost.problems import Case, cases
+from fsdpplan.files.catalogue import load_model
+from fsdpplan.spec.model import Model
+from tests.cost.problems import DELTA, SMALL, STATES, Case, case, cases
 from tests.cost.wide import wide_cases
 
 DETAILS = st.sampled_from(["kernels", "blocks", "passes"])
@@ -40,8 +44,13 @@ def holds(case: Case, timeline: Timeline) -> None:
             terms,
             time,
         )
-    for rank, stream in streams(timeline.events):
-        events = timeline.of(rank, stream)
+    own = [
+        (rank, stream, events)
+        for rank in range(case.layout.pp)
+        for stream, events in timeline.streams(rank).items()
+    ]
+    assert sum(len(events) for _, _, events in own) == len(timeline.events)
+    for rank, stream, events in own:
         for one, other in pairwise(events):
             assert other.start_seconds >= one.end_seconds - 1e-9 * whole, (rank, stream)
         assert events[0].start_seconds >= -1e-9 * whole, (rank, stream)
@@ -88,3 +97,35 @@ def test_sums_are_the_estimates(case: Case, detail: str, detailed: int) -> None:
 @given(case=cases(), detail=DETAILS, detailed=st.integers(0, 5))
 def test_sums_are_the_estimates_of_what_is_searched(case: Case, detail: str, detailed: int) -> None:
     holds(case, step_timeline(case, detail=detail, detailed=detailed))  # type: ignore[arg-type]
+
+
+INDEXED = "deepseek-v3.2"
+
+
+@pytest.mark.parametrize("model", [SMALL, DELTA, STATES, load_model(INDEXED)], ids=lambda m: m.name)
+def test_what_mixes_tokens_comes_between_its_projections(model: Model) -> None:
+    of = case(model, dp_shard=8)
+    (stage,) = pipeline_ranks(model=of.model, layout=of.layout)
+    for own in dict.fromkeys(own_blocks(of, stage)):
+        forward = [piece.name for piece in block_pieces(own).forward]
+        backward = [piece.name.split(" ")[0] for piece in block_pieces(own).backward]
+        if "attention" not in forward:
+            continue
+        into = projections_in(own.model) & {*forward}
+        assert into
+        for names, before in ((forward, into), (backward, {"wo"})):
+            at = names.index("attention")
+            assert before == {*names[:at]} & ({"wo"} | into)
+            assert {*names[at:]} >= ({"wo"} | into) - before
+
+
+def projections_in(model: Model) -> set[str]:
+    """Matrices that are read before what mixes tokens in a block."""
+    if model.mixer in "DM":
+        tensors = mixer_tensors(model)
+    else:
+        tensors = []
+        if model.latent and model.latent.indexer:
+            tensors = indexer_tensors(model.hidden, model.latent, model.latent.indexer)
+    names = {tensor.name.removesuffix(".weight") for tensor in tensors if tensor.is_matrix}
+    return (names | {"wq", "wk", "wv", "wq_a", "wq_b", "wkv_a", "wkv_b"}) - {"wo"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fsdpplan.trainer.watch.kinds import PATTERNS, kernel_kind, operator_kind
+from fsdpplan.trainer.watch.kinds import PATTERNS, kernel_kind, nccl_collective, operator_kind
 
 KERNELS = {
     "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)": "collective",
@@ -53,3 +53,10 @@ def test_operators_are_known_by_their_names() -> None:
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: pattern.kind)
 def test_each_pattern_says_where_its_names_are_from(pattern: object) -> None:
     assert getattr(pattern, "source")  # noqa: B009
+
+
+def test_what_a_kernel_of_nccl_carries_is_in_its_name() -> None:
+    found = [nccl_collective(name) for name, kind in KERNELS.items() if kind == "collective"]
+    assert found == ["all_gather", "reduce_scatter"]
+    assert nccl_collective("ncclDevKernel_SendRecv(...)") == "send_recv"
+    assert nccl_collective("ncclDevKernel_Generic") is None
