@@ -45,7 +45,7 @@ all its digits, `count` three, `plain` four; `percent_change` is in percent and 
 Number = int | float
 
 _WRITTEN: Mapping[Unit, Callable[[float], str]] = {
-    "seconds": format_seconds,
+    "seconds": lambda number: format_seconds(number) if number else "0 s",
     "bytes": format_gib,
     "wire_bytes": format_gb,
     "fraction": format_percent,

@@ -203,7 +203,8 @@ def test_the_browser_writes_numbers_as_python_does(
     show(chromium, report_file(files, 8))
     chance = random.Random(0)
     numbers = [10 ** chance.uniform(-4, 14) for _ in range(300)]
-    numbers += [999.4, 999.6, 99.94, 99.96, 9.994, 9.996, 0.9994, 0.9996, 119.9, 120, 7200, 172800]
+    numbers += [0, 999.4, 999.6]
+    numbers += [99.94, 99.96, 9.994, 9.996, 0.9994, 0.9996, 119.9, 120, 7200, 172800]
     for unit in get_args(Unit):
         own = [one for one in numbers if one <= MOST.get(unit, 1e9)]
         if "bytes" in unit:
