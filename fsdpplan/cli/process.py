@@ -55,12 +55,17 @@ def go_on() -> None:
     """From here on there is something to take back, so a signal raises `Left`."""
     sys.unraisablehook = _unraisable
     if isinstance(sys.stdout, io.TextIOWrapper):
+        buffer, own = sys.stdout.buffer, sys.stdout.line_buffering
+        if isinstance(
+            buffer, io.RawIOBase
+        ):  # PYTHONUNBUFFERED: half a write would pass for a whole
+            buffer, own = io.BufferedWriter(buffer), True
         sys.stdout = _Output(
-            sys.stdout.buffer,
+            buffer,
             encoding=sys.stdout.encoding,
             # A name from somebody's file must not end the program on an ASCII terminal.
             errors="backslashreplace",
-            line_buffering=sys.stdout.line_buffering,
+            line_buffering=own,
         )
     _hear(_raise)
 

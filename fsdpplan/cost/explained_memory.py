@@ -157,7 +157,7 @@ def _outside(case: Case, memory: MemoryBreakdown) -> Iterator[Explained]:
     )
     groups = communicators(layout, case.training.traits or FSDP2)
     yield Explained(
-        name="CUDA and NCCL",
+        name="driver and libraries",
         value=memory.context_bytes,
         unit="B",
         formula="C + n * c",

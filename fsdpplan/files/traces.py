@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import zlib
 from collections.abc import Mapping
@@ -11,14 +12,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from fsdpplan.errors import SpecError
-from fsdpplan.files.table import path_text
+from fsdpplan.files.table import path_text, read_data
 from fsdpplan.files.writing import write_bytes_atomically
+from fsdpplan.units import format_gb
 
 ADVICE = (
     "give a trace that torch.profiler exported (`export_chrome_trace`, or a run's "
     "trace-rank-0.json)"
 )
 
+LIMIT_BYTES = 2_000_000_000
+"""Larger ones fit no memory once they are Python's values."""
 
 _FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = {
     "name": str,
@@ -39,7 +43,9 @@ def read_trace(path: Path) -> dict[str, Any]:
     try:
         # NaN is no number; the file's bytes are kept by nobody while it is parsed
         found = json.loads(_content(path, where), parse_constant=lambda word: None)
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except SpecError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise SpecError(
             f"{where} is no whole JSON document: {error}; a profiler that was killed leaves half "
             f"of one: profile again, or {ADVICE}"
@@ -58,17 +64,23 @@ def read_trace(path: Path) -> dict[str, Any]:
 
 def _content(path: Path, where: str) -> bytes:
     """What stands in a file, unpacked."""
+    raw = read_data(path, limit_bytes=LIMIT_BYTES, what="trace")
+    if raw[:2] != b"\x1f\x8b":
+        return raw
     try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise SpecError(f"{where} cannot be read: {error.strerror or error}; {ADVICE}") from error
-    try:
-        return gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+        with gzip.open(io.BytesIO(raw)) as packed:
+            found = packed.read(LIMIT_BYTES + 1)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise SpecError(
             f"{where} ends within its compressed data or is damaged: {error}; copy it again, or "
             f"{ADVICE}"
         ) from error
+    if len(found) > LIMIT_BYTES:
+        raise SpecError(
+            f"{where} is larger than {format_gb(LIMIT_BYTES)} when it is unpacked: give one of "
+            "fewer steps, as fsdpplan run --profile 20:3 leaves it"
+        )
+    return found
 
 
 def _plain(event: dict[str, Any]) -> dict[str, Any]:

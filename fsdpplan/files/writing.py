@@ -92,6 +92,8 @@ def write_folder_at_once(
 def _explained(path: Path, advice: str) -> Iterator[None]:
     try:
         yield
+    except BrokenPipeError:  # whoever read has gone, as of `head`: nothing is to be mended
+        raise
     except (OSError, ValueError) as error:
         if isinstance(error, SpecError):
             raise SpecError(f"{path_text(path)} cannot be written: {error}; {advice}") from error

@@ -25,7 +25,7 @@ COLORS = {
     "logits and loss": 6,
     "temporaries": 9,
     "allocator reserve": 8,
-    "CUDA and NCCL": 7,
+    "driver and libraries": 7,
 }
 """A colour for each part, the same in all charts: numbers of the page's palette."""
 
@@ -64,11 +64,25 @@ def _largest(memory: MemoryBreakdown) -> str:
 
 
 def _facts(plan: Plan) -> Facts:
-    memory = plan.estimate.memory
+    memory, device = plan.estimate.memory, plan.cluster.device
+    on_cpu = device.kind == "cpu"
+    shown = "amd-smi" if device.vendor == "amd" else "nvidia-smi"
     peaks = (
-        ("Allocated by tensors", memory.peak_allocated_bytes, "torch's max_memory_allocated"),
-        ("Reserved by torch", memory.peak_reserved_bytes, "torch's max_memory_reserved"),
-        ("On the device in all", memory.peak_device_bytes, "as nvidia-smi shows it"),
+        (
+            "Allocated by tensors",
+            memory.peak_allocated_bytes,
+            "at its highest" if on_cpu else "torch's max_memory_allocated",
+        ),
+        (
+            "Reserved by torch",
+            memory.peak_reserved_bytes,
+            "with what lies unused" if on_cpu else "torch's max_memory_reserved",
+        ),
+        (
+            "Of the process in all" if on_cpu else "On the device in all",
+            memory.peak_device_bytes,
+            "with libraries" if on_cpu else f"as {shown} shows it",
+        ),
         ("Before the first step", memory.initialization_peak_bytes, "allocated, at its highest"),
         ("Writing a checkpoint", memory.checkpoint_peak_bytes, "allocated, at its highest"),
         ("On the host, for each", memory.host_bytes, "what is offloaded"),
@@ -234,7 +248,8 @@ def _parts(
     first where it has the peak."""
     end = laid.line.step_seconds
     whole = {"name": "The whole step", **_held(thinned(points, MOST_POINTS), end, device_bytes)}
-    if len(points) <= MOST_POINTS:
+    passes = {one.micro_batch for one in laid.line.events} - {None}
+    if len(points) <= MOST_POINTS or len(passes) <= 2:
         return [whole], 0
     second = max(
         one.end_seconds

@@ -1,7 +1,7 @@
 """A report as one HTML file: no other file, no network, nothing of it run but what stands in it.
 
 Every word goes through `html.escape`; data stand in a script of JSON in which no `<` is left. The
-page's policy lets the browser run the three scripts that are in it, by their digests, and load
+page's policy lets the browser run the four scripts that are in it, by their digests, and load
 nothing: `Content-Security-Policy`, https://www.w3.org/TR/CSP3/.
 """
 

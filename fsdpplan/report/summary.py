@@ -11,6 +11,12 @@ from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Estimate, MemoryBreakdown, Plan
 from fsdpplan.units import format_count, format_gib, format_percent, format_seconds
 
+WIDE_FACTOR = 1.5
+"""An end of the band that far off is told as a factor: a share less might be below nothing."""
+
+UNNAMED = "custom"
+"""What a model is called whose shapes were typed."""
+
 SURE_FRACTION = 0.9
 """A chance to fit from which it is said to."""
 
@@ -18,10 +24,13 @@ SURE_FRACTION = 0.9
 def subtitle(plan: Plan) -> str:
     """The question in a line."""
     cluster, training = plan.cluster, plan.training
-    unit = cluster.device.unit if cluster.device.kind == "cpu" else cluster.device.name
+    device = cluster.device
+    where = f"{cluster.gpus:,} × {device.name}"
+    if device.kind == "cpu":
+        where = device.counted(cluster.gpus)
     nodes = "one node" if cluster.nodes == 1 else f"{cluster.nodes:,} nodes"
     return (
-        f"{cluster.gpus:,} × {unit} on {nodes} of {cluster.name}; "
+        f"{where} on {nodes} of {cluster.name}; "
         f"{training.global_batch:,} sequences of {training.seq_len:,} tokens a step, "
         f"{training.precision}"
     )
@@ -29,7 +38,7 @@ def subtitle(plan: Plan) -> str:
 
 def title(plan: Plan) -> str:
     """What is trained."""
-    return f"Training {plan.model.name}"
+    return f"Training {_model_name(plan.model)}"
 
 
 def summary_section(plan: Plan) -> Section:
@@ -66,11 +75,16 @@ def _sentence(plan: Plan) -> str:
     if learned is not None and learned.runs:
         sure = f"It rests on {learned.runs} of your own runs, which are like it."
     return (
-        f"One step of {plan.model.name} ({_parameters(plan.model)}) on "
+        f"One step of {_model_name(plan.model)} ({_parameters(plan.model)}) on "
         f"{cluster.device.counted(cluster.gpus)} is predicted to take "
         f"{format_seconds(step.expected)}; in four cases of five it takes {band_words(step)}. "
         f"{sure}"
     )
+
+
+def _model_name(model: Model) -> str:
+    """Its name; of shapes that were typed, that it has none."""
+    return "a model of your own" if model.name == UNNAMED else model.name
 
 
 def _parameters(model: Model) -> str:
@@ -103,10 +117,13 @@ def _sure(plan: Plan) -> Fact:
     if learned is not None:
         note = f"{learned.runs} of your runs are like it" if learned.runs else note
     off = (step.upper - step.lower) / 2 / step.expected
+    factor = max(step.upper / step.expected, step.expected / step.lower)
+    narrow = factor < WIDE_FACTOR
+    of = "half the width" if narrow else "either way, by the ends"
     return Fact(
         name="How sure",
-        value=f"± {off * 100:.0f} %",
-        note=f"half the width of the 80 % band; {note}",
+        value=f"± {off * 100:.0f} %" if narrow else f"a factor of {factor:.1f}",
+        note=f"{of} of the 80 % band; {note}",
         tone="watch" if evidence == "datasheet" else "plain",
     )
 

@@ -15,7 +15,7 @@ from fsdpplan.files.table import read_text
 from fsdpplan.run.follow.attempts import AttemptsTail, StartedOn, StartEnded
 from fsdpplan.run.follow.metric_events import Start, Step, parse_event
 from fsdpplan.run.follow.nccl_watch import NcclWatch, uses_nccl
-from fsdpplan.run.verify import MAX_METRICS_BYTES, FinishedRun, run_so_far
+from fsdpplan.run.verify import MAX_METRICS_BYTES, FinishedRun, newest_run, run_so_far
 from fsdpplan.topology.read.nccl_report import NcclReport
 
 
@@ -51,9 +51,11 @@ class Aftermath:
 
 
 def aftermath(place: Path | None, *, plan_file: Path | None, folder: Path) -> Aftermath:
-    """All that the run at `place` left; which run and which plan are those of `verify`."""
+    """All that the run at `place` left, or the newest of `folder`; which run and which plan are
+    those of `verify`."""
+    place = newest_run(folder) if place is None else place
     run = run_so_far(place, plan_file=plan_file, folder=folder)
-    run_folder = place if place is not None and place.is_dir() else run.metrics.parent
+    run_folder = place if place.is_dir() else run.metrics.parent
     record = read_record(run_folder)
     steps, resumed_at = _history(run.metrics)
     report, warnings = _nccl(run, run_folder)

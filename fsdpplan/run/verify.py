@@ -128,7 +128,7 @@ def finished_run(place: Path | None, *, plan_file: Path | None, folder: Path) ->
 
 def run_so_far(place: Path | None, *, plan_file: Path | None, folder: Path) -> FinishedRun:
     """The same of a run that may have failed, or not have ended."""
-    found = _newest(folder) if place is None else place
+    found = newest_run(folder) if place is None else place
     metrics = _metrics_of(found, folder)
     plan, digests = _plan_of(found, plan_file, folder)
     text = read_text(metrics, limit_bytes=MAX_METRICS_BYTES, what="metrics file")
@@ -140,7 +140,8 @@ def run_so_far(place: Path | None, *, plan_file: Path | None, folder: Path) -> F
     return FinishedRun(metrics=metrics, plan=measured_plan, plan_sha256=digest, measured=measured)
 
 
-def _newest(folder: Path) -> Path:
+def newest_run(folder: Path) -> Path:
+    """The folder of the last run that was started in `folder`."""
     runs = folder / RUNS_FOLDER
     scripts = [
         script for name in FILE_NAMES for script in runs.glob(f"*/{name}") if script.is_file()

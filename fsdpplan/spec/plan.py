@@ -134,7 +134,7 @@ MEMORY_WORDS = {
     "logits_bytes": "logits and loss",
     "temporaries_bytes": "temporaries",
     "reserved_overhead_bytes": "allocator reserve",
-    "context_bytes": "CUDA and NCCL",
+    "context_bytes": "driver and libraries",
 }
 """The parts of a peak, and how people read them."""
 

@@ -223,4 +223,4 @@ def test_inputs_are_those_of_the_case() -> None:
     fewer = replace(one.cluster.device.fit, communicator_bytes=0)
     cluster = replace(one.cluster, device=replace(one.cluster.device, fit=fewer))
     outside = {t.name: t for t in explained_memory(replace(one, cluster=cluster))}
-    assert outside["CUDA and NCCL"].value == fewer.context_bytes
+    assert outside["driver and libraries"].value == fewer.context_bytes

@@ -40,6 +40,7 @@ def test_a_bare_list_of_events_is_a_trace_too(tmp_path: Path) -> None:
         (b"[]", "without events"),
         (b"\xff\xfe\x00", "no whole JSON document"),
         (b"", "no whole JSON document"),
+        (b'{"traceEvents": [' + b"9" * 5000 + b"]}", "no whole JSON document"),
     ],
 )
 def test_what_is_no_trace_is_refused_in_words(tmp_path: Path, content: bytes, why: str) -> None:
@@ -47,5 +48,22 @@ def test_what_is_no_trace_is_refused_in_words(tmp_path: Path, content: bytes, wh
     path.write_bytes(content)
     with pytest.raises(SpecError, match=why):
         read_trace(path)
-    with pytest.raises(SpecError, match="cannot be read"):
-        read_trace(tmp_path / "none.json")
+    with pytest.raises(SpecError, match=r"does not exist \(did you mean .*/trace.json\?\)"):
+        read_trace(tmp_path / "trac.json")
+
+
+def test_what_never_ends_is_not_read() -> None:
+    with pytest.raises(SpecError, match="not a file, but a device"):
+        read_trace(Path("/dev/zero"))
+
+
+def test_what_unpacks_to_too_much_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(b" " * 100_000 + b'{"traceEvents": []}'))
+    monkeypatch.setattr("fsdpplan.files.traces.LIMIT_BYTES", 10_000)
+    with pytest.raises(
+        SpecError, match=r"larger than 10.0 kB when it is unpacked: give one of fewer"
+    ):
+        read_trace(path)

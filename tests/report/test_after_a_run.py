@@ -52,6 +52,13 @@ def test_the_numbers_are_those_of_verify(tmp_path: Path) -> None:
     assert len(drawn) == 3
 
 
+def test_the_newest_run_of_a_folder_is_found(tmp_path: Path) -> None:
+    place = gloo_run(tmp_path)
+    left = aftermath(None, plan_file=None, folder=tmp_path)
+    assert left == aftermath(place, plan_file=None, folder=tmp_path)
+    assert left.folder == place
+
+
 def test_curves_go_over_all_starts_and_keep_the_slowest_step(on_gpus: dict[str, Section]) -> None:
     steps = on_gpus["steps"]
     assert "3,000 reported steps" in steps.says

@@ -19,14 +19,16 @@ from hypothesis import strategies as st
 from fsdpplan.cost.network.placement import Group
 from fsdpplan.cost.timeline.events import MemoryPoint
 from fsdpplan.files.plans import estimate_document
-from fsdpplan.report.memory import thinned
+from fsdpplan.report.memory import memory_section, thinned
 from fsdpplan.report.network import groups, topology_data, traffic_of
 from fsdpplan.report.of_plan import plan_report
 from fsdpplan.report.page import ECHARTS_SHA256, ECHARTS_VERSION, asset, json_in_html, page
+from fsdpplan.report.summary import subtitle, summary_section, title
+from fsdpplan.report.timeline import laid_out
 from fsdpplan.report.values import Cell, Chart, Facts, Notes, Report, Table, written
 from fsdpplan.run.plans import read_plan
 from fsdpplan.spec.layout import MESH_AXES, Layout
-from fsdpplan.spec.plan import Plan
+from fsdpplan.spec.plan import Interval, Plan
 from tests.report.plans import SIZES, plan_of, plan_with, report_of
 
 PLANS = Path(__file__).parents[1] / "recordings" / "0.1.0" / "plans"
@@ -262,6 +264,27 @@ def test_the_page_lets_nothing_run_but_its_own_scripts_and_load_nothing() -> Non
     assert rules["default-src"] == "'none'"
     assert "unsafe" not in rules["script-src"]
     assert rules["script-src"].count("sha256-") == 4
+
+
+def test_the_summary_says_what_a_person_would() -> None:
+    plan = plan_of(8)
+    wide = replace(plan.estimate, step_seconds=Interval(lower=1.0, expected=3.0, upper=9.0))
+    processes = replace(plan.cluster.device, kind="cpu")
+    typed = replace(
+        plan,
+        estimate=wide,
+        model=replace(plan.model, name="custom"),
+        cluster=replace(plan.cluster, device=processes),
+    )
+    for one, sure in ((plan, "± "), (typed, "a factor of 3.0")):
+        facts = next(block for block in summary_section(one).blocks if isinstance(block, Facts))
+        found = {fact.name: fact.value for fact in facts.items}
+        assert found["How sure"].startswith(sure)
+    assert subtitle(typed).startswith("8 processes on one node of dgx-h100; ")
+    assert title(typed) == "Training a model of your own"
+    said = str(memory_section(typed, laid_out(typed)))
+    assert "nvidia-smi" not in said
+    assert "torch.cuda" not in said
 
 
 @pytest.mark.parametrize("gpus", SIZES)

@@ -24,6 +24,7 @@ SUMMARIES = {
     "diff": "What two saved plans say otherwise, term by term.",
     "check": "Check a saved plan: conditions on its numbers, and its lock.",
     "report": "Write a saved plan as one page to look at: charts, no network.",
+    "trace": "The predicted step as a trace, beside a measured one.",
     "emit-launch": "Print what launches a plan: for Slurm, Kubernetes or others.",
     "rehearse": "Run the plan's program at full size on one CPU; no GPU.",
     "run": "Run the job and compare it with the prediction.",
@@ -31,7 +32,6 @@ SUMMARIES = {
     "logs": "Print what a run has printed, on all nodes.",
     "cancel": "End a run of this folder.",
     "verify": "Compare a finished run with its plan; gates.",
-    "trace": "The predicted step as a trace, beside a measured one.",
     "export": "Write a checkpoint as transformers loads it.",
     "learn": "Take measured runs into the ledger, for plans to learn from.",
     "ledger": "Show finished runs and how far their plans were off.",
@@ -49,6 +49,7 @@ page imports no command. In the order of the page."""
 SECTIONS = {
     "recommend": "Plan",
     "what-if": "Ask what follows",
+    "report": "Look at it",
     "emit-launch": "Launch and run",
     "verify": "After the run",
     "detect": "Machines, models and measurements",

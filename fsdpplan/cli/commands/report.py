@@ -11,9 +11,9 @@ import typer
 
 from fsdpplan.cli import working
 from fsdpplan.cli.options.expand import Flag
-from fsdpplan.cli.options.files import DEFAULT_PLAN, EvidenceOptions, Json, PlanFile
+from fsdpplan.cli.options.files import EvidenceOptions, Json, PlanFile, PlanNamed, plan_place
 from fsdpplan.cli.options.goal import BillOptions
-from fsdpplan.cli.options.parse import line, path
+from fsdpplan.cli.options.parse import path
 from fsdpplan.cli.options.report import ContentOptions
 from fsdpplan.cli.resolve.reported import content as content_of
 from fsdpplan.cli.views.render import tell
@@ -35,10 +35,7 @@ class ReportOptions:
 
     HEADING: ClassVar[str] = "Report"
 
-    named: Annotated[
-        str | None,
-        Flag(name="--plan", metavar="PLAN", parse=line, help="The same as PLAN without --plan."),
-    ] = None
+    named: PlanNamed = None
     out: Annotated[
         Path | None,
         Flag(metavar="FILE", parse=path, help="Default: report.html; - is standard output."),
@@ -74,7 +71,7 @@ def report(
 
     One HTML file that holds all it needs, for any browser, for paper, and by keyboard.
     """
-    place = place_of(plan, options.named)
+    place = plan_place(plan, options.named)
     out = options.out or DEFAULT_OUT
     if json and out == STDOUT:
         raise SpecError("--out - and --json both want standard output: leave one of them out")
@@ -98,15 +95,6 @@ def report(
         typer.echo(report_json(made, out, text))
     else:
         tell(f"wrote {path_text(out)}, {format_gb(len(text.encode()))}; open it in a browser")
-
-
-def place_of(argument: str, option: str | None) -> str:
-    """The plan that was named, in either way."""
-    if argument and option and argument != option:
-        raise SpecError(
-            f"PLAN is {path_text(argument)} and --plan {path_text(option)}: leave one of them out"
-        )
-    return option or argument or DEFAULT_PLAN
 
 
 def report_json(made: Report, out: Path, text: str) -> str:

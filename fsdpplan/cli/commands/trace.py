@@ -10,7 +10,7 @@ import typer
 
 from fsdpplan.cli import working
 from fsdpplan.cli.options.expand import Flag
-from fsdpplan.cli.options.files import DEFAULT_PLAN, Json, PlanFile
+from fsdpplan.cli.options.files import Json, PlanFile, PlanNamed, plan_place
 from fsdpplan.cli.options.parse import path, whole
 from fsdpplan.cli.resolve.job import ranked
 from fsdpplan.cli.views.render import columns
@@ -36,6 +36,7 @@ class TraceOptions:
 
     HEADING: ClassVar[str] = "Trace"
 
+    named: PlanNamed = None
     out: Annotated[
         Path | None,
         Flag(
@@ -76,7 +77,7 @@ class TraceOptions:
     ] = None
 
 
-def trace(*, plan: PlanFile = DEFAULT_PLAN, options: TraceOptions, json: Json = False) -> None:
+def trace(*, plan: PlanFile = "", options: TraceOptions, json: Json = False) -> None:
     """The predicted step as a trace, beside a measured one.
 
     One rank of each pipeline stage: kernels, collectives with bytes and groups, waits, memory.
@@ -94,7 +95,7 @@ def trace(*, plan: PlanFile = DEFAULT_PLAN, options: TraceOptions, json: Json = 
         )
     if options.out is not None:
         require_place(options.out, advice="choose another --out")
-    saved = ranked(plan, None, own_program=True)
+    saved = ranked(plan_place(plan, options.named), None, own_program=True)
     share, case = max(saved.case.phases, key=lambda phase: phase[0])  # the part with most steps
     if options.overlay is None:
         assert options.out is not None

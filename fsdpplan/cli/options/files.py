@@ -11,6 +11,7 @@ import typer
 from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.parse import line, path
 from fsdpplan.errors import SpecError
+from fsdpplan.files.table import path_text
 
 DEFAULT_PLAN = "fsdpplan.json"
 """Where `recommend` saves and the other commands look."""
@@ -21,6 +22,21 @@ PlanFile = Annotated[
         metavar="PLAN", help="A saved plan. Default: fsdpplan.json.", show_default=False
     ),
 ]
+
+PlanNamed = Annotated[
+    str | None,
+    Flag(name="--plan", metavar="PLAN", parse=line, help="The same as PLAN without --plan."),
+]
+
+
+def plan_place(argument: str, option: str | None) -> str:
+    """The plan that was named, in either way."""
+    if argument and option and argument != option:
+        raise SpecError(
+            f"PLAN is {path_text(argument)} and --plan {path_text(option)}: leave one of them out"
+        )
+    return option or argument or DEFAULT_PLAN
+
 
 Save = Annotated[
     str,

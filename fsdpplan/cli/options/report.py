@@ -21,10 +21,10 @@ class ContentOptions:
     run: Annotated[
         Path | None,
         Flag(
-            metavar="RUN",
+            metavar="RUN|newest",
             parse=path,
-            help="A run's folder or its metrics file: what was measured, how it went, what NCCL "
-            "did and what was learnt. Without PLAN, of the plan that it ran.",
+            help="A run's folder, its metrics file, or newest: what was measured, how it went, "
+            "what NCCL did and what was learnt. Without PLAN, of the plan that it ran.",
         ),
     ] = None
     gpus: Annotated[

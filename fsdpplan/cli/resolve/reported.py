@@ -46,6 +46,9 @@ from fsdpplan.spec.plan import Estimate, Plan
 from fsdpplan.units import format_percent
 from fsdpplan.validate.calibrate.calibrated import measured_error
 
+NEWEST = Path("newest")
+"""The last run of this folder, for a run."""
+
 LEAST_OFF = 0.005
 """By which the plan's step is said to be another one today."""
 
@@ -75,7 +78,8 @@ def content(
     left: Aftermath | None = None
     if options.run is not None:
         plan_file = Path(place) if named else None
-        left = aftermath(options.run, plan_file=plan_file, folder=Path.cwd())
+        run = None if options.run == NEWEST else options.run
+        left = aftermath(run, plan_file=plan_file, folder=Path.cwd())
     plan = left.run.plan if left is not None and not named else read_plan(place)
     if options.tokens is not None:
         plan = replace(plan, training=replace(plan.training, tokens=options.tokens))

@@ -214,7 +214,10 @@ def _scale(axis: Axis, values: Sequence[float]) -> _Scale:
 def _ticks(axis: Axis, scale: _Scale, cells: int) -> dict[int, str]:
     """Cell -> what is written at it."""
     values = axis.ticks or tuple(scale.value(share) for share in (0.0, 0.5, 1.0))
-    return {scale.at(value, cells): axis.label(value) for value in values}
+    labels: dict[str, int] = {}
+    for value in sorted(values, key=lambda one: one not in (values[0], values[-1])):
+        labels.setdefault(axis.label(value), scale.at(value, cells))  # said once, at an end first
+    return {cell: label for label, cell in labels.items()}
 
 
 def _axis_line(ticks: dict[int, str], room: int) -> str:

@@ -110,10 +110,14 @@ def frontier_plot(result: SearchResult, device: Device, *, width: int) -> str:
         for layout, one in (*listed, *others)
     ]
     slowest = max(point.x for point in points)
+    peaks = [point.y for point in points]
+    digits = 1 if max(peaks) - min(peaks) >= 0.2 else 3
     chart = marks(
         points,
         x=Axis(words="a step", label=lambda seconds: format_seconds(seconds, beside=slowest)),
-        y=Axis(words="GiB at the peak of the fullest device", label=lambda gib: f"{gib:.1f}"),
+        y=Axis(
+            words="GiB at the peak of the fullest device", label=lambda gib: f"{gib:.{digits}f}"
+        ),
         width=width,
     )
     tied = result.listed.tied

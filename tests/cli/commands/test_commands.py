@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from fsdpplan.cli.app import exit_code_of
@@ -21,6 +24,13 @@ def test_the_first_page_names_all_in_their_order(capsys: pytest.CaptureFixture[s
     listed = page.partition("\nPlan:\n")[2].splitlines()
     names = [line.split()[0] for line in listed if line.startswith("  ")]
     assert names == list(Commands())
+
+
+def test_the_readme_has_a_line_for_each() -> None:
+    page = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.+?) \|", page, re.M)
+    named = [name for row in rows for name in re.findall(r"`([a-z-]+)`", row)]
+    assert sorted(named) == sorted(Commands())
 
 
 def test_a_name_that_is_none_is_refused_with_the_nearest(

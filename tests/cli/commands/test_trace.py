@@ -68,17 +68,25 @@ def test_over_its_own_trace_nothing_differs(capsys: pytest.CaptureFixture[str]) 
     assert found["explanations"] == []
 
 
+def test_the_plan_is_named_in_either_way(capsys: pytest.CaptureFixture[str]) -> None:
+    assert answer(capsys, *words(f"trace --plan {PLAN} --out step.json")) == answer(
+        capsys, *words(f"trace {PLAN} --plan {PLAN} --out step.json")
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [
         ("", "give --out plan.trace.json, or --overlay"),
         ("--out x.json --rank 1", "--rank says whose trace --overlay is"),
-        ("--overlay none.json", "none.json cannot be read"),
+        ("--overlay none.json", "none.json does not exist"),
         ("--overlay plan.json", "no list traceEvents"),
         ("--overlay none.json --micro-batches 2", "leave out --micro-batches"),
         ("--out none/x.json", "choose another --out"),
         ("--overlay none.json --out none/x.json", "choose another --out"),
         ("--out x.json --micro-batches 0", "--micro-batches"),
+        ("--out x.json --plan other.json", "leave one of them out"),
+        ("--overlay plan.json --out none/x.json", "none"),
     ],
 )
 def test_what_cannot_be_is_one_error(

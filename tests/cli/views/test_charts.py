@@ -134,6 +134,16 @@ def test_marks_that_meet_stand_side_by_side() -> None:
     assert "C" in text
 
 
+@pytest.mark.parametrize("values", [(0.418, 0.463), (7, 7), (1, 1000)])
+def test_an_axis_says_no_label_twice(values: tuple[float, float]) -> None:
+    y = Axis(words="GiB", label=lambda value: f"{value:.1f}")
+    text = marks([Mark(1, one, "o") for one in values], x=X, y=y, width=60)
+    labels = [line.partition("|")[0].strip() for line in text.splitlines() if "|" in line]
+    said = [label for label in labels if label]
+    assert said
+    assert len(said) == len(set(said))
+
+
 def test_nothing_is_drawn_of_nothing() -> None:
     assert bars([], width=60) == changes([], width=60) == bands([], width=60) == ""
     assert marks([], x=X, y=Y, width=60) == ""
