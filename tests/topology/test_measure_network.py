@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -88,8 +89,9 @@ CROSSING: tuple[tuple[Collective, str], ...] = (
 def test_the_measured_bandwidth_between_nodes_is_what_the_link_passes(
     rows: tuple[Measurement, ...],
 ) -> None:
-    """It passes what both groups send together. The best repeat counts, since the processes share
-    few cores with other tests."""
+    """It passes what both groups send together. Of the repeats the middle one counts, as in some
+    the groups are not at it at the same time; of the calls the best, since the processes share few
+    cores with other tests."""
     measured = [passed(rows, collective, group=group) for collective, group in CROSSING]
     assert max(measured) == pytest.approx(BYTES_PER_SECOND, rel=0.15)
 
@@ -105,7 +107,7 @@ def passed(rows: tuple[Measurement, ...], collective: Collective, *, group: str)
         for one in crossing
     )
     until_both_are_done = map(max, zip(*(one.seconds for one in crossing), strict=False))
-    return sent_bytes / min(until_both_are_done)
+    return sent_bytes / median(until_both_are_done)
 
 
 def test_inside_a_node_the_link_is_not_used(rows: tuple[Measurement, ...]) -> None:
