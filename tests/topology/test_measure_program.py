@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -30,7 +31,7 @@ from tests.topology.measuring import (
 
 pytestmark = pytest.mark.gloo
 
-SHORT = ("--device", "cpu", "--seconds", "5", "--largest-bytes", str(2**20))
+SHORT = ("--device", "cpu", "--largest-bytes", str(2**20))
 LONG = ("--device", "cpu", "--seconds", "100")
 
 
@@ -55,7 +56,25 @@ def test_one_process_alone_measures_what_it_computes_and_no_collectives(tmp_path
 @pytest.fixture(scope="module")
 def of_two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Measurement, ...]:
     """The rows of two processes."""
-    return measured(tmp_path_factory.mktemp("two") / "log.jsonl", *SHORT, processes=2)
+    log = tmp_path_factory.mktemp("two") / "log.jsonl"
+    return measured(log, *SHORT, processes=2, enough=goes_around)
+
+
+def goes_around(rows: Sequence[Measurement]) -> bool:
+    """Whether every collective was called, and matmuls were come back to afterwards."""
+    inside = [row for row in calls(rows) if row.group == "inside"]
+    if {row.collective for row in inside} != set(get_args(Collective)):
+        return False
+    sizes = {row.gathered_bytes for row in inside}
+    return sizes >= {2**10, 2**16} and any(
+        isinstance(row, MeasuredMatmul) for row in rows[rows.index(calls(rows)[0]) :]
+    )
+
+
+def has_all_axes(rows: Sequence[Measurement]) -> bool:
+    """Whether there was time for both groups of both axes, and for a pair."""
+    groups = {(row.axis, row.first_rank) for row in calls(rows) if row.group == "axis"}
+    return len(groups) == 4 and any(row.group == "pair" for row in calls(rows))
 
 
 def test_the_first_row_says_what_was_measured_on(of_two: tuple[Measurement, ...]) -> None:
@@ -91,7 +110,7 @@ def test_of_everything_there_is_something_before_there_is_all_of_anything(
 
 def test_four_processes_measure_an_axis_of_a_mesh_in_all_its_groups_at_once(tmp_path: Path) -> None:
     axes = ("--axis", "dp_replicate:2:2", "--axis", "dp_shard:2:1", "--axis", "pp:2:4")
-    rows = measured(tmp_path / "log.jsonl", *SHORT, *axes, processes=4)
+    rows = measured(tmp_path / "log.jsonl", *SHORT, *axes, processes=4, enough=has_all_axes)
     of_axis = {
         (row.axis, row.first_rank, row.ranks, row.stride, row.groups_at_once)
         for row in calls(rows)
