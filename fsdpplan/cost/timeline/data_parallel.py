@@ -185,7 +185,8 @@ class GradientSeconds:
     def put(self, lanes: Lanes, mark: Mark) -> None:
         """Behind a backward pass."""
         if mark.micro_batch is not None and mark.micro_batch >= self.first:
-            lanes.insert(self.each, "gradients added", "gradients", "compute", mark=mark)
+            what = "gradients added"
+            lanes.add(self.each, what, "gradients", "compute", mark=mark, inserted=True)
 
 
 @dataclass(slots=True)
@@ -295,7 +296,14 @@ def _micro_batch(
     for sent in shape.ends[1]:
         part.insert_wait(sent, "tp", mark=mark)
     if shape.host_seconds:
-        part.insert(shape.host_seconds, "copies from and to the host", "host", "host", mark=mark)
+        part.add(
+            shape.host_seconds,
+            "copies from and to the host",
+            "host",
+            "host",
+            mark=mark,
+            inserted=True,
+        )
     clocks.compute = part.clock
     return part
 

@@ -96,21 +96,25 @@ class Lanes:
         mark: Mark = NO_MARK,
         cause: str = "",
         sent: tuple[Sent, ...] = (),
+        inserted: bool = False,
     ) -> None:
-        """The next on the compute stream; nothing where it takes no time and sends nothing."""
-        if seconds > self.least or sent:
+        """The next on the compute stream; nothing where it takes no time and sends nothing.
+        `inserted`: the overlap model does not know it, so its clock stands still."""
+        if seconds > (0.0 if inserted else self.least) or sent:
+            taken = max(0.0, seconds)
             self.main.append(
                 Stretch(
                     name=name,
                     kind=kind,
                     term=term,
-                    raw_seconds=max(0.0, seconds),
+                    raw_seconds=0.0 if inserted else taken,
+                    added_seconds=taken if inserted else 0.0,
                     mark=mark,
                     cause=cause,
                     sent=sent,
                 )
             )
-            self.clock += max(0.0, seconds)
+            self.clock += 0.0 if inserted else taken
 
     def wait(
         self,
@@ -119,37 +123,13 @@ class Lanes:
         *,
         mark: Mark = NO_MARK,
         sent: tuple[Sent, ...] = (),
+        inserted: bool = False,
     ) -> None:
         """For a collective."""
+        name = f"waits for {cause}"
         self.add(
-            seconds, f"waits for {cause}", "wait", "exposed", mark=mark, cause=cause, sent=sent
+            seconds, name, "wait", "exposed", mark=mark, cause=cause, sent=sent, inserted=inserted
         )
-
-    def insert(
-        self,
-        seconds: float,
-        name: str,
-        kind: Kind,
-        term: Term,
-        *,
-        mark: Mark = NO_MARK,
-        cause: str = "",
-        sent: tuple[Sent, ...] = (),
-    ) -> None:
-        """What the overlap model does not know."""
-        if seconds > 0 or sent:
-            self.main.append(
-                Stretch(
-                    name=name,
-                    kind=kind,
-                    term=term,
-                    raw_seconds=0.0,
-                    added_seconds=max(0.0, seconds),
-                    mark=mark,
-                    cause=cause,
-                    sent=sent,
-                )
-            )
 
     def pieces(
         self, pieces: Iterable[Piece], cluster: Cluster, mark: Mark, *, prefix: str = ""
@@ -168,15 +148,7 @@ class Lanes:
 
     def insert_wait(self, sent: Sent, cause: str, *, mark: Mark = NO_MARK) -> None:
         """For a collective beside which nothing runs."""
-        self.insert(
-            sent.seconds,
-            f"waits for {cause}",
-            "wait",
-            "exposed",
-            mark=mark,
-            cause=cause,
-            sent=(sent,),
-        )
+        self.wait(sent.seconds, cause, mark=mark, sent=(sent,), inserted=True)
 
     def spread_wait(
         self, pieces: Sequence[Piece], seconds: float, cause: str, cluster: Cluster, mark: Mark

@@ -137,8 +137,8 @@ def pipeline_lanes(case: Case, *, detail: Detail, detailed: int) -> tuple[int, l
             for calls in table_calls(case, stage)
         )
         seconds = table_seconds(case)
-        one.insert(seconds, "waits for pp", "wait", "exposed", cause="pp", sent=tables)
-        one.insert(most, "waits for tp", "wait", "exposed", cause="tp", sent=after[rank])
+        one.wait(seconds, "pp", sent=tables, inserted=True)
+        one.wait(most, "tp", sent=after[rank], inserted=True)
     return parts.rank, lanes
 
 

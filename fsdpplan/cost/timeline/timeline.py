@@ -113,12 +113,13 @@ def _behind_passes(case: Case, stage: Stage, lanes: Lanes, time: TimeBreakdown) 
             count=calls.count,
         )
         lanes.insert_wait(sent, calls.collective)
-    lanes.insert(
+    lanes.add(
         time.optimizer_seconds,
         f"{case.training.optimizer} step",
         "optimizer",
         "optimizer",
         sent=tuple(_step_sent(case, stage)),
+        inserted=True,
     )
 
 
