@@ -14,9 +14,10 @@ import typer
 from typer.main import get_command
 
 from fsdpplan.cli.app import exit_code_of
-from fsdpplan.cli.commands import MOST_COLUMNS, SECTIONS, SUMMARIES, Commands
+from fsdpplan.cli.commands import SECTIONS, SUMMARIES, Commands
 from fsdpplan.cli.options.examples import EXAMPLES, example_lines
 from fsdpplan.cli.options.expand import GroupedCommand, expanded
+from fsdpplan.cli.views.render import PROSE_COLUMNS
 
 ALL = [(command, typed) for command, several in EXAMPLES.items() for typed, _ in several]
 WIDTHS = (60, 80, 120, 200)
@@ -109,7 +110,7 @@ def test_help_fits_the_terminal(
     assert exit_code_of([*name.split(), "--help"]) == 0
     page = capsys.readouterr().out
     lines = page.splitlines()
-    assert max(map(len, lines)) <= min(width, MOST_COLUMNS)
+    assert max(map(len, lines)) <= min(width, PROSE_COLUMNS)
     assert not [line for line in lines if line != line.rstrip()]
     assert "\x1b" not in page
     examples = page.partition("\nExamples:\n")[2]

@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from fsdpplan.cli.options.expand import GroupedCommand, OwnParsing, expanded, write_examples
+from fsdpplan.cli.views.render import PROSE_COLUMNS
 from fsdpplan.cli.working import watching
 
 SUMMARIES = {
@@ -78,9 +79,7 @@ AT_WORK = {
 """Command -> what is said of it once it takes long, until it says more itself; the others only
 read."""
 
-MOST_COLUMNS = 100
-
-SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": MOST_COLUMNS}
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": PROSE_COLUMNS}
 """Lines of help are no longer than can be read."""
 
 
