@@ -13,6 +13,7 @@ from decimal import Decimal
 from fsdpplan.errors import SpecError
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
+MILLION, BILLION = 10**6, 10**9
 
 _QUANTITY = re.compile(r"(?P<number>[^A-Za-z/ ]*(?:[eE][+-]?[0-9]+)?) ?(?P<unit>[A-Za-z/]*)")
 _NUMBER = re.compile(r"[0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,3})?|\.[0-9]+")

@@ -27,9 +27,7 @@ from fsdpplan.report.values import (
 from fsdpplan.search.advice.words import degrees
 from fsdpplan.search.scaling import Curve, Point
 from fsdpplan.spec.plan import Interval
-from fsdpplan.units import format_count, format_percent
-
-BILLION = 10**9
+from fsdpplan.units import BILLION, format_count, format_percent
 
 
 def bill_section(found: Bill | None, *, chance: float) -> Section | None:

@@ -28,9 +28,7 @@ from fsdpplan.report.values import (
 from fsdpplan.search.advice.difference import Priced, changed_inputs, step_terms
 from fsdpplan.search.advice.words import chance_words, degrees, policy
 from fsdpplan.search.scaling import Curve, efficiency, knee_words, pairs
-from fsdpplan.units import format_count, format_gib, format_percent, format_seconds
-
-MILLION = 10**6
+from fsdpplan.units import MILLION, format_count, format_gib, format_percent, format_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,9 +27,7 @@ from fsdpplan.report.side_by_side import Compared, compare_report
 from fsdpplan.report.values import Report
 from fsdpplan.search.advice.difference import Priced, changed_inputs, difference
 from fsdpplan.search.advice.words import degrees, policy
-from fsdpplan.units import format_count, format_gib, format_percent, format_seconds
-
-BILLION = 10**9
+from fsdpplan.units import BILLION, format_count, format_gib, format_percent, format_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,7 @@ from fsdpplan.cli.views.render import blocks, listed, table, wrapped
 from fsdpplan.search.advice.words import degrees
 from fsdpplan.search.scaling import Curve, Point, knee_words
 from fsdpplan.spec.model import Model
-from fsdpplan.units import format_count, format_percent, format_seconds
-
-BILLION = 10**9
+from fsdpplan.units import BILLION, format_count, format_percent, format_seconds
 
 
 def curve_screen(model: Model, curve: Curve, *, width: int) -> str:

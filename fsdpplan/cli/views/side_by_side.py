@@ -13,13 +13,13 @@ from typing import Any
 from fsdpplan.cli.views.charts import Axis, Mark, marks
 from fsdpplan.cli.views.difference import difference_document, priced_document
 from fsdpplan.cli.views.render import blocks, listed, table, wrapped
-from fsdpplan.cli.views.scaling import BILLION, amount_words, curve_screen
+from fsdpplan.cli.views.scaling import amount_words, curve_screen
 from fsdpplan.files.plans import SCHEMA_VERSION, model_document, training_document
 from fsdpplan.search.advice.difference import Difference
 from fsdpplan.search.scaling import Curve, Point, pairs
 from fsdpplan.spec.layout import MESH_AXES
 from fsdpplan.spec.model import Model
-from fsdpplan.units import format_count, format_seconds
+from fsdpplan.units import BILLION, format_count, format_seconds
 
 LETTERS = "ABCDEFGHIJKLMNOP"
 
