@@ -144,9 +144,7 @@ def _table(fitting: Sequence[tuple[str, Priced]]) -> Table:
     for tokens in sorted({one.case.training.tokens for one in all_of} - {None}, key=str):
         assert tokens is not None
         rows.append(row("to train", (cell(one.seconds_for(tokens), "seconds") for one in all_of)))
-        rows.append(
-            row("GPU hours", (cell(one.gpu_seconds_for(tokens) / 3600, "whole") for one in all_of))
-        )
+        rows.append(row("GPU hours", (cell(one.gpu_hours_for(tokens), "whole") for one in all_of)))
     return Table(
         caption="Side by side",
         columns=("", *(name for name, _ in fitting)),

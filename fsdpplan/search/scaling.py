@@ -126,7 +126,7 @@ class Curve:
         """Of so many tokens."""
         if point.priced is None or self.price_per_gpu_hour is None:
             return None
-        return point.priced.gpu_seconds_for(tokens) / 3600 * self.price_per_gpu_hour
+        return point.priced.gpu_hours_for(tokens) * self.price_per_gpu_hour
 
     def efficiency(self, point: Point) -> float | None:
         """Of a point, against the smallest that fits."""

@@ -94,7 +94,7 @@ def _table(entries: Sequence[Entry], width: int) -> str:
                 *(format_seconds(one.seconds_for(number)) for one in found),
             )
         )
-        rows.append(("GPU hours", *(f"{one.gpu_seconds_for(number) / 3600:,.0f}" for one in found)))
+        rows.append(("GPU hours", *(f"{one.gpu_hours_for(number):,.0f}" for one in found)))
     headers = ("", *(entry.name for entry in entries))
     align = ("left", *("right" for _ in entries))
     return table(rows, headers=headers, align=align, width=width)

@@ -219,7 +219,7 @@ def _totals(before: Priced, after: Priced) -> list[tuple[str, str, str, str]]:
     if tokens is not None:
         times = before.seconds_for(tokens), after.seconds_for(tokens)
         rows.append(_seconds(f"{format_count(tokens)} tokens", *times))
-        hours = before.gpu_seconds_for(tokens) / 3600, after.gpu_seconds_for(tokens) / 3600
+        hours = before.gpu_hours_for(tokens), after.gpu_hours_for(tokens)
         rows.append(
             _row("GPU hours", *(f"{hour:,.0f}" for hour in hours), f"{hours[1] - hours[0]:+,.0f}")
         )

@@ -85,7 +85,7 @@ def _training(curve: Curve, fitting: Sequence[Point], width: int) -> str:
                 f"{point.gpus:,}",
                 format_seconds(seconds),
                 f"{lower.split()[0]} to {upper}",
-                amount_words(point.priced.gpu_seconds_for(tokens) / 3600),
+                amount_words(point.priced.gpu_hours_for(tokens)),
                 *(amount_words(curve.price(point, tokens)) for _ in range(priced)),
             ]
         )

@@ -94,7 +94,7 @@ def _beside(curves: Sequence[Curve], scaling: str, width: int) -> str:
                 f"{point.gpus:,}",
                 letters[curve.hardware],
                 format_seconds(point.priced.seconds_for(tokens)),
-                amount_words(point.priced.gpu_seconds_for(tokens) / 3600),
+                amount_words(point.priced.gpu_hours_for(tokens)),
                 *(amount_words(curve.price(point, tokens)) for _ in range(has_price)),
                 *_against(against),
             ]

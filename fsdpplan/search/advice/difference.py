@@ -96,6 +96,10 @@ class Priced:
         """Of all devices, one after another."""
         return self.seconds_for(tokens) * self.case.cluster.gpus
 
+    def gpu_hours_for(self, tokens: int) -> float:
+        """The same in the unit that is paid for."""
+        return self.gpu_seconds_for(tokens) / 3600
+
 
 def difference(before: Priced, after: Priced) -> Difference:
     """From one to the other."""

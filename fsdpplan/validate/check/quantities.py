@@ -135,7 +135,7 @@ def _of_the_training(plan: Plan) -> dict[str, Quantity]:
     """What all of its tokens take, where their number is known."""
     tokens, priced = plan.training.tokens, Priced(case=plan.case, estimate=plan.estimate)
     seconds = None if tokens is None else priced.seconds_for(tokens)
-    hours = None if tokens is None else priced.gpu_seconds_for(tokens) / 3600
+    hours = None if tokens is None else priced.gpu_hours_for(tokens)
     return {
         "time_to_train": Quantity(value=seconds, kind=SECONDS),
         "gpu_hours": Quantity(value=hours, kind=NUMBER),
