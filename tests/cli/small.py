@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +29,14 @@ def on_a_machine_without_gpus(patch: pytest.MonkeyPatch) -> None:
     """Make detection find nothing, so that a test says the same on a machine with GPUs."""
     patch.setattr("fsdpplan.topology.probe.visible_gpus", lambda: ())
     patch.setattr("fsdpplan.topology.probe.may_have_other_accelerators", lambda: False)
+
+
+def saved_plan(place: Path, question: str) -> Path:
+    """What `recommend` answers to a question on a machine without GPUs, saved at `place`."""
+    with pytest.MonkeyPatch.context() as patch:
+        on_a_machine_without_gpus(patch)
+        assert exit_code_of([*words(f"recommend {question} --save"), str(place)]) == 0
+    return place
 
 
 def answer(capsys: pytest.CaptureFixture[str], *given: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fsdpplan.cli.app import exit_code_of
-from tests.cli.small import answer, on_a_machine_without_gpus, words
+from tests.cli.small import answer, on_a_machine_without_gpus, saved_plan, words
 from tests.schemas import obeys
 
 QUESTION = (
@@ -22,11 +22,7 @@ ORDER = ("setting", "recipe", "hardware")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the plan is."""
-    place = tmp_path_factory.mktemp("plan")
-    with pytest.MonkeyPatch.context() as patch:
-        on_a_machine_without_gpus(patch)
-        assert exit_code_of([*words(f"recommend {QUESTION} --save"), str(place / PLAN)]) == 0
-    return place
+    return saved_plan(tmp_path_factory.mktemp("plan") / PLAN, QUESTION).parent
 
 
 @pytest.fixture(autouse=True)

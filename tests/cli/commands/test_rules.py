@@ -11,7 +11,7 @@ from fsdpplan.cli.app import exit_code_of
 from fsdpplan.files.plans import plan_from_json, plan_json, read_plan
 from fsdpplan.trainer.config import parse_plan
 from fsdpplan.trainer.report import MOST_RULES, rules_words
-from tests.cli.small import on_a_machine_without_gpus, words
+from tests.cli.small import on_a_machine_without_gpus, saved_plan, words
 
 SLOW = (
     "--params 1e9 --gpus 16 --hardware dgx-a100-80g-hdr1 --dp-shard 16 --sharding fsdp "
@@ -23,11 +23,7 @@ BROKEN = {"exposed-communication", "shards-across-islands", "sharded-although-wh
 @pytest.fixture(scope="module")
 def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The best that is sharded over two nodes behind one port each."""
-    path = tmp_path_factory.mktemp("plan") / "fsdpplan.json"
-    with pytest.MonkeyPatch.context() as patch:
-        on_a_machine_without_gpus(patch)
-        assert exit_code_of([*words(f"recommend {SLOW}"), "--save", str(path)]) == 0
-    return path
+    return saved_plan(tmp_path_factory.mktemp("plan") / "fsdpplan.json", SLOW)
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import pytest
 
 from fsdpplan.cli.app import exit_code_of
 from fsdpplan.files.plans import read_plan
-from tests.cli.small import answer, on_a_machine_without_gpus, words
+from tests.cli.small import answer, saved_plan, words
 from tests.run.trace.format_rules import problems
 from tests.schemas import obeys
 
@@ -24,11 +24,7 @@ PLAN = "plan.json"
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The plan, searched once."""
-    place = tmp_path_factory.mktemp("plan") / PLAN
-    with pytest.MonkeyPatch.context() as patch:
-        on_a_machine_without_gpus(patch)
-        assert exit_code_of([*words(f"recommend {QUESTION} --save"), str(place)]) == 0
-    return place
+    return saved_plan(tmp_path_factory.mktemp("plan") / PLAN, QUESTION)
 
 
 @pytest.fixture(autouse=True)
